@@ -16,7 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from shardwise.store.engine import CopyJob, HeldPiece
+from shardwise.store.engine import CopyJob
+from shardwise.store.pieces import Piece
 
 ROWS, COLUMNS, ITEM = 4096, 8192, 2
 TENSOR = ROWS * COLUMNS * ITEM
@@ -57,11 +58,11 @@ def job_for(
     targets = [job.write_file(path, HEADER + tensors * of_each) for path in made]
     for t in range(tensors):
         held = [
-            HeldPiece(holder, HEADER + t * TENSOR // len(source), start, stop)
+            Piece.dense(zip(start, stop, strict=True), holder, HEADER + t * TENSOR // len(source), ITEM)
             for holder, (start, stop) in zip(sources, source, strict=True)
         ]
         wanted = [
-            HeldPiece(holder, HEADER + t * of_each, start, stop)
+            Piece.dense(zip(start, stop, strict=True), holder, HEADER + t * of_each, ITEM)
             for holder, (start, stop) in zip(targets, target, strict=True)
         ]
         job.add_tensor((ROWS, COLUMNS), ITEM, held, wanted, digest=digest)
@@ -147,8 +148,8 @@ def column_slices(folder: Path, mib: int, rounds: int) -> Iterator[str]:
     def ours() -> np.ndarray:
         out = np.empty((rows, stop - start), np.float16)
         job = CopyJob()
-        held = HeldPiece(job.read_file(path, size), 8 + len(head), (0, 0), (rows, columns))
-        wanted = HeldPiece(job.write_array(out), 0, (0, start), (rows, stop))
+        held = Piece.dense(((0, rows), (0, columns)), job.read_file(path, size), 8 + len(head), ITEM)
+        wanted = Piece.dense(((0, rows), (start, stop)), job.write_array(out), 0, ITEM)
         job.add_tensor((rows, columns), ITEM, [held], [wanted])
         job.run()
         return out

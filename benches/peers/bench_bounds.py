@@ -24,7 +24,8 @@ from part import QUICK, main
 from timing import compare
 
 import shardwise as sw
-from shardwise.store.engine import CopyJob, HeldPiece
+from shardwise.store.engine import CopyJob
+from shardwise.store.pieces import Piece
 
 #: Of one tensor.
 ROWS, COLUMNS = (1 << 9, 1 << 9) if QUICK else (1 << 12, 1 << 13)
@@ -146,8 +147,11 @@ def digests(folder: Path, sources: dict[str, Path]) -> Iterator[Row]:
             target = job.write_file(out, FEW * TENSOR)
             for i in range(FEW):
                 starts = [path.stat().st_size - (FEW - i) * TENSOR // WAYS for path in files]
-                pieces = [HeldPiece(file, at, *box) for file, at, box in zip(held, starts, boxes[kind], strict=True)]
-                whole = HeldPiece(target, i * TENSOR, (0, 0), (ROWS, COLUMNS))
+                pieces = [
+                    Piece.dense(zip(*box, strict=True), file, at, 2)
+                    for file, at, box in zip(held, starts, boxes[kind], strict=True)
+                ]
+                whole = Piece.dense(((0, ROWS), (0, COLUMNS)), target, i * TENSOR, 2)
                 job.add_tensor((ROWS, COLUMNS), 2, pieces, [whole], digest=digest)
             job.run()
             out.unlink()

@@ -140,7 +140,7 @@ WRONG_TYPES: list[tuple[str, Callable[[], Any]]] = [
     ("first", lambda: store.Difference("a", "values", SEVERAL)),
     ("free", lambda: store.WriteOutline((), 0, 0, 1, 0, SEVERAL)),
     ("bytes", lambda: store.WriteReport(FOLDER, 0, SEVERAL, 0, 0, 0)),
-    ("ranges", lambda: sw.store.CheckpointTask("", 0, "", (), ((0,),), (), (), (), (), b"")),  # type: ignore[arg-type]
+    ("ranges", lambda: sw.store.Task("", 0, None, (), ((0,),), (), (), (), b"")),  # type: ignore[arg-type]
     ("size", lambda: dt.MeshDimensionProto("x", SEVERAL)),
     ("sharding_spec", lambda: dt.ShardingSpec(SEVERAL)),
     ("mesh_dimensions", lambda: dt.MeshProto((SEVERAL,))),

@@ -293,7 +293,7 @@ NOT_VALUES: dict[type, str] = {
     sw.Variable: "gets its data later",
     store.ObjectPath: "holds a filesystem of fsspec, by which it compares",
     sw.CheckpointPlan: "is compared by its digest; `save` and `load` are its text",
-    sw.store.CheckpointTask: "compares, hashes and pickles; its repr names it, for it is thousands of numbers",
+    sw.store.Task: "compares, hashes and pickles; its repr names it, for it is thousands of numbers",
     store.StoredCheckpoint: "holds open files",
     store.StoredTensor: "reads from an open file",
     store.StoredObject: "reads from an open file",

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 import shardwise as sw
+from shardwise.store.write.places.folder import FolderPlace
 
 MESH = sw.DeviceMesh((2, 4), ("data", "model"))
 TASK = 1 << 16
@@ -42,6 +43,12 @@ def rules() -> sw.LayoutMap:
 
 def planned(source: Path, name: str = "new", **settings: Any) -> sw.CheckpointPlan:
     return sw.plan_checkpoint(source, source.parent / name, rules(), **{"task_bytes": TASK, **settings})
+
+
+def folder_of(plan: sw.CheckpointPlan) -> FolderPlace:
+    """Where what is unfinished of it lies."""
+    assert isinstance(plan.place, FolderPlace)
+    return plan.place
 
 
 def direct(source: Path) -> dict[str, bytes]:

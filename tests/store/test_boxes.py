@@ -5,8 +5,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from shardwise.store import boxes
-from shardwise.store.boxes import Extent, read_extent
+from shardwise.store.boxes import Extent, Reads, read_extent
 from shardwise.store.files import DataFile
 
 BYTES = np.random.default_rng(0).integers(0, 256, 2**16, np.uint8)
@@ -52,10 +51,7 @@ def test_a_box_of_any_strides(file: DataFile, way: str, case: Case) -> None:
     memory = np.zeros([2 * shape[dim] if dim == order[-1] else shape[dim] for dim in order], kind)
     spaced = memory[..., ::2].transpose(np.argsort(order)) if order else memory
     for out in (np.empty(shape, kind), spaced):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(boxes, "_SPAN", 64)
-            for limit in ("_ENGINE_FROM", "_RUN_FROM", "_GAP_FROM") if way == "the engine" else ():
-                patch.setattr(boxes, limit, 1)
-            read_extent(Extent(file, begin, strides), starts, out)
+        reads = Reads(1, 1, 1, 64) if way == "the engine" else Reads(span=64)
+        read_extent(Extent(file, begin, strides), starts, out, reads)
         np.testing.assert_array_equal(out, expected)
     assert not order or not memory[..., 1::2].any()

@@ -216,8 +216,7 @@ def test_names_that_are_not_there(model: tuple[Path, dict[str, np.ndarray]]) -> 
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reads of small boxes by the engine too, which larger ones with long runs are for."""
     if request.param == "by the engine":
-        monkeypatch.setattr(boxes, "_ENGINE_FROM", 1)
-        monkeypatch.setattr(boxes, "_RUN_FROM", 1)
+        monkeypatch.setattr(boxes, "READS", boxes.Reads(engine_from=1, run_from=1))
 
 
 SHAPES = [(), (9,), (5, 7), (3, 4, 5), (40, 90_000), (3, 50, 7000), (2, 300_000), (0, 3)]

@@ -92,7 +92,8 @@ def test_every_value_of_one_narrow_dtype_in_another(name: str, source: str) -> N
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     values = np.array([1, 448, 464, 465, -1e6, np.inf, np.nan], "f4")
-    return sw.save_checkpoint(tmp_path / "a.safetensors", {"w": values, "small": np.ones(3, "f4")}, sync=False).path
+    sw.save_checkpoint(tmp_path / "a.safetensors", {"w": values, "small": np.ones(3, "f4")}, sync=False)
+    return tmp_path / "a.safetensors"
 
 
 def test_what_would_become_nan_is_refused_and_counted(source: Path, tmp_path: Path) -> None:

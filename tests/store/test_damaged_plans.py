@@ -19,7 +19,7 @@ import pytest
 
 import shardwise as sw
 from shardwise.store.write.receipts import receipt_line
-from tests.store.tasks import forge, planned, saved, unpacked
+from tests.store.tasks import folder_of, forge, planned, saved, unpacked
 
 
 @pytest.fixture
@@ -262,7 +262,7 @@ def test_another_source_is_refused(source: Path) -> None:
 
 
 def receipts(plan: sw.CheckpointPlan) -> Path:
-    (path,) = (plan.workplace / "receipts").iterdir()
+    (path,) = (folder_of(plan).root / "receipts").iterdir()
     return path
 
 
@@ -316,6 +316,6 @@ def test_receipts_that_are_missing_forged_or_of_another_plan_stop_the_commit(sou
     # Twice the same is what a task that ran twice gives.
     path.write_bytes(b"".join(lines) + receipt_line(first))
     plan.commit(check=True)
-    other_root = other.workplace
+    other_root = folder_of(other).root
     assert other_root.is_dir()
     assert {each.name: each.read_bytes() for each in (source.parent / "new").iterdir()}

@@ -16,7 +16,8 @@ LLAMA = {f"model.layers.{i}.self_attn.q_proj.weight": np.ones((8, 8), "f4") for 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    return sw.save_checkpoint(tmp_path / "llama.safetensors", LLAMA, sync=False).path
+    sw.save_checkpoint(tmp_path / "llama.safetensors", LLAMA, sync=False)
+    return tmp_path / "llama.safetensors"
 
 
 def command(source: Path, target: Path, *options: object, verb: str = "reshard") -> int:

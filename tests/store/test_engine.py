@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from shardwise import _core
 from shardwise.errors import LayoutError, ParseError, SizeOverflowError
-from shardwise.store.engine import CopyJob, HeldPiece, add_digests, digest_array
+from shardwise.store.engine import CopyJob, add_digests, digest_array
+from shardwise.store.pieces import Piece
 from tests.checks import view_index
 
 P = 2**127 - 1
@@ -42,8 +43,20 @@ def digest_by_definition(data: bytes) -> int:
     return sum(word * (keys[k % 512] >> 3) * pow(radix, k // 512, P) for k, word in enumerate(words)) % P
 
 
-def whole(holder: int, value: npt.NDArray[Any]) -> HeldPiece:
-    return HeldPiece(holder, 0, (0,) * value.ndim, value.shape, value.strides)
+def held(
+    holder: int,
+    offset: int,
+    start: Sequence[int],
+    stop: Sequence[int],
+    strides: Sequence[int] | None = None,
+    itemsize: int = 4,
+) -> Piece:
+    box = tuple(zip(start, stop, strict=True))
+    return Piece.dense(box, holder, offset, itemsize) if strides is None else Piece(box, holder, offset, tuple(strides))
+
+
+def whole(holder: int, value: npt.NDArray[Any]) -> Piece:
+    return held(holder, 0, (0,) * value.ndim, value.shape, value.strides)
 
 
 def files_of(folder: Path, parts: list[npt.NDArray[Any]], name: str = "part") -> list[Path]:
@@ -61,9 +74,9 @@ def merge(folder: Path, table: npt.NDArray[Any], ways: int, made: Path, **wanted
     sources = []
     for path, part, start in zip(files_of(folder, parts), parts, cuts, strict=False):
         holder = job.read_file(path, path.stat().st_size, (path.stat().st_mtime_ns, path.stat().st_ctime_ns))
-        sources.append(HeldPiece(holder, 0, (0, start), (len(table), start + part.shape[1])))
+        sources.append(held(holder, 0, (0, start), (len(table), start + part.shape[1])))
     target = job.write_file(made, table.nbytes)
-    job.add_tensor(table.shape, table.itemsize, sources, [HeldPiece(target, 0, (0, 0), table.shape)], **wanted)
+    job.add_tensor(table.shape, table.itemsize, sources, [held(target, 0, (0, 0), table.shape)], **wanted)
     return job
 
 
@@ -126,8 +139,8 @@ def test_digests_of_pieces_add_up_however_they_are_cut(tmp_path: Path) -> None:
             pieces.append(((0, start), (len(TABLE), stop), job.read_file(path, path.stat().st_size)))
             start = stop
         nowhere = job.discard()
-        sources = [HeldPiece(holder, 0, begin, end) for begin, end, holder in pieces]
-        wanted = [HeldPiece(nowhere, 0, begin, end) for begin, end, _ in pieces]
+        sources = [held(holder, 0, begin, end) for begin, end, holder in pieces]
+        wanted = [held(nowhere, 0, begin, end) for begin, end, _ in pieces]
         job.add_tensor(TABLE.shape, 4, sources, wanted, digest=True)
         assert add_digests(job.run(budget=2**15).digests) == expected
 
@@ -139,7 +152,7 @@ def test_a_comparison_names_the_first_element(tmp_path: Path) -> None:
     (path,) = files_of(tmp_path, [other], "other")
     job = CopyJob()
     target = job.compare_file(path, other.nbytes)
-    job.add_tensor(TABLE.shape, 4, [whole(job.read_array(TABLE), TABLE)], [HeldPiece(target, 0, (0, 0), TABLE.shape)])
+    job.add_tensor(TABLE.shape, 4, [whole(job.read_array(TABLE), TABLE)], [held(target, 0, (0, 0), TABLE.shape)])
     assert job.run().differences == [(0, 17 * 1000 + 900)]
     path.write_bytes(TABLE.tobytes())
     assert job.run().differences == []
@@ -151,7 +164,7 @@ def test_many_tiny_tensors_share_their_reads(tmp_path: Path) -> None:
     job = CopyJob()
     source, target = job.read_file(path, value.nbytes), job.write_file(tmp_path / "made", value.nbytes)
     for i in range(5000):
-        job.add_tensor((), 8, [HeldPiece(source, 8 * i, (), ())], [HeldPiece(target, 8 * (4999 - i), (), ())])
+        job.add_tensor((), 8, [held(source, 8 * i, (), ())], [held(target, 8 * (4999 - i), (), ())])
     report = job.run()
     assert (tmp_path / "made").read_bytes() == value[::-1].tobytes()
     assert report.calls < 50
@@ -160,13 +173,17 @@ def test_many_tiny_tensors_share_their_reads(tmp_path: Path) -> None:
 def test_a_job_of_nothing() -> None:
     assert CopyJob().run().digests == []
     job = CopyJob()
-    job.add_tensor(
-        (0, 2**62, 5), 8, [], [HeldPiece(job.discard(), 0, (0, 0, 0), (0, 2**62, 5), (0, 0, 0))], digest=True
-    )
+    job.add_tensor((0, 2**62, 5), 8, [], [held(job.discard(), 0, (0, 0, 0), (0, 2**62, 5), (0, 0, 0))], digest=True)
     assert job.run().digests == [0]
 
 
 # What is refused, before anything is written.
+
+
+def byte(
+    holder: int, offset: int, start: Sequence[int], stop: Sequence[int], strides: Sequence[int] | None = None
+) -> Piece:
+    return held(holder, offset, start, stop, strides, 1)
 
 
 def one(sources: list[Any], destinations: list[Any], shape: tuple[int, ...] = (10,)) -> Callable[[Path], CopyJob]:
@@ -175,7 +192,7 @@ def one(sources: list[Any], destinations: list[Any], shape: tuple[int, ...] = (1
         job = CopyJob()
         job.read_file(folder / "source", 10)
         job.write_file(folder / "made", 10)
-        job.add_tensor(shape, 1, [HeldPiece(*row) for row in sources], [HeldPiece(*row) for row in destinations])
+        job.add_tensor(shape, 1, [byte(*row) for row in sources], [byte(*row) for row in destinations])
         return job
 
     return make
@@ -226,7 +243,7 @@ def test_column_pieces_of_one_array_are_apart(tmp_path: Path) -> None:
     job = CopyJob()
     source = whole(job.read_array(TABLE), TABLE)
     target = job.write_file(tmp_path / "made", TABLE.nbytes)
-    halves = [HeldPiece(target, 4 * a, (0, a), (300, b), (4000, 4)) for a, b in ((0, 600), (600, 1000))]
+    halves = [held(target, 4 * a, (0, a), (300, b), (4000, 4)) for a, b in ((0, 600), (600, 1000))]
     job.add_tensor(TABLE.shape, 4, [source], halves)
     job.run()
     assert (tmp_path / "made").read_bytes() == TABLE.tobytes()
@@ -356,7 +373,7 @@ def test_an_open_file_is_read_whatever_its_path_has_become(tmp_path: Path) -> No
         job = CopyJob()
         source = job.read_file(path, TABLE.nbytes, descriptor=file.fileno())
         target = job.write_array(out)
-        job.add_tensor(TABLE.shape, 4, [HeldPiece(source, 0, (0, 0), TABLE.shape)], [whole(target, out)])
+        job.add_tensor(TABLE.shape, 4, [held(source, 0, (0, 0), TABLE.shape)], [whole(target, out)])
         job.run()
     assert out.tobytes() == TABLE.tobytes()
     with pytest.raises(OSError, match="Bad file descriptor"):
@@ -413,8 +430,8 @@ def test_short_runs_of_long_columns_are_read_in_blocks(
     out = np.zeros((rows, stop - start), np.int32)
     job = CopyJob()
     source, target = job.read_file(path, table.nbytes), job.write_array(out)
-    piece = HeldPiece(source, 0, (0, 0), table.shape, table.strides)
-    job.add_tensor(table.shape, 4, [piece], [HeldPiece(target, 0, (0, start), (rows, stop))])
+    piece = held(source, 0, (0, 0), table.shape, table.strides)
+    job.add_tensor(table.shape, 4, [piece], [held(target, 0, (0, start), (rows, stop))])
     budget = data.draw(st.sampled_from([16 * 1024, 128 * 1024, 2**20]))
     report = job.run(budget=budget, threads=1)
     np.testing.assert_array_equal(out, table[:, start:stop])
@@ -507,8 +524,8 @@ def test_jobs_fill_parts_of_a_file_that_is_there(tmp_path: Path) -> None:
     for rows in (slice(2, 4), slice(0, 2), slice(1, 3)):
         job = CopyJob()
         source, target = job.read_array(values), job.fill_file(path, 8 + values.nbytes)
-        piece = HeldPiece(target, 8 + 24 * rows.start, (rows.start, 0), (rows.stop, 6))
-        job.add_tensor((4, 6), 4, [HeldPiece(source, 0, (0, 0), (4, 6), values.strides)], [piece], digest=True)
+        piece = held(target, 8 + 24 * rows.start, (rows.start, 0), (rows.stop, 6))
+        job.add_tensor((4, 6), 4, [held(source, 0, (0, 0), (4, 6), values.strides)], [piece], digest=True)
         job.run()
     assert path.read_bytes() == bytes(8) + values.tobytes()
     for other, size, error in ((path, 9, ParseError), (tmp_path / "none", 9, FileNotFoundError)):

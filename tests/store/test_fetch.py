@@ -14,7 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import shardwise as sw
-from shardwise.store.write.fetch import SourceObject, fetch_pieces
+from shardwise.store.engine import tensors_of
+from shardwise.store.object_files import ObjectFile
+from shardwise.store.objects import ObjectStatus
+from shardwise.store.write.gather import fetch_pieces
 from tests.store.stores import Store
 from tests.store.tasks import TASK, contents, direct, rules, saved
 from tests.store.test_stored_replicas import write as write_replica
@@ -187,9 +190,8 @@ def test_every_piece_is_found_in_its_window(memory: Store, data: st.DataObject) 
         rows += [itemsize, 1, 2, 1, 0, *extents, *row]
         boxes.append(np.ndarray(extents, f"V{itemsize}", values.data, offset, strides).tobytes())
     program = np.array(rows, np.int64)
-    source = SourceObject(place, *status)
-    arrays, checks, nbytes = fetch_pieces(program, [source], [], 0, 1 << 30)
-    assert checks == []
+    source = ObjectFile(place, ObjectStatus(*status))
+    arrays, nbytes = fetch_pieces(list(tensors_of(program)), [source], 1 << 30, 0)
     assert nbytes <= 2 * sum(map(len, boxes)) + len(boxes) * (1 << 16)
     at = 0
     for box in boxes:

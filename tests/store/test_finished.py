@@ -14,6 +14,7 @@ import pytest
 import shardwise as sw
 from shardwise.cli import main
 from tests.store.stores import Store
+from tests.store.tasks import folder_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -178,13 +179,13 @@ def test_without_its_sources_nothing_can_be_said(source: Path) -> None:
 def test_what_a_commit_that_was_killed_left_is_removed(source: Path) -> None:
     plan = sw.plan_checkpoint(source, source.parent / "new", to="hf")
     plan.run()
-    shutil.copytree(plan.workplace.parent, source.parent / "kept")
+    shutil.copytree(folder_of(plan).root.parent, source.parent / "kept")
     plan.commit()
-    shutil.rmtree(source.parent / "kept" / plan.workplace.name / "data")
-    (source.parent / "kept").rename(plan.workplace.parent)
-    plan.workplace.parent.chmod(0o700)
+    shutil.rmtree(source.parent / "kept" / folder_of(plan).root.name / "data")
+    (source.parent / "kept").rename(folder_of(plan).root.parent)
+    folder_of(plan).root.parent.chmod(0o700)
     assert plan.commit().bytes_written == 0
-    assert not plan.workplace.parent.exists()
+    assert not folder_of(plan).root.parent.exists()
 
 
 def test_the_command_says_so(source: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 import shardwise as sw
 from shardwise.store import object_files
-from shardwise.store.object_files import ObjectFile, opening
+from shardwise.store.location import opening
+from shardwise.store.object_files import ObjectFile
 from shardwise.store.objects import ATTEMPTS, ObjectPath
 from shardwise.store.text import MAX_NAME, are_sizes, checked_name, checked_shape
 
@@ -270,7 +271,7 @@ def test_options_that_a_url_does_not_say_are_refused_by_their_names() -> None:
 
 def test_several_objects_are_opened_together() -> None:
     one, two = (ObjectPath(f"memory://bucket/{name}", filesystem=Asked()) for name in "ab")
-    give: Any = opening([one, two])  # type: ignore[list-item]
+    give: Any = opening([one, two])
     assert [give(path).size for path in (one, two)] == [5000, 5000]
     assert [path.filesystem.ranges for path in (one, two)] == [[(0, 64)]] * 2
 

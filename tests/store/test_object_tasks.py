@@ -261,7 +261,7 @@ def test_a_local_source_that_changed_is_refused_by_the_worker(s3: Store, source:
             return future
 
     place = s3.place("a")
-    with pytest.raises(sw.ParseError, match="is not the file that was opened"):
+    with pytest.raises(sw.ParseError, match="was written to since it was opened"):
         written(source, place, "hf", Changing())
     assert "shardwise.json" not in s3.objects(place)
 

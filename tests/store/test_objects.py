@@ -15,7 +15,8 @@ import pytest
 
 import shardwise as sw
 from shardwise.cli import main
-from shardwise.store.objects import ObjectPath, place_of
+from shardwise.store.location import location_of
+from shardwise.store.objects import ObjectPath
 from tests.checks import view_index
 from tests.store.stores import Store
 from tests.store.test_real import CASES, DATA, expected
@@ -297,7 +298,7 @@ class TestWriting:
         for target in (store.place("b.safetensors"), tmp_path / "b.safetensors"):
             with pytest.raises(sw.ParseError, match=r"'w': replicas disagree; the first element .* is \(2, 1\)"):
                 sw.reshard_checkpoint(place, target)
-            assert not place_of(target).exists()
+            assert not location_of(target).exists()
             sw.reshard_checkpoint(place, target, replicas="first")
             with sw.open_checkpoint(target) as checkpoint:
                 assert checkpoint.read("w").tolist() == np.zeros((3, 4)).tolist()
@@ -313,7 +314,7 @@ class TestWriting:
         assert names == sorted(path.name for path in (tmp_path / "b").iterdir())
         for name in names:
             assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
-        assert sw.verify_checkpoint(place) == replace(sw.verify_checkpoint(store_folder), path=place_of(place))
+        assert sw.verify_checkpoint(place) == replace(sw.verify_checkpoint(store_folder), path=location_of(place))
         with sw.open_checkpoint(place) as checkpoint:
             extent = next(tensor for tensor in checkpoint.values() if tensor.size).pieces[0].extent()
         key = f"{place.key}/{extent.file.path.name}"
@@ -529,8 +530,8 @@ class TestGoogle:
 
 class TestPaths:
     def test_what_a_url_is(self, tmp_path: Path) -> None:
-        assert place_of(f"file://{tmp_path}") == tmp_path
-        assert place_of(tmp_path) == tmp_path
+        assert location_of(f"file://{tmp_path}") == tmp_path
+        assert location_of(tmp_path) == tmp_path
         path = ObjectPath("memory://a//b/c.safetensors/")
         assert (str(path), path.name, path.suffix, str(path.parent)) == (
             "memory://a/b/c.safetensors",

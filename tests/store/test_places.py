@@ -13,6 +13,7 @@ import pytest
 import shardwise as sw
 from shardwise import _core
 from tests.store.stores import Store
+from tests.store.tasks import folder_of
 
 TENSORS = {f"h.{i}": (np.arange(i, i + 2**16) % 999).astype("f4") for i in range(4)}
 
@@ -197,8 +198,8 @@ def test_links_in_a_workplace_are_not_followed(begun: sw.CheckpointPlan, home: P
         begun.run((2, 2))
     if call == "task" and name == "receipts":  # Which it does not write.
         return
-    places = {"workplace": begun.workplace.parent, "plan": begun.workplace}
-    moved(places.get(name, begun.workplace / name), home)
+    places = {"workplace": folder_of(begun).root.parent, "plan": folder_of(begun).root}
+    moved(places.get(name, folder_of(begun).root / name), home)
     before = tree(home.parent)
     calls: dict[str, Callable[[], object]] = {
         "run": lambda: begun.run((2, 2)),
@@ -212,7 +213,7 @@ def test_links_in_a_workplace_are_not_followed(begun: sw.CheckpointPlan, home: P
 
 
 def test_a_hard_link_of_the_right_size_is_not_written(begun: sw.CheckpointPlan, home: Path) -> None:
-    made = begun.folder / "model.safetensors"
+    made = folder_of(begun).folder / "model.safetensors"
     (home / "precious").write_bytes(bytes(made.stat().st_size))
     made.unlink()
     os.link(home / "precious", made)
@@ -224,7 +225,7 @@ def test_a_hard_link_of_the_right_size_is_not_written(begun: sw.CheckpointPlan, 
 
 def test_a_hard_link_is_not_published(begun: sw.CheckpointPlan, home: Path) -> None:
     begun.run((2, 2))
-    os.link(begun.folder / "model.safetensors", home / "kept")
+    os.link(folder_of(begun).folder / "model.safetensors", home / "kept")
     with pytest.raises(FileExistsError, match="a second name"):
         begun.commit()
     assert not (home.parent / "out").exists()
@@ -234,7 +235,7 @@ def test_a_hard_link_is_not_published(begun: sw.CheckpointPlan, home: Path) -> N
 
 def test_a_link_in_the_place_of_a_file_is_not_published(begun: sw.CheckpointPlan, home: Path) -> None:
     begun.run((2, 2))
-    moved(begun.folder / "model.safetensors", home)
+    moved(folder_of(begun).folder / "model.safetensors", home)
     with pytest.raises(FileExistsError, match="is a link"):
         begun.commit()
     assert not (home.parent / "out").exists()
@@ -243,17 +244,17 @@ def test_a_link_in_the_place_of_a_file_is_not_published(begun: sw.CheckpointPlan
 @pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "config.json"])
 def test_what_is_not_of_the_plan_is_not_published(begun: sw.CheckpointPlan, name: str) -> None:
     begun.run((2, 2))
-    (begun.folder / name).write_bytes(b"{}")
+    (folder_of(begun).folder / name).write_bytes(b"{}")
     with pytest.raises(FileExistsError, match="no run of shardwise has made"):
         begun.commit()
-    (begun.folder / name).unlink()
+    (folder_of(begun).folder / name).unlink()
     begun.commit()
 
 
 @pytest.mark.parametrize("kind", ["a link", "a hard link", "a FIFO"])
 def test_the_texts_are_not_written_through_what_is_there(begun: sw.CheckpointPlan, home: Path, kind: str) -> None:
     begun.run((2, 2))
-    place = begun.folder / "shardwise.json"
+    place = folder_of(begun).folder / "shardwise.json"
     if kind == "a FIFO":
         os.mkfifo(place)
     else:
@@ -264,7 +265,7 @@ def test_the_texts_are_not_written_through_what_is_there(begun: sw.CheckpointPla
 
 
 def test_nobody_else_may_enter_a_workplace(begun: sw.CheckpointPlan, source: Path) -> None:
-    for folder in (begun.workplace, begun.workplace.parent):
+    for folder in (folder_of(begun).root, folder_of(begun).root.parent):
         assert folder.stat().st_mode & 0o777 == 0o700
     begun.run((2, 2))
     begun.commit()
@@ -276,7 +277,7 @@ def test_nobody_else_may_enter_a_workplace(begun: sw.CheckpointPlan, source: Pat
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives folders away")
 @pytest.mark.parametrize("step", [0, 1, 2])
 def test_a_workplace_of_another_user_is_refused(begun: sw.CheckpointPlan, step: int) -> None:
-    folder = (begun.workplace.parent, begun.workplace, begun.folder)[step]
+    folder = (folder_of(begun).root.parent, folder_of(begun).root, folder_of(begun).folder)[step]
     begun.run((2, 2))
     os.chown(folder, 4711, 4711)
     with pytest.raises(FileExistsError, match="belongs to another user"):

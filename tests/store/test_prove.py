@@ -243,7 +243,7 @@ def test_of_the_files_with_two_pieces_each_only_the_damaged_one_is_named(tmp_pat
     folder = tmp_path / "m"
     sw.save_checkpoint(folder, {"w": value}, {"w": rows}, to="dcp", sync=False)
     with sw.open_checkpoint(folder) as checkpoint:
-        files = {piece.box[0].start: piece.path for piece in checkpoint["w"].pieces}
+        files = {piece.box[0].start: Path(str(piece.path)) for piece in checkpoint["w"].pieces}
     assert files[0] == files[2] != files[1] == files[3]
     data = bytearray(files[3].read_bytes())
     data[data.index(value[3].tobytes()) + 3] ^= 16

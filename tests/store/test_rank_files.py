@@ -64,7 +64,8 @@ def held(rank: int) -> dict[str, Any]:
 
 
 def source(folder: Path) -> Path:
-    return sw.save_checkpoint(folder / "model.safetensors", TENSORS, sync=False).path
+    sw.save_checkpoint(folder / "model.safetensors", TENSORS, sync=False)
+    return folder / "model.safetensors"
 
 
 def made(folder: Path, name: str = "ranks", **more: Any) -> Path:

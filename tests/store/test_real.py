@@ -90,7 +90,7 @@ def test_the_pieces_tile_each_tensor_and_hold_their_boxes(case: str) -> None:
                 part = arrays[name][piece.box]
                 if piece.is_addressable:
                     file, start, strides = piece.extent()
-                    whole = np.frombuffer(piece.path.read_bytes(), np.uint8)
+                    whole = np.frombuffer(Path(str(piece.path)).read_bytes(), np.uint8)
                     assert file.path == piece.path
                     found = np.ndarray(part.shape, part.dtype, whole.data, start, strides)
                 else:

@@ -11,7 +11,6 @@ import pytest
 
 import shardwise as sw
 from shardwise.store.write.crew import crew_for
-from shardwise.store.write.places.place import place_of_plan
 from shardwise.store.write.work import Work
 from tests.store.stores import Store
 from tests.store.tasks import TASK, contents, direct, planned, rules, saved
@@ -95,7 +94,7 @@ def test_workers_that_hang_are_given_up(source: Path) -> None:
 def test_receipts_are_written_after_some_bytes_or_some_time(source: Path, options: dict[str, Any], kept: int) -> None:
     """So a part that is killed goes on where it was, not where the last GiB ended."""
     plan = planned(source)
-    place, work = place_of_plan(plan), Work(**options)
+    place, work = plan.place, Work(**options)
     place.begin(parts=True)
     with crew_for(work, nbytes=1, tasks=1) as crew:
         recorder = place.recorder(None, work, "1/2", crew)

@@ -29,7 +29,7 @@ from shardwise.store.torch.archive import Archive
 from shardwise.store.write.formats.archive import frame_of
 from shardwise.store.write.formats.dcp import DcpFile
 from shardwise.store.write.formats.pickles import Call, Global, Items, New, pickled
-from shardwise.store.write.ledger import joined_crc
+from shardwise.store.write.receipts import joined_crc
 
 from .torch_files import Dcp, save, tensor
 

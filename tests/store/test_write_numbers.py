@@ -26,7 +26,7 @@ from shardwise.store.write.places import uploads
 from shardwise.store.write.places.folder import _may_hold
 from shardwise.store.write.plans.check_plan import check_pieces
 from shardwise.store.write.plans.planning import make_plan
-from shardwise.store.write.task import Places, SourceFile, head_digest, source_of
+from shardwise.store.write.sources import Places, SourceFile, head_digest, source_of
 from shardwise.store.write.tensors import spool
 from shardwise.store.write.tensors.rewrite import kept_objects
 from shardwise.store.write.tensors.wanted import Wanted, wanted_array
@@ -140,7 +140,7 @@ def test_blocks_to_be_converted_take_a_quarter_of_the_memory(memory: int, rows: 
 def of(count: int, task_bytes: int | None = None) -> Any:
     """A plan for so many bytes, of which nothing is there."""
     settings: dict[str, Any] = {"form": "hf", "metadata": {}, "aliases": {}, "paths": {}, "cuts": [{}]}
-    settings |= {"compare_replicas": True, "beside": {}}
+    settings |= {"compare_replicas": True, "beside": {}, "memory": MIB << 8}
     return make_plan(
         Path("x"), [Wanted("a", DTYPES["uint8"], (count,), NO_PIECES)], [], task_bytes=task_bytes, **settings
     )

@@ -11,8 +11,8 @@ from .._garbage import uncollected
 from ..quantized.stated import stated_tensors
 from ..rules.model_shapes import model_shapes
 from ..rules.numbers import Config, read_config
+from ..store.location import location_of
 from ..store.model_config import config_of
-from ..store.objects import place_of
 from ..store.open import open_checkpoint
 from ..store.protocol import UnsupportedError
 from ..store.quantized import reader_of
@@ -36,7 +36,7 @@ def opened_model(model: str | os.PathLike[str] | Mapping[str, Any], config: Conf
     if isinstance(model, Mapping):
         yield _configured(model)
         return
-    path = place_of(model)
+    path = location_of(model)
     if path.name.endswith(".json") and not path.name.endswith(".index.json") and path.is_file():
         yield _configured(config_of(path) if path.name == "config.json" else read_config(path))
         return

@@ -16,11 +16,10 @@ if TYPE_CHECKING:
     from .write.receipts import TaskReceipt
     from .write.reports import WriteOutline, WriteReport
     from .write.reshape import plan_checkpoint, reshard_checkpoint, save_checkpoint
-    from .write.task import CheckpointTask
+    from .write.task import Task
 
 __all__ = [
     "CheckpointPlan",
-    "CheckpointTask",
     "Damage",
     "DamageError",
     "Difference",
@@ -31,6 +30,7 @@ __all__ = [
     "StoredObject",
     "StoredPiece",
     "StoredTensor",
+    "Task",
     "TaskReceipt",
     "VerifyReport",
     "WriteOutline",
@@ -60,6 +60,6 @@ __getattr__, __dir__ = lazy(
         "write.receipts": ("TaskReceipt",),
         "write.reports": ("WriteOutline", "WriteReport"),
         "write.reshape": ("plan_checkpoint", "reshard_checkpoint", "save_checkpoint"),
-        "write.task": ("CheckpointTask",),
+        "write.task": ("Task",),
     },
 )

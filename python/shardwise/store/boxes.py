@@ -14,27 +14,44 @@ import numpy.typing as npt
 from .._arguments import instance
 from .._text import shown
 from ..errors import SizeOverflowError
-from .engine import CopyJob, HeldPiece
-from .files import DataFile
-from .object_files import ObjectFile
+from .engine import CopyJob
+from .files import SPAN, Holder
+from .pieces import Bounds, Piece
 
-__all__ = ["Bounds", "Extent", "check_box", "check_out", "contiguous_strides", "expressible", "read_extent"]
+__all__ = [
+    "READS",
+    "Bounds",
+    "Extent",
+    "Reads",
+    "check_box",
+    "check_out",
+    "contiguous_strides",
+    "expressible",
+    "read_extent",
+]
 
-Bounds = tuple[tuple[int, int], ...]
-"""Start and stop per dim."""
 
-# Up to here it is cheaper to also read what lies between two runs of the box than to go to the file for each run:
-# a column slice of 1/8 takes 4 times as long with 16 KiB. More gains nothing, and does not fit in the processor's
-# cache.
-_SPAN = 512 * 1024
+class Reads(NamedTuple):
+    """What is read how.
 
-# From here on the engine, which reads each run to its place, takes half the time of also reading what lies between
-# them. Shorter runs cost more calls than they save copies; a single run is one call, for which a thread is enough.
-_ENGINE_FROM = 512 * 1024
-_RUN_FROM = 2 * 1024
-# If they begin this far apart they may have any length: reading what lies between takes 1.3 to 15 times as long, if
-# it is a few megabytes.
-_GAP_FROM = 8 * 1024
+    Attributes:
+        engine_from: From so many bytes on the engine, which reads each run to its place, takes half the time of also
+            reading what lies between them.
+        run_from: Shorter runs than this cost more calls than they save copies; a single run is one call, for which a
+            thread is enough.
+        gap_from: If they begin this far apart they may have any length: reading what lies between takes 1.3 to 15 times
+            as long, if it is a few megabytes.
+        span: The bytes that are read at once with what lies between runs.
+    """
+
+    engine_from: int = 512 * 1024
+    run_from: int = 2 * 1024
+    gap_from: int = 8 * 1024
+    span: int = SPAN
+
+
+#: How boxes are read unless the caller says otherwise.
+READS = Reads()
 _BUDGET = 8 * 2**20
 
 
@@ -47,7 +64,7 @@ class Extent(NamedTuple):
         strides: The bytes from one element to the next, per dim; never negative, 0 where one element stands for all.
     """
 
-    file: DataFile
+    file: Holder
     start: int
     strides: tuple[int, ...]
 
@@ -113,7 +130,7 @@ def check_out(out: npt.NDArray[Any], shape: tuple[int, ...], dtype: np.dtype[Any
     return out
 
 
-def read_extent(extent: Extent, starts: Sequence[int], out: npt.NDArray[Any]) -> None:
+def read_extent(extent: Extent, starts: Sequence[int], out: npt.NDArray[Any], reads: Reads | None = None) -> None:
     """Read a box of an extent, which begins at `starts` in it, into a writable array of the box's shape.
 
     This is the only place where the bytes of pieces are read.
@@ -124,30 +141,27 @@ def read_extent(extent: Extent, starts: Sequence[int], out: npt.NDArray[Any]) ->
     """
     if out.size == 0:
         return
-    if not isinstance(extent.file, ObjectFile) and _is_for_the_engine(extent, out):
-        _read_by_engine(extent, starts, out)
+    reads = reads or READS
+    if not extent.file.is_fetched and _is_for_the_engine(extent, out, reads):
+        _read_by_engine(extent.file, extent, starts, out)
         return
     start = extent.start + sum(map(operator.mul, starts, extent.strides))
     # The dim whose elements are farthest apart first, as the reads below expect; equal ones keep their order.
     order = sorted(range(out.ndim), key=lambda dim: -extent.strides[dim])
-    strides = [extent.strides[dim] for dim in order]
-    if isinstance(extent.file, ObjectFile):
-        extent.file.read_box(start, strides, out.transpose(order))
-        return
-    _read(extent.file, start, strides, out.transpose(order), np.empty(_SPAN, np.uint8))
+    extent.file.read_box(start, [extent.strides[dim] for dim in order], out.transpose(order), reads.span)
 
 
-def _is_for_the_engine(extent: Extent, out: npt.NDArray[Any]) -> bool:
+def _is_for_the_engine(extent: Extent, out: npt.NDArray[Any], reads: Reads) -> bool:
     """Whether the engine, which reads each run of a box separately, takes less time."""
     steps = [(size, step) for size, step in zip(out.shape, extent.strides, strict=True) if size > 1]
     span = out.itemsize + sum((size - 1) * step for size, step in steps)
-    if max(out.nbytes, span // 16) < _ENGINE_FROM:
+    if max(out.nbytes, span // 16) < reads.engine_from:
         return False
     run = _run_of(extent, out)
     if not 0 < run < out.nbytes:
         return False
     between = min((step for _, step in steps if step > run), default=0)
-    return between >= _GAP_FROM or (out.nbytes >= _ENGINE_FROM and run >= _RUN_FROM)
+    return between >= reads.gap_from or (out.nbytes >= reads.engine_from and run >= reads.run_from)
 
 
 def _run_of(extent: Extent, out: npt.NDArray[Any]) -> int:
@@ -161,41 +175,16 @@ def _run_of(extent: Extent, out: npt.NDArray[Any]) -> int:
     return run
 
 
-def _read_by_engine(extent: Extent, starts: Sequence[int], out: npt.NDArray[Any]) -> None:
+def _read_by_engine(file: Any, extent: Extent, starts: Sequence[int], out: npt.NDArray[Any]) -> None:
     """Read a box by the compiled engine, on all cores."""
-    job, file = CopyJob(), extent.file
-    nothing, start = (0,) * out.ndim, extent.start + sum(map(operator.mul, starts, extent.strides))
+    job = CopyJob()
+    start = extent.start + sum(map(operator.mul, starts, extent.strides))
     # A dim of one element needs no stride, and any may be given.
     strides = [out.itemsize if size == 1 else step for size, step in zip(out.shape, extent.strides, strict=True)]
     with file.descriptor() as number:
         source = job.read_file(file.path, file.size, None, number)
-        held = HeldPiece(source, start, nothing, out.shape, strides)
-        wanted = HeldPiece(job.write_array(out), 0, nothing, out.shape, out.strides)
+        box = tuple((0, size) for size in out.shape)
+        held = Piece(box, source, start, tuple(strides))
+        wanted = Piece(box, job.write_array(out), 0, out.strides)
         job.add_tensor(out.shape, out.itemsize, [held], [wanted])
         job.run(budget=_BUDGET)
-
-
-def _read(
-    file: DataFile, start: int, strides: list[int], out: npt.NDArray[Any], scratch: npt.NDArray[np.uint8]
-) -> None:
-    span = out.itemsize + sum((size - 1) * stride for size, stride in zip(out.shape, strides, strict=True))
-    if span == out.nbytes and out.flags.c_contiguous and _is_run(out, strides):
-        # The box is one run. Bytes, because a memoryview knows nothing of bfloat16.
-        file.read_into(out.reshape(-1).view(np.uint8).data, start)
-    elif span <= _SPAN:
-        file.read_into(scratch[:span].data, start)
-        out[...] = np.ndarray(out.shape, out.dtype, scratch.data, strides=strides)
-    else:
-        # Along the outermost dim, as many rows at a time as fit in a span. The pieces of `out` are runs of its
-        # memory if `out` is one, since every dim before this one has size 1.
-        dim = next(dim for dim, size in enumerate(out.shape) if size > 1)
-        row_span = span - (out.shape[dim] - 1) * strides[dim]
-        rows = max(1, (_SPAN - row_span) // strides[dim] + 1)  # Rows that overlap may span more than their stride.
-        for row in range(0, out.shape[dim], rows):
-            piece = out[(slice(None),) * dim + (slice(row, row + rows),)]
-            _read(file, start + row * strides[dim], strides, piece, scratch)
-
-
-def _is_run(out: npt.NDArray[Any], strides: list[int]) -> bool:
-    # Overlapping strides may span as many bytes as the box has elements and still be another order of them.
-    return all(size == 1 or have == want for size, have, want in zip(out.shape, strides, out.strides, strict=True))

@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .boxes import Bounds
+from .location import Location
 from .protocol import ListedPieces, StoredPiece
 
 __all__ = ["Cell", "grid_pieces", "missing_cell", "stored_cells"]
@@ -49,7 +49,7 @@ def grid_pieces(
     cells: Sequence[Cell],
     make: Callable[[Cell, Bounds], StoredPiece],
     fill: npt.NDArray[Any] | None,
-    path: Path,
+    path: Location,
 ) -> ListedPieces:
     """Give the pieces of a tensor: its stored chunks, then boxes of the others.
 
@@ -78,7 +78,7 @@ def _made(
     cells: Sequence[Cell],
     make: Callable[[Cell, Bounds], StoredPiece],
     fill: npt.NDArray[Any] | None,
-    path: Path,
+    path: Location,
     position: int,
     box: Bounds,
 ) -> StoredPiece:

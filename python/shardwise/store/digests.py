@@ -6,7 +6,6 @@ import math
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,11 @@ import numpy.typing as npt
 
 from ..errors import ParseError
 from .boxes import Bounds
-from .engine import DIGEST_MODULUS, CopyJob, HeldPiece, add_digests, digest_array
-from .object_files import ObjectFile
-from .objects import ObjectPath
+from .engine import DIGEST_MODULUS, CopyJob, add_digests, digest_array
+from .location import Location
 from .pieces import Piece, Pieces
 from .protocol import StoredCheckpoint, StoredSum, StoredTensor
-from .write.tensors.wanted import held_piece, wanted_stored
+from .write.tensors.wanted import wanted_stored
 
 __all__ = ["Digested", "Progress", "piece_digests", "tensor_digests"]
 
@@ -73,7 +71,7 @@ class Digested:
     digests: dict[str, list[int]] = field(default_factory=dict)
     sums: int = 0
     wrong: list[tuple[StoredSum, int]] = field(default_factory=list)
-    unread: dict[str, tuple[Path, ParseError]] = field(default_factory=dict)
+    unread: dict[str, tuple[Location, ParseError]] = field(default_factory=dict)
 
 
 def piece_digests(
@@ -104,11 +102,10 @@ def piece_digests(
         count += 1
         if note is not None:
             note(each)
-        if not isinstance(each.file, ObjectFile) and each.size > _SMALL:
+        if not each.file.is_fetched and each.size > _SMALL:
             large[id(each.file), each.start] = each
             continue
-        is_remote = isinstance(each.file, ObjectFile)
-        crc = _fetched_crc(each, memory) if is_remote else zlib.crc32(each.file.read(each.start, each.size))
+        crc = _fetched_crc(each, memory) if each.file.is_fetched else zlib.crc32(each.file.read(each.start, each.size))
         if crc != each.crc:
             wrong.append((each, crc))
     found = Digested(sums=count, wrong=wrong)
@@ -161,7 +158,7 @@ def _digests(
             continue
         if tensor.bits % 8:
             tensor = tensor._packed_bytes()
-        if not tensor.is_addressable or isinstance(tensor.pieces[0].path, ObjectPath):
+        if not tensor.is_addressable:
             arrays[name] = tensor
             continue
         try:
@@ -171,16 +168,20 @@ def _digests(
                 raise
             result.unread[name] = _unreadable_file(tensor), error
             continue
-        held = [held_piece(source(piece.holder), piece) for piece in wanted.pieces]
+        if any(holder.is_fetched for holder in wanted.pieces.holders):
+            arrays[name] = tensor
+            continue
+        held = [piece._replace(holder=source(piece.holder)) for piece in wanted.pieces]
         whole = [_summed(sums, piece, wanted.itemsize) for piece in wanted.pieces]
         # One by one: the digest of each piece says which file is damaged.
-        kept = [HeldPiece(sink, 0, piece.start, piece.stop) for piece in held]
+        kept = [Piece.dense(piece.box, sink, 0, wanted.itemsize) for piece in held]
         first = job.add_tensor(tensor.shape, wanted.itemsize, held, kept, digest=True, crc=any(whole))
         checked |= {first + i: each for i, each in enumerate(whole) if each is not None}
         numbers[name] = range(first, first + len(kept))
     for each in sums.values():
-        bytes_of_it = HeldPiece(source(each.file), each.start, [0], [each.size])
-        checked[job.add_tensor([each.size], 1, [bytes_of_it], [HeldPiece(sink, 0, [0], [each.size])], crc=True)] = each
+        box = ((0, each.size),)
+        held = [Piece(box, source(each.file), each.start, (1,))]
+        checked[job.add_tensor([each.size], 1, held, [Piece(box, sink, 0, (1,))], crc=True)] = each
     done = job.run(budget=memory, threads=threads, progress=progress)
     result.wrong += [(each, done.crcs[number]) for number, each in checked.items() if done.crcs[number] != each.crc]
     for name, of in numbers.items():
@@ -199,7 +200,7 @@ def _digests(
     return result
 
 
-def _unreadable_file(tensor: StoredTensor) -> Path:
+def _unreadable_file(tensor: StoredTensor) -> Location:
     """The file of the first piece that does not lie where its checkpoint says."""
     for piece in tensor.pieces:
         try:
@@ -222,7 +223,7 @@ def _summed(sums: dict[tuple[int, int], StoredSum], piece: Piece, itemsize: int)
 class _PieceError(Exception):
     """A piece that cannot be read."""
 
-    def __init__(self, path: Path, cause: ParseError) -> None:
+    def __init__(self, path: Location, cause: ParseError) -> None:
         super().__init__(str(cause))
         self.path = path
         self.cause = cause
@@ -253,9 +254,9 @@ def _decoded(tensor: StoredTensor, memory: int) -> list[int]:
 def _of_box(tensor: StoredTensor, box: Bounds, values: npt.NDArray[Any]) -> int:
     """The share of a box with these elements in the digest of its tensor."""
     job = CopyJob()
-    start, stop = ([side[i] for side in box] for i in (0, 1))
-    source = HeldPiece(job.read_array(values), 0, start, stop, values.strides)
-    job.add_tensor(tensor.shape, values.itemsize, [source], [HeldPiece(job.discard(), 0, start, stop)], digest=True)
+    source = Piece(box, job.read_array(values), 0, values.strides)
+    kept = Piece.dense(box, job.discard(), 0, values.itemsize)
+    job.add_tensor(tensor.shape, values.itemsize, [source], [kept], digest=True)
     return job.run().digests[0]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,17 +17,19 @@ import numpy.typing as npt
 from .. import _core
 from .._arguments import integer, path_of, refuse_mask
 from ..errors import LayoutError, SizeOverflowError
+from .pieces import Piece, Pieces
 
 __all__ = [
     "DIGEST_MODULUS",
     "LEAST_MEMORY",
     "CopyJob",
     "CopyReport",
-    "HeldPiece",
+    "JobTensor",
     "add_digests",
     "check_memory",
     "check_threads",
     "digest_array",
+    "tensors_of",
 ]
 
 DIGEST_MODULUS = 2**127 - 1
@@ -42,23 +44,41 @@ Times = tuple[int, int | None]
 """When a file was last written to, and when it was last changed in any way, in nanoseconds."""
 
 
-class HeldPiece(NamedTuple):
-    """A box of a tensor, and where it lies in its holder.
+class JobTensor(NamedTuple):
+    """A tensor of a job.
 
     Attributes:
-        holder: The source or destination, as the job numbered it.
-        offset: The byte of the holder at which the box's first element begins; in an array, counted from its element 0.
-        start: Where the box starts, per dim of the tensor.
-        stop: Where it stops.
-        strides: The bytes from one element to the next, per dim; None for C order without gaps. Never negative in
-            files.
+        itemsize: Bytes per element.
+        wanted: 1 if each destination piece is digested, and 2 more if its CRC-32 is computed.
+        shape: Elements per dim.
+        sources: Boxes that do not overlap, and that cover what the destinations need; holders are numbers of sources.
+        targets: Boxes to be copied; holders are numbers of destinations.
     """
 
-    holder: int
-    offset: int
-    start: Sequence[int]
-    stop: Sequence[int]
-    strides: Sequence[int] | None = None
+    itemsize: int
+    wanted: int
+    shape: tuple[int, ...]
+    sources: Pieces
+    targets: Pieces
+
+    def program(self) -> npt.NDArray[np.int64]:
+        """The numbers that stand for it in a program of the engine."""
+        counts = len(self.sources), len(self.targets)
+        head = np.array([self.itemsize, self.wanted, len(self.shape), *counts, *self.shape], np.int64)
+        return np.concatenate([head, self.sources.rows.reshape(-1), self.targets.rows.reshape(-1)])
+
+
+def tensors_of(program: npt.NDArray[np.int64]) -> Iterator[JobTensor]:
+    """The tensors that the numbers of a program stand for; their rows are these numbers, not copies."""
+    at = 0
+    while at < len(program):
+        itemsize, wanted, rank, held, targets = program[at : at + 5].tolist()
+        width, begin = 2 + 3 * rank, at + 5 + rank
+        middle = begin + held * width
+        at = middle + targets * width
+        shape = tuple(program[begin - rank : begin].tolist())
+        rows = program[begin:middle].reshape(held, width), program[middle:at].reshape(targets, width)
+        yield JobTensor(itemsize, wanted, shape, *map(Pieces, rows))
 
 
 class CopyReport(NamedTuple):
@@ -90,8 +110,8 @@ class CopyJob:
     >>> table = np.arange(12, dtype=np.int32).reshape(3, 4)
     >>> job, columns = CopyJob(), np.zeros((3, 2), np.int32)
     >>> source, target = job.read_array(table), job.write_array(columns)
-    >>> piece = HeldPiece(source, 0, (0, 0), (3, 4), table.strides)
-    >>> job.add_tensor((3, 4), 4, [piece], [HeldPiece(target, 0, (0, 2), (3, 4))])
+    >>> piece, columns_of_it = Piece(((0, 3), (0, 4)), source, 0, (16, 4)), ((0, 3), (2, 4))
+    >>> job.add_tensor((3, 4), 4, [piece], [Piece.dense(columns_of_it, target, 0, 4)])
     0
     >>> job.run().bytes_read
     0
@@ -106,11 +126,16 @@ class CopyJob:
         self._pieces = 0
 
     @classmethod
-    def of_program(cls, program: npt.NDArray[np.int64]) -> CopyJob:
-        """Make a job from the numbers that `add_tensor` would have put together; its holders are not named yet."""
+    def of_program(cls, program: bytes) -> CopyJob:
+        """Make a job of the tensors that these int64 numbers stand for; its holders are not named yet."""
         job = cls()
-        job._program.frombytes(program.tobytes())
+        job._program.frombytes(program)
         return job
+
+    @classmethod
+    def of_tensors(cls, tensors: Iterable[JobTensor]) -> CopyJob:
+        """Make a job of these tensors; its holders are not named yet."""
+        return cls.of_program(b"".join(tensor.program().tobytes() for tensor in tensors))
 
     def read_file(
         self, path: str | os.PathLike[str], size: int, times: Times | None = None, descriptor: int | None = None
@@ -169,8 +194,8 @@ class CopyJob:
         self,
         shape: Sequence[int],
         itemsize: int,
-        sources: Iterable[HeldPiece],
-        destinations: Iterable[HeldPiece],
+        sources: Iterable[Piece],
+        destinations: Iterable[Piece],
         *,
         digest: bool = False,
         crc: bool = False,
@@ -180,7 +205,7 @@ class CopyJob:
         Args:
             shape: Elements per dim.
             itemsize: Bytes per element.
-            sources: Boxes that do not overlap, and that cover what the destinations need.
+            sources: Boxes that do not overlap, and that cover what the destinations need; holders are numbers.
             destinations: Boxes to be copied.
             digest: Whether to digest each destination piece.
             crc: Whether to compute the CRC-32 of each destination piece, which must be one run of bytes.
@@ -189,15 +214,13 @@ class CopyJob:
             SizeOverflowError: if a number is not within 64 bits.
         """
         first, rank = self._pieces, len(shape)
-        from_rows, count = _rows(sources, rank, itemsize)
-        to_rows, wanted = _rows(destinations, rank, itemsize)
-        head = [itemsize, int(digest) + 2 * int(crc), rank, count, wanted, *shape]
+        held, wanted = Pieces.by_number(sources, rank), Pieces.by_number(destinations, rank)
         try:
-            numbers = array("q", head + from_rows + to_rows)
+            program = JobTensor(itemsize, int(digest) + 2 * int(crc), tuple(shape), held, wanted).program()
         except OverflowError:
-            raise SizeOverflowError("a size, an offset or a stride of a piece is over 2**63 - 1") from None
-        self._program.extend(numbers)
-        self._pieces += wanted
+            raise SizeOverflowError("a size of a tensor is over 2**63 - 1") from None
+        self._program.frombytes(program.tobytes())
+        self._pieces += len(wanted)
         return first
 
     def run(
@@ -240,30 +263,6 @@ def _array(name: str, value: Any) -> npt.NDArray[Any]:
     return value
 
 
-def _rows(pieces: Iterable[HeldPiece], rank: int, itemsize: int) -> tuple[list[int], int]:
-    numbers: list[int] = []
-    count = 0
-    for holder, offset, start, stop, strides in pieces:
-        if strides is None:
-            strides = _c_strides(start, stop, itemsize)
-        if not len(start) == len(stop) == len(strides) == rank:
-            raise ValueError(
-                f"a piece has {len(start)} starts, {len(stop)} stops and {len(strides)} strides; "
-                f"the tensor has {rank} dims"
-            )
-        numbers += (holder, offset, *start, *stop, *strides)
-        count += 1
-    return numbers, count
-
-
-def _c_strides(start: Sequence[int], stop: Sequence[int], itemsize: int) -> list[int]:
-    strides, step = [0] * len(start), itemsize
-    for dim in reversed(range(len(start))):
-        strides[dim] = step
-        step *= max(stop[dim] - start[dim], 1)
-    return strides
-
-
 def check_threads(threads: int | None) -> None:
     """Refuse a number of threads that is not positive; `None` stands for one per core.
 
@@ -303,7 +302,8 @@ def digest_array(value: npt.NDArray[Any]) -> int:
     True
     """
     job = CopyJob()
-    whole = HeldPiece(job.read_array(value), 0, (0,) * value.ndim, value.shape, value.strides)
-    kept = HeldPiece(job.discard(), 0, (0,) * value.ndim, value.shape)
+    box = tuple((0, size) for size in value.shape)
+    whole = Piece(box, job.read_array(value), 0, value.strides)
+    kept = Piece.dense(box, job.discard(), 0, value.itemsize)
     job.add_tensor(value.shape, value.itemsize, [whole], [kept], digest=True)
     return job.run().digests[0]

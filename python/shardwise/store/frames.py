@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .files import DataFile
+from .files import Holder
 from .protocol import StoredCheckpoint, StoredSum
 
 __all__ = ["Frames"]
@@ -30,7 +30,7 @@ class Frames:
 
     def __init__(self, checkpoint: StoredCheckpoint, files: Mapping[str, Mapping[str, Any]]) -> None:
         self._expected = {name: said["frames_sha256"] for name, said in files.items() if "frames_sha256" in said}
-        self._files: dict[str, DataFile] = {}
+        self._files: dict[str, Holder] = {}
         self._held: dict[str, list[tuple[int, int, bool]]] = {}
         for value in checkpoint.objects.values() if self._expected else ():
             if value.extent is not None:
@@ -41,7 +41,7 @@ class Frames:
         if self._expected and member.name.endswith(_ELEMENTS):
             self._note(member.file, member.start, member.size, is_value=False)
 
-    def _note(self, file: DataFile, start: int, size: int, *, is_value: bool) -> None:
+    def _note(self, file: Holder, start: int, size: int, *, is_value: bool) -> None:
         self._files[file.path.name] = file
         self._held.setdefault(file.path.name, []).append((start, start + size, is_value))
 
@@ -52,7 +52,7 @@ class Frames:
                 yield name
 
 
-def _digest(file: DataFile, held: list[tuple[int, int, bool]]) -> str:
+def _digest(file: Holder, held: list[tuple[int, int, bool]]) -> str:
     digest, at = hashlib.sha256(), 0
     for begin, end, is_value in [*held, (file.size, file.size, False)]:
         for block in _blocks(file, at, begin):
@@ -66,5 +66,5 @@ def _digest(file: DataFile, held: list[tuple[int, int, bool]]) -> str:
     return digest.hexdigest()
 
 
-def _blocks(file: DataFile, begin: int, end: int) -> Iterator[bytes]:
+def _blocks(file: Holder, begin: int, end: int) -> Iterator[bytes]:
     return (file.read(at, min(_BLOCK, end - at)) for at in range(begin, end, _BLOCK))

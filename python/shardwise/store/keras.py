@@ -22,8 +22,8 @@ from ..errors import ParseError
 from .boxes import Bounds, Extent, contiguous_strides
 from .chunks import Cell, grid_pieces, stored_cells
 from .codecs import decompress
-from .files import DataFile
-from .object_files import open_file
+from .files import Holder
+from .location import open_file
 from .parts import check_whole
 from .protocol import StoredCheckpoint, StoredObject, StoredPiece, StoredTensor, whole_box
 from .text import MAX_JSON, checked_name, checked_shape, stays_inside, strict_json
@@ -42,7 +42,7 @@ def open_form(path: Path, *, part: bool = False) -> StoredCheckpoint:
         check_whole(path)
     weight_map, metadata = _index(path) if path.name.endswith(".json") else ({}, {})
     names = sorted({name for names in weight_map.values() for name in names}) or [path.name]
-    files: list[DataFile] = []
+    files: list[Holder] = []
     tensors: dict[str, StoredTensor] = {}
     objects: dict[str, StoredObject] = {}
     unreadable: dict[str, str] = {}
@@ -120,7 +120,7 @@ def _check(
 class _Raw(io.RawIOBase):
     """A data file as h5py reads it, through the one descriptor."""
 
-    def __init__(self, file: DataFile) -> None:
+    def __init__(self, file: Holder) -> None:
         self._file = file
         self._at = 0
 
@@ -155,7 +155,7 @@ def _h5py() -> Any:
     return h5py
 
 
-def _opened(file: DataFile) -> Any:
+def _opened(file: Holder) -> Any:
     h5py = _h5py()
     try:
         return h5py.File(_Raw(file), "r")
@@ -204,7 +204,7 @@ _DEFLATE, _SHUFFLE, _FLETCHER32 = 1, 2, 3
 
 
 def _read(
-    file: DataFile,
+    file: Holder,
     tensors: dict[str, StoredTensor],
     objects: dict[str, StoredObject],
     unreadable: dict[str, str],
@@ -238,7 +238,7 @@ def _read(
         tensors[name] = _tensor(file, each, dtype)
 
 
-def _tensor(file: DataFile, each: _Dataset, dtype: Dtype) -> StoredTensor:
+def _tensor(file: Holder, each: _Dataset, dtype: Dtype) -> StoredTensor:
     name, shape, box = each.name, each.shape, whole_box(each.shape)
     alias = each.alias_of
     if each.chunk is None or each.chunks is None:
@@ -266,7 +266,7 @@ def _tensor(file: DataFile, each: _Dataset, dtype: Dtype) -> StoredTensor:
     return StoredTensor(name, dtype, shape, pieces, alias_of=alias, chunk=None if is_plain else each.chunk)
 
 
-def _chunk_of(file: DataFile, each: _Dataset, stored: _Stored, dtype: Dtype, local: Bounds) -> npt.NDArray[Any]:
+def _chunk_of(file: Holder, each: _Dataset, stored: _Stored, dtype: Dtype, local: Bounds) -> npt.NDArray[Any]:
     """Undo the filters of a chunk, and give a box of it."""
     assert each.chunk is not None
     where = f"{file.path}: {shown(each.name)}"
@@ -318,7 +318,7 @@ def _fletcher32(data: Any) -> list[int]:
 
 
 def _datasets(
-    group: Any, prefix: str, depth: int, file: DataFile, layers: dict[str, str], seen: dict[Any, str]
+    group: Any, prefix: str, depth: int, file: Holder, layers: dict[str, str], seen: dict[Any, str]
 ) -> Iterator[_Dataset]:
     """The datasets below a group, each looked at once.
 
@@ -349,7 +349,7 @@ def _datasets(
             yield described if first == name else described._replace(alias_of=first)
 
 
-def _described(dataset: Any, name: str, file: DataFile) -> _Dataset:
+def _described(dataset: Any, name: str, file: Holder) -> _Dataset:
     h5py = _h5py()
     shape = tuple(map(int, dataset.shape or ()))
     dtype = _dtype(dataset) if dataset.shape is not None else None
@@ -372,14 +372,14 @@ def _described(dataset: Any, name: str, file: DataFile) -> _Dataset:
     return found
 
 
-def _within(file: DataFile, name: str, offset: Any, size: int) -> int:
+def _within(file: Holder, name: str, offset: Any, size: int) -> int:
     if not isinstance(offset, int) or offset < 0 or offset + size > file.size:
         end = offset + size if isinstance(offset, int) else "?"
         raise ParseError(f"{file.path}: is truncated: {shown(name)} is at bytes {offset} to {end} of {file.size}")
     return offset
 
 
-def _chunked(dataset: Any, found: _Dataset, dtype: Dtype, creation: Any, file: DataFile) -> _Dataset:
+def _chunked(dataset: Any, found: _Dataset, dtype: Dtype, creation: Any, file: Holder) -> _Dataset:
     chunk = tuple(map(int, dataset.chunks))
     filters = tuple(_filter_of(creation, number) for number in range(creation.get_nfilters()))
     chunks: dict[Cell, _Stored] = {}
@@ -416,11 +416,11 @@ def _as(values: npt.NDArray[Any], dtype: Dtype, name: str) -> npt.NDArray[Any]:
     return values.view(wanted) if values.dtype.kind == "V" else values.astype(wanted, copy=False)
 
 
-def _extent(file: DataFile, offset: int, shape: tuple[int, ...], itemsize: int) -> Extent:
+def _extent(file: Holder, offset: int, shape: tuple[int, ...], itemsize: int) -> Extent:
     return Extent(file, offset, contiguous_strides(shape, itemsize))
 
 
-def _decoded(file: DataFile, name: str, dtype: Dtype, local: Bounds) -> npt.NDArray[Any]:
+def _decoded(file: Holder, name: str, dtype: Dtype, local: Bounds) -> npt.NDArray[Any]:
     """Have h5py read a dataset that is in another byte order, or within the file's own tables."""
     with _opened(file) as root:
         try:
@@ -432,7 +432,7 @@ def _decoded(file: DataFile, name: str, dtype: Dtype, local: Bounds) -> npt.NDAr
     return _as(read, dtype, name)
 
 
-def _value(file: DataFile, name: str) -> Any:
+def _value(file: Holder, name: str) -> Any:
     with _opened(file) as root:
         try:
             value = root[name][()]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from .._text import shown
 from ..errors import ParseError
-from .object_files import open_file
+from .location import Location, open_file
 from .protocol import StoredCheckpoint, StoredObject
 from .text import MAX_JSON, strict_json
 from .torch.dcp import open_folder
@@ -18,7 +17,7 @@ __all__ = ["open_form"]
 _LATEST = "latest_checkpointed_iteration.txt"
 
 
-def open_form(path: Path) -> StoredCheckpoint:
+def open_form(path: Location) -> StoredCheckpoint:
     """Open an iteration's folder, or the last iteration in a folder of them."""
     if (path / _LATEST).exists():
         path = path / _latest(path / _LATEST)
@@ -37,7 +36,7 @@ def open_form(path: Path) -> StoredCheckpoint:
     return open_folder(path, "megatron", {"megatron": said}, beside)
 
 
-def _latest(path: Path) -> str:
+def _latest(path: Location) -> str:
     file = open_file(path)
     try:
         text = file.read(0, min(file.size, 64)).decode("ascii", "replace").strip()
@@ -58,7 +57,7 @@ def _latest(path: Path) -> str:
     return folder
 
 
-def _json(path: Path) -> Any:
+def _json(path: Location) -> Any:
     try:
         file = open_file(path)
     except FileNotFoundError:
@@ -71,7 +70,7 @@ def _json(path: Path) -> Any:
         file.close()
 
 
-def _common(path: Path) -> Any:
+def _common(path: Location) -> Any:
     file = open_file(path)
     try:
         return Container(file).read_objects()

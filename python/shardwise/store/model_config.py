@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from ..errors import ParseError
-from ..rules.numbers import read_config
-from .object_files import open_file
-from .objects import ObjectPath
+from .location import Location, open_file
 from .text import strict_json
 
 __all__ = ["config_of"]
@@ -17,7 +14,7 @@ __all__ = ["config_of"]
 _LARGEST = 2**24
 
 
-def config_of(checkpoint: Path) -> Mapping[str, Any]:
+def config_of(checkpoint: Location) -> Mapping[str, Any]:
     """Give what the model's configuration in a checkpoint's folder says, on a disk or in a store; nothing without one.
 
     Raises:
@@ -25,8 +22,6 @@ def config_of(checkpoint: Path) -> Mapping[str, Any]:
         ParseError: if it is not an object of JSON.
     """
     file = (checkpoint if checkpoint.is_dir() else checkpoint.parent) / "config.json"
-    if not isinstance(file, ObjectPath):
-        return read_config(file) if file.is_file() else {}
     if not file.is_file():
         return {}
     opened = open_file(file)

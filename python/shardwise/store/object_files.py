@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import mmap
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from itertools import chain
-from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from .._fork import ForkLock
 from ..errors import ParseError
-from .files import DataFile
+from .files import Holder
 from .objects import ObjectPath, ObjectStatus
 
-__all__ = ["FLIGHT", "ObjectFile", "open_file", "opening"]
+__all__ = ["FLIGHT", "ObjectFile"]
 
 #: Requests under way at a time.
 FLIGHT = 8
@@ -49,7 +47,7 @@ class _Span(NamedTuple):
     strides: list[int] | None
 
 
-class ObjectFile(DataFile):
+class ObjectFile(Holder):
     """An object, open for reading: its size and mark are noted, and a different object is refused.
 
     Args:
@@ -59,12 +57,12 @@ class ObjectFile(DataFile):
     On S3 every request has the condition that the object is still the same; elsewhere `check` asks after reading.
     """
 
+    is_fetched = True
+
     def __init__(self, path: ObjectPath, noted: ObjectStatus | None = None) -> None:
-        self.path = cast(Path, path)
-        self._object = path
+        self.path = self._object = path
         self._noted = path.status() if noted is None else noted
         self.size = self._noted.size
-        self.status = (0, 0, self.size, 0, 0)
         self._closed = False
         self._lock = ForkLock()
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
@@ -81,12 +79,6 @@ class ObjectFile(DataFile):
         """Forget the blocks that are kept; nothing is read after that."""
         self._closed = True
         self._blocks.clear()
-
-    @contextmanager
-    def descriptor(self) -> Iterator[int]:
-        """Refuse: an object has none."""
-        raise ValueError(f"{self.path}: lies in an object store, and has no file descriptor")
-        yield 0
 
     def map(self) -> mmap.mmap:
         """Refuse: an object has no map."""
@@ -142,7 +134,7 @@ class ObjectFile(DataFile):
                 self._blocks.popitem(last=False)
         return block
 
-    def read_box(self, start: int, strides: list[int], out: Array) -> None:
+    def read_box(self, start: int, strides: list[int], out: Array, span: int = 0) -> None:
         """Read a box whose first element is at byte `start`, the dims with the largest strides first."""
         self._check_open()
         self._fetch(_spans(start, strides, out))
@@ -212,40 +204,3 @@ def _lengths(strides: Sequence[int], out: Array) -> list[int]:
 
 def _is_run(strides: Sequence[int], out: Array) -> bool:
     return all(size == 1 or have == want for size, have, want in zip(out.shape, strides, out.strides, strict=True))
-
-
-def open_file(path: Path) -> DataFile:
-    """Open a file or an object.
-
-    Raises:
-        OSError: if it cannot be opened.
-        ParseError: if it is not a regular file.
-    """
-    place: Any = path
-    return ObjectFile(place) if isinstance(place, ObjectPath) else DataFile(path)
-
-
-def opening(paths: Iterable[Path]) -> Callable[[Path], DataFile]:
-    """Give a function that opens these files; objects are opened together before, and their first block is read."""
-    objects: list[Any] = [path for path in paths if isinstance(path, ObjectPath)]
-    if len(objects) < 2:
-        return open_file
-
-    def start(path: ObjectPath) -> DataFile | Exception:
-        try:
-            file = ObjectFile(path)
-            file.read(0, min(file.size, 1))
-            return file
-        except (OSError, ParseError) as error:
-            return error
-
-    with ThreadPoolExecutor(FLIGHT, thread_name_prefix="shardwise-open") as pool:
-        opened = dict(zip(objects, pool.map(start, objects), strict=True))
-
-    def give(path: Path) -> DataFile:
-        found = opened.get(cast(ObjectPath, path))
-        if isinstance(found, Exception):
-            raise found
-        return open_file(path) if found is None else found
-
-    return give

@@ -12,21 +12,20 @@ say which format a folder may have: its manifest or index says what belongs to a
 from __future__ import annotations
 
 import errno
-import os
 import random
 import re
 import time
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
-from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple, TypeVar, cast
+from pathlib import PurePosixPath
+from typing import Any, NamedTuple, TypeVar
 
-from .._arguments import integer, path_of
+from .._arguments import integer
 from .._fork import importing
 from .._text import shown
 from ..errors import LayoutError, ParseError
 
-__all__ = ["ATTEMPTS", "ObjectPath", "ObjectStatus", "entries_of", "place_of"]
+__all__ = ["ATTEMPTS", "ObjectPath", "ObjectStatus"]
 
 #: How often a request is made before its failure is final: with the pauses between, some 40 seconds. A store that has
 #: slowed down its callers needs that long; one that was never reached is probably not there.
@@ -192,9 +191,9 @@ class ObjectPath:
         return f"ObjectPath({str(self)!r})"
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, ObjectPath):
+        if type(self) is not type(other):
             return NotImplemented
-        return str(self) == str(other) and self._filesystem == other._filesystem
+        return str(self) == str(other) and bool(self._filesystem == other._filesystem)
 
     def __hash__(self) -> int:
         return hash(str(self))
@@ -401,17 +400,6 @@ def _said_options(filesystem: Any) -> dict[str, Any]:
     return said
 
 
-def entries_of(folder: Path) -> Iterator[tuple[str, bool]]:
-    """List what lies directly in a folder, here or in a store: names, and whether each is a folder."""
-    place: Any = folder
-    if isinstance(place, ObjectPath):
-        yield from place.names()
-        return
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            yield entry.name, entry.is_dir()
-
-
 class _Stat(NamedTuple):
     st_size: int
 
@@ -449,19 +437,3 @@ def _filesystem(protocol: str, options: dict[str, Any]) -> Any:
         raise ParseError(f"{protocol}://: {error}") from None
     _count_attempts_here(protocol, filesystem)
     return filesystem
-
-
-def place_of(path: Any) -> Path:
-    """Give the place that a path or URL means: a `Path`, or an `ObjectPath`, which has what the formats need from one.
-
-    >>> place_of("file:///models/a").as_posix()
-    '/models/a'
-    """
-    if isinstance(path, ObjectPath):
-        return cast(Path, path)
-    match = _URL.fullmatch(path) if isinstance(path, str) else None
-    if match is None:
-        return path_of(path)
-    if match[1].lower() in _LOCAL:
-        return path_of(match[2])
-    return cast(Path, ObjectPath(path))

@@ -11,16 +11,13 @@ import os
 import re
 from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
 from typing import NamedTuple
 
 from .._fork import cached_property, importing
 from .._text import shown
 from ..errors import ParseError
-from .files import DataFile
 from .kinds import kind_of
-from .object_files import open_file
-from .objects import ObjectPath, entries_of, place_of
+from .location import Location, entries_of, location_of, open_file, refuse_other, unlisted
 from .protocol import StoredCheckpoint, UnsupportedError
 
 __all__ = ["FORMS", "Form", "Target", "known_form", "open_checkpoint"]
@@ -38,7 +35,7 @@ _OF_ONE_FILE = ("safetensors.form", "torch.plain", "keras")
 class Target:
     """A path that may be a checkpoint, looked at once for all formats."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Location) -> None:
         self.path = path
         self.is_folder = path.is_dir()
 
@@ -52,9 +49,8 @@ class Target:
             names.add(name)
             if len(names) > _MOST_NAMES:
                 raise ParseError(f"{self.path}: more than {_MOST_NAMES} entries, the limit")
-        if isinstance(self.path, ObjectPath):
-            # A listing may lag behind; without its index, a folder would be taken for another format.
-            names.update(name for name in _MARKERS if name not in names and (self.path / name).is_file())
+        # Without its index, a folder would be taken for another format.
+        names |= unlisted(self.path, (name for name in _MARKERS if name not in names))
         return tuple(sorted(names))
 
     def matching(self, pattern: str) -> list[str]:
@@ -214,11 +210,11 @@ FORMS: list[Form] = [
 ]
 
 
-def _is_step(path: Path) -> bool:
+def _is_step(path: Location) -> bool:
     return any((path / name).exists() for name in ("_CHECKPOINT_METADATA", "commit_success.txt", "_METADATA"))
 
 
-def open_checkpoint(path: str | os.PathLike[str] | ObjectPath, *, part: bool = False) -> StoredCheckpoint:
+def open_checkpoint(path: str | os.PathLike[str] | Location, *, part: bool = False) -> StoredCheckpoint:
     """Open a checkpoint of any format: a mapping from names to stored tensors.
 
     Only indexes and headers are read. A tensor says its dtype, its shape, and which file holds which box of it;
@@ -251,7 +247,7 @@ def open_checkpoint(path: str | os.PathLike[str] | ObjectPath, *, part: bool = F
     ...         print(checkpoint["bias"], checkpoint.read("bias", (slice(1, 3),)))
     <StoredTensor 'bias': float32 (3,), 1 piece> [1. 2.]
     """
-    form = known_form(place_of(path))
+    form = known_form(location_of(path))
     with importing:
         module = import_module(f".{form.module}", __package__)
     is_part = part and form.module in _OF_ONE_FILE and not form.path.is_dir()
@@ -262,11 +258,11 @@ def open_checkpoint(path: str | os.PathLike[str] | ObjectPath, *, part: bool = F
 class _Known(NamedTuple):
     """A path, and the module of this package that opens it."""
 
-    path: Path
+    path: Location
     module: str
 
 
-def known_form(given: Path) -> _Known:
+def known_form(given: Location) -> _Known:
     """Say which module opens a path, by names and first bytes only.
 
     Raises:
@@ -276,8 +272,7 @@ def known_form(given: Path) -> _Known:
     target = Target(given)
     if not given.exists():
         given.stat()  # Raises the operating system's error.
-    if isinstance(given, Path) and not (target.is_folder or given.is_file()):
-        DataFile(given)  # Says what it is instead.
+    refuse_other(given)
     for form in FORMS:
         if form.knows(target):
             if not form.module:

@@ -6,11 +6,11 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from .._text import shown
 from ..errors import ParseError
+from .location import Location
 from .text import are_sizes
 
 __all__ = [
@@ -67,7 +67,7 @@ def said_files(texts: Mapping[str, str]) -> int | None:
     return files if are_sizes([files]) else None
 
 
-def check_whole(path: Path, texts: Mapping[str, str] | None = None) -> None:
+def check_whole(path: Location, texts: Mapping[str, str] | None = None) -> None:
     """Refuse a file that is a part of a checkpoint, by its name, or by the metadata of its header.
 
     Raises:
@@ -83,7 +83,7 @@ def check_whole(path: Path, texts: Mapping[str, str] | None = None) -> None:
         raise ParseError(f"{path}: says that it is one of {files} files of a checkpoint; {_ALONE}")
 
 
-def complete_set(folder: Path, names: Iterable[str], suffix: str, index: str) -> list[str]:
+def complete_set(folder: Location, names: Iterable[str], suffix: str, index: str) -> list[str]:
     """Give the numbered files of a folder that has no index, `model-00001-of-00002` and so on, if all are there.
 
     Args:

@@ -11,9 +11,11 @@ import numpy.typing as npt
 
 from .. import _core
 from ..errors import SizeOverflowError
-from .boxes import Bounds
 
-__all__ = ["NO_PIECES", "Piece", "Pieces", "Stretches", "dense_strides", "repeated", "shared_box", "within"]
+__all__ = ["NO_PIECES", "Bounds", "Piece", "Pieces", "Stretches", "dense_strides", "repeated", "shared_box", "within"]
+
+Bounds = tuple[tuple[int, int], ...]
+"""Start and stop per dim."""
 
 Numbers = npt.NDArray[np.int64]
 #: Stretches of a dim, int64 (stretches, 3): where each begins in the old dim, where in the new one, and its length.
@@ -41,6 +43,20 @@ class Piece(NamedTuple):
     holder: Any
     offset: int
     strides: tuple[int, ...]
+
+    @classmethod
+    def dense(cls, box: Iterable[tuple[int, int]], holder: Any, offset: int, itemsize: int) -> Piece:
+        """A box whose elements, of so many bytes, lie one after the other in C order.
+
+        >>> Piece.dense(((0, 2), (3, 6)), "file", 8, 4)
+        Piece(box=((0, 2), (3, 6)), holder='file', offset=8, strides=(12, 4))
+        """
+        box = tuple(box)
+        strides, step = [], itemsize
+        for start, stop in reversed(box):
+            strides.append(step)
+            step *= max(stop - start, 1)
+        return cls(box, holder, offset, tuple(reversed(strides)))
 
 
 class Pieces(Sequence[Piece]):
@@ -83,6 +99,25 @@ class Pieces(Sequence[Piece]):
             rows.append([at, offset, *(a for a, _ in box), *(b for _, b in box), *strides])
         try:
             return cls(np.array(rows, np.int64).reshape(len(rows), 2 + 3 * rank), holders)
+        except OverflowError:
+            raise SizeOverflowError("a size, an offset or a stride of a piece is over 2**63 - 1") from None
+
+    @classmethod
+    def by_number(cls, pieces: Iterable[Piece], rank: int) -> Pieces:
+        """The table of pieces whose holders are numbers, of a job's files and arrays; a table is given as it is.
+
+        Raises:
+            ValueError: if one has another number of dims.
+            SizeOverflowError: if a number is over 2**63 - 1.
+        """
+        if isinstance(pieces, Pieces):
+            return pieces
+        rows = [[number, at, *(a for a, _ in box), *(b for _, b in box), *steps] for box, number, at, steps in pieces]
+        wrong = next((row for row in rows if len(row) != 2 + 3 * rank), None)
+        if wrong is not None:
+            raise ValueError(f"a piece has {len(wrong) - 2} bounds and strides; for {rank} dims it needs {3 * rank}")
+        try:
+            return cls(np.array(rows, np.int64).reshape(len(rows), 2 + 3 * rank))
         except OverflowError:
             raise SizeOverflowError("a size, an offset or a stride of a piece is over 2**63 - 1") from None
 
@@ -218,12 +253,12 @@ class Pieces(Sequence[Piece]):
         rows[:, 0] = [first + numbers.setdefault(holder, len(numbers)) for holder in self.numbers.tolist()]
         return Pieces(rows)
 
-    def of_holders(self, held: Callable[[Any], Any]) -> Pieces:
-        """The same, of what a function makes of their holders; the others are left out."""
+    def of_holders(self, held: Callable[[int], Any]) -> Pieces:
+        """The same, of what a function says that the numbers of their holders stand for."""
         numbers, inner = np.unique(self.numbers, return_inverse=True)
         rows = self.rows.copy()
         rows[:, 0] = inner.reshape(-1)
-        return Pieces(rows, [held(self.holders[number]) for number in numbers.tolist()])
+        return Pieces(rows, list(map(held, numbers.tolist())))
 
     def meeting(self, box: Bounds) -> npt.NDArray[np.intp]:
         """The positions of those that share elements with a box, in order."""

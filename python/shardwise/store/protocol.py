@@ -7,7 +7,6 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import islice
-from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -22,7 +21,8 @@ from .._text import bytes_text, shown
 from ..errors import LayoutError, ParseError
 from ..tiling import Tiling
 from .boxes import Bounds, Extent, check_box, check_out, contiguous_strides, expressible, read_extent
-from .files import DataFile, ReadsFiles
+from .files import Holder, ReadsFiles
+from .location import Location
 from .pieces import Pieces, shared_box
 from .text import MAX_NAME, box_text
 
@@ -68,7 +68,7 @@ class StoredPiece(ReadsFiles):
     def __init__(
         self,
         box: Bounds,
-        path: Path,
+        path: Location,
         *,
         key: str = "",
         locate: Callable[[], Extent] | None = None,
@@ -282,7 +282,7 @@ class StoredTensor(Drawn, ReadsFiles):
             with expressible(shown(self.name), self.shape, dtype):
                 out = np.empty(shape, dtype)
         target = check_out(out, shape, dtype)
-        files: dict[int, DataFile] = {}
+        files: dict[int, Holder] = {}
         for position in self._overlapping(bounds) if target.size else ():
             piece = self.pieces[position]
             common = shared_box(piece._bounds, bounds)
@@ -505,7 +505,7 @@ class StoredObject(ReadsFiles):
 
     __slots__ = ("_load", "extent", "name")
 
-    def __init__(self, name: str, load: Callable[[], Any], extent: tuple[DataFile, int, int] | None = None) -> None:
+    def __init__(self, name: str, load: Callable[[], Any], extent: tuple[Holder, int, int] | None = None) -> None:
         self.name = name
         self.extent = extent
         self._load = load
@@ -534,7 +534,7 @@ class StoredSum(NamedTuple):
         error: Why there is no CRC-32 to be had, if the container that should have it is damaged.
     """
 
-    file: DataFile
+    file: Holder
     start: int
     size: int
     crc: int
@@ -553,7 +553,7 @@ class Rest(NamedTuple):
 
     pieces: Mapping[str, Sequence[StoredPiece]]
     sums: Iterable[StoredSum]
-    files: Sequence[DataFile]
+    files: Sequence[Holder]
 
 
 class _Closable(Protocol):
@@ -576,7 +576,7 @@ class StoredCheckpoint(ReadsFiles, Mapping[str, StoredTensor]):
 
     def __init__(
         self,
-        path: Path,
+        path: Location,
         form: str,
         tensors: Mapping[str, StoredTensor],
         files: Sequence[_Closable] = (),

@@ -23,8 +23,8 @@ from .boxes import Bounds
 from .digests import Digested, Progress, piece_digests, tensor_digests
 from .engine import add_digests, check_memory, check_threads
 from .frames import Frames
-from .object_files import open_file
-from .objects import ObjectPath, place_of
+from .location import Location, location_of, open_file
+from .objects import ObjectPath
 from .open import known_form, open_checkpoint
 from .pieces import shared_box
 from .protocol import StoredCheckpoint, StoredSum, StoredTensor, UnsupportedError
@@ -77,7 +77,7 @@ class VerifyReport:
         damaged: Everything that is not what was written.
     """
 
-    path: Path
+    path: Location
     format: str
     tensors: int
     bytes: int
@@ -145,7 +145,7 @@ class Difference:
 
 
 def verify_checkpoint(
-    path: str | os.PathLike[str] | ObjectPath,
+    path: str | os.PathLike[str] | Location,
     *,
     memory: int = _MEMORY,
     threads: int | None = None,
@@ -181,7 +181,7 @@ def verify_checkpoint(
     """
     check_memory(memory)
     check_threads(threads)
-    given = place_of(path)
+    given = location_of(path)
     known_form(given)  # Whatever is wrong from here on is wrong with a checkpoint.
     report = _Verification(given, memory, threads, progress).report()
     if report.damaged:
@@ -194,7 +194,7 @@ def verify_checkpoint(
 class _Verification:
     """A checkpoint that is verified: what is damaged, as it is found."""
 
-    def __init__(self, path: Path, memory: int, threads: int | None, progress: Progress | None) -> None:
+    def __init__(self, path: Location, memory: int, threads: int | None, progress: Progress | None) -> None:
         self._path = path
         self._work = (memory, threads, progress)
         self._damaged: list[Damage] = []
@@ -234,7 +234,7 @@ class _Verification:
                 self._add(None, path / MANIFEST, str(error))
         return replace(found, damaged=tuple(self._damaged))
 
-    def _add(self, tensor: str | None, file: Path | str, problem: str) -> None:
+    def _add(self, tensor: str | None, file: Location | str, problem: str) -> None:
         if all(problem != one.problem for one in self._damaged[-_MOST_SHOWN:]):
             self._damaged.append(Damage(tensor, str(file), problem))
 
@@ -275,7 +275,7 @@ class _Verification:
             have = add_digests(found.digests[name])
             if name in found.unread or have == digest:
                 continue
-            held: dict[Path, list[int]] = {}
+            held: dict[Location, list[int]] = {}
             for piece, part in zip(tensors[name].pieces, found.digests[name], strict=False):
                 held.setdefault(piece.path, []).append(part)
             parts = {file: f"{add_digests(digests):032x}" for file, digests in held.items()}
@@ -341,14 +341,14 @@ def _held_in(tensors: Mapping[str, StoredTensor], each: StoredSum) -> Iterator[s
                     break
 
 
-def _digest_in(files: Mapping[str, Mapping[str, Any]], file: Path, name: str) -> str | None:
+def _digest_in(files: Mapping[str, Mapping[str, Any]], file: Location, name: str) -> str | None:
     """The digest that a manifest states for what a file holds of a tensor."""
     digests = files.get(file.name, {}).get("digests")
     found = digests.get(name) if isinstance(digests, dict) else None
     return found if isinstance(found, str) else None
 
 
-def _expected(path: Path, checkpoint: StoredCheckpoint, manifest: dict[str, Any] | None) -> dict[str, int]:
+def _expected(path: Location, checkpoint: StoredCheckpoint, manifest: dict[str, Any] | None) -> dict[str, int]:
     """The digests that were written beside the tensors."""
     if manifest is not None:
         tensors: dict[str, Any] = manifest["tensors"]
@@ -365,7 +365,7 @@ def _expected(path: Path, checkpoint: StoredCheckpoint, manifest: dict[str, Any]
     return {name: _number(digest, path) for name, digest in said.items()}
 
 
-def _wrong_header(path: Path, said: dict[str, Any]) -> str:
+def _wrong_header(path: Location, said: dict[str, Any]) -> str:
     """Compare what the manifest says about a file besides its tensors: the digest of its header, or of all of it."""
     file = open_file(path)
     try:
@@ -383,7 +383,7 @@ def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _number(text: object, where: Path) -> int:
+def _number(text: object, where: Location) -> int:
     if not isinstance(text, str) or len(text) != 32:
         raise ParseError(f"{where}: {shown(text)} is not a digest")
     try:
@@ -393,8 +393,8 @@ def _number(text: object, where: Path) -> int:
 
 
 def diff_checkpoints(
-    first: str | os.PathLike[str] | ObjectPath,
-    second: str | os.PathLike[str] | ObjectPath,
+    first: str | os.PathLike[str] | Location,
+    second: str | os.PathLike[str] | Location,
     *,
     memory: int = _MEMORY,
     threads: int | None = None,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,8 +18,8 @@ from .._text import shown
 from ..errors import ParseError
 from .boxes import Bounds, Extent, contiguous_strides
 from .coverage import tile
-from .files import DataFile
-from .object_files import opening
+from .files import Holder
+from .location import Location, opening
 from .parts import MARK, PIECES
 from .protocol import ListedPieces, StoredCheckpoint, StoredPiece, StoredTensor
 from .safetensors.header import Entry, read_header
@@ -42,18 +41,18 @@ class _Held(NamedTuple):
     """
 
     entry: Entry
-    file: DataFile
+    file: Holder
     shape: tuple[int, ...]
     rows: Numbers
 
 
-def open_names(path: Path, names: Iterable[str], form: str) -> StoredCheckpoint:
+def open_names(path: Location, names: Iterable[str], form: str) -> StoredCheckpoint:
     """Open these files of a folder, all of a checkpoint of this form.
 
     Raises:
         ParseError: if one does not say what it is a part of, or together they are not all of their tensors.
     """
-    files: list[DataFile] = []
+    files: list[Holder] = []
     held: dict[str, list[_Held]] = {}
     metadata: dict[str, Any] = {}
     names = sorted(names)
@@ -76,7 +75,7 @@ def open_names(path: Path, names: Iterable[str], form: str) -> StoredCheckpoint:
     return StoredCheckpoint(path, form, tensors, files, metadata=metadata)
 
 
-def _said_parts(file: DataFile, texts: Mapping[str, str]) -> dict[str, Any]:
+def _said_parts(file: Holder, texts: Mapping[str, str]) -> dict[str, Any]:
     if PIECES not in texts:
         raise ParseError(f"{file.path}: its metadata has no {PIECES}, which says what its arrays are parts of")
     found = strict_json(texts[PIECES].encode(), f"{file.path}: {PIECES}")
@@ -85,7 +84,7 @@ def _said_parts(file: DataFile, texts: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
-def _held(file: DataFile, entry: Entry, said: Any) -> _Held:
+def _held(file: Holder, entry: Entry, said: Any) -> _Held:
     """What a file holds of a tensor, by what its header says of it; all of it, if that says nothing."""
     rank, name = len(entry.shape), f"{file.path}: {PIECES}: {shown(entry.name)}"
     own = np.array(entry.shape, np.int64)
@@ -107,7 +106,7 @@ def _held(file: DataFile, entry: Entry, said: Any) -> _Held:
     return _Held(entry, file, whole, rows)
 
 
-def _tensor(path: Path, name: str, held: list[_Held]) -> StoredTensor:
+def _tensor(path: Location, name: str, held: list[_Held]) -> StoredTensor:
     first = held[0]
     dtype = CODES[first.entry.dtype]
     for other in held:

@@ -7,14 +7,12 @@ them; the manifest, `shardwise.json`, has what they lack: shapes, layouts, sizes
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 from typing import Any
 
 from .._text import shown
 from ..errors import ParseError
 from . import ranks
-from .object_files import open_file
-from .objects import ObjectPath, entries_of
+from .location import Location, names_in, open_file
 from .parts import MANIFEST
 from .protocol import StoredCheckpoint, StoredTensor
 from .text import MAX_JSON, strict_json
@@ -31,7 +29,7 @@ def sealed(text: bytes) -> bytes:
     return text.removesuffix(b"\n}") + _SEAL + hashlib.sha256(text).hexdigest().encode() + _END
 
 
-def check_seal(folder: Path) -> None:
+def check_seal(folder: Location) -> None:
     """Check that a folder's manifest is what was written, to the last bit.
 
     Raises:
@@ -47,20 +45,18 @@ def check_seal(folder: Path) -> None:
         raise ParseError(f"{path}: is not what was written: its SHA-256 is not the one that it says")
 
 
-def open_form(path: Path) -> StoredCheckpoint:
+def open_form(path: Location) -> StoredCheckpoint:
     """Open the folder, and check its files against the manifest."""
     manifest = read_manifest(path)
     for problem in damaged_files(path, manifest).values():
         raise ParseError(problem)
     if not any(manifest[key] for key in ("tensors", "files", "aliases")):
         return StoredCheckpoint(path, "sharded", {}, [], metadata=manifest)
-    is_remote = isinstance(path, ObjectPath)
-    names = manifest["files"] if is_remote else (name for name, _ in entries_of(path))
     form = manifest.get("form")
     if form in ("ranks", "vllm"):
         inner = ranks.open_names(path, [name for name in manifest["files"] if name.endswith(".safetensors")], form)
     else:
-        form, inner = "sharded", dcp_safetensors.open_names(path, names)
+        form, inner = "sharded", dcp_safetensors.open_names(path, names_in(path, manifest["files"]))
     try:
         said: dict[str, Any] = manifest["tensors"]
         tensors: dict[str, StoredTensor] = {}
@@ -91,7 +87,7 @@ def open_form(path: Path) -> StoredCheckpoint:
     return StoredCheckpoint(path, form, tensors, inner._files, metadata=manifest)
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Location) -> dict[str, Any]:
     """Read the manifest of a folder.
 
     Raises:
@@ -122,7 +118,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def damaged_files(folder: Path, manifest: dict[str, Any]) -> dict[str, str]:
+def damaged_files(folder: Location, manifest: dict[str, Any]) -> dict[str, str]:
     """Give the files of a manifest that are missing or have another size, with what is wrong."""
     found = {}
     for name, said in manifest["files"].items():

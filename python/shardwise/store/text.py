@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from itertools import pairwise
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
 import numpy as np
@@ -43,7 +43,7 @@ _MANY = 1_000_000
 _PIECE = 1 << 20
 
 
-def strict_json(data: bytes, path: Path | str, offset: int = 0) -> Any:
+def strict_json(data: bytes, path: object, offset: int = 0) -> Any:
     """Parse JSON in UTF-8 at byte `offset` of a file: no duplicate keys, no NaN, no lone surrogates.
 
     Raises:
@@ -85,7 +85,7 @@ def strict_json(data: bytes, path: Path | str, offset: int = 0) -> Any:
     return value
 
 
-def _check_density(data: bytes, path: Path | str, offset: int) -> None:
+def _check_density(data: bytes, path: object, offset: int) -> None:
     """Refuse what would take far more memory than its text: many containers and keys without content.
 
     A list takes 56 bytes and an object or a key more, for two to five of the text. Descriptions of tensors have

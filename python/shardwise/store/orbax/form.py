@@ -7,12 +7,11 @@ has the item before each name.
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 from ..._text import shown
 from ...errors import ParseError
-from ..object_files import open_file
+from ..location import Location, open_file
 from ..protocol import StoredCheckpoint, StoredObject, StoredTensor, UnsupportedError
 from ..text import MAX_JSON, checked_name, strict_json
 from .keyvalue import FolderStore, KeyValueStore
@@ -28,7 +27,7 @@ _STEP = re.compile(r"(?:[A-Za-z][A-Za-z0-9]*_)?(\d{1,18})")
 _TEMPORARY = ".orbax-checkpoint-tmp"
 
 
-def open_form(path: Path) -> StoredCheckpoint:
+def open_form(path: Location) -> StoredCheckpoint:
     """Open an item, a step, or the last complete step of a folder of them."""
     metadata: dict[str, Any] = {}
     if not (_is_item(path) or _is_marked(path)):
@@ -56,15 +55,15 @@ def open_form(path: Path) -> StoredCheckpoint:
     )  # fmt: skip
 
 
-def _is_item(path: Path) -> bool:
+def _is_item(path: Location) -> bool:
     return any((path / name).exists() for name in (_ITEM_METADATA, MANIFEST))
 
 
-def _is_marked(path: Path) -> bool:
+def _is_marked(path: Location) -> bool:
     return any((path / name).exists() for name in (_STEP_METADATA, "orbax.checkpoint", _COMMITTED))
 
 
-def _last_step(path: Path) -> tuple[Path, int]:
+def _last_step(path: Location) -> tuple[Location, int]:
     """The complete step with the highest number."""
     steps = []
     for entry in path.iterdir():
@@ -77,7 +76,7 @@ def _last_step(path: Path) -> tuple[Path, int]:
     raise ParseError(f"{path}: none of its {len(steps)} steps has a {_COMMITTED}, which is written last")
 
 
-def _check_committed(path: Path) -> None:
+def _check_committed(path: Location) -> None:
     if _TEMPORARY in path.name:
         raise ParseError(f"{path}: is what an interrupted save of Orbax left behind; open the last complete step")
     if not any((folder / _COMMITTED).exists() for folder in (path, path.parent)):
@@ -88,7 +87,7 @@ def _check_committed(path: Path) -> None:
 
 
 def _open_item(
-    item: Path,
+    item: Location,
     prefix: str,
     stores: list[KeyValueStore],
     tensors: dict[str, StoredTensor],
@@ -124,7 +123,7 @@ def _open_item(
             objects[f"{prefix}{name}"] = StoredObject(f"{prefix}{name}", lambda text=text: text)  # type: ignore[misc]
 
 
-def _check_tree(item: Path, tree: Any, prefix: str, names: set[str]) -> None:
+def _check_tree(item: Location, tree: Any, prefix: str, names: set[str]) -> None:
     """Check that every array that the tree of an item names exists."""
     for entry in tree.values() if isinstance(tree, dict) else ():
         keys = entry.get("key_metadata") if isinstance(entry, dict) else None
@@ -138,7 +137,7 @@ def _check_tree(item: Path, tree: Any, prefix: str, names: set[str]) -> None:
             raise ParseError(f"{item}: its tree names the array {shown(name)}, which does not exist")
 
 
-def _json(path: Path) -> Any:
+def _json(path: Location) -> Any:
     """The JSON in a file; an empty object where there is no such file."""
     try:
         file = open_file(path)

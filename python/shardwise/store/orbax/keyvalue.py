@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from ..._fork import ForkLock
 from ..._text import shown
 from ...errors import ParseError
-from ..files import DataFile
-from ..object_files import open_file
-from ..objects import entries_of
+from ..files import Holder
+from ..location import Location, entries_of, open_file
 
 __all__ = ["FolderStore", "KeyValueStore", "OpenFiles", "Value"]
 
@@ -28,7 +26,7 @@ class Value(NamedTuple):
         inline: The bytes, if the database holds them.
     """
 
-    path: Path
+    path: Location
     offset: int
     length: int | None
     inline: bytes | None = None
@@ -38,16 +36,16 @@ class OpenFiles:
     """Files by path, opened when they are first needed, and closed together."""
 
     def __init__(self) -> None:
-        self._files: dict[Path, DataFile] = {}
+        self._files: dict[Location, Holder] = {}
         self._closed = False
         self._lock = ForkLock()
 
-    def check_open(self, path: Path) -> None:
+    def check_open(self, path: Location) -> None:
         """Raise ValueError if they were closed."""
         if self._closed:
             raise ValueError(f"{path}: this checkpoint is closed")
 
-    def __getitem__(self, path: Path) -> DataFile:
+    def __getitem__(self, path: Location) -> Holder:
         with self._lock:
             self.check_open(path)
             file = self._files.get(path)
@@ -62,7 +60,7 @@ class OpenFiles:
             for file in self._files.values():
                 file.close()
 
-    def stretch(self, value: Value) -> tuple[DataFile, int, int]:
+    def stretch(self, value: Value) -> tuple[Holder, int, int]:
         """Give file, offset and length of a value that lies in a file."""
         file = self[value.path]
         length = file.size - value.offset if value.length is None else value.length
@@ -87,7 +85,7 @@ class OpenFiles:
 class KeyValueStore(Protocol):
     """A source of zarr arrays."""
 
-    folder: Path
+    folder: Location
     files: OpenFiles
 
     def get(self, key: str) -> Value | None:
@@ -100,10 +98,10 @@ class KeyValueStore(Protocol):
 class FolderStore:
     """The files below a folder; their relative paths are the keys."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Location) -> None:
         self.folder = folder
         self.files = OpenFiles()
-        self._values: dict[str, Path] = {}
+        self._values: dict[str, Location] = {}
         open_folders = [("", folder)]
         while open_folders:
             prefix, current = open_folders.pop()

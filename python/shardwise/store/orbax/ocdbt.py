@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 from ..._core import crc32c
 from ..._text import shown
 from ...errors import ParseError
 from ..codecs import decompress_node
+from ..location import Location
 from ..text import stays_inside
 from .keyvalue import OpenFiles, Value
 
@@ -31,7 +31,7 @@ _MAX_HEIGHT = 32
 class _Node:
     """The decoded body of a node, read from its beginning to its end."""
 
-    def __init__(self, data: bytes, where: str, path: Path) -> None:
+    def __init__(self, data: bytes, where: str, path: Location) -> None:
         self._data = data
         self._at = 0
         self.where = where
@@ -115,7 +115,7 @@ class OcdbtStore:
         ParseError: if it is not one, is damaged, or names files outside its folder.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Location) -> None:
         self.folder = folder
         self.files = OpenFiles()
         self._values: dict[str, Value] = {}
@@ -170,7 +170,7 @@ class OcdbtStore:
                     text = shown(str(value.path))
                     raise ParseError(f"{self.folder}: {shown(key)} is in {text}, which does not exist") from None
 
-    def _manifest(self, path: Path, *, config_only: bool = True) -> _Node | None:
+    def _manifest(self, path: Location, *, config_only: bool = True) -> _Node | None:
         """A manifest, read up to its file table; None for one that only says that others are numbered."""
         data = self.files.read(Value(path, 0, None), _MAX_NODE)
         node = _Node(read_node(data, _MANIFEST_MAGIC, str(path)), str(path), path)
@@ -209,7 +209,7 @@ class OcdbtStore:
             raise node.error(f"file {number} of {len(files)}")
         return files[number]
 
-    def _path(self, path: bytes, where: str) -> Path:
+    def _path(self, path: bytes, where: str) -> Location:
         try:
             text = path.decode("utf-8")
         except UnicodeDecodeError:
@@ -281,7 +281,7 @@ class OcdbtStore:
             raise node.error("a value that is neither in the node nor in a file")
         numbers, offsets = node.numbers(len(outside)), node.numbers(len(outside))
         places = dict(zip(outside, zip(numbers, offsets, strict=True), strict=True))
-        paths: dict[int, Path] = {}
+        paths: dict[int, Location] = {}
         for position, (key, length) in enumerate(zip(keys, lengths, strict=True)):
             try:
                 text = (prefix + key).decode("utf-8")

@@ -2,13 +2,11 @@
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
 from ..._text import shown
 from ...errors import ParseError
-from ..files import DataFile
-from ..object_files import open_file, opening
-from ..objects import entries_of
+from ..files import Holder
+from ..location import Location, entries_of, open_file, opening
 from ..parts import MANIFEST, MARK, SHARDING_INFO, check_whole, complete_set, said_files
 from ..text import MAX_JSON, stays_inside, strict_json
 from .header import Entry, read_header
@@ -19,7 +17,7 @@ _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 
 
-def locate_checkpoint(path: Path) -> Path:
+def locate_checkpoint(path: Location) -> Location:
     """Find the file or index that a path means; a folder is searched as by Hugging Face's `from_pretrained`.
 
     In a folder that is `model.safetensors`, else `model.safetensors.index.json`, else the only index, else the only
@@ -48,7 +46,7 @@ def locate_checkpoint(path: Path) -> Path:
     raise ParseError(f"{path}: no {_SINGLE}, no {_INDEX}, no other .safetensors file")
 
 
-def numbered_files(folder: Path) -> list[str]:
+def numbered_files(folder: Location) -> list[str]:
     """The files of a checkpoint in several files that has no index; none if there is one, or they are not numbered.
 
     Raises:
@@ -60,7 +58,7 @@ def numbered_files(folder: Path) -> list[str]:
     return complete_set(folder, names, ".safetensors", _INDEX)
 
 
-def read_index(path: Path) -> dict[str, str]:
+def read_index(path: Location) -> dict[str, str]:
     """Read the map from tensor name to file name of an index in Hugging Face's format.
 
     Raises:
@@ -82,7 +80,7 @@ def read_index(path: Path) -> dict[str, str]:
     return weight_map
 
 
-def open_entries(path: Path, *, part: bool = False) -> tuple[dict[str, Entry], dict[str, str], list[DataFile]]:
+def open_entries(path: Location, *, part: bool = False) -> tuple[dict[str, Entry], dict[str, str], list[Holder]]:
     """Open a file, or the files of an index or a folder, and read their headers: tensors, metadata, open files.
 
     Args:
@@ -111,7 +109,7 @@ def open_entries(path: Path, *, part: bool = False) -> tuple[dict[str, Entry], d
     return entries, {key: text for key, text in metadata.items() if key != MARK}, [file]
 
 
-def _check_offsets(file: DataFile, metadata: dict[str, str]) -> None:
+def _check_offsets(file: Holder, metadata: dict[str, str]) -> None:
     """Refuse a file of PyTorch's that holds parts of tensors which do not begin where the tensors do."""
     try:
         info = json.loads(metadata.get(SHARDING_INFO, "{}"))
@@ -127,8 +125,8 @@ def _check_offsets(file: DataFile, metadata: dict[str, str]) -> None:
 
 
 def _merge(
-    index: Path, weight_map: dict[str, str], names: Sequence[str] = ()
-) -> tuple[dict[str, Entry], dict[str, str], list[DataFile]]:
+    index: Location, weight_map: dict[str, str], names: Sequence[str] = ()
+) -> tuple[dict[str, Entry], dict[str, str], list[Holder]]:
     """Open the files that an index names and put their headers together: tensors, metadata, open files.
 
     A loader would load what the files hold. The index says which files there are, and decides if two hold the same
@@ -136,7 +134,7 @@ def _merge(
     """
     entries: dict[str, Entry] = {}
     metadata: dict[str, str] = {}
-    files: list[DataFile] = []
+    files: list[Holder] = []
     folder = index if names else index.parent
     try:
         names = names or sorted(set(weight_map.values()))

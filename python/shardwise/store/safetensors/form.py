@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 
 from ..._dtypes import CODES
 from ..boxes import Extent, contiguous_strides
-from ..files import DataFile
+from ..files import Holder
+from ..location import Location
 from ..protocol import LazyTensors, StoredCheckpoint, StoredPiece, StoredTensor, whole_box
 from .folder import locate_checkpoint, open_entries
 from .header import Entry
@@ -17,7 +17,7 @@ from .header import Entry
 __all__ = ["open_form", "stored_piece"]
 
 
-def open_form(path: Path, *, part: bool = False) -> StoredCheckpoint:
+def open_form(path: Location, *, part: bool = False) -> StoredCheckpoint:
     """Open a safetensors file, which may be a part of a checkpoint; a folder in Hugging Face's format, or its index."""
     located = locate_checkpoint(path)
     entries, metadata, files = open_entries(located, part=part)
@@ -43,11 +43,11 @@ def _aliases(metadata: Mapping[str, str]) -> dict[str, str]:
     return {alias: name for alias, name in pairs if isinstance(name, str)}
 
 
-def stored_piece(entry: Entry, file: DataFile, box: tuple[tuple[int, int], ...]) -> StoredPiece:
+def stored_piece(entry: Entry, file: Holder, box: tuple[tuple[int, int], ...]) -> StoredPiece:
     """Give a file's tensor as a piece: this box of the whole tensor."""
     return StoredPiece(box, file.path, locate=partial(_locate, entry, file))
 
 
-def _locate(entry: Entry, file: DataFile) -> Extent:
+def _locate(entry: Entry, file: Holder) -> Extent:
     # Packed elements have no strides in bytes; numpy has no array of them, so this is never reached.
     return Extent(file, entry.start, contiguous_strides(entry.shape, entry.bits // 8))

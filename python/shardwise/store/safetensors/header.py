@@ -14,7 +14,6 @@ only ever names: none is used as a path.
 """
 
 from operator import attrgetter
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,8 +21,9 @@ import numpy as np
 from ..._dtypes import CODES
 from ..._text import shown
 from ...errors import ParseError
-from ..files import DataFile
+from ..files import Holder
 from ..kinds import kind_of
+from ..location import Location
 from ..protocol import UnsupportedError
 from ..text import MAX_DIMS, MAX_JSON, are_sizes, checked_name, strict_json
 
@@ -53,7 +53,7 @@ class Entry(NamedTuple):
     shape: tuple[int, ...]
     start: int
     stop: int
-    file: Path
+    file: Location
 
     @property
     def nbytes(self) -> int:
@@ -71,7 +71,7 @@ class Entry(NamedTuple):
         return CODES[self.dtype].numpy(f"tensor {self.name!r}", self.dtype)
 
 
-def read_header(file: DataFile) -> tuple[dict[str, Entry], dict[str, str]]:
+def read_header(file: Holder) -> tuple[dict[str, Entry], dict[str, str]]:
     """Read and check a file's header: its tensors, in the header's order, and its metadata.
 
     Raises:
@@ -101,14 +101,14 @@ def read_header(file: DataFile) -> tuple[dict[str, Entry], dict[str, str]]:
     return entries, metadata
 
 
-def _other_kind(file: DataFile) -> str:
+def _other_kind(file: Holder) -> str:
     """Say what a file is that does not begin with a header's length; nothing if that is not known."""
     head = file.read(0, min(file.size, 512))
     kind = "" if head[_LENGTH : _LENGTH + 1] == b"{" else kind_of(head)
     return "" if kind.startswith("of an unknown") else kind
 
 
-def _metadata(value: object, path: Path) -> dict[str, str]:
+def _metadata(value: object, path: Location) -> dict[str, str]:
     if value is None:
         return {}
     if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
@@ -116,7 +116,7 @@ def _metadata(value: object, path: Path) -> dict[str, str]:
     return value
 
 
-def _error(file: DataFile, name: str, problem: str) -> ParseError:
+def _error(file: Holder, name: str, problem: str) -> ParseError:
     return ParseError(f"{file.path}: tensor {shown(name)}: {problem}")
 
 
@@ -124,7 +124,7 @@ def _error(file: DataFile, name: str, problem: str) -> ParseError:
 _Known = dict[tuple[str, tuple[int, ...]], int]
 
 
-def _entry(name: str, info: Any, begin: int, file: DataFile, known: _Known) -> Entry:
+def _entry(name: str, info: Any, begin: int, file: Holder, known: _Known) -> Entry:
     # What is not exactly like a tensor before it is looked at more closely.
     try:
         dtype, shape, (first, last) = info["dtype"], tuple(info["shape"]), info["data_offsets"]
@@ -143,7 +143,7 @@ def _entry(name: str, info: Any, begin: int, file: DataFile, known: _Known) -> E
     return entry
 
 
-def _checked(name: str, info: object, begin: int, file: DataFile) -> Entry:
+def _checked(name: str, info: object, begin: int, file: Holder) -> Entry:
     if not isinstance(info, dict):
         raise _error(file, name, "is not described by a JSON object")
     try:
@@ -183,7 +183,7 @@ def _bits(shape: list[int], bits: int, limit: int) -> int:
     return bits
 
 
-def _check_coverage(entries: dict[str, Entry], begin: int, file: DataFile) -> None:
+def _check_coverage(entries: dict[str, Entry], begin: int, file: Holder) -> None:
     position = begin
     for entry in sorted(entries.values(), key=attrgetter("start", "stop")):
         if entry.start != position:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ..._text import shown
 from ...errors import ParseError
-from ..files import DataFile
+from ..files import Holder
 from ..protocol import StoredSum
 
 __all__ = ["Archive", "Member"]
@@ -60,7 +60,7 @@ class Archive:
         ParseError: if it is not such a container; names the file and the byte.
     """
 
-    def __init__(self, file: DataFile, offset: int = 0, length: int | None = None) -> None:
+    def __init__(self, file: Holder, offset: int = 0, length: int | None = None) -> None:
         self._file = file
         self._offset = offset
         self._length = file.size - offset if length is None else length

@@ -10,7 +10,6 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,8 +20,8 @@ from ..._text import shown
 from ...errors import ParseError
 from ..boxes import Bounds, Extent
 from ..coverage import tile
-from ..files import DataFile
-from ..object_files import open_file, opening
+from ..files import Holder
+from ..location import Location, open_file, opening
 from ..protocol import (
     LazyTensors,
     ListedPieces,
@@ -50,14 +49,14 @@ _MAX_BITS = 8 * (2**63 - 1)
 Numbers = npt.NDArray[np.int64]
 
 
-def open_form(path: Path) -> StoredCheckpoint:
+def open_form(path: Location) -> StoredCheckpoint:
     """Open the folder, or its `.metadata`."""
     folder = path if path.is_dir() else path.parent
     return open_folder(folder, "dcp", {})
 
 
 def open_folder(
-    folder: Path, form: str, metadata: Mapping[str, Any], beside: Mapping[str, StoredObject] | None = None
+    folder: Location, form: str, metadata: Mapping[str, Any], beside: Mapping[str, StoredObject] | None = None
 ) -> StoredCheckpoint:
     """Open a folder with a `.metadata` as a checkpoint of this format, with values that lie beside it."""
     index = _Index(folder)
@@ -75,7 +74,7 @@ def open_folder(
     )
 
 
-def open_rest(folder: Path, names: Collection[str]) -> Rest:
+def open_rest(folder: Location, names: Collection[str]) -> Rest:
     """Open those files of a folder that have these names, and leave out what lies in others."""
     index = _Index(folder)
     opened = {number: open_file(folder / name) for number, name in enumerate(index.names) if name in names}
@@ -106,7 +105,7 @@ def _sums(item: _Item) -> Iterator[StoredSum]:
 class _Item(NamedTuple):
     """A stretch of a file."""
 
-    file: DataFile
+    file: Holder
     offset: int
     length: int
 
@@ -114,7 +113,7 @@ class _Item(NamedTuple):
 class _Index:
     """The `.metadata` of a folder, in columns; `rust/core/dcp.rs` describes them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Location) -> None:
         self.folder = folder
         self.path = folder / ".metadata"
         file = open_file(self.path)
@@ -126,7 +125,7 @@ class _Index:
             file.close()
         self.tensors, self.objects, self.bounds, self.chunk_places, places, self.names, self.rest = columns
         self.places: Numbers = places.reshape(-1, 3)
-        self.files: list[DataFile] = []
+        self.files: list[Holder] = []
         #: For each place the first one that is equal; `None` if all differ.
         self._first: Numbers | None = None
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,9 +19,8 @@ from ..._text import shown
 from ...errors import ParseError
 from ..boxes import Bounds
 from ..coverage import tile
-from ..files import DataFile
-from ..object_files import open_file, opening
-from ..objects import entries_of
+from ..files import Holder
+from ..location import Location, entries_of, open_file, opening
 from ..parts import MANIFEST, MARK, SHARDING_INFO, said_files
 from ..protocol import ListedPieces, Rest, StoredCheckpoint, StoredPiece, StoredTensor
 from ..safetensors.form import stored_piece
@@ -38,16 +36,16 @@ class _Part(NamedTuple):
     """The part of a tensor in one file."""
 
     entry: Entry
-    file: DataFile
+    file: Holder
     offsets: tuple[int, ...]
 
 
-def open_form(path: Path) -> StoredCheckpoint:
+def open_form(path: Location) -> StoredCheckpoint:
     """Open the folder of a checkpoint that PyTorch wrote; of one of ours the manifest is missing."""
     return open_names(path, (name for name, _ in entries_of(path)), is_ours=False)
 
 
-def open_names(path: Path, listed: Iterable[str], *, is_ours: bool = True) -> StoredCheckpoint:
+def open_names(path: Location, listed: Iterable[str], *, is_ours: bool = True) -> StoredCheckpoint:
     """Open the shards among these names in the folder.
 
     Args:
@@ -59,7 +57,7 @@ def open_names(path: Path, listed: Iterable[str], *, is_ours: bool = True) -> St
     if not is_ours:
         _refuse_ours(path, names)
     ranks = _check_names(path, names)
-    files: list[DataFile] = []
+    files: list[Holder] = []
     parts: dict[str, list[_Part]] = {}
     metadata: dict[str, Any] = {}
     try:
@@ -83,10 +81,10 @@ def open_names(path: Path, listed: Iterable[str], *, is_ours: bool = True) -> St
     return StoredCheckpoint(path, "dcp-safetensors", tensors, files, metadata={**metadata, "ranks": ranks})
 
 
-def open_rest(path: Path, names: Iterable[str]) -> Rest:
+def open_rest(path: Location, names: Iterable[str]) -> Rest:
     """Open those safetensors files of a folder with a manifest that have these names, whatever else is missing."""
     pieces: dict[str, list[StoredPiece]] = {}
-    files: list[DataFile] = []
+    files: list[Holder] = []
     for name in sorted(name for name in names if name.endswith(".safetensors")):
         files.append(open_file(path / name))
         entries, texts = read_header(files[-1])
@@ -99,7 +97,7 @@ def open_rest(path: Path, names: Iterable[str]) -> Rest:
     return Rest(pieces, (), files)
 
 
-def _refuse_ours(path: Path, names: list[str]) -> None:
+def _refuse_ours(path: Location, names: list[str]) -> None:
     """Refuse files of ours without their manifest, which is written last."""
     for name in names[:1]:
         file = open_file(path / name)
@@ -116,7 +114,7 @@ def _refuse_ours(path: Path, names: list[str]) -> None:
         )
 
 
-def _check_names(path: Path, names: list[str]) -> int:
+def _check_names(path: Location, names: list[str]) -> int:
     """Check that the numbers in the names are complete; give the number of ranks."""
     numbers: dict[int, dict[int, int]] = {}
     for name in names:
@@ -137,7 +135,7 @@ def _check_names(path: Path, names: list[str]) -> int:
     return len(numbers)
 
 
-def _sharding(file: DataFile, texts: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
+def _sharding(file: Holder, texts: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
     """The offsets of the tensors of a file."""
     if SHARDING_INFO not in texts:
         raise ParseError(f"{file.path}: its metadata has no {SHARDING_INFO}, which gives its place")
@@ -154,7 +152,7 @@ def _sharding(file: DataFile, texts: Mapping[str, str]) -> dict[str, tuple[int, 
     return offsets
 
 
-def _tensor(path: Path, name: str, parts: list[_Part]) -> StoredTensor:
+def _tensor(path: Location, name: str, parts: list[_Part]) -> StoredTensor:
     first = parts[0]
     dtype, rank = CODES[first.entry.dtype], len(first.entry.shape)
     for part in parts:

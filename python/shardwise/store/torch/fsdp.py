@@ -11,7 +11,6 @@ import math
 import re
 from functools import lru_cache, partial
 from itertools import product
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,9 +21,8 @@ from ..._text import shown
 from ...errors import ParseError
 from ..boxes import Bounds
 from ..coverage import tile
-from ..files import DataFile
-from ..object_files import opening
-from ..objects import entries_of
+from ..files import Holder
+from ..location import Location, entries_of, opening
 from ..protocol import ListedPieces, StoredCheckpoint, StoredObject, StoredPiece, StoredTensor, UnsupportedError
 from ..text import checked_shape
 from .pickles import Record, dtype_of_global, sizes_of, state_of
@@ -73,10 +71,10 @@ class _Gathered:
         self.first = ""
 
 
-def open_form(path: Path) -> StoredCheckpoint:
+def open_form(path: Location) -> StoredCheckpoint:
     """Open the folder."""
     names = _files(path)
-    files: list[DataFile] = []
+    files: list[Holder] = []
     gathered: dict[str, _Gathered] = {}
     objects: dict[str, StoredObject] = {}
     unreadable: dict[str, str] = {}
@@ -127,7 +125,7 @@ def open_form(path: Path) -> StoredCheckpoint:
     )
 
 
-def _files(path: Path) -> list[str]:
+def _files(path: Location) -> list[str]:
     found: dict[tuple[str, int], dict[int, str]] = {}
     for name, _ in entries_of(path):
         match = _NAME.fullmatch(name)
@@ -342,7 +340,7 @@ def _parts(
     ]
 
 
-def _tensor(path: Path, name: str, held: _Gathered) -> StoredTensor:
+def _tensor(path: Location, name: str, held: _Gathered) -> StoredTensor:
     if held.sharding is not None:
         shape, dtype = held.sharding.shape, held.sharding.dtype
     else:

@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 from ..._text import shown
 from ...errors import ParseError
-from ..files import DataFile
-from ..object_files import open_file
-from ..objects import entries_of
+from ..files import Holder
+from ..location import entries_of, open_file
 from ..parts import check_whole, complete_set
 from ..protocol import StoredCheckpoint, StoredObject, StoredTensor, UnsupportedError, whole_box
 from ..safetensors.folder import read_index
@@ -42,7 +41,7 @@ def open_form(path: Path, *, part: bool = False) -> StoredCheckpoint:
     tensors: dict[str, StoredTensor] = {}
     objects: dict[str, StoredObject] = {}
     unreadable: dict[str, str] = {}
-    files: list[DataFile] = []
+    files: list[Holder] = []
     try:
         for name in names:
             try:
@@ -67,7 +66,7 @@ def open_form(path: Path, *, part: bool = False) -> StoredCheckpoint:
 
 
 def _read(
-    file: DataFile, tensors: dict[str, StoredTensor], objects: dict[str, StoredObject], unreadable: dict[str, str]
+    file: Holder, tensors: dict[str, StoredTensor], objects: dict[str, StoredObject], unreadable: dict[str, str]
 ) -> None:
     container = Container(file)
     owners: dict[str, _Owners] = {}

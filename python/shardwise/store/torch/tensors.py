@@ -11,7 +11,7 @@ from ..._dtypes import Dtype
 from ..._text import shown
 from ...errors import ParseError
 from ..boxes import Bounds, Extent
-from ..files import DataFile
+from ..files import Holder
 from ..protocol import StoredObject, StoredPiece, StoredSum, UnsupportedError
 from ..text import checked_name, checked_shape
 from .archive import Archive
@@ -67,7 +67,7 @@ class Container:
         ParseError: if it is not one, or is one that cannot be read; names the file.
     """
 
-    def __init__(self, file: DataFile, offset: int = 0, length: int | None = None) -> None:
+    def __init__(self, file: Holder, offset: int = 0, length: int | None = None) -> None:
         self.file = file
         self.archive = Archive(file, offset, length)
         found = [name for name in self.archive.members if name.endswith("/data.pkl") and name.count("/") == 1]
@@ -214,7 +214,7 @@ class Container:
         return extent._replace(start=extent.start + skipped)
 
 
-def sums_of(files: Iterable[DataFile]) -> Iterator[StoredSum]:
+def sums_of(files: Iterable[Holder]) -> Iterator[StoredSum]:
     """Give the CRC-32 of every member of files of `torch.save`."""
     for file in files:
         yield from Archive(file).sums()

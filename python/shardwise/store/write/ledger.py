@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -13,11 +13,13 @@ import numpy as np
 from ..._text import shown
 from ...errors import ParseError
 from ..engine import add_digests
+from ..sharded import MANIFEST
+from .formats.manifest import manifest_text
 from .plans.grid import FileGrid
 from .plans.plan import WritePlan
-from .receipts import TaskReceipt, parts_of, refuse_missing
+from .receipts import TaskReceipt, joined_crc, parts_of, refuse_missing
 
-__all__ = ["Ledger", "joined_crc", "written_by"]
+__all__ = ["Ending", "Ledger", "texts_of", "written_by"]
 
 #: The most parts that a message names.
 _MOST_PARTS = 20
@@ -49,6 +51,54 @@ def written_by(plan: WritePlan, number: int) -> Written:
     return Written(task.written, task.again)
 
 
+class Ending:
+    """What follows from the receipts of all tasks: what surrounds tensors, the manifest, and the other files.
+
+    Args:
+        plan: The plan.
+        ledger: The receipts.
+        confirm: Compares what a task has made with its sources and its receipt.
+
+    Attributes:
+        names: The names of the further files of a folder.
+        made: For tasks that made an object of a store, its bytes and its mark.
+    """
+
+    def __init__(self, plan: WritePlan, ledger: Ledger, confirm: Callable[[int], None]) -> None:
+        self._plan, self._ledger, self.confirm = plan, ledger, confirm
+        self._is_known = False
+        self.names = [MANIFEST, *plan.texts]
+        self.made = ledger.made
+
+    def _note(self) -> None:
+        """Say to each file the digests and the CRC-32 of what it holds."""
+        if self._is_known:
+            return
+        for number, file in enumerate(self._plan.files):
+            file.digests, file.crcs = {}, self._ledger.crcs(number) if file.needs_crcs else {}
+            for slot in file.slots:
+                if slot.tensor not in file.digests:
+                    file.digests[slot.tensor] = self._ledger.digest(number, slot.tensor)
+        self._is_known = True
+
+    def frame(self, number: int) -> Iterable[tuple[int, bytes]]:
+        """What surrounds the tensors of a file: stretches of bytes, each with the byte at which it begins."""
+        self._note()
+        return self._plan.files[number].frame()
+
+    def texts(self) -> dict[str, bytes]:
+        """The further files of a folder, with the manifest."""
+        self._note()
+        return texts_of(self._plan, self._ledger.digests)
+
+
+def texts_of(plan: WritePlan, digests: list[int]) -> dict[str, bytes]:
+    """The manifest, and the other files beside those with tensors; digests have the same length whatever they are."""
+    texts = plan.texts
+    manifest = manifest_text(plan.manifest, list(plan.tensors), digests, plan.files, plan.sizes, texts)
+    return {MANIFEST: manifest, **texts}
+
+
 class Ledger:
     """The tasks that are done, and the sum of the digests of what they wrote.
 
@@ -68,7 +118,7 @@ class Ledger:
         self._crcs: dict[int, list[tuple[int, int, int]]] = {}
         self._parts: Counter[str] = Counter()
         self.made: dict[int, tuple[int, str]] = {}
-        self.own: set[int] = set()
+        self.own: dict[int, tuple[int, str]] = {}
         self.bytes_read = self.bytes_written = 0
 
     def __contains__(self, number: int) -> bool:
@@ -100,7 +150,7 @@ class Ledger:
         if receipt.made is not None:
             self.made[number] = receipt.made
             if receipt.bytes_written:
-                self.own.add(number)
+                self.own[number] = receipt.made
         contents = repr((receipt.digests, receipt.crcs)).encode()
         mark = int.from_bytes(hashlib.sha256(contents).digest()[:8], "little") | 1
         if self._seen[number]:
@@ -160,41 +210,3 @@ class Ledger:
     def digest(self, file: int, tensor: int) -> int:
         """The digest of what a file has of a tensor."""
         return self._digests.get((file, tensor), 0)
-
-
-#: The polynomial of CRC-32, the lowest power in the highest bit.
-_POLYNOMIAL = 0xEDB88320
-
-
-def joined_crc(first: int, second: int, length: int) -> int:
-    """The CRC-32 of two joined stretches, from those of each and the length of the second in bytes.
-
-    A CRC is a remainder of polynomials over two elements: the first is multiplied by x to the bits of the second.
-
-    >>> import zlib
-    >>> joined_crc(zlib.crc32(b"shard"), zlib.crc32(b"wise"), 4) == zlib.crc32(b"shardwise")
-    True
-    """
-    # Every multiple of 0, the CRC-32 before the first stretch, is 0.
-    return _product(first, _power(length)) ^ second if first else second
-
-
-@functools.lru_cache(maxsize=1024)
-def _power(length: int) -> int:
-    """The remainder of x to the number of bits in `length` bytes."""
-    power, square = 1 << 31, 1 << 23  # 1, and x to the 8th.
-    while length:
-        if length & 1:
-            power = _product(power, square)
-        square = _product(square, square)
-        length >>= 1
-    return power
-
-
-def _product(a: int, b: int) -> int:
-    found = 0
-    for bit in range(31, -1, -1):
-        if a >> bit & 1:
-            found ^= b
-        b = b >> 1 ^ (_POLYNOMIAL if b & 1 else 0)
-    return found

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..._arguments import INTEGER, check_fields
+from ..location import Location
 from ..objects import ObjectPath
 
 __all__ = ["WriteOutline", "WriteReport"]
@@ -65,7 +66,7 @@ class WriteReport:
         carried: The names of files that were copied along with the tensors of a Hugging Face folder.
     """
 
-    path: Path
+    path: Location
     tensors: int
     bytes: int
     bytes_read: int

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -24,15 +21,15 @@ from ...errors import LayoutError, ParseError
 from ...layout import UnevenRule
 from ...partition import Partition
 from ...rules.rewrites import Rewrites
+from ..location import Location, is_sampled, location_of
 from ..model_config import config_of
-from ..objects import ObjectPath, place_of
 from ..open import open_checkpoint
 from .formats.carried import carried_files
 from .formats.form_files import WITH_FILES
-from .places.place import check_writable, claim_name, is_store, locked, place_of_plan, refuse_source
+from .places import check_writable, claim_name, locked, refuse_source
+from .places.place import taken
 from .plans.checkpoint_plan import CheckpointPlan
 from .plans.forms import Target, chosen_form, plan_form
-from .plans.plan import LEAST_ASKED
 from .reports import WriteReport
 from .run import run_whole
 from .tensors.components import component_partitions
@@ -45,14 +42,12 @@ from .work import MEMORY, RETRIES, Work
 
 __all__ = ["plan_checkpoint", "reshard_checkpoint", "save_checkpoint"]
 
-#: The most bytes of a task that fetches them from a store into memory.
-_FETCHED_TASK = 16 * 2**20
 #: The most bytes that Hugging Face's own `save_pretrained` puts in a file.
 _FILE_BYTES = 5 * 10**9
 
 
 def save_checkpoint(
-    path: str | os.PathLike[str] | ObjectPath,
+    path: str | os.PathLike[str] | Location,
     tensors: Mapping[str, Any],
     layouts: Layouts | None = None,
     *,
@@ -115,15 +110,15 @@ def save_checkpoint(
         shape = tuple(np.shape(value)) if not isinstance(value, ShardedArray) else value.shape
         wanted.append(wanted_array(name, value, partition_for(name, shape, layouts, uneven)))
     work = Work(memory=memory, threads=threads, sync=is_true("sync", sync), progress=progress)
-    target = place_of(path)
+    target = location_of(path)
     made = plan_form(target, wanted, to, metadata, max_file_bytes, {}, {}, compare=False, layouts=layouts)
     with locked(target):
         return replace(run_whole(made, work), path=target)  # As given; a plan's path is absolute.
 
 
 def reshard_checkpoint(
-    src: str | os.PathLike[str] | ObjectPath,
-    dst: str | os.PathLike[str] | ObjectPath,
+    src: str | os.PathLike[str] | Location,
+    dst: str | os.PathLike[str] | Location,
     layouts: Layouts | None = None,
     *,
     to: Target | None = None,
@@ -221,7 +216,7 @@ def reshard_checkpoint(
         executor=executor, workers=workers, memory=memory, threads=threads, sync=is_true("sync", sync), retries=retries,
         timeout=timeout, progress=progress, resume=is_true("resume", resume),
     )  # fmt: skip
-    target = place_of(dst)
+    target = location_of(dst)
     planned = _planning(
         src, target, layouts, to, uneven, dtype, overflow, rename, rewrites, only, metadata, max_file_bytes, memory,
         replicas, task_bytes, strict, rank,
@@ -232,8 +227,8 @@ def reshard_checkpoint(
 
 
 def plan_checkpoint(
-    src: str | os.PathLike[str] | ObjectPath,
-    dst: str | os.PathLike[str] | ObjectPath,
+    src: str | os.PathLike[str] | Location,
+    dst: str | os.PathLike[str] | Location,
     layouts: Layouts | None = None,
     *,
     to: Target | None = None,
@@ -295,7 +290,7 @@ def plan_checkpoint(
     2 tasks
     True
     """
-    target = place_of(dst)
+    target = location_of(dst)
     planned = _planning(
         src, target, layouts, to, uneven, dtype, overflow, rename, rewrites, only, metadata, max_file_bytes, memory,
         replicas, task_bytes, strict, rank,
@@ -303,15 +298,15 @@ def plan_checkpoint(
     )  # fmt: skip
     with planned as (made, warnings, _):
         if made.is_finished():
-            raise FileExistsError(errno.EEXIST, "exists already; a checkpoint is written to a new name", str(target))
+            raise taken(target)
         made.warnings = warnings
         return made
 
 
 @contextmanager
 def _planning(
-    src: str | os.PathLike[str] | ObjectPath,
-    target: Path,
+    src: str | os.PathLike[str] | Location,
+    target: Location,
     layouts: Layouts | None,
     to: Target | None,
     uneven: UnevenRule,
@@ -335,7 +330,7 @@ def _planning(
         raise LayoutError(f"replicas is {shown(replicas)}; it must be 'check' or 'first'")
     renamed = replacements(rename)
     overflow, strict = checked_overflow(overflow), is_true("strict", strict)
-    source = place_of(src)
+    source = location_of(src)
     refuse_source(source, target)
     with uncollected():
         opened = open_checkpoint(source)
@@ -346,13 +341,7 @@ def _planning(
     ):
         claim_name(target, is_written=is_written, resume=resume)
         refuse_unreadable(checkpoint, renamed, rewrites, only)
-        if task_bytes is None and is_store(source) and not is_store(target):
-            task_bytes = max(min(memory // 16 or _FETCHED_TASK, _FETCHED_TASK), LEAST_ASKED)
         converted = None if dtype is None else _float_dtype(dtype)
-
-        @cache  # Read once, for both plans.
-        def value(old: str, name: str) -> Wanted:
-            return wanted_object(name, checkpoint.objects[old], is_read=not is_store(target))
 
         doubts: list[str] = []
         configuration = _configuration(source, checkpoint.format, doubts)
@@ -412,12 +401,12 @@ def _planning(
                     raise DoubtsError(doubts)
             for old, name in copied.items():
                 names[old] = name
-                wanted.append(value(old, name))
+                wanted.append(wanted_object(name, checkpoint.objects[old]))
             spool.finish()
             paths = key_paths(checkpoint, names)
             with uncollected():
                 return plan_form(
-                    target, wanted, to, metadata, max_file_bytes, aliases, paths, task_bytes,
+                    target, wanted, to, metadata, max_file_bytes, aliases, paths, task_bytes, memory,
                     compare=replicas == "check", beside=along, layouts=layouts, rank=rank,
                 )  # fmt: skip
 
@@ -428,22 +417,22 @@ def _planning(
         if is_written and rough.nbytes:
             if not resume:
                 check_writable(made.path, made.nbytes + rough.nbytes)
-                place_of_plan(made).claim(resume=False)
+                made.place.claim(resume=False)
             made = planned(spool)
         elif not is_written:
             made.obstacle = obstacles[0] if obstacles else ""
-            made.reads_store = is_store(source)
+            made.is_sampled = is_sampled(source)
         yield made, (*doubts, *spool.warnings), tuple(left_out)
 
 
-def _folder_of(source: Path) -> Path | None:
+def _folder_of(source: Location) -> Location | None:
     """The folder that a source is, or whose index it is; None for one file, around which anything may lie."""
     if source.is_dir():
         return source
     return source.parent if source.name.endswith(".index.json") else None
 
 
-def _configuration(source: Path, form: str, doubts: list[str]) -> Mapping[str, Any]:
+def _configuration(source: Location, form: str, doubts: list[str]) -> Mapping[str, Any]:
     """What the configuration in a model's folder says; around anything else `config.json` may be of something else.
 
     Raises:

@@ -2,42 +2,85 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..._arguments import integer
+from ..._text import shown
 from ...errors import LayoutError, ParseError
+from ..engine import CopyJob, add_digests, check_memory
 from ..mapped import MappedFiles
+from ..pieces import Piece
 from ..same_files import SameFiles
 from .crew import Crew, Flight
 from .formats.carried import carried_names
-from .ledger import Ledger, Written
-from .places.place import Place, Recorder, place_of_plan
+from .gather import memory_for
+from .ledger import Ending, Ledger, Written, texts_of
+from .places.place import Place, Recorder, taken
+from .plans.forecast import bytes_to_read, estimated_seconds, runs_to_copy
 from .plans.plan import WritePlan
 from .receipts import TaskReceipt
-from .reports import WriteReport
-from .task import SourceFile
+from .reports import WriteOutline, WriteReport
+from .task import Progress, Task
 from .work import Work
 
-__all__ = ["commit_plan", "numbers_of", "run_part", "run_whole"]
+__all__ = ["commit_plan", "numbers_of", "outline_of", "run_part", "run_whole"]
+
+#: The memory for each thread of tasks that read files only: with less, fewer threads with larger buffers are better.
+_SMALL = 512 * 2**10
 
 
-def _run(task: Any, memory: int, sync: bool, threads: int | None, check: str | None) -> TaskReceipt:
-    receipt: TaskReceipt = task.run(memory=memory, sync=sync, threads=threads, check=check)
-    return receipt
+def _run(
+    task: Task, memory: int, sync: bool, threads: int | None, check: bool, progress: Progress = None
+) -> TaskReceipt:
+    if check:
+        return task.check(memory=memory, threads=threads, progress=progress)
+    return task.run(memory=memory, sync=sync, threads=threads, progress=progress)
 
 
 @contextmanager
 def _crew(plan: WritePlan, place: Place, work: Work) -> Iterator[Crew]:
-    with place.crew(work) as crew:
+    """What runs the tasks.
+
+    Raises:
+        LayoutError: if the memory is too little.
+        TypeError: if the workers do not see the place or the sources.
+    """
+    # What a plan file lists is all in stores, or all on disks.
+    known = plan.sources[:1] if plan.is_saved else plan.sources
+    noted = [source for source in known if not isinstance(source, np.ndarray)]
+    inside = place.inside or next((source.inside for source in noted if source.inside), "")
+    if inside and work.executor is not None and not isinstance(work.executor, ThreadPoolExecutor):
+        raise TypeError(f"{inside}: is in the memory of this process; give a ThreadPoolExecutor")
+    is_fetched = any(source.fetched for source in noted)
+    with place.crew(work, memory_for(int(plan.grid.bytes.max(initial=0))) if is_fetched else _SMALL) as crew:
         if not crew.is_here and not plan.is_of_files:
             raise TypeError("tensors in memory are written by threads of this process; give a ThreadPoolExecutor")
         yield crew
+
+
+def outline_of(plan: WritePlan, work: Work) -> WriteOutline:
+    """Say what it takes to run a plan in this process."""
+    place = plan.place
+    free = place.free()
+    files = tuple((file.name, size) for file, size in zip(plan.files, plan.sizes, strict=True))
+    with _crew(plan, place, work) as crew:
+        workers = crew.threads if crew.threads is not None and crew.is_one else crew.workers
+        outline = WriteOutline(files, plan.nbytes, place.buffers(work, crew), workers, len(plan.tasks), 2**63 - 1)
+    if free is None:
+        return outline
+    to_read = bytes_to_read(plan)
+    is_fetched = any(not isinstance(source, np.ndarray) and source.fetched for source in plan.sources)
+    # A sample of files does not tell how fast a store is.
+    seconds = None if is_fetched else estimated_seconds(plan, Path(str(plan.path.parent)), to_read, sync=work.sync)
+    return replace(outline, free=free, bytes_read=to_read, operations=runs_to_copy(plan), seconds=seconds)
 
 
 class _Stopped(BaseException):
@@ -81,7 +124,6 @@ class _Shown:
 
 def _run_tasks(
     plan: WritePlan,
-    place: Place,
     numbers: Sequence[int],
     crew: Crew,
     ledger: Ledger,
@@ -94,7 +136,6 @@ def _run_tasks(
 
     Args:
         plan: The plan.
-        place: Its place.
         numbers: The numbers.
         crew: What runs them.
         ledger: Gets their receipts.
@@ -103,26 +144,30 @@ def _run_tasks(
         work: How they are run.
         hint: How another run continues.
     """
-    sizes = place.task_bytes(numbers)
+    sizes = plan.bytes_of(numbers)
+    by_number = np.argsort(numbers)
+    in_order = np.asarray(numbers, np.int64)[by_number]
     shown = _Shown(work.progress, int(sizes.sum()))
-    check = None if recorder is not None else place.finished
 
-    def here(task: Any, memory: int, sync: bool, threads: int | None, check: str | None) -> TaskReceipt:
+    def here(task: Task, memory: int, sync: bool, threads: int | None, check: bool) -> TaskReceipt:
         shown.begin()
-        receipt: TaskReceipt = task.run(memory=memory, sync=sync, threads=threads, check=check, progress=shown.more)
-        return receipt
+        return _run(task, memory, sync, threads, check, shown.more)
 
-    def keep(task: Any, receipt: TaskReceipt) -> None:
+    def end(task: Task) -> None:
+        shown.end(int(sizes[by_number[np.searchsorted(in_order, task.number)]]))
+
+    def keep(task: Task, receipt: TaskReceipt) -> None:
         ledger.add(receipt, Written(task.written, task.again))
         if recorder is not None:
             recorder.add(receipt)
 
-    arguments = crew.memory, work.sync and not crew.is_here, crew.threads, check
+    arguments = crew.memory, work.sync and not crew.is_here, crew.threads, recorder is None
     stays = f"finished tasks stay, and the next run continues{hint}"
-    flight: Flight[Any, TaskReceipt] = Flight(crew, here if crew.is_one else _run, arguments, work.retries, keep, stays)
+    call = here if crew.is_one else _run
+    flight: Flight[Task, TaskReceipt] = Flight(crew, call, arguments, work.retries, keep, stays)
     try:
         order = _spread(numbers, sizes, crew.workers)
-        return flight.run(map(plan.task, order), len(numbers), lambda task: shown.end(task.nbytes))
+        return flight.run(map(plan.task, order), len(numbers), end)
     except BaseException as error:
         if recorder is not None:
             recorder.flush()
@@ -150,11 +195,11 @@ def _spread(numbers: Sequence[int], sizes: npt.NDArray[np.int64], workers: int) 
 def run_part(plan: WritePlan, part: tuple[int, int] | None, tasks: Sequence[int] | None, work: Work) -> int:
     """Run tasks of a plan and record their receipts; see `CheckpointPlan.run`."""
     span, numbers = numbers_of(plan, part, tasks)
-    place, ledger = place_of_plan(plan), Ledger(plan)
+    place, ledger = plan.place, Ledger(plan)
     lock = place.locked() if part is None and tasks is None else nullcontext()
     with lock, _crew(plan, place, work) as crew:
         if place.is_finished():
-            _confirm(plan, place, numbers, crew, ledger, work)
+            _confirm(plan, numbers, crew, ledger, work)
             return 0
         place.begin(parts=True)
         if tasks is None:
@@ -162,7 +207,7 @@ def run_part(plan: WritePlan, part: tuple[int, int] | None, tasks: Sequence[int]
                 ledger.add(receipt)
             numbers = [number for number in numbers if number not in ledger]
         recorder = place.recorder(span, work, "" if part is None else f"{part[0]}/{part[1]}", crew)
-        done = _run_tasks(plan, place, numbers, crew, ledger, recorder, work)
+        done = _run_tasks(plan, numbers, crew, ledger, recorder, work)
         recorder.flush()
         return done
 
@@ -194,26 +239,25 @@ def _part(plan: WritePlan, part: Any) -> range:
     return plan.part(integer("part", part[0]), integer("parts", part[1]))
 
 
-def _confirm(plan: WritePlan, place: Place, numbers: Sequence[int], crew: Crew, ledger: Ledger, work: Work) -> None:
+def _confirm(plan: WritePlan, numbers: Sequence[int], crew: Crew, ledger: Ledger, work: Work) -> None:
     """See that the finished checkpoint has what these tasks would write.
 
     Raises:
         FileExistsError: if it is another one, or the sources are no longer there to tell.
     """
     try:
-        _run_tasks(plan, place, numbers, crew, ledger, None, work)
+        _run_tasks(plan, numbers, crew, ledger, None, work)
     except FileExistsError:
         raise
     except (OSError, ParseError) as error:
-        text = f"exists already, and cannot be compared with what this plan makes: {error}"
-        raise FileExistsError(errno.EEXIST, text, str(plan.path)) from error
+        raise taken(plan.path, f"exists already, and cannot be compared with what this plan makes: {error}") from error
 
 
 def _finished(plan: WritePlan, place: Place, crew: Crew, work: Work) -> WriteReport:
     """Report a checkpoint that was finished before, once it is seen that it is the plan's."""
     ledger = Ledger(plan)
-    _confirm(plan, place, range(len(plan.tasks)), crew, ledger, work)
-    place.check_finished(ledger)
+    _confirm(plan, range(len(plan.tasks)), crew, ledger, work)
+    place.check_finished(_ending(plan, ledger, work.memory))
     place.discard()
     ledger.bytes_written = 0
     return _report(plan, ledger, plan.nbytes)
@@ -221,49 +265,105 @@ def _finished(plan: WritePlan, place: Place, crew: Crew, work: Work) -> WriteRep
 
 def run_whole(plan: WritePlan, work: Work) -> WriteReport:
     """Write a checkpoint, from the first task to the last rename; the caller holds its lock."""
-    place = place_of_plan(plan)
+    place = plan.place
     with _crew(plan, place, work) as crew:
         if work.resume and place.is_finished():
             return _finished(plan, place, crew, work)
-        place.check_room()
+        check_room(plan)
         place.claim(work.resume)
         ledger = Ledger(plan)
         try:
             mapped = MappedFiles(plan.sources)
-            files = SameFiles(source.path for source in plan.sources if isinstance(source, SourceFile))
+            noted = (source for source in plan.sources if not isinstance(source, np.ndarray))
+            files = SameFiles(source.name for source in noted if source.name)
             place.begin(parts=False)
             if work.resume:
                 for receipt in place.receipts():
                     ledger.add(receipt)
             known = [number for number in range(len(plan.tasks)) if number in ledger]
-            resumed = int(place.task_bytes(known).sum())
+            resumed = int(plan.bytes_of(known).sum())
             ledger.bytes_read = ledger.bytes_written = 0
             numbers = [number for number in range(len(plan.tasks)) if number not in ledger]
             recorder = place.recorder(None, work, "", crew)
-            _run_tasks(plan, place, numbers, crew, ledger, recorder, work, hint=" (resume=True)")
+            _run_tasks(plan, numbers, crew, ledger, recorder, work, hint=" (resume=True)")
             try:
                 ledger.check_complete()
                 mapped.check()
                 files.check()
                 # The last receipts are needed only if this fails: with them every file would be synced once more.
-                place.finish(ledger, sync=work.sync)
+                place.finish(_ending(plan, ledger, None), sync=work.sync)
             except BaseException:
                 with suppress(OSError, ParseError):
                     recorder.flush()
                 raise
         except (ParseError, LayoutError):
-            place.discard(ledger)  # Another run would end in the same way.
+            place.discard(ledger.own)  # Another run would end in the same way.
             raise
         except BaseException:
             if not plan.is_of_files:
-                place.discard(ledger)  # A run from memory cannot be continued.
+                place.discard(ledger.own)  # A run from memory cannot be continued.
             raise
     return _report(plan, ledger, resumed)
 
 
+def check_room(plan: WritePlan) -> None:
+    """Refuse, with OSError, a plan for which there is no room."""
+
+    def beside() -> Iterator[int]:
+        return map(len, texts_of(plan, [0] * len(plan.tensors)).values() if plan.is_folder else ())
+
+    plan.place.check_room(beside)
+
+
+def _ending(plan: WritePlan, ledger: Ledger, memory: int | None) -> Ending:
+    """What follows from the receipts; what is compared with its sources is in so much memory."""
+
+    def confirm(number: int) -> None:
+        task = plan.task(number)
+        try:
+            ledger.add(task.check() if memory is None else task.check(memory=memory, threads=None))
+        except ParseError as error:
+            if "two receipts" not in str(error):
+                raise
+            name = plan.path / plan.files[number].name if plan.is_folder else plan.path
+            raise ParseError(f"{name}: is not what its receipt says") from None
+
+    return Ending(plan, ledger, confirm)
+
+
+def _check_written(plan: WritePlan, place: Place, ledger: Ledger, work: Work) -> None:
+    """Read all that was written, and compare it with the receipts; what has its name already also with the sources.
+
+    Raises:
+        ParseError: if it is not what they say; names the tensor and the file.
+    """
+    check_memory(work.memory)
+    ending, job, slots = _ending(plan, ledger, work.memory), CopyJob(), []
+    nowhere = job.discard()
+    for number, (file, size) in enumerate(zip(plan.files, plan.sizes, strict=True)):
+        path = place.unfinished(number)
+        if path is None:
+            ending.confirm(number)
+            continue
+        holder = job.read_file(path, size)
+        for at, slot in enumerate(file.slots):
+            if slot.end > slot.begin:
+                tensor = plan.tensors[slot.tensor]
+                piece = Piece(slot.box, holder, file.start + slot.begin, file.slots.strides(at))
+                kept = Piece.dense(slot.box, nowhere, 0, tensor.itemsize)
+                job.add_tensor(tensor.shape, tensor.itemsize, [piece], [kept], digest=True)
+                slots.append((path, number, slot.tensor))
+    found: dict[tuple[Path, int, int], int] = {}
+    for key, digest in zip(slots, job.run(budget=work.memory).digests, strict=True):
+        found[key] = add_digests([found.get(key, 0), digest])
+    for (path, number, held), digest in found.items():
+        if digest != ledger.digest(number, held):
+            raise ParseError(f"{path}: tensor {shown(plan.tensors[held].name)} is not what the receipts say")
+
+
 def commit_plan(plan: WritePlan, *, check: bool, work: Work) -> WriteReport:
     """Finish a checkpoint whose tasks were run; see `CheckpointPlan.commit`."""
-    place, ledger = place_of_plan(plan), Ledger(plan)
+    place, ledger = plan.place, Ledger(plan)
     with place.locked():
         if place.is_finished():
             with _crew(plan, place, work) as crew:
@@ -275,8 +375,8 @@ def commit_plan(plan: WritePlan, *, check: bool, work: Work) -> WriteReport:
                 return _finished(plan, place, crew, work)
         ledger.check_complete()
         if check:
-            place.check_written(ledger, work)
-        place.finish(ledger, sync=work.sync)
+            _check_written(plan, place, ledger, work)
+        place.finish(_ending(plan, ledger, None), sync=work.sync)
     return _report(plan, ledger, 0)
 
 

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import re
-import stat
 from collections.abc import Iterable
-from pathlib import Path
 
 from ...._text import bytes_text, shown
-from ...object_files import open_file
-from ...objects import ObjectPath, entries_of
+from ...location import Location, entries_of, read_unlinked
 from ...parts import MANIFEST, RANKS
 
 __all__ = ["carried_files", "carried_names", "is_carried"]
@@ -23,9 +18,6 @@ _CARRIED = re.compile(
 _MOST_BYTES = 64 * 2**20
 _MOST_IN_ALL = 256 * 2**20
 _MOST_FILES = 256
-#: What a file in a snapshot of Hugging Face's cache, `models--ORG--NAME/snapshots/COMMIT/`, is a link to.
-_BLOB = re.compile(r"\.\.[/\\]\.\.[/\\]blobs[/\\]([0-9a-f]{40}|[0-9a-f]{64})")
-_FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
 def is_carried(name: str) -> bool:
@@ -46,7 +38,7 @@ def carried_names(texts: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(filter(is_carried, texts)))
 
 
-def carried_files(folder: Path) -> tuple[dict[str, bytes], list[str]]:
+def carried_files(folder: Location) -> tuple[dict[str, bytes], list[str]]:
     """Read what goes along, and say what does not although it might.
 
     Args:
@@ -63,7 +55,7 @@ def carried_files(folder: Path) -> tuple[dict[str, bytes], list[str]]:
         if is_folder or not is_carried(name):
             continue
         most = min(_MOST_BYTES, room)
-        data = None if len(found) >= _MOST_FILES else _read(_in_cache(folder / name), most)
+        data = None if len(found) >= _MOST_FILES else read_unlinked(folder / name, most)
         if data is None:
             left.append(
                 f"{shown(name)} is not copied along: it is a link, no regular file, or of more than "
@@ -73,35 +65,3 @@ def carried_files(folder: Path) -> tuple[dict[str, bytes], list[str]]:
         found[name] = data
         room -= len(data)
     return found, left
-
-
-def _in_cache(path: Path) -> Path:
-    """The blob that a file of a snapshot in Hugging Face's cache stands for; any other path as it is."""
-    if isinstance(path, ObjectPath) or not path.is_symlink():
-        return path
-    model = path.parent.resolve().parent.parent
-    blob = _BLOB.fullmatch(str(path.readlink()))
-    is_snapshot = path.parent.resolve().parent.name == "snapshots" and model.name.startswith("models--")
-    return model / "blobs" / blob[1] if blob and is_snapshot else path
-
-
-def _read(path: Path, most: int) -> bytes | None:
-    """Read a regular file of at most so many bytes; None for a link, and for anything else."""
-    if isinstance(path, ObjectPath):
-        file = open_file(path)
-        try:
-            return file.read(0, file.size) if file.size <= most else None
-        finally:
-            file.close()
-    try:
-        number = os.open(path, _FLAGS)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.ENOENT):
-            return None
-        raise
-    with os.fdopen(number, "rb") as stream:
-        status = os.fstat(number)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > most or path.is_symlink():
-            return None
-        data = stream.read(most + 1)
-    return data if len(data) <= most else None

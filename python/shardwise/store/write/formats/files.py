@@ -18,8 +18,8 @@ from ...._text import bytes_text
 from ....errors import LayoutError, ParseError, SizeOverflowError
 from ....mesh import DeviceMesh
 from ....partition import Partition
-from ...boxes import Bounds
 from ...parts import SHARDING_INFO, part_mark
+from ...pieces import Bounds
 from .slots import BoxPool, Cut, Shaped, Slots, SlotTable, digits_of
 
 __all__ = [
@@ -89,6 +89,21 @@ class FileArray(NamedTuple):
     parts: Sequence[tuple[int, Bounds, Sequence[int]]]
 
 
+class Described(NamedTuple):
+    """What a file says of a tensor."""
+
+    name: str
+    dtype: Dtype
+    shape: tuple[int, ...]
+    itemsize: int
+    is_object: bool
+
+
+def described(tensor: Named) -> Described:
+    """What a file says of a tensor, without anything else that is known of it."""
+    return Described(tensor.name, tensor.dtype, tensor.shape, tensor.itemsize, tensor.is_object)
+
+
 class TargetFile(ABC):
     """A file to be written: boxes of tensors, and what surrounds them.
 
@@ -144,17 +159,11 @@ class TargetFile(ABC):
         slot = self.slots[number]
         return FileArray(slot.tensor, tuple(b - a for a, b in slot.box), [(number, slot.box, (0,) * len(slot.box))])
 
-    def boxes(self) -> dict[int, list[Bounds]]:
-        """The boxes that it holds of each tensor, by the tensor's position."""
-        found: dict[int, list[Bounds]] = {}
-        for slot in self.slots:
-            found.setdefault(slot.tensor, []).append(slot.box)
-        return found
-
-    def of(self, wanted: Mapping[int, Named]) -> TargetFile:
+    def alone(self) -> TargetFile:
         """Give a copy without digests, which knows only the tensors that it holds."""
-        other = copy.copy(self)
-        other._wanted, other.digests, other.crcs = wanted, {}, {}
+        other, held = copy.copy(self), set(self.slots.tensors.tolist())
+        other._wanted = {tensor: described(self._wanted[tensor]) for tensor in held}
+        other.digests, other.crcs = {}, {}
         return other
 
     @abstractmethod

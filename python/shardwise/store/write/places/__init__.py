@@ -1,1 +1,108 @@
-"""Where checkpoints are written, until they have their names."""
+"""Where checkpoints are written, and the one question of which kind of place a path is in."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import tempfile
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
+
+from ...files import hidden_name
+from ...location import Location
+from ...objects import ObjectPath
+from . import folder, store
+from .opened import OpenFolder, make_marked, remove_marked
+from .place import NewCheckpoint, Place, taken
+
+__all__ = ["Scratch", "check_writable", "claim_name", "locked", "place_for", "refuse_source", "takes_whole_files"]
+
+
+def takes_whole_files(location: Location) -> bool:
+    """Whether a task makes a whole file of a checkpoint that is to be there, and not parts of any."""
+    return isinstance(location, ObjectPath)
+
+
+def place_for(new: NewCheckpoint) -> Place:
+    """Give the place of a new checkpoint."""
+    return store.StorePlace(new) if isinstance(new.path, ObjectPath) else folder.FolderPlace(new)
+
+
+def locked(path: Location) -> AbstractContextManager[None]:
+    """Hold the lock of a new checkpoint; in a store there is none."""
+    return folder.locked(path) if isinstance(path, Path) else nullcontext()
+
+
+def claim_name(path: Location, *, is_written: bool, resume: bool = False) -> None:
+    """Refuse a path that is taken, before a plan is made; in a store only the plan knows what would be.
+
+    Args:
+        path: The path, whose lock is held if it `is_written`: then what a killed run left of a finished one is removed.
+        is_written: Whether something is written now.
+        resume: Whether what is there may be the finished checkpoint itself.
+    """
+    if isinstance(path, Path) and not (resume and path.exists()):
+        (folder.claim_name if is_written else folder.refuse_existing)(path)
+
+
+def refuse_source(source: Location, target: Location) -> None:
+    """Refuse a destination that is the source, or lies inside of it: a source is only read.
+
+    Raises:
+        FileExistsError: if it is the source.
+        OSError: if it lies inside of it.
+    """
+    if isinstance(source, Path) and isinstance(target, Path):
+        is_same = target.exists() and source.exists() and target.samefile(source)
+        is_inside = source.is_dir() and target.resolve().is_relative_to(source.resolve())
+    else:  # No URL begins like a path.
+        is_same, is_inside = source == target, str(target).startswith(f"{source}/")
+    if is_same:
+        raise taken(target, "dst is the source")
+    if is_inside:
+        raise OSError(errno.EINVAL, f"dst lies inside of the source {source}, which is only read", str(target))
+
+
+def check_writable(path: Location, nbytes: int = 0) -> None:
+    """Refuse, before anything is made beside it, a place that cannot be written or has no room for so many bytes."""
+    if isinstance(path, ObjectPath):
+        store.check_writable(path)
+    elif isinstance(path, Path):
+        folder.check_room(path, nbytes, "the checkpoint, with what is written beside it first,")
+
+
+#: What the mark of the folder beside a destination says.
+_MARK = "shardwise spool\n"
+
+
+class Scratch:
+    """A folder for what is put together before it is written: beside the destination, for a store a temporary one."""
+
+    def __init__(self, target: Location) -> None:
+        self._beside = target.with_name(f"{hidden_name(target.name)}.spool") if isinstance(target, Path) else None
+        self._prefix = f"{hidden_name(target.name)}."
+        self._made: Path | None = None
+
+    def clear(self) -> None:
+        """Remove what a killed run has left; the destination's lock is held."""
+        if self._beside is not None:
+            with OpenFolder.at(self._beside.parent) as parent:
+                remove_marked(parent, self._beside.name, _MARK)
+
+    def folder(self) -> Path:
+        """Give the folder, which is made if it is not there."""
+        if self._made is None:
+            if self._beside is None:
+                self._made = Path(tempfile.mkdtemp(prefix=self._prefix))
+            else:
+                with OpenFolder.at(self._beside.parent) as parent, make_marked(parent, self._beside.name, _MARK):
+                    self._made = self._beside
+        return self._made
+
+    def remove(self) -> None:
+        """Remove the folder; what stays is for the next run to remove."""
+        if self._made is not None and self._beside is None:
+            shutil.rmtree(self._made, ignore_errors=True)
+        elif self._made is not None:
+            with suppress(OSError):
+                self.clear()

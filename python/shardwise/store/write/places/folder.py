@@ -14,30 +14,22 @@ import secrets
 import socket
 import stat
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
 from .... import _core
 from ...._atomic import naming
-from ...._text import bytes_text, shown
+from ...._text import bytes_text
 from ....errors import ParseError
-from ...engine import CopyJob, HeldPiece, add_digests, check_memory
+from ...engine import CopyJob
 from ...files import hidden_name
-from ...sharded import MANIFEST
 from ..crew import Crew, crew_for
-from ..fetch import is_in_memory, is_remote, memory_for
-from ..formats.manifest import manifest_text
-from ..ledger import Ledger
-from ..plans.forecast import bytes_to_read, estimated_seconds, runs_to_copy
-from ..plans.plan import WritePlan, workplace_of
+from ..gather import Gatherer
 from ..receipts import TaskReceipt, receipt_from_line, receipt_line
-from ..reports import WriteOutline
+from ..task import Progress, Task, Written
 from ..work import Work
 from .opened import (
     OpenFolder,
@@ -48,6 +40,7 @@ from .opened import (
     remove_marked,
     write_all,
 )
+from .place import Ending, NewCheckpoint, taken, workplace_of
 
 __all__ = ["FolderPlace", "check_room", "claim_name", "locked", "refuse_existing"]
 
@@ -90,80 +83,111 @@ def claim_name(path: Path) -> None:
 def refuse_existing(path: Path) -> None:
     """Refuse a path that exists, or whose folder does not."""
     if path.exists() or path.is_symlink():
-        raise FileExistsError(17, "exists already; a checkpoint is written to a new name", str(path))
+        raise taken(path)
     _check_parent(path)
 
 
-class FolderPlace:
-    """The place of a plan's checkpoint on a disk."""
+@dataclass(frozen=True)
+class FolderSink:
+    """The unfinished files of a folder, of which tasks write regions.
 
-    def __init__(self, plan: WritePlan) -> None:
-        self.plan = plan
-        self.finished = str(plan.path if plan.is_folder else plan.path.parent)
-        self.root = plan.workplace
-        self.folder = plan.folder
+    Attributes:
+        folder: Where they are.
+        finished: Where the files of the finished checkpoint are.
+    """
+
+    folder: str
+    finished: str
+
+    def fill(
+        self, task: Task, gatherer: Gatherer, memory: int, threads: int | None, *, sync: bool, progress: Progress
+    ) -> Written:
+        """Write what the gatherer gives."""
+        with opened_below(Path(self.folder), 3) as folder:
+
+            def destinations(job: CopyJob) -> None:
+                for _, name, size in task.files:
+                    job.fill_file(folder.path / name, size, folder.descriptor)
+
+            done = gatherer.into_files(destinations, memory, threads, sync=sync, progress=_counted(progress))
+        return Written(done.digests, done.crcs, done.bytes_written)
+
+    def compare(self, task: Task, gatherer: Gatherer, memory: int, threads: int | None, progress: Progress) -> Written:
+        """Compare the finished files with what the gatherer gives.
+
+        Raises:
+            FileExistsError: if they have something else.
+        """
+
+        def destinations(job: CopyJob) -> None:
+            for _, name, size in task.files:
+                job.compare_file(Path(self.finished, name), size)
+
+        done = gatherer.into_files(destinations, memory, threads, sync=False, progress=_counted(progress))
+        if done.differs:
+            raise taken(self.finished, "exists already, and has other values than this plan gives it")
+        return Written(done.digests, done.crcs, done.bytes_written)
+
+
+def _counted(progress: Progress) -> Callable[[int, int], object] | None:
+    """Progress from the bytes that are done, told as what was added."""
+    if progress is None:
+        return None
+    last = 0
+
+    def more(done: int, _: int) -> None:
+        nonlocal last
+        progress(done - last)
+        last = done
+
+    return more
+
+
+class FolderPlace:
+    """The place of a checkpoint on a disk."""
+
+    inside = ""
+    takes_whole_files = False
+
+    def __init__(self, new: NewCheckpoint) -> None:
+        self._new, self.path = new, Path(new.path)
+        self.root = workplace_of(self.path) / new.digest[:16]
+        self.folder = self.root / _DATA
+        self._finished = str(self.path if new.is_folder else self.path.parent)
+
+    def sink(self, number: int) -> FolderSink:
+        """Where tasks write, each some of any file."""
+        return FolderSink(str(self.folder), self._finished)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the checkpoint's lock: BlockingIOError if another process has it."""
-        with locked(self.plan.path):
+        with locked(self.path):
             yield
 
     def is_finished(self) -> bool:
         """Whether a checkpoint has the name."""
-        return self.plan.path.exists()
+        return self.path.exists()
 
-    def check_room(self) -> None:
+    def free(self) -> int:
+        """The bytes that are free."""
+        return int(_core.free_space(self.path.parent))
+
+    def check_room(self, beside: Callable[[], Iterable[int]]) -> None:
         """Refuse, with OSError, a checkpoint that there is no room for; what an interrupted run left makes room."""
-        plan = self.plan
-        if _core.free_space(plan.path.parent) - plan.nbytes >= _AMPLE:
-            return  # No manifest is as large, and to make one takes a while.
-        beside = _RECEIPT * len(plan.tasks) + _BLOCK * 4
-        if plan.is_folder:
-            texts = self._texts([0] * len(plan.tensors)).values()  # Digests have the same length whatever they are.
-            beside += sum(len(text) + _BLOCK for text in texts)
-        check_room(plan.path, plan.nbytes + beside)
+        nbytes = sum(self._new.sizes)
+        if self.free() - nbytes >= _AMPLE:
+            return  # Nothing beside the tensors is as large, and to know how large it is takes a while.
+        more = _RECEIPT * len(self._new.tasks) + _BLOCK * 4 + sum(size + _BLOCK for size in beside())
+        check_room(self.path, nbytes + more)
 
-    def _is_remote(self) -> bool:
-        """Whether something is read from a store. What a plan file lists is all in a store, or all on disks."""
-        is_saved = self.plan._file is not None
-        return is_remote([next(iter(self.plan.sources), None)] if is_saved else self.plan.sources)
+    def crew(self, work: Work, each: int) -> AbstractContextManager[Crew]:
+        """Give what runs the tasks: threads, or an executor; each of which needs so many bytes of memory."""
+        return crew_for(work, nbytes=sum(self._new.sizes), tasks=len(self._new.tasks), each=each)
 
-    def crew(self, work: Work) -> AbstractContextManager[Crew]:
-        """Give what runs the tasks: threads, or an executor."""
-        plan = self.plan
-        if not self._is_remote():
-            return crew_for(work, nbytes=plan.nbytes, tasks=len(plan.tasks))
-        inside = next((str(source.path) for source in filter(is_in_memory, plan.sources)), None)
-        if inside is not None and work.executor is not None and not isinstance(work.executor, ThreadPoolExecutor):
-            raise TypeError(f"{inside}: is in the memory of this process; give a ThreadPoolExecutor")
-        largest = int(plan.grid.bytes.max(initial=0))
-        return crew_for(work, nbytes=plan.nbytes, tasks=len(plan.tasks), each=memory_for(largest))
-
-    def outline(self, work: Work) -> WriteOutline:
-        """Say what it takes to run the plan in this process."""
-        plan = self.plan
-        to_read = bytes_to_read(plan)
-        with self.crew(work) as crew:
-            return WriteOutline(
-                tuple(zip((file.name for file in plan.files), plan.sizes, strict=True)),
-                plan.nbytes,
-                crew.workers * min(crew.memory, _MOST_BUFFERS),
-                crew.workers,
-                len(plan.tasks),
-                _core.free_space(plan.path.parent),
-                to_read,
-                runs_to_copy(plan),
-                # A sample of files does not tell how fast a store is.
-                None if self._is_remote() else estimated_seconds(plan, to_read, sync=work.sync),
-            )
-
-    def task_bytes(self, numbers: Sequence[int]) -> npt.NDArray[np.int64]:
-        """The bytes that each of these tasks writes."""
-        if not len(numbers):
-            return np.zeros(0, np.int64)
-        found: npt.NDArray[np.int64] = self.plan.written_bytes[np.asarray(numbers, np.int64)]
-        return found
+    def buffers(self, work: Work, crew: Crew) -> int:
+        """The most bytes that the buffers of a crew take."""
+        return crew.workers * min(crew.memory, _MOST_BUFFERS)
 
     def claim(self, resume: bool) -> None:
         """Remove what other runs have left, including runs of this plan unless it is resumed.
@@ -171,12 +195,12 @@ class FolderPlace:
         Raises:
             FileExistsError: if another plan is being run there in parts.
         """
-        claim_name(self.plan.path)
-        _remove_plans(self.plan.path, but=self.root.name if resume else "", parts=False)
+        claim_name(self.path)
+        _remove_plans(self.path, but=self.root.name if resume else "", parts=False)
 
     def begin(self, *, parts: bool) -> None:
         """Make the files, unless another process has: all of them in full size, without their contents."""
-        refuse_existing(self.plan.path)
+        refuse_existing(self.path)
         with ExitStack() as stack:
             beside = stack.enter_context(OpenFolder.at(self.root.parent.parent))
             with suppress(FileExistsError):
@@ -198,7 +222,7 @@ class FolderPlace:
         try:
             job = CopyJob()
             with root.enter(name) as made:
-                for file, size in zip(self.plan.files, self.plan.sizes, strict=True):
+                for file, size in zip(self._new.files, self._new.sizes, strict=True):
                     job.write_file(made.path / file.name, size, made.descriptor)
                 job.run(threads=1)
             root.rename(name, _DATA)
@@ -211,11 +235,15 @@ class FolderPlace:
 
     def recorder(self, numbers: range | None, work: Work, part: str, crew: Crew) -> FolderRecorder:
         """Give what writes the receipts of tasks with these numbers to a file of its own."""
-        first, end = (numbers.start, numbers.stop) if numbers is not None else (0, len(self.plan.tasks))
+        first, end = (numbers.start, numbers.stop) if numbers is not None else (0, len(self._new.tasks))
         token = secrets.token_hex(4)
         host = "".join(letter for letter in socket.gethostname() if letter.isalnum() or letter in "-_")[:64]
         name = f"{first}-{end}-{host}-{os.getpid()}-{token}.jsonl"
         return FolderRecorder(self, self.root / _RECEIPTS / name, work, part, gather=crew.is_here)
+
+    def sync(self, numbers: Iterable[int]) -> None:
+        """Bring the data of files with these numbers to the disk."""
+        _core.sync_files([self.folder / self._new.files[number].name for number in sorted(numbers)])
 
     def receipts(self, numbers: range | None = None) -> Iterator[TaskReceipt]:
         """Read the receipts; of `numbers` only, if given.
@@ -240,71 +268,46 @@ class FolderPlace:
                         if numbers is None or receipt.task in numbers:
                             yield receipt
 
-    def finish(self, ledger: Ledger, *, sync: bool) -> None:
+    def finish(self, ending: Ending, *, sync: bool) -> None:
         """Write headers, texts and manifest, and give the checkpoint its name.
 
         Raises:
             ParseError: if a file is missing or does not have its full size.
             OSError: if a file cannot be written.
         """
-        plan = self.plan
-        if not len(plan.tasks):
+        if not len(self._new.tasks):
             self.begin(parts=True)  # Tensors without elements have no tasks.
-        digests = self._digests(ledger)
         with opened_below(self.folder, 3) as folder:
-            self._write_frames(folder, ledger)
-            for name, text in self._texts(digests).items() if plan.is_folder else ():
+            self._write_frames(folder, ending)
+            for name, text in ending.texts().items() if self._new.is_folder else ():
                 folder.write(name, text, sync=sync)
             if sync:
-                _core.sync_files([self.folder / file.name for file in plan.files])
-            if plan.is_folder:
+                self.sync(range(len(self._new.files)))
+            if self._new.is_folder:
                 with opened_below(self.root, 2) as root:
                     self._publish(self.folder, root)
             else:
-                (file,) = plan.files
+                (file,) = self._new.files
                 self._publish(self.folder / file.name, folder)
         self.discard()
 
-    def _digests(self, ledger: Ledger) -> list[int]:
-        """The digests of the tensors; those of what each file has of them are noted in the file."""
-        for number, file in enumerate(self.plan.files):
-            file.digests = {}
-            for slot in file.slots:
-                if slot.tensor not in file.digests:
-                    file.digests[slot.tensor] = ledger.digest(number, slot.tensor)
-        return ledger.digests
-
-    def _frame(self, number: int, ledger: Ledger) -> Iterable[tuple[int, bytes]]:
-        """What surrounds the tensors of a file."""
-        file = self.plan.files[number]
-        if file.needs_crcs:
-            file.crcs = ledger.crcs(number)
-        return file.frame()
-
-    def _texts(self, digests: list[int]) -> dict[str, bytes]:
-        """The manifest, and the other files beside those with tensors."""
-        plan = self.plan
-        manifest = manifest_text(plan.manifest, list(plan.tensors), digests, plan.files, plan.sizes, plan.texts)
-        return {MANIFEST: manifest, **plan.texts}
-
-    def _write_frames(self, folder: OpenFolder, ledger: Ledger) -> None:
+    def _write_frames(self, folder: OpenFolder, ending: Ending) -> None:
         """Write what surrounds the tensors of each file.
 
         Raises:
             ParseError: if a file does not have its full size.
             FileExistsError: if there is something else in the folder, or in the place of a file.
         """
-        plan = self.plan
-        known = {file.name for file in plan.files} | ({MANIFEST, *plan.texts} if plan.is_folder else set())
+        known = {file.name for file in self._new.files} | set(ending.names if self._new.is_folder else ())
         strange = next((name for name in folder.names() if name not in known), None)
         if strange is not None:
             raise refuse_stranger(folder.path / strange)
-        for number, (file, size) in enumerate(zip(plan.files, plan.sizes, strict=True)):
+        for number, (file, size) in enumerate(zip(self._new.files, self._new.sizes, strict=True)):
             with folder.file(file.name, os.O_RDWR) as stream, naming(folder.path / file.name):
                 found = os.fstat(stream.fileno()).st_size
                 if found != size:
                     raise ParseError(f"{folder.path / file.name}: has {found} bytes, but was made with {size}")
-                for at, text in self._frame(number, ledger):
+                for at, text in ending.frame(number):
                     stream.seek(at)
                     write_all(stream, text)
 
@@ -314,62 +317,36 @@ class FolderPlace:
         if found is not None and stat.S_ISLNK(found.st_mode):
             raise refuse_stranger(made)
         try:
-            _core.publish(made, folder.descriptor, self.plan.path)
+            _core.publish(made, folder.descriptor, self.path)
         except OSError as error:
             if found is None or folder.status(made.name) is not None:
                 raise
             self.discard()
             reason = f"{error.strerror}; the checkpoint is complete, but a loss of power may undo its final rename"
-            raise OSError(error.errno, reason, str(self.plan.path)) from None
+            raise OSError(error.errno, reason, str(self.path)) from None
 
-    def check_finished(self, ledger: Ledger) -> None:
-        """Refuse, with FileExistsError, a finished checkpoint with other headers, texts or manifest than the plan's."""
-        plan, digests = self.plan, self._digests(ledger)
+    def check_finished(self, ending: Ending) -> None:
+        """Refuse, with FileExistsError, a finished checkpoint with other headers, texts or manifest than these."""
         wanted = [
-            (Path(self.finished, file.name), at, text)
-            for number, file in enumerate(plan.files)
-            for at, text in self._frame(number, ledger)
+            (Path(self._finished, file.name), at, text)
+            for number, file in enumerate(self._new.files)
+            for at, text in ending.frame(number)
         ]
-        if plan.is_folder:
-            wanted += [(plan.path / name, 0, text) for name, text in self._texts(digests).items()]
+        if self._new.is_folder:
+            wanted += [(self.path / name, 0, text) for name, text in ending.texts().items()]
         for path, at, text in wanted:
             found = b""
             with suppress(OSError), path.open("rb") as stream:
                 stream.seek(at)
                 found = stream.read(len(text))
             if found != text:
-                raise FileExistsError(errno.EEXIST, "exists already, and is not what this plan makes", str(plan.path))
+                raise taken(self.path, "exists already, and is not what this plan makes")
 
-    def check_written(self, ledger: Ledger, work: Work) -> None:
-        """Read all that was written, and compare it with the receipts.
+    def unfinished(self, number: int) -> Path:
+        """Where a file is until the checkpoint has its name."""
+        return self.folder / self._new.files[number].name
 
-        Raises:
-            ParseError: if it is not what they say; names the tensor and the file.
-        """
-        check_memory(work.memory)
-        plan, job, slots = self.plan, CopyJob(), []
-        nowhere = job.discard()
-        for number, (file, size) in enumerate(zip(plan.files, plan.sizes, strict=True)):
-            holder = job.read_file(self.folder / file.name, size)
-            for at, slot in enumerate(file.slots):
-                if slot.end > slot.begin:
-                    tensor = plan.tensors[slot.tensor]
-                    start, stop = ([side[i] for side in slot.box] for i in (0, 1))
-                    piece = HeldPiece(holder, file.start + slot.begin, start, stop, file.slots.strides(at))
-                    kept = HeldPiece(nowhere, 0, start, stop)
-                    job.add_tensor(tensor.shape, tensor.itemsize, [piece], [kept], digest=True)
-                    slots.append((number, slot.tensor))
-        found: dict[tuple[int, int], int] = {}
-        for key, digest in zip(slots, job.run(budget=work.memory).digests, strict=True):
-            found[key] = add_digests([found.get(key, 0), digest])
-        for (number, tensor_number), digest in found.items():
-            if digest != ledger.digest(number, tensor_number):
-                name = plan.tensors[tensor_number].name
-                raise ParseError(
-                    f"{self.folder / plan.files[number].name}: tensor {shown(name)} is not what the receipts say"
-                )
-
-    def discard(self, ledger: Ledger | None = None) -> None:
+    def discard(self, made: Mapping[int, tuple[int, str]] | None = None) -> None:
         """Remove what is not finished; what stays is for the next run to remove."""
         with suppress(OSError), opened_below(self.root.parent, 1) as top:
             remove_marked(top, self.root.name, _mark(self.root.name))
@@ -440,8 +417,7 @@ class FolderRecorder:
         if not self._lines:
             return
         if self._gather:
-            files = self._place.plan.files
-            _core.sync_files([self._place.folder / files[number].name for number in sorted(self._touched)])
+            self._place.sync(self._touched)
         with (
             opened_below(self._path.parent, 3) as folder,
             folder.file(self._path.name, os.O_WRONLY | os.O_APPEND | os.O_CREAT) as stream,

@@ -1,4 +1,4 @@
-"""Where a checkpoint is written: what each kind of place can do, and the one question of which kind it is.
+"""What each kind of place can do, and what it is told of a checkpoint.
 
 A folder gets its name when all is there; in a store each object has its name from the beginning, and the index that
 readers look for comes last. Whoever runs a plan asks its place, and never what kind of place that is.
@@ -7,38 +7,84 @@ readers look for comes last. Whoever runs a plan asks its place, and never what 
 from __future__ import annotations
 
 import errno
-import shutil
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any, Protocol, TypeVar
 
 from ...files import hidden_name
 from ...objects import ObjectPath
 from ..crew import Crew
-from ..ledger import Ledger
-from ..plans.plan import WritePlan
+from ..formats.files import TargetFile
 from ..receipts import TaskReceipt
-from ..reports import WriteOutline
+from ..task import Sink
 from ..work import Work
-from . import folder, store
-from .opened import OpenFolder, make_marked, remove_marked
 
-__all__ = [
-    "Place",
-    "Recorder",
-    "Scratch",
-    "check_writable",
-    "claim_name",
-    "is_store",
-    "locked",
-    "place_of_plan",
-    "refuse_source",
-]
+Location = TypeVar("Location", Path, ObjectPath)
+
+__all__ = ["Ending", "NewCheckpoint", "Place", "Recorder", "taken", "workplace_of"]
+
+
+class NewCheckpoint(Protocol):
+    """A checkpoint that is to be written."""
+
+    @property
+    def path(self) -> Any:
+        """Its place."""
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether that is a folder; else it is the only file."""
+
+    @property
+    def digest(self) -> str:
+        """What tells its plan from any other."""
+
+    @property
+    def files(self) -> Sequence[TargetFile]:
+        """Its files with tensors."""
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """The bytes of each."""
+
+    @property
+    def last(self) -> str:
+        """Of a folder the file that readers look for."""
+
+    @property
+    def tasks(self) -> Sized:
+        """What writes it."""
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether another run finds the same sources, so that receipts are of use to it."""
+
+
+class Ending(Protocol):
+    """What is written when all tasks are done."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of the further files of a folder."""
+
+    @property
+    def made(self) -> Mapping[int, tuple[int, str]]:
+        """For tasks that made an object, its bytes and its mark."""
+
+    def frame(self, number: int) -> Iterable[tuple[int, bytes]]:
+        """What surrounds the tensors of a file: stretches of bytes, each with the byte at which it begins."""
+
+    def texts(self) -> dict[str, bytes]:
+        """The further files of a folder, with the manifest."""
+
+    def confirm(self, number: int) -> None:
+        """Compare what a task has made with its sources and its receipt.
+
+        Raises:
+            FileExistsError, FileNotFoundError: if something else is there, or nothing.
+            ParseError: if it is not what the receipt says.
+        """
 
 
 class Recorder(Protocol):
@@ -52,10 +98,17 @@ class Recorder(Protocol):
 
 
 class Place(Protocol):
-    """The place of a plan's checkpoint."""
+    """The place of a checkpoint."""
 
-    #: What a task is told that only checks what is there: where that is.
-    finished: str
+    #: Whether a task makes a whole file of the checkpoint; else it writes a part of any.
+    takes_whole_files: bool
+
+    @property
+    def inside(self) -> str:
+        """Where it is in the memory of this process; empty if it is elsewhere."""
+
+    def sink(self, number: int) -> Sink:
+        """Where the task with this number writes."""
 
     def locked(self) -> AbstractContextManager[None]:
         """Hold the checkpoint's lock, if there is one: BlockingIOError if another process has it."""
@@ -66,25 +119,28 @@ class Place(Protocol):
     def claim(self, resume: bool) -> None:
         """Refuse, with FileExistsError, a name that is taken; unless `resume`, remove what other runs have left."""
 
-    def check_room(self) -> None:
-        """Refuse, with OSError, a checkpoint that there is no room for."""
+    def free(self) -> int | None:
+        """The bytes that are free, if the place knows."""
+
+    def check_room(self, beside: Callable[[], Iterable[int]]) -> None:
+        """Refuse, with OSError, a checkpoint that there is no room for.
+
+        Args:
+            beside: Gives the bytes of each stretch that is written besides the tensors.
+        """
 
     def begin(self, *, parts: bool) -> None:
         """Make what tasks write to; `parts` says that processes run them that do not know each other."""
 
-    def crew(self, work: Work) -> AbstractContextManager[Crew]:
-        """Give what runs the tasks.
+    def crew(self, work: Work, each: int) -> AbstractContextManager[Crew]:
+        """Give what runs the tasks, each of which needs so many bytes of memory.
 
         Raises:
             LayoutError: if the memory is too little.
-            TypeError: if the workers do not see the place or the sources.
         """
 
-    def outline(self, work: Work) -> WriteOutline:
-        """Say what it takes to run the plan in this process."""
-
-    def task_bytes(self, numbers: Sequence[int]) -> npt.NDArray[np.int64]:
-        """The bytes that each of these tasks writes."""
+    def buffers(self, work: Work, crew: Crew) -> int:
+        """The most bytes that the buffers of a crew take."""
 
     def receipts(self, numbers: range | None = None) -> Iterator[TaskReceipt]:
         """Read the receipts; of these tasks only, if given.
@@ -96,13 +152,13 @@ class Place(Protocol):
     def recorder(self, numbers: range | None, work: Work, part: str, crew: Crew) -> Recorder:
         """Give what keeps the receipts of tasks with these numbers, run in this part."""
 
-    def check_written(self, ledger: Ledger, work: Work) -> None:
-        """Read all that was written, and refuse, with ParseError, what the receipts do not say."""
+    def unfinished(self, number: int) -> Path | None:
+        """Where a file is until the checkpoint has its name; `None` if it has its own already."""
 
-    def check_finished(self, ledger: Ledger) -> None:
-        """Refuse, with FileExistsError, a finished checkpoint with other headers, texts or manifest than the plan's."""
+    def check_finished(self, ending: Ending) -> None:
+        """Refuse, with FileExistsError, a finished checkpoint with other headers, texts or manifest than these."""
 
-    def finish(self, ledger: Ledger, *, sync: bool) -> None:
+    def finish(self, ending: Ending, *, sync: bool) -> None:
         """Write what depends on everything, and make it a checkpoint.
 
         Raises:
@@ -110,97 +166,17 @@ class Place(Protocol):
             OSError: if it cannot be written.
         """
 
-    def discard(self, ledger: Ledger | None = None) -> None:
-        """Remove what is beside a finished checkpoint; with the ledger of a run that failed, what that has made too."""
+    def discard(self, made: Mapping[int, tuple[int, str]] | None = None) -> None:
+        """Remove what is beside a finished checkpoint; of a run that failed also the objects that it has `made`."""
 
 
-def is_store(path: object) -> bool:
-    """Whether a path is in an object store."""
-    return isinstance(path, ObjectPath)
+def workplace_of(path: Location) -> Location:
+    """The folder beside a checkpoint in which each of its plans has a folder."""
+    return path.with_name(f"{hidden_name(path.name)}.partial")
 
 
-def place_of_plan(plan: WritePlan) -> Place:
-    """Give the place of a plan's checkpoint."""
-    return store.StorePlace(plan) if is_store(plan.path) else folder.FolderPlace(plan)
-
-
-def locked(path: Path) -> AbstractContextManager[None]:
-    """Hold the lock of a new checkpoint; in a store there is none."""
-    return nullcontext() if is_store(path) else folder.locked(path)
-
-
-def claim_name(path: Path, *, is_written: bool, resume: bool = False) -> None:
-    """Refuse a path that is taken, before a plan is made; in a store only the plan knows what would be.
-
-    Args:
-        path: The path, whose lock is held if it `is_written`: then what a killed run left of a finished one is removed.
-        is_written: Whether something is written now.
-        resume: Whether what is there may be the finished checkpoint itself.
-    """
-    if not is_store(path) and not (resume and path.exists()):
-        (folder.claim_name if is_written else folder.refuse_existing)(path)
-
-
-def refuse_source(source: Path, target: Path) -> None:
-    """Refuse a destination that is the source, or lies inside of it: a source is only read.
-
-    Raises:
-        FileExistsError: if it is the source.
-        OSError: if it lies inside of it.
-    """
-    if is_store(source) != is_store(target):
-        return
-    if is_store(source):
-        is_same, is_inside = source == target, str(target).startswith(f"{source}/")
-    else:
-        is_same = target.exists() and source.exists() and target.samefile(source)
-        is_inside = source.is_dir() and target.resolve().is_relative_to(source.resolve())
-    if is_same:
-        raise FileExistsError(errno.EEXIST, "dst is the source", str(target))
-    if is_inside:
-        raise OSError(errno.EINVAL, f"dst lies inside of the source {source}, which is only read", str(target))
-
-
-def check_writable(path: Path, nbytes: int = 0) -> None:
-    """Refuse, before anything is made beside it, a place that cannot be written or has no room for so many bytes."""
-    if isinstance(path, ObjectPath):
-        store.check_writable(path)
-    else:
-        folder.check_room(path, nbytes, "the checkpoint, with what is written beside it first,")
-
-
-#: What the mark of the folder beside a destination says.
-_MARK = "shardwise spool\n"
-
-
-class Scratch:
-    """A folder for what is put together before it is written: beside the destination, for a store a temporary one."""
-
-    def __init__(self, target: Path) -> None:
-        self._beside = None if is_store(target) else target.with_name(f"{hidden_name(target.name)}.spool")
-        self._prefix = f"{hidden_name(target.name)}."
-        self._made: Path | None = None
-
-    def clear(self) -> None:
-        """Remove what a killed run has left; the destination's lock is held."""
-        if self._beside is not None:
-            with OpenFolder.at(self._beside.parent) as parent:
-                remove_marked(parent, self._beside.name, _MARK)
-
-    def folder(self) -> Path:
-        """Give the folder, which is made if it is not there."""
-        if self._made is None:
-            if self._beside is None:
-                self._made = Path(tempfile.mkdtemp(prefix=self._prefix))
-            else:
-                with OpenFolder.at(self._beside.parent) as parent, make_marked(parent, self._beside.name, _MARK):
-                    self._made = self._beside
-        return self._made
-
-    def remove(self) -> None:
-        """Remove the folder; what stays is for the next run to remove."""
-        if self._made is not None and self._beside is None:
-            shutil.rmtree(self._made, ignore_errors=True)
-        elif self._made is not None:
-            with suppress(OSError):
-                self.clear()
+def taken(
+    path: object, what: str = "exists already; a checkpoint is written to a new name", hint: str = ""
+) -> FileExistsError:
+    """Give the error for a name that is taken."""
+    return FileExistsError(errno.EEXIST, f"{what}{hint}", str(path))

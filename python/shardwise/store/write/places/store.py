@@ -8,32 +8,27 @@ object was made again and is another one to the store.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
-from typing import Any, TypeVar, cast
-
-import numpy as np
-import numpy.typing as npt
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from ....errors import ParseError
 from ...objects import ATTEMPTS, ObjectPath
-from ...sharded import MANIFEST
 from ..crew import Crew, crew_of, one_worker
-from ..fetch import SourceObject
-from ..formats.dcp import INDEX
-from ..formats.manifest import manifest_text
-from ..ledger import Ledger
-from ..object_task import ObjectTask, object_task
-from ..plans.plan import WritePlan
+from ..formats.files import TargetFile
+from ..gather import Gatherer
 from ..receipts import TaskReceipt, receipt_from_line, receipt_line
-from ..reports import WriteOutline
-from ..task import SourceFile
+from ..task import Progress, Task, Written
 from ..work import Work
 from .parts import FLIGHT, parts_for, parts_of_crew
-from .uploads import check_writable, put_object, refusal
+from .place import Ending, NewCheckpoint, taken, workplace_of
+from .stream import stream_of
+from .uploads import Comparison, Upload, check_writable, put_object, upload_to
 
-__all__ = ["StorePlace", "check_writable"]
+__all__ = ["ObjectSink", "StorePlace", "check_writable"]
 
 #: The longest receipt that is read.
 _MOST = 2**28
@@ -41,26 +36,99 @@ _MOST = 2**28
 Answer = TypeVar("Answer")
 
 
+@dataclass(frozen=True)
+class ObjectSink:
+    """An object of a store, which a task makes as a whole.
+
+    Attributes:
+        path: Its name.
+        file: What it is.
+    """
+
+    path: ObjectPath
+    file: TargetFile
+
+    def fill(
+        self, task: Task, gatherer: Gatherer, memory: int, threads: int | None, *, sync: bool, progress: Progress
+    ) -> Written:
+        """Make it of what the gatherer gives; where it was made already, see that it is that.
+
+        Raises:
+            FileExistsError: if another object is there.
+        """
+        if not self.path.is_file():
+            with suppress(FileExistsError):  # Another was faster: made by the same task, or not.
+                run = f"{task.plan[:32]}-{task.number}"
+                return self._made(task, gatherer, memory, threads, progress, run)
+            gatherer.compares, progress = True, None  # All bytes were counted.
+        return self._made(task, gatherer, memory, threads, progress, None)
+
+    def compare(self, task: Task, gatherer: Gatherer, memory: int, threads: int | None, progress: Progress) -> Written:
+        """Compare it with what the gatherer gives.
+
+        Raises:
+            FileExistsError, FileNotFoundError: if it is another one, or there is none.
+        """
+        return self._made(task, gatherer, memory, threads, progress, None)
+
+    def _made(
+        self, task: Task, gatherer: Gatherer, memory: int, threads: int | None, progress: Progress, run: str | None
+    ) -> Written:
+        file = copy.copy(self.file)  # It learns digests.
+        part_bytes, flight, holds = parts_for([file], memory)
+        is_new = run is not None
+        upload: Upload = upload_to(self.path, flight=flight, is_new=True, run=run) if is_new else Comparison(self.path)
+        gatherer.watch()
+        nbytes = 0
+        try:
+            stream = stream_of(file, gatherer, part_bytes, threads, holds=holds and upload.any_order)
+            for number, data in stream.parts():
+                upload.put(number, data)
+                nbytes += len(data)
+                if progress is not None:
+                    progress(len(data))
+            gatherer.check()
+            stream.check(self.path)
+            upload.commit()
+        except BaseException:
+            upload.abort()
+            raise
+        status = self.path.status()
+        if status.size != file.size:
+            # Not a system error, after which the task would be retried and find this object in its way.
+            raise ParseError(f"{self.path}: has {status.size} bytes; {file.size} were written")
+        slots = [number for number, slot in enumerate(file.slots) if slot.end > slot.begin]
+        crcs = [stream.crcs[number] for number in slots] if file.needs_crcs else []
+        made = status.size, status.mark
+        return Written([stream.slots[number] for number in slots], crcs, nbytes if is_new else 0, made)
+
+
 class StorePlace:
-    """Where a plan's checkpoint is to be, and its receipts."""
+    """The place of a checkpoint in a store, and its receipts."""
 
-    finished = ""
+    takes_whole_files = True
 
-    def __init__(self, plan: WritePlan) -> None:
-        self.plan = plan
-        self.path = cast(ObjectPath, cast(object, plan.path))
-        self._root = cast(ObjectPath, cast(object, plan.workplace))
+    def __init__(self, new: NewCheckpoint) -> None:
+        self._new = new
+        self.path: ObjectPath = new.path
+        self._root: ObjectPath = workplace_of(self.path) / new.digest[:16]
         self._kept: bool | None = None
         check_writable(self.path)
 
     @property
+    def inside(self) -> str:
+        """Where it is in the memory of this process, if it is."""
+        return str(self.path) if self.path.protocol == "memory" else ""
+
+    def sink(self, number: int) -> ObjectSink:
+        """Where a task writes: an object of its own."""
+        return ObjectSink(self._object(number), self._new.files[number].alone())
+
+    @property
     def _is_kept(self) -> bool:
-        """Whether there are receipts: not of arrays, nor of files that each run makes anew, which no other knows."""
+        """Whether there are receipts: not of what no other run would find again."""
         if self._kept is None:
-            self._kept = all(
-                isinstance(source, SourceObject) or (isinstance(source, SourceFile) and source.changed is not None)
-                for source in self.plan.sources
-            )
+            self._kept = self._new.is_kept
         return self._kept
 
     @contextmanager
@@ -70,56 +138,46 @@ class StorePlace:
 
     @property
     def _last(self) -> ObjectPath:
-        """What makes it a checkpoint: PyTorch looks for its own index, and does not know the manifest."""
-        if not self.plan.is_folder:
-            return self.path
-        return self.path / (INDEX if INDEX in self.plan.texts else MANIFEST)
+        """What makes it a checkpoint."""
+        return self.path / self._new.last if self._new.is_folder else self.path
 
     def is_finished(self) -> bool:
         """Whether a checkpoint has the name. A single object that has a receipt still is not committed."""
-        return self._last.is_file() and (self.plan.is_folder or not self._receipt_of(0).is_file())
+        return self._last.is_file() and (self._new.is_folder or not self._receipt_of(0).is_file())
 
     def claim(self, resume: bool) -> None:
         """Refuse, with FileExistsError, a name that is taken, or at which there is anything unless `resume`."""
         # Only an index blocks a folder; other objects are compared one by one, when they are made.
-        goes_on = resume and (self.plan.is_folder or self._receipt_of(0).is_file())
-        is_there = (self.plan.is_folder and self.path.is_file()) if goes_on else self.path.exists()
-        if is_there or (self.plan.is_folder and self._last.is_file()):
-            hint = "; resume=True goes on with what an interrupted run left" if not resume else ""
-            raise refusal(self.path, hint)
+        is_folder = self._new.is_folder
+        goes_on = resume and (is_folder or self._receipt_of(0).is_file())
+        is_there = (is_folder and self.path.is_file()) if goes_on else self.path.exists()
+        if is_there or (is_folder and self._last.is_file()):
+            raise taken(self.path, hint="" if resume else "; resume=True goes on with what an interrupted run left")
 
-    def check_room(self) -> None:
+    def free(self) -> None:
+        """A store does not say how much room it has."""
+
+    def check_room(self, beside: object) -> None:
         """A store does not say how much room it has."""
 
     def begin(self, *, parts: bool) -> None:
         """Refuse, with FileExistsError, a name at which there is a checkpoint or another object."""
-        if self.is_finished() or (self.plan.is_folder and self.path.is_file()):
-            raise refusal(self.path)
+        if self.is_finished() or (self._new.is_folder and self.path.is_file()):
+            raise taken(self.path)
 
-    def crew(self, work: Work) -> Any:
+    def crew(self, work: Work, each: int) -> AbstractContextManager[Crew]:
         """Give what runs the tasks: one after the other in this process, each with all threads; or an executor."""
         if work.executor is None:
-            parts_for(self.plan.files, work.memory)
+            parts_for(self._new.files, work.memory)
             return nullcontext(one_worker(work))
         crew = crew_of(work)
-        places = [self.path, *(source.path for source in self.plan.sources if isinstance(source, SourceObject))]
-        inside = next((path for path in places if path.protocol == "memory"), None)
-        if inside is not None and not crew.is_here:
-            raise TypeError(f"{inside}: is in the memory of this process; give a ThreadPoolExecutor")
-        parts_of_crew(self.plan.files, work.memory, crew)
+        parts_of_crew(self._new.files, work.memory, crew)
         return nullcontext(crew)
 
-    def outline(self, work: Work) -> WriteOutline:
-        """Say what it takes to make the objects in this process."""
-        files = self.plan.files
-        part, flight, holds = parts_for(files, work.memory)
-        sizes = tuple((file.name, file.size) for file in files)
-        total = sum(size for _, size in sizes)
-        return WriteOutline(sizes, total, part * (3 + holds + flight), work.threads or 1, len(sizes), free=2**63 - 1)
-
-    def task_bytes(self, numbers: Sequence[int]) -> npt.NDArray[np.int64]:
-        """The bytes of the object of each task."""
-        return np.array([self.plan.sizes[number] for number in numbers], np.int64)
+    def buffers(self, work: Work, crew: Crew) -> int:
+        """The most bytes that the buffers of a crew take."""
+        part, flight, holds = parts_for(self._new.files, work.memory)
+        return part * (3 + holds + flight)
 
     def receipts(self, numbers: range | None = None) -> Iterator[TaskReceipt]:
         """Read the receipts of these tasks, as many as there are."""
@@ -155,37 +213,35 @@ class StorePlace:
         if other.made != receipt.made:  # The same bytes, made again: now this is the object.
             put_object(place, receipt_line(receipt), is_new=False)
 
-    def check_written(self, ledger: Ledger, work: Work) -> None:
-        """Compare all objects with the sources and the receipts."""
-        for number in range(len(self.plan.files)):
-            self._confirm(number, ledger, work.memory)
-
-    def check_finished(self, ledger: Ledger) -> None:
-        """Refuse, with FileExistsError, other texts, index or manifest than the plan's; objects were compared."""
-        if self.plan.is_folder:
-            for name, text in self._texts(ledger).items():
+    def check_finished(self, ending: Ending) -> None:
+        """Refuse, with FileExistsError, other texts, index or manifest than these; objects were compared."""
+        if self._new.is_folder:
+            for name, text in ending.texts().items():
                 if not _has(self.path / name, text):
-                    raise refusal(self.path / name)
+                    raise taken(self.path / name)
 
-    def finish(self, ledger: Ledger, *, sync: bool) -> None:
+    def unfinished(self, number: int) -> None:
+        """An object has its name from the beginning."""
+
+    def finish(self, ending: Ending, *, sync: bool) -> None:
         """See that every object is still the one that was made; write index and manifest, last what makes it one."""
-        found = list(self._each(lambda number: self._object(number).status(), range(len(self.plan.files))))
+        found = list(self._each(lambda number: self._object(number).status(), range(len(self._new.files))))
         for number, status in enumerate(found):
-            if ledger.made.get(number) != tuple(status):
-                self._confirm(number, ledger, None)
-        if self.plan.is_folder:
-            texts, last = self._texts(ledger), self._last.name
-            for name in sorted(texts, key=lambda name: name == last):
+            if ending.made.get(number) != tuple(status):
+                ending.confirm(number)
+        if self._new.is_folder:
+            texts = ending.texts()
+            for name in sorted(texts, key=lambda name: name == self._new.last):
                 _put_same(self.path / name, texts[name])
         self.discard()
 
-    def discard(self, ledger: Ledger | None = None) -> None:
-        """Remove the receipts, and objects that a failed run has made, if they are still what it made.
+    def discard(self, made: Mapping[int, tuple[int, str]] | None = None) -> None:
+        """Remove the receipts, and objects that a failed run has `made`, if they are still what it made.
 
         Another run of the same plan may have finished it meanwhile, with these objects: then they are its, and stay.
         """
         # Who keeps no receipts cannot tell its own single object from a finished checkpoint.
-        is_others = ledger is not None and (self.plan.is_folder or self._is_kept) and self.is_finished()
+        is_others = made is not None and (self._new.is_folder or self._is_kept) and self.is_finished()
 
         def remove(path: ObjectPath) -> None:
             with suppress(OSError):  # Nobody looks for them any more.
@@ -197,18 +253,18 @@ class StorePlace:
                     remove(self._object(item[0]))
 
         if self._is_kept:
-            list(self._each(lambda number: remove(self._receipt_of(number)), range(len(self.plan.files))))
-        if ledger is not None and not is_others:
-            list(self._each(remove_made, [item for item in ledger.made.items() if item[0] in ledger.own]))
+            list(self._each(lambda number: remove(self._receipt_of(number)), range(len(self._new.files))))
+        if made is not None and not is_others:
+            list(self._each(remove_made, list(made.items())))
 
     def _object(self, number: int) -> ObjectPath:
-        return self.path / self.plan.files[number].name if self.plan.is_folder else self.path
+        return self.path / self._new.files[number].name if self._new.is_folder else self.path
 
     def _receipt_of(self, number: int) -> ObjectPath:
         return self._root / f"{number}.receipt"
 
     def _numbers(self, numbers: range | None) -> range:
-        return range(len(self.plan.files)) if numbers is None else numbers
+        return range(len(self._new.files)) if numbers is None else numbers
 
     def _each(self, ask: Callable[[Any], Answer], items: Sequence[Any]) -> Iterator[Answer]:
         with ThreadPoolExecutor(FLIGHT, thread_name_prefix="shardwise-ask") as pool:
@@ -229,40 +285,11 @@ class StorePlace:
                 raise
             return None  # Another process has committed the plan, and removed it.
         receipt = receipt_from_line(line, place)
-        if receipt.task != number or receipt.made is None or receipt.made[0] != self.plan.sizes[number]:
+        if receipt.task != number or receipt.made is None or receipt.made[0] != self._new.sizes[number]:
             raise ParseError(
                 f"{place}: the receipt of task {number} says that it made something else than the plan says"
             )
         return receipt
-
-    def _confirm(self, number: int, ledger: Ledger, memory: int | None) -> None:
-        """Compare an object with its sources, and with its receipt.
-
-        Raises:
-            FileExistsError, FileNotFoundError: if it is another one, or none.
-            ParseError: if it is not what the receipt says.
-        """
-        task: ObjectTask = object_task(self.plan, number)
-        try:
-            ledger.add(task.run(check="") if memory is None else task.run(memory=memory, check="", threads=None))
-        except ParseError as error:
-            if "two receipts" not in str(error):
-                raise
-            raise ParseError(f"{self._object(number)}: is not what its receipt says") from None
-
-    def _texts(self, ledger: Ledger) -> dict[str, bytes]:
-        """The manifest, and what else is beside the objects with tensors."""
-        plan = self.plan
-        for number, file in enumerate(plan.files):
-            file.digests, file.crcs = {}, ledger.crcs(number) if file.needs_crcs else {}
-            for slot in file.slots:
-                if slot.tensor not in file.digests and slot.end > slot.begin:
-                    file.digests[slot.tensor] = ledger.digest(number, slot.tensor)
-        texts: Mapping[str, bytes] = plan.texts
-        return {
-            **texts,
-            MANIFEST: manifest_text(plan.manifest, list(plan.tensors), ledger.digests, plan.files, plan.sizes, texts),
-        }
 
 
 class StoreRecorder:
@@ -294,4 +321,4 @@ def _put_same(path: ObjectPath, text: bytes) -> None:
         put_object(path, text, is_new=True)
     except FileExistsError:
         if not _has(path, text):
-            raise refusal(path) from None
+            raise taken(path) from None

@@ -15,8 +15,9 @@ from typing import Any, Protocol
 
 from ....errors import LayoutError
 from ...objects import ObjectPath
+from .place import taken
 
-__all__ = ["Comparison", "Upload", "check_writable", "put_object", "refusal", "upload_to"]
+__all__ = ["Comparison", "Upload", "check_writable", "put_object", "upload_to"]
 
 #: Bytes that are read at a time to be compared.
 _COMPARED = 8 * 2**20
@@ -74,11 +75,6 @@ def put_object(path: ObjectPath, data: bytes, *, is_new: bool) -> None:
         raise
 
 
-def refusal(path: ObjectPath, hint: str = "") -> FileExistsError:
-    """Give the error for a name that is taken."""
-    return FileExistsError(errno.EEXIST, f"exists already; a checkpoint is written to a new name{hint}", str(path))
-
-
 class Comparison:
     """An object that is there already, and is to be what would be put: nothing is written.
 
@@ -96,17 +92,17 @@ class Comparison:
     def put(self, number: int, part: bytearray) -> None:
         """Compare the part that follows."""
         if self._at + len(part) > self._noted.size:
-            raise refusal(self._path)
+            raise taken(self._path)
         for begin in range(0, len(part), _COMPARED):
             wanted = part[begin : begin + _COMPARED]
             if self._path.read(self._at, self._at + len(wanted), self._noted.mark) != wanted:
-                raise refusal(self._path)
+                raise taken(self._path)
             self._at += len(wanted)
 
     def commit(self) -> None:
         """See that there is nothing else, and that it is the same object still."""
         if self._at != self._noted.size or self._path.status() != self._noted:
-            raise refusal(self._path)
+            raise taken(self._path)
 
     def abort(self) -> None:
         """Nothing was written."""
@@ -177,14 +173,14 @@ class _Multipart:
             if self._is_ours():
                 return
             if self._is_new and self._path.exists():
-                raise refusal(self._path) from None
+                raise taken(self._path) from None
             raise
         except OSError as error:
             if not condition or error.errno != errno.ENOSYS:
                 raise
             # A store without conditions: this is the best that can be done.
             if self._path.exists():
-                raise refusal(self._path) from None
+                raise taken(self._path) from None
             self._ask(request, **arguments)
 
     def _is_ours(self) -> bool:
@@ -221,7 +217,7 @@ class _Kept:
         try:
             self._path.ask(lambda: self._path.filesystem.pipe_file(self._path.key, data, mode=mode))
         except FileExistsError:
-            raise refusal(self._path) from None
+            raise taken(self._path) from None
 
     def abort(self) -> None:
         self._parts.clear()
@@ -246,7 +242,7 @@ class _Stream:
         try:
             self._file.close()
         except FileExistsError:
-            raise refusal(self._path) from None
+            raise taken(self._path) from None
 
     def abort(self) -> None:
         # A file that is merely dropped would be closed, and so be created.

@@ -73,7 +73,7 @@ def check_plan(plan: WritePlan) -> None:
     names = _check_tensors(plan)
     _check_texts(plan, names)
     _check_files(plan, rows)
-    if not plan.is_in_store:
+    if not plan.place.takes_whole_files:
         counts = zip(plan.tensors, np.diff(rows[:, TARGETS], prepend=0).tolist(), strict=True)
         expected = task_runs(
             ((t.shape, t.itemsize, len(t.sources) + len(t.replicas) + count) for t, count in counts), plan.task_bytes

@@ -6,15 +6,14 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
-from typing import Any
+
+import numpy as np
 
 from ...._arguments import path_of
-from ...objects import ObjectPath
-from ..fetch import SourceObject
-from ..object_task import object_task
-from ..places.place import place_of_plan
+from ...location import refuse_options
 from ..reports import WriteOutline, WriteReport
-from ..run import commit_plan, run_part
+from ..run import check_room, commit_plan, outline_of, run_part
+from ..task import Task
 from ..work import MEMORY, RETRIES, Work
 from .check_plan import check_plan
 from .plan import WritePlan, said_by
@@ -36,12 +35,12 @@ class CheckpointPlan(WritePlan):
         nbytes: Bytes of all files.
         warnings: What looks wrong, as in `WriteReport`; a file of a plan does not keep them.
         obstacle: Why its tasks cannot be run by themselves; empty if they can.
-        reads_store: Whether the source is in a store, so that no sample tells how long it takes.
+        is_sampled: Whether a sample of the source tells how long it takes, as none of a store does.
     """
 
     warnings: tuple[str, ...] = ()
     obstacle: str = ""
-    reads_store: bool = False
+    is_sampled: bool = True
 
     def outline(self, memory: int = MEMORY, threads: int | None = None, *, sync: bool = True) -> WriteOutline:
         """Say what it takes to run it in this process.
@@ -58,13 +57,13 @@ class CheckpointPlan(WritePlan):
             LayoutError: if the memory is too little.
             OSError: if the folder for the checkpoint does not exist.
         """
-        outline = place_of_plan(self).outline(Work(memory=memory, threads=threads, sync=sync))
-        return replace(outline, warnings=self.warnings, seconds=None if self.reads_store else outline.seconds)
+        outline = outline_of(self, Work(memory=memory, threads=threads, sync=sync))
+        return replace(outline, warnings=self.warnings, seconds=outline.seconds if self.is_sampled else None)
 
-    def task(self, number: int) -> Any:
+    def task(self, number: int) -> Task:
         """Make a task."""
         self.check_tasks()
-        return object_task(self, number) if self.is_in_store else super().task(number)
+        return super().task(number)
 
     def check_tasks(self) -> None:
         """Raise TypeError if tasks cannot be run by themselves, because something must be put together first."""
@@ -73,7 +72,7 @@ class CheckpointPlan(WritePlan):
 
     def is_finished(self) -> bool:
         """Whether there is a checkpoint under the plan's name; `run` and `commit` see whether it is the plan's."""
-        return place_of_plan(self).is_finished()
+        return self.place.is_finished()
 
     def check(self) -> None:
         """Check all that the plan says against itself, if it is from a file; `commit` does.
@@ -90,7 +89,7 @@ class CheckpointPlan(WritePlan):
 
         Files that an interrupted run has left there make room; a store does not say how much it has.
         """
-        place_of_plan(self).check_room()
+        check_room(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to a file, which `load` reads on any machine that sees the plan's files.
@@ -103,11 +102,8 @@ class CheckpointPlan(WritePlan):
         self.check_tasks()
         if not self.is_of_files:
             raise TypeError("a plan whose tensors are in memory, or in temporary files, cannot be saved")
-        places = [source.path for source in self.sources if isinstance(source, SourceObject)]
-        if isinstance(self.path, ObjectPath):
-            places.append(self.path)
-        for place in {id(place.filesystem): place for place in places}.values():
-            place.refuse_options("a plan file")
+        noted = (source.path for source in self.sources if not isinstance(source, np.ndarray))
+        refuse_options([self.path, *noted], "a plan file")
         save_plan(self, path_of(path))
 
     @classmethod

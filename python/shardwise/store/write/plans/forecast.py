@@ -7,13 +7,14 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from .... import _core
 from ....errors import ParseError
 from ...files import opened_again
-from ..task import SourceFile
 from .plan import WritePlan
 
 __all__ = ["bytes_to_read", "estimated_seconds", "runs_to_copy"]
@@ -36,18 +37,18 @@ def runs_to_copy(plan: WritePlan) -> int:
     return sum(tensor.sources.runs_into(tensor.targets, tensor.itemsize) for tensor in plan.tensors)
 
 
-def estimated_seconds(plan: WritePlan, to_read: int, *, sync: bool) -> float | None:
+def estimated_seconds(plan: WritePlan, folder: Path, to_read: int, *, sync: bool) -> float | None:
     """About how long it takes to carry out a plan of files: as a sample of it, copied to a file that has no name.
 
     What is not copied as it is goes through a file first. `None` if nothing can be written in the place, or read.
     """
     spooled = sum(source.nbytes for source in plan.sources if isinstance(source, np.ndarray))
-    written, room = plan.nbytes, _core.free_space(plan.path.parent) // 4
+    written, room = plan.nbytes, _core.free_space(folder) // 4
     most = min(_SAMPLE, room, max(written, 1))
     if most < 1:
         return None
     try:
-        with tempfile.TemporaryFile(dir=plan.path.parent) as sample:
+        with tempfile.TemporaryFile(dir=folder) as sample:
             began = time.perf_counter()
             blocks = list(_sample(plan, most))
             read_in = time.perf_counter() - began
@@ -70,7 +71,8 @@ def estimated_seconds(plan: WritePlan, to_read: int, *, sync: bool) -> float | N
 
 def _sample(plan: WritePlan, most: int) -> Iterator[bytes]:
     """Blocks of the sources' tensors, as far apart as can be."""
-    files = [source for source in plan.sources if isinstance(source, SourceFile) and source.end > source.begin]
+    noted: Iterator[Any] = (source for source in plan.sources if not isinstance(source, np.ndarray))
+    files = [source for source in noted if source.end > source.begin]
     total = sum(file.end - file.begin for file in files)
     most = min(most, total)
     count = -(-most // _BLOCK)

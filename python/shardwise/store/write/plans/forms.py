@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, get_args
 
 from ...._arguments import instance, integer, optional
@@ -14,12 +13,14 @@ from ....deploy.deployment import Deployment
 from ....errors import LayoutError
 from ....partition import Partition
 from ....rules.layout_map import LayoutMap
+from ...location import Location
 from ...parts import RANKS
 from ..formats.dcp import KeyPath, dcp_files, is_writable
 from ..formats.files import TargetFile, hugging_face_files, sharded_files, single_file
 from ..formats.form_files import ARRAY_FORMS, Target
 from ..formats.rank_files import rank_files
 from ..tensors.wanted import Layouts, Wanted
+from ..work import MEMORY
 from .checkpoint_plan import CheckpointPlan
 from .one_rank import one_rank, ranks_of
 from .planning import make_plan
@@ -37,7 +38,7 @@ _HEAD = "lm_head.weight"
 
 
 def plan_form(
-    path: Path,
+    path: Location,
     wanted: list[Wanted],
     to: Target | None,
     metadata: Mapping[str, str] | None,
@@ -45,6 +46,7 @@ def plan_form(
     aliases: dict[str, str],
     paths: Mapping[str, KeyPath],
     task_bytes: int | None = None,
+    memory: int = MEMORY,
     *,
     compare: bool,
     beside: Mapping[str, bytes] | None = None,
@@ -62,6 +64,7 @@ def plan_form(
         aliases: Names that are tied, and to which names.
         paths: For `"dcp"`, where tensors lie in a nested state dict.
         task_bytes: How many bytes a task writes at most.
+        memory: Bytes of memory that it will be run with: tasks that fetch what they write are not larger.
         compare: Whether pieces that are stored more than once are compared.
         beside: Further files of a folder; they replace none of its own.
         layouts: For files for ranks, the layouts, which say what ranks there are.
@@ -123,10 +126,11 @@ def plan_form(
         beside=beside or {},
         compare_replicas=compare,
         task_bytes=task_bytes,
+        memory=memory,
     )
 
 
-def chosen_form(path: Path, wanted: Iterable[Wanted], to: Target | None) -> Target:
+def chosen_form(path: Location, wanted: Iterable[Wanted], to: Target | None) -> Target:
     """The given format, or the one that the path and the cuts suggest.
 
     Raises:

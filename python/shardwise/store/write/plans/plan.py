@@ -8,7 +8,6 @@ import json
 import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar, overload
 
 import numpy as np
@@ -19,19 +18,22 @@ from ...._dtypes import Dtype, dtype_named
 from ...._text import bytes_text
 from ....errors import LayoutError, ParseError
 from ...boxes import Bounds
-from ...files import hidden_name
-from ...objects import ObjectPath
+from ...engine import JobTensor
+from ...location import Location
 from ...pieces import NO_PIECES, Pieces, repeated
-from ..fetch import SourceObject
+from ...sharded import MANIFEST
+from ..formats.dcp import INDEX
 from ..formats.files import TargetFile
 from ..formats.form_files import ARRAY_FORMS, ONE_FILE, Texts, check_names, target_file
 from ..formats.slots import Slots, SlotTable
-from ..task import CheckpointTask, Places, SourceFile, program_of, source_of
+from ..places import place_for
+from ..places.place import Place
+from ..sources import Places, Source, source_of
+from ..task import Task
 from .grid import FileGrid, TaskGrid
 from .sections import Section, block_digests, numbers
 
-__all__ = ["PlannedTensor", "WritePlan", "workplace_of"]
-
+__all__ = ["PlannedTensor", "WritePlan"]
 
 #: The columns of a tensor in a plan: where its name, shape, sources, replicas and targets end, each in its section, its
 #: dtype and its cut among those of the plan, and whether it is an object.
@@ -51,7 +53,7 @@ LEAST_ASKED = 64 * 2**10
 
 
 @contextlib.contextmanager
-def said_by(path: Path | None) -> Iterator[None]:
+def said_by(path: Location | None) -> Iterator[None]:
     """Refuse, with ParseError, what cannot be what the plan in a file says."""
     try:
         yield
@@ -186,7 +188,7 @@ class _LoadedSlots(Slots):
         return getattr(self, name)
 
 
-class _Sources(Sequence["SourceFile | SourceObject | npt.NDArray[Any]"]):
+class _Sources(Sequence["Source | npt.NDArray[Any]"]):
     """The sources of a plan, each read when it is asked for."""
 
     def __init__(self, plan: WritePlan) -> None:
@@ -207,7 +209,7 @@ class _Sources(Sequence["SourceFile | SourceObject | npt.NDArray[Any]"]):
             return source_of(json.loads(text), self._places)
 
 
-class _Tasks(Sequence[CheckpointTask]):
+class _Tasks(Sequence[Task]):
     """The tasks of a plan, each made when it is asked for."""
 
     def __init__(self, plan: WritePlan) -> None:
@@ -217,9 +219,9 @@ class _Tasks(Sequence[CheckpointTask]):
         return len(self._plan.grid)
 
     @overload
-    def __getitem__(self, index: int) -> CheckpointTask: ...
+    def __getitem__(self, index: int) -> Task: ...
     @overload
-    def __getitem__(self, index: slice) -> Sequence[CheckpointTask]: ...
+    def __getitem__(self, index: slice) -> Sequence[Task]: ...
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[number] for number in range(*index.indices(len(self)))]
@@ -228,7 +230,7 @@ class _Tasks(Sequence[CheckpointTask]):
             raise IndexError(f"task {number} of {len(self)}")
         return self._plan.task(number % len(self))
 
-    def __iter__(self) -> Iterator[CheckpointTask]:
+    def __iter__(self) -> Iterator[Task]:
         return map(self._plan.task, range(len(self)))
 
     def __repr__(self) -> str:
@@ -259,7 +261,7 @@ class WritePlan:
         sections: The sections by name.
     """
 
-    path: Path
+    path: Location
     is_folder: bool
     task_bytes: int
     form: str
@@ -267,14 +269,15 @@ class WritePlan:
     sections: Mapping[str, Section]
     dtypes: Sequence[Dtype]
     tensors: Sequence[PlannedTensor]
-    sources: Sequence[SourceFile | SourceObject | npt.NDArray[Any]]
-    _file: Path | None
+    sources: Sequence[Source | npt.NDArray[Any]]
+    _file: Location | None
     _digest: str | None
     _files: list[TargetFile] | None
     _grid: TaskGrid | FileGrid | None
     _slot_table: SlotTable | None
     _cut: dict[int, list[int]]
     _written_bytes: npt.NDArray[np.int64] | None
+    _place: Place | None
 
     def __init__(self) -> None:
         raise TypeError(f"a {type(self).__name__} is made by plan_checkpoint, or read from a file by its load")
@@ -285,9 +288,9 @@ class WritePlan:
         head: Mapping[str, Any],
         sections: Mapping[str, Section],
         *,
-        path: Path | None = None,
+        path: Location | None = None,
         sources: Sequence[Any] | None = None,
-        file: Path | None = None,
+        file: Location | None = None,
         digest: str | None = None,
     ) -> _Plan:
         """Make a plan.
@@ -314,6 +317,7 @@ class WritePlan:
         self._slot_table = None
         self._cut = {}
         self._written_bytes = None
+        self._place = None
         return self
 
     def numbers(self, section: str, begin: int, end: int) -> Numbers:
@@ -414,7 +418,7 @@ class WritePlan:
     def grid(self) -> TaskGrid | FileGrid:
         """How it is cut into tasks."""
         if self._grid is None:
-            if self.is_in_store:
+            if self.place.takes_whole_files:
                 data = self.column("files", 5, DATA)
                 self._grid = FileGrid(data, self._boxes_of_file, self._written)
             else:
@@ -425,7 +429,7 @@ class WritePlan:
     @property
     def written_bytes(self) -> npt.NDArray[np.int64]:
         """The bytes of tensors that each task writes, as often as files hold them."""
-        if not self.has_arrays or self.is_in_store:
+        if not self.has_arrays or self.place.takes_whole_files:
             return self.grid.bytes
         if self._written_bytes is None:
             self._written_bytes = np.zeros(len(self.grid), np.int64)
@@ -461,14 +465,31 @@ class WritePlan:
         return sum(self.sizes)
 
     @property
-    def is_in_store(self) -> bool:
-        """Whether the checkpoint is to be in an object store: then each task makes an object."""
-        return isinstance(self.path, ObjectPath)
+    def place(self) -> Place:
+        """The place of the checkpoint."""
+        if self._place is None:
+            self._place = place_for(self)
+        return self._place
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether it is from a file."""
+        return self._file is not None
 
     @property
     def is_of_files(self) -> bool:
         """Whether everything comes from files and objects, so that any process can do a part of it."""
-        return all(isinstance(source, (SourceFile, SourceObject)) for source in self.sources)
+        return not any(isinstance(source, np.ndarray) for source in self.sources)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether every run finds the same sources: no arrays, nor files that each run makes anew."""
+        return all(not isinstance(source, np.ndarray) and source.is_kept for source in self.sources)
+
+    @property
+    def last(self) -> str:
+        """Of a folder the file that readers look for: PyTorch for its own index, and not for the manifest."""
+        return INDEX if self.form == "dcp" else MANIFEST
 
     @property
     def digest(self) -> str:
@@ -478,27 +499,25 @@ class WritePlan:
         return self._digest
 
     @property
-    def tasks(self) -> Sequence[CheckpointTask]:
+    def tasks(self) -> Sequence[Task]:
         """The tasks, each made when it is asked for."""
         return _Tasks(self)
 
-    def task(self, number: int) -> CheckpointTask:
+    def task(self, number: int) -> Task:
         """Make a task."""
         with said_by(self._file):
             made = _Making(self)
+            if self.place.takes_whole_files:
+                made.open_file(number)
             for tensor, box in self.grid.boxes(number):
                 made.add(tensor, box)
             return made.task(number)
 
-    @property
-    def workplace(self) -> Path:
-        """The folder beside the checkpoint that holds what is not finished."""
-        return workplace_of(self.path) / self.digest[:16]
-
-    @property
-    def folder(self) -> Path:
-        """The folder that holds the unfinished files."""
-        return self.workplace / "data"
+    def bytes_of(self, numbers: Sequence[int]) -> Numbers:
+        """The bytes that each of these tasks writes: of an object, all."""
+        sizes = self.column("files", 5, SIZE) if self.place.takes_whole_files else self.written_bytes
+        found: Numbers = sizes[np.asarray(numbers, np.int64)]
+        return found
 
     def part(self, part: int, parts: int) -> range:
         """Give the numbers of the tasks of one part, counted from 1: consecutive tasks, with about the same bytes.
@@ -549,11 +568,6 @@ class WritePlan:
         return f"<{type(self).__name__} {str(self.path)!r}: {len(self.tasks)} tasks, {bytes_text(self.nbytes)}>"
 
 
-def workplace_of(path: Path) -> Path:
-    """The folder beside a checkpoint in which each of its plans has a folder."""
-    return path.with_name(f"{hidden_name(path.name)}.partial")
-
-
 class _Making:
     """A task that is put together."""
 
@@ -565,48 +579,50 @@ class _Making:
         self._parts: list[tuple[PlannedTensor, Pieces, Pieces, Pieces]] = []
         self._ranges: list[tuple[int, int, int, int]] = []
         self._again: list[int] = []
+        #: The number of the file that it makes as a whole, if it does.
+        self._only: int | None = None
+
+    def open_file(self, number: int) -> None:
+        """Say that it writes one file, whether that has bytes of tensors or not."""
+        self._files[number], self._only = 0, number
+        self._again += sorted(self._plan.repeated_in(number))
 
     def add(self, number: int, box: Bounds) -> None:
         tensor = self._plan.tensors[number]
         sources = tensor.sources.clipped(box).numbered(self._sources)
-        targets = tensor.targets.clipped(box).numbered(self._files)
+        targets = tensor.targets.clipped(box)
+        if self._only is not None:
+            targets = targets.chosen(np.flatnonzero(targets.numbers == self._only))
+        targets = targets.numbered(self._files)
         replicas = tensor.replicas.clipped(box).numbered(self._compared) if tensor.has_replicas else NO_PIECES
         begins, ends = targets.offsets, targets.offsets + targets.volumes * tensor.itemsize
         ranges = zip(targets.numbers.tolist(), begins.tolist(), ends.tolist(), strict=True)
-        if self._plan.has_arrays:
+        if self._plan.has_arrays and self._only is None:
             self._again += (np.flatnonzero(repeated(targets)) + len(self._ranges)).tolist()
         self._ranges += [(file, number, begin, end) for file, begin, end in ranges]
         self._parts.append((tensor, sources, targets, replicas))
 
-    def task(self, number: int) -> CheckpointTask:
+    def task(self, number: int) -> Task:
         plan = self._plan
         program: list[npt.NDArray[np.int64]] = []
-        numbers: list[int] = []
-        replicas: list[tuple[int, int, str, tuple[int, ...]]] = []
-        at = 0
-        for tensor, sources, targets, others in self._parts:
-            numbers += range(at, at + len(targets))
-            at += len(targets)
+        names: list[tuple[int, str]] = []
+        for position, (tensor, sources, targets, others) in enumerate(self._parts):
             if len(others):
-                replicas += [
-                    (holder, at + i, tensor.name, tensor.shape) for i, holder in enumerate(others.numbers.tolist())
-                ]
-                at += len(others)
+                names.append((position, tensor.name))
                 others.rows[:, 0] += len(self._files)
-            rows = [sources.rows, targets.rows, *([others.rows] if len(others) else [])]
-            flags = 1 + 2 * (plan.form == "dcp")
-            program.append(program_of(tensor.itemsize, tensor.shape, rows, flags))
+                targets = Pieces(np.concatenate([targets.rows, others.rows]))
+            wanted = 1 + 2 * (plan.form == "dcp")
+            program.append(JobTensor(tensor.itemsize, wanted, tensor.shape, sources, targets).program())
         compared = [plan.sources[holder] for holder in self._compared]
-        return CheckpointTask(
+        return Task(
             plan.digest,
             number,
-            str(plan.folder),
+            plan.place.sink(number),
             tuple((file, plan.files[file].name, plan.files[file].size) for file in self._files),
             tuple(self._ranges),
             tuple(plan.sources[holder] for holder in self._sources),
             tuple(source for source in compared if not isinstance(source, np.ndarray)),
-            tuple(replicas),
-            tuple(numbers),
-            np.concatenate(program).tobytes(),
+            tuple(names),
+            b"".join(each.tobytes() for each in program),
             tuple(self._again),
         )

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,14 +13,13 @@ import numpy.typing as npt
 
 from ...._arguments import integer
 from ....errors import LayoutError, SizeOverflowError
-from ...files import DataFile
-from ...object_files import ObjectFile
-from ...objects import ObjectPath
+from ...files import Holder
+from ...location import Location, absolute
 from ...pieces import NO_PIECES, Pieces
-from ..fetch import SourceObject
 from ..formats.dcp import KeyPath
 from ..formats.files import TargetFile
-from ..task import SourceFile, head_digest
+from ..places import takes_whole_files
+from ..sources import source_for
 from ..tensors.wanted import Wanted
 from .checkpoint_plan import CheckpointPlan
 from .grid import task_runs
@@ -33,12 +30,14 @@ __all__ = ["make_plan"]
 
 #: The most bytes of a task and, for small checkpoints, the least.
 _TASK, _LEAST_TASK = 64 * 2**20, 16 * 2**20
+#: The most bytes of a task that fetches them from a store into memory.
+_FETCHED_TASK = 16 * 2**20
 #: A checkpoint has at least about this many tasks, unless they would be smaller than `_LEAST_TASK`.
 _TASKS = 128
 
 
 def make_plan(
-    path: Path,
+    path: Location,
     wanted: Sequence[Wanted],
     files: Sequence[TargetFile],
     *,
@@ -50,6 +49,7 @@ def make_plan(
     beside: Mapping[str, bytes],
     compare_replicas: bool,
     task_bytes: int | None,
+    memory: int,
 ) -> CheckpointPlan:
     """Put together the plan of these tensors and files.
 
@@ -57,9 +57,7 @@ def make_plan(
         LayoutError: if `task_bytes` is too small.
     """
     total = sum(tensor.nbytes for tensor in wanted)
-    if task_bytes is None:
-        task_bytes = min(max(total // _TASKS, _LEAST_TASK), _TASK)
-    elif integer("task_bytes", task_bytes) < LEAST_ASKED:
+    if task_bytes is not None and integer("task_bytes", task_bytes) < LEAST_ASKED:
         raise LayoutError(f"task_bytes is {task_bytes}; it must be at least {LEAST_ASKED}")
     held = _Holders()
     tensors = np.zeros((len(wanted), 8), np.int64)
@@ -70,8 +68,8 @@ def make_plan(
     at_cut = {which: number for number, which in enumerate(kinds)}
     for number, (tensor, cut) in enumerate(zip(wanted, cuts, strict=True)):
         others = tensor.replicas if compare_replicas else NO_PIECES
-        if not all(isinstance(holder, DataFile) for holder in others.holders):  # Arrays were compared before.
-            is_file = np.array([isinstance(holder, DataFile) for holder in others.holders], np.bool_)
+        if any(isinstance(holder, np.ndarray) for holder in others.holders):  # They were compared before.
+            is_file = np.array([not isinstance(holder, np.ndarray) for holder in others.holders], np.bool_)
             others = others.chosen(np.flatnonzero(is_file[others.numbers]))
         added: dict[int, Any] = {
             NAME: tensor.name.encode(),
@@ -86,6 +84,10 @@ def make_plan(
         tensors[number, DTYPE] = dtypes.setdefault(tensor.dtype.name, len(dtypes))
         tensors[number, CUT] = at_cut.get(id(cut), -1)
         tensors[number, OBJECT] = tensor.is_object
+    if task_bytes is None:
+        task_bytes = min(max(total // _TASKS, _LEAST_TASK), _TASK)
+        if any(not isinstance(holder, np.ndarray) and holder.is_fetched for holder in held.held):
+            task_bytes = max(min(memory // 16 or _FETCHED_TASK, _FETCHED_TASK), LEAST_ASKED)
     targets, written = _targets(files, len(wanted))
     tensors[:, TARGETS] = np.cumsum(written)
     counts = np.diff(tensors[:, [SOURCES, REPLICAS]], axis=0, prepend=0).sum(axis=1).tolist()
@@ -93,9 +95,8 @@ def make_plan(
         (tensor.shape, tensor.itemsize, count // (2 + 3 * len(tensor.shape)) + more)
         for tensor, count, more in zip(wanted, counts, written.tolist(), strict=True)
     )
-    is_in_store = isinstance(path, ObjectPath)
-    runs = np.zeros((0, 7), np.int64) if is_in_store else task_runs(shapes, task_bytes)
-    sources = [_source(holder, *span) for holder, span in zip(held.held, held.spans, strict=True)]
+    runs = np.zeros((0, 7), np.int64) if takes_whole_files(path) else task_runs(shapes, task_bytes)
+    sources = [source_for(holder, *span) for holder, span in zip(held.held, held.spans, strict=True)]
     # Of what is in a store, the URL; an array is not saved.
     said = ["null" if isinstance(each, np.ndarray) else json.dumps(each, default=str) for each in sources]
     lines = [line.encode() for line in said]
@@ -118,7 +119,7 @@ def make_plan(
         "beside": Held(b"".join(beside.values())),
         "paths": Held(json.dumps({name: at for name, at in paths.items() if tuple(at) != (name,)}).encode()),
     }
-    place = path if is_in_store else path.absolute()
+    place = absolute(path)
     head = {
         "path": str(place),
         "form": form,
@@ -136,7 +137,7 @@ class _Holders:
 
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}
-        self.held: list[DataFile | npt.NDArray[Any]] = []
+        self.held: list[Holder | npt.NDArray[Any]] = []
         self.spans: list[tuple[int, int]] = []
 
     def rows(self, pieces: Pieces, itemsize: int) -> npt.NDArray[np.int64]:
@@ -231,13 +232,3 @@ def _file_rows(names: Sequence[bytes], files: Sequence[TargetFile]) -> npt.NDArr
     found = np.array(rows, np.int64).reshape(-1, 5)
     found[:, :2] = np.cumsum(found[:, :2], axis=0)
     return found
-
-
-def _source(holder: DataFile | npt.NDArray[Any], begin: int, end: int) -> SourceFile | SourceObject | npt.NDArray[Any]:
-    if not isinstance(holder, DataFile):
-        return holder
-    if isinstance(holder, ObjectFile):
-        return SourceObject(*holder.noted)
-    path = os.path.abspath(holder.path)  # noqa: PTH100 (a Path would follow `..` through links another way)
-    begin, end = min(begin, holder.size), min(end, holder.size)
-    return SourceFile(path, holder.size, *holder.times, begin, end, head_digest(path, holder.size, begin, end))

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ....errors import ParseError
-from ...files import DataFile
+from ...files import Holder
 
 __all__ = ["BLOCK", "Held", "Made", "Section", "Stored", "block_digests", "blocks_of", "numbers", "packed"]
 
@@ -88,7 +88,7 @@ class Stored:
         ParseError: if there are not as many blocks as these bytes have, or one is too short for its contents.
     """
 
-    def __init__(self, file: DataFile, nbytes: int, begins: list[int], digests: list[str]) -> None:
+    def __init__(self, file: Holder, nbytes: int, begins: list[int], digests: list[str]) -> None:
         self.nbytes = nbytes
         self._file, self._begins, self._digests = file, begins, digests
         self._kept: OrderedDict[int, bytes] = OrderedDict()

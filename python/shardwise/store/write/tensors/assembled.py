@@ -19,7 +19,7 @@ from ...._text import shown
 from ....errors import LayoutError, SizeOverflowError
 from ....partition import Partition
 from ...boxes import Bounds, Extent, read_extent
-from ...files import DataFile
+from ...files import Holder
 from ...pieces import NO_PIECES, Piece, Pieces, Stretches, within
 from .wanted import Wanted
 
@@ -330,7 +330,7 @@ def _read(pieces: Pieces, box: Bounds, itemsize: int) -> _Array:
     """The elements of a box, as bytes of this size."""
     out = np.zeros([stop - start for start, stop in box], f"V{itemsize}")
     for part in pieces.clipped(box):
-        if isinstance(part.holder, DataFile):
+        if isinstance(part.holder, Holder):
             extent = Extent(part.holder, part.offset, part.strides)
             read_extent(extent, (0,) * len(box), out[within(part.box, box)])
             part.holder.check()

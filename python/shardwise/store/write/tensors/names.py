@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from ...._arguments import instance, optional
@@ -15,6 +14,7 @@ from ....partition import Partition
 from ....quantized.forms import Components
 from ....rules.pattern import NamePattern, Replacement
 from ....rules.rewrites import Rewrites
+from ...location import Location
 from ...protocol import StoredCheckpoint, UnsupportedError
 from ...text import MAX_NAME
 from ..formats.dcp import KeyPath
@@ -78,7 +78,7 @@ def refuse_unreadable(
             raise UnsupportedError(f"{reason}; only= can leave {shown(new)} out")
 
 
-def chosen(made: dict[str, Assembled], only: str | None, path: Path) -> dict[str, Assembled]:
+def chosen(made: dict[str, Assembled], only: str | None, path: Location) -> dict[str, Assembled]:
     """Give the tensors whose names the regular expression `only` matches; all of them if it is None."""
     optional("only", only, str)
     if only is None:

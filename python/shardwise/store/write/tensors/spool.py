@@ -21,14 +21,15 @@ from ...._text import bytes_text, shown
 from ....errors import LayoutError
 from ....partition import Partition
 from ...boxes import Bounds, contiguous_strides
-from ...engine import CopyJob, HeldPiece
+from ...engine import CopyJob
 from ...files import DataFile, status_of
+from ...location import Location
 from ...pieces import NO_PIECES, Piece, Pieces
 from ...protocol import StoredTensor
-from ..places.place import Scratch
+from ..gather import compare_replicas
+from ..places import Scratch
 from .assembled import Assembled
 from .convert import Overflow, converted_values, lost_text
-from .gather import compare_replicas
 from .wanted import Wanted, wanted_stored
 
 __all__ = ["Spool", "is_converted", "is_float", "opened_spool"]
@@ -93,10 +94,9 @@ class _GrowingFile(DataFile):
         self._digest.update(repr(shape).encode())
         for box, values in boxes:
             job = CopyJob()
-            start, stop = ([side[i] for side in box] for i in (0, 1))
-            at = begin + sum(map(operator.mul, start, strides))
-            source = HeldPiece(job.read_array(values), 0, start, stop, values.strides)
-            target = HeldPiece(job.fill_file(self.path, self.size), at, start, stop, strides)
+            at = begin + sum(map(operator.mul, (start for start, _ in box), strides))
+            source = Piece(box, job.read_array(values), 0, values.strides)
+            target = Piece(box, job.fill_file(self.path, self.size), at, strides)
             job.add_tensor(shape, itemsize, [source], [target], digest=True)
             # Where it is, and what it is: the same file is made of the same source only.
             self._digest.update(repr((box, job.run().digests)).encode())
@@ -149,7 +149,7 @@ class Spool:
         warnings: For each tensor that has such values, how many.
     """
 
-    def __init__(self, target: Path, *, is_rough: bool = False, overflow: Overflow = "refuse") -> None:
+    def __init__(self, target: Location, *, is_rough: bool = False, overflow: Overflow = "refuse") -> None:
         self._scratch = Scratch(target)
         self._overflow = overflow
         self.warnings: list[str] = []
@@ -283,7 +283,7 @@ class Spool:
 
 
 @contextmanager
-def opened_spool(target: Path, *, is_written: bool, overflow: Overflow) -> Iterator[Spool]:
+def opened_spool(target: Location, *, is_written: bool, overflow: Overflow) -> Iterator[Spool]:
     """A spool beside the target, removed at the end.
 
     Args:

@@ -18,15 +18,12 @@ from ....layout import TensorLayout, UnevenRule
 from ....partition import Partition
 from ....rules.layout_map import LayoutMap
 from ...boxes import Bounds, contiguous_strides
-from ...engine import HeldPiece
-from ...object_files import ObjectFile
 from ...pieces import NO_PIECES, Piece, Pieces
 from ...protocol import StoredObject, StoredTensor
 
 __all__ = [
     "Layouts",
     "Wanted",
-    "held_piece",
     "partition_for",
     "wanted_array",
     "wanted_stored",
@@ -117,19 +114,11 @@ def wanted_stored(name: str, tensor: StoredTensor, partition: Partition | None) 
     return Wanted(name, tensor._dtype, tensor.shape, pieces, replicas, partition, identity)
 
 
-def wanted_object(name: str, value: StoredObject, *, is_read: bool) -> Wanted:
-    """A value of a PyTorch distributed checkpoint, which has an extent, to be written as it is.
-
-    Args:
-        name: Its new name.
-        value: The value.
-        is_read: Whether to read it now, if it is in a store.
-    """
+def wanted_object(name: str, value: StoredObject) -> Wanted:
+    """A value of a PyTorch distributed checkpoint, which has an extent, to be written as it is."""
     assert value.extent is not None
     file, start, size = value.extent
     piece = Piece(((0, size),), file, start, (1,))
-    if is_read and isinstance(file, ObjectFile):  # The engine reads local files.
-        piece = Piece(((0, size),), np.frombuffer(file.read(start, size), np.uint8), 0, (1,))
     return Wanted(name, DTYPES["uint8"], (size,), Pieces.of([piece] if size else [], 1), is_object=True)
 
 
@@ -201,9 +190,3 @@ def _file_dtype(name: str, dtype: np.dtype[Any]) -> Dtype:
 def _little_endian(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     # The only copy of a whole array: one in the other byte order, which files do not have.
     return array.astype(array.dtype.newbyteorder("<")) if array.dtype.byteorder == ">" else array
-
-
-def held_piece(holder: int, piece: Piece) -> HeldPiece:
-    """The piece in the form of the I/O engine, which knows its file or array by a number."""
-    start, stop = ([side[i] for side in piece.box] for i in (0, 1))
-    return HeldPiece(holder, piece.offset, start, stop, piece.strides)

@@ -9,44 +9,41 @@ from __future__ import annotations
 
 import errno
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
-from ..._boxes import consecutive
-from ..boxes import contiguous_strides
-from ..engine import add_digests
-from ..objects import ObjectPath
-from .formats.files import TargetFile
-from .ledger import joined_crc
-from .tensors.gather import Block, Gatherer
-from .tensors.wanted import Wanted
+from ...._boxes import consecutive
+from ...boxes import contiguous_strides
+from ...engine import add_digests
+from ...objects import ObjectPath
+from ..formats.files import TargetFile
+from ..gather import Block, Gatherer
+from ..receipts import joined_crc
 
 __all__ = ["Stream", "stream_of"]
 
 
-def stream_of(
-    file: TargetFile, wanted: Mapping[int, Wanted], gatherer: Gatherer, part_bytes: int, *, holds: bool
-) -> Stream:
+def stream_of(file: TargetFile, gatherer: Gatherer, part_bytes: int, threads: int | None, *, holds: bool) -> Stream:
     """Give the bytes of an object; all is read once before, if what depends on it cannot be held back.
 
     Args:
         file: What it is.
-        wanted: The tensors that it has something of, by their positions.
-        gatherer: Gives their boxes.
+        gatherer: Gives the boxes of its tensors.
         part_bytes: The bytes of a part.
+        threads: How many copy; one per core if `None`.
         holds: Whether there is room for a part that is held back, and parts may come in any order.
     """
     depends = file.has_digests or file.needs_crcs
     holds = depends and holds and len(file.before(0)[1]) <= part_bytes
     known = None
     if depends and not holds:
-        known = Stream(file, wanted, gatherer, part_bytes, holds=False, known=None)
+        known = Stream(file, gatherer, part_bytes, threads, holds=False, known=None)
         for _ in known.parts():
             pass
         gatherer.compares = False  # That was done.
-    return Stream(file, wanted, gatherer, part_bytes, holds=holds, known=known)
+    return Stream(file, gatherer, part_bytes, threads, holds=holds, known=known)
 
 
 class _Text(NamedTuple):
@@ -65,9 +62,9 @@ class Stream:
 
     Args:
         file: What it is.
-        wanted: The tensors that it has something of, by their positions.
-        gatherer: Gives their boxes.
+        gatherer: Gives the boxes of its tensors: of each slot that has bytes, in order.
         part_bytes: The bytes of a part.
+        threads: How many copy; one per core if `None`.
         holds: Whether a part is held back that depends on what comes after it.
         known: A stream of the same object that was read to its end, so that what depends on it is known.
 
@@ -80,15 +77,17 @@ class Stream:
     def __init__(
         self,
         file: TargetFile,
-        wanted: Mapping[int, Wanted],
         gatherer: Gatherer,
         part_bytes: int,
+        threads: int | None,
         *,
         holds: bool,
         known: Stream | None,
     ) -> None:
-        self._file, self._wanted, self._gatherer, self._part_bytes = file, wanted, gatherer, part_bytes
+        self._file, self._gatherer, self._part_bytes, self._threads = file, gatherer, part_bytes, threads
         self._holds, self._known = holds, known
+        filled = [number for number, slot in enumerate(file.slots) if slot.end > slot.begin]
+        self._positions = {number: at for at, number in enumerate(filled)}
         self.digests: dict[int, int] = {}
         self.crcs: dict[int, int] = {}
         self.slots: dict[int, int] = {}
@@ -130,7 +129,7 @@ class Stream:
         array = self._file.array_at(number)
         if array is None or 0 in array.shape:
             return
-        itemsize = self._wanted[array.tensor].itemsize
+        itemsize = self._itemsize(array.tensor)
         for block in consecutive(array.shape, max(self._part_bytes // 4 // itemsize, 1)):
             extents = tuple(side.stop - side.start for side in block)
             nbytes = itemsize * math.prod(extents)
@@ -146,20 +145,20 @@ class Stream:
                 if all(low < high for low, high, _, _ in sides):
                     own = tuple((low + shift, high + shift) for low, high, shift, _ in sides)
                     begin = sum((low - first) * step for (low, _, _, first), step in zip(sides, strides, strict=True))
-                    self._blocks.append(Block(slot, own, self._filled + begin, strides))
+                    self._blocks.append(Block(slot, array.tensor, own, self._filled + begin, strides))
             self._filled += nbytes
 
     def _flush(self, at: int) -> Iterator[tuple[int, bytearray]]:
         """Fill the part that was put together, when the slots before the one at hand have all of their blocks."""
         file, data = self._file, bytearray(self._filled)
         if self._blocks:
-            blocks = [block._replace(tensor=file.slots[block.tensor].tensor) for block in self._blocks]
-            digests, crcs = self._gatherer.fill(np.frombuffer(data, np.uint8), blocks, crc=file.needs_crcs)
-            for (number, *_), (tensor, *_), digest in zip(self._blocks, blocks, digests, strict=True):
+            blocks = [block._replace(position=self._positions[block.position]) for block in self._blocks]
+            done = self._gatherer.into_memory(np.frombuffer(data, np.uint8), blocks, self._threads)
+            for (number, tensor, *_), digest in zip(self._blocks, done.digests, strict=True):
                 self.digests[tensor] = add_digests([self.digests.get(tensor, 0), digest])
                 self.slots[number] = add_digests([self.slots.get(number, 0), digest])
-            for (number, box, *_), crc in zip(self._blocks, crcs, strict=False):
-                nbytes = self._wanted[file.slots[number].tensor].itemsize
+            for (number, tensor, box, *_), crc in zip(self._blocks, done.crcs, strict=False):
+                nbytes = self._itemsize(tensor)
                 for start, stop in box:
                     nbytes *= stop - start
                 before = self.crcs.get(number)
@@ -185,6 +184,9 @@ class Stream:
         self._cache = None
         self._put(data, text)
         return number, data
+
+    def _itemsize(self, tensor: int) -> int:
+        return int(self._file.slots.table.itemsizes[tensor])
 
     def _put(self, data: bytearray, text: _Text) -> None:
         data[text.at : text.at + text.end - text.begin] = self._text(text.slot)[text.begin : text.end]
