@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 import shardwise as sw
 from shardwise import _core
 from shardwise.cli import main
-from shardwise.store.write import reshape
-from shardwise.store.write.places import folder
+from shardwise.store.write import reshape, run
 from shardwise.store.write.plans import forecast
 from shardwise.store.write.plans.forecast import runs_to_copy
 from shardwise.store.write.tensors import assembled, spool
@@ -164,7 +163,7 @@ def test_the_command_says_it(
     seconds: float,
     time: str,
 ) -> None:
-    monkeypatch.setattr(folder, "estimated_seconds", lambda *_, **__: seconds)
+    monkeypatch.setattr(run, "estimated_seconds", lambda *_, **__: seconds)
     source = written(tmp_path, "safetensors")
     assert main(["plan", str(source), str(tmp_path / "new.safetensors")]) == 0
     said = capsys.readouterr().out

@@ -20,9 +20,9 @@ import shardwise as sw
 from shardwise.store.codecs import decompress
 from shardwise.store.prove import Difference
 from shardwise.store.write.places.uploads import Comparison
-from shardwise.store.write.task import CheckpointTask
+from shardwise.store.write.task import Task
 from tests.store.stores import Store
-from tests.store.tasks import TASK, contents, direct, planned, rules, saved
+from tests.store.tasks import TASK, contents, direct, folder_of, planned, rules, saved
 
 from .torch_files import save as torch_file
 from .torch_files import tensor
@@ -52,13 +52,13 @@ def test_tasks_by_number(source: Path) -> None:
 def test_workers_share_the_memory_that_was_asked_for(
     source: Path, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
-    run, asked = CheckpointTask.run, []
+    run, asked = Task.run, []
 
-    def noted(self: CheckpointTask, **settings: Any) -> Any:
+    def noted(self: Task, **settings: Any) -> Any:
         asked.append(settings["memory"])
         return run(self, **settings)
 
-    monkeypatch.setattr(CheckpointTask, "run", noted)
+    monkeypatch.setattr(Task, "run", noted)
     settings: dict[str, Any] = {"memory": 1 << 19, "task_bytes": TASK}
     sw.reshard_checkpoint(source, source.parent / "new", rules(), threads=workers, **settings)
     assert set(asked) == {1 << 19}  # One worker, whatever the number of its threads.
@@ -101,7 +101,7 @@ def test_a_receipt_says_who_worked_and_how_long(source: Path) -> None:
     assert receipt.worker == f"{socket.gethostname()}:{os.getpid()}"
     assert 0 <= receipt.seconds <= time.perf_counter() - began
     with pytest.raises(TypeError, match="ranges must be tuples of four integers"):
-        CheckpointTask(**{**plan.tasks[0].__dict__, "ranges": ((1, 2, 3),)})
+        Task(**{**plan.tasks[0].__dict__, "ranges": ((1, 2, 3),)})
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="only Linux lists what is open")
@@ -119,7 +119,7 @@ def test_texts_that_a_killed_commit_has_left_are_replaced(source: Path) -> None:
     """Of any length, and whatever they say."""
     plan = planned(source)
     plan.run()
-    (plan.folder / "shardwise.json").write_bytes(b"x" * 100_000)
+    (folder_of(plan).folder / "shardwise.json").write_bytes(b"x" * 100_000)
     plan.commit()
     assert contents(source.parent / "new") == direct(source)
 

@@ -96,7 +96,8 @@ def make_report(
     if is_described(Path(source)):
         stored: Outline = described_tensors(Path(source))
         said = {} if given is None else read_config(given)
-        path, known = Path(source), rewritten_outline(stored, rewrites, components_in(stored, said))
+        path: Location = Path(source)
+        known = rewritten_outline(stored, rewrites, components_in(stored, said))
     else:
         with open_checkpoint(source) as checkpoint:
             stored = {name: (shape, dtype) for name, dtype, shape in checkpoint._described()}
