@@ -135,6 +135,12 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sw.save_checkpoint(folder / "model.safetensors", gpt2, sync=False)
     sw.save_checkpoint(folder / "HF", engines.hugging_face("llama", 0), sync=False)
     (folder / "HF" / "config.json").write_text(json.dumps(engines.config("llama")), encoding="utf-8")
+    # What others write, and what is left when DeepSpeed's own script has run.
+    data = ROOT / "tests" / "data" / "checkpoints"
+    for name, found in (("FSDP", "torch/fsdp2"), ("ORBAX", "orbax_keras/orbax_ocdbt_zarr3")):
+        (folder / name).symlink_to(data / found)
+    sw.save_checkpoint(folder / "DCP", weights, to="dcp", sync=False)
+    sw.save_checkpoint(folder / "FP32", weights, to="hf", sync=False)
     (folder / "rules.toml").write_text(RULES, encoding="utf-8")
     return folder
 
