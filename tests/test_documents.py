@@ -100,6 +100,7 @@ def test_every_public_name_has_its_place_in_the_reference() -> None:
 def test_every_page_is_in_the_menu() -> None:
     menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
     pages = {page.relative_to(ROOT / "docs").as_posix() for page in PAGES if page.name != "README.md"}
+    pages |= {f"notebooks/{path.stem}.md" for path in (ROOT / "docs" / "notebooks").glob("*.ipynb")}
     assert sorted(re.findall(r"[\w/-]+\.md", menu)) == sorted(pages)
 
 

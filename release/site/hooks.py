@@ -10,13 +10,21 @@ import re
 from pathlib import Path
 from typing import Any
 
-__all__ = ["command_line", "notebook_page", "on_files", "on_page_markdown", "on_post_page", "outward"]
+__all__ = ["command_line", "notebook_page", "on_config", "on_files", "on_page_markdown", "on_post_page", "outward"]
 
 ROOT = Path(__file__).parents[2]
 _TEST = re.compile(r"(?<=<code>)[\w./]+::\w+(?=</code>)")
 _SVG = re.compile(r"<svg .*?</svg>", re.DOTALL)
 _NOTEBOOK = re.compile(r"(?<=\]\()(?P<path>[./]*notebooks/[-\w]+)\.ipynb(?=\))")
 _LINK = re.compile(r"(?<=\]\()(?P<up>(?:\.\./)+)(?P<path>[^)#\s]+)")
+
+
+def on_config(config: Any) -> Any:
+    """Have the foot of each page name the version that it is of; MkDocs calls it by its name."""
+    from shardwise import __version__
+
+    config["copyright"] = f"shardwise {__version__}"
+    return config
 
 
 def on_files(files: Any, config: Any) -> Any:

@@ -58,6 +58,15 @@ _SEEN = """(async () => {
   }
   scrollTo({ top: 0, behavior: 'instant' });
 })()"""
+#: What people look for, and a page that must be among the answers.
+_SEARCHED = {
+    "plan_reshard": "plans.html",
+    "GQA": "llama.html",
+    "FSDP": "checkpoints.html",
+    "tensor parallel": "llama.html",
+    "consolidation": "coming-from.html",
+}
+_FOUND = "[...document.querySelectorAll('.md-search-result__link')].map(a => a.href).join()"
 _RUN = "axe.run(document, {}).then(found => JSON.stringify(found.violations.map(v => [v.id, v.nodes.map(n => [{}])])))"
 _NODE = "n.target.join(' '), (n.any[0] || n.all[0] || n.none[0] || {}).message"
 
@@ -90,18 +99,19 @@ def faults(page: Page, path: Path, script: str) -> list[str]:
 
 
 def searched(page: Page, start: Path) -> list[str]:
-    """Say whether the search fails, typed into a page from the disk."""
-    page.open(start, _WIDE)
-    page.press("/")
-    page.type("plan_reshard")
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        if "plans.html" in page.run(
-            "[...document.querySelectorAll('.md-search-result__link')].map(a => a.href).join()"
-        ):
-            return []
-        time.sleep(0.1)
-    return ["the search does not find plan_reshard"]
+    """Say for which words the search fails, typed into a page from the disk."""
+    missing = []
+    for words, place in _SEARCHED.items():
+        page.open(start, _WIDE)
+        page.press("/")
+        page.type(words)
+        end = time.monotonic() + 60
+        while place not in page.run(_FOUND):
+            if time.monotonic() > end:
+                missing.append(f"the search for {words} does not find {place}")
+                break
+            time.sleep(0.1)
+    return missing
 
 
 def main(site: Path) -> int:

@@ -60,7 +60,7 @@ def layout_map_html(layout_map: Any) -> str:
     default = layout_map.default
     notes = [] if default is None else [f"what no rule matches: {default.layout.axes}"]
     caption = f"LayoutMap of {count} on {axes}; a rule matches by {layout_map.match}"
-    return table_html(caption, ("rule", "layout", ">shards", ""), rows, notes)
+    return table_html(caption, ("rule", "layout", ">shards", "more"), rows, notes)
 
 
 def report_picture(report: Reported) -> Picture:
