@@ -8,17 +8,20 @@ import time
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from shardwise import DeviceMesh, LayoutError, plan_model  # noqa: E402
 from shardwise.deploy import Deployment, fsdp2  # noqa: E402
-from shardwise.execute import ModelPlan  # noqa: E402
+from shardwise.execute import ModelPlan, ModelProgram  # noqa: E402
 from shardwise.execute import torch as executor  # noqa: E402
 
-TRAINERS, ENGINES = 3, 2
-TENSORS = {f"{kind}{i}": ((12, 10) if kind != "n" else (7,), "float32") for i in range(3) for kind in "abn"}
+TRAINERS, ENGINES = 8, 4
+TENSORS = {f"{kind}{i}": ((24, 16) if kind != "n" else (7,), "float32") for i in range(3) for kind in "abn"}
+#: How one process fails, after all have agreed.
+FAILURES = ("dies at once", "dies midway", "sends too little", "raises")
 
 
 def plan_of(rows: str = "a") -> ModelPlan:
@@ -43,30 +46,72 @@ def tensors_of(plan: ModelPlan, label: str) -> tuple[dict[str, Any], dict[str, A
     return before, out, expected
 
 
-def process(rank: int, port: int, dies: bool, said: Any) -> None:
+class Disturbed(ModelProgram):
+    """A program that its peers agree with, and that is not carried out."""
+
+    agreed: ModelProgram
+
+    def digest(self, peer: Any) -> bytes:
+        return self.agreed.digest(peer)
+
+
+def disturbed(program: ModelProgram, failure: str) -> ModelProgram:
+    messages = program.messages.copy()
+    sends = np.flatnonzero(messages["sends"])
+    if failure == "sends too little":
+        messages["stop"][sends[-1]] -= 1
+        row = program.descriptors.sends[messages["stop"][sends[-1]]]
+        messages["bytes"][sends[-1]] -= int(row["bytes"] * row["count"])
+    else:
+        messages["peer"][sends[len(sends) // 2]] = 10**6  # Looked at when it is its turn.
+    made = Disturbed(program.descriptors, messages)
+    object.__setattr__(made, "agreed", program)
+    return made
+
+
+def process(rank: int, port: int, failure: str | None, said: Any) -> None:
     import torch.distributed as dist
 
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    timeout = timedelta(seconds=20 if dies else 120)
+    torch.set_num_threads(1)
+    timeout = timedelta(seconds=25 if failure else 240)
     dist.init_process_group("gloo", rank=rank, world_size=TRAINERS + ENGINES, timeout=timeout)
     plan = plan_of()
     label = list(plan.bytes_sent())[rank]
     before, out, expected = tensors_of(plan, label)
-    if dies:
+    spare = {name: torch.full_like(tensor, 7) for name, tensor in out.items()}
+    if failure:
+        program = plan.program(label, 100)
         dist.barrier()
         if rank == 1:
-            os._exit(0)
+            if failure == "dies at once":
+                os._exit(0)
+            if failure == "dies midway":
+                send, left = dist.isend, iter(range(3))
+
+                def dies(*arguments: Any, **named: Any) -> Any:
+                    if next(left, None) is None:
+                        os._exit(0)
+                    return send(*arguments, **named)
+
+                dist.isend = dies
+            else:
+                program = disturbed(program, failure)
         began = time.monotonic()
-        with pytest.raises((RuntimeError, LayoutError)):
-            executor.run(plan.program(label), before, out)
-        said.put((rank, time.monotonic() - began < 100))
+        failed = False
+        try:
+            executor.run(program, before, out, spare=spare)
+        except (RuntimeError, LayoutError, IndexError):
+            failed = True
+        untouched = not any(tensor.any() for tensor in out.values())
+        said.put((rank, failed and untouched and time.monotonic() - began < 100))
         said.close()
         said.join_thread()
         os._exit(0)  # Whatever PyTorch still waits for.
-    for memory in (None, 100):
+    for memory, more in ((None, {}), (100, {}), (100, {"spare": spare})):
         for tensor in out.values():
             tensor.zero_()
-        executor.run(plan.program(label, memory), before, out)
+        executor.run(plan.program(label, memory), before, out, **more)
         assert all(torch.equal(out[name], expected[name]) for name in expected)
     for tensor in out.values():
         tensor.zero_()
@@ -80,6 +125,8 @@ def process(rank: int, port: int, dies: bool, said: Any) -> None:
     )
     with pytest.raises(LayoutError, match=mine):
         executor.run(plan.program(label), before, small)
+    with pytest.raises(LayoutError, match=mine.replace("out", "spare")):
+        executor.run(plan.program(label), before, out, spare=small)
     other = plan_of("b" if rank == 0 else "a")
     _, out_there, _ = tensors_of(other, label)
     with pytest.raises(LayoutError, match="have other plans for each other"):
@@ -92,21 +139,21 @@ def process(rank: int, port: int, dies: bool, said: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dies", [False, True])
-def test_among_processes(dies: bool) -> None:
+@pytest.mark.parametrize("failure", [None, *FAILURES])
+def test_among_processes(failure: str | None) -> None:
     context = torch.multiprocessing.get_context("spawn")
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
     said = context.Queue()
     ranks = range(TRAINERS + ENGINES)
-    started = [context.Process(target=process, args=(rank, port, dies, said)) for rank in ranks]
+    started = [context.Process(target=process, args=(rank, port, failure, said)) for rank in ranks]
     for one in started:
         one.start()
-    left = {rank for rank in ranks if not (dies and rank == 1)}
+    left = {rank for rank in ranks if not (failure and failure.startswith("dies") and rank == 1)}
     try:
         while left:
-            rank, good = said.get(timeout=240)
+            rank, good = said.get(timeout=300)
             assert good
             left.remove(rank)
     finally:

@@ -27,6 +27,7 @@ def run(
     src: Mapping[str, Any],
     out: Mapping[str, Any],
     *,
+    spare: Mapping[str, Any] | None = None,
     ranks: Mapping[Any, int] | Sequence[int] | None = None,
     group: Any = None,
 ) -> None:
@@ -37,7 +38,9 @@ def run(
             process keeps one message to and one from each of its peers.
         src: the tensors before, by name, contiguous.
         out: the tensors to write into, by name, contiguous, which share no memory with those of `src`. After an error
-            they may hold anything, those of `src` are untouched.
+            they may hold anything, unless there are spare ones; those of `src` are untouched.
+        spare: other tensors of the shapes of `out`, which receive first: when all processes have everything, those of
+            `out` are overwritten with them. So these are whole or untouched, whichever process fails, and when.
         ranks: the global rank of each holder, by label or in the order of `descriptors.peers`; that order if not given.
         group: the process group; the default one if not given.
 
@@ -45,8 +48,8 @@ def run(
         ImportError: if PyTorch is not installed.
         LayoutError: if a tensor is missing, too small or not contiguous, or ranks are missing; if a peer has another
             plan: on every process of the group, and before anything is sent.
-        RuntimeError: what PyTorch raises, such as for a peer that is gone, or that does not answer within the time-out
-            of the group.
+        RuntimeError: what PyTorch raises, on every process of the group, for one that is gone, or does not send what
+            it should within the time-out of the group: they all wait for each other at the end.
 
     >>> run(program, before, after)  # doctest: +SKIP
     """
@@ -59,6 +62,7 @@ def run(
     at: list[int] = []
     before: dict[int, Any] = {}
     after: dict[int, Any] = {}
+    kept: dict[int, Any] = {}
     rows = instance("program", program, ModelProgram).descriptors
     try:
         at = ranks_of(rows.peers, ranks, dist.get_world_size())
@@ -66,7 +70,12 @@ def run(
         if at[own] != dist.get_rank():
             raise LayoutError(f"holder {shown(rows.holder)} is rank {at[own]}, but this process is {dist.get_rank()}")
         before = _memory(torch, program, "src", src)
-        after = _memory(torch, program, "out", out)
+        after = kept = _memory(torch, program, "out", out)
+        if spare is not None:
+            after = _memory(torch, program, "spare", spare)
+            for number, memory in kept.items():
+                if after[number].shape != memory.shape:
+                    raise LayoutError(f"spare[{shown(rows.tensors[number])}] is not as large as that of out")
     except Exception as error:
         failure = error
     device = next((one.device for one in (*before.values(), *after.values())), torch.device("cpu"))
@@ -75,6 +84,8 @@ def run(
         _view(after[int(row["dst_tensor"])], row, "dst").zero_()
     for row in rows.copies:
         _view(after[int(row["dst_tensor"])], row, "dst").copy_(_view(before[int(row["src_tensor"])], row, "src"))
+    #: The bytes sent to a rank, and received from it.
+    moved: dict[tuple[bool, int], int] = {}
     for tag in np.unique(program.messages["tag"]).tolist():
         waiting = []
         filled: list[tuple[Any, list[Any]]] = []
@@ -83,6 +94,7 @@ def run(
             views = [_view(memory[int(row[f"{side}_tensor"])], row, side) for row in listed[first:stop]]
             direct = len(views) == 1 and views[0].is_contiguous()
             data = views[0].reshape(-1) if direct else torch.empty(size, dtype=torch.uint8, device=device)
+            moved[sends, at[peer]] = moved.get((sends, at[peer]), 0) + data.numel()
             if sends:
                 if not direct:
                     torch.cat([view.reshape(-1) for view in views], out=data)
@@ -99,6 +111,38 @@ def run(
             for view in views:
                 view.copy_(data[used : used + view.numel()].reshape(view.shape))
                 used += view.numel()
+    _confirm(torch, dist, moved, device, group)
+    if spare is not None:
+        _take_over(program, after, kept)
+
+
+def _confirm(torch: Any, dist: Any, moved: Mapping[tuple[bool, int], int], device: Any, group: Any) -> None:
+    """Compare what all have sent with what the others should have; whoever fails before leaves all others waiting.
+
+    A backend may take a message that is shorter than the memory for it, and say nothing.
+    """
+    counts = torch.zeros(2, dist.get_world_size(group), dtype=torch.int64, device=device)
+    for (sends, rank), count in moved.items():
+        there = dist.get_group_rank(group, rank) if group is not None else rank
+        counts[0 if sends else 1, there] += count
+    found = [torch.empty_like(counts) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(found, counts, group=group)
+    for one, (sent, _) in enumerate(found):
+        for other, (_, expected) in enumerate(found):
+            if int(sent[other]) != int(expected[one]):
+                raise LayoutError(
+                    f"rank {one} of the group has sent {int(sent[other])} bytes to rank {other}, which should have "
+                    f"{int(expected[one])}"
+                )
+
+
+def _take_over(program: ModelProgram, spare: Mapping[int, Any], out: Mapping[int, Any]) -> None:
+    """Copy what was received, and nothing else: what is padding in the tensors stays as it is."""
+    rows = program.descriptors
+    for each in (rows.receives, rows.copies, rows.zeros):
+        for row in each:
+            number = int(row["dst_tensor"])
+            _view(out[number], row, "dst").copy_(_view(spare[number], row, "dst"))
 
 
 def _agree(torch: Any, dist: Any, program: ModelProgram, at: list[int], failure: Any, device: Any, group: Any) -> None:
