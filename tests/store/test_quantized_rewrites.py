@@ -353,3 +353,90 @@ def test_mxfp4_is_not_transposed_as_its_bfloat16_form_is(tmp_path: Path) -> None
     shutil.copytree(DATA / "mxfp4-gptoss", folder)
     with refused(sw.LayoutError, "its dims this order only"):
         sw.reshard_checkpoint(folder, tmp_path / "made", rewrites=family("vllm/gpt-oss", folder))
+
+
+@pytest.mark.parametrize("name", ["awq", "fp8-channel-ct", "fp8-tensor-modelopt"])
+def test_a_file_for_each_rank_of_an_engine_and_back(name: str, tmp_path: Path) -> None:
+    """What is in a rank's file is a quantized model of its own: its rows of each part, dequantized."""
+    folder, ranks = DATA / name, tmp_path / "ranks"
+    layouts = family("vllm/qwen3", folder, sw.DeviceMesh((2,), ("tp",)))
+    rewrites = family("vllm/qwen3", folder)
+    sw.reshard_checkpoint(folder, ranks, layouts, rewrites=rewrites, to="ranks", sync=False)
+    config, before = json.loads((folder / "config.json").read_text()), dequantized(folder)
+    for rank, file in enumerate(sorted(ranks.glob("rank-*.safetensors"))):
+        alone = tmp_path / f"{rank}"
+        alone.mkdir()
+        shutil.copy(file, alone / "model.safetensors")
+        shutil.copy(folder / "config.json", alone)
+        own = dequantized(alone)
+        for fused, parts in (("gate_up", ("gate", "up")), ("down", ("down",))):
+            at, values = 0, own[f"{MLP}{fused}_proj.weight"]
+            for number, part in enumerate(parts):
+                whole = before[f"{MLP}{part}_proj.weight"][0]
+                whole = np.split(whole, 2, 1 if part == "down" else 0)[rank]
+                assert np.array_equal(rows_of(values, number, np.arange(len(whole)) + at), whole), (rank, part)
+                at += len(whole)
+        heads, groups = config["num_attention_heads"] // 2, max(config["num_key_value_heads"] // 2, 1)
+        d, at, values = config["head_dim"], 0, own[f"{HEADS}qkv_proj.weight"]
+        for number, (part, count) in enumerate((("q", heads), ("k", groups), ("v", groups))):
+            first = rank * count * d if part == "q" or config["num_key_value_heads"] > 1 else 0
+            whole = before[f"{HEADS}{part}_proj.weight"][0][first : first + count * d]
+            assert np.array_equal(rows_of(values, number, np.arange(len(whole)) + at), whole), (rank, part)
+            at += len(whole)
+    sw.reshard_checkpoint(ranks, tmp_path / "back", rewrites=rewrites.inverse(), to="hf", sync=False)
+    theirs, ours = (read_raw(place / "model.safetensors").tensors for place in (folder, tmp_path / "back"))
+    assert {one: data for one, (_, _, data) in theirs.items()} == {one: data for one, (_, _, data) in ours.items()}
+
+
+@pytest.mark.parametrize(("features", "ranks"), [(2880, 4), (2880, 8), (96, 4), (96, 2)])
+def test_gpt_oss_is_cut_in_units_of_32_as_vllm_cuts_it(features: int, ranks: int, tmp_path: Path) -> None:
+    """The bounds of `_load_weights_mxfp4` in vLLM 0.33's `models/gpt_oss.py`; 2,880 over 4: 736, 736, 736, 672."""
+    hidden, experts = 64, 2
+    tensors: dict[str, tuple[str, Array]] = {}
+    for name, rows, columns in (("gate_up_proj", 2 * features, hidden), ("down_proj", hidden, features)):
+        at = f"model.layers.0.mlp.experts.{name}"
+        tensors[f"{at}_blocks"] = ("U8", random((experts, rows, columns // 32, 16), rows))
+        tensors[f"{at}_scales"] = ("U8", random((experts, rows, columns // 32), rows + 1))
+        tensors[f"{at}_bias"] = ("BF16", random((experts, rows), rows + 2, "<u2"))
+    for name, shape in (("q", (8 * 8, hidden)), ("k", (8 * 8, hidden)), ("v", (8 * 8, hidden))):
+        tensors[f"{HEADS}{name}_proj.weight"] = ("BF16", random(shape, len(name), "<u2"))
+        tensors[f"{HEADS}{name}_proj.bias"] = ("BF16", random(shape[:1], len(name), "<u2"))
+    tensors["model.embed_tokens.weight"] = ("BF16", random((64, hidden), 7, "<u2"))
+    config = {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "head_dim": 8,
+        "hidden_size": hidden,
+        "vocab_size": 64,
+    }
+    source = folder_of(tmp_path / "source", tensors, {**config, "quantization_config": {"quant_method": "mxfp4"}})
+    layouts = family("vllm/gpt-oss-mxfp4", source, sw.DeviceMesh((ranks,), ("tp",)))
+    rewrites = family("vllm/gpt-oss-mxfp4", source)
+    sw.reshard_checkpoint(source, tmp_path / "ranks", layouts, rewrites=rewrites, to="ranks", sync=False)
+    per_rank = -(-(features // 32) // ranks) * 32
+    at = "model.layers.0.mlp.experts."
+    sizes = []
+    for rank, file in enumerate(sorted((tmp_path / "ranks").glob("rank-*.safetensors"))):
+        own = read_raw(file)
+        start, end = min(rank * per_rank, features), min((rank + 1) * per_rank, features)
+        sizes.append(end - start)
+        pairs, bytes_, groups = slice(2 * start, 2 * end), slice(start // 2, end // 2), slice(start // 32, end // 32)
+        for name, source_name, index in (
+            ("w13_weight", "gate_up_proj_blocks", (slice(None), pairs)),
+            ("w13_weight_scale", "gate_up_proj_scales", (slice(None), pairs)),
+            ("w13_bias", "gate_up_proj_bias", (slice(None), pairs)),
+            ("w2_weight", "down_proj_blocks", (..., bytes_)),
+            ("w2_weight_scale", "down_proj_scales", (..., groups)),
+        ):
+            values = tensors[at + source_name][1]
+            if source_name.endswith("blocks"):
+                values = values.reshape(*values.shape[:2], -1)
+            expected = np.ascontiguousarray(values[index])
+            _, shape, data = own.tensors[f"{at}routed_experts.{name}"]
+            assert (shape, data) == (expected.shape, expected.tobytes()), (rank, name)
+    if (features, ranks) == (2880, 4):
+        assert sizes == [736, 736, 736, 672]
+    if (features, ranks) == (96, 4):
+        assert sizes == [32, 32, 32, 0]
+    sw.reshard_checkpoint(tmp_path / "ranks", tmp_path / "back", rewrites=rewrites.inverse(), to="hf", sync=False)
+    assert stored(tmp_path / "back").tensors == stored(source).tensors
