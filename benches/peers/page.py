@@ -65,6 +65,7 @@ PARTS = (
     Part("readers", ("s3fs",)),
     Part("bounds", ("ml_dtypes",)),
     Part("files"),
+    Part("quantized"),
     Part("tasks", ("distributed",)),
     Part("scope", ("keras", "jax", "tensorflow")),
     Part("package", ("abi3audit", "auditwheel", "maturin")),
