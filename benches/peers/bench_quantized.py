@@ -119,8 +119,8 @@ def rows() -> Iterator[Row]:
         def row(work: str, ours: str, peer: str, theirs: str, times: float | None) -> Row:
             ratios = [turn[theirs] / turn[ours] for turn in turns]
             goal = None if times is None or QUICK else at_most_times(times)
-            medians = (statistics.median(turn[name] for turn in turns) for name in (ours, theirs))
-            return Row(work, peer, *medians, least=min(ratios), greatest=max(ratios), goal=goal)
+            mine, other = (statistics.median(turn[name] for turn in turns) for name in (ours, theirs))
+            return Row(work, peer, mine, other, least=min(ratios), greatest=max(ratios), goal=goal)
 
         size = f"{nbytes >> 20} MiB in blocks of FP8"
         for name, said in (("cut", "cut for 4 ranks"), ("merge", "merged"), ("fuse", "gate and up fused, cut for 4")):

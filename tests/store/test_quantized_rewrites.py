@@ -432,8 +432,8 @@ def test_gpt_oss_is_cut_in_units_of_32_as_vllm_cuts_it(features: int, ranks: int
             if source_name.endswith("blocks"):
                 values = values.reshape(*values.shape[:2], -1)
             expected = np.ascontiguousarray(values[index])
-            _, shape, data = own.tensors[f"{at}routed_experts.{name}"]
-            assert (shape, data) == (expected.shape, expected.tobytes()), (rank, name)
+            _, held, data = own.tensors[f"{at}routed_experts.{name}"]
+            assert (held, data) == (expected.shape, expected.tobytes()), (rank, name)
     if (features, ranks) == (2880, 4):
         assert sizes == [736, 736, 736, 672]
     if (features, ranks) == (96, 4):
