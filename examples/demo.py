@@ -1,6 +1,6 @@
 """A checkpoint, a mesh, a file of rules: who holds what; then the checkpoint is resharded, merged, and compared.
 
-    python examples/demo.py                        # writes a small GPT-2 into a temporary folder
+    python examples/demo.py                        # writes a small GPT-2, which stays in target/demo
     python examples/demo.py model.safetensors      # or uses your checkpoint: a file, or a Hugging Face folder
 
 Nothing here needs a device: the mesh of 2 x 4 is arithmetic.
@@ -19,6 +19,8 @@ from shardwise import store
 from shardwise.cli import main as run
 
 AXES = "data=2,model=4"
+#: The checkpoint that stays, to try other commands on.
+KEPT = Path(__file__).parents[1] / "target" / "demo" / "model.safetensors"
 MESH = shardwise.DeviceMesh((2, 4), ("data", "model"))
 
 
@@ -146,11 +148,15 @@ def main(arguments: list[str]) -> None:
         except (shardwise.ShardwiseError, OSError, ImportError) as error:
             sys.exit(f"demo: {error}")
         return
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "model.safetensors")
+    path = KEPT
+    if path.exists():
+        print(f"A small GPT-2 with random weights is there from the last time: {path}")
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
         shardwise.save_checkpoint(path, gpt2_tensors())
-        print(f"Wrote a small GPT-2 with random weights, {path.stat().st_size / 2**20:.0f} MiB.")
-        demo(path)
+        print(f"Wrote a small GPT-2 with random weights, {path.stat().st_size / 2**20:.0f} MiB: {path}")
+    demo(path)
+    print(f"\n{path} stays there, to try the examples of the pages on.")
 
 
 if __name__ == "__main__":

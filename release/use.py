@@ -40,14 +40,14 @@ def use(wheel: Path) -> None:
         bare |= {"PATH": str(programs), "PYTHONIOENCODING": "utf-8"}
         python = str(programs / "python")
         run(
-            [python, "-m", "pip", "install", "--quiet", "--only-binary", ":all:", f"{wheel.resolve()}[toml]"],
+            [python, "-m", "pip", "install", "--quiet", "--only-binary", ":all:", str(wheel.resolve())],
             bare,
             place,
         )
         print(run([python, "-I", "-c", USE], bare, place), end="")
         shardwise = [str(programs / "shardwise"), "report", "model.safetensors", "--mesh", "model=4"]
         if "of 256 B" not in run([*shardwise, "--rules", "gpt2"], bare, place):
-            sys.exit("shardwise plan gives another answer than it should")
+            sys.exit("shardwise report gives another answer than it should")
 
 
 if __name__ == "__main__":

@@ -73,7 +73,13 @@ def test_the_demo() -> None:
     done = run_demo()
     assert (done.returncode, done.stderr) == (0, "")
     assert "warning" not in done.stdout
-    for text in ("82 tensors", "cpu:0,4", "bit for bit", "no element was copied"):
+    for text in (
+        "target/demo/model.safetensors stays there",
+        "82 tensors",
+        "cpu:0,4",
+        "bit for bit",
+        "no element was copied",
+    ):
         assert text in done.stdout
 
 
