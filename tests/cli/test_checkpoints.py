@@ -110,7 +110,8 @@ def test_diff_lists_twenty_and_counts_the_rest(run: Run) -> None:
     assert len(run("diff", "twenty.safetensors", "fewer.safetensors", status=1).splitlines()) == 20
     found = json.loads(run("diff", "zeros.safetensors", "ones.safetensors", "--json", status=1))
     assert len(found) == 21
-    assert found[0] == {"name": "t00", "what": "values", "first": "0", "second": "1", "index": [0], "count": 2}
+    said = {"name": "t00", "what": "values", "first": "0", "second": "1", "index": [0], "count": 2, "rows": []}
+    assert found[0] == said
 
 
 def test_a_plan_says_what_it_would_take_and_writes_nothing(run: Run) -> None:
@@ -210,8 +211,9 @@ USUAL = {"memory": 256 << 20, "threads": None}
 def test_every_option_reaches_the_library(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     for function, files in (("verify", ["a"]), ("diff", ["a", "b"])):
         name = f"{function}_checkpoint{'s' * (function == 'diff')}"
-        assert asked(monkeypatch, checkpoints, name, [function, *files]) == ((*files,), USUAL)
-        assert asked(monkeypatch, checkpoints, name, [function, *files, *WORK]) == ((*files,), GIVEN)
+        more: dict[str, Any] = {"rewrites": None} if function == "diff" else {}
+        assert asked(monkeypatch, checkpoints, name, [function, *files]) == ((*files,), {**more, **USUAL})
+        assert asked(monkeypatch, checkpoints, name, [function, *files, *WORK]) == ((*files,), {**more, **GIVEN})
 
     every: dict[str, Any] = {"to": None, "uneven": "even", "dtype": None, "rename": [], "rewrites": None}
     every |= {"only": None, "replicas": "check", "task_bytes": None, "strict": False, "rank": None}

@@ -34,7 +34,10 @@ def test_what_differs_is_what_numpy_finds(tmp_path: Path, shape: tuple[int, ...]
     index = tuple(differs[0].tolist())
     assert (found.name, found.what, found.index, found.count) == ("w", "values", index, len(differs))
     assert (found.first, found.second) == (one[index], other[index])
-    assert str(found) == f"'w': {len(differs)} elements differ, the first at {index}: {one[index]} and {other[index]}"
+    said = f"'w': {len(differs)} elements differ, the first at {index}: {one[index]} and {other[index]}"
+    assert str(found).partition(", in the rows ")[0] == said
+    rows = sorted({row for row, *_ in differs.tolist()}) if one.ndim > 1 else []
+    assert [row for start, stop in found.rows for row in range(start, stop)] == rows
 
 
 def test_bits_that_numbers_do_not_tell_apart_differ(tmp_path: Path) -> None:

@@ -292,6 +292,19 @@ def _add_diff(commands: "argparse._SubParsersAction[_Parser]") -> None:
     )
     diff.add_argument("first", metavar="A", type=str, help="a checkpoint of any format")
     diff.add_argument("second", metavar="B", type=str, help="another")
+    diff.add_argument(
+        "--rules",
+        metavar="TOML",
+        type=_rules_file,
+        help=f"compare B with what these rules make of A; {_RULES_HELP}",
+    )
+    diff.add_argument(
+        "--source-rules",
+        metavar="TOML",
+        type=_rules_file,
+        help="the rules file, or one of the package's, that A was rewritten by; its rewrites are undone first",
+    )
+    _add_config(diff)
     _add_work(diff)
 
 

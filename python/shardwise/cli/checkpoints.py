@@ -89,13 +89,10 @@ def refused() -> Iterator[None]:
 
 def _rules(options: argparse.Namespace) -> tuple[LayoutMap | Deployment | None, Rewrites]:
     """The layouts and the rewrites: the source's rules undone, then the destination's."""
-    rewrites = Rewrites()
     config = options.config or config_beside(options.source)
-    if options.source_rules is not None:
-        rewrites += Rewrites.from_toml(options.source_rules, config=config).inverse()
+    rewrites = _rewrites(options, options.source)
     layouts = None
     if options.rules is not None:
-        rewrites += Rewrites.from_toml(options.rules, config=config)
         mesh = None if options.mesh is None else parse_mesh(options.mesh)
         layouts = read_layouts(options.rules, mesh, config)
         if not layouts.rules() and layouts.default is None:
@@ -105,6 +102,13 @@ def _rules(options: argparse.Namespace) -> tuple[LayoutMap | Deployment | None, 
     if options.mesh is not None and layouts is None:
         raise ValueError("--mesh says how many devices there are; --rules must say how the tensors are cut")
     return layouts, rewrites
+
+
+def _rewrites(options: argparse.Namespace, source: str) -> Rewrites:
+    config, rewrites = options.config or config_beside(source), Rewrites()
+    if options.source_rules is not None:
+        rewrites += Rewrites.from_toml(options.source_rules, config=config).inverse()
+    return rewrites if options.rules is None else rewrites + Rewrites.from_toml(options.rules, config=config)
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -153,6 +157,7 @@ def run_diff(screen: Screen, options: argparse.Namespace) -> int:
         found = diff_checkpoints(
             options.first,
             options.second,
+            rewrites=_rewrites(options, options.first) or None,
             memory=parse_memory(options.memory),
             threads=options.jobs,
             progress=progress,

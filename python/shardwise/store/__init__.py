@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING
 from .._lazy import lazy
 
 if TYPE_CHECKING:
+    from .diff import Difference, diff_checkpoints
     from .digests import tensor_digests
     from .held import manifest_of
     from .objects import ObjectPath
     from .open import open_checkpoint
     from .protocol import StoredCheckpoint, StoredObject, StoredPiece, StoredTensor
-    from .prove import Damage, DamageError, Difference, VerifyReport, diff_checkpoints, verify_checkpoint
+    from .prove import Damage, DamageError, VerifyReport, verify_checkpoint
     from .ranges import ReadArray, ReadPlan, read_plan
     from .write.plans.checkpoint_plan import CheckpointPlan
     from .write.receipts import TaskReceipt
@@ -54,7 +55,8 @@ __getattr__, __dir__ = lazy(
         "objects": ("ObjectPath",),
         "open": ("open_checkpoint",),
         "protocol": ("StoredCheckpoint", "StoredObject", "StoredPiece", "StoredTensor"),
-        "prove": ("Damage", "DamageError", "Difference", "VerifyReport", "diff_checkpoints", "verify_checkpoint"),
+        "diff": ("Difference", "diff_checkpoints"),
+        "prove": ("Damage", "DamageError", "VerifyReport", "verify_checkpoint"),
         "ranges": ("ReadArray", "ReadPlan", "read_plan"),
         "write.plans.checkpoint_plan": ("CheckpointPlan",),
         "write.receipts": ("TaskReceipt",),

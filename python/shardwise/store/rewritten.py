@@ -1,0 +1,64 @@
+"""A checkpoint as rewrites name and store it: nothing is written, every element stays where it is."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import ParseError
+from ..partition import Partition
+from ..rules.rewrites import Rewrites
+from .boxes import Extent
+from .files import DataFile
+from .model_config import config_of
+from .pieces import Piece
+from .protocol import StoredCheckpoint, StoredPiece, StoredTensor, UnsupportedError
+from .write.tensors.assembled import Assembled
+from .write.tensors.names import renamed_tensors
+from .write.tensors.wanted import Wanted, wanted_stored
+
+__all__ = ["rewritten_view"]
+
+
+def rewritten_view(checkpoint: StoredCheckpoint, rewrites: Rewrites) -> StoredCheckpoint:
+    """Give an open checkpoint as rewrites make it; it is to be closed after this.
+
+    Raises:
+        LayoutError: if a rewrite does not apply to the tensors.
+        UnsupportedError: if one is for a tensor that is compressed.
+    """
+
+    def stored(old: str, new: str, partition: Partition | None) -> Wanted:
+        tensor = checkpoint[old]
+        if not tensor.is_addressable:
+            raise UnsupportedError(f"tensor {old!r} is compressed, so it cannot be rewritten where it is; reshard it")
+        return wanted_stored(new, tensor, partition)
+
+    made, _ = renamed_tensors(checkpoint, (), rewrites, None, stored, config_of(checkpoint.path))
+    tensors = {name: _tensor(checkpoint, name, one) for name, one in made.items()}
+    return StoredCheckpoint(checkpoint.path, checkpoint.format, tensors, [])
+
+
+def _tensor(checkpoint: StoredCheckpoint, name: str, made: Assembled) -> StoredTensor:
+    if made.stored is not None:
+        known = checkpoint[made.stored]
+        return StoredTensor(name, known._dtype, known.shape, known.pieces, chunk=known.chunk)
+    pieces = [_piece(checkpoint.path, made, piece) for piece in made.wanted(name, None).pieces]
+    if not pieces:
+        box = tuple((0, size) for size in made.shape)
+        pieces = [StoredPiece(box, checkpoint.path, fill=np.zeros((), made.dtype.numpy()))]
+    return StoredTensor(name, made.dtype, made.shape, pieces)
+
+
+def _piece(path: Path, made: Assembled, piece: Piece) -> StoredPiece:
+    if isinstance(piece.holder, DataFile):
+        locate = partial(Extent, piece.holder, piece.offset, piece.strides)
+        return StoredPiece(piece.box, piece.holder.path, locate=locate)
+    if any(piece.strides) or np.any(piece.holder.view(np.uint8)):
+        raise ParseError(f"tensor {made.origin!r}: a piece of it is in memory")
+    # Padding: one element that stands for all.
+    fill: Any = np.zeros((), made.dtype.numpy())
+    return StoredPiece(piece.box, path, fill=fill)
