@@ -211,9 +211,9 @@ USUAL = {"memory": 256 << 20, "threads": None}
 def test_every_option_reaches_the_library(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     for function, files in (("verify", ["a"]), ("diff", ["a", "b"])):
         name = f"{function}_checkpoint{'s' * (function == 'diff')}"
-        more: dict[str, Any] = {"rewrites": None} if function == "diff" else {}
-        assert asked(monkeypatch, checkpoints, name, [function, *files]) == ((*files,), {**more, **USUAL})
-        assert asked(monkeypatch, checkpoints, name, [function, *files, *WORK]) == ((*files,), {**more, **GIVEN})
+        own: dict[str, Any] = {"rewrites": None} if function == "diff" else {}
+        assert asked(monkeypatch, checkpoints, name, [function, *files]) == ((*files,), {**own, **USUAL})
+        assert asked(monkeypatch, checkpoints, name, [function, *files, *WORK]) == ((*files,), {**own, **GIVEN})
 
     every: dict[str, Any] = {"to": None, "uneven": "even", "dtype": None, "rename": [], "rewrites": None}
     every |= {"only": None, "replicas": "check", "task_bytes": None, "strict": False, "rank": None}

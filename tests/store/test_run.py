@@ -18,7 +18,7 @@ import pytest
 
 import shardwise as sw
 from shardwise.store.codecs import decompress
-from shardwise.store.prove import Difference
+from shardwise.store.diff import Difference
 from shardwise.store.write.places.uploads import Comparison
 from shardwise.store.write.task import Task
 from tests.store.stores import Store

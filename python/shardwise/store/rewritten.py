@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..errors import ParseError
 from ..partition import Partition
 from ..rules.rewrites import Rewrites
 from .boxes import Extent
-from .files import DataFile
+from .location import Location
 from .model_config import config_of
 from .pieces import Piece
 from .protocol import StoredCheckpoint, StoredPiece, StoredTensor, UnsupportedError
@@ -53,12 +51,10 @@ def _tensor(checkpoint: StoredCheckpoint, name: str, made: Assembled) -> StoredT
     return StoredTensor(name, made.dtype, made.shape, pieces)
 
 
-def _piece(path: Path, made: Assembled, piece: Piece) -> StoredPiece:
-    if isinstance(piece.holder, DataFile):
+def _piece(path: Location, made: Assembled, piece: Piece) -> StoredPiece:
+    if not isinstance(piece.holder, np.ndarray):
         locate = partial(Extent, piece.holder, piece.offset, piece.strides)
         return StoredPiece(piece.box, piece.holder.path, locate=locate)
-    if any(piece.strides) or np.any(piece.holder.view(np.uint8)):
-        raise ParseError(f"tensor {made.origin!r}: a piece of it is in memory")
-    # Padding: one element that stands for all.
+    # What is in memory is padding: one element of zero bytes that stands for all.
     fill: Any = np.zeros((), made.dtype.numpy())
     return StoredPiece(piece.box, path, fill=fill)
