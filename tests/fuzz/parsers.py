@@ -25,11 +25,12 @@ from shardwise import dtensor as dt
 from shardwise.cli import main as command_line
 from shardwise.cli import notation
 from shardwise.interop import hlo, shardy
+from shardwise.interop import torch as placements
 from shardwise.store.torch.pickles import read_objects, read_strict
 from tests.fuzz.arguments import FOLDER, MESH
 from tests.fuzz.limits import limited
 from tests.store.orbax_files import Database, file_table, item, node, uleb
-from tests.store.torch_files import Dcp
+from tests.store.torch_files import Dcp, dtensor, save
 
 CORPUS = Path(__file__).parent.parent / "corpus"
 KERAS = Path(__file__).parent.parent / "data" / "checkpoints" / "orbax_keras" / "keras"
@@ -196,6 +197,27 @@ def torch_file(data: bytes) -> None:
     read_all(FOLDER / "fuzzed.pt")
 
 
+def rank_state(rank: int) -> dict[str, Any]:
+    """What a rank of FSDP2 saves: three rows of two on two ranks, beside a tensor that both have whole."""
+    rows, shape, mesh = [2, 1], (3, 2), (2,)
+    whole = np.arange(4, dtype=np.float32)
+    return {
+        "w": dtensor(np.ones((rows[rank], 2), np.float32), "0", shape, mesh, (rank,), [placements.Shard(0)]),
+        "b": dtensor(whole, "1", (4,), mesh, (rank,), [placements.Replicate()]),
+        "step": 7,
+    }
+
+
+def rank_file(data: bytes) -> None:
+    """The pickle of the first of two ranks of FSDP2."""
+    folder = FOLDER / "ranks"
+    folder.mkdir(exist_ok=True)
+    for rank in range(2):
+        file = save(rank_state(rank), data=data if rank == 0 else None)
+        (folder / f"model_world_size_2_rank_{rank}.pt").write_bytes(file)
+    read_all(folder)
+
+
 def dcp_index(data: bytes) -> None:
     """The index of a distributed checkpoint beside the files of one."""
     folder = dcp().write(FOLDER / "dcp")
@@ -319,6 +341,10 @@ PARSERS = {
     ),
     "torch_file": Parser(
         torch_file, "PK\x01\x02 PK\x03\x04 PK\x05\x06 \x00 \xff \xff\xff\xff\xff data/0 K\x02 Q R t \x86"
+    ),
+    "rank_file": Parser(
+        rank_file,
+        "K\x00 K\x01 K\x02 K\x03 M\x05 J\xff\xff\xff\x7f \x8a\x08 \xff N ) } \x85 \x86 R b u e ( . X\x01\x00\x00\x00w",
     ),
     "dcp_index": Parser(
         dcp_index, "K\x01 K\x00 M\x05 N ) } ] \x94 \x85 \x86 R b u e \x8c\x01x .. / \x8a\x08 \xff \x7f"

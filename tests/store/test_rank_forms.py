@@ -12,47 +12,7 @@ from hypothesis import strategies as st
 import shardwise as sw
 from shardwise.interop import torch as placements
 
-from .torch_files import Call, Global, new, ones, save, size, tensor
-
-PLACEMENTS = "torch.distributed.tensor.placement_types"
-
-
-def placed(placement: Any) -> Call:
-    if isinstance(placement, placements.Shard):
-        return new(PLACEMENTS, "Shard", dim=placement.dim)
-    if isinstance(placement, placements.StridedShard):
-        return new(PLACEMENTS, "_StridedShard", dim=placement.dim, split_factor=placement.split_factor)
-    if isinstance(placement, placements.Partial):
-        return new(PLACEMENTS, "Partial", reduce_op=placement.reduce_op)
-    return new(PLACEMENTS, "Replicate")
-
-
-def dtensor(
-    local: np.ndarray, key: str, shape: tuple[int, ...], mesh: tuple[int, ...], at: Any, how: list[Any], **spec: Any
-) -> Call:
-    axes = tuple(new("torch.distributed._mesh_layout", "_FlatLayout", shape=(n,), stride=(1,)) for n in mesh)
-    layout = new("torch.distributed._mesh_layout", "_MeshLayout", axes=axes)
-    where = {"_layout": layout, "_coordinate_on_dim": at, "_mesh_dim_names": ("a", "b", "c")[: len(mesh)]}
-    where |= spec.pop("mesh_state", {})
-    meta = Call(
-        "torch.distributed.tensor._dtensor_spec", "TensorMeta", size(*shape), (), Global("torch", local.dtype.name)
-    )
-    state = {
-        "mesh": Call("torch.distributed.device_mesh", "DeviceMesh", state=where),
-        "placements": tuple(map(placed, how)),
-    }
-    state |= {"tensor_meta": meta, **spec}
-    held = Call("torch.distributed.tensor._dtensor_spec", "DTensorSpec", state=state)
-    function = Global("torch._utils", "_rebuild_wrapper_subclass")
-    kind = Global("torch.distributed.tensor", "DTensor")
-    return Call(
-        "torch._tensor",
-        "_rebuild_from_type_v2",
-        function,
-        kind,
-        (),
-        (None, {"_local_tensor": tensor(local, key), "_spec": held}),
-    )
+from .torch_files import Call, Global, dtensor, ones, save, size, tensor
 
 
 def ranks(tmp_path: Path, states: list[dict[str, Any]], name: str = "model_world_size_{}_rank_{}.pt") -> Path:

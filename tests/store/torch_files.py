@@ -12,8 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from shardwise.interop import torch as placements
+
 F4 = np.dtype(np.float32)
 META = "torch.distributed.checkpoint.metadata"
+PLACEMENTS = "torch.distributed.tensor.placement_types"
 STORAGES = {
     "float32": "FloatStorage", "float64": "DoubleStorage", "float16": "HalfStorage", "bfloat16": "BFloat16Storage",
     "int64": "LongStorage", "int32": "IntStorage", "int16": "ShortStorage", "int8": "CharStorage",
@@ -136,6 +139,46 @@ def tensor(
     storage = storage or Storage(key, "torch.storage.UntypedStorage", array.tobytes(), array.nbytes)
     args = (storage, offset, tuple(shape), strides, False, OrderedDict(), Global("torch", name))
     return Call("torch._utils", "_rebuild_tensor_v3", *args, *more)
+
+
+def placed(placement: Any) -> Call:
+    """A placement as PyTorch pickles it."""
+    if isinstance(placement, placements.Shard):
+        return new(PLACEMENTS, "Shard", dim=placement.dim)
+    if isinstance(placement, placements.StridedShard):
+        return new(PLACEMENTS, "_StridedShard", dim=placement.dim, split_factor=placement.split_factor)
+    if isinstance(placement, placements.Partial):
+        return new(PLACEMENTS, "Partial", reduce_op=placement.reduce_op)
+    return new(PLACEMENTS, "Replicate")
+
+
+def dtensor(
+    local: np.ndarray, key: str, shape: tuple[int, ...], mesh: tuple[int, ...], at: Any, how: list[Any], **spec: Any
+) -> Call:
+    """A DTensor as PyTorch pickles it: what a rank of FSDP2 or of tensor parallelism saves."""
+    axes = tuple(new("torch.distributed._mesh_layout", "_FlatLayout", shape=(n,), stride=(1,)) for n in mesh)
+    layout = new("torch.distributed._mesh_layout", "_MeshLayout", axes=axes)
+    where = {"_layout": layout, "_coordinate_on_dim": at, "_mesh_dim_names": ("a", "b", "c")[: len(mesh)]}
+    where |= spec.pop("mesh_state", {})
+    meta = Call(
+        "torch.distributed.tensor._dtensor_spec", "TensorMeta", size(*shape), (), Global("torch", local.dtype.name)
+    )
+    state = {
+        "mesh": Call("torch.distributed.device_mesh", "DeviceMesh", state=where),
+        "placements": tuple(map(placed, how)),
+    }
+    state |= {"tensor_meta": meta, **spec}
+    held = Call("torch.distributed.tensor._dtensor_spec", "DTensorSpec", state=state)
+    function = Global("torch._utils", "_rebuild_wrapper_subclass")
+    kind = Global("torch.distributed.tensor", "DTensor")
+    return Call(
+        "torch._tensor",
+        "_rebuild_from_type_v2",
+        function,
+        kind,
+        (),
+        (None, {"_local_tensor": tensor(local, key), "_spec": held}),
+    )
 
 
 def storages_of(value: Any) -> dict[str, bytes]:
