@@ -5,8 +5,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from shardwise.store.boxes import Extent, Reads, read_extent
+from shardwise.store.boxes import Reads, read_piece
 from shardwise.store.files import DataFile
+from shardwise.store.pieces import Piece
 
 BYTES = np.random.default_rng(0).integers(0, 256, 2**16, np.uint8)
 Case = tuple[int, list[tuple[int, int, int]], int, list[int]]
@@ -52,6 +53,6 @@ def test_a_box_of_any_strides(file: DataFile, way: str, case: Case) -> None:
     spaced = memory[..., ::2].transpose(np.argsort(order)) if order else memory
     for out in (np.empty(shape, kind), spaced):
         reads = Reads(1, 1, 1, 64) if way == "the engine" else Reads(span=64)
-        read_extent(Extent(file, begin, strides), starts, out, reads)
+        read_piece(Piece(tuple((0, size) for size in shape), file, begin, strides), starts, out, reads)
         np.testing.assert_array_equal(out, expected)
     assert not order or not memory[..., 1::2].any()

@@ -65,7 +65,7 @@ def test_files_that_the_package_writes_are_read_bit_for_bit(model: tuple[Path, d
             assert array.shape == expected.shape
             assert array.tobytes() == expected.tobytes()
             assert checkpoint[name].nbytes == expected.nbytes
-            start = checkpoint[name].pieces[0].extent().start
+            start = checkpoint[name].pieces[0].extent().offset
             assert path.read_bytes()[start : start + expected.nbytes] == expected.tobytes()
 
 
@@ -321,7 +321,7 @@ def test_a_truncated_file_is_an_error_and_not_a_signal(model: tuple[Path, dict[s
     os.truncate(path, size - 1)
     with pytest.raises(ParseError, match=f"had {size} bytes when it was opened, but has {size - 1} now"):
         checkpoint["cube"].array()
-    last = max(tensors, key=lambda name: (checkpoint[name].pieces[0].extent().start, tensors[name].size))
+    last = max(tensors, key=lambda name: (checkpoint[name].pieces[0].extent().offset, tensors[name].size))
     with pytest.raises(ParseError, match=f"ends at byte {size - 1}"):
         checkpoint.read(last)
 

@@ -154,7 +154,7 @@ def test_zero_sizes_beside_huge_ones_are_fine_in_every_order(write: Write) -> No
 
 
 def _start(tensor: StoredTensor) -> int:
-    return tensor.pieces[0].extent().start
+    return tensor.pieces[0].extent().offset
 
 
 def test_a_header_of_many_tensors(write: Write) -> None:

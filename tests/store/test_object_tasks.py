@@ -19,7 +19,10 @@ from hypothesis import strategies as st
 
 import shardwise as sw
 from shardwise.store.objects import ObjectPath
-from shardwise.store.write.places import parts
+from shardwise.store.write.places.parts import Limits
+from shardwise.store.write.places.store import StorePlace
+from shardwise.store.write.run import run_whole
+from shardwise.store.write.work import Work
 from tests.store.stores import Store
 from tests.store.test_objects import GoogleLike, wrapped
 
@@ -42,13 +45,10 @@ def files(folder: Path) -> dict[str, bytes]:
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_parts_of_any_kind_are_the_file(
-    memory: Store, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory, to: Any, kind: str,
-    data: st.DataObject,
-) -> None:  # fmt: skip
+    memory: Store, tmp_path_factory: pytest.TempPathFactory, to: Any, kind: str, data: st.DataObject
+) -> None:
     """Tensors that take many parts, and parts that have many tensors; headers before all, and before each."""
     part = 4096
-    monkeypatch.setattr(parts, "_LEAST_PART", part)
-    monkeypatch.setattr(parts, "_MOST_PART", part)
     sizes = data.draw(st.lists(st.sampled_from([0, 1, 500, 3000, 4096, 9001, 40_000]), max_size=7))
     rng = np.random.default_rng(len(sizes))
     tensors = {f"{i}": rng.integers(0, 256, size, "u1") for i, size in enumerate(sizes)}
@@ -57,7 +57,9 @@ def test_parts_of_any_kind_are_the_file(
     sw.save_checkpoint(folder / name, tensors, to=to)
     google = GoogleLike()
     place = ObjectPath(f"gs://bucket/{name}", filesystem=google) if kind == "gs" else memory.place(name)
-    report = sw.save_checkpoint(place, tensors, to=to, memory=4 * part if "little" in kind else 10 * part)
+    plan = sw.plan_checkpoint(folder / name, place, to=to)
+    plan.place = StorePlace(plan, Limits(part, part))
+    report = run_whole(plan, Work(memory=4 * part if "little" in kind else 10 * part))
     if kind == "gs":
         top = f"bucket/{name}"
         assert {key[len(top) :].strip("/"): value for key, value in google.made.items()} == files(folder / name)

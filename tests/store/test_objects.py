@@ -317,9 +317,9 @@ class TestWriting:
         assert sw.verify_checkpoint(place) == replace(sw.verify_checkpoint(store_folder), path=location_of(place))
         with sw.open_checkpoint(place) as checkpoint:
             extent = next(tensor for tensor in checkpoint.values() if tensor.size).pieces[0].extent()
-        key = f"{place.key}/{extent.file.path.name}"
+        key = f"{place.key}/{extent.holder.path.name}"
         data = bytearray(place.filesystem.cat_file(key))
-        data[extent.start] ^= 1
+        data[extent.offset] ^= 1
         place.filesystem.pipe_file(key, bytes(data))
         with pytest.raises(sw.ParseError, match="its CRC-32 is"):
             sw.verify_checkpoint(place)

@@ -335,7 +335,7 @@ def test_what_reads_from_files_is_equal_to_itself_alone_and_stays_in_its_process
                 assert one != another
                 assert (one == another) is False
             assert (tensor == other["a"]) is False
-        for opened in (stored, tensor, tensor.pieces[0], tensor.pieces[0].extent().file):
+        for opened in (stored, tensor, tensor.pieces[0], tensor.pieces[0].extent().holder):
             assert opened == opened
             assert {opened: 1}[opened] == 1
         for opened in (stored, tensor, tensor.pieces[0]):

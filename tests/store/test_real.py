@@ -89,7 +89,7 @@ def test_the_pieces_tile_each_tensor_and_hold_their_boxes(case: str) -> None:
                     continue
                 part = arrays[name][piece.box]
                 if piece.is_addressable:
-                    file, start, strides = piece.extent()
+                    _, file, start, strides = piece.extent()
                     whole = np.frombuffer(Path(str(piece.path)).read_bytes(), np.uint8)
                     assert file.path == piece.path
                     found = np.ndarray(part.shape, part.dtype, whole.data, start, strides)
@@ -173,7 +173,7 @@ def test_replicas_are_noted() -> None:
             assert {repr(piece.box) for piece in tensor.replicas} == {repr(piece.box) for piece in tensor.pieces}
         assert (len(checkpoint["mask"].pieces), len(checkpoint["mask"].replicas)) == (1, 3)
         for piece in checkpoint["mask"].replicas:
-            file, start, _ = piece.extent()
+            _, file, start, _ = piece.extent()
             assert file.read(start, 6) == checkpoint.read("mask").tobytes()
 
 

@@ -395,7 +395,7 @@ def test_replicas_are_compared_after_a_rewrite(
         name = next(name for name, tensor in checkpoint.items() if len(tensor.replicas) and tensor.ndim == 2)
         expected = checkpoint.read(name)
         extent = checkpoint[name].replicas[0].extent()
-        file, at = extent.file.path, extent.start
+        file, at = extent.holder.path, extent.offset
     if scattered:
         monkeypatch.setattr(assembled, "MOST_STRETCHES", 0)
     rows = expected.shape[0]

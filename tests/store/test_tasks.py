@@ -359,7 +359,7 @@ def test_replicas_that_disagree_stop_a_task(tmp_path: Path) -> None:
         if replica is None:
             pytest.skip("no replicas in the test data")
         extent = replica.extent()
-        path, at = extent.file.path, extent.start
+        path, at = extent.holder.path, extent.offset
     with path.open("r+b") as stream:
         stream.seek(at)
         byte = stream.read(1)[0]

@@ -241,13 +241,12 @@ class Held:
         return self.data[begin:end]
 
 
-def test_what_is_there_is_compared_to_its_last_byte(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uploads, "_COMPARED", 4)
+def test_what_is_there_is_compared_to_its_last_byte() -> None:
     wanted = bytes(range(11))
 
     def compare(data: bytes, sizes: Sequence[int], changes: bool = False) -> None:
         held: Any = Held(data)
-        comparison, at = uploads.Comparison(held), 0
+        comparison, at = uploads.Comparison(held, 4), 0
         for number, size in enumerate(sizes):
             comparison.put(number, bytearray(wanted[at : at + size]))
             at += size

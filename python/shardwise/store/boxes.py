@@ -21,13 +21,13 @@ from .pieces import Bounds, Piece
 __all__ = [
     "READS",
     "Bounds",
-    "Extent",
+    "Located",
     "Reads",
     "check_box",
     "check_out",
     "contiguous_strides",
     "expressible",
-    "read_extent",
+    "read_piece",
 ]
 
 
@@ -55,18 +55,9 @@ READS = Reads()
 _BUDGET = 8 * 2**20
 
 
-class Extent(NamedTuple):
-    """Where the elements of a box lie in a file, if they lie there as they are.
-
-    Attributes:
-        file: The file.
-        start: The byte of the file at which the first element begins.
-        strides: The bytes from one element to the next, per dim; never negative, 0 where one element stands for all.
-    """
-
-    file: Holder
-    start: int
-    strides: tuple[int, ...]
+#: Where the elements of a box lie as they are: the file, the byte at which the first one begins, and the bytes from one
+#: to the next, per dim, which are never negative, and 0 where one element stands for all.
+Located = tuple[Holder, int, tuple[int, ...]]
 
 
 def contiguous_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
@@ -130,8 +121,8 @@ def check_out(out: npt.NDArray[Any], shape: tuple[int, ...], dtype: np.dtype[Any
     return out
 
 
-def read_extent(extent: Extent, starts: Sequence[int], out: npt.NDArray[Any], reads: Reads | None = None) -> None:
-    """Read a box of an extent, which begins at `starts` in it, into a writable array of the box's shape.
+def read_piece(piece: Piece, starts: Sequence[int], out: npt.NDArray[Any], reads: Reads | None = None) -> None:
+    """Read a box of a piece, which begins at `starts` in it, into a writable array of the box's shape.
 
     This is the only place where the bytes of pieces are read.
 
@@ -142,32 +133,32 @@ def read_extent(extent: Extent, starts: Sequence[int], out: npt.NDArray[Any], re
     if out.size == 0:
         return
     reads = reads or READS
-    if not extent.file.is_fetched and _is_for_the_engine(extent, out, reads):
-        _read_by_engine(extent.file, extent, starts, out)
+    if not piece.holder.is_fetched and _is_for_the_engine(piece, out, reads):
+        _read_by_engine(piece.holder, piece, starts, out)
         return
-    start = extent.start + sum(map(operator.mul, starts, extent.strides))
+    start = piece.offset + sum(map(operator.mul, starts, piece.strides))
     # The dim whose elements are farthest apart first, as the reads below expect; equal ones keep their order.
-    order = sorted(range(out.ndim), key=lambda dim: -extent.strides[dim])
-    extent.file.read_box(start, [extent.strides[dim] for dim in order], out.transpose(order), reads.span)
+    order = sorted(range(out.ndim), key=lambda dim: -piece.strides[dim])
+    piece.holder.read_box(start, [piece.strides[dim] for dim in order], out.transpose(order), reads.span)
 
 
-def _is_for_the_engine(extent: Extent, out: npt.NDArray[Any], reads: Reads) -> bool:
+def _is_for_the_engine(piece: Piece, out: npt.NDArray[Any], reads: Reads) -> bool:
     """Whether the engine, which reads each run of a box separately, takes less time."""
-    steps = [(size, step) for size, step in zip(out.shape, extent.strides, strict=True) if size > 1]
+    steps = [(size, step) for size, step in zip(out.shape, piece.strides, strict=True) if size > 1]
     span = out.itemsize + sum((size - 1) * step for size, step in steps)
     if max(out.nbytes, span // 16) < reads.engine_from:
         return False
-    run = _run_of(extent, out)
+    run = _run_of(piece, out)
     if not 0 < run < out.nbytes:
         return False
     between = min((step for _, step in steps if step > run), default=0)
     return between >= reads.gap_from or (out.nbytes >= reads.engine_from and run >= reads.run_from)
 
 
-def _run_of(extent: Extent, out: npt.NDArray[Any]) -> int:
+def _run_of(piece: Piece, out: npt.NDArray[Any]) -> int:
     """The bytes of each run of a box, the same in the file and in `out`."""
     run = out.itemsize
-    for size, have, want in sorted(zip(out.shape, extent.strides, out.strides, strict=True), key=lambda dim: dim[1]):
+    for size, have, want in sorted(zip(out.shape, piece.strides, out.strides, strict=True), key=lambda dim: dim[1]):
         if size > 1:
             if not have == want == run:
                 return run if have > run else 0  # Elements that share their bytes are for the reads below.
@@ -175,12 +166,12 @@ def _run_of(extent: Extent, out: npt.NDArray[Any]) -> int:
     return run
 
 
-def _read_by_engine(file: Any, extent: Extent, starts: Sequence[int], out: npt.NDArray[Any]) -> None:
+def _read_by_engine(file: Any, piece: Piece, starts: Sequence[int], out: npt.NDArray[Any]) -> None:
     """Read a box by the compiled engine, on all cores."""
     job = CopyJob()
-    start = extent.start + sum(map(operator.mul, starts, extent.strides))
+    start = piece.offset + sum(map(operator.mul, starts, piece.strides))
     # A dim of one element needs no stride, and any may be given.
-    strides = [out.itemsize if size == 1 else step for size, step in zip(out.shape, extent.strides, strict=True)]
+    strides = [out.itemsize if size == 1 else step for size, step in zip(out.shape, piece.strides, strict=True)]
     with file.descriptor() as number:
         source = job.read_file(file.path, file.size, None, number)
         box = tuple((0, size) for size in out.shape)

@@ -19,7 +19,7 @@ from .._dtypes import DTYPES, Dtype, find_dtype
 from .._fork import importing
 from .._text import cut, shown
 from ..errors import ParseError
-from .boxes import Bounds, Extent, contiguous_strides
+from .boxes import Bounds, Located, contiguous_strides
 from .chunks import Cell, grid_pieces, stored_cells
 from .codecs import decompress
 from .files import Holder
@@ -416,8 +416,8 @@ def _as(values: npt.NDArray[Any], dtype: Dtype, name: str) -> npt.NDArray[Any]:
     return values.view(wanted) if values.dtype.kind == "V" else values.astype(wanted, copy=False)
 
 
-def _extent(file: Holder, offset: int, shape: tuple[int, ...], itemsize: int) -> Extent:
-    return Extent(file, offset, contiguous_strides(shape, itemsize))
+def _extent(file: Holder, offset: int, shape: tuple[int, ...], itemsize: int) -> Located:
+    return (file, offset, contiguous_strides(shape, itemsize))
 
 
 def _decoded(file: Holder, name: str, dtype: Dtype, local: Bounds) -> npt.NDArray[Any]:

@@ -20,10 +20,10 @@ from .._fork import importing
 from .._text import bytes_text, shown
 from ..errors import LayoutError, ParseError
 from ..tiling import Tiling
-from .boxes import Bounds, Extent, check_box, check_out, contiguous_strides, expressible, read_extent
+from .boxes import Bounds, Located, check_box, check_out, contiguous_strides, expressible, read_piece
 from .files import Holder, ReadsFiles
 from .location import Location
-from .pieces import Pieces, shared_box
+from .pieces import Piece, Pieces, shared_box
 from .text import MAX_NAME, box_text
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class StoredPiece(ReadsFiles):
         path: Location,
         *,
         key: str = "",
-        locate: Callable[[], Extent] | None = None,
+        locate: Callable[[], Located] | None = None,
         decode: Callable[[Bounds], npt.NDArray[Any]] | None = None,
         fill: npt.NDArray[Any] | None = None,
         stored: Callable[[], Iterable[Bounds]] | None = None,
@@ -98,8 +98,8 @@ class StoredPiece(ReadsFiles):
         """Whether its elements are stored as they are; else it must be read whole and decoded."""
         return self._locate is not None
 
-    def extent(self) -> Extent:
-        """Say where its elements lie: file, first byte, and strides in bytes.
+    def extent(self) -> Piece:
+        """Say where its elements lie: its box, the file that holds it, the first byte, and strides in bytes.
 
         For some formats this looks into the file.
 
@@ -109,7 +109,7 @@ class StoredPiece(ReadsFiles):
         """
         if self._locate is None:
             raise ValueError(f"{self.path}: the piece {box_text(self._bounds)} is compressed; decode() reads it")
-        return self._locate()
+        return Piece(self._bounds, *self._locate())
 
     def decode(self, box: tuple[slice, ...] | None = None) -> npt.NDArray[Any]:
         """Read a box of the piece, counted from the piece's own beginning, into an array; all of it if left out.
@@ -293,8 +293,8 @@ class StoredTensor(Drawn, ReadsFiles):
             part = target[_index(region)]
             if piece.is_addressable:
                 extent = piece.extent()
-                files[id(extent.file)] = extent.file
-                read_extent(extent, inner, part)
+                files[id(extent.holder)] = extent.holder
+                read_piece(extent, inner, part)
             else:
                 part[...] = piece._decoded(tuple((at, at + size) for at, size in zip(inner, part.shape, strict=True)))
         for file in files.values():
@@ -349,8 +349,8 @@ class StoredTensor(Drawn, ReadsFiles):
                 continue
             extent = piece.extent()
             values = np.empty([high - low for low, high in inner], self.numpy_dtype)
-            read_extent(extent, [low for low, _ in inner], values)
-            extent.file.check()
+            read_piece(extent, [low for low, _ in inner], values)
+            extent.holder.check()
             yield box, values
 
     def _blocks_of(self, piece: StoredPiece, memory: int) -> Iterator[Bounds]:
@@ -391,10 +391,10 @@ class StoredTensor(Drawn, ReadsFiles):
                 raise ParseError(f"tensor {shown(self.name)}: its piece {where} of {self.dtype} begins within a byte")
             bounds = (*box[:at], (start * row // 8, stop * row // 8), *((0, 1),) * len(inner))
 
-            def locate() -> Extent:
+            def locate() -> Located:
                 extent = piece.extent()
                 dense = contiguous_strides([b - a for a, b in bounds], 1)
-                return Extent(extent.file, extent.start, extent.strides if any(extent.strides) else dense)
+                return (extent.holder, extent.offset, extent.strides if any(extent.strides) else dense)
 
             return StoredPiece(bounds, piece.path, key=piece.key, locate=locate)
 
@@ -427,7 +427,7 @@ class StoredTensor(Drawn, ReadsFiles):
             )
             raise ValueError(f"tensor {shown(self.name)} {why}, so there is no array of it without a copy; read it")
         extent = self.pieces[0].extent()
-        array: npt.NDArray[Any] = np.ndarray(self.shape, dtype, extent.file.map(), extent.start, extent.strides)
+        array: npt.NDArray[Any] = np.ndarray(self.shape, dtype, extent.holder.map(), extent.offset, extent.strides)
         return array
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:

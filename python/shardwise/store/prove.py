@@ -292,7 +292,7 @@ def _held_in(tensors: Mapping[str, StoredTensor], each: StoredSum) -> Iterator[s
             if piece.path != each.file.path or not piece.is_addressable:
                 continue
             with suppress(ParseError):
-                if each.start <= piece.extent().start < each.start + each.size:
+                if each.start <= piece.extent().offset < each.start + each.size:
                     yield name
                     break
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from .._dtypes import CODES, Dtype, in_bytes
 from .._text import shown
 from ..errors import ParseError
-from .boxes import Bounds, Extent, contiguous_strides
+from .boxes import Bounds, Located, contiguous_strides
 from .coverage import tile
 from .files import Holder
 from .location import Location, opening
@@ -137,7 +137,7 @@ def _piece(parts: list[tuple[_Held, Numbers]], dtype: Dtype, position: int, box:
     return StoredPiece(box, held.file.path, locate=partial(_located, held, at, dtype))
 
 
-def _located(held: _Held, at: Numbers, dtype: Dtype) -> Extent:
+def _located(held: _Held, at: Numbers, dtype: Dtype) -> Located:
     start, shape, itemsize = at.tolist(), list(held.entry.shape), dtype.bits // 8
     if dtype.bits % 8:  # Packed elements have no strides in bytes: they are asked for as bytes.
         bits, inner = in_bytes(dtype, held.shape)[0].packed or (8, ())
@@ -146,4 +146,4 @@ def _located(held: _Held, at: Numbers, dtype: Dtype) -> Extent:
             [size[dim] * row // 8, *[rest] * len(inner)] for size, rest in ((shape, 1), (start, 0))
         )
     strides = contiguous_strides(shape, itemsize)
-    return Extent(held.file, held.entry.start + sum(i * step for i, step in zip(start, strides, strict=True)), strides)
+    return (held.file, held.entry.start + sum(i * step for i, step in zip(start, strides, strict=True)), strides)

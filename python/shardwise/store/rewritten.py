@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ..partition import Partition
 from ..rules.rewrites import Rewrites
-from .boxes import Extent
 from .location import Location
 from .model_config import config_of
 from .pieces import Piece
@@ -53,8 +51,7 @@ def _tensor(checkpoint: StoredCheckpoint, name: str, made: Assembled) -> StoredT
 
 def _piece(path: Location, made: Assembled, piece: Piece) -> StoredPiece:
     if not isinstance(piece.holder, np.ndarray):
-        locate = partial(Extent, piece.holder, piece.offset, piece.strides)
-        return StoredPiece(piece.box, piece.holder.path, locate=locate)
+        return StoredPiece(piece.box, piece.holder.path, locate=lambda: (piece.holder, piece.offset, piece.strides))
     # What is in memory is padding: one element of zero bytes that stands for all.
     fill: Any = np.zeros((), made.dtype.numpy())
     return StoredPiece(piece.box, path, fill=fill)

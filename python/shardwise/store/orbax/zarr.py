@@ -17,7 +17,7 @@ from ..._core import crc32c
 from ..._dtypes import DTYPES, Dtype
 from ..._text import shown
 from ...errors import ParseError
-from ..boxes import Bounds, Extent, contiguous_strides
+from ..boxes import Bounds, Located, contiguous_strides
 from ..chunks import Cell, grid_pieces, missing_cell, stored_cells
 from ..codecs import COMPRESSORS, decompress
 from ..protocol import StoredPiece, StoredTensor, UnsupportedError
@@ -332,7 +332,7 @@ class _Chunk(NamedTuple):
     value: Value
     box: Bounds
 
-    def locate(self) -> Extent:
+    def locate(self) -> Located:
         """Say where the elements of an uncompressed chunk lie."""
         array = self.array
         file, offset, length = self.store.files.stretch(self.value)
@@ -340,8 +340,8 @@ class _Chunk(NamedTuple):
         if length != math.prod(array.chunk) * itemsize:
             raise ParseError(f"{self.where}: has {length} bytes; {math.prod(array.chunk) * itemsize} were expected")
         if array.order == "C":
-            return Extent(file, offset, contiguous_strides(array.chunk, itemsize))
-        return Extent(file, offset, contiguous_strides(array.chunk[::-1], itemsize)[::-1])
+            return (file, offset, contiguous_strides(array.chunk, itemsize))
+        return (file, offset, contiguous_strides(array.chunk[::-1], itemsize)[::-1])
 
     def read(self, bounds: Bounds) -> npt.NDArray[Any]:
         """Decode a box of the chunk, which is counted from the chunk's beginning."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from ..._dtypes import CODES
-from ..boxes import Extent, contiguous_strides
+from ..boxes import Located, contiguous_strides
 from ..files import Holder
 from ..location import Location
 from ..protocol import LazyTensors, StoredCheckpoint, StoredPiece, StoredTensor, whole_box
@@ -48,6 +48,6 @@ def stored_piece(entry: Entry, file: Holder, box: tuple[tuple[int, int], ...]) -
     return StoredPiece(box, file.path, locate=partial(_locate, entry, file))
 
 
-def _locate(entry: Entry, file: Holder) -> Extent:
+def _locate(entry: Entry, file: Holder) -> Located:
     # Packed elements have no strides in bytes; numpy has no array of them, so this is never reached.
-    return Extent(file, entry.start, contiguous_strides(entry.shape, entry.bits // 8))
+    return (file, entry.start, contiguous_strides(entry.shape, entry.bits // 8))

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ..._dtypes import Dtype
 from ..._text import shown
 from ...errors import ParseError
-from ..boxes import Bounds, Extent
+from ..boxes import Bounds, Located
 from ..coverage import tile
 from ..files import Holder
 from ..location import Location, open_file, opening
@@ -301,7 +301,7 @@ class _Chunks(ListedPieces):
         return self._index.piece(name, dtype, int(self._index.chunk_places[self._at[0] + position]), box)
 
 
-def _locate(name: str, dtype: Dtype, item: _Item, box: Bounds) -> Extent:
+def _locate(name: str, dtype: Dtype, item: _Item, box: Bounds) -> Located:
     container = Container(item.file, item.offset, item.length)
     tensor = container.tensor(container.read(), name)
     sizes = tuple(stop - start for start, stop in box)

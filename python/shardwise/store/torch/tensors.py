@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ..._dtypes import Dtype
 from ..._text import shown
 from ...errors import ParseError
-from ..boxes import Bounds, Extent
+from ..boxes import Bounds, Located
 from ..files import Holder
 from ..protocol import StoredObject, StoredPiece, StoredSum, UnsupportedError
 from ..text import checked_name, checked_shape
@@ -189,7 +189,7 @@ class Container:
             raise ParseError(f"{where}: its storage {shown(key)} is not in the container")
         return key, dtype, numel
 
-    def extent(self, tensor: SavedTensor, name: str) -> Extent:
+    def extent(self, tensor: SavedTensor, name: str) -> Located:
         """Say where a tensor's elements lie in the file."""
         member = self.archive.members[f"{self._root}data/{tensor.storage}"]
         if member.size != tensor.storage_bytes:
@@ -199,19 +199,18 @@ class Container:
             )
         itemsize = tensor.dtype.bits // 8
         start = self.archive.start(member) + tensor.offset * itemsize
-        return Extent(self.file, start, tuple(stride * itemsize for stride in tensor.strides))
+        return (self.file, start, tuple(stride * itemsize for stride in tensor.strides))
 
     def piece(self, tensor: SavedTensor, name: str, box: Bounds, local: tuple[int, ...] | None = None) -> StoredPiece:
         """Give the piece that a tensor of this container is, or the part of it that begins at `local`."""
         member = self.archive.members[f"{self._root}data/{tensor.storage}"]
         return StoredPiece(box, self.file.path, key=member.name, locate=partial(self._locate, tensor, name, local))
 
-    def _locate(self, tensor: SavedTensor, name: str, local: tuple[int, ...] | None) -> Extent:
-        extent = self.extent(tensor, name)
+    def _locate(self, tensor: SavedTensor, name: str, local: tuple[int, ...] | None) -> Located:
+        file, start, strides = self.extent(tensor, name)
         if local is None:
-            return extent
-        skipped = sum(start * stride for start, stride in zip(local, extent.strides, strict=True))
-        return extent._replace(start=extent.start + skipped)
+            return file, start, strides
+        return file, start + sum(at * stride for at, stride in zip(local, strides, strict=True)), strides
 
 
 def sums_of(files: Iterable[Holder]) -> Iterator[StoredSum]:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ..._text import bytes_text
 from ...errors import LayoutError, ParseError
-from ..boxes import Bounds, Extent, read_extent
+from ..boxes import Bounds, read_piece
 from ..engine import LEAST_MEMORY, CopyJob, CopyReport, JobTensor, tensors_of
 from ..mapped import MappedFiles
 from ..object_files import FLIGHT, ObjectFile
@@ -345,7 +345,7 @@ def _fetched(file: ObjectFile, window: list[_Span]) -> Array:
     if len(window) == 1 and window[0].is_sparse:
         piece = tensor.sources.chosen(np.array([row]))
         values: Array = np.empty((piece.stops - piece.starts)[0], f"V{tensor.itemsize}")
-        read_extent(Extent(file, begin, tuple(piece.strides[0].tolist())), (0,) * values.ndim, values)
+        read_piece(piece.of_holders(lambda _: file)[0], (0,) * values.ndim, values)
         return values
     data = np.empty(_window_bytes(window), np.uint8)
     file.read_into(memoryview(data), begin)  # type: ignore[arg-type]
@@ -371,7 +371,7 @@ def compare_replicas(name: str, shape: tuple[int, ...], replicas: Pieces, box: B
         # A scalar stays one, which numpy's ascontiguousarray makes an array of one element.
         ours = np.array(values[within(replica.box, box)], order="C")
         theirs = np.empty(ours.shape, f"V{itemsize}")
-        read_extent(Extent(replica.holder, replica.offset, replica.strides), (0,) * ours.ndim, theirs)
+        read_piece(replica, (0,) * ours.ndim, theirs)
         replica.holder.check()
         read += theirs.nbytes
         differs = np.flatnonzero(ours.reshape(-1).view(np.uint8) != theirs.reshape(-1).view(np.uint8))

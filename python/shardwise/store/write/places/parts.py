@@ -11,14 +11,24 @@ from ....errors import LayoutError
 from ..crew import Crew
 from ..formats.files import TargetFile
 
-__all__ = ["FLIGHT", "Parts", "parts_for", "parts_of_crew"]
+__all__ = ["FLIGHT", "LIMITS", "Limits", "Parts", "parts_for", "parts_of_crew"]
 
-#: S3 takes at least 5 MiB for each part but the last, and at most 10,000 parts. Parts are filled to at least three
-#: quarters, with blocks of at most a quarter.
-_LEAST_PART = 8 * 2**20
-_MOST_PART = 64 * 2**20
-_MOST_PARTS = 7_000
 FLIGHT = 8
+
+
+class Limits(NamedTuple):
+    """What a store takes: the least and the most bytes of a part, and the most parts.
+
+    S3 takes at least 5 MiB for each part but the last, and at most 10,000 parts. Parts are filled to at least three
+    quarters, with blocks of at most a quarter.
+    """
+
+    least: int = 8 * 2**20
+    most: int = 64 * 2**20
+    parts: int = 7_000
+
+
+LIMITS = Limits()
 
 
 class Parts(NamedTuple):
@@ -35,7 +45,7 @@ class Parts(NamedTuple):
     holds: bool
 
 
-def parts_for(files: Sequence[TargetFile], memory: int, workers: int = 1) -> Parts:
+def parts_for(files: Sequence[TargetFile], memory: int, workers: int = 1, limits: Limits = LIMITS) -> Parts:
     """Say what parts objects are made of by a worker with so much memory.
 
     One part is filled, from another, while some are under way.
@@ -45,8 +55,8 @@ def parts_for(files: Sequence[TargetFile], memory: int, workers: int = 1) -> Par
     """
     integer("memory", memory)
     largest = max((file.size for file in files), default=1)
-    least = max(_LEAST_PART, -(-largest // _MOST_PARTS))
-    part = min(max(least, min(memory // 6, _MOST_PART)), max(largest, 1))
+    least = max(limits.least, -(-largest // limits.parts))
+    part = min(max(least, min(memory // 6, limits.most)), max(largest, 1))
     if memory < 4 * part:
         each = f" for each of {workers} workers" if workers > 1 else ""
         raise LayoutError(
@@ -57,6 +67,6 @@ def parts_for(files: Sequence[TargetFile], memory: int, workers: int = 1) -> Par
     return Parts(part, max(1, min(memory // part - 3 - holds, FLIGHT)), holds)
 
 
-def parts_of_crew(files: Sequence[TargetFile], memory: int, crew: Crew) -> Parts:
+def parts_of_crew(files: Sequence[TargetFile], memory: int, crew: Crew, limits: Limits = LIMITS) -> Parts:
     """Say what parts each worker of a crew makes objects of; the workers of a host share its memory."""
-    return parts_for(files, crew.memory, memory // crew.memory)
+    return parts_for(files, crew.memory, memory // crew.memory, limits)

@@ -23,7 +23,7 @@ from ..gather import Gatherer
 from ..receipts import TaskReceipt, receipt_from_line, receipt_line
 from ..task import Progress, Task, Written
 from ..work import Work
-from .parts import FLIGHT, parts_for, parts_of_crew
+from .parts import FLIGHT, LIMITS, Limits, parts_for, parts_of_crew
 from .place import Ending, NewCheckpoint, taken, workplace_of
 from .stream import stream_of
 from .uploads import Comparison, Upload, check_writable, put_object, upload_to
@@ -43,10 +43,12 @@ class ObjectSink:
     Attributes:
         path: Its name.
         file: What it is.
+        limits: What the store takes.
     """
 
     path: ObjectPath
     file: TargetFile
+    limits: Limits = LIMITS
 
     def fill(
         self, task: Task, gatherer: Gatherer, memory: int, threads: int | None, *, sync: bool, progress: Progress
@@ -75,7 +77,7 @@ class ObjectSink:
         self, task: Task, gatherer: Gatherer, memory: int, threads: int | None, progress: Progress, run: str | None
     ) -> Written:
         file = copy.copy(self.file)  # It learns digests.
-        part_bytes, flight, holds = parts_for([file], memory)
+        part_bytes, flight, holds = parts_for([file], memory, limits=self.limits)
         is_new = run is not None
         upload: Upload = upload_to(self.path, flight=flight, is_new=True, run=run) if is_new else Comparison(self.path)
         gatherer.watch()
@@ -108,8 +110,8 @@ class StorePlace:
 
     takes_whole_files = True
 
-    def __init__(self, new: NewCheckpoint) -> None:
-        self._new = new
+    def __init__(self, new: NewCheckpoint, limits: Limits = LIMITS) -> None:
+        self._new, self._limits = new, limits
         self.path: ObjectPath = new.path
         self._root: ObjectPath = workplace_of(self.path) / new.digest[:16]
         self._kept: bool | None = None
@@ -122,7 +124,7 @@ class StorePlace:
 
     def sink(self, number: int) -> ObjectSink:
         """Where a task writes: an object of its own."""
-        return ObjectSink(self._object(number), self._new.files[number].alone())
+        return ObjectSink(self._object(number), self._new.files[number].alone(), self._limits)
 
     @property
     def _is_kept(self) -> bool:
@@ -168,15 +170,15 @@ class StorePlace:
     def crew(self, work: Work, each: int) -> AbstractContextManager[Crew]:
         """Give what runs the tasks: one after the other in this process, each with all threads; or an executor."""
         if work.executor is None:
-            parts_for(self._new.files, work.memory)
+            parts_for(self._new.files, work.memory, limits=self._limits)
             return nullcontext(one_worker(work))
         crew = crew_of(work)
-        parts_of_crew(self._new.files, work.memory, crew)
+        parts_of_crew(self._new.files, work.memory, crew, self._limits)
         return nullcontext(crew)
 
     def buffers(self, work: Work, crew: Crew) -> int:
         """The most bytes that the buffers of a crew take."""
-        part, flight, holds = parts_for(self._new.files, work.memory)
+        part, flight, holds = parts_for(self._new.files, work.memory, limits=self._limits)
         return part * (3 + holds + flight)
 
     def receipts(self, numbers: range | None = None) -> Iterator[TaskReceipt]:

@@ -19,8 +19,6 @@ from .place import taken
 
 __all__ = ["Comparison", "Upload", "check_writable", "put_object", "upload_to"]
 
-#: Bytes that are read at a time to be compared.
-_COMPARED = 8 * 2**20
 _MARK = "shardwise-run"
 
 
@@ -78,14 +76,18 @@ def put_object(path: ObjectPath, data: bytes, *, is_new: bool) -> None:
 class Comparison:
     """An object that is there already, and is to be what would be put: nothing is written.
 
+    Args:
+        path: Its name.
+        at_once: Bytes that are read at a time to be compared.
+
     Raises:
         FileNotFoundError: if there is none.
     """
 
     any_order = False
 
-    def __init__(self, path: ObjectPath) -> None:
-        self._path = path
+    def __init__(self, path: ObjectPath, at_once: int = 8 * 2**20) -> None:
+        self._path, self._at_once = path, at_once
         self._noted = path.status()
         self._at = 0
 
@@ -93,8 +95,8 @@ class Comparison:
         """Compare the part that follows."""
         if self._at + len(part) > self._noted.size:
             raise taken(self._path)
-        for begin in range(0, len(part), _COMPARED):
-            wanted = part[begin : begin + _COMPARED]
+        for begin in range(0, len(part), self._at_once):
+            wanted = part[begin : begin + self._at_once]
             if self._path.read(self._at, self._at + len(wanted), self._noted.mark) != wanted:
                 raise taken(self._path)
             self._at += len(wanted)

@@ -471,6 +471,10 @@ class WritePlan:
             self._place = place_for(self)
         return self._place
 
+    @place.setter
+    def place(self, place: Place) -> None:
+        self._place = place
+
     @property
     def is_saved(self) -> bool:
         """Whether it is from a file."""

@@ -18,7 +18,7 @@ from ...._dtypes import Dtype
 from ...._text import shown
 from ....errors import LayoutError, SizeOverflowError
 from ....partition import Partition
-from ...boxes import Bounds, Extent, read_extent
+from ...boxes import Bounds, read_piece
 from ...files import Holder
 from ...pieces import NO_PIECES, Piece, Pieces, Stretches, within
 from .wanted import Wanted
@@ -331,8 +331,7 @@ def _read(pieces: Pieces, box: Bounds, itemsize: int) -> _Array:
     out = np.zeros([stop - start for start, stop in box], f"V{itemsize}")
     for part in pieces.clipped(box):
         if isinstance(part.holder, Holder):
-            extent = Extent(part.holder, part.offset, part.strides)
-            read_extent(extent, (0,) * len(box), out[within(part.box, box)])
+            read_piece(part, (0,) * len(box), out[within(part.box, box)])
             part.holder.check()
     return out
 

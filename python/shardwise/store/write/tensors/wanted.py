@@ -107,9 +107,9 @@ def wanted_stored(name: str, tensor: StoredTensor, partition: Partition | None) 
     if tensor.bits % 8:
         tensor = tensor._packed_bytes()
     rank, is_filled = len(tensor.shape), tensor.size > 0
-    pieces = Pieces.of(map(_stored_piece, tensor.pieces if is_filled else ()), rank)
+    pieces = Pieces.of((piece.extent() for piece in (tensor.pieces if is_filled else ())), rank)
     again = [piece for piece in tensor.replicas if piece.is_addressable] if is_filled else []
-    replicas = Pieces.of(map(_stored_piece, again), rank) if again else NO_PIECES
+    replicas = Pieces.of((piece.extent() for piece in again), rank) if again else NO_PIECES
     identity = pieces.identity, tensor.dtype, tensor.shape
     return Wanted(name, tensor._dtype, tensor.shape, pieces, replicas, partition, identity)
 
@@ -120,11 +120,6 @@ def wanted_object(name: str, value: StoredObject) -> Wanted:
     file, start, size = value.extent
     piece = Piece(((0, size),), file, start, (1,))
     return Wanted(name, DTYPES["uint8"], (size,), Pieces.of([piece] if size else [], 1), is_object=True)
-
-
-def _stored_piece(piece: Any) -> Piece:
-    extent = piece.extent()
-    return Piece(piece._bounds, extent.file, extent.start, extent.strides)
 
 
 def wanted_array(name: str, value: Any, partition: Partition | None) -> Wanted:
