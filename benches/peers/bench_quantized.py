@@ -24,7 +24,7 @@ import shardwise as sw
 
 #: 512 MiB of values: layers of gate, up and down, as of a model of 4,096 features.
 LAYERS, FEATURES, INNER = (1, 256, 512) if QUICK else (4, 4096, 10752)
-TURNS = 2 if QUICK else 5
+TURNS = 2 if QUICK else 15
 CONFIG = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
 
 

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from .._fork import importing
 from .._garbage import uncollected
-from ..quantized.stated import stated_tensors
-from ..rules.model_shapes import model_shapes
 from ..rules.numbers import Config, read_config
 from ..store.location import location_of
 from ..store.model_config import config_of
@@ -56,5 +55,9 @@ def opened_model(model: str | os.PathLike[str] | Mapping[str, Any], config: Conf
 
 
 def _configured(config: Mapping[str, Any]) -> Known:
+    with importing:
+        from ..quantized.stated import stated_tensors
+        from ..rules.model_shapes import model_shapes
+
     outline, read = stated_tensors(model_shapes(config), config)
     return outline, config, read

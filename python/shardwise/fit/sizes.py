@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from .._arguments import integer
+from .._fork import importing
 from .._text import shown
 from ..errors import LayoutError
 from ..quantized import LogicalTensor
@@ -17,7 +18,6 @@ from ..quantized.forms import Kind, find_kinds
 from ..rules.numbers import Config
 from ..rules.shipped import rules_named
 from .answer import Cut, Fits, SizeFit, Verdict
-from .by_rules import fits_by_rules
 from .engines import limits_of
 from .model import opened_model
 from .roles import Heads, Role, heads_of, role_of
@@ -66,6 +66,9 @@ def fits(
     """
     with opened_model(model, config) as (outline, given, read):
         if rules is not None:
+            with importing:
+                from .by_rules import fits_by_rules
+
             return fits_by_rules(outline, given, rules_named(os.fspath(rules), None), _sizes(tp, ep), read)
         return fits_tensors(outline, given, tp, ep, read=read)
 

@@ -66,7 +66,10 @@ def strict_json(data: bytes, path: object, offset: int = 0) -> Any:
     _check_density(data, path, offset)
     try:
         text = data.decode("utf-8")
-        value = json.loads(text, object_pairs_hook=unique, parse_constant=no_constant)
+        value = json.loads(text, parse_constant=no_constant)
+        # As many colons as pairs: no key is there twice. Else there may be one, or a colon in a text.
+        if text.count(":") != _pairs(value):
+            value = json.loads(text, object_pairs_hook=unique, parse_constant=no_constant)
         if "\\u" in text:  # The only way for half a surrogate pair to get in, since UTF-8 has none.
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except ParseError:
@@ -83,6 +86,13 @@ def strict_json(data: bytes, path: object, offset: int = 0) -> Any:
     except ValueError as error:  # An integer with more digits than Python accepts.
         raise ParseError(f"{path}: not JSON that can be read: {error}") from None
     return value
+
+
+def _pairs(value: Any) -> int:
+    """The pairs of an object and of the objects in it; not of those within these."""
+    if not isinstance(value, dict):
+        return 0
+    return len(value) + sum([len(one) for one in value.values() if type(one) is dict])
 
 
 def _check_density(data: bytes, path: object, offset: int) -> None:
