@@ -3,8 +3,10 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import shardwise as sw
 from shardwise.cli import main
 
 from .test_main import error_of
@@ -38,6 +40,19 @@ def test_experts_and_engines(capsys: pytest.CaptureFixture[str]) -> None:
         "  vLLM 0.33 (FP8 in blocks) refuses model.layers.*.mlp.down_proj.weight: Weight input_size_per_partition = 96 "
         "is not divisible by weight quantization block_k = 128\n" in said
     )
+
+
+def test_a_reason_that_two_dims_share_names_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows of one and columns of the other are 12, which do not divide into 8; with one of them the dim is told."""
+    both = {"mlp.up_proj.weight": np.zeros((12, 4), "f2"), "mlp.down_proj.weight": np.zeros((4, 12), "f2")}
+    for names, said in (
+        (tuple(both), " and 1 more: 12"),
+        (("mlp.down_proj.weight",), "mlp.down_proj.weight, dim 1: 12"),
+    ):
+        path = tmp_path / f"{len(names)}"
+        sw.save_checkpoint(path, {name: both[name] for name in names}, sync=False)
+        assert main(["fits", str(path), "--tp", "8"]) == 0
+        assert said in capsys.readouterr().out
 
 
 def test_json_has_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -215,6 +215,18 @@ def test_too_many_choices_are_refused() -> None:
         sw.Rewrites(drop=[many])
 
 
+def test_up_to_1024_ways_to_choose() -> None:
+    def chosen(*sizes: int) -> sw.Rewrites:
+        names = [
+            "{" + ",".join(f"{letter}{n}" for n in range(size)) + "}" for letter, size in zip("ab", sizes, strict=True)
+        ]
+        return sw.Rewrites(drop=[".".join(names)])
+
+    assert chosen(32, 32)
+    with pytest.raises(sw.LayoutError, match="2 choices make 1025 templates, over the limit of 1024"):
+        chosen(25, 41)
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import shardwise as sw
+from shardwise.store.torch.tensors import flatten
 
 from .torch_files import STORAGES, Call, Dcp, Global, Storage, ones, save, tensor
 
@@ -298,3 +299,10 @@ def test_a_folder_of_bin_files(tmp_path: Path) -> None:
         index.write_text(json.dumps({"weight_map": {"a": outside}}))
         with pytest.raises(sw.ParseError, match="outside the index's own folder"):
             sw.open_checkpoint(tmp_path)
+
+
+def test_no_more_values_than_the_pickle_has_bytes() -> None:
+    values = {"a": [1, 2], "b": 3}
+    assert list(flatten(values, "m.pt", 3)) == [("a.0", 1), ("a.1", 2), ("b", 3)]
+    with pytest.raises(sw.ParseError, match=r"m\.pt: more than 2 values in a pickle of 2 bytes"):
+        list(flatten(values, "m.pt", 2))

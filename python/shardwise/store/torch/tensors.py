@@ -235,7 +235,7 @@ def flatten(value: Any, where: object, most: int) -> Iterator[tuple[str, Any]]:
     for name, leaf in _leaves(value, "", 0, where):
         if name in seen:
             raise ParseError(f"{where}: two values have the name {shown(name)}")
-        if len(seen) > most:
+        if len(seen) >= most:
             raise ParseError(f"{where}: more than {most} values in a pickle of {most} bytes")
         seen.add(name)
         yield name, leaf
