@@ -39,6 +39,9 @@ NOT_TYPED = {
     "pip install shardwise": "release/wheel.py installs what is released, into an environment without Rust",
     "pip install shardwise[mpi] mpich": "installs; its extra is in `make test-clusters`",
     "pip install shardwise[s3]": "installs; its extra is in `make test-clusters`",
+    "vllm serve SHARDED --load-format sharded_state --tensor-parallel-size 8": (
+        "tests/rules/test_families.py compares with what vLLM's loaders hold; its server needs a device"
+    ),
     "mpirun -n 4 python examples/mpi_ranks.py": "tests/execute/test_mpi.py::test_the_example",
     "python -m tests.fuzz api --seconds 600 --seed 7": (
         "tests/fuzz/test_fuzz.py::test_every_fuzzer_runs_and_finds_nothing"
@@ -47,6 +50,7 @@ NOT_TYPED = {
 #: What has to be done before a command, besides the commands above it.
 BEFORE = {
     "shardwise commit p.swplan": [f"shardwise run p.swplan --part {part}/16" for part in range(1, 17) if part != 3],
+    "shardwise diff HF VLLM --rules vllm/llama": ["shardwise reshard HF VLLM --rules vllm/llama --mesh tp=2"],
     "shardwise commit new.swplan": [f"shardwise run new.swplan --part {part}/16" for part in range(1, 17) if part != 3],
 }
 RULES = """
@@ -135,7 +139,11 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     gpt2 = {"h.0.attn.c_attn.weight": np.ones((8, 24), "f4"), "wte.weight": np.ones((64, 8), "f4")}
     sw.save_checkpoint(folder / "model.safetensors", gpt2, sync=False)
     sw.save_checkpoint(folder / "HF", engines.hugging_face("llama", 0), sync=False)
-    (folder / "HF" / "config.json").write_text(json.dumps(engines.config("llama")), encoding="utf-8")
+    llama = {"model_type": "llama", "hidden_size": 2, "intermediate_size": 24, **engines.config("llama")}
+    (folder / "HF" / "config.json").write_text(json.dumps(llama), encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps({**llama, **CONFIG}), encoding="utf-8")
+    (folder / "shapes.json").write_text(json.dumps({"wte.weight": [64, 8], "ln_f.bias": [8]}), encoding="utf-8")
+    (folder / "mine.toml").write_text('[rules]\n"wte" = [[], "model"]\n"ln_f" = [[]]\n', encoding="utf-8")
     # What others write, and what is left when DeepSpeed's own script has run.
     data = ROOT / "tests" / "data" / "checkpoints"
     for name, found in (("FSDP", "torch/fsdp2"), ("ORBAX", "orbax_keras/orbax_ocdbt_zarr3")):
