@@ -72,4 +72,5 @@ def test_every_block_is_where_its_table_says(prefill: int, decode: int, seed: in
 
 def cut(values: Any, tiling: Tiling, label: Any) -> Any:
     """The heads of a device, of all blocks of the request."""
-    return values[(slice(None), *tiling.pieces(label)[0].box[1:])]
+    box = (slice(None), *tiling.pieces(label)[0].box[1:])
+    return values[box]

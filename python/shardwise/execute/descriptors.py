@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from .._atomic import naming, replace_file
 from .._frozen import frozen
 from .._text import shown
 from ..errors import LayoutError, ParseError
+from ..partition import Partition
 from ..reshard.plan import ReshardPlan
 from ..store.pieces import dense_strides
 from ..tiling import Tiling
@@ -44,6 +46,9 @@ DESCRIPTOR = np.dtype(
 
 #: In place of the number of a tensor: padding, which has none.
 ZEROS = -1
+
+#: Of so few transfers all are worked out at once.
+_FEW = 4096
 
 _MAGIC = b"shardwise descriptors 2\n"
 _LABELS = (str, int)
@@ -196,6 +201,7 @@ class Group(NamedTuple):
         src: The position in the peers of each source holder.
         dst: The same of each destination holder.
         places: Where the pieces of the source are, if the tensors are rewritten.
+        lowered: The runs of all transfers and of all that stays, if they were worked out.
     """
 
     plan: ReshardPlan
@@ -205,12 +211,29 @@ class Group(NamedTuple):
     src: Numbers
     dst: Numbers
     places: Places | None
+    lowered: dict[bool, _Looped]
+
+
+class _Template(NamedTuple):
+    """The rows of the tensors of a group, which differ in the tensors only.
+
+    Attributes:
+        rows: The rows, in order, without tensors.
+        leaf: Which of the tensors that a tensor is made of each is of, or `ZEROS`.
+        tensors: The positions of the tensors.
+        sources: The positions of the tensors that each is made of.
+    """
+
+    rows: Rows
+    leaf: Numbers
+    tensors: Numbers
+    sources: Numbers
 
 
 def descriptors_of(holder: Any, peers: tuple[Any, ...], names: tuple[str, ...], groups: Sequence[Group]) -> Descriptors:
     """Make the descriptors of a holder; see `ModelPlan.descriptors`."""
     own = peers.index(holder)
-    found: tuple[list[Rows], ...] = ([], [], [])
+    found: tuple[list[_Template], ...] = ([], [], [])
     for group in groups:
         if group.plan.addends > 1:
             name = names[int(group.tensors[0])]
@@ -219,46 +242,35 @@ def descriptors_of(holder: Any, peers: tuple[Any, ...], names: tuple[str, ...], 
         if not len(sources) and not len(targets):
             continue
         transfers = group.plan.transfers
-        for kind, mask in enumerate(
-            (np.isin(transfers["src_device"], sources), np.isin(transfers["dst_device"], targets))
+        for kind, (field, here, other, there) in enumerate(
+            (("src_device", sources, "dst_device", group.dst), ("dst_device", targets, "src_device", group.src))
         ):
-            if mask.any():
-                peer = (group.dst, group.src)[kind][transfers[("dst_device", "src_device")[kind]][mask]]
-                found[kind].append(_rows(group, False, mask, peer))
-        kept = group.plan.kept
-        mask = np.isin(kept["dst_device"], targets)
-        if mask.any():
-            found[2].append(_rows(group, True, mask, np.full(int(mask.sum()), own)))
-    sends, receives, copies = (_merged(rows) for rows in found)
+            chosen = _among(transfers[field], here)
+            if len(chosen):
+                found[kind].extend(_templates(group, False, chosen, there[transfers[other]]))
+        kept = group.plan.kept["dst_device"]
+        chosen = _among(kept, targets)
+        if len(chosen):
+            found[2].extend(_templates(group, True, chosen, np.full(len(kept), own)))
+    sends, receives, copies = (_expanded(templates, len(names)) for templates in found)
     padding = copies["src_tensor"] == ZEROS
     zeros, copies = copies[padding], frozen(copies[~padding])
     zeros["src_tensor"] = zeros["dst_tensor"]
     return Descriptors(holder, peers, names, sends, receives, copies, frozen(zeros))
 
 
-def _rows(group: Group, kept: bool, mask: npt.NDArray[np.bool_], peer: Numbers) -> Rows:
-    """The rows of some transfers of a plan, for each of its tensors."""
-    plan = group.plan
-    moved = (plan.kept if kept else plan.transfers)[mask]
-    pieces = (plan._core.kept_pieces() if kept else plan.pieces())[mask]
-    extents = (moved["stop"] - moved["start"]).astype(np.int64)
-    made = np.zeros(len(moved), np.int64)
-    ends = []
-    for side, (tiling, field) in enumerate(((plan.src, "src_device"), (plan.dst, "dst_device"))):
-        if side or group.places is None:
-            boxes = plan._core.local_boxes(side, kept)[mask, :, 0]
-            ends.append(_located(plan, side, tiling, moved[field], pieces[:, side], boxes))
-        else:
-            rows = group.places.rows[group.places.begins[moved[field]] + pieces[:, 0]]
-            made, rank = rows[:, 0], extents.shape[1]
-            strides = rows[:, 2 + rank :]
-            ends.append(_End(rows[:, 1] + ((moved["start"] - rows[:, 2 : 2 + rank]) * strides).sum(1), strides))
-    one = _looped(extents, ends[0], ends[1])
-    made = made[one.transfer]
-    rows = []
-    for bits in np.unique(group.bits).tolist():
-        chosen = group.bits == bits
-        tensors, sources = group.tensors[chosen], group.sources[chosen]
+def _among(devices: Numbers, wanted: Numbers) -> npt.NDArray[np.intp]:
+    """The positions of those that are wanted; mostly that is one, or none."""
+    if len(wanted) == 1:
+        return np.flatnonzero(devices == wanted[0])
+    return np.flatnonzero(np.isin(devices, wanted)) if len(wanted) else np.zeros(0, np.intp)
+
+
+def _templates(group: Group, kept: bool, chosen: npt.NDArray[np.intp], peer: Numbers) -> Iterator[_Template]:
+    """The rows of some transfers of a plan, for its tensors of each size of elements; `peer` is of all transfers."""
+    one = _lowered(group, kept, chosen)
+    for bits in sorted(set(group.bits.tolist())):
+        same = group.bits == bits
         each = np.zeros(len(one.transfer), DESCRIPTOR)
         each["peer"], each["count"] = peer[one.transfer], one.times
         sizes = (one.src, one.dst, one.run, one.src_stride, one.dst_stride)
@@ -266,11 +278,41 @@ def _rows(group: Group, kept: bool, mask: npt.NDArray[np.bool_], peer: Numbers) 
             if bits % 8 and (size * bits % 8).any():
                 raise LayoutError("a tensor with several elements in a byte is cut within bytes, which cannot be sent")
             each[name] = size * (bits // 8) if bits % 8 == 0 else size * bits // 8
-        tiled = np.tile(each, len(tensors))
-        tiled["src_tensor"] = np.where(made == ZEROS, ZEROS, sources[:, made]).ravel()
-        tiled["dst_tensor"] = np.repeat(tensors, len(each))
-        rows.append(tiled)
-    return np.concatenate(rows)
+        yield _Template(*_merged(each, one.leaf), group.tensors[same], group.sources[same])
+
+
+def _lowered(group: Group, kept: bool, chosen: npt.NDArray[np.intp]) -> _Looped:
+    """The runs of some transfers of a plan; of few transfers all are worked out, for the next holder that asks."""
+    count = len(group.plan.kept) if kept else len(group.plan.transfers)
+    if count > _FEW:
+        return _runs_of(group, kept, chosen)
+    if kept not in group.lowered:
+        group.lowered[kept] = _runs_of(group, kept, np.arange(count))
+    whole = group.lowered[kept]
+    wanted = np.zeros(count, np.bool_)
+    wanted[chosen] = True
+    rows = np.flatnonzero(wanted[whole.transfer])
+    return _Looped(*(column[rows] for column in whole))
+
+
+def _runs_of(group: Group, kept: bool, chosen: npt.NDArray[np.intp]) -> _Looped:
+    plan = group.plan
+    moved = (plan.kept if kept else plan.transfers)[chosen]
+    pieces = (plan._core.kept_pieces() if kept else plan.pieces())[chosen]
+    extents = (moved["stop"] - moved["start"]).astype(np.int64)
+    leaf = np.zeros(len(moved), np.int64)
+    ends = []
+    for side, (tiling, field) in enumerate(((plan.src, "src_device"), (plan.dst, "dst_device"))):
+        if side or group.places is None:
+            boxes = plan._core.local_boxes(side, kept)[chosen, :, 0]
+            ends.append(_located(plan, side, tiling, moved[field], pieces[:, side], boxes))
+        else:
+            rows = group.places.rows[group.places.begins[moved[field]] + pieces[:, 0]]
+            leaf, rank = rows[:, 0], extents.shape[1]
+            strides = rows[:, 2 + rank :]
+            ends.append(_End(rows[:, 1] + ((moved["start"] - rows[:, 2 : 2 + rank]) * strides).sum(1), strides))
+    one = _looped(extents, ends[0], ends[1])
+    return one._replace(transfer=chosen[one.transfer], leaf=leaf[one.transfer])
 
 
 class _End(NamedTuple):
@@ -281,6 +323,11 @@ class _End(NamedTuple):
 
 
 def _located(plan: ReshardPlan, side: int, tiling: Tiling, holders: Numbers, pieces: Numbers, starts: Numbers) -> _End:
+    if isinstance(tiling, Partition) and not tiling.is_packed:
+        # Each device has one box, which is its array.
+        bounds = tiling.boxes()
+        strides = dense_strides((bounds[:, :, 1] - bounds[:, :, 0])[holders], 1)
+        return _End((starts * strides).sum(1), strides)
     rank = starts.shape[1]
     shapes = np.ones((len(holders), rank), np.int64)
     offsets = np.zeros(len(holders), np.int64)
@@ -299,7 +346,7 @@ def _located(plan: ReshardPlan, side: int, tiling: Tiling, holders: Numbers, pie
 
 
 class _Looped(NamedTuple):
-    """Rows of runs: which transfer each is of, and offsets, lengths and strides in elements."""
+    """Rows of runs: which transfer and which of several tensors each is of; offsets, lengths, strides in elements."""
 
     transfer: Numbers
     src: Numbers
@@ -308,6 +355,7 @@ class _Looped(NamedTuple):
     times: Numbers
     src_stride: Numbers
     dst_stride: Numbers
+    leaf: Numbers
 
 
 def _looped(extents: Numbers, src: _End, dst: _End) -> _Looped:
@@ -339,24 +387,56 @@ def _looped(extents: Numbers, src: _End, dst: _End) -> _Looped:
         offsets = [
             np.repeat(offset, times) + turn * stride[index] for offset, stride in zip(offsets, strides, strict=True)
         ]
-    return _Looped(index, offsets[0], offsets[1], run[index], count[index], steps[0][index], steps[1][index])
+    return _Looped(index, offsets[0], offsets[1], run[index], count[index], steps[0][index], steps[1][index], index)
 
 
-def _merged(found: list[Rows]) -> Rows:
-    """Rows in order, those joined that follow each other on both sides."""
-    if not found:
-        return frozen(np.zeros(0, DESCRIPTOR))
-    rows = np.concatenate(found)
-    rows = rows[np.lexsort((rows["src_offset"], rows["dst_offset"], rows["dst_tensor"], rows["peer"]))]
+def _merged(rows: Rows, leaf: Numbers) -> tuple[Rows, Numbers]:
+    """The rows of one tensor in order, those joined that follow each other on both sides."""
+    order = np.lexsort((rows["src_offset"], rows["dst_offset"], rows["peer"]))
+    rows, leaf = rows[order], leaf[order]
     before, after = rows[:-1], rows[1:]
-    joins = (before["count"] == 1) & (after["count"] == 1)
-    for name in ("peer", "src_tensor", "dst_tensor"):
-        joins &= before[name] == after[name]
+    joins = (before["count"] == 1) & (after["count"] == 1) & (before["peer"] == after["peer"]) & (leaf[:-1] == leaf[1:])
     for name in ("src_offset", "dst_offset"):
         joins &= before[name] + before["bytes"] == after[name]
     if joins.any():
         starts = np.flatnonzero(np.concatenate([[True], ~joins]))
         sizes = np.add.reduceat(rows["bytes"], starts)
-        rows = rows[starts]
+        rows, leaf = rows[starts], leaf[starts]
         rows["bytes"] = sizes
-    return frozen(rows)
+    return rows, leaf
+
+
+def _expanded(templates: Sequence[_Template], count: int) -> Rows:
+    """The rows of all tensors, sorted by peer, tensor and offset; of templates, each tensor being in one of them."""
+    if not templates:
+        return frozen(np.zeros(0, DESCRIPTOR))
+    which, member = [], []
+    first, members = 0, 0
+    for one in templates:
+        number = np.arange(members, members + len(one.tensors))
+        edges = np.flatnonzero(np.diff(one.rows["peer"])) + 1
+        # All tensors to one peer, and then to the next: nearly the order that is wanted.
+        for begin, end in pairwise([0, *edges.tolist(), len(one.rows)]):
+            which.append(np.broadcast_to(np.arange(first + begin, first + end), (len(number), end - begin)).ravel())
+            member.append(np.repeat(number, end - begin))
+        first, members = first + len(one.rows), members + len(one.tensors)
+    row, tensor = np.concatenate(which), np.concatenate(member)
+    del which, member
+    rows, tensors = (np.concatenate([one[field] for one in templates]) for field in (0, 2))
+    order = np.argsort(rows["peer"][row] * count + tensors[tensor], kind="stable")
+    row, tensor = row[order], tensor[order]
+    del order
+    made = np.empty(len(row), DESCRIPTOR)
+    for name in DESCRIPTOR.names or ():
+        if not name.endswith("tensor"):
+            made[name] = rows[name][row]
+    made["dst_tensor"] = tensors[tensor]
+    # The tensors that these are made of, one after the other; most are made of one.
+    sources = np.concatenate([one.sources.ravel() for one in templates])
+    begins = np.concatenate([np.full(len(one.tensors), one.sources.shape[1]) for one in templates])
+    begins = np.cumsum(begins) - begins
+    leaf = np.concatenate([one.leaf for one in templates])[row]
+    made["src_tensor"] = sources[begins[tensor] + np.maximum(leaf, 0)]
+    made["src_tensor"][leaf == ZEROS] = ZEROS
+    # Read-only without another copy.
+    return np.frombuffer(made.view(np.uint8).data.toreadonly(), DESCRIPTOR)

@@ -65,6 +65,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         "_kept",
         "_labels",
         "_made",
+        "_names",
         "_pairs",
         "_places",
         "_received",
@@ -96,7 +97,9 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
     _sources: dict[str, tuple[str, ...]]
     #: The tilings of these.
     _before: dict[str, Tiling]
+    #: What descriptors are made of: tensors that share a plan, and the names of all tensors.
     _groups: list[Group] | None
+    _names: tuple[str, ...]
 
     def __init__(
         self,
@@ -230,7 +233,8 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         """
         if holder not in self._labels:
             raise LayoutError(f"holder {shown(holder)} is not in src or dst of the plan")
-        return descriptors_of(holder, self._labels, tuple(self._numbers()), self._grouped())
+        groups = self._grouped()
+        return descriptors_of(holder, self._labels, self._names, groups)
 
     def program(self, holder: Any, memory: int | None = None) -> ModelProgram:
         """Give what one holder has to do for all tensors: one list of messages to and from each of its peers.
@@ -254,15 +258,13 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         """
         return program_of(self.descriptors(holder), memory)
 
-    def _numbers(self) -> dict[str, int]:
-        """The number of each tensor of the destination, and then of each further one of the source."""
-        return {name: number for number, name in enumerate(dict.fromkeys((*self._tensors, *self._stored)))}
-
     def _grouped(self) -> list[Group]:
         """The tensors by the plans that they share."""
         if self._groups is None:
             numbers = {label: number for number, label in enumerate(self._labels)}
-            names, number_of = list(self._tensors), self._numbers()
+            names = list(self._tensors)
+            self._names = tuple(dict.fromkeys((*names, *self._stored)))
+            number_of = {name: number for number, name in enumerate(self._names)} if self._sources else {}
             groups: dict[tuple[int, bytes | None], list[int]] = {}
             for number, (sort, senders) in enumerate(zip(self._used.tolist(), self._senders.values(), strict=True)):
                 key = sort, None if senders is None else senders.tobytes()
@@ -287,7 +289,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
                     sources = np.array(listed, np.int64)
                 else:
                     sources = chosen[:, None]
-                found.append(Group(plan, chosen, sources, self._bits[chosen], ends[0], ends[1], self._places[sort]))
+                found.append(Group(plan, chosen, sources, self._bits[chosen], ends[0], ends[1], self._places[sort], {}))
             self._groups = found
         return self._groups
 
