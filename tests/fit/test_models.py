@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import shardwise as sw
@@ -103,3 +104,33 @@ def test_an_unknown_family_is_named(tmp_path: Path) -> None:
     config: dict[str, Any] = {"model_type": "other"}
     with refused(sw.ParseError, "model_type is 'other'"):
         fits(config)
+
+
+def test_a_configuration_of_another_name_is_read_itself(tmp_path: Path) -> None:
+    """And not the config.json that lies beside it."""
+    (tmp_path / "config.json").write_text('{"model_type": "other"}')
+    (tmp_path / "qwen.json").write_text(json.dumps(QWEN))
+    assert fits(tmp_path / "qwen.json", (1,)).sizes[0].verdict == "fits"
+
+
+def test_a_file_that_is_no_checkpoint_is_not_answered_from_what_lies_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN))
+    (tmp_path / "notes.txt").write_text("no checkpoint")
+    with pytest.raises(sw.ParseError, match=r"notes\.txt"):
+        fits(tmp_path / "notes.txt")
+
+
+def test_by_rules_the_worst_cut_comes_first(tmp_path: Path) -> None:
+    """12 rows in 8 could be padded, 16 in 8 fit; plain weights are of no form of their own."""
+    rules = tmp_path / "own.toml"
+    rules.write_text("[rules]\n'_proj' = ['tp', []]\n")
+    tensors = {"a_proj.weight": np.zeros((16, 2), "f2"), "b_proj.weight": np.zeros((12, 2), "f2")}
+    sw.save_checkpoint(tmp_path / "m", tensors, sync=False)
+    answer = fits(tmp_path / "m", (8,), rules=rules)
+    assert [(cut.name, cut.verdict) for cut in answer.sizes[0].cuts] == [
+        ("b_proj.weight", "padded"),
+        ("a_proj.weight", "fits"),
+    ]
+    assert answer.sizes[0].cuts[0].padded == 16
+    assert answer.sizes[0].verdict == "padded"
+    assert answer.forms == ()

@@ -77,6 +77,27 @@ def test_heads_stay_whole(heads: int, kv: int, tp: int, verdict: str, why: str) 
     assert {cut.tensors for cut in size.cuts} == {2}
 
 
+@pytest.mark.parametrize(
+    ("rows", "tp", "why"),
+    [
+        (16 * 12, 4, ""),
+        (16 * 12, 3, "16 heads of linear attention do not divide into 3"),
+        (100, 4, ""),  # Not of so many heads: elements.
+        (100, 3, "100 elements do not divide into 3"),
+    ],
+)
+def test_heads_of_linear_attention_stay_whole(rows: int, tp: int, why: str) -> None:
+    tensors: Outline = {"layers.0.linear_attn.in_proj_qkvz.weight": ("BF16", (rows, 8))}
+    (size,) = fits_tensors(tensors, {"num_attention_heads": 8, "linear_num_key_heads": 16}, (tp,)).sizes
+    assert next((cut.why for cut in size.problems), "") == why
+
+
+def test_vocabularies_are_cut_along_their_rows() -> None:
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        assert role_of(name, 2).dim == -2
+        assert role_of(name, 2).vocabulary
+
+
 def test_tensors_without_elements_fit() -> None:
     assert attention(8, 8, 8, head_dim=0).verdict == "fits"
 
@@ -170,6 +191,9 @@ def test_bad_arguments_are_refused(tmp_path: Path) -> None:
         fits_tensors({}, {}, ep=("2",))  # type: ignore[arg-type]
     with refused(ParseError, "num_attention_heads is -4; it must be at least 1"):
         heads_of({"num_attention_heads": -4})
+    with refused(ParseError, f"num_attention_heads is {2**31}"):
+        heads_of({"num_attention_heads": 2**31})
+    assert heads_of({"num_attention_heads": 2**31 - 1}).q == 2**31 - 1
     with refused(ParseError, "num_attention_heads must be an integer"):
         heads_of({"num_attention_heads": "many"})
     sw.save_checkpoint(tmp_path / "m", {"w": np.zeros((2, 2), "float32")})
