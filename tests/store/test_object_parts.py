@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import shardwise as sw
-from shardwise.store.write.places.parts import parts_for
+from shardwise.store.write.places.uploads import parts_for
 
 KIB, MIB = 2**10, 2**20
 

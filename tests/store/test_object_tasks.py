@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 import shardwise as sw
 from shardwise.store.objects import ObjectPath
-from shardwise.store.write.places.parts import Limits
 from shardwise.store.write.places.store import StorePlace
+from shardwise.store.write.places.uploads import Limits
 from shardwise.store.write.run import run_whole
 from shardwise.store.write.work import Work
 from tests.store.stores import Store

@@ -433,7 +433,7 @@ class FolderRecorder:
 
 def _check_parent(path: Path) -> None:
     if not path.parent.is_dir():
-        raise FileNotFoundError(2, "the folder for the checkpoint does not exist", str(path.parent))
+        raise FileNotFoundError(errno.ENOENT, "the folder for the checkpoint does not exist", str(path.parent))
 
 
 def _mark(name: str) -> str:
@@ -461,7 +461,7 @@ def _remove_plans(path: Path, *, but: str = "", parts: bool = True) -> None:
                 refuse_unmarked(folder, _mark(name))
                 if not parts and name != but and folder.status(_PARTS) is not None:
                     text = "holds parts of a plan; commit the plan, or remove this folder"
-                    raise FileExistsError(errno.EEXIST, text, str(folder.path))
+                    raise taken(folder.path, text)
         for name in names:
             if name != but:
                 remove_marked(top, name, _mark(name))

@@ -23,10 +23,20 @@ from ..gather import Gatherer
 from ..receipts import TaskReceipt, receipt_from_line, receipt_line
 from ..task import Progress, Task, Written
 from ..work import Work
-from .parts import FLIGHT, LIMITS, Limits, parts_for, parts_of_crew
 from .place import Ending, NewCheckpoint, taken, workplace_of
 from .stream import stream_of
-from .uploads import Comparison, Upload, check_writable, put_object, upload_to
+from .uploads import (
+    FLIGHT,
+    LIMITS,
+    Comparison,
+    Limits,
+    Upload,
+    check_writable,
+    parts_for,
+    parts_of_crew,
+    put_object,
+    upload_to,
+)
 
 __all__ = ["ObjectSink", "StorePlace", "check_writable"]
 
