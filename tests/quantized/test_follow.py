@@ -1,0 +1,94 @@
+"""Layouts of components from rules for their weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardwise import DeviceMesh, LayoutError, LayoutMap, LayoutRule, ParseError, TensorLayout
+from shardwise.quantized import find_components
+from shardwise.quantized.follow import followed
+
+from ..checks import refused
+
+MESH = DeviceMesh((4,), ("tp",))
+STORED = {"down.weight": ("F8_E4M3", (256, 512)), "down.weight_scale_inv": ("F32", (2, 4))}
+FOUND = find_components(STORED, {})
+
+
+def test_a_mapping_by_the_names_of_weights_or_of_components() -> None:
+    columns, rows = TensorLayout((None, "tp"), MESH), TensorLayout(("tp", None), MESH)
+    made = followed(FOUND, {"down.weight": columns})
+    assert {name: layout.axes for name, layout in made.items()} == dict.fromkeys(STORED, (None, "tp"))
+    assert followed(FOUND, {"other": columns}) == {}
+    # Components with layouts of their own follow nothing.
+    assert followed(FOUND, {"down.weight": rows, "down.weight_scale_inv": rows}) == {}
+
+
+def test_sums_are_refused() -> None:
+    with refused(LayoutError, "'down.weight'", "values of quantized weights are no sums over"):
+        followed(FOUND, {"down.weight": TensorLayout((None, None), MESH, unreduced=("tp",))})
+
+
+def test_the_rule_of_a_map_goes_before_the_one_that_is_given() -> None:
+    """1,022 columns are no equal shares; by `ceil` they are 256 and at last 254: two blocks each."""
+    found = find_components({"down.weight": ("F8_E4M3", (256, 1022)), "down.weight_scale_inv": ("F32", (2, 8))}, {})
+    plain = LayoutMap(MESH)
+    plain["down"] = (None, "tp")
+    with refused(LayoutError, "1022"):
+        followed(found, plain)
+    made = followed(found, plain, "ceil")
+    boxes = made["down.weight_scale_inv"].partition((2, 8)).boxes()[:, 1].tolist()
+    assert boxes == [[0, 2], [2, 4], [4, 6], [6, 8]]
+    of_the_map = LayoutMap(MESH)
+    of_the_map["down"] = LayoutRule((None, "tp"), uneven="ceil")
+    assert followed(found, of_the_map, "even") == made
+
+
+@pytest.mark.parametrize(
+    ("scales", "unit"),
+    [((), 1), ((1,), 1), ((1, 1), 1), ((2, 4), 128), ((2, 2), None), ((4, 8), None), ((2,), None)],
+)
+def test_scales_of_modelopt_are_of_the_whole_or_of_blocks(scales: tuple[int, ...], unit: int | None) -> None:
+    """`FP8_PB_WO` has blocks of 128 x 128; all others have one scale."""
+    config = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO" if unit == 128 else "FP8"}}
+    tensors = {"a.weight": ("F8_E4M3", (256, 512)), "a.weight_scale": ("F32", scales)}
+    if unit is None:
+        with refused(ParseError, f"has the shape {scales}"):
+            find_components(tensors, config)
+    else:
+        (logical,) = find_components(tensors, config).tensors.values()
+        assert logical.unit(0) == logical.unit(1) == unit
+
+
+@pytest.mark.parametrize("is_stacked", [True, False])
+def test_a_shape_that_is_stated_for_each_expert(is_stacked: bool) -> None:
+    config: dict[str, Any] = {
+        "quantization_config": {
+            "quant_method": "compressed-tensors",
+            "format": "pack-quantized",
+            "config_groups": {
+                "group_0": {
+                    "targets": ["Linear"],
+                    "weights": {"num_bits": 4, "type": "int", "strategy": "channel"},
+                }
+            },
+        }
+    }
+    lead = (3,) if is_stacked else ()
+    tensors = {
+        "a.weight_packed": ("I32", (*lead, 8, 5)),
+        "a.weight_scale": ("F16", (*lead, 8, 1)),
+        "a.weight_shape": ("I64", (*lead, 2)),
+    }
+    stated = np.array([[8, 38]] * (3 if is_stacked else 1), "<i8")
+    (logical,) = find_components(tensors, config, lambda name: stated.tobytes()).tensors.values()
+    assert logical.shape == (*lead, 8, 38)
+    if is_stacked:
+        stated[1, 1] = 39
+        with refused(ParseError, "says other sizes of one expert than of another"):
+            find_components(tensors, config, lambda name: stated.tobytes())
+    with refused(ParseError, "its weight_shape has 8 bytes"):
+        find_components(tensors, config, lambda name: bytes(8))
