@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shardwise import DeviceMesh, LayoutError, MeshError
-from shardwise.deploy import Deployment, ExpertMap, Stages, fsdp2, megatron
+from shardwise.deploy import Deployment, DeploymentRule, ExpertMap, Stages, fsdp2, megatron
 from shardwise.deploy.stages import Chunk
 
 from ..checks import refused
@@ -93,3 +93,20 @@ def test_the_least_sizes() -> None:
             fsdp2(sizes[0], **dict(zip(("replicate", "tp"), sizes[1:], strict=False)))
     assert ExpertMap(((), ())).num_experts == 0
     assert ExpertMap(((0,), (1, 0))).num_experts == 2
+
+
+def test_tensor_parallel_rows_are_cut_again_in_chunks() -> None:
+    """PyTorch chunks once per mesh dim: 9 rows are 5 and 4, and these 2, 2, 1, 0 and 1 each."""
+    layout = fsdp2(4, tp=2, tp_rules={"up_proj": ("tp", None)})
+    rows = [stop - start for start, stop in layout.partition("up_proj.weight", (9, 4)).boxes()[:, 0].tolist()]
+    assert rows == [2, 1, 2, 1, 1, 1, 0, 1]  # Devices are (shard, tp), tp minor.
+
+
+def test_what_pipelines_numbers_and_experts_cannot_be() -> None:
+    with refused(LayoutError, "layout cannot be given with first, last, embedding_counts or loss_counts"):
+        megatron.pipeline(2, 2, layout="Et|tL", first=1)
+    for name in ("1a", "a-b", "", 3):
+        with refused(LayoutError, "is not a name of letters, digits and _"):
+            Deployment(2, {"m": DeviceMesh((2,), ("tp",))}, {}, numbers={name: 1})  # type: ignore[dict-item]
+    with refused(LayoutError, "at['tp'] is empty; give at least one coordinate"):
+        DeploymentRule((None,), "m", at={"tp": []})
