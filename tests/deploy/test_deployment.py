@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import shardwise as sw
 from shardwise import DeviceMesh, LayoutError, LayoutMap, MeshError, TensorLayout, plan_model
 from shardwise.deploy import Deployment, DeploymentRule, ExpertMap, FusedParameter, Stages
 
@@ -295,3 +296,32 @@ class TestStages:
             _ = Stages(((0, 1), (1, 2))).stage
         with pytest.raises(LayoutError, match="layer 1 is on no stage, of 2 layers"):
             _ = Stages(((0,), (2,))).stage
+
+
+class TestPictures:
+    def test_each_mesh_with_its_rules(self) -> None:
+        text = sw.draw(deployment(default="replicated"), form="text")
+        views = [view.splitlines() for view in text.split("\n\n")]
+        assert [view[0] for view in views] == [
+            "dense: mesh pp=2, dp=2, tp=2", "expert: mesh pp=2, ep=4", "world: mesh world=8",
+        ]  # fmt: skip
+        assert views[0][-2:] == [
+            r"^layers\.{i}\.wq$: ('tp', None) at pp = stage[i]", "^embed$: ('tp', None) at pp = [0, 'pp - 1']",
+        ]  # fmt: skip
+        assert views[1][-1] == r"^layers\.{i}\.experts\.{e}$: (None, None) at pp = stage[i], ep = where[e]"
+        assert views[2][-1] == "everything else: whole"
+        # Without a rule for it, the mesh of all devices says nothing.
+        assert "world:" not in sw.draw(deployment(), form="text")
+        picture = deployment()._repr_svg_()
+        assert picture is not None
+        assert picture.startswith("<svg ")
+        assert all(f"cpu:{i}" in picture for i in range(8))
+        assert sw.draw(deployment(), form="html").count("<svg ") == 1
+
+    def test_a_world_alone_and_many_rules(self) -> None:
+        assert sw.draw(Deployment(2, {}, {}), form="text").startswith("world: mesh world=2")
+        many = Deployment(2, DeviceMesh((2,), ("x",)), {f"w{i}$": ("x",) for i in range(30)})
+        text = sw.draw(many, form="text")
+        assert "w10$: ('x',)" in text
+        assert "w11$" not in text
+        assert text.rstrip().endswith("and 19 more rules")

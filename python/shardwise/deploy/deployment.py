@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 import numpy as np
 
 from .._arguments import check_items, instance, integer, optional, sizes_of
+from .._drawn import Drawn
 from .._dtypes import find_dtype
 from .._fork import importing
 from .._text import shown
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from ..rules.numbers import Config
     from ..rules.report import LayoutReport
     from ..rules.report_maker import Followers, Names
+    from ..show.picture import Picture
 
 __all__ = ["Deployment", "shapes_of"]
 
@@ -83,7 +85,7 @@ class _Kind(NamedTuple):
     places: dict[tuple[str, ...], _Found]
 
 
-class Deployment:
+class Deployment(Drawn):
     r"""A model on the devices of a trainer or of an engine: which part of each tensor is where.
 
     Args:
@@ -600,6 +602,12 @@ class Deployment:
             rule = self.uneven_of(name) or uneven
             found[name] = ManifestTensor(partition.shape, known.name, layout, rule, optional("digest", digest, str))
         return Manifest(found)
+
+    def _picture(self) -> Picture:
+        with importing:
+            from .drawn import deployment_picture
+
+        return deployment_picture(self)
 
     def __eq__(self, other: object) -> bool:
         return self._key == other._key if isinstance(other, Deployment) else NotImplemented

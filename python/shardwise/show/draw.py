@@ -37,7 +37,8 @@ def draw(
     """Draw who holds which part of a tensor, before and after a change if there is one.
 
     Args:
-        what: what to draw: a mesh, a layout, a partition or another tiling, a plan, a sharded array, a report.
+        what: what to draw: a mesh, a layout, a partition or another tiling, a plan, a sharded array, a report, a
+            deployment.
         shape: the shape of the tensor of a layout; without it its mesh is drawn, with the shard of each device.
         after: a second partition, tiling or layout of the same shape, drawn beside or below the first.
         uneven: how layouts cut dims that do not divide.
