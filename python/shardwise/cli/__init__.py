@@ -1,14 +1,14 @@
 """The command line.
 
-For checkpoints: `report`, `reshard`, `extract`, `plan`, `run`, `commit`, `verify`, `diff`, `inspect`, `fits`; for
-layouts: `show`, `translate`.
+For checkpoints: `report`, `reshard`, `extract`, `plan`, `run`, `commit`, `verify`, `diff`, `learn`, `inspect`,
+`fits`; for layouts: `show`, `translate`.
 
 Without a command it prints its help. `rules` prints the rules files that come with the package, `completion` the script
 for shell completion.
 
 Exit status: 0 on success; 1 if `report` finds tensors that cannot be placed (with `--strict`, on any warning, as in
-`reshard`), or `diff` finds a difference; 2 for bad input, with one line on the standard error; 3 if `verify` finds
-damage.
+`reshard`), `diff` finds a difference, or `learn` no rewrite for a tensor; 2 for bad input, with one line on the
+standard error; 3 if `verify` finds damage.
 """
 
 import argparse
@@ -110,6 +110,10 @@ def _run(options: argparse.Namespace) -> int:
         run = getattr(checkpoints, f"run_{'reshard' if options.command == 'extract' else options.command}")
         status: int = run(Screen(), options)
         return status
+    if options.command == "learn":
+        from .learn import run_learn
+
+        return run_learn(options)
     if options.command == "fits":
         from .fits import run_fits
 

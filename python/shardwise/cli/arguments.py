@@ -59,6 +59,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_commit(commands)
     _add_verify(commands)
     _add_diff(commands)
+    _add_learn(commands)
     _add_inspect(commands)
     _add_fits(commands)
     _add_rules(commands)
@@ -306,6 +307,23 @@ def _add_diff(commands: "argparse._SubParsersAction[_Parser]") -> None:
     )
     _add_config(diff)
     _add_work(diff)
+
+
+def _add_learn(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    learn = commands.add_parser(
+        "learn",
+        help="work out the rewrites that lead from one checkpoint to another of the same model",
+        description=(
+            "Match the tensors of two checkpoints of one model by their rows and columns, and print the rules file "
+            "with the rewrites that lead from A to B: learn A B > rules.toml. Each is carried out and compared before "
+            "it is printed. Tensors of B that no rewrite makes are named on the standard error, and the status is 1."
+        ),
+    )
+    learn.add_argument("first", metavar="A", type=str, help="a checkpoint of any format")
+    learn.add_argument("second", metavar="B", type=str, help="the same model as another engine names and stores it")
+    learn.add_argument("--memory", metavar="BYTES", default="256MiB", help="for buffers; 256MiB if left out")
+    learn.add_argument("--jobs", metavar="N", type=int, help="threads; one per core if left out")
+    _add_json(learn)
 
 
 def _add_inspect(commands: "argparse._SubParsersAction[_Parser]") -> None:

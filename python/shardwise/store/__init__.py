@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from .diff import Difference, diff_checkpoints
     from .digests import tensor_digests
     from .held import manifest_of
+    from .learn.learn import Learned, learn_rewrites
     from .objects import ObjectPath
     from .open import open_checkpoint
     from .protocol import StoredCheckpoint, StoredObject, StoredPiece, StoredTensor
@@ -24,6 +25,7 @@ __all__ = [
     "Damage",
     "DamageError",
     "Difference",
+    "Learned",
     "ObjectPath",
     "ReadArray",
     "ReadPlan",
@@ -37,6 +39,7 @@ __all__ = [
     "WriteOutline",
     "WriteReport",
     "diff_checkpoints",
+    "learn_rewrites",
     "manifest_of",
     "open_checkpoint",
     "plan_checkpoint",
@@ -52,6 +55,7 @@ __getattr__, __dir__ = lazy(
     {
         "digests": ("tensor_digests",),
         "held": ("manifest_of",),
+        "learn.learn": ("Learned", "learn_rewrites"),
         "objects": ("ObjectPath",),
         "open": ("open_checkpoint",),
         "protocol": ("StoredCheckpoint", "StoredObject", "StoredPiece", "StoredTensor"),

@@ -1,0 +1,40 @@
+"""`shardwise learn`: the rewrites that lead from one checkpoint to another."""
+
+import argparse
+import json
+
+from .._text import shown
+from ..store import learn_rewrites
+from .checkpoints import refused
+from .notation import parse_memory
+from .terminal import say
+
+__all__ = ["run_learn"]
+
+_MOST_SHOWN = 20
+
+
+def run_learn(options: argparse.Namespace) -> int:
+    """Print the rewrites, and give the exit status: 1 if some tensors have none."""
+    with refused():
+        found = learn_rewrites(options.first, options.second, memory=parse_memory(options.memory), threads=options.jobs)
+    if options.json:
+        said = {"unexplained": dict(found.unexplained), "unused": found.unused, "doubtful": found.doubtful}
+        print(json.dumps({"text": found.text, **said}))
+        return 1 if found.unexplained else 0
+    print(found.text, end="")
+    for names, what in (
+        (found.unused, "is in no tensor of the second"),
+        (
+            found.doubtful,
+            "could be made of several tensors, which are equal; that with the name most alike was taken",
+        ),
+    ):
+        say("warning", _lines([f"{shown(name)} {what}" for name in names]))
+    say("error", _lines([f"{shown(name)}: {why}" for name, why in found.unexplained.items()]))
+    return 1 if found.unexplained else 0
+
+
+def _lines(texts: list[str]) -> list[str]:
+    more = [f"and {len(texts) - _MOST_SHOWN} more"] if len(texts) > _MOST_SHOWN else []
+    return texts[:_MOST_SHOWN] + more

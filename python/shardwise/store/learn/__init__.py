@@ -1,0 +1,1 @@
+"""Rewrites worked out from two checkpoints of one model."""

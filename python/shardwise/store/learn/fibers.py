@@ -1,0 +1,185 @@
+"""Fibers of tensors, and where those of one checkpoint are in another.
+
+A fiber is all elements along one dim, a row or a column. However tensors are fused, stacked, transposed or padded,
+fibers along some dim stay whole. They are compared by a few of their elements; what is worked out from that is
+compared in full afterwards.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..protocol import StoredCheckpoint, StoredTensor
+
+__all__ = ["Fibers", "Match", "fibers_of", "matched"]
+
+#: The elements of a fiber that are looked at: so many from its middle, or all of twice as many.
+_WINDOW = 16
+#: The elements of a vector are fibers too, if it has at most so many.
+_MOST_ELEMENTS = 1 << 20
+
+Marks = npt.NDArray[np.uint64]
+Numbers = npt.NDArray[np.int64]
+
+
+class Fibers(NamedTuple):
+    """The fibers of the tensors of a checkpoint.
+
+    Attributes:
+        names: The tensors.
+        tensors: The same, as they are stored.
+        marks: By tensor and dim, a number for each fiber, 0 for one of zeros; the dims are those of the tensor but this
+            one. Of vectors dim -1 has the elements.
+        table: All of them by length and dtype, in the order of their numbers: number, tensor, dim, position.
+    """
+
+    names: Sequence[str]
+    tensors: Sequence[StoredTensor]
+    marks: dict[tuple[int, int], Marks]
+    table: dict[tuple[int, str], tuple[Marks, Numbers]]
+
+
+class Match(NamedTuple):
+    """Where the fibers of a tensor along a dim are in another checkpoint.
+
+    Attributes:
+        dim: The dim.
+        tensor: For each fiber the position of its tensor there; -1 for one of zeros.
+        position: Its position in that tensor.
+        along: The dim along which it lies there, by tensor.
+        is_sure: Whether each of the tensors has a fiber that no other tensor has.
+    """
+
+    dim: int
+    tensor: Numbers
+    position: Numbers
+    along: dict[int, int]
+    is_sure: bool
+
+
+def fibers_of(checkpoint: StoredCheckpoint) -> Fibers:
+    """Look at a few elements of each fiber of each tensor."""
+    names, tensors = list(checkpoint), [checkpoint[name] for name in checkpoint]
+    marks: dict[tuple[int, int], Marks] = {}
+    table: dict[tuple[int, str], list[tuple[Marks, Numbers]]] = {}
+    for number, tensor in enumerate(tensors):
+        if not tensor.size or tensor.bits % 8:
+            continue
+        kind = f"V{tensor.bits // 8}"
+        for dim, size in enumerate(tensor.shape):
+            start = size // 2 if size > 2 * _WINDOW else 0
+            box = [slice(0, each) for each in tensor.shape]
+            box[dim] = slice(start, min(start + _WINDOW if start else size, size))
+            values = np.ascontiguousarray(tensor.read(tuple(box))).view(kind)
+            _add(marks, table, number, dim, tensor, np.moveaxis(values, dim, -1), size)
+        if tensor.ndim == 1 and 1 < tensor.size <= _MOST_ELEMENTS:
+            _add(marks, table, number, -1, tensor, np.ascontiguousarray(tensor.read()).view(kind)[:, None], 1)
+    return Fibers(names, tensors, marks, {key: _sorted(rows) for key, rows in table.items()})
+
+
+def _add(marks: Any, table: Any, number: int, dim: int, tensor: StoredTensor, values: Any, length: int) -> None:
+    found = _marks(values)
+    marks[number, dim] = found
+    rows = np.empty((found.size, 3), np.int64)
+    rows[:, 0], rows[:, 1], rows[:, 2] = number, dim, np.arange(found.size)
+    table.setdefault((length, tensor.dtype), []).append((found.reshape(-1), rows))
+
+
+def _marks(values: npt.NDArray[Any]) -> Marks:
+    """A number for each fiber, from its elements, which are along the last dim."""
+    data = np.ascontiguousarray(values).view(np.uint8).reshape(*values.shape[:-1], -1)
+    width = data.shape[-1]
+    words = np.zeros((math.prod(data.shape[:-1]), -(-width // 8) * 8), np.uint8)
+    words[:, :width] = data.reshape(-1, width)
+    held = words.view(np.uint64)
+    factors = np.random.default_rng(20_000 + held.shape[1]).integers(1, 2**63, held.shape[1], np.uint64) * 2 + 1
+    with np.errstate(over="ignore"):
+        mixed = (held ^ (held >> np.uint64(29))) * factors
+        sums = (mixed ^ (mixed >> np.uint64(32))).sum(axis=1, dtype=np.uint64)
+    found: Marks = np.where((held == 0).all(axis=1), np.uint64(0), sums | np.uint64(1))
+    return found.reshape(data.shape[:-1])
+
+
+def _sorted(rows: list[tuple[Marks, Numbers]]) -> tuple[Marks, Numbers]:
+    marks, places = np.concatenate([one for one, _ in rows]), np.concatenate([each for _, each in rows])
+    order = np.argsort(marks, kind="stable")
+    return marks[order], places[order]
+
+
+def matched(number: int, there: Fibers, here: Fibers) -> Match | None:
+    """Find the fibers of a tensor among those of another checkpoint, along the first dim that has them all.
+
+    Where several are alike, those of the tensor with the most of the others are taken, then of that with the name most
+    alike.
+
+    Args:
+        number: The tensor.
+        there: Where it is.
+        here: Where its fibers are looked for.
+    """
+    tensor = there.tensors[number]
+    dims = sorted(range(tensor.ndim), key=lambda dim: -tensor.shape[dim])
+    for dim in [*dims, -1] if tensor.ndim == 1 else dims:
+        marks = there.marks.get((number, dim))
+        known = here.table.get((1 if dim < 0 else tensor.shape[dim], tensor.dtype))
+        if marks is None or known is None:
+            continue
+        flat = marks.reshape(-1)
+        first, end = (np.searchsorted(known[0], flat, side=side) for side in ("left", "right"))
+        is_zero = flat == 0
+        if not ((first < end) | is_zero).all() or (is_zero.all() and not (first < end).all()):
+            continue
+        found = _chosen(there.names[number], flat, first, end, known[1], here)
+        if found is not None:
+            chosen, index, along = found
+            alone = set(known[1][first[end - first == 1], 0].tolist())
+            is_sure = set(chosen[chosen >= 0].tolist()) <= alone
+            return Match(dim, chosen.reshape(marks.shape), index.reshape(marks.shape), along, is_sure)
+    return None
+
+
+def _chosen(
+    name: str, flat: Marks, first: Any, end: Any, places: Numbers, here: Fibers
+) -> tuple[Numbers, Numbers, dict[int, int]] | None:
+    """One fiber for each of these, each tensor along one dim."""
+    counts = end - first
+    sure = np.flatnonzero((counts == 1) & (flat != 0))
+    votes: dict[tuple[int, int], int] = {}
+    for tensor, dim in zip(*(column.tolist() for column in places[first[sure], :2].T), strict=True):
+        votes[tensor, dim] = votes.get((tensor, dim), 0) + 1
+    tensors, index = np.full(len(flat), -1, np.int64), np.zeros(len(flat), np.int64)
+    tensors[sure], index[sure] = places[first[sure], 0], places[first[sure], 2]
+    likeness: dict[int, Any] = {}
+    for at in np.flatnonzero((counts > 1) & (flat != 0)).tolist():
+        rows = places[first[at] : end[at]].tolist()
+        before = (int(tensors[at - 1]), int(index[at - 1]) + 1) if at else None
+        best = None
+        for tensor, dim, position in rows[:4096]:
+            if tensor not in likeness:
+                likeness[tensor] = _alike(name, here.names[tensor])
+            score = ((tensor, position) == before, votes.get((tensor, dim), 0), likeness[tensor], -position)
+            if best is None or score > best[0]:
+                best = score, tensor, dim, position
+        assert best is not None
+        _, tensors[at], dim, index[at] = best
+        votes[int(tensors[at]), dim] = votes.get((int(tensors[at]), dim), 0) + 1
+    along: dict[int, int] = {}
+    for tensor, dim in sorted(votes, key=votes.__getitem__):
+        along[tensor] = dim
+    used = set(tensors[tensors >= 0].tolist())
+    if any((tensor, dim) in votes for tensor in used for dim in (-1, *range(8)) if dim != along[tensor]):
+        return None
+    return tensors, index, along
+
+
+def _alike(one: str, other: str) -> tuple[bool, float]:
+    """How alike two names are: whether they have the same numbers, and the share of their words that both have."""
+    numbers = [re.findall(r"[0-9]+", name) for name in (one, other)]
+    words = [set(re.findall(r"[A-Za-z]+", name)) for name in (one, other)]
+    return numbers[0] == numbers[1], len(words[0] & words[1]) / max(len(words[0] | words[1]), 1)

@@ -1,0 +1,371 @@
+"""The rewrites that lead from one checkpoint to another of the same model, worked out from their elements."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..._arguments import check_fields
+from ..._text import shown
+from ...errors import LayoutError
+from ...rules.rewrites import Rewrites
+from ...rules.templates import parse_template
+from ..digests import tensor_digests
+from ..engine import check_memory, check_threads
+from ..location import Location
+from ..open import open_checkpoint
+from ..protocol import StoredCheckpoint
+from ..rewritten import rewritten_view
+from .fibers import Fibers, fibers_of, matched
+from .relations import FIBER, FIELDS, NUMBER, IrregularError, Relation, related
+
+__all__ = ["Learned", "learn_rewrites"]
+
+_MEMORY = 256 * 2**20
+#: A name that no tensor has while others still have the name that it gets.
+_ASIDE = "learned:"
+_WEIGHT, _BIAS = ".weight", ".bias"
+
+
+@dataclass(frozen=True)
+class Learned:
+    """The rewrites that lead from one checkpoint to another.
+
+    Attributes:
+        text: A rules file, in TOML; each rewrite in it was carried out, and what it makes was compared.
+        rewrites: The same.
+        unexplained: The tensors of the second checkpoint that no rewrite makes, each with the reason.
+        unused: The tensors of the first that are in none of the second's; the rules drop them.
+        doubtful: The tensors of the second that several of the first would do for, since these hold the same; the one
+            with the name most alike was taken.
+    """
+
+    text: str
+    rewrites: Rewrites
+    unexplained: Mapping[str, str]
+    unused: tuple[str, ...]
+    doubtful: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        check_fields(self, text=str, rewrites=Rewrites, unexplained=Mapping, unused=tuple, doubtful=tuple)
+
+
+def learn_rewrites(
+    first: str | os.PathLike[str] | Location,
+    second: str | os.PathLike[str] | Location,
+    *,
+    memory: int = _MEMORY,
+    threads: int | None = None,
+) -> Learned:
+    """Work out the rewrites that lead from one checkpoint to another of the same model.
+
+    Args:
+        first: A checkpoint of any format, also by URL.
+        second: The same model as another engine names and stores it.
+        memory: Bytes for the buffers of all threads.
+        threads: How many; one per core if left out.
+
+    Raises:
+        ParseError, OSError: as for `open_checkpoint`.
+        LayoutError: if the memory is too little.
+
+    Tensors are matched by a few elements of their rows and columns. So names, stacks, the order of what is packed,
+    transpositions, dims that are split, merged and permuted, zigzag order and padding are found, whatever the names
+    are. Then the rewrites are carried out, and all elements are compared: a tensor that does not come out right is
+    unexplained. So are tensors of which one is made otherwise than its likes in other layers, since that is
+    a mistake of whoever converted them.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import numpy as np
+    >>> from shardwise import save_checkpoint
+    >>> q, k = np.random.default_rng(0).random((2, 4, 3))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for name, tensors in (("a", {"h.0.q": q, "h.0.k": k}), ("b", {"layers.0.qk": np.concatenate([q, k])})):
+    ...         _ = save_checkpoint(Path(folder, f"{name}.safetensors"), tensors)
+    ...     print(learn_rewrites(Path(folder, "a.safetensors"), Path(folder, "b.safetensors")).text)
+    [[rewrite]]
+    from = { parts = { q = "h.{i}.q", k = "h.{i}.k" } }
+    to = { name = "layers.{i}.qk", packed = "q:(4) + k:(4)" }
+    <BLANKLINE>
+    """
+    check_memory(memory)
+    check_threads(threads)
+    with open_checkpoint(first) as one, open_checkpoint(second) as other:
+        here, there = fibers_of(one), fibers_of(other)
+        unexplained: dict[str, str] = {}
+        doubtful: set[str] = set()
+        relations = _relations(here, there, unexplained, doubtful)
+        entries, unused = _checked(one, relations, unexplained, here)
+        return _verified(one, other, entries, unused, unexplained, doubtful, memory, threads)
+
+
+@dataclass
+class _Made:
+    """A relation, with the direction in which it goes: from the first checkpoint, or back from the second."""
+
+    relation: Relation
+    is_back: bool
+
+    @property
+    def sources(self) -> frozenset[str]:
+        """The tensors of the first checkpoint."""
+        return frozenset([self.relation.target]) if self.is_back else self.relation.used
+
+    @property
+    def targets(self) -> frozenset[str]:
+        """The tensors of the second."""
+        return self.relation.used if self.is_back else frozenset([self.relation.target])
+
+    def named(self) -> list[str]:
+        """The names in it that templates are made of: those of the parts, then that of the whole."""
+        return [*self.relation.parts.values(), self.relation.target]
+
+
+def _relations(here: Fibers, there: Fibers, unexplained: dict[str, str], doubtful: set[str]) -> list[_Made]:
+    """How the tensors of the second are made of those of the first, or these of them."""
+    found: list[_Made] = []
+    back: dict[int, None] = {}
+    why: dict[str, str] = {}
+    for number, name in enumerate(there.names):
+        match = matched(number, there, here)
+        if match is None:
+            why[name] = "its rows are not those of tensors of the first"
+            continue
+        if not match.is_sure:
+            doubtful.add(name)
+        try:
+            found.append(_Made(related(number, match, there, here), is_back=False))
+        except IrregularError as error:
+            why[name] = str(error)
+            back |= dict.fromkeys(int(one) for one in set(match.tensor.reshape(-1).tolist()) if one >= 0)
+    back |= dict.fromkeys(n for n, name in enumerate(here.names) if all(name not in one.sources for one in found))
+    explained = {name for one in found for name in one.targets}
+    for number in back if why else ():
+        match = matched(number, here, there)
+        if match is None:
+            continue
+        try:
+            made = _Made(related(number, match, here, there), is_back=True)
+        except IrregularError:
+            continue
+        if not made.targets & explained:
+            found.append(made)
+            explained |= made.targets
+    for made in [*found]:
+        found += _siblings(made, {name for name in why if name not in explained}, here, there)
+        explained |= found[-1].targets
+    unexplained |= {name: reason for name, reason in why.items() if name not in explained}
+    return found
+
+
+def _siblings(made: _Made, missing: set[str], here: Fibers, there: Fibers) -> list[_Made]:
+    """The bias beside a weight, whose elements may be alike too often to be found: it is made as the weight is."""
+    one = made.relation
+    if not all(name.endswith(_WEIGHT) for name in (one.target, *one.used)):
+        return []
+
+    def bias(name: str) -> str:
+        return name.removesuffix(_WEIGHT) + _BIAS
+
+    # A bias has one dim, beside those that are stacked.
+    side, own = (
+        {key: value for key, value in each.items() if key not in ("transpose", "dim")} for each in (one.side, one.own)
+    )
+    if "dims" in side:  # Without the dim along which fibers lie.
+        side["dims"] = " -> ".join(" ".join(FIBER.split(half)).strip() for half in side["dims"].split(" -> "))
+    parts = {part: bias(name) for part, name in one.parts.items()}
+    found = _Made(
+        Relation(bias(one.target), parts, one.stack, frozenset(map(bias, one.used)), side, own, one.size),
+        made.is_back,
+    )
+    if not found.targets <= missing or not found.sources <= set(here.names) or not found.targets <= set(there.names):
+        return []
+    return [found]
+
+
+def _checked(
+    one: StoredCheckpoint, relations: list[_Made], unexplained: dict[str, str], here: Fibers
+) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+    """The entries of the rewrites, without tensors that are made otherwise than their likes; and what is in none."""
+    alike: dict[tuple[Any, ...], list[_Made]] = {}
+    for made in relations:
+        skeletons = tuple(NUMBER.sub("#", name) for name in made.named())
+        alike.setdefault((tuple(sorted(skeletons)), NUMBER.sub("#", made.relation.target), made.is_back), []).append(
+            made
+        )
+    entries: list[dict[str, Any]] = []
+    for group in alike.values():
+        kinds: dict[str, list[_Made]] = {}
+        for made in group:
+            kinds.setdefault(made.relation.kind, []).append(made)
+        if len(kinds) > 1:
+            usual = max(kinds.values(), key=len)
+            for those in kinds.values():
+                for made in those if those is not usual or 2 * len(usual) <= len(group) else ():
+                    reason = f"it is made otherwise than {len(usual)} alike, such as {shown(usual[0].relation.target)}"
+                    for name in made.targets:
+                        unexplained[name] = reason
+            group = usual if 2 * len(usual) > len(group) else []
+        exact: dict[str, list[_Made]] = {}
+        for made in group:
+            relation = made.relation
+            said = repr((list(relation.parts), relation.stack, relation.side, relation.own, relation.size))
+            exact.setdefault(said, []).append(made)
+        for those in exact.values():
+            entries += _entries(those)
+    used = {name for made in relations for name in made.sources}
+    return _joined(entries), tuple(name for name in here.names if name not in used)
+
+
+def _entries(group: list[_Made]) -> list[dict[str, Any]]:
+    """One rewrite for relations that differ in numbers of names only, or one for each."""
+    names = [made.named() for made in group]
+    first = group[0].relation
+    numbers = [[[int(text) for text in NUMBER.findall(name)] for name in each] for each in names]
+    fields = list(FIELDS[len(first.stack) :])
+    stack = {position: FIELDS[at] for at, position in enumerate(sorted(first.stack))}
+    whole = len(names[0]) - 1
+    templates: list[dict[int, str]] = [dict(stack) for _ in range(whole)] + [{}]
+    # A number of the whole that is that of a part, or a constant more, in all of them.
+    for at in range(len(numbers[0][whole])):
+        for position in range(len(numbers[0][0])):
+            if position in templates[0]:
+                continue
+            shifts = {each[whole][at] - each[0][position] for each in numbers}
+            is_same = all(
+                len(part) > position and part[position] == each[0][position]
+                for each in numbers for part in each[:whole]
+            )  # fmt: skip
+            if len(shifts) == 1 and is_same and fields:
+                name, shift = fields.pop(0), shifts.pop()
+                for part in range(whole):
+                    templates[part][position] = f"{{{name}}}" if shift >= 0 else f"{{{name}+{-shift}}}"
+                templates[whole][at] = f"{{{name}}}" if shift <= 0 else f"{{{name}+{shift}}}"
+                break
+    for part in range(whole):
+        for position, name in stack.items():
+            templates[part][position] = f"{{{name}}}"
+    made = [[_template(name, templates[at]) for at, name in enumerate(each)] for each in names]
+    if any(each != made[0] for each in made):
+        return [entry for one in group for entry in _entries([one])] if len(group) > 1 else []
+    parts = dict(zip(first.parts, made[0][:whole], strict=True))
+    own: dict[str, Any] = {"name": parts[""]} if list(parts) == [""] else {"parts": parts}
+    sides = [own | first.own, {"name": made[0][whole], **first.side}]
+    entry: dict[str, Any] = dict(zip(("from", "to"), reversed(sides) if group[0].is_back else sides, strict=True))
+    return [entry | ({} if first.size is None else {"size": first.size})]
+
+
+def _template(name: str, changes: dict[int, str]) -> str:
+    at, end, found = -1, 0, ""
+    for at, number in enumerate(NUMBER.finditer(name)):
+        found += name[end : number.start()].replace("{", "{{").replace("}", "}}") + changes.get(at, number[0])
+        end = number.end()
+    return found + name[end:].replace("{", "{{").replace("}", "}}")
+
+
+def _joined(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Entries of which several give one tensor further names are one; those that change nothing are left out."""
+    by_source: dict[str, dict[str, Any]] = {}
+    for entry in entries:
+        known = by_source.get(repr(entry["from"]))
+        plain = {key: value for key, value in entry["to"].items() if key != "name"}
+        if known is None or {key: value for key, value in known["to"].items() if key not in ("name", "also")} != plain:
+            by_source.setdefault(repr(entry["from"]), entry)
+            if known is not None:
+                by_source[repr(entry)] = entry
+            continue
+        known["to"].setdefault("also", []).append(entry["to"]["name"])
+    return [entry for entry in by_source.values() if entry["from"] != entry["to"] or "size" in entry]
+
+
+def _verified(
+    one: StoredCheckpoint, other: StoredCheckpoint, entries: list[dict[str, Any]], unused: tuple[str, ...],
+    unexplained: dict[str, str], doubtful: set[str], memory: int, threads: int | None,
+) -> Learned:  # fmt: skip
+    """The rewrites as a file, after they were carried out and what they make was compared."""
+    drop = [_template(name, {}) for name in unused] if not unexplained else []
+    error: LayoutError | None = None
+    for is_aside in (False, True):
+        text = _text(entries, drop, is_aside=is_aside)
+        try:
+            rewrites = Rewrites.from_toml(io.StringIO(text))
+            made = rewritten_view(one, rewrites) if rewrites else one
+            break
+        except LayoutError as caught:
+            error = caught
+    else:
+        why = f"the rewrites do not go together: {error}"
+        return Learned("", Rewrites(), {name: unexplained.get(name, why) for name in other}, unused, ())
+    wanted = [name for name in other if name not in unexplained]
+    for name in wanted:
+        if name not in made or (made[name].dtype, made[name].shape) != (other[name].dtype, other[name].shape):
+            unexplained[name] = "the rewrites do not make it"
+    compared = [name for name in wanted if name not in unexplained]
+    digests = [tensor_digests(each, compared, memory=memory, threads=threads) for each in (made, other)]
+    for name in compared:
+        if digests[0][name] != digests[1][name]:
+            unexplained[name] = "some of its elements are others than those of the tensors whose rows it has"
+    if any(name in unexplained for name in wanted):
+        # A rewrite that does not hold is not printed; those that remain were compared.
+        kept = [entry for entry in entries if not _makes(entry, set(unexplained))]
+        if len(kept) < len(entries):
+            return _verified(one, other, kept, unused, unexplained, doubtful, memory, threads)
+    return Learned(text, rewrites, dict(unexplained), unused, tuple(sorted(doubtful - set(unexplained))))
+
+
+def _makes(entry: dict[str, Any], names: set[str]) -> bool:
+    """Whether a rewrite makes one of these tensors."""
+    side = entry["to"]
+    texts = [*side.get("parts", {}).values(), *([side["name"]] if "name" in side else []), *side.get("also", ())]
+    templates = [each for text in texts for each in parse_template(text).expanded()]
+    return any(template.matched(name) is not None for template in templates for name in names)
+
+
+def _text(entries: Iterable[dict[str, Any]], drop: list[str], *, is_aside: bool) -> str:
+    """The rules file; names are changed in two steps if a new one is an old one of another tensor."""
+    lines = []
+    if drop:
+        lines += [f"drop = [{', '.join(map(_quoted, drop))}]", ""]
+    aside = False
+    for entry in entries:
+        target = dict(entry["to"])
+        if is_aside:
+            aside = True
+            for key, value in entry["to"].items():
+                if key == "name":
+                    target[key] = _ASIDE + value
+                elif key == "parts":
+                    target[key] = {part: _ASIDE + name for part, name in value.items()}
+                elif key == "also":
+                    target[key] = [_ASIDE + name for name in value]
+        lines += ["[[rewrite]]", f"from = {_value(_short(entry['from']))}", f"to = {_value(_short(target))}"]
+        lines += [f"size = {entry['size']}"] if "size" in entry else []
+        lines.append("")
+    if aside:
+        lines += ["[[rewrite]]", f'from = "{_ASIDE}{{rest*}}"', 'to = "{rest*}"', ""]
+    return "\n".join(lines) or 'unmatched = "keep"\n'
+
+
+def _short(side: Mapping[str, Any]) -> Any:
+    return side["name"] if list(side) == ["name"] else side
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{_key(key)} = {_value(one)}' for key, one in value.items())} }}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_value, value))}]"
+    return str(value).lower() if isinstance(value, (bool, int)) else _quoted(value)
+
+
+def _key(key: str) -> str:
+    return key if key.replace("_", "a").replace("-", "a").isalnum() and key.isascii() else _quoted(key)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

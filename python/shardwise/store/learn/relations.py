@@ -1,0 +1,374 @@
+"""How a tensor is made of others: stacked, packed, transposed, padded, as its fibers lie in them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .fibers import Fibers, Match
+
+__all__ = ["FIBER", "FIELDS", "NUMBER", "IrregularError", "Relation", "related"]
+
+Numbers = npt.NDArray[np.int64]
+#: A number in a name.
+NUMBER = re.compile(r"(?<![A-Za-z0-9_])[0-9]+(?![A-Za-z0-9_])")
+#: Parts of one tensor that may follow one another in another order without a period; and parts of a period.
+_MOST_PARTS, _MOST_CYCLE = 3, 64
+#: The names of stacked fields, of factors of dims, and of the dim along which fibers lie.
+FIELDS, _FACTORS, _FIBER = "ijkmn", "abcdeghopqrstuvwxyz", "f"
+#: The last of these where it is a dim by itself, in a text of dims.
+FIBER = re.compile(rf"(?:^| ){_FIBER}(?= |$) ?")
+
+#: Factors of a dim: size and stride of each, major first.
+_Factors = list[tuple[int, int]]
+
+
+class IrregularError(Exception):
+    """Fibers in an order that no rewrite states; the message says which."""
+
+
+@dataclass
+class Relation:
+    """How one tensor is made.
+
+    Attributes:
+        target: The tensor.
+        parts: What it is made of: names by part, under `""` if there is one. A stacked number is that of the first.
+        stack: The positions of the stacked numbers in these names.
+        used: The names of all tensors that are in it.
+        side: What its side says besides the name.
+        own: What the side of its sources says.
+        size: The size of a padded dim without padding.
+    """
+
+    target: str
+    parts: dict[str, str]
+    stack: tuple[int, ...]
+    used: frozenset[str]
+    side: dict[str, Any] = field(default_factory=dict)
+    own: dict[str, Any] = field(default_factory=dict)
+    size: int | None = None
+
+    @property
+    def kind(self) -> str:
+        """What is the same for tensors that are made alike, whatever their sizes."""
+        return re.sub(r"[0-9]+", "#", repr((list(self.parts), self.stack, self.side, self.own)))
+
+
+def related(number: int, match: Match, there: Fibers, here: Fibers) -> Relation:
+    """Say how a tensor is made of those in which its fibers were found.
+
+    Raises:
+        IrregularError: if no rewrite says it.
+    """
+    tensor = there.tensors[number]
+    tensors, index, pad = _without_padding(match.tensor, match.position)
+    used = np.unique(tensors).tolist()
+    names = {one: here.names[one] for one in used}
+    if len({(here.tensors[one].ndim, match.along[one]) for one in used}) > 1:
+        raise IrregularError("its rows are rows of some tensors and columns of others")
+    rank, along = here.tensors[used[0]].ndim, match.along[used[0]]
+    excess = tensor.ndim - rank
+    grid, what = list(tensors.shape), list(range(tensors.ndim))  # of each dim, which dim of the grid it is of
+    stacked: list[tuple[int, int]] = []  # The position of the number, and the dim; dims are counted as they are then.
+    for position in _positions(names, used, tensors, excess):
+        values = _numbers_at(names, tensors, position)
+        at, count = _stacked_dim(values, grid, [dim for _, dim in stacked], excess > len(stacked))
+        if at < 0 and len(np.unique(values)) > 1:
+            raise IrregularError(f"the number {position + 1} in the names of its sources is no position in it")
+        if at < 0:
+            continue
+        if count < grid[at]:
+            grid[at : at + 1] = [count, grid[at] // count]
+            what.insert(at, what[at])
+            stacked = [(one, dim + (dim > at)) for one, dim in stacked]
+            tensors, index = tensors.reshape(grid), index.reshape(grid)
+        stacked.append((position, at))
+    axes = [dim for _, dim in stacked]
+    skeleton = {one: _filled(names[one], dict.fromkeys([position for position, _ in stacked], "0")) for one in used}
+    keys = sorted(set(skeleton.values()))
+    lookup = np.zeros(max(used) + 1, np.int64)
+    lookup[used] = [keys.index(skeleton[one]) for one in used]
+    first = tuple(slice(0, 1) if dim in axes else slice(None) for dim in range(len(grid)))
+    parts = lookup[tensors]
+    if (parts != parts[first]).any() or (index != index[first]).any():
+        raise IrregularError("the tensors that are stacked in it are not all in one order")
+    parts, index = (np.squeeze(each[first], tuple(axes)) for each in (parts, index))
+    by_key = {key: here.tensors[next(one for one in used if skeleton[one] == key)] for key in keys}
+    inner = {key: [n for dim, n in enumerate(one.shape) if dim != along] for key, one in by_key.items()}
+    found = Relation(there.names[number], {}, tuple(position for position, _ in stacked), frozenset(names.values()))
+    special: set[int] = set()
+    if len(keys) == 1:
+        found.parts = {"": keys[0]}
+        factors, reordered = _single(index, inner[keys[0]], found)
+        special |= reordered
+    else:
+        dim = _packed(parts, index, keys, inner, found)
+        special.add(dim)
+        factors = [[(n, math.prod(parts.shape[at + 1 :]))] for at, n in enumerate(parts.shape)]
+    sizes = inner[keys[0]] if len(keys) == 1 else list(parts.shape)
+    factors = [_cut(each, sizes) for each in factors]
+    source = _in_dims(sizes, sorted((one for each in factors for one in each), key=lambda one: -one[1]))
+    _arrange(found, match.dim, along, what, stacked, factors, source, tensor.ndim)
+    rest = [at for at in range(len(grid)) if at not in axes]
+    if pad is not None:
+        at, found.size, padded = pad
+        (place,) = [i for i, dim in enumerate(rest) if what[dim] == at] or [-1]
+        if place < 0 or at in [what[dim] for dim in axes] or len(factors[place]) != 1:
+            raise IrregularError("the dim that is padded is a stacked or a merged one")
+        special.add(next(i for i, each in enumerate(source) if each == factors[place]))
+        found.side["pad_to"] = _pad_to(found.size, padded)
+    if len(special) > 1:
+        raise IrregularError("one of its dims is packed, and another one padded")
+    for dim in special:
+        place = dim + (0 <= along <= dim)
+        found.side |= {"dim": place} if place else {}
+        if set(found.own) & {"packed"}:
+            found.own |= {"dim": place} if place else {}
+    return found
+
+
+def _without_padding(tensors: Numbers, index: Numbers) -> tuple[Numbers, Numbers, tuple[int, int, int] | None]:
+    """Fibers without the zeros at the end of one dim; and which, its size without them, and with them."""
+    if (tensors >= 0).all():
+        return tensors, index, None
+    for at, size in enumerate(tensors.shape):
+        filled = np.flatnonzero((tensors >= 0).any(axis=tuple(dim for dim in range(tensors.ndim) if dim != at)))
+        if 0 < len(filled) < size and filled[-1] == len(filled) - 1:
+            take = tuple(slice(len(filled)) if dim == at else slice(None) for dim in range(tensors.ndim))
+            if (tensors[take] >= 0).all():
+                return tensors[take], index[take], (at, len(filled), size)
+    raise IrregularError("rows of zeros lie between its others")
+
+
+def _pad_to(size: int, padded: int) -> int:
+    """The largest power of two, else the least number, to whose multiples padding makes this size the other."""
+    powers = (1 << bit for bit in range(12, 0, -1))
+    return next((n for n in powers if -(-size // n) * n == padded), padded)
+
+
+def _positions(names: dict[int, str], used: list[int], tensors: Numbers, excess: int) -> list[int]:
+    """The positions of the numbers in names that differ within a tensor, or that stand for a dim of one element."""
+    held = {one: NUMBER.findall(names[one]) for one in used}
+    width = min(map(len, held.values()))
+    varying = [at for at in range(width) if len({held[one][at] for one in used}) > 1]
+    single = [at for at in range(width) if at not in varying and held[used[0]][at] == "0"]
+    return sorted([*varying, *single[: max(excess - len(varying), 0)]])
+
+
+def _numbers_at(names: dict[int, str], tensors: Numbers, position: int) -> Numbers:
+    lookup = np.zeros(max(names) + 1, np.int64)
+    for one, name in names.items():
+        lookup[one] = int(NUMBER.findall(name)[position])
+    found: Numbers = lookup[tensors]
+    return found
+
+
+def _stacked_dim(values: Numbers, grid: list[int], taken: list[int], adds: bool) -> tuple[int, int]:
+    """The dim in which numbers are positions, or positions of equal blocks, and how many there are; -1 if none is."""
+    count = int(values.max()) + 1
+    for exact in (True, False):
+        for at, size in enumerate(grid):
+            if at in taken or size % count or (size == count) != exact or (count == 1 and not (adds and size == 1)):
+                continue
+            shape = [-1 if dim == at else 1 for dim in range(len(grid))]
+            if (values == (np.arange(size) // (size // count)).reshape(shape)).all():
+                return at, count
+    return -1, 0
+
+
+def _filled(name: str, changes: dict[int, str]) -> str:
+    at = -1
+
+    def changed(found: re.Match[str]) -> str:
+        nonlocal at
+        at += 1
+        return changes.get(at, found[0])
+
+    return NUMBER.sub(changed, name)
+
+
+def _single(index: Numbers, inner: list[int], found: Relation) -> tuple[list[_Factors], set[int]]:
+    """The factors of each dim of a tensor that is one other; and the dim that is in another order than factors."""
+    if index.size != math.prod(inner) or len(np.unique(index)) != index.size:
+        raise IrregularError("it has some rows of another tensor, but not all")
+    expected, factors = np.zeros(index.shape, np.int64), []
+    for dim in range(index.ndim):
+        along = index[tuple(slice(None) if i == dim else 0 for i in range(index.ndim))]
+        expected = expected + along.reshape([-1 if i == dim else 1 for i in range(index.ndim)])
+        factors.append(_factors(along))
+    known = [each for each in factors if each is not None]
+    if len(known) == len(factors) and (expected == index).all():
+        return known, set()
+    if list(index.shape) == inner:
+        identity = [[(size, math.prod(inner[at + 1 :]))] for at, size in enumerate(inner)]
+        whole = np.arange(index.size).reshape(inner)
+        for dim, size in enumerate(inner):
+            along = index[tuple(slice(None) if i == dim else 0 for i in range(index.ndim))] // identity[dim][0][1]
+            if not (np.take(whole, along, axis=dim) == index).all():
+                continue
+            pairs = next((k for k in range(2, size // 2 + 1) if size % (2 * k) == 0 and _is_zigzag(along, k)), None)
+            if pairs is not None:
+                found.side["zigzag"] = pairs
+            else:
+                found.own["packed"], found.side["packed"] = _reordered(along)
+            return identity, {dim}
+    moved = np.flatnonzero(index.reshape(-1) != np.arange(index.size))
+    raise IrregularError(f"{len(moved)} of its rows are elsewhere, in no order that a rewrite states")
+
+
+def _factors(along: Numbers) -> _Factors | None:
+    """The factors of a dim whose positions, from 0, are these, if they are made of such."""
+    if len(along) == 1:
+        return [] if along[0] == 0 else None
+    stride = int(along[1])
+    straight = np.flatnonzero(along != np.arange(len(along)) * stride)
+    run = int(straight[0]) if len(straight) else len(along)
+    if along[0] != 0 or stride <= 0 or len(along) % run or len(along) == run == 0:
+        return None
+    outer = along[::run]
+    if (along.reshape(-1, run) != outer[:, None] + np.arange(run) * stride).any():
+        return None
+    rest = _factors(outer)
+    return None if rest is None else [*rest, (run, stride)]
+
+
+def _is_zigzag(along: Numbers, pairs: int) -> bool:
+    chunk, size = np.arange(2 * pairs), len(along) // (2 * pairs)
+    chunks = np.where(chunk % 2 == 0, chunk // 2, 2 * pairs - 1 - chunk // 2)
+    return bool((along.reshape(-1, size) == chunks[:, None] * size + np.arange(size)).all())
+
+
+def _reordered(along: Numbers) -> tuple[str, str]:
+    """The parts of a dim, and their order in another tensor: `packed` of both sides."""
+    edges = [0, *(np.flatnonzero(np.diff(along) != 1) + 1).tolist(), len(along)]
+    runs = [(int(along[begin]), end - begin) for begin, end in pairwise(edges)]
+    for count in range(2, min(len(runs), _MOST_CYCLE) + 1):
+        cycle, groups = runs[:count], len(runs) // count
+        if len(runs) % count or (groups == 1 and count > _MOST_PARTS):
+            continue
+        if any(runs[g * count + i] != (s + g * n, n) for g in range(groups) for i, (s, n) in enumerate(cycle)):
+            continue
+        parts = {start: f"p{at}" for at, start in enumerate(sorted(start for start, _ in cycle))}
+        left = [(start, n * groups) for start, n in sorted(cycle)]
+        if any(start + n != after for (start, n), (after, _) in pairwise(left)):
+            continue
+        blocks = " + ".join(f"{parts[start]}:({n})" for start, n in left)
+        return blocks, _order([(parts[start], n) for start, n in cycle], groups)
+    raise IrregularError(f"{int((along != np.arange(len(along))).sum())} of its rows are in no order that repeats")
+
+
+def _order(cycle: Sequence[tuple[str, int]], groups: int) -> str:
+    if groups == 1:
+        return " + ".join(f"{part}:({n})" for part, n in cycle)
+    return f"({groups} [{' '.join(f'{part}:{n}' for part, n in cycle)}])"
+
+
+def _packed(parts: Numbers, index: Numbers, keys: list[str], inner: dict[str, list[int]], found: Relation) -> int:
+    """Find the dim in which several parts are packed, and their order."""
+    for dim in range(parts.ndim):
+        labels = parts[tuple(slice(None) if i == dim else 0 for i in range(parts.ndim))]
+        if not (parts == labels.reshape([-1 if i == dim else 1 for i in range(parts.ndim)])).all():
+            continue
+        for at, key in enumerate(keys):
+            chosen = np.compress(labels == at, index, axis=dim)
+            if list(chosen.shape) != inner[key] or (chosen.reshape(-1) != np.arange(chosen.size)).any():
+                raise IrregularError(f"the rows of {key!r} are not all in it, or not in their order")
+        edges = [0, *(np.flatnonzero(np.diff(labels)) + 1).tolist(), len(labels)]
+        runs = [(int(labels[begin]), end - begin) for begin, end in pairwise(edges)]
+        cycle, groups = runs[: len(keys)], len(runs) // len(keys)
+        if len(runs) % len(keys) or runs != cycle * groups or len({part for part, _ in cycle}) < len(keys):
+            raise IrregularError("its parts are in no order that repeats")
+        names = _part_names([keys[part] for part, _ in cycle])
+        found.parts = dict(zip(names, [keys[part] for part, _ in cycle], strict=True))
+        found.side["packed"] = _order([(name, n) for name, (_, n) in zip(names, cycle, strict=True)], groups)
+        return dim
+    raise IrregularError("its parts do not follow one another along one dim")
+
+
+def _part_names(names: list[str]) -> list[str]:
+    """What parts are called: the first word in which their names differ, else p0, p1, …."""
+    words = [re.findall(r"[A-Za-z][A-Za-z0-9]*", name) for name in names]
+    if len(set(map(len, words))) == 1:
+        for column in zip(*words, strict=True):
+            if len(set(column)) == len(names):
+                return list(column)
+    return [f"p{at}" for at in range(len(names))]
+
+
+def _cut(factors: _Factors, sizes: list[int]) -> _Factors:
+    """The same factors, each of which is in one of these dims."""
+    found: _Factors = []
+    for n, stride in factors:
+        own, end = [], n * stride
+        for at in range(1, len(sizes)):
+            step = math.prod(sizes[at:])
+            if stride < step < end and step % stride == end % step == 0:
+                own.append((end // step, step))
+                end = step
+        found += [*own, (end // stride, stride)]
+    return found
+
+
+def _in_dims(sizes: list[int], factors: _Factors) -> list[_Factors]:
+    """The factors of each of these dims, from factors by their strides."""
+    found: list[_Factors] = []
+    rest = list(reversed(factors))
+    for size in reversed(sizes):
+        own: _Factors = []
+        while math.prod(n for n, _ in own) < size and rest:
+            own.insert(0, rest.pop(0))
+        if math.prod(n for n, _ in own) != size:
+            raise IrregularError("its dims are others than those of its source, split and merged")
+        found.insert(0, own)
+    return found
+
+
+def _arrange(
+    found: Relation, dim: int, along: int, what: list[int], stacked: list[tuple[int, int]], factors: list[_Factors],
+    source: list[_Factors], rank: int,
+) -> None:  # fmt: skip
+    """Say how the dims of the target are those of the source, stacked, split, merged and permuted."""
+    atoms = [one for each in source for one in each]
+    letters = {one: _FACTORS[at] for at, one in enumerate(atoms[: len(_FACTORS)])}
+    if len(atoms) > len(_FACTORS) or len(set(atoms)) < len(atoms):
+        raise IrregularError("its dims are split into too many")
+    common: list[list[str]] = [[letters[one] for one in each] for each in source]
+    if along >= 0:
+        common.insert(along, [_FIBER])
+    fields = {at: FIELDS[number] for number, (_, at) in enumerate(sorted(stacked))}
+    target: list[list[str]] = [[] for _ in range(rank)]
+    rest = iter(factors)
+    for at, of in enumerate(what):
+        place = of + (0 <= dim <= of)
+        target[place] += [fields[at]] if at in fields else [letters[one] for one in next(rest)]
+    if dim >= 0:
+        target[dim] = [_FIBER]
+    leading = [fields[at] for _, at in sorted(stacked, key=lambda one: one[1])]
+    if target[: len(leading)] == [[name] for name in leading]:
+        inner = target[len(leading) :]
+        swapped = [*common[:-2], *common[:-3:-1]] if len(common) > 1 else common
+        if inner in (common, swapped):
+            if leading:
+                found.side["stack"] = leading[0] if len(leading) == 1 else leading
+            if inner != common:
+                found.side["transpose"] = True
+            return
+    sizes = {letters[n, stride]: n for n, stride in atoms}
+    merged = {name for group in (*common, *target) for name in group if len(group) > 1 and name in sizes}
+
+    def written(groups: list[list[str]], sized: set[str]) -> str:
+        texts = []
+        for group in groups:
+            said = [f"{name}={sizes[name]}" if name in sized else name for name in group]
+            texts.append("1" if not said else said[0] if len(said) == 1 else f"({' '.join(said)})")
+        return " ".join(texts)
+
+    found.side["dims"] = f"{written(target, merged)} -> {written(common, set())}"

@@ -1,0 +1,220 @@
+"""Rewrites worked out from two checkpoints: applied, they lead from the one to the other."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardwise as sw
+from shardwise.cli import main
+from shardwise.store import learn_rewrites
+
+from ..oracle import engines
+
+Tensors = dict[str, np.ndarray[Any, Any]]
+Entry = dict[str, Any]
+H = 6
+
+
+def kinds(rng: np.random.Generator) -> dict[str, Callable[[str, str], tuple[dict[str, Any], Entry]]]:
+    """Ways in which engines differ: for two names the tensors of a layer, and the rewrite of all layers."""
+    n, m = (int(rng.integers(2, 5)) * 2 for _ in "nm")
+    heads, d = int(rng.integers(2, 4)), int(rng.integers(2, 4)) * 2
+    layers = "h.{i}."
+
+    def one(shape: tuple[int, ...], **to: Any) -> Any:
+        def made(old: str, new: str) -> tuple[dict[str, Any], Entry]:
+            is_stacked = "stack" in to or re.search(r"\bi\b", to.get("dims", "")) is not None
+            name = f"blocks.{new}" if is_stacked else f"blocks.{{i}}.{new}"
+            return {old: shape}, {"from": layers + old, "to": {"name": name, **to}}
+
+        return made
+
+    def parts(sizes: dict[str, int], packed: str, *, transpose: bool = False, **to: Any) -> Any:
+        def made(old: str, new: str) -> tuple[dict[str, Any], Entry]:
+            name = f"blocks.{new}" if "stack" in to else f"blocks.{{i}}.{new}"
+            names = {part: f"{layers}{old}.{part}_proj" for part in sizes}
+            shapes = {f"{old}.{part}_proj": (H, size) if transpose else (size, H) for part, size in sizes.items()}
+            return shapes, {"from": {"parts": names}, "to": {"name": name, "packed": packed, **to}}
+
+        return made
+
+    def padded(old: str, new: str) -> tuple[dict[str, Any], Entry]:
+        return {old: (n + 1, H)}, {
+            "from": layers + old,
+            "to": {"name": f"blocks.{{i}}.{new}", "pad_to": 8},
+            "size": n + 1,
+        }
+
+    def moved(old: str, new: str) -> tuple[dict[str, Any], Entry]:
+        return {old: (n, H)}, {"from": layers + old, "to": f"stage.{{i+4}}.{new}"}
+
+    def grouped(old: str, new: str) -> tuple[dict[str, Any], Entry]:
+        source = {"name": layers + old, "packed": f"q:({heads} {d}) + k:({heads} 2)"}
+        target = {"name": f"blocks.{{i}}.{new}", "packed": f"({heads} [q:{d} k:2])"}
+        return {old: (heads * (d + 2), H)}, {"from": source, "to": target}
+
+    qkv = {"q": heads * d, "k": heads * 2, "v": heads * 2}
+    return {
+        "plain": one((n, H)),
+        "vector": one((n,)),
+        "shifted": moved,
+        "transposed": one((n, H), transpose=True),
+        "stacked": one((n, H), stack="i"),
+        "stacked and transposed": one((n, H), stack="i", transpose=True),
+        "stacked vectors": one((n,), stack="i"),
+        "padded": padded,
+        "zigzag": one((8 * n, H), zigzag=4),
+        "blocks": parts(qkv, f"q:({heads * d}) + k:({heads * 2}) + v:({heads * 2})"),
+        "groups": parts(qkv, f"({heads} [q:{d} k:2 v:2])"),
+        "row by row": parts({"gate": n, "up": n}, f"({n} [gate:1 up:1])"),
+        "up first": parts({"gate": n, "up": n}, f"up:({n}) + gate:({n})", stack="i"),
+        "columns": parts({"gate": n, "up": m}, f"gate:({n}) + up:({m})", transpose=True, dim=1),
+        "columns, stacked": parts({"gate": n, "up": m}, f"gate:({n}) + up:({m})", transpose=True, dim=1, stack="i"),
+        "regrouped": grouped,
+        "heads apart": one((heads * d, H), dims=f"f heads d={d} -> (heads d) f"),
+        "heads merged": one((heads, d, H), dims=f"(heads d={d}) f -> heads d f"),
+        "permuted": one((n, m, H), dims="c a b -> a b c"),
+        "one after the other": one((n, H), dims=f"f (i rows={n}) -> rows f"),
+        "rotary": one((2 * n, H), dims=f"(half two={n}) f -> (two half=2) f"),
+    }  # fmt: skip
+
+
+def model(seed: int) -> tuple[Tensors, list[Entry]]:
+    rng = np.random.default_rng(seed)
+    tensors: Tensors = {"embed.weight": rng.normal(size=(11, H)).astype("f4")}
+    entries: list[Entry] = [{"from": "embed.weight", "to": {"name": "tok.weight", "pad_to": 4}, "size": 11}]
+    known = kinds(rng)
+    layers = int(rng.integers(2, 4))
+    for at, kind in enumerate(rng.choice(sorted(known), 3, replace=False)):
+        shapes, entry = known[kind](f"old{'abc'[at]}", f"new{'xyz'[at]}")
+        for name, shape in shapes.items():
+            tensors |= {f"h.{i}.{name}": rng.normal(size=shape).astype("f4") for i in range(layers)}
+        entries.append(entry)
+    return tensors, entries
+
+
+def learnt(first: Path, second: Path) -> sw.Rewrites:
+    found = learn_rewrites(first, second)
+    assert found.unexplained == {}, found
+    rewrites = sw.Rewrites.from_toml(io.StringIO(found.text))
+    assert sw.diff_checkpoints(first, second, rewrites=rewrites or None) == []
+    return rewrites
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_random_rewrites_are_found(tmp_path: Path, seed: int) -> None:
+    tensors, entries = model(seed)
+    sw.save_checkpoint(tmp_path / "a", tensors, to="hf", sync=False)
+    sw.reshard_checkpoint(tmp_path / "a", tmp_path / "b", to="hf", rewrites=sw.Rewrites(entries), sync=False)
+    forward = learnt(tmp_path / "a", tmp_path / "b")
+    # Generalised: no rewrite is for one layer.
+    assert len(forward.sets[0].rewrites) <= 3 * len(entries)
+    learnt(tmp_path / "b", tmp_path / "a")
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen2", "qwen3", "mixtral"])
+@pytest.mark.parametrize("engine", ["vllm", "torch_dist"])
+def test_conversions_of_engines(tmp_path: Path, name: str, engine: str) -> None:
+    whole = engines.hugging_face(name, 0)
+    sw.save_checkpoint(tmp_path / "a", whole, sync=False)
+    sw.save_checkpoint(tmp_path / "b", engines.ENGINES[engine](name, whole), sync=False)
+    forward = learnt(tmp_path / "a", tmp_path / "b")
+    assert forward.sets[0].drop == ()
+    learnt(tmp_path / "b", tmp_path / "a")
+
+
+def swapped(tensor: np.ndarray[Any, Any], first: slice, second: slice) -> None:
+    kept = tensor[first].copy()
+    tensor[first], tensor[second] = tensor[second], kept
+
+
+@pytest.mark.parametrize("what", ["gate and up", "two heads"])
+def test_a_planted_swap_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str) -> None:
+    """One layer that is made otherwise than the others is a mistake; the rewrites of the rest are right."""
+    rng = np.random.default_rng(3)
+    shapes = {
+        "self_attn.q_proj": 32,
+        "self_attn.k_proj": 8,
+        "self_attn.v_proj": 8,
+        "mlp.gate_proj": 12,
+        "mlp.up_proj": 12,
+    }
+    whole = {
+        f"model.layers.{i}.{n}.weight": rng.normal(size=(rows, 16)) for i in range(4) for n, rows in shapes.items()
+    }
+    sw.save_checkpoint(tmp_path / "a", whole, to="hf", sync=False)
+    fused: Tensors = {}
+    for i in range(4):
+        own = {name: whole[f"model.layers.{i}.{name}.weight"] for name in shapes}
+        attention, mlp = (np.concatenate([own[name] for name in own if name.startswith(at)]) for at in ("self", "mlp"))
+        fused |= {f"layers.{i}.qkv": attention, f"layers.{i}.gate_up": mlp}
+    name, first, second = (
+        ("gate_up", slice(12), slice(12, 24)) if what == "gate and up" else ("qkv", slice(8), slice(16, 24))
+    )
+    swapped(fused[f"layers.2.{name}"], first, second)
+    sw.save_checkpoint(tmp_path / "b", fused, to="hf", sync=False)
+    found = learn_rewrites(tmp_path / "a", tmp_path / "b")
+    assert set(found.unexplained) == {f"layers.2.{name}"}
+    assert main(["learn", str(tmp_path / "a"), str(tmp_path / "b")]) == 1
+    said = capsys.readouterr()
+    assert said.out == found.text
+    assert f"layers.2.{name}" in said.err
+    # What was right is in the rules.
+    assert "q:(32) + k:(8) + v:(8)" in found.text or name == "qkv"
+
+
+def test_equal_tensors_are_told_by_their_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = {f"h.{i}.{norm}.weight": np.ones(8) for i in range(3) for norm in ("input_norm", "post_norm")}
+    whole |= {"left.out": np.arange(5.0)}
+    sw.save_checkpoint(tmp_path / "a", whole, to="hf", sync=False)
+    other = {name.replace("h.", "layers."): value for name, value in whole.items() if name != "left.out"}
+    sw.save_checkpoint(tmp_path / "b", {name: value.copy() for name, value in other.items()}, to="hf", sync=False)
+    assert main(["learn", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    said = capsys.readouterr()
+    assert 'from = "h.{i}.input_norm.weight"\nto = "layers.{i}.input_norm.weight"' in said.out
+    assert 'drop = ["left.out"]' in said.out
+    assert "'left.out' is in no tensor of the second" in said.err
+    assert "could be made of several tensors" in said.err
+    (tmp_path / "rules.toml").write_text(said.out)
+    assert (
+        main(["diff", str(tmp_path / "a"), str(tmp_path / "b"), "--rules", str(tmp_path / "rules.toml"), "--quiet"])
+        == 0
+    )
+
+
+def test_names_that_change_places(tmp_path: Path) -> None:
+    a, b = np.random.default_rng(0).normal(size=(2, 4, 6))
+    sw.save_checkpoint(tmp_path / "a", {"one": a, "two": b}, to="hf", sync=False)
+    sw.save_checkpoint(tmp_path / "b", {"one": b, "two": a}, to="hf", sync=False)
+    learnt(tmp_path / "a", tmp_path / "b")
+
+
+def test_what_has_no_rewrite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    w = rng.normal(size=(16, 8))
+    sw.save_checkpoint(tmp_path / "a", {"w": w, "v": w[:3] + 1}, to="hf", sync=False)
+    shuffled = w[rng.permutation(16)]
+    other = {"w": w * 2, "x": shuffled, "v": (w[:3] + 1).astype("f4"), "y": w[:5].copy()}
+    sw.save_checkpoint(tmp_path / "b", other, to="hf", sync=False)
+    assert main(["learn", str(tmp_path / "a"), str(tmp_path / "b"), "--json"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert set(said["unexplained"]) == {"w", "x", "v", "y"}
+    assert sorted(said["unused"]) == ["v", "w"]
+    one = w.copy()
+    one[7, 7] += 1  # None of the elements that are looked at first.
+    wide = rng.normal(size=(40, 64))
+    changed = wide.copy()
+    changed[3, 0] += 1
+    sw.save_checkpoint(tmp_path / "c", {"wide": wide}, to="hf", sync=False)
+    sw.save_checkpoint(tmp_path / "d", {"wider": changed}, to="hf", sync=False)
+    found = learn_rewrites(tmp_path / "c", tmp_path / "d")
+    assert list(found.unexplained) == ["wider"]
+    assert "[[rewrite]]" not in found.text
