@@ -13,6 +13,7 @@ import pytest
 import shardwise as sw
 from shardwise.deploy import Deployment, DeploymentRule
 from shardwise.quantized import component_layouts, find_components
+from shardwise.store.ranges import read_plan
 
 from ..checks import refused
 from ..oracle.quantized import folders, read_raw
@@ -206,3 +207,21 @@ def test_experts_one_by_one_are_on_their_rank_with_all_components(folder: Path, 
             )
     sw.reshard_checkpoint(tmp_path / "cut", tmp_path / "merged", to="hf", sync=False)
     assert read_raw(tmp_path / "merged" / "model.safetensors").tensors == tensors
+
+
+def test_what_a_device_has_to_read_follows_too() -> None:
+    folder = DATA / "nvfp4-modelopt"
+    layouts = sw.LayoutMap(sw.DeviceMesh((3,), ("tp",)), default="replicated")
+    layouts[r"down_proj\.weight$"] = (None, "tp")
+    raw = read_raw(folder / "model.safetensors")
+    with sw.open_checkpoint(folder) as checkpoint:
+        plan = read_plan(checkpoint, layouts, "cpu:1", over_read=0)
+
+        def fetch(path: Path, offset: int, length: int) -> bytes:
+            return path.read_bytes()[offset : offset + length]
+
+        held = {array.name: values for array, values in zip(plan.arrays, plan.fill(fetch), strict=True)}
+    for tail in ("weight", "weight_scale"):
+        name = f"model.layers.0.mlp.down_proj.{tail}"
+        assert held[name].tobytes() == np.split(raw.array(name), 3, 1)[1].tobytes()
+    assert held["model.layers.0.mlp.down_proj.weight_scale_2"].nbytes == 4

@@ -17,9 +17,12 @@ from ..deploy.deployment import Deployment
 from ..errors import LayoutError, MeshError, ParseError
 from ..layout import UnevenRule
 from ..partition import Partition
+from ..quantized.follow import followed
 from ..rules.layout_map import LayoutMap
+from .model_config import config_of
 from .pieces import Pieces, dense_strides
 from .protocol import StoredCheckpoint, UnsupportedError
+from .quantized import components_in, reader_of
 from .write.tensors.wanted import Layouts, partition_for, wanted_stored
 
 __all__ = ["ReadArray", "ReadPlan", "read_plan"]
@@ -124,7 +127,8 @@ def read_plan(
     Args:
         checkpoint: The checkpoint; only its headers and indexes are read.
         layouts: How its tensors are cut: a `LayoutMap`, a `Deployment` or a mapping by name. A tensor in neither is
-            whole on every device.
+            whole on every device. Of a quantized weight, if the `config.json` beside the checkpoint says so, all
+            components follow the rule for the weight.
         device: The label of a device; or a list of labels, such as those of one process or host: then what several of
             them need is read once.
         uneven: How a dim that does not divide is cut.
@@ -167,13 +171,19 @@ def read_plan(
     if world is not None:
         for label in devices:
             world.index_of_label(label)
+    described = {name: (shape, dtype) for name, dtype, shape in checkpoint._described()}
+    weights = components_in(described, config_of(checkpoint.path), reader_of(checkpoint))
+    following = followed(weights, layouts, uneven) if weights.tensors else {}
     for name, tensor in checkpoint.items():
         if not tensor.is_addressable:
             raise UnsupportedError(
                 f"tensor {shown(name)} is compressed, or not stored: no range of a file has its bytes; its read() does"
             )
         wanted = wanted_stored(name, tensor, None)
-        partition = partition_for(name, wanted.shape, layouts, uneven)
+        if name in following:
+            partition: Partition | None = following[name].partition(wanted.shape)
+        else:
+            partition = partition_for(name, wanted.shape, layouts, uneven)
         pieces = wanted.pieces
         for holder in pieces.holders:
             if files.setdefault(id(holder), len(paths)) == len(paths):
