@@ -20,7 +20,8 @@ from ..receipts import TaskReceipt
 from ..task import Sink
 from ..work import Work
 
-Location = TypeVar("Location", Path, ObjectPath)
+#: A path of either kind, and what is beside it of the same.
+Beside = TypeVar("Beside", Path, ObjectPath)
 
 __all__ = ["Ending", "NewCheckpoint", "Place", "Recorder", "taken", "workplace_of"]
 
@@ -170,7 +171,7 @@ class Place(Protocol):
         """Remove what is beside a finished checkpoint; of a run that failed also the objects that it has `made`."""
 
 
-def workplace_of(path: Location) -> Location:
+def workplace_of(path: Beside) -> Beside:
     """The folder beside a checkpoint in which each of its plans has a folder."""
     return path.with_name(f"{hidden_name(path.name)}.partial")
 
