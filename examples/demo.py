@@ -97,7 +97,7 @@ def prove(checkpoint: store.StoredCheckpoint, name: str, layout: shardwise.Tenso
     for shard in sharded.shards:
         whole[shard.index] = shard.data
     with tensor.pieces[0].path.open("rb") as file:
-        file.seek(tensor.pieces[0].extent().start)
+        file.seek(tensor.pieces[0].extent().offset)
         check(whole.tobytes() == file.read(tensor.nbytes), "the shards do not make up the tensor")
     print(f"\nGiving each of the {len(sharded.shards)} devices its shard took {1e6 * elapsed:.0f} microseconds.")
     print("The shards are views of the memory-mapped file: no element was copied or read.")
