@@ -190,6 +190,25 @@ def test_equal_tensors_are_told_by_their_names(tmp_path: Path, capsys: pytest.Ca
     )
 
 
+def test_tensors_of_zeros(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    whole = {f"h.{i}.{name}": rng.normal(size=(8, 6)) for i in range(2) for name in ("q.weight", "k.weight")}
+    whole |= {f"h.{i}.{name}": np.zeros(8) for i in range(2) for name in ("q.bias", "k.bias", "norm.bias")}
+    sw.save_checkpoint(tmp_path / "a", whole, to="hf", sync=False)
+    other = {f"h.{i}.norm.b": np.zeros(8) for i in range(2)}
+    for kind in ("weight", "bias"):
+        other |= {f"h.{i}.qk.{kind}": np.concatenate([whole[f"h.{i}.{p}.{kind}"] for p in "qk"]) for i in range(2)}
+    sw.save_checkpoint(tmp_path / "b", other, to="hf", sync=False)
+    learnt(tmp_path / "a", tmp_path / "b")
+    sw.save_checkpoint(tmp_path / "c", {"w": np.zeros((500, 6))}, to="hf", sync=False)
+    sw.save_checkpoint(tmp_path / "d", {"v": np.zeros((500, 6))}, to="hf", sync=False)
+    learnt(tmp_path / "c", tmp_path / "d")
+    # Of a hundred rows and columns of zeros nothing says which is which.
+    for name in "ef":
+        sw.save_checkpoint(tmp_path / name, {name: np.zeros((100, 100))}, to="hf", sync=False)
+    assert list(learn_rewrites(tmp_path / "e", tmp_path / "f").unexplained) == ["f"]
+
+
 def test_names_that_change_places(tmp_path: Path) -> None:
     a, b = np.random.default_rng(0).normal(size=(2, 4, 6))
     sw.save_checkpoint(tmp_path / "a", {"one": a, "two": b}, to="hf", sync=False)

@@ -23,6 +23,8 @@ __all__ = ["Fibers", "Match", "fibers_of", "matched"]
 _WINDOW = 16
 #: The elements of a vector are fibers too, if it has at most so many.
 _MOST_ELEMENTS = 1 << 20
+#: The fibers of a tensor of zeros that are looked for, each of which is everywhere that another one is.
+_MOST_ZEROS = 64
 
 Marks = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[np.int64]
@@ -132,10 +134,11 @@ def matched(number: int, there: Fibers, here: Fibers) -> Match | None:
             continue
         flat = marks.reshape(-1)
         first, end = (np.searchsorted(known[0], flat, side=side) for side in ("left", "right"))
-        is_zero = flat == 0
-        if not ((first < end) | is_zero).all() or (is_zero.all() and not (first < end).all()):
+        # Zeros beside others are padding. A tensor of zeros only is like any other, unless it is large.
+        is_zero = (flat == 0) & bool(flat.any())
+        if not ((first < end) | is_zero).all() or (not flat.any() and len(flat) > _MOST_ZEROS):
             continue
-        found = _chosen(there.names[number], flat, first, end, known[1], here)
+        found = _chosen(there.names[number], is_zero, first, end, known[1], here)
         if found is not None:
             chosen, index, along = found
             alone = set(known[1][first[end - first == 1], 0].tolist())
@@ -145,18 +148,18 @@ def matched(number: int, there: Fibers, here: Fibers) -> Match | None:
 
 
 def _chosen(
-    name: str, flat: Marks, first: Any, end: Any, places: Numbers, here: Fibers
+    name: str, is_zero: npt.NDArray[np.bool_], first: Any, end: Any, places: Numbers, here: Fibers
 ) -> tuple[Numbers, Numbers, dict[int, int]] | None:
     """One fiber for each of these, each tensor along one dim."""
     counts = end - first
-    sure = np.flatnonzero((counts == 1) & (flat != 0))
+    sure = np.flatnonzero((counts == 1) & ~is_zero)
     votes: dict[tuple[int, int], int] = {}
     for tensor, dim in zip(*(column.tolist() for column in places[first[sure], :2].T), strict=True):
         votes[tensor, dim] = votes.get((tensor, dim), 0) + 1
-    tensors, index = np.full(len(flat), -1, np.int64), np.zeros(len(flat), np.int64)
+    tensors, index = np.full(len(is_zero), -1, np.int64), np.zeros(len(is_zero), np.int64)
     tensors[sure], index[sure] = places[first[sure], 0], places[first[sure], 2]
     likeness: dict[int, Any] = {}
-    for at in np.flatnonzero((counts > 1) & (flat != 0)).tolist():
+    for at in np.flatnonzero((counts > 1) & ~is_zero).tolist():
         rows = places[first[at] : end[at]].tolist()
         before = (int(tensors[at - 1]), int(index[at - 1]) + 1) if at else None
         best = None
