@@ -282,6 +282,7 @@ VALUES: dict[type, Callable[[], list[Any]]] = {
         store.WriteOutline((("model.safetensors", 24),), 24, 1 << 20, 2, 1, 1 << 30, 32, 3, 0.5),
     ],
     store.WriteReport: lambda: [store.WriteReport(Path("model"), 2, 24, 24, 20, 4)],
+    store.ReadArray: lambda: [store.ReadArray("w", "cpu:1", "float32", (2, 3), 24)],
     store.TaskReceipt: lambda: [store.TaskReceipt("ab", 3, ((0, 8, 24),), (5,), (), 16, 16, 0.25, "host:1")],
 }
 
@@ -298,6 +299,8 @@ NOT_VALUES: dict[type, str] = {
     store.StoredTensor: "reads from an open file",
     store.StoredObject: "reads from an open file",
     store.StoredPiece: "reads from an open file",
+    store.ReadPlan: "holds numpy arrays",
+    store.Learned: "holds a mapping, of texts",
     store.open.Form: "holds a function, of which no text can make it again",
     quantized.Components: "holds a dict, of values",
     dt.DTensor: "holds memory that can be written",
