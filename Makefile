@@ -169,7 +169,7 @@ look: docs ### check every page, a report and all pictures in Chromium: contrast
 wheel: $(BIN)/maturin ## build the sdist and the wheel from it into dist/, check and use them: some 5 minutes
 	$(QUIETLY) "Upgrading pip, which must know dependency groups" $(BIN)/python -m pip install 'pip>=25.1'
 	$(QUIETLY) "Installing what builds wheels" $(BIN)/python -m pip install --group release
-	$(BIN)/python -m release.wheel
+	@$(BIN)/python -m release.wheel
 
 licences: ### list the licences of what is linked in
 	$(PYTHON) -m release.licences

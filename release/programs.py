@@ -9,10 +9,15 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["HERE", "ROOT", "run"]
+__all__ = ["HERE", "ROOT", "run", "step"]
 
 ROOT = Path(__file__).parent.parent
 HERE = {**os.environ, "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))}
+
+
+def step(what: str) -> None:
+    """Say what comes next, and about how long it takes where that is long."""
+    print(f"{what} …", flush=True)
 
 
 def run(command: list[str], environment: Mapping[str, str] = HERE, folder: Path = ROOT) -> str:

@@ -21,7 +21,7 @@ from unittest import mock
 from zipfile import ZipFile
 
 from .checks import faults
-from .programs import HERE, ROOT, run
+from .programs import HERE, ROOT, run, step
 from .use import use
 
 __all__ = ["build", "compress", "remapped"]
@@ -47,6 +47,7 @@ def build(out: Path) -> Path:
         command += ["--zig", "--compatibility", "manylinux2014"]
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder, "made")
+        step("Making the sdist")
         run(["maturin", "sdist", "--out", str(made)])
         [sdist] = made.iterdir()
         with tarfile.open(sdist) as archive:
@@ -54,10 +55,12 @@ def build(out: Path) -> Path:
         source = Path(folder, sdist.name.removesuffix(".tar.gz"))
         # Beside other builds, which stay as they are.
         target = ["--target-dir", str(ROOT / "target" / "wheel")]
+        step("Building the wheel from it, optimised (two to four minutes the first time)")
         run([*command, *target, "--out", str(made)], remapped(HERE, source), source)
         [wheel] = made.glob("*.whl")
         out.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(sdist, out / sdist.name)
+        step("Compressing it once more (half a minute)")
         compress(wheel, out / wheel.name)
         return out / wheel.name
 
@@ -101,6 +104,8 @@ def audit(wheel: Path) -> None:
 
 if __name__ == "__main__":
     made = build(Path(sys.argv[1] if len(sys.argv) > 1 else "dist").resolve())
+    step("Looking at what is in it")
     audit(made)
+    step("Installing it into a new environment, and using it there (half a minute)")
     use(made)
     print(f"{made.name}: {made.stat().st_size:,} bytes")
