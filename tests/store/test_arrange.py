@@ -82,6 +82,14 @@ def test_any_arrangement_is_that_of_numpy(
     assert eval(repr(rewrites), {"Rewrites": sw.Rewrites}) == rewrites
 
 
+def test_a_dim_of_no_size_beside_one_of_two_is_not_what_was_stored(tmp_path: Path) -> None:
+    """As many dims as before, of which each is made of one size, and yet others."""
+    plain = {"w": np.arange(15, dtype="i4").reshape(1, 15)}
+    made = rewritten(tmp_path, plain, {"from": "w", "to": {"name": "all", "dims": "a b -> 1 (a b)", "a": 3, "b": 5}})
+    same(tmp_path / "b", {"all": plain["w"].reshape(3, 5)})
+    assert made["all"].shape == (3, 5)
+
+
 def values(*shape: int) -> np.ndarray[Any, Any]:
     return np.arange(np.prod(shape, dtype=int), dtype="i4").reshape(shape)
 

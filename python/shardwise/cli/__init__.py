@@ -38,13 +38,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     4 x 6 laid out as x,- on the mesh x=2
     2 shards of 2 x 6, each on one device, 12 B of 24 B, 50%
     <BLANKLINE>
-            dim 1
-    dim 0    0:6
-          ┌───────┐
-      0:2 │ cpu:0 │
-          ├───────┤
-      2:4 │ cpu:1 │
-          └───────┘
+    ↓ dim 0: 4, cut in 2 by x
+    → dim 1: 6, not cut
+            0:6
+         ┌───────┐
+     0:2 │ cpu:0 │
+         ├───────┤
+     2:4 │ cpu:1 │
+         └───────┘
     0
     """
     try:

@@ -229,7 +229,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         >>> print(part.sends.dtype.names)
         ('peer', 'src_tensor', 'dst_tensor', 'src_offset', 'dst_offset', 'bytes', 'count', 'src_stride', 'dst_stride')
         >>> part.sends.tolist(), part.copies.tolist()
-        ([(0, 0, 0, 24, 12, 2, 24, 12)], [(1, 0, 12, 24, 12, 2, 24, 12)])
+        ([(0, 0, 0, 0, 24, 12, 2, 24, 12)], [(1, 0, 0, 12, 24, 12, 2, 24, 12)])
         """
         if holder not in self._labels:
             raise LayoutError(f"holder {shown(holder)} is not in src or dst of the plan")
@@ -433,7 +433,7 @@ def plan_model(
     >>> from shardwise import Rewrites
     >>> fused = Rewrites([{"from": "{q,k,v}", "to": {"name": "qkv", "packed": "(2 [q:2 k:1 v:1])"}}])
     >>> trainer = {"qkv": TensorLayout((("data", "model"),), mesh)}
-    >>> engine = dict.fromkeys("qkv", TensorLayout((), DeviceMesh((1,), ("tp",), ["gpu"]))
+    >>> engine = dict.fromkeys("qkv", TensorLayout((None,), DeviceMesh((1,), ("tp",), ["gpu"])))
     >>> plan = plan_model(trainer, engine, {"q": ((4,), "int8"), "k": ((2,), "int8"), "v": ((2,), "int8")},
     ...                   source_rewrites=fused)
     >>> {name: one[0].tolist() for name, one in plan.run({"qkv": np.arange(8, dtype="int8").reshape(4, 2)}).items()}

@@ -52,7 +52,7 @@ def followers(
     >>> rules = LayoutMap(DeviceMesh((8,), ("tp",)))
     >>> rules["down"] = (None, "tp")
     >>> weight, why = followers(find_components(stored, {}), rules)["down.weight_scale_inv"]
-    >>> print(weight, "|", why[:74])
+    >>> print(weight, "|", why[:73])
     down.weight | dim 1 has 512 elements, and is cut at 64, within a block of 128 of weight
     """
     answer: dict[str, tuple[str, TensorLayout | str]] = {}

@@ -107,6 +107,7 @@ def diff_checkpoints(
     Only those whose digests differ are read again.
 
     >>> import tempfile
+    >>> from pathlib import Path
     >>> from shardwise import save_checkpoint
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     for name, last in (("a", 3), ("b", 4)):

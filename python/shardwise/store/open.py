@@ -237,6 +237,7 @@ def open_checkpoint(path: str | os.PathLike[str] | Location, *, part: bool = Fal
         ImportError: if reading this format needs a library that is not installed.
 
     >>> import json, tempfile
+    >>> from pathlib import Path
     >>> import numpy as np
     >>> header = json.dumps({"bias": {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]}}).encode()
     >>> with tempfile.TemporaryDirectory() as folder:

@@ -299,11 +299,8 @@ class Pieces(Sequence[Piece]):
         """The parts of pieces that are within a box."""
         if not len(self):
             return self
-        rows, rank = self.rows[self.meeting(box)], self.rank
-        low, high = self._shared(rows, box)
-        rows[:, 1] += ((low - rows[:, 2 : 2 + rank]) * rows[:, 2 + 2 * rank :]).sum(axis=1)
-        rows[:, 2 : 2 + rank], rows[:, 2 + rank : 2 + 2 * rank] = low, high
-        return Pieces(rows, self.holders)
+        rows = self.rows[self.meeting(box)]
+        return Pieces(_cut(rows, self.rank, *self._shared(rows, box)), self.holders)
 
     def are_runs(self, itemsize: int) -> npt.NDArray[np.bool_]:
         """Of each whether its elements lie one after the other, in C order."""
@@ -322,6 +319,17 @@ class Pieces(Sequence[Piece]):
             source, target = self.chosen(ours), other.chosen(theirs)
             extents = np.minimum(source.stops, target.stops) - np.maximum(source.starts, target.starts)
             yield source.numbers, np.maximum(extents, 0).prod(axis=1)
+
+    def common(self, other: Pieces) -> Iterator[tuple[Pieces, Pieces]]:
+        """The parts that pieces here and there share, of both, pair by pair; some pairs at a time."""
+        for ours, theirs in self.pairs(other):
+            source, target = self.chosen(ours), other.chosen(theirs)
+            low, high = np.maximum(source.starts, target.starts), np.minimum(source.stops, target.stops)
+            there = (low < high).all(axis=1)
+            yield (
+                Pieces(_cut(source.rows[there], self.rank, low[there], high[there]), self.holders),
+                Pieces(_cut(target.rows[there], self.rank, low[there], high[there]), other.holders),
+            )
 
     def runs_into(self, other: Pieces, itemsize: int, few: int = _FEW, at_once: int = _TARGETS) -> int:
         """The copies from these to others, each of bytes that follow one another on both sides; see `pairs`."""
@@ -390,6 +398,13 @@ class Pieces(Sequence[Piece]):
 
 #: The table without pieces, of any number of dims.
 NO_PIECES = Pieces(np.zeros((0, 2), np.int64))
+
+
+def _cut(rows: Numbers, rank: int, low: Numbers, high: Numbers) -> Numbers:
+    """Rows, which are changed, of the boxes within these bounds."""
+    rows[:, 1] += ((low - rows[:, 2 : 2 + rank]) * rows[:, 2 + 2 * rank :]).sum(axis=1)
+    rows[:, 2 : 2 + rank], rows[:, 2 + rank : 2 + 2 * rank] = low, high
+    return rows
 
 
 def dense_strides(extents: Numbers, itemsize: int) -> Numbers:

@@ -125,6 +125,8 @@ def verify_checkpoint(
         OSError: if a file cannot be read.
 
     >>> import tempfile
+    >>> import numpy as np
+    >>> from pathlib import Path
     >>> from shardwise import save_checkpoint
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     file = Path(folder, "model.safetensors")

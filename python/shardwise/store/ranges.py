@@ -235,19 +235,12 @@ def _array_of(
 def _runs(pieces: Pieces, targets: Pieces, itemsize: int, name: str, most: int) -> list[Numbers]:
     """The runs of bytes that pieces share with others: holder, offset, length, 0, and the offset there."""
     found = []
-    for ours, theirs in pieces.pairs(targets) if len(pieces) and len(targets) else ():
-        for source, target in zip(pieces.chosen(ours).rows, targets.chosen(theirs).rows, strict=True):
-            rank = pieces.rank
-            (low, high), (at, end) = (
-                source[2 : 2 + 2 * rank].reshape(2, rank),
-                target[2 : 2 + 2 * rank].reshape(2, rank),
-            )
-            start, stop = np.maximum(low, at), np.minimum(high, end)
-            if (start >= stop).any():
-                continue
+    rank = pieces.rank
+    for here, there in pieces.common(targets) if len(pieces) and len(targets) else ():
+        for source, target in zip(here.rows, there.rows, strict=True):
             steps, into = source[2 + 2 * rank :], target[2 + 2 * rank :]
-            offset = int(source[1] + ((start - low) * steps).sum())
-            to = int(target[1] + ((start - at) * into).sum())
+            offset, to = int(source[1]), int(target[1])
+            start, stop = source[2 : 2 + rank], source[2 + rank : 2 + 2 * rank]
             extents, length, dim = (stop - start).tolist(), itemsize, rank
             while dim and (extents[dim - 1] == 1 or steps[dim - 1] == into[dim - 1] == length):
                 dim -= 1

@@ -44,6 +44,7 @@ class Entry(NamedTuple):
         stop: The byte after its last one.
         file: The file that holds it.
 
+    >>> from pathlib import Path
     >>> Entry("bias", "BF16", (3, 4), 104, 128, Path("model.safetensors")).nbytes
     24
     """

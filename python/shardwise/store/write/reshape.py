@@ -94,6 +94,7 @@ def save_checkpoint(
     The checkpoint gets its name only when it is complete and on the disk; if anything fails before, there is nothing.
 
     >>> import tempfile
+    >>> from pathlib import Path
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     report = save_checkpoint(Path(folder, "model.safetensors"), {"w": np.arange(6).reshape(2, 3)[:, 1:]})
     ...     with open_checkpoint(report.path) as checkpoint:
@@ -202,6 +203,7 @@ def reshard_checkpoint(
     and on the disk.
 
     >>> import tempfile
+    >>> from pathlib import Path
     >>> from shardwise import DeviceMesh, TensorLayout
     >>> rows = TensorLayout(("x", None), DeviceMesh((2,), ("x",)))
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -276,6 +278,7 @@ def plan_checkpoint(
         FileExistsError, ParseError, LayoutError, OSError: as for `reshard_checkpoint`.
 
     >>> import tempfile
+    >>> from pathlib import Path
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     whole, halves = Path(folder, "whole.safetensors"), Path(folder, "halves")
     ...     _ = save_checkpoint(whole, {"w": np.arange(2**17), "b": np.ones(3)})

@@ -38,7 +38,8 @@ def arranged(tensor: Assembled, split: Sequence[_Sizes], merged: Sequence[Sequen
     """
     sizes = [size for group in split for size in group]
     shape = tuple(math.prod(sizes[atom] for atom in group) for group in merged)
-    if len(merged) == len(split) and list(merged) == [[dim] for dim in range(len(split))]:
+    # Not by the numbers alone: a dim of no size beside one of two makes as many.
+    if all(len(group) == 1 for group in split) and list(merged) == [[dim] for dim in range(len(split))]:
         return tensor
     order = [atom for group in merged for atom in group]
 
