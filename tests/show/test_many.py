@@ -36,13 +36,33 @@ def test_packed_shards_share_rows_that_hold_what_they_hold() -> None:
     ]
     assert {number_in(tile.held, "shards") for tile in drawing.tiles} == {32}
     assert {number_in(tile.held, "devices") for tile in drawing.tiles} == {128}
+    assert [tile.place for tile in drawing.tiles[:2]] == ["dim 0 at 0:16384", "dim 0 at 524288:540672"]
     assert "cpu:128 and 127 more (32 shards)" in drawing.written()
-    assert "a row stands for up to 32 shards" in drawing.written()
+    assert [text for text in drawing.written() if "stands for" in text or "holds" in text] == [
+        "a row stands for up to 32 shards"
+    ]
 
 
-@pytest.mark.parametrize(("name", "shards"), [("packed, on a million", 2**20), ("packed, of many pieces", 4)])
-def test_packed_shards_beyond_reading_are_one_row(name: str, shards: int) -> None:
+def test_two_packed_shards_in_a_row_are_counted_and_named() -> None:
+    """Of 64 heads of two elements each of 64 devices has one; two devices in a row have four elements of each part."""
+    qkv = sw.packed.qkv(64, 64, 2, "tp")
+    drawing = Drawing(sw.draw(sw.TensorLayout((qkv,), sw.DeviceMesh((64,), ("tp",))).partition((384,))))
+    assert [(tile.place, tile.held) for tile in drawing.tiles] == [
+        (f"dim 0 at {at + 4 * row}:{at + 4 * row + 4}", f"2 shards, cpu:{2 * row},{2 * row + 1}")
+        for row in range(32)
+        for at in (0, 128, 256)
+    ]
+    rows = {f"cpu:{2 * row},{2 * row + 1} (2 shards)" for row in range(32)}
+    assert {*rows, "a row stands for up to 2 shards"} <= set(drawing.written())
+
+
+@pytest.mark.parametrize(
+    ("name", "shards", "pieces"),
+    [("packed, on a million", 2**20, []), ("packed, of many pieces", 4, ["a shard holds up to 1,048,576 pieces"])],
+)
+def test_packed_shards_beyond_reading_are_one_row(name: str, shards: int, pieces: list[str]) -> None:
     drawing = drawing_of(name)
+    assert [text for text in drawing.written() if "holds" in text] == pieces
     assert f"a row stands for all {shards:,} shards" in drawing.written()
     bounds = [tile.bounds[0] for tile in drawing.tiles]
     assert bounds[0][0] == 0
@@ -110,6 +130,61 @@ def test_boxes_that_are_too_many_even_so_are_counted() -> None:
     assert "the first 8,192 of the 20,000 boxes of file are drawn" in Drawing(sw.draw(tiling)).written()
 
 
+def test_up_to_256_boxes_are_drawn_as_they_are() -> None:
+    drawing = Drawing(sw.draw(sw.Tiling.from_boxes((512,), {"file": [[(i, i + 1)] for i in range(0, 512, 2)]})))
+    assert len(drawing.tiles) == 256
+    assert not any("drawn" in text for text in drawing.written())
+
+
+def test_boxes_of_two_holders_are_not_put_together() -> None:
+    """600 boxes become two, though they touch."""
+    halves = {"one": range(300), "other": range(300, 600)}
+    tiling = sw.Tiling.from_boxes((600,), {name: [[(i, i + 1)] for i in half] for name, half in halves.items()})
+    assert [(tile.place, tile.held) for tile in Drawing(sw.draw(tiling)).tiles] == [
+        ("[0:300]", "one"),
+        ("[300:600]", "other"),
+    ]
+
+
+@pytest.mark.parametrize(("boxes", "each", "who"), [(8, 2, "{},{}"), (20, 8, "{}..{}")])
+def test_holders_are_put_together_until_there_are_few_boxes(boxes: int, each: int, who: str) -> None:
+    """64 holders have every 64th element: 8 each are 256 boxes in twos; 20 each in twos 640, in fours 320, then 160."""
+    own = {i: [[(i + 64 * k, i + 64 * k + 1)] for k in range(boxes)] for i in range(64)}
+    drawing = Drawing(sw.draw(sw.Tiling.from_boxes((64 * boxes,), own)))
+    assert sorted((tile.bounds, tile.held) for tile in drawing.tiles) == [
+        ([(at, at + each)], f"{who.format(at % 64, at % 64 + each - 1)} ({each} holders)")
+        for at in range(0, 64 * boxes, each)
+    ]
+
+
+def test_boxes_are_read_up_to_the_holder_that_has_too_many() -> None:
+    """The first has 5,000 of the 8,192 that are read; the second would have as many again."""
+    boxes = {name: [[(2 * i, 2 * i + 1)] for i in range(5000)] for name in "abc"}
+    written = Drawing(sw.draw(sw.Tiling.from_boxes((10_000,), boxes))).written()
+    assert "the boxes of the first 1 of 3 holders are drawn" in written
+
+
+@pytest.mark.parametrize("slices", [8, 9])
+def test_up_to_8_slices_of_boxes_are_drawn(slices: int) -> None:
+    places = itertools.product(range(slices), range(2), range(2))
+    tiling = sw.Tiling.from_boxes((slices, 2, 2), {"all": [[(at, at + 1) for at in place] for place in places]})
+    drawing = Drawing(sw.draw(tiling))
+    assert [text for text in drawing.written() if text.startswith("dim 0 at")] == [
+        f"dim 0 at {at}:{at + 1}" for at in range(8)
+    ]
+    assert len(drawing.tiles) == 8 * 4
+    assert ("only 8 of 9 slices are drawn" in drawing.written()) == (slices == 9)
+    assert any("slices" in text for text in drawing.written()) == (slices == 9)
+
+
+def test_a_holder_of_boxes_has_one_look_in_both_pictures() -> None:
+    before = sw.Tiling.from_boxes((8,), {"a": [[(0, 3)]], "b": [[(3, 8)]]})
+    after = sw.Tiling.from_boxes((8,), {"c": [[(0, 2)]], "b": [[(2, 4)]], "a": [[(4, 8)]]})
+    tiles = Drawing(sw.draw(before, after=after)).tiles
+    assert [tile.held for tile in tiles] == ["a", "b", "c", "b", "a"]
+    assert [tile.key for tile in tiles] == [0, 1, 2, 1, 0]
+
+
 Boxes = list[tuple[tuple[int, int], ...]]
 
 
@@ -124,10 +199,57 @@ def test_joined_boxes_are_the_same_elements(cells: list[tuple[int, int]]) -> Non
     assert len(_joined(boxes)) <= len(boxes)
 
 
+def test_boxes_in_a_line_are_joined_where_they_touch() -> None:
+    assert _joined([((0, 1),), ((1, 2),), ((3, 4),), ((4, 5),), ((5, 7),)]) == [((0, 2),), ((3, 7),)]
+
+
+@pytest.mark.parametrize("sides", [1, 2])
+def test_boxes_that_overlap_have_a_row_each_with_who_has_it(sides: int) -> None:
+    """Of 8 elements one has the first 5, the other the last 5; in two dims they share a corner."""
+    tiling = sw.Tiling.from_boxes((8,) * sides, {"one": [[(0, 5)] * sides], "other": [[(3, 8)] * sides]})
+    drawing = Drawing(sw.draw(tiling))
+    assert "boxes overlap: a row each" in drawing.written()
+    one, other = drawing.tiles
+    assert not one.box.meets(other.box)
+    for tile, name, start, stop in ((one, "one", 0, 5), (other, "other", 3, 8)):
+        place = "[" + ", ".join([f"{start}:{stop}"] * sides) + "]"
+        assert (tile.place, tile.held) == (place, name)
+        assert drawing.labels_on(tile) == [f"{name}: {place}"]
+        (box,) = [box for text, box, _ in drawing.texts if text == name]
+        assert tile.box.top < (box.top + box.bottom) / 2 < tile.box.bottom
+    assert (one.box.right - one.box.left) / (other.box.right - one.box.left) == pytest.approx(5 / 8, abs=0.01)
+
+
+def test_boxes_beside_each_other_do_not_overlap() -> None:
+    """Three in a corner; the ranges that they have stand along the sides, first of all those from the beginning on."""
+    boxes = {"a": [[(0, 2), (0, 3)]], "b": [[(0, 2), (3, 8)]], "c": [[(2, 8), (0, 3)]]}
+    drawing = Drawing(sw.draw(sw.Tiling.from_boxes((8, 8), boxes)))
+    assert not any("overlap" in text for text in drawing.written())
+    assert [drawing.labels_on(tile)[0] for tile in drawing.tiles] == ["a", "b", "c"]
+    assert {"0:2", "2:8", "0:3", "3:8", "↓ dim 0: 8", "→ dim 1: 8"} <= set(drawing.written())
+
+
 def test_tiles_of_one_size_say_the_same_of_themselves() -> None:
     drawing = Drawing(sw.draw(sw.TensorLayout(("x", "y"), sw.DeviceMesh((32, 32), ("x", "y"))), (1024, 1024)))
     first = [row * 256 + column * 4 for row in range(4) for column in range(8)]
     assert [drawing.labels_on(tile) for tile in drawing.tiles] == [[f"cpu:{device} …", "32 shards"] for device in first]
+
+
+@pytest.mark.parametrize(("replicas", "held"), [(1, "16 shards, cpu:0..15"), (2, "16 shards, 32 devices: cpu:0..31")])
+def test_a_block_says_how_many_shards_and_devices_it_stands_for(replicas: int, held: str) -> None:
+    """512 shards in 32 blocks."""
+    layout = sw.TensorLayout(("x",), sw.DeviceMesh((512, replicas), ("x", "y")))
+    tiles = Drawing(sw.draw(layout, (1024,))).tiles
+    assert [tile.bounds for tile in tiles] == [[(32 * i, 32 * i + 32)] for i in range(32)]
+    assert tiles[0].held == held
+
+
+def test_each_chunk_has_its_own_coordinates() -> None:
+    tiles = drawing_of("chunks").tiles
+    assert len(tiles) == 16 * 10
+    assert [tile.held for tile in tiles] == [
+        f"({row[0] // 64}, {column[0] // 64})" for row, column in (t.bounds for t in tiles)
+    ]
 
 
 def test_who_sends_to_whom_is_written_on_every_cell_for_many() -> None:
@@ -164,6 +286,20 @@ def test_bars_begin_at_one_place() -> None:
         assert len({tile.box.left for tile in tiles}) == 1
 
 
+@pytest.mark.parametrize("name", ["report", "plan for a model", "refit"])
+def test_each_bar_has_its_name_and_number_beside_or_above_it(name: str) -> None:
+    drawing = drawing_of(name)
+    labels = [(text, box) for text, box, _ in drawing.texts if re.search(r": [\d.]+ \w+( each)?$", text)]
+    for tile in drawing.tiles:
+        own = [box for text, box in labels if text == f"{tile.place}: {tile.held}"]
+        middle = (tile.box.top + tile.box.bottom) / 2
+        assert any(
+            (box.right < tile.box.left and abs((box.top + box.bottom) / 2 - middle) <= 3)
+            or 0 <= tile.box.top - box.bottom <= 3
+            for box in own
+        )
+
+
 def test_a_tensor_that_nobody_holds_has_elements() -> None:
     assert "no holder has an element" in drawing_of("nothing held").written()
     assert "the tensor has no elements" in Drawing(sw.draw(sw.Tiling.from_boxes((0, 4), {}))).written()
@@ -186,6 +322,8 @@ def test_bars_share_a_row_in_pairs_until_there_are_few() -> None:
     assert [tile.across for tile in panel.tiles] == [(0, i + 2) for i in range(0, 32, 2)] + [(0, 33)]
     panel = holder_bars("held", range(65), range(1, 66), str)
     assert [tile.across for tile in panel.tiles] == [(0, i + 4) for i in range(0, 64, 4)] + [(0, 65)]
+    assert panel.down is not None
+    assert [span.text for span in panel.down.spans][::16] == ["0..3 (4): 1 to 4", "64: 65"]
 
 
 def test_neighbours_of_one_size_share_a_bar() -> None:
@@ -193,6 +331,9 @@ def test_neighbours_of_one_size_share_a_bar() -> None:
     assert panel.down is not None
     assert [span.text for span in panel.down.spans] == ["a,b (2): 5 B each", "c: 0 B", "d: 5 B"]
     assert [(tile.down, tile.across) for tile in panel.tiles] == [((0, 1), (0, 5)), ((2, 3), (0, 5))]
+    panel = holder_bars("held", "abc", [3, 5, 5], "{} B".format)
+    assert panel.down is not None
+    assert [span.text for span in panel.down.spans] == ["a: 3 B", "b,c (2): 5 B each"]
 
 
 def test_more_holders_than_colours_have_none() -> None:

@@ -110,14 +110,28 @@ MADE: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
+class Texts(dict[str, str]):
+    """The pictures, each drawn when it is asked for: what a test reaches is then what it needs."""
+
+    def __missing__(self, name: str) -> str:
+        return sw.draw(MADE[name]())
+
+
+class Drawings(dict[str, Drawing]):
+    """The same, taken apart."""
+
+    def __missing__(self, name: str) -> Drawing:
+        return Drawing(sw.draw(MADE[name]()))
+
+
+@pytest.fixture
 def texts() -> dict[str, str]:
-    return {name: sw.draw(make()) for name, make in MADE.items()}
+    return Texts()
 
 
-@pytest.fixture(scope="module")
-def drawn(texts: dict[str, str]) -> dict[str, Drawing]:
-    return {name: Drawing(text) for name, text in texts.items()}
+@pytest.fixture
+def drawn() -> dict[str, Drawing]:
+    return Drawings()
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -267,6 +281,8 @@ def test_any_tiling_is_drawn(tiling: sw.Tiling) -> None:
         assert found == boxes
     for text, box, _ in drawing.texts:
         assert drawing.page.has(box), text
+    for one, other in itertools.combinations(drawing.tiles, 2):
+        assert not one.box.meets(other.box), (one.place, other.place)
 
 
 @settings(max_examples=60, deadline=None)
@@ -300,6 +316,90 @@ def test_a_tensor_of_one_dim_says_as_much(drawn: dict[str, Drawing]) -> None:
     assert [drawing.labels_on(tile) for tile in drawing.tiles] == [[f"cpu:{i}"] for i in range(8)]
     ranges = [f"{512 * i}:{512 * (i + 1)}" for i in range(8)]
     assert [text for text in drawing.written() if text in ranges] == ranges
+
+
+def test_captions_count_what_there_is(drawn: dict[str, Drawing]) -> None:
+    for name, caption in (
+        ("mesh of one", "1 device: cpu:0"),
+        ("mesh of a million", "1,000,000 devices: cpu:0 to cpu:999999"),
+        ("scalar", "scalar on data=2, model=4: 1 shard, each on 8 devices"),
+        ("replicas", "6 × 8 on data=2, model=4: 4 shards, each on 2 devices"),
+        ("chunks", "160 holders"),
+        ("nothing held", "0 holders"),
+        ("one of many boxes", "1 holder"),
+        ("labels that mean harm", "<script>alert(1)</script>"),
+    ):
+        assert caption in drawn[name].written(), name
+
+
+def test_what_is_drawn_as_blocks_says_so_in_words(drawn: dict[str, Drawing]) -> None:
+    """1,000 by 1,000 devices are 4 by 8 blocks."""
+    assert (drawn["mesh of a million"].root[1].text or "").endswith(" Drawn as 32 blocks.")
+    assert "blocks" not in (drawn["mesh 16 x 16"].root[1].text or "")
+
+
+@pytest.mark.parametrize(("columns", "has_colours"), [(8, True), (9, False)])
+def test_a_layout_has_colours_for_up_to_32_shards(columns: int, has_colours: bool) -> None:
+    tiles = Drawing(sw.draw(sw.TensorLayout(("x", "y"), sw.DeviceMesh((4, columns), ("x", "y"))))).tiles
+    assert [tile.key for tile in tiles] == [key if has_colours else None for key in range(4 * columns)]
+
+
+def test_a_device_of_a_layout_that_is_narrow_has_its_number_and_its_shard() -> None:
+    mesh = sw.DeviceMesh((8,), ("x",), [f"processor-{i}" for i in range(8)])
+    drawing = Drawing(sw.draw(sw.TensorLayout(("x",), mesh)))
+    assert [drawing.labels_on(tile) for tile in drawing.tiles] == [[str(i), f"({i})"] for i in range(8)]
+
+
+def test_a_layout_of_a_packed_dim_of_known_size_has_the_colours_of_its_shards() -> None:
+    drawing = Drawing(sw.draw(sw.TensorLayout((QKV, None), sw.DeviceMesh((2, 16), ("dp", "tp")))))
+    assert [tile.key for tile in drawing.tiles] == [*range(16)] * 2
+    assert any(text.endswith("16 shards, each on 2 devices") for text in drawing.written())
+
+
+def test_before_and_after_are_named_and_joined_by_an_arrow() -> None:
+    """Narrow ones stand side by side, with the arrow between them; wide ones below each other."""
+    layouts = [sw.TensorLayout(axes, MESH) for axes in (("data", None), (None, "data"), ("data", "model"))]
+    for second, is_beside in ((layouts[1], True), (layouts[2], False)):
+        drawing = Drawing(sw.draw(layouts[0], (16, 8), after=second))
+        ((x, y),) = arrows(drawing)
+        one, other = drawing.tiles[0].box, drawing.tiles[-1].box
+        assert (one.right < x < other.left) == is_beside
+        assert (one.bottom < y < other.top) == (not is_beside)
+        title = f"before: {layouts[0].axes} → after: {second.axes}"
+        assert drawing.root[0].text == title
+        assert [text for text in drawing.written() if text.startswith(("before", "after"))] == title.split(" → ")
+        text = sw.draw(layouts[0], (16, 8), after=second, form="text").splitlines()
+        assert text.count("↓") == 1
+        assert text[text.index("↓") + 1] == f"after: {second.axes}"
+
+
+def test_only_before_and_after_of_a_plan_are_joined_by_an_arrow(drawn: dict[str, Drawing]) -> None:
+    assert [len(arrows(drawn[name])) for name in ("plan", "report", "scalar")] == [1, 0, 0]
+    assert sw.draw(MADE["plan"](), form="text").splitlines().count("↓") == 1
+
+
+def arrows(drawing: Drawing) -> list[tuple[float, float]]:
+    """Where arrows from one view to another begin."""
+    paths = [e.attrib["d"] for e in drawing.root if e.tag.endswith("path") and e.get("class") == "line"]
+    found = [re.match(r"M([\d.-]+) ([\d.-]+)[hv]", path) for path in paths]
+    return [(float(start[1]), float(start[2])) for start in found if start]
+
+
+@pytest.mark.parametrize("name", ["labels that mean harm", "2^62 elements", "a million chunks"])
+def test_each_colour_of_the_legend_has_its_holder_beside_it(name: str, drawn: dict[str, Drawing]) -> None:
+    drawing = drawn[name]
+    held = {tile.key: tile.held for tile in drawing.tiles}
+    rects = [e for e in drawing.root.iter("{http://www.w3.org/2000/svg}rect") if e.get("data-key") and not len(e)]
+    assert len(rects) == len(held)
+    for rect in rects:
+        right = float(rect.attrib["x"]) + float(rect.attrib["width"])
+        middle = float(rect.attrib["y"]) + float(rect.attrib["height"]) / 2
+        (entry,) = [
+            text
+            for text, box, _ in drawing.texts
+            if 0 < box.left - right <= 10 and abs((box.top + box.bottom) / 2 - middle) <= 2
+        ]
+        assert re.sub(r" \([\d,]+ \w+\)$", "", entry) in held[int(rect.attrib["data-key"])]
 
 
 def test_a_scalar_is_one_tile(drawn: dict[str, Drawing]) -> None:
@@ -349,7 +449,7 @@ def test_packed_parts_stand_where_they_are(drawn: dict[str, Drawing]) -> None:
     """The rows of device 5 in docs/semantics.md 2.9: 64 / 8 / 8 heads of 128, k and v on two devices each."""
     drawing = drawn["packed"]
     mine = [tile for tile in drawing.tiles if tile.held.startswith("cpu:5,")]
-    assert [tile.bounds[0] for tile in mine] == [(2560, 3072), (8448, 8576), (9472, 9600)]
+    assert [tile.place for tile in mine] == ["[2560:3072, 0:64]", "[8448:8576, 0:64]", "[9472:9600, 0:64]"]
     assert len({tile.look for tile in mine}) == 1
     first = drawing.tiles[0]
     scale = (first.box.right - first.box.left) / 512

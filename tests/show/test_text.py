@@ -71,3 +71,31 @@ def test_columns_that_are_too_many_go_on_in_further_frames() -> None:
     text = sw.draw(MADE["mesh 16 x 16"](), form="text")
     assert text.count("┌") == text.count("┘") > 1
     assert "█" not in text
+
+
+@pytest.mark.parametrize(("outer", "said"), [(4, "{0}, {1}, {2}, {3}"), (5, "{0}, {1}, …, {4} (5 pieces)")])
+def test_up_to_four_pieces_of_a_row_are_named(outer: int, said: str) -> None:
+    """Two devices take turns: the first has every even element."""
+    dim = sw.packed.concat(sw.packed.part((outer, 2, 1), 1, "x"))
+    text = sw.draw(sw.TensorLayout((dim,), sw.DeviceMesh((2,), ("x",))).partition((2 * outer,)), form="text")
+    pieces = [f"part 0 {2 * i}:{2 * i + 1}" for i in range(outer)]
+    shorter = [piece.removeprefix("part 0 ") for piece in pieces]
+    assert said.format(*pieces) in text or said.format(*shorter) in text
+
+
+def test_boxes_that_are_no_grid_are_a_list() -> None:
+    """One box as high as the two beside it: each line has the ranges of a box, and who holds it."""
+    boxes = {"a": [[(0, 4), (0, 3)]], "b": [[(0, 2), (3, 8)]], "c": [[(2, 4), (3, 8)]]}
+    lines = sw.draw(sw.Tiling.from_boxes((4, 8), boxes), form="text").splitlines()
+    assert not any("│" in line for line in lines)
+    for name, rows, columns in (("a", "0:4", "0:3"), ("b", "0:2", "3:8"), ("c", "2:4", "3:8")):
+        (line,) = (line for line in lines if line.endswith(f" {name}") or f" {name} ·" in line or f" {name}," in line)
+        assert line.split()[:2] == [rows, columns]
+
+
+@pytest.mark.parametrize(("count", "is_grid"), [(16, True), (17, False)])
+def test_a_grid_with_free_places_has_up_to_16_rows(count: int, is_grid: bool) -> None:
+    boxes = {f"holder {i}": [[(i, i + 1), (i, i + 1)]] for i in range(count)}
+    text = sw.draw(sw.Tiling.from_boxes((count, count), boxes), form="text")
+    assert ("┌" in text) == is_grid
+    assert all(re.search(rf"\bholder {i}\b", text) for i in range(count))

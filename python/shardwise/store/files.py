@@ -190,14 +190,14 @@ class _Descriptor:
 
 
 def _most_open() -> int:
-    """The number of files that have a descriptor: a quarter of what the process may have at most, as for writing."""
+    """The number of files that have a descriptor: a quarter of what the process may have."""
     try:
         with importing:
             import resource
     except ImportError:  # Windows has no such limit.
         return _MOST_OPEN
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return _MOST_OPEN if allowed == resource.RLIM_INFINITY else max(8, min(_MOST_OPEN, allowed // 4))
+    return _MOST_OPEN if allowed == resource.RLIM_INFINITY else min(_MOST_OPEN, allowed // 4)
 
 
 def _end_idle(most: int) -> None:
