@@ -56,6 +56,16 @@ def test_two_packed_shards_in_a_row_are_counted_and_named() -> None:
     assert {*rows, "a row stands for up to 2 shards"} <= set(drawing.written())
 
 
+def test_packed_shards_of_many_pieces_share_rows_until_there_are_few() -> None:
+    """32 shards of 40 pieces each are 1,280; in twos the pieces of neighbours touch, and are 16 times 40."""
+    dim = sw.packed.concat(sw.packed.part((40, 32, 1), 1, "x"))
+    drawing = Drawing(sw.draw(sw.TensorLayout((dim,), sw.DeviceMesh((32,), ("x",))).partition((1280,))))
+    assert "a row stands for up to 2 shards" in drawing.written()
+    assert [tile.bounds for tile in drawing.tiles] == [
+        [(32 * outer + 2 * row, 32 * outer + 2 * row + 2)] for row in range(16) for outer in range(40)
+    ]
+
+
 @pytest.mark.parametrize(
     ("name", "shards", "pieces"),
     [("packed, on a million", 2**20, []), ("packed, of many pieces", 4, ["a shard holds up to 1,048,576 pieces"])],
@@ -288,9 +298,11 @@ def test_bars_begin_at_one_place() -> None:
 
 @pytest.mark.parametrize("name", ["report", "plan for a model", "refit"])
 def test_each_bar_has_its_name_and_number_beside_or_above_it(name: str) -> None:
+    """Bars are 16 high: rows are of 20, and 15 more where names stand above them."""
     drawing = drawing_of(name)
     labels = [(text, box) for text, box, _ in drawing.texts if re.search(r": [\d.]+ \w+( each)?$", text)]
     for tile in drawing.tiles:
+        assert tile.box.bottom - tile.box.top == pytest.approx(16)
         own = [box for text, box in labels if text == f"{tile.place}: {tile.held}"]
         middle = (tile.box.top + tile.box.bottom) / 2
         assert any(

@@ -94,3 +94,15 @@ def test_a_text_cut_in_its_middle_is_as_long_as_it_may_be(size: int) -> None:
     assert len(cut) == size
     assert (text.startswith(head), text.endswith(tail)) == (True, True)
     assert len(head) == (size - 1) * 2 // 5
+
+
+def test_two_numbers_are_named_and_three_are_a_range() -> None:
+    assert [text for text, *_ in group_names([("h.0.w", 0), ("h.1.w", 0)])] == ["h.{0,1}.w"]
+    assert [text for text, *_ in group_names((f"h.{i}.w", 0) for i in range(3))] == ["h.{0..2}.w"]
+    assert brief(["cpu:0", "cpu:1"]) == "cpu:0,1"
+    assert brief(["cpu:0", "cpu:1", "cpu:2"]) == "cpu:0..2"
+
+
+def test_up_to_four_devices_are_named_and_of_more_the_first_two_and_the_last() -> None:
+    assert brief([f"cpu:{8 * i}" for i in range(4)]) == "cpu:0,8,16,24"
+    assert brief([f"cpu:{8 * i}" for i in range(5)]) == "cpu:0,8,…,32"

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 import shardwise as sw
 from shardwise.show import colours
+from shardwise.show.html import table_html
 from shardwise.show.picture import MOST_KEYS
 from tests.interop.layouts import layouts
-from tests.show.drawings import Drawing
+from tests.show.drawings import Box, Drawing
 from tests.tilings import tilings
 
 MESH = sw.DeviceMesh((2, 4), ("data", "model"))
@@ -233,11 +234,49 @@ def test_every_notebook_shows_it(name: str, texts: dict[str, str]) -> None:
     svg, html = value._repr_svg_(), value._repr_html_()
     assert svg == texts[name]
     assert svg.strip() in html
+    assert html.startswith(sw.draw(value, form="html").rstrip())
     assert "<script" not in html
     assert len(html) < 400_000
     text = sw.draw(value, form="text")
     assert len(text) < 400_000
     assert all(line.isprintable() for line in text.split("\n"))
+
+
+def test_the_table_of_a_picture_has_a_row_for_each_part_and_says_of_which_view() -> None:
+    """Two halves of rows on four devices each, then two halves of columns."""
+    before, after = (sw.TensorLayout(axes, MESH) for axes in (("data", None), (None, "data")))
+    parts = [("before", "[0:2, 0:6]"), ("before", "[2:4, 0:6]"), ("after", "[0:4, 0:3]"), ("after", "[0:4, 3:6]")]
+    views = {"before": str(before.axes), "after": str(after.axes)}
+    rows = [
+        f"<tr><td>{view}: {views[view]}</td><td>{part}</td><td>cpu:{first}..{first + 3} (4 replicas)</td></tr>"
+        for (view, part), first in zip(parts, (0, 4, 0, 4), strict=True)
+    ]
+    html = sw.draw(before, (4, 6), after=after, form="html")
+    assert re.findall("<tr><td>.*</tr>", html) == rows
+
+
+@pytest.mark.parametrize("rows", [512, 513])
+def test_a_table_has_up_to_512_rows(rows: int) -> None:
+    html = table_html("many", ("name",), [(f"row {number}",) for number in range(rows)])
+    assert html.count("<td>") == 512
+    assert ("<p>and 1 more</p>" in html) == (" more</p>" in html) == (rows == 513)
+
+
+def test_more_than_64_dims_or_axes_are_said_not_drawn(drawn: dict[str, Drawing]) -> None:
+    partition = sw.TensorLayout((None,) * 65, MESH).partition((1,) * 65)
+    drawing = Drawing(sw.draw(partition))
+    assert drawing.written() == ["65 dims are too many to draw; at most 64 are"]
+    assert "70 axes are too many to draw" in drawn["mesh of 70 axes"].written()
+    assert drawing.tiles == drawn["mesh of 70 axes"].tiles == []
+
+
+def test_a_label_that_cannot_be_written_is_named_by_its_class() -> None:
+    class Silent:
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    mesh = sw.DeviceMesh((2,), ("x",), [Silent(), "cpu:1"])
+    assert [tile.held for tile in Drawing(sw.draw(mesh)).tiles] == ["a Silent", "cpu:1"]
 
 
 def test_a_layout_without_a_mesh_has_no_picture() -> None:
@@ -311,6 +350,19 @@ def test_a_wide_weight_cut_in_eight_says_who_holds_what_on_every_strip(drawn: di
     assert {"↓ dim 0: 4096, not cut", "→ dim 1: 14336, cut in 8 by model"} <= set(drawing.written())
 
 
+@pytest.mark.parametrize("name", ["16 x 16", "wide", "replicas"])
+def test_ranges_stand_at_the_middle_of_their_rows_and_columns(name: str, drawn: dict[str, Drawing]) -> None:
+    drawing = drawn[name]
+    labels = {text: box for text, box, _ in drawing.texts if re.fullmatch(r"\d+:\d+", text)}
+    for tile in drawing.tiles:
+        (top, bottom), (left, right) = tile.bounds
+        row, column = labels[f"{top}:{bottom}"], labels[f"{left}:{right}"]
+        assert row.right < tile.box.left
+        assert row.top + row.bottom == pytest.approx(tile.box.top + tile.box.bottom, abs=3)
+        assert column.bottom < tile.box.top
+        assert column.left + column.right == pytest.approx(tile.box.left + tile.box.right, abs=3)
+
+
 def test_a_tensor_of_one_dim_says_as_much(drawn: dict[str, Drawing]) -> None:
     drawing = drawn["one dim"]
     assert [drawing.labels_on(tile) for tile in drawing.tiles] == [[f"cpu:{i}"] for i in range(8)]
@@ -361,10 +413,10 @@ def test_before_and_after_are_named_and_joined_by_an_arrow() -> None:
     layouts = [sw.TensorLayout(axes, MESH) for axes in (("data", None), (None, "data"), ("data", "model"))]
     for second, is_beside in ((layouts[1], True), (layouts[2], False)):
         drawing = Drawing(sw.draw(layouts[0], (16, 8), after=second))
-        ((x, y),) = arrows(drawing)
+        (arrow,) = arrows(drawing)
         one, other = drawing.tiles[0].box, drawing.tiles[-1].box
-        assert (one.right < x < other.left) == is_beside
-        assert (one.bottom < y < other.top) == (not is_beside)
+        assert (one.right < arrow.left < arrow.right < other.left) == is_beside
+        assert (one.bottom < arrow.top < arrow.bottom < other.top) == (not is_beside)
         title = f"before: {layouts[0].axes} → after: {second.axes}"
         assert drawing.root[0].text == title
         assert [text for text in drawing.written() if text.startswith(("before", "after"))] == title.split(" → ")
@@ -378,11 +430,32 @@ def test_only_before_and_after_of_a_plan_are_joined_by_an_arrow(drawn: dict[str,
     assert sw.draw(MADE["plan"](), form="text").splitlines().count("↓") == 1
 
 
-def arrows(drawing: Drawing) -> list[tuple[float, float]]:
-    """Where arrows from one view to another begin."""
+def arrows(drawing: Drawing) -> list[Box]:
+    """The room of the arrows from one view to another, which point to the right or down."""
     paths = [e.attrib["d"] for e in drawing.root if e.tag.endswith("path") and e.get("class") == "line"]
-    found = [re.match(r"M([\d.-]+) ([\d.-]+)[hv]", path) for path in paths]
-    return [(float(start[1]), float(start[2])) for start in found if start]
+    found = [re.match(r"M([\d.-]+) ([\d.-]+)([hv])(\d+)", path) for path in paths]
+    starts = [(float(start[1]), float(start[2]), start[3], int(start[4])) for start in found if start]
+    return [
+        Box(x, y - 7, x + size, y + 7) if way == "h" else Box(x - 7, y, x + 7, y + size) for x, y, way, size in starts
+    ]
+
+
+@pytest.mark.parametrize("name", ["plan", "plan of packed", "plan for 4,096", "plan from files"])
+def test_arrows_are_on_the_page_and_over_nothing(name: str, drawn: dict[str, Drawing]) -> None:
+    drawing = drawn[name]
+    (arrow,) = arrows(drawing)
+    assert drawing.page.has(arrow)
+    assert not any(
+        arrow.meets(box) for box in [tile.box for tile in drawing.tiles] + [box for _, box, _ in drawing.texts]
+    )
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_the_page_ends_below_what_is_on_it(name: str, drawn: dict[str, Drawing]) -> None:
+    """With a margin of 12, beside the gap after the last panel or the legend."""
+    drawing = drawn[name]
+    lowest = max(box.bottom for box in [tile.box for tile in drawing.tiles] + [box for _, box, _ in drawing.texts])
+    assert 12 <= drawing.page.bottom - lowest <= 12 + 20
 
 
 @pytest.mark.parametrize("name", ["labels that mean harm", "2^62 elements", "a million chunks"])
@@ -392,14 +465,22 @@ def test_each_colour_of_the_legend_has_its_holder_beside_it(name: str, drawn: di
     rects = [e for e in drawing.root.iter("{http://www.w3.org/2000/svg}rect") if e.get("data-key") and not len(e)]
     assert len(rects) == len(held)
     for rect in rects:
-        right = float(rect.attrib["x"]) + float(rect.attrib["width"])
-        middle = float(rect.attrib["y"]) + float(rect.attrib["height"]) / 2
+        x, y, width, height = (float(rect.attrib[side]) for side in ("x", "y", "width", "height"))
+        assert not any(tile.box.meets(Box(x, y, x + width, y + height)) for tile in drawing.tiles)
         (entry,) = [
             text
             for text, box, _ in drawing.texts
-            if 0 < box.left - right <= 10 and abs((box.top + box.bottom) / 2 - middle) <= 2
+            if 0 < box.left - x - width <= 10 and abs((box.top + box.bottom) / 2 - y - height / 2) <= 2
         ]
         assert re.sub(r" \([\d,]+ \w+\)$", "", entry) in held[int(rect.attrib["data-key"])]
+
+
+@pytest.mark.parametrize(("shape", "height"), [((64, 64), 1.0), ((48, 64), 0.75), ((32, 64), 0.5), ((256, 64), 1.0)])
+def test_a_picture_has_the_shape_of_the_tensor_up_to_a_square(shape: tuple[int, int], height: float) -> None:
+    tiles = Drawing(sw.draw(sw.TensorLayout(("data", None), MESH), shape)).tiles
+    wide = max(tile.box.right for tile in tiles) - min(tile.box.left for tile in tiles)
+    high = max(tile.box.bottom for tile in tiles) - min(tile.box.top for tile in tiles)
+    assert high / wide == pytest.approx(height, abs=1e-3)
 
 
 def test_a_scalar_is_one_tile(drawn: dict[str, Drawing]) -> None:

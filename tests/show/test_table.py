@@ -118,3 +118,18 @@ def test_wide_characters_take_two_columns() -> None:
 def test_wide_enough() -> None:
     assert texts(LLAMA, None) == texts(LLAMA, max(map(len, texts(LLAMA, None))))
     assert texts([], 3) == ["tensor", "  shape  layout  bytes"]
+
+
+@pytest.mark.parametrize("width", [None, 72, 45, 35])
+def test_values_keep_their_styles_wherever_they_stand(width: int | None) -> None:
+    styles = ("cyan", "dim", "red", "green")
+    rows = [
+        list(zip((name, "8192 x 28672", "-,model", f"{number:,}"), styles, strict=True))
+        for number, name in enumerate(LLAMA[:6])
+    ]
+    parts = [part for line in table_lines(TITLES, rows, width) for part in line]
+    for text, style in (("8192 x 28672", "dim"), ("-,model", "red")):
+        assert [found for part, found in parts if part.strip() == text] == [style] * len(rows)
+    assert [found for part, found in parts if part.strip().isdigit()] == ["green"] * len(rows)
+    assert len([part for part, found in parts if found == "cyan"]) == len(rows)
+    assert {part.strip() for part, found in parts if found == "bold"} <= {title.removeprefix(">") for title in TITLES}
