@@ -14,6 +14,7 @@ import shardwise as sw
 from shardwise.show import colours
 from shardwise.show.boxes import _joined
 from shardwise.show.lanes import holder_bars
+from shardwise.show.views import tilings_picture
 from tests.show.drawings import SVG, Drawing
 from tests.show.test_svg import MADE
 
@@ -109,6 +110,9 @@ def test_a_row_says_which_part_of_another_dim_it_is() -> None:
         "cpu:3, dim 1 at 3:6",
     ]
     assert {"dim 1: 6, cut in 2 by dp", "gate", "up", "gate 0:2", "up 6:8"} <= set(written)
+    (view,) = tilings_picture([MADE["packed and cut"]()], [""]).views
+    assert "gate" in view.captions[0]
+    assert view.captions[1:] == ("8 × 6 on tp=2, dp=2: 4 shards, each on one device", "dim 1: 6, cut in 2 by dp")
 
 
 def test_flat_ranges_of_many_holders_tile_the_tensor() -> None:
@@ -150,10 +154,18 @@ def test_boxes_of_two_holders_are_not_put_together() -> None:
     """600 boxes become two, though they touch."""
     halves = {"one": range(300), "other": range(300, 600)}
     tiling = sw.Tiling.from_boxes((600,), {name: [[(i, i + 1)] for i in half] for name, half in halves.items()})
-    assert [(tile.place, tile.held) for tile in Drawing(sw.draw(tiling)).tiles] == [
-        ("[0:300]", "one"),
-        ("[300:600]", "other"),
-    ]
+    drawing = Drawing(sw.draw(tiling))
+    assert [(tile.place, tile.held) for tile in drawing.tiles] == [("[0:300]", "one"), ("[300:600]", "other")]
+    assert [drawing.labels_on(tile) for tile in drawing.tiles] == [["one", "0:300"], ["other", "300:600"]]
+    assert [text for text in drawing.written() if text[0] in "↓→"] == ["→ dim 0: 600"]
+
+
+def test_ranges_along_a_side_do_not_overlap() -> None:
+    """The columns of the third box begin within those of the second, which have their range above them."""
+    boxes = {"a": [[(0, 1), (0, 2)]], "b": [[(0, 1), (2, 6)]], "c": [[(1, 2), (4, 8)]]}
+    written = Drawing(sw.draw(sw.Tiling.from_boxes((2, 8), boxes))).written()
+    assert {"0:2", "2:6"} <= set(written)
+    assert "4:8" not in written
 
 
 @pytest.mark.parametrize(("boxes", "each", "who"), [(8, 2, "{},{}"), (20, 8, "{}..{}")])
@@ -218,7 +230,7 @@ def test_boxes_that_overlap_have_a_row_each_with_who_has_it(sides: int) -> None:
     """Of 8 elements one has the first 5, the other the last 5; in two dims they share a corner."""
     tiling = sw.Tiling.from_boxes((8,) * sides, {"one": [[(0, 5)] * sides], "other": [[(3, 8)] * sides]})
     drawing = Drawing(sw.draw(tiling))
-    assert "boxes overlap: a row each" in drawing.written()
+    assert {"boxes overlap: a row each", "0:5"} <= set(drawing.written())
     one, other = drawing.tiles
     assert not one.box.meets(other.box)
     for tile, name, start, stop in ((one, "one", 0, 5), (other, "other", 3, 8)):

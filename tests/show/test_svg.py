@@ -382,6 +382,7 @@ def test_captions_count_what_there_is(drawn: dict[str, Drawing]) -> None:
         ("labels that mean harm", "<script>alert(1)</script>"),
     ):
         assert caption in drawn[name].written(), name
+    assert drawn["mesh"].root[0].text == "mesh data=2, model=4"
 
 
 def test_what_is_drawn_as_blocks_says_so_in_words(drawn: dict[str, Drawing]) -> None:
