@@ -417,6 +417,9 @@ def test_before_and_after_are_named_and_joined_by_an_arrow() -> None:
         (arrow,) = arrows(drawing)
         one, other = drawing.tiles[0].box, drawing.tiles[-1].box
         assert (one.right < arrow.left < arrow.right < other.left) == is_beside
+        boxes = [tile.box for tile in drawing.tiles] + [box for _, box, _ in drawing.texts]
+        assert drawing.page.has(arrow)
+        assert all(box.right <= arrow.left or box.left >= arrow.right for box in boxes) == is_beside
         assert (one.bottom < arrow.top < arrow.bottom < other.top) == (not is_beside)
         title = f"before: {layouts[0].axes} → after: {second.axes}"
         assert drawing.root[0].text == title
