@@ -120,7 +120,7 @@ def test_wide_enough() -> None:
     assert texts([], 3) == ["tensor", "  shape  layout  bytes"]
 
 
-@pytest.mark.parametrize("width", [None, 72, 45, 35])
+@pytest.mark.parametrize("width", [None, 72, 45, 35, 24])
 def test_values_keep_their_styles_wherever_they_stand(width: int | None) -> None:
     styles = ("cyan", "dim", "red", "green")
     rows = [
