@@ -69,10 +69,16 @@ class _Ranges(BaseHTTPRequestHandler):
                 start += os.sendfile(self.connection.fileno(), file.fileno(), start, stop - start)
 
 
+class _Server(ThreadingHTTPServer):
+    # So many connections may wait; with the usual five, a reader that opens 128 at once waits for seconds.
+    request_queue_size = 1024
+    daemon_threads = True
+
+
 def serve(folder: str, port: Queue[int]) -> None:
     """Serve the files of a folder, and say at which port."""
     os.chdir(folder)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Ranges)
+    server = _Server(("127.0.0.1", 0), _Ranges)
     port.put(server.server_port)
     server.serve_forever()
 
