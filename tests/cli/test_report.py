@@ -422,6 +422,8 @@ def test_from_a_list_of_shapes_by_rank(capsys: pytest.CaptureFixture[str], tmp_p
         ("[1]", "neither a model's configuration nor a list"),
         ('{"tensors": 3}', "tensors must be a table"),
         ("{", "JSON"),
+        ('{"a": [9223372036854775807, 2]}', "more than 2**63 - 1 bytes"),
+        (f'{{"a": [{"1, " * 64}1]}}', "has 65 dims, over the limit of 64"),
     ],
 )
 def test_what_is_no_list(capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, message: str) -> None:
@@ -429,6 +431,13 @@ def test_what_is_no_list(capsys: pytest.CaptureFixture[str], tmp_path: Path, tex
     (tmp_path / "list.json").write_text(text)
     assert main(["report", str(tmp_path / "list.json"), "--rules", str(tmp_path / "rules.toml"), "--mesh", "x=2"]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_list_in_toml_is_utf8(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "rules.toml").write_text("[rules]\na = [[]]\n")
+    (tmp_path / "list.toml").write_bytes(b'"a\xff" = [8]\n')
+    assert main(["report", str(tmp_path / "list.toml"), "--rules", str(tmp_path / "rules.toml"), "--mesh", "x=2"]) == 2
+    assert "list.toml: byte 2: not UTF-8" in capsys.readouterr().err
 
 
 def test_components_of_quantized_weights_follow_their_weight(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import shardwise as sw
 from shardwise.cli import main
 from shardwise.deploy import Deployment, DeploymentRule
 from shardwise.store.parts import MARK, PIECES
+from shardwise.store.ranks import open_names
 
 from ..oracle.families.models import digest, numbered, read
 from .stores import Store
@@ -326,6 +328,39 @@ def test_what_headers_say_is_a_claim(tmp_path: Path, said: Any, message: str) ->
     (folder / "shardwise.json").write_text(json.dumps(manifest | {"files": {"rank-00000.safetensors": {"size": size}}}))
     with pytest.raises(sw.ShardwiseError, match=message):
         sw.open_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("whole", "own", "piece", "is_refused"),
+    [
+        ([2, 2], [2, 4], [0, 0, 2, 2, 0, 2], False),
+        ([2, 2], [2, 4], [0, 0, 2, 2, 0, 1], True),  # It begins in the middle of a byte.
+        ([2, 4], [2, 5], [0, 0, 2, 4, 0, 0], True),  # So does the second row.
+        ([2, 3], [2, 5], [0, 0, 2, 3, 0, 0], True),  # Rows share bytes in the tensor, and others in the array.
+    ],
+)
+def test_pieces_of_packed_elements_begin_with_a_byte(
+    tmp_path: Path, whole: list[int], own: list[int], piece: list[int], is_refused: bool
+) -> None:
+    pieces = {PIECES: json.dumps({"w": {"shape": whole, "pieces": [piece]}}), MARK: '{"files":1}'}
+    size = math.prod(own) // 2
+    entry = {"dtype": "F4", "shape": own, "data_offsets": [0, size]}
+    text = json.dumps({"__metadata__": pieces, "w": entry}).encode()
+    (tmp_path / "one.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(range(size)))
+    if is_refused:
+        with pytest.raises(sw.ParseError, match="begins within a byte"):
+            open_names(tmp_path, ["one.safetensors"], "ranks")
+    else:
+        with open_names(tmp_path, ["one.safetensors"], "ranks") as checkpoint:
+            # The third and fourth of the four elements of each row: the second byte of two.
+            assert checkpoint["w"]._packed_bytes().read().tolist() == [[1], [3]]
+
+
+def test_a_tensor_without_elements_may_have_no_pieces(tmp_path: Path) -> None:
+    pieces = {PIECES: '{"w": {"shape": [0, 4], "pieces": []}}', MARK: '{"files":1}'}
+    save_file({"w": np.zeros((0, 4), "f4")}, tmp_path / "one.safetensors", metadata=pieces)
+    with open_names(tmp_path, ["one.safetensors"], "ranks") as checkpoint:
+        assert checkpoint.read("w").shape == (0, 4)
 
 
 def test_the_command_writes_one_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from .._text import shown
 from ..errors import LayoutError, ParseError
 from ..tiling import Tiling
+from .pieces import Pieces, repeated
 from .text import box_text
 
 __all__ = ["tile"]
@@ -48,20 +49,10 @@ def tile(
     if len(boxes) == 1 and (boxes[0, :, 1] - boxes[0, :, 0] == sizes).all():
         return [0], []
     filled = np.flatnonzero((boxes[..., 0] < boxes[..., 1]).all(axis=1))
-    kept, replicas = (filled[part] for part in _first_and_again(boxes[filled]))
+    again = repeated(Pieces.boxed(boxes[filled]))
+    kept, replicas = filled[~again], filled[again]
     _check(name, shape, boxes, kept, where, checkpoint)
     return kept.tolist(), replicas.tolist()
-
-
-def _first_and_again(boxes: Boxes) -> tuple[Positions, Positions]:
-    """Give the positions of boxes that appear for the first time, and of the others."""
-    again = np.ones(len(boxes), np.bool_)
-    flat = boxes.reshape(len(boxes), 2 * boxes.shape[1])
-    if flat.shape[1]:
-        again[np.unique(flat, axis=0, return_index=True)[1]] = False
-    else:
-        again[:1] = False
-    return np.flatnonzero(~again), np.flatnonzero(again)
 
 
 def _check(

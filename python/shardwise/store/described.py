@@ -15,7 +15,7 @@ from ..quantized.stated import stated_tensors
 from ..rules.model_shapes import model_shapes
 from ..rules.rewrites import Rewrites
 from ..rules.toml import parse_toml
-from .text import MAX_JSON, are_sizes, checked_name, strict_json
+from .text import MAX_JSON, are_sizes, checked_name, checked_shape, strict_json
 from .write.tensors.assembled import Assembled
 from .write.tensors.rewrite import rewritten
 from .write.tensors.weights import Reader
@@ -48,7 +48,10 @@ def described_tensors(path: Path) -> Outline:
     if path.name.endswith(".json"):
         said = strict_json(data, path)
     else:
-        said = parse_toml(data.decode("utf-8", "replace"), str(path))
+        try:
+            said = parse_toml(data.decode("utf-8"), str(path))
+        except UnicodeDecodeError as error:
+            raise ParseError(f"{path}: byte {error.start}: not UTF-8") from None
     if not isinstance(said, dict):
         raise ParseError(f"{path}: is neither a model's configuration nor a list of tensors with their shapes")
     if "model_type" in said or "architectures" in said:
@@ -64,7 +67,8 @@ def described_tensors(path: Path) -> Outline:
         shape: Any = more.get("shape")
         if not set(more) <= {"shape", "dtype"} or not are_sizes(shape):
             raise ParseError(f"{path}: {shown(name)} is {shown(entry)}; it must be a shape, or have a shape and dtype")
-        found[name] = tuple(shape), _dtype(path, name, more.get("dtype", "bfloat16"))
+        dtype = _dtype(path, name, more.get("dtype", "bfloat16"))
+        found[name] = checked_shape(shape, dtype.bits, name, path), dtype
     return found
 
 

@@ -86,7 +86,7 @@ def _said_parts(file: Holder, texts: Mapping[str, str]) -> dict[str, Any]:
 
 def _held(file: Holder, entry: Entry, said: Any) -> _Held:
     """What a file holds of a tensor, by what its header says of it; all of it, if that says nothing."""
-    rank, name = len(entry.shape), f"{file.path}: {PIECES}: {shown(entry.name)}"
+    dtype, rank, name = CODES[entry.dtype], len(entry.shape), f"{file.path}: {PIECES}: {shown(entry.name)}"
     own = np.array(entry.shape, np.int64)
     if said is None:
         return _Held(entry, file, entry.shape, np.stack([np.zeros_like(own), own, np.zeros_like(own)])[None])
@@ -97,13 +97,35 @@ def _held(file: Holder, entry: Entry, said: Any) -> _Held:
     if not isinstance(listed, list) or not all(are_sizes(row) and len(row) == 3 * rank for row in listed):
         raise ParseError(f"{name}: its pieces are {shown(listed)}; each must be {3 * rank} sizes")
     rows = np.array(listed, np.int64).reshape(len(listed), 3, rank)
-    whole = checked_shape(shape, CODES[entry.dtype].bits, entry.name, file.path)
+    whole = checked_shape(shape, dtype.bits, entry.name, file.path)
     extents = rows[:, 1] - rows[:, 0]
     if (extents < 0).any() or (rows[:, 1] > np.array(whole, np.int64)).any() or (extents > own - rows[:, 2]).any():
         raise ParseError(f"{name}: a piece is not within the tensor, or not within the file's array of {entry.shape}")
     if sum(math.prod(row) for row in extents.tolist()) > math.prod(entry.shape):  # What is not in one is padding.
         raise ParseError(f"{name}: its pieces are more than the file's array of {shown(entry.shape)}")
+    if dtype.bits % 8 and not _are_in_bytes(dtype, whole, own, rows[:, 2]):
+        raise ParseError(f"{name}: a row of the file's array of {shown(entry.shape)}, or a piece, begins within a byte")
     return _Held(entry, file, whole, rows)
+
+
+def _are_in_bytes(dtype: Dtype, whole: tuple[int, ...], own: Numbers, starts: Numbers) -> bool:
+    """Whether all rows of an array of packed elements, and what begins at these places in it, begin with a byte.
+
+    Args:
+        dtype: The dtype.
+        whole: The shape of the tensor.
+        own: That of the array.
+        starts: The places: int64 of shape (pieces, dims).
+    """
+    dim, row = _row_bits(dtype, whole)
+    edges = np.append(starts[:, dim], own[dim]).tolist()
+    return tuple(own[dim + 1 :].tolist()) == whole[dim + 1 :] and not any(edge * row % 8 for edge in edges)
+
+
+def _row_bits(dtype: Dtype, whole: tuple[int, ...]) -> tuple[int, int]:
+    """The dim of a tensor of packed elements of which some make whole bytes, and the bits of an element of this dim."""
+    bits, inner = in_bytes(dtype, whole)[0].packed or (8, ())
+    return len(whole) - 1 - len(inner), math.prod(inner) * bits
 
 
 def _tensor(path: Location, name: str, held: list[_Held]) -> StoredTensor:
@@ -119,11 +141,7 @@ def _tensor(path: Location, name: str, held: list[_Held]) -> StoredTensor:
     rows = np.concatenate([each.rows for each in held])
     of = np.repeat(np.arange(len(held)), [len(each.rows) for each in held])
     boxes = rows[:, :2].transpose(0, 2, 1)
-    if 0 in first.shape:
-        kept, again = [0], list[int]()
-        boxes = np.stack([np.zeros_like(rows[:, 0]), np.array([first.shape] * len(rows), np.int64)], axis=2)
-    else:
-        kept, again = tile(name, first.shape, boxes, lambda at: held[of[at]].file.path.name, path)
+    kept, again = tile(name, first.shape, boxes, lambda at: held[of[at]].file.path.name, path)
 
     def listed(chosen: list[int]) -> ListedPieces:
         parts = [(held[of[at]], rows[at, 2]) for at in chosen]
@@ -140,10 +158,8 @@ def _piece(parts: list[tuple[_Held, Numbers]], dtype: Dtype, position: int, box:
 def _located(held: _Held, at: Numbers, dtype: Dtype) -> Located:
     start, shape, itemsize = at.tolist(), list(held.entry.shape), dtype.bits // 8
     if dtype.bits % 8:  # Packed elements have no strides in bytes: they are asked for as bytes.
-        bits, inner = in_bytes(dtype, held.shape)[0].packed or (8, ())
-        dim, row, itemsize = len(shape) - 1 - len(inner), math.prod(inner) * bits, 1
-        shape[dim:], start[dim:] = (
-            [size[dim] * row // 8, *[rest] * len(inner)] for size, rest in ((shape, 1), (start, 0))
-        )
+        (dim, row), itemsize = _row_bits(dtype, held.shape), 1
+        inner = len(shape) - 1 - dim
+        shape[dim:], start[dim:] = ([size[dim] * row // 8, *[rest] * inner] for size, rest in ((shape, 1), (start, 0)))
     strides = contiguous_strides(shape, itemsize)
     return (held.file, held.entry.start + sum(i * step for i, step in zip(start, strides, strict=True)), strides)
