@@ -297,6 +297,9 @@ def test_what_is_refused(tmp_path: Path) -> None:
         sw.reshard_checkpoint(path, tmp_path / "no", rules, to="ranks", uneven="ceil", rank=8)
     with pytest.raises(sw.LayoutError, match="rank is 1, but 'hf' has no files for ranks"):
         sw.reshard_checkpoint(path, tmp_path / "no", rules, to="hf", uneven="ceil", rank=1)
+    for wrong in ("1", 1.0, True):
+        with pytest.raises(TypeError, match="rank must be an integer, got"):
+            sw.reshard_checkpoint(path, tmp_path / "no", rules, to="ranks", uneven="ceil", rank=wrong)  # type: ignore[arg-type]
     two = {"rows": sw.TensorLayout(("x", None), sw.DeviceMesh((3,), ("x",)))}
     two["qkv"] = sw.TensorLayout(("x", None), sw.DeviceMesh((2,), ("x",)))
     with pytest.raises(sw.LayoutError, match="the layouts have 2 meshes"):

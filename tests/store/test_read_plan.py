@@ -125,9 +125,49 @@ def test_what_is_refused(tmp_path: Path) -> None:
         rules["wide"] = (None, sw.packed.parse("(256 4@model)"))  # 2**20 rows in 256 stretches each
         with pytest.raises(sw.LayoutError, match=r"tensor 'wide': what the device has of it is in .* stretches"):
             read_plan(checkpoint, rules, "cpu:0")
+        rows = sw.TensorLayout(("model", None), MESH)
+        with pytest.raises(sw.MeshError, match="device 'cpu:8' is not in the mesh"):
+            read_plan(checkpoint, {"w": rows}, ["cpu:0", "cpu:8"])
+        with pytest.raises(TypeError, match="checkpoint must be a StoredCheckpoint, got "):
+            read_plan(path, {}, "cpu:0")  # type: ignore[arg-type]
         plan = read_plan(checkpoint, {}, "cpu:0")
         with pytest.raises(sw.ParseError, match=r"a\.safetensors: 3 bytes were read from byte \d+ on, not "):
             plan.fill(lambda *_: b"abc")
+
+
+def test_a_device_of_one_of_several_meshes_has_what_that_one_cuts(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path / "a.safetensors", {"a": ("U8", (2,)), "b": ("U8", (2,)), "c": ("U8", (1,))})
+    first, second = (sw.DeviceMesh((2,), ("x",), devices=[f"{stage}:0", f"{stage}:1"]) for stage in "pq")
+    cut = {name: sw.TensorLayout(("x",), mesh) for name, mesh in (("a", first), ("b", second))}
+    with sw.open_checkpoint(path) as checkpoint:
+        assert {array.name for array in read_plan(checkpoint, cut, "q:1").arrays} == {"b", "c"}
+        with pytest.raises(sw.MeshError, match="device 'r:1' is not in the mesh"):
+            read_plan(checkpoint, cut, "r:1")
+
+
+@pytest.mark.parametrize("share", [1e308, 10**400, np.float32(0.5), np.int64(2)])
+def test_any_number_from_0_on_is_a_share_of_bytes(tmp_path: Path, share: Any) -> None:
+    path = write_checkpoint(tmp_path / "a.safetensors", {"w": ("U8", (2, 2))})
+    columns = {"w": sw.TensorLayout((None, "x"), sw.DeviceMesh((2,), ("x",)))}
+    with sw.open_checkpoint(path) as checkpoint:
+        # Two bytes are needed, and one lies between them.
+        assert len(read_plan(checkpoint, columns, "cpu:0", over_read=share).reads) == 1
+        assert len(read_plan(checkpoint, columns, "cpu:0", over_read=0.4).reads) == 2
+
+
+def test_packed_elements_are_cut_as_a_new_checkpoint_cuts_them(tmp_path: Path) -> None:
+    """Eight elements of four bits in thirds, rounded up: 3, 3 and 2 are no whole bytes."""
+    path = write_checkpoint(tmp_path / "a.safetensors", {"w": ("F4", (2, 8))})
+    columns = {"w": sw.TensorLayout((None, "x"), sw.DeviceMesh((3,), ("x",)))}
+    with sw.open_checkpoint(path) as checkpoint:
+        for uneven, said in (("ceil", "is cut at 3"), ("even", "8, which 3 shards do not divide")):
+            with pytest.raises(sw.LayoutError, match=said):
+                read_plan(checkpoint, columns, "cpu:1", uneven=uneven)  # type: ignore[arg-type]
+            with pytest.raises(sw.LayoutError, match=said):
+                sw.reshard_checkpoint(path, tmp_path / "new", columns, uneven=uneven)  # type: ignore[arg-type]
+        halves = {"w": sw.TensorLayout((None, "x"), sw.DeviceMesh((2,), ("x",)))}
+        (array,) = read_plan(checkpoint, halves, "cpu:1").arrays
+        assert (array.shape, array.nbytes) == ((2, 4), 4)
 
 
 def test_compressed_tensors_have_no_ranges(tmp_path: Path) -> None:

@@ -20,9 +20,9 @@ from ..show.lines import Part
 from ..show.names import brief, group_names
 from ..show.table import table_lines
 from ..store import open_checkpoint
-from ..store.described import Outline, described_tensors, is_described, rewritten_outline
+from ..store.described import described_tensors, is_described, rewritten_outline
 from ..store.location import Location
-from ..store.quantized import components_in, reader_of
+from ..store.quantized import Outline, components_in, reader_of
 from ..store.write.formats.rank_files import rank_name
 from ..store.write.plans.one_rank import ranks_of
 from .layouts import read_layouts

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,15 +14,13 @@ from ..quantized.stated import stated_tensors
 from ..rules.model_shapes import model_shapes
 from ..rules.rewrites import Rewrites
 from ..rules.toml import parse_toml
+from .quantized import Outline
 from .text import MAX_JSON, are_sizes, checked_name, checked_shape, strict_json
 from .write.tensors.assembled import Assembled
 from .write.tensors.rewrite import rewritten
 from .write.tensors.weights import Reader
 
-__all__ = ["Outline", "described_tensors", "is_described", "rewritten_outline"]
-
-#: Names, with shapes and dtypes.
-Outline = Mapping[str, tuple[tuple[int, ...], Dtype]]
+__all__ = ["described_tensors", "is_described", "rewritten_outline"]
 
 
 def is_described(path: Path) -> bool:

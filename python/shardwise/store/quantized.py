@@ -9,16 +9,17 @@ from .._dtypes import Dtype
 from ..quantized.forms import METHODS, Components, find_components, quantization_of
 from .protocol import StoredCheckpoint
 
-__all__ = ["components_in", "reader_of"]
+__all__ = ["Outline", "components_in", "reader_of"]
+
+#: Names, with shapes and dtypes.
+Outline = Mapping[str, tuple[tuple[int, ...], Dtype]]
 
 #: Of larger tensors no values are read.
 _LARGEST_INDEX = 2**24
 
 
 def components_in(
-    tensors: Mapping[str, tuple[tuple[int, ...], Dtype]],
-    config: Mapping[str, Any],
-    read: Callable[[str], bytes | None] | None = None,
+    tensors: Outline, config: Mapping[str, Any], read: Callable[[str], bytes | None] | None = None
 ) -> Components:
     """Find the quantized weights among tensors of these shapes and dtypes, as a configuration states them.
 

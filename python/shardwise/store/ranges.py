@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,18 +11,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import check_fields
+from .._arguments import check_fields, instance
 from .._text import shown
 from ..deploy.deployment import Deployment
 from ..errors import LayoutError, MeshError, ParseError
-from ..layout import UnevenRule
+from ..layout import TensorLayout, UnevenRule
+from ..mesh import DeviceMesh
 from ..partition import Partition
-from ..quantized.follow import followed
 from ..rules.layout_map import LayoutMap
 from .model_config import config_of
 from .pieces import Pieces, dense_strides
 from .protocol import StoredCheckpoint, UnsupportedError
 from .quantized import components_in, reader_of
+from .write.tensors.components import component_partitions
 from .write.tensors.wanted import Layouts, partition_for, wanted_stored
 
 __all__ = ["ReadArray", "ReadPlan", "read_plan"]
@@ -128,7 +129,7 @@ def read_plan(
         checkpoint: The checkpoint; only its headers and indexes are read.
         layouts: How its tensors are cut: a `LayoutMap`, a `Deployment` or a mapping by name. A tensor in neither is
             whole on every device. Of a quantized weight, if the `config.json` beside the checkpoint says so, all
-            components follow the rule for the weight.
+            components follow the rule for the weight. Elements of fewer than eight bits are cut in whole bytes.
         device: The label of a device; or a list of labels, such as those of one process or host: then what several of
             them need is read once.
         uneven: How a dim that does not divide is cut.
@@ -157,33 +158,27 @@ def read_plan(
     ...     plan.reads["length"].tolist(), plan.arrays[0].shape, plan.fill(fetch)[0].view("f4").tolist()
     ([16], (2, 2), [4.0, 5.0, 6.0, 7.0])
     """
-    if isinstance(over_read, bool) or not isinstance(over_read, (int, float)) or not 0 <= over_read < math.inf:
+    instance("checkpoint", checkpoint, StoredCheckpoint)
+    share = over_read.item() if isinstance(over_read, np.generic) else over_read
+    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share < math.inf:
         raise LayoutError(f"over_read is {shown(over_read)}; it must be a number from 0 on")
     devices = device if isinstance(device, list) else [device]
+    _check_devices(devices, layouts)
     files: dict[int, int] = {}
     paths: list[Path] = []
     arrays: list[ReadArray] = []
     tables = [np.zeros((0, 5), np.int64)]
     count = 0
-    world = layouts.world if isinstance(layouts, Deployment) else None
-    if isinstance(layouts, LayoutMap):
-        world = layouts.device_mesh
-    if world is not None:
-        for label in devices:
-            world.index_of_label(label)
     described = {name: (shape, dtype) for name, dtype, shape in checkpoint._described()}
     weights = components_in(described, config_of(checkpoint.path), reader_of(checkpoint))
-    following = followed(weights, layouts, uneven) if weights.tensors else {}
+    cuts = component_partitions(weights, described, layouts, uneven)
     for name, tensor in checkpoint.items():
         if not tensor.is_addressable:
             raise UnsupportedError(
                 f"tensor {shown(name)} is compressed, or not stored: no range of a file has its bytes; its read() does"
             )
         wanted = wanted_stored(name, tensor, None)
-        if name in following:
-            partition: Partition | None = following[name].partition(wanted.shape)
-        else:
-            partition = partition_for(name, wanted.shape, layouts, uneven)
+        partition = cuts.get(name) or partition_for(name, wanted.shape, layouts, uneven)
         pieces = wanted.pieces
         for holder in pieces.holders:
             if files.setdefault(id(holder), len(paths)) == len(paths):
@@ -201,7 +196,27 @@ def read_plan(
                 table[:, 3] = len(arrays) - 1
                 tables.append(table)
                 count += len(table)
-    return _planned(tuple(paths), tuple(arrays), np.concatenate(tables), over_read)
+    return _planned(tuple(paths), tuple(arrays), np.concatenate(tables), share)
+
+
+def _check_devices(devices: list[Hashable], layouts: Layouts) -> None:
+    """Refuse, with MeshError, a device that is in no mesh of the layouts, if they have any."""
+    meshes: list[DeviceMesh | None] = []
+    if isinstance(layouts, (Deployment, LayoutMap)):
+        meshes = [layouts.world if isinstance(layouts, Deployment) else layouts.device_mesh]
+    elif isinstance(layouts, Mapping):
+        meshes = [each.device_mesh for each in layouts.values() if isinstance(each, TensorLayout)]
+    known = [mesh for mesh in dict.fromkeys(meshes) if mesh is not None]
+    for label in devices:
+        if known and all(_position(mesh, label) is None for mesh in known):
+            known[0].index_of_label(label)  # Says what there is.
+
+
+def _position(mesh: DeviceMesh, label: Hashable) -> int | None:
+    try:
+        return mesh.index_of_label(label)
+    except (MeshError, TypeError):
+        return None
 
 
 def _array_of(
@@ -212,9 +227,8 @@ def _array_of(
     if partition is None:
         own, rows = shape, np.array([[0] * rank, shape, [0] * rank], np.int64)[None]
     else:
-        try:
-            position = partition.device_mesh.index_of_label(label)
-        except (MeshError, TypeError):
+        position = _position(partition.device_mesh, label)
+        if position is None:
             return None
         own = partition.shard_shape(partition.device_mesh.device(position))
         found = partition.pieces(partition.device_mesh.device(position))
@@ -277,7 +291,7 @@ def _planned(files: tuple[Path, ...], arrays: tuple[ReadArray, ...], runs: Numbe
     needed = int(np.maximum(fresh, 0).sum()) + (int(runs[0, 2]) if len(runs) else 0)
     candidates = np.flatnonzero(is_next)
     order = candidates[np.argsort(gaps[candidates], kind="stable")]
-    joined = order[np.cumsum(np.maximum(gaps[order], 0)) <= int(needed * over_read)]
+    joined = order[np.cumsum(np.maximum(gaps[order], 0)) <= needed * over_read]
     is_first[1 + joined] = False
     firsts = np.flatnonzero(is_first)
     of = np.cumsum(is_first) - 1

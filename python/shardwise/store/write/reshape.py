@@ -32,7 +32,7 @@ from .plans.checkpoint_plan import CheckpointPlan
 from .plans.forms import Target, chosen_form, plan_form
 from .reports import WriteReport
 from .run import run_whole
-from .tensors.components import component_partitions
+from .tensors.components import component_partitions, outline_of
 from .tensors.convert import Overflow, checked_overflow
 from .tensors.doubts import DoubtsError, doubts_about, left_out_text
 from .tensors.names import check_name, chosen, kept_values, key_paths, refuse_unreadable, renamed_tensors, replacements
@@ -372,7 +372,7 @@ def _planning(
             names: dict[str, str] = {}
             tensors, weights = renamed_tensors(checkpoint, renamed, rewrites, converted, stored, configuration)
             kept = chosen(tensors, only, checkpoint.path)
-            components = component_partitions(weights, kept, layouts, uneven)
+            components = component_partitions(weights, outline_of(kept), layouts, uneven)
             for name, made in kept.items():
                 partition = components.get(name) or partition_for(name, made.shape, layouts, uneven)
                 if made.stored is not None:

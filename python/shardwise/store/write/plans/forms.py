@@ -93,6 +93,7 @@ def plan_form(
     max_file_bytes = integer("max_file_bytes", max_file_bytes)
     if max_file_bytes < 1:
         raise LayoutError(f"max_file_bytes is {shown(max_file_bytes)}; it must be a positive integer")
+    rank = None if rank is None else integer("rank", rank)
     if rank is not None and to != "ranks":
         raise LayoutError(f"rank is {shown(rank)}, but {to!r} has no files for ranks; 'ranks' has")
     form: str = to

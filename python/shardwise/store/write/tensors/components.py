@@ -11,33 +11,32 @@ from ....layout import UnevenRule
 from ....partition import Partition
 from ....quantized.component import Along, Component, LogicalTensor
 from ....quantized.follow import followed
-from ....quantized.forms import METHODS, Components, find_components, quantization_of
+from ....quantized.forms import Components
 from ...protocol import StoredCheckpoint
+from ...quantized import Outline, components_in
 from ...quantized import reader_of as stored_reader_of
 from .assembled import Assembled
 from .wanted import Layouts
 from .weights import Reader
 
-__all__ = ["component_partitions", "quantized_tensors", "reader_of", "weights_after"]
+__all__ = ["component_partitions", "outline_of", "quantized_tensors", "reader_of", "weights_after"]
 
 
 def quantized_tensors(
     checkpoint: StoredCheckpoint, tensors: Mapping[str, Assembled], config: Mapping[str, Any]
-) -> Components | None:
+) -> Components:
     """Find the quantized weights among the tensors that are written, by their new names.
-
-    None if the configuration states no quantization, or one whose components are not known here: then its tensors are
-    tensors like any others.
 
     Raises:
         ParseError: if a scale is missing or has another shape than its weight and the configuration make it: it was not
             fused as its weight was, or left behind.
     """
-    if quantization_of(config).get("quant_method") not in METHODS:
-        return None
+    return components_in(outline_of(tensors), config, reader_of(checkpoint, tensors))
 
-    outline = {name: (_code(made.dtype), made.shape) for name, made in tensors.items()}
-    return find_components(outline, config, reader_of(checkpoint, tensors))
+
+def outline_of(tensors: Mapping[str, Assembled]) -> Outline:
+    """Give the shapes and dtypes of tensors."""
+    return {name: (made.shape, made.dtype) for name, made in tensors.items()}
 
 
 def reader_of(checkpoint: StoredCheckpoint, tensors: Mapping[str, Assembled]) -> Reader:
@@ -61,12 +60,11 @@ def weights_after(
     taken = {component.name for weight in carried.values() for component in weight.components}
     others = {name: made for name, made in tensors.items() if name not in taken}
     found = quantized_tensors(checkpoint, others, config)
-    assert found is not None
     return Components(found.method, {**found.tensors, **carried}, found.plain)
 
 
 def component_partitions(
-    found: Components | None, tensors: Mapping[str, Assembled], layouts: Layouts | None, uneven: UnevenRule
+    found: Components, tensors: Outline, layouts: Layouts | None, uneven: UnevenRule
 ) -> dict[str, Partition]:
     """Give how the components of quantized weights are cut, and the bytes of tensors of packed elements, by name.
 
@@ -75,17 +73,16 @@ def component_partitions(
     """
     if layouts is None:
         return {}
-    weights = {} if found is None else dict(found.tensors)
-    packed = {name: _bytes_of(name, made) for name, made in tensors.items() if made.dtype.bits % 8 and made.shape}
-    answer = followed(Components(None, weights | packed, ()), layouts, uneven)
+    packed = {name: _bytes_of(name, *each) for name, each in tensors.items() if each[1].bits % 8 and each[0]}
+    answer = followed(Components(None, {**found.tensors, **packed}, ()), layouts, uneven)
     cut = {name: layout for name, layout in answer.items() if name in tensors}
     shapes = {name: one.components[0].shape for name, one in packed.items()}
-    return {name: layout.partition(shapes.get(name, tensors[name].shape)) for name, layout in cut.items()}
+    return {name: layout.partition(shapes.get(name, tensors[name][0])) for name, layout in cut.items()}
 
 
-def _bytes_of(name: str, made: Assembled) -> LogicalTensor:
+def _bytes_of(name: str, whole: tuple[int, ...], elements: Dtype) -> LogicalTensor:
     """The bytes of a tensor of elements of fewer than eight bits as its only component."""
-    dtype, shape = in_bytes(made.dtype, made.shape)
+    dtype, shape = in_bytes(elements, whole)
     bits, inner = dtype.packed or (8, ())
     at, row = len(shape) - 1 - len(inner), math.prod(inner)
     # So many elements of the dim are whole bytes.
@@ -93,8 +90,4 @@ def _bytes_of(name: str, made: Assembled) -> LogicalTensor:
     along = (*map(Along, range(at)), Along(at, unit, unit * row * bits // 8, unit), *(Along(None),) * len(inner))
     why = "its elements share bytes with those of the dim before"
     uncut = tuple((dim, why) for dim in range(at + 1, len(shape)))
-    return LogicalTensor(name, made.shape, made.dtype.name, (Component(name, dtype.name, shape, along),), uncut)
-
-
-def _code(dtype: Dtype) -> str:
-    return dtype.code or dtype.name
+    return LogicalTensor(name, whole, elements.name, (Component(name, dtype.name, shape, along),), uncut)

@@ -49,7 +49,7 @@ def doubts_about(
     wanted: Sequence[Wanted],
     uneven: UnevenRule,
     form: str,
-    weights: Components | None = None,
+    weights: Components,
 ) -> list[str]:
     """Say what looks wrong, a sentence each.
 
@@ -85,9 +85,8 @@ def doubts_about(
     return found
 
 
-def _named(kept: Mapping[str, Assembled], weights: Components | None) -> list[tuple[str, tuple[int, ...], str]]:
+def _named(kept: Mapping[str, Assembled], weights: Components) -> list[tuple[str, tuple[int, ...], str]]:
     """The tensors to which rules apply, with shape and dtype: in place of components, the weight that they make."""
-    logical = {} if weights is None else weights.tensors
-    components = {one.name for each in logical.values() for one in each.components}
+    components = {one.name for each in weights.tensors.values() for one in each.components}
     named = [(name, each.shape, each.dtype.name) for name, each in kept.items() if name not in components]
-    return [*named, *((name, each.shape, "uint8") for name, each in logical.items())]
+    return [*named, *((name, each.shape, "uint8") for name, each in weights.tensors.items())]

@@ -45,7 +45,7 @@ def renamed_tensors(
     converted: Dtype | None,
     stored: Callable[[str, str, Partition | None], Wanted],
     config: Mapping[str, Any],
-) -> tuple[dict[str, Assembled], Components | None]:
+) -> tuple[dict[str, Assembled], Components]:
     """Give the tensors by their new names: renamed, then rewritten; and the quantized weights among them."""
     optional("rewrites", rewrites, Rewrites)
     made: dict[str, Assembled] = {}
@@ -57,9 +57,8 @@ def renamed_tensors(
         made[new] = Assembled.of_stored(old, tensor.shape, dtype, partial(stored, old, old, None))
     weights = quantized_tensors(checkpoint, made, config)
     if rewrites is not None:
-        known = {} if weights is None else weights.tensors
-        made, carried = rewritten(made, rewrites, known, reader_of(checkpoint, made))
-        weights = weights_after(checkpoint, made, config, carried) if weights is not None else None
+        made, carried = rewritten(made, rewrites, weights.tensors, reader_of(checkpoint, made))
+        weights = weights_after(checkpoint, made, config, carried)
     for new in made:
         check_name(new)
     return made, weights
