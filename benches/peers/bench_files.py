@@ -1,13 +1,14 @@
 """Many files: one tensor cut into hundreds and thousands of column shards, each in a file that is synced to the disk.
 
-Beside it, in the same turns, the bare work: making files of the same names and bytes, and syncing each. A file system
-takes more than four times as long for four times as many; between turns files are removed.
+Beside it, in the same turns, the bare work: making files of the same names and bytes, and syncing each. Nothing is
+removed before all turns are done: ext4 does not give away an inode soon after its file was removed, and looks at each
+such one again for every file that is made (`recently_deleted` in its ialloc.c), so that thousands of removed files
+would make the next thousands slow, whoever makes them.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import statistics
 import tempfile
 import time
@@ -49,23 +50,24 @@ def timed(work: Callable[[Path], None], target: Path) -> float:
     start = time.perf_counter()
     work(target)
     seconds = time.perf_counter() - start
-    shutil.rmtree(target)
-    os.sync()  # What removing them leaves to do is not the next one's.
+    os.sync()  # What this one leaves to do is not the next one's.
     return seconds
 
 
 def rows() -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
-        source, target = Path(folder, "source.safetensors"), Path(folder, "out")
+        source = Path(folder, "source.safetensors")
         sw.save_checkpoint(source, {"w": np.random.default_rng(0).random((ROWS, COLUMNS), np.float32)})
         works: list[Callable[[Path], None]] = []
         for count in COUNTS:
+            target = Path(folder, f"{count} files")
             cut(source, count, target)
             files = {path.name: path.stat().st_size for path in sorted(target.iterdir())}
             assert sum(name.endswith(".safetensors") for name in files) == count
-            shutil.rmtree(target)
             works += [partial(cut, source, count), partial(bare, files)]
-        turns = [[timed(work, target) for work in works] for _ in range(TURNS)]
+        turns = [
+            [timed(work, Path(folder, f"turn {turn}, {at}")) for at, work in enumerate(works)] for turn in range(TURNS)
+        ]
         medians = [statistics.median(column) for column in zip(*turns, strict=True)]
         size = f"{ROWS * COLUMNS * 4 >> 20} MiB"
         for number, count in enumerate(COUNTS):
