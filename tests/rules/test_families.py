@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import io
+import json
 import re
 from collections.abc import Collection
 from pathlib import Path
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 
 import shardwise as sw
+from shardwise.cli import main
 from shardwise.rules.toml import read_compared
 
 from ..oracle.families.models import DATA, digest, numbered, read
@@ -95,22 +98,48 @@ def test_every_rank_holds_what_the_engine_gives_it(tmp_path: Path, model: str, e
             assert report.unplaced, f"{engine} refuses {count} ranks: {ranks['refused']}"
             continue
         assert not report.unplaced
-        for rank, expected in enumerate(ranks):
-            held = {}
-            for name, value in whole.items():
-                layout = rules[name]
-                assert layout is not None
-                sharded = sw.distribute_tensor(value, layout, rules.uneven_of(name) or "even")
-                held[name] = sharded.shard(f"cpu:{int(count) + rank}")
-                if rank and (engine, name.rpartition(".")[2]) in ON_THE_FIRST:
-                    held[name] = np.zeros_like(held[name])
-            if engine == "hf":
-                held = in_memory(held)
-            compared = held.keys() - LEFT_OUT.get(engine, set())
-            assert compared == set(expected) - computed
-            for name in compared - within_heads(said["config"], engine, int(count), compared):
-                got = held[name]
-                assert [list(got.shape), digest(got)] == expected[name], (name, rank, count)
+        apart = within_heads(said["config"], engine, int(count), whole)
+        check_ranks(engine, rules, whole, ranks, apart | computed)
+
+
+def check_ranks(
+    engine: str,
+    rules: sw.LayoutMap,
+    whole: dict[str, np.ndarray[Any, Any]],
+    ranks: list[Any],
+    left_out: Collection[str] = (),
+) -> None:
+    """Every rank holds what the engine's does, without the tensors that are left out."""
+    for rank, expected in enumerate(ranks):
+        held = {}
+        for name, value in whole.items():
+            layout = rules.layout_of(name, value.ndim)
+            assert layout is not None
+            sharded = sw.distribute_tensor(value, layout, rules.uneven_of(name) or "even")
+            held[name] = sharded.shard(f"cpu:{len(ranks) + rank}")
+            if rank and (engine, name.rpartition(".")[2]) in ON_THE_FIRST:
+                held[name] = np.zeros_like(held[name])
+        if engine == "hf":
+            held = in_memory(held)
+        compared = held.keys() - LEFT_OUT.get(engine, set())
+        assert compared - set(left_out) == set(expected) - set(left_out)
+        for name in compared - set(left_out):
+            got = held[name]
+            assert [list(got.shape), digest(got)] == expected[name], (name, rank, len(ranks))
+
+
+@pytest.mark.parametrize("model", [model for model, engine in CASES if engine == "hf" and answer(model).get("plan")])
+def test_rules_made_from_a_plan_cut_as_transformers_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str
+) -> None:
+    """`shardwise rules --from-tp-plan`, also within heads."""
+    said = answer(model)
+    (tmp_path / "plan.json").write_text(json.dumps(said["plan"]))
+    assert main(["rules", "--from-tp-plan", str(tmp_path / "plan.json")]) == 0
+    text = capsys.readouterr().out
+    for count, ranks in said["engines"]["hf"]["ranks"].items():
+        mesh = sw.DeviceMesh((2, int(count)), ("dp", "tp"))
+        check_ranks("hf", sw.LayoutMap.from_toml(io.StringIO(text), mesh), numbered(said["tensors"]), ranks)
 
 
 def within_heads(config: dict[str, Any], engine: str, count: int, names: Collection[str]) -> set[str]:

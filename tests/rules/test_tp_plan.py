@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import importlib
+import io
+import json
 import pkgutil
+import sys
 import warnings
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 import shardwise as sw
+from shardwise.cli import main
+
+from ..oracle.families.models import DATA, numbered, read
 
 MESH = sw.DeviceMesh((2, 4), ("data", "tp"))
 
@@ -62,7 +69,11 @@ def test_experts_are_cut_within_each_expert() -> None:
     layout_map = sw.LayoutMap.from_tp_plan(plan, MESH, "tp")
     assert axes(layout_map, "model.layers.3.mlp.experts.gate_up_proj") == (None, PACKED, None)
     assert axes(layout_map, "model.layers.3.mlp.experts.down_proj") == (None, None, "tp")
-    assert len(layout_map) == 2
+    # And as files have them, each by itself.
+    for name in ("gate_proj", "up_proj", "w1", "w3"):
+        assert axes(layout_map, f"model.layers.3.block_sparse_moe.experts.7.{name}.weight") == ("tp", None)
+    assert axes(layout_map, "model.layers.3.mlp.experts.7.down_proj.weight") == (None, "tp")
+    assert len(layout_map) == 4
 
 
 def test_sizes_that_disagree_are_not_taken() -> None:
@@ -224,6 +235,64 @@ def test_all_plans_of_the_installed_transformers() -> None:
             # At most one rule each: a look-up that two rules match would raise.
             found = tuple(axes(layout_map, path + end) for end in (".weight", ".bias", ""))
             assert found == EXPECTED[style][entry.split(".")[-2:-1] == ["experts"]], (name, entry, style)
+
+
+def test_the_plan_of_a_configuration_is_that_of_its_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`shardwise rules --from-tp-plan FOLDER`, without PyTorch, gives the rules of what `model.tp_plan` says."""
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    for file in sorted(DATA.glob("*-0.json.gz")):
+        said = read(file.name.removesuffix(".json.gz"))
+        if "plan" not in said:
+            continue
+        (tmp_path / "config.json").write_text(json.dumps(said["config"]))
+        (tmp_path / "plan.json").write_text(json.dumps(said["plan"]))
+        texts = []
+        for source in (tmp_path, tmp_path / "plan.json"):
+            assert main(["rules", "--from-tp-plan", str(source)]) == 0
+            texts.append(capsys.readouterr().out)
+        made = [sw.LayoutMap.from_toml(io.StringIO(text)) for text in texts]
+        assert any(made[0][name] for name in said["tensors"]), file.name
+        for name in said["tensors"]:
+            assert made[0][name] == made[1][name], name
+    for config, message in (
+        ({"model_type": "no such"}, "no model of the type 'no such'"),
+        ({"model_type": "gpt2"}, "no tensor-parallel plan for 'gpt2'"),
+        ({"model_type": "gemma3"}, "made of text_config, vision_config: save its `model.tp_plan`"),
+        ({"model_type": "llama", "architectures": ["MyLlama"]}, "no class 'MyLlama' beside LlamaConfig"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        assert main(["rules", "--from-tp-plan", str(tmp_path / "config.json")]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_the_rules_of_what_a_folder_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a folder with tensors only the rules that match one are printed; a report then has nothing to say of them."""
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    said = read("mixtral-0")
+    sw.save_checkpoint(tmp_path / "hf", numbered(said["tensors"]), to="hf", sync=False)
+    config = said["config"] | {"architectures": [said["class"]]}
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(config))
+    assert main(["rules", "--from-tp-plan", str(tmp_path / "hf"), "--axis", "model"]) == 0
+    (tmp_path / "rules.toml").write_text(capsys.readouterr().out)
+    arguments = ["--mesh", "model=2", "--rules", str(tmp_path / "rules.toml"), "--json"]
+    assert main(["report", str(tmp_path / "hf"), "--strict", *arguments]) == 0
+    assert json.loads(capsys.readouterr().out)["unused_rules"] == []
+
+
+def test_transformers_may_be_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.delitem(sys.modules, "shardwise.interop.transformers", raising=False)
+    monkeypatch.delitem(vars(sw.interop), "transformers", raising=False)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    assert main(["rules", "--from-tp-plan", str(tmp_path)]) == 2
+    assert "the plan of a model is in transformers, which cannot be imported" in capsys.readouterr().err
+    (tmp_path / "config.json").write_text('{"h.*.up": "sideways"}')
+    assert main(["rules", "--from-tp-plan", str(tmp_path)]) == 2
+    assert "unknown style 'sideways'" in capsys.readouterr().err
+    assert main(["rules", "gpt2", "--from-tp-plan", str(tmp_path)]) == 2
+    assert "gpt2 and --from-tp-plan exclude each other" in capsys.readouterr().err
 
 
 ROWS = ((("tp", None), ("tp",), ("tp",)), (None, None, (None, "tp", None)))

@@ -359,10 +359,22 @@ def _add_fits(commands: "argparse._SubParsersAction[_Parser]") -> None:
 def _add_rules(commands: "argparse._SubParsersAction[_Parser]") -> None:
     rules = commands.add_parser(
         "rules",
-        help="list the rules files that come with the package",
-        description="List the rules files that come with the package, or print one to edit: rules gpt2 > mine.toml",
+        help="list the rules files that come with the package, or make one from a model of transformers",
+        description=(
+            "List the rules files that come with the package, print one to edit (rules gpt2 > mine.toml), or make one "
+            "from the tensor-parallel plan that transformers has for a model: rules --from-tp-plan HF > mine.toml. "
+            "Transformers must be installed, PyTorch need not be."
+        ),
     )
     rules.add_argument("name", metavar="NAME", nargs="?", help="the name of one in the list")
+    rules.add_argument(
+        "--from-tp-plan",
+        metavar="HF",
+        type=Path,
+        help="print rules that cut as transformers does: a Hugging Face folder, whose tensors' rules are kept; its "
+        "config.json; or a plan, model.tp_plan, as JSON",
+    )
+    rules.add_argument("--axis", metavar="AXIS", default="tp", help="the mesh axis that cuts; tp if left out")
     _add_json(rules)
 
 

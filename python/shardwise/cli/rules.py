@@ -1,11 +1,17 @@
-"""`shardwise rules`: the rules files that come with the package."""
+"""`shardwise rules`: the rules files that come with the package, and those made from a plan of transformers."""
 
 import argparse
+import io
 import itertools
 import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from .._text import shown
+from ..rules.layout_map import LayoutMap
+from ..rules.numbers import read_config
 from ..rules.shipped import example_rules
 from ..rules.toml import read_compared
 from ..show.table import table_lines
@@ -15,7 +21,13 @@ __all__ = ["run_rules"]
 
 
 def run_rules(screen: Screen, options: argparse.Namespace) -> int:
-    """List the rules files or print one, and give the exit status."""
+    """List the rules files, print one or make one, and give the exit status."""
+    if options.from_tp_plan is not None:
+        if options.name is not None:
+            raise ValueError(f"{options.name} and --from-tp-plan exclude each other")
+        text = _planned(options.from_tp_plan, options.axis)
+        print(json.dumps({"text": text}) if options.json else text, end="\n" if options.json else "")
+        return 0
     known = example_rules()
     if options.name is not None:
         if options.name not in known:
@@ -50,3 +62,36 @@ def _about(path: Path) -> str:
     with path.open(encoding="utf-8") as file:
         lines = [line.removeprefix("#").strip() for line in itertools.islice(file, 3)]
     return " ".join(lines).partition(", tensor-parallel")[0]
+
+
+def _planned(source: Path, axis: str) -> str:
+    """The rules file that says the same as the plan of transformers for a folder, a config.json, or a plan."""
+    from ..rules.tp_plan import rules_of_plan
+
+    said = read_config(source)
+    plan, origin = (said, str(source)) if "model_type" not in said else _plan_of_model(said)
+    rules = rules_of_plan(plan, axis)
+    if source.is_dir() and any(source.glob("*.safetensors*")):
+        from ..store import open_checkpoint
+
+        with open_checkpoint(source) as checkpoint:
+            names = list(checkpoint)
+        rules = {rule: value for rule, value in rules.items() if any(re.search(rule, name) for name in names)}
+    layout_map = LayoutMap(default="replicated")
+    layout_map.update(rules)
+    text = io.StringIO()
+    text.write(f"# Tensor-parallel over the mesh axis {json.dumps(axis)} as transformers cuts it: {origin}.\n")
+    text.write("# What is not named is on every rank.\n\n")
+    layout_map.to_toml(text)
+    return text.getvalue()
+
+
+def _plan_of_model(said: Mapping[str, Any]) -> tuple[Mapping[str, str], str]:
+    try:
+        from ..interop import transformers
+    except ImportError as error:
+        raise ValueError(
+            f"the plan of a model is in transformers, which cannot be imported ({error}): install it, without PyTorch, "
+            "or save `model.tp_plan` as JSON and give that"
+        ) from None
+    return transformers.tp_plan_of(said), f"the plan for {said['model_type']} of transformers {transformers.version}"

@@ -7,6 +7,7 @@
 | `shardwise.interop.hlo` | XLA's `HloSharding` text | nothing |
 | `shardwise.interop.shardy` | Shardy's text | nothing |
 | `shardwise.interop.megatron` | Megatron's rank offsets | nothing |
+| `shardwise.interop.transformers` | tensor-parallel plans of Hugging Face's models | transformers, without PyTorch |
 | `shardwise.interop.tensorflow` | `Mesh` and `Layout` objects of DTensor | TensorFlow |
 | `shardwise.interop.keras` | `keras.distribution`; models under `layout_map_scope` | Keras 3 |
 
@@ -21,4 +22,6 @@ from .translation import DIALECTS, translate
 __all__ = ["DIALECTS", "translate"]
 
 # Not listed by `dir`: a module whose framework is missing cannot be imported.
-__getattr__, _ = lazy(globals(), {}, ("hlo", "jax", "keras", "megatron", "shardy", "tensorflow", "torch"))
+__getattr__, _ = lazy(
+    globals(), {}, ("hlo", "jax", "keras", "megatron", "shardy", "tensorflow", "torch", "transformers")
+)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar, overload
 from .._arguments import instance, integer, optional, sizes_of
 from .._fork import ForkLock, importing
 from .._text import shown
-from ..errors import LayoutError
+from ..errors import LayoutError, MeshError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 from ..packed import PackedDim
@@ -486,8 +486,9 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
             MeshError: if the mesh has no such axis.
 
         The layouts are for parameters as PyTorch stores them: the `weight` of a linear module is (out, in), experts
-        are (experts, out, in). In a packed style each of the two matrices is cut separately. Transformers cuts rows,
-        not heads, as `torch.chunk` does: give `uneven="chunk"` where they do not divide, key-value heads included.
+        are (experts, out, in), or each a tensor of its own, as in files. In a packed style each of the two matrices is
+        cut separately. Transformers cuts rows, not heads, as `torch.chunk` does, key-value heads included: the rules
+        have `uneven="chunk"`.
 
         >>> plan = {"layers.*.self_attn.q_proj": "colwise", "layers.*.mlp.experts.gate_up_proj": "packed_colwise"}
         >>> layout_map = LayoutMap.from_tp_plan(plan, DeviceMesh((4,), ["tp"]), "tp")
@@ -501,9 +502,11 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
 
         if not isinstance(plan, Mapping) and isinstance(getattr(plan, "base_model_tp_plan", None), Mapping):
             plan, config = plan.base_model_tp_plan, plan if config is None else config
+        instance("mesh", mesh, DeviceMesh)
+        if axis not in mesh.axis_names:
+            raise MeshError(f"axis is {shown(axis)}; the axes of the mesh are {shown(mesh.axis_names)}")
         layout_map = cls(mesh)
-        for rule, axes in rules_of_plan(plan, mesh, axis, config).items():
-            layout_map[rule] = axes
+        layout_map.update(rules_of_plan(plan, axis, config))
         return layout_map
 
     @classmethod

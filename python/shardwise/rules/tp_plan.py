@@ -11,12 +11,11 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from .._arguments import instance
 from .._text import shown
-from ..errors import LayoutError, MeshError
+from ..errors import LayoutError
 from ..layout import Axes, Spec
-from ..mesh import DeviceMesh
 from ..packed import concat, part
+from .layout_rule import LayoutRule
 
 __all__ = ["rules_of_plan"]
 
@@ -58,35 +57,48 @@ _STYLES: dict[str, _Cut] = {
 }
 
 
-def rules_of_plan(plan: Mapping[str, str], mesh: DeviceMesh, axis: str, config: Any = None) -> dict[str, Axes]:
-    r"""The rules, regular expressions with axes, that say the same as a plan; see `LayoutMap.from_tp_plan`.
+#: The names of projections in files that have each expert by itself, by the name of the stacked one in memory:
+#: Mixtral's, and those of others.
+_OF_EXPERTS = {"gate_up_proj": "(?:gate_proj|up_proj|w1|w3)", "up_proj": "up_proj", "down_proj": "(?:down_proj|w2)"}
+#: Modules that files name otherwise than transformers does in memory: those of Mixtral, GPT-NeoX, and of text models in
+#: others, whose files have `language_model.model.` for `model.language_model.`.
+_IN_FILES = {
+    "mlp": "(?:mlp|block_sparse_moe)",
+    "lm_head": "(?:lm_head|embed_out)",
+    "language_model": r"language_model(?:\.model)?",
+}
 
-    >>> mesh = DeviceMesh((4,), ("model",))
-    >>> for rule, axes in rules_of_plan({"layers.*.mlp.down_proj": "rowwise"}, mesh, "model").items():
-    ...     print(rule, axes)
-    (?:^|\.)layers\.\d+\.mlp\.down_proj\.weight$ (None, 'model')
-    (?:^|\.)layers\.\d+\.mlp\.down_proj$ ('model',)
+
+def rules_of_plan(plan: Mapping[str, str], axis: str, config: Any = None) -> dict[str, LayoutRule]:
+    r"""The rules, by regular expressions, that say the same as a plan; see `LayoutMap.from_tp_plan`.
+
+    >>> for rule, value in rules_of_plan({"layers.*.mlp.down_proj": "rowwise"}, "model").items():
+    ...     print(rule, value.layout.axes, value.uneven)
+    (?:^|\.)layers\.\d+\.mlp\.down_proj\.weight$ (None, 'model') chunk
+    (?:^|\.)layers\.\d+\.mlp\.down_proj$ ('model',) chunk
     """
     if not isinstance(plan, Mapping):
         raise TypeError(f"plan must be a mapping of names to styles, got {type(plan).__name__}")
-    instance("mesh", mesh, DeviceMesh)
-    if axis not in mesh.axis_names:
-        raise MeshError(f"axis is {shown(axis)}; the axes of the mesh are {shown(mesh.axis_names)}")
     size = _packed_size(config)
-    rules: dict[str, Axes] = {}
+    rules: dict[str, LayoutRule] = {}
     for name, style in plan.items():
         if not isinstance(name, str) or not isinstance(style, str):
             raise TypeError(f"plan must map strings to strings, got {shown(name)}: {shown(style)}")
         if style not in _STYLES:
             known = ", ".join(sorted(_STYLES))
             raise LayoutError(f"plan[{shown(name)}] is the unknown style {shown(style)}; known are {known}")
-        rules.update(_rules_of_entry(name, _STYLES[style], axis, size))
+        for rule, axes in _rules_of_entry(name, _STYLES[style], axis, size).items():
+            rules[rule] = LayoutRule(axes, "chunk")
     return rules
 
 
 def _rules_of_entry(name: str, cut: _Cut, axis: str, size: int | None) -> dict[str, Axes]:
-    where = r"(?:^|\.)" + re.escape(name).replace(r"\*", r"\d+")
-    is_expert = name.split(".")[-2:-1] == ["experts"]
+    # `model.tp_plan` has the prefix of transformers, a configuration's plan has none, and files may have another.
+    words = name.removeprefix("model.").split(".")
+    *modules, last = [re.escape(word).replace(r"\*", r"\d+") for word in words]
+    outer = [_IN_FILES.get(module, module) for module in modules[:1]]
+    where = r"(?:^|\.)" + r"\.".join([*outer, *modules[1:], last if modules else _IN_FILES.get(last, last)])
+    is_expert = modules[-1:] == ["experts"]
     if cut == "nothing":
         return {}
     if cut == "experts" or (cut == "dim 0" and is_expert):
@@ -95,10 +107,16 @@ def _rules_of_entry(name: str, cut: _Cut, axis: str, size: int | None) -> dict[s
         return {rf"{where}$": (None, axis, None)} if is_expert else {rf"{where}\.weight$": (None, axis)}
     spec: Spec = axis
     if cut.startswith("packed"):
-        names = ("gate", "up") if name.endswith("gate_up_proj") else (None, None)
+        names = ("gate", "up") if last == "gate_up_proj" else (None, None)
         spec = concat(*(part(size, axes=axis, uneven="ceil", name=label) for label in names))
     if is_expert:
-        return {rf"{where}$": (None, None, spec) if cut.endswith("columns") else (None, spec, None)}
+        is_column = cut.endswith("columns")
+        rules: dict[str, Axes] = {rf"{where}$": (None, None, spec) if is_column else (None, spec, None)}
+        if last in _OF_EXPERTS:
+            # A file may have each expert by itself, and gate and up apart: each is cut as within the stack.
+            within = r"\.".join(_IN_FILES.get(module, module) for module in modules)
+            rules[rf"(?:^|\.){within}\.\d+\.{_OF_EXPERTS[last]}\.weight$"] = (None, axis) if is_column else (axis, None)
+        return rules
     # The name itself may be a parameter, of one dim: attention sinks.
     if cut == "columns":
         return {rf"{where}\.weight$": (None, spec), rf"{where}$": (axis,)}

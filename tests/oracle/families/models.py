@@ -5,6 +5,7 @@ transformers; the other modules of this folder say what engines make of them. A 
 
 - `config`: what `config.json` holds, and `class`: the class of transformers;
 - `tensors`: name and shape of each tensor on the disk, in the order in which their elements are numbered;
+- `plan`: transformers' tensor-parallel plan of the model, `model.tp_plan`, if it has one;
 - `engines`: for each engine, `of` (what made the answer, in which version), and `ranks`: for each number of
   tensor-parallel ranks, for each rank, each tensor's shape and the digest of its elements as int32; or `refused`.
 """
@@ -298,8 +299,8 @@ def main() -> None:
                             tensors[name] = list(opened.get_slice(name).get_shape())
                 config = json.loads((Path(folder) / "config.json").read_text())
             name = f"{family}-{size}"
-            engines = read(name)["engines"] if (DATA / f"{name}.json.gz").exists() else {}
-            said = {"class": kind, "config": config, "tensors": tensors, "engines": engines}
+            known = read(name) if (DATA / f"{name}.json.gz").exists() else {"engines": {}}
+            said = known | {"class": kind, "config": config, "tensors": tensors}
             write(name, said)
             print(name, len(tensors), "tensors", sum(map(math.prod, tensors.values())), "elements")
 

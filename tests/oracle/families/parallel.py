@@ -48,6 +48,7 @@ def main() -> None:
             try:
                 model = kind.from_pretrained(folder, tp_plan="auto", dtype=torch.float32)
                 held: Any = {}
+                said["plan"] = dict(model.tp_plan)
                 kept = set(model.state_dict())
                 buffers = [(name, value) for name, value in model.named_buffers() if name in kept]
                 for name, value in [*model.named_parameters(), *buffers]:
