@@ -9,7 +9,7 @@ import functools
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,7 +19,7 @@ import numpy as np
 import shardwise as sw
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from tests.test_rooms import Imports, python_imports
+from tests.test_rooms import Imports, imports_of
 
 HOUSE = Path(sw.__file__).parent
 STORE = HOUSE / "store"
@@ -44,13 +44,7 @@ def entered(work: Callable[[], object]) -> list[str]:
     return list(seen)
 
 
-def within(imports: Imports, room: str) -> dict[str, list[str]]:
-    """The imports of a room's files of each other."""
-    own = {file: others for file, others in imports.items() if file.startswith(f"{room}.")}
-    return {file: [other for other in others if other in own] for file, others in own.items()}
-
-
-def floors(edges: Mapping[str, list[str]]) -> int:
+def floors(edges: Imports) -> int:
     """The length of the longest chain of imports."""
 
     @functools.cache
@@ -73,7 +67,7 @@ def main() -> None:
     for trip, files in trips.items():
         own = [file for file in files if file.startswith("write/")]
         print(f"{trip}: {len(files)} files of store, {len(own)} of store/write: {', '.join(own)}")
-    edges = within(python_imports(HOUSE), "store.write")
+    edges = imports_of("python/shardwise/store/write")
     count = sum(map(len, edges.values()))
     print(f"store/write: {len(edges)} files, {floors(edges)} floors, {count} imports")
     lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in STORE.rglob("*.py")}

@@ -38,6 +38,31 @@ HOUSES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("cli",),
         ("__init__", "__main__"),
     ),
+    "python/shardwise/store": (
+        ("codecs", "drawn", "files", "kinds", "mapped", "objects", "opened", "pieces", "same_files", "text"),
+        ("coverage", "engine", "object_files", "sections"),
+        ("boxes", "location", "sources"),
+        ("model_config", "parts", "protocol"),
+        ("carried", "chunks", "frames", "open", "quantized", "safetensors"),
+        ("keras", "orbax", "ranks", "torch"),
+        ("megatron", "sharded"),
+        ("formats",),
+        ("tensors",),
+        ("described", "digests", "ranges", "rewritten", "write"),
+        ("diff", "held", "learn", "prove"),
+        ("__init__",),
+    ),
+    "python/shardwise/store/write": (
+        ("__init__", "gather", "plan_data", "work"),
+        ("task",),
+        ("places",),
+        ("plan", "spool"),
+        ("ledger", "planfile"),
+        ("run",),
+        ("checkpoint_plan",),
+        ("planning",),
+        ("reshape",),
+    ),
     "rust/core": (
         ("shown",),
         ("error",),
@@ -248,8 +273,19 @@ def spelled_out(tree: str) -> Iterator[str]:
 
 @functools.cache
 def imports_of(house: str) -> Imports:
-    read = python_imports if house.startswith("python") else rust_imports
-    return read(ROOT / house)
+    if not house.startswith("python"):
+        return rust_imports(ROOT / house)
+    package, *folders = house.removeprefix("python/").split("/")
+    imports = python_imports(ROOT / "python" / package)
+    return within(imports, ".".join(folders)) if folders else imports
+
+
+def within(imports: Imports, folder: str) -> Imports:
+    """The imports of each other of a folder's files, by their names within it."""
+    own = {file: file.removeprefix(folder).lstrip(".") or "__init__"
+           for file in imports if f"{file}.".startswith(f"{folder}.")}  # fmt: skip
+    return {name: {own[other]: types for other, types in imports[file].items() if other in own}
+            for file, name in own.items()}  # fmt: skip
 
 
 def room_of(file: str) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 import shardwise as sw
 from shardwise.cli import main
-from shardwise.store.write.tensors.convert import converted_values
+from shardwise.store.tensors.convert import converted_values
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 

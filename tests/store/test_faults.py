@@ -26,8 +26,7 @@ import pytest
 import shardwise as sw
 from shardwise._atomic import replace_file
 from shardwise.cli import main
-from shardwise.store.write import reshape
-from shardwise.store.write.plans import checkpoint_plan
+from shardwise.store.write import checkpoint_plan, reshape
 from shardwise.store.write.work import Work
 
 from .faulty import Machine, Outcome, why_not

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import shardwise as sw
-from shardwise.store.write.plans.sections import Stored
+from shardwise.store.sections import Stored
 from tests.store.tasks import forge, unpacked
 
 MESH = sw.DeviceMesh((64,), ("x",))

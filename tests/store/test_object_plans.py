@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 import shardwise as sw
 from shardwise.store.objects import ObjectPath
 from shardwise.store.pieces import Piece, Pieces
-from shardwise.store.write.plans.grid import FileGrid
+from shardwise.store.write.plan import FileGrid
 from tests.store.stores import Store
 from tests.store.test_object_tasks import files
 from tests.store.test_stored_replicas import write as write_replica

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 import shardwise as sw
 from shardwise import _core
 from shardwise.cli import main
-from shardwise.store.write import reshape, run
-from shardwise.store.write.plans import forecast
-from shardwise.store.write.plans.forecast import runs_to_copy
-from shardwise.store.write.tensors import assembled, spool
+from shardwise.store.tensors import assembled
+from shardwise.store.write import checkpoint_plan, reshape, spool
+from shardwise.store.write import checkpoint_plan as forecast
+from shardwise.store.write.checkpoint_plan import runs_to_copy
 from tests.store.stores import Store
 
 FORMS = ("safetensors", "hf", "sharded", "dcp")
@@ -163,7 +163,7 @@ def test_the_command_says_it(
     seconds: float,
     time: str,
 ) -> None:
-    monkeypatch.setattr(run, "estimated_seconds", lambda *_, **__: seconds)
+    monkeypatch.setattr(checkpoint_plan, "estimated_seconds", lambda *_, **__: seconds)
     source = written(tmp_path, "safetensors")
     assert main(["plan", str(source), str(tmp_path / "new.safetensors")]) == 0
     said = capsys.readouterr().out

@@ -16,7 +16,7 @@ from shardwise.store import pieces as pieces_module
 from shardwise.store.pieces import NO_PIECES, Piece, Pieces, dense_strides
 
 #: Functions that look for what is shared along one dim, in which there are no boxes: of tasks, of chunks.
-ALONG_ONE_DIM = {("write/plans/grid.py", "add_overlaps"), ("orbax/zarr.py", "_from_shard")}
+ALONG_ONE_DIM = {("write/plan.py", "add_overlaps"), ("orbax/zarr.py", "_from_shard")}
 LARGER, SMALLER = {"max", "np.maximum"}, {"min", "np.minimum"}
 
 

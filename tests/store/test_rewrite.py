@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import shardwise as sw
-from shardwise.store.write.tensors import assembled, spool
+from shardwise.store.tensors import assembled
+from shardwise.store.write import spool
 
 from ..oracle import engines, fused
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import shardwise as sw
-from shardwise.store.write.tensors import assembled
+from shardwise.store.tensors import assembled
 
 
 @pytest.fixture

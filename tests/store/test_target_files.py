@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import shardwise as sw
 from shardwise._dtypes import CODES
+from shardwise.store.formats.files import hugging_face_files, index_of, sharded_files, slots_of
 from shardwise.store.pieces import NO_PIECES
-from shardwise.store.write.formats.files import hugging_face_files, index_of, sharded_files, slots_of
-from shardwise.store.write.tensors.wanted import Wanted
+from shardwise.store.tensors.wanted import Wanted
 
 MESH = sw.DeviceMesh((2, 2), ("x", "y"))
 

@@ -27,8 +27,8 @@ import shardwise as sw
 from shardwise.cli import main
 from shardwise.store.engine import DIGEST_MODULUS
 from shardwise.store.pieces import Piece, Pieces
-from shardwise.store.write.plans.grid import TaskGrid, task_runs
-from shardwise.store.write.receipts import TaskReceipt, parts_of, receipt_from_line, receipt_line
+from shardwise.store.write.plan import TaskGrid, task_runs
+from shardwise.store.write.task import TaskReceipt, parts_of, receipt_from_line, receipt_line
 from tests.store.tasks import TASK, contents, direct, planned, rules, saved
 
 
@@ -279,7 +279,7 @@ class Deadly(Executor):
 def test_workers_that_are_killed_cost_their_tasks_only(source: Path) -> None:
     total = len(planned(source).tasks)
     left = total
-    for part in (0.1, 0.5, 1):
+    for part in (0.1, 0.5, 0):  # What ended after the death is not counted, so the last that is left may not be there.
         with Deadly(int((left - 1) * part)) as executor, pytest.raises(BrokenExecutor) as died:
             sw.reshard_checkpoint(
                 source, source.parent / "new", rules(), executor=executor, task_bytes=TASK, resume=True

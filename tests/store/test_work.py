@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 import shardwise as sw
-from shardwise.store.write.crew import crew_for
-from shardwise.store.write.work import Work
+from shardwise.store.write.work import Work, crew_for
 from tests.store.stores import Store
 from tests.store.tasks import TASK, contents, direct, planned, rules, saved
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shardwise as sw
-from shardwise.store.write.tensors import spool
+from shardwise.store.write import spool
 
 DATA = Path(__file__).parent.parent / "data" / "checkpoints"
 MESH = sw.DeviceMesh((2, 4), ("data", "model"))

@@ -18,18 +18,19 @@ from hypothesis import strategies as st
 import shardwise as sw
 from shardwise._dtypes import DTYPES
 from shardwise.store.boxes import contiguous_strides
+from shardwise.store.formats.forms import check_names
+from shardwise.store.formats.pickles import Call, Global, pickled
 from shardwise.store.objects import ObjectStatus
 from shardwise.store.pieces import NO_PIECES, Piece, Pieces
-from shardwise.store.write.formats.form_files import check_names
-from shardwise.store.write.formats.pickles import Call, Global, pickled
+from shardwise.store.sources import Places, SourceFile, head_digest, source_of
+from shardwise.store.tensors import convert
+from shardwise.store.tensors.rewrite import kept_objects
+from shardwise.store.tensors.wanted import Wanted, wanted_array
+from shardwise.store.write import spool
 from shardwise.store.write.places import uploads
 from shardwise.store.write.places.folder import _may_hold
-from shardwise.store.write.plans.check_plan import check_pieces
-from shardwise.store.write.plans.planning import make_plan
-from shardwise.store.write.sources import Places, SourceFile, head_digest, source_of
-from shardwise.store.write.tensors import spool
-from shardwise.store.write.tensors.rewrite import kept_objects
-from shardwise.store.write.tensors.wanted import Wanted, wanted_array
+from shardwise.store.write.planfile import check_pieces
+from shardwise.store.write.planning import make_plan
 
 MIB = 2**20
 EDGES = sorted(
@@ -307,7 +308,7 @@ def test_a_sharded_array_is_cut_as_it_is_unless_a_layout_says_otherwise() -> Non
 def test_what_is_converted_is_of_another_floating_point_dtype() -> None:
     def is_converted(stored: str, to: str | None) -> bool:
         tensor: Any = SimpleNamespace(_dtype=DTYPES[stored], dtype=stored)
-        return spool.is_converted(tensor, None if to is None else DTYPES[to])
+        return convert.is_converted(tensor, None if to is None else DTYPES[to])
 
     assert is_converted("float32", "float16")
     assert is_converted("bfloat16", "float32")

@@ -25,7 +25,7 @@ from ..store import (
     reshard_checkpoint,
     verify_checkpoint,
 )
-from ..store.write.tensors.doubts import DoubtsError
+from ..store.tensors.doubts import DoubtsError
 from .layouts import read_layouts
 from .notation import parse_memory, parse_mesh
 from .progress import ShownProgress

@@ -21,10 +21,10 @@ from ..show.names import brief, group_names
 from ..show.table import table_lines
 from ..store import open_checkpoint
 from ..store.described import described_tensors, is_described, rewritten_outline
+from ..store.formats.rank_files import rank_name
 from ..store.location import Location
 from ..store.quantized import Outline, components_in, reader_of
-from ..store.write.formats.rank_files import rank_name
-from ..store.write.plans.one_rank import ranks_of
+from ..store.tensors.one_rank import ranks_of
 from .layouts import read_layouts
 from .notation import format_layout, format_mesh, format_shape, parse_mesh
 from .terminal import Screen, as_options

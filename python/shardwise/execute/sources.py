@@ -24,9 +24,9 @@ from ..partition import Partition
 from ..quantized import Components, LogicalTensor, find_components
 from ..rules.rewrites import Rewrites
 from ..store.pieces import Pieces, dense_strides
-from ..store.write.tensors.assembled import Assembled
-from ..store.write.tensors.rewrite import rewritten
-from ..store.write.tensors.wanted import Wanted
+from ..store.tensors.assembled import Assembled
+from ..store.tensors.rewrite import rewritten
+from ..store.tensors.wanted import Wanted
 from ..tiling import Tiling
 from .descriptors import ZEROS, Places
 

@@ -14,11 +14,10 @@ if TYPE_CHECKING:
     from .protocol import StoredCheckpoint, StoredObject, StoredPiece, StoredTensor
     from .prove import Damage, DamageError, VerifyReport, verify_checkpoint
     from .ranges import ReadArray, ReadPlan, read_plan
-    from .write.plans.checkpoint_plan import CheckpointPlan
-    from .write.receipts import TaskReceipt
-    from .write.reports import WriteOutline, WriteReport
+    from .write.checkpoint_plan import CheckpointPlan
     from .write.reshape import plan_checkpoint, reshard_checkpoint, save_checkpoint
-    from .write.task import Task
+    from .write.task import Task, TaskReceipt
+    from .write.work import WriteOutline, WriteReport
 
 __all__ = [
     "CheckpointPlan",
@@ -62,10 +61,9 @@ __getattr__, __dir__ = lazy(
         "diff": ("Difference", "diff_checkpoints"),
         "prove": ("Damage", "DamageError", "VerifyReport", "verify_checkpoint"),
         "ranges": ("ReadArray", "ReadPlan", "read_plan"),
-        "write.plans.checkpoint_plan": ("CheckpointPlan",),
-        "write.receipts": ("TaskReceipt",),
-        "write.reports": ("WriteOutline", "WriteReport"),
+        "write.checkpoint_plan": ("CheckpointPlan",),
+        "write.work": ("WriteOutline", "WriteReport"),
         "write.reshape": ("plan_checkpoint", "reshard_checkpoint", "save_checkpoint"),
-        "write.task": ("Task",),
+        "write.task": ("Task", "TaskReceipt"),
     },
 )

@@ -15,10 +15,10 @@ from ..rules.model_shapes import model_shapes
 from ..rules.rewrites import Rewrites
 from ..rules.toml import parse_toml
 from .quantized import Outline
+from .tensors.assembled import Assembled
+from .tensors.rewrite import rewritten
+from .tensors.weights import Reader
 from .text import MAX_JSON, are_sizes, checked_name, checked_shape, strict_json
-from .write.tensors.assembled import Assembled
-from .write.tensors.rewrite import rewritten
-from .write.tensors.weights import Reader
 
 __all__ = ["described_tensors", "is_described", "rewritten_outline"]
 

@@ -17,7 +17,7 @@ from .engine import DIGEST_MODULUS, CopyJob, add_digests, digest_array
 from .location import Location
 from .pieces import Piece, Pieces
 from .protocol import StoredCheckpoint, StoredSum, StoredTensor
-from .write.tensors.wanted import wanted_stored
+from .tensors.wanted import wanted_stored
 
 __all__ = ["Digested", "Progress", "piece_digests", "tensor_digests"]
 

@@ -23,8 +23,8 @@ from .model_config import config_of
 from .pieces import Pieces, dense_strides
 from .protocol import StoredCheckpoint, UnsupportedError
 from .quantized import components_in, reader_of
-from .write.tensors.components import component_partitions
-from .write.tensors.wanted import Layouts, partition_for, wanted_stored
+from .tensors.components import component_partitions
+from .tensors.wanted import Layouts, partition_for, wanted_stored
 
 __all__ = ["ReadArray", "ReadPlan", "read_plan"]
 

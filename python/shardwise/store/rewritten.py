@@ -12,9 +12,9 @@ from .location import Location
 from .model_config import config_of
 from .pieces import Piece
 from .protocol import StoredCheckpoint, StoredPiece, StoredTensor, UnsupportedError
-from .write.tensors.assembled import Assembled
-from .write.tensors.names import renamed_tensors
-from .write.tensors.wanted import Wanted, wanted_stored
+from .tensors.assembled import Assembled
+from .tensors.names import renamed_tensors
+from .tensors.wanted import Wanted, wanted_stored
 
 __all__ = ["rewritten_view"]
 

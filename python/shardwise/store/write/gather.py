@@ -19,12 +19,12 @@ from ..._text import bytes_text
 from ...errors import LayoutError, ParseError
 from ..boxes import Bounds, read_piece
 from ..engine import LEAST_MEMORY, CopyJob, CopyReport, JobTensor, tensors_of
+from ..formats.forms import differing_replica
 from ..mapped import MappedFiles
 from ..object_files import FLIGHT, ObjectFile
 from ..pieces import Piece, Pieces, dense_strides, within
 from ..same_files import SameFiles
-from .formats.manifest import differing_replica
-from .sources import Source
+from ..sources import Source
 
 __all__ = ["Block", "Gathered", "Gatherer", "compare_replicas", "fetch_pieces", "memory_for"]
 

@@ -1,4 +1,4 @@
-"""The receipts of a plan's tasks, checked against the plan and added up."""
+"""The receipts of a plan's tasks, checked against the plan and added up, and what follows from them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ import numpy as np
 from ..._text import shown
 from ...errors import ParseError
 from ..engine import add_digests
+from ..formats.forms import manifest_text
 from ..sharded import MANIFEST
-from .formats.manifest import manifest_text
-from .plans.grid import FileGrid
-from .plans.plan import WritePlan
-from .receipts import TaskReceipt, joined_crc, parts_of, refuse_missing
+from .plan import FileGrid, WritePlan
+from .task import TaskReceipt, joined_crc, parts_of, refuse_missing
 
 __all__ = ["Ending", "Ledger", "texts_of", "written_by"]
 

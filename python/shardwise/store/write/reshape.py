@@ -21,24 +21,23 @@ from ...errors import LayoutError, ParseError
 from ...layout import UnevenRule
 from ...partition import Partition
 from ...rules.rewrites import Rewrites
+from ..carried import carried_files
+from ..formats.forms import WITH_FILES
 from ..location import Location, is_sampled, location_of
 from ..model_config import config_of
 from ..open import open_checkpoint
-from .formats.carried import carried_files
-from .formats.form_files import WITH_FILES
+from ..tensors.components import component_partitions, outline_of
+from ..tensors.convert import Overflow, checked_overflow, is_converted, is_float
+from ..tensors.doubts import DoubtsError, doubts_about, left_out_text
+from ..tensors.names import check_name, chosen, kept_values, key_paths, refuse_unreadable, renamed_tensors, replacements
+from ..tensors.wanted import Layouts, Wanted, partition_for, wanted_array, wanted_object, wanted_stored
+from .checkpoint_plan import CheckpointPlan
 from .places import check_writable, claim_name, locked, refuse_source
 from .places.place import taken
-from .plans.checkpoint_plan import CheckpointPlan
-from .plans.forms import Target, chosen_form, plan_form
-from .reports import WriteReport
+from .planning import Target, chosen_form, plan_form
 from .run import run_whole
-from .tensors.components import component_partitions, outline_of
-from .tensors.convert import Overflow, checked_overflow
-from .tensors.doubts import DoubtsError, doubts_about, left_out_text
-from .tensors.names import check_name, chosen, kept_values, key_paths, refuse_unreadable, renamed_tensors, replacements
-from .tensors.spool import Spool, is_converted, is_float, opened_spool
-from .tensors.wanted import Layouts, Wanted, partition_for, wanted_array, wanted_object, wanted_stored
-from .work import MEMORY, RETRIES, Work
+from .spool import Spool, opened_spool
+from .work import MEMORY, RETRIES, Work, WriteReport
 
 __all__ = ["plan_checkpoint", "reshard_checkpoint", "save_checkpoint"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +14,19 @@ import numpy.typing as npt
 from ..._arguments import integer
 from ..._text import shown
 from ...errors import LayoutError, ParseError
+from ..carried import carried_names
 from ..engine import CopyJob, add_digests, check_memory
 from ..mapped import MappedFiles
 from ..pieces import Piece
 from ..same_files import SameFiles
-from .crew import Crew, Flight
-from .formats.carried import carried_names
 from .gather import memory_for
 from .ledger import Ending, Ledger, Written, texts_of
 from .places.place import Place, Recorder, taken
-from .plans.forecast import bytes_to_read, estimated_seconds, runs_to_copy
-from .plans.plan import WritePlan
-from .receipts import TaskReceipt
-from .reports import WriteOutline, WriteReport
-from .task import Progress, Task
-from .work import Work
+from .plan import WritePlan
+from .task import Progress, Task, TaskReceipt
+from .work import Crew, Flight, Work, WriteReport
 
-__all__ = ["commit_plan", "numbers_of", "outline_of", "run_part", "run_whole"]
+__all__ = ["check_room", "commit_plan", "crew_of_plan", "numbers_of", "run_part", "run_whole"]
 
 #: The memory for each thread of tasks that read files only: with less, fewer threads with larger buffers are better.
 _SMALL = 512 * 2**10
@@ -46,7 +41,7 @@ def _run(
 
 
 @contextmanager
-def _crew(plan: WritePlan, place: Place, work: Work) -> Iterator[Crew]:
+def crew_of_plan(plan: WritePlan, place: Place, work: Work) -> Iterator[Crew]:
     """What runs the tasks.
 
     Raises:
@@ -64,23 +59,6 @@ def _crew(plan: WritePlan, place: Place, work: Work) -> Iterator[Crew]:
         if not crew.is_here and not plan.is_of_files:
             raise TypeError("tensors in memory are written by threads of this process; give a ThreadPoolExecutor")
         yield crew
-
-
-def outline_of(plan: WritePlan, work: Work) -> WriteOutline:
-    """Say what it takes to run a plan in this process."""
-    place = plan.place
-    free = place.free()
-    files = tuple((file.name, size) for file, size in zip(plan.files, plan.sizes, strict=True))
-    with _crew(plan, place, work) as crew:
-        workers = crew.threads if crew.threads is not None and crew.is_one else crew.workers
-        outline = WriteOutline(files, plan.nbytes, place.buffers(work, crew), workers, len(plan.tasks), 2**63 - 1)
-    if free is None:
-        return outline
-    to_read = bytes_to_read(plan)
-    is_fetched = any(not isinstance(source, np.ndarray) and source.fetched for source in plan.sources)
-    # A sample of files does not tell how fast a store is.
-    seconds = None if is_fetched else estimated_seconds(plan, Path(str(plan.path.parent)), to_read, sync=work.sync)
-    return replace(outline, free=free, bytes_read=to_read, operations=runs_to_copy(plan), seconds=seconds)
 
 
 class _Stopped(BaseException):
@@ -197,7 +175,7 @@ def run_part(plan: WritePlan, part: tuple[int, int] | None, tasks: Sequence[int]
     span, numbers = numbers_of(plan, part, tasks)
     place, ledger = plan.place, Ledger(plan)
     lock = place.locked() if part is None and tasks is None else nullcontext()
-    with lock, _crew(plan, place, work) as crew:
+    with lock, crew_of_plan(plan, place, work) as crew:
         if place.is_finished():
             _confirm(plan, numbers, crew, ledger, work)
             return 0
@@ -266,7 +244,7 @@ def _finished(plan: WritePlan, place: Place, crew: Crew, work: Work) -> WriteRep
 def run_whole(plan: WritePlan, work: Work) -> WriteReport:
     """Write a checkpoint, from the first task to the last rename; the caller holds its lock."""
     place = plan.place
-    with _crew(plan, place, work) as crew:
+    with crew_of_plan(plan, place, work) as crew:
         if work.resume and place.is_finished():
             return _finished(plan, place, crew, work)
         check_room(plan)
@@ -366,12 +344,12 @@ def commit_plan(plan: WritePlan, *, check: bool, work: Work) -> WriteReport:
     place, ledger = plan.place, Ledger(plan)
     with place.locked():
         if place.is_finished():
-            with _crew(plan, place, work) as crew:
+            with crew_of_plan(plan, place, work) as crew:
                 return _finished(plan, place, crew, work)
         for receipt in place.receipts():
             ledger.add(receipt)
         if not ledger.is_complete and place.is_finished():  # By another process, meanwhile.
-            with _crew(plan, place, work) as crew:
+            with crew_of_plan(plan, place, work) as crew:
                 return _finished(plan, place, crew, work)
         ledger.check_complete()
         if check:

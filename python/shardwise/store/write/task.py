@@ -1,21 +1,211 @@
-"""Tasks: parts of a checkpoint that any process can write, in any order, once or twice, each with a receipt."""
+"""Tasks: parts of a checkpoint that any process can write, in any order, once or twice, each with a receipt.
+
+A receipt is a line of JSON with a digest of itself.
+"""
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import json
+import os
+import socket
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from ..._arguments import check_fields
 from ..._text import bytes_text, shown
-from ..engine import check_memory
+from ...errors import ParseError
+from ..engine import DIGEST_MODULUS, check_memory
+from ..sources import Source
 from .gather import Gatherer
-from .receipts import TaskReceipt, worker_name
-from .sources import Source
 from .work import MEMORY
 
-__all__ = ["Sink", "Task", "Written"]
+__all__ = [
+    "Sink",
+    "Task",
+    "TaskReceipt",
+    "Written",
+    "joined_crc",
+    "parts_of",
+    "receipt_from_line",
+    "receipt_line",
+    "refuse_missing",
+    "worker_name",
+]
+
+_MOST_SHOWN = 5
+#: A receipt that names more parts is not believed.
+_MOST_PARTS = 2**20
+
+
+class TaskReceipt(NamedTuple):
+    """The receipt of a task: what it has written.
+
+    Attributes:
+        plan: The digest of the plan.
+        task: The number of the task.
+        ranges: For each range that was written: the file's number in the plan, the first byte, and the one after
+            the last.
+        digests: The digest of each, as a part of its tensor.
+        crcs: The CRC-32 of each, for files that have them; else none.
+        bytes_read: Bytes read from files and objects.
+        bytes_written: Bytes written.
+        seconds: The time it took.
+        worker: Who wrote it: host and process.
+        part: The part of the plan that it was run in, as `"3/16"`; empty if it was run otherwise.
+        made: For an object of a store, its bytes and what distinguishes it from another object of its name; else none.
+    """
+
+    plan: str
+    task: int
+    ranges: tuple[tuple[int, int, int], ...]
+    digests: tuple[int, ...]
+    crcs: tuple[int, ...]
+    bytes_read: int
+    bytes_written: int
+    seconds: float
+    worker: str
+    part: str = ""
+    made: tuple[int, str] | None = None
+
+    @property
+    def contents(self) -> tuple[Any, ...]:
+        """The part that any run of the task says alike."""
+        return self.ranges, self.digests, self.crcs
+
+
+def receipt_line(receipt: TaskReceipt) -> bytes:
+    """Write a receipt as a line."""
+    said = [*receipt[:3], [f"{digest:x}" for digest in receipt.digests], *receipt[4:]]
+    text = json.dumps(said, separators=(",", ":")).encode()
+    return b"%s %s\n" % (_digest(text), text)
+
+
+def receipt_from_line(line: bytes, where: object) -> TaskReceipt:
+    """Read a receipt.
+
+    Raises:
+        ParseError: if the line is not what `receipt_line` wrote.
+    """
+    with _read(line, where) as said:
+        plan, task, ranges, digests, crcs, read, written, seconds, worker, part, made = said
+        receipt = TaskReceipt(
+            str(plan),
+            task,
+            tuple((file, begin, end) for file, begin, end in ranges),
+            tuple(int(digest, 16) for digest in digests),
+            tuple(crcs),
+            read,
+            written,
+            float(seconds),
+            str(worker),
+            str(part),
+            None if made is None else _made(*made),
+        )
+        numbers = [number for row in receipt.ranges for number in row]
+        sizes = [] if receipt.made is None else [receipt.made[0]]
+        if not all(type(number) is int for number in (task, read, written, *numbers, *sizes, *receipt.crcs)):
+            raise ValueError
+        if not all(0 <= digest < DIGEST_MODULUS for digest in receipt.digests):
+            raise ValueError
+        if not all(0 <= crc < 2**32 for crc in receipt.crcs):
+            raise ValueError
+    return receipt
+
+
+def _made(size: int, mark: str) -> tuple[int, str]:
+    return size, str(mark)
+
+
+@contextmanager
+def _read(line: bytes, where: object) -> Iterator[Any]:
+    digest, _, text = line.rstrip(b"\n").partition(b" ")
+    if _digest(text) != digest:
+        raise ParseError(f"{where}: a receipt is not what was written: it was edited or is damaged")
+    try:
+        yield json.loads(text)
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        raise ParseError(f"{where}: a receipt has contents that no task writes") from None
+
+
+def _digest(text: bytes) -> bytes:
+    return hashlib.sha256(text).hexdigest()[:32].encode()
+
+
+def refuse_missing(path: object, missing: Sequence[int], total: int, hint: str = "") -> None:
+    """Raise ParseError if receipts of the `total` tasks of a checkpoint are missing; names some, and what to do."""
+    if len(missing):
+        some = ", ".join(map(str, missing[:_MOST_SHOWN]))
+        more = f" and {len(missing) - _MOST_SHOWN} more" if len(missing) > _MOST_SHOWN else ""
+        raise ParseError(f"{path}: receipts of {len(missing)} of {total} tasks are missing: {some}{more}{hint}")
+
+
+def parts_of(receipts: Mapping[str, int]) -> int | None:
+    """The number of parts in which most tasks were run; `None` if none was run in one.
+
+    >>> parts_of({"1/2": 1, "2/16": 5, "7/16": 3, "": 4})
+    16
+    """
+    counts: Counter[int] = Counter()
+    for part, count in receipts.items():
+        parts = part.partition("/")[2]
+        if parts.isdecimal() and 0 < int(parts) <= _MOST_PARTS:
+            counts[int(parts)] += count
+    return counts.most_common(1)[0][0] if counts else None
+
+
+def worker_name() -> str:
+    """Say who works here: host and process."""
+    return _worker(os.getpid())
+
+
+@functools.lru_cache(maxsize=4)
+def _worker(process: int) -> str:
+    return f"{socket.gethostname()}:{process}"
+
+
+#: The polynomial of CRC-32, the lowest power in the highest bit.
+_POLYNOMIAL = 0xEDB88320
+
+
+def joined_crc(first: int, second: int, length: int) -> int:
+    """The CRC-32 of two joined stretches, from those of each and the length of the second in bytes.
+
+    A CRC is a remainder of polynomials over two elements: the first is multiplied by x to the bits of the second.
+
+    >>> import zlib
+    >>> joined_crc(zlib.crc32(b"shard"), zlib.crc32(b"wise"), 4) == zlib.crc32(b"shardwise")
+    True
+    """
+    # Every multiple of 0, the CRC-32 before the first stretch, is 0.
+    return _product(first, _power(length)) ^ second if first else second
+
+
+@functools.lru_cache(maxsize=1024)
+def _power(length: int) -> int:
+    """The remainder of x to the number of bits in `length` bytes."""
+    power, square = 1 << 31, 1 << 23  # 1, and x to the 8th.
+    while length:
+        if length & 1:
+            power = _product(power, square)
+        square = _product(square, square)
+        length >>= 1
+    return power
+
+
+def _product(a: int, b: int) -> int:
+    found = 0
+    for bit in range(31, -1, -1):
+        if a >> bit & 1:
+            found ^= b
+        b = b >> 1 ^ (_POLYNOMIAL if b & 1 else 0)
+    return found
+
 
 Progress = Callable[[int], object] | None
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from ...files import hidden_name
 from ...location import Location
 from ...objects import ObjectPath
+from ...opened import OpenFolder, make_marked, remove_marked
 from . import folder, store
-from .opened import OpenFolder, make_marked, remove_marked
 from .place import NewCheckpoint, Place, taken
 
 __all__ = ["Scratch", "check_writable", "claim_name", "locked", "place_for", "refuse_source", "takes_whole_files"]

@@ -26,20 +26,10 @@ from ...._text import bytes_text
 from ....errors import ParseError
 from ...engine import CopyJob
 from ...files import hidden_name
-from ..crew import Crew, crew_for
+from ...opened import OpenFolder, make_marked, opened_below, refuse_stranger, refuse_unmarked, remove_marked, write_all
 from ..gather import Gatherer
-from ..receipts import TaskReceipt, receipt_from_line, receipt_line
-from ..task import Progress, Task, Written
-from ..work import Work
-from .opened import (
-    OpenFolder,
-    make_marked,
-    opened_below,
-    refuse_stranger,
-    refuse_unmarked,
-    remove_marked,
-    write_all,
-)
+from ..task import Progress, Task, TaskReceipt, Written, receipt_from_line, receipt_line
+from ..work import Crew, Work, crew_for
 from .place import Ending, NewCheckpoint, taken, workplace_of
 
 __all__ = ["FolderPlace", "check_room", "claim_name", "locked", "refuse_existing"]

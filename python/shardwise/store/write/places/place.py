@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from ...files import hidden_name
+from ...formats.files import TargetFile
 from ...objects import ObjectPath
-from ..crew import Crew
-from ..formats.files import TargetFile
-from ..receipts import TaskReceipt
-from ..task import Sink
-from ..work import Work
+from ..task import Sink, TaskReceipt
+from ..work import Crew, Work
 
 #: A path of either kind, and what is beside it of the same.
 Beside = TypeVar("Beside", Path, ObjectPath)

@@ -16,13 +16,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ....errors import ParseError
+from ...formats.files import TargetFile
 from ...objects import ATTEMPTS, ObjectPath
-from ..crew import Crew, crew_of, one_worker
-from ..formats.files import TargetFile
 from ..gather import Gatherer
-from ..receipts import TaskReceipt, receipt_from_line, receipt_line
-from ..task import Progress, Task, Written
-from ..work import Work
+from ..task import Progress, Task, TaskReceipt, Written, receipt_from_line, receipt_line
+from ..work import Crew, Work, crew_of, one_worker
 from .place import Ending, NewCheckpoint, taken, workplace_of
 from .stream import stream_of
 from .uploads import (

@@ -17,10 +17,10 @@ import numpy as np
 from ...._boxes import consecutive
 from ...boxes import contiguous_strides
 from ...engine import add_digests
+from ...formats.files import TargetFile
 from ...objects import ObjectPath
-from ..formats.files import TargetFile
 from ..gather import Block, Gatherer
-from ..receipts import joined_crc
+from ..task import joined_crc
 
 __all__ = ["Stream", "stream_of"]
 

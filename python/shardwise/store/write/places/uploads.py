@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, Protocol
 from ...._arguments import integer
 from ...._text import bytes_text
 from ....errors import LayoutError
+from ...formats.files import TargetFile
 from ...objects import ObjectPath
-from ..crew import Crew
-from ..formats.files import TargetFile
+from ..work import Crew
 from .place import taken
 
 __all__ = [

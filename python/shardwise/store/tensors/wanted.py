@@ -8,18 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from ...._arguments import instance, refuse_mask
-from ...._dtypes import DTYPES, Dtype, find_dtype
-from ...._text import shown
-from ....array.sharded import ShardedArray
-from ....deploy.deployment import Deployment
-from ....errors import LayoutError
-from ....layout import TensorLayout, UnevenRule
-from ....partition import Partition
-from ....rules.layout_map import LayoutMap
-from ...boxes import Bounds, contiguous_strides
-from ...pieces import NO_PIECES, Piece, Pieces
-from ...protocol import StoredObject, StoredTensor
+from ..._arguments import instance, refuse_mask
+from ..._dtypes import DTYPES, Dtype, find_dtype
+from ..._text import shown
+from ...array.sharded import ShardedArray
+from ...deploy.deployment import Deployment
+from ...errors import LayoutError
+from ...layout import TensorLayout, UnevenRule
+from ...partition import Partition
+from ...rules.layout_map import LayoutMap
+from ..boxes import Bounds, contiguous_strides
+from ..pieces import NO_PIECES, Piece, Pieces
+from ..protocol import StoredObject, StoredTensor
 
 __all__ = [
     "Layouts",

@@ -10,19 +10,30 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from ...._arguments import instance
-from ...._dtypes import Dtype
-from ...._fork import importing
-from ...._text import shown
-from ....errors import LayoutError
+from ..._arguments import instance
+from ..._dtypes import Dtype
+from ..._fork import importing
+from ..._text import shown
+from ...errors import LayoutError
+from ..protocol import StoredTensor
 
-__all__ = ["Overflow", "checked_overflow", "converted_values", "lost_text"]
+__all__ = ["Overflow", "checked_overflow", "converted_values", "is_converted", "is_float", "lost_text"]
 
 #: What becomes of values beyond the range of the new dtype.
 Overflow = Literal["refuse", "saturate", "round"]
 
 #: Elements converted at once, so that what is needed beside them stays in the processor's cache.
 _BLOCK = 1 << 15
+
+
+def is_converted(tensor: StoredTensor, dtype: Dtype | None) -> bool:
+    """Whether it must be converted to another floating-point dtype."""
+    return dtype is not None and is_float(tensor._dtype) and tensor.dtype != dtype.name
+
+
+def is_float(dtype: Dtype) -> bool:
+    """Whether it is a floating-point dtype."""
+    return "float" in dtype.name
 
 
 def checked_overflow(overflow: Any) -> Overflow:

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...._dtypes import Dtype
-from ...._text import shown
-from ....errors import LayoutError, SizeOverflowError
-from ....partition import Partition
-from ...boxes import Bounds, read_piece
-from ...files import Holder
-from ...pieces import NO_PIECES, Piece, Pieces, Stretches, within
+from ..._dtypes import Dtype
+from ..._text import shown
+from ...errors import LayoutError, SizeOverflowError
+from ...partition import Partition
+from ..boxes import Bounds, read_piece
+from ..files import Holder
+from ..pieces import NO_PIECES, Piece, Pieces, Stretches, within
 from .wanted import Wanted
 
 __all__ = ["MOST_STRETCHES", "SHORT", "Assembled", "zero_element"]

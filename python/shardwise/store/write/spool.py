@@ -14,39 +14,29 @@ from typing import Any
 
 import numpy as np
 
-from ...._atomic import naming
-from ...._boxes import positions
-from ...._dtypes import Dtype
-from ...._text import bytes_text, shown
-from ....errors import LayoutError
-from ....partition import Partition
-from ...boxes import Bounds, contiguous_strides
-from ...engine import CopyJob
-from ...files import DataFile, status_of
-from ...location import Location
-from ...pieces import NO_PIECES, Piece, Pieces
-from ...protocol import StoredTensor
-from ..gather import compare_replicas
-from ..places import Scratch
-from .assembled import Assembled
-from .convert import Overflow, converted_values, lost_text
-from .wanted import Wanted, wanted_stored
+from ..._atomic import naming
+from ..._boxes import positions
+from ..._dtypes import Dtype
+from ..._text import bytes_text, shown
+from ...errors import LayoutError
+from ...partition import Partition
+from ..boxes import Bounds, contiguous_strides
+from ..engine import CopyJob
+from ..files import DataFile, status_of
+from ..location import Location
+from ..pieces import NO_PIECES, Piece, Pieces
+from ..protocol import StoredTensor
+from ..tensors.assembled import Assembled
+from ..tensors.convert import Overflow, converted_values, is_converted, lost_text
+from ..tensors.wanted import Wanted, wanted_stored
+from .gather import compare_replicas
+from .places import Scratch
 
-__all__ = ["Spool", "is_converted", "is_float", "opened_spool"]
+__all__ = ["Spool", "opened_spool"]
 
 #: The time that the file gets, 1 January 1980: a run that is continued makes the same file again, and its plan, which
 #: notes the times of all sources, must be the same too.
 _TIME = 315_532_800 * 10**9
-
-
-def is_converted(tensor: StoredTensor, dtype: Dtype | None) -> bool:
-    """Whether it must be converted to another floating-point dtype."""
-    return dtype is not None and is_float(tensor._dtype) and tensor.dtype != dtype.name
-
-
-def is_float(dtype: Dtype) -> bool:
-    """Whether it is a floating-point dtype."""
-    return "float" in dtype.name
 
 
 def _identity(tensor: StoredTensor, kept: Dtype) -> Any:

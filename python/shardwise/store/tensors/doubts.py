@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ...._text import shown
-from ....deploy.deployment import Deployment
-from ....errors import LayoutError
-from ....layout import UnevenRule
-from ....quantized.forms import Components
-from ....rules.layout_map import LayoutMap
-from ..formats.form_files import ARRAY_FORMS
+from ..._text import shown
+from ...deploy.deployment import Deployment
+from ...errors import LayoutError
+from ...layout import UnevenRule
+from ...quantized.forms import Components
+from ...rules.layout_map import LayoutMap
+from ..formats.forms import ARRAY_FORMS
 from .assembled import Assembled
 from .wanted import Layouts, Wanted
 

@@ -1,20 +1,39 @@
-"""What a checkpoint of each form is made of: its files, their names, and what follows from them."""
+"""What a checkpoint of each form is made of: its files, their names, and what follows from them: index and manifest.
+
+The manifest has the tensors and how they are cut, and the size and digests of each file.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal, Protocol
 
-from ....errors import ParseError
-from ...parts import MANIFEST
+import numpy as np
+
+from ..._text import shown
+from ...errors import ParseError
+from ..parts import MANIFEST
+from ..sharded import sealed
 from .dcp import INDEX, DcpFile, KeyPath, dcp_index
-from .files import Placed, SafetensorsFile, TargetFile, index_of
+from .files import Named, Placed, SafetensorsFile, TargetFile, index_of
 from .rank_files import RankFile
 from .slots import Slots
 
-__all__ = ["ARRAY_FORMS", "HF_INDEX", "ONE_FILE", "WITH_FILES", "Target", "Texts", "check_names", "target_file"]
+__all__ = [
+    "ARRAY_FORMS",
+    "HF_INDEX",
+    "ONE_FILE",
+    "WITH_FILES",
+    "Target",
+    "Texts",
+    "check_names",
+    "differing_replica",
+    "manifest_text",
+    "target_file",
+]
 
 #: What a new checkpoint may be: a safetensors file; a folder in Hugging Face's format; a folder with a safetensors file
 #: for each owner of shards; one with a file for each rank, of all that it holds; the same as vLLM and SGLang name them;
@@ -124,3 +143,64 @@ class Texts(Mapping[str, bytes]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+class _Described(Named, Protocol):
+    """A tensor of a plan, or one that is wanted."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+
+
+def manifest_text(
+    said: Mapping[str, Any],
+    tensors: Sequence[_Described],
+    digests: Sequence[int],
+    files: Sequence[TargetFile],
+    sizes: Sequence[int],
+    texts: Mapping[str, bytes],
+) -> bytes:
+    """Write the manifest.
+
+    Args:
+        said: The format, the aliases, and under `"tensors"` how each tensor is cut.
+        tensors: The tensors, and values that are not tensors, which are left out.
+        digests: One for each tensor.
+        files: The files, with the digests of what they hold.
+        sizes: The bytes of each.
+        texts: The other files, by name.
+    """
+    manifest: dict[str, Any] = {"format": "shardwise", "version": 1, **said}
+    manifest["tensors"] = {
+        tensor.name: {
+            "dtype": tensor.dtype.stated,
+            "shape": tensor.dtype.element_shape(tensor.shape),
+            "digest": f"{digest:032x}",
+            **more,
+        }
+        for tensor, more, digest in zip(tensors, said["tensors"], digests, strict=True)
+        if not tensor.is_object
+    }
+    manifest["files"] = {
+        file.name: {
+            "size": size,
+            **file.facts(),
+            "digests": {
+                tensors[slot.tensor].name: f"{file.digests.get(slot.tensor, 0):032x}"
+                for slot in file.slots
+                if not tensors[slot.tensor].is_object
+            },
+        }
+        for file, size in zip(files, sizes, strict=True)
+    } | {name: {"size": len(text), "sha256": hashlib.sha256(text).hexdigest()} for name, text in texts.items()}
+    return sealed(json.dumps(manifest, indent=1, ensure_ascii=False).encode())
+
+
+def differing_replica(name: str, shape: tuple[int, ...], path: object, element: int) -> str:
+    """Say which element of a replica differs, by its offset in the tensor."""
+    index = tuple(map(int, np.unravel_index(element, shape)))
+    return (
+        f"tensor {shown(name)}: replicas disagree; the first element of {path} that differs is {index}; "
+        'replicas="first" takes the first of them'
+    )

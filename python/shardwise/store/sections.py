@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ....errors import ParseError
-from ...files import Holder
+from ..errors import ParseError
+from .files import Holder
 
 __all__ = ["BLOCK", "Held", "Made", "Section", "Stored", "block_digests", "blocks_of", "numbers", "packed"]
 

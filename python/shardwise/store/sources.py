@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..._atomic import naming
-from ...errors import ParseError
-from ..engine import CopyJob
-from ..object_files import ObjectFile
-from ..objects import ObjectPath, ObjectStatus
+from .._atomic import naming
+from ..errors import ParseError
+from .engine import CopyJob
+from .object_files import ObjectFile
+from .objects import ObjectPath, ObjectStatus
 
 __all__ = ["Places", "Source", "SourceFile", "SourceObject", "head_digest", "source_for", "source_of"]
 

@@ -10,13 +10,13 @@ from functools import lru_cache
 
 import numpy as np
 
-from ...._text import shown
-from ....errors import LayoutError, ShardwiseError
-from ....packed import PackedDim
-from ....quantized.component import LogicalTensor
-from ....reshard.orders import segments_of
-from ....rules.rewrites import Rewrite, Rewrites, RewriteSet, Side
-from ...pieces import Stretches
+from ..._text import shown
+from ...errors import LayoutError, ShardwiseError
+from ...packed import PackedDim
+from ...quantized.component import LogicalTensor
+from ...reshard.orders import segments_of
+from ...rules.rewrites import Rewrite, Rewrites, RewriteSet, Side
+from ..pieces import Stretches
 from .assembled import Assembled
 from .weights import Reader, Tensor, Weight, arranged, packed, repeated, stacked
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...._text import shown
-from ....errors import LayoutError
-from ....quantized.component import Along, Component, LogicalTensor
-from ....quantized.parts import WHOLE
-from ...pieces import Stretches
+from ..._text import shown
+from ...errors import LayoutError
+from ...quantized.component import Along, Component, LogicalTensor
+from ...quantized.parts import WHOLE
+from ..pieces import Stretches
 from . import arrange
 from .assembled import Assembled
 

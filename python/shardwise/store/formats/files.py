@@ -13,13 +13,13 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ...._dtypes import Dtype
-from ...._text import bytes_text
-from ....errors import LayoutError, ParseError, SizeOverflowError
-from ....mesh import DeviceMesh
-from ....partition import Partition
-from ...parts import SHARDING_INFO, part_mark
-from ...pieces import Bounds
+from ..._dtypes import Dtype
+from ..._text import bytes_text
+from ...errors import LayoutError, ParseError, SizeOverflowError
+from ...mesh import DeviceMesh
+from ...partition import Partition
+from ..parts import SHARDING_INFO, part_mark
+from ..pieces import Bounds
 from .slots import BoxPool, Cut, Shaped, Slots, SlotTable, digits_of
 
 __all__ = [

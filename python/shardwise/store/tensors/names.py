@@ -6,22 +6,22 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ...._arguments import instance, optional
-from ...._dtypes import Dtype
-from ...._text import shown
-from ....errors import LayoutError
-from ....partition import Partition
-from ....quantized.forms import Components
-from ....rules.pattern import NamePattern, Replacement
-from ....rules.rewrites import Rewrites
-from ...location import Location
-from ...protocol import StoredCheckpoint, UnsupportedError
-from ...text import MAX_NAME
+from ..._arguments import instance, optional
+from ..._dtypes import Dtype
+from ..._text import shown
+from ...errors import LayoutError
+from ...partition import Partition
+from ...quantized.forms import Components
+from ...rules.pattern import NamePattern, Replacement
+from ...rules.rewrites import Rewrites
 from ..formats.dcp import KeyPath
+from ..location import Location
+from ..protocol import StoredCheckpoint, UnsupportedError
+from ..text import MAX_NAME
 from .assembled import Assembled
 from .components import quantized_tensors, reader_of, weights_after
+from .convert import is_converted
 from .rewrite import kept_objects, rewritten
-from .spool import is_converted
 from .wanted import Wanted
 
 __all__ = ["check_name", "chosen", "kept_values", "key_paths", "refuse_unreadable", "renamed_tensors", "replacements"]

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, Protocol, overload
 import numpy as np
 import numpy.typing as npt
 
-from ....errors import SizeOverflowError
-from ....partition import Partition
-from ...boxes import Bounds
-from ...pieces import dense_strides
+from ...errors import SizeOverflowError
+from ...partition import Partition
+from ..boxes import Bounds
+from ..pieces import dense_strides
 
 __all__ = ["BoxPool", "Cut", "Slot", "SlotTable", "Slots", "digits_of", "joined"]
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...boxes import Bounds
-from ...pieces import Pieces
+from ..boxes import Bounds
+from ..pieces import Pieces
 from .assembled import MOST_STRETCHES, SHORT, Assembled
 
 __all__ = ["arranged"]

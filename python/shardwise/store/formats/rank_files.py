@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ....errors import LayoutError
-from ....mesh import DeviceMesh
-from ....partition import Partition
-from ...parts import PIECES, part_mark
+from ...errors import LayoutError
+from ...mesh import DeviceMesh
+from ...partition import Partition
+from ..parts import PIECES, part_mark
 from .files import FileArray, Placed, SafetensorsFile, begins_of, file_order, slots_by_file
 from .slots import BoxPool, Cut, Slots, SlotTable
 

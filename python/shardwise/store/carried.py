@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from ...._text import bytes_text, shown
-from ...location import Location, entries_of, read_unlinked
-from ...parts import MANIFEST, RANKS
+from .._text import bytes_text, shown
+from .location import Location, entries_of, read_unlinked
+from .parts import MANIFEST, RANKS
 
 __all__ = ["carried_files", "carried_names", "is_carried"]
 

@@ -6,15 +6,15 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ...._dtypes import Dtype, in_bytes
-from ....layout import UnevenRule
-from ....partition import Partition
-from ....quantized.component import Along, Component, LogicalTensor
-from ....quantized.follow import followed
-from ....quantized.forms import Components
-from ...protocol import StoredCheckpoint
-from ...quantized import Outline, components_in
-from ...quantized import reader_of as stored_reader_of
+from ..._dtypes import Dtype, in_bytes
+from ...layout import UnevenRule
+from ...partition import Partition
+from ...quantized.component import Along, Component, LogicalTensor
+from ...quantized.follow import followed
+from ...quantized.forms import Components
+from ..protocol import StoredCheckpoint
+from ..quantized import Outline, components_in
+from ..quantized import reader_of as stored_reader_of
 from .assembled import Assembled
 from .wanted import Layouts
 from .weights import Reader

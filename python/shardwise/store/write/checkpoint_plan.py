@@ -1,25 +1,37 @@
-"""`CheckpointPlan`: a plan of a new checkpoint that can be saved, run in parts anywhere, and committed."""
+"""`CheckpointPlan`: a plan of a new checkpoint that can be saved, run in parts anywhere, and committed.
+
+Its outline says what it would read and copy, and about how long that would take.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from ...._arguments import path_of
-from ...location import refuse_options
-from ..reports import WriteOutline, WriteReport
-from ..run import check_room, commit_plan, outline_of, run_part
-from ..task import Task
-from ..work import MEMORY, RETRIES, Work
-from .check_plan import check_plan
-from .plan import WritePlan, said_by
-from .planfile import load_plan, save_plan
+from ... import _core
+from ..._arguments import path_of
+from ...errors import ParseError
+from ..files import opened_again
+from ..location import refuse_options
+from .places import place_for
+from .places.place import Place
+from .plan import WritePlan
+from .plan_data import said_by
+from .planfile import check_plan, load_plan, save_plan
+from .run import check_room, commit_plan, crew_of_plan, run_part
+from .task import Task
+from .work import MEMORY, RETRIES, Work, WriteOutline, WriteReport
 
-__all__ = ["CheckpointPlan"]
+__all__ = ["CheckpointPlan", "bytes_to_read", "estimated_seconds", "runs_to_copy"]
 
 
 class CheckpointPlan(WritePlan):
@@ -41,6 +53,18 @@ class CheckpointPlan(WritePlan):
     warnings: tuple[str, ...] = ()
     obstacle: str = ""
     is_sampled: bool = True
+    _place: Place | None = None
+
+    @property
+    def place(self) -> Place:
+        """The place of the checkpoint."""
+        if self._place is None:
+            self._place = place_for(self)
+        return self._place
+
+    @place.setter
+    def place(self, place: Place) -> None:
+        self._place = place
 
     def outline(self, memory: int = MEMORY, threads: int | None = None, *, sync: bool = True) -> WriteOutline:
         """Say what it takes to run it in this process.
@@ -57,7 +81,7 @@ class CheckpointPlan(WritePlan):
             LayoutError: if the memory is too little.
             OSError: if the folder for the checkpoint does not exist.
         """
-        outline = outline_of(self, Work(memory=memory, threads=threads, sync=sync))
+        outline = _outline(self, Work(memory=memory, threads=threads, sync=sync))
         return replace(outline, warnings=self.warnings, seconds=outline.seconds if self.is_sampled else None)
 
     def task(self, number: int) -> Task:
@@ -188,3 +212,91 @@ class CheckpointPlan(WritePlan):
         self.check_tasks()
         self.check()
         return commit_plan(self, check=check, work=Work(memory=memory, sync=sync))
+
+
+def _outline(plan: WritePlan, work: Work) -> WriteOutline:
+    """Say what it takes to run a plan in this process."""
+    place = plan.place
+    free = place.free()
+    files = tuple((file.name, size) for file, size in zip(plan.files, plan.sizes, strict=True))
+    with crew_of_plan(plan, place, work) as crew:
+        workers = crew.threads if crew.threads is not None and crew.is_one else crew.workers
+        outline = WriteOutline(files, plan.nbytes, place.buffers(work, crew), workers, len(plan.tasks), 2**63 - 1)
+    if free is None:
+        return outline
+    to_read = bytes_to_read(plan)
+    is_fetched = any(not isinstance(source, np.ndarray) and source.fetched for source in plan.sources)
+    # A sample of files does not tell how fast a store is.
+    seconds = None if is_fetched else estimated_seconds(plan, Path(str(plan.path.parent)), to_read, sync=work.sync)
+    return replace(outline, free=free, bytes_read=to_read, operations=runs_to_copy(plan), seconds=seconds)
+
+
+#: The bytes of a sample, and of each of its reads.
+_SAMPLE, _BLOCK = 16 * 2**20, 2**20
+
+
+def bytes_to_read(plan: WritePlan) -> int:
+    """Bytes of the tensors in the sources, and of the replicas that are compared with them."""
+    return sum(
+        sum(pieces.volumes.tolist()) * tensor.itemsize
+        for tensor in plan.tensors
+        for pieces in (tensor.sources, tensor.replicas)
+    )
+
+
+def runs_to_copy(plan: WritePlan) -> int:
+    """The number of copies, each of bytes that are contiguous in a source and in a file."""
+    return sum(tensor.sources.runs_into(tensor.targets, tensor.itemsize) for tensor in plan.tensors)
+
+
+def estimated_seconds(plan: WritePlan, folder: Path, to_read: int, *, sync: bool) -> float | None:
+    """About how long it takes to carry out a plan of files: as a sample of it, copied to a file that has no name.
+
+    What is not copied as it is goes through a file first. `None` if nothing can be written in the place, or read.
+    """
+    spooled = sum(source.nbytes for source in plan.sources if isinstance(source, np.ndarray))
+    written, room = plan.nbytes, _core.free_space(folder) // 4
+    most = min(_SAMPLE, room, max(written, 1))
+    if most < 1:
+        return None
+    try:
+        with tempfile.TemporaryFile(dir=folder) as sample:
+            began = time.perf_counter()
+            blocks = list(_sample(plan, most))
+            read_in = time.perf_counter() - began
+            is_read = bool(blocks)
+            blocks = blocks or [os.urandom(min(_BLOCK, most))] * max(1, most // _BLOCK)
+            began = time.perf_counter()
+            for block in blocks:
+                sample.write(block)
+            sample.flush()
+            if sync:
+                os.fsync(sample.fileno())
+            written_in = time.perf_counter() - began
+    except (OSError, ParseError):
+        return None
+    size = sum(map(len, blocks))
+    if not is_read:
+        read_in = written_in
+    return ((to_read + spooled) * read_in + (written + spooled) * written_in) / size
+
+
+def _sample(plan: WritePlan, most: int) -> Iterator[bytes]:
+    """Blocks of the sources' tensors, as far apart as can be."""
+    noted: Iterator[Any] = (source for source in plan.sources if not isinstance(source, np.ndarray))
+    files = [source for source in noted if source.end > source.begin]
+    total = sum(file.end - file.begin for file in files)
+    most = min(most, total)
+    count = -(-most // _BLOCK)
+    ends = np.cumsum([file.end - file.begin for file in files])
+    for number in range(count):
+        at = (total - min(_BLOCK, most)) * number // max(count - 1, 1)
+        place, left = int(np.searchsorted(ends, at, side="right")), min(_BLOCK, most)
+        begin = files[place].end - (int(ends[place]) - at)
+        while left and place < len(files):
+            file = files[place]
+            begin = max(begin, file.begin)
+            with closing(opened_again(file.path, file.size, file.times)) as source:
+                data = source.read(begin, min(left, file.end - begin))
+            yield data
+            left, place, begin = left - len(data), place + 1, 0

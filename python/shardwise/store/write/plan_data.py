@@ -1,4 +1,4 @@
-"""The plan of a new checkpoint: what is read and written, and where; and the tasks that do it, made on demand."""
+"""What a plan says, as sections of numbers and bytes: tensors, files, boxes; each is read when it is asked for."""
 
 from __future__ import annotations
 
@@ -13,27 +13,21 @@ from typing import Any, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
-from ...._arguments import integer
-from ...._dtypes import Dtype, dtype_named
-from ...._text import bytes_text
-from ....errors import LayoutError, ParseError
-from ...boxes import Bounds
-from ...engine import JobTensor
-from ...location import Location
-from ...pieces import NO_PIECES, Pieces, repeated
-from ...sharded import MANIFEST
+from ..._dtypes import Dtype, dtype_named
+from ...errors import LayoutError, ParseError
 from ..formats.dcp import INDEX
 from ..formats.files import TargetFile
-from ..formats.form_files import ARRAY_FORMS, ONE_FILE, Texts, check_names, target_file
+from ..formats.forms import ARRAY_FORMS, ONE_FILE, Texts, check_names, target_file
 from ..formats.slots import Slots, SlotTable
-from ..places import place_for
-from ..places.place import Place
+from ..location import Location
+from ..pieces import Pieces
+from ..sections import Section, block_digests, numbers
+from ..sharded import MANIFEST
 from ..sources import Places, Source, source_of
-from ..task import Task
-from .grid import FileGrid, TaskGrid
-from .sections import Section, block_digests, numbers
 
-__all__ = ["PlannedTensor", "WritePlan"]
+__all__ = ["LEAST_ASKED", "PlanData", "PlannedTensor", "said_by"]
+
+Numbers = npt.NDArray[np.int64]
 
 #: The columns of a tensor in a plan: where its name, shape, sources, replicas and targets end, each in its section, its
 #: dtype and its cut among those of the plan, and whether it is an object.
@@ -81,7 +75,7 @@ class PlannedTensor:
     """
 
     def __init__(
-        self, plan: WritePlan, name: str, dtype: Dtype, shape: tuple[int, ...], row: list[int], before: list[int]
+        self, plan: PlanData, name: str, dtype: Dtype, shape: tuple[int, ...], row: list[int], before: list[int]
     ):
         self._plan, self._row, self._before = plan, row, before
         self.name, self.dtype, self.shape, self.is_object = name, dtype, shape, bool(row[OBJECT])
@@ -132,7 +126,7 @@ class PlannedTensor:
 class _Tensors(Sequence[PlannedTensor]):
     """The tensors of a plan, each made when it is asked for."""
 
-    def __init__(self, plan: WritePlan) -> None:
+    def __init__(self, plan: PlanData) -> None:
         self._plan = plan
         self._count = plan.sections["tensors"].nbytes // 64
 
@@ -191,7 +185,7 @@ class _LoadedSlots(Slots):
 class _Sources(Sequence["Source | npt.NDArray[Any]"]):
     """The sources of a plan, each read when it is asked for."""
 
-    def __init__(self, plan: WritePlan) -> None:
+    def __init__(self, plan: PlanData) -> None:
         self._plan, self._places = plan, Places()
 
     def __len__(self) -> int:
@@ -209,40 +203,11 @@ class _Sources(Sequence["Source | npt.NDArray[Any]"]):
             return source_of(json.loads(text), self._places)
 
 
-class _Tasks(Sequence[Task]):
-    """The tasks of a plan, each made when it is asked for."""
-
-    def __init__(self, plan: WritePlan) -> None:
-        self._plan = plan
-
-    def __len__(self) -> int:
-        return len(self._plan.grid)
-
-    @overload
-    def __getitem__(self, index: int) -> Task: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Task]: ...
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
-        number = integer("index", index)
-        if not -len(self) <= number < len(self):
-            raise IndexError(f"task {number} of {len(self)}")
-        return self._plan.task(number % len(self))
-
-    def __iter__(self) -> Iterator[Task]:
-        return map(self._plan.task, range(len(self)))
-
-    def __repr__(self) -> str:
-        return f"<{len(self)} tasks>"
+_Plan = TypeVar("_Plan", bound="PlanData")
 
 
-_Plan = TypeVar("_Plan", bound="WritePlan")
-Numbers = npt.NDArray[np.int64]
-
-
-class WritePlan:
-    """A new checkpoint as data, and as tasks that any process can do, in any order.
+class PlanData:
+    """A new checkpoint as data.
 
     Its lists are sections of numbers and bytes, in memory or in a file, of which only what is asked for is read:
     `names`, `shapes`, `tensors`, `pieces`, `replicas`, `targets` and `boxes` of tensors; `file_names`, `files` and
@@ -273,11 +238,7 @@ class WritePlan:
     _file: Location | None
     _digest: str | None
     _files: list[TargetFile] | None
-    _grid: TaskGrid | FileGrid | None
     _slot_table: SlotTable | None
-    _cut: dict[int, list[int]]
-    _written_bytes: npt.NDArray[np.int64] | None
-    _place: Place | None
 
     def __init__(self) -> None:
         raise TypeError(f"a {type(self).__name__} is made by plan_checkpoint, or read from a file by its load")
@@ -313,11 +274,7 @@ class WritePlan:
         self.sources = _Sources(self) if sources is None else sources
         self._file, self._digest = file, digest
         self._files = None
-        self._grid = None
         self._slot_table = None
-        self._cut = {}
-        self._written_bytes = None
-        self._place = None
         return self
 
     def numbers(self, section: str, begin: int, end: int) -> Numbers:
@@ -415,65 +372,9 @@ class WritePlan:
         return json.loads(held.read(0, held.nbytes))
 
     @property
-    def grid(self) -> TaskGrid | FileGrid:
-        """How it is cut into tasks."""
-        if self._grid is None:
-            if self.place.takes_whole_files:
-                data = self.column("files", 5, DATA)
-                self._grid = FileGrid(data, self._boxes_of_file, self._written)
-            else:
-                runs = self.numbers("runs", 0, self.sections["runs"].nbytes // 8).reshape(-1, 7)
-                self._grid = TaskGrid(runs, lambda number: (self.tensors[number].shape, self.tensors[number].itemsize))
-        return self._grid
-
-    @property
-    def written_bytes(self) -> npt.NDArray[np.int64]:
-        """The bytes of tensors that each task writes, as often as files hold them."""
-        if not self.has_arrays or self.place.takes_whole_files:
-            return self.grid.bytes
-        if self._written_bytes is None:
-            self._written_bytes = np.zeros(len(self.grid), np.int64)
-            for number, tensor in enumerate(self.tensors):
-                if 0 not in tensor.shape:
-                    self.grid.add_overlaps(number, tensor.targets, self._written_bytes)
-        return self._written_bytes
-
-    def _boxes_of_file(self, number: int) -> list[tuple[int, Bounds]]:
-        return [(slot.tensor, slot.box) for slot in self.files[number].slots if slot.end > slot.begin]
-
-    def repeated_in(self, number: int) -> frozenset[int]:
-        """Of the boxes with elements in a file, the positions of those that an earlier file has too."""
-        if not self.has_arrays:
-            return frozenset()
-        slots = self.files[number].slots
-        kept = np.flatnonzero(slots.nbytes)
-        found = []
-        for tensor in np.unique(slots.tensors[kept]).tolist():
-            targets = self.tensors[tensor].targets
-            here = targets.numbers == number
-            again = repeated(targets)[here]
-            found += np.flatnonzero(slots.tensors[kept] == tensor)[again].tolist()
-        return frozenset(found)
-
-    def _written(self, number: int) -> tuple[Pieces, int]:
-        tensor = self.tensors[number]
-        return tensor.targets, tensor.itemsize
-
-    @property
     def nbytes(self) -> int:
         """Bytes of all files."""
         return sum(self.sizes)
-
-    @property
-    def place(self) -> Place:
-        """The place of the checkpoint."""
-        if self._place is None:
-            self._place = place_for(self)
-        return self._place
-
-    @place.setter
-    def place(self, place: Place) -> None:
-        self._place = place
 
     @property
     def is_saved(self) -> bool:
@@ -502,131 +403,7 @@ class WritePlan:
             self._digest = hashlib.sha256(self.body()).hexdigest() if self.is_of_files else secrets.token_hex(32)
         return self._digest
 
-    @property
-    def tasks(self) -> Sequence[Task]:
-        """The tasks, each made when it is asked for."""
-        return _Tasks(self)
-
-    def task(self, number: int) -> Task:
-        """Make a task."""
-        with said_by(self._file):
-            made = _Making(self)
-            if self.place.takes_whole_files:
-                made.open_file(number)
-            for tensor, box in self.grid.boxes(number):
-                made.add(tensor, box)
-            return made.task(number)
-
-    def bytes_of(self, numbers: Sequence[int]) -> Numbers:
-        """The bytes that each of these tasks writes: of an object, all."""
-        sizes = self.column("files", 5, SIZE) if self.place.takes_whole_files else self.written_bytes
-        found: Numbers = sizes[np.asarray(numbers, np.int64)]
-        return found
-
-    def part(self, part: int, parts: int) -> range:
-        """Give the numbers of the tasks of one part, counted from 1: consecutive tasks, with about the same bytes.
-
-        Raises:
-            LayoutError: if there is no such part.
-        """
-        if not 1 <= part <= parts:
-            raise LayoutError(f"part is {part} of {parts}; parts are counted from 1")
-        return range(*self._edges(parts)[part - 1 : part + 1])
-
-    def _edges(self, parts: int) -> list[int]:
-        if parts in self._cut:
-            return self._cut[parts]
-        sizes = self.grid.bytes
-        total = int(sizes.sum())
-        # A task is of the part in which its middle is, so that as many parts as tasks of like bytes have one each.
-        middles = np.cumsum(sizes) - sizes + sizes // 2
-        cuts = np.array([total * part // parts for part in range(parts)], np.int64)
-        edges: list[int] = np.searchsorted(middles, cuts).tolist()
-        # For the last number of parts that was asked for.
-        self._cut = {parts: [0, *edges[1:], len(sizes)]}
-        return self._cut[parts]
-
-    def part_bytes(self, parts: int) -> npt.NDArray[np.int64]:
-        """The bytes that each part reads and writes: int64 of shape (parts, 2).
-
-        Raises:
-            LayoutError: if `parts` is not positive.
-        """
-        if integer("parts", parts) < 1:
-            raise LayoutError(f"parts is {parts}; it must be at least 1")
-        written, read = self.written_bytes, self.grid.bytes.copy()
-        for number in np.flatnonzero(np.diff(self.column("tensors", 8, REPLICAS), prepend=0)).tolist():
-            tensor = self.tensors[number]
-            if 0 not in tensor.shape:
-                self.grid.add_overlaps(number, tensor.replicas, read)
-        edges = self._edges(parts)
-        sums = [np.concatenate([[0], np.cumsum(each)])[edges] for each in (read, written)]
-        return np.stack([np.diff(each) for each in sums], axis=1)
-
     def body(self) -> bytes:
         """The head as JSON, with the length of each section and the digests of its blocks: what is digested."""
         sections = {name: [held.nbytes, block_digests(held)] for name, held in self.sections.items()}
         return json.dumps({**self.head, "sections": sections}, separators=(",", ":")).encode()
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {str(self.path)!r}: {len(self.tasks)} tasks, {bytes_text(self.nbytes)}>"
-
-
-class _Making:
-    """A task that is put together."""
-
-    def __init__(self, plan: WritePlan) -> None:
-        self._plan = plan
-        self._sources: dict[int, int] = {}
-        self._compared: dict[int, int] = {}
-        self._files: dict[int, int] = {}
-        self._parts: list[tuple[PlannedTensor, Pieces, Pieces, Pieces]] = []
-        self._ranges: list[tuple[int, int, int, int]] = []
-        self._again: list[int] = []
-        #: The number of the file that it makes as a whole, if it does.
-        self._only: int | None = None
-
-    def open_file(self, number: int) -> None:
-        """Say that it writes one file, whether that has bytes of tensors or not."""
-        self._files[number], self._only = 0, number
-        self._again += sorted(self._plan.repeated_in(number))
-
-    def add(self, number: int, box: Bounds) -> None:
-        tensor = self._plan.tensors[number]
-        sources = tensor.sources.clipped(box).numbered(self._sources)
-        targets = tensor.targets.clipped(box)
-        if self._only is not None:
-            targets = targets.chosen(np.flatnonzero(targets.numbers == self._only))
-        targets = targets.numbered(self._files)
-        replicas = tensor.replicas.clipped(box).numbered(self._compared) if tensor.has_replicas else NO_PIECES
-        begins, ends = targets.offsets, targets.offsets + targets.volumes * tensor.itemsize
-        ranges = zip(targets.numbers.tolist(), begins.tolist(), ends.tolist(), strict=True)
-        if self._plan.has_arrays and self._only is None:
-            self._again += (np.flatnonzero(repeated(targets)) + len(self._ranges)).tolist()
-        self._ranges += [(file, number, begin, end) for file, begin, end in ranges]
-        self._parts.append((tensor, sources, targets, replicas))
-
-    def task(self, number: int) -> Task:
-        plan = self._plan
-        program: list[npt.NDArray[np.int64]] = []
-        names: list[tuple[int, str]] = []
-        for position, (tensor, sources, targets, others) in enumerate(self._parts):
-            if len(others):
-                names.append((position, tensor.name))
-                others.rows[:, 0] += len(self._files)
-                targets = Pieces(np.concatenate([targets.rows, others.rows]))
-            wanted = 1 + 2 * (plan.form == "dcp")
-            program.append(JobTensor(tensor.itemsize, wanted, tensor.shape, sources, targets).program())
-        compared = [plan.sources[holder] for holder in self._compared]
-        return Task(
-            plan.digest,
-            number,
-            plan.place.sink(number),
-            tuple((file, plan.files[file].name, plan.files[file].size) for file in self._files),
-            tuple(self._ranges),
-            tuple(plan.sources[holder] for holder in self._sources),
-            tuple(source for source in compared if not isinstance(source, np.ndarray)),
-            tuple(names),
-            b"".join(each.tobytes() for each in program),
-            tuple(self._again),
-        )

@@ -10,16 +10,16 @@ from itertools import pairwise, product
 import numpy as np
 import numpy.typing as npt
 
-from ...._text import shown
-from ....deploy.deployment import Deployment
-from ....errors import LayoutError
-from ....rules.layout_map import LayoutMap
-from ...parts import PIECES, part_mark
-from ...pieces import NO_PIECES, Piece, Pieces
+from ..._text import shown
+from ...deploy.deployment import Deployment
+from ...errors import LayoutError
+from ...rules.layout_map import LayoutMap
 from ..formats.files import Placed
 from ..formats.rank_files import RankFile, Ranks, arrays_of, rank_slots
-from ..tensors.assembled import zero_element
-from ..tensors.wanted import Layouts, Wanted
+from ..parts import PIECES, part_mark
+from ..pieces import NO_PIECES, Piece, Pieces
+from .assembled import zero_element
+from .wanted import Layouts, Wanted
 
 __all__ = ["one_rank", "ranks_of"]
 

@@ -1,0 +1,395 @@
+"""The plan of a new checkpoint, cut into tasks, each made on demand.
+
+Tensors are cut by arithmetic, so that a million tasks take no more memory than one. A large tensor is cut into slabs
+that are one run of its C order: as many rows as fit of the first dim whose rows fit in a task, and one position at a
+time of the dims before it. So a task's part of any shard is one range of the shard's file. Small tensors that follow
+one another share a task.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from ..._arguments import integer
+from ..._text import bytes_text
+from ...errors import LayoutError
+from ..boxes import Bounds
+from ..engine import JobTensor
+from ..pieces import NO_PIECES, Pieces, repeated
+from .places.place import Place
+from .plan_data import DATA, REPLICAS, SIZE, PlanData, PlannedTensor, said_by
+from .task import Task
+
+__all__ = ["FileGrid", "PlannedTensor", "TaskGrid", "WritePlan", "task_runs"]
+
+#: The most pieces that the small tensors of one task have, besides the first: a task must stay small too.
+_MOST_PIECES = 1024
+
+
+#: Of consecutive tasks, which are of one tensor, or one task of several: the first tensor and one past the last, the
+#: number of tasks, the dim that is cut and its length, how many rows of it a task has (0 if it has all of its tensors),
+#: and the bytes of a row, or of all tensors.
+_FIRST, _END, _TASKS, _DIM, _LENGTH, _ROWS, _BYTES = range(7)
+
+Numbers = npt.NDArray[np.int64]
+
+
+def task_runs(tensors: Iterable[tuple[tuple[int, ...], int, int]], task_bytes: int) -> Numbers:
+    """Cut tensors into tasks: int64 of shape (runs, 7), each run consecutive tasks.
+
+    Args:
+        tensors: For each, the shape, the bytes of an element, and the number of pieces involved.
+        task_bytes: How many bytes of tensors a task writes at most.
+    """
+    runs: list[list[int]] = []
+    held = pieces = 0
+    for number, (shape, itemsize, count) in enumerate(tensors):
+        size = math.prod(shape) * itemsize
+        if size == 0:
+            continue
+        if size > task_bytes:
+            runs.append(_slabs(number, shape, itemsize, task_bytes))
+            held = 0
+        elif held and held + size <= task_bytes and pieces + count <= _MOST_PIECES:
+            held, pieces = held + size, pieces + count
+            runs[-1][_END], runs[-1][_BYTES] = number + 1, held
+        else:
+            runs.append([number, number + 1, 1, 0, 0, 0, size])
+            held, pieces = size, count
+    return np.array(runs, np.int64).reshape(len(runs), 7)
+
+
+class TaskGrid:
+    """The tasks of tensors.
+
+    Args:
+        runs: How they are cut; see `task_runs`.
+        tensor: What gives the shape of a tensor, and the bytes of an element.
+
+    >>> tensors = [((4, 6), 1), ((2, 3, 5), 2), ((3,), 1)]
+    >>> grid = TaskGrid(task_runs([(*each, 1) for each in tensors], 12), tensors.__getitem__)
+    >>> len(grid), grid.boxes(1), grid.boxes(2)
+    (9, [(0, ((2, 4), (0, 6)))], [(1, ((0, 1), (0, 1), (0, 5)))])
+    >>> grid.bytes.tolist()
+    [12, 12, 10, 10, 10, 10, 10, 10, 3]
+    """
+
+    def __init__(self, runs: Numbers, tensor: Callable[[int], tuple[tuple[int, ...], int]]) -> None:
+        self._runs, self._tensor = runs, tensor
+        self._firsts = np.concatenate([[0], np.cumsum(runs[:, _TASKS])])
+
+    def __len__(self) -> int:
+        return int(self._firsts[-1])
+
+    def boxes(self, task: int) -> list[tuple[int, Bounds]]:
+        """The boxes that a task writes, each with its tensor's number."""
+        at = int(np.searchsorted(self._firsts, task, side="right")) - 1
+        first, end, _, dim, _, rows, _ = self._runs[at].tolist()
+        if not rows:
+            shapes = ((tensor, self._tensor(tensor)[0]) for tensor in range(first, end))
+            return [(tensor, tuple((0, size) for size in shape)) for tensor, shape in shapes if 0 not in shape]
+        shape, box = self._tensor(first)[0], []
+        outer, slab = divmod(task - int(self._firsts[at]), -(-shape[dim] // rows))
+        for size in reversed(shape[:dim]):
+            outer, position = divmod(outer, size)
+            box.append((position, position + 1))
+        box.reverse()
+        box.append((slab * rows, min((slab + 1) * rows, shape[dim])))
+        return [(first, (*box, *((0, size) for size in shape[dim + 1 :])))]
+
+    @property
+    def bytes(self) -> Numbers:
+        """The bytes that each task writes."""
+        runs = np.repeat(np.arange(len(self._runs)), self._runs[:, _TASKS])
+        rows = self._runs[runs, _ROWS]
+        sizes: Numbers = self._runs[runs, _BYTES]
+        if rows.any():
+            length = self._runs[runs, _LENGTH]
+            slab = (np.arange(len(runs)) - self._firsts[runs]) % np.maximum(-(-length // np.maximum(rows, 1)), 1)
+            sizes = sizes * np.where(rows > 0, np.minimum(rows, length - slab * rows), 1)
+        return sizes
+
+    def add_overlaps(self, tensor: int, pieces: Pieces, found: Numbers) -> None:
+        """Add to each task the bytes that it shares with pieces of a tensor."""
+        at = int(np.searchsorted(self._runs[:, _FIRST], tensor, side="right")) - 1
+        _, _, tasks, cut, _, rows, _ = self._runs[at].tolist()
+        begin, (shape, itemsize) = int(self._firsts[at]), self._tensor(tensor)
+        if not rows:
+            found[begin] += int(pieces.volumes.sum()) * itemsize
+            return
+        for box in pieces.boxes:
+            shared = np.full(1, itemsize, np.int64)
+            for dim, (start, stop) in enumerate(box.tolist()):
+                if dim > cut:
+                    shared = shared * (stop - start)
+                    continue
+                step = rows if dim == cut else 1
+                edges = np.arange(0, shape[dim], step)
+                lengths = np.clip(np.minimum(edges + step, stop) - np.maximum(edges, start), 0, None)
+                shared = np.multiply.outer(shared, lengths).reshape(-1)
+            found[begin : begin + tasks] += shared
+
+
+class FileGrid:
+    """The tasks of a plan that make a file each.
+
+    Args:
+        sizes: The bytes of tensors that each writes.
+        boxes: What gives the boxes of a task, each with its tensor's number.
+        written: What gives, for a tensor, the pieces that are written, whose holders are the tasks, and the bytes of
+            an element.
+
+    >>> held = Pieces.dense(np.array([[0, 0], [1, 0]]), np.array([[[0, 0], [2, 6]], [[2, 0], [4, 6]]]), 1)
+    >>> grid = FileGrid(np.array([12, 12]), lambda task: [(0, held[task].box)], lambda tensor: (held, 1))
+    >>> len(grid)
+    2
+    >>> found = np.zeros(2, np.int64)
+    >>> grid.add_overlaps(0, Pieces.dense(np.array([[0, 0]]), np.array([[[1, 0], [3, 4]]]), 1), found)
+    >>> found.tolist()
+    [4, 4]
+    """
+
+    def __init__(
+        self,
+        sizes: Numbers,
+        boxes: Callable[[int], list[tuple[int, Bounds]]],
+        written: Callable[[int], tuple[Pieces, int]],
+    ) -> None:
+        self.bytes, self.boxes, self._written = sizes, boxes, written
+
+    def __len__(self) -> int:
+        return len(self.bytes)
+
+    def add_overlaps(self, tensor: int, pieces: Pieces, found: Numbers) -> None:
+        """Add to each task the bytes that it shares with pieces of a tensor."""
+        written, itemsize = self._written(tensor)
+        for task, volume in written.shared(pieces):
+            np.add.at(found, task, volume * itemsize)
+
+
+def _slabs(number: int, shape: tuple[int, ...], itemsize: int, task_bytes: int) -> list[int]:
+    row, dim = math.prod(shape) * itemsize, -1
+    while row > task_bytes and dim < len(shape) - 1:
+        dim += 1
+        row //= shape[dim]
+    # As many slabs as needed, as equal as possible.
+    slabs = -(-shape[dim] // max(task_bytes // row, 1))
+    rows = -(-shape[dim] // slabs)
+    tasks = math.prod(shape[:dim]) * -(-shape[dim] // rows)
+    return [number, number + 1, tasks, dim, shape[dim], rows, row]
+
+
+class _Tasks(Sequence[Task]):
+    """The tasks of a plan, each made when it is asked for."""
+
+    def __init__(self, plan: WritePlan) -> None:
+        self._plan = plan
+
+    def __len__(self) -> int:
+        return len(self._plan.grid)
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Task]: ...
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        number = integer("index", index)
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"task {number} of {len(self)}")
+        return self._plan.task(number % len(self))
+
+    def __iter__(self) -> Iterator[Task]:
+        return map(self._plan.task, range(len(self)))
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} tasks>"
+
+
+class WritePlan(PlanData):
+    """A new checkpoint as data, and as tasks that any process can do, in any order.
+
+    Attributes:
+        place: The place of the checkpoint.
+    """
+
+    place: Place
+
+    _grid: TaskGrid | FileGrid | None = None
+    _cut: tuple[int, list[int]] | None = None
+    _written_bytes: Numbers | None = None
+
+    @property
+    def grid(self) -> TaskGrid | FileGrid:
+        """How it is cut into tasks."""
+        if self._grid is None:
+            if self.place.takes_whole_files:
+                data = self.column("files", 5, DATA)
+                self._grid = FileGrid(data, self._boxes_of_file, self._written)
+            else:
+                runs = self.numbers("runs", 0, self.sections["runs"].nbytes // 8).reshape(-1, 7)
+                self._grid = TaskGrid(runs, lambda number: (self.tensors[number].shape, self.tensors[number].itemsize))
+        return self._grid
+
+    @property
+    def written_bytes(self) -> npt.NDArray[np.int64]:
+        """The bytes of tensors that each task writes, as often as files hold them."""
+        if not self.has_arrays or self.place.takes_whole_files:
+            return self.grid.bytes
+        if self._written_bytes is None:
+            self._written_bytes = np.zeros(len(self.grid), np.int64)
+            for number, tensor in enumerate(self.tensors):
+                if 0 not in tensor.shape:
+                    self.grid.add_overlaps(number, tensor.targets, self._written_bytes)
+        return self._written_bytes
+
+    def _boxes_of_file(self, number: int) -> list[tuple[int, Bounds]]:
+        return [(slot.tensor, slot.box) for slot in self.files[number].slots if slot.end > slot.begin]
+
+    def repeated_in(self, number: int) -> frozenset[int]:
+        """Of the boxes with elements in a file, the positions of those that an earlier file has too."""
+        if not self.has_arrays:
+            return frozenset()
+        slots = self.files[number].slots
+        kept = np.flatnonzero(slots.nbytes)
+        found = []
+        for tensor in np.unique(slots.tensors[kept]).tolist():
+            targets = self.tensors[tensor].targets
+            here = targets.numbers == number
+            again = repeated(targets)[here]
+            found += np.flatnonzero(slots.tensors[kept] == tensor)[again].tolist()
+        return frozenset(found)
+
+    def _written(self, number: int) -> tuple[Pieces, int]:
+        tensor = self.tensors[number]
+        return tensor.targets, tensor.itemsize
+
+    @property
+    def tasks(self) -> Sequence[Task]:
+        """The tasks, each made when it is asked for."""
+        return _Tasks(self)
+
+    def task(self, number: int) -> Task:
+        """Make a task."""
+        with said_by(self._file):
+            made = _Making(self)
+            if self.place.takes_whole_files:
+                made.open_file(number)
+            for tensor, box in self.grid.boxes(number):
+                made.add(tensor, box)
+            return made.task(number)
+
+    def bytes_of(self, numbers: Sequence[int]) -> Numbers:
+        """The bytes that each of these tasks writes: of an object, all."""
+        sizes = self.column("files", 5, SIZE) if self.place.takes_whole_files else self.written_bytes
+        found: Numbers = sizes[np.asarray(numbers, np.int64)]
+        return found
+
+    def part(self, part: int, parts: int) -> range:
+        """Give the numbers of the tasks of one part, counted from 1: consecutive tasks, with about the same bytes.
+
+        Raises:
+            LayoutError: if there is no such part.
+        """
+        if not 1 <= part <= parts:
+            raise LayoutError(f"part is {part} of {parts}; parts are counted from 1")
+        return range(*self._edges(parts)[part - 1 : part + 1])
+
+    def _edges(self, parts: int) -> list[int]:
+        if self._cut is not None and self._cut[0] == parts:
+            return self._cut[1]
+        sizes = self.grid.bytes
+        total = int(sizes.sum())
+        # A task is of the part in which its middle is, so that as many parts as tasks of like bytes have one each.
+        middles = np.cumsum(sizes) - sizes + sizes // 2
+        cuts = np.array([total * part // parts for part in range(parts)], np.int64)
+        edges: list[int] = np.searchsorted(middles, cuts).tolist()
+        # For the last number of parts that was asked for.
+        self._cut = parts, [0, *edges[1:], len(sizes)]
+        return self._cut[1]
+
+    def part_bytes(self, parts: int) -> npt.NDArray[np.int64]:
+        """The bytes that each part reads and writes: int64 of shape (parts, 2).
+
+        Raises:
+            LayoutError: if `parts` is not positive.
+        """
+        if integer("parts", parts) < 1:
+            raise LayoutError(f"parts is {parts}; it must be at least 1")
+        written, read = self.written_bytes, self.grid.bytes.copy()
+        for number in np.flatnonzero(np.diff(self.column("tensors", 8, REPLICAS), prepend=0)).tolist():
+            tensor = self.tensors[number]
+            if 0 not in tensor.shape:
+                self.grid.add_overlaps(number, tensor.replicas, read)
+        edges = self._edges(parts)
+        sums = [np.concatenate([[0], np.cumsum(each)])[edges] for each in (read, written)]
+        return np.stack([np.diff(each) for each in sums], axis=1)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {str(self.path)!r}: {len(self.tasks)} tasks, {bytes_text(self.nbytes)}>"
+
+
+class _Making:
+    """A task that is put together."""
+
+    def __init__(self, plan: WritePlan) -> None:
+        self._plan = plan
+        self._sources: dict[int, int] = {}
+        self._compared: dict[int, int] = {}
+        self._files: dict[int, int] = {}
+        self._parts: list[tuple[PlannedTensor, Pieces, Pieces, Pieces]] = []
+        self._ranges: list[tuple[int, int, int, int]] = []
+        self._again: list[int] = []
+        #: The number of the file that it makes as a whole, if it does.
+        self._only: int | None = None
+
+    def open_file(self, number: int) -> None:
+        """Say that it writes one file, whether that has bytes of tensors or not."""
+        self._files[number], self._only = 0, number
+        self._again += sorted(self._plan.repeated_in(number))
+
+    def add(self, number: int, box: Bounds) -> None:
+        tensor = self._plan.tensors[number]
+        sources = tensor.sources.clipped(box).numbered(self._sources)
+        targets = tensor.targets.clipped(box)
+        if self._only is not None:
+            targets = targets.chosen(np.flatnonzero(targets.numbers == self._only))
+        targets = targets.numbered(self._files)
+        replicas = tensor.replicas.clipped(box).numbered(self._compared) if tensor.has_replicas else NO_PIECES
+        begins, ends = targets.offsets, targets.offsets + targets.volumes * tensor.itemsize
+        ranges = zip(targets.numbers.tolist(), begins.tolist(), ends.tolist(), strict=True)
+        if self._plan.has_arrays and self._only is None:
+            self._again += (np.flatnonzero(repeated(targets)) + len(self._ranges)).tolist()
+        self._ranges += [(file, number, begin, end) for file, begin, end in ranges]
+        self._parts.append((tensor, sources, targets, replicas))
+
+    def task(self, number: int) -> Task:
+        plan = self._plan
+        program: list[npt.NDArray[np.int64]] = []
+        names: list[tuple[int, str]] = []
+        for position, (tensor, sources, targets, others) in enumerate(self._parts):
+            if len(others):
+                names.append((position, tensor.name))
+                others.rows[:, 0] += len(self._files)
+                targets = Pieces(np.concatenate([targets.rows, others.rows]))
+            wanted = 1 + 2 * (plan.form == "dcp")
+            program.append(JobTensor(tensor.itemsize, wanted, tensor.shape, sources, targets).program())
+        compared = [plan.sources[holder] for holder in self._compared]
+        return Task(
+            plan.digest,
+            number,
+            plan.place.sink(number),
+            tuple((file, plan.files[file].name, plan.files[file].size) for file in self._files),
+            tuple(self._ranges),
+            tuple(plan.sources[holder] for holder in self._sources),
+            tuple(source for source in compared if not isinstance(source, np.ndarray)),
+            tuple(names),
+            b"".join(each.tobytes() for each in program),
+            tuple(self._again),
+        )

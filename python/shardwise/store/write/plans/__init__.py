@@ -1,1 +1,0 @@
-"""Plans of new checkpoints: data that can be saved, checked, and cut into tasks."""
