@@ -16,6 +16,7 @@ import shardwise as sw
 from shardwise.cli import main
 from shardwise.store import learn_rewrites
 
+from ..cli.conftest import write_checkpoint
 from ..oracle import engines
 
 Tensors = dict[str, np.ndarray[Any, Any]]
@@ -207,6 +208,51 @@ def test_tensors_of_zeros(tmp_path: Path) -> None:
     for name in "ef":
         sw.save_checkpoint(tmp_path / name, {name: np.zeros((100, 100))}, to="hf", sync=False)
     assert list(learn_rewrites(tmp_path / "e", tmp_path / "f").unexplained) == ["f"]
+
+
+def test_elements_alone(tmp_path: Path) -> None:
+    """Scalars, and tensors of one element: stacked, taken apart, with another number of dims."""
+    v = np.random.default_rng(2).normal(size=6)
+    scalars, ones = ({f"h.{i}.s": v[i] if is_scalar else v[i : i + 1] for i in range(6)} for is_scalar in (True, False))
+    forms: dict[str, dict[str, Any]] = {
+        "scalars": scalars,
+        "ones": ones,
+        "vector": {"blocks.s": v},
+        "column": {"blocks.s": v[:, None]},
+    }
+    for name, tensors in forms.items():
+        sw.save_checkpoint(tmp_path / name, tensors, to="hf", sync=False)
+    for first in forms:
+        for second in forms:
+            learnt(tmp_path / first, tmp_path / second)
+
+
+def test_tensors_of_which_nothing_is_looked_at_keep_their_names(tmp_path: Path) -> None:
+    for name, values in (("a", b"\x01\x02"), ("b", b"\x01\x03")):
+        tensors: dict[str, Any] = {"none": ("F32", (0, 3)), "w": ("F4", (2, 2)), name: ("F32", (0,))}
+        path = write_checkpoint(tmp_path / f"{name}.safetensors", tensors)
+        path.write_bytes(path.read_bytes()[:-2] + values)
+    found = learn_rewrites(tmp_path / "a.safetensors", tmp_path / "a.safetensors")
+    assert (dict(found.unexplained), found.unused) == ({}, ())
+    found = learn_rewrites(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    assert "some of its elements are others" in found.unexplained["w"]
+    assert "no elements to find it by" in found.unexplained["b"]
+    assert set(found.unexplained) == {"w", "b"}
+
+
+def test_names_of_any_kind(tmp_path: Path) -> None:
+    """Numbers of more than 64 bits, more numbers than fields have names, and what TOML escapes."""
+    a, b = np.random.default_rng(0).normal(size=(2, 4, 6))
+    many = "h.0.0.0.0.0.0.w"
+    sw.save_checkpoint(tmp_path / "a", {'x\x7f"\\': a, many: b}, to="hf", sync=False)
+    sw.save_checkpoint(tmp_path / "b", {"{y}\x7f": a, "v": b.reshape(1, 1, 1, 1, 1, 1, 4, 6)}, to="hf", sync=False)
+    learnt(tmp_path / "a", tmp_path / "b")
+    large = {f"x.{10**20 + i}.w": each for i, each in enumerate((a, b))}
+    sw.save_checkpoint(tmp_path / "c", large, to="hf", sync=False)
+    sw.save_checkpoint(tmp_path / "d", {"w": np.stack([a, b])}, to="hf", sync=False)
+    assert learn_rewrites(tmp_path / "c", tmp_path / "d").unexplained == {
+        "w": "the number 1 in the names of its sources is no position in it"
+    }
 
 
 def test_names_that_change_places(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,11 +18,11 @@ import numpy.typing as npt
 
 from ..protocol import StoredCheckpoint, StoredTensor
 
-__all__ = ["Fibers", "Match", "fibers_of", "matched"]
+__all__ = ["Fibers", "Match", "fibers_of", "matched", "unseen"]
 
 #: The elements of a fiber that are looked at: so many from its middle, or all of twice as many.
 _WINDOW = 16
-#: The elements of a vector are fibers too, if it has at most so many.
+#: The elements of a vector are fibers too, if it has at most so many; so is a scalar.
 _MOST_ELEMENTS = 1 << 20
 #: The fibers of a tensor of zeros that are looked for, each of which is everywhere that another one is.
 _MOST_ZEROS = 64
@@ -37,7 +38,8 @@ class Fibers(NamedTuple):
         names: The tensors.
         tensors: The same, as they are stored.
         marks: By tensor and dim, a number for each fiber, 0 for one of zeros; the dims are those of the tensor but this
-            one. Of vectors dim -1 has the elements.
+            one. Of vectors and scalars dim -1 has the elements. Tensors without elements, and with elements that are
+            no whole bytes, have none.
         table: All of them by length and dtype, in the order of their numbers: number, tensor, dim, position.
     """
 
@@ -71,7 +73,7 @@ def fibers_of(checkpoint: StoredCheckpoint) -> Fibers:
     marks: dict[tuple[int, int], Marks] = {}
     table: dict[tuple[int, str], list[tuple[Marks, Numbers]]] = {}
     for number, tensor in enumerate(tensors):
-        if not tensor.size or tensor.bits % 8:
+        if unseen(tensor):
             continue
         kind = f"V{tensor.bits // 8}"
         for dim, size in enumerate(tensor.shape):
@@ -80,9 +82,17 @@ def fibers_of(checkpoint: StoredCheckpoint) -> Fibers:
             box[dim] = slice(start, min(start + _WINDOW if start else size, size))
             values = np.ascontiguousarray(tensor.read(tuple(box))).view(kind)
             _add(marks, table, number, dim, tensor, np.moveaxis(values, dim, -1), size)
-        if tensor.ndim == 1 and 1 < tensor.size <= _MOST_ELEMENTS:
-            _add(marks, table, number, -1, tensor, np.ascontiguousarray(tensor.read()).view(kind)[:, None], 1)
+        if not tensor.ndim or (tensor.ndim == 1 and 1 < tensor.size <= _MOST_ELEMENTS):
+            elements = np.ascontiguousarray(tensor.read()).view(kind).reshape(*tensor.shape, 1)
+            _add(marks, table, number, -1, tensor, elements, 1)
     return Fibers(names, tensors, marks, {key: _sorted(rows) for key, rows in table.items()})
+
+
+def unseen(tensor: StoredTensor) -> str:
+    """Why no fibers of a tensor are looked at; empty if they are."""
+    if not tensor.size:
+        return "it has no elements to find it by"
+    return "its elements are of fewer than eight bits" if tensor.bits % 8 else ""
 
 
 def _add(marks: Any, table: Any, number: int, dim: int, tensor: StoredTensor, values: Any, length: int) -> None:
@@ -127,7 +137,7 @@ def matched(number: int, there: Fibers, here: Fibers) -> Match | None:
     """
     tensor = there.tensors[number]
     dims = sorted(range(tensor.ndim), key=lambda dim: -tensor.shape[dim])
-    for dim in [*dims, -1] if tensor.ndim == 1 else dims:
+    for dim in [*dims, -1] if tensor.ndim < 2 else dims:
         marks = there.marks.get((number, dim))
         known = here.table.get((1 if dim < 0 else tensor.shape[dim], tensor.dtype))
         if marks is None or known is None:
@@ -176,13 +186,18 @@ def _chosen(
     for tensor, dim in sorted(votes, key=votes.__getitem__):
         along[tensor] = dim
     used = set(tensors[tensors >= 0].tolist())
-    if any((tensor, dim) in votes for tensor in used for dim in (-1, *range(8)) if dim != along[tensor]):
+    if any(tensor in used and dim != along[tensor] for tensor, dim in votes):
         return None
     return tensors, index, along
 
 
 def _alike(one: str, other: str) -> tuple[bool, float]:
     """How alike two names are: whether they have the same numbers, and the share of their words that both have."""
-    numbers = [re.findall(r"[0-9]+", name) for name in (one, other)]
-    words = [set(re.findall(r"[A-Za-z]+", name)) for name in (one, other)]
-    return numbers[0] == numbers[1], len(words[0] & words[1]) / max(len(words[0] | words[1]), 1)
+    (numbers, words), (others, other_words) = _said(one), _said(other)
+    return numbers == others, len(words & other_words) / max(len(words | other_words), 1)
+
+
+@lru_cache(maxsize=1 << 16)
+def _said(name: str) -> tuple[list[str], set[str]]:
+    """The numbers and the words in a name; many names are compared with many."""
+    return re.findall(r"[0-9]+", name), set(re.findall(r"[A-Za-z]+", name))

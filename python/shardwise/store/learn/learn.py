@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +18,9 @@ from ..digests import tensor_digests
 from ..engine import check_memory, check_threads
 from ..location import Location
 from ..open import open_checkpoint
-from ..protocol import StoredCheckpoint
+from ..protocol import StoredCheckpoint, StoredTensor
 from ..rewritten import rewritten_view
-from .fibers import Fibers, fibers_of, matched
+from .fibers import Fibers, fibers_of, matched, unseen
 from .relations import FIBER, FIELDS, NUMBER, IrregularError, Relation, related
 
 __all__ = ["Learned", "learn_rewrites"]
@@ -29,6 +29,7 @@ _MEMORY = 256 * 2**20
 #: A name that no tensor has while others still have the name that it gets.
 _ASIDE = "learned:"
 _WEIGHT, _BIAS = ".weight", ".bias"
+_NOT_FOUND = "its rows are not those of tensors of the first"
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ class Learned:
         text: A rules file, in TOML; each rewrite in it was carried out, and what it makes was compared.
         rewrites: The same.
         unexplained: The tensors of the second checkpoint that no rewrite makes, each with the reason.
-        unused: The tensors of the first that are in none of the second's; the rules drop them.
+        unused: The tensors of the first that are in none of the second's; the rules drop them, unless tensors are
+            unexplained.
         doubtful: The tensors of the second that several of the first would do for, since these hold the same; the one
             with the name most alike was taken.
     """
@@ -131,10 +133,15 @@ def _relations(here: Fibers, there: Fibers, unexplained: dict[str, str], doubtfu
     found: list[_Made] = []
     back: dict[int, None] = {}
     why: dict[str, str] = {}
+    numbers = {name: number for number, name in enumerate(here.names)}
     for number, name in enumerate(there.names):
+        reason = unseen(there.tensors[number])
+        if reason and name in numbers and _are_alike(there.tensors[number], here.tensors[numbers[name]]):
+            found.append(_Made(Relation(name, {"": name}, (), frozenset([name])), is_back=False))
+            continue
         match = matched(number, there, here)
         if match is None:
-            why[name] = "its rows are not those of tensors of the first"
+            why[name] = f"{reason}, and the first has none like it of its name" if reason else _NOT_FOUND
             continue
         if not match.is_sure:
             doubtful.add(name)
@@ -143,7 +150,8 @@ def _relations(here: Fibers, there: Fibers, unexplained: dict[str, str], doubtfu
         except IrregularError as error:
             why[name] = str(error)
             back |= dict.fromkeys(int(one) for one in set(match.tensor.reshape(-1).tolist()) if one >= 0)
-    back |= dict.fromkeys(n for n, name in enumerate(here.names) if all(name not in one.sources for one in found))
+    used = {name for one in found for name in one.sources}
+    back |= dict.fromkeys(number for name, number in numbers.items() if name not in used)
     explained = {name for one in found for name in one.targets}
     for number in back if why else ():
         match = matched(number, here, there)
@@ -156,18 +164,25 @@ def _relations(here: Fibers, there: Fibers, unexplained: dict[str, str], doubtfu
         if not made.targets & explained:
             found.append(made)
             explained |= made.targets
-    for made in [*found]:
-        found += _siblings(made, {name for name in why if name not in explained}, here, there)
-        explained |= found[-1].targets
-    unexplained |= {name: reason for name, reason in why.items() if name not in explained}
+    missing = why.keys() - explained
+    for made in [*found] if missing else ():
+        sibling = _sibling(made)
+        if sibling is not None and sibling.targets <= missing and sibling.sources <= numbers.keys():
+            found.append(sibling)
+            missing -= sibling.targets
+    unexplained |= {name: reason for name, reason in why.items() if name in missing}
     return found
 
 
-def _siblings(made: _Made, missing: set[str], here: Fibers, there: Fibers) -> list[_Made]:
+def _are_alike(one: StoredTensor, other: StoredTensor) -> bool:
+    return (one.dtype, one.shape) == (other.dtype, other.shape)
+
+
+def _sibling(made: _Made) -> _Made | None:
     """The bias beside a weight, whose elements may be alike too often to be found: it is made as the weight is."""
     one = made.relation
     if not all(name.endswith(_WEIGHT) for name in (one.target, *one.used)):
-        return []
+        return None
 
     def bias(name: str) -> str:
         return name.removesuffix(_WEIGHT) + _BIAS
@@ -179,13 +194,8 @@ def _siblings(made: _Made, missing: set[str], here: Fibers, there: Fibers) -> li
     if "dims" in side:  # Without the dim along which fibers lie.
         side["dims"] = " -> ".join(" ".join(FIBER.split(half)).strip() for half in side["dims"].split(" -> "))
     parts = {part: bias(name) for part, name in one.parts.items()}
-    found = _Made(
-        Relation(bias(one.target), parts, one.stack, frozenset(map(bias, one.used)), side, own, one.size),
-        made.is_back,
-    )
-    if not found.targets <= missing or not found.sources <= set(here.names) or not found.targets <= set(there.names):
-        return []
-    return [found]
+    relation = Relation(bias(one.target), parts, one.stack, frozenset(map(bias, one.used)), side, own, one.size)
+    return _Made(relation, made.is_back)
 
 
 def _checked(
@@ -303,7 +313,7 @@ def _verified(
         return Learned("", Rewrites(), {name: unexplained.get(name, why) for name in other}, unused, ())
     wanted = [name for name in other if name not in unexplained]
     for name in wanted:
-        if name not in made or (made[name].dtype, made[name].shape) != (other[name].dtype, other[name].shape):
+        if name not in made or not _are_alike(made[name], other[name]):
             unexplained[name] = "the rewrites do not make it"
     compared = [name for name in wanted if name not in unexplained]
     digests = [tensor_digests(each, compared, memory=memory, threads=threads) for each in (made, other)]
@@ -326,16 +336,14 @@ def _makes(entry: dict[str, Any], names: set[str]) -> bool:
     return any(template.matched(name) is not None for template in templates for name in names)
 
 
-def _text(entries: Iterable[dict[str, Any]], drop: list[str], *, is_aside: bool) -> str:
+def _text(entries: Sequence[dict[str, Any]], drop: list[str], *, is_aside: bool) -> str:
     """The rules file; names are changed in two steps if a new one is an old one of another tensor."""
     lines = []
     if drop:
         lines += [f"drop = [{', '.join(map(_quoted, drop))}]", ""]
-    aside = False
     for entry in entries:
         target = dict(entry["to"])
         if is_aside:
-            aside = True
             for key, value in entry["to"].items():
                 if key == "name":
                     target[key] = _ASIDE + value
@@ -346,7 +354,7 @@ def _text(entries: Iterable[dict[str, Any]], drop: list[str], *, is_aside: bool)
         lines += ["[[rewrite]]", f"from = {_value(_short(entry['from']))}", f"to = {_value(_short(target))}"]
         lines += [f"size = {entry['size']}"] if "size" in entry else []
         lines.append("")
-    if aside:
+    if is_aside and entries:
         lines += ["[[rewrite]]", f'from = "{_ASIDE}{{rest*}}"', 'to = "{rest*}"', ""]
     return "\n".join(lines) or 'unmatched = "keep"\n'
 
@@ -368,4 +376,5 @@ def _key(key: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    # What JSON escapes, TOML does; of one character TOML alone has it that it must be.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

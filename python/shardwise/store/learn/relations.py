@@ -69,20 +69,25 @@ def related(number: int, match: Match, there: Fibers, here: Fibers) -> Relation:
         IrregularError: if no rewrite says it.
     """
     tensor = there.tensors[number]
-    tensors, index, pad = _without_padding(match.tensor, match.position)
+    tensors, index, dim = match.tensor, match.position, match.dim
+    is_element = dim < 0 or tensor.shape[dim] == 1
+    if is_element and dim >= 0:
+        tensors, index, dim = np.expand_dims(tensors, dim), np.expand_dims(index, dim), -1
+    tensors, index, pad = _without_padding(tensors, index)
     used = np.unique(tensors).tolist()
     names = {one: here.names[one] for one in used}
     if len({(here.tensors[one].ndim, match.along[one]) for one in used}) > 1:
         raise IrregularError("its rows are rows of some tensors and columns of others")
-    rank, along = here.tensors[used[0]].ndim, match.along[used[0]]
+    # Fibers of one element are elements: neither tensor has a dim that is theirs.
+    rank, along = here.tensors[used[0]].ndim, -1 if is_element else match.along[used[0]]
     excess = tensor.ndim - rank
     grid, what = list(tensors.shape), list(range(tensors.ndim))  # of each dim, which dim of the grid it is of
     stacked: list[tuple[int, int]] = []  # The position of the number, and the dim; dims are counted as they are then.
-    for position in _positions(names, used, tensors, excess):
+    for position in _positions(names, used, excess, there.names[number]):
         values = _numbers_at(names, tensors, position)
         at, count = _stacked_dim(values, grid, [dim for _, dim in stacked], excess > len(stacked))
         if at < 0 and len(np.unique(values)) > 1:
-            raise IrregularError(f"the number {position + 1} in the names of its sources is no position in it")
+            raise _no_position(position)
         if at < 0:
             continue
         if count < grid[at]:
@@ -91,6 +96,8 @@ def related(number: int, match: Match, there: Fibers, here: Fibers) -> Relation:
             stacked = [(one, dim + (dim > at)) for one, dim in stacked]
             tensors, index = tensors.reshape(grid), index.reshape(grid)
         stacked.append((position, at))
+    if len(stacked) > len(FIELDS):
+        raise IrregularError(f"it is stacked along {len(stacked)} numbers; a rewrite has names for {len(FIELDS)}")
     axes = [dim for _, dim in stacked]
     skeleton = {one: _filled(names[one], dict.fromkeys([position for position, _ in stacked], "0")) for one in used}
     keys = sorted(set(skeleton.values()))
@@ -110,25 +117,24 @@ def related(number: int, match: Match, there: Fibers, here: Fibers) -> Relation:
         factors, reordered = _single(index, inner[keys[0]], found)
         special |= reordered
     else:
-        dim = _packed(parts, index, keys, inner, found)
-        special.add(dim)
+        special.add(_packed(parts, index, keys, inner, found))
         factors = [[(n, math.prod(parts.shape[at + 1 :]))] for at, n in enumerate(parts.shape)]
     sizes = inner[keys[0]] if len(keys) == 1 else list(parts.shape)
     factors = [_cut(each, sizes) for each in factors]
     source = _in_dims(sizes, sorted((one for each in factors for one in each), key=lambda one: -one[1]))
-    _arrange(found, match.dim, along, what, stacked, factors, source, tensor.ndim)
+    _arrange(found, dim, along, what, stacked, factors, source, tensor.ndim)
     rest = [at for at in range(len(grid)) if at not in axes]
     if pad is not None:
         at, found.size, padded = pad
-        (place,) = [i for i, dim in enumerate(rest) if what[dim] == at] or [-1]
-        if place < 0 or at in [what[dim] for dim in axes] or len(factors[place]) != 1:
+        (place,) = [i for i, each in enumerate(rest) if what[each] == at] or [-1]
+        if place < 0 or at in [what[each] for each in axes] or len(factors[place]) != 1:
             raise IrregularError("the dim that is padded is a stacked or a merged one")
         special.add(next(i for i, each in enumerate(source) if each == factors[place]))
         found.side["pad_to"] = _pad_to(found.size, padded)
     if len(special) > 1:
         raise IrregularError("one of its dims is packed, and another one padded")
-    for dim in special:
-        place = dim + (0 <= along <= dim)
+    for each in special:
+        place = each + (0 <= along <= each)
         found.side |= {"dim": place} if place else {}
         if set(found.own) & {"packed"}:
             found.own |= {"dim": place} if place else {}
@@ -154,19 +160,28 @@ def _pad_to(size: int, padded: int) -> int:
     return next((n for n in powers if -(-size // n) * n == padded), padded)
 
 
-def _positions(names: dict[int, str], used: list[int], tensors: Numbers, excess: int) -> list[int]:
+def _positions(names: dict[int, str], used: list[int], excess: int, target: str) -> list[int]:
     """The positions of the numbers in names that differ within a tensor, or that stand for a dim of one element."""
     held = {one: NUMBER.findall(names[one]) for one in used}
     width = min(map(len, held.values()))
     varying = [at for at in range(width) if len({held[one][at] for one in used}) > 1]
     single = [at for at in range(width) if at not in varying and held[used[0]][at] == "0"]
-    return sorted([*varying, *single[: max(excess - len(varying), 0)]])
+    # A dim may be one of one element that no number stands for: then the tensor's own name has the numbers still.
+    most = min(excess, width - len(NUMBER.findall(target)))
+    return sorted([*varying, *single[: max(most - len(varying), 0)]])
+
+
+def _no_position(position: int) -> IrregularError:
+    return IrregularError(f"the number {position + 1} in the names of its sources is no position in it")
 
 
 def _numbers_at(names: dict[int, str], tensors: Numbers, position: int) -> Numbers:
     lookup = np.zeros(max(names) + 1, np.int64)
     for one, name in names.items():
-        lookup[one] = int(NUMBER.findall(name)[position])
+        number = int(NUMBER.findall(name)[position])
+        if number >= tensors.size:  # Also of more than 64 bits.
+            raise _no_position(position)
+        lookup[one] = number
     found: Numbers = lookup[tensors]
     return found
 
@@ -231,7 +246,7 @@ def _factors(along: Numbers) -> _Factors | None:
     stride = int(along[1])
     straight = np.flatnonzero(along != np.arange(len(along)) * stride)
     run = int(straight[0]) if len(straight) else len(along)
-    if along[0] != 0 or stride <= 0 or len(along) % run or len(along) == run == 0:
+    if along[0] != 0 or stride <= 0 or len(along) % run:
         return None
     outer = along[::run]
     if (along.reshape(-1, run) != outer[:, None] + np.arange(run) * stride).any():
@@ -371,4 +386,4 @@ def _arrange(
             texts.append("1" if not said else said[0] if len(said) == 1 else f"({' '.join(said)})")
         return " ".join(texts)
 
-    found.side["dims"] = f"{written(target, merged)} -> {written(common, set())}"
+    found.side["dims"] = f"{written(target, merged)} -> {written(common, set())}".strip()
