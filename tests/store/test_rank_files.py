@@ -19,6 +19,7 @@ from shardwise.cli import main
 from shardwise.deploy import Deployment, DeploymentRule
 from shardwise.store.parts import MARK, PIECES
 from shardwise.store.ranks import open_names
+from shardwise.store.write.formats.rank_files import Ranks, rank_name
 
 from ..oracle.families.models import digest, numbered, read
 from .stores import Store
@@ -286,6 +287,23 @@ def test_names_of_the_pipelines_ranks(tmp_path: Path) -> None:
     assert sw.diff_checkpoints(path, tmp_path / "vllm") == []
     with pytest.raises(sw.LayoutError, match=r"the mesh has the axes data, model; the loaders of vLLM and SGLang"):
         sw.reshard_checkpoint(path, tmp_path / "no", layouts(), to="vllm", uneven="ceil")
+
+
+def test_a_rank_is_not_looked_for_among_all_others() -> None:
+    class Label(str):
+        __hash__ = str.__hash__
+        compared = 0
+
+        def __eq__(self, other: object) -> bool:
+            Label.compared += 1
+            return str.__eq__(self, other)
+
+    mesh = sw.DeviceMesh((8, 8), ("dp", "tp"), tuple(Label(f"gpu:{number}") for number in range(64)))
+    ranks = Ranks(mesh._all_labels(), {"mesh": mesh})
+    assert rank_name(ranks, 63) == "rank-00063-dp-7-tp-7.safetensors"
+    Label.compared = 0
+    assert ranks.coordinates(62) == {"mesh": {"dp": 7, "tp": 6}}
+    assert Label.compared < 8
 
 
 def test_what_is_refused(tmp_path: Path) -> None:

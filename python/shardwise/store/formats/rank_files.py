@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -59,11 +60,20 @@ class Ranks:
         """The coordinates of a rank in each mesh that has it, by the axes' names."""
         found = {}
         for name, mesh in self.meshes.items():
-            label, labels = self.labels[rank], mesh._all_labels()
-            if label in labels:
-                at = mesh.coordinate(labels.index(label))
-                found[name] = dict(zip(mesh.axis_names, at, strict=True))
+            at = self._positions[name].get(self.labels[rank])
+            if at is not None:
+                found[name] = dict(zip(mesh.axis_names, mesh.coordinate(at), strict=True))
         return found
+
+    @cached_property
+    def _positions(self) -> dict[str, dict[Any, int]]:
+        """The position of each label in each mesh."""
+        return {name: {label: at for at, label in enumerate(mesh._all_labels())} for name, mesh in self.meshes.items()}
+
+    @property
+    def whole(self) -> str | None:
+        """The name of the first mesh that has all devices; `None` without one."""
+        return next((name for name, mesh in self.meshes.items() if mesh.size == len(self.labels)), None)
 
     def described(self, names: Sequence[Sequence[str]], sizes: Mapping[str, int]) -> bytes:
         """The text of `ranks.json`: which rank has which files, where it is in the meshes, and its bytes."""
@@ -224,33 +234,24 @@ def _is_cut(partition: Partition | None) -> bool:
 
 def rank_name(ranks: Ranks, rank: int) -> str:
     """The name of a rank's file: its number and its coordinates in the first mesh that has all devices."""
-    mesh = next((mesh for mesh in ranks.meshes.values() if mesh.size == len(ranks.labels)), None)
-    at = (
-        ""
-        if mesh is None
-        else "".join(
-            f"-{_UNNAMED.sub('_', axis)}-{position}"
-            for axis, position in zip(
-                mesh.axis_names, mesh.coordinate(mesh._all_labels().index(ranks.labels[rank])), strict=True
-            )
-        )
-    )
+    own = {} if ranks.whole is None else ranks.coordinates(rank)[ranks.whole]
+    at = "".join(f"-{_UNNAMED.sub('_', axis)}-{position}" for axis, position in own.items())
     return f"rank-{rank:05}{at if len(at) < _LONGEST else ''}.safetensors"
 
 
 def _vllm_names(ranks: Ranks) -> Any:
     """What gives the beginning of the names of a rank's files, as the engines' sharded loaders look for them."""
-    mesh = next((mesh for mesh in ranks.meshes.values() if mesh.size == len(ranks.labels)), None)
+    whole = ranks.whole
+    mesh = None if whole is None else ranks.meshes[whole]
     axes = () if mesh is None else tuple(a for a, n in zip(mesh.axis_names, mesh.shape, strict=True) if n > 1)
-    if mesh is None or len([axis for axis in axes if axis != "pp"]) > 1:
+    if whole is None or len([axis for axis in axes if axis != "pp"]) > 1:
         raise LayoutError(
             f"the mesh has the axes {', '.join(axes) or 'none of all devices'}; the loaders of vLLM and SGLang ask for "
             "the rank of tensor parallelism and, in vLLM, of the pipeline: a mesh of one axis, or of pp and another"
         )
-    labels = mesh._all_labels()
 
     def name(rank: int) -> str:
-        at = dict(zip(mesh.axis_names, mesh.coordinate(labels.index(ranks.labels[rank])), strict=True))
+        at = ranks.coordinates(rank)[whole]
         tp = next((at[axis] for axis in axes if axis != "pp"), 0)
         return f"model-pp-{at['pp']}-tp-{tp}-part-" if "pp" in axes else f"model-rank-{tp}-part-"
 
