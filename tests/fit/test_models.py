@@ -11,7 +11,8 @@ import pytest
 
 import shardwise as sw
 from shardwise.cli import main
-from shardwise.fit import fits
+from shardwise.fit import fits, fits_tensors
+from shardwise.fit.by_rules import fits_by_rules
 
 from ..checks import refused
 from ..oracle.quantized import folders
@@ -134,3 +135,76 @@ def test_by_rules_the_worst_cut_comes_first(tmp_path: Path) -> None:
     assert answer.sizes[0].cuts[0].padded == 16
     assert answer.sizes[0].verdict == "padded"
     assert answer.forms == ()
+
+
+def test_by_rules_each_dim_that_is_cut_is_answered_for_itself(tmp_path: Path) -> None:
+    """8 experts in 2 fit; 20 columns in 7 do not, and would do as 21, in which experts have no part."""
+    rules = tmp_path / "own.toml"
+    rules.write_text("[rules]\n'down_proj' = ['ep', [], 'tp']\n")
+    sw.save_checkpoint(tmp_path / "m", {"m.experts.down_proj": np.zeros((8, 4, 20), "f2")}, sync=False)
+    size = fits(tmp_path / "m", (7,), (2,), rules=rules).sizes[0]
+    assert [(cut.dim, cut.size, cut.ways, cut.verdict, cut.padded) for cut in size.cuts] == [
+        (2, 20, 7, "padded", 21),
+        (0, 8, 2, "fits", None),
+    ]
+    assert size.verdict == "padded"
+    assert fits(tmp_path / "m", (5,), (2,), rules=rules).sizes[0].verdict == "fits"
+    assert fits(tmp_path / "m", (5,), (3,), rules=rules).sizes[0].cuts[0][3:6] == (0, 8, "elements")
+
+
+def test_ways_out_do_not_name_tensor_parallelism_where_experts_are_cut(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sw.save_checkpoint(
+        tmp_path / "m.safetensors", {f"m.experts.{i}.up_proj.weight": np.zeros((4, 4), "f2") for i in range(6)}
+    )
+    assert main(["fits", str(tmp_path / "m.safetensors"), "--tp", "4", "--ep", "4"]) == 0
+    assert "6 experts do not divide into 4; would fit: in 2, 3, 6 parts\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("said", [{"model_type": ["llama"]}, {"text_config": {"model_type": {}}}])
+def test_a_family_that_is_no_text_is_none(said: dict[str, Any]) -> None:
+    stored = {"a.up_proj.weight": ("BF16", (8, 8))}
+    assert fits_tensors(stored, said, (2,)) == fits_tensors(stored, {}, (2,))
+
+
+def test_a_number_of_an_expert_that_is_no_number() -> None:
+    stored = {f"experts.{number}.up_proj.weight": ("BF16", (8, 8)) for number in ("0", "9" * 5000)}
+    assert fits_tensors(stored, {}, (2,), (2,)).sizes[0].verdict == "refused"
+
+
+def test_what_is_asked_twice_or_is_no_sizes(tmp_path: Path) -> None:
+    given = tmp_path / "config.json"
+    given.write_text(json.dumps(QWEN))
+    for model in (given, QWEN):
+        with refused(sw.LayoutError, "config is given, and model is a configuration itself"):
+            fits(model, config=QWEN)
+    with refused(TypeError, "tp must be a sequence of integers, got 8"):
+        fits(QWEN, 8)  # type: ignore[arg-type]
+
+
+def test_a_method_that_is_no_text_is_not_known(tmp_path: Path) -> None:
+    """By names it is refused; where rules say what is cut, all tensors are plain, as with any method not known."""
+    sw.save_checkpoint(tmp_path / "m", {"a.up_proj.weight": np.zeros((8, 8), "f2")}, sync=False)
+    (tmp_path / "m" / "config.json").write_text('{"quantization_config": {"quant_method": ["fp8"]}}')
+    with refused(sw.ParseError, "quant_method is ['fp8']"):
+        fits(tmp_path / "m")
+    rules = tmp_path / "own.toml"
+    rules.write_text("[rules]\n'_proj' = ['tp', []]\n")
+    assert fits(tmp_path / "m", (2,), rules=rules).method is None
+    assert main(["report", str(tmp_path / "m"), "--rules", str(rules), "--mesh", "tp=2"]) == 0
+
+
+def test_infinities_of_a_configuration_beside_a_checkpoint(tmp_path: Path) -> None:
+    """Models with state spaces have them: `"time_step_limit": [0.0, Infinity]`."""
+    sw.save_checkpoint(tmp_path / "m", {"a.up_proj.weight": np.ones((8, 8), "f2")}, sync=False)
+    (tmp_path / "m" / "config.json").write_text('{"time_step_limit": [0.0, Infinity], "a": NaN}')
+    assert fits(tmp_path / "m", (2,)).sizes[0].verdict == "fits"
+    sw.reshard_checkpoint(tmp_path / "m", tmp_path / "new", sync=False)
+    assert json.loads((tmp_path / "new" / "config.json").read_text())["time_step_limit"] == [0.0, float("inf")]
+
+
+def test_by_rules_dtypes_that_safetensors_have_not(tmp_path: Path) -> None:
+    rules = tmp_path / "own.toml"
+    rules.write_text("[rules]\n'w' = ['tp']\n")
+    assert fits_by_rules({"w": ("complex128", (4,))}, {}, rules, [(2, 1)], lambda name: None).sizes[0].verdict == "fits"

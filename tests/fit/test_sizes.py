@@ -189,7 +189,7 @@ def test_bad_arguments_are_refused(tmp_path: Path) -> None:
         fits_tensors({}, {}, (0,))
     with refused(TypeError, "ep"):
         fits_tensors({}, {}, ep=("2",))  # type: ignore[arg-type]
-    with refused(ParseError, "num_attention_heads is -4; it must be at least 1"):
+    with refused(ParseError, "num_attention_heads is -4; it must be from 1 to 2147483647"):
         heads_of({"num_attention_heads": -4})
     with refused(ParseError, f"num_attention_heads is {2**31}"):
         heads_of({"num_attention_heads": 2**31})

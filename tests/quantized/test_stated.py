@@ -70,3 +70,29 @@ def test_what_cannot_be() -> None:
         )
     with refused(sw.ParseError, "needs a search that may take for ever"):
         named(quant_method="fp8", ignore=["re:(a+)+b\\1"])
+    with refused(sw.ParseError, "'re:(' is no regular expression"):
+        named(quant_method="fp8", ignore=["re:("])
+    with refused(sw.ParseError, "surrogate"):
+        named(quant_method="fp8", ignore=["\ud800"])
+    with refused(sw.ParseError, "quant_method is ['fp8']"):
+        named(quant_method=["fp8"])
+    with refused(sw.ParseError, "config_groups is [1]; it must be an object"):
+        named(quant_method="compressed-tensors", config_groups=[1])
+    with refused(sw.ParseError, "targets is 'Linear'; it must be a list of names"):
+        named(quant_method="compressed-tensors", config_groups={"0": {"targets": "Linear", "weights": {}}})
+
+
+@pytest.mark.parametrize("value", ["lm_head", [["lm_head"]], [5], {"lm_head": 1}])
+def test_what_is_left_out_is_a_list_of_names(value: object) -> None:
+    """A text alone was passed over, so that what it names was taken to be quantized."""
+    with refused(sw.ParseError, "ignore is", "it must be a list of names"):
+        named(quant_method="fp8", ignore=value)
+
+
+@pytest.mark.parametrize("size", [10**400, 2**31, 0, -2, "128", True])
+def test_blocks_of_sizes_that_none_has(size: Any) -> None:
+    with refused(sw.ParseError, "weight_block_size is", "two positive integers of at most 2147483647"):
+        named(quant_method="fp8", weight_block_size=[128, size])
+    group = {"targets": ["Linear"], "weights": {"num_bits": size, "strategy": "channel"}}
+    with refused(sw.ParseError, "num_bits is", "an integer from 1 to 2147483647"):
+        named(quant_method="compressed-tensors", format="pack-quantized", config_groups={"0": group})

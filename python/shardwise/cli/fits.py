@@ -60,7 +60,7 @@ def _print(screen: Screen, answer: Fits) -> None:
 def _print_size(screen: Screen, size: SizeFit) -> None:
     alike: dict[tuple[str, str], list[Cut]] = {}
     for cut in size.problems:
-        alike.setdefault((cut.why, _ways_out(cut)), []).append(cut)
+        alike.setdefault((cut.why, _ways_out(cut, size.ep)), []).append(cut)
     for (why, ways), cuts in list(alike.items())[:_NAMED]:
         names = list(dict.fromkeys(cut.name for cut in cuts))
         others = f" and {len(names) - 1} more" if len(names) > 1 else ""
@@ -75,13 +75,14 @@ def _print_size(screen: Screen, size: SizeFit) -> None:
         screen.write(f"  and {len(size.limits) - _NAMED} more limits of engines")
 
 
-def _ways_out(cut: Cut) -> str:
+def _ways_out(cut: Cut, ep: int) -> str:
     """The remedies: padding, other sizes, an uneven cut in whole units."""
     ways = []
     if cut.padded is not None:
         ways.append(f"padded to {cut.padded}")
     if not cut.never and (sizes := [str(size) for size in cut.sizes if size > 1]):
-        ways.append(f"tp {', '.join(sizes)}")
+        # Where experts are cut as well, the shards of a dim are not those of tensor parallelism.
+        ways.append(f"tp {', '.join(sizes)}" if ep == 1 else f"in {', '.join(sizes)} parts")
     if cut.ceil and cut.padded is not None:
         ways.append(f"uneven, {', '.join(map(str, cut.ceil))}" if len(cut.ceil) <= 8 else "uneven, in whole units")
     return f"; would fit: {'; '.join(ways)}" if ways else ""

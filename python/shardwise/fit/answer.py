@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
-__all__ = ["Cut", "Fits", "Limit", "SizeFit", "Verdict"]
+from ..quantized import LogicalTensor
+
+__all__ = ["ORDER", "WAYS", "Cut", "Fits", "Limit", "SizeFit", "Verdict", "forms_of"]
 
 #: From the best to the worst. `"fits"`: all cuts are on whole blocks. `"shared"`: some are within a block whose scale
 #: both sides hold. `"padded"`: some dims have to be padded. `"refused"`: none of these would do.
 Verdict = Literal["fits", "shared", "padded", "refused"]
+ORDER: tuple[Verdict, ...] = ("fits", "shared", "padded", "refused")
+#: The numbers of shards that are looked at for those that would do.
+WAYS = range(1, 65)
 
 
 class Limit(NamedTuple):
@@ -47,7 +53,7 @@ class Cut(NamedTuple):
     padded: int | None
     #: Whether the dim cannot be cut at all, whatever the size.
     never: bool
-    #: The sizes of tensor parallelism, of 1 to 64, that cut whole units, and whole heads.
+    #: The numbers of shards, of 1 to 64, that cut whole units, and whole heads.
     sizes: tuple[int, ...]
     #: The lengths of the shards where engines cut in whole units under the rule `"ceil"`; empty if it fits.
     ceil: tuple[int, ...]
@@ -72,6 +78,12 @@ class SizeFit(NamedTuple):
     verdict: Verdict
     #: All cuts, those that fit worst first.
     cuts: tuple[Cut, ...]
+
+    @classmethod
+    def of(cls, tp: int, ep: int, cuts: Iterable[Cut]) -> SizeFit:
+        """Give the answer that follows from cuts."""
+        ordered = sorted(cuts, key=lambda cut: -ORDER.index(cut.verdict))
+        return cls(tp, ep, ordered[0].verdict if ordered else "fits", tuple(ordered))
 
     @property
     def problems(self) -> tuple[Cut, ...]:
@@ -116,6 +128,15 @@ class Fits(NamedTuple):
             ],
             "whole": list(self.whole),
         }
+
+
+def forms_of(tensors: Iterable[tuple[LogicalTensor, int]]) -> tuple[tuple[str, int], ...]:
+    """Give the forms of quantized weights with their numbers of tensors."""
+    forms: dict[str, int] = {}
+    for tensor, count in tensors:
+        if tensor.form != "plain":
+            forms[tensor.form] = forms.get(tensor.form, 0) + count
+    return tuple(sorted(forms.items()))
 
 
 def _cut_json(cut: Cut) -> dict[str, Any]:

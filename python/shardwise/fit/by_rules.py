@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .._dtypes import CODES
+from .._dtypes import CODES, DTYPES
 from .._text import shown
 from ..errors import LayoutError
 from ..layout import TensorLayout
@@ -16,17 +15,15 @@ from ..mesh import DeviceMesh
 from ..packed import PackedDim
 from ..quantized import Along, Component, LogicalTensor, component_layouts
 from ..quantized.cut import padded_size, sizes_that_fit
+from ..quantized.forms import starred
 from ..rules.layout_map import LayoutMap
 from ..rules.rewrites import Rewrites
 from ..store.described import rewritten_outline
 from ..store.quantized import components_in
-from .answer import Cut, Fits, SizeFit, Verdict
+from .answer import ORDER, WAYS, Cut, Fits, SizeFit, Verdict, forms_of
 from .model import Reader
 
 __all__ = ["fits_by_rules"]
-
-_ORDER: tuple[Verdict, ...] = ("fits", "shared", "padded", "refused")
-_NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.|$)")
 
 
 def fits_by_rules(
@@ -44,34 +41,26 @@ def fits_by_rules(
     """
     method, kinds = _kinds(outline, config, Rewrites.from_toml(rules, config=config), read)
     answers, whole = [], set()
+    is_expert = any(ep > 1 for _, ep in sizes)
     for tp, ep in sizes:
-        mesh = (
-            DeviceMesh((tp, ep), ("tp", "ep")) if any(other > 1 for _, other in sizes) else DeviceMesh((tp,), ("tp",))
-        )
+        mesh = DeviceMesh((tp, ep), ("tp", "ep")) if is_expert else DeviceMesh((tp,), ("tp",))
         layouts = LayoutMap.from_toml(rules, mesh, config=config)
-        cuts = []
+        cuts: list[Cut] = []
         for tensor, count in kinds:
             layout = layouts.layout_of(tensor.name, len(tensor.shape))
             if layout is None:
-                whole.add(_NUMBER.sub("*", tensor.name))
-                continue
-            if any(layout.axes):
-                cuts.append(_cut(tensor, count, layout, layouts, tp))
-        cuts.sort(key=lambda cut: -_ORDER.index(cut.verdict))
-        worst = max((cut.verdict for cut in cuts), key=_ORDER.index, default=_ORDER[0])
-        answers.append(SizeFit(tp, ep, worst, tuple(cuts)))
-    forms: dict[str, int] = {}
-    for tensor, count in kinds:
-        if tensor.form != "plain":
-            forms[tensor.form] = forms.get(tensor.form, 0) + count
-    return Fits(method, tuple(sorted(forms.items())), tuple(answers), tuple(sorted(whole)))
+                whole.add(starred(tensor.name))
+            else:
+                cuts.extend(_cuts(tensor, count, layout, layouts, tp))
+        answers.append(SizeFit.of(tp, ep, cuts))
+    return Fits(method, forms_of(kinds), tuple(answers), tuple(sorted(whole)))
 
 
 def _kinds(
     outline: Mapping[str, tuple[str, tuple[int, ...]]], config: Mapping[str, Any], rewrites: Rewrites, read: Reader
 ) -> tuple[str | None, list[tuple[LogicalTensor, int]]]:
     """The tensors after the rewrites, of those that differ in numbers in their names one, and how many these are."""
-    stored = {name: (shape, CODES[code]) for name, (code, shape) in outline.items()}
+    stored = {name: (shape, CODES.get(code) or DTYPES[code]) for name, (code, shape) in outline.items()}
     made, found = rewritten_outline(stored, rewrites, components_in(stored, config, read), read)
     taken = {component.name for tensor in found.tensors.values() for component in tensor.components}
     tensors = list(found.tensors.values())
@@ -81,37 +70,57 @@ def _kinds(
             tensors.append(LogicalTensor(name, shape, "plain", (own,)))
     kinds: dict[Any, list[LogicalTensor]] = {}
     for one in tensors:
-        kinds.setdefault((_NUMBER.sub("*", one.name), one.shape, one.form, one.uncut), []).append(one)
+        kinds.setdefault((starred(one.name), one.shape, one.form, one.uncut), []).append(one)
     return found.method, [(alike[0], len(alike)) for alike in kinds.values()]
 
 
-def _cut(tensor: LogicalTensor, count: int, layout: TensorLayout, layouts: LayoutMap, tp: int) -> Cut:
-    uneven = layouts.uneven_of(tensor.name) or "even"
-    shared = layouts.shared_of(tensor.name)
-    dim = next(at for at, spec in enumerate(layout.axes) if spec)
-    spec = layout.axes[dim]
-    n, unit = tensor.shape[dim], tensor.unit(dim)
-    why, verdict = "", _ORDER[0]
-    for verdict in ("fits", "shared"):
+def _cuts(tensor: LogicalTensor, count: int, layout: TensorLayout, layouts: LayoutMap, tp: int) -> list[Cut]:
+    """The cuts of a tensor, of each dim alone; what is wrong only with all of them is said of the first."""
+    dims = [dim for dim, spec in enumerate(layout.axes) if spec]
+    found = []
+    for dim in dims:
+        alone = TensorLayout([spec if at == dim else None for at, spec in enumerate(layout.axes)], layout.device_mesh)
+        found.append(_cut(tensor, count, alone, layouts, dim, tp))
+    if len(dims) > 1 and all(cut.verdict in ("fits", "shared") for cut in found):
+        verdict, why = _verdict(tensor, layout, layouts)
+        if verdict == "refused":
+            found[0] = found[0]._replace(verdict=verdict, why=why)
+    return found
+
+
+def _cut(tensor: LogicalTensor, count: int, layout: TensorLayout, layouts: LayoutMap, dim: int, tp: int) -> Cut:
+    spec, n, unit = layout.axes[dim], tensor.shape[dim], tensor.unit(dim)
+    verdict, why = _verdict(tensor, layout, layouts)
+    never = bool(tensor.why_uncut(dim))
+    axes = () if isinstance(spec, PackedDim) else (spec,) if isinstance(spec, str) else spec or ()
+    ways = math.prod(_ways(layout, axis) for axis in axes)
+    padded: int | None = None
+    sizes: tuple[int, ...] = ()
+    if not isinstance(spec, PackedDim):
+        padded = padded_size(n, unit, ways) if why and not never else None
+        sizes = sizes_that_fit(n, unit, WAYS)
+    if verdict == "refused" and padded is not None:
+        verdict = "padded"
+    blocks = tuple((name.rpartition(".")[2], block) for name, block in tensor.blocks.get(dim, ()))
+    return Cut(
+        starred(tensor.name), count, tensor.form, dim, n, "elements", 1, ways if ways > 1 else tp, unit, blocks,
+        verdict, why, padded, never, sizes, (),
+    )  # fmt: skip
+
+
+def _verdict(tensor: LogicalTensor, layout: TensorLayout, layouts: LayoutMap) -> tuple[Verdict, str]:
+    """Whether a tensor can be cut so, without padding; and why not on whole blocks."""
+    uneven, shared = layouts.uneven_of(tensor.name) or "even", layouts.shared_of(tensor.name)
+    why = ""
+    for verdict in ORDER[:2]:
         try:
             layout.partition(tensor.shape, uneven)
             component_layouts(tensor, layout, uneven, shared=shared or verdict == "shared")
-            break
         except LayoutError as error:
             why = why or str(error).removeprefix(f"{shown(tensor.name)}: ")
-    else:
-        is_padded = not isinstance(spec, PackedDim) and not tensor.why_uncut(dim)
-        verdict = "padded" if is_padded else "refused"
-    axes = () if isinstance(spec, PackedDim) else (spec,) if isinstance(spec, str) else spec or ()
-    ways = math.prod(_ways(layout, axis) for axis in axes)
-    padded = None if isinstance(spec, PackedDim) or not why or tensor.why_uncut(dim) else padded_size(n, unit, ways)
-    blocks = tuple((name.rpartition(".")[2], block) for name, block in tensor.blocks.get(dim, ()))
-    name = _NUMBER.sub("*", tensor.name)
-    sizes = () if isinstance(spec, PackedDim) else sizes_that_fit(n, unit, range(1, 65))
-    return Cut(
-        name, count, tensor.form, dim, n, "elements", 1, ways if ways > 1 else tp, unit, blocks, verdict,
-        "" if verdict == "fits" else why, padded, bool(tensor.why_uncut(dim)), sizes, (),
-    )  # fmt: skip
+        else:
+            return verdict, why
+    return "refused", why
 
 
 def _ways(layout: TensorLayout, axis: str) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 from .._fork import importing
 from .._garbage import uncollected
+from ..errors import LayoutError
 from ..rules.numbers import Config, read_config
 from ..store.location import location_of
 from ..store.model_config import config_of
@@ -31,12 +32,15 @@ def opened_model(model: str | os.PathLike[str] | Mapping[str, Any], config: Conf
     Raises:
         OSError: if a file cannot be read.
         ParseError: if a file does not follow its format, or the tensors of the model's family are not known.
+        LayoutError: if `config` is given, and the model is a configuration itself.
     """
     if isinstance(model, Mapping):
+        _refuse_two(config)
         yield _configured(model)
         return
     path = location_of(model)
     if path.name.endswith(".json") and not path.name.endswith(".index.json") and path.is_file():
+        _refuse_two(config)
         yield _configured(config_of(path) if path.name == "config.json" else read_config(path))
         return
     with uncollected():
@@ -52,6 +56,11 @@ def opened_model(model: str | os.PathLike[str] | Mapping[str, Any], config: Conf
             outline = {name: (dtype.code or dtype.name, shape) for name, dtype, shape in checkpoint._described()}
             given = config_of(path) if config is None else read_config(config)
             yield outline, given, reader_of(checkpoint)
+
+
+def _refuse_two(config: Config | None) -> None:
+    if config is not None:
+        raise LayoutError("config is given, and model is a configuration itself: which of the two counts?")
 
 
 def _configured(config: Mapping[str, Any]) -> Known:

@@ -60,6 +60,8 @@ _ROLES = {**_ROWS, **_COLUMNS, **_VOCABULARY}
 _ELSEWHERE = re.compile(r"(?:^|\.)(?:visual|vision\w*|audio\w*|vit|image\w*|mm_projector|multi_modal_projector)\.")
 _INDEXER = re.compile(r"\.indexer\.")
 _WHOLE = Role(None)
+#: No model has more heads.
+_MOST = 2**31 - 1
 
 
 def role_of(name: str, rank: int, *, transposed: bool = False) -> Role:
@@ -111,7 +113,7 @@ def _number(config: Mapping[str, Any], *keys: str) -> int:
                 number = integer(key, config[key])
             except TypeError as error:
                 raise ParseError(f"the configuration: {error}") from None
-            if not 0 < number < 2**31:
-                raise ParseError(f"the configuration: {key} is {shown(number)}; it must be at least 1")
+            if not 0 < number <= _MOST:
+                raise ParseError(f"the configuration: {key} is {shown(number)}; it must be from 1 to {_MOST}")
             return number
     return 0

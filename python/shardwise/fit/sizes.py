@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from .._arguments import integer
+from .._arguments import integers_of
 from .._fork import importing
 from .._text import shown
 from ..errors import LayoutError
 from ..quantized import LogicalTensor
 from ..quantized.cut import padded_size, sizes_that_fit
-from ..quantized.forms import Kind, find_kinds
+from ..quantized.forms import Kind, find_kinds, starred
 from ..rules.numbers import Config
 from ..rules.shipped import rules_named
-from .answer import Cut, Fits, SizeFit, Verdict
+from .answer import WAYS, Cut, Fits, SizeFit, Verdict, forms_of
 from .engines import limits_of
 from .model import opened_model
 from .roles import Heads, Role, heads_of, role_of
 
 __all__ = ["fits", "fits_tensors"]
-
-_ORDER: tuple[Verdict, ...] = ("fits", "shared", "padded", "refused")
-#: The numbers of ranks that are looked at for sizes that would do.
-_ASKED = range(1, 65)
-_NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.|$)")
 
 
 def fits(
@@ -54,7 +48,8 @@ def fits(
     Raises:
         OSError: if a file cannot be read.
         ParseError: if a file does not follow its format, or scales do not agree with their weights.
-        LayoutError: if a size is less than 1, or rewrites of the rules do not apply.
+        LayoutError: if a size is less than 1, `config` is given beside a configuration, or rewrites of the rules do
+            not apply.
 
     >>> config = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 176, "vocab_size": 99}
     >>> config |= {"num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2}
@@ -95,24 +90,18 @@ def fits_tensors(
     heads = heads_of(config)
     roles = [(kind, _role(kind.tensor, config)) for kind in kinds]
     experts = _experts(roles)
-    forms: dict[str, int] = {}
-    for kind, _ in roles:
-        if kind.tensor.form != "plain":
-            forms[kind.tensor.form] = forms.get(kind.tensor.form, 0) + len(kind.names)
-    whole = sorted({_NUMBER.sub("*", kind.tensor.name) for kind, role in roles if role.dim is None and _is_large(kind)})
-    answers = []
-    for one, other in sizes:
-        cuts = [cut for kind, role in roles for cut in _cuts(kind, role, heads, experts, one, other)]
-        cuts.sort(key=lambda cut: -_ORDER.index(cut.verdict))
-        answers.append(
-            SizeFit(one, other, max((cut.verdict for cut in cuts), key=_ORDER.index, default="fits"), tuple(cuts))
-        )
-    return Fits(method, tuple(sorted(forms.items())), tuple(answers), tuple(whole))
+    forms = forms_of((kind.tensor, len(kind.names)) for kind in kinds)
+    whole = sorted({starred(kind.tensor.name) for kind, role in roles if role.dim is None and _is_large(kind)})
+    answers = [
+        SizeFit.of(one, other, (cut for kind, role in roles for cut in _cuts(kind, role, heads, experts, one, other)))
+        for one, other in sizes
+    ]
+    return Fits(method, forms, tuple(answers), tuple(whole))
 
 
 def _role(tensor: LogicalTensor, config: Mapping[str, Any]) -> Role:
     text = config.get("text_config")
-    models = {one.get("model_type") for one in (config, text) if isinstance(one, Mapping)}
+    models = [one.get("model_type") for one in (config, text) if isinstance(one, Mapping)]
     # gpt-oss stores its experts transposed where they are not quantized, Llama 4 always.
     transposed = "llama4_text" in models or ("gpt_oss" in models and tensor.form == "plain")
     return role_of(tensor.name, len(tensor.shape), transposed=transposed)
@@ -122,8 +111,8 @@ def _is_large(kind: Kind) -> bool:
     return sum(size > 1 for size in kind.tensor.shape) > 1
 
 
-def _sizes(tp: Iterable[Any], ep: Iterable[Any]) -> list[tuple[int, int]]:
-    ranks, experts = ([integer(name, one) for one in given] for name, given in (("tp", tp), ("ep", ep)))
+def _sizes(tp: Sequence[int], ep: Sequence[int]) -> list[tuple[int, int]]:
+    ranks, experts = integers_of("tp", tp), integers_of("ep", ep)
     for name, given in (("tp", ranks), ("ep", experts)):
         if least := [one for one in given if one < 1]:
             raise LayoutError(f"{name} is {shown(least[0])}; it must be at least 1")
@@ -138,7 +127,7 @@ def _experts(roles: Iterable[tuple[Kind, Role]]) -> int:
             count = max(count, kind.tensor.shape[0])
         elif role.expert == "one":
             numbers = {name.rpartition("experts.")[2].partition(".")[0] for name in kind.names}
-            count = max(count, *(int(number) + 1 for number in numbers if number.isdecimal()), 0)
+            count = max(count, *(int(number) + 1 for number in numbers if number.isdecimal() and len(number) < 10), 0)
     return count
 
 
@@ -231,9 +220,9 @@ def _cut(
     fit = verdict == "fits"
     step = -(-size // (unit * ways)) * unit
     ceil = tuple(max(min(size - i * step, step), 0) for i in range(ways)) if unit > 1 and not fit and ways <= 64 else ()
-    sizes = sizes_that_fit(size, math.lcm(unit, head), _ASKED)
+    sizes = sizes_that_fit(size, math.lcm(unit, head), WAYS)
     return Cut(
-        _NUMBER.sub("*", tensor.name), len(kind.names), tensor.form, dim, size, what, head, ways, unit,
+        starred(tensor.name), len(kind.names), tensor.form, dim, size, what, head, ways, unit,
         tuple((name.rpartition(".")[2], block) for name, block in tensor.blocks.get(dim, ())),
         verdict, why, padded, bool(tensor.why_uncut(dim)), sizes, ceil,
     )  # fmt: skip

@@ -27,7 +27,16 @@ from . import flat, integers, scaled
 from .component import Along, Component, LogicalTensor
 from .parts import Given, Group
 
-__all__ = ["METHODS", "Components", "Kind", "find_components", "find_kinds", "quantization_of"]
+__all__ = [
+    "METHODS",
+    "Components",
+    "Kind",
+    "find_components",
+    "find_kinds",
+    "quantization_of",
+    "starred",
+    "stated_method",
+]
 
 #: For each method what makes a logical tensor of the components of one group.
 METHODS: dict[str, Callable[[Group], LogicalTensor | None]] = {
@@ -91,6 +100,15 @@ class Kind(NamedTuple):
     tensor: LogicalTensor
     #: The names of all.
     names: tuple[str, ...]
+
+
+def starred(name: str) -> str:
+    """Give a name with `*` for its numbers.
+
+    >>> starred("layers.12.up.weight")
+    'layers.*.up.weight'
+    """
+    return _NUMBER.sub("*", name)
 
 
 def find_components(
@@ -158,7 +176,7 @@ def find_kinds(
     kinds: dict[Hashable, list[tuple[str, Members]]] = {}
     for key, members in _groups(tensors).items():
         alone = apart and not members.keys().isdisjoint(_ORDERS)
-        look = key if alone else _NUMBER.sub("*", key)
+        look = key if alone else starred(key)
         alike = tuple([(tail, dtype, shape) for tail, (_, dtype, shape) in members.items()])
         kinds.setdefault((look, alike), []).append((key, members))
     found = []
@@ -180,11 +198,25 @@ def _method(
     tensors: Mapping[str, tuple[str, tuple[int, ...]]], config: Mapping[str, Any]
 ) -> tuple[str | None, Mapping[str, Any]]:
     given = quantization_of(config)
-    method = given.get("quant_method") or _method_of(tensors)
-    if method is not None and (not isinstance(method, str) or method not in METHODS):
+    return stated_method(given) or _method_of(tensors), given
+
+
+def stated_method(given: Mapping[str, Any]) -> str | None:
+    """Give the `quant_method` of a `quantization_config`; `None` if it has none.
+
+    Raises:
+        ParseError: if it is not known.
+
+    >>> stated_method({"quant_method": "awq"})
+    'awq'
+    """
+    method = given.get("quant_method")
+    if method is None or method == "":
+        return None
+    if not isinstance(method, str) or method not in METHODS:
         known = ", ".join(sorted(METHODS))
         raise ParseError(f"quantization_config: quant_method is {shown(method)}; known are {known}")
-    return method, given
+    return method
 
 
 def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from .._core import RuleSet
 from .._text import shown
 from ..errors import ParseError
 from .component import Along, LogicalTensor
+from .modules import Modules
 from .parts import WHOLE, Given, Group
 from .scaled import block_size, four_bits, singles, values
 
@@ -116,44 +116,36 @@ class Schemes:
     """The configuration of weights, and which of it a module gets."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        groups = config.get("config_groups")
+        groups = config.get("config_groups") or {}
+        if not isinstance(groups, Mapping):
+            raise ParseError(f"quantization_config: config_groups is {shown(groups)}; it must be an object")
         self._all: list[tuple[str, Given]] = []
         targets: list[tuple[int, str]] = []
-        for one in groups.values() if isinstance(groups, Mapping) else ():
+        for one in groups.values():
             weights = one.get("weights") if isinstance(one, Mapping) else None
             if isinstance(weights, Mapping):
-                named = one.get("targets")
-                texts = [text for text in named if isinstance(text, str)] if isinstance(named, list) else []
-                targets += [(len(self._all), text) for text in texts]
+                targets += [(len(self._all), text) for text in Given(one, None).texts("targets")]
                 form = one.get("format") or config.get("format")
                 self._all.append((form if isinstance(form, str) else "", Given(weights, None)))
-        # A target is a class of modules, the end of a name, or a regular expression, which is not to run for ever.
+        # A target is a class of modules, the end of a name, or a regular expression.
         self._owners = [owner for owner, _ in targets]
         self._linear = {owner for owner, text in targets if text == "Linear"}
-        patterns = [text[3:] if text.startswith("re:") else rf"(?:.*\.)?{re.escape(text)}$" for _, text in targets]
-        try:
-            self._rules = RuleSet(tuple(patterns), "match")
-            self._backtracking = [targets[at][1] for at in self._rules.backtracking()]
-        except ValueError as error:
-            raise ParseError(f"quantization_config: targets: {error}") from None
+        texts = [text for _, text in targets]
+        self._targets = Modules("targets", texts, lambda text: rf"(?:.*\.)?{re.escape(text)}$")
 
     def named(self, module: str) -> tuple[str, Given] | None:
         """Give the form of the weights of a module that is a linear layer, and what is said of it; `None` for none."""
-        self._refuse_slow()
-        named = {self._owners[at] for at in self._rules.find(module)[0]} | self._linear
+        named = self._named(module) | self._linear
         return self._all[min(named)] if named else None
 
-    def _refuse_slow(self) -> None:
-        if self._backtracking:
-            target = shown(self._backtracking[0])
-            raise ParseError(f"quantization_config: the target {target} needs a search that may take for ever")
+    def _named(self, module: str) -> set[int]:
+        return {self._owners[at] for at in self._targets.named(module)}
 
     def of(self, module: str, form: str) -> Given:
         """Give what it says of a module in a form: of several, what targets it by its name."""
         fitting = [at for at, (own, _) in enumerate(self._all) if form in own or not own]
         if len(fitting) > 1:
-            self._refuse_slow()
-            named = {self._owners[at] for at in self._rules.find(module)[0]}
+            named = self._named(module)
             fitting = [at for at in fitting if at in named] or fitting
         return self._all[fitting[0]][1] if fitting else Given({}, None)
 

@@ -12,7 +12,10 @@ from .._text import shown
 from ..errors import ParseError
 from .component import Along, Component, LogicalTensor
 
-__all__ = ["WHOLE", "Given", "Group"]
+__all__ = ["LARGEST", "WHOLE", "Given", "Group"]
+
+#: No block, group or number of bits that a configuration states is larger.
+LARGEST = 2**31 - 1
 
 #: A dim that every device holds whole.
 WHOLE = Along(None)
@@ -39,16 +42,31 @@ class Given:
         """Give the integer that the first key that is there has; `None` without one.
 
         Raises:
-            ParseError: if it is no integer of at least `least`.
+            ParseError: if it is no integer from `least` to `LARGEST`.
         """
         for key in keys:
             value = self.config.get(key)
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ParseError(f"quantization_config: {key} is {shown(value)}; it must be an integer from {least}")
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= LARGEST:
+                raise ParseError(
+                    f"quantization_config: {key} is {shown(value)}; it must be an integer from {least} to {LARGEST}"
+                )
             return value
         return None
+
+    def texts(self, key: str) -> list[str]:
+        """Give the list of texts that a key has; empty without one.
+
+        Raises:
+            ParseError: if it is anything else.
+        """
+        value = self.config.get(key)
+        if value is None:
+            return []
+        if not isinstance(value, (list, tuple)) or not all(isinstance(text, str) for text in value):
+            raise ParseError(f"quantization_config: {key} is {shown(value)}; it must be a list of names")
+        return list(value)
 
 
 class Group(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any
 from .._text import shown
 from ..errors import ParseError
 from .component import Along, LogicalTensor
-from .parts import WHOLE, Given, Group
+from .parts import LARGEST, WHOLE, Given, Group
 
 __all__ = ["block_size", "four_bits", "fp8", "modelopt", "mxfp4", "values"]
 
@@ -39,9 +39,11 @@ def block_size(given: Any, where: str) -> tuple[int, int]:
     if (
         not isinstance(given, Sequence)
         or len(given) != 2
-        or not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in given)
+        or not all(type(size) is int and 0 < size <= LARGEST for size in given)
     ):
-        raise ParseError(f"quantization_config: {where} is {shown(given)}; it must be two positive integers")
+        raise ParseError(
+            f"quantization_config: {where} is {shown(given)}; it must be two positive integers of at most {LARGEST}"
+        )
     return given[0], given[1]
 
 

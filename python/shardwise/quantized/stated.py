@@ -8,11 +8,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from .._core import RuleSet
 from .._text import shown
 from ..errors import ParseError
-from .forms import METHODS, quantization_of
+from .forms import quantization_of, stated_method
 from .integers import Schemes
+from .modules import Modules
 from .parts import Given
 from .scaled import block_size
 
@@ -50,19 +50,18 @@ def stated_tensors(
     norm.weight ('BF16', (2048,))
     """
     given = quantization_of(config)
-    method = given.get("quant_method")
-    if method is not None and (not isinstance(method, str) or method not in METHODS):
-        raise ParseError(
-            f"quantization_config: quant_method is {shown(method)}; known are {', '.join(sorted(METHODS))}"
-        )
-    dtype = _DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")), "BF16")
+    method = stated_method(given)
+    said = config.get("dtype") or config.get("torch_dtype")
+    dtype = _DTYPES.get(said, "BF16") if isinstance(said, str) else "BF16"
     made = None if method is None else _MAKERS[method](Given(given, None), dtype)
-    skipped = _Skipped(given)
+    skipped = Modules(
+        "modules that are left out", [t for key in _SKIPPED for t in Given(given, None).texts(key)], _part
+    )
     found: _Outline = {}
     states: dict[str, bytes] = {}
     for name, shape in shapes.items():
         parts = None
-        if made is not None and _is_linear(name, shape, method) and not skipped.has(name.removesuffix(".weight")):
+        if made is not None and _is_linear(name, shape, method) and not skipped.named(name.removesuffix(".weight")):
             parts = made(name, shape)
         if parts is None:
             found[name] = (dtype, shape)
@@ -89,30 +88,14 @@ def _is_linear(name: str, shape: tuple[int, ...], method: str | None) -> bool:
     return len(shape) == 2 and name.endswith(".weight") and _PLAIN.search(name) is None
 
 
-class _Skipped:
-    """The modules that a configuration leaves out: by name, by the end or a part of it, or by a pattern."""
+#: The keys of what is not quantized.
+_SKIPPED = ("modules_to_not_convert", "ignore", "exclude_modules", "llm_int8_skip_modules", "ignored_layers")
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        patterns: list[str] = []
-        for key in ("modules_to_not_convert", "ignore", "exclude_modules", "llm_int8_skip_modules", "ignored_layers"):
-            texts = given.get(key)
-            for text in texts if isinstance(texts, list) else ():
-                if not isinstance(text, str):
-                    continue
-                if text.startswith("re:"):
-                    patterns.append(rf"(?:{text[3:]})")
-                else:
-                    inner = ".*".join(re.escape(part) for part in text.removesuffix(".weight").split("*"))
-                    patterns.append(rf"(?:.*\.)?{inner}(?:\..*)?$")
-        try:
-            self._rules = RuleSet(tuple(patterns), "match")
-        except ValueError as error:
-            raise ParseError(f"quantization_config: modules that are left out: {error}") from None
-        if which := self._rules.backtracking():
-            raise ParseError(f"quantization_config: {shown(patterns[which[0]])} needs a search that may take for ever")
 
-    def has(self, module: str) -> bool:
-        return bool(self._rules.find(module)[0])
+def _part(text: str) -> str:
+    """The expression of a name that is left out: a whole name, its end or a part of it, with `*` for anything."""
+    inner = ".*".join(re.escape(part) for part in text.removesuffix(".weight").split("*"))
+    return rf"(?:.*\.)?{inner}(?:\..*)?$"
 
 
 def _up(n: int, size: int) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from .._expressions import parse_expression
 from .._text import shown
@@ -44,7 +44,9 @@ _NUMBERS: dict[str, Any] = {
     "kernel": ["linear_conv_kernel_dim", 4],
 }
 #: More tensors than any model has.
-_MOST = 1 << 22
+_MOST = 1 << 21
+#: No dim of any model is so large.
+_LARGEST = 1 << 40
 
 _QKV = {
     "self_attn.q_proj.weight": "heads*d,hidden",
@@ -117,6 +119,20 @@ def _is(config: Mapping[str, Any], key: str, otherwise: bool = False) -> bool:
     return value
 
 
+def _number(config: Mapping[str, Any], key: str, otherwise: int) -> int:
+    value = config.get(key)
+    if value is not None and (type(value) is not int or value < 0):
+        raise ParseError(f"the configuration: {key} is {shown(value)}; it must be a whole number")
+    return value or otherwise
+
+
+def _list(config: Mapping[str, Any], key: str) -> list[Any] | None:
+    value = config.get(key)
+    if value is not None and not isinstance(value, list):
+        raise ParseError(f"the configuration: {key} is {shown(value)}; it must be a list")
+    return value
+
+
 def _llama(config: Mapping[str, Any], _: int) -> _Shapes:
     bias = {**_QKV_BIAS, "self_attn.o_proj.bias": "hidden"} if _is(config, "attention_bias") else {}
     more = {"mlp.gate_proj.bias": "inner", "mlp.up_proj.bias": "inner", "mlp.down_proj.bias": "hidden"}
@@ -132,11 +148,8 @@ def _qwen3(config: Mapping[str, Any], layer: int) -> _Shapes:
 
 
 def _sparse(config: Mapping[str, Any], layer: int) -> bool:
-    step = config.get("decoder_sparse_step") or 1
-    only = config.get("mlp_only_layers") or []
-    if not isinstance(step, int) or not isinstance(only, list):
-        raise ParseError("the configuration: decoder_sparse_step and mlp_only_layers are not a number and a list")
-    return layer not in only and (layer + 1) % step == 0
+    dense = _list(config, "mlp_only_layers") or ()
+    return layer not in dense and (layer + 1) % _number(config, "decoder_sparse_step", 1) == 0
 
 
 def _qwen3_moe(config: Mapping[str, Any], layer: int) -> _Shapes:
@@ -147,12 +160,11 @@ def _qwen3_moe(config: Mapping[str, Any], layer: int) -> _Shapes:
 
 
 def _qwen3_next(config: Mapping[str, Any], layer: int) -> _Shapes:
-    kinds = config.get("layer_types")
-    interval = config.get("full_attention_interval") or 4
+    kinds = _list(config, "layer_types") or ()
     is_linear = (
         kinds[layer] == "linear_attention"
-        if isinstance(kinds, list) and layer < len(kinds)
-        else bool((layer + 1) % interval)
+        if layer < len(kinds)
+        else (layer + 1) % _number(config, "full_attention_interval", 4) != 0
     )
     full = {**_ATTENTION, "self_attn.q_proj.weight": "2*heads*d,hidden", **_QK_NORM}
     mlp = _gated("mlp", "inner")
@@ -170,11 +182,8 @@ def _mixtral(config: Mapping[str, Any], _: int) -> _Shapes:
 
 
 def _is_dense(config: Mapping[str, Any], layer: int) -> bool:
-    first = config.get("first_k_dense_replace", 0)
-    step = config.get("moe_layer_freq") or 1
-    if not isinstance(first, int) or not isinstance(step, int):
-        raise ParseError("the configuration: first_k_dense_replace and moe_layer_freq are not both numbers")
-    return config.get("n_routed_experts") is None or layer < first or layer % step != 0
+    is_before = layer < _number(config, "first_k_dense_replace", 0)
+    return config.get("n_routed_experts") is None or is_before or layer % _number(config, "moe_layer_freq", 1) != 0
 
 
 def _deepseek_mlp(config: Mapping[str, Any], layer: int, *, bias: bool) -> _Shapes:
@@ -208,10 +217,7 @@ def _gemma3(config: Mapping[str, Any], layer: int) -> _Shapes:
 
 
 def _llama4(config: Mapping[str, Any], layer: int) -> _Shapes:
-    step = config.get("interleave_moe_layer_step") or 1
-    sparse = config.get("moe_layers")
-    if not isinstance(step, int) or not isinstance(sparse, (list, type(None))):
-        raise ParseError("the configuration: interleave_moe_layer_step and moe_layers are not a number and a list")
+    sparse, step = _list(config, "moe_layers"), _number(config, "interleave_moe_layer_step", 1)
     is_sparse = layer in sparse if sparse is not None else (layer + 1) % step == 0
     shared = {**_LLAMA4_EXPERTS, **_gated("feed_forward.shared_expert", "width")}
     return {**_ATTENTION, **_NORMS, **(shared if is_sparse else _gated("feed_forward", "dense"))}
@@ -269,10 +275,11 @@ def model_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     ((128, 64), (64, 64))
     """
     said = read_config(config)
-    if said.get("model_type") not in _FAMILIES and isinstance(said.get("text_config"), Mapping):
-        said = said["text_config"]
+    text = said.get("text_config")
+    if not _is_known(said.get("model_type")) and isinstance(text, Mapping):
+        said = text
     family = said.get("model_type")
-    if not isinstance(family, str) or family not in _FAMILIES:
+    if not _is_known(family):
         known = ", ".join(sorted(_FAMILIES))
         raise ParseError(f"the configuration: model_type is {shown(family)}; the tensors are known of {known}")
     layer_of, is_tied = _FAMILIES[family]
@@ -291,6 +298,10 @@ def model_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     return found
 
 
+def _is_known(family: Any) -> TypeGuard[str]:
+    return isinstance(family, str) and family in _FAMILIES
+
+
 class _Sizes:
     """Shapes worked out from the numbers of a model."""
 
@@ -300,8 +311,8 @@ class _Sizes:
 
     def number(self, text: str) -> int:
         size = parse_expression(text).value(self._numbers)
-        if not 0 < size < 2**40:
-            raise ParseError(f"the configuration: {text} is {shown(size)}; it must be at least 1")
+        if not 0 < size < _LARGEST:
+            raise ParseError(f"the configuration: {text} is {shown(size)}; it must be from 1 to {_LARGEST - 1}")
         return size
 
     def of(self, shapes: _Shapes) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -28,7 +28,8 @@ def config_of(checkpoint: Location) -> Mapping[str, Any]:
     try:
         if opened.size > _LARGEST:
             raise ParseError(f"{file}: a configuration of {opened.size} bytes, over the limit of {_LARGEST}")
-        found = strict_json(opened.read(0, opened.size), file)
+        # Those of models with state spaces have a limit that is infinite.
+        found = strict_json(opened.read(0, opened.size), file, constants=True)
     finally:
         opened.close()
     if not isinstance(found, dict):

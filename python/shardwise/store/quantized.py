@@ -28,7 +28,8 @@ def components_in(
     Raises:
         ParseError: as `find_components`.
     """
-    if quantization_of(config).get("quant_method") not in METHODS:
+    method = quantization_of(config).get("quant_method")
+    if not isinstance(method, str) or method not in METHODS:
         return Components(None, {}, tuple(tensors))
     outline = {name: (dtype.code or dtype.name, shape) for name, (shape, dtype) in tensors.items()}
     return find_components(outline, config, read)

@@ -43,8 +43,10 @@ _MANY = 1_000_000
 _PIECE = 1 << 20
 
 
-def strict_json(data: bytes, path: object, offset: int = 0) -> Any:
+def strict_json(data: bytes, path: object, offset: int = 0, *, constants: bool = False) -> Any:
     """Parse JSON in UTF-8 at byte `offset` of a file: no duplicate keys, no NaN, no lone surrogates.
+
+    With `constants`, NaN and infinities are numbers, as Python writes them.
 
     Raises:
         ParseError: if it is anything else; names the file and, if known, the byte.
@@ -58,18 +60,20 @@ def strict_json(data: bytes, path: object, offset: int = 0) -> Any:
             raise ParseError(f"{path}: duplicate key {shown(duplicate)}")
         return mapping
 
-    def no_constant(name: str) -> None:
-        raise ParseError(f"{path}: {name} is not JSON")
+    def constant(name: str) -> float:
+        if not constants:
+            raise ParseError(f"{path}: {name} is not JSON")
+        return float(name)
 
     if len(data) > MAX_JSON:
         raise ParseError(f"{path}: {len(data)} bytes of JSON, over the limit of {MAX_JSON}")
     _check_density(data, path, offset)
     try:
         text = data.decode("utf-8")
-        value = json.loads(text, parse_constant=no_constant)
+        value = json.loads(text, parse_constant=constant)
         # As many colons as pairs: no key is there twice. Else there may be one, or a colon in a text.
         if text.count(":") != _pairs(value):
-            value = json.loads(text, object_pairs_hook=unique, parse_constant=no_constant)
+            value = json.loads(text, object_pairs_hook=unique, parse_constant=constant)
         if "\\u" in text:  # The only way for half a surrogate pair to get in, since UTF-8 has none.
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except ParseError:

@@ -12,13 +12,13 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ..._fork import cached_property
 from ...errors import LayoutError
 from ...mesh import DeviceMesh
 from ...partition import Partition

@@ -1,0 +1,54 @@
+"""Modules that a `quantization_config` names: those that a scheme is for, and those that are left out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from .._core import RuleSet
+from .._text import shown
+from ..errors import ParseError
+
+__all__ = ["Modules"]
+
+
+class Modules:
+    r"""Texts that name modules, one to many.
+
+    Args:
+        what: What messages call the texts.
+        texts: Names, or after `re:` regular expressions, which are not to run for ever.
+        pattern: What gives the regular expression of a name; it is matched from the beginning.
+
+    >>> Modules("ignore", ["lm_head", r"re:.*\.gate"], re.escape).named("layers.0.gate")
+    [1]
+    """
+
+    def __init__(self, what: str, texts: Sequence[str], pattern: Callable[[str], str]) -> None:
+        self._what, self._texts = what, texts
+        patterns = [text[3:] if text.startswith("re:") else pattern(text) for text in texts]
+        try:
+            self._rules = RuleSet(tuple(patterns), "match")
+        except (TypeError, ValueError) as error:
+            raise ParseError(f"quantization_config: {what}: {error}") from None
+        #: Those of which a module can be named only by a search that may not end.
+        self._slow = self._rules.backtracking()
+
+    def named(self, module: str) -> list[int]:
+        """Give the positions of the texts that name a module.
+
+        Raises:
+            ParseError: if one of the texts is no regular expression, or one that may take for ever.
+        """
+        for at in self._slow:
+            text = self._texts[at]
+            why = "needs a search that may take for ever"
+            try:
+                re.compile(text.removeprefix("re:"))
+            except (re.error, OverflowError, RecursionError) as error:
+                why = f"is no regular expression: {error}"
+            raise ParseError(f"quantization_config: {self._what}: {shown(text)} {why}")
+        found, undecided = self._rules.find(module)
+        if undecided:
+            raise ParseError(f"quantization_config: {self._what}: {shown(module)} is too long to be looked for")
+        return list(found)
