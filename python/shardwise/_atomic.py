@@ -1,4 +1,4 @@
-"""Files that are replaced as a whole or not at all: the only way in which this package replaces a file."""
+"""Small files, read as a whole, and replaced as a whole or not at all: the only way to replace a file here."""
 
 from __future__ import annotations
 
@@ -14,17 +14,39 @@ from pathlib import Path
 from typing import IO
 
 from ._arguments import path_of
+from .errors import ParseError
 
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["naming", "replace_file", "replacing"]
+__all__ = ["naming", "read_file", "replace_file", "replacing"]
 
 #: The name of a temporary file: whose it is, in as many characters for any name, and which one.
 _TEMPORARY = ".shardwise-{digest}-{token}.tmp"
 
 #: Where the system shows the open files of a process by their numbers.
 _DESCRIPTORS = re.compile(r"/proc/(\d+)(?:/task/\d+)?/fd|/dev/fd")
+
+
+def read_file(path: str | os.PathLike[str], most: int | None = None) -> bytes:
+    """Read a file, of at most so many bytes.
+
+    Raises:
+        ParseError: if it is not a regular file, or has more: a pipe may block forever, and a device never end.
+        OSError: if it cannot be read.
+
+    >>> read_file(os.devnull)
+    Traceback (most recent call last):
+    shardwise.errors.ParseError: '/dev/null' is not a regular file
+    """
+    given = path_of(path)
+    if given.exists() and not given.is_file():
+        raise ParseError(f"{str(given)!r} is not a regular file")
+    with naming(given), given.open("rb") as file:
+        data = file.read() if most is None else file.read(most + 1)
+    if most is not None and len(data) > most:
+        raise ParseError(f"{str(given)!r} has over {most} bytes")
+    return data
 
 
 def replace_file(path: str | os.PathLike[str], data: bytes) -> None:

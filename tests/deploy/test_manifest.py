@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from shardwise import (
 )
 from shardwise.deploy import Deployment, DeploymentRule, Manifest, ManifestTensor, fsdp2
 from shardwise.store import manifest_of, tensor_digests
+
+from ..checks import refused
 
 TENSORS = {
     "h.0.w": ((8, 6), "float32"),
@@ -119,7 +122,7 @@ def test_files_that_are_no_json(tmp_path: Path) -> None:
 
 def test_what_cannot_be_written(tmp_path: Path) -> None:
     tuples = Deployment([("a", 1), ("a", 2)], DeviceMesh((2,), ("x",)), {"w": ("x",)}).manifest({"w": ((2,), "int8")})
-    with pytest.raises(LayoutError, match="cannot be written"):
+    with pytest.raises(LayoutError, match="cannot be in a manifest"):
         tuples.save(tmp_path / "x.json")
     with pytest.raises(LayoutError, match="has no known dtype"):
         deployment().manifest({"norm": (5,)})
@@ -159,6 +162,16 @@ class TestBoxes:
             assert one.sends.tolist() == other.sends.tolist()
         assert read.to_dict() == made.to_dict()
 
+    def test_names_that_utf8_has_not(self, tmp_path: Path) -> None:
+        made = Manifest({"\ud800": ManifestTensor((2,), "int8", Tiling.from_boxes((2,), {"\udfff": [(0, 2)]}))})
+        made.save(tmp_path / "x.json")
+        assert Manifest.load(tmp_path / "x.json").to_dict() == made.to_dict()
+
+    @pytest.mark.skipif(os.name == "nt", reason="no such file there")
+    def test_what_is_no_file_is_not_read(self) -> None:
+        with refused(ParseError, "'/dev/zero' is not a regular file"):
+            Manifest.load("/dev/zero")
+
     def test_what_cannot_be_written(self) -> None:
         def written(tiling: Tiling) -> None:
             Manifest({"w": ManifestTensor(tiling.shape, "int8", tiling)}).to_dict()
@@ -190,6 +203,8 @@ class TestBoxes:
             (("layouts", 0, "boxes", 0, 0, 0), [-1, 4]),
             (("layouts", 0, "boxes", 0, 0, 0), ["0", "4"]),
             (("tensors", "flat", 3), 12),
+            (("tensors", "flat", 2), None),  # numpy's default dtype, which nobody wrote.
+            (("layouts", 3, "unreduced"), {}),
             (("tensors", "flat", 1), [5, 3]),
         ],
     )
@@ -223,6 +238,11 @@ class TestMooncake:
             (("resource_kind",), "cache"),
             (("tensors",), {}),
             (("tensors", 0, "dtype"), "float99"),
+            (("tensors", 0, "dtype"), None),
+            (("tensors", 0, "tensor_id"), 5),
+            (("parts", 0, "participant_id"), None),
+            (("parts", 0, "participant_id"), True),
+            (("parts", 0, "participant_id"), float("nan")),
             (("tensors", 0, "global_shape"), [13, 8]),
             (("tensors", 0, "global_shape"), None),
             (("tensors", 0, "tensor_id"), "other"),

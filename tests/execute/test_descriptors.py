@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,9 @@ import shardwise as sw
 from shardwise import DeviceMesh, LayoutError, ParseError, TensorLayout, Tiling, packed, plan_model
 from shardwise.deploy import Deployment, DeploymentRule, fsdp2, megatron, vllm
 from shardwise.execute import Descriptors, ModelPlan
+from shardwise.execute.descriptors import DESCRIPTOR
 
+from ..checks import refused
 from .shards import arrays
 
 
@@ -264,6 +269,70 @@ class TestFiles:
         path.write_bytes(huge)
         with pytest.raises(ParseError):
             Descriptors.load(path)
+
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [
+            ("holder", None),
+            ("holder", []),
+            ("holder", True),
+            ("holder", "nobody"),
+            ("peers", "cpu:0"),
+            ("peers", ["cpu:0", "cpu:0"]),
+            ("peers", ["cpu:0", [1]]),
+            ("tensors", "w"),
+            ("tensors", [3]),
+            ("tensors", {"w": 1}),
+            ("rows", [float("inf"), 1, 1, 0]),
+            ("rows", [float("nan"), 1, 1, 0]),
+            ("rows", ["1", 1, 1, 0]),
+            ("rows", [10**400, 1, 1, 0]),
+        ],
+    )
+    def test_headers_that_none_has(self, tmp_path: Path, key: str, value: object) -> None:
+        with pytest.raises(ParseError):
+            self.forged(tmp_path / "part", {key: value}, lambda rows: rows)
+
+    def forged(self, path: Path, head: dict[str, object], change: Callable[[Any], Any]) -> Descriptors:
+        self.plan().descriptors("cpu:0").save(path)
+        data = path.read_bytes()
+        start = data.index(b"{")
+        stop = data.index(b"\n", start) + 1
+        text = json.dumps(json.loads(data[start:stop]) | head).encode() + b"\n"
+        rows = change(np.frombuffer(data[stop:], DESCRIPTOR).copy())
+        path.write_bytes(data[: start - 21] + f"{len(text):020}\n".encode() + text + rows.tobytes())
+        return Descriptors.load(path)
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            # The last run begins at 2**64, which is 0 in 64 bits: it would seem to lie within the array.
+            {"count": 2**60 + 1, "src_stride": 16, "dst_stride": 16},
+            {"src_offset": 2**63 - 12},
+            {"dst_offset": 2**63 - 12},
+            {"bytes": 2**62, "count": 4},
+        ],
+    )
+    def test_rows_that_reach_beyond_all_memory(self, tmp_path: Path, fields: dict[str, int]) -> None:
+        def change(rows: Any) -> Any:
+            for name, value in fields.items():
+                rows[name] = value
+            return rows
+
+        assert self.forged(tmp_path / "part", {}, lambda rows: rows) == self.plan().descriptors("cpu:0")
+        with refused(ParseError, "has a row that reaches further than memory can"):
+            self.forged(tmp_path / "part", {}, change)
+
+    def test_names_that_utf8_has_not(self, tmp_path: Path) -> None:
+        cut = TensorLayout(("x",), DeviceMesh((2,), ("x",)))
+        part = plan_model({"\ud800": cut}, {"\ud800": cut}, {"\ud800": ((4,), "int8")}).descriptors("cpu:0")
+        part.save(tmp_path / "part")
+        assert Descriptors.load(tmp_path / "part") == part
+
+    @pytest.mark.skipif(os.name == "nt", reason="no such file there")
+    def test_what_is_no_file_is_not_read(self) -> None:
+        with refused(ParseError, "'/dev/zero' is not a regular file"):
+            Descriptors.load("/dev/zero")
 
     def test_labels_that_cannot_be_written(self, tmp_path: Path) -> None:
         mesh = DeviceMesh((2,), ("x",), [("a", 1), ("a", 2)])

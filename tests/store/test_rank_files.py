@@ -17,9 +17,9 @@ from safetensors.numpy import load_file, save_file
 import shardwise as sw
 from shardwise.cli import main
 from shardwise.deploy import Deployment, DeploymentRule
+from shardwise.store.formats.rank_files import Ranks, rank_name
 from shardwise.store.parts import MARK, PIECES
 from shardwise.store.ranks import open_names
-from shardwise.store.write.formats.rank_files import Ranks, rank_name
 
 from ..oracle.families.models import digest, numbered, read
 from .stores import Store

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .._arguments import path_of, sizes_of
-from .._atomic import naming, replace_file
+from .._arguments import sizes_of
+from .._atomic import read_file, replace_file
 from .._dtypes import find_dtype
 from .._text import shown
 from ..errors import LayoutError, ParseError, ShardwiseError
@@ -128,7 +128,7 @@ class Manifest(Mapping[str, Tiling]):
             LayoutError: if a device label is neither string nor integer.
             OSError: if the file cannot be written.
         """
-        replace_file(path, (json.dumps(self.to_dict(), ensure_ascii=False) + "\n").encode())
+        replace_file(path, (json.dumps(self.to_dict()) + "\n").encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Manifest:
@@ -174,7 +174,8 @@ class Manifest(Mapping[str, Tiling]):
                     layouts.append((_read_boxes(entry), "even"))
                     continue
                 axes = [_read_axes(axis) for axis in entry["axes"]]
-                layout = TensorLayout(axes, meshes[_number(entry["mesh"], len(meshes))], unreduced=entry["unreduced"])
+                unreduced = _listed("unreduced", entry["unreduced"])
+                layout = TensorLayout(axes, meshes[_number(entry["mesh"], len(meshes))], unreduced=unreduced)
                 layouts.append((layout, checked_uneven(entry["uneven"])))
             tensors = {}
             tilings: dict[Any, Tiling] = {}
@@ -234,24 +235,29 @@ class Manifest(Mapping[str, Tiling]):
         try:
             boxes: dict[str, dict[str, list[list[tuple[int, int]]]]] = {}
             for part in _listed("parts", source["parts"]):
-                place = f"the part of {shown(part['participant_id'])}"
+                holder = part["participant_id"]
+                place = f"the part of {shown(holder)}"
+                _check_label(holder)
                 for fragment in _listed("fragments", part["fragments"]):
                     starts = sizes_of("global_offset", fragment["global_offset"])
                     sizes = sizes_of("local_shape", fragment["local_shape"])
                     box = [(start, start + size) for start, size in zip(starts, sizes, strict=True)]
                     held = boxes.setdefault(fragment["tensor_id"], {})
-                    held.setdefault(part["participant_id"], []).append(box)
+                    held.setdefault(holder, []).append(box)
             tensors, made = {}, {}
             for tensor in _listed("tensors", source["tensors"]):
-                place = f"tensor {shown(tensor['tensor_id'])}"
+                tensor_id = tensor["tensor_id"]
+                place = f"tensor {shown(tensor_id)}"
+                if not isinstance(tensor_id, str):
+                    raise LayoutError("its name must be text")
                 shape, dtype = sizes_of("global_shape", tensor["global_shape"]), _dtype_name(tensor["dtype"])
-                held = boxes.pop(tensor["tensor_id"], {})
+                held = boxes.pop(tensor_id, {})
                 key = repr((shape, held))
                 if key not in made:
                     made[key] = _tiling_of(shape, held)
-                if tensor["tensor_id"] in tensors:
+                if tensor_id in tensors:
                     raise LayoutError("it is there twice")
-                tensors[tensor["tensor_id"]] = ManifestTensor(shape, dtype, made[key])
+                tensors[tensor_id] = ManifestTensor(shape, dtype, made[key])
         except ShardwiseError as error:
             raise ParseError(f"{name}: {place}: {error}") from None
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -262,8 +268,7 @@ class Manifest(Mapping[str, Tiling]):
 
 
 def _read_json(path: str | os.PathLike[str]) -> Any:
-    with naming(path_of(path)):
-        data = path_of(path).read_bytes()
+    data = read_file(path)
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -328,7 +333,7 @@ def _mesh_dict(mesh: DeviceMesh) -> dict[str, Any]:
 
 def _check_label(label: Any) -> None:
     if not isinstance(label, (str, int)) or isinstance(label, bool):
-        raise LayoutError(f"device {shown(label)} cannot be written: a manifest has labels that are str or int")
+        raise LayoutError(f"device {shown(label)} cannot be in a manifest, which has labels that are str or int")
 
 
 def _layout_dict(layout: TensorLayout | Tiling, uneven: UnevenRule, meshes: Mapping[DeviceMesh, int]) -> dict[str, Any]:
@@ -375,7 +380,7 @@ def _read_axes(axes: Any) -> Any:
 
 
 def _dtype_name(dtype: Any) -> str:
-    found = find_dtype(dtype)
+    found = find_dtype(dtype) if isinstance(dtype, str) else None
     if found is None:
         raise LayoutError(f"the dtype {shown(dtype)} is not known")
     return found.name

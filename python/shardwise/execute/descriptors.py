@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import path_of
-from .._atomic import naming, replace_file
+from .._atomic import read_file, replace_file
 from .._frozen import frozen
 from .._text import shown
 from ..errors import LayoutError, ParseError
@@ -52,6 +51,8 @@ _FEW = 4096
 
 _MAGIC = b"shardwise descriptors 2\n"
 _LABELS = (str, int)
+#: No offset in memory is so large; sums of a few that are smaller fit in 64 bits.
+_FAR = 2.0**60
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -112,7 +113,7 @@ class Descriptors:
                 raise LayoutError(f"the label {shown(label)} cannot be written: a file has labels that are str or int")
         rows = [self.sends, self.receives, self.copies, self.zeros]
         head = {"holder": self.holder, "peers": self.peers, "tensors": self.tensors, "rows": [len(r) for r in rows]}
-        text = json.dumps(head, ensure_ascii=False).encode() + b"\n"
+        text = json.dumps(head).encode() + b"\n"
         body = b"".join(np.ascontiguousarray(r).astype(_LITTLE).tobytes() for r in rows)
         replace_file(path, _MAGIC + f"{len(text):020}\n".encode() + text + body)
 
@@ -124,18 +125,21 @@ class Descriptors:
             ParseError: if it is not such a file, or is not whole.
             OSError: if it cannot be read.
         """
-        with naming(path_of(path)):
-            data = path_of(path).read_bytes()
+        data = read_file(path)
         start = len(_MAGIC) + 21
         if not data.startswith(_MAGIC) or not data[len(_MAGIC) : start - 1].isdigit():
             raise ParseError(f"{os.fspath(path)!r} is not a file of descriptors")
         stop = start + int(data[len(_MAGIC) : start - 1])
         try:
             head = json.loads(data[start:stop])
-            counts = [int(count) for count in head["rows"]]
-            holder, peers, tensors = head["holder"], tuple(head["peers"]), tuple(head["tensors"])
+            holder, peers, tensors, counts = (head[key] for key in ("holder", "peers", "tensors", "rows"))
         except (ValueError, TypeError, KeyError, RecursionError):
-            raise ParseError(f"{os.fspath(path)!r}: its header is not that of a file of descriptors") from None
+            raise _not_a_header(path) from None
+        for listed, kinds in ((peers, _LABELS), ([holder], _LABELS), (tensors, (str,)), (counts, (int,))):
+            if not isinstance(listed, list) or any(type(one) not in kinds for one in listed):
+                raise _not_a_header(path)
+        if holder not in peers or any(len(set(names)) != len(names) for names in (peers, tensors)):
+            raise _not_a_header(path)
         size = _LITTLE.itemsize
         if len(counts) != 4 or min(counts) < 0 or len(data) - stop != sum(counts) * size:
             raise ParseError(f"{os.fspath(path)!r} has {len(data)} bytes, which is not what its header says")
@@ -149,8 +153,10 @@ class Descriptors:
                 or max(rows["src_tensor"].max(), rows["dst_tensor"].max()) >= len(tensors)
             ):
                 raise ParseError(f"{os.fspath(path)!r} has a row of a peer or a tensor that is not there")
+            if count and max(_furthest(rows, "src"), _furthest(rows, "dst")) >= _FAR:
+                raise ParseError(f"{os.fspath(path)!r} has a row that reaches further than memory can")
             found.append(rows)
-        return cls(holder, peers, tensors, *found)
+        return cls(holder, tuple(peers), tuple(tensors), *found)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Descriptors):
@@ -170,6 +176,18 @@ class Descriptors:
 
 
 _LITTLE = DESCRIPTOR.newbyteorder("<")
+
+
+def _not_a_header(path: str | os.PathLike[str]) -> ParseError:
+    return ParseError(f"{os.fspath(path)!r}: its header is not that of a file of descriptors")
+
+
+def _furthest(rows: Rows, side: str) -> float:
+    """The byte at which the last of rows ends, or the bytes of the largest: as floats, which do not overflow."""
+    offset, size, count, stride = (
+        rows[name].astype(np.float64) for name in (f"{side}_offset", "bytes", "count", f"{side}_stride")
+    )
+    return float(np.maximum(offset + count * stride + size, size * count).max())
 
 
 def _volume(rows: Rows) -> int:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from .._arguments import integer, path_of
-from .._atomic import naming
+from .._atomic import read_file
 from .._expressions import Expression, parse_expression
 from .._text import shown
 from ..errors import LayoutError, ParseError, ShardwiseError
@@ -243,12 +243,7 @@ def read_config(config: Config) -> Mapping[str, Any]:
     if isinstance(config, Mapping):
         return config
     path = _config_file(config)
-    if path.exists() and not path.is_file():
-        raise ParseError(f"{str(path)!r} is not a regular file")
-    with naming(path), path.open("rb") as file:
-        data = file.read(_LARGEST_FILE + 1)
-    if len(data) > _LARGEST_FILE:
-        raise ParseError(f"{str(path)!r} has over {_LARGEST_FILE} bytes, which no configuration of a model has")
+    data = read_file(path, _LARGEST_FILE)
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as error:

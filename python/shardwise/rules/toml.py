@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from .._arguments import path_of
-from .._atomic import naming, replace_file
+from .._atomic import read_file, replace_file
 from .._fork import importing
 from .._text import shown
 from ..errors import LayoutError, ParseError, ShardwiseError
@@ -169,13 +168,8 @@ def _text(file: str | os.PathLike[str] | TextIO, source: str) -> str:
         if not isinstance(text, str):
             raise TypeError(f"file must be open as text, but read() gives {type(text).__name__}")
         return text
-    path = path_of(file)
-    if path.exists() and not path.is_file():
-        # Reading a pipe may block forever, and a device may never end.
-        raise ParseError(f"{source} is not a regular file")
     try:
-        with naming(path):
-            return path.read_bytes().decode()
+        return read_file(file).decode()
     except UnicodeDecodeError as error:
         raise ParseError(f"{source}: byte {error.start} is not UTF-8") from None
 
