@@ -26,6 +26,9 @@ _WINDOW = 16
 _MOST_ELEMENTS = 1 << 20
 #: The fibers of a tensor of zeros that are looked for, each of which is everywhere that another one is.
 _MOST_ZEROS = 64
+#: Of more fibers that are alike those are looked at whose tensors have the same numbers in their names, or are known to
+#: be in the tensor; if there are none, so many.
+_MANY, _MOST_ALIKE = 64, 4096
 
 Marks = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[np.int64]
@@ -41,12 +44,14 @@ class Fibers(NamedTuple):
             one. Of vectors and scalars dim -1 has the elements. Tensors without elements, and with elements that are
             no whole bytes, have none.
         table: All of them by length and dtype, in the order of their numbers: number, tensor, dim, position.
+        numbered: By the numbers in names, the tensors whose names have these.
     """
 
     names: Sequence[str]
     tensors: Sequence[StoredTensor]
     marks: dict[tuple[int, int], Marks]
     table: dict[tuple[int, str], tuple[Marks, Numbers]]
+    numbered: dict[tuple[str, ...], list[int]]
 
 
 class Match(NamedTuple):
@@ -85,7 +90,10 @@ def fibers_of(checkpoint: StoredCheckpoint) -> Fibers:
         if not tensor.ndim or (tensor.ndim == 1 and 1 < tensor.size <= _MOST_ELEMENTS):
             elements = np.ascontiguousarray(tensor.read()).view(kind).reshape(*tensor.shape, 1)
             _add(marks, table, number, -1, tensor, elements, 1)
-    return Fibers(names, tensors, marks, {key: _sorted(rows) for key, rows in table.items()})
+    numbered: dict[tuple[str, ...], list[int]] = {}
+    for number, name in enumerate(names):
+        numbered.setdefault(_said(name)[0], []).append(number)
+    return Fibers(names, tensors, marks, {key: _sorted(rows) for key, rows in table.items()}, numbered)
 
 
 def unseen(tensor: StoredTensor) -> str:
@@ -170,10 +178,14 @@ def _chosen(
     tensors[sure], index[sure] = places[first[sure], 0], places[first[sure], 2]
     likeness: dict[int, Any] = {}
     for at in np.flatnonzero((counts > 1) & ~is_zero).tolist():
-        rows = places[first[at] : end[at]].tolist()
+        rows = places[first[at] : end[at]]
+        if len(rows) > _MANY:
+            likely = [*here.numbered.get(_said(name)[0], ()), *(tensor for tensor, _ in votes)]
+            chosen = rows[np.isin(rows[:, 0], likely)]
+            rows = chosen if len(chosen) else rows[:_MOST_ALIKE]
         before = (int(tensors[at - 1]), int(index[at - 1]) + 1) if at else None
         best = None
-        for tensor, dim, position in rows[:4096]:
+        for tensor, dim, position in rows.tolist():
             if tensor not in likeness:
                 likeness[tensor] = _alike(name, here.names[tensor])
             score = ((tensor, position) == before, votes.get((tensor, dim), 0), likeness[tensor], -position)
@@ -198,6 +210,6 @@ def _alike(one: str, other: str) -> tuple[bool, float]:
 
 
 @lru_cache(maxsize=1 << 16)
-def _said(name: str) -> tuple[list[str], set[str]]:
+def _said(name: str) -> tuple[tuple[str, ...], set[str]]:
     """The numbers and the words in a name; many names are compared with many."""
-    return re.findall(r"[0-9]+", name), set(re.findall(r"[A-Za-z]+", name))
+    return tuple(re.findall(r"[0-9]+", name)), set(re.findall(r"[A-Za-z]+", name))
