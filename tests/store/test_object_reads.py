@@ -291,3 +291,32 @@ def test_names_and_shapes_have_limits() -> None:
     for wrong in wrong_shapes:
         with pytest.raises(sw.ParseError, match="here: tensor 'w'"):
             checked_shape(wrong, 32, "w", "here")
+
+
+def test_a_store_that_sends_more_than_was_asked_for_is_not_read_to_its_end() -> None:
+    asyn = pytest.importorskip("fsspec.asyn")
+    reads: list[int] = []
+
+    class Body:
+        """An object of a terabyte, sent whole whatever range was asked for."""
+
+        async def read(self, count: int) -> bytes:
+            reads.append(count)
+            assert len(reads) < 100, "it is read to its end"
+            return b"x" * count
+
+        def close(self) -> None: ...
+
+    class Whole(Asked):
+        loop = asyn.get_loop()
+
+        def call_s3(self) -> None: ...
+
+        async def _call_s3(self, method: str, **_: Any) -> dict[str, Any]:
+            assert method == "get_object"
+            return {"Body": Body()}
+
+    path = ObjectPath("s3://bucket/a", filesystem=Whole(), pause=0, attempts=1)
+    with pytest.raises(OSError, match="bytes 5 to 15 were needed, but 11 came"):
+        path.read(5, 15, "")
+    assert sum(reads) == 11

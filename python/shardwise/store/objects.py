@@ -381,7 +381,8 @@ class ObjectPath:
             body = (await self._filesystem._call_s3("get_object", **asked))["Body"]
             at = 0
             try:
-                while block := await body.read(len(buffer) - at if at < len(buffer) else 1):
+                # One byte more than was asked for, if there is one, says that the range was not kept to.
+                while at <= len(buffer) and (block := await body.read(max(len(buffer) - at, 1))):
                     if at + len(block) <= len(buffer):
                         buffer[at : at + len(block)] = block
                     at += len(block)
