@@ -241,6 +241,12 @@ def test_an_array_that_cannot_be_read_does_not_close_the_others(dtype: str, tmp_
         ("packed", "unreadable")
     ]
     assert sw.verify_checkpoint(folder).unreadable == ("packed",)
+    # Nor after a rewrite, unless that leaves it out.
+    for drop in ((), ("packed",)):
+        rewrites = sw.Rewrites([{"from": "w", "to": "v"}], drop=drop)
+        sw.reshard_checkpoint(tmp_path / "new.safetensors", tmp_path / f"v{len(drop)}", rename={"w": "v"}, to="hf")
+        found = sw.diff_checkpoints(folder, tmp_path / f"v{len(drop)}", rewrites=rewrites)
+        assert [(each.name, each.what) for each in found] == ([] if drop else [("packed", "unreadable")])
 
 
 # What metadata claims costs nothing.

@@ -14,13 +14,14 @@ from .pieces import Piece
 from .protocol import StoredCheckpoint, StoredPiece, StoredTensor, UnsupportedError
 from .tensors.assembled import Assembled
 from .tensors.names import renamed_tensors
+from .tensors.rewrite import kept_objects
 from .tensors.wanted import Wanted, wanted_stored
 
 __all__ = ["rewritten_view"]
 
 
 def rewritten_view(checkpoint: StoredCheckpoint, rewrites: Rewrites) -> StoredCheckpoint:
-    """Give an open checkpoint as rewrites make it; it is to be closed after this.
+    """Give an open checkpoint as rewrites make it; it is to be closed after this. What cannot be read keeps its name.
 
     Raises:
         LayoutError: if a rewrite does not apply to the tensors.
@@ -35,7 +36,8 @@ def rewritten_view(checkpoint: StoredCheckpoint, rewrites: Rewrites) -> StoredCh
 
     made, _ = renamed_tensors(checkpoint, (), rewrites, None, stored, config_of(checkpoint.path))
     tensors = {name: _tensor(checkpoint, name, one) for name, one in made.items()}
-    return StoredCheckpoint(checkpoint.path, checkpoint.format, tensors, [])
+    unreadable = {name: checkpoint.unreadable[name] for name in kept_objects(checkpoint.unreadable, rewrites)}
+    return StoredCheckpoint(checkpoint.path, checkpoint.format, tensors, [], unreadable=unreadable)
 
 
 def _tensor(checkpoint: StoredCheckpoint, name: str, made: Assembled) -> StoredTensor:
