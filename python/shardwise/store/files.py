@@ -379,9 +379,8 @@ def _read(
         # memory if `out` is one, since every dim before this one has size 1.
         dim = next(dim for dim, size in enumerate(out.shape) if size > 1)
         row_span = span - (out.shape[dim] - 1) * strides[dim]
-        rows = max(
-            1, (len(scratch) - row_span) // strides[dim] + 1
-        )  # Rows that overlap may span more than their stride.
+        # Rows that overlap may span more than their stride.
+        rows = max(1, (len(scratch) - row_span) // strides[dim] + 1)
         for row in range(0, out.shape[dim], rows):
             piece = out[(slice(None),) * dim + (slice(row, row + rows),)]
             _read(file, start + row * strides[dim], strides, piece, scratch)

@@ -18,6 +18,7 @@ from .._text import shown
 from ..errors import ParseError
 from .kinds import kind_of
 from .location import Location, entries_of, location_of, open_file, refuse_other, unlisted
+from .parts import ENGINE_FILE, RANK_FILE
 from .protocol import StoredCheckpoint, UnsupportedError
 
 __all__ = ["FORMS", "Form", "Target", "known_form", "open_checkpoint"]
@@ -103,9 +104,6 @@ def _file(*suffixes: str, magic: bytes = b"") -> Callable[[Target], object]:
 
 #: A file of `HuggingFaceStorageWriter`.
 _SHARD = r"shard-\d+-model-\d+-of-\d+\.safetensors"
-#: Files for ranks, as we name them, and as engines do.
-_RANK = r"rank-\d{5,}(?:-[A-Za-z0-9_.]+-\d+)*\.safetensors"
-_ENGINE_RANK = r"model-(?:rank-\d+|pp-\d+-tp-\d+)-part-\d+\.safetensors"
 _STEP = r"(?:[A-Za-z][A-Za-z0-9]*_)?\d+"
 
 #: The formats, in the order in which they are tried.
@@ -160,17 +158,17 @@ FORMS: list[Form] = [
     ),
     Form("orbax", _named("_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt", "orbax.checkpoint"), "orbax.form"),
     Form("orbax", lambda target: any(_is_step(target.path / name) for name in target.matching(_STEP)), "orbax.form"),
-    Form("ranks", lambda target: "shardwise.json" in target.names and target.matching(_RANK), "sharded"),
-    Form("vllm", lambda target: "shardwise.json" in target.names and target.matching(_ENGINE_RANK), "sharded"),
+    Form("ranks", lambda target: "shardwise.json" in target.names and target.matching(RANK_FILE), "sharded"),
+    Form("vllm", lambda target: "shardwise.json" in target.names and target.matching(ENGINE_FILE), "sharded"),
     Form(
         "ranks (unfinished)",
-        lambda target: "shardwise.json" not in target.names and target.matching(_RANK),
+        lambda target: "shardwise.json" not in target.names and target.matching(RANK_FILE),
         refusal="has files for ranks but no shardwise.json, which is written last: the run that made it was "
         "interrupted, or the copy was",
     ),
     Form(
         "vllm",
-        _matching(_ENGINE_RANK),
+        _matching(ENGINE_FILE),
         refusal="is an engine's sharded state: shards in the engine's own order and perhaps quantised, without the "
         "shapes of whole tensors; open the model that it was made from",
     ),

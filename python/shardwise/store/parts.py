@@ -14,10 +14,12 @@ from .location import Location
 from .text import are_sizes
 
 __all__ = [
+    "ENGINE_FILE",
     "MANIFEST",
     "MARK",
     "PIECES",
     "RANKS",
+    "RANK_FILE",
     "SHARDING_INFO",
     "check_whole",
     "complete_set",
@@ -33,6 +35,9 @@ SHARDING_INFO = "DCP_SHARDING_INFO"
 PIECES = "shardwise.pieces"
 #: The file that says which rank has which file.
 RANKS = "ranks.json"
+#: The names of files for ranks, as we call them, and as engines do.
+RANK_FILE = r"rank-\d{5,}(?:-[A-Za-z0-9_.]+-\d+)*\.safetensors"
+ENGINE_FILE = r"model-(?:rank-\d+|pp-\d+-tp-\d+)-part-\d+\.safetensors"
 #: The key in which a file of ours says of what it is a part.
 MARK = "shardwise.part"
 _NUMBERED = re.compile(r"(.*?)(\d{5,18})-of-(\d{5,18})(\.[a-z.]+)")

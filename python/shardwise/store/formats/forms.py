@@ -15,7 +15,7 @@ import numpy as np
 
 from ..._text import shown
 from ...errors import ParseError
-from ..parts import MANIFEST
+from ..parts import ENGINE_FILE, MANIFEST, RANK_FILE
 from ..sharded import sealed
 from .dcp import INDEX, DcpFile, KeyPath, dcp_index
 from .files import Named, Placed, SafetensorsFile, TargetFile, index_of
@@ -52,8 +52,8 @@ HF_INDEX = "model.safetensors.index.json"
 _NAMES = {
     "hf": re.compile(r"model(-\d{5,}-of-\d{5,})?\.safetensors"),
     "sharded": re.compile(r"shard-\d{5,}-model-\d{5,}-of-\d{5,}\.safetensors"),
-    "ranks": re.compile(r"rank-\d{5,}(-[A-Za-z0-9_.]+-\d+)*\.safetensors"),
-    "vllm": re.compile(r"model-(rank-\d+|pp-\d+-tp-\d+)-part-\d+\.safetensors"),
+    "ranks": re.compile(RANK_FILE),
+    "vllm": re.compile(ENGINE_FILE),
     "dcp": re.compile(r"__\d+_0\.distcp"),
 }
 

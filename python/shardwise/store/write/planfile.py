@@ -156,7 +156,7 @@ def _check_head(head: Any) -> None:
     if cuts and head["form"] not in ("sharded", "dcp", *ARRAY_FORMS):
         raise ValueError(f"it cuts tensors, which the form {head['form']} does not hold")
     for name, length in head["beside"].items():
-        goes_along = is_carried(name) if head["form"] in WITH_FILES else False
+        goes_along = head["form"] in WITH_FILES and is_carried(name)
         if not (goes_along or (name == RANKS and head["form"] in ARRAY_FORMS)) or type(length) is not int or length < 0:
             raise ValueError(f"it has the file {shown(name)}, which does not go along with a checkpoint")
     if tuple(head["sections"]) != _SECTIONS:

@@ -148,13 +148,13 @@ def refuse_missing(path: object, missing: Sequence[int], total: int, hint: str =
 def parts_of(receipts: Mapping[str, int]) -> int | None:
     """The number of parts in which most tasks were run; `None` if none was run in one.
 
-    >>> parts_of({"1/2": 1, "2/16": 5, "7/16": 3, "": 4})
+    >>> parts_of({"1/2": 1, "2/16": 5, "7/16": 3, "": 4, "1/" + "9" * 5000: 20})
     16
     """
     counts: Counter[int] = Counter()
     for part, count in receipts.items():
         parts = part.partition("/")[2]
-        if parts.isdecimal() and 0 < int(parts) <= _MOST_PARTS:
+        if parts.isdecimal() and len(parts) <= len(str(_MOST_PARTS)) and 0 < int(parts) <= _MOST_PARTS:
             counts[int(parts)] += count
     return counts.most_common(1)[0][0] if counts else None
 
