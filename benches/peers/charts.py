@@ -40,8 +40,10 @@ DARK = {
 #: The blocks of the ratios, by what the peer's name begins with; the last is for all others.
 PEERS = ("JAX", "TensorFlow", "PyTorch", "Keras", "dask", "numpy")
 BARE = "the bare work"
-#: The most letters in a line of a label: what can be read on a telephone.
-_WIDEST = 38
+#: The width in inches, and the most letters in a line of a label: what can be read on a telephone.
+_WIDTH, _WIDEST = 4.6, 30
+#: From the middle of a row to that of each of two lines in it, in rows.
+_LINE = 0.7
 STYLE: dict[str, Any] = {
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "shardwise",  # the names of parts do not change from one drawing to the next
@@ -115,19 +117,25 @@ def _ratios(rows: list[Any]) -> Any:
     blocks = {name: block for name, block in blocks.items() if block}
     labels = {row.work: textwrap.wrap(_plain(row.work), _WIDEST) for row in rows}
     lines = sum(_height(labels[row.work]) for row in rows) + 1.6 * len(blocks)
-    figure = Figure(figsize=(5.8, 0.7 + 0.215 * lines), layout="constrained")
+    figure = Figure(figsize=(_WIDTH, 0.7 + 0.215 * lines), layout="constrained")
     axes = figure.subplots()
     axes.set_xscale("log")
     axes.axvline(1, color=INK, linewidth=0.8)
-    ticks: dict[float, str] = {}
     y = 0.0
+
+    def label(y: float, text: str, weight: str = "normal") -> None:
+        # A text of its own for each line: an SVG has the ends of several in one where matplotlib's own font would end.
+        place, moved = axes.get_yaxis_transform(), (-4, 0)
+        axes.annotate(text, (0, y), moved, place, "offset points", ha="right", va="center", weight=weight)
+
     for name, block in blocks.items():
-        ticks[y] = name
+        label(y, name, "bold")
         for row in block:
             ratio, target = row.ratio or 1.0, row.target or 1.0
             half = _height(labels[row.work]) / 2
             y -= half + 0.5
-            ticks[y] = "\n".join(labels[row.work])
+            for number, line in enumerate(labels[row.work]):
+                label(y + _LINE * ((len(labels[row.work]) - 1) / 2 - number), line)
             colour = OURS if row.verdict == "met" else MISSED
             axes.barh(y, ratio - 1, left=1, height=0.62, color=colour, linewidth=0)
             axes.plot([target, target], [y - 0.42, y + 0.42], color=INK, linewidth=1.6, solid_capstyle="butt")
@@ -137,12 +145,7 @@ def _ratios(rows: list[Any]) -> Any:
             )
             y -= half - 0.5
         y -= 1.6
-    axes.set_yticks(list(ticks), list(ticks.values()))
-    for label in axes.get_yticklabels():
-        label.set_fontweight("bold" if label.get_text() in blocks else "normal")
-        label.set_multialignment("right")
-        label.set_linespacing(1.0)
-    axes.tick_params(axis="y", length=0)
+    axes.set_yticks([])
     axes.set_ylim(y + 0.8, 0.8)
     axes.spines["left"].set_visible(False)
     least, greatest = (pick(row.ratio for row in rows) for pick in (min, max))
@@ -166,8 +169,8 @@ def _curves(points: list[Any]) -> Any:
 
     names = list(dict.fromkeys(point.curve for point in points))
     rows = max(1, -(-len(names) // 2))
-    figure = Figure(figsize=(5.8, 2.35 * rows), layout="constrained")
-    panels = figure.subplots(rows, 2, sharex=True, sharey=True, squeeze=False).flat
+    figure = Figure(figsize=(_WIDTH, 1.9 * rows), layout="constrained")
+    panels = figure.subplots(rows, 2, sharex=True, sharey=True, squeeze=False).flatten()
     low, high = min(point.seconds for point in points) / 2, max(point.seconds for point in points) * 2
     for panel, name in zip(panels, names, strict=False):
         panel.set(xscale="log", yscale="log", xlim=(5, 2**20 * 150), ylim=(low, high))
@@ -179,7 +182,7 @@ def _curves(points: list[Any]) -> Any:
         panel.tick_params(length=0, labelsize=8, labelbottom=True)
         panel.grid(color=FAINT, linewidth=0.5)
         _lines(panel, [point for point in points if point.curve == name], high / low)
-    for panel in list(panels)[len(names) :]:
+    for panel in panels[len(names) :]:
         panel.set_visible(False)
     figure.supxlabel("devices of the mesh", fontsize=9, color=INK)
     return figure

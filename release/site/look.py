@@ -34,11 +34,7 @@ _RULES = {
 _WIDE, _NARROW = 1400, 390
 #: On dark pages only what colours change.
 _COLOURS = {"runOnly": ["color-contrast", "link-in-text-block"], "resultTypes": ["violations"], "preload": False}
-_LOOKS = [
-    ("light", "default", _WIDE, _RULES),
-    ("light", "default", _NARROW, _RULES),
-    ("dark", "slate", _WIDE, _COLOURS),
-]
+_SCHEMES = [("light", "default", _RULES), ("dark", "slate", _COLOURS)]
 #: Of a headless browser Material believes that nobody points at anything, and leaves out what the keyboard needs.
 _HAS_POINTER = (
     "{const ask = matchMedia.bind(window);window.matchMedia = query => ask(query === '(hover)' ? 'all' : query);}"
@@ -58,6 +54,8 @@ _SEEN = """(async () => {
   }
   scrollTo({ top: 0, behavior: 'instant' });
 })()"""
+#: How far a page is wider than its window; tables and code scroll by themselves.
+_BEYOND = "document.scrollingElement.scrollWidth - document.scrollingElement.clientWidth"
 #: What people look for, and a page that must be among the answers.
 _SEARCHED = {
     "plan_reshard": "plans.html",
@@ -65,6 +63,10 @@ _SEARCHED = {
     "FSDP": "checkpoints.html",
     "tensor parallel": "llama.html",
     "consolidation": "coming-from.html",
+    "reshard": "guides/reshard.html",
+    "merge shards": "guides/reshard.html",
+    "zero_to_fp32": "coming-from.html",
+    "vLLM sharded state": "rank-files.html",
 }
 _FOUND = "[...document.querySelectorAll('.md-search-result__link')].map(a => a.href).join()"
 _RUN = "axe.run(document, {}).then(found => JSON.stringify(found.violations.map(v => [v.id, v.nodes.map(n => [{}])])))"
@@ -82,16 +84,19 @@ def axe() -> str | None:
 def faults(page: Page, path: Path, script: str) -> list[str]:
     """Give a line for each thing that is wrong with a page, each once however it is looked at."""
     found: dict[str, None] = {}
-    for scheme, theme, width, rules in _LOOKS:
-        page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+    for width in (_WIDE, _NARROW):
         page.open(path, width)
-        page.run(_SCHEME.format(json.dumps(theme)))
         page.run(f"{_STILL}{script};0")
         page.run(_SEEN)
-        answer: list[Any] = json.loads(page.run(_RUN.format(json.dumps(rules), _NODE)))
-        found |= {
-            f"{path.name}: {rule}, {scheme}: {where}: {why}": None for rule, nodes in answer for where, why in nodes
-        }
+        for scheme, theme, rules in _SCHEMES:
+            page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+            page.run(_SCHEME.format(json.dumps(theme)))
+            answer: list[Any] = json.loads(page.run(_RUN.format(json.dumps(rules), _NODE)))
+            found |= {
+                f"{path.name}: {rule}, {scheme}: {where}: {why}": None for rule, nodes in answer for where, why in nodes
+            }
+        if (beyond := page.run(_BEYOND)) > 0:
+            found[f"{path.name}: {beyond} pixels of it lie beyond a window of {width}"] = None
         found |= {f"{path.name}: {complaint[:200]}": None for complaint in page.complaints}
         strange = [url for url in page.requests if not url.startswith(("file:", "data:"))]
         found |= {f"{path.name}: it asks {url} over the network": None for url in strange}

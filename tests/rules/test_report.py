@@ -169,6 +169,15 @@ class TestProblems:
         assert report.warnings == ("rule 'bias$' applies to no name",)
         assert not report.ok
 
+    def test_many_rules_that_apply_to_no_name_share_a_line(self) -> None:
+        layout_map = LayoutMap(MESH)
+        for key in ("a", "b", "c", "d"):
+            layout_map[key] = (None,)
+            if key == "c":
+                three = layout_map.report({}).warnings
+        assert three == tuple(f"rule {key!r} applies to no name" for key in "abc")
+        assert layout_map.report({}).warnings == ("4 rules apply to no name: 'a', 'b', 'c' and 1 more",)
+
     def test_rules_that_clash(self) -> None:
         layout_map = rules()
         layout_map["dense"] = (None, None)

@@ -14,6 +14,7 @@ from ..mesh import DeviceMesh
 from ..quantized import followers
 from ..rules.layout_map import LayoutMap
 from ..rules.numbers import config_beside, read_config
+from ..rules.problems import unused_texts
 from ..rules.report import LayoutReport, TensorReport
 from ..rules.rewrites import Rewrites
 from ..show.lines import Part
@@ -225,8 +226,7 @@ def doubts(report: LayoutReport) -> Iterator[str]:
         count = len(report.unmatched)
         match = "1 tensor matches no rule and is" if count == 1 else f"{count} tensors match no rule and are"
         yield f"{match} replicated, {size}: {', '.join(names[:_MAX_UNMATCHED])}{more}"
-    for rule in report.unused_rules:
-        yield f"rule {rule!r} applies to no name"
+    yield from unused_texts(report.unused_rules)
 
 
 def _as_json(applied: Applied, devices: bool, html: Path | None) -> dict[str, Any]:

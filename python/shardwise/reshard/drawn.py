@@ -113,9 +113,9 @@ def _tile(row: int, column: int, sent: int, kept: int, most: int, senders: _Grou
     if not sent:
         labels: tuple[tuple[str, ...], ...] = ((stays,), (bytes_text(kept), "stay"), ("stay",))
     elif not kept:
-        labels = ((moves,), tuple(moves.split()), brief)
+        labels = ((moves,), (" ".join(brief),), (number, unit), brief)
     else:
-        labels = ((moves, stays), (moves, *stays.rsplit(" ", 1)), (moves,), tuple(moves.split()), brief)
+        labels = ((moves, stays), (moves, *stays.rsplit(" ", 1)), (moves,), (number, unit), brief)
     held = ", ".join(text for text, size in ((f"{moves} sent", sent), (stays, kept)) if size)
     return Tile((row, row + 1), (column, column + 1), None, labels, place, held, amount=sent / most if sent else 0.0)
 

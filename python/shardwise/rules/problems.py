@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Clash", "IndivisibleDim", "Misfit", "RankMismatch"]
+__all__ = ["Clash", "IndivisibleDim", "Misfit", "RankMismatch", "unused_texts"]
+
+#: More rules that apply to no name share a line, which names as many.
+_APART = 3
 
 
 @dataclass(frozen=True)
@@ -61,3 +65,17 @@ class Misfit:
 
     def __str__(self) -> str:
         return f"{self.name!r}: {self.reason} ({'the default' if self.rule is None else f'rule {self.rule!r}'})"
+
+
+def unused_texts(rules: Sequence[str]) -> list[str]:
+    """Give a line for each rule that applies to no name, or one for all if there are many: rules for a whole family.
+
+    >>> unused_texts(["bias$"])
+    ["rule 'bias$' applies to no name"]
+    >>> unused_texts(["a", "b", "c", "d", "e"])
+    ["5 rules apply to no name: 'a', 'b', 'c' and 2 more"]
+    """
+    if len(rules) <= _APART:
+        return [f"rule {rule!r} applies to no name" for rule in rules]
+    named = ", ".join(map(repr, rules[:_APART]))
+    return [f"{len(rules)} rules apply to no name: {named} and {len(rules) - _APART} more"]

@@ -26,7 +26,7 @@ from ..mesh import DeviceMesh
 from ..packed import PackedDim
 from ..show.table import table_lines
 from .layout_rule import LayoutRule
-from .problems import Clash, IndivisibleDim, Misfit, RankMismatch
+from .problems import Clash, IndivisibleDim, Misfit, RankMismatch, unused_texts
 
 if TYPE_CHECKING:
     from ..layout import UnevenRule
@@ -324,8 +324,7 @@ class LayoutReport(Drawn):
     def doubts(self) -> tuple[str, ...]:
         """Those of the warnings that are not among the `problems`: names and rules that match nothing."""
         unmatched = self.unmatched if self.default is None else ()
-        unused = [f"rule {rule!r} applies to no name" for rule in self.unused_rules]
-        return (*([_unmatched_text(unmatched)] if unmatched else ()), *unused)
+        return (*([_unmatched_text(unmatched)] if unmatched else ()), *unused_texts(self.unused_rules))
 
     @property
     def ok(self) -> bool:

@@ -42,13 +42,13 @@ def svg_of(picture: Picture) -> str:
     canvas = _Canvas()
     width = height = 0.0
     for number, view in enumerate(views):
-        x, y = 0.0, height + 2 * _GAP * bool(number)
+        x, y = 0.0, height + 3 * _GAP * bool(number)
         if number == 1 and beside:
             canvas.arrow(width + 8, min(view.height, height) / 2, "h24m-7 -6l7 6l-7 6")
             x, y = width + _ARROW, 0.0
         elif number == 1 and picture.turns:
-            canvas.arrow(width / 2, height + 4, "v22m-6 -7l6 7l6 -7")
-            y = height + _ARROW
+            canvas.arrow(width / 2, height + _GAP + 4, "v22m-6 -7l6 7l6 -7")
+            y = height + _GAP + _ARROW
         view.draw(canvas, x, y)
         width, height = max(width, x + view.width), max(height, y + view.height)
     width, height = canvas.legend(picture.legend, max(width, _NARROW), height)
@@ -184,7 +184,7 @@ class _Canvas:
         entries = [short(plain(entry), int((_WIDE - 34) / _CHAR)) for entry in entries]
         each = max(map(_length, entries)) + 34
         columns = max(int(max(width, _WIDE) / each), 1)
-        top += _GAP
+        top += 2 * _GAP
         for number, entry in enumerate(entries):
             row, column = divmod(number, columns)
             x, y = column * each, top + row * 20
@@ -209,6 +209,8 @@ class _View:
         lines = [*(_length(line) for line, _ in self._captions), *map(_length, self._notes)]
         self.width = max([*lines, *(panel.width for panel in self._panels)], default=0.0)
         self.height = (len(self._captions) + len(self._notes)) * _LINE + sum(p.height + _GAP for p in self._panels)
+        if self._panels and not self._notes:
+            self.height -= _GAP - 2  # the label of a low row reaches below it
 
     @staticmethod
     def fits(view: View, widest: float) -> bool:

@@ -233,7 +233,10 @@ def _shards_text(partition: Partition) -> str:
 
 def _axes_text(layout: TensorLayout) -> str:
     partial = f", partial sums over {', '.join(layout.unreduced[:4])}" if layout.unreduced else ""
-    return f"{short(plain(str(layout.axes)), 100)}{short(plain(partial), 60)}"
+    # A packed dim as it is written in rules: no call around it, and no quotes.
+    specs = [str(spec) if isinstance(spec, PackedDim) else repr(spec) for spec in layout.axes]
+    axes = f"({specs[0]},)" if len(specs) == 1 else f"({', '.join(specs)})"
+    return f"{short(plain(axes), 100)}{short(plain(partial), 60)}"
 
 
 def _devices_text(mesh: DeviceMesh) -> str:

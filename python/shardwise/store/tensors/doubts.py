@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ..._text import shown
 from ...deploy.deployment import Deployment
@@ -73,8 +74,8 @@ def doubts_about(
         report = layouts.report(_named(kept, weights), uneven=uneven)
         # A rule for tensors that are not wanted is a rule like any other.
         rest = {rule for name in tensors if name not in kept for rule in layouts.matching_rules(name)}
-        unused = {f"rule {rule!r} applies to no name" for rule in report.unused_rules if rule in rest}
-        found += [text for text in report.doubts if text not in unused]
+        unused = tuple(rule for rule in report.unused_rules if rule not in rest)
+        found += replace(report, unused_rules=unused).doubts
     elif layouts is not None:
         missing = [name for name in layouts if name not in tensors]
         if missing:
