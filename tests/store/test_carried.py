@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import shardwise as sw
+from shardwise.store.location import read_unlinked
 from tests.store.stores import Store
 
 from .torch_files import Dcp, ones, save, tensor
@@ -64,6 +65,14 @@ def test_they_go_along(tmp_path: Path) -> None:
         report = sw.reshard_checkpoint(given, tmp_path / to, to=to)  # type: ignore[arg-type]
         assert report.carried == ()
         assert others(tmp_path / to) == {}
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="nothing lists the open descriptors")
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    """It has become one since the names were listed, say."""
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    assert read_unlinked(tmp_path, 100) is None
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
 
 
 def test_links_and_large_files_stay_and_are_named(tmp_path: Path) -> None:

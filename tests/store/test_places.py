@@ -12,6 +12,7 @@ import pytest
 
 import shardwise as sw
 from shardwise import _core
+from shardwise.store.opened import OpenFolder
 from tests.store.stores import Store
 from tests.store.tasks import folder_of
 
@@ -321,3 +322,17 @@ def test_a_bucket_that_does_not_exist_is_named_as_that(tmp_path: Path, s3: Store
         sw.save_checkpoint(away, {"w": np.zeros(3)}, to="hf")
     with pytest.raises(FileNotFoundError, match="the bucket does not exist"):
         sw.open_checkpoint(away)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="nothing lists the open descriptors")
+def test_a_folder_that_takes_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
+    class Late(OpenFolder):
+        def status(self, name: str) -> None:
+            """As it was before the folder came."""
+
+    (tmp_path / "receipt").mkdir()
+    with Late.at(tmp_path) as folder:
+        before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+        with pytest.raises(FileExistsError), folder.file("receipt", os.O_RDONLY):
+            pass
+        assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208

@@ -169,11 +169,15 @@ def read_unlinked(location: Location, most: int) -> bytes | None:
         if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.ENOENT):
             return None
         raise
-    with os.fdopen(number, "rb") as stream:
+    try:
+        # A folder can be opened as well, but not read.
         status = os.fstat(number)
         if not stat.S_ISREG(status.st_mode) or status.st_size > most or path.is_symlink():
             return None
-        data = stream.read(most + 1)
+        with os.fdopen(number, "rb", closefd=False) as stream:
+            data = stream.read(most + 1)
+    finally:
+        os.close(number)
     return data if len(data) <= most else None
 
 

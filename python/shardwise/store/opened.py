@@ -120,9 +120,14 @@ class OpenFolder:
         with self._naming(name):
             number = os.open(self._at(name), flags | _FILE, 0o666, dir_fd=self.descriptor)
             mode = "rb" if flags & os.O_ACCMODE == os.O_RDONLY else "ab" if flags & os.O_APPEND else "r+b"
-            with os.fdopen(number, mode, buffering=0) as stream:
+            try:
                 if not _is_one_file(os.fstat(number)):
                     raise refuse_stranger(self.path / name)
+                opened = os.fdopen(number, mode, buffering=0)
+            except BaseException:
+                os.close(number)
+                raise
+            with opened as stream:
                 yield stream
 
     def write(self, name: str, text: bytes, *, sync: bool) -> None:
