@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shardwise as sw
+from shardwise import plan_model
+from tests.checks import refused
 from tests.tilings import SHAPES, held, numbered, tilings
 
 OLD = sw.DeviceMesh((2, 4), ("data", "model"))
@@ -118,6 +120,21 @@ def test_refused() -> None:
     for make, error, message in cases:
         with pytest.raises(error, match=message):
             make()
+
+
+def test_arguments_of_other_kinds_are_named() -> None:
+    mesh = sw.DeviceMesh((2,), ("x",))
+    rows, columns = {"w": sw.TensorLayout(("x", None), mesh)}, {"w": sw.TensorLayout((None, "x"), mesh)}
+    tensors = {"w": ((4, 4), "int8")}
+    with refused(TypeError, "config must be a Mapping or None, got list"):
+        plan_model(rows, columns, tensors, config=[])  # type: ignore[arg-type]
+    plan = plan_model(rows, columns, tensors)
+    with refused(TypeError, "src_shards must be a Mapping, got int"):
+        plan.run(5)  # type: ignore[arg-type]
+    program = plan.program("cpu:0", 10**30)
+    assert program.messages.tolist() == plan.program("cpu:0").messages.tolist()
+    with refused(TypeError, "src must be a Mapping, got int"):
+        program.run(5, {}, print, print)  # type: ignore[arg-type]
 
 
 def test_the_fields_of_a_dtype_may_be_listed() -> None:

@@ -150,6 +150,7 @@ def test_by_rules_each_dim_that_is_cut_is_answered_for_itself(tmp_path: Path) ->
     assert size.verdict == "padded"
     assert fits(tmp_path / "m", (5,), (2,), rules=rules).sizes[0].verdict == "fits"
     assert fits(tmp_path / "m", (5,), (3,), rules=rules).sizes[0].cuts[0][3:6] == (0, 8, "elements")
+    assert [(cut.dim, cut.ways) for cut in fits(tmp_path / "m", (5,), rules=rules).sizes[0].cuts] == [(0, 1), (2, 5)]
 
 
 def test_ways_out_do_not_name_tensor_parallelism_where_experts_are_cut(

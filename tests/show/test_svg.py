@@ -740,3 +740,12 @@ def test_fills_are_of_one_lightness_and_greys_in_equal_steps() -> None:
 def test_refusals(arguments: Sequence[Any], options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         sw.draw(*arguments, **options)
+
+
+def test_a_label_that_looks_like_the_fill_of_a_pattern_stays_as_it_is() -> None:
+    mesh = sw.DeviceMesh((16,), ("x",), ["url(#a)", *range(15)])
+    drawn = sw.draw(sw.TensorLayout(("x", None), mesh), (16, 2))
+    assert ">url(#a)</text>" in drawn
+    used = set(re.findall(r'fill="url\(#(\w+)\)"', drawn))
+    assert used
+    assert used == set(re.findall(r'<pattern id="(\w+)"', drawn))

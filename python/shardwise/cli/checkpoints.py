@@ -190,7 +190,8 @@ def run_inspect(screen: Screen, options: argparse.Namespace) -> int:
         kinds = ", ".join(f"{count} {dtype}" for dtype, count in dtypes.most_common())
         screen.write(
             (str(checkpoint.path), "bold"),
-            f": {checkpoint.format}, {len(checkpoint)} tensors ({kinds}), {bytes_text(checkpoint.nbytes)}",
+            f": {checkpoint.format}, {len(checkpoint)} tensors{f' ({kinds})' if kinds else ''}, "
+            f"{bytes_text(checkpoint.nbytes)}",
         )
         titles = ("tensor", "dtype", ">shape", ">bytes", ">pieces", "")
         rows = []

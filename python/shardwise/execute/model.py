@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._arguments import optional
+from .._arguments import instance, optional
 from .._drawn import Drawn
 from .._dtypes import bits_of, bytes_for, dtype_of
 from .._fork import importing
@@ -115,6 +115,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
             raise TypeError(f"tensors must map names to (shape, dtype), got {type(tensors).__name__}")
         self._ends, self._tensors, self._made, self._groups = {}, {}, {}, None
         ends = [_End("src", src, uneven), _End("dst", dst, uneven)]
+        optional("config", config, Mapping)  # type: ignore[type-abstract]
         optional("rewrites", rewrites, Rewrites)
         optional("source_rewrites", source_rewrites, Rewrites)
         listed: Any = ((name, *_described(name, tensor), None) for name, tensor in tensors.items())
@@ -315,6 +316,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         >>> plan.run({"w": [np.array([0, 1], "int8"), np.array([2, 3], "int8")]})["w"][1]
         array([0, 1, 2, 3], dtype=int8)
         """
+        instance("src_shards", src_shards, Mapping)  # type: ignore[type-abstract]
         if missing := [name for name in self._before or self if name not in src_shards]:
             more = f", nor of {len(missing) - 1} other tensors" if len(missing) > 1 else ""
             raise LayoutError(f"src_shards has no shards of {shown(missing[0])}{more}")

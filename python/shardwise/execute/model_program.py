@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._arguments import integer
+from .._arguments import instance, integer
 from .._frozen import frozen
 from .._text import shown
 from ..errors import LayoutError
@@ -154,6 +154,7 @@ class ModelProgram:
             LayoutError: if an array is missing, or too small for the rows.
             ValueError: if an array is not in C order, or cannot be written.
         """
+        instance(what, arrays, Mapping)  # type: ignore[type-abstract]
         side = "src" if what == "src" else "dst"
         found: dict[int, Bytes] = {}
         for tensor, least in self.needed(side):
@@ -209,7 +210,8 @@ def view_of(memory: Bytes, row: Any, side: str) -> Bytes:
 
 def program_of(descriptors: Descriptors, memory: int | None) -> ModelProgram:
     """Make the program of a holder; see `ModelPlan.program`."""
-    most = None if memory is None else integer("memory", memory)
+    # No message has more bytes than 64 bits count.
+    most = None if memory is None else min(integer("memory", memory), 2**63 - 1)
     if most is not None and most < 1:
         raise LayoutError(f"memory is {shown(most)}; a message has at least one byte")
     own, count = descriptors.peers.index(descriptors.holder), len(descriptors.peers)

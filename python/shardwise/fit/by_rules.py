@@ -41,10 +41,8 @@ def fits_by_rules(
     """
     method, kinds = _kinds(outline, config, Rewrites.from_toml(rules, config=config), read)
     answers, whole = [], set()
-    is_expert = any(ep > 1 for _, ep in sizes)
     for tp, ep in sizes:
-        mesh = DeviceMesh((tp, ep), ("tp", "ep")) if is_expert else DeviceMesh((tp,), ("tp",))
-        layouts = LayoutMap.from_toml(rules, mesh, config=config)
+        layouts = LayoutMap.from_toml(rules, DeviceMesh((tp, ep), ("tp", "ep")), config=config)
         cuts: list[Cut] = []
         for tensor, count in kinds:
             layout = layouts.layout_of(tensor.name, len(tensor.shape))
@@ -92,18 +90,19 @@ def _cut(tensor: LogicalTensor, count: int, layout: TensorLayout, layouts: Layou
     spec, n, unit = layout.axes[dim], tensor.shape[dim], tensor.unit(dim)
     verdict, why = _verdict(tensor, layout, layouts)
     never = bool(tensor.why_uncut(dim))
-    axes = () if isinstance(spec, PackedDim) else (spec,) if isinstance(spec, str) else spec or ()
-    ways = math.prod(_ways(layout, axis) for axis in axes)
+    ways = tp
     padded: int | None = None
     sizes: tuple[int, ...] = ()
     if not isinstance(spec, PackedDim):
+        axes = (spec,) if isinstance(spec, str) else spec or ()
+        ways = math.prod(_ways(layout, axis) for axis in axes)
         padded = padded_size(n, unit, ways) if why and not never else None
         sizes = sizes_that_fit(n, unit, WAYS)
     if verdict == "refused" and padded is not None:
         verdict = "padded"
     blocks = tuple((name.rpartition(".")[2], block) for name, block in tensor.blocks.get(dim, ()))
     return Cut(
-        starred(tensor.name), count, tensor.form, dim, n, "elements", 1, ways if ways > 1 else tp, unit, blocks,
+        starred(tensor.name), count, tensor.form, dim, n, "elements", 1, ways, unit, blocks,
         verdict, why, padded, never, sizes, (),
     )  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ["FILLS", "HEAT", "INK", "NEUTRAL", "PALE", "PATTERNS", "THEMES", "heat", "look"]
 
 #: All of the OKLCH lightness 0.78, so that no shard looks more important than another; the six of that lightness, of a
-#: chroma of at most 0.15, of which the closest two are furthest apart for an eye with all cones and for eyes
+#: chroma of at most 0.15, of which the closest two are furthest apart for an eye with all cones and for eyes without
 #: one kind of them (Machado, Oliveira, Fernandes 2009). docs/pictures/palette.py finds them.
 FILLS = ("#8db8ff", "#f3a539", "#0fd4bb", "#8fcb6c", "#e499e2", "#c7b49b")
 

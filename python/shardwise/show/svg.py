@@ -26,6 +26,8 @@ _UPRIGHT = 14
 _MOST_TEXT = 160
 #: Of tiles of a smaller extent nothing but the rim would be seen.
 _THIN = 3
+#: How the fill of a pattern begins.
+_OVER = 'fill="url(#'
 
 
 def svg_of(picture: Picture) -> str:
@@ -65,7 +67,7 @@ def svg_of(picture: Picture) -> str:
             f"<style>{_style(name, any(tile.amount for tile in picture.tiles()))}</style>",
             *canvas.patterns(name),
             f'<rect class="page" x="{-_MARGIN}" y="{-_MARGIN}" width="{size[0]}" height="{size[1]}" rx="6"/>',
-            body.replace("url(#", f"url(#{name}"),
+            body.replace(_OVER, f"{_OVER}{name}"),  # No text of a label has a quotation mark.
             "</svg>\n",
         ]
     )
@@ -155,7 +157,7 @@ class _Canvas:
         if not pattern:
             return "on"
         number = self._patterns.setdefault(pattern, len(self._patterns))
-        self.parts.append(f'<rect class="over" {where} fill="url(#p{number})" pointer-events="none"/>')
+        self.parts.append(f'<rect class="over" {where} {_OVER}p{number})" pointer-events="none"/>')
         return fill
 
     def told(self, key: int | None, is_told: bool) -> None:
