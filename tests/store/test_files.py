@@ -121,6 +121,30 @@ print(bytes(held[0].map()) == bytes(10), bytes(DataFile(Path(sys.argv[1], "7")).
     assert (done.stdout.split(), done.stderr) == (["True"] * 4, "")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="sets the limit as Linux does")
+@pytest.mark.parametrize(("limit", "files"), [(64, 150), (24, 50)])
+def test_more_files_than_a_process_may_open(tmp_path: Path, limit: int, files: int) -> None:
+    """Each file that was written took a descriptor of its folder, so a system's default of 1,024 was too few for 1,100."""
+    code = """
+import resource, sys
+import numpy as np
+import shardwise as sw
+folder, limit, files = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+given = np.arange(files * 2, dtype="i4").reshape(files, 2)
+sw.save_checkpoint(folder + "/whole", {"w": given}, to="hf")
+rules = sw.LayoutMap(sw.DeviceMesh((files,), ("x",)))
+rules["w"] = ("x", None)
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+sw.reshard_checkpoint(folder + "/whole", folder + "/cut", rules, to="sharded")
+sw.reshard_checkpoint(folder + "/cut", folder + "/merged", to="hf")
+print((sw.open_checkpoint(folder + "/merged")["w"].read() == given).all())
+"""
+    command = [sys.executable, "-c", code, str(tmp_path), str(limit), str(files)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False)
+    assert (done.stdout.split(), done.stderr) == (["True"], "")
+    assert len(list((tmp_path / "cut").glob("*.safetensors"))) == files
+
+
 def bytes_of(file: DataFile) -> bytes:
     with file.descriptor() as number:
         return os.pread(number, file.size, 0)

@@ -218,12 +218,13 @@ fn check_same(path: &Path, known: Identity, found: Identity) -> Result<()> {
     Err(Error::Changed { path: path.to_owned(), what })
 }
 
-/// How many files of one side may be open: a quarter of what the process may have.
+/// How many files of one side may be open: a quarter of what the process may have, so that both sides and what the
+/// caller has open leave a quarter for the program. At most 1,024: more are opened again in turn.
 pub(crate) fn descriptors() -> usize {
     #[cfg(unix)]
     {
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-        limit.map_or(1024, |limit| usize::try_from(limit / 4).unwrap_or(usize::MAX)).clamp(8, 1024)
+        limit.map_or(1024, |limit| usize::try_from(limit / 4).unwrap_or(usize::MAX)).clamp(1, 1024)
     }
     #[cfg(not(unix))]
     128

@@ -1,6 +1,7 @@
 //! `_core.CopyJob` and what makes files appear at once: the bindings of `shardwise-io`.
 
 use std::{
+    collections::HashMap,
     fs::File,
     path::{Path, PathBuf},
     sync::Arc,
@@ -70,9 +71,10 @@ impl CopyJob {
             let mut arrays = Vec::new();
             let (mut read, mut written) = (Vec::new(), Vec::new());
             let sources = sources.iter().map(|item| source(&item, &mut arrays, &mut read)).collect::<PyResult<_>>()?;
+            let mut folders = HashMap::new();
             let destinations = destinations
                 .iter()
-                .map(|item| destination(&item, &mut arrays, &mut written))
+                .map(|item| destination(&item, &mut arrays, &mut written, &mut folders))
                 .collect::<PyResult<_>>()?;
             let program = program.try_readonly().map_err(|error| PyTypeError::new_err(format!("program: {error}")))?;
             let program = program.as_slice()?;
@@ -232,6 +234,7 @@ fn destination(
     item: &Bound<'_, PyAny>,
     arrays: &mut Vec<Py<PyUntypedArray>>,
     memories: &mut Vec<Strided>,
+    folders: &mut HashMap<i32, Arc<File>>,
 ) -> PyResult<Destination> {
     if item.is_none() {
         return Ok(Destination::Nowhere);
@@ -249,7 +252,14 @@ fn destination(
         return Ok(Destination::Compared(source_file(path, size, times, None)));
     }
     let (_, path, size, folder): (String, PathBuf, i64, Option<i32>) = tuple.extract()?;
-    let folder = folder.map(|descriptor| open_file(descriptor, &path)).transpose()?;
+    // Thousands of files are in one folder, which takes one descriptor.
+    let folder = match folder {
+        Some(number) => Some(match folders.get(&number) {
+            Some(folder) => Arc::clone(folder),
+            None => Arc::clone(folders.entry(number).or_insert(open_file(number, &path)?)),
+        }),
+        None => None,
+    };
     Ok(Destination::File { path, size, there: how == "fill", folder })
 }
 
