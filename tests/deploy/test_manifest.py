@@ -113,6 +113,16 @@ def test_what_is_no_manifest(keys: tuple[Any, ...], value: Any) -> None:
             )
 
 
+def test_holders_by_boxes() -> None:
+    """Of a tensor without a layout; the digest, where there is one, is the last."""
+    given: dict[str, Any] = {"a": [((0, 2), (0, 3))], "b": [((2, 4), (0, 3))], "c": [((4, 4), (0, 3))]}
+    made = Manifest({"w": ManifestTensor((4, 3), "float32", Tiling.from_boxes((4, 3), given))}).to_dict()
+    assert Manifest.from_dict(made).to_dict() == made
+    twice = json.loads(json.dumps(made).replace('"b"', '"a"'))
+    with pytest.raises(ParseError, match="a holder is there twice"):
+        Manifest.from_dict(twice)
+
+
 def test_files_that_are_no_json(tmp_path: Path) -> None:
     for data in (b"", b"{", b"[" * 100_000, b"\xff", b"3"):
         (tmp_path / "x.json").write_bytes(data)

@@ -65,6 +65,21 @@ class TestEngines:
         assert one.partition("model.layers.0.mlp.down_proj.weight", (16, 32)).num_shards == (1, 4)
         assert one.partition("model.layers.0.mlp.experts.2.down_proj.weight", (16, 8)).holders == ("cpu:2",)
 
+    def test_latent_attention_is_cut_by_heads(self) -> None:
+        """By hand: `kv_b_proj` has for each of 8 heads 6 rows of keys and 10 of values; the down projections are whole."""
+        latent = {"q_lora_rank": 12, "kv_lora_rank": 4, "qk_nope_head_dim": 6, "qk_rope_head_dim": 2, "v_head_dim": 10}
+        one = vllm(config(1, **latent), tp=4)
+
+        def rows(name: str, shape: tuple[int, int]) -> list[tuple[int, int]]:
+            found = one.partition(f"model.layers.0.self_attn.{name}.weight", shape)
+            return [(found.box(label)[0].start, found.box(label)[0].stop) for label in found.holders]
+
+        assert rows("kv_b_proj", (8 * 16, 4)) == [(32 * i, 32 * i + 32) for i in range(4)]
+        assert rows("q_b_proj", (8 * 8, 12)) == [(16 * i, 16 * i + 16) for i in range(4)]
+        assert rows("kv_a_proj_with_mqa", (4 + 2, 16)) == [(0, 6)] * 4
+        with pytest.raises(LayoutError):  # Not a row of 16 for each head.
+            rows("kv_b_proj", (8 * 15, 4))
+
     def test_a_tied_embedding_is_on_both_ends(self) -> None:
         one = vllm(config(4, tie_word_embeddings=True), pp=4)
         assert one.partition("model.embed_tokens.weight", (128, 16)).holders == ("cpu:0", "cpu:3")
@@ -93,6 +108,16 @@ class TestMegatron:
         for tied, holders in ((False, ("cpu:0",)), (True, ("cpu:0", "cpu:3"))):
             one = megatron.gpt(megatron.Ranks(4, pp=4), stages, tied=tied)
             assert one.partition("embedding.word_embeddings.weight", (8, 4)).holders == holders
+
+    def test_a_model_is_gated_and_not_tied_unless_it_is_said(self) -> None:
+        """As Megatron's `TransformerConfig` with SwiGLU and `untie_embeddings_and_output_weights`: gate, then up."""
+        one = megatron.gpt(megatron.Ranks(4, tp=2, pp=2), megatron.pipeline(4, pp=2))
+        assert one.partition("embedding.word_embeddings.weight", (8, 4)).holders == ("cpu:0", "cpu:1")
+        first = one.partition("decoder.layers.0.mlp.linear_fc1.weight", (16, 4))
+        assert [[piece.box[0] for piece in first.pieces(label)] for label in ("cpu:0", "cpu:1")] == [
+            [slice(0, 4), slice(8, 12)],
+            [slice(4, 8), slice(12, 16)],
+        ]
 
     def test_stages_that_are_not_those_of_the_ranks(self) -> None:
         with pytest.raises(LayoutError, match="stages has 2 stages, but ranks has pp 4"):

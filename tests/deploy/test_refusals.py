@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shardwise import DeviceMesh, LayoutError, MeshError
-from shardwise.deploy import Deployment, DeploymentRule, ExpertMap, Stages, fsdp2, megatron
+from shardwise.deploy import Deployment, DeploymentRule, ExpertMap, Stages, balanced_experts, fsdp2, megatron
 from shardwise.deploy.stages import Chunk
 
 from ..checks import refused
@@ -110,3 +110,26 @@ def test_what_pipelines_numbers_and_experts_cannot_be() -> None:
             Deployment(2, {"m": DeviceMesh((2,), ("tp",))}, {}, numbers={name: 1})  # type: ignore[dict-item]
     with refused(LayoutError, "at['tp'] is empty; give at least one coordinate"):
         DeploymentRule((None,), "m", at={"tp": []})
+
+
+def test_round_robin_gives_one_rank_more_than_experts() -> None:
+    """vLLM starts with as many ranks as experts, and one more; each expert is still once there."""
+    for ep in (4, 5):
+        assert sorted(slot for slots in ExpertMap.round_robin(4, ep=ep).slots for slot in slots) == [0, 1, 2, 3]
+    with refused(LayoutError, "ep is 6"):
+        ExpertMap.round_robin(4, ep=6)
+
+
+def test_more_experts_than_slots() -> None:
+    with refused(LayoutError, "slots is 2, but there are 4 experts"):
+        balanced_experts([[1, 2, 3, 4]], slots=2, ep=2)
+    with refused(LayoutError, "must be from 1 to"):
+        balanced_experts([[1, 2, 3, 4]], slots=4, ep=0)
+    assert len(ExpertMap.even(1, 1).slots) == 1
+
+
+def test_one_stage_may_have_chunks_of_other_lengths() -> None:
+    """As Megatron, which asks for equal chunks only where there is a pipeline."""
+    assert megatron.pipeline(3, pp=1, vpp=1).stage == (0, 0, 0)
+    with refused(LayoutError, "are not divisible by vpp, 2"):
+        megatron.pipeline(6, pp=2, vpp=2)

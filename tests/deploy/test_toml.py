@@ -92,6 +92,8 @@ def test_lists_that_megatron_splits() -> None:
         ('label = "trainer:{}"', "size = 1099511627776", "world.size must be a whole number from 1 to 1048576"),
         ('label = "trainer:{}"', "size = 4", r"meshes\['dense'\] has 8 devices, but the world has 4"),
         ('label = "trainer:{}"', "devices = ['a']\nsize = 1", "world has devices, so it cannot have 'size'"),
+        ('label = "trainer:{}"', "devices = 'a'", "world.devices"),
+        ('label = "trainer:{}"', "size = 1", "has 8 devices, but the world has 1"),
         ('label = "trainer:{}"', "count = 8", "unknown key 'count'"),
         ("stage = { stages", "stage = { stage", "lists.stage must be a list, or a table with stages"),
         ("stages = [2, 1]", "stages = [2, -1]", "lists.stage: counts is"),

@@ -94,6 +94,20 @@ def test_rules_of_ones_own_with_experts(tmp_path: Path) -> None:
     assert "model.layers.*.self_attn.o_proj.weight" in answer.whole
 
 
+def test_rules_over_several_axes_and_rules_that_match_nothing(tmp_path: Path) -> None:
+    """By hand: 768 rows over (tp, ep) of 2 and 2 are 192 each, in blocks of 128: 768 / 128 = 6, so 1, 2, 3, 6 fit."""
+    rules = tmp_path / "own.toml"
+    rules.write_text("[rules]\n'gate_proj' = [['tp', 'ep'], []]\n")
+    config = {**QWEN, "num_hidden_layers": 1, "num_experts": 2}
+    answer = fits(config, (2,), (2,), rules=rules)
+    (cut,) = answer.sizes[0].cuts
+    assert (cut.ways, cut.per_rank, cut.head_size, cut.sizes) == (4, 192, 1, (1, 2, 3, 6))
+    # Of each expert three weights; of the attention four.
+    assert answer.forms == (("FP8 in blocks of 128 x 128", 3 * 2 + 4),)
+    rules.write_text("[rules]\n'no such tensor' = ['tp', []]\n")
+    assert [(size.verdict, size.cuts) for size in fits(config, (2,), rules=rules).sizes] == [("fits", ())]
+
+
 @pytest.mark.parametrize("given", ["missing.json", "empty"])
 def test_what_says_nothing_is_refused(given: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()

@@ -77,6 +77,20 @@ def test_heads_stay_whole(heads: int, kv: int, tp: int, verdict: str, why: str) 
     assert {cut.tensors for cut in size.cuts} == {2}
 
 
+def test_what_is_not_padded_says_no_size_and_no_shards() -> None:
+    """Whole blocks need no padding, whether they are cut or not; and engines cut single elements evenly or not at all."""
+    tensors: Outline = {
+        "mlp.up_proj.weight": ("F8_E4M3", (256, 128)),
+        "mlp.up_proj.weight_scale_inv": ("F32", (2, 1)),
+        "other.mlp.up_proj.weight": ("BF16", (10, 64)),
+    }
+    config = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    one, two, four = fits_tensors(tensors, config, (1, 2, 4)).sizes
+    assert [cut.padded for size in (one, two) for cut in size.cuts] == [None] * 4
+    # 10 in 4 are padded to 12, 256 in 4 to blocks of 128: 512; of those the last two ranks have none.
+    assert {cut.size: (cut.padded, cut.ceil) for cut in four.problems} == {10: (12, ()), 256: (512, (128, 128, 0, 0))}
+
+
 @pytest.mark.parametrize(
     ("rows", "tp", "why"),
     [

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shardwise import DeviceMesh, LayoutError, LayoutMap, LayoutRule, ParseError, TensorLayout
-from shardwise.quantized import find_components
+from shardwise.quantized import component_layouts, find_components
 from shardwise.quantized.follow import followed
 
 from ..checks import refused
@@ -61,6 +61,26 @@ def test_scales_of_modelopt_are_of_the_whole_or_of_blocks(scales: tuple[int, ...
     else:
         (logical,) = find_components(tensors, config).tensors.values()
         assert logical.unit(0) == logical.unit(1) == unit
+
+
+@pytest.mark.parametrize("scales", [(), (1,), (1, 1, 1), (3,), (3, 1), (3, 1, 1)])
+def test_scales_of_stacked_weights_are_of_all_or_of_each(scales: tuple[int, ...]) -> None:
+    config = {"quantization_config": {"quant_method": "fp8"}}
+    tensors = {"a.weight": ("F8_E4M3", (3, 256, 512)), "a.weight_scale": ("F32", scales)}
+    (logical,) = find_components(tensors, config).tensors.values()
+    cut = component_layouts(logical, TensorLayout((None, "tp", None), MESH))
+    assert [cut[name].axes for name in tensors] == [(None, "tp", None), (None,) * len(scales)]
+    experts = component_layouts(logical, TensorLayout(("tp", None, None), DeviceMesh((3,), ("tp",))))
+    assert experts["a.weight_scale"].axes == (("tp",) if scales[:1] == (3,) else (None,) * len(scales[:1])) + (
+        None,
+    ) * (len(scales) - 1)
+
+
+def test_weights_of_a_mapping_share_no_blocks() -> None:
+    """That is for rules to allow, and a mapping has none: 512 columns in 8 are 64 each, half a block."""
+    wide = DeviceMesh((8,), ("tp",))
+    with refused(LayoutError, "within a block of 128"):
+        followed(FOUND, {"down.weight": TensorLayout((None, "tp"), wide)})
 
 
 @pytest.mark.parametrize("is_stacked", [True, False])

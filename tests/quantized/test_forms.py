@@ -253,3 +253,29 @@ def test_stacked_experts_of_modelopt() -> None:
     }
     one = of(tensors, quant_method="modelopt")
     assert (one.name, one.shape, one.unit(2), len(one.components)) == ("experts.gate_up_proj", (16, 64, 256), 16, 4)
+
+
+@pytest.mark.parametrize("said", [{}, {"desc_act": True}])
+def test_an_order_of_groups_is_read_for_each_weight_unless_it_is_in_order_by_what_is_said(said: dict[str, Any]) -> None:
+    """GPTQ's `desc_act` is not said in old files: then `g_idx` tells, and of two weights one may be out of order."""
+    tensors = {f"{name}.{tail}": what for name in ("0", "1") for key, what in GPTQ.items() for tail in [key[2:]]}
+    orders = {"0.g_idx": np.arange(128) // 32, "1.g_idx": np.arange(128)[::-1] // 32}
+    config = {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32, **said}}
+    found = find_components(tensors, config, lambda name: orders[name].astype("<i4").tobytes())
+    assert [bool(found.tensors[f"{name}.weight"].why_uncut(1)) for name in ("0", "1")] == [False, True]
+
+
+@pytest.mark.parametrize("columns", [1, 4])
+def test_zero_points_have_the_groups_of_their_scales(columns: int) -> None:
+    """Also where one group is all of a row; 64 rows of zero points of 4 bits are 8 words."""
+    tensors: Outline = {
+        "a.weight_packed": ("I32", (64, 16)),
+        "a.weight_scale": ("BF16", (64, columns)),
+        "a.weight_zero_point": ("I32", (8, columns)),
+    }
+    logical = of(tensors, **packed_scheme(group_size=128 // columns, symmetric=False))
+    zero = next(one for one in logical.components if one.name == "a.weight_zero_point")
+    assert (zero.along[0].block, zero.along[0].packing) == (8, 8)
+    assert zero.along[1] == Along(1, 128 // columns)
+    stated = of(INT4 | {"a.weight_shape": ("I64", (2,))}, **packed_scheme()).stated
+    assert stated == (("a.weight_shape", "the shape of the whole weight"),)

@@ -59,6 +59,20 @@ def test_what_is_left_out() -> None:
     assert named(**fp8, modules_to_not_convert=["p_proj", "b"]) == named(**fp8)
 
 
+def test_shapes_that_are_no_whole_number_of_blocks() -> None:
+    """64 rows and 96 columns in blocks of 40 x 64 are 2 x 2 blocks, the last ones short; one group is the whole row."""
+
+    def shapes(**given: Any) -> dict[str, tuple[int, ...]]:
+        stated = stated_tensors({"a.up_proj.weight": (64, 96)}, {"quantization_config": given})[0]
+        return {name.removeprefix("a.up_proj."): shape for name, (_, shape) in stated.items()}
+
+    fp8 = shapes(quant_method="fp8", weight_block_size=[40, 64])
+    assert fp8 == {"weight": (64, 96), "weight_scale_inv": (2, 2)}
+    # AWQ packs 8 values of 4 bits along the columns of its transposed weight; -1 is one group for all of a row.
+    whole = shapes(quant_method="awq", bits=4, group_size=-1)
+    assert whole == {"qweight": (96, 8), "qzeros": (1, 8), "scales": (1, 64)}
+
+
 def test_what_cannot_be() -> None:
     with refused(sw.ParseError, "quant_method is 'other'"):
         named(quant_method="other")

@@ -320,6 +320,65 @@ def test_a_driver_that_is_overtaken(memory: Store, source: Path, to: Any, fails:
     assert memory.objects(place.parent).keys() == {f"{place.name}/{name}".rstrip("/") for name in whole}
 
 
+@pytest.mark.parametrize("to", FORMS[1:])
+def test_a_driver_that_fails_removes_nothing_that_another_commits_at_that_moment(
+    memory: Store, source: Path, to: Any
+) -> None:
+    """It has seen that there is no checkpoint when the other one makes these objects one: that must not succeed."""
+    place, index = memory.place("a"), ".metadata" if to == "dcp" else "shardwise.json"
+    waits, ended = threading.Event(), []
+
+    def other() -> None:
+        def info(original: Any, key: str, **more: Any) -> Any:
+            if key.rstrip("/").endswith("/removal"):  # Everything is written; all that is left to do is to look.
+                waits.set()
+            return original(key, **more)
+
+        try:
+            ended.append(written(source, wrapped(place, info=info), to, None, resume=True))
+        except Exception as error:
+            ended.append(error)
+        waits.set()
+
+    committer = threading.Thread(target=other)
+
+    def rm_file(original: Any, key: str, **more: Any) -> Any:
+        # The first run has looked, and removes its first object.
+        if not key.endswith((".receipt", "/removal")) and not committer.ident:
+            committer.start()
+            assert waits.wait(60)
+        return original(key, **more)
+
+    def pipe_file(original: Any, key: str, data: bytes, **more: Any) -> Any:
+        if key.endswith(index):
+            raise sw.ParseError("a source changed")
+        return original(key, data, **more)
+
+    with pytest.raises(sw.ParseError, match="a source changed"):
+        written(source, wrapped(place, pipe_file=pipe_file, rm_file=rm_file), to, None, resume=True)
+    committer.join(60)
+    if isinstance(ended[0], Exception):
+        assert isinstance(ended[0], FileNotFoundError)
+        assert "was removed meanwhile by a run of the same work that failed" in str(ended[0])
+        assert index not in memory.objects(place)
+        written(source, place, to, None, resume=True)
+    assert sw.diff_checkpoints(source, place) == []
+    assert not [name for name in memory.objects(place.parent) if ".partial" in name]
+
+
+def test_a_removal_that_never_ends_is_named(memory: Store, source: Path) -> None:
+    """Of a run that was killed while it removed what it had made."""
+    place = memory.place("a")
+    removal = place.with_name(".a.partial") / "removal"
+    removal.filesystem.pipe_file(removal.key, b"")
+    hurried = ObjectPath(str(place), filesystem=place.filesystem, attempts=2, pause=0)
+    with pytest.raises(TimeoutError, match=r"/\.a\.partial/removal that it removes what it has made") as caught:
+        written(source, hurried, "hf", None)
+    assert caught.value.filename == str(place)
+    removal.filesystem.rm_file(removal.key)
+    assert sw.diff_checkpoints(source, place) == []
+
+
 @pytest.mark.parametrize("kind", ["memory", "s3"])
 def test_a_run_that_fails_removes_what_it_has_made_only(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest

@@ -241,7 +241,11 @@ class ObjectPath:
             else:
                 patience.is_answered = True
                 return answer
-            patience.wait(attempt)
+            self.wait(attempt)
+
+    def wait(self, attempt: int) -> None:
+        """Wait as long as after so many attempts at a request, counted from 1."""
+        self._patience.wait(attempt)
 
     def _final(self, error: Exception, attempt: int) -> Exception | None:
         """The exception for a failure; `None` if the request should be made again."""

@@ -9,6 +9,7 @@ object was made again and is another one to the store.
 from __future__ import annotations
 
 import copy
+import errno
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -17,7 +18,7 @@ from typing import Any, TypeVar
 
 from ....errors import ParseError
 from ...formats.files import TargetFile
-from ...objects import ATTEMPTS, ObjectPath
+from ...objects import ATTEMPTS, ObjectPath, ObjectStatus
 from ..gather import Gatherer
 from ..task import Progress, Task, TaskReceipt, Written, receipt_from_line, receipt_line
 from ..work import Crew, Work, crew_of, one_worker
@@ -244,28 +245,69 @@ class StorePlace:
             for name in sorted(texts, key=lambda name: name == self._new.last):
                 _put_same(self.path / name, texts[name])
         self.discard()
+        self._see_that_it_stays(found)
+
+    def _see_that_it_stays(self, found: Sequence[ObjectStatus]) -> None:
+        """See that no run that failed has removed objects since they were found.
+
+        Raises:
+            FileNotFoundError: if one has; then this is no checkpoint any more.
+            TimeoutError: if one does not end.
+        """
+        for attempt in range(1, ATTEMPTS + 1):
+            if not self._removal.is_file():
+                break
+            self.path.wait(attempt)
+        else:
+            raise TimeoutError(
+                errno.ETIMEDOUT,
+                f"is committed, but a run of the same work that failed says in {self._removal} that it removes what it "
+                "has made; if no such run is left, remove that object, and verify the checkpoint",
+                str(self.path),
+            )
+        if attempt > 1:
+            for number, status in enumerate(found):
+                there = self._object(number)
+                if not there.is_file() or there.status() != status:
+                    if self._new.is_folder:
+                        _remove(self._last)
+                    raise FileNotFoundError(
+                        errno.ENOENT, "was removed meanwhile by a run of the same work that failed", str(there)
+                    )
 
     def discard(self, made: Mapping[int, tuple[int, str]] | None = None) -> None:
         """Remove the receipts, and objects that a failed run has `made`, if they are still what it made.
 
-        Another run of the same plan may have finished it meanwhile, with these objects: then they are its, and stay.
+        Another run of the same work may finish it meanwhile, with these objects: then they are its, and stay. So this
+        run first says what it is about to do, and then looks whether there is a checkpoint; who commits makes it one,
+        and then looks whether somebody said so. At least one of the two sees the other.
         """
-        # Who keeps no receipts cannot tell its own single object from a finished checkpoint.
-        is_others = made is not None and (self._new.is_folder or self._is_kept) and self.is_finished()
-
-        def remove(path: ObjectPath) -> None:
-            with suppress(OSError):  # Nobody looks for them any more.
-                path.ask(lambda: path.filesystem.rm_file(path.key))
+        if made:
+            try:
+                put_object(self._removal, b"", is_new=True)
+            except (OSError, ParseError):
+                made = None  # Nobody can be told, or another is at it: they stay, as after a kill.
 
         def remove_made(item: tuple[int, tuple[int, str]]) -> None:
             with suppress(OSError, ParseError):
                 if tuple(self._object(item[0]).status()) == item[1]:
-                    remove(self._object(item[0]))
+                    _remove(self._object(item[0]))
 
-        if self._is_kept:
-            list(self._each(lambda number: remove(self._receipt_of(number)), range(len(self._new.files))))
-        if made is not None and not is_others:
-            list(self._each(remove_made, list(made.items())))
+        try:
+            # Who keeps no receipts cannot tell its own single object from a finished checkpoint.
+            is_others = made and (self._new.is_folder or self._is_kept) and self.is_finished()
+            if self._is_kept:
+                list(self._each(lambda number: _remove(self._receipt_of(number)), range(len(self._new.files))))
+            if made and not is_others:
+                list(self._each(remove_made, list(made.items())))
+        finally:
+            if made:
+                _remove(self._removal)
+
+    @property
+    def _removal(self) -> ObjectPath:
+        """What is there while a run that failed removes what it has made."""
+        return workplace_of(self.path) / "removal"
 
     def _object(self, number: int) -> ObjectPath:
         return self.path / self._new.files[number].name if self._new.is_folder else self.path
@@ -315,6 +357,11 @@ class StoreRecorder:
 
     def flush(self) -> None:
         """Nothing waits."""
+
+
+def _remove(path: ObjectPath) -> None:
+    with suppress(OSError):  # Nobody looks for it any more.
+        path.ask(lambda: path.filesystem.rm_file(path.key))
 
 
 def _has(path: ObjectPath, text: bytes) -> bool:
