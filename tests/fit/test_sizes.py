@@ -78,7 +78,7 @@ def test_heads_stay_whole(heads: int, kv: int, tp: int, verdict: str, why: str) 
 
 
 def test_what_is_not_padded_says_no_size_and_no_shards() -> None:
-    """Whole blocks need no padding, whether they are cut or not; and engines cut single elements evenly or not at all."""
+    """Whole blocks need no padding, cut or not; and engines cut single elements evenly or not at all."""
     tensors: Outline = {
         "mlp.up_proj.weight": ("F8_E4M3", (256, 128)),
         "mlp.up_proj.weight_scale_inv": ("F32", (2, 1)),

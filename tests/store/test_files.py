@@ -124,7 +124,7 @@ print(bytes(held[0].map()) == bytes(10), bytes(DataFile(Path(sys.argv[1], "7")).
 @pytest.mark.skipif(sys.platform != "linux", reason="sets the limit as Linux does")
 @pytest.mark.parametrize(("limit", "files"), [(64, 150), (24, 50)])
 def test_more_files_than_a_process_may_open(tmp_path: Path, limit: int, files: int) -> None:
-    """Each file that was written took a descriptor of its folder, so a system's default of 1,024 was too few for 1,100."""
+    """Each file that was written took a descriptor of its folder too: a system's 1,024 were too few for 1,100 files."""
     code = """
 import resource, sys
 import numpy as np
