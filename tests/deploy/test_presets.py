@@ -66,7 +66,7 @@ class TestEngines:
         assert one.partition("model.layers.0.mlp.experts.2.down_proj.weight", (16, 8)).holders == ("cpu:2",)
 
     def test_latent_attention_is_cut_by_heads(self) -> None:
-        """By hand: `kv_b_proj` has 6 rows of keys and 10 of values for each of 8 heads; the projections down are whole."""
+        """By hand: `kv_b_proj` has 6 rows of keys and 10 of values for each of 8 heads; what projects down is whole."""
         latent = {"q_lora_rank": 12, "kv_lora_rank": 4, "qk_nope_head_dim": 6, "qk_rope_head_dim": 2, "v_head_dim": 10}
         one = vllm(config(1, **latent), tp=4)
 
