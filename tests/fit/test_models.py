@@ -108,6 +108,25 @@ def test_rules_over_several_axes_and_rules_that_match_nothing(tmp_path: Path) ->
     assert [(size.verdict, size.cuts) for size in fits(config, (2,), rules=rules).sizes] == [("fits", ())]
 
 
+def test_the_verdict_of_rules_is_that_of_their_worst_cut(tmp_path: Path) -> None:
+    """By hand: 768 in 12 is 64, half a block of 128, which two share; 4,096 in 12 is no whole number."""
+    rules = tmp_path / "own.toml"
+    rules.write_text("[rules]\n'(gate|q)_proj' = ['tp', []]\n")
+    (size,) = fits({**QWEN, "num_hidden_layers": 1, "num_experts": 2}, (12,), rules=rules).sizes
+    assert [cut.verdict for cut in size.cuts] == ["padded", "shared"]
+    assert size.verdict == "padded"
+
+
+def test_sizes_are_asked_for_up_to_64(tmp_path: Path) -> None:
+    rows = 63 * 64 * 65
+    sizes = tuple(n for n in range(1, 65) if rows % n == 0)
+    config = {**QWEN, "num_hidden_layers": 1, "num_experts": 2, "vocab_size": rows}
+    rules = tmp_path / "own.toml"
+    rules.write_text("[rules]\n'lm_head' = ['tp', []]\n")
+    (cut,) = fits(config, (1,), rules=rules).sizes[0].cuts
+    assert (cut.sizes, sizes[0], sizes[-1]) == (sizes, 1, 64)
+
+
 @pytest.mark.parametrize("given", ["missing.json", "empty"])
 def test_what_says_nothing_is_refused(given: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
