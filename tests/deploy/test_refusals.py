@@ -126,10 +126,14 @@ def test_more_experts_than_slots() -> None:
     with refused(LayoutError, "must be from 1 to"):
         balanced_experts([[1, 2, 3, 4]], slots=4, ep=0)
     assert len(ExpertMap.even(1, 1).slots) == 1
+    with refused(LayoutError, "ep is 0; it must be from 1"):
+        ExpertMap.even(4, 0)
+    with refused(MeshError, "world is 0; it must be from 1"):
+        megatron.Ranks(0)
 
 
 def test_one_stage_may_have_chunks_of_other_lengths() -> None:
     """As Megatron, which asks for equal chunks only where there is a pipeline."""
-    assert megatron.pipeline(3, pp=1, vpp=1).stage == (0, 0, 0)
+    assert megatron.pipeline(3, pp=1, vpp=2).stage == (0, 0, 0)
     with refused(LayoutError, "are not divisible by vpp, 2"):
         megatron.pipeline(6, pp=2, vpp=2)

@@ -137,3 +137,16 @@ def test_a_case_is_written_as_code() -> None:
     namespace: dict[str, object] = {}
     exec(case.snippet(), namespace)
     assert all(isinstance(one, Weight) for one in case.simpler())
+
+
+@pytest.mark.parametrize(("rows", "each"), [(256, 2), (192, None)])
+def test_stretches_of_a_packed_weight_are_whole_blocks(rows: int, each: int | None) -> None:
+    """Two stretches of 256 rows are two blocks of 128 each, and every device of two holds one of each; 192 are none."""
+    logical, layout = fp8(2 * rows, 128), over(2, packed.concat(packed.part((2, rows), 1, "tp")), None)
+    if each is None:
+        with refused(sw.LayoutError, "each of its 2 stretches has 192 elements, no multiple of a block of 128"):
+            component_layouts(logical, layout)
+    else:
+        made = component_layouts(logical, layout)["a.weight_scale_inv"].partition((4, 1))
+        held = [[piece.box[0].start for piece in made.pieces(label)] for label in made.holders]
+        assert held == [[0, 2], [1, 3]]

@@ -14,6 +14,7 @@ import pytest
 
 from shardwise.errors import ParseError
 from shardwise.quantized import Along, Component, LogicalTensor, find_components
+from shardwise.quantized.forms import find_kinds
 
 from ..checks import refused
 from ..oracle.quantized import check_checkpoint, folders, read_raw
@@ -258,11 +259,19 @@ def test_stacked_experts_of_modelopt() -> None:
 @pytest.mark.parametrize("said", [{}, {"desc_act": True}])
 def test_an_order_of_groups_is_read_for_each_weight_unless_it_is_in_order_by_what_is_said(said: dict[str, Any]) -> None:
     """GPTQ's `desc_act` is not said in old files: then `g_idx` tells, and of two weights one may be out of order."""
-    tensors = {f"{name}.{tail}": what for name in ("0", "1") for key, what in GPTQ.items() for tail in [key[2:]]}
-    orders = {"0.g_idx": np.arange(128) // 32, "1.g_idx": np.arange(128)[::-1] // 32}
+    tensors = {
+        f"{name}.{tail}": what for name in ("h.0.a", "h.1.a") for key, what in GPTQ.items() for tail in [key[2:]]
+    }
+    orders = {"h.0.a.g_idx": np.arange(128) // 32, "h.1.a.g_idx": np.arange(128)[::-1] // 32}
     config = {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32, **said}}
     found = find_components(tensors, config, lambda name: orders[name].astype("<i4").tobytes())
-    assert [bool(found.tensors[f"{name}.weight"].why_uncut(1)) for name in ("0", "1")] == [False, True]
+    assert [bool(found.tensors[f"{name}.weight"].why_uncut(1)) for name in ("h.0.a", "h.1.a")] == [False, True]
+    # Tensors that are alike are looked at once, but not these; and each is of one kind, whatever it is.
+    plain = {f"{name}.norm": ("BF16", (4,)) for name in ("h.0.a", "h.1.a")}
+    kinds = find_kinds({**tensors, **plain}, config, lambda name: orders[name].astype("<i4").tobytes())[1]
+    uncut = {name: bool(kind.tensor.why_uncut(1)) for kind in kinds for name in kind.names if name not in plain}
+    assert uncut == {"h.0.a.weight": False, "h.1.a.weight": True}
+    assert [kind.names for kind in kinds if kind.tensor.name in plain] == [("h.0.a.norm", "h.1.a.norm")]
 
 
 @pytest.mark.parametrize("columns", [1, 4])

@@ -59,6 +59,15 @@ def test_what_is_left_out() -> None:
     assert named(**fp8, modules_to_not_convert=["p_proj", "b"]) == named(**fp8)
 
 
+def compressed(**weights: Any) -> dict[str, Any]:
+    group = {
+        "format": "float-quantized",
+        "targets": ["re:.*up_proj"],
+        "weights": {"num_bits": 8, "type": "float", **weights},
+    }
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
+
+
 def test_shapes_that_are_no_whole_number_of_blocks() -> None:
     """64 rows and 96 columns in blocks of 40 x 64 are 2 x 2 blocks, the last ones short; one group is the whole row."""
 
@@ -71,6 +80,11 @@ def test_shapes_that_are_no_whole_number_of_blocks() -> None:
     # AWQ packs 8 values of 4 bits along the columns of its transposed weight; -1 is one group for all of a row.
     whole = shapes(quant_method="awq", bits=4, group_size=-1)
     assert whole == {"qweight": (96, 8), "qzeros": (1, 8), "scales": (1, 64)}
+    # compressed-tensors makes one scale for "tensor", one for each row for "channel", for 32 columns for "group".
+    assert shapes(**compressed(strategy="tensor"))["weight_scale"] == (1,)
+    assert shapes(**compressed(strategy="channel"))["weight_scale"] == shapes(**compressed())["weight_scale"] == (64, 1)
+    assert shapes(**compressed(strategy="group", group_size=32))["weight_scale"] == (64, 3)
+    assert shapes(**compressed(group_size=32))["weight_scale"] == (64, 3)
 
 
 def test_what_cannot_be() -> None:

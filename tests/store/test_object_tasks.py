@@ -326,7 +326,8 @@ def test_a_driver_that_fails_removes_nothing_that_another_commits_at_that_moment
 ) -> None:
     """It has seen that there is no checkpoint when the other one makes these objects one: that must not succeed."""
     place, index = memory.place("a"), ".metadata" if to == "dcp" else "shardwise.json"
-    waits, ended = threading.Event(), []
+    waits = threading.Event()
+    ended: list[Any] = []
 
     def other() -> None:
         def info(original: Any, key: str, **more: Any) -> Any:

@@ -149,8 +149,6 @@ def _scheme_parts(name: str, shape: tuple[int, ...], form: str, scheme: Given, d
     rows, columns = shape
     strategy, bits = scheme.config.get("strategy"), scheme.integer("num_bits") or 8
     group = scheme.integer("group_size", least=-1)
-    if strategy is None:
-        strategy = "group" if group is not None and group > 0 else "channel"
     if form.startswith(("nvfp4", "mxfp4")):
         size = group or (16 if form.startswith("nvfp4") else 32)
         yield "weight_packed", "U8", (rows, _whole(name, columns, 2))

@@ -309,7 +309,6 @@ def fetch_pieces(
             numbers = tensor.sources.rows[row]
             if len(window) == 1 and window[0].is_sparse:
                 numbers[2 + 2 * tensor.sources.rank :] = arrays[at].strides
-                begin = window[0].begin
             numbers[0], numbers[1] = len(files) + at, begin - window[0].begin
     return arrays, total
 
