@@ -266,6 +266,22 @@ def receipts(plan: sw.CheckpointPlan) -> Path:
     return path
 
 
+@pytest.mark.parametrize("count", [0, 1])
+def test_receipts_have_the_checksums_that_files_need(source: Path, count: int) -> None:
+    """PyTorch's files have CRC-32: one for each range; a receipt with another number of them would leave wrong ones."""
+    plan = planned(source, to="dcp", dtype=None)
+    plan.run()
+    path = receipts(plan)
+    lines = path.read_bytes().splitlines(keepends=True)
+    first = plan.task(0).run()
+    assert len(first.crcs) == len(first.ranges)
+    path.write_bytes(receipt_line(first._replace(crcs=(*first.crcs, 0) if count else ())) + b"".join(lines[1:]))
+    with pytest.raises(sw.ParseError, match=r"the receipt of task 0 has \d+ CRC-32 for its ranges"):
+        plan.commit()
+    path.write_bytes(receipt_line(first) + b"".join(lines[1:]))
+    plan.commit(check=True)
+
+
 def test_receipts_that_are_missing_forged_or_of_another_plan_stop_the_commit(source: Path) -> None:
     plan = planned(source)
     with pytest.raises(sw.ParseError, match=rf"receipts of {len(plan.tasks)} of {len(plan.tasks)} tasks are missing"):

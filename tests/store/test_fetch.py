@@ -168,6 +168,18 @@ def test_tensors_that_lie_together_are_fetched_together(memory: Store, tmp_path:
     assert (tmp_path / "b.safetensors").read_bytes() == (tmp_path / "a.safetensors").read_bytes()
 
 
+@pytest.mark.parametrize(("gap", "windows"), [(60, 1), (110, 1), (120, 2), (150, 2)])
+def test_a_window_is_a_quarter_more_than_its_pieces_and_64_kib(memory: Store, gap: int, windows: int) -> None:
+    """Two pieces of 100 KiB: fetched together where no more than 50 + 64 KiB lie between them."""
+    kib = 1 << 10
+    place = memory.place("a")
+    place.filesystem.pipe_file(place.key, bytes(400 * kib))
+    rows = [[1, 1, 1, 1, 0, 100 * kib, 0, at, 0, 100 * kib, 1] for at in (0, (100 + gap) * kib)]
+    program = np.array(rows, np.int64).reshape(-1)
+    arrays, nbytes = fetch_pieces(list(tensors_of(program)), [ObjectFile(place, place.status())], 1 << 30, 0)
+    assert (len(arrays), nbytes) == (windows, (200 + gap * (windows == 1)) * kib)
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.data())
 def test_every_piece_is_found_in_its_window(memory: Store, data: st.DataObject) -> None:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardwise as sw
+from shardwise.store.write.places.folder import FolderSink
 from shardwise.store.write.run import _spread
 
 TASK = 1 << 16
@@ -48,6 +49,30 @@ def test_workers_write_to_different_files(tmp_path: Path, workers: int) -> None:
         assert len(set.union(*together)) == workers
     plan.commit()
     assert sw.diff_checkpoints(tmp_path / "source.safetensors", tmp_path / "new") == []
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_workers_bring_their_data_to_the_disk_before_it_has_receipts(tmp_path: Path, sync: bool) -> None:
+    """After a loss of power a receipt is believed; only who asks for no sync may lose what has one."""
+    asked: list[bool] = []
+
+    class Elsewhere(Executor):
+        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            future: Future[Any] = Future()
+            future.set_result(fn(*args, **kwargs))
+            return future
+
+    def fill(self: FolderSink, *args: Any, **more: Any) -> Any:
+        asked.append(more["sync"])
+        return original(self, *args, **more)
+
+    sw.save_checkpoint(tmp_path / "source.safetensors", {"w": np.arange(TASK, dtype="u2")})
+    plan = sw.plan_checkpoint(tmp_path / "source.safetensors", tmp_path / "new", to="hf", task_bytes=TASK)
+    original = FolderSink.fill
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FolderSink, "fill", fill)
+        plan.run(executor=Elsewhere(), workers=2, sync=sync)
+    assert asked == [sync] * len(plan.tasks)
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**7), st.integers(1, 2**40)), unique_by=lambda pair: pair[0]), st.data())
