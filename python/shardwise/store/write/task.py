@@ -148,8 +148,10 @@ def refuse_missing(path: object, missing: Sequence[int], total: int, hint: str =
 def parts_of(receipts: Mapping[str, int]) -> int | None:
     """The number of parts in which most tasks were run; `None` if none was run in one.
 
-    >>> parts_of({"1/2": 1, "2/16": 5, "7/16": 3, "": 4, "1/" + "9" * 5000: 20})
+    >>> parts_of({"1/16": 1, "2/16": 5, "7/16": 3, "1/2": 7, "": 40, "1/" + "9" * 5000: 20})
     16
+    >>> parts_of({"1/16": 1, "2/16": 5, "7/16": 3, "1/2": 17})
+    2
     """
     counts: Counter[int] = Counter()
     for part, count in receipts.items():
