@@ -341,11 +341,11 @@ def test_a_driver_that_fails_removes_nothing_that_another_commits_at_that_moment
             ended.append(error)
         waits.set()
 
-    committer = threading.Thread(target=other)
+    committer, first = threading.Thread(target=other), threading.Lock()
 
     def rm_file(original: Any, key: str, **more: Any) -> Any:
         # The first run has looked, and removes its first object.
-        if not key.endswith((".receipt", "/removal")) and not committer.ident:
+        if not key.endswith((".receipt", "/removal")) and first.acquire(blocking=False):
             committer.start()
             assert waits.wait(60)
         return original(key, **more)
