@@ -17,8 +17,8 @@ def test_they_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.split()[0] for line in lines[1:]] == list(sw.example_rules())
     assert "GPT-2 as Hugging Face stores it" in lines[2]
     (llama,) = (line for line in lines if line.startswith("vllm/llama "))
-    assert "Llama 2 and 3 as vLLM holds it" in llama
-    assert llama.endswith("vLLM 0.33.0")
+    assert "Llama 2 and 3 as vLLM and SGLang hold it" in llama
+    assert llama.endswith("vLLM 0.33.0, SGLang 0.5.23")
     assert main(["rules", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert {rules["name"]: Path(rules["path"]) for rules in listed} == sw.example_rules()

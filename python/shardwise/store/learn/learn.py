@@ -68,7 +68,7 @@ def learn_rewrites(
     Args:
         first: A checkpoint of any format, also by URL.
         second: The same model as another engine names and stores it.
-        memory: Bytes for the buffers of all threads.
+        memory: Bytes for the buffers of all threads. Beside these there are some 60 for each row and column of both.
         threads: How many; one per core if left out.
 
     Raises:
