@@ -176,10 +176,48 @@ def in_memory(held: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any
     return {re.sub(r"^backbone\.", "model.", name).replace(".block_sparse_moe.", ".mlp."): made[name] for name in made}
 
 
+#: Rules for Hugging Face's names of families for which transformers has no plan: they cut as vLLM does.
+AS_VLLM = [
+    file.name.removesuffix(".json.gz")
+    for file in sorted(DATA.glob("*.json.gz"))
+    if rules_of(file.name.removesuffix(".json.gz"), "hf") in RULES
+    and "hf" not in read(file.name.removesuffix(".json.gz"))["engines"]
+]
+
+
+@pytest.mark.parametrize("model", AS_VLLM)
+def test_ranks_hold_the_elements_that_those_of_vllm_hold(tmp_path: Path, model: str) -> None:
+    """Of all tensors together, whatever their names and orders are."""
+    said = answer(model)
+    tensors = {name: value for name, value in numbered(said["tensors"]).items() if not name.endswith("A_log")}
+    rewrites = sw.Rewrites.from_toml(RULES[rules_of(model, "vllm")], config=said["config"])
+    sw.save_checkpoint(tmp_path / "hf", tensors, sync=False)
+    sw.reshard_checkpoint(tmp_path / "hf", tmp_path / "vllm", rewrites=rewrites, sync=False)
+    both = {"hf": tensors, "vllm": tensors_of(tmp_path / "vllm")}
+    counts = [count for count, ranks in said["engines"]["vllm"]["ranks"].items() if "refused" not in ranks]
+    if model.startswith("falcon-") and "multi_query" in said["config"] and said["config"]["new_decoder_architecture"]:
+        counts = [count for count in counts if int(count) <= said["config"]["num_kv_heads"]]
+    assert len(counts) > 1
+    for count in map(int, counts):
+        held: dict[str, list[set[int]]] = {}
+        for engine, whole in both.items():
+            rules = layouts(model, engine, count)
+            assert not rules.report({name: (value.shape, "int32") for name, value in whole.items()}).unmatched
+            held[engine] = [set() for _ in range(count)]
+            for name, value in whole.items():
+                layout = rules[name]
+                assert layout is not None
+                sharded = sw.distribute_tensor(value, layout, rules.uneven_of(name) or "even")
+                for rank, own in enumerate(held[engine]):
+                    own |= set(sharded.shard(f"cpu:{rank}").reshape(-1).tolist()) - {0}
+        assert held["hf"] == held["vllm"], count
+
+
 @pytest.mark.parametrize("name", RULES)
 def test_a_file_says_what_it_was_compared_with(name: str) -> None:
     """In its `compared`, which `shardwise rules` prints; and it is short."""
     said = {answer(model)["engines"][of]["of"].partition(":")[0] for model, of in CASES if rules_of(model, of) == name}
+    said |= {answer(one)["engines"]["vllm"]["of"].partition(":")[0] for one in AS_VLLM if rules_of(one, "hf") == name}
     assert set(read_compared(RULES[name])) == said
     text = RULES[name].read_text()
     assert text.count("\n") <= 120

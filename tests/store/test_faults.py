@@ -37,8 +37,9 @@ T = TypeVar("T")
 
 MESH = sw.DeviceMesh((4,), ("x",))
 FORMS = ("safetensors", "hf", "sharded", "dcp")
-#: A form; a folder in Hugging Face's form whose tensors are converted beside it first; the same with rewrites.
-KINDS = (*FORMS, "converted", "rewritten")
+#: A form; a file for each device, with replicas; a folder in Hugging Face's form whose tensors are converted beside it
+#: first; the same with rewrites.
+KINDS = (*FORMS, "ranks", "converted", "rewritten")
 KILLS = ("kill", "kill after")
 ERRORS = (errno.ENOSPC, errno.EIO)
 #: What the system may interrupt. Names are changed as a whole.
@@ -101,8 +102,8 @@ def name_of(kind: str) -> str:
 
 
 def arguments_for(kind: str) -> dict[str, Any]:
-    to = kind if kind in FORMS else "hf"
-    cut = {"layouts": layouts(1)} if to in ("sharded", "dcp") else {}
+    to = kind if kind in (*FORMS, "ranks") else "hf"
+    cut = {"layouts": layouts(1)} if to in ("sharded", "dcp", "ranks") else {}
     return {"to": to, **cut, **({"max_file_bytes": 200_000} if to == "hf" else {})}
 
 
