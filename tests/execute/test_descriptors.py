@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import shardwise as sw
-from shardwise import DeviceMesh, LayoutError, ParseError, TensorLayout, Tiling, packed, plan_model
+from shardwise import DeviceMesh, LayoutError, ParseError, Rewrites, TensorLayout, Tiling, packed, plan_model
 from shardwise.deploy import Deployment, DeploymentRule, fsdp2, megatron, vllm
 from shardwise.execute import Descriptors, ModelPlan
 from shardwise.execute.descriptors import DESCRIPTOR
@@ -245,6 +245,17 @@ class TestFiles:
             assert hash(read) == hash(part)
             assert (read.holder, read.peers, read.tensors) == (label, ("cpu:0", "cpu:1", "ä", 7), ("w",))
         assert part != self.plan().descriptors("cpu:0")
+
+    def test_padding_is_saved_too(self, tmp_path: Path) -> None:
+        """5 rows padded to 8, over two: the second has one row, and 3 of zeros, 16 bytes each."""
+        rows = TensorLayout(("x", None), DeviceMesh((1,), ("x",)))
+        there = TensorLayout(("x", None), DeviceMesh((2,), ("x",), ["a", "b"]))
+        rewrites = Rewrites([{"from": "w", "to": {"name": "v", "pad_to": 8}, "size": 5}])
+        plan = plan_model({"w": rows}, {"v": there}, {"w": ((5, 4), "float32")}, rewrites=rewrites)
+        part = plan.descriptors("b")
+        assert sum((part.zeros["bytes"] * part.zeros["count"]).tolist()) == 3 * 16
+        part.save(tmp_path / "part")
+        assert Descriptors.load(tmp_path / "part") == part
 
     def test_what_is_not_such_a_file(self, tmp_path: Path) -> None:
         path = tmp_path / "part"

@@ -7,7 +7,9 @@ import re
 import pytest
 
 import shardwise as sw
+from shardwise.show.draw import _picture
 from shardwise.show.lines import width_of
+from shardwise.show.text import lines_of
 from tests.show.drawings import Drawing
 from tests.show.test_svg import MADE, MESH
 
@@ -17,6 +19,23 @@ def test_a_picture_fits_a_terminal(name: str) -> None:
     lines = sw.draw(MADE[name](), form="text").split("\n")
     assert max(map(width_of, lines)) <= 80
     assert all(line == line.rstrip() for line in lines)
+
+
+# The columns of these leave out "cpu:" where they are narrow, or names where they are wide.
+@pytest.mark.parametrize("name", sorted(set(MADE) - {"long labels", "report on a million", "wide"}))
+def test_a_narrower_picture_says_the_same(name: str) -> None:
+    """Whoever is named where there is room for all is named in any terminal, and every range; 70 columns are enough."""
+
+    def said(width: int) -> tuple[set[str], int]:
+        lines = ["".join(text for text, _ in line) for line in lines_of(picture, width)]
+        return set(re.findall(r"cpu:\d+|\d+:\d+", "\n".join(lines))), max(map(width_of, lines))
+
+    picture = _picture(MADE[name](), None, None, "even", None)
+    wide, _ = said(400)
+    for width in (24, 40, 60, 70, 100):
+        narrow, widest = said(width)
+        assert narrow >= wide
+        assert widest <= max(width, 70)
 
 
 def test_only_a_name_makes_it_wider() -> None:

@@ -186,3 +186,19 @@ def test_a_source_that_is_replaced_between_two_tasks_is_named(tmp_path: Path, me
     another_header(source, other.read_bytes())
     with pytest.raises(sw.ParseError, match="its headers differ"):
         plan.run(tasks=[1])
+
+
+@pytest.mark.parametrize("to", FORMS)
+def test_a_source_that_is_replaced_when_all_of_it_was_read_does_not_count(tmp_path: Path, to: Any) -> None:
+    """What is written is not what is there then: a source is the same at the end, or the copy does not count."""
+    source, other = written(tmp_path / "a", to, 1), written(tmp_path / "b", to, 2)
+    file, new = files_of(source)[0], files_of(other)[0]
+
+    def replace(done: int, total: int) -> None:
+        if done == total and new.exists():
+            new.replace(file)
+
+    with pytest.raises(sw.ParseError, match=r"replaced|changed|is not the file"):
+        sw.reshard_checkpoint(source, tmp_path / "new", to="hf", threads=1, task_bytes=1 << 16, progress=replace)
+    assert not new.exists()
+    assert not (tmp_path / "new").exists()

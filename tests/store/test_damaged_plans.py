@@ -266,6 +266,19 @@ def receipts(plan: sw.CheckpointPlan) -> Path:
     return path
 
 
+@pytest.mark.parametrize("more", [-1, 1])
+def test_files_that_were_cut_or_grew_after_their_receipts_stop_the_commit(source: Path, more: int) -> None:
+    """Also where the values are not read once more."""
+    plan = planned(source)
+    plan.run()
+    file = min(folder_of(plan).folder.iterdir())
+    size = file.stat().st_size
+    os.truncate(file, size + more)
+    with pytest.raises(sw.ParseError, match=f"has {size + more} bytes, but was made with {size}"):
+        plan.commit(check=False)
+    assert not (source.parent / "new").exists()
+
+
 @pytest.mark.parametrize("count", [0, 1])
 def test_receipts_have_the_checksums_that_files_need(source: Path, count: int) -> None:
     """PyTorch's files have CRC-32: one for each range; a receipt with another number of them would leave wrong ones."""

@@ -396,3 +396,19 @@ def test_the_command_writes_one_rank(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert load_file(alone)["w"].tolist() == [4.0, 5.0]
     assert main(["extract", source, str(tmp_path / "no"), "--rank", "4", *common]) == 2
     assert "rank is 4; the layouts have the ranks 0 to 3" in capsys.readouterr().err
+
+
+def test_the_file_of_one_rank_brings_nothing_along(tmp_path: Path) -> None:
+    """It is one file: what lies beside the tensors of a model's folder has no place in it, and the report says none."""
+    sw.save_checkpoint(tmp_path / "model", {"w": np.arange(8.0)}, to="hf")
+    (tmp_path / "model" / "config.json").write_text("{}")
+    layouts = {"w": sw.TensorLayout(("x",), sw.DeviceMesh((2,), ("x",)))}
+    out = tmp_path / "out"
+    out.mkdir()
+    report = sw.reshard_checkpoint(tmp_path / "model", out / "one.safetensors", layouts, to="ranks", rank=1)
+    assert isinstance(report, sw.store.WriteReport)
+    assert report.carried == ()
+    assert [path.name for path in out.iterdir()] == ["one.safetensors"]
+    all_of_them = sw.reshard_checkpoint(tmp_path / "model", tmp_path / "all", layouts, to="ranks")
+    assert isinstance(all_of_them, sw.store.WriteReport)
+    assert all_of_them.carried == ("config.json",)
