@@ -255,6 +255,24 @@ def test_names_of_any_kind(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("case", ["reversed", "leading zeros", "other sizes"])
+def test_layers_that_one_template_does_not_name(tmp_path: Path, case: str) -> None:
+    w = [np.random.default_rng(i).normal(size=(4 if case != "other sizes" or i else 8, 6)) for i in range(3)]
+    first: Tensors = {}
+    second: Tensors = {}
+    for i, each in enumerate(w):
+        if case == "other sizes":  # Of the first layer the parts are larger.
+            first |= {f"h.{i}.q": each, f"h.{i}.k": -each}
+            second[f"g.{i}.qk"] = np.concatenate([each, -each])
+        else:
+            first[f"h.{i}.w" if case == "reversed" else f"h.0{i}.w"] = each
+            second[f"g.{2 - i}.w" if case == "reversed" else f"g.{i}.w"] = each
+    sw.save_checkpoint(tmp_path / "a", first, to="hf", sync=False)
+    sw.save_checkpoint(tmp_path / "b", second, to="hf", sync=False)
+    learnt(tmp_path / "a", tmp_path / "b")
+    learnt(tmp_path / "b", tmp_path / "a")
+
+
 def test_names_that_change_places(tmp_path: Path) -> None:
     a, b = np.random.default_rng(0).normal(size=(2, 4, 6))
     sw.save_checkpoint(tmp_path / "a", {"one": a, "two": b}, to="hf", sync=False)

@@ -227,27 +227,36 @@ def _checked(
             said = repr((list(relation.parts), relation.stack, relation.side, relation.own, relation.size))
             exact.setdefault(said, []).append(made)
         for those in exact.values():
-            entries += _entries(those)
+            entries += _entries(those, is_general=len(exact) == 1)
     used = {name for made in relations for name in made.sources}
     return _joined(entries), tuple(name for name in here.names if name not in used)
 
 
-def _entries(group: list[_Made]) -> list[dict[str, Any]]:
-    """One rewrite for relations that differ in numbers of names only, or one for each."""
+def _entries(group: list[_Made], *, is_general: bool) -> list[dict[str, Any]]:
+    """One rewrite for relations that differ in numbers of names only, or one for each.
+
+    Args:
+        group: The relations.
+        is_general: Whether it may be for any number, since no tensors of other numbers are made otherwise.
+    """
     names = [made.named() for made in group]
     first = group[0].relation
-    numbers = [[[int(text) for text in NUMBER.findall(name)] for name in each] for each in names]
+    texts = [[NUMBER.findall(name) for name in each] for each in names]
+    numbers = [[[int(text) for text in said] for said in each] for each in texts]
     fields = list(FIELDS[len(first.stack) :])
     stack = {position: FIELDS[at] for at, position in enumerate(sorted(first.stack))}
     whole = len(names[0]) - 1
     templates: list[dict[int, str]] = [dict(stack) for _ in range(whole)] + [{}]
     # A number of the whole that is that of a part, or a constant more, in all of them.
-    for at in range(len(numbers[0][whole])):
+    for at in range(len(numbers[0][whole]) if is_general else 0):
         for position in range(len(numbers[0][0])):
             if position in templates[0]:
                 continue
             shifts = {each[whole][at] - each[0][position] for each in numbers}
-            is_same = all(
+            # Of 007 a template makes 007, and nothing else.
+            pairs = [(each[whole][at], each[0][position]) for each in texts]
+            is_counted = all(new == old or (new, old) == (str(int(new)), str(int(old))) for new, old in pairs)
+            is_same = is_counted and all(
                 len(part) > position and part[position] == each[0][position]
                 for each in numbers for part in each[:whole]
             )  # fmt: skip
@@ -262,7 +271,7 @@ def _entries(group: list[_Made]) -> list[dict[str, Any]]:
             templates[part][position] = f"{{{name}}}"
     made = [[_template(name, templates[at]) for at, name in enumerate(each)] for each in names]
     if any(each != made[0] for each in made):
-        return [entry for one in group for entry in _entries([one])] if len(group) > 1 else []
+        return [entry for one in group for entry in _entries([one], is_general=False)] if len(group) > 1 else []
     parts = dict(zip(first.parts, made[0][:whole], strict=True))
     own: dict[str, Any] = {"name": parts[""]} if list(parts) == [""] else {"parts": parts}
     sides = [own | first.own, {"name": made[0][whole], **first.side}]
