@@ -24,7 +24,7 @@ def run_learn(options: argparse.Namespace) -> int:
         return 1 if found.unexplained else 0
     print(found.text, end="")
     for names, what in (
-        (found.unused, "is in no tensor of the second"),
+        (found.unused, f"is in no tensor of the second{' that was explained' if found.unexplained else ''}"),
         (
             found.doubtful,
             "could be made of several tensors, which are equal; that with the name most alike was taken",
