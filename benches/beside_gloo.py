@@ -1,13 +1,15 @@
 """Move a model's weights among processes of PyTorch with gloo, beside a bare all-to-all of the same bytes.
 
-Run, with torch: `python benches/beside_gloo.py [--scale 4] [--turns 7] [--memory 256]`. Four trainers that cut dim 0
-send to four engines under tensor parallelism: the 291 tensors of Llama-3-8B, each dim divided by `--scale` (1 takes
-32 GB of memory). All-to-all sends as many bytes between each two processes, each in one run, and knows no tensors.
+Run, with torch: `python benches/beside_gloo.py [--layers 4] [--scale 1] [--turns 7]`. Four trainers that cut dim 0 send
+to four engines under tensor parallelism: the tensors of Llama-3-8B, of its first layers, each dim divided by `--scale`.
+Four layers take 8 GB of memory. All-to-all sends as many bytes between each two processes, out of the same memory into
+the same memory, and knows no tensors.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import socket
 import statistics
@@ -24,12 +26,12 @@ from shardwise.execute import torch as executor
 TRAINERS = ENGINES = 4
 
 
-def plan_of(scale: int) -> ModelPlan:
+def plan_of(layers: int, scale: int) -> ModelPlan:
     """From 4 devices that cut dim 0 to 4 others that cut what tensor parallelism cuts."""
     rules: dict[str, Any] = {"embed_tokens|lm_head|[qkv]_proj|(gate|up)_proj": ("tp", None)}
     rules |= {"o_proj|down_proj": (None, "tp"), "norm": (None,)}
     engine = Deployment([f"gpu:{i}" for i in range(ENGINES)], sw.DeviceMesh((ENGINES,), ("tp",)), rules)
-    tensors = {name: (tuple(size // scale for size in shape), "bfloat16") for name, (shape, _) in llama().items()}
+    tensors = {name: (tuple(size // scale for size in shape), "bfloat16") for name, (shape, _) in llama(layers).items()}
     return sw.plan_model(fsdp2(TRAINERS), engine, tensors)
 
 
@@ -41,27 +43,33 @@ def process(rank: int, port: int, chosen: argparse.Namespace) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=TRAINERS + ENGINES)
-    plan = plan_of(chosen.scale)
+    plan = plan_of(chosen.layers, chosen.scale)
     label = list(plan.bytes_sent())[rank]
     program = plan.program(label, chosen.memory * 2**20)
-    src: dict[str, Any] = {}
-    out: dict[str, Any] = {}
-    for name in plan:
-        ends = plan[name]
-        for tensors, tiling, value in ((src, ends.src, 1.0), (out, ends.dst, 0.0)):
-            if label in tiling.holders:
-                tensors[name] = torch.full(tiling.holder_shape(label), value, dtype=torch.bfloat16)
     peers = program.descriptors.peers
     split = {True: [0] * len(peers), False: [0] * len(peers)}
     for message in program.messages:
         split[bool(message["sends"])][int(message["peer"])] += int(message["bytes"])
-    sent = torch.ones(sum(split[True]), dtype=torch.uint8)
-    received = torch.zeros(sum(split[False]), dtype=torch.uint8)
+    shapes: dict[bool, dict[str, tuple[int, ...]]] = {True: {}, False: {}}
+    for name in plan:
+        for before, tiling in ((True, plan[name].src), (False, plan[name].dst)):
+            if label in tiling.holders:
+                shapes[before][name] = tiling.holder_shape(label)
+    flat: dict[bool, Any] = {}
+    tensors: dict[bool, dict[str, Any]] = {True: {}, False: {}}
+    for before in (True, False):
+        sizes = [2 * math.prod(shape) for shape in shapes[before].values()]
+        flat[before] = torch.full((max(sum(sizes), sum(split[before])),), int(before), dtype=torch.uint8)
+        for (name, shape), one in zip(
+            shapes[before].items(), torch.split(flat[before][: sum(sizes)], sizes), strict=True
+        ):
+            tensors[before][name] = one.view(torch.bfloat16).reshape(shape)
+    sent, received = flat[True][: sum(split[True])], flat[False][: sum(split[False])]
 
     def bare() -> None:
         dist.all_to_all_single(received, sent, split[False], split[True])
 
-    works = {"the plan": lambda: executor.run(program, src, out), "bare all-to-all": bare}
+    works = {"the plan": lambda: executor.run(program, tensors[True], tensors[False]), "bare all-to-all": bare}
     taken: dict[str, list[float]] = {name: [] for name in works}
     for turn in range(chosen.turns + 1):
         for name, work in works.items():
@@ -71,7 +79,9 @@ def process(rank: int, port: int, chosen: argparse.Namespace) -> None:
             dist.barrier()
             if turn:  # The first turn touches the memory.
                 taken[name].append(time.perf_counter() - start)
-    assert all(bool((tensor == 1).all()) for tensor in out.values())
+    flat[False].zero_()
+    works["the plan"]()
+    assert all(bool((tensor.view(torch.uint8) == 1).all()) for tensor in tensors[False].values())
     if rank == 0:
         ours, theirs = taken.values()
         moved = sum(plan.bytes_received().values())
@@ -88,7 +98,8 @@ def main() -> None:
     import torch.multiprocessing as multiprocessing
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scale", type=int, default=4, help="by what each dim is divided")
+    parser.add_argument("--layers", type=int, default=4, help="how many of the 32")
+    parser.add_argument("--scale", type=int, default=1, help="by what each dim is divided")
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--memory", type=int, default=256, help="MiB of a process's messages in a round")
     chosen = parser.parse_args()

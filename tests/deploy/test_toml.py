@@ -7,9 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardwise import DeviceMesh, LayoutMap, ParseError, Rewrites, ShardwiseError, open_checkpoint, save_checkpoint
+from shardwise import (
+    DeviceMesh,
+    LayoutError,
+    LayoutMap,
+    ParseError,
+    Rewrites,
+    ShardwiseError,
+    TensorLayout,
+    open_checkpoint,
+    save_checkpoint,
+)
 from shardwise.cli import main
-from shardwise.deploy import Deployment, DeploymentRule, ExpertMap, FusedParameter, megatron
+from shardwise.deploy import Deployment, DeploymentRule, ExpertMap, FusedParameter, fsdp2, megatron, sglang, vllm
 
 FILE = r"""
 match = "fullmatch"
@@ -70,6 +80,65 @@ def test_a_file_is_the_deployment_that_it_describes() -> None:
         assert made.partition(name, shape).boxes().tolist() == expected.partition(name, shape).boxes().tolist()
     assert made.parameters == expected.parameters
     assert made.partition("h.0.experts.1.up", (4, 4)).holders == ("trainer:0", "trainer:2")
+
+
+LLAMA = {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 2, "num_hidden_layers": 4}
+MOE = {**LLAMA, "num_experts": 8, "vocab_size": 128}
+GPUS = [f"gpu:{i}" for i in range(8)]
+WRITTEN = {
+    "fsdp2": lambda: fsdp2(8),
+    "hsdp and tp": lambda: fsdp2(2, replicate=2, tp=2),
+    "megatron": lambda: megatron.gpt(
+        megatron.Ranks(16, tp=2, pp=2, ep=4, etp=1), megatron.pipeline(8, 2, 2), tied=True
+    ),
+    "megatron, other labels": lambda: megatron.gpt(
+        megatron.Ranks(8, tp=2, pp=2), megatron.pipeline(5, 2, layout="Ettt|ttL"), world=GPUS[::-1]
+    ),
+    "vllm": lambda: vllm(LLAMA, tp=4, world=GPUS[:4]),
+    "vllm, experts": lambda: vllm(MOE, tp=2, dp=2, pp=2, expert_parallel=True),
+    "sglang": lambda: sglang(MOE, tp=4, ep=4, redundant=4),
+    "a file": lambda: Deployment.from_toml(io.StringIO(FILE), config=CONFIG),
+    "by hand": lambda: Deployment(
+        ["a", 'b"\\', 3, "c"],
+        {"m n": DeviceMesh((2, 2), ("x", "a.b"), ["c", 3, "a", 'b"\\']), "half": DeviceMesh((2,), ("x",), ["a", "c"])},
+        {
+            "it's {k}": DeploymentRule((("x",), None), "m n", at={"a.b": ["k + n", 1]}, shared=True),
+            "{k}": DeploymentRule(TensorLayout((None,), unreduced=("x",)), "half"),
+        },
+        numbers={"where": [[0], [], [1, 0]], "n": -3, "a": []},
+        default=DeploymentRule((), "half", at={"x": 1}),
+        match="match",
+    ),
+    "replicated": lambda: Deployment(2, {}, {}, default="replicated"),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_what_is_written_is_read_as_the_same(name: str, tmp_path: Path) -> None:
+    made = WRITTEN[name]()
+    made.to_toml(tmp_path / "rules.toml")
+    again = Deployment.from_toml(tmp_path / "rules.toml")
+    assert again == made
+    assert hash(again) == hash(made)
+    assert again.numbers == made.numbers
+    assert again.world == made.world
+
+
+def test_what_cannot_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "rules.toml"
+    path.write_text("kept")
+    for made, message in (
+        (Deployment([("a",), "b"], {}, {}), r"device \('a',\) cannot be written"),
+        (Deployment(2**20 + 1, {}, {}), "the world has 1048577 devices; a rules file has up to 1048576"),
+        (Deployment(1, {}, {}, numbers={"a": [2**63]}), "numbers.'a'. has 9223372036854775808, which is not a 64-bit"),
+        (Deployment(["\udc80"], {}, {}), "lone surrogate"),
+    ):
+        with pytest.raises(LayoutError, match=message):
+            made.to_toml(path)
+    assert path.read_text() == "kept"
+    unused = Deployment(1, DeviceMesh((1,), ("x",)), {"w": (None,)}, numbers={"n": 3, "a": [3]})
+    unused.to_toml(path)
+    assert Deployment.from_toml(path).numbers == {"a": (3,)}
 
 
 def test_lists_that_megatron_splits() -> None:

@@ -13,13 +13,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from shardwise import DeviceMesh, LayoutError, plan_model  # noqa: E402
+from shardwise import DeviceMesh, LayoutError, TensorLayout, plan_model  # noqa: E402
 from shardwise.deploy import Deployment, fsdp2  # noqa: E402
 from shardwise.execute import ModelPlan, ModelProgram  # noqa: E402
 from shardwise.execute import torch as executor  # noqa: E402
 
 TRAINERS, ENGINES = 8, 4
 TENSORS = {f"{kind}{i}": ((24, 16) if kind != "n" else (7,), "float32") for i in range(3) for kind in "abn"}
+#: Large enough to go on their own: runs on both sides, on the sender's, on the receiver's, and on neither.
+LARGE = {"rows": (4104, 1024), "columns": (4096, 1024), "back": (1024, 4096), "askew": (4096, 1030), "small": (7, 5)}
 #: How one process fails, after all have agreed.
 FAILURES = ("dies at once", "dies midway", "sends too little", "raises")
 
@@ -31,11 +33,23 @@ def plan_of(rows: str = "a") -> ModelPlan:
     return plan_model(fsdp2(TRAINERS), engine, TENSORS)
 
 
+def large_plan() -> ModelPlan:
+    trainer, engine = DeviceMesh((8,), ("x",)), DeviceMesh((4,), ("x",), [f"gpu:{i}" for i in range(ENGINES)])
+    rows, columns = ("x", None), (None, "x")
+    before = {"rows": rows, "columns": rows, "back": columns, "askew": columns, "small": rows}
+    after = {"rows": rows, "columns": columns, "back": rows, "askew": columns, "small": columns}
+    src, dst = (
+        {name: TensorLayout(axes, mesh) for name, axes in side.items()}
+        for side, mesh in ((before, trainer), (after, engine))
+    )
+    return plan_model(src, dst, {name: (shape, "float32") for name, shape in LARGE.items()}, uneven="balanced")
+
+
 def tensors_of(plan: ModelPlan, label: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """What a process has before, where it writes, and what it should have then."""
     before, out, expected = {}, {}, {}
     for number, name in enumerate(plan):
-        shape = TENSORS[name][0]
+        shape = plan[name].src.shape
         whole = torch.arange(torch.Size(shape).numel(), dtype=torch.float32).reshape(shape) + 1000 * number
         ends = plan[name]
         if label in ends.src.holders:
@@ -113,6 +127,13 @@ def process(rank: int, port: int, failure: str | None, said: Any) -> None:
             tensor.zero_()
         executor.run(plan.program(label, memory), before, out, **more)
         assert all(torch.equal(out[name], expected[name]) for name in expected)
+    large = large_plan()
+    large_before, large_out, large_expected = tensors_of(large, label)
+    for memory in (None, 3 * 2**20 + 1):
+        executor.run(large.program(label, memory), large_before, large_out)
+        assert all(torch.equal(large_out[name], large_expected[name]) for name in large_expected)
+        for tensor in large_out.values():
+            tensor.zero_()
     for tensor in out.values():
         tensor.zero_()
     small = {

@@ -171,7 +171,7 @@ class Deployment(Drawn):
             self._world,
             tuple(self._meshes.items()),
             tuple(self._rules.items()),
-            tuple(self._numbers.items()),
+            frozenset(self._numbers.items()),
             self._default,
             self._parameters,
             match,
@@ -515,6 +515,45 @@ class Deployment(Drawn):
 
         arguments, keywords = read_deployment(file, config, world)
         return cls(*arguments, **keywords)
+
+    def to_toml(self, file: str | os.PathLike[str] | TextIO) -> None:
+        r"""Write the deployment as a rules file, from which `from_toml` makes an equal one.
+
+        Args:
+            file: the path of the file, which is replaced as a whole or not at all, or an open text file.
+
+        Raises:
+            LayoutError: if a label is neither string nor 64-bit integer, a number has more than 64 bits, or there are
+                more than 2**20 devices.
+            OSError: if the file cannot be written.
+
+        Numbers, lists and coordinates are written as they are, not as the presets made them. A number that no rule
+        names is left out; lists never are.
+
+        >>> import sys
+        >>> from shardwise import DeviceMesh
+        >>> mesh = DeviceMesh((2, 2), ("pp", "tp"))
+        >>> stages = {r"h\.{i}\.": DeploymentRule(("tp", None), at={"pp": "stage[i]"})}
+        >>> Deployment([f"gpu:{i}" for i in range(4)], mesh, stages, numbers={"stage": [0, 1, 1]}).to_toml(sys.stdout)
+        match = "search"
+        <BLANKLINE>
+        [lists]
+        stage = [0, 1, 1]
+        <BLANKLINE>
+        [world]
+        size = 4
+        label = "gpu:{}"
+        <BLANKLINE>
+        [meshes]
+        mesh = { shape = [2, 2], axis_names = ["pp", "tp"] }
+        <BLANKLINE>
+        [rules]
+        'h\.{i}\.' = { axes = ["tp", []], at = { pp = "stage[i]" } }
+        """
+        with importing:
+            from .toml import write_deployment
+
+        write_deployment(file, self)
 
     def held_by(self, device: Any, tensors: Mapping[str, Any], uneven: UnevenRule = "even") -> dict[str, Partition]:
         """Give the partitions of those tensors of which a device holds a part.

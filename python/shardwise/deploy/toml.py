@@ -3,23 +3,42 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from .._text import shown
-from ..errors import ParseError
+from ..errors import LayoutError, ParseError
 from ..mesh import DeviceMesh
-from ..rules.layout_rule import REPLICATED
+from ..rules.layout_rule import REPLICATED, LayoutRule
 from ..rules.numbers import Config, Numbers
-from ..rules.toml import PLACING, check_table, checked_list, located, read_document, read_layout, read_numbers
+from ..rules.toml import (
+    PLACING,
+    check_table,
+    checked_list,
+    key_text,
+    labels_text,
+    located,
+    mesh_lines,
+    read_document,
+    read_layout,
+    read_numbers,
+    rule_text,
+    string_text,
+    write_lines,
+)
 from .experts import ExpertMap
 from .megatron.pipeline import pipeline
 from .numbers import Number
 from .parameters import FusedParameter
-from .rule import DeploymentRule, names_of
+from .rule import At, DeploymentRule, names_of
 from .stages import Stages
+from .world import WORLD
 
-__all__ = ["is_deployment", "read_deployment"]
+if TYPE_CHECKING:
+    from .deployment import Deployment
+
+__all__ = ["is_deployment", "read_deployment", "write_deployment"]
 
 _MOST_DEVICES = 1 << 20
 #: The keys of a list that Megatron's split makes.
@@ -152,3 +171,68 @@ def _parameters(value: Any, place: str) -> list[FusedParameter]:
         with located(here):
             found.append(FusedParameter(**table))
     return found
+
+
+def write_deployment(file: str | os.PathLike[str] | TextIO, deployment: Deployment) -> None:
+    """Write a deployment as a rules file; see `Deployment.to_toml` for what it raises."""
+    world, rules, default = deployment.world, deployment.rules(), deployment.default
+    lines = [f"match = {string_text(deployment.match)}"]
+    if default is not None:
+        replicated = default == DeploymentRule((), WORLD)
+        lines.append(f"default = {string_text(REPLICATED) if replicated else _rule_text(default)}")
+    named = {name for rule in [*rules.values(), default] if rule is not None for name in names_of(rule)}
+    scalars = {name: value for name, value in deployment.numbers.items() if isinstance(value, int) and name in named}
+    lists = {name: value for name, value in deployment.numbers.items() if not isinstance(value, int)}
+    for head, values in (("numbers", scalars), ("lists", lists)):
+        if values:
+            lines += ["", f"[{head}]", *(f"{name} = {_numbers_text(name, value)}" for name, value in values.items())]
+    lines += ["", "[world]", *_world_lines(world)]
+    if deployment.meshes:
+        lines += ["", "[meshes]"]
+    for name, mesh in deployment.meshes.items():
+        own = not mesh.has_default_devices and mesh._all_labels() != world._all_labels()
+        lines.append(f"{_name_text(name)} = {{ {', '.join(mesh_lines(mesh, own))} }}")
+    lines += ["", "[rules]", *(f"{key_text(key)} = {_rule_text(rule)}" for key, rule in rules.items())]
+    for one in deployment.parameters:
+        lines += ["", "[[parameters]]", f"name = {string_text(one.name)}"]
+        lines.append(f"parts = [{', '.join(map(string_text, one.parts))}]")
+        more = {"stack": one.stack, "slots": one.slots}
+        lines += [f"{key} = {string_text(text)}" for key, text in more.items() if text is not None]
+    write_lines(file, lines)
+
+
+def _world_lines(world: DeviceMesh) -> list[str]:
+    if world.size > _MOST_DEVICES:
+        raise LayoutError(f"the world has {world.size} devices; a rules file has up to {_MOST_DEVICES}")
+    if world.has_default_devices:
+        return [f"size = {world.size}"]
+    labels = world._all_labels()
+    label = f"{labels[0][:-1]}{{}}" if isinstance(labels[0], str) and labels[0].endswith("0") else ""
+    if label.count("{}") == 1 and all(one == label.replace("{}", str(i)) for i, one in enumerate(labels)):
+        return [f"size = {world.size}", f"label = {string_text(label)}"]
+    return [f"devices = {labels_text(labels)}"]
+
+
+def _rule_text(rule: DeploymentRule) -> str:
+    more = [] if rule.mesh is None else [f"mesh = {string_text(rule.mesh)}"]
+    if rule.at:
+        more.append(f"at = {{ {', '.join(f'{_name_text(axis)} = {_at_text(where)}' for axis, where in rule.at)} }}")
+    return rule_text(LayoutRule(rule.layout, rule.uneven, rule.shared), more)
+
+
+def _at_text(where: At) -> str:
+    if isinstance(where, str):
+        return string_text(where)
+    return str(where) if isinstance(where, int) else f"[{', '.join(map(_at_text, where))}]"
+
+
+def _numbers_text(name: str, value: Number) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(_numbers_text(name, one) for one in value)}]"
+    if not -(2**63) <= value < 2**63:
+        raise LayoutError(f"numbers[{shown(name)}] has {shown(value)}, which is not a 64-bit integer")
+    return str(value)
+
+
+def _name_text(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else string_text(name)

@@ -1,17 +1,18 @@
 """A plan of a model among the processes of `torch.distributed`, each with its own tensors.
 
-Every process carries out its own program (`ModelPlan.program`): one message to each peer and round, of the bytes that
-go there of all tensors. Messages that are one run are sent from and received into the tensors themselves; others are
-put together in a buffer on the tensors' device. Tested with gloo on CPUs; any backend that has `isend` and `irecv` for
-`uint8` will do.
+Every process carries out its own program (`ModelPlan.program`), message by message, in parts that both sides know: what
+is contiguous and large goes straight from tensor to tensor; the rest is put together in a few buffers on the tensors'
+device, which are used again and again. Nobody waits for a round. Tested with gloo on CPUs; any backend that has `isend`
+and `irecv` for `uint8` will do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
+import numpy.typing as npt
 
 from .._arguments import instance
 from .._text import shown
@@ -20,6 +21,16 @@ from ._ranks import ranks_of
 from .model_program import ModelProgram
 
 __all__ = ["run"]
+
+#: Bytes of a buffer, and how many of them a process has. Larger ones do not stay in the processor's caches between
+#: the copy and the kernel's.
+_BUFFER, _BUFFERS = 2**20, 8
+#: From how many bytes on a run is sent on its own: a message costs gloo about as much as copying these twice.
+_ALONE = 2**18
+
+#: A row of descriptors, as a tuple.
+Row = tuple[int, ...]
+_BYTES, _COUNT = 5, 6
 
 
 def run(
@@ -34,8 +45,8 @@ def run(
     """Carry out one holder's program of a model; all processes of the group call this together.
 
     Args:
-        program: the process's own, by `ModelPlan.program(holder, memory)`; all with the same `memory`. In each round a
-            process keeps one message to and one from each of its peers.
+        program: the process's own, by `ModelPlan.program(holder)`; if with `memory`, all with the same. Whatever that
+            is, a process takes 8 MiB besides the tensors.
         src: the tensors before, by name, contiguous.
         out: the tensors to write into, by name, contiguous, which share no memory with those of `src`. After an error
             they may hold anything, unless there are spare ones; those of `src` are untouched.
@@ -78,98 +89,157 @@ def run(
                     raise LayoutError(f"spare[{shown(rows.tensors[number])}] is not as large as that of out")
     except Exception as error:
         failure = error
-    device = next((one.device for one in (*before.values(), *after.values())), torch.device("cpu"))
-    _agree(torch, dist, program, at, failure, device, group)
-    for row in rows.zeros:
-        _view(after[int(row["dst_tensor"])], row, "dst").zero_()
-    for row in rows.copies:
-        _view(after[int(row["dst_tensor"])], row, "dst").copy_(_view(before[int(row["src_tensor"])], row, "src"))
-    #: The bytes sent to a rank, and received from it.
-    moved: dict[tuple[bool, int], int] = {}
-    for tag in np.unique(program.messages["tag"]).tolist():
-        waiting = []
-        filled: list[tuple[Any, list[Any]]] = []
-        for sends, peer, _, size, first, stop in program.messages[program.messages["tag"] == tag].tolist():
-            memory, side, listed = (before, "src", rows.sends) if sends else (after, "dst", rows.receives)
-            views = [_view(memory[int(row[f"{side}_tensor"])], row, side) for row in listed[first:stop]]
-            direct = len(views) == 1 and views[0].is_contiguous()
-            data = views[0].reshape(-1) if direct else torch.empty(size, dtype=torch.uint8, device=device)
-            moved[sends, at[peer]] = moved.get((sends, at[peer]), 0) + data.numel()
-            if sends:
-                if not direct:
-                    torch.cat([view.reshape(-1) for view in views], out=data)
-                waiting.append(dist.isend(data, at[peer], group=group, tag=tag))
-                # Kept until it is sent.
-                filled.append((data, []))
-            else:
-                waiting.append(dist.irecv(data, at[peer], group=group, tag=tag))
-                filled.append((data, [] if direct else views))
-        for work in waiting:
-            work.wait()
-        for data, views in filled:
-            used = 0
-            for view in views:
-                view.copy_(data[used : used + view.numel()].reshape(view.shape))
-                used += view.numel()
-    _confirm(torch, dist, moved, device, group)
+    _agree(torch, dist, program, at, failure, _device(torch, before, after), group)
+    for row in rows.zeros.tolist():
+        _view(after, row, "dst").zero_()
+    for row in rows.copies.tolist():
+        _view(after, row, "dst").copy_(_view(before, row, "src"))
+    _confirm(torch, dist, _move(torch, dist, program, at, before, after, group), group)
     if spare is not None:
         _take_over(program, after, kept)
 
 
-def _confirm(torch: Any, dist: Any, moved: Mapping[tuple[bool, int], int], device: Any, group: Any) -> None:
+def _move(torch: Any, dist: Any, program: ModelProgram, at: list[int], before: Any, after: Any, group: Any) -> Any:
+    """Carry out the messages; give the bytes sent to the processes of the group, and received from them."""
+    rows = program.descriptors
+    moved = torch.zeros(2, dist.get_world_size(group), dtype=torch.int64)
+    device = _device(torch, before, after)
+    buffers = torch.empty((_BUFFERS, _BUFFER), dtype=torch.uint8, device=device)
+    free = deque(buffers)
+    #: What is under way, the oldest first: the work, its bytes, the rows to put them in, the buffer if it is in one.
+    under_way: deque[tuple[Any, Any, list[Row], Any]] = deque()
+    #: The parts sent to a peer so far, and received from it: the number of the next one.
+    numbers: dict[tuple[bool, int], int] = {}
+
+    def finish() -> None:
+        work, data, places, buffer = under_way.popleft()
+        work.wait()
+        _copy(after, places, "dst", data, packs=False)
+        if buffer is not None:
+            free.append(buffer)
+
+    # All processes follow one order, and finish the oldest first: so whoever waits for a buffer is not waited for.
+    for sends, peer, _, size, first, stop in program.messages.tolist():
+        memory, side, listed = (before, "src", rows.sends) if sends else (after, "dst", rows.receives)
+        transfer = dist.isend if sends else dist.irecv
+        moved[0 if sends else 1, _in_group(dist, at[peer], group)] += size
+        for part in _parts(listed[first:stop]):
+            data, buffer, places = _run(memory, part, side), None, []
+            if data is None:
+                while not free:
+                    finish()
+                buffer, places = free.popleft(), [] if sends else part
+                data = buffer[: sum(row[_BYTES] * row[_COUNT] for row in part)]
+                if sends:
+                    _copy(before, part, "src", data, packs=True)
+            number = numbers.get((sends, peer), 0)
+            numbers[sends, peer] = number + 1
+            under_way.append((transfer(data, at[peer], group=group, tag=number), data, places, buffer))
+    while under_way:
+        finish()
+    return moved.to(device)
+
+
+def _parts(rows: npt.NDArray[Any]) -> Iterator[list[Row]]:
+    """The rows of a message as parts that both sides know: large runs of either side alone, the others together."""
+    together: list[Row] = []
+    held = 0
+    for *who, src, dst, size, count, src_stride, dst_stride in rows.tolist():
+        most = max(1, _BUFFER // max(size, 1))
+        for done in range(0, count, most):
+            times = min(most, count - done)
+            offsets = src + done * src_stride, dst + done * dst_stride
+            row = (*who, *offsets, size, times, src_stride, dst_stride)
+            if size * times >= _ALONE and (times == 1 or size in (src_stride, dst_stride)):
+                yield [row]
+                continue
+            if held + size * times > _BUFFER:
+                yield together
+                together, held = [], 0
+            together.append(row)
+            held += size * times
+    if together:
+        yield together
+
+
+def _copy(memory: Mapping[int, Any], rows: Sequence[Row], side: str, data: Any, *, packs: bool) -> None:
+    """Put the bytes of rows one after the other into `data`, or from there into their places."""
+    used = 0
+    for row in rows:
+        size = row[_BYTES] * row[_COUNT]
+        view, there = _view(memory, row, side), data[used : used + size]
+        used += size
+        if view.dim() > 1:
+            there = there.view(view.shape)
+        if packs:
+            there.copy_(view)
+        else:
+            view.copy_(there)
+
+
+def _run(memory: Mapping[int, Any], part: Sequence[Row], side: str) -> Any:
+    """The bytes of a part if they are one run in the tensors, or else None."""
+    view = _view(memory, part[0], side)
+    return view.view(-1) if len(part) == 1 and view.is_contiguous() else None
+
+
+def _in_group(dist: Any, rank: int, group: Any) -> int:
+    return int(dist.get_group_rank(group, rank)) if group is not None else rank
+
+
+def _device(torch: Any, *memories: Mapping[int, Any]) -> Any:
+    return next((one.device for memory in memories for one in memory.values()), torch.device("cpu"))
+
+
+def _confirm(torch: Any, dist: Any, moved: Any, group: Any) -> None:
     """Compare what all have sent with what the others should have; whoever fails before leaves all others waiting.
 
     A backend may take a message that is shorter than the memory for it, and say nothing.
     """
-    counts = torch.zeros(2, dist.get_world_size(group), dtype=torch.int64, device=device)
-    for (sends, rank), count in moved.items():
-        there = dist.get_group_rank(group, rank) if group is not None else rank
-        counts[0 if sends else 1, there] += count
-    found = [torch.empty_like(counts) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(found, counts, group=group)
-    for one, (sent, _) in enumerate(found):
-        for other, (_, expected) in enumerate(found):
-            if int(sent[other]) != int(expected[one]):
-                raise LayoutError(
-                    f"rank {one} of the group has sent {int(sent[other])} bytes to rank {other}, which should have "
-                    f"{int(expected[one])}"
-                )
+    sent, expected = _all(torch, dist, moved, group).unbind(1)
+    for one, other in (sent != expected.T).nonzero()[:1].tolist():
+        raise LayoutError(
+            f"rank {one} of the group has sent {int(sent[one, other])} bytes to rank {other}, which should have "
+            f"{int(expected[other, one])}"
+        )
+
+
+def _all(torch: Any, dist: Any, tensor: Any, group: Any) -> Any:
+    """The tensors of all processes of the group, stacked, on the CPU."""
+    found = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(found, tensor, group=group)
+    return torch.stack(found).cpu()
 
 
 def _take_over(program: ModelProgram, spare: Mapping[int, Any], out: Mapping[int, Any]) -> None:
     """Copy what was received, and nothing else: what is padding in the tensors stays as it is."""
     rows = program.descriptors
     for each in (rows.receives, rows.copies, rows.zeros):
-        for row in each:
-            number = int(row["dst_tensor"])
-            _view(out[number], row, "dst").copy_(_view(spare[number], row, "dst"))
+        for row in each.tolist():
+            _view(out, row, "dst").copy_(_view(spare, row, "dst"))
 
 
 def _agree(torch: Any, dist: Any, program: ModelProgram, at: list[int], failure: Any, device: Any, group: Any) -> None:
     """Raise on all processes if one of them cannot begin, or two of them have other plans for each other."""
     size, own = dist.get_world_size(group), dist.get_rank(group)
-    state = torch.zeros(size, 32, dtype=torch.uint8, device=device)
+    # The digests, and then whether it failed.
+    state = torch.zeros(size + 1, 32, dtype=torch.uint8)
     if failure is None:
-        for label, rank in zip(program.descriptors.peers, at, strict=True):
-            if label != program.descriptors.holder:
-                there = dist.get_group_rank(group, rank) if group is not None else rank
-                state[there] = torch.frombuffer(bytearray(program.digest(label)), dtype=torch.uint8).to(device)
-    gathered = [torch.empty_like(state) for _ in range(size)]
-    dist.all_gather(gathered, state, group=group)
-    flags = torch.tensor([0 if failure is None else 1], dtype=torch.uint8, device=device)
-    failed = [torch.empty_like(flags) for _ in range(size)]
-    dist.all_gather(failed, flags, group=group)
+        met = set(program.messages["peer"].tolist())
+        for number, label in enumerate(program.descriptors.peers):
+            if number in met:
+                digest = torch.frombuffer(bytearray(program.digest(label)), dtype=torch.uint8)
+                state[_in_group(dist, at[number], group)] = digest
+    else:
+        state[size] = 1
+    heard = _all(torch, dist, state.to(device), group)
     if failure is not None:
         raise failure
-    for rank, flag in enumerate(failed):
-        if int(flag[0]):
-            raise LayoutError(f"rank {rank} of the group cannot begin; its own error says why")
-    for one in range(size):
-        for other in range(one):
-            if not torch.equal(gathered[one][other], gathered[other][one]):
-                raise LayoutError(
-                    f"ranks {other} and {one} of the group have other plans for each other; this is rank {own}"
-                )
+    for rank in heard[:, size, 0].nonzero()[:1, 0].tolist():
+        raise LayoutError(f"rank {rank} of the group cannot begin; its own error says why")
+    digests = heard[:, :size]
+    for other, one in (digests != digests.transpose(0, 1)).any(2).nonzero()[:1].tolist():
+        raise LayoutError(f"ranks {other} and {one} of the group have other plans for each other; this is rank {own}")
 
 
 def _memory(torch: Any, program: ModelProgram, what: str, tensors: Mapping[str, Any]) -> dict[int, Any]:
@@ -189,8 +259,11 @@ def _memory(torch: Any, program: ModelProgram, what: str, tensors: Mapping[str, 
     return found
 
 
-def _view(memory: Any, row: Any, side: str) -> Any:
-    """The runs of a row as a tensor (count, bytes) over memory that is known to be large enough."""
-    count, size = int(row["count"]), int(row["bytes"])
-    start, stride = int(row[f"{side}_offset"]), int(row[f"{side}_stride"])
-    return memory.as_strided((count, size), (stride if count > 1 else size, 1), memory.storage_offset() + start)
+def _view(memory: Mapping[int, Any], row: Row, side: str) -> Any:
+    """The runs of a row, as a tensor of bytes (count, bytes) or (bytes,), over memory known to be large enough."""
+    _, src, dst, src_offset, dst_offset, size, count, src_stride, dst_stride = row
+    number, start, stride = (src, src_offset, src_stride) if side == "src" else (dst, dst_offset, dst_stride)
+    whole = memory[number]
+    if count == 1:
+        return whole[start : start + size]
+    return whole.as_strided((count, size), (stride, 1), whole.storage_offset() + start)

@@ -27,7 +27,10 @@ __all__ = [
     "Rules",
     "check_table",
     "checked_list",
+    "key_text",
+    "labels_text",
     "located",
+    "mesh_lines",
     "parse_toml",
     "read_compared",
     "read_document",
@@ -35,6 +38,9 @@ __all__ = [
     "read_numbers",
     "read_rewrites",
     "read_rules",
+    "rule_text",
+    "string_text",
+    "write_lines",
     "write_rules",
 ]
 
@@ -121,18 +127,27 @@ def read_document(file: str | os.PathLike[str] | TextIO) -> tuple[dict[str, Any]
 
 def write_rules(file: str | os.PathLike[str] | TextIO, rules: Rules) -> None:
     """Write a rules file; see `LayoutMap.to_toml` for what it raises."""
-    _check_file(file, "write")
-    lines = [f"match = {_string(rules.match)}", *["backtracking = true"][: rules.backtracking]]
+    lines = [f"match = {string_text(rules.match)}", *["backtracking = true"][: rules.backtracking]]
     mesh = rules.device_mesh
     if rules.default is not None:
         _check_mesh("the default", rules.default, mesh)
-        lines.append(f"default = {_value(rules.default)}")
+        lines.append(f"default = {rule_text(rules.default)}")
     if mesh is not None:
-        lines += ["", "[mesh]", *_mesh_lines(mesh)]
+        lines += ["", "[mesh]", *mesh_lines(mesh, not mesh.has_default_devices)]
     lines += ["", "[rules]"]
     for key, rule in rules.layouts.items():
         _check_mesh(f"rule {shown(key)}", rule, mesh)
-        lines.append(f"{_key(key)} = {_value(rule)}")
+        lines.append(f"{key_text(key)} = {rule_text(rule)}")
+    write_lines(file, lines)
+
+
+def write_lines(file: str | os.PathLike[str] | TextIO, lines: Iterable[str]) -> None:
+    """Write a rules file of these lines; a path is replaced as a whole or not at all.
+
+    Raises:
+        LayoutError: if a name cannot be written as UTF-8.
+    """
+    _check_file(file, "write")
     text = "\n".join(lines) + "\n"
     try:
         data = text.encode()
@@ -296,19 +311,23 @@ def _spec(entry: Any, place: str, numbers: Numbers) -> str | tuple[str, ...] | P
     )
 
 
-def _mesh_lines(mesh: DeviceMesh) -> list[str]:
+def mesh_lines(mesh: DeviceMesh, with_devices: bool) -> list[str]:
+    """Give the entries of a mesh, with the labels of its devices or without."""
     lines = [
         f"shape = [{', '.join(map(str, mesh.shape))}]",
-        f"axis_names = [{', '.join(map(_string, mesh.axis_names))}]",
+        f"axis_names = [{', '.join(map(string_text, mesh.axis_names))}]",
     ]
-    if not mesh.has_default_devices:
-        lines.append(f"devices = [{', '.join(map(_device, mesh._all_labels()))}]")
-    return lines
+    return [*lines, f"devices = {labels_text(mesh._all_labels())}"] if with_devices else lines
 
 
-def _device(label: object) -> str:
+def labels_text(labels: Iterable[object]) -> str:
+    """Give the labels of devices as a list."""
+    return f"[{', '.join(map(_label, labels))}]"
+
+
+def _label(label: object) -> str:
     if isinstance(label, str):
-        return _string(label)
+        return string_text(label)
     if isinstance(label, int) and not isinstance(label, bool) and -(2**63) <= label < 2**63:
         return str(label)
     raise LayoutError(f"device {shown(label)} cannot be written: a rules file has labels that are str or 64-bit int")
@@ -319,12 +338,15 @@ def _check_mesh(what: str, rule: LayoutRule, mesh: DeviceMesh | None) -> None:
         raise LayoutError(f"{what} has a mesh of its own, but a rules file has one mesh for all rules")
 
 
-def _value(rule: LayoutRule) -> str:
+def rule_text(rule: LayoutRule, more: Iterable[str] = ()) -> str:
+    """Give a rule as it is written in a file, with more entries of its table."""
     layout = rule.layout
     axes = f"[{', '.join(map(_entry, layout.axes))}]"
-    more = [f"unreduced = [{', '.join(map(_string, layout.unreduced))}]"] if layout.unreduced else []
+    more = list(more)
+    if layout.unreduced:
+        more.append(f"unreduced = [{', '.join(map(string_text, layout.unreduced))}]")
     if rule.uneven is not None:
-        more.append(f"uneven = {_string(rule.uneven)}")
+        more.append(f"uneven = {string_text(rule.uneven)}")
     if rule.shared:
         more.append("shared = true")
     return f"{{ {', '.join([f'axes = {axes}', *more])} }}" if more else axes
@@ -334,15 +356,17 @@ def _entry(spec: Spec) -> str:
     if spec is None:
         return "[]"
     if isinstance(spec, PackedDim):
-        return f"{{ packed = {_string(str(spec))} }}"
-    return _string(spec) if isinstance(spec, str) else f"[{', '.join(map(_string, spec))}]"
+        return f"{{ packed = {string_text(str(spec))} }}"
+    return string_text(spec) if isinstance(spec, str) else f"[{', '.join(map(string_text, spec))}]"
 
 
-def _key(key: str) -> str:
+def key_text(key: str) -> str:
+    """Give the key of a rule as it is written in a file."""
     # Nothing is escaped in single quotes, which keeps a regular expression readable.
-    return f"'{key}'" if "'" not in key and key.isprintable() else _string(key)
+    return f"'{key}'" if "'" not in key and key.isprintable() else string_text(key)
 
 
-def _string(text: str) -> str:
+def string_text(text: str) -> str:
+    """Give a text in quotes, with escapes."""
     characters = (f"\\{c}" if c in '"\\' else c if c >= " " and c != "\x7f" else f"\\u{ord(c):04x}" for c in text)
     return f'"{"".join(characters)}"'
