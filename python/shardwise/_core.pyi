@@ -216,7 +216,7 @@ class ReshardPlan:
 
 def count_fitting(arrays: list[Any], shapes: list[tuple[int, ...]], dtype: Any, /) -> int: ...
 def balance_model(
-    sorts: list[Any], tensors: list[int], itemsizes: list[int], participants: int, /
+    sorts: list[Any], tensors: list[int], itemsizes: list[int], participants: int, nodes: list[int] | None, /
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64], list[npt.NDArray[np.int64] | None]]: ...
 
 @final

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 import shardwise as sw
 from shardwise import plan_model
+from shardwise.deploy import Deployment, fsdp2
 from tests.checks import refused
 from tests.tilings import SHAPES, held, numbered, tilings
 
@@ -182,3 +184,71 @@ def test_tensors_may_be_what_a_checkpoint_has(tmp_path: Path) -> None:
             plan = sw.plan_model(src, dst, tensors)
             assert plan.bytes_received() == expected.bytes_received()
             assert plan["a"] == expected["a"]
+
+
+class TestLinksBetweenNodes:
+    """HSDP of 8 x 4 devices, nodes of 4, to two engines under tensor parallelism 8."""
+
+    TRAINER = fsdp2(8, 4)
+    ENGINE = Deployment(
+        [f"gpu:{i}" for i in range(16)],
+        sw.DeviceMesh((2, 8), ("dp", "tp")),
+        {"rows": ("tp", None), "columns": (None, "tp"), "norm": (None,)},
+    )
+    TENSORS: dict[str, Any] = {  # noqa: RUF012
+        **{f"rows.{i}": ((64, 8 * (i % 3 + 1)), "float32") for i in range(24)},
+        **{f"columns.{i}": ((16, 64), "bfloat16") for i in range(12)},
+        **{f"norm.{i}": ((64,), "float32") for i in range(24)},
+    }
+    NODES: dict[Any, Any] = {  # noqa: RUF012
+        label: (side, i // 4)
+        for side, one in (("trainer", TRAINER), ("engine", ENGINE))
+        for i, label in enumerate(one.devices)
+    }
+
+    def links(self, plan: sw.ModelPlan) -> dict[tuple[Any, Any], int]:
+        found: dict[tuple[Any, Any], int] = {}
+        for name, one in plan.items():
+            itemsize = 2 if name.startswith("columns") else 4
+            for transfer in one:
+                ends = self.NODES[transfer.src_device], self.NODES[transfer.dst_device]
+                volume = int(np.prod([side.stop - side.start for side in transfer.box]))
+                found[ends] = found.get(ends, 0) + volume * itemsize
+        return found
+
+    def test_the_busiest_is_as_busy_as_it_has_to_be(self) -> None:
+        plan = sw.plan_model(self.TRAINER, self.ENGINE, self.TENSORS, nodes=self.NODES)
+        links = self.links(plan)
+        # Each shard has four replicas, on nodes n, n + 2, n + 4 and n + 6, which nobody else can relieve: what they
+        # send to a node together is given, and the busiest of the four sends a quarter of it at least.
+        together: dict[tuple[int, Any], int] = {}
+        for ((_, node), there), count in links.items():
+            together[node % 2, there] = together.get((node % 2, there), 0) + count
+        assert plan.total_bytes() == sum(together.values())
+        for kind in (0, 1):
+            for to in range(4):
+                four = [links[("trainer", kind + 2 * i), ("engine", to)] for i in range(4)]
+                assert max(four) <= 1.02 * together[kind, ("engine", to)] / 4
+        sent = [plan.bytes_sent()[label] for label in self.TRAINER.devices]
+        assert max(sent) <= 1.05 * sum(sent) / len(sent)
+        without = sw.plan_model(self.TRAINER, self.ENGINE, self.TENSORS)
+        assert without.total_bytes() == plan.total_bytes()
+        assert max(self.links(without).values()) > 1.5 * max(links.values())
+
+    def test_a_replica_on_the_own_node_sends(self) -> None:
+        old, new = sw.DeviceMesh((4,), ("x",)), sw.DeviceMesh((2,), ("y",), ["a", "b"])
+        whole = (sw.TensorLayout((None,), mesh) for mesh in (old, new))
+        src, dst = ({"w": layout} for layout in whole)
+        nodes = {"cpu:0": 0, "cpu:1": 1, "cpu:2": 2, "cpu:3": 3, "a": 3, "b": 2}
+        plan = sw.plan_model(src, dst, {"w": ((4,), "int8")}, nodes=nodes)
+        assert plan.bytes_sent() == {"cpu:0": 0, "cpu:1": 0, "cpu:2": 4, "cpu:3": 4, "a": 0, "b": 0}
+        assert plan != sw.plan_model(src, dst, {"w": ((4,), "int8")})
+        assert pickle.loads(pickle.dumps(plan)) == plan
+        assert pickle.loads(pickle.dumps(plan)).bytes_sent() == plan.bytes_sent()
+        assert "nodes={'cpu:0': 0" in repr(plan)
+
+    def test_nodes_that_are_missing(self) -> None:
+        with pytest.raises(sw.LayoutError, match="nodes has no node for 'gpu:0'"):
+            sw.plan_model(self.TRAINER, self.ENGINE, self.TENSORS, nodes=dict.fromkeys(self.TRAINER.devices, 0))
+        with pytest.raises(TypeError, match="nodes"):
+            sw.plan_model(self.TRAINER, self.ENGINE, self.TENSORS, nodes=8)  # type: ignore[arg-type]

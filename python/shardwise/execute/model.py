@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,6 +66,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         "_labels",
         "_made",
         "_names",
+        "_nodes",
         "_pairs",
         "_places",
         "_received",
@@ -83,7 +84,9 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
     #: The tensors of the destination and of the source.
     _tensors: dict[str, Described]
     _stored: dict[str, Described]
-    #: All arguments, if tensors are rewritten.
+    #: The node of each holder, if links between nodes count.
+    _nodes: dict[Any, Hashable] | None
+    #: All arguments but the nodes, if tensors are rewritten.
     _given: tuple[Any, ...] | None
     _labels: tuple[Any, ...]
     _made: dict[str, ReshardPlan]
@@ -110,9 +113,12 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         rewrites: Rewrites | None = None,
         source_rewrites: Rewrites | None = None,
         config: Mapping[str, Any] | None = None,
+        nodes: Mapping[Any, Hashable] | None = None,
     ) -> None:
         if not isinstance(tensors, Mapping):
             raise TypeError(f"tensors must map names to (shape, dtype), got {type(tensors).__name__}")
+        optional("nodes", nodes, Mapping)  # type: ignore[type-abstract]
+        self._nodes = None if nodes is None else dict(nodes)
         self._ends, self._tensors, self._made, self._groups = {}, {}, {}, None
         ends = [_End("src", src, uneven), _End("dst", dst, uneven)]
         optional("config", config, Mapping)  # type: ignore[type-abstract]
@@ -175,7 +181,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         weights = sizes if packed else [size // 8 for size in sizes]
         if sources is not None:
             self._before = {name: sources.stored(name) for names in self._sources.values() for name in names}
-        self._labels, *totals, senders = balanced(pairs, used, weights)
+        self._labels, *totals, senders = balanced(pairs, used, weights, self._nodes)
         self._pairs, self._used, self._bits = pairs, np.array(used, np.int64), np.array(sizes, np.int64)
         self._sent, self._received, self._kept = (bytes_for(total, 1) if packed else total for total in totals)
         self._senders = dict(zip(self._tensors, senders, strict=True))
@@ -367,6 +373,8 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         # In order, since the order decides who sends what.
         if list(self._ends.items()) != list(other._ends.items()) or self._tensors != other._tensors:
             return False
+        if self._nodes != other._nodes:
+            return False
         return self._sources == other._sources and self._before == other._before
 
     def __hash__(self) -> int:
@@ -374,7 +382,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
 
     def __repr__(self) -> str:
         src, dst, *more = self._arguments()
-        names = "uneven", "rewrites", "source_rewrites", "config"
+        names = "uneven", "rewrites", "source_rewrites", "config", "nodes"
         given = [f"{name}={value!r}" for name, value in zip(names, more[1:], strict=False) if value is not None]
         return f"plan_model({', '.join([repr(src), repr(dst), repr(more[0]), *given])})"
 
@@ -383,9 +391,9 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
 
     def _arguments(self) -> tuple[Any, ...]:
         src, dst = ({name: ends[side] for name, ends in self._ends.items()} for side in (0, 1))
-        if self._given is None:
-            return src, dst, self._tensors
-        return self._before, dst, *self._given[2:]
+        if self._given is not None:
+            return self._before, dst, *self._given[2:], self._nodes
+        return src, dst, self._tensors, *(() if self._nodes is None else ("even", None, None, None, self._nodes))
 
 
 def plan_model(
@@ -397,6 +405,7 @@ def plan_model(
     rewrites: Rewrites | None = None,
     source_rewrites: Rewrites | None = None,
     config: Mapping[str, Any] | None = None,
+    nodes: Mapping[Any, Hashable] | None = None,
 ) -> ModelPlan:
     """Plan how to go from one layout of a model to another, with the load balanced over all tensors.
 
@@ -414,10 +423,13 @@ def plan_model(
             checkpoint from which both were made, each has its own rewrites.
         config: what the model's `config.json` says of quantized weights: their scales and other components follow the
             rules and the rewrites for the weights. By default all tensors have rules of their own.
+        nodes: the node of each holder of either side, by label. Then also the links between nodes are balanced: of
+            replicas that have sent nearly as much, the one sends whose node has sent the fewest bytes to the
+            receiver's, and one on the receiver's own node before any other.
 
     Raises:
-        LayoutError: if a tensor has no layout, or its layout does not fit; see `plan_reshard`. If a rewrite matches
-            nothing or does not fit, as in `reshard_checkpoint`.
+        LayoutError: if a tensor has no layout, or its layout does not fit; see `plan_reshard`. If a holder has no node.
+            If a rewrite matches nothing or does not fit, as in `reshard_checkpoint`.
         TypeError: if elements of fewer than eight bits are rewritten.
 
     Tensors of the same shape, between the same layouts, are planned only once.
@@ -441,7 +453,7 @@ def plan_model(
     >>> {name: one[0].tolist() for name, one in plan.run({"qkv": np.arange(8, dtype="int8").reshape(4, 2)}).items()}
     {'q': [0, 1, 4, 5], 'k': [2, 6], 'v': [3, 7]}
     """
-    return ModelPlan(src, dst, tensors, uneven, rewrites, source_rewrites, config)
+    return ModelPlan(src, dst, tensors, uneven, rewrites, source_rewrites, config, nodes)
 
 
 def _described(name: str, tensor: Any) -> tuple[tuple[int, ...], Any]:

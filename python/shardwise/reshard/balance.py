@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .._core import balance_model
+from .._text import shown
+from ..errors import LayoutError
 from ..partition import Partition
 from ..tiling import Tiling
 from .same import same_holders
@@ -18,20 +20,36 @@ if TYPE_CHECKING:
 __all__ = ["balanced"]
 
 
-def balanced(pairs: Sequence[tuple[str, Tiling, Tiling]], used: list[int], weights: list[int]) -> Any:
+def balanced(
+    pairs: Sequence[tuple[str, Tiling, Tiling]],
+    used: list[int],
+    weights: list[int],
+    nodes: Mapping[Any, Any] | None = None,
+) -> Any:
     """Choose who sends what of tensors in turn, so that of the replicas of a box the least busy one sends it.
 
     Args:
         pairs: the tilings between which tensors go, each with the name of a tensor.
         used: for each tensor the position of its pair.
         weights: for each tensor what an element counts.
+        nodes: the node of each holder, by label: of replicas that are nearly as busy, the one sends whose node has sent
+            least to the receiver's.
 
     Returns:
         The labels of all holders; what each of them sends, receives and keeps; for each tensor the senders of its
         transfers, or `None` where there are no replicas.
+
+    Raises:
+        LayoutError: if a holder has no node.
     """
     labels, arguments = _participants(pairs)
-    return labels, *balance_model(arguments, used, weights, len(labels))
+    if nodes is None:
+        return labels, *balance_model(arguments, used, weights, len(labels), None)
+    if missing := [label for label in labels if label not in nodes]:
+        raise LayoutError(f"nodes has no node for {shown(missing[0])}")
+    numbers: dict[Any, int] = {}
+    of = [numbers.setdefault(nodes[label], len(numbers)) for label in labels]
+    return labels, *balance_model(arguments, used, weights, len(labels), of)
 
 
 def _participants(pairs: Sequence[tuple[str, Tiling, Tiling]]) -> tuple[tuple[Any, ...], list[Any]]:

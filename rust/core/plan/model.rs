@@ -2,7 +2,8 @@
 //!
 //! Planned one by one, tensors would all be sent by the first replicas: 80 replicated norms by replica 0. Here each
 //! transfer goes to the replica that has sent the fewest bytes so far, of whatever tensor; what has one holder only counts
-//! first, then the largest tensors. What tensors of one shape between the same two tilings have in common is found once:
+//! first, then the largest tensors. Of replicas that are nearly alike, the one sends whose node has sent the fewest bytes
+//! to the receiver's. What tensors of one shape between the same two tilings have in common is found once:
 //! see [`Sort`].
 
 use std::{
@@ -26,8 +27,9 @@ const FEW: usize = 24;
 /// What there is to send between two tilings, whatever the dtype.
 #[derive(Debug, Default)]
 pub struct Sort {
-    /// For each transfer, in the order of a plan's: its box among `choices`, and its elements.
-    transfers: Vec<(u32, i64)>,
+    /// For each transfer, in the order of a plan's: its box among `choices`, the participant that receives it, and its
+    /// elements.
+    transfers: Vec<(u32, u32, i64)>,
     /// For each box and addend those who hold it: the number of the source holder, and of the participant that it is.
     choices: Vec<Vec<(u32, u32)>>,
     /// Whether each box has one holder only.
@@ -88,14 +90,14 @@ impl Sort {
                 }
             };
             sort.transfers.room(1, TRANSFERS)?;
-            sort.transfers.push((slot, volume));
+            sort.transfers.push((slot, receiver, volume));
             Ok(())
         })?;
         Ok(sort)
     }
 
     fn volume(&self) -> i64 {
-        self.transfers.iter().fold(0, |sum, transfer| sum.saturating_add(transfer.1))
+        self.transfers.iter().fold(0, |sum, transfer| sum.saturating_add(transfer.2))
     }
 }
 
@@ -113,12 +115,23 @@ pub struct Model {
 }
 
 impl Model {
-    /// Spreads the sending of all tensors, each given by its sort and the bytes of an element.
+    /// Spreads the sending of all tensors, each given by its sort and the bytes of an element. `nodes[p]` is the node of
+    /// participant `p`; none if links between nodes do not count.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] for a sort that is not there, [`Error::Overflow`] if a participant has more than 2^63 - 1
+    /// [`Error::Length`] if a participant has no node; [`Error::OutOfRange`] for a sort that is not there, [`Error::Overflow`] if a participant has more than 2^63 - 1
     /// bytes to send or to receive, [`Error::TooMany`] if there is no memory; what `poll` returns.
-    pub fn new(sorts: &[Sort], tensors: &[(usize, i64)], participants: usize, poll: Poll<'_>) -> Result<Self> {
+    pub fn new(
+        sorts: &[Sort],
+        tensors: &[(usize, i64)],
+        participants: usize,
+        nodes: Option<&[u32]>,
+        poll: Poll<'_>,
+    ) -> Result<Self> {
+        if let Some(left_len) = nodes.map(<[u32]>::len).filter(|&len| len != participants) {
+            return Err(Error::Length { left: "nodes", left_len, right: "participants", right_len: participants });
+        }
+        let mut links = nodes.map(|nodes| Links { nodes, sent: HashMap::new() });
         let mut totals = [zeros(participants)?, zeros(participants)?, zeros(participants)?];
         let mut itemsizes = zeros(sorts.len())?;
         for (position, &(sort, itemsize)) in tensors.iter().enumerate() {
@@ -133,8 +146,11 @@ impl Model {
                 list.iter().try_for_each(|&(who, volume)| add(total, who, volume, itemsize))?;
             }
             if sort.is_plain {
-                let lone = sort.transfers.iter().map(|&(slot, volume)| (sort.choices[slot as usize][0].1, volume));
-                lone.into_iter().try_for_each(|(who, volume)| add(sent, who, volume, itemsize))?;
+                for &(slot, receiver, volume) in &sort.transfers {
+                    let who = sort.choices[slot as usize][0].1;
+                    add(sent, who, volume, itemsize)?;
+                    links.as_mut().map_or(Ok(()), |links| links.add(who, receiver, volume, itemsize))?;
+                }
             }
         }
         let mut order: Vec<(Reverse<i64>, usize)> = room::list(tensors.len(), TRANSFERS)?;
@@ -151,10 +167,15 @@ impl Model {
         for (_, tensor) in order {
             let (sort, itemsize) = tensors[tensor];
             let mut own: Vec<i64> = room::list(sorts[sort].transfers.len(), TRANSFERS)?;
-            for &(slot, volume) in &sorts[sort].transfers {
+            for &(slot, receiver, volume) in &sorts[sort].transfers {
                 ticker.tick(poll)?;
-                let (holder, who) = heaps.least(sort, slot as usize, sent)?;
+                let choices = &sorts[sort].choices[slot as usize];
+                let (holder, who) = match &mut links {
+                    Some(links) if choices.len() <= FEW => links.least(choices, receiver, volume, itemsize, sent),
+                    _ => heaps.least(sort, slot as usize, sent)?,
+                };
                 add(sent, who, volume, itemsize)?;
+                links.as_mut().map_or(Ok(()), |links| links.add(who, receiver, volume, itemsize))?;
                 own.push(i64::from(holder));
             }
             senders[tensor] = Some(own);
@@ -174,6 +195,42 @@ fn add(totals: &mut [i64], who: u32, volume: i64, itemsize: i64) -> Result<()> {
     *total =
         sum.ok_or_else(|| Error::Overflow { what: "the bytes of one participant of a model's plan".to_owned() })?;
     Ok(())
+}
+
+/// What goes from node to node.
+struct Links<'a> {
+    /// The node of each participant.
+    nodes: &'a [u32],
+    /// The bytes from one to another.
+    sent: HashMap<(u32, u32), i64>,
+}
+
+impl Links<'_> {
+    /// Of the replicas that have sent hardly more than the least, by at most what is to be sent now, the one whose node
+    /// has sent the fewest bytes to the receiver's; the one that has sent least, and the first, of equals.
+    fn least(&self, choices: &[(u32, u32)], receiver: u32, volume: i64, itemsize: i64, sent: &[i64]) -> (u32, u32) {
+        let load = |who: u32| sent[who as usize];
+        let least = choices.iter().map(|&(_, who)| load(who)).min().unwrap_or(0);
+        let most = least.saturating_add(volume.saturating_mul(itemsize));
+        let to = self.nodes[receiver as usize];
+        let link = |who: u32| {
+            let from = self.nodes[who as usize];
+            if from == to { -1 } else { self.sent.get(&(from, to)).copied().unwrap_or(0) }
+        };
+        let near = choices.iter().filter(|&&(_, who)| load(who) <= most);
+        near.min_by_key(|&&(_, who)| (link(who), load(who))).copied().unwrap_or(choices[0])
+    }
+
+    fn add(&mut self, who: u32, receiver: u32, volume: i64, itemsize: i64) -> Result<()> {
+        let key = (self.nodes[who as usize], self.nodes[receiver as usize]);
+        if key.0 != key.1 {
+            self.sent.room(1, TRANSFERS)?;
+            // No more than a participant has to send, which is checked.
+            let total = self.sent.entry(key).or_default();
+            *total = total.saturating_add(volume.saturating_mul(itemsize));
+        }
+        Ok(())
+    }
 }
 
 /// Holders by what they have to send, the least loaded first.
@@ -236,7 +293,9 @@ mod tests {
             to in seeds(),
             tensors in prop::collection::vec((0..3_usize, 1..5_i64), 0..9),
             shift in 0..9_i64,
+            of_a_node in 0..5_u32,
         ) {
+            let nodes: Option<Vec<u32>> = (of_a_node > 0).then(|| (0..200).map(|p| p / of_a_node).collect());
             let pairs: Vec<_> = kinds.iter().map(|k| (tiling_of(&shape, k.0, &from), tiling_of(&shape, k.1, &to))).collect();
             // Participant h is holder h of every source; that of a destination is the one `shift` further on.
             let same: Vec<Vec<i64>> = pairs.iter().map(|(source, destination)| {
@@ -248,7 +307,7 @@ mod tests {
                 Sort::new(&**source, &**destination, (&from, &to), same, &mut never).unwrap()
             }).collect();
             let tensors: Vec<_> = tensors.iter().map(|&(sort, itemsize)| (sort % sorts.len(), itemsize)).collect();
-            let model = Model::new(&sorts, &tensors, 200, &mut never).unwrap();
+            let model = Model::new(&sorts, &tensors, 200, nodes.as_deref(), &mut never).unwrap();
             let mut totals = [vec![0; 200], vec![0; 200], vec![0; 200]];
             for (i, &(sort, itemsize)) in tensors.iter().enumerate() {
                 let ((source, destination), same) = (&pairs[sort], &same[sort]);
@@ -268,16 +327,18 @@ mod tests {
                 }).unwrap();
             }
             prop_assert_eq!([&model.sent, &model.received, &model.kept], [&totals[0], &totals[1], &totals[2]]);
-            // Greedy: of two holders of one box the busier one is busier by no more than what it sent last.
+            // Greedy: of two holders of one box the busier one is busier by no more than what it sent last; with nodes,
+            // it may have been busier by as much before.
+            let times = if nodes.is_some() { 2 } else { 1 };
             let largest = tensors.iter().map(|&(sort, itemsize)| {
-                itemsize * sorts[sort].transfers.iter().map(|t| t.1).max().unwrap_or(0)
+                itemsize * sorts[sort].transfers.iter().map(|t| t.2).max().unwrap_or(0)
             }).max().unwrap_or(0);
             for &(sort, _) in &tensors {
                 for choices in sorts[sort].choices.iter().filter(|choices| choices.len() == sorts[sort].choices[0].len()) {
                     let lone = |who: u32| sorts.iter().all(|s| s.choices.iter().all(|c| c == choices || c.iter().all(|h| h.1 != who)));
                     if choices.iter().all(|&(_, who)| lone(who)) {
                         let loads = choices.iter().map(|&(_, who)| model.sent[who as usize]);
-                        prop_assert!(loads.clone().max().unwrap() - loads.min().unwrap() <= largest);
+                        prop_assert!(loads.clone().max().unwrap() - loads.min().unwrap() <= times * largest);
                     }
                 }
             }
@@ -292,11 +353,11 @@ mod tests {
         let others = crate::tiling::flat::FlatRanges::new(&[16], ranges.iter().copied().take(3), true).unwrap();
         let (from, to): (Vec<u32>, Vec<u32>) = ((0..40).collect(), (40..43).collect());
         let sort = Sort::new(&replicas, &others, (&from, &to), &[-1; 3], &mut never).unwrap();
-        let model = Model::new(&[sort], &[(0, 2); 80], 43, &mut never).unwrap();
+        let model = Model::new(&[sort], &[(0, 2); 80], 43, None, &mut never).unwrap();
         assert_eq!(model.sent[..40], [6 * 16 * 2; 40]);
         assert_eq!(model.received[40..], [80 * 16 * 2; 3]);
         assert_eq!(
-            Model::new(&[], &[(0, 1)], 1, &mut never).unwrap_err().to_string(),
+            Model::new(&[], &[(0, 1)], 1, None, &mut never).unwrap_err().to_string(),
             "sorts[0] is 0, outside a range that is empty"
         );
     }

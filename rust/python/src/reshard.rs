@@ -270,16 +270,18 @@ fn memory<'py>(list: &Bound<'py, PyList>, written: bool) -> PyResult<(Vec<Bound<
 }
 
 /// Who sends what of many tensors. `sorts` are tuples (src, dst, same, from, to): two tilings, and the participants that
-/// their holders are; each tensor has one of them, and the bytes of its elements. Gives the bytes that each participant
+/// their holders are; each tensor has one of them, and the bytes of its elements; `nodes` has the node of each participant,
+/// or is None. Gives the bytes that each participant
 /// sends, receives and keeps, and for each tensor the senders of its transfers, or None if no box has replicas.
 #[pyfunction]
-#[pyo3(signature = (sorts, tensors, itemsizes, participants, /))]
+#[pyo3(signature = (sorts, tensors, itemsizes, participants, nodes, /))]
 pub(crate) fn balance_model<'py>(
     py: Python<'py>,
     sorts: &Bound<'py, PyList>,
     tensors: Vec<usize>,
     itemsizes: Vec<i64>,
     participants: usize,
+    nodes: Option<Vec<u32>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     answer(py, || {
         type Ends<'py> =
@@ -301,7 +303,7 @@ pub(crate) fn balance_model<'py>(
             })?);
         }
         let tensors: Vec<_> = tensors.into_iter().zip(itemsizes).collect();
-        let model = detached(py, |poll| Model::new(&made, &tensors, participants, poll))?;
+        let model = detached(py, |poll| Model::new(&made, &tensors, participants, nodes.as_deref(), poll))?;
         let copy = |numbers: &[i64]| {
             arrays::filled(py, &[numbers.len()], |out, _| {
                 out.copy_from_slice(numbers);
