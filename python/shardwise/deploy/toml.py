@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from .._text import shown
 from ..errors import LayoutError, ParseError
@@ -34,9 +34,6 @@ from .parameters import FusedParameter
 from .rule import At, DeploymentRule, names_of
 from .stages import Stages
 from .world import WORLD
-
-if TYPE_CHECKING:
-    from .deployment import Deployment
 
 __all__ = ["is_deployment", "read_deployment", "write_deployment"]
 
@@ -173,7 +170,7 @@ def _parameters(value: Any, place: str) -> list[FusedParameter]:
     return found
 
 
-def write_deployment(file: str | os.PathLike[str] | TextIO, deployment: Deployment) -> None:
+def write_deployment(file: str | os.PathLike[str] | TextIO, deployment: Any) -> None:
     """Write a deployment as a rules file; see `Deployment.to_toml` for what it raises."""
     world, rules, default = deployment.world, deployment.rules(), deployment.default
     lines = [f"match = {string_text(deployment.match)}"]
