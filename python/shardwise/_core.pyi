@@ -33,6 +33,7 @@ __all__ = [
     "encode_layout",
     "encode_mesh",
     "free_space",
+    "joined_crc",
     "mapped_files",
     "parse_device",
     "priced_collectives",
@@ -365,6 +366,7 @@ def read_pickle(
     data: bytes, judge: Callable[[str], bool], /, *, strict: list[str] | None = None, persistent: bool = False
 ) -> Any: ...
 def crc32c(data: bytes, /) -> int: ...
+def joined_crc(first: int, second: int, length: int, /) -> int: ...
 def read_dcp_index(
     data: bytes, judge: Callable[[str], bool], strict: list[str], /
 ) -> tuple[

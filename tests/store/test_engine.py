@@ -535,3 +535,11 @@ def test_jobs_fill_parts_of_a_file_that_is_there(tmp_path: Path) -> None:
             job.run()
     assert path.stat().st_size == 8 + values.nbytes
     assert not (tmp_path / "none").exists()
+
+
+def test_a_destination_says_what_becomes_of_its_file(tmp_path: Path) -> None:
+    """A word that is none of the three is refused, and makes no file."""
+    wrong: Any = ("make", tmp_path / "new", 8, None)
+    with pytest.raises(ValueError, match='a destination is "write", "fill" or "compare", not "make"'):
+        _core.CopyJob([], [wrong], np.zeros(0, np.int64))
+    assert not (tmp_path / "new").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -271,9 +272,31 @@ def test_options_that_a_url_does_not_say_are_refused_by_their_names() -> None:
 
 def test_several_objects_are_opened_together() -> None:
     one, two = (ObjectPath(f"memory://bucket/{name}", filesystem=Asked()) for name in "ab")
-    give: Any = opening([one, two])
-    assert [give(path).size for path in (one, two)] == [5000, 5000]
+    with opening([one, two]) as (open_next, files):
+        assert [open_next(path).size for path in (one, two)] == [5000, 5000]
     assert [path.filesystem.ranges for path in (one, two)] == [[(0, 64)]] * 2
+    assert [file.path for file in files] == [one, two]
+
+
+def test_files_that_were_opened_together_are_closed_if_something_fails(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in "abc"]
+    for path in paths[:2]:
+        path.write_bytes(b"0123")
+    opened = []
+
+    def open_all() -> None:
+        with opening(paths) as (open_next, files):
+            opened.append(files)
+            for path in paths:
+                open_next(path)
+
+    with pytest.raises(FileNotFoundError):
+        open_all()
+    files = opened[0]
+    assert [file.path for file in files] == paths[:2]
+    for file in files:
+        with pytest.raises(ValueError, match="closed"):
+            file.read(0, 1)
 
 
 def test_names_and_shapes_have_limits() -> None:

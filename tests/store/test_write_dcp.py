@@ -24,11 +24,11 @@ from hypothesis import strategies as st
 
 import shardwise as sw
 from shardwise import packed
+from shardwise._core import joined_crc
 from shardwise.store.files import DataFile
 from shardwise.store.formats.dcp import DcpFile, frame_of
 from shardwise.store.formats.pickles import Call, Global, Items, New, pickled
 from shardwise.store.torch.archive import Archive
-from shardwise.store.write.task import joined_crc
 
 from .torch_files import Dcp, save, tensor
 

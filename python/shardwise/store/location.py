@@ -11,6 +11,7 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -191,8 +192,27 @@ def _in_cache(path: Path) -> Path:
     return model / "blobs" / blob[1] if blob and is_snapshot else path
 
 
-def opening(locations: Iterable[Location]) -> Callable[[Location], Holder]:
-    """Give a function that opens these files; objects are opened together before, and their first block is read."""
+@contextmanager
+def opening(locations: Iterable[Location]) -> Iterator[tuple[Callable[[Location], Holder], list[Holder]]]:
+    """Give a function that opens these files, and the files that it has opened, which are closed if this fails.
+
+    Objects are opened together before, and their first block is read.
+    """
+    give, files = _opener(locations), list[Holder]()
+
+    def open_next(location: Location) -> Holder:
+        files.append(give(location))
+        return files[-1]
+
+    try:
+        yield open_next, files
+    except BaseException:
+        for file in files:
+            file.close()
+        raise
+
+
+def _opener(locations: Iterable[Location]) -> Callable[[Location], Holder]:
     objects = [location for location in locations if isinstance(location, ObjectPath)]
     if len(objects) < 2:
         return open_file

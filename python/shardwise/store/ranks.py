@@ -52,26 +52,18 @@ def open_names(path: Location, names: Iterable[str], form: str) -> StoredCheckpo
     Raises:
         ParseError: if one does not say what it is a part of, or together they are not all of their tensors.
     """
-    files: list[Holder] = []
     held: dict[str, list[_Held]] = {}
     metadata: dict[str, Any] = {}
     names = sorted(names)
-    try:
-        open_next = opening([path / name for name in names])
+    with opening([path / name for name in names]) as (open_next, files):
         for name in names:
-            files.append(open_next(path / name))
-            entries, texts = read_header(files[-1])
-            parts = _said_parts(files[-1], texts)
-            for key, text in texts.items():
-                if key not in (PIECES, MARK):
-                    metadata.setdefault(key, text)
+            file = open_next(path / name)
+            entries, texts = read_header(file)
+            parts = _said_parts(file, texts)
+            metadata = {key: text for key, text in texts.items() if key not in (PIECES, MARK)} | metadata
             for tensor, entry in entries.items():
-                held.setdefault(tensor, []).append(_held(files[-1], entry, parts.get(tensor)))
+                held.setdefault(tensor, []).append(_held(file, entry, parts.get(tensor)))
         tensors = {name: _tensor(path, name, each) for name, each in held.items()}
-    except BaseException:
-        for file in files:
-            file.close()
-        raise
     return StoredCheckpoint(path, form, tensors, files, metadata=metadata)
 
 

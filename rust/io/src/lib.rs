@@ -54,4 +54,5 @@ mod table;
 mod tiles;
 mod unit;
 
+pub use slot::crc_before;
 pub use unit::Traffic;

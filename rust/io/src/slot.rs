@@ -92,7 +92,7 @@ impl Slot<'_> {
             self.file_runs(|offset, length, from| {
                 // SAFETY: as above.
                 let crc = crc32fast::hash(unsafe { from.slice(length) });
-                finding.crc ^= crc_before(crc, whole - (offset - piece.offset) - length);
+                finding.crc ^= crc_before(crc, (whole - (offset - piece.offset) - length) as u64);
             });
         }
         finding
@@ -101,8 +101,9 @@ impl Slot<'_> {
 
 /// What bytes with this CRC-32 contribute to the CRC-32 of a text in which `after` more bytes follow them: contributions
 /// are combined with exclusive or, in any order, since the CRC is linear.
-fn crc_before(crc: u32, after: i64) -> u32 {
+#[must_use]
+pub fn crc_before(crc: u32, after: u64) -> u32 {
     let mut hasher = crc32fast::Hasher::new_with_initial(crc);
-    hasher.combine(&crc32fast::Hasher::new_with_initial_len(0, after as u64));
+    hasher.combine(&crc32fast::Hasher::new_with_initial_len(0, after));
     hasher.finalize()
 }

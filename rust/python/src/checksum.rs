@@ -13,3 +13,10 @@ pub(crate) fn crc32c<'py>(data: &Bound<'py, PyBytes>) -> PyResult<Bound<'py, PyA
         Ok(data.py().detach(|| shardwise_io::crc32c::crc32c(bytes)))
     })
 }
+
+/// The CRC-32 of two stretches, one after the other, from those of each and the bytes of the second.
+#[pyfunction]
+#[pyo3(signature = (first, second, length, /))]
+pub(crate) fn joined_crc(py: Python<'_>, first: u32, second: u32, length: u64) -> PyResult<Bound<'_, PyAny>> {
+    answer(py, || Ok(shardwise_io::crc_before(first, length) ^ second))
+}

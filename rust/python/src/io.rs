@@ -246,8 +246,8 @@ fn destination(
         return memory(array, arrays, memories).map(Destination::Memory);
     }
     let tuple = item.cast::<PyTuple>()?;
-    let how: String = tuple.get_item(0)?.extract()?;
-    if how == "compare" {
+    let how = How::of(tuple.get_item(0)?.extract()?)?;
+    if let How::Compare = how {
         let (_, path, size, times): (String, PathBuf, i64, Option<Times>) = tuple.extract()?;
         return Ok(Destination::Compared(source_file(path, size, times, None)));
     }
@@ -260,7 +260,30 @@ fn destination(
         }),
         None => None,
     };
-    Ok(Destination::File { path, size, there: how == "fill", folder })
+    Ok(Destination::File { path, size, there: matches!(how, How::Fill), folder })
+}
+
+/// What becomes of a file that is a destination: the first item of its description.
+enum How {
+    /// It is made.
+    Write,
+    /// It is there.
+    Fill,
+    /// It is compared with what would be written.
+    Compare,
+}
+
+impl How {
+    fn of(said: &str) -> PyResult<Self> {
+        match said {
+            "write" => Ok(Self::Write),
+            "fill" => Ok(Self::Fill),
+            "compare" => Ok(Self::Compare),
+            _ => {
+                Err(PyValueError::new_err(format!("a destination is \"write\", \"fill\" or \"compare\", not {said:?}")))
+            }
+        }
+    }
 }
 
 fn memory(

@@ -46,6 +46,7 @@ pub fn fill(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<pickle::Persistent>()?;
     module.add_class::<pickle::Record>()?;
     module.add_function(wrap_pyfunction!(checksum::crc32c, module)?)?;
+    module.add_function(wrap_pyfunction!(checksum::joined_crc, module)?)?;
     module.add_function(wrap_pyfunction!(collective::priced_collectives, module)?)?;
     module.add_function(wrap_pyfunction!(convert::count_fitting, module)?)?;
     module.add_function(wrap_pyfunction!(dtensor::decode_layout, module)?)?;

@@ -134,17 +134,14 @@ def _merge(
     """
     entries: dict[str, Entry] = {}
     metadata: dict[str, str] = {}
-    files: list[Holder] = []
     folder = index if names else index.parent
-    try:
-        names = names or sorted(set(weight_map.values()))
-        open_next = opening([folder / name for name in names])
+    names = names or sorted(set(weight_map.values()))
+    with opening([folder / name for name in names]) as (open_next, files):
         for name in names:
             try:
                 file = open_next(folder / name)
             except FileNotFoundError:
                 raise ParseError(f"{index}: weight_map names the file {shown(name)}, which does not exist") from None
-            files.append(file)
             tensors, texts = read_header(file)
             if folder == index and said_files(texts) is not None and not (folder / MANIFEST).exists():
                 raise ParseError(
@@ -161,8 +158,4 @@ def _merge(
         if not weight_map.keys() <= entries.keys():
             tensor, name = next(pair for pair in weight_map.items() if pair[0] not in entries)
             raise ParseError(f"{index}: lists {shown(tensor)} in {shown(name)}, which does not hold it")
-    except BaseException:
-        for file in files:
-            file.close()
-        raise
     return entries, metadata, files

@@ -134,14 +134,15 @@ class _Index:
 
     def open_files(self) -> None:
         """Open the files, and check that every stretch lies in its file and that no two share bytes."""
-        open_next = opening([self.folder / name for name in self.names if stays_inside(name)])
-        for name in self.names:
-            if not stays_inside(name):
-                raise self.error(f"names the file {shown(name)}, outside its own folder")
-            try:
-                self.files.append(open_next(self.folder / name))
-            except FileNotFoundError:
-                raise self.error(f"names the file {shown(name)}, which does not exist") from None
+        outside = next((name for name in self.names if not stays_inside(name)), None)
+        if outside is not None:
+            raise self.error(f"names the file {shown(outside)}, outside its own folder")
+        with opening([self.folder / name for name in self.names]) as (open_next, self.files):
+            for name in self.names:
+                try:
+                    open_next(self.folder / name)
+                except FileNotFoundError:
+                    raise self.error(f"names the file {shown(name)}, which does not exist") from None
         files, offsets, lengths = self.places.T
         sizes = np.array([file.size for file in self.files], np.int64)[files]
         beyond = np.flatnonzero((offsets > sizes) | (lengths > sizes - np.minimum(offsets, sizes)))

@@ -57,27 +57,19 @@ def open_names(path: Location, listed: Iterable[str], *, is_ours: bool = True) -
     if not is_ours:
         _refuse_ours(path, names)
     ranks = _check_names(path, names)
-    files: list[Holder] = []
     parts: dict[str, list[_Part]] = {}
     metadata: dict[str, Any] = {}
-    try:
-        open_next = opening([path / name for name in names])
+    with opening([path / name for name in names]) as (open_next, files):
         for name in names:
-            files.append(open_next(path / name))
-            entries, texts = read_header(files[-1])
-            offsets = _sharding(files[-1], texts)
-            for key, text in texts.items():
-                if key not in (SHARDING_INFO, MARK):
-                    metadata.setdefault(key, text)
+            file = open_next(path / name)
+            entries, texts = read_header(file)
+            offsets = _sharding(file, texts)
+            metadata = {key: text for key, text in texts.items() if key not in (SHARDING_INFO, MARK)} | metadata
             for tensor, entry in entries.items():
                 if tensor not in offsets:
-                    raise ParseError(f"{files[-1].path}: {SHARDING_INFO} does not list the tensor {shown(tensor)}")
-                parts.setdefault(tensor, []).append(_Part(entry, files[-1], offsets[tensor]))
+                    raise ParseError(f"{file.path}: {SHARDING_INFO} does not list the tensor {shown(tensor)}")
+                parts.setdefault(tensor, []).append(_Part(entry, file, offsets[tensor]))
         tensors = {name: _tensor(path, name, held) for name, held in parts.items()}
-    except BaseException:
-        for file in files:
-            file.close()
-        raise
     return StoredCheckpoint(path, "dcp-safetensors", tensors, files, metadata={**metadata, "ranks": ranks})
 
 

@@ -21,7 +21,6 @@ from ..._text import shown
 from ...errors import ParseError
 from ..boxes import Bounds
 from ..coverage import tile
-from ..files import Holder
 from ..location import Location, entries_of, opening
 from ..protocol import ListedPieces, StoredCheckpoint, StoredObject, StoredPiece, StoredTensor, UnsupportedError
 from ..text import checked_shape
@@ -74,20 +73,18 @@ class _Gathered:
 def open_form(path: Location) -> StoredCheckpoint:
     """Open the folder."""
     names = _files(path)
-    files: list[Holder] = []
     gathered: dict[str, _Gathered] = {}
     objects: dict[str, StoredObject] = {}
     unreadable: dict[str, str] = {}
     meshes: dict[str, int] = {}
-    try:
-        open_next = opening([path / name for name in names])
+    with opening([path / name for name in names]) as (open_next, files):
         for name in names:
-            files.append(open_next(path / name))
-            container = Container(files[-1])
+            file = open_next(path / name)
+            container = Container(file)
             for key, value in container.values():
                 if key.rpartition(".")[2] in ("_flat_param", "flat_param"):
                     raise ParseError(
-                        f"{files[-1].path}: {shown(key)} is a flat parameter of FSDP1, which does not describe the "
+                        f"{file.path}: {shown(key)} is a flat parameter of FSDP1, which does not describe the "
                         "tensors in it; save it once with SHARDED_STATE_DICT or FULL_STATE_DICT"
                     )
                 try:
@@ -98,7 +95,7 @@ def open_form(path: Location) -> StoredCheckpoint:
                 if not is_tensor:
                     if gathered[key].first:
                         raise ParseError(
-                            f"{files[-1].path}: {shown(key)} is not a tensor, but is one in {gathered[key].first}"
+                            f"{file.path}: {shown(key)} is not a tensor, but is one in {gathered[key].first}"
                         )
                     del gathered[key]
                     objects.setdefault(key, value_object(key, value))
@@ -106,10 +103,6 @@ def open_form(path: Location) -> StoredCheckpoint:
         if both is not None:
             raise ParseError(f"{path}: {shown(both)} is a tensor in some files and not in others")
         tensors = {key: _tensor(path, key, held) for key, held in gathered.items() if key not in unreadable}
-    except BaseException:
-        for file in files:
-            file.close()
-        raise
     for held in gathered.values():
         if held.sharding is not None:
             meshes[str(held.sharding.mesh)] = meshes.get(str(held.sharding.mesh), 0) + 1

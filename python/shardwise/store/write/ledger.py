@@ -10,13 +10,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..._core import joined_crc
 from ..._text import shown
 from ...errors import ParseError
 from ..engine import add_digests
 from ..formats.forms import manifest_text
 from ..sharded import MANIFEST
 from .plan import FileGrid, WritePlan
-from .task import TaskReceipt, joined_crc, parts_of, refuse_missing
+from .task import TaskReceipt, parts_of, refuse_missing
 
 __all__ = ["Ending", "Ledger", "texts_of", "written_by"]
 

@@ -30,7 +30,6 @@ __all__ = [
     "Task",
     "TaskReceipt",
     "Written",
-    "joined_crc",
     "parts_of",
     "receipt_from_line",
     "receipt_line",
@@ -169,44 +168,6 @@ def worker_name() -> str:
 @functools.lru_cache(maxsize=4)
 def _worker(process: int) -> str:
     return f"{socket.gethostname()}:{process}"
-
-
-#: The polynomial of CRC-32, the lowest power in the highest bit.
-_POLYNOMIAL = 0xEDB88320
-
-
-def joined_crc(first: int, second: int, length: int) -> int:
-    """The CRC-32 of two joined stretches, from those of each and the length of the second in bytes.
-
-    A CRC is a remainder of polynomials over two elements: the first is multiplied by x to the bits of the second.
-
-    >>> import zlib
-    >>> joined_crc(zlib.crc32(b"shard"), zlib.crc32(b"wise"), 4) == zlib.crc32(b"shardwise")
-    True
-    """
-    # Every multiple of 0, the CRC-32 before the first stretch, is 0.
-    return _product(first, _power(length)) ^ second if first else second
-
-
-@functools.lru_cache(maxsize=1024)
-def _power(length: int) -> int:
-    """The remainder of x to the number of bits in `length` bytes."""
-    power, square = 1 << 31, 1 << 23  # 1, and x to the 8th.
-    while length:
-        if length & 1:
-            power = _product(power, square)
-        square = _product(square, square)
-        length >>= 1
-    return power
-
-
-def _product(a: int, b: int) -> int:
-    found = 0
-    for bit in range(31, -1, -1):
-        if a >> bit & 1:
-            found ^= b
-        b = b >> 1 ^ (_POLYNOMIAL if b & 1 else 0)
-    return found
 
 
 Progress = Callable[[int], object] | None

@@ -15,12 +15,12 @@ from typing import NamedTuple
 import numpy as np
 
 from ...._boxes import consecutive
+from ...._core import joined_crc
 from ...boxes import contiguous_strides
 from ...engine import add_digests
 from ...formats.files import TargetFile
 from ...objects import ObjectPath
 from ..gather import Block, Gatherer
-from ..task import joined_crc
 
 __all__ = ["Stream", "stream_of"]
 
