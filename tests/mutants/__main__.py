@@ -46,7 +46,7 @@ VALUES = ["tests/laws/test_values.py", "tests/test_hard_arguments.py", "tests/te
 #: Where the tests of a room are, besides its own doctests.
 TESTS = {
     "array": ["tests/array", "tests/test_arrays.py", "tests/test_replicas.py", "tests/laws"],
-    "cli": ["tests/cli", "tests/store/test_tasks.py"],
+    "cli": ["tests/cli", "tests/store/write/test_tasks.py"],
     "deploy": ["tests/deploy", "tests/rules"],
     "dtensor": ["tests/dtensor", *VALUES],
     "execute": ["tests/execute"],

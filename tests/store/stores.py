@@ -7,13 +7,14 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shardwise.store.objects import ObjectPath
 from tests.store.toxic import Toxic
 
-__all__ = ["Store", "started_server"]
+__all__ = ["GoogleLike", "Store", "started_server", "wrapped"]
 
 
 class Store:
@@ -60,3 +61,66 @@ def started_server() -> Iterator[Toxic]:
         yield toxic
         toxic.close()
         threaded.stop()
+
+
+def wrapped(place: ObjectPath, **changed: Any) -> ObjectPath:
+    """The place by a filesystem some of whose methods are others; each is called with the one in its place."""
+
+    class Wrapped:
+        def __getattr__(self, name: str) -> Any:
+            found = getattr(place.filesystem, name)
+            return (lambda *args, **kwargs: changed[name](found, *args, **kwargs)) if name in changed else found
+
+    return ObjectPath(str(place), filesystem=Wrapped())
+
+
+class GoogleLike:
+    """As gcsfs does it: a file that uploads in blocks, and makes the object when it is closed."""
+
+    def __init__(self) -> None:
+        self.made: dict[str, bytes] = {}
+        self.discarded = 0
+
+    def info(self, path: str) -> dict[str, Any]:
+        if path in self.made:
+            return {"name": path, "size": len(self.made[path]), "type": "file", "generation": 1}
+        if any(name.startswith(f"{path}/") for name in self.made):
+            return {"name": path, "size": 0, "type": "directory"}
+        raise FileNotFoundError(path)
+
+    def ls(self, path: str, detail: bool) -> list[dict[str, Any]]:
+        return [self.info(name) for name in self.made if name.rpartition("/")[0] == path]
+
+    def cat_file(self, path: str, start: int, end: int) -> bytes:
+        return self.made[path][start:end]
+
+    def rm_file(self, path: str) -> None:
+        del self.made[path]
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        """Nothing is kept."""
+
+    def _parent(self, path: str) -> str:
+        return path.rpartition("/")[0]
+
+    def open(self, path: str, mode: str) -> Any:
+        from fsspec.spec import AbstractBufferedFile
+
+        store = self
+
+        class Upload(AbstractBufferedFile):  # type: ignore[misc]
+            def _initiate_upload(self) -> None:
+                self.blocks = b""
+
+            def _upload_chunk(self, final: bool = False) -> bool:
+                self.blocks += self.buffer.getvalue()
+                if final:
+                    if mode == "xb" and path in store.made:
+                        raise FileExistsError(path)
+                    store.made[path] = self.blocks
+                return True
+
+            def discard(self) -> None:
+                store.discarded += 1
+
+        return Upload(self, path, mode, autocommit=True)

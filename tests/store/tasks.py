@@ -94,3 +94,18 @@ def forge(path: Path, head: dict[str, Any], sections: dict[str, bytes], **said: 
     short = [deflater.compress(block) + deflater.flush() for deflater, block in deflaters]
     line = f"shardwise plan 2 {hashlib.sha256(text).hexdigest()} {len(text)} {len(short)}\n".encode()
     path.write_bytes(line + text + np.array([len(each) for each in short], "<i8").tobytes() + b"".join(short))
+
+
+def write_replica(folder: Path, rank: int, values: np.ndarray[Any, Any], code: str = "F32") -> None:
+    """The file of a rank that holds all of `w`, as PyTorch writes DCP as safetensors."""
+    about = {"DCP_SHARDING_INFO": '{"w": {"saved_offsets": [0, 0]}}', "DCP_VERSION": "1.0"}
+    entry = {"dtype": code, "shape": list(values.shape), "data_offsets": [0, values.nbytes]}
+    header = json.dumps({"__metadata__": about, "w": entry}).encode()
+    data = len(header).to_bytes(8, "little") + header + values.tobytes()
+    (folder / f"shard-{rank:05}-model-00001-of-00001.safetensors").write_bytes(data)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    if folder.is_file():
+        return {"": folder.read_bytes()}
+    return {path.name: path.read_bytes() for path in folder.iterdir()}

@@ -21,8 +21,8 @@ from shardwise.store.formats.rank_files import Ranks, rank_name
 from shardwise.store.parts import MARK, PIECES
 from shardwise.store.ranks import open_names
 
-from ..oracle.families.models import digest, numbered, read
-from .stores import Store
+from ...oracle.families.models import digest, numbered, read
+from ..stores import Store
 
 MESH = sw.DeviceMesh((2, 4), ("data", "model"))
 RNG = np.random.default_rng(5)

@@ -30,7 +30,7 @@ from shardwise.store.formats.dcp import DcpFile, frame_of
 from shardwise.store.formats.pickles import Call, Global, Items, New, pickled
 from shardwise.store.torch.archive import Archive
 
-from .torch_files import Dcp, save, tensor
+from ..torch_files import Dcp, save, tensor
 
 MESH = sw.DeviceMesh((2, 2), ("x", "y"))
 ROWS = sw.TensorLayout(("x", None), MESH)

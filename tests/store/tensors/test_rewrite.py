@@ -17,9 +17,9 @@ import shardwise as sw
 from shardwise.store.tensors import assembled
 from shardwise.store.write import spool
 
-from ..oracle import engines, fused
+from ...oracle import engines, fused
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 MEGATRON = ROOT / "tests" / "data" / "checkpoints" / "megatron"
 RUNS = spool._runs
 Model = dict[str, np.ndarray[Any, Any]]

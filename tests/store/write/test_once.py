@@ -15,8 +15,8 @@ import pytest
 import shardwise as sw
 from shardwise.store.objects import ObjectPath
 
-from .stores import Store
-from .test_stored_replicas import write
+from ..stores import Store
+from ..tasks import write_replica
 
 SIZE = 2**23
 VALUES = np.random.default_rng(3).random((1024, SIZE // 4096), np.float32)
@@ -62,7 +62,7 @@ def test_replicas_are_read_once_each(
         pytest.skip("a task makes an object, and reads the rows of another that its columns are in: four times here")
     (tmp_path / "source").mkdir()
     for rank in range(replicas):
-        write(tmp_path / "source", rank + 1, VALUES)
+        write_replica(tmp_path / "source", rank + 1, VALUES)
     source: Any = tmp_path / "source"
     if src == "store":
         source = memory.place("source")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import shardwise as sw
 from shardwise.interop import torch as placements
 
-from .torch_files import Call, Global, dtensor, ones, save, size, tensor
+from ..torch_files import Call, Global, dtensor, ones, save, size, tensor
 
 
 def ranks(tmp_path: Path, states: list[dict[str, Any]], name: str = "model_world_size_{}_rank_{}.pt") -> Path:

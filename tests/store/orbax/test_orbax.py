@@ -17,7 +17,7 @@ from shardwise._core import crc32c
 from shardwise.store import codecs
 from shardwise.store.orbax import ocdbt, zarr
 
-from .orbax_files import PACK, Database, entries_of, file_table, item, node, shared, uleb, zarr2, zarr3
+from ..orbax_files import PACK, Database, entries_of, file_table, item, node, shared, uleb, zarr2, zarr3
 
 
 def numbers(*shape: int, dtype: Any = "<f4") -> np.ndarray:

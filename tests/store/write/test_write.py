@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import shardwise as sw
 from shardwise.store.write import spool
 
-DATA = Path(__file__).parent.parent / "data" / "checkpoints"
+DATA = Path(__file__).parents[2] / "data" / "checkpoints"
 MESH = sw.DeviceMesh((2, 4), ("data", "model"))
 
 

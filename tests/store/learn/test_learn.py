@@ -16,8 +16,8 @@ import shardwise as sw
 from shardwise.cli import main
 from shardwise.store import learn_rewrites
 
-from ..cli.conftest import write_checkpoint
-from ..oracle import engines
+from ...cli.conftest import write_checkpoint
+from ...oracle import engines
 
 Tensors = dict[str, np.ndarray[Any, Any]]
 Entry = dict[str, Any]

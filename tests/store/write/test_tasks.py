@@ -305,7 +305,7 @@ def test_the_driver_is_killed_and_goes_on(source: Path) -> None:
         "    if done > total // 2: os.kill(os.getpid(), signal.SIGKILL)\n"
         "sw.reshard_checkpoint(sys.argv[1], sys.argv[2], rules(), task_bytes=TASK, progress=killed, sync=False)\n"
     )
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     command = [sys.executable, "-c", code, str(source), str(source.parent / "new"), str(root)]
     assert subprocess.run(command, timeout=3600).returncode == -signal.SIGKILL
     assert not (source.parent / "new").exists()
@@ -348,7 +348,7 @@ def test_two_drivers_and_a_late_task(source: Path) -> None:
 
 
 def test_replicas_that_disagree_stop_a_task(tmp_path: Path) -> None:
-    data = Path(__file__).parent.parent / "data" / "checkpoints" / "torch" / "fsdp2"
+    data = Path(__file__).parents[2] / "data" / "checkpoints" / "torch" / "fsdp2"
     if not data.exists():
         pytest.skip("no such test data")
     import shutil

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,19 +10,11 @@ import numpy as np
 import pytest
 
 import shardwise as sw
+from tests.store.tasks import write_replica
 
-from .torch_files import Storage, save, tensor
+from ..torch_files import Storage, save, tensor
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
-
-
-def write(folder: Path, rank: int, values: np.ndarray[Any, Any], code: str = "F32") -> None:
-    """The file of a rank that holds all of `w`, as PyTorch writes DCP as safetensors."""
-    about = {"DCP_SHARDING_INFO": '{"w": {"saved_offsets": [0, 0]}}', "DCP_VERSION": "1.0"}
-    entry = {"dtype": code, "shape": list(values.shape), "data_offsets": [0, values.nbytes]}
-    header = json.dumps({"__metadata__": about, "w": entry}).encode()
-    data = len(header).to_bytes(8, "little") + header + values.tobytes()
-    (folder / f"shard-{rank:05}-model-00001-of-00001.safetensors").write_bytes(data)
 
 
 @pytest.mark.parametrize("dtype", [None, "bfloat16", "float64"])
@@ -34,14 +25,14 @@ def test_replicas_that_a_conversion_makes_equal_disagree(tmp_path: Path, dtype: 
     values = np.arange(12, dtype="f4").reshape(3, 4)
     other = values.copy()
     other[2, 1] = np.nextafter(other[2, 1], np.float32(np.inf))  # Equal as bfloat16.
-    write(source, 1, values)
-    write(source, 2, other)
+    write_replica(source, 1, values)
+    write_replica(source, 2, other)
     rewrites = sw.Rewrites([{"from": {"name": "w", "transpose": True}, "to": "v"}]) if rewritten else None
     with pytest.raises(sw.ParseError, match=r"replicas disagree; the first element .* is \(\d, \d\)"):
         sw.reshard_checkpoint(source, tmp_path / "out", dtype=dtype, rewrites=rewrites)
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
     sw.reshard_checkpoint(source, tmp_path / "first", dtype=dtype, rewrites=rewrites, replicas="first")
-    write(source, 2, values)
+    write_replica(source, 2, values)
     sw.reshard_checkpoint(source, tmp_path / "same", dtype=dtype, rewrites=rewrites)
     for name in ("first", "same"):
         with sw.open_checkpoint(tmp_path / name) as checkpoint:
@@ -58,8 +49,8 @@ def test_replicas_are_compared_in_blocks(tmp_path: Path) -> None:
     values = np.random.default_rng(0).random((64, 512), np.float32)
     other = values.copy()
     other[63, 511] += 1
-    write(source, 1, values)
-    write(source, 2, other)
+    write_replica(source, 1, values)
+    write_replica(source, 2, other)
     with pytest.raises(sw.ParseError, match=r"replicas disagree; .* is \(63, 511\)"):
         sw.reshard_checkpoint(source, tmp_path / "out", dtype="bfloat16", memory=1 << 16)
 
@@ -93,8 +84,8 @@ def test_replicas_in_any_order_of_elements(tmp_path: Path, to: Any, order: Any) 
 
 
 def test_two_dtypes_of_one_tensor_are_refused(tmp_path: Path) -> None:
-    write(tmp_path, 1, np.ones((3, 4), "f4"))
-    write(tmp_path, 2, np.ones((3, 4), "f2"), "F16")
+    write_replica(tmp_path, 1, np.ones((3, 4), "f4"))
+    write_replica(tmp_path, 2, np.ones((3, 4), "f2"), "F16")
     with pytest.raises(sw.ParseError, match=r"'w'.*(float16|F16).*(float32|F32)|'w'.*(float32|F32).*(float16|F16)"):
         sw.open_checkpoint(tmp_path)
 

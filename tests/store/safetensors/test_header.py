@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shardwise import ParseError, open_checkpoint
 from shardwise.store import StoredTensor
 
-from .conftest import Write, encode, peer
+from ..conftest import Write, encode, peer
 
 
 def tensor(dtype: str = "U8", shape: Any = (1,), offsets: Any = (0, 1)) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from shardwise.cli import main
 from shardwise.store.write import checkpoint_plan, reshape
 from shardwise.store.write.work import Work
 
-from .faulty import Machine, Outcome, why_not
+from ..faulty import Machine, Outcome, why_not
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 

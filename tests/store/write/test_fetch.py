@@ -19,8 +19,7 @@ from shardwise.store.object_files import ObjectFile
 from shardwise.store.objects import ObjectStatus
 from shardwise.store.write.gather import fetch_pieces
 from tests.store.stores import Store
-from tests.store.tasks import TASK, contents, direct, rules, saved
-from tests.store.test_stored_replicas import write as write_replica
+from tests.store.tasks import TASK, contents, direct, rules, saved, write_replica
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -11,9 +11,9 @@ import pytest
 
 import shardwise as sw
 
-from ..oracle import engines
+from ...oracle import engines
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 #: Of each model what `transformers` calls its class; and its settings, besides those of all.
 CLASSES = {
     "gpt2": ("GPT2", {}),

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 import shardwise as sw
 from tests.tilings import cut_boxes
 
-from .conftest import encode
-from .torch_files import F4, META, Call, Dcp, Global, new, ones, save, size, tensor
+from ..conftest import encode
+from ..torch_files import F4, META, Call, Dcp, Global, new, ones, save, size, tensor
 
 Chunk = tuple[tuple[int, ...], np.ndarray]
 

@@ -15,10 +15,10 @@ import shardwise as sw
 from shardwise.quantized import LogicalTensor, find_components
 from shardwise.rules.shipped import example_rules
 
-from ..checks import refused
-from ..oracle.quantized import Raw, folders, read_raw, values_of
+from ...checks import refused
+from ...oracle.quantized import Raw, folders, read_raw, values_of
 
-DATA = Path(__file__).parents[1] / "data" / "quantized"
+DATA = Path(__file__).parents[2] / "data" / "quantized"
 #: Those of Qwen3; the others are written below.
 QWEN = [folder for folder in folders(DATA) if folder.name not in ("st-low-bit", "fp8-block-ragged", "mxfp4-gptoss")]
 #: What does not fit two ranks: 48, 80, 74 and 72 columns are no whole groups of 32 or 16, or words of 8.

@@ -19,7 +19,7 @@ import pytest
 import shardwise as sw
 from tests.store.stores import Store
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "examples" / "clusters"
 TASK = 1 << 16
 
@@ -83,7 +83,7 @@ def reshard(source: str, target: str, executor: Any, **settings: Any) -> sw.stor
 DASK = """
 import os, random, signal, sys
 from dask.distributed import Client, LocalCluster
-from tests.store.test_clusters import reshard
+from tests.store.write.test_clusters import reshard
 
 def killed(done, total):
     # While tasks are under way, one of the workers dies; its nanny starts another.
@@ -109,7 +109,7 @@ def test_dask(source: Path, tmp_path: Path, chance: float) -> None:
 MPI = """
 import sys
 from mpi4py.futures import MPIPoolExecutor
-from tests.store.test_clusters import reshard
+from tests.store.write.test_clusters import reshard
 
 if __name__ == "__main__":
     with MPIPoolExecutor() as executor:
@@ -129,7 +129,7 @@ def test_mpi(source: Path, tmp_path: Path) -> None:
 RAY = """
 import runpy, sys
 import ray
-from tests.store.test_clusters import EXAMPLES, reshard
+from tests.store.write.test_clusters import EXAMPLES, reshard
 
 ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100 * 2**20)
 reshard(sys.argv[1], sys.argv[2], runpy.run_path(str(EXAMPLES / "ray_reshard.py"))["RayExecutor"]())
@@ -163,7 +163,7 @@ def dying(marker: str, fn: Callable[..., Any], *args: Any) -> Any:
 DOOMED_RAY = """
 import runpy, sys
 import ray
-from tests.store.test_clusters import EXAMPLES, Doomed, reshard
+from tests.store.write.test_clusters import EXAMPLES, Doomed, reshard
 
 ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100 * 2**20)
 executor = runpy.run_path(str(EXAMPLES / "ray_reshard.py"))["RayExecutor"]()
@@ -183,7 +183,7 @@ def test_a_worker_of_ray_is_killed(source: Path, tmp_path: Path) -> None:
 DOOMED_MPI = """
 import sys
 from mpi4py.futures import MPIPoolExecutor
-from tests.store.test_clusters import Doomed, reshard
+from tests.store.write.test_clusters import Doomed, reshard
 
 if __name__ == "__main__":
     with MPIPoolExecutor() as executor:
@@ -208,7 +208,7 @@ STORE = """
 import os, random, signal, sys
 from dask.distributed import Client, LocalCluster
 import shardwise as sw
-from tests.store.test_clusters import rules
+from tests.store.write.test_clusters import rules
 
 def killed(done, total):
     if not random.randrange(4):

@@ -28,8 +28,7 @@ from shardwise.store.objects import ObjectPath
 from shardwise.store.pieces import Piece, Pieces
 from shardwise.store.write.plan import FileGrid
 from tests.store.stores import Store
-from tests.store.test_object_tasks import files
-from tests.store.test_stored_replicas import write as write_replica
+from tests.store.tasks import files, write_replica
 from tests.store.toxic import Times
 
 # Of asynchronous connections that the server closes, and of packages that warn about each other.

@@ -14,7 +14,7 @@ import pytest
 import shardwise as sw
 from shardwise.store.torch.tensors import flatten
 
-from .torch_files import STORAGES, Call, Dcp, Global, Storage, ones, save, tensor
+from ..torch_files import STORAGES, Call, Dcp, Global, Storage, ones, save, tensor
 
 
 def plain(tmp_path: Path, value: Any, **options: Any) -> sw.store.StoredCheckpoint:

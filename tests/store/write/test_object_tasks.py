@@ -23,8 +23,8 @@ from shardwise.store.write.places.store import StorePlace
 from shardwise.store.write.places.uploads import Limits
 from shardwise.store.write.run import run_whole
 from shardwise.store.write.work import Work
-from tests.store.stores import Store
-from tests.store.test_objects import GoogleLike, wrapped
+from tests.store.stores import GoogleLike, Store, wrapped
+from tests.store.tasks import files
 
 # Of asynchronous connections that the server closes, and of packages that warn about each other.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -32,12 +32,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 RULES = sw.LayoutMap(sw.DeviceMesh((2,), ("x",)))
 RULES["cut"] = ("x",)
 FORMS = ["safetensors", "hf", "sharded", "dcp"]
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    if folder.is_file():
-        return {"": folder.read_bytes()}
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.mark.parametrize("kind", ["memory", "gs", "memory, too little to hold a part back"])

@@ -19,7 +19,7 @@ import shardwise as sw
 from shardwise import _core
 from shardwise.store.torch.pickles import Record, dtype_of_global, named_dtype, read_objects, read_strict, sizes_of
 
-from .torch_files import META, Call, Dcp, Global, dumps, save, tensor
+from ..torch_files import META, Call, Dcp, Global, dumps, save, tensor
 
 CANARY = "shardwise_canary"
 
