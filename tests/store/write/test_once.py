@@ -1,4 +1,4 @@
-"""Every needed byte is read once, however many destinations and replicas: R replicas take R reads. Counted."""
+"""Every needed byte is read once, however many destinations and replicas; but columns from store to store. Counted."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def test_replicas_are_read_once_each(
     tmp_path: Path, memory: Store, monkeypatch: pytest.MonkeyPatch, src: str, dst: str, to: Any, layout: Any,
     replicas: int, planned: bool,
 ) -> None:  # fmt: skip
-    if src == dst == "store" and layout is COLUMNS:
-        pytest.skip("a task makes an object, and reads the rows of another that its columns are in: four times here")
+    # A task makes an object, and fetches the rows of another that its columns are in: `docs/object-stores.md` says so.
+    reads = 4 if src == dst == "store" and layout is COLUMNS else 1
     (tmp_path / "source").mkdir()
     for rank in range(replicas):
         write_replica(tmp_path / "source", rank + 1, VALUES)
@@ -87,4 +87,4 @@ def test_replicas_are_read_once_each(
     with sw.open_checkpoint(target) as checkpoint:
         assert np.array_equal(checkpoint.read("w"), VALUES)
     # Headers, receipts and the like take less than a quarter of a replica.
-    assert replicas * SIZE <= total < (replicas + 0.25) * SIZE, total / SIZE
+    assert replicas * SIZE <= total < (reads * replicas + 0.25) * SIZE, total / SIZE
