@@ -66,6 +66,7 @@ PARTS = (
     Part("bounds", ("ml_dtypes",)),
     Part("files"),
     Part("quantized"),
+    Part("convert"),
     Part("tasks", ("distributed",)),
     Part("scope", ("keras", "jax", "tensorflow")),
     Part("package", ("abi3audit", "auditwheel", "maturin")),

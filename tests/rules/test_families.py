@@ -17,14 +17,16 @@ import shardwise as sw
 from shardwise.cli import main
 from shardwise.rules.toml import read_compared
 
-from ..oracle.families.models import DATA, digest, numbered, read
+from ..oracle.families.models import DATA, digest, elements, read
 
 RULES = sw.example_rules()
 #: Models that have the rules of another.
-SAME = {"llama-tied": "llama"}
-#: Rules for tensors that some models of a family do not have: dense layers among experts.
+SAME = {"llama-tied": "llama", "deepseek-v3-mtp": "deepseek-v3"}
+#: Rules for tensors that some models of a family do not have: dense layers among experts, layers for further tokens.
 OPTIONAL = {
-    name: {r"mlp\.gate_up_proj\.weight$", r"mlp\.down_proj\.weight$"} for name in ("vllm/qwen3-moe", "sglang/qwen3-moe")
+    "vllm/qwen3-moe": {r"mlp\.gate_up_proj\.weight$", r"mlp\.down_proj\.weight$"},
+    "sglang/qwen3-moe": {r"mlp\.gate_up_proj\.weight$", r"mlp\.down_proj\.weight$"},
+    "megatron/deepseek-v3": {r"eh_proj\.weight$"},
 }
 #: Numbers of ranks that an engine refuses, or loads for, and why the rules say otherwise.
 OTHERWISE = {
@@ -77,7 +79,7 @@ def tensors_of(path: Path) -> dict[str, np.ndarray[Any, Any]]:
 def test_every_rank_holds_what_the_engine_gives_it(tmp_path: Path, model: str, engine: str) -> None:
     said = answer(model)
     source, there = tmp_path / "hf", tmp_path / "there"
-    tensors = numbered(said["tensors"])
+    tensors = elements(said)
     rewrites = sw.Rewrites.from_toml(RULES[rules_of(model, engine)], config=said["config"])
     first = next(ranks for ranks in said["engines"][engine]["ranks"].values() if "refused" not in ranks)[0]
     computed = {name for name, (_, numbers) in first.items() if numbers is None}
@@ -146,7 +148,7 @@ def test_rules_made_from_a_plan_cut_as_transformers_does(
     text = capsys.readouterr().out
     for count, ranks in said["engines"]["hf"]["ranks"].items():
         mesh = sw.DeviceMesh((2, int(count)), ("dp", "tp"))
-        check_ranks("hf", sw.LayoutMap.from_toml(io.StringIO(text), mesh), numbered(said["tensors"]), ranks)
+        check_ranks("hf", sw.LayoutMap.from_toml(io.StringIO(text), mesh), elements(said), ranks)
 
 
 def within_heads(config: dict[str, Any], engine: str, count: int, names: Collection[str]) -> set[str]:
@@ -181,7 +183,7 @@ AS_VLLM = [
     file.name.removesuffix(".json.gz")
     for file in sorted(DATA.glob("*.json.gz"))
     if rules_of(file.name.removesuffix(".json.gz"), "hf") in RULES
-    and "hf" not in read(file.name.removesuffix(".json.gz"))["engines"]
+    and read(file.name.removesuffix(".json.gz"))["engines"].keys() & {"hf", "vllm"} == {"vllm"}
 ]
 
 
@@ -189,7 +191,7 @@ AS_VLLM = [
 def test_ranks_hold_the_elements_that_those_of_vllm_hold(tmp_path: Path, model: str) -> None:
     """Of all tensors together, whatever their names and orders are."""
     said = answer(model)
-    tensors = {name: value for name, value in numbered(said["tensors"]).items() if not name.endswith("A_log")}
+    tensors = {name: value for name, value in elements(said).items() if not name.endswith("A_log")}
     rewrites = sw.Rewrites.from_toml(RULES[rules_of(model, "vllm")], config=said["config"])
     sw.save_checkpoint(tmp_path / "hf", tensors, sync=False)
     sw.reshard_checkpoint(tmp_path / "hf", tmp_path / "vllm", rewrites=rewrites, sync=False)

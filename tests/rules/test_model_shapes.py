@@ -16,9 +16,11 @@ from ..checks import refused
 DATA = Path(__file__).parents[1] / "data" / "families"
 #: Families whose tensors are not known from their configuration alone.
 UNKNOWN = {"bert", "falcon", "gpt_neox", "mamba2", "nemotron_h"}
+#: Without the layers that predict further tokens, which transformers does not write.
+FILES = [file for file in sorted(DATA.glob("*.json.gz")) if "-mtp-" not in file.name]
 
 
-@pytest.mark.parametrize("file", sorted(DATA.glob("*.json.gz")), ids=lambda file: file.name.partition(".")[0])
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name.partition(".")[0])
 def test_as_transformers_writes_them(file: Path) -> None:
     said = json.loads(gzip.decompress(file.read_bytes()))
     family = said["config"]["model_type"]

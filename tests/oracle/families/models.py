@@ -6,6 +6,7 @@ transformers; the other modules of this folder say what engines make of them. A 
 - `config`: what `config.json` holds, and `class`: the class of transformers;
 - `tensors`: name and shape of each tensor on the disk, in the order in which their elements are numbered;
 - `plan`: transformers' tensor-parallel plan of the model, `model.tp_plan`, if it has one;
+- `same`: of some, the names of tensors that have the same elements;
 - `engines`: for each engine, `of` (what made the answer, in which version), and `ranks`: for each number of
   tensor-parallel ranks, for each rank, each tensor's shape and the digest of its elements as int32; or `refused`.
 """
@@ -23,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["DATA", "FAMILIES", "config_of", "digest", "numbered", "read", "write"]
+__all__ = ["DATA", "FAMILIES", "config_of", "digest", "elements", "numbered", "read", "write"]
 
 DATA = Path(__file__).parents[2] / "data" / "families"
 
@@ -256,6 +257,12 @@ def numbered(tensors: dict[str, list[int]]) -> dict[str, np.ndarray[Any, Any]]:
         made[name] = np.arange(start, start + size, dtype="<i4").reshape(shape)
         start += size
     return made
+
+
+def elements(said: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    """The tensors of one of the files, with their elements."""
+    made = numbered(said["tensors"])
+    return made | {copy: made[name] for copy, name in said.get("same", {}).items()}
 
 
 def read(name: str) -> dict[str, Any]:

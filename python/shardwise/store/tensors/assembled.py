@@ -105,12 +105,16 @@ class Assembled:
         """The tensor, to be written under a name."""
         if 0 in self.shape:
             return Wanted(name, self.dtype, self.shape, NO_PIECES, NO_PIECES, partition, None)
-        identity = None if self.is_apart else self.identity()
-        return Wanted(name, self.dtype, self.shape, *self._make(), partition, identity)
+        pieces, replicas = self._make()
+        identity = None if self.is_apart else self._identity(pieces)
+        return Wanted(name, self.dtype, self.shape, pieces, replicas, partition, identity)
 
     def identity(self) -> Any:
         """Equal for tied tensors, which are made of the same pieces in the same way."""
-        return self._make()[0].identity, self.dtype.name, self.shape
+        return self._identity(self._make()[0])
+
+    def _identity(self, pieces: Pieces) -> Any:
+        return pieces.identity, self.dtype.name, self.shape
 
     def apart(self) -> Assembled:
         """The tensor, never tied to another one."""
