@@ -59,6 +59,26 @@ def whole(holder: int, value: npt.NDArray[Any]) -> Piece:
     return held(holder, 0, (0,) * value.ndim, value.shape, value.strides)
 
 
+def test_pieces_that_interleave_hide_no_third_one_that_clashes(tmp_path: Path) -> None:
+    """By hand, in 10 x 10 bytes: a column is bytes 0, 10, …, 90; four bytes of row 1 lie between; then byte 50."""
+    values, other = np.arange(100, dtype="u1").reshape(10, 10), np.array([255], "u1")
+    for at in (50, 95):
+        job = CopyJob()
+        matrix, single = job.read_array(values), job.read_array(other)
+        file = job.write_file(tmp_path / f"{at}", 100)
+        column, row = held(file, 0, (0, 0), (10, 1), (10, 1)), held(file, 15, (1, 5), (2, 9), (10, 1))
+        job.add_tensor((10, 10), 1, [whole(matrix, values)], [column, row])
+        job.add_tensor((1,), 1, [whole(single, other)], [held(file, at, (0,), (1,), (1,))])
+        if at == 50:
+            with pytest.raises(LayoutError, match="would be written to the same bytes"):
+                job.run()
+        else:
+            job.run()
+            expected = np.zeros(100, "u1")
+            expected[::10], expected[15:19], expected[95] = values[:, 0], values[1, 5:9], 255
+            assert (tmp_path / "95").read_bytes() == expected.tobytes()
+
+
 def files_of(folder: Path, parts: list[npt.NDArray[Any]], name: str = "part") -> list[Path]:
     paths = [folder / f"{name}{i}" for i in range(len(parts))]
     for path, part in zip(paths, parts, strict=True):

@@ -420,7 +420,8 @@ def test_an_error_names_the_file_and_the_next_run_goes_on(bench: Bench, kind: st
                 assert complete == ("the checkpoint is complete" in done.message)
                 refused += 1
             bench.settled(folder / name, expected, "reshard", source, kind, True)
-    assert refused > 2
+    # A share may have nothing but single faults of tasks, which are tried again, after the first operation.
+    assert refused > (2 if amount.share is None else 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
