@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shardwise import DeviceMesh, LayoutError, LayoutMap, LayoutRule, ParseError, TensorLayout
-from shardwise.quantized import component_layouts, find_components
+from shardwise.quantized import LogicalTensor, component_layouts, find_components, followers
 from shardwise.quantized.follow import followed
 
 from ..checks import refused
@@ -112,3 +112,43 @@ def test_a_shape_that_is_stated_for_each_expert(is_stacked: bool) -> None:
             find_components(tensors, config, lambda name: stated.tobytes())
     with refused(ParseError, "its weight_shape has 8 bytes"):
         find_components(tensors, config, lambda name: bytes(8))
+
+
+def test_what_they_follow_is_a_layout() -> None:
+    cut = TensorLayout((None, "tp"), MESH)
+    with refused(TypeError, "the layout of 'down.weight', which its components follow, is a Partition"):
+        followers(FOUND, {"down.weight": cut.partition((256, 512))})
+    with refused(TypeError, "config must be a Mapping, got list"):
+        find_components(STORED, [])  # type: ignore[arg-type]
+    report = LayoutMap(MESH).report
+    wrong: Any
+    for wrong in ("down", ("down",), ("down", 5)):
+        with refused(TypeError, "followers['a'] must be the name of a tensor and a layout"):
+            report({"a": (4,)}, followers={"a": wrong})
+    with refused(TypeError, "followers must be a Mapping, got int"):
+        report({"a": (4,)}, followers=5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "columns", "data", "said"),
+    [("I16", 64, b"\0" * 128, "128 bytes; expected 64 integers"), ("U8", 64, b"abc", "3 bytes; expected 64 integers")],
+)
+def test_orders_of_groups_of_other_sizes_are_refused(dtype: str, columns: int, data: bytes, said: str) -> None:
+    with refused(ParseError, "'w.weight': its g_idx has", said):
+        gptq(dtype, columns, data)
+
+
+def test_orders_of_groups_of_64_bits_and_of_no_columns() -> None:
+    assert not gptq("I64", 64, np.repeat([0, 1], 32).astype("<i8").tobytes()).why_uncut(1)
+    assert "not in order" in gptq("I64", 64, np.tile([0, 1], 32).astype("<i8").tobytes()).why_uncut(1)
+    assert not gptq("I32", 0, b"").why_uncut(1)
+
+
+def gptq(dtype: str, columns: int, data: bytes) -> LogicalTensor:
+    groups = columns // 32
+    stored = {
+        **{"w.qweight": ("I32", (columns // 8, 8)), "w.scales": ("F16", (groups, 8)), "w.qzeros": ("I32", (groups, 1))},
+        "w.g_idx": (dtype, (columns,)),
+    }
+    config = {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32}}
+    return find_components(stored, config, lambda name: data).tensors["w.weight"]

@@ -627,6 +627,7 @@ class Deployment(Drawn):
         Raises:
             LayoutError: as `partition`, for any of the tensors; if a dtype is not known.
         """
+        optional("digests", digests, Mapping)  # type: ignore[type-abstract]
         found = {}
         for name, shape in shapes_of(tensors).items():
             partition = self.partition(name, shape, uneven)

@@ -80,6 +80,11 @@ def _with_rules(
             continue
         else:
             layout = layouts.get(name)
+            if not isinstance(layout, (TensorLayout, type(None))):
+                kind = type(layout).__name__
+                raise TypeError(
+                    f"the layout of {shown(name)}, which its components follow, is a {kind}, no TensorLayout"
+                )
         if layout is not None:
             yield logical, layout, own, shared
 

@@ -21,6 +21,7 @@ import re
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
+from .._arguments import instance
 from .._text import shown
 from ..errors import ParseError
 from . import flat, integers, scaled
@@ -225,7 +226,7 @@ def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     >>> quantization_of({"text_config": {"quantization_config": {"quant_method": "awq"}}})
     {'quant_method': 'awq'}
     """
-    text = config.get("text_config")
+    text = instance("config", config, Mapping).get("text_config")  # type: ignore[type-abstract]
     for part in (config, text if isinstance(text, Mapping) else {}):
         for key in ("quantization_config", "compression_config"):
             given = part.get(key)

@@ -192,7 +192,12 @@ def _order(group: Group, tail: str, dim: int, size: int, unordered: bool) -> tup
         if not unordered:
             return ()
         return ((dim, f"the groups may not be in order (desc_act), and the values of {tail} were not read"),)
-    groups = np.frombuffer(said, "<i4").reshape(-1, group.shape(tail)[-1])
+    width, count = 8 if group.dtype(tail) == "I64" else 4, math.prod(group.shape(tail))
+    if len(said) != width * count:
+        raise ParseError(f"{shown(group.name)}: its {tail} has {len(said)} bytes; expected {count} integers")
+    if count == 0:
+        return ()
+    groups = np.frombuffer(said, f"<i{width}").reshape(-1, group.shape(tail)[-1])
     in_order = np.arange(groups.shape[1]) // size if size else np.zeros(groups.shape[1])
     if (groups == in_order).all():
         return ()

@@ -84,7 +84,7 @@ _Maker = Callable[[str, tuple[int, ...]], _Parts | None]
 
 def _is_linear(name: str, shape: tuple[int, ...], method: str | None) -> bool:
     if method == "mxfp4":  # Experts only, which gpt-oss has stacked.
-        return _EXPERTS.search(name) is not None
+        return len(shape) == 3 and _EXPERTS.search(name) is not None
     return len(shape) == 2 and name.endswith(".weight") and _PLAIN.search(name) is None
 
 

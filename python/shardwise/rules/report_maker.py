@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from .._arguments import sizes_of
+from .._arguments import instance, sizes_of
 from .._dtypes import dtype_of, find_dtype
 from .._text import shown
 from ..errors import LayoutError, ShardwiseError
@@ -52,9 +52,8 @@ def make_report(
         meshes: the meshes of a deployment.
         followers: the tensors that have no rules of their own.
     """
-    maker = _Maker(
-        search, mesh, default, checked_uneven(uneven), look_up, keys or {}, meshes or {}, followers or {}
-    )  # fmt: skip
+    following = {} if followers is None else followers
+    maker = _Maker(search, mesh, default, checked_uneven(uneven), look_up, keys or {}, meshes or {}, following)
     return maker.report(_tensors(names))
 
 
@@ -81,6 +80,11 @@ class _Maker:
         meshes: Mapping[str, DeviceMesh],
         followers: Followers,
     ) -> None:
+        for name, entry in instance("followers", followers, Mapping).items():  # type: ignore[type-abstract]
+            if type(entry) is not tuple or len(entry) != 2 or not isinstance(entry[1], (TensorLayout, str)):
+                raise TypeError(
+                    f"followers[{shown(name)}] must be the name of a tensor and a layout, got {shown(entry)}"
+                )
         self._followers = followers
         self._search = search
         self._look_up = look_up
