@@ -278,6 +278,17 @@ def test_what_the_engines_sharded_loaders_read(tmp_path: Path, model: str) -> No
         assert all(one.name == "lm_head.weight" for one in sw.diff_checkpoints(tmp_path / "hf", back))
 
 
+@pytest.mark.parametrize(("name", "tied"), [("w", False), ("wte.weight", True), ("word_embeddings.weight", True)])
+def test_only_an_embedding_is_tied_with_an_output_layer(tmp_path: Path, name: str, tied: bool) -> None:
+    source, target = tmp_path / "hf.safetensors", tmp_path / "vllm"
+    sw.save_checkpoint(source, {name: np.ones((4, 2), np.float32)}, sync=False)
+    rules = sw.LayoutMap(sw.DeviceMesh((2,), ("tp",)))
+    rules["w"] = ("tp", None)  # for lm_head.weight too
+    sw.reshard_checkpoint(source, target, rules, to="vllm", sync=False)
+    names = {name for path in target.glob("*.safetensors") for name in load_file(path)}
+    assert names == ({"lm_head.weight"} if tied else {name})
+
+
 def test_names_of_the_pipelines_ranks(tmp_path: Path) -> None:
     path = source(tmp_path)
     rules = layouts(sw.DeviceMesh((2, 4), ("pp", "model")))

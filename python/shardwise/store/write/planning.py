@@ -6,6 +6,7 @@ The tensors that are wanted become sections of numbers: their pieces, and the fi
 from __future__ import annotations
 
 import json
+import re
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
@@ -56,6 +57,9 @@ _ONLY_READ = {
 
 #: The output layer, as vLLM and SGLang call it.
 _HEAD = "lm_head.weight"
+
+#: What is in the name of an embedding: `embed_tokens`, `word_embeddings`, `embed_in`, `wte`.
+_EMBEDDING = re.compile(r"embed|\bwte\b")
 
 
 def plan_form(
@@ -200,12 +204,17 @@ def _cut(partition: Partition | None, known: dict[Any, dict[str, Any]]) -> dict[
 def _with_head(wanted: list[Wanted], layouts: Layouts | None) -> list[Wanted]:
     """The tensors, and the output layer if it is tied with the embedding: under its own name the engines look for both.
 
-    It is, if there is none, and the rule of another tensor is for its name too.
+    It is, if there is none, and the rule of the one embedding is for its name too. A tensor is one by its name: a
+    rule as loose as `"w"` is for `lm_head.weight` as well.
     """
     if not isinstance(layouts, (LayoutMap, Deployment)) or any(tensor.name == _HEAD for tensor in wanted):
         return wanted
     rules = set(layouts.matching_rules(_HEAD))
-    embeddings = [tensor for tensor in wanted if rules and rules == set(layouts.matching_rules(tensor.name))]
+    embeddings = [
+        tensor
+        for tensor in wanted
+        if rules and _EMBEDDING.search(tensor.name) and rules == set(layouts.matching_rules(tensor.name))
+    ]
     return [*wanted, *(replace(tensor, name=_HEAD) for tensor in embeddings)] if len(embeddings) == 1 else wanted
 
 
