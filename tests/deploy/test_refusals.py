@@ -137,3 +137,19 @@ def test_one_stage_may_have_chunks_of_other_lengths() -> None:
     assert megatron.pipeline(3, pp=1, vpp=2).stage == (0, 0, 0)
     with refused(LayoutError, "are not divisible by vpp, 2"):
         megatron.pipeline(6, pp=2, vpp=2)
+
+
+@pytest.mark.parametrize(
+    ("layers", "pp", "own", "message"),
+    [
+        (4, 3, {"first": 5}, "first is 5, but there are only 4 layers"),
+        (4, 2, {"first": 3, "last": 2}, "first is 3 and last is 2, but there are only 4 layers"),
+        (4, 2, {"first": 1, "last": 2}, "first is 1 and last is 2: 1 of 4 layers are left for 0 stages in the middle"),
+        (4, 3, {"last": 4}, "last is 4: 0 of 4 layers are left for 2 stages in the middle"),
+    ],
+)
+def test_first_and_last_are_named_where_they_leave_no_layers(
+    layers: int, pp: int, own: dict[str, Any], message: str
+) -> None:
+    with refused(LayoutError, message):
+        megatron.pipeline(layers, pp, **own)

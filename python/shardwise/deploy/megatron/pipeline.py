@@ -107,7 +107,10 @@ def _uneven(num_layers: int, pp: int, vpp: int | None, first: int | None, last: 
     if middle == -1 and left:
         return [last or 0]  # Without a pipeline Megatron builds these, whatever the model has.
     if bool(left) != bool(middle) or left < 0 or middle < 0:
-        raise LayoutError(f"{left} layers are left for {middle} stages in the middle")
+        given = " and ".join(f"{name} is {n}" for name, n in (("first", first), ("last", last)) if n is not None)
+        if left < 0:
+            raise LayoutError(f"{given}, but there are only {num_layers} layers")
+        raise LayoutError(f"{given}: {left} of {num_layers} layers are left for {max(middle, 0)} stages in the middle")
     if middle and left % middle:
         raise LayoutError(f"{left} layers in the middle are not divisible by their {middle} stages")
     each = left // middle if middle else 0
