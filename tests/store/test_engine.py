@@ -511,13 +511,13 @@ def test_published_files(tmp_path: Path) -> None:
     _core.sync_files([tmp_path / "new"])
     (tmp_path / "there").write_bytes(b"old")
     with pytest.raises(FileExistsError):
-        _core.publish(tmp_path / "new", None, tmp_path / "there")
+        _core.publish(tmp_path / "new", None, tmp_path / "there", sync=True)
     assert (tmp_path / "there").read_bytes() == b"old"
-    _core.publish(tmp_path / "new", None, tmp_path / "other")
+    _core.publish(tmp_path / "new", None, tmp_path / "other", sync=True)
     assert (tmp_path / "other").read_bytes() == b"manifest"
     assert not (tmp_path / "new").exists()
     with pytest.raises(FileNotFoundError):
-        _core.publish(tmp_path / "new", None, tmp_path / "third")
+        _core.publish(tmp_path / "new", None, tmp_path / "third", sync=True)
     assert 0 < _core.free_space(tmp_path) < 2**60
 
 

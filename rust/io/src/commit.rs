@@ -149,14 +149,19 @@ pub fn sync(paths: &[PathBuf], poll: &mut dyn FnMut() -> Result<()>) -> Result<(
     folders.into_iter().try_for_each(sync_folder)
 }
 
-/// Renames a file or a folder and syncs the folders of both names. Nothing may be there under the new name.
+/// Renames a file or a folder and, if wished, syncs the folders of both names. Nothing may be there under the new name.
+///
+/// To sync a folder may take as long as to sync what was written before: a journal keeps the order.
 ///
 /// With `folder`, the one that `from` is in, `from` is found there by its name, and no other part of its path is followed.
 ///
 /// # Errors
 /// [`Error::Os`], with "File exists" where something is there.
-pub fn publish(from: &Path, folder: Option<&File>, to: &Path) -> Result<()> {
+pub fn publish(from: &Path, folder: Option<&File>, to: &Path, synced: bool) -> Result<()> {
     file::counted("renaming to", to, || rename(from, folder, to))?;
+    if !synced {
+        return Ok(());
+    }
     sync_folder(folder_of(to))?;
     match folder {
         Some(folder) => file::sync(folder, folder_of(from))?,

@@ -404,13 +404,20 @@ pub(crate) fn sync_files(py: Python<'_>, paths: Vec<PathBuf>) -> PyResult<()> {
     guard(|| watched(py, None, |poll| commit::sync(&paths, &mut || poll(0, 1))))
 }
 
-/// Renames, and brings the names to the disk. With the descriptor of the folder that `source` is in, it is found there.
+/// Renames, and brings the names to the disk if `sync`. With the descriptor of the folder that `source` is in, it is found
+/// there.
 #[pyfunction]
-#[pyo3(signature = (source, folder, target, /))]
-pub(crate) fn publish(py: Python<'_>, source: PathBuf, folder: Option<i32>, target: PathBuf) -> PyResult<()> {
+#[pyo3(signature = (source, folder, target, /, *, sync))]
+pub(crate) fn publish(
+    py: Python<'_>,
+    source: PathBuf,
+    folder: Option<i32>,
+    target: PathBuf,
+    sync: bool,
+) -> PyResult<()> {
     guard(|| {
         let folder = folder.map(|descriptor| open_file(descriptor, &source)).transpose()?;
-        py.detach(|| commit::publish(&source, folder.as_deref(), &target)).map_err(to_py)
+        py.detach(|| commit::publish(&source, folder.as_deref(), &target, sync)).map_err(to_py)
     })
 }
 

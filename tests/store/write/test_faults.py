@@ -152,12 +152,13 @@ def command(_: str, *arguments: str) -> tuple[int, str]:
     return status, said.getvalue()
 
 
-def columns(folder: str, source: str, files: int, resume: bool) -> int:
+def columns(folder: str, source: str, files: int, resume: bool, sync: bool = True) -> int:
     """Cut into many files, as users do: receipts are written when there is much to lose."""
     record_after(1 << 60)
     rules = sw.LayoutMap(sw.DeviceMesh((files,), ("x",)))
     rules["h.0.w"] = (None, "x")
-    report = sw.reshard_checkpoint(source, Path(folder, "new"), rules, to="sharded", threads=1, resume=resume)
+    target = Path(folder, "new")
+    report = sw.reshard_checkpoint(source, target, rules, to="sharded", threads=1, resume=resume, sync=sync)
     assert isinstance(report, sw.store.WriteReport)
     return report.bytes_resumed
 
@@ -575,6 +576,14 @@ def test_every_file_is_synced_once(bench: Bench) -> None:
         done = [how for how, path in data if path.endswith(f"/data/{file}")]
         assert done[-1] == "fsync", file
         assert done.count("fsync") == 1, file
+
+
+def test_without_sync_nothing_waits_for_the_disk_once_data_are_written(bench: Bench) -> None:
+    """Not for the folder's name either: for it a journal first brings there what was written before."""
+    _, operations = bench.reference("new", "columns", str(bench.source), FILES, False, False)
+    first = next(at for at, line in enumerate(operations) if line.startswith("write ") and "/data/" in line)
+    assert any(line == "rename new" for line in operations[first:])
+    assert not [line for line in operations[first:] if line.startswith("fsync")]
 
 
 def test_what_fails_at_the_end_goes_on_from_there(bench: Bench) -> None:

@@ -275,10 +275,10 @@ class FolderPlace:
                 self.sync(range(len(self._new.files)))
             if self._new.is_folder:
                 with opened_below(self.root, 2) as root:
-                    self._publish(self.folder, root)
+                    self._publish(self.folder, root, sync=sync)
             else:
                 (file,) = self._new.files
-                self._publish(self.folder / file.name, folder)
+                self._publish(self.folder / file.name, folder, sync=sync)
         self.discard()
 
     def _write_frames(self, folder: OpenFolder, ending: Ending) -> None:
@@ -301,13 +301,13 @@ class FolderPlace:
                     stream.seek(at)
                     write_all(stream, text)
 
-    def _publish(self, made: Path, folder: OpenFolder) -> None:
+    def _publish(self, made: Path, folder: OpenFolder, *, sync: bool) -> None:
         """Give what was made its name, as it is in this folder of ours."""
         found = folder.status(made.name)
         if found is not None and stat.S_ISLNK(found.st_mode):
             raise refuse_stranger(made)
         try:
-            _core.publish(made, folder.descriptor, self.path)
+            _core.publish(made, folder.descriptor, self.path, sync=sync)
         except OSError as error:
             if found is None or folder.status(made.name) is not None:
                 raise
