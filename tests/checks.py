@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import tracemalloc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+
+import shardwise as sw
 
 INT64_MAX = 2**63 - 1
 
@@ -28,6 +30,15 @@ def refused(exception: type[BaseException], *fragments: object) -> Iterator[None
     assert type(caught.value) is exception, repr(caught.value)
     for fragment in fragments:
         assert str(fragment) in str(caught.value)
+
+
+def same_tensors(path: Path, expected: Mapping[str, npt.NDArray[Any]]) -> None:
+    """The checkpoint has exactly these tensors, with their dtypes, shapes and bytes."""
+    with sw.open_checkpoint(path) as checkpoint:
+        assert set(checkpoint) == set(expected)
+        for name, value in expected.items():
+            found = checkpoint.read(name)
+            assert (found.dtype, found.shape, found.tobytes()) == (value.dtype, value.shape, value.tobytes()), name
 
 
 def poisoned_memory(shape: tuple[int, ...], dtype: str) -> None:

@@ -13,15 +13,9 @@ from hypothesis import strategies as st
 
 import shardwise as sw
 
+from ...checks import same_tensors
+
 Model = dict[str, np.ndarray[Any, Any]]
-
-
-def same(path: Path, expected: Model) -> None:
-    with sw.open_checkpoint(path) as checkpoint:
-        assert set(checkpoint) == set(expected)
-        for name, value in expected.items():
-            found = checkpoint.read(name)
-            assert (found.dtype, found.shape, found.tobytes()) == (value.dtype, value.shape, value.tobytes()), name
 
 
 @st.composite
@@ -76,9 +70,9 @@ def test_any_arrangement_is_that_of_numpy(
     layouts = sw.LayoutMap(mesh)
     layouts["all"] = cut(expected.ndim)
     sw.reshard_checkpoint(folder / "a", folder / "b", layouts, rewrites=rewrites, uneven="chunk", sync=False)
-    same(folder / "b", {"all": np.ascontiguousarray(expected)})
+    same_tensors(folder / "b", {"all": np.ascontiguousarray(expected)})
     sw.reshard_checkpoint(folder / "b", folder / "c", rewrites=rewrites.inverse(), memory=1 << 20, sync=False)
-    same(folder / "c", plain)
+    same_tensors(folder / "c", plain)
     assert eval(repr(rewrites), {"Rewrites": sw.Rewrites}) == rewrites
 
 
@@ -86,7 +80,7 @@ def test_a_dim_of_no_size_beside_one_of_two_is_not_what_was_stored(tmp_path: Pat
     """As many dims as before, of which each is made of one size, and yet others."""
     plain = {"w": np.arange(15, dtype="i4").reshape(1, 15)}
     made = rewritten(tmp_path, plain, {"from": "w", "to": {"name": "all", "dims": "a b -> 1 (a b)", "a": 3, "b": 5}})
-    same(tmp_path / "b", {"all": plain["w"].reshape(3, 5)})
+    same_tensors(tmp_path / "b", {"all": plain["w"].reshape(3, 5)})
     assert made["all"].shape == (3, 5)
 
 
@@ -100,7 +94,7 @@ def rewritten(folder: Path, before: Model, *rewrites: Any, **more: Any) -> Model
     made = sw.Rewrites(rewrites, **more)
     sw.reshard_checkpoint(folder / "a", folder / "b", rewrites=made, sync=False)
     sw.reshard_checkpoint(folder / "b", folder / "c", rewrites=made.inverse(), sync=False)
-    same(folder / "c", before)
+    same_tensors(folder / "c", before)
     with sw.open_checkpoint(folder / "b") as checkpoint:
         return {name: checkpoint.read(name) for name in checkpoint}
 
@@ -139,12 +133,12 @@ def test_two_dims_flattened_in_one_are_both_cut(tmp_path: Path) -> None:
     rewrites = sw.Rewrites([{"from": {"name": "w", "dims": "(e f) h -> e f h", "e": 4}, "to": "w"}])
     layouts = {"w": sw.TensorLayout(("ep", "tp", None), sw.DeviceMesh((2, 3), ("ep", "tp")))}
     sw.reshard_checkpoint(tmp_path / "a", tmp_path / "b", layouts, rewrites=rewrites, sync=False)
-    same(tmp_path / "b", {"w": flat.reshape(4, 6, 3)})
+    same_tensors(tmp_path / "b", {"w": flat.reshape(4, 6, 3)})
     with sw.open_checkpoint(tmp_path / "b") as checkpoint:
         boxes = {tuple((side.start, side.stop) for side in piece.box) for piece in checkpoint["w"].pieces}
     assert boxes == {((2 * e, 2 * e + 2), (2 * f, 2 * f + 2), (0, 3)) for e in range(2) for f in range(3)}
     sw.reshard_checkpoint(tmp_path / "b", tmp_path / "c", rewrites=rewrites.inverse(), sync=False)
-    same(tmp_path / "c", {"w": flat})
+    same_tensors(tmp_path / "c", {"w": flat})
 
 
 def test_stacks_of_stacks(tmp_path: Path) -> None:
@@ -228,12 +222,12 @@ def test_one_tensor_under_two_names(tmp_path: Path) -> None:
     back = sw.Rewrites([rewrite]).inverse()
     sw.save_checkpoint(tmp_path / "one", {"embedding": words.T}, sync=False)
     sw.reshard_checkpoint(tmp_path / "one", tmp_path / "d", rewrites=back, sync=False)
-    same(tmp_path / "d", {"wte": words})
+    same_tensors(tmp_path / "d", {"wte": words})
     sw.save_checkpoint(tmp_path / "other", {"embedding": words.T, "output_layer": words.T + 1}, sync=False)
     with pytest.raises(sw.ShardwiseError, match="replicas disagree; the first element of"):
         sw.reshard_checkpoint(tmp_path / "other", tmp_path / "e", rewrites=back, sync=False)
     sw.reshard_checkpoint(tmp_path / "other", tmp_path / "f", rewrites=back, replicas="first", sync=False)
-    same(tmp_path / "f", {"wte": words})
+    same_tensors(tmp_path / "f", {"wte": words})
     sw.save_checkpoint(tmp_path / "short", {"embedding": words.T, "output_layer": words}, sync=False)
     with pytest.raises(sw.LayoutError, match="'embedding' and 'output_layer' should be the same"):
         sw.reshard_checkpoint(tmp_path / "short", tmp_path / "g", rewrites=back, sync=False)
@@ -258,7 +252,7 @@ def test_arithmetic_is_refused_by_name(tmp_path: Path) -> None:
         other = {"other": values(2)}
         sw.save_checkpoint(tmp_path / f"{name}-other", other, sync=False)
         sw.reshard_checkpoint(tmp_path / f"{name}-other", tmp_path / f"{name}-same", rewrites=rewrites, sync=False)
-        same(tmp_path / f"{name}-same", other)
+        same_tensors(tmp_path / f"{name}-same", other)
 
 
 @pytest.mark.parametrize(

@@ -17,20 +17,13 @@ import shardwise as sw
 from shardwise.store.tensors import assembled
 from shardwise.store.write import spool
 
+from ...checks import same_tensors
 from ...oracle import engines, fused
 
 ROOT = Path(__file__).parents[3]
 MEGATRON = ROOT / "tests" / "data" / "checkpoints" / "megatron"
 RUNS = spool._runs
 Model = dict[str, np.ndarray[Any, Any]]
-
-
-def same(path: Path, expected: Model) -> None:
-    with sw.open_checkpoint(path) as checkpoint:
-        assert set(checkpoint) == set(expected)
-        for name, value in expected.items():
-            found = checkpoint.read(name)
-            assert (found.dtype, found.shape, found.tobytes()) == (value.dtype, value.shape, value.tobytes()), name
 
 
 def rewrites_of(engine: str, model: str) -> sw.Rewrites:
@@ -73,13 +66,13 @@ def test_every_engine_to_every_other_and_back(tmp_path: Path, model: str, one: s
     )
     assert isinstance(report, sw.store.WriteReport)
     assert report.bytes_read <= 1.05 * sum(value.nbytes for value in before.values())
-    same(tmp_path / "tp4", after)
+    same_tensors(tmp_path / "tp4", after)
     sw.verify_checkpoint(tmp_path / "tp4")
     for tp, source in ((8, "tp4"), (2, "tp8"), (1, "tp2")):
         sw.reshard_checkpoint(tmp_path / source, tmp_path / f"tp{tp}", rules(other, tp), sync=False)
-    same(tmp_path / "tp1", after)
+    same_tensors(tmp_path / "tp1", after)
     sw.reshard_checkpoint(tmp_path / "tp8", tmp_path / "back", rules(one, 4), rewrites=rewrites.inverse(), sync=False)
-    same(tmp_path / "back", before)
+    same_tensors(tmp_path / "back", before)
     assert sw.diff_checkpoints(tmp_path / "source", tmp_path / "back") == []
 
 
@@ -237,9 +230,9 @@ def test_there_and_back_is_the_identity(
         expected[f"fused.{i}"] = value.T if transpose else value
     if stack and rank == 3:
         expected = {"fused": np.stack([expected[f"fused.{i}"] for i in range(layers)])}
-    same(folder / "b", {name: np.ascontiguousarray(value) for name, value in expected.items()})
+    same_tensors(folder / "b", {name: np.ascontiguousarray(value) for name, value in expected.items()})
     sw.reshard_checkpoint(folder / "b", folder / "c", rewrites=rewrites.inverse(), sync=False)
-    same(folder / "c", whole)
+    same_tensors(folder / "c", whole)
 
 
 @pytest.mark.parametrize("memory", [1 << 16, 1 << 28])
@@ -257,9 +250,9 @@ def test_many_short_stretches(tmp_path: Path, memory: int) -> None:
     outline = sw.plan_checkpoint(tmp_path / "a", tmp_path / "b", layouts, **arguments).outline(memory)
     report = sw.reshard_checkpoint(tmp_path / "a", tmp_path / "b", layouts, **arguments, sync=False)
     assert outline.bytes == report.bytes
-    same(tmp_path / "b", {"w13": expected, "rest": np.ones(3)})
+    same_tensors(tmp_path / "b", {"w13": expected, "rest": np.ones(3)})
     sw.reshard_checkpoint(tmp_path / "b", tmp_path / "c", rewrites=rewrites.inverse(), memory=memory, sync=False)
-    same(tmp_path / "c", {"experts.gate_up": value, "rest": np.ones(3)})
+    same_tensors(tmp_path / "c", {"experts.gate_up": value, "rest": np.ones(3)})
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".") and path.is_dir()]
 
 
@@ -355,7 +348,7 @@ def test_rewrites_follow_one_another_after_renames(tmp_path: Path) -> None:
         ]
     )
     sw.reshard_checkpoint(tmp_path / "a", tmp_path / "b", rename=[("^old", "new")], rewrites=rewrites, only="^x$")
-    same(tmp_path / "b", {"x": np.arange(6).reshape(2, 3)})
+    same_tensors(tmp_path / "b", {"x": np.arange(6).reshape(2, 3)})
 
 
 def test_a_plan_writes_nothing_and_a_conversion_reads_what_is_needed(tmp_path: Path) -> None:
@@ -370,7 +363,7 @@ def test_a_plan_writes_nothing_and_a_conversion_reads_what_is_needed(tmp_path: P
     assert report.bytes == outline.bytes == (tmp_path / "b.safetensors").stat().st_size
     tensors = whole()
     layers = [np.concatenate([tensors[f"h.{i}.q"], tensors[f"h.{i}.k"]]).astype("f2") for i in range(3)]
-    same(tmp_path / "b.safetensors", {"x": np.stack(layers)})
+    same_tensors(tmp_path / "b.safetensors", {"x": np.stack(layers)})
 
 
 def test_tied_tensors_stay_tied(tmp_path: Path) -> None:
@@ -381,7 +374,7 @@ def test_tied_tensors_stay_tied(tmp_path: Path) -> None:
     )
     sw.reshard_checkpoint(tmp_path / "a", tmp_path / "b", rewrites=rewrites)
     padded = np.vstack([words, np.zeros((1, 4))]).T
-    same(tmp_path / "b", {"wte.padded": padded, "head.padded": padded})
+    same_tensors(tmp_path / "b", {"wte.padded": padded, "head.padded": padded})
     with sw.open_checkpoint(tmp_path / "b") as checkpoint:
         assert {checkpoint["wte.padded"].alias_of, checkpoint["head.padded"].alias_of} & {"wte.padded", "head.padded"}
 

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 import shardwise as sw
 from shardwise.store.write import spool
 
+from ...checks import same_tensors
+
 DATA = Path(__file__).parents[2] / "data" / "checkpoints"
 MESH = sw.DeviceMesh((2, 4), ("data", "model"))
 
@@ -41,14 +43,6 @@ def rules() -> sw.LayoutMap:
     return layout_map
 
 
-def same(path: Path, expected: dict[str, np.ndarray[Any, Any]]) -> None:
-    with sw.open_checkpoint(path) as checkpoint:
-        assert set(checkpoint) == set(expected)
-        for name, value in expected.items():
-            found = checkpoint.read(name)
-            assert (found.dtype, found.shape, found.tobytes()) == (value.dtype, value.shape, value.tobytes()), name
-
-
 def test_there_and_back_in_every_form(tmp_path: Path) -> None:
     whole = tensors()
     sw.save_checkpoint(tmp_path / "a.safetensors", whole)
@@ -59,7 +53,7 @@ def test_there_and_back_in_every_form(tmp_path: Path) -> None:
     sw.reshard_checkpoint(tmp_path / "e", tmp_path / "f", to="hf")
     names = ["a.safetensors", "b", "c", "d.safetensors", "e", "f"]
     for name in names:
-        same(tmp_path / name, whole)
+        same_tensors(tmp_path / name, whole)
         assert sw.verify_checkpoint(tmp_path / name).digests == len(whole)
         assert sw.diff_checkpoints(tmp_path / name, tmp_path / "a.safetensors") == []
     assert sorted(path.name for path in tmp_path.iterdir()) == names
@@ -103,10 +97,10 @@ def test_any_layout_to_any_other(tmp_path_factory: pytest.TempPathFactory, data:
     sw.reshard_checkpoint(
         folder / "a", folder / "b", {"x": layout()}, to=second, uneven=rule, memory=1 << 16, sync=False
     )
-    same(folder / "b", {"x": value})
+    same_tensors(folder / "b", {"x": value})
     sw.verify_checkpoint(folder / "b")
     report = sw.reshard_checkpoint(folder / "b", folder / "c.safetensors", sync=False)
-    same(folder / "c.safetensors", {"x": value})
+    same_tensors(folder / "c.safetensors", {"x": value})
     assert isinstance(report, sw.store.WriteReport)
     assert report.bytes_read <= max(1.05 * value.nbytes, value.nbytes + 64)
 
@@ -123,7 +117,7 @@ def test_strided_views_are_written_right(tmp_path: Path) -> None:
     }
     sw.save_checkpoint(tmp_path / "a.safetensors", views)
     expected = {name: np.ascontiguousarray(view).astype(view.dtype.newbyteorder("<")) for name, view in views.items()}
-    same(tmp_path / "a.safetensors", expected)
+    same_tensors(tmp_path / "a.safetensors", expected)
 
 
 def test_tied_tensors_stay_tied(tmp_path: Path) -> None:
@@ -134,7 +128,7 @@ def test_tied_tensors_stay_tied(tmp_path: Path) -> None:
     sw.reshard_checkpoint(tmp_path / "b", tmp_path / "d", {"wte": sw.TensorLayout(("model", None), MESH)}, to="dcp")
     sw.reshard_checkpoint(tmp_path / "d", tmp_path / "e.safetensors")
     for name in ("a.safetensors", "b", "c", "d", "e.safetensors"):
-        same(tmp_path / name, {"wte": shared, "head": shared, "other": other})
+        same_tensors(tmp_path / name, {"wte": shared, "head": shared, "other": other})
         with sw.open_checkpoint(tmp_path / name) as checkpoint:
             assert (checkpoint["head"].alias_of, checkpoint["other"].alias_of) == ("wte", None)
     assert (tmp_path / "a.safetensors").stat().st_size < 3 * shared.nbytes
@@ -160,7 +154,7 @@ def test_names_dtypes_and_choice(tmp_path: Path) -> None:
         tmp_path / "a.safetensors", tmp_path / "b.safetensors", rename=renamed, only="layers|flags", dtype="float16"
     )
     whole = tensors()
-    same(
+    same_tensors(
         tmp_path / "b.safetensors",
         {"layers.0.w": whole["h.0.w"].astype("f2"), "layers.0.b": whole["h.0.b"], "flags": whole["flags"]},
     )
@@ -241,7 +235,7 @@ def test_replicas_that_disagree_are_named(tmp_path: Path) -> None:
         sw.save_checkpoint(tmp_path / "a", {"w": drifted})
     assert list(tmp_path.iterdir()) == []
     sw.save_checkpoint(tmp_path / "a", {"w": drifted}, check=False)
-    same(tmp_path / "a", {"w": value})
+    same_tensors(tmp_path / "a", {"w": value})
 
 
 @pytest.mark.parametrize("to", ["safetensors", "hf", "sharded", "dcp"])
@@ -328,7 +322,7 @@ def test_flat_parameters_are_saved(tmp_path: Path) -> None:
         shards = [np.repeat(value.reshape(-1)[start:stop], step)[::step] for start, stop in ranges.values()]
         path = tmp_path / f"{step}.safetensors"
         sw.save_checkpoint(path, {"w": sw.ShardedArray(tiling, shards), "b": np.ones(1)})
-        same(path, {"w": value, "b": np.ones(1)})
+        same_tensors(path, {"w": value, "b": np.ones(1)})
 
 
 def test_ties_in_a_header_that_are_none_are_left_out(tmp_path: Path) -> None:
@@ -338,7 +332,7 @@ def test_ties_in_a_header_that_are_none_are_left_out(tmp_path: Path) -> None:
         ("{", {}), ("[1]", {}), ("[" * 10**5, {}),
     ):  # fmt: skip
         safetensors.numpy.save_file(value, file, {"shardwise.aliases": said})
-        same(file, {**value, **{alias: value[name] for alias, name in tied.items()}})
+        same_tensors(file, {**value, **{alias: value[name] for alias, name in tied.items()}})
         with sw.open_checkpoint(file) as checkpoint:
             assert {name: checkpoint[name].alias_of for name in checkpoint if checkpoint[name].alias_of} == tied
 
@@ -370,7 +364,7 @@ def test_what_a_killed_conversion_left_is_removed(tmp_path: Path, monkeypatch: p
 
     def made(name: str) -> set[str]:
         sw.reshard_checkpoint(tmp_path / "a.safetensors", tmp_path / name, dtype="float64")
-        same(tmp_path / name, {"w": np.arange(6.0)})
+        same_tensors(tmp_path / name, {"w": np.arange(6.0)})
         return {path.name for path in tmp_path.iterdir() if path.name.startswith(".")}
 
     with monkeypatch.context() as patch:

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from ..._dtypes import Dtype
 from ...errors import LayoutError
 from ..boxes import Bounds
+from ..torch.archive import END, END64, ENTRY, LOCAL, LOCATOR
 from ..torch.pickles import STORAGE_CLASSES
 from .files import Named, Placed, TargetFile, slots_of
 from .pickles import Call, Global, Items, New, Persistent, pickled
@@ -36,11 +37,6 @@ __all__ = ["ALIGNMENT", "INDEX", "DcpFile", "Frame", "KeyPath", "dcp_files", "dc
 ALIGNMENT = 64
 
 _ROOT = "archive"
-_LOCAL = struct.Struct("<4s5H3L2H")
-_ENTRY = struct.Struct("<4s6H3L5H2L")
-_END = struct.Struct("<4s4H2LH")
-_END64 = struct.Struct("<4sQ2H2L4Q")
-_LOCATOR = struct.Struct("<4sLQL")
 #: The byte of either header at which the CRC-32 is.
 _CRC_IN_LOCAL, _CRC_IN_ENTRY = 14, 16
 _MOST32 = 0xFFFFFFFF
@@ -117,7 +113,7 @@ def _local(member: _Member, padding: int | None = None) -> bytes:
         padding = (padding - 4) % ALIGNMENT
         extra += struct.pack("<2H", _PADDING, padding) + bytes(padding)
     head = (b"PK\3\4", needs, _UTF8, 0, 0, _DATE, member.crc, size, size, len(member.name), len(extra))
-    return _LOCAL.pack(*head) + member.name + extra
+    return LOCAL.pack(*head) + member.name + extra
 
 
 def _directory_entry(member: _Member) -> bytes:
@@ -126,16 +122,16 @@ def _directory_entry(member: _Member) -> bytes:
     needs = _VERSION64 if large else _VERSION
     size, at = min(member.size, _MOST32), min(member.at, _MOST32)
     head = (b"PK\1\2", needs, needs, _UTF8, 0, 0, _DATE, member.crc, size, size, len(member.name), len(extra))
-    return _ENTRY.pack(*head, 0, 0, 0, 0, at) + member.name + extra
+    return ENTRY.pack(*head, 0, 0, 0, 0, at) + member.name + extra
 
 
 def _end(count: int, directory: int, end: int) -> bytes:
     size, wide = end - directory, b""
     if directory >= _MOST32:
-        wide = _END64.pack(
-            b"PK\6\6", _END64.size - 12, _VERSION64, _VERSION64, 0, 0, count, count, size, directory
-        ) + _LOCATOR.pack(b"PK\6\7", 0, end, 1)
-    return wide + _END.pack(b"PK\5\6", 0, 0, count, count, size, min(directory, _MOST32), 0)
+        wide = END64.pack(
+            b"PK\6\6", END64.size - 12, _VERSION64, _VERSION64, 0, 0, count, count, size, directory
+        ) + LOCATOR.pack(b"PK\6\7", 0, end, 1)
+    return wide + END.pack(b"PK\5\6", 0, 0, count, count, size, min(directory, _MOST32), 0)
 
 
 #: The name of the index.

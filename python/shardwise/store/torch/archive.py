@@ -16,13 +16,15 @@ from ...errors import ParseError
 from ..files import Holder
 from ..protocol import StoredSum
 
-__all__ = ["Archive", "Member"]
+__all__ = ["END", "END64", "ENTRY", "LOCAL", "LOCATOR", "Archive", "Member"]
 
-_END = struct.Struct("<4s4H2LH")
-_END64 = struct.Struct("<4sQ2H2L4Q")
-_LOCATOR = struct.Struct("<4sLQL")
-_ENTRY = struct.Struct("<4s6H3L5H2L")
-_LOCAL = struct.Struct("<4s5H3L2H")
+#: The records of a zip file: the directory's end, in 32 and 64 bits, and where the latter is; an entry of the
+#: directory, and what stands before a member.
+END = struct.Struct("<4s4H2LH")
+END64 = struct.Struct("<4sQ2H2L4Q")
+LOCATOR = struct.Struct("<4sLQL")
+ENTRY = struct.Struct("<4s6H3L5H2L")
+LOCAL = struct.Struct("<4s5H3L2H")
 _NONE16, _NONE32 = 0xFFFF, 0xFFFFFFFF
 
 # The bytes read at once from either end of a container: the directory of a small one and its first member fit.
@@ -87,7 +89,7 @@ class Archive:
         end, count, start, size = self._end()
         if start + size != end:
             raise self._error(start, f"the zip directory of {size} bytes does not end at byte {self._offset + end}")
-        if size > _MAX_DIRECTORY or count * _ENTRY.size > size:
+        if size > _MAX_DIRECTORY or count * ENTRY.size > size:
             raise self._error(start, f"a zip directory of {size} bytes for {count} members")
         data = self._bytes(start, size)
         entries: list[tuple[int, str, int, int, int]] = []
@@ -101,7 +103,7 @@ class Archive:
         members = {}
         for index, (header, name, length, crc, order) in enumerate(entries):
             limit = entries[index + 1][0] if index + 1 < len(entries) else start
-            if header + _LOCAL.size + length > limit:
+            if header + LOCAL.size + length > limit:
                 raise self._error(header, f"the zip member {shown(name)} of {length} bytes overlaps what follows it")
             members[name] = (order, Member(name, length, crc, header, limit))
         if len(members) != count:
@@ -110,23 +112,23 @@ class Archive:
 
     def _end(self) -> tuple[int, int, int, int]:
         """Find where the directory ends, how many members it has, where it begins, and its size."""
-        position = self._length - _END.size
+        position = self._length - END.size
         if position < 0:
             raise self._error(0, f"{self._length} bytes are too few for a zip container")
         # A comment may follow the end; PyTorch never writes one.
-        record = self._bytes(position, _END.size)
+        record = self._bytes(position, END.size)
         if record[:4] != b"PK\5\6":
             raise self._error(position, "no end of a zip directory: not a zip container, or a truncated one")
-        _, disk, first_disk, here, count, size, start, comment = _END.unpack(record)
+        _, disk, first_disk, here, count, size, start, comment = END.unpack(record)
         if disk or first_disk or here != count or comment:
             raise self._error(position, "a zip container in several parts, or with a comment")
         if _NONE16 not in (count, here) and _NONE32 not in (size, start):
             return self._behind_end64(position), count, start, size
-        locator = position - _LOCATOR.size
-        magic, disk, position64, disks = _LOCATOR.unpack(self._bytes(locator, _LOCATOR.size))
+        locator = position - LOCATOR.size
+        magic, disk, position64, disks = LOCATOR.unpack(self._bytes(locator, LOCATOR.size))
         if magic != b"PK\6\7" or disk or disks > 1:
             raise self._error(locator, "no end of a zip64 directory")
-        record64 = _END64.unpack(self._bytes(position64, _END64.size))
+        record64 = END64.unpack(self._bytes(position64, END64.size))
         magic, length, _, _, disk, first_disk, here, count, size, start = record64
         if magic != b"PK\6\6" or disk or first_disk or here != count or position64 + 12 + length != locator:
             raise self._error(position64, "no end of a zip64 directory")
@@ -134,20 +136,20 @@ class Archive:
 
     def _behind_end64(self, position: int) -> int:
         """Step back over a zip64 end that is not needed: PyTorch writes one for large files."""
-        locator = position - _LOCATOR.size
-        if locator < _END64.size or self._bytes(locator, 4) != b"PK\6\7":
+        locator = position - LOCATOR.size
+        if locator < END64.size or self._bytes(locator, 4) != b"PK\6\7":
             return position
-        position64: int = _LOCATOR.unpack(self._bytes(locator, _LOCATOR.size))[2]
+        position64: int = LOCATOR.unpack(self._bytes(locator, LOCATOR.size))[2]
         return position64 if self._bytes(position64, 4) == b"PK\6\6" else position
 
     def _entry(self, data: bytes, position: int, start: int) -> tuple[tuple[int, str, int, int, int], int]:
         at = start + position
-        if position + _ENTRY.size > len(data) or data[position : position + 4] != b"PK\1\2":
+        if position + ENTRY.size > len(data) or data[position : position + 4] != b"PK\1\2":
             raise self._error(at, "not a member of a zip directory")
-        entry = _ENTRY.unpack_from(data, position)
+        entry = ENTRY.unpack_from(data, position)
         flags, method, crc, packed, size = entry[3], entry[4], entry[7], entry[8], entry[9]
         name_length, extra_length, comment_length, disk, header = entry[10], entry[11], entry[12], entry[13], entry[16]
-        name_at = position + _ENTRY.size
+        name_at = position + ENTRY.size
         stop = name_at + name_length + extra_length + comment_length
         if stop > len(data):
             raise self._error(at, "a zip member that is cut off by the end of the directory")
@@ -173,9 +175,9 @@ class Archive:
         """
         start = self._starts.get(member.name)
         if start is None:
-            header = _LOCAL.unpack(self._bytes(member.header, _LOCAL.size))
-            name = self._bytes(member.header + _LOCAL.size, header[9])
-            start = member.header + _LOCAL.size + header[9] + header[10]
+            header = LOCAL.unpack(self._bytes(member.header, LOCAL.size))
+            name = self._bytes(member.header + LOCAL.size, header[9])
+            start = member.header + LOCAL.size + header[9] + header[10]
             if header[0] != b"PK\3\4" or name != member.name.encode() or header[3]:
                 raise self._error(member.header, f"not the header of the zip member {shown(member.name)}")
             if start + member.size > member.limit:
