@@ -15,6 +15,7 @@ import pytest
 import shardwise as sw
 from shardwise.store import files
 from shardwise.store.files import DataFile, _Descriptor
+from shardwise.store.location import hidden_name
 from tests.checks import open_below
 
 
@@ -173,9 +174,9 @@ def test_bytes_past_the_end_take_no_memory(tmp_path: Path) -> None:
 
 def test_hidden_names_leave_room_for_24_bytes_more() -> None:
     """File systems allow for 255 bytes."""
-    assert files.hidden_name("m" * 230) == "." + "m" * 230
+    assert hidden_name("m" * 230) == "." + "m" * 230
     for letter in ("m", "é", "語"):
         names = [letter * count for count in range(1, 255 // len(letter.encode()) + 1)]
-        hidden = [files.hidden_name(name) for name in names]
+        hidden = [hidden_name(name) for name in names]
         assert all(name.startswith(".") and len(name.encode()) <= 255 - 24 for name in hidden)
         assert len(set(hidden)) == len(names)

@@ -12,7 +12,6 @@ descriptor to another; it is opened again for the next read, and must then still
 from __future__ import annotations
 
 import errno
-import hashlib
 import mmap
 import os
 import stat
@@ -32,7 +31,7 @@ from .._fork import ForkLock, importing
 from .._text import shown
 from ..errors import ParseError
 
-__all__ = ["SPAN", "DataFile", "FileStatus", "Holder", "ReadsFiles", "hidden_name", "opened_again", "status_of"]
+__all__ = ["SPAN", "DataFile", "FileStatus", "Holder", "ReadsFiles", "opened_again", "status_of"]
 
 T = TypeVar("T")
 
@@ -56,9 +55,6 @@ _MOST_OPEN = 256
 # cache.
 SPAN = 512 * 1024
 
-# The longest name that leaves room for a dot before it and 24 bytes after it, and how much is kept of a longer one.
-_LONGEST_NAME = 230
-_BEGINNING = 200
 
 FileStatus = tuple[int, int, int, int, int]
 """Device, inode, size, time of modification and time of the last change of any kind of a file."""
@@ -66,21 +62,6 @@ FileStatus = tuple[int, int, int, int, int]
 _open_files: OrderedDict[int, weakref.ref[_Descriptor]] = OrderedDict()
 # Reentrant: a finalizer may run while it is held.
 _open_lock = ForkLock()
-
-
-def hidden_name(name: str) -> str:
-    """Give the beginning of the names of what lies hidden beside a file or folder while it is written.
-
-    A file system allows for 255 bytes; where the name leaves no room for an ending, a digest stands for its end.
-
-    >>> hidden_name("model"), len(hidden_name("m" * 255))
-    ('.model', 217)
-    """
-    encoded = os.fsencode(name)
-    if len(encoded) <= _LONGEST_NAME:
-        return f".{name}"
-    digest = hashlib.sha256(encoded).hexdigest()[:16]
-    return f".{encoded[:_BEGINNING].decode(errors='ignore')}{digest}"
 
 
 class ReadsFiles:

@@ -6,6 +6,7 @@ This and `write.places` are the only modules that ask which of the two a locatio
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 import stat
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from .._arguments import path_of
 from ..errors import ParseError
@@ -25,6 +26,7 @@ __all__ = [
     "Location",
     "absolute",
     "entries_of",
+    "hidden_name",
     "is_sampled",
     "location_of",
     "names_in",
@@ -33,7 +35,9 @@ __all__ = [
     "read_unlinked",
     "refuse_options",
     "refuse_other",
+    "taken",
     "unlisted",
+    "workplace_of",
 ]
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
@@ -41,6 +45,13 @@ _LOCAL = ("file", "local")
 #: What a file in a snapshot of Hugging Face's cache, `models--ORG--NAME/snapshots/COMMIT/`, is a link to.
 _BLOB = re.compile(r"\.\.[/\\]\.\.[/\\]blobs[/\\]([0-9a-f]{40}|[0-9a-f]{64})")
 _FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+
+# The longest name that leaves room for a dot before it and 24 bytes after it, and how much is kept of a longer one.
+_LONGEST_NAME = 230
+_BEGINNING = 200
+
+#: A path of either kind, and what is beside it of the same.
+Beside = TypeVar("Beside", Path, ObjectPath)
 
 
 class Location(Protocol):
@@ -235,3 +246,28 @@ def _opener(locations: Iterable[Location]) -> Callable[[Location], Holder]:
         return open_file(location) if found is None else found
 
     return give
+
+
+def hidden_name(name: str) -> str:
+    """Give the beginning of the names of what lies hidden beside a file or folder while it is written.
+
+    A file system allows for 255 bytes; where the name leaves no room for an ending, a digest stands for its end.
+
+    >>> hidden_name("model"), len(hidden_name("m" * 255))
+    ('.model', 217)
+    """
+    encoded = os.fsencode(name)
+    if len(encoded) <= _LONGEST_NAME:
+        return f".{name}"
+    digest = hashlib.sha256(encoded).hexdigest()[:16]
+    return f".{encoded[:_BEGINNING].decode(errors='ignore')}{digest}"
+
+
+def workplace_of(path: Beside) -> Beside:
+    """The folder beside a checkpoint in which each of its plans has a folder."""
+    return path.with_name(f"{hidden_name(path.name)}.partial")
+
+
+def taken(path: object, what: str = "exists already; a checkpoint is written to a new name") -> FileExistsError:
+    """Give the error for a name that is taken."""
+    return FileExistsError(errno.EEXIST, what, str(path))

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import shardwise as sw
-from shardwise.store.write.task import receipt_line
+from shardwise.store.write.places.place import receipt_line
 from tests.store.tasks import folder_of, forge, planned, saved, unpacked
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -17,12 +17,14 @@ from ..engine import add_digests
 from ..formats.forms import manifest_text
 from ..sharded import MANIFEST
 from .plan import FileGrid, WritePlan
-from .task import TaskReceipt, parts_of, refuse_missing
+from .task import TaskReceipt
 
 __all__ = ["Ending", "Ledger", "texts_of", "written_by"]
 
-#: The most parts that a message names.
-_MOST_PARTS = 20
+#: The most tasks and the most parts that a message names.
+_MOST_SHOWN, _MOST_AGAIN = 5, 20
+#: A receipt that names more parts is not believed.
+_MOST_PARTS = 2**20
 
 
 class Written(NamedTuple):
@@ -184,10 +186,14 @@ class Ledger:
         if parts is not None and len(missing):
             ends = np.array([self._plan.part(part, parts).stop for part in range(1, parts + 1)], np.int64)
             again = (np.unique(np.searchsorted(ends, missing, side="right")) + 1).tolist()
-            some = ", ".join(f"{part}/{parts}" for part in again[:_MOST_PARTS])
-            more = f" and {len(again) - _MOST_PARTS} more" if len(again) > _MOST_PARTS else ""
+            some = ", ".join(f"{part}/{parts}" for part in again[:_MOST_AGAIN])
+            more = f" and {len(again) - _MOST_AGAIN} more" if len(again) > _MOST_AGAIN else ""
             hint = f"; run again part {some}{more}"
-        refuse_missing(self._plan.path, missing.tolist(), len(self._seen), hint)
+        if len(missing):
+            some = ", ".join(map(str, missing[:_MOST_SHOWN]))
+            more = f" and {len(missing) - _MOST_SHOWN} more" if len(missing) > _MOST_SHOWN else ""
+            text = f"receipts of {len(missing)} of {len(self._seen)} tasks are missing: {some}{more}{hint}"
+            raise ParseError(f"{self._plan.path}: {text}")
 
     def crcs(self, number: int) -> dict[int, int]:
         """The CRC-32 of each slot of a file, by its position."""
@@ -210,3 +216,19 @@ class Ledger:
     def digest(self, file: int, tensor: int) -> int:
         """The digest of what a file has of a tensor."""
         return self._digests.get((file, tensor), 0)
+
+
+def parts_of(receipts: Mapping[str, int]) -> int | None:
+    """The number of parts in which most tasks were run; `None` if none was run in one.
+
+    >>> parts_of({"1/16": 1, "2/16": 5, "7/16": 3, "1/2": 7, "": 40, "1/" + "9" * 5000: 20})
+    16
+    >>> parts_of({"1/16": 1, "2/16": 5, "7/16": 3, "1/2": 17})
+    2
+    """
+    counts: Counter[int] = Counter()
+    for part, count in receipts.items():
+        parts = part.partition("/")[2]
+        if parts.isdecimal() and len(parts) <= len(str(_MOST_PARTS)) and 0 < int(parts) <= _MOST_PARTS:
+            counts[int(parts)] += count
+    return counts.most_common(1)[0][0] if counts else None

@@ -23,7 +23,7 @@ from ...partition import Partition
 from ...rules.rewrites import Rewrites
 from ..carried import carried_files
 from ..formats.forms import WITH_FILES
-from ..location import Location, is_sampled, location_of
+from ..location import Location, is_sampled, location_of, taken
 from ..model_config import config_of
 from ..open import open_checkpoint
 from ..tensors.components import component_partitions, outline_of
@@ -33,7 +33,6 @@ from ..tensors.names import check_name, chosen, kept_values, key_paths, refuse_u
 from ..tensors.wanted import Layouts, Wanted, partition_for, wanted_array, wanted_object, wanted_stored
 from .checkpoint_plan import CheckpointPlan
 from .places import check_writable, claim_name, locked, refuse_source
-from .places.place import taken
 from .planning import Target, chosen_form, plan_form
 from .run import run_whole
 from .spool import Spool, opened_spool

@@ -16,12 +16,13 @@ from ..._text import shown
 from ...errors import LayoutError, ParseError
 from ..carried import carried_names
 from ..engine import CopyJob, add_digests, check_memory
+from ..location import taken
 from ..mapped import MappedFiles
 from ..pieces import Piece
 from ..same_files import SameFiles
 from .gather import memory_for
 from .ledger import Ending, Ledger, Written, texts_of
-from .places.place import Place, Recorder, taken
+from .places.place import Place, Recorder
 from .plan import WritePlan
 from .task import Progress, Task, TaskReceipt
 from .work import Crew, Flight, Work, WriteReport

@@ -8,12 +8,11 @@ import tempfile
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
-from ...files import hidden_name
-from ...location import Location
+from ...location import Location, hidden_name, taken
 from ...objects import ObjectPath
 from ...opened import OpenFolder, make_marked, remove_marked
 from . import folder, store
-from .place import NewCheckpoint, Place, taken
+from .place import NewCheckpoint, Place
 
 __all__ = ["Scratch", "check_writable", "claim_name", "locked", "place_for", "refuse_source", "takes_whole_files"]
 

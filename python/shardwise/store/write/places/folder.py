@@ -25,12 +25,11 @@ from ...._atomic import naming
 from ...._text import bytes_text
 from ....errors import ParseError
 from ...engine import CopyJob
-from ...files import hidden_name
+from ...location import hidden_name, taken, workplace_of
 from ...opened import OpenFolder, make_marked, opened_below, refuse_stranger, refuse_unmarked, remove_marked, write_all
-from ..gather import Gatherer
-from ..task import Progress, Task, TaskReceipt, Written, receipt_from_line, receipt_line
+from ..task import Gatherer, Progress, Task, TaskReceipt, Written
 from ..work import Crew, Work, crew_for
-from .place import Ending, NewCheckpoint, taken, workplace_of
+from .place import Ending, NewCheckpoint, receipt_from_line, receipt_line
 
 __all__ = ["FolderPlace", "check_room", "claim_name", "locked", "refuse_existing"]
 
@@ -390,13 +389,13 @@ class FolderRecorder:
         self._place, self._path, self._part = place, path, part
         self._sync, self._gather = work.sync, work.sync and gather
         self._most = work.record_bytes, work.record_seconds if self._gather else _SOON
-        self._lines: list[bytes] = []
+        self._receipts: list[TaskReceipt] = []
         self._touched: set[int] = set()
         self._bytes, self._last = 0, time.monotonic()
 
     def add(self, receipt: TaskReceipt) -> None:
         """Write a receipt, now or a little later."""
-        self._lines.append(receipt_line(receipt._replace(part=self._part)))
+        self._receipts.append(receipt._replace(part=self._part))
         self._touched.update(file for file, _, _ in receipt.ranges)
         self._bytes += receipt.bytes_written
         if self._bytes >= self._most[0] or time.monotonic() - self._last >= self._most[1]:
@@ -404,7 +403,7 @@ class FolderRecorder:
 
     def flush(self) -> None:
         """Write what was added."""
-        if not self._lines:
+        if not self._receipts:
             return
         if self._gather:
             self._place.sync(self._touched)
@@ -413,10 +412,10 @@ class FolderRecorder:
             folder.file(self._path.name, os.O_WRONLY | os.O_APPEND | os.O_CREAT) as stream,
             naming(self._path),
         ):
-            write_all(stream, b"".join(self._lines))
+            write_all(stream, b"".join(map(receipt_line, self._receipts)))
             if self._sync:
                 os.fsync(stream.fileno())
-        self._lines.clear()
+        self._receipts.clear()
         self._touched.clear()
         self._bytes, self._last = 0, time.monotonic()
 

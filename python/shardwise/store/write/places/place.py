@@ -1,27 +1,26 @@
-"""What each kind of place can do, and what it is told of a checkpoint.
+"""What each kind of place can do, what it is told of a checkpoint, and the receipts that it keeps.
 
 A folder gets its name when all is there; in a store each object has its name from the beginning, and the index that
-readers look for comes last. Whoever runs a plan asks its place, and never what kind of place that is.
+readers look for comes last. Whoever runs a plan asks its place, and never what kind of place that is. A receipt is a
+line of JSON with a digest of itself.
 """
 
 from __future__ import annotations
 
-import errno
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
-from ...files import hidden_name
+from ....errors import ParseError
+from ...engine import DIGEST_MODULUS
 from ...formats.files import TargetFile
-from ...objects import ObjectPath
 from ..task import Sink, TaskReceipt
 from ..work import Crew, Work
 
-#: A path of either kind, and what is beside it of the same.
-Beside = TypeVar("Beside", Path, ObjectPath)
-
-__all__ = ["Ending", "NewCheckpoint", "Place", "Recorder", "taken", "workplace_of"]
+__all__ = ["Ending", "NewCheckpoint", "Place", "Recorder", "receipt_from_line", "receipt_line"]
 
 
 class NewCheckpoint(Protocol):
@@ -169,13 +168,59 @@ class Place(Protocol):
         """Remove what is beside a finished checkpoint; of a run that failed also the objects that it has `made`."""
 
 
-def workplace_of(path: Beside) -> Beside:
-    """The folder beside a checkpoint in which each of its plans has a folder."""
-    return path.with_name(f"{hidden_name(path.name)}.partial")
+def receipt_line(receipt: TaskReceipt) -> bytes:
+    """Write a receipt as a line."""
+    said = [*receipt[:3], [f"{digest:x}" for digest in receipt.digests], *receipt[4:]]
+    text = json.dumps(said, separators=(",", ":")).encode()
+    return b"%s %s\n" % (_digest(text), text)
 
 
-def taken(
-    path: object, what: str = "exists already; a checkpoint is written to a new name", hint: str = ""
-) -> FileExistsError:
-    """Give the error for a name that is taken."""
-    return FileExistsError(errno.EEXIST, f"{what}{hint}", str(path))
+def receipt_from_line(line: bytes, where: object) -> TaskReceipt:
+    """Read a receipt.
+
+    Raises:
+        ParseError: if the line is not what `receipt_line` wrote.
+    """
+    with _read(line, where) as said:
+        plan, task, ranges, digests, crcs, read, written, seconds, worker, part, made = said
+        receipt = TaskReceipt(
+            str(plan),
+            task,
+            tuple((file, begin, end) for file, begin, end in ranges),
+            tuple(int(digest, 16) for digest in digests),
+            tuple(crcs),
+            read,
+            written,
+            float(seconds),
+            str(worker),
+            str(part),
+            None if made is None else _made(*made),
+        )
+        numbers = [number for row in receipt.ranges for number in row]
+        sizes = [] if receipt.made is None else [receipt.made[0]]
+        if not all(type(number) is int for number in (task, read, written, *numbers, *sizes, *receipt.crcs)):
+            raise ValueError
+        if not all(0 <= digest < DIGEST_MODULUS for digest in receipt.digests):
+            raise ValueError
+        if not all(0 <= crc < 2**32 for crc in receipt.crcs):
+            raise ValueError
+    return receipt
+
+
+def _made(size: int, mark: str) -> tuple[int, str]:
+    return size, str(mark)
+
+
+@contextmanager
+def _read(line: bytes, where: object) -> Iterator[Any]:
+    digest, _, text = line.rstrip(b"\n").partition(b" ")
+    if _digest(text) != digest:
+        raise ParseError(f"{where}: a receipt is not what was written: it was edited or is damaged")
+    try:
+        yield json.loads(text)
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        raise ParseError(f"{where}: a receipt has contents that no task writes") from None
+
+
+def _digest(text: bytes) -> bytes:
+    return hashlib.sha256(text).hexdigest()[:32].encode()

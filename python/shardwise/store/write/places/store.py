@@ -18,11 +18,11 @@ from typing import Any, TypeVar
 
 from ....errors import ParseError
 from ...formats.files import TargetFile
+from ...location import taken, workplace_of
 from ...objects import ATTEMPTS, ObjectPath, ObjectStatus
-from ..gather import Gatherer
-from ..task import Progress, Task, TaskReceipt, Written, receipt_from_line, receipt_line
+from ..task import Gatherer, Progress, Task, TaskReceipt, Written
 from ..work import Crew, Work, crew_of, one_worker
-from .place import Ending, NewCheckpoint, taken, workplace_of
+from .place import Ending, NewCheckpoint, receipt_from_line, receipt_line
 from .stream import stream_of
 from .uploads import (
     FLIGHT,
@@ -163,7 +163,8 @@ class StorePlace:
         goes_on = resume and (is_folder or self._receipt_of(0).is_file())
         is_there = (is_folder and self.path.is_file()) if goes_on else self.path.exists()
         if is_there or (is_folder and self._last.is_file()):
-            raise taken(self.path, hint="" if resume else "; resume=True goes on with what an interrupted run left")
+            why = "" if resume else "; resume=True goes on with what an interrupted run left"
+            raise taken(self.path, f"exists already; a checkpoint is written to a new name{why}")
 
     def free(self) -> None:
         """A store does not say how much room it has."""

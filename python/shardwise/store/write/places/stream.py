@@ -20,7 +20,7 @@ from ...boxes import contiguous_strides
 from ...engine import add_digests
 from ...formats.files import TargetFile
 from ...objects import ObjectPath
-from ..gather import Block, Gatherer
+from ..task import Block, Gatherer
 
 __all__ = ["Stream", "stream_of"]
 

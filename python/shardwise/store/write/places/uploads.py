@@ -18,9 +18,9 @@ from ...._arguments import integer
 from ...._text import bytes_text
 from ....errors import LayoutError
 from ...formats.files import TargetFile
+from ...location import taken
 from ...objects import ObjectPath
 from ..work import Crew
-from .place import taken
 
 __all__ = [
     "FLIGHT",
