@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from shardwise import _atomic
 from shardwise._atomic import replace_file, replacing
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="uses locks, owners and /proc as Linux has them")
@@ -61,17 +60,21 @@ def test_a_file_whose_owner_cannot_be_kept_stays(tmp_path: Path, monkeypatch: py
     target = tmp_path / "file"
     target.write_bytes(b"old")
 
-    def foreign(path: Path) -> os.stat_result:
-        status = list(path.stat())
+    real = os.fstat
+
+    def foreign(descriptor: int) -> os.stat_result:
+        """Of the new file: as if the old one were somebody else's."""
+        status = list(real(descriptor))
         status[4], status[5] = 1234, 4321
         return os.stat_result(status)
 
     def refuse(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(_atomic, "_status", foreign)
+    monkeypatch.setattr(os, "fstat", foreign)
     monkeypatch.setattr(os, "fchown", refuse)
-    with pytest.raises(PermissionError, match="owner 1234 and group 4321") as raised:
+    owner = f"owner {os.getuid()} and group {os.getgid()}"
+    with pytest.raises(PermissionError, match=owner) as raised:
         replace_file(target, b"new")
     assert raised.value.filename == str(target)
     assert target.read_bytes() == b"old"
@@ -116,10 +119,14 @@ def test_the_one_error_after_the_file_was_replaced_says_so(tmp_path: Path, monke
     target = tmp_path / "file"
     target.write_bytes(b"old")
 
-    def fail(_: Path) -> None:
-        raise OSError(5, "Input/output error")
+    sync = os.fsync
 
-    monkeypatch.setattr(_atomic, "_sync_folder", fail)
+    def fail(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(5, "Input/output error")
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(OSError, match="the file has been replaced") as raised:
         replace_file(target, b"new")
     assert (raised.value.errno, raised.value.filename) == (5, str(target))

@@ -482,6 +482,46 @@ def test_nobody_asks_what_kind_of_path_it_has() -> None:
     assert found == {}
 
 
+def patched(tree: ast.AST) -> Iterator[str]:
+    """The names that a test replaces with `setattr`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "setattr":
+            yield ".".join(ast.unparse(each).strip("'\"") for each in node.args[: len(node.args) - 1])
+
+
+def is_ours_alone(name: str) -> bool:
+    """Whether a dotted name has a part that begins with one underscore, or ends in a constant."""
+    parts = name.split(".")
+    has_private = any(part.startswith("_") and not part.startswith("__") for part in parts)
+    return (has_private and parts[:1] != ["_core"]) or parts[-1].isupper()
+
+
+def test_no_test_replaces_what_is_private() -> None:
+    """What a test must shrink, or see, is an argument; the compiled module stands for the operating system."""
+    found = []
+    for path in (ROOT / "tests").rglob("*.py"):
+        names = patched(ast.parse(path.read_text(encoding="utf-8")))
+        found += [f"{path.relative_to(ROOT)}: {name}" for name in names if is_ours_alone(name)]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("text", "is_refused"),
+    [
+        ("monkeypatch.setattr(files, '_MOST_OPEN', 8)", True),
+        ("patch.setattr(assembled, 'MOST_STRETCHES', 0)", True),
+        ("monkeypatch.setattr('shardwise.store.open.FORMS', [])", True),
+        ("monkeypatch.setattr(_Descriptor, '__init__', f)", True),
+        ("monkeypatch.setattr(_core, 'free_space', f)", False),
+        ("monkeypatch.setattr(ObjectPath, 'read_into', f)", False),
+        ("monkeypatch.setattr(os, 'fsync', f)", False),
+    ],
+)
+def test_patches_are_found(text: str, is_refused: bool) -> None:
+    (name,) = patched(ast.parse(text))
+    assert is_ours_alone(name) == is_refused
+
+
 def test_the_questions_are_found() -> None:
     text = "isinstance(x, (str, Path)), cast('ObjectPath', x), type(x) is ObjectPath, isinstance(x, str), Path(x) == y"
     assert len(list(asks_for_kinds(ast.parse(text)))) == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -68,8 +69,8 @@ def shown(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, **settings: Any)
 def test_progress_is_shown_on_a_terminal_or_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("rich")
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(progress, "_EVERY_LINE", 0.0)
-    monkeypatch.setattr(progress, "_EVERY_CHANGE", 0.0)
+    clock = itertools.count(0, 10)
+    monkeypatch.setattr("shardwise.cli.progress.time.monotonic", lambda: float(next(clock)))
     assert shown(monkeypatch, io.StringIO()) == ""
     assert shown(monkeypatch, io.StringIO(), quiet=True, asked=True) == ""
     assert shown(monkeypatch, Terminal(), quiet=True) == ""

@@ -17,9 +17,8 @@ from shardwise.model.scope import LayoutScope, PlacedVariable
 LAYOUT_MAP = sw.LayoutMap(sw.DeviceMesh((2,), ("x",)))
 
 
-def test_hooks_are_entered_in_order_and_left_in_reverse(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hooks, "_HOOKS", {})
-    monkeypatch.setattr(hooks, "_MODULES", {})  # Else a framework that is loaded would register itself there.
+def test_hooks_are_entered_in_order_and_left_in_reverse() -> None:
+    """They stay registered, and do nothing in other scopes than these."""
     said: list[object] = []
 
     def hook(name: str) -> hooks.Hook:
@@ -46,9 +45,7 @@ def test_hooks_are_entered_in_order_and_left_in_reverse(monkeypatch: pytest.Monk
     assert said[2:] == [("second", "KeyError(7)"), ("first", "KeyError(7)")]
 
 
-def test_variables_of_a_framework_are_named_by_attributes_that_are_not_its_own_records(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_variables_of_a_framework_are_named_by_attributes_that_are_not_its_own_records() -> None:
     class Weight:
         shape = (8,)
         scope: LayoutScope | None = None
@@ -63,7 +60,6 @@ def test_variables_of_a_framework_are_named_by_attributes_that_are_not_its_own_r
     vars(layer).update({"_tracked": [layer.kernel], **vars(layer)})
     vars(layer).update({name: vars(layer).pop(name) for name in ("kernel", "later")})
     assert list(vars(layer)) == ["_tracked", "kernel", "later"]
-    monkeypatch.setattr(hooks, "_VARIABLES", {})
     hook = hooks.ForeignVariable(lambda one: one.scope, lambda one, placed: setattr(one, "placed", placed), "_tracked")
     hooks.register_variable(Weight, hook)
     layout_map = sw.LayoutMap(sw.DeviceMesh((2,), ("x",)))

@@ -13,13 +13,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwise import ParseError, SizeOverflowError, open_checkpoint, reshard_checkpoint
 from shardwise._dtypes import CODES
 from shardwise.fit import fits
-from shardwise.store import boxes
+from shardwise.store.boxes import Reads, read_piece
 from shardwise.store.engine import CopyJob
 from shardwise.store.protocol import StoredTensor
 from tests.checks import open_below
@@ -212,13 +212,6 @@ def test_names_that_are_not_there(model: tuple[Path, dict[str, np.ndarray]]) -> 
 # --- reads that copy ----------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["as is", "by the engine"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reads of small boxes by the engine too, which larger ones with long runs are for."""
-    if request.param == "by the engine":
-        monkeypatch.setattr(boxes, "READS", boxes.Reads(engine_from=1, run_from=1))
-
-
 SHAPES = [(), (9,), (5, 7), (3, 4, 5), (40, 90_000), (3, 50, 7000), (2, 300_000), (0, 3)]
 
 
@@ -234,8 +227,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, ...], t
     return found
 
 
-@pytest.mark.usefixtures("way")
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_read_gives_what_slicing_gives(
     data: st.DataObject, written: dict[tuple[int, ...], tuple[Path, np.ndarray]]
@@ -246,6 +238,10 @@ def test_read_gives_what_slicing_gives(
     box = tuple(slice(*end) for end in ends)
     with open_checkpoint(path) as checkpoint:
         assert np.array_equal(checkpoint.read("x", box), values[box])
+        # Of a small box too by the engine, which larger ones with long runs are for.
+        read = np.full_like(values[box], -1, order="C")
+        read_piece(checkpoint["x"].pieces[0].extent(), [start for start, _ in ends], read, Reads(1, 1))
+        assert np.array_equal(read, values[box])
         out = np.full_like(values, -1)
         assert checkpoint.read("x", out=out) is out
         assert np.array_equal(out, values)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import shardwise as sw
-from shardwise.store import object_files
 from shardwise.store.location import opening
-from shardwise.store.object_files import ObjectFile
+from shardwise.store.object_files import ObjectFile, Requests
 from shardwise.store.objects import ATTEMPTS, ObjectPath
 from shardwise.store.text import MAX_NAME, are_sizes, checked_name, checked_shape
 
@@ -43,12 +41,9 @@ def place(filesystem: Any) -> ObjectPath:
     return ObjectPath("memory://bucket/a", filesystem=filesystem, pause=0)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def small() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"_PART": 200, "_GAP": 30, "_BLOCK": 64, "_BLOCKS": 3, "_SMALL": 100}.items():
-            patch.setattr(object_files, name, value)
-        yield
+def opened(filesystem: Any) -> ObjectFile:
+    """Read in small requests."""
+    return ObjectFile(place(filesystem), requests=Requests(part=200, gap=30, small=100, block=64, blocks=3))
 
 
 @st.composite
@@ -74,7 +69,7 @@ def test_boxes_are_read_in_requests_of_a_bounded_size(box: tuple[int, int, list[
     room = np.zeros([*shape[:-1], 2 * shape[-1]] if shape else [], kind)
     out = room[..., ::2] if spaced and shape else np.empty(shape, kind)
     asked = Asked(data)
-    ObjectFile(place(asked)).read_box(start, strides, out)
+    opened(asked).read_box(start, strides, out)
     np.testing.assert_array_equal(out, expected)
     assert not room[..., 1::2].any() if shape else True
     assert all(start <= first < last <= start + length for first, last in asked.ranges)
@@ -89,19 +84,19 @@ def test_short_gaps_are_read_and_long_ones_are_not() -> None:
     """Rows of 10 bytes; 30 unneeded ones between two are read to save a request, 31 are not."""
     for stride, requests in ((40, [(5, 5 + 3 * 40 + 10)]), (41, [(5 + 41 * row, 15 + 41 * row) for row in range(4)])):
         asked = Asked()
-        ObjectFile(place(asked)).read_box(5, [stride, 1], out := np.empty((4, 10), np.uint8))
+        opened(asked).read_box(5, [stride, 1], out := np.empty((4, 10), np.uint8))
         assert sorted(asked.ranges) == requests
         assert out.tolist() == [BYTES[5 + stride * row :][:10].tolist() for row in range(4)]
     # 9 rows of 10 with 30 between them are 330 bytes; at most 200 in one request: five rows, then four.
     asked = Asked()
-    ObjectFile(place(asked)).read_box(0, [40, 1], np.empty((9, 10), np.uint8))
+    opened(asked).read_box(0, [40, 1], np.empty((9, 10), np.uint8))
     assert sorted(asked.ranges) == [(0, 170), (200, 330)]
 
 
 @given(st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 400)), max_size=8))
 def test_bytes_are_those_of_the_object(wanted: list[tuple[int, int]]) -> None:
     asked = Asked()
-    file = ObjectFile(place(asked))
+    file = opened(asked)
     for offset, length in wanted:
         buffer = bytearray(length)
         if offset + length > 5000:
@@ -115,7 +110,7 @@ def test_bytes_are_those_of_the_object(wanted: list[tuple[int, int]]) -> None:
 
 def test_small_reads_are_served_from_blocks_of_which_three_are_kept() -> None:
     asked = Asked()
-    file = ObjectFile(place(asked))
+    file = opened(asked)
     for offset in (0, 10, 60, 128, 192, 130, 64, 256, 0):
         file.read(offset, 4)
     # Blocks 0 and 1 (for 60 to 64 block 0 only), 2, 3, 2 again, 1, 4; then 0 was dropped long ago.
@@ -271,10 +266,10 @@ def test_options_that_a_url_does_not_say_are_refused_by_their_names() -> None:
 
 
 def test_several_objects_are_opened_together() -> None:
-    one, two = (ObjectPath(f"memory://bucket/{name}", filesystem=Asked()) for name in "ab")
+    one, two = (ObjectPath(f"memory://bucket/{name}", filesystem=Asked(bytes(300_000))) for name in "ab")
     with opening([one, two]) as (open_next, files):
-        assert [open_next(path).size for path in (one, two)] == [5000, 5000]
-    assert [path.filesystem.ranges for path in (one, two)] == [[(0, 64)]] * 2
+        assert [open_next(path).size for path in (one, two)] == [300_000] * 2
+    assert [path.filesystem.ranges for path in (one, two)] == [[(0, 2**18)]] * 2
     assert [file.path for file in files] == [one, two]
 
 

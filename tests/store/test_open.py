@@ -15,7 +15,7 @@ import pytest
 import safetensors.numpy
 
 import shardwise as sw
-from shardwise.store import StoredCheckpoint, files
+from shardwise.store import StoredCheckpoint
 from shardwise.store.files import DataFile
 from shardwise.store.open import FORMS, Form
 from tests.checks import open_below, refused
@@ -135,13 +135,15 @@ def test_paths_that_are_none(tmp_path: Path) -> None:
             sw.open_checkpoint(tmp_path / "fifo.safetensors")
 
 
-def test_a_form_is_one_entry_and_one_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_form_is_one_entry_and_one_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     module = type(sys)("shardwise.store.mine")
     module.open_form = lambda path: StoredCheckpoint(path, "mine", {})  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "shardwise.store.mine", module)
-    monkeypatch.setattr(
-        "shardwise.store.open.FORMS", [Form("mine", lambda target: "mine.json" in target.names, "mine"), *FORMS]
-    )
+    mine = Form("mine", lambda target: "mine.json" in target.names, "mine")
+    FORMS.insert(0, mine)
+    request.addfinalizer(lambda: FORMS.remove(mine))
     (tmp_path / "mine.json").write_text("{}")
     assert sw.open_checkpoint(tmp_path).format == "mine"
 
@@ -254,7 +256,9 @@ def test_a_read_that_is_under_way_keeps_its_descriptor(tmp_path: Path) -> None:
 
 
 def test_more_files_than_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "_MOST_OPEN", 8)
+    """A quarter of those that the process may have."""
+    resource = pytest.importorskip("resource")
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (32, 32))
     held = []
     for number in range(50):
         path = tmp_path / f"{number}"

@@ -20,10 +20,9 @@ __all__ = ["check_replicas", "first_difference", "texts_of"]
 
 Array = npt.NDArray[Any]
 
-#: How many words of 8 bytes are compared at a time: few enough to stay in the cache.
-_WORDS = 1 << 14
-#: The most bytes for which a copy costs less than the calls that would avoid it.
-_SMALL = 1 << 15
+#: How many words of 8 bytes are compared at a time, few enough to stay in the cache; and the most bytes for which a
+#: copy costs less than the calls that would avoid it.
+_WORDS, _SMALL = 1 << 14, 1 << 15
 
 
 def check_replicas(tiling: Tiling, shards: Sequence[Array]) -> None:
@@ -96,22 +95,29 @@ def _check_pieces(tiling: Tiling, shards: Sequence[Array], addends: Sequence[int
         )
 
 
-def first_difference(one: Array, others: Sequence[Array]) -> tuple[tuple[int, ...], int] | None:
-    """The index of the first element, in C order, whose bytes differ, and which of the others differs."""
+def first_difference(
+    one: Array, others: Sequence[Array], words: int = _WORDS, small: int = _SMALL
+) -> tuple[tuple[int, ...], int] | None:
+    """The index of the first element, in C order, whose bytes differ, and which of the others differs.
+
+    So many words of 8 bytes are compared at a time; of arrays of at most `small` bytes all.
+    """
     if one.dtype.names is not None:
-        fields = [first_difference(one[name], [other[name] for other in others]) for name in one.dtype.names]
+        fields = [
+            first_difference(one[name], [other[name] for other in others], words, small) for name in one.dtype.names
+        ]
         # A field may have dims of its own.
         return min(((found[0][: one.ndim], found[1]) for found in fields if found is not None), default=None)
     own = [i for i, other in enumerate(others) if not _same_memory(one, other)]
     if not own:
         return None
-    found = _first_position(one, [others[i] for i in own])
+    found = _first_position(one, [others[i] for i in own], words, small)
     if found is None:
         return None
     return tuple(int(i) for i in np.unravel_index(found[0], one.shape)), own[found[1]]
 
 
-def _first_position(one: Array, others: Sequence[Array]) -> tuple[int, int] | None:
+def _first_position(one: Array, others: Sequence[Array], count: int, small: int) -> tuple[int, int] | None:
     if one.dtype.hasobject:
         values = one.ravel().tolist()
         rows = enumerate(zip(*(other.ravel().tolist() for other in others), strict=True))
@@ -119,7 +125,7 @@ def _first_position(one: Array, others: Sequence[Array]) -> tuple[int, int] | No
             (i, j) for i, row in rows for j, x in enumerate(row) if x is not values[i] and not bool(x == values[i])
         )
         return next(differ, None)
-    if one.nbytes <= _SMALL:
+    if one.nbytes <= small:
         memory = one.tobytes()
         if all(other.tobytes() == memory for other in others):
             return None
@@ -128,10 +134,10 @@ def _first_position(one: Array, others: Sequence[Array]) -> tuple[int, int] | No
     # Compared in words of 8 bytes, and so bit for bit, which a comparison of numbers is not.
     end = len(data) // 8 * 8
     words, rest_words = data[:end].view(np.uint64), [other[:end].view(np.uint64) for other in rest]
-    for start in range(0, len(words), _WORDS):
-        block = slice(start, start + _WORDS)
+    for start in range(0, len(words), count):
+        block = slice(start, start + count)
         if any((words[block] != other[block]).any() for other in rest_words):
-            return _first_of(data, rest, slice(8 * start, 8 * (start + _WORDS)), one.dtype.itemsize)
+            return _first_of(data, rest, slice(8 * start, 8 * (start + count)), one.dtype.itemsize)
     return _first_of(data, rest, slice(end, None), one.dtype.itemsize)
 
 

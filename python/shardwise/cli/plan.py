@@ -75,7 +75,7 @@ def _write_outline(screen: Screen, options: argparse.Namespace, outline: WriteOu
         screen.write(
             f"{bytes_text(outline.bytes_read)} are read, in {outline.operations:,} contiguous "
             f"part{'s' * (outline.operations != 1)}; "
-            + ("no estimate of the time" if seconds is None else _about(seconds)),
+            + ("no estimate of the time" if seconds is None else time_text(seconds)),
         )
     rows = [[(name, ""), (bytes_text(size), "")] for name, size in outline.files[:_MOST_SHOWN]]
     for line in table_lines(("file", ">bytes"), rows, screen.size and screen.size.columns):
@@ -84,7 +84,7 @@ def _write_outline(screen: Screen, options: argparse.Namespace, outline: WriteOu
         screen.write(f"and {len(outline.files) - _MOST_SHOWN} more")
 
 
-def _about(seconds: float) -> str:
+def time_text(seconds: float) -> str:
     """Write an estimate of a time, which is known by a sample only."""
     size, unit = next(
         ((size, unit) for size, unit in ((3600, "hours"), (60, "minutes")) if seconds >= 2 * size), (1, "seconds")

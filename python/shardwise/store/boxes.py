@@ -19,7 +19,6 @@ from .files import SPAN, Holder
 from .pieces import Bounds, Piece
 
 __all__ = [
-    "READS",
     "Bounds",
     "Located",
     "Reads",
@@ -50,8 +49,7 @@ class Reads(NamedTuple):
     span: int = SPAN
 
 
-#: How boxes are read unless the caller says otherwise.
-READS = Reads()
+_READS = Reads()
 _BUDGET = 8 * 2**20
 
 
@@ -121,7 +119,7 @@ def check_out(out: npt.NDArray[Any], shape: tuple[int, ...], dtype: np.dtype[Any
     return out
 
 
-def read_piece(piece: Piece, starts: Sequence[int], out: npt.NDArray[Any], reads: Reads | None = None) -> None:
+def read_piece(piece: Piece, starts: Sequence[int], out: npt.NDArray[Any], reads: Reads = _READS) -> None:
     """Read a box of a piece, which begins at `starts` in it, into a writable array of the box's shape.
 
     This is the only place where the bytes of pieces are read.
@@ -132,7 +130,6 @@ def read_piece(piece: Piece, starts: Sequence[int], out: npt.NDArray[Any], reads
     """
     if out.size == 0:
         return
-    reads = reads or READS
     if not piece.holder.is_fetched and _is_for_the_engine(piece, out, reads):
         _read_by_engine(piece.holder, piece, starts, out)
         return

@@ -1,8 +1,8 @@
 """One object of a store as a data file: few, large ranges of bytes, several under way at a time.
 
-A request takes as long as reading a few megabytes. So what lies between two needed runs is also read, up to `_GAP`;
-long runs are cut into requests of `_PART`, of which `_FLIGHT` are under way; and small reads, such as headers, are
-served from blocks that are kept.
+A request takes as long as reading a few megabytes. So what lies between two needed runs is also read, up to a gap;
+long runs are cut into parts, of which `FLIGHT` are under way; and small reads, such as headers, are served from blocks
+that are kept.
 """
 
 from __future__ import annotations
@@ -22,20 +22,33 @@ from ..errors import ParseError
 from .files import Holder
 from .objects import ObjectPath, ObjectStatus
 
-__all__ = ["FLIGHT", "ObjectFile"]
+__all__ = ["FLIGHT", "ObjectFile", "Requests"]
 
 #: Requests under way at a time.
 FLIGHT = 8
-#: The most bytes of a request.
-_PART = 8 * 2**20
-#: The most unneeded bytes that are read to avoid another request.
-_GAP = 2**20
-#: The blocks that small reads are served from, and how many of them are kept.
-_BLOCK = 256 * 2**10
-_BLOCKS = 8
-_SMALL = 64 * 2**10
 
 Array = npt.NDArray[Any]
+
+
+class Requests(NamedTuple):
+    """The sizes of requests, in bytes.
+
+    Attributes:
+        part: The most of a request.
+        gap: The most that are read without need, to avoid another request.
+        small: Up to here a read is served from blocks that are kept.
+        block: A block of these.
+        blocks: How many of them are kept.
+    """
+
+    part: int = 8 * 2**20
+    gap: int = 2**20
+    small: int = 64 * 2**10
+    block: int = 256 * 2**10
+    blocks: int = 8
+
+
+_REQUESTS = Requests()
 
 
 class _Span(NamedTuple):
@@ -53,14 +66,16 @@ class ObjectFile(Holder):
     Args:
         path: Where it is.
         noted: Its status when it was last asked for; asked for now if left out.
+        requests: How it is read.
 
     On S3 every request has the condition that the object is still the same; elsewhere `check` asks after reading.
     """
 
     is_fetched = True
 
-    def __init__(self, path: ObjectPath, noted: ObjectStatus | None = None) -> None:
+    def __init__(self, path: ObjectPath, noted: ObjectStatus | None = None, requests: Requests = _REQUESTS) -> None:
         self.path = self._object = path
+        self._requests = requests
         self._noted = path.status() if noted is None else noted
         self.size = self._noted.size
         self._closed = False
@@ -73,7 +88,7 @@ class ObjectFile(Holder):
         return self._object, *self._noted
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ObjectFile, (self._object, self._noted)
+        return ObjectFile, (self._object, self._noted, self._requests)
 
     def close(self) -> None:
         """Forget the blocks that are kept; nothing is read after that."""
@@ -106,16 +121,16 @@ class ObjectFile(Holder):
         end = offset + len(buffer)
         if end > self.size:
             raise ParseError(f"{self.path}: ends at byte {self.size}; bytes {offset} to {end} were needed")
-        if len(buffer) <= _SMALL:
+        if len(buffer) <= self._requests.small:
             self._read_small(buffer, offset)
         else:
             out = np.frombuffer(buffer, np.uint8)
-            self._fetch(_sections(offset, out))
+            self._fetch(_sections(offset, out, self._requests))
 
     def _read_small(self, buffer: memoryview, offset: int) -> None:
         done = 0
         while done < len(buffer):
-            number, skipped = divmod(offset + done, _BLOCK)
+            number, skipped = divmod(offset + done, self._requests.block)
             piece = self._block(number)[skipped : skipped + len(buffer) - done]
             buffer[done : done + len(piece)] = piece
             done += len(piece)
@@ -126,18 +141,18 @@ class ObjectFile(Holder):
             if block is not None:
                 self._blocks.move_to_end(number)
                 return block
-        start = number * _BLOCK
-        block = self._object.read(start, min(start + _BLOCK, self.size), self._noted.mark)
+        start = number * self._requests.block
+        block = self._object.read(start, min(start + self._requests.block, self.size), self._noted.mark)
         with self._lock:
             self._blocks[number] = block
-            while len(self._blocks) > _BLOCKS:
+            while len(self._blocks) > self._requests.blocks:
                 self._blocks.popitem(last=False)
         return block
 
     def read_box(self, start: int, strides: list[int], out: Array, span: int = 0) -> None:
         """Read a box whose first element is at byte `start`, the dims with the largest strides first."""
         self._check_open()
-        self._fetch(_spans(start, strides, out))
+        self._fetch(_spans(start, strides, out, self._requests))
 
     def _fetch(self, spans: Iterable[_Span]) -> None:
         spans = iter(spans)
@@ -166,32 +181,32 @@ class ObjectFile(Holder):
             span.part[...] = np.ndarray(span.part.shape, span.part.dtype, data, strides=span.strides)
 
 
-def _sections(start: int, out: Array) -> Iterator[_Span]:
+def _sections(start: int, out: Array, requests: Requests) -> Iterator[_Span]:
     """One run of bytes, in requests."""
-    for at in range(0, len(out), _PART):
-        part = out[at : at + _PART]
+    for at in range(0, len(out), requests.part):
+        part = out[at : at + requests.part]
         yield _Span(start + at, start + at + len(part), part, None)
 
 
-def _spans(start: int, strides: list[int], out: Array) -> Iterator[_Span]:
+def _spans(start: int, strides: list[int], out: Array, requests: Requests) -> Iterator[_Span]:
     """The requests for a box whose dims have decreasing strides."""
     if out.size == 0:
         return
     lengths = _lengths(strides, out)
     if lengths[0] == out.nbytes and out.flags.c_contiguous and _is_run(strides, out):
-        yield from _sections(start, out.reshape(-1).view(np.uint8))
+        yield from _sections(start, out.reshape(-1).view(np.uint8), requests)
         return
     sizes = [dim for dim, size in enumerate(out.shape) if size > 1]
     # Between two rows of a dim lie the bytes by which its stride is longer than a row.
-    is_dense = all(strides[dim] - lengths[dim + 1] <= _GAP for dim in sizes)
-    if is_dense and lengths[0] <= _PART:
+    is_dense = all(strides[dim] - lengths[dim + 1] <= requests.gap for dim in sizes)
+    if is_dense and lengths[0] <= requests.part:
         yield _Span(start, start + lengths[0], out, strides)
         return
     dim = sizes[0]
-    rows = max(1, (_PART - lengths[dim + 1]) // max(strides[dim], 1) + 1) if is_dense else 1
+    rows = max(1, (requests.part - lengths[dim + 1]) // max(strides[dim], 1) + 1) if is_dense else 1
     for row in range(0, out.shape[dim], rows):
         part = out[(slice(None),) * dim + (slice(row, row + rows),)]
-        yield from _spans(start + row * strides[dim], strides, part)
+        yield from _spans(start + row * strides[dim], strides, part, requests)
 
 
 def _lengths(strides: Sequence[int], out: Array) -> list[int]:

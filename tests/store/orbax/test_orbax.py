@@ -662,13 +662,12 @@ def test_the_last_version_of_a_database_counts(tmp_path: Path) -> None:
     assert len(sw.open_checkpoint(base.folder)) == 0
 
 
-def test_keys_that_take_too_much_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_that_take_too_much_memory(tmp_path: Path) -> None:
     base, entries = simple(tmp_path)
     base.manifest(0, base.leaf(entries))
     least = sum(len(key) for key, _ in entries)
-    monkeypatch.setattr(ocdbt, "_MAX_KEY_BYTES", least)
     with pytest.raises(sw.ParseError, match=f"keys and paths of more than {least} bytes"):
-        sw.open_checkpoint(base.folder)
+        ocdbt.OcdbtStore(base.folder, least)
 
 
 def test_databases_that_are_damaged(tmp_path: Path) -> None:

@@ -57,7 +57,6 @@ def test_the_message_names_what_is_left_and_how_to_go_on(
     with pytest.raises(Stopped):
         reshard(source, progress=stop)
     monkeypatch.setattr(_core, "free_space", lambda _: 5)
-    monkeypatch.setattr(sw.store.CheckpointPlan, "nbytes", 100 * MIB)
     with pytest.raises(
         OSError, match=r"are free, besides the 4\.\d MiB that an interrupted run has left in \.new"
     ) as no:

@@ -24,7 +24,6 @@ MANIFEST = "manifest.ocdbt"
 _MANIFEST_MAGIC = 0x0CDB3A2A
 _BTREE_MAGIC = 0x0CDB20DE
 _MAX_NODE = 1 << 28
-_MAX_KEY_BYTES = 1 << 30
 _MAX_HEIGHT = 32
 
 
@@ -111,12 +110,17 @@ def read_node(data: bytes, magic: int, where: str) -> bytes:
 class OcdbtStore:
     """The latest version of a database.
 
+    Args:
+        folder: Where it is.
+        most_key_bytes: The most bytes that keys and paths may take in memory.
+
     Raises:
         ParseError: if it is not one, is damaged, or names files outside its folder.
     """
 
-    def __init__(self, folder: Location) -> None:
+    def __init__(self, folder: Location, most_key_bytes: int = 1 << 30) -> None:
         self.folder = folder
+        self._most_key_bytes = most_key_bytes
         self.files = OpenFiles()
         self._values: dict[str, Value] = {}
         self._key_bytes = 0
@@ -220,8 +224,8 @@ class OcdbtStore:
 
     def _count(self, size: int, node: _Node) -> None:
         self._key_bytes += size + 64
-        if self._key_bytes > _MAX_KEY_BYTES:
-            raise node.error(f"keys and paths of more than {_MAX_KEY_BYTES} bytes")
+        if self._key_bytes > self._most_key_bytes:
+            raise node.error(f"keys and paths of more than {self._most_key_bytes} bytes")
 
     def _walk(self, place: _Place, height: int, prefix: bytes) -> None:
         if height > _MAX_HEIGHT:
