@@ -124,6 +124,7 @@ def test_everything_that_looks_wrong(capsys: pytest.CaptureFixture[str], gpt: Pa
         ("'wte' = ['model', []]\n'.' = [[]]", 1, 1),  # 50 rows over 4 devices; two rules for one name.
         ("'wte' = { axes = ['model', []], uneven = 'ceil' }", 0, 1),  # The others match nothing: a warning.
         ("'wte' = { axes = ['model', []], uneven = 'ceil' }\n'attn' = [[], 'model']\n'ln' = [[]]", 0, 0),
+        ("'wte' = ['data', []]\n'attn' = [[], 'model']\n'ln' = [[]]\n'mtp' = { axes = [[]], optional = true }", 0, 0),
         ("'attn' = [[[]]]", 2, 2),
     ],
 )

@@ -103,7 +103,7 @@ WRITTEN = {
         {"m n": DeviceMesh((2, 2), ("x", "a.b"), ["c", 3, "a", 'b"\\']), "half": DeviceMesh((2,), ("x",), ["a", "c"])},
         {
             "it's {k}": DeploymentRule((("x",), None), "m n", at={"a.b": ["k + n", 1]}, shared=True),
-            "{k}": DeploymentRule(TensorLayout((None,), unreduced=("x",)), "half"),
+            "{k}": DeploymentRule(TensorLayout((None,), unreduced=("x",)), "half", optional=True),
         },
         numbers={"where": [[0], [], [1, 0]], "n": -3, "a": []},
         default=DeploymentRule((), "half", at={"x": 1}),

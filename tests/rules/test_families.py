@@ -22,12 +22,6 @@ from ..oracle.families.models import DATA, digest, elements, read
 RULES = sw.example_rules()
 #: Models that have the rules of another.
 SAME = {"llama-tied": "llama", "deepseek-v3-mtp": "deepseek-v3"}
-#: Rules for tensors that some models of a family do not have: dense layers among experts, layers for further tokens.
-OPTIONAL = {
-    "vllm/qwen3-moe": {r"mlp\.gate_up_proj\.weight$", r"mlp\.down_proj\.weight$"},
-    "sglang/qwen3-moe": {r"mlp\.gate_up_proj\.weight$", r"mlp\.down_proj\.weight$"},
-    "megatron/deepseek-v3": {r"eh_proj\.weight$"},
-}
 #: Numbers of ranks that an engine refuses, or loads for, and why the rules say otherwise.
 OTHERWISE = {
     ("qwen3-moe-1", "sglang", "8"): "SGLang refuses more ranks than experts, whose features could be cut",
@@ -102,7 +96,7 @@ def test_every_rank_holds_what_the_engine_gives_it(tmp_path: Path, model: str, e
         rules = layouts(model, engine, int(count))
         report = rules.report({name: (value.shape, "int32") for name, value in whole.items()})
         assert not report.unmatched
-        assert set(report.unused_rules) <= OPTIONAL.get(rules_of(model, engine), set())
+        assert not report.unused_rules
         if "refused" in ranks:
             assert report.unplaced, f"{engine} refuses {count} ranks: {ranks['refused']}"
             continue

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise import DeviceMesh, LayoutError, LayoutMap, SizeOverflowError, TensorLayout, packed
+from shardwise import DeviceMesh, LayoutError, LayoutMap, LayoutRule, SizeOverflowError, TensorLayout, packed
 from shardwise._text import bytes_text
 from shardwise.layout import UnevenRule
 from shardwise.rules.problems import Clash, IndivisibleDim, RankMismatch
@@ -168,6 +168,16 @@ class TestProblems:
         assert report.unused_rules == ("bias$",)
         assert report.warnings == ("rule 'bias$' applies to no name",)
         assert not report.ok
+
+    def test_an_optional_rule_may_apply_to_no_name(self) -> None:
+        layout_map = LayoutMap(MESH)
+        layout_map["eh_proj$"] = LayoutRule(("model", None), optional=True)
+        layout_map["kernel$"] = (None, "model")
+        report = layout_map.report({"a/kernel": ((2, 4), "int8")})
+        assert (report.unused_rules, report.warnings, report.ok) == ((), (), True)
+        # What else is wrong with it is still said.
+        report = layout_map.report({"a/kernel": ((2, 4), "int8"), "eh_proj": ((3, 4), "int8")})
+        assert [problem.rule for problem in report.indivisible] == ["eh_proj$"]
 
     def test_many_rules_that_apply_to_no_name_share_a_line(self) -> None:
         layout_map = LayoutMap(MESH)

@@ -128,6 +128,17 @@ def test_a_rule_that_may_cut_blocks_is_written_with_it() -> None:
     )
 
 
+def test_a_rule_that_may_match_nothing_is_written_with_it() -> None:
+    text = "[rules]\n'w' = { axes = [\"x\"], optional = true }\n'v' = [\"x\"]\n"
+    layout_map = read(text)
+    assert {key: rule.optional for key, rule in layout_map.rules().items()} == {"w": True, "v": False}
+    assert written(layout_map) == f'match = "search"\n\n{text}'
+    assert read(text, DeviceMesh((2,), ("x",))).rule("w").optional
+    for wrong in ("1", '"yes"', "[]"):
+        with pytest.raises(ParseError, match=r"rule 'w': optional must be True or False"):
+            read(f"[rules]\n'w' = {{ axes = ['x'], optional = {wrong} }}")
+
+
 def test_a_character_that_toml_forbids_is_escaped() -> None:
     """TOML 1.0: in a basic string any but the quotation mark, the backslash, U+0000 to U+001F but tab, and U+007F."""
     layout_map = LayoutMap(DeviceMesh((1,), ('a\x7f\x1f"\\',)))

@@ -164,7 +164,7 @@ class Deployment(Drawn):
         searched = {}
         for key, rule in self._rules.items():
             pattern = compiled_rule(with_fields(key), match, False)
-            searched[pattern.pattern] = Rule(rule.layout, pattern, rule.uneven)
+            searched[pattern.pattern] = Rule(rule.placed, pattern)
             self._known[pattern.pattern] = self._prepared(f"rule {shown(key)}", rule, pattern)
         self._search = RuleSearch(searched, match, False)
         self._key = (

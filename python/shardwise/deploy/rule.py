@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .._arguments import integer, optional
+from .._arguments import integer
+from .._arguments import optional as none_or
 from .._expressions import Expression, parse_expression
 from .._text import shown
 from ..errors import LayoutError, ShardwiseError
@@ -67,6 +68,7 @@ class DeploymentRule:
             in the sizes of the mesh's axes by their names.
         uneven: how a dim that does not divide is cut; see `LayoutRule`.
         shared: whether a cut may fall within a block of a quantized weight; see `LayoutRule`.
+        optional: whether the rule may apply to no name; see `LayoutRule`.
 
     Raises:
         LayoutError: if the axes are not a layout, or `at` is not an expression.
@@ -81,6 +83,7 @@ class DeploymentRule:
     at: tuple[tuple[str, int | str | tuple[int | str, ...]], ...]
     uneven: UnevenRule | None
     shared: bool
+    optional: bool
 
     def __init__(
         self,
@@ -89,22 +92,29 @@ class DeploymentRule:
         at: Mapping[str, At] | None = None,
         uneven: UnevenRule | None = None,
         shared: bool = False,
+        optional: bool = False,
     ) -> None:
-        rule = LayoutRule(layout, uneven, shared)
+        rule = LayoutRule(layout, uneven, shared, optional)
         if rule.layout.device_mesh is not None:
             raise LayoutError(f"the layout {shown(rule.layout)} has a mesh of its own; name one of the deployment's")
         set_field = object.__setattr__
         set_field(self, "layout", rule.layout)
         set_field(self, "uneven", rule.uneven)
         set_field(self, "shared", rule.shared)
-        set_field(self, "mesh", optional("mesh", mesh, str))
-        places = optional("at", at, Mapping) or {}  # type: ignore[type-abstract]
+        set_field(self, "optional", rule.optional)
+        set_field(self, "mesh", none_or("mesh", mesh, str))
+        places = none_or("at", at, Mapping) or {}  # type: ignore[type-abstract]
         set_field(self, "at", tuple((_axis(axis), _checked(axis, where)) for axis, where in places.items()))
         for axis, _ in self.at:
             if axis in self.layout._named_axes():
                 raise LayoutError(
                     f"axis {shown(axis)} is in at, so it cannot be in the layout {shown(self.layout.axes)}"
                 )
+
+    @property
+    def placed(self) -> LayoutRule:
+        """What it says besides the mesh and the coordinates."""
+        return LayoutRule(self.layout, self.uneven, self.shared, self.optional)
 
     def __repr__(self) -> str:
         layout: Any = self.layout if self.layout.unreduced else self.layout.axes
@@ -113,8 +123,7 @@ class DeploymentRule:
             more.append(f"at={ {axis: list(at) if isinstance(at, tuple) else at for axis, at in self.at}!r}")
         if self.uneven is not None:
             more.append(f"uneven={self.uneven!r}")
-        if self.shared:
-            more.append("shared=True")
+        more += [f"{flag}=True" for flag in ("shared", "optional") if getattr(self, flag)]
         return f"DeploymentRule({', '.join([repr(layout), *more])})"
 
 

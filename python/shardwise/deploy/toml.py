@@ -10,7 +10,7 @@ from typing import Any, TextIO
 from .._text import shown
 from ..errors import LayoutError, ParseError
 from ..mesh import DeviceMesh
-from ..rules.layout_rule import REPLICATED, LayoutRule
+from ..rules.layout_rule import REPLICATED
 from ..rules.numbers import Config, Numbers
 from ..rules.toml import (
     PLACING,
@@ -157,7 +157,7 @@ def _rule(value: Any, place: str, numbers: Numbers) -> DeploymentRule:
             check_table(at, f"{place}: at")
     rule = read_layout(value, place, numbers)
     with located(place):
-        return DeploymentRule(rule.layout, mesh, at, rule.uneven, rule.shared)
+        return DeploymentRule(rule.layout, mesh, at, rule.uneven, rule.shared, rule.optional)
 
 
 def _parameters(value: Any, place: str) -> list[FusedParameter]:
@@ -214,7 +214,7 @@ def _rule_text(rule: DeploymentRule) -> str:
     more = [] if rule.mesh is None else [f"mesh = {string_text(rule.mesh)}"]
     if rule.at:
         more.append(f"at = {{ {', '.join(f'{_name_text(axis)} = {_at_text(where)}' for axis, where in rule.at)} }}")
-    return rule_text(LayoutRule(rule.layout, rule.uneven, rule.shared), more)
+    return rule_text(rule.placed, more)
 
 
 def _at_text(where: At) -> str:

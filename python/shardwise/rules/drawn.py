@@ -50,8 +50,7 @@ def layout_map_html(layout_map: Any) -> str:
     rows = []
     for key, rule in layout_map.rules().items():
         shards = "?" if rule.layout.device_mesh is None else " × ".join(map(str, rule.layout.num_shards)) or "1"
-        more = [*([] if rule.uneven is None else [rule.uneven]), *["shared"][: rule.shared]]
-        rows.append((key, str(rule.layout.axes), shards, ", ".join(more)))
+        rows.append((key, str(rule.layout.axes), shards, ", ".join(rule.words)))
     mesh = layout_map.device_mesh
     axes = (
         "no mesh" if mesh is None else ", ".join(f"{n}={s}" for n, s in zip(mesh.axis_names, mesh.shape, strict=True))

@@ -179,12 +179,11 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         >>> layout_map.rule("kernel")
         LayoutRule(layout=TensorLayout(('x', None)), uneven='ceil')
         """
-        found = self._rules[key]
-        return LayoutRule(found.layout, found.uneven, found.shared)
+        return self._rules[key].value
 
     def rules(self) -> dict[str, LayoutRule]:
         """Give all rules by their keys, in the order of insertion."""
-        return {key: LayoutRule(rule.layout, rule.uneven, rule.shared) for key, rule in tuple(self._rules.items())}
+        return {key: rule.value for key, rule in tuple(self._rules.items())}
 
     def layout_of(self, path: str, rank: int) -> TensorLayout | None:
         """Look up the layout of a tensor of this rank: that of its rule, or else of the default.
@@ -313,13 +312,13 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
             rule = rule_of(layout)
         with self._lock:
             if key in self._rules:
-                axes = self._rules[key].layout.axes
+                axes = self._rules[key].value.layout.axes
                 raise LayoutError(
                     f"rule {shown(key)} is in the map already, with axes {shown(axes)}; delete it to replace it"
                 )
             with _naming(f"rule {shown(key)}"):
                 rule = rule.with_mesh(self._device_mesh)
-            self._rules[key] = Rule(rule.layout, pattern, rule.uneven, rule.shared)
+            self._rules[key] = Rule(rule, pattern)
             self._answers = Answers(self._rules, self._match, self._backtracking)
 
     def __delitem__(self, key: str) -> None:
@@ -351,7 +350,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         with self._lock:
             if key not in self._rules and default is not _NO_DEFAULT:
                 return default
-            layout = self._rules[key].layout
+            layout = self._rules[key].value.layout
             del self[key]
             return layout
 
@@ -362,7 +361,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         with self._lock:
             if key not in self._rules:
                 self[key] = default  # type: ignore[assignment]  # None is refused there, by name.
-            return self._rules[key].layout
+            return self._rules[key].value.layout
 
     def update(self, other: Any = (), /, **rules: Any) -> None:
         """Insert the rules of a mapping or of pairs; those of a layout map with their uneven rules.
@@ -597,7 +596,7 @@ class _Items(ItemsView[str, TensorLayout]):
         return len(self._rules)
 
     def __iter__(self) -> Iterator[tuple[str, TensorLayout]]:
-        return iter([(key, rule.layout) for key, rule in tuple(self._rules.items())])
+        return iter([(key, rule.value.layout) for key, rule in tuple(self._rules.items())])
 
     def __contains__(self, item: object) -> bool:
         return item in list(self)
@@ -607,8 +606,7 @@ class _Items(ItemsView[str, TensorLayout]):
 
 
 def _short(rule: LayoutRule) -> str:
-    words = [f"{rule.layout.axes}", *([] if rule.uneven is None else [repr(rule.uneven)]), *["shared"][: rule.shared]]
-    return " ".join(words)
+    return " ".join([f"{rule.layout.axes}", *rule.words])
 
 
 def _pairs(given: Any) -> Iterator[tuple[Any, Any]]:

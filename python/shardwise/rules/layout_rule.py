@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, get_args
 
 from .._arguments import instance
@@ -31,6 +31,7 @@ class LayoutRule:
             what these say. See `TensorLayout.partition`.
         shared: whether a cut may fall within a block of a quantized weight, whose scale is on both sides then; see
             `quantized.component_layouts`.
+        optional: whether the rule may apply to no name; of other rules that apply to none a report warns.
 
     Raises:
         LayoutError: if there is no such uneven rule, or the axes are not a layout.
@@ -48,28 +49,36 @@ class LayoutRule:
     layout: TensorLayout
     uneven: UnevenRule | None
     shared: bool
+    optional: bool
 
     def __init__(
         self,
         layout: TensorLayout | Sequence[str | Sequence[str] | PackedDim | None],
         uneven: UnevenRule | None = None,
         shared: bool = False,
+        optional: bool = False,
     ) -> None:
         if isinstance(layout, (tuple, list)):
             layout = TensorLayout(layout)
         object.__setattr__(self, "layout", instance("layout", layout, TensorLayout, " or a tuple or list of axes"))
         object.__setattr__(self, "uneven", None if uneven is None else checked_uneven(uneven))
         object.__setattr__(self, "shared", instance("shared", shared, bool))
+        object.__setattr__(self, "optional", instance("optional", optional, bool))
 
     def __repr__(self) -> str:
-        more = ", shared=True" if self.shared else ""
+        more = ", shared=True" * self.shared + ", optional=True" * self.optional
         return f"LayoutRule(layout={self.layout!r}, uneven={self.uneven!r}{more})"
 
     def with_mesh(self, mesh: DeviceMesh | None) -> LayoutRule:
         """Give this rule over a mesh, unless its layout has one already or there is none."""
         if mesh is None or self.layout.device_mesh is not None:
             return self
-        return LayoutRule(self.layout.with_mesh(mesh), self.uneven, self.shared)
+        return replace(self, layout=self.layout.with_mesh(mesh))
+
+    @property
+    def words(self) -> list[str]:
+        """What it says besides its layout."""
+        return [word for word in (self.uneven, "shared" * self.shared, "optional" * self.optional) if word]
 
     def of_rank(self, rank: int) -> TensorLayout | None:
         """Give the layout for tensors of a rank, whose further dims are not cut; `None` if the rank is too small."""

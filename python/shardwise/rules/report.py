@@ -141,7 +141,7 @@ class LayoutReport(Drawn):
         tensors: Every tensor, in the order given.
         uneven: The uneven rule of tensors whose key has none of its own.
         device_mesh: The mesh of the map, or else the one that its layouts share, or `None`.
-        unused_rules: The keys that do not apply to any name.
+        unused_rules: The keys that do not apply to any name, without those of optional rules.
         clashes: The names that several rules match; they cannot be placed.
         rank_mismatches: The tensors whose rank is not their layout's; they cannot be placed.
         indivisible: The dims that do not divide; under `"even"` their tensors cannot be placed.

@@ -101,7 +101,7 @@ class _Maker:
         self._misfits: list[Misfit] = []
 
     def report(self, tensors: Iterator[_Tensor]) -> LayoutReport:
-        unused = dict.fromkeys(self._search.layouts)
+        unused = dict.fromkeys(key for key in self._search.layouts if key not in self._search.optional)
         reports: dict[str, TensorReport] = {}
         for tensor in tensors:
             if tensor.name in reports:

@@ -17,7 +17,8 @@ from .._text import shown
 from ..errors import LayoutError
 
 if TYPE_CHECKING:
-    from ..layout import TensorLayout, UnevenRule
+    from ..layout import TensorLayout
+    from .layout_rule import LayoutRule
 
 __all__ = [
     "MATCH_MODES",
@@ -50,10 +51,8 @@ ASKED_FOR = "LayoutMap(..., backtracking=True)"
 class Rule(NamedTuple):
     """The value of a layout map under one key."""
 
-    layout: TensorLayout
+    value: LayoutRule
     pattern: re.Pattern[str]
-    uneven: UnevenRule | None = None
-    shared: bool = False
 
 
 class RuleSearch:
@@ -63,13 +62,16 @@ class RuleSearch:
         layouts: the layout of each key, in the order of the map.
         uneven: the uneven rule of each key that has one of its own.
         shared: the keys whose rules share the blocks of quantized weights.
+        optional: the keys whose rules may apply to no path.
     """
 
     def __init__(self, rules: Mapping[str, Rule], match: MatchMode, backtracking: bool) -> None:
         self._backtracking = backtracking
-        self.layouts = {key: rule.layout for key, rule in rules.items()}
-        self.uneven = {key: rule.uneven for key, rule in rules.items() if rule.uneven is not None}
-        self.shared = frozenset(key for key, rule in rules.items() if rule.shared)
+        values = {key: rule.value for key, rule in rules.items()}
+        self.layouts = {key: rule.layout for key, rule in values.items()}
+        self.uneven = {key: rule.uneven for key, rule in values.items() if rule.uneven is not None}
+        self.shared = frozenset(key for key, rule in values.items() if rule.shared)
+        self.optional = frozenset(key for key, rule in values.items() if rule.optional)
         self._rules = tuple(rules.items())
         self._find_together = RuleSet(tuple(rules), match).find
         self._find_alone = [getattr(rule.pattern, match) for rule in rules.values()]
@@ -96,7 +98,7 @@ class RuleSearch:
             keys = ", ".join(shown(self._rules[position][0]) for position in found[:_LISTED])
             keys += ", …" if len(found) > _LISTED else ""
             raise LayoutError(f"path {shown(path)} matches {len(found)} rules, but only one may match: {keys}")
-        return self._rules[found[0]][1].layout
+        return self._rules[found[0]][1].value.layout
 
     def _matching(self, path: str) -> tuple[int, ...]:
         found, rest = self._find_together(path)

@@ -270,22 +270,22 @@ def _default(value: Any, place: str, numbers: Numbers) -> LayoutRule:
 def read_layout(value: Any, place: str, numbers: Numbers) -> LayoutRule:
     """Read what a rule says: a list of axes, or a table with one."""
     unreduced: list[Any] = []
-    uneven, shared = None, False
+    uneven, flags = None, {"shared": False, "optional": False}
     if isinstance(value, dict):
         if "axes" not in value and all(_nearest(key, _KEYS) is None for key in value):
             raise ParseError(f"{place}: expected a list of axes, got a table; a rule that contains a dot needs quotes")
-        check_table(value, place, required={"axes"}, optional={"unreduced", "uneven", "shared"})
+        check_table(value, place, required={"axes"}, optional={*_KEYS} - {"axes"})
         unreduced, uneven = checked_list(value.get("unreduced", []), f"{place}: unreduced"), value.get("uneven")
-        shared = value.get("shared", False)
+        flags = {key: value.get(key, False) for key in flags}
         value = value["axes"]
     entries = enumerate(checked_list(value, f"{place}: axes"))
     axes = [_spec(entry, f"{place}: dim {dim}", numbers) for dim, entry in entries]
     with located(place):
-        return LayoutRule(TensorLayout(tuple(axes), unreduced=tuple(unreduced)), uneven, shared)
+        return LayoutRule(TensorLayout(tuple(axes), unreduced=tuple(unreduced)), uneven, **flags)
 
 
 #: The keys of a rule that is a table.
-_KEYS = ("axes", "unreduced", "uneven", "shared")
+_KEYS = ("axes", "unreduced", "uneven", "shared", "optional")
 
 
 def _spec(entry: Any, place: str, numbers: Numbers) -> str | tuple[str, ...] | PackedDim | None:
@@ -347,8 +347,7 @@ def rule_text(rule: LayoutRule, more: Iterable[str] = ()) -> str:
         more.append(f"unreduced = [{', '.join(map(string_text, layout.unreduced))}]")
     if rule.uneven is not None:
         more.append(f"uneven = {string_text(rule.uneven)}")
-    if rule.shared:
-        more.append("shared = true")
+    more += [f"{key} = true" for key in ("shared", "optional") if getattr(rule, key)]
     return f"{{ {', '.join([f'axes = {axes}', *more])} }}" if more else axes
 
 
