@@ -69,7 +69,8 @@ FAMILIES: dict[str, tuple[str, str, list[dict[str, Any]]]] = {
             {"n_embd": 48, "n_layer": 3, "n_head": 8, "vocab_size": 150, "n_positions": 24},
         ],
     ),
-    "bert": ("BertForMaskedLM", "BertConfig", _both({"tie_word_embeddings": True}, start=(_SMALL, _OTHER))),
+    "bert": ("BertForSequenceClassification", "BertConfig", _both(start=(_SMALL, _OTHER))),
+    "bert-model": ("BertModel", "BertConfig", _both(start=(_SMALL, _OTHER))),
     "deepseek-v3": (
         "DeepseekV3ForCausalLM",
         "DeepseekV3Config",

@@ -24,7 +24,7 @@ import torch._inductor.test_operators
 import transformers
 
 from . import vllm_loads
-from .models import config_of, numbered, read, write
+from .models import FAMILIES, config_of, numbered, read, write
 from .vllm_loads import Ranks, said_of
 
 RANKS = (1, 2, 4, 8)
@@ -32,7 +32,8 @@ RANKS = (1, 2, 4, 8)
 ABSENT = frozenset(
     """
     IPython aiohttp anthropic av blobfile compressed_tensors cuda cv2 datasets decord deep_gemm fastapi flash_attn
-    flashinfer gguf llguidance modelscope nvidia openai openai_harmony outlines pydantic_settings sgl_kernel
+    flashinfer gguf llguidance modelscope nvidia openai openai_harmony outlines partial_json_parser pydantic_settings
+    sgl_kernel
     sglang.kernels.jit soundfile starlette tiktoken timm torchaudio torchcodec torchvision torchao triton tvm_ffi
     uvicorn uvloop vllm xgrammar zmq
     """.split()  # noqa: SIM905 (as a list it is long)
@@ -53,10 +54,19 @@ MODELS = {
     "llama-tied": ("llama", "LlamaForCausalLM"),
     "gemma3": ("gemma3_causal", "Gemma3ForCausalLM"),
     "gpt2": ("gpt2", "GPT2LMHeadModel"),
+    "llama4": ("mllama4", "Llama4ForConditionalGeneration"),
+    "qwen3-next": ("qwen3_next", "Qwen3NextForCausalLM"),
+    "nemotron-h": ("nemotron_h", "NemotronHForCausalLM"),
+    "mamba2": ("mamba2", "Mamba2ForCausalLM"),
+    "bert": ("bert", "BertForSequenceClassification"),
+    "bert-model": ("bert", "BertModel"),
 }
 
-#: Names that the classes of SGLang's configurations have beside those of transformers.
-OTHER_NAMES = {"hidden_act": "hidden_activation", "layers_block_type": "layer_types"}
+#: SGLang's own classes of configurations.
+CONFIGS = {"qwen3-next": "Qwen3NextConfig", "nemotron-h": "NemotronHConfig", "mamba2": "Mamba2Config"}
+#: Names that the classes of SGLang's configurations have beside those of transformers, and what released files have.
+OTHER_NAMES = {"hidden_act": "hidden_activation"}
+ABSOLUTE = {"position_embedding_type": "absolute"}
 #: As in the released files of DeepSeek-V3.
 RELEASED: dict[str, Any] = {
     "rope_scaling": {
@@ -72,10 +82,34 @@ RELEASED: dict[str, Any] = {
 }
 
 
+def configured(family: str, size: int, given: dict[str, Any]) -> Any:
+    """The configuration as SGLang has it."""
+    if family in CONFIGS:
+        configs: Any = importlib.import_module("sglang.srt.configs")
+        given = {key: value for key, value in given.items() if key != "time_step_limit"}  # It has an infinity.
+        if family == "nemotron-h":  # Two keys have other names there and in released files.
+            kinds = FAMILIES[family][2][size]["layers_block_type"]
+            given |= {"mamba_n_groups": given["n_groups"], "layers_block_type": kinds}
+        if family == "mamba2":
+            given |= {"intermediate_size": given["expand"] * given["hidden_size"], "rms_norm": True}
+        made = getattr(configs, CONFIGS[family])(**given)
+        if family == "qwen3-next":
+            made.full_attention_interval = given["layer_types"].index("full_attention") + 1
+        return made
+    config = config_of(family, size)
+    for key, value in OTHER_NAMES.items():
+        if not hasattr(config, key) and hasattr(config, value):
+            setattr(config, key, getattr(config, value))
+    for key, own in (RELEASED if family == "deepseek-v3" else ABSOLUTE if family.startswith("bert") else {}).items():
+        setattr(config, key, own)
+    return config
+
+
 def prepare() -> None:
     """Import SGLang, with what it needs on a machine without GPU."""
     vllm_loads.ABSENT = ABSENT
     sys.meta_path.insert(0, vllm_loads._Absent())
+    torch.cuda.current_device = lambda: "cpu"
     from sglang.srt import runtime_context
     from sglang.srt.server_args import ServerArgs
 
@@ -106,10 +140,12 @@ def loaded(kind: Any, config: Any, tensors: Any, rank: int, size: int) -> dict[s
     runtime_context.ParallelContext._read = placed(rank, size)
     with torch.no_grad():
         made = kind(config=config)
-        for value in made.parameters():
+        # The numbers of positions are not loaded.
+        held = {name: value for name, value in made.named_parameters() if name[-12:] != "position_ids"}
+        for value in held.values():
             value.data = torch.zeros(value.shape)  # In bfloat16 numbers would be rounded.
         made.load_weights((name, value.clone()) for name, value in tensors)
-        return {name: value.detach().float().numpy() for name, value in made.named_parameters()}
+        return {name: value.detach().float().numpy() for name, value in held.items()}
 
 
 def main() -> None:
@@ -126,13 +162,7 @@ def main() -> None:
             for count in RANKS:
                 try:
                     kind = getattr(importlib.import_module(f"sglang.srt.models.{module}"), name)
-                    config = config_of(family, size)
-                    for key, value in OTHER_NAMES.items():  # SGLang has its own classes for some configurations.
-                        if not hasattr(config, key) and hasattr(config, value):
-                            setattr(config, key, getattr(config, value))
-                    if family == "deepseek-v3":
-                        for key, own in RELEASED.items():
-                            setattr(config, key, own)
+                    config = configured(family, size, said["config"])
                     found = [loaded(kind, config, tensors, rank, count) for rank in range(count)]
                 except Exception as error:
                     ranks[str(count)] = {"refused": f"{type(error).__name__}: {error}"[:200]}

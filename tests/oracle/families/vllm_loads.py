@@ -188,7 +188,9 @@ def loaded(kind: Any, config: Any, tensors: Iterable[tuple[str, Any]], rank: int
         try_get_generation_config=dict,
         get_sliding_window=lambda: None,
         get_head_size=lambda: 8,
-        pooler_config=Settings(get_tok_pooling_type=lambda: "ALL", get_seq_pooling_type=lambda: "CLS"),
+        pooler_config=Settings(
+            get_tok_pooling_type=lambda: "ALL", get_seq_pooling_type=lambda: "CLS", seq_pooling_type="CLS"
+        ),
         override_generation_config={},
     )
     settings = VllmConfig.__new__(VllmConfig)
