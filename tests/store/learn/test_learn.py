@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -241,6 +242,24 @@ def test_tensors_of_which_nothing_is_looked_at_keep_their_names(tmp_path: Path) 
     assert "some of its elements are others" in found.unexplained["w"]
     assert "no elements to find it by" in found.unexplained["b"]
     assert set(found.unexplained) == {"w", "b"}
+
+
+def test_memory_is_for_all_that_is_read(tmp_path: Path) -> None:
+    """Of a stack the rows along its first dim are as many as a layer has elements."""
+    rng = np.random.default_rng(4)
+    stack = rng.integers(0, 2**30, (6, 700, 1100), np.int32)  # 18 MiB
+    parts = {f"h.{i}.w": stack[i].T for i in range(6)}
+    sw.save_checkpoint(tmp_path / "a", {"stack": stack}, to="hf", sync=False)
+    sw.save_checkpoint(tmp_path / "b", parts, to="hf", sync=False)
+    sw.save_checkpoint(tmp_path / "c", {"other": stack}, to="hf", sync=False)
+    for second in ("b", "c"):
+        tracemalloc.start()
+        found = learn_rewrites(tmp_path / "a", tmp_path / second, memory=2**20, threads=2)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert found.unexplained == {}
+        rows = 2 * 6 * (700 + 1100)
+        assert peak < 2**20 + 200 * rows, peak
 
 
 def test_names_of_any_kind(tmp_path: Path) -> None:

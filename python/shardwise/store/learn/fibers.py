@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -22,6 +23,10 @@ __all__ = ["Fibers", "Match", "fibers_of", "matched", "unseen"]
 
 #: The elements of a fiber that are looked at: so many from its middle, or all of twice as many.
 _WINDOW = 16
+#: A window whose bytes lie in shorter runs is taken out of what is read as a whole.
+_SHORT = 1 << 16
+#: About how many bytes a fiber takes until it is found.
+_BYTES_EACH = 64
 #: The elements of a vector are fibers too, if it has at most so many; so is a scalar.
 _MOST_ELEMENTS = 1 << 20
 #: The fibers of a tensor of zeros that are looked for, each of which is everywhere that another one is.
@@ -42,7 +47,7 @@ class Fibers(NamedTuple):
         tensors: The same, as they are stored.
         marks: By tensor and dim, a number for each fiber, 0 for one of zeros; the dims are those of the tensor but this
             one. Of vectors and scalars dim -1 has the elements. Tensors without elements, and with elements that are
-            no whole bytes, have none.
+            no whole bytes, have none; nor have dims that are as long as none of the other checkpoint.
         table: All of them by length and dtype, in the order of their numbers: number, tensor, dim, position.
         numbered: By the numbers in names, the tensors whose names have these.
     """
@@ -72,28 +77,103 @@ class Match(NamedTuple):
     is_sure: bool
 
 
-def fibers_of(checkpoint: StoredCheckpoint) -> Fibers:
-    """Look at a few elements of each fiber of each tensor."""
+def fibers_of(checkpoint: StoredCheckpoint, other: StoredCheckpoint, memory: int, threads: int) -> Fibers:
+    """Look at a few elements of each fiber of each tensor, of those that another checkpoint may have.
+
+    Args:
+        checkpoint: The checkpoint.
+        other: The other one, whose fibers are as long as they are.
+        memory: Bytes for what is read and worked on by all threads.
+        threads: How many.
+    """
     names, tensors = list(checkpoint), [checkpoint[name] for name in checkpoint]
+    lengths = _lengths(other)
+    work = [
+        (number, dim)
+        for number, tensor in enumerate(tensors)
+        if not unseen(tensor)
+        for dim in _dims(tensor, lengths, memory)
+    ]
+    # Besides what is read there are copies of a window, and the numbers that are made of it.
+    most = max(memory // (8 * threads), 1)
     marks: dict[tuple[int, int], Marks] = {}
     table: dict[tuple[int, str], list[tuple[Marks, Numbers]]] = {}
-    for number, tensor in enumerate(tensors):
-        if unseen(tensor):
-            continue
-        kind = f"V{tensor.bits // 8}"
-        for dim, size in enumerate(tensor.shape):
-            start = size // 2 if size > 2 * _WINDOW else 0
-            box = [slice(0, each) for each in tensor.shape]
-            box[dim] = slice(start, min(start + _WINDOW if start else size, size))
-            values = np.ascontiguousarray(tensor.read(tuple(box))).view(kind)
-            _add(marks, table, number, dim, tensor, np.moveaxis(values, dim, -1), size)
-        if not tensor.ndim or (tensor.ndim == 1 and 1 < tensor.size <= _MOST_ELEMENTS):
-            elements = np.ascontiguousarray(tensor.read()).view(kind).reshape(*tensor.shape, 1)
-            _add(marks, table, number, -1, tensor, elements, 1)
+    with ThreadPoolExecutor(threads) as pool:
+        found = pool.map(lambda one: _looked_at(tensors[one[0]], one[1], most), work)
+        for (number, dim), seen in zip(work, found, strict=True):
+            marks[number, dim] = seen
+            rows = np.empty((seen.size, 3), np.int64)
+            rows[:, 0], rows[:, 1], rows[:, 2] = number, dim, np.arange(seen.size)
+            key = tensors[number].shape[dim] if dim >= 0 else 1, tensors[number].dtype
+            table.setdefault(key, []).append((seen.reshape(-1), rows))
     numbered: dict[tuple[str, ...], list[int]] = {}
     for number, name in enumerate(names):
         numbered.setdefault(_said(name)[0], []).append(number)
     return Fibers(names, tensors, marks, {key: _sorted(rows) for key, rows in table.items()}, numbered)
+
+
+def _lengths(checkpoint: StoredCheckpoint) -> set[tuple[int, str]]:
+    """How long the fibers of a checkpoint are, with their dtypes."""
+    found = {(size, tensor.dtype) for tensor in checkpoint.values() for size in tensor.shape}
+    return found | {(1, tensor.dtype) for tensor in checkpoint.values() if tensor.ndim < 2}
+
+
+def _dims(tensor: StoredTensor, lengths: set[tuple[int, str]], memory: int) -> list[int]:
+    """The dims along which a tensor's fibers are looked at, and -1 for its elements.
+
+    Along a short dim of a stack there are very many, which take more room than a limit of memory means. They are left
+    aside where those along another dim tell as much.
+    """
+    dims = [dim for dim, size in enumerate(tensor.shape) if (size, tensor.dtype) in lengths]
+    few = [dim for dim in dims if tensor.size // tensor.shape[dim] * _BYTES_EACH <= memory]
+    if tensor.ndim < 2 and 1 < tensor.size <= _MOST_ELEMENTS:
+        few.append(-1)
+    if tensor.ndim and not few:
+        return sorted(dims, key=lambda dim: -tensor.shape[dim])[:1]
+    return few or [-1]
+
+
+def _looked_at(tensor: StoredTensor, dim: int, most: int) -> Marks:
+    """The numbers of the fibers of a tensor along a dim, of which so many bytes are read at a time."""
+    size, itemsize = tensor.shape[dim] if dim >= 0 else 1, tensor.bits // 8
+    start = size // 2 if size > 2 * _WINDOW else 0
+    window = slice(start, min(start + _WINDOW if start else size, size))
+    shape = tensor.shape if dim >= 0 else (*tensor.shape, 1)
+    # A few bytes of every row cost more to read than all rows.
+    run = (window.stop - start) * math.prod(shape[dim + 1 :] if dim >= 0 else ()) * itemsize
+    is_whole = dim >= 0 and run < _SHORT and size * itemsize <= most
+    found = np.empty(tuple(each for at, each in enumerate(shape) if at != dim % len(shape)), np.uint64)
+    width = (size if is_whole else window.stop - start) * itemsize
+    for box in _slabs(found.shape, max(most // width, 1)):
+        sides = list(box)
+        if dim >= 0:
+            sides.insert(dim, slice(0, size) if is_whole else window)
+        values = tensor.read(tuple(sides)).view(f"V{itemsize}")
+        if dim < 0:
+            values = values.reshape(*values.shape, 1)
+        elif is_whole:
+            values = values[tuple(window if at == dim else slice(None) for at in range(tensor.ndim))]
+        found[box] = _marks(np.moveaxis(values, dim, -1))
+    return found
+
+
+def _slabs(shape: Sequence[int], most: int) -> Iterator[tuple[slice, ...]]:
+    """Boxes of at most so many elements that tile a shape, in C order; each is a run of as few dims as may be.
+
+    >>> [[(side.start, side.stop) for side in box] for box in _slabs((2, 5), 3)]
+    [[(0, 1), (0, 3)], [(0, 1), (3, 5)], [(1, 2), (0, 3)], [(1, 2), (3, 5)]]
+    >>> [[(side.start, side.stop) for side in box] for box in _slabs((3, 2), 4)]
+    [[(0, 2), (0, 2)], [(2, 3), (0, 2)]]
+    """
+    if not shape:
+        yield ()
+        return
+    row = math.prod(shape[1:])
+    step = max(most // max(row, 1), 1)
+    for start in range(0, shape[0], step):
+        side = slice(start, min(start + step, shape[0]))
+        for rest in _slabs(shape[1:], most) if row > most else [tuple(slice(0, size) for size in shape[1:])]:
+            yield (side, *rest)
 
 
 def unseen(tensor: StoredTensor) -> str:
@@ -101,14 +181,6 @@ def unseen(tensor: StoredTensor) -> str:
     if not tensor.size:
         return "it has no elements to find it by"
     return "its elements are of fewer than eight bits" if tensor.bits % 8 else ""
-
-
-def _add(marks: Any, table: Any, number: int, dim: int, tensor: StoredTensor, values: Any, length: int) -> None:
-    found = _marks(values)
-    marks[number, dim] = found
-    rows = np.empty((found.size, 3), np.int64)
-    rows[:, 0], rows[:, 1], rows[:, 2] = number, dim, np.arange(found.size)
-    table.setdefault((length, tensor.dtype), []).append((found.reshape(-1), rows))
 
 
 def _marks(values: npt.NDArray[Any]) -> Marks:

@@ -68,7 +68,9 @@ def learn_rewrites(
     Args:
         first: A checkpoint of any format, also by URL.
         second: The same model as another engine names and stores it.
-        memory: Bytes for the buffers of all threads. Beside these there are some 60 for each row and column of both.
+        memory: Bytes for the buffers of all threads. Beside these there are some 60 for each row and column of both;
+            rows along a short dim of a stack, of which there are very many, are left aside where they alone would take
+            more than this.
         threads: How many; one per core if left out.
 
     Raises:
@@ -98,7 +100,8 @@ def learn_rewrites(
     check_memory(memory)
     check_threads(threads)
     with open_checkpoint(first) as one, open_checkpoint(second) as other:
-        here, there = fibers_of(one), fibers_of(other)
+        count = (os.cpu_count() or 1) if threads is None else threads
+        here, there = fibers_of(one, other, memory, count), fibers_of(other, one, memory, count)
         unexplained: dict[str, str] = {}
         doubtful: set[str] = set()
         relations = _relations(here, there, unexplained, doubtful)
@@ -325,7 +328,8 @@ def _verified(
         if name not in made or not _are_alike(made[name], other[name]):
             unexplained[name] = "the rewrites do not make it"
     compared = [name for name in wanted if name not in unexplained]
-    digests = [tensor_digests(each, compared, memory=memory, threads=threads) for each in (made, other)]
+    # First the second, which was read last: of large checkpoints the page cache still has it.
+    digests = [tensor_digests(each, compared, memory=memory, threads=threads) for each in (other, made)]
     for name in compared:
         if digests[0][name] != digests[1][name]:
             unexplained[name] = "some of its elements are others than those of the tensors whose rows it has"
