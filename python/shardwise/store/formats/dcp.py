@@ -15,6 +15,7 @@ import hashlib
 import math
 import struct
 import zlib
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -24,12 +25,11 @@ import numpy.typing as npt
 
 from ..._dtypes import Dtype
 from ...errors import LayoutError
-from ..boxes import Bounds
 from ..torch.archive import END, END64, ENTRY, LOCAL, LOCATOR
 from ..torch.pickles import STORAGE_CLASSES
 from .files import Named, Placed, TargetFile, slots_of
 from .pickles import Call, Global, Items, New, Persistent, pickled
-from .slots import Slots, joined
+from .slots import Slot, Slots, joined
 
 __all__ = ["ALIGNMENT", "INDEX", "DcpFile", "Frame", "KeyPath", "dcp_files", "dcp_index", "frame_of", "is_writable"]
 
@@ -142,11 +142,19 @@ KeyPath = tuple[str | int, ...]
 
 _METADATA = "torch.distributed.checkpoint.metadata"
 _SIZE = Global("torch", "Size")
+_CHUNK, _KEY = Global(_METADATA, "ChunkStorageMetadata"), Global(_METADATA, "MetadataIndex")
+_STORED = Global("torch.distributed.checkpoint.filesystem", "_StorageInfo")
+#: How many boxes are remembered while an index is made.
+_MOST_BOXES = 1 << 16
 
 
 def is_writable(dtype: str) -> bool:
     """Whether PyTorch has a dtype of this name, and saves it."""
     return dtype in STORAGE_CLASSES
+
+
+#: A box in the index: its file, its position in it, and its place in the pool.
+_Chunk = tuple["DcpFile", int, int]
 
 
 class DcpFile(TargetFile):
@@ -163,6 +171,8 @@ class DcpFile(TargetFile):
     def __init__(self, name: str, slots: Slots, wanted: Sequence[Named], known: tuple[int, int] | None = None) -> None:
         super().__init__(name, slots, wanted)
         self._places: npt.NDArray[np.int64] | None = None
+        #: The digest of the frame that was made last, and the CRC-32 that it has.
+        self._made: tuple[dict[int, int], str] | None = None
         if known is None:
             self.placed(slots)
             known = 0, self.end
@@ -223,18 +233,33 @@ class DcpFile(TargetFile):
         begin = int(self.places[number, 0])
         return at, text + bytes(begin - at - len(text)) + self._around(number).head
 
+    def frame(self) -> Iterator[tuple[int, bytes]]:
+        """What surrounds tensors, as `before` gives it, slot by slot; with its digest, which the manifest has."""
+        digest, crcs = hashlib.sha256(), dict(self.crcs)
+        at, text = 0, b""
+        for number, slot in enumerate(self.slots):
+            around = self._around(number, slot)
+            text += bytes(int(self.places[number, 0]) - at - len(text)) + around.head
+            digest.update(text)
+            if self._wanted[slot.tensor].is_object:
+                digest.update(crcs.get(number, 0).to_bytes(4, "little"))
+            if text:
+                yield at, text
+            at, text = slot.end, around.tail
+        digest.update(text)
+        if text:
+            yield at, text
+        self._made = crcs, digest.hexdigest()
+
     def facts(self) -> dict[str, Any]:
         """A digest of what is beside the tensors: no CRC-32 of a container covers its headers. See `store.frames`."""
-        digest = hashlib.sha256()
-        for number, slot in enumerate(self.slots):
-            digest.update(self.before(number)[1])
-            if self._wanted[slot.tensor].is_object:
-                digest.update(self.crcs.get(number, 0).to_bytes(4, "little"))
-        digest.update(self.before(len(self.slots))[1])
-        return {"frames_sha256": digest.hexdigest()}
+        if self._made is None or self._made[0] != self.crcs:
+            deque(self.frame(), 0)
+        assert self._made is not None
+        return {"frames_sha256": self._made[1]}
 
-    def _around(self, number: int) -> Frame:
-        slot = self.slots[number]
+    def _around(self, number: int, slot: Slot | None = None) -> Frame:
+        slot = self.slots[number] if slot is None else slot
         shape = tuple(stop - start for start, stop in slot.box)
         return self._container(slot.tensor, shape, slot.end - slot.begin, self.crcs.get(number, 0))
 
@@ -283,24 +308,26 @@ def dcp_index(
         aliases: Further names of tensors that share the elements of others.
         paths: The places of tensors in a nested state dict; tensors that are not listed are in the outermost.
     """
-    chunks: list[list[tuple[DcpFile, int]]] = [[] for _ in wanted]
+    chunks: list[list[_Chunk]] = [[] for _ in wanted]
     for file in files:
-        for number, slot in enumerate(file.slots):
-            chunks[slot.tensor].append((file, number))
+        slots = file.slots
+        for number, (tensor, place) in enumerate(zip(slots.tensors.tolist(), slots.places.tolist(), strict=True)):
+            chunks[tensor].append((file, number, place))
     named = [(tensor.name, tensor, chunks[i]) for i, tensor in enumerate(wanted)]
     by_name = {name: (tensor, held) for name, tensor, held in named}
     named += [(alias, *by_name[name]) for alias, name in aliases.items()]
+    boxes = _Boxes()
     state = {
-        "state_dict_metadata": Items((name, _entry(tensor, held)) for name, tensor, held in named),
+        "state_dict_metadata": Items((name, _entry(tensor, held, boxes)) for name, tensor, held in named),
         "planner_data": Items((name, paths.get(name, (name,))) for name, *_ in named),
-        "storage_data": Items(pair for name, tensor, held in named for pair in _places(name, tensor, held)),
+        "storage_data": Items(pair for name, tensor, held in named for pair in _places(name, tensor, held, boxes)),
         "storage_meta": None,
         "version": "1.0.0",
     }
     return pickled(New(Global(_METADATA, "Metadata"), state))
 
 
-def _entry(tensor: Placed, chunks: Sequence[tuple[DcpFile, int]]) -> New:
+def _entry(tensor: Placed, chunks: Sequence[_Chunk], boxes: _Boxes) -> New:
     if tensor.is_object:
         return New(Global(_METADATA, "BytesStorageMetadata"), {})
     layout = Call(Global("torch.serialization", "_get_layout"), ("torch.strided",))
@@ -311,29 +338,37 @@ def _entry(tensor: Placed, chunks: Sequence[tuple[DcpFile, int]]) -> New:
         "properties": New(Global(_METADATA, "TensorProperties"), properties),
         "size": Call(_SIZE, (tensor.shape,)),
         "chunks": (
-            New(Global(_METADATA, "ChunkStorageMetadata"), {"offsets": _starts(box), "sizes": _sizes(box)})
-            for box in (file.slots[number].box for file, number in chunks)
+            New(_CHUNK, dict(zip(("offsets", "sizes"), boxes.of(file, place, tensor), strict=True)))
+            for file, _, place in chunks
         ),
     }
     return New(Global(_METADATA, "TensorStorageMetadata"), state)
 
 
-def _places(name: str, tensor: Placed, chunks: Sequence[tuple[DcpFile, int]]) -> Iterator[tuple[New, New]]:
-    for index, (file, number) in enumerate(chunks):
+def _places(name: str, tensor: Placed, chunks: Sequence[_Chunk], boxes: _Boxes) -> Iterator[tuple[New, New]]:
+    for index, (file, number, place) in enumerate(chunks):
         offset, length = file.places[number].tolist()
-        key: dict[str, Any] = {"fqn": name, "index": index, "offset": _starts(file.slots[number].box)}
         if tensor.is_object:
-            key = {"fqn": name, "index": None}
-        place = {"relative_path": file.name, "offset": offset, "length": length}
-        yield (
-            New(Global(_METADATA, "MetadataIndex"), key),
-            New(Global("torch.distributed.checkpoint.filesystem", "_StorageInfo"), place),
-        )
+            key: dict[str, Any] = {"fqn": name, "index": None}
+        else:
+            key = {"fqn": name, "index": index, "offset": boxes.of(file, place, tensor)[0]}
+        yield New(_KEY, key), New(_STORED, {"relative_path": file.name, "offset": offset, "length": length})
 
 
-def _starts(box: Bounds) -> Call:
-    return Call(_SIZE, (tuple(start for start, _ in box),))
+class _Boxes:
+    """What an index says of boxes, which layers have in common, by their places in the pool."""
 
+    def __init__(self) -> None:
+        self._said: dict[tuple[int, int], tuple[Call, Call]] = {}
 
-def _sizes(box: Bounds) -> Call:
-    return Call(_SIZE, (tuple(stop - start for start, stop in box),))
+    def of(self, file: DcpFile, place: int, tensor: Placed) -> tuple[Call, Call]:
+        """Where a box of a tensor begins, and its sizes."""
+        key = place, len(tensor.shape)
+        found = self._said.get(key)
+        if found is None:
+            begin, end = file.slots.table.sides(np.array([place]), key[1])[0]
+            found = tuple(Call(_SIZE, (tuple(sizes.tolist()),)) for sizes in (begin, end - begin))  # type: ignore[assignment]
+            assert found is not None
+            if len(self._said) < _MOST_BOXES:
+                self._said[key] = found
+        return found

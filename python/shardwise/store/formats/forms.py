@@ -49,6 +49,9 @@ ONE_FILE = ("safetensors", "rank")
 
 HF_INDEX = "model.safetensors.index.json"
 
+#: What of a manifest has an entry on each line.
+_LISTS = ("tensors", "files")
+
 _NAMES = {
     "hf": re.compile(r"model(-\d{5,}-of-\d{5,})?\.safetensors"),
     "sharded": re.compile(r"shard-\d{5,}-model-\d{5,}-of-\d{5,}\.safetensors"),
@@ -194,7 +197,21 @@ def manifest_text(
         }
         for file, size in zip(files, sizes, strict=True)
     } | {name: {"size": len(text), "sha256": hashlib.sha256(text).hexdigest()} for name, text in texts.items()}
-    return sealed(json.dumps(manifest, indent=1, ensure_ascii=False).encode())
+    return sealed(_by_line(manifest).encode())
+
+
+def _by_line(manifest: Mapping[str, Any]) -> str:
+    """An object as JSON with an entry on each line, also those of `tensors` and `files`."""
+    # One line at a time: indented as a whole, JSON is written by Python and not by its compiled part.
+    said = {key: json.dumps(value, ensure_ascii=False) for key, value in manifest.items() if key not in _LISTS}
+    for key in _LISTS:
+        inner = (
+            f"{json.dumps(name, ensure_ascii=False)}: {json.dumps(value, ensure_ascii=False)}"
+            for name, value in manifest[key].items()
+        )
+        said[key] = "{\n  " + ",\n  ".join(inner) + "\n }"
+    lines = (f'"{key}": {said[key]}' for key in manifest)
+    return "{\n " + ",\n ".join(lines) + "\n}"
 
 
 def differing_replica(name: str, shape: tuple[int, ...], path: object, element: int) -> str:

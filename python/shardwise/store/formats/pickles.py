@@ -98,13 +98,15 @@ class _Writer:
             self.write(value.state)
             out += _BUILD
         elif kind is dict:
-            self._dict(value.items())
+            self._dict(value)
         elif kind is bool:
             out += _TRUE if value else _FALSE
         elif value is None:
             out += _NONE
         elif kind is Items:
-            self._dict(value.pairs)
+            self.out += _DICT
+            for batch in _batches(value.pairs):
+                self._items(batch)
         elif kind is Persistent:
             self.write(value.id)
             out += _BINPERSID
@@ -158,14 +160,20 @@ class _Writer:
                 self.write(value)
             self.out += _APPENDS
 
-    def _dict(self, pairs: Iterable[tuple[Any, Any]]) -> None:
+    def _dict(self, value: dict[Any, Any]) -> None:
         self.out += _DICT
-        for batch in _batches(pairs):
-            self.out += _MARK
-            for key, value in batch:
-                self.write(key)
-                self.write(value)
-            self.out += _SETITEMS
+        if 0 < len(value) <= _BATCH:
+            self._items(value.items())
+            return
+        for batch in _batches(value.items()):
+            self._items(batch)
+
+    def _items(self, pairs: Iterable[tuple[Any, Any]]) -> None:
+        self.out += _MARK
+        for key, value in pairs:
+            self.write(key)
+            self.write(value)
+        self.out += _SETITEMS
 
 
 def _batches(values: Iterable[Any]) -> Iterator[list[Any]]:

@@ -96,7 +96,7 @@ class Ending:
 
 def texts_of(plan: WritePlan, digests: list[int]) -> dict[str, bytes]:
     """The manifest, and the other files beside those with tensors; digests have the same length whatever they are."""
-    texts = plan.texts
+    texts = dict(plan.texts)  # An index takes a while to make.
     manifest = manifest_text(plan.manifest, list(plan.tensors), digests, plan.files, plan.sizes, texts)
     return {MANIFEST: manifest, **texts}
 

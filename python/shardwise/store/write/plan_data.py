@@ -40,6 +40,8 @@ _TENSOR, _BOX = range(2)
 
 #: How many tensors are looked at at a time.
 _CHUNK = 1024
+#: How many are made at a time where one is asked for.
+_NEAR = 32
 
 
 #: Below this a task is nothing but overhead.
@@ -129,6 +131,8 @@ class _Tensors(Sequence[PlannedTensor]):
     def __init__(self, plan: PlanData) -> None:
         self._plan = plan
         self._count = plan.sections["tensors"].nbytes // 64
+        #: Those that were made last, and the number of the first: which is asked for next is mostly near.
+        self._kept: tuple[int, list[PlannedTensor]] = 0, []
 
     def __len__(self) -> int:
         return self._count
@@ -142,8 +146,14 @@ class _Tensors(Sequence[PlannedTensor]):
             return [self[number] for number in range(*index.indices(len(self)))]
         if not -len(self) <= index < len(self):
             raise IndexError(f"tensor {index} of {len(self)}")
-        with said_by(self._plan._file):
-            return self._made(index % len(self), index % len(self) + 1)[0]
+        number = index % len(self)
+        begin, made = self._kept
+        if not begin <= number < begin + len(made):
+            begin = number - number % _NEAR
+            with said_by(self._plan._file):
+                made = self._made(begin, min(begin + _NEAR, len(self)))
+            self._kept = begin, made
+        return made[number - begin]
 
     def __iter__(self) -> Iterator[PlannedTensor]:
         for begin in range(0, len(self), _CHUNK):
