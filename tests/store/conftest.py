@@ -9,6 +9,7 @@ import safetensors
 from shardwise.store.objects import ObjectPath
 from tests.store.stores import Store, started_server
 from tests.store.toxic import Toxic
+from tests.store.trips import TRIPS, Trip
 
 Write = Callable[..., Path]
 
@@ -65,6 +66,27 @@ def memory() -> Iterator[Store]:
     yield Store(lambda name: ObjectPath(f"memory://{name}", attempts=5, pause=0.001))
     for name in set(kept) - before:
         del kept[name]
+
+
+def a_trip(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trip:
+    names = request.param.split(" to ")
+    stores = [None if name == "disk" else request.getfixturevalue(name) for name in names]
+    for store in stores:
+        if store is not None and store.toxic is not None:
+            monkeypatch.setenv("AWS_ENDPOINT_URL", store.toxic.url)
+    return Trip(tmp_path, *stores)
+
+
+@pytest.fixture(params=TRIPS)
+def trip(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trip:
+    """From everywhere to everywhere."""
+    return a_trip(request, tmp_path, monkeypatch)
+
+
+@pytest.fixture(params=[name for name in TRIPS if "memory" not in name])
+def shared(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trip:
+    """Where other processes can help."""
+    return a_trip(request, tmp_path, monkeypatch)
 
 
 @pytest.fixture(params=["memory", "s3"])

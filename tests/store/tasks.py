@@ -17,13 +17,13 @@ MESH = sw.DeviceMesh((2, 4), ("data", "model"))
 TASK = 1 << 16
 
 
-def saved(folder: Path) -> Path:
-    """A sharded checkpoint with replicas, tied tensors, small ones and some that take several tasks."""
+def saved(folder: Path, part: int = 1) -> Path:
+    """A sharded checkpoint of 2 MB, or a part of that: with tied tensors, small ones, some that take several tasks."""
     rng = np.random.default_rng(7)
-    tied = rng.standard_normal((64, 512)).astype("f4")
+    tied = rng.standard_normal((64 // part, 512)).astype("f4")
     tensors = {
-        "wide": rng.standard_normal((32, 4096)).astype("f8"),
-        "deep": rng.integers(0, 99, (3, 2, 8, 9000)).astype("u2"),
+        "wide": rng.standard_normal((32, 4096 // part)).astype("f8"),
+        "deep": rng.integers(0, 99, (3, 2, 8, 9000 // part)).astype("u2"),
         "tied.a": tied,
         "tied.b": tied,
         **{f"small.{i}": rng.standard_normal((8, 8 * i)).astype("f2") for i in range(5)},

@@ -208,30 +208,6 @@ class TestToxicReading:
 
 
 class TestWriting:
-    @pytest.mark.parametrize("to", ["safetensors", "hf", "sharded", "dcp"])
-    @pytest.mark.parametrize("remote_source", [False, True])
-    def test_the_objects_are_the_files(self, store: Store, tmp_path: Path, to: Any, remote_source: bool) -> None:
-        """Byte for byte what is written to a disk."""
-        name = "a.safetensors" if to == "safetensors" else "a"
-        sw.save_checkpoint(tmp_path / "source", WEIGHTS, RULES)
-        options: Any = {"to": to, "max_file_bytes": 10_000, "metadata": {"made": "here"} if to != "dcp" else None}
-        sw.reshard_checkpoint(tmp_path / "source", tmp_path / name, RULES, **options)
-        source: Any = tmp_path / "source"
-        if remote_source:
-            source = store.place("source")
-            store.put(tmp_path / "source", source)
-        place = store.place(name)
-        seen: list[tuple[int, int]] = []
-        report = sw.reshard_checkpoint(source, place, RULES, **options, progress=lambda *at: seen.append(at))
-        assert isinstance(report, sw.store.WriteReport)
-        local = tmp_path / name
-        files = [local] if local.is_file() else list(local.iterdir())
-        found = store.objects(place)
-        assert found == {"" if local.is_file() else path.name: path.read_bytes() for path in files}
-        assert seen[-1] == (report.bytes, report.bytes) == (report.bytes_written, report.bytes)
-        assert sw.verify_checkpoint(place).digests == 4
-        assert sw.diff_checkpoints(place, tmp_path / "source") == []
-
     def test_from_memory_and_back_to_a_disk(self, store: Store, tmp_path: Path) -> None:
         place = store.place()
         sharded = sw.distribute_tensor(WEIGHTS["embed"], sw.TensorLayout(("x", "y"), sw.DeviceMesh((2, 2), ("x", "y"))))
@@ -240,14 +216,6 @@ class TestWriting:
         with sw.open_checkpoint(tmp_path / "b.safetensors") as checkpoint:
             assert np.array_equal(checkpoint.read("turned"), WEIGHTS["embed"].T[::-2].astype("f4"))
             assert np.array_equal(checkpoint.read("sharded"), WEIGHTS["embed"].astype("f4"))
-
-    def test_what_is_compressed_or_converted(self, memory: Store, tmp_path: Path) -> None:
-        pytest.importorskip("zstandard")
-        source = DATA / "orbax_keras" / "orbax_zarr3"
-        place = memory.place("a.safetensors")
-        sw.reshard_checkpoint(source, place, dtype="float16")
-        sw.reshard_checkpoint(source, tmp_path / "a.safetensors", dtype="float16")
-        assert memory.objects(place)[""] == (tmp_path / "a.safetensors").read_bytes()
 
     def test_in_parts_in_the_order_of_the_bytes(self, s3: Store, tmp_path: Path) -> None:
         large = {"a": np.arange(2_100_001, dtype="f8"), "b": np.arange(4_000_000, dtype="u1").reshape(4, -1).T}
@@ -271,26 +239,6 @@ class TestWriting:
         assert len(outline.files) == 4
         assert outline.memory <= 256 * 2**20
         assert store.objects(place) == {}
-
-    def test_replicas_that_disagree(self, store: Store, tmp_path: Path) -> None:
-        pytest.importorskip("safetensors")
-        from safetensors.numpy import save_file
-
-        for rank, value in ((1, 0.0), (2, 5.0)):
-            array = np.zeros((3, 4), "f4")
-            array[2, 1] = value
-            info = '{"w": {"saved_offsets": [0, 0]}}'
-            name = f"shard-0000{rank}-model-00001-of-00001.safetensors"
-            save_file({"w": array}, tmp_path / name, {"DCP_SHARDING_INFO": info, "DCP_VERSION": "1.0"})
-        place = store.place()
-        store.put(tmp_path, place)
-        for target in (store.place("b.safetensors"), tmp_path / "b.safetensors"):
-            with pytest.raises(sw.ParseError, match=r"'w': replicas disagree; the first element .* is \(2, 1\)"):
-                sw.reshard_checkpoint(place, target)
-            assert not location_of(target).exists()
-            sw.reshard_checkpoint(place, target, replicas="first")
-            with sw.open_checkpoint(target) as checkpoint:
-                assert checkpoint.read("w").tolist() == np.zeros((3, 4)).tolist()
 
     def test_to_and_from_pytorchs_form(self, memory: Store, tmp_path: Path) -> None:
         """Whose zip containers have CRC-32s, and whose folders have values that are not tensors."""

@@ -13,7 +13,6 @@ import pytest
 
 import shardwise as sw
 from shardwise.cli import main
-from tests.store.stores import Store
 from tests.store.tasks import folder_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -49,50 +48,6 @@ def settings(to: str) -> dict[str, Any]:
 
 def tree(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-@pytest.mark.parametrize("to", FORMS)
-def test_on_a_disk(source: Path, to: str) -> None:
-    path = source.parent / name_of(to)
-    plan = sw.plan_checkpoint(source, path, **settings(to), task_bytes=2**16)
-    assert plan.run() == len(plan.tasks) > 2
-    assert plan.commit().bytes_written > 0
-    before = tree(source.parent)
-    assert (plan.run(), plan.run((2, 3)), plan.run(tasks=[1])) == (0, 0, 0)
-    again = plan.commit()
-    assert (again.bytes_written, again.bytes_resumed, again.bytes) == (0, plan.nbytes, plan.nbytes)
-    report = sw.reshard_checkpoint(source, path, **settings(to), task_bytes=2**16, resume=True)
-    assert isinstance(report, sw.store.WriteReport)
-    assert (report.bytes_written, report.bytes_resumed) == (0, plan.nbytes)
-    assert tree(source.parent) == before
-    with pytest.raises(FileExistsError, match="exists already"):
-        sw.reshard_checkpoint(source, path, **settings(to))
-
-
-@pytest.mark.parametrize("to", FORMS)
-def test_in_a_store(source: Path, store: Store, to: str) -> None:
-    place = store.place(name_of(to))
-    plan = sw.plan_checkpoint(source, place, **settings(to))
-    plan.run()
-    plan.commit()
-    before = store.objects(place)
-    assert (plan.run(), plan.run((1, 1))) == (0, 0)
-    assert plan.commit().bytes_written == 0
-    report = sw.reshard_checkpoint(source, place, **settings(to), resume=True)
-    assert isinstance(report, sw.store.WriteReport)
-    assert (report.bytes_written, report.bytes_resumed) == (0, plan.nbytes)
-    assert store.objects(place) == before
-    with pytest.raises(FileExistsError, match="exists already"):
-        sw.reshard_checkpoint(source, place, **settings(to))
-
-
-def test_a_conversion_that_is_finished(source: Path) -> None:
-    sw.reshard_checkpoint(source, source.parent / "new", dtype="float32", to="hf")
-    report = sw.reshard_checkpoint(source, source.parent / "new", dtype="float32", to="hf", resume=True)
-    assert isinstance(report, sw.store.WriteReport)
-    assert report.bytes_written == 0
-    with pytest.raises(FileExistsError):
-        sw.reshard_checkpoint(source, source.parent / "new", dtype="float16", to="hf", resume=True)
 
 
 def an_element(path: Path) -> None:
@@ -154,17 +109,6 @@ def test_another_manifest_or_index_is_refused(source: Path, name: str, change: s
     CHANGES[change](source.parent / "new" / name)
     with pytest.raises(FileExistsError, match="exists already"):
         plan.commit()
-
-
-def test_another_checkpoint_of_the_same_form_is_refused(source: Path, store: Store) -> None:
-    sw.save_checkpoint(source.parent / "other.safetensors", weights(2))
-    for path in (source.parent / "new", store.place("new")):
-        sw.reshard_checkpoint(source.parent / "other.safetensors", path, **settings("sharded"))
-        with pytest.raises(FileExistsError, match="exists already"):
-            sw.plan_checkpoint(source, path, **settings("sharded"))
-        with pytest.raises(FileExistsError, match="exists already"):
-            sw.reshard_checkpoint(source, path, **settings("sharded"), resume=True)
-        assert sw.diff_checkpoints(source.parent / "other.safetensors", path) == []
 
 
 def test_without_its_sources_nothing_can_be_said(source: Path) -> None:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +25,7 @@ from shardwise.store.objects import ObjectPath
 from shardwise.store.pieces import Piece, Pieces
 from shardwise.store.write.plan import FileGrid
 from tests.store.stores import Store
-from tests.store.tasks import files, write_replica
+from tests.store.tasks import files
 from tests.store.toxic import Times
 
 # Of asynchronous connections that the server closes, and of packages that warn about each other.
@@ -77,71 +74,6 @@ def test_parts_are_as_equal_as_tasks_allow(sizes: list[int], parts: int) -> None
     assert (abs(written - sum(sizes) / parts) <= max(sizes, default=1) + 1).all()
     if sizes and parts == len(sizes) and max(sizes) * 2 * parts < min(sizes) * (2 * parts + 1):
         assert [len(share) for share in shares] == [1] * parts
-
-
-def receipts(store: Store, place: ObjectPath) -> dict[str, bytes]:
-    return store.objects(place.with_name(f".{place.name}.partial"))
-
-
-@pytest.mark.parametrize(
-    ("kind", "to", "remote"),
-    [
-        *(("memory", to, remote) for to in FORMS for remote in (False, True)),
-        ("s3", "sharded", True),
-        ("s3", "dcp", False),
-    ],
-)
-def test_parts_in_any_order_and_twice(
-    source: Path, kind: str, to: Any, remote: bool, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same bytes as on a disk; nothing is a checkpoint before the commit, and nothing else is left after it."""
-    store: Store = request.getfixturevalue(kind)
-    place, src = store.place("new"), source
-    if store.toxic is not None:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", store.toxic.url)
-    if remote:
-        held = store.place("source")
-        store.put(source, held)
-        src = str(held)  # type: ignore[assignment]
-    planned(src, str(place), to).save(source.parent / "new.swplan")
-    plan = sw.CheckpointPlan.load(source.parent / "new.swplan")
-    assert plan.digest == sw.CheckpointPlan.load(source.parent / "new.swplan").digest
-    parts = [(part, 3) for part in (1, 2, 3)] + [(2, 3)]
-    random.Random(len(to)).shuffle(parts)
-    done = sum(plan.run(part) for part in parts)
-    assert done == len(plan.tasks) >= 2
-    assert plan.run(tasks=range(0, done, 3)) == len(range(0, done, 3))
-    assert not {"shardwise.json", ".metadata", "model.safetensors.index.json"} & set(store.objects(place))
-    report = plan.commit(check=True)
-    made = expected(source, to)
-    assert store.objects(place) == made
-    assert receipts(store, place) == {}
-    assert (report.bytes, report.bytes_written) == (plan.nbytes, plan.nbytes)
-    assert plan.part_bytes(2)[:, 1].sum() == sum(plan.grid.bytes)
-    # What is done is done; it is compared with the sources.
-    assert (plan.run(), plan.run((2, 3)), plan.commit().bytes_written) == (0, 0, 0)
-    assert store.objects(place) == made
-    assert receipts(store, place) == {}
-
-
-def test_plans_of_objects_are_run_by_executors(s3: Store, memory: Store, source: Path) -> None:
-    place = s3.place("new")
-    seen: list[tuple[int, int]] = []
-    with ProcessPoolExecutor(2, get_context("spawn")) as processes:
-        plan = planned(source, place, "dcp")
-        assert plan.run(executor=processes, progress=lambda *at: seen.append(at)) == len(plan.tasks)
-        assert seen[-1] == (plan.nbytes, plan.nbytes)
-        plan.commit()
-        assert s3.objects(place) == expected(source, "dcp")
-        inside = planned(source, memory.place("new"), "dcp")
-        with pytest.raises(TypeError, match=r"memory://.* is in the memory of this process"):
-            inside.run(executor=processes)
-    with ThreadPoolExecutor(3) as threads:
-        inside.run(executor=threads)
-    inside.commit()
-    assert memory.objects(inside.path) == s3.objects(place)  # type: ignore[arg-type]
-    with pytest.raises(sw.LayoutError, match=r"memory is 4 B; at least .* are needed"):
-        planned(source, memory.place("new")).run(memory=4)
 
 
 def resigned(text: bytes) -> bytes:
@@ -208,26 +140,6 @@ def test_the_same_bytes_with_another_mark_are_the_same_object(store: Store, sour
     assert store.objects(place) == expected(source, "sharded")
 
 
-@pytest.mark.parametrize("remote", [False, True])
-def test_a_single_object_is_planned_as_well(store: Store, source: Path, remote: bool) -> None:
-    held, place = store.place("source"), store.place("new.safetensors")
-    store.put(source, held)
-    plan = sw.plan_checkpoint(held if remote else source, place)
-    assert (len(plan.tasks), plan.run((1, 2)) + plan.run((2, 2)), plan.run()) == (1, 1, 0)
-    assert plan.commit().bytes_written == plan.nbytes
-    assert (plan.run(), plan.commit().bytes_written, receipts(store, place)) == (0, 0, {})
-    sw.reshard_checkpoint(source, source.parent / "new.safetensors")
-    assert store.objects(place) == {"": (source.parent / "new.safetensors").read_bytes()}
-
-
-def test_the_parts_that_are_to_be_run_again_are_named(memory: Store, source: Path) -> None:
-    plan = planned(source, memory.place("new"))
-    assert plan.run((1, 2)) > 0
-    missing = len(plan.part(2, 2))
-    with pytest.raises(sw.ParseError, match=rf"receipts of {missing} of 4 tasks are missing: .*; run again part 2/2$"):
-        plan.commit()
-
-
 def test_a_receipt_with_another_digest_is_found_by_reading_all(memory: Store, source: Path) -> None:
     place = memory.place("new")
     plan = planned(source, place)
@@ -282,52 +194,6 @@ def test_bytes_that_another_has_made_meanwhile_are_counted_once(
     assert seen[-1] == (plan.nbytes, plan.nbytes)
 
 
-def test_sources_that_are_not_what_they_were(store: Store, source: Path) -> None:
-    held = store.place("source")
-    store.put(source, held)
-    file = sorted(source.glob("*.safetensors"))[0]
-    changed = file.read_bytes()[:-1] + b"!"
-    plans = planned(held, store.place("new")), planned(source, store.place("new"))
-    held.filesystem.pipe_file((held / file.name).key, changed)
-    file.write_bytes(changed)
-    for plan in plans:
-        with pytest.raises(sw.ParseError, match=r"a different object than before|was written to since it was opened"):
-            plan.run()
-        with pytest.raises(sw.ParseError, match="receipts of 4 of 4 tasks"):
-            plan.commit()
-
-
-def test_replicas_that_disagree_are_found_by_one_task(memory: Store, tmp_path: Path) -> None:
-    """Two files with the same tensor, of which the last element differs, and four objects with a part of it each."""
-    source = tmp_path / "source"
-    source.mkdir()
-    values = np.arange(32, dtype="f4").reshape(4, 8)
-    write_replica(source, 1, values)
-    layouts = {"w": sw.TensorLayout((None, "x"), MESH)}
-    for different in (True, False):
-        other = values.copy()
-        other[3, 7] += different
-        write_replica(source, 2, other)
-        plan = sw.plan_checkpoint(source, memory.place("new"), layouts)
-        # Each compares its own columns.
-        assert plan.part_bytes(4).tolist() == [[64, 32]] * 4
-        failed = []
-        for number in range(4):
-            try:
-                plan.run(tasks=[number])
-            except sw.ParseError as error:
-                failed.append((number, str(error)))
-        assert [number for number, _ in failed] == [3] * different
-        if failed:
-            assert "'w': replicas disagree" in failed[0][1]
-            assert "is (3, 7)" in failed[0][1]
-            plan = sw.plan_checkpoint(source, memory.place("new"), layouts, replicas="first")
-            plan.run()
-        plan.commit()
-        with sw.open_checkpoint(plan.path) as checkpoint:
-            assert checkpoint.read("w").tolist() == values.tolist()
-
-
 @pytest.mark.parametrize("harm", ["503", "cut", "lost"])
 def test_a_store_that_fails_for_a_while(s3: Store, source: Path, harm: str) -> None:
     """The first three requests of each kind, of a run and then of a commit, fail, and the end is the same."""
@@ -378,13 +244,6 @@ def test_two_at_once(s3: Store, source: Path) -> None:
 def test_what_no_saved_plan_does(store: Store, source: Path, tmp_path: Path) -> None:
     held = store.place("source")
     store.put(source, held)
-    plan = sw.plan_checkpoint(held, tmp_path / "new", dtype="float16")
-    assert plan.outline().files
-    for work in (plan.run, plan.commit, partial(plan.save, tmp_path / "p"), partial(plan.task, 0)):
-        with pytest.raises(TypeError, match="is converted; tasks copy bytes"):
-            work()
-    assert not (tmp_path / "new").exists()
-    assert not (tmp_path / "p").exists()
     plan = planned(source, held.with_name("new"))
     if store.toxic is not None:
         with pytest.raises(TypeError, match="has endpoint_url; a plan file keeps URLs"):

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
 import threading
-from collections.abc import Callable
-from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from multiprocessing import get_context
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -113,38 +108,6 @@ def written(source: Path, place: Any, to: Any, executor: Executor | None, **more
     return report
 
 
-@pytest.mark.parametrize(("to", "remote"), list(zip(FORMS, [False, True] * 2, strict=True)))
-def test_threads_and_processes_make_the_same_objects(s3: Store, source: Path, to: Any, remote: bool) -> None:
-    name = "a.safetensors" if to == "safetensors" else "a"
-    written(source, source.parent / name, to, None)
-    src: Any = source
-    if remote:
-        src = s3.place("source")
-        s3.put(source, src)
-    for executor in (ThreadPoolExecutor(2), ProcessPoolExecutor(2, get_context("spawn"))):
-        place = s3.place(name)
-        seen: list[tuple[int, int]] = []
-        with executor:
-            report = written(src, place, to, executor, progress=lambda *at, seen=seen: seen.append(at))
-        assert s3.objects(place) == files(source.parent / name)
-        assert report.bytes_written == report.bytes
-        assert seen[-1] == (report.bytes, report.bytes)
-        assert sw.diff_checkpoints(source, place) == []
-
-
-def test_objects_of_this_process_are_made_by_its_threads(memory: Store, source: Path) -> None:
-    place = memory.place("a")
-    with ThreadPoolExecutor(3) as executor:
-        written(source, place, "sharded", executor)
-    written(source, source.parent / "a", "sharded", None)
-    assert memory.objects(place) == files(source.parent / "a")
-    with ProcessPoolExecutor(1, get_context("spawn")) as executor:
-        with pytest.raises(TypeError, match=r"memory://.* is in the memory of this process"):
-            written(source, memory.place("b"), "sharded", executor)
-        with pytest.raises(TypeError, match="executor must be"):
-            written(source, memory.place("b"), "sharded", "threads")  # type: ignore[arg-type]
-
-
 def test_the_memory_of_a_host_is_divided(memory: Store, tmp_path: Path) -> None:
     sw.save_checkpoint(tmp_path / "a", {"w": np.zeros(9 << 20, "u1")}, sync=False)
     place = memory.place("b")
@@ -153,6 +116,9 @@ def test_the_memory_of_a_host_is_divided(memory: Store, tmp_path: Path) -> None:
         pytest.raises(sw.LayoutError, match=r"memory is 20\.0 MiB for each of 3 workers; at least 32\.0 MiB are"),
     ):
         sw.reshard_checkpoint(tmp_path / "a", place, memory=60 << 20, executor=executor)
+    plan = sw.plan_checkpoint(tmp_path / "a", place)
+    with pytest.raises(sw.LayoutError, match=r"memory is 4 B; at least .* are needed"):
+        plan.run(memory=4)
     assert memory.objects(place) == {}
 
 
@@ -170,96 +136,6 @@ def test_a_store_that_keeps_less_than_it_was_given(memory: Store, source: Path, 
         assert not {"shardwise.json", ".metadata", "model.safetensors.index.json"} & set(memory.objects(place))
         for name in memory.objects(place):
             place.filesystem.rm_file((place / name).key if name else place.key)
-
-
-class Flaky(Executor):
-    """Each task fails the first time, when it has made its object."""
-
-    _max_workers = 2
-
-    def __init__(self) -> None:
-        self.tries: dict[int, int] = {}
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        number = args[0].number
-        self.tries[number] = self.tries.get(number, 0) + 1
-        try:
-            found = fn(*args, **kwargs)
-            if self.tries[number] == 1:
-                raise RuntimeError("the worker was lost")
-            future.set_result(found)
-        except Exception as error:
-            future.set_exception(error)
-        return future
-
-
-@pytest.mark.parametrize("to", FORMS)
-def test_a_task_that_is_run_again_finds_its_own_object(s3: Store, source: Path, to: Any) -> None:
-    name = "a.safetensors" if to == "safetensors" else "a"
-    place, executor = s3.place(name), Flaky()
-    written(source, place, to, executor)
-    assert set(executor.tries.values()) == {2}
-    written(source, source.parent / name, to, None)
-    assert s3.objects(place) == files(source.parent / name)
-    # Another's is refused still.
-    with pytest.raises(FileExistsError, match="exists already"):
-        written(source, place, to, Flaky())
-
-
-def _die(doomed: int, fn: Callable[..., Any], *args: Any) -> Any:
-    if args[0].number == doomed:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return fn(*args)
-
-
-class Deadly(Executor):
-    """A pool of processes, of which the one is killed that gets a task."""
-
-    _max_workers = 2
-
-    def __init__(self, doomed: int) -> None:
-        self.pool, self.doomed = ProcessPoolExecutor(2, get_context("spawn")), doomed
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        return self.pool.submit(_die, self.doomed, fn, *args)
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        self.pool.shutdown(wait, cancel_futures=cancel_futures)
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
-def test_a_worker_that_is_killed(s3: Store, source: Path) -> None:
-    place = s3.place("a")
-    with Deadly(1) as executor, pytest.raises(BrokenExecutor, match=r"the next run continues \(resume=True\)$"):
-        written(source, place, "hf", executor)
-    assert not {"shardwise.json", "model.safetensors.index.json"} & set(s3.objects(place))
-    with ThreadPoolExecutor(2) as threads:
-        written(source, place, "hf", threads, resume=True)
-    written(source, source.parent / "a", "hf", None)
-    assert s3.objects(place) == files(source.parent / "a")
-
-
-def test_a_local_source_that_changed_is_refused_by_the_worker(s3: Store, source: Path) -> None:
-    class Changing(Flaky):
-        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-            import pickle
-
-            sent = pickle.dumps(args)
-            if args[0].number == 1:
-                for path in source.glob("*.safetensors"):
-                    path.write_bytes(path.read_bytes()[:-1] + b"!")
-            future: Future[Any] = Future()
-            try:
-                future.set_result(fn(*pickle.loads(sent)))
-            except Exception as error:
-                future.set_exception(error)
-            return future
-
-    place = s3.place("a")
-    with pytest.raises(sw.ParseError, match="was written to since it was opened"):
-        written(source, place, "hf", Changing())
-    assert "shardwise.json" not in s3.objects(place)
 
 
 def test_two_drivers_at_once(s3: Store, source: Path) -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import gzip
 import os
 import socket
-import tempfile
 import time
 import zlib
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
-from multiprocessing import get_context
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,21 +29,6 @@ from ..torch_files import tensor
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     return saved(tmp_path)
-
-
-def test_tasks_by_number(source: Path) -> None:
-    plan = planned(source)
-    count = len(plan.tasks)
-    for wrong in (count, -1, 2**40):
-        with pytest.raises(sw.LayoutError, match=f"there is no task {wrong}; the plan has {count}"):
-            plan.run(tasks=[0, wrong])
-    with pytest.raises(sw.ParseError, match=f"receipts of {count} of {count} tasks"):
-        plan.commit()
-    assert plan.run(tasks=[count - 1, 0]) == 2
-    assert plan.run() == count - 2
-    report = plan.commit()
-    assert report.bytes_resumed == 0
-    assert contents(source.parent / "new") == direct(source)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
@@ -124,19 +107,6 @@ def test_texts_that_a_killed_commit_has_left_are_replaced(source: Path) -> None:
     assert contents(source.parent / "new") == direct(source)
 
 
-def test_what_is_put_together_for_a_store_leaves_nothing(
-    tmp_path: Path, memory: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    tensors = {"a": np.arange(4096, dtype="f4").reshape(64, 64)}
-    sw.save_checkpoint(tmp_path / "src.safetensors", tensors)
-    place = memory.place()
-    sw.reshard_checkpoint(tmp_path / "src.safetensors", place, to="hf", dtype="bfloat16")
-    assert not sw.verify_checkpoint(place).damaged
-    assert list((tmp_path / "temporary").iterdir()) == []
-
-
 def test_a_single_object_that_was_not_committed_is_resumed(source: Path, memory: Store) -> None:
     place = memory.place("one.safetensors")
     plan = sw.plan_checkpoint(source, place, to="safetensors")
@@ -148,20 +118,6 @@ def test_a_single_object_that_was_not_committed_is_resumed(source: Path, memory:
     assert report.bytes_resumed > 0
     assert sw.diff_checkpoints(source, place) == []
     assert list(memory.objects(place)) == [""]
-
-
-def test_what_is_in_the_memory_of_this_process_is_read_by_its_threads(source: Path, memory: Store) -> None:
-    place = memory.place()
-    memory.put(source, place)
-    with (
-        ProcessPoolExecutor(1, get_context("spawn")) as others,
-        pytest.raises(TypeError, match="is in the memory of this process; give a ThreadPoolExecutor"),
-    ):
-        sw.reshard_checkpoint(place, source.parent / "new", rules(), executor=others)
-    executor: Executor
-    with ThreadPoolExecutor(2) as executor:
-        sw.reshard_checkpoint(place, source.parent / "new", rules(), executor=executor)
-    assert contents(source.parent / "new") == direct(source)
 
 
 def test_an_object_is_compared_part_by_part(memory: Store) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
@@ -12,73 +10,12 @@ import pytest
 import shardwise as sw
 from shardwise.store.write.work import Work, crew_for
 from tests.store.stores import Store
-from tests.store.tasks import TASK, contents, direct, planned, rules, saved
+from tests.store.tasks import TASK, direct, planned, rules, saved
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     return saved(tmp_path)
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_ctrl_c_says_what_is_done_and_how_to_go_on(source: Path, threads: int) -> None:
-    def stop(done: int, total: int) -> None:
-        if done > total // 2:
-            raise KeyboardInterrupt
-
-    new = source.parent / "new"
-    said = r"^interrupted after \d+ of \d+ tasks; finished tasks stay, and the next run continues \(resume=True\)$"
-    with pytest.raises(KeyboardInterrupt, match=said):
-        sw.reshard_checkpoint(source, new, rules(), task_bytes=TASK, threads=threads, progress=stop)
-    report = sw.reshard_checkpoint(source, new, rules(), task_bytes=TASK, resume=True)
-    assert isinstance(report, sw.store.WriteReport)
-    assert report.bytes_resumed > 0
-    assert contents(new) == direct(source)
-
-
-def test_ctrl_c_in_a_store(source: Path, memory: Store) -> None:
-    def stop(done: int, total: int) -> None:
-        if done > total // 2:
-            raise KeyboardInterrupt
-
-    place = memory.place("new")
-    with pytest.raises(KeyboardInterrupt, match=r"interrupted after \d+ of \d+ tasks; .* \(resume=True\)"):
-        sw.reshard_checkpoint(source, place, rules(), progress=stop)
-    report = sw.reshard_checkpoint(source, place, rules(), resume=True)
-    assert isinstance(report, sw.store.WriteReport)
-    assert report.bytes_resumed > 0
-    assert memory.objects(place) == direct(source)
-
-
-class Hanging(Executor):
-    """Runs the first tasks, and never ends another."""
-
-    _max_workers = 2
-
-    def __init__(self, ends: int) -> None:
-        self.ends = ends
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        self.ends -= 1
-        if self.ends >= 0:
-            future.set_result(fn(*args, **kwargs))
-        return future
-
-
-def test_workers_that_hang_are_given_up(source: Path) -> None:
-    new = source.parent / "new"
-    said = r"no worker has ended a task for 0\.1 seconds, and 4 are under way; finished tasks stay"
-    with pytest.raises(TimeoutError, match=said):
-        sw.reshard_checkpoint(source, new, rules(), task_bytes=TASK, executor=Hanging(5), timeout=0.1)
-    report = sw.reshard_checkpoint(source, new, rules(), task_bytes=TASK, resume=True)
-    assert isinstance(report, sw.store.WriteReport)
-    assert 4 * TASK <= report.bytes_resumed <= 5 * TASK
-    assert contents(new) == direct(source)
-    plan = planned(source, "other")
-    with pytest.raises(TimeoutError, match=r"the next run continues$"):
-        plan.run(executor=Hanging(3), timeout=0.1)
-    assert plan.run() == len(plan.tasks) - 3
 
 
 @pytest.mark.parametrize(
