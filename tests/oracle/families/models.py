@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["DATA", "FAMILIES", "config_of", "digest", "elements", "numbered", "read", "write"]
+__all__ = ["DATA", "FAMILIES", "FURTHER", "config_of", "digest", "elements", "numbered", "read", "write"]
 
 DATA = Path(__file__).parents[2] / "data" / "families"
 
@@ -244,6 +244,31 @@ for _, _, _sizes in FAMILIES.values():
         if "layers_block_type" in _size:
             del _size["num_hidden_layers"]
 
+#: Families whose files have layers that predict further tokens, which transformers leaves out.
+FURTHER = ("deepseek-v3", "glm4-moe", "qwen3-next")
+
+
+def with_further(family: str, said: dict[str, Any]) -> dict[str, Any]:
+    """A model with one such layer, named as in the files of DeepSeek, Zhipu and Qwen; it is like the last layer."""
+    layers, hidden = said["config"]["num_hidden_layers"], said["config"]["hidden_size"]
+    before, tensors, same = f"model.layers.{layers - 1}.", dict(said["tensors"]), {}
+    after = "mtp.layers.0." if family == "qwen3-next" else f"model.layers.{layers}."
+    tensors |= {name.replace(before, after): shape for name, shape in tensors.items() if name.startswith(before)}
+    if family == "qwen3-next":
+        norms = ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm")
+        tensors["mtp.fc.weight"] = [hidden, 2 * hidden]
+    else:
+        norms = (f"{after}enorm", f"{after}hnorm", f"{after}shared_head.norm")
+        tensors[f"{after}eh_proj.weight"] = [hidden, 2 * hidden]
+        same = {
+            f"{after}embed_tokens.weight": "model.embed_tokens.weight",
+            f"{after}shared_head.head.weight": "lm_head.weight",
+        }
+    tensors |= {f"{norm}.weight": [hidden] for norm in norms}
+    tensors |= {copy: tensors[name] for copy, name in same.items()}
+    config = said["config"] | {"num_nextn_predict_layers": 1}
+    return {"class": said["class"], "config": config, "tensors": tensors, "same": same}
+
 
 def digest(array: np.ndarray[Any, Any]) -> str:
     """Twelve digits that say which element numbers an array has, in which order."""
@@ -306,11 +331,17 @@ def main() -> None:
                         for name in sorted(opened.keys()):
                             tensors[name] = list(opened.get_slice(name).get_shape())
                 config = json.loads((Path(folder) / "config.json").read_text())
-            name = f"{family}-{size}"
-            known = read(name) if (DATA / f"{name}.json.gz").exists() else {"engines": {}}
-            said = known | {"class": kind, "config": config, "tensors": tensors}
-            write(name, said)
-            print(name, len(tensors), "tensors", sum(map(math.prod, tensors.values())), "elements")
+            said = {"class": kind, "config": config, "tensors": tensors}
+            keep(f"{family}-{size}", said)
+            if family in FURTHER:
+                keep(f"{family}-mtp-{size}", with_further(family, said))
+
+
+def keep(name: str, said: dict[str, Any]) -> None:
+    """Write a model, with what engines said of it before."""
+    known = read(name) if (DATA / f"{name}.json.gz").exists() else {"engines": {}}
+    write(name, known | said)
+    print(name, len(said["tensors"]), "tensors", sum(map(math.prod, said["tensors"].values())), "elements")
 
 
 if __name__ == "__main__":
