@@ -216,7 +216,7 @@ def test_every_option_reaches_the_library(run: Run, monkeypatch: pytest.MonkeyPa
         assert asked(monkeypatch, checkpoints, name, [function, *files, *WORK]) == ((*files,), {**own, **GIVEN})
 
     every: dict[str, Any] = {"to": None, "uneven": "even", "dtype": None, "rename": [], "rewrites": None}
-    every |= {"only": None, "replicas": "check", "task_bytes": None, "strict": False, "rank": None}
+    every |= {"only": None, "replicas": "check", "task_bytes": None, "strict": False, "rank": None, "config": None}
     local = {"sync": True, "resume": False, "overflow": "refuse"}
     found = asked(monkeypatch, checkpoints, "reshard_checkpoint", ["reshard", "a", "b"])
     assert found == (("a", "b", None), {**every, **local, **USUAL})

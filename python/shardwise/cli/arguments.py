@@ -421,7 +421,8 @@ def _add_config(command: _Parser) -> None:
         "--config",
         metavar="JSON",
         type=Path,
-        help="the model's config.json, for the numbers that rules name; the one beside the checkpoint if left out",
+        help="the model's config.json, for the numbers that rules name and how weights are quantized; the one beside "
+        "the checkpoint if left out",
     )
 
 

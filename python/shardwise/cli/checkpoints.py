@@ -74,6 +74,7 @@ def contents_of(options: argparse.Namespace) -> tuple[LayoutMap | Deployment | N
         "replicas": options.replicas,
         "strict": options.strict,
         "rank": options.rank,
+        "config": options.config,
         "task_bytes": None if options.task_bytes is None else parse_memory(options.task_bytes),
     }
 

@@ -20,7 +20,7 @@ from ..errors import LayoutError, ParseError, ShardwiseError
 from ..packed import PackedDim
 from ..packed.notation import parse_with
 
-__all__ = ["Config", "Numbers", "config_beside", "numbered", "read_config"]
+__all__ = ["Config", "Numbers", "config_beside", "config_text", "numbered", "read_config"]
 
 #: A model's configuration: its path, that of a folder with a config.json, or what it holds.
 Config = str | os.PathLike[str] | Mapping[str, Any]
@@ -243,11 +243,22 @@ def read_config(config: Config) -> Mapping[str, Any]:
     if isinstance(config, Mapping):
         return config
     path = _config_file(config)
-    data = read_file(path, _LARGEST_FILE)
     try:
-        found = json.loads(data)
+        found = json.loads(config_text(config))
     except (ValueError, RecursionError) as error:
         raise ParseError(f"{str(path)!r} is not JSON: {error}") from None
     if not isinstance(found, dict):
         raise ParseError(f"{str(path)!r} is not a model's configuration, which is an object of JSON")
     return found
+
+
+def config_text(config: Config) -> bytes:
+    r"""Give the contents of a model's `config.json`: those of the file, or what it holds as JSON.
+
+    >>> config_text({"model_type": "llama"})
+    b'{\n  "model_type": "llama"\n}\n'
+    """
+    if isinstance(config, Mapping):
+        return f"{json.dumps(dict(config), indent=2)}\n".encode()
+    data: bytes = read_file(_config_file(config), _LARGEST_FILE)
+    return data

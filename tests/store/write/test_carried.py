@@ -4,7 +4,9 @@ import hashlib
 import json
 import os
 from pathlib import Path
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -196,3 +198,71 @@ def test_values_that_a_format_has_no_place_for_are_named(tmp_path: Path) -> None
     # What was not asked for is not missed.
     report = sw.reshard_checkpoint(folder, tmp_path / "w.safetensors", only="^w$")
     assert report.left_out == ()
+
+
+FP8 = {"model_type": "x", "quantization_config": {"quant_method": "fp8", "weight_block_size": [4, 4]}}
+
+
+@pytest.mark.parametrize("form", ["hf", "ranks", "vllm"])
+def test_a_given_configuration_goes_along(tmp_path: Path, form: Any) -> None:
+    """From a source that has none, and in place of the one that it has; byte for byte."""
+    text = b'{"model_type":  "llama",\n "rope": 1e400, "a": 1}'
+    (tmp_path / "given.json").write_bytes(text)
+    layouts = {"a": sw.TensorLayout(("x",), sw.DeviceMesh((2,), ("x",)))}
+    sw.reshard_checkpoint(source(tmp_path / "hf"), tmp_path / "dcp", layouts, to="dcp")
+    for name in ("hf", "dcp"):
+        new = tmp_path / f"{name} new"
+        report = sw.reshard_checkpoint(
+            tmp_path / name,
+            new,
+            layouts,
+            to=form,
+            config=tmp_path / "given.json",
+        )
+        assert (new / "config.json").read_bytes() == text
+        assert "config.json" in report.carried
+        assert len(report.carried) == (len(BESIDE) if name == "hf" else 1)
+    sw.reshard_checkpoint(tmp_path / "dcp", tmp_path / "from a mapping", to="hf", config={"model_type": "gpt2"})
+    assert json.loads((tmp_path / "from a mapping" / "config.json").read_text()) == {"model_type": "gpt2"}
+    sw.reshard_checkpoint(tmp_path / "dcp", tmp_path / "again", layouts, to="dcp", config=tmp_path / "given.json")
+    assert not (tmp_path / "again" / "config.json").exists()
+
+
+def test_a_given_configuration_that_is_none(tmp_path: Path) -> None:
+    src = source(tmp_path / "hf")
+    (tmp_path / "list.json").write_text("[1]")
+    with pytest.raises(sw.ParseError, match=r"list\.json' is not a model's configuration"):
+        sw.reshard_checkpoint(src, tmp_path / "new", config=tmp_path / "list.json")
+    with pytest.raises(FileNotFoundError, match=r"no\.json"):
+        sw.reshard_checkpoint(src, tmp_path / "new", config=tmp_path / "no.json")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_given_configuration_says_how_weights_are_quantized(tmp_path: Path) -> None:
+    """A distributed checkpoint has no configuration: without one, a scale is a tensor that no rule names."""
+    tensors = {
+        "down.weight": np.arange(64, dtype=np.uint8).reshape(8, 8).view("u1").astype(ml_dtypes.float8_e4m3fn),
+        "down.weight_scale_inv": np.arange(4, dtype="f4").reshape(2, 2),
+    }
+    sw.save_checkpoint(tmp_path / "dcp", tensors, to="dcp")
+    rules = sw.LayoutMap(sw.DeviceMesh((2,), ("tp",)))
+    rules[r"down\.weight$"] = (None, "tp")
+    sw.reshard_checkpoint(tmp_path / "dcp", tmp_path / "ranks", rules, to="ranks", strict=True, config=FP8)
+    with sw.open_checkpoint(tmp_path / "ranks") as checkpoint:
+        assert [piece.box for piece in checkpoint["down.weight_scale_inv"].pieces] == [
+            (slice(0, 2), slice(0, 1)), (slice(0, 2), slice(1, 2)),
+        ]  # fmt: skip
+    plain = sw.reshard_checkpoint(tmp_path / "dcp", tmp_path / "plain", rules, to="ranks")
+    assert "down.weight_scale_inv" in plain.warnings[0]
+
+
+def test_a_given_configuration_of_a_quantized_model_for_one_that_is_not(tmp_path: Path) -> None:
+    """As a trainer in BF16 leaves it, whose rules take their numbers from the quantized model's configuration."""
+    sw.save_checkpoint(tmp_path / "dcp", {"down.weight": np.ones((8, 8), "f4")}, to="dcp")
+    report = sw.reshard_checkpoint(tmp_path / "dcp", tmp_path / "new", to="hf", config=FP8)
+    assert report.warnings == (
+        "config says that weights are quantized by 'fp8', but none is; loaders will look for their scales: remove its "
+        "quantization_config",
+    )
+    with pytest.raises(sw.LayoutError, match="quantization_config"):
+        sw.reshard_checkpoint(tmp_path / "dcp", tmp_path / "other", to="hf", config=FP8, strict=True)

@@ -20,6 +20,8 @@ from ...array.sharded import ShardedArray
 from ...errors import LayoutError, ParseError
 from ...layout import UnevenRule
 from ...partition import Partition
+from ...quantized.forms import quantization_of
+from ...rules.numbers import Config, config_text, read_config
 from ...rules.rewrites import Rewrites
 from ..carried import carried_files
 from ..formats.forms import WITH_FILES
@@ -141,6 +143,7 @@ def reshard_checkpoint(
     timeout: float | None = None,
     strict: bool = False,
     rank: int | None = None,
+    config: Config | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> WriteReport:
     """Reshard a checkpoint: merge it, split it, or go from one layout to another, within a memory limit.
@@ -183,6 +186,8 @@ def reshard_checkpoint(
         strict: Whether to refuse what the report would warn of: rules that apply to no name, tensors that match no
             rule, layouts that cut nothing since the format holds tensors whole.
         rank: With `to="ranks"`, the only rank whose file is written: `dst` is that file.
+        config: The model's configuration, a file, its folder or what it holds, in place of the `config.json` in the
+            folder of `src`: it says how weights are quantized, and is written beside `"hf"`, `"ranks"` and `"vllm"`.
 
     Returns:
         What was written; `plan_checkpoint(...).outline()` says before what it would take.
@@ -219,7 +224,7 @@ def reshard_checkpoint(
     target = location_of(dst)
     planned = _planning(
         src, target, layouts, to, uneven, dtype, overflow, rename, rewrites, only, metadata, max_file_bytes, memory,
-        replicas, task_bytes, strict, rank,
+        replicas, task_bytes, strict, rank, config,
         is_written=True, resume=work.resume,
     )  # fmt: skip
     with planned as (made, warnings, left_out):
@@ -245,6 +250,7 @@ def plan_checkpoint(
     task_bytes: int | None = None,
     strict: bool = False,
     rank: int | None = None,
+    config: Config | None = None,
 ) -> CheckpointPlan:
     """Plan what `reshard_checkpoint` does, as tasks that can be run anywhere, and write nothing.
 
@@ -267,6 +273,7 @@ def plan_checkpoint(
             a task makes an object: then `max_file_bytes` limits those of `"hf"`.
         strict: Whether to refuse what the plan's `warnings` would say.
         rank: With `to="ranks"`, the only rank whose file is written.
+        config: The model's configuration, in place of the `config.json` in the folder of `src`.
 
     If a tensor is converted, compressed in the source, or in very many short stretches, `reshard_checkpoint` has to put
     it together first. The plan then only has an outline: `save`, `run` and `commit` raise a TypeError that names the
@@ -294,7 +301,7 @@ def plan_checkpoint(
     target = location_of(dst)
     planned = _planning(
         src, target, layouts, to, uneven, dtype, overflow, rename, rewrites, only, metadata, max_file_bytes, memory,
-        replicas, task_bytes, strict, rank,
+        replicas, task_bytes, strict, rank, config,
         is_written=False,
     )  # fmt: skip
     with planned as (made, warnings, _):
@@ -323,6 +330,7 @@ def _planning(
     task_bytes: int | None,
     strict: bool,
     rank: int | None,
+    config: Config | None,
     *,
     is_written: bool,
     resume: bool = False,
@@ -345,7 +353,7 @@ def _planning(
         converted = None if dtype is None else _float_dtype(dtype)
 
         doubts: list[str] = []
-        configuration = _configuration(source, checkpoint.format, doubts)
+        configuration = _configuration(source, checkpoint.format, doubts) if config is None else read_config(config)
         left_out: list[str] = []
         along: dict[str, bytes] = {}
         #: Why no task can be run by itself.
@@ -398,6 +406,14 @@ def _planning(
                     found, left = carried_files(folder)
                     along.update(found)
                     doubts.extend(left)
+                if config is not None and form in WITH_FILES and rank is None:
+                    along["config.json"] = config_text(config)
+                    method = quantization_of(configuration).get("quant_method")
+                    if method is not None and not weights.tensors:
+                        doubts.append(
+                            f"config says that weights are quantized by {shown(method)}, but none is; loaders will "
+                            "look for their scales: remove its quantization_config"
+                        )
                 if strict and doubts:
                     raise DoubtsError(doubts)
             for old, name in copied.items():
