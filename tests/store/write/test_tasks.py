@@ -20,9 +20,9 @@ import shardwise as sw
 from shardwise.cli import main
 from shardwise.store.engine import DIGEST_MODULUS
 from shardwise.store.pieces import Piece, Pieces
-from shardwise.store.write.ledger import parts_of
 from shardwise.store.write.places.place import receipt_from_line, receipt_line
 from shardwise.store.write.plan import TaskGrid, task_runs
+from shardwise.store.write.run import parts_of
 from shardwise.store.write.task import TaskReceipt
 from tests.store.tasks import TASK, contents, direct, planned, rules, saved
 

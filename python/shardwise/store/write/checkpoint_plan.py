@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,17 +18,17 @@ from typing import Any
 import numpy as np
 
 from ... import _core
-from ..._arguments import path_of
-from ...errors import ParseError
+from ..._arguments import integer, path_of
+from ..._text import shown
+from ...errors import LayoutError, ParseError
+from ..engine import CopyJob, add_digests, check_memory
 from ..files import opened_again
 from ..location import refuse_options
-from .places import place_for
-from .places.place import Place
+from ..pieces import Piece
 from .plan import WritePlan
 from .plan_data import said_by
 from .planfile import check_plan, load_plan, save_plan
-from .run import check_room, commit_plan, crew_of_plan, run_part
-from .task import Task
+from .run import Ending, Ledger, confirm_tasks, crew_of_plan, report_of, run_tasks, see_finished
 from .work import MEMORY, RETRIES, Work, WriteOutline, WriteReport
 
 __all__ = ["CheckpointPlan", "bytes_to_read", "estimated_seconds", "runs_to_copy"]
@@ -51,20 +51,7 @@ class CheckpointPlan(WritePlan):
     """
 
     warnings: tuple[str, ...] = ()
-    obstacle: str = ""
     is_sampled: bool = True
-    _place: Place | None = None
-
-    @property
-    def place(self) -> Place:
-        """The place of the checkpoint."""
-        if self._place is None:
-            self._place = place_for(self)
-        return self._place
-
-    @place.setter
-    def place(self, place: Place) -> None:
-        self._place = place
 
     def outline(self, memory: int = MEMORY, threads: int | None = None, *, sync: bool = True) -> WriteOutline:
         """Say what it takes to run it in this process.
@@ -84,16 +71,6 @@ class CheckpointPlan(WritePlan):
         outline = _outline(self, Work(memory=memory, threads=threads, sync=sync))
         return replace(outline, warnings=self.warnings, seconds=outline.seconds if self.is_sampled else None)
 
-    def task(self, number: int) -> Task:
-        """Make a task."""
-        self.check_tasks()
-        return super().task(number)
-
-    def check_tasks(self) -> None:
-        """Raise TypeError if tasks cannot be run by themselves, because something must be put together first."""
-        if self.obstacle:
-            raise TypeError(self.obstacle)
-
     def is_finished(self) -> bool:
         """Whether there is a checkpoint under the plan's name; `run` and `commit` see whether it is the plan's."""
         return self.place.is_finished()
@@ -107,13 +84,6 @@ class CheckpointPlan(WritePlan):
         if self._file is not None:
             with said_by(self._file):
                 check_plan(self)
-
-    def check_room(self) -> None:
-        """Raise OSError if the destination's file system does not have room for it.
-
-        Files that an interrupted run has left there make room; a store does not say how much it has.
-        """
-        check_room(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to a file, which `load` reads on any machine that sees the plan's files.
@@ -186,7 +156,22 @@ class CheckpointPlan(WritePlan):
             timeout=timeout, progress=progress,
         )  # fmt: skip
         self.check_tasks()
-        return run_part(self, part, tasks, work)
+        span, numbers = _numbers_of(self, part, tasks)
+        place, ledger = self.place, Ledger(self)
+        lock = place.locked() if part is None and tasks is None else nullcontext()
+        with lock, crew_of_plan(self, work) as crew:
+            if place.is_finished():
+                confirm_tasks(self, numbers, crew, ledger, work)
+                return 0
+            place.begin(parts=True)
+            if tasks is None:
+                for receipt in place.receipts(span):
+                    ledger.add(receipt)
+                numbers = [number for number in numbers if number not in ledger]
+            recorder = place.recorder(span, work, "" if part is None else f"{part[0]}/{part[1]}", crew)
+            done = run_tasks(self, numbers, crew, ledger, recorder, work)
+            recorder.flush()
+            return done
 
     def commit(self, *, check: bool = False, memory: int = MEMORY, sync: bool = True) -> WriteReport:
         """Finish the checkpoint: write headers and manifest, and give it its name.
@@ -211,7 +196,75 @@ class CheckpointPlan(WritePlan):
         """
         self.check_tasks()
         self.check()
-        return commit_plan(self, check=check, work=Work(memory=memory, sync=sync))
+        work, place, ledger = Work(memory=memory, sync=sync), self.place, Ledger(self)
+        with place.locked():
+            is_finished = place.is_finished()
+            for receipt in () if is_finished else place.receipts():
+                ledger.add(receipt)
+            # By another process, perhaps, since the first look.
+            if is_finished or (not ledger.is_complete and place.is_finished()):
+                with crew_of_plan(self, work) as crew:
+                    return see_finished(self, crew, work)
+            ledger.check_complete()
+            if check:
+                _check_written(self, ledger, work)
+            place.finish(Ending(self, ledger), sync=work.sync)
+        return report_of(self, ledger, 0)
+
+
+def _numbers_of(
+    plan: WritePlan, part: tuple[int, int] | None, tasks: Sequence[int] | None
+) -> tuple[range, Sequence[int]]:
+    """Give the numbers of the tasks of a part, or those asked for, and a range that they are within.
+
+    Raises:
+        LayoutError: if there is no such part or task.
+        TypeError: if both are given, or something else.
+    """
+    if tasks is None and part is None:
+        return range(len(plan.tasks)), range(len(plan.tasks))
+    if tasks is None:
+        if not isinstance(part, tuple) or len(part) != 2:
+            raise TypeError(f"part must be a tuple (part, parts), got {type(part).__name__}")
+        span = plan.part(integer("part", part[0]), integer("parts", part[1]))
+        return span, span
+    if part is not None:
+        raise TypeError("part and tasks cannot both be given")
+    numbers = [integer("a task", number) for number in tasks]
+    wrong = next((number for number in numbers if not 0 <= number < len(plan.tasks)), None)
+    if wrong is not None:
+        raise LayoutError(f"tasks: there is no task {wrong}; the plan has {len(plan.tasks)}")
+    return range(min(numbers, default=0), max(numbers, default=-1) + 1), numbers
+
+
+def _check_written(plan: WritePlan, ledger: Ledger, work: Work) -> None:
+    """Read all that was written, and compare it with the receipts; what has its name already also with the sources.
+
+    Raises:
+        ParseError: if it is not what they say; names the tensor and the file.
+    """
+    check_memory(work.memory)
+    ending, job, slots = Ending(plan, ledger, work.memory), CopyJob(), []
+    nowhere = job.discard()
+    for number, (file, size) in enumerate(zip(plan.files, plan.sizes, strict=True)):
+        path = plan.place.unfinished(number)
+        if path is None:
+            ending.confirm(number)
+            continue
+        holder = job.read_file(path, size)
+        for at, slot in enumerate(file.slots):
+            if slot.end > slot.begin:
+                tensor = plan.tensors[slot.tensor]
+                piece = Piece(slot.box, holder, file.start + slot.begin, file.slots.strides(at))
+                kept = Piece.dense(slot.box, nowhere, 0, tensor.itemsize)
+                job.add_tensor(tensor.shape, tensor.itemsize, [piece], [kept], digest=True)
+                slots.append((path, number, slot.tensor))
+    found: dict[tuple[Path, int, int], int] = {}
+    for key, digest in zip(slots, job.run(budget=work.memory).digests, strict=True):
+        found[key] = add_digests([found.get(key, 0), digest])
+    for (path, number, held), digest in found.items():
+        if digest != ledger.digest(number, held):
+            raise ParseError(f"{path}: tensor {shown(plan.tensors[held].name)} is not what the receipts say")
 
 
 def _outline(plan: WritePlan, work: Work) -> WriteOutline:
@@ -219,7 +272,7 @@ def _outline(plan: WritePlan, work: Work) -> WriteOutline:
     place = plan.place
     free = place.free()
     files = tuple((file.name, size) for file, size in zip(plan.files, plan.sizes, strict=True))
-    with crew_of_plan(plan, place, work) as crew:
+    with crew_of_plan(plan, work) as crew:
         workers = crew.threads if crew.threads is not None and crew.is_one else crew.workers
         outline = WriteOutline(files, plan.nbytes, place.buffers(work, crew), workers, len(plan.tasks), 2**63 - 1)
     if free is None:

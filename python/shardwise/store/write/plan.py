@@ -21,6 +21,7 @@ from ...errors import LayoutError
 from ..boxes import Bounds
 from ..engine import JobTensor
 from ..pieces import NO_PIECES, Pieces, repeated
+from .places import place_for
 from .places.place import Place
 from .plan_data import DATA, REPLICAS, SIZE, PlanData, PlannedTensor, said_by
 from .task import Task
@@ -216,14 +217,38 @@ class WritePlan(PlanData):
     """A new checkpoint as data, and as tasks that any process can do, in any order.
 
     Attributes:
-        place: The place of the checkpoint.
+        obstacle: Why its tasks cannot be run by themselves; empty if they can.
     """
 
-    place: Place
-
+    obstacle: str = ""
+    _place: Place | None = None
     _grid: TaskGrid | FileGrid | None = None
     _cut: tuple[int, list[int]] | None = None
     _written_bytes: Numbers | None = None
+
+    @property
+    def place(self) -> Place:
+        """The place of the checkpoint."""
+        if self._place is None:
+            self._place = place_for(self)
+        return self._place
+
+    @place.setter
+    def place(self, place: Place) -> None:
+        self._place = place
+
+    def check_room(self) -> None:
+        """Raise OSError if the destination's file system does not have room for it.
+
+        Files that an interrupted run has left there make room; a store does not say how much it has.
+        """
+        none = [0] * len(self.tensors)
+        self.place.check_room(lambda: map(len, self.texts_of(none).values() if self.is_folder else ()))
+
+    def check_tasks(self) -> None:
+        """Raise TypeError if tasks cannot be run by themselves, because something must be put together first."""
+        if self.obstacle:
+            raise TypeError(self.obstacle)
 
     @property
     def grid(self) -> TaskGrid | FileGrid:
@@ -277,6 +302,7 @@ class WritePlan(PlanData):
 
     def task(self, number: int) -> Task:
         """Make a task."""
+        self.check_tasks()
         with said_by(self._file):
             made = _Making(self)
             if self.place.takes_whole_files:
@@ -284,6 +310,19 @@ class WritePlan(PlanData):
             for tensor, box in self.grid.boxes(number):
                 made.add(tensor, box)
             return made.task(number)
+
+    def written_by(self, number: int) -> tuple[Sequence[tuple[int, int, int, int]], frozenset[int]]:
+        """The ranges that a task writes, and which of them hold what others hold; see `Task.written` and `Task.again`.
+
+        A task that makes a whole file is not made for that, as its sources would be looked at.
+        """
+        if not self.place.takes_whole_files:
+            task = self.task(number)
+            return task.written, task.again
+        file = self.files[number]
+        kept = (slot for slot in file.slots if slot.end > slot.begin)
+        ranges = [(number, slot.tensor, file.start + slot.begin, file.start + slot.end) for slot in kept]
+        return ranges, self.repeated_in(number)
 
     def bytes_of(self, numbers: Sequence[int]) -> Numbers:
         """The bytes that each of these tasks writes: of an object, all."""

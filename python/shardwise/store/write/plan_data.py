@@ -17,7 +17,7 @@ from ..._dtypes import Dtype, dtype_named
 from ...errors import LayoutError, ParseError
 from ..formats.dcp import INDEX
 from ..formats.files import TargetFile
-from ..formats.forms import ARRAY_FORMS, ONE_FILE, Texts, check_names, target_file
+from ..formats.forms import ARRAY_FORMS, ONE_FILE, Texts, check_names, manifest_text, target_file
 from ..formats.slots import Slots, SlotTable
 from ..location import Location
 from ..pieces import Pieces
@@ -369,12 +369,12 @@ class PlanData:
             end += length
         return Texts(self.form, self.files, self.tensors, self.json("aliases"), paths, beside)
 
-    @property
-    def manifest(self) -> dict[str, Any]:
-        """The contents of the manifest, besides digests."""
-        cuts = self.head["cuts"]
+    def texts_of(self, digests: list[int]) -> dict[str, bytes]:
+        """All further files of the folder, with the manifest, which is as long whatever the tensors' digests are."""
+        cuts, texts = self.head["cuts"], dict(self.texts)  # An index takes a while to make.
         found = [cuts[cut] if cut >= 0 else {} for cut in self.column("tensors", 8, CUT).tolist()]
-        return {"form": self.form, "aliases": self.json("aliases"), "tensors": found}
+        said = {"form": self.form, "aliases": self.json("aliases"), "tensors": found}
+        return {MANIFEST: manifest_text(said, list(self.tensors), digests, self.files, self.sizes, texts), **texts}
 
     def json(self, section: str) -> Any:
         """Give what a section says in JSON."""

@@ -1,36 +1,50 @@
-"""Running the tasks of a plan, each with its receipt, and the commit at the end: the same on disks and in stores."""
+"""Running the tasks of a plan, each with its receipt, and what follows from the receipts: on disks and in stores."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import hashlib
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
-from pathlib import Path
-from typing import Any
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import numpy.typing as npt
 
-from ..._arguments import integer
+from ..._core import joined_crc
 from ..._text import shown
 from ...errors import LayoutError, ParseError
 from ..carried import carried_names
-from ..engine import CopyJob, add_digests, check_memory
+from ..engine import add_digests
 from ..location import taken
 from ..mapped import MappedFiles
-from ..pieces import Piece
 from ..same_files import SameFiles
+from ..sharded import MANIFEST
 from .gather import memory_for
-from .ledger import Ending, Ledger, Written, texts_of
-from .places.place import Place, Recorder
+from .places.place import Recorder
 from .plan import WritePlan
 from .task import Progress, Task, TaskReceipt
 from .work import Crew, Flight, Work, WriteReport
 
-__all__ = ["check_room", "commit_plan", "crew_of_plan", "numbers_of", "run_part", "run_whole"]
+__all__ = [
+    "Ending",
+    "Ledger",
+    "confirm_tasks",
+    "crew_of_plan",
+    "parts_of",
+    "report_of",
+    "run_tasks",
+    "run_whole",
+    "see_finished",
+]
 
 #: The memory for each thread of tasks that read files only: with less, fewer threads with larger buffers are better.
 _SMALL = 512 * 2**10
+#: The most tasks and the most parts that a message names.
+_MOST_SHOWN, _MOST_AGAIN = 5, 20
+#: A receipt that names more parts is not believed.
+_MOST_PARTS = 2**20
 
 
 def _run(
@@ -42,7 +56,7 @@ def _run(
 
 
 @contextmanager
-def crew_of_plan(plan: WritePlan, place: Place, work: Work) -> Iterator[Crew]:
+def crew_of_plan(plan: WritePlan, work: Work) -> Iterator[Crew]:
     """What runs the tasks.
 
     Raises:
@@ -52,11 +66,11 @@ def crew_of_plan(plan: WritePlan, place: Place, work: Work) -> Iterator[Crew]:
     # What a plan file lists is all in stores, or all on disks.
     known = plan.sources[:1] if plan.is_saved else plan.sources
     noted = [source for source in known if not isinstance(source, np.ndarray)]
-    inside = place.inside or next((source.inside for source in noted if source.inside), "")
+    inside = plan.place.inside or next((source.inside for source in noted if source.inside), "")
     if inside and work.executor is not None and not isinstance(work.executor, ThreadPoolExecutor):
         raise TypeError(f"{inside}: is in the memory of this process; give a ThreadPoolExecutor")
     is_fetched = any(source.fetched for source in noted)
-    with place.crew(work, memory_for(int(plan.grid.bytes.max(initial=0))) if is_fetched else _SMALL) as crew:
+    with plan.place.crew(work, memory_for(int(plan.grid.bytes.max(initial=0))) if is_fetched else _SMALL) as crew:
         if not crew.is_here and not plan.is_of_files:
             raise TypeError("tensors in memory are written by threads of this process; give a ThreadPoolExecutor")
         yield crew
@@ -101,7 +115,7 @@ class _Shown:
             self._show(done, self._total)
 
 
-def _run_tasks(
+def run_tasks(
     plan: WritePlan,
     numbers: Sequence[int],
     crew: Crew,
@@ -136,7 +150,7 @@ def _run_tasks(
         shown.end(int(sizes[by_number[np.searchsorted(in_order, task.number)]]))
 
     def keep(task: Task, receipt: TaskReceipt) -> None:
-        ledger.add(receipt, Written(task.written, task.again))
+        ledger.add(receipt, task)
         if recorder is not None:
             recorder.add(receipt)
 
@@ -171,84 +185,37 @@ def _spread(numbers: Sequence[int], sizes: npt.NDArray[np.int64], workers: int) 
     return order
 
 
-def run_part(plan: WritePlan, part: tuple[int, int] | None, tasks: Sequence[int] | None, work: Work) -> int:
-    """Run tasks of a plan and record their receipts; see `CheckpointPlan.run`."""
-    span, numbers = numbers_of(plan, part, tasks)
-    place, ledger = plan.place, Ledger(plan)
-    lock = place.locked() if part is None and tasks is None else nullcontext()
-    with lock, crew_of_plan(plan, place, work) as crew:
-        if place.is_finished():
-            _confirm(plan, numbers, crew, ledger, work)
-            return 0
-        place.begin(parts=True)
-        if tasks is None:
-            for receipt in place.receipts(span):
-                ledger.add(receipt)
-            numbers = [number for number in numbers if number not in ledger]
-        recorder = place.recorder(span, work, "" if part is None else f"{part[0]}/{part[1]}", crew)
-        done = _run_tasks(plan, numbers, crew, ledger, recorder, work)
-        recorder.flush()
-        return done
-
-
-def numbers_of(
-    plan: WritePlan, part: tuple[int, int] | None, tasks: Sequence[int] | None
-) -> tuple[range, Sequence[int]]:
-    """Give the numbers of the tasks of a part, or those asked for, and a range that they are within.
-
-    Raises:
-        LayoutError: if there is no such part or task.
-        TypeError: if both are given, or something else.
-    """
-    if tasks is None:
-        span = range(len(plan.tasks)) if part is None else _part(plan, part)
-        return span, span
-    if part is not None:
-        raise TypeError("part and tasks cannot both be given")
-    numbers = [integer("a task", number) for number in tasks]
-    wrong = next((number for number in numbers if not 0 <= number < len(plan.tasks)), None)
-    if wrong is not None:
-        raise LayoutError(f"tasks: there is no task {wrong}; the plan has {len(plan.tasks)}")
-    return range(min(numbers, default=0), max(numbers, default=-1) + 1), numbers
-
-
-def _part(plan: WritePlan, part: Any) -> range:
-    if not isinstance(part, tuple) or len(part) != 2:
-        raise TypeError(f"part must be a tuple (part, parts), got {type(part).__name__}")
-    return plan.part(integer("part", part[0]), integer("parts", part[1]))
-
-
-def _confirm(plan: WritePlan, numbers: Sequence[int], crew: Crew, ledger: Ledger, work: Work) -> None:
+def confirm_tasks(plan: WritePlan, numbers: Sequence[int], crew: Crew, ledger: Ledger, work: Work) -> None:
     """See that the finished checkpoint has what these tasks would write.
 
     Raises:
         FileExistsError: if it is another one, or the sources are no longer there to tell.
     """
     try:
-        _run_tasks(plan, numbers, crew, ledger, None, work)
+        run_tasks(plan, numbers, crew, ledger, None, work)
     except FileExistsError:
         raise
     except (OSError, ParseError) as error:
         raise taken(plan.path, f"exists already, and cannot be compared with what this plan makes: {error}") from error
 
 
-def _finished(plan: WritePlan, place: Place, crew: Crew, work: Work) -> WriteReport:
+def see_finished(plan: WritePlan, crew: Crew, work: Work) -> WriteReport:
     """Report a checkpoint that was finished before, once it is seen that it is the plan's."""
     ledger = Ledger(plan)
-    _confirm(plan, range(len(plan.tasks)), crew, ledger, work)
-    place.check_finished(_ending(plan, ledger, work.memory))
-    place.discard()
+    confirm_tasks(plan, range(len(plan.tasks)), crew, ledger, work)
+    plan.place.check_finished(Ending(plan, ledger, work.memory))
+    plan.place.discard()
     ledger.bytes_written = 0
-    return _report(plan, ledger, plan.nbytes)
+    return report_of(plan, ledger, plan.nbytes)
 
 
 def run_whole(plan: WritePlan, work: Work) -> WriteReport:
     """Write a checkpoint, from the first task to the last rename; the caller holds its lock."""
     place = plan.place
-    with crew_of_plan(plan, place, work) as crew:
+    with crew_of_plan(plan, work) as crew:
         if work.resume and place.is_finished():
-            return _finished(plan, place, crew, work)
-        check_room(plan)
+            return see_finished(plan, crew, work)
+        plan.check_room()
         place.claim(work.resume)
         ledger = Ledger(plan)
         try:
@@ -264,13 +231,13 @@ def run_whole(plan: WritePlan, work: Work) -> WriteReport:
             ledger.bytes_read = ledger.bytes_written = 0
             numbers = [number for number in range(len(plan.tasks)) if number not in ledger]
             recorder = place.recorder(None, work, "", crew)
-            _run_tasks(plan, numbers, crew, ledger, recorder, work, hint=" (resume=True)")
+            run_tasks(plan, numbers, crew, ledger, recorder, work, hint=" (resume=True)")
             try:
                 ledger.check_complete()
                 mapped.check()
                 files.check()
                 # The last receipts are needed only if this fails: with them every file would be synced once more.
-                place.finish(_ending(plan, ledger, None), sync=work.sync)
+                place.finish(Ending(plan, ledger), sync=work.sync)
             except BaseException:
                 with suppress(OSError, ParseError):
                     recorder.flush()
@@ -282,84 +249,11 @@ def run_whole(plan: WritePlan, work: Work) -> WriteReport:
             if not plan.is_of_files:
                 place.discard(ledger.own)  # A run from memory cannot be continued.
             raise
-    return _report(plan, ledger, resumed)
+    return report_of(plan, ledger, resumed)
 
 
-def check_room(plan: WritePlan) -> None:
-    """Refuse, with OSError, a plan for which there is no room."""
-
-    def beside() -> Iterator[int]:
-        return map(len, texts_of(plan, [0] * len(plan.tensors)).values() if plan.is_folder else ())
-
-    plan.place.check_room(beside)
-
-
-def _ending(plan: WritePlan, ledger: Ledger, memory: int | None) -> Ending:
-    """What follows from the receipts; what is compared with its sources is in so much memory."""
-
-    def confirm(number: int) -> None:
-        task = plan.task(number)
-        try:
-            ledger.add(task.check() if memory is None else task.check(memory=memory, threads=None))
-        except ParseError as error:
-            if "two receipts" not in str(error):
-                raise
-            name = plan.path / plan.files[number].name if plan.is_folder else plan.path
-            raise ParseError(f"{name}: is not what its receipt says") from None
-
-    return Ending(plan, ledger, confirm)
-
-
-def _check_written(plan: WritePlan, place: Place, ledger: Ledger, work: Work) -> None:
-    """Read all that was written, and compare it with the receipts; what has its name already also with the sources.
-
-    Raises:
-        ParseError: if it is not what they say; names the tensor and the file.
-    """
-    check_memory(work.memory)
-    ending, job, slots = _ending(plan, ledger, work.memory), CopyJob(), []
-    nowhere = job.discard()
-    for number, (file, size) in enumerate(zip(plan.files, plan.sizes, strict=True)):
-        path = place.unfinished(number)
-        if path is None:
-            ending.confirm(number)
-            continue
-        holder = job.read_file(path, size)
-        for at, slot in enumerate(file.slots):
-            if slot.end > slot.begin:
-                tensor = plan.tensors[slot.tensor]
-                piece = Piece(slot.box, holder, file.start + slot.begin, file.slots.strides(at))
-                kept = Piece.dense(slot.box, nowhere, 0, tensor.itemsize)
-                job.add_tensor(tensor.shape, tensor.itemsize, [piece], [kept], digest=True)
-                slots.append((path, number, slot.tensor))
-    found: dict[tuple[Path, int, int], int] = {}
-    for key, digest in zip(slots, job.run(budget=work.memory).digests, strict=True):
-        found[key] = add_digests([found.get(key, 0), digest])
-    for (path, number, held), digest in found.items():
-        if digest != ledger.digest(number, held):
-            raise ParseError(f"{path}: tensor {shown(plan.tensors[held].name)} is not what the receipts say")
-
-
-def commit_plan(plan: WritePlan, *, check: bool, work: Work) -> WriteReport:
-    """Finish a checkpoint whose tasks were run; see `CheckpointPlan.commit`."""
-    place, ledger = plan.place, Ledger(plan)
-    with place.locked():
-        if place.is_finished():
-            with crew_of_plan(plan, place, work) as crew:
-                return _finished(plan, place, crew, work)
-        for receipt in place.receipts():
-            ledger.add(receipt)
-        if not ledger.is_complete and place.is_finished():  # By another process, meanwhile.
-            with crew_of_plan(plan, place, work) as crew:
-                return _finished(plan, place, crew, work)
-        ledger.check_complete()
-        if check:
-            _check_written(plan, place, ledger, work)
-        place.finish(_ending(plan, ledger, None), sync=work.sync)
-    return _report(plan, ledger, 0)
-
-
-def _report(plan: WritePlan, ledger: Ledger, resumed: int) -> WriteReport:
+def report_of(plan: WritePlan, ledger: Ledger, resumed: int) -> WriteReport:
+    """Say what was written, of which so many bytes by an earlier run."""
     return WriteReport(
         plan.path,
         sum(not tensor.is_object for tensor in plan.tensors),
@@ -369,3 +263,197 @@ def _report(plan: WritePlan, ledger: Ledger, resumed: int) -> WriteReport:
         resumed,
         carried=carried_names(plan.texts),
     )
+
+
+class Ledger:
+    """The tasks that are done, and the sum of the digests of what they wrote.
+
+    Attributes:
+        bytes_read: Bytes that they read from files.
+        bytes_written: Bytes that they wrote.
+        made: For tasks that made an object of a store, its bytes and its mark.
+        own: Those of them that put it there; the others found it, made by another run perhaps.
+    """
+
+    def __init__(self, plan: WritePlan) -> None:
+        self._plan = plan
+        # For each finished task a number made from its contents, to compare with a second receipt.
+        self._seen = np.zeros(len(plan.tasks), np.uint64)
+        self._digests: dict[tuple[int, int], int] = {}
+        self._whole = [0] * len(plan.tensors)
+        self._crcs: dict[int, list[tuple[int, int, int]]] = {}
+        self._parts: Counter[str] = Counter()
+        self.made: dict[int, tuple[int, str]] = {}
+        self.own: dict[int, tuple[int, str]] = {}
+        self.bytes_read = self.bytes_written = 0
+
+    def __contains__(self, number: int) -> bool:
+        return bool(self._seen[number])
+
+    def add(self, receipt: TaskReceipt, task: Task | None = None) -> None:
+        """Check a receipt and add it, once.
+
+        Args:
+            receipt: The receipt.
+            task: Its task, if that was made.
+
+        Raises:
+            ParseError: if it is of another plan, or contradicts its task or an earlier receipt.
+        """
+        if receipt.plan != self._plan.digest:
+            raise ParseError(f"a receipt is of another plan, {shown(receipt.plan)}, not of {self._plan.digest[:16]}")
+        number = receipt.task
+        if not 0 <= number < len(self._seen):
+            raise ParseError(f"a receipt is of task {number}; the plan has {len(self._seen)}")
+        written, again = self._plan.written_by(number) if task is None else (task.written, task.again)
+        if receipt.ranges != tuple((file, begin, end) for file, _, begin, end in written):
+            raise ParseError(f"the receipt of task {number} says that it wrote ranges that are not the plan's")
+        if len(receipt.digests) != len(receipt.ranges):
+            raise ParseError(f"the receipt of task {number} has {len(receipt.digests)} digests for its ranges")
+        has_crcs = any(self._plan.files[file].needs_crcs for file, _, _ in receipt.ranges)
+        if len(receipt.crcs) != (len(receipt.ranges) if has_crcs else 0):
+            raise ParseError(f"the receipt of task {number} has {len(receipt.crcs)} CRC-32 for its ranges")
+        if receipt.made is not None:
+            self.made[number] = receipt.made
+            if receipt.bytes_written:
+                self.own[number] = receipt.made
+        if number in self:
+            if not self.agrees(receipt):
+                raise ParseError(
+                    f"two receipts of task {number} disagree: one is not of this checkpoint, or a source changed"
+                )
+            return
+        self._seen[number] = _mark(receipt)
+        self._parts[receipt.part] += 1
+        for at, ((file, tensor, _, _), digest) in enumerate(zip(written, receipt.digests, strict=True)):
+            key = file, tensor
+            self._digests[key] = add_digests([self._digests.get(key, 0), digest])
+            if at not in again:
+                self._whole[tensor] = add_digests([self._whole[tensor], digest])
+        for (file, begin, end), crc in zip(receipt.ranges, receipt.crcs, strict=False):
+            self._crcs.setdefault(file, []).append((begin, end, crc))
+        self.bytes_read += receipt.bytes_read
+        self.bytes_written += receipt.bytes_written
+
+    def agrees(self, receipt: TaskReceipt) -> bool:
+        """Whether a receipt says the same as the first one of its task."""
+        return int(self._seen[receipt.task]) == _mark(receipt)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether there is a receipt of each task."""
+        return bool((self._seen != 0).all())
+
+    def check_complete(self) -> None:
+        """Raise ParseError if receipts are missing; names some, and the parts that are to be run again."""
+        missing = np.flatnonzero(self._seen == 0)
+        parts, hint = parts_of(self._parts), ""
+        if parts is not None and len(missing):
+            ends = np.array([self._plan.part(part, parts).stop for part in range(1, parts + 1)], np.int64)
+            again = (np.unique(np.searchsorted(ends, missing, side="right")) + 1).tolist()
+            some = ", ".join(f"{part}/{parts}" for part in again[:_MOST_AGAIN])
+            more = f" and {len(again) - _MOST_AGAIN} more" if len(again) > _MOST_AGAIN else ""
+            hint = f"; run again part {some}{more}"
+        if len(missing):
+            some = ", ".join(map(str, missing[:_MOST_SHOWN]))
+            more = f" and {len(missing) - _MOST_SHOWN} more" if len(missing) > _MOST_SHOWN else ""
+            text = f"receipts of {len(missing)} of {len(self._seen)} tasks are missing: {some}{more}{hint}"
+            raise ParseError(f"{self._plan.path}: {text}")
+
+    def crcs(self, number: int) -> dict[int, int]:
+        """The CRC-32 of each slot of a file, by its position."""
+        file, found = self._plan.files[number], sorted(self._crcs.get(number, []))
+        begins = [begin for begin, _, _ in found]
+        crcs = {}
+        for position, slot in enumerate(file.slots):
+            crc = 0
+            first, end = (bisect_left(begins, file.start + at) for at in (slot.begin, slot.end))
+            for begin, stop, more in found[first:end]:
+                crc = joined_crc(crc, more, stop - begin)
+            crcs[position] = crc
+        return crcs
+
+    @property
+    def digests(self) -> list[int]:
+        """The digest of each tensor, of which every element counts once."""
+        return self._whole
+
+    def digest(self, file: int, tensor: int) -> int:
+        """The digest of what a file has of a tensor."""
+        return self._digests.get((file, tensor), 0)
+
+
+def _mark(receipt: TaskReceipt) -> int:
+    """A number made from what a receipt says that was written, never 0."""
+    contents = repr((receipt.digests, receipt.crcs)).encode()
+    return int.from_bytes(hashlib.sha256(contents).digest()[:8], "little") | 1
+
+
+def parts_of(receipts: Mapping[str, int]) -> int | None:
+    """The number of parts in which most tasks were run; `None` if none was run in one.
+
+    >>> parts_of({"1/16": 1, "2/16": 5, "7/16": 3, "1/2": 7, "": 40, "1/" + "9" * 5000: 20})
+    16
+    >>> parts_of({"1/16": 1, "2/16": 5, "7/16": 3, "1/2": 17})
+    2
+    """
+    counts: Counter[int] = Counter()
+    for part, count in receipts.items():
+        parts = part.partition("/")[2]
+        if parts.isdecimal() and len(parts) <= len(str(_MOST_PARTS)) and 0 < int(parts) <= _MOST_PARTS:
+            counts[int(parts)] += count
+    return counts.most_common(1)[0][0] if counts else None
+
+
+class Ending:
+    """What follows from the receipts of all tasks: what surrounds tensors, the manifest, and the other files.
+
+    Args:
+        plan: The plan.
+        ledger: The receipts.
+        memory: Bytes in which `confirm` compares, with all threads; without it one thread does.
+
+    Attributes:
+        names: The names of the further files of a folder.
+        made: For tasks that made an object of a store, its bytes and its mark.
+    """
+
+    def __init__(self, plan: WritePlan, ledger: Ledger, memory: int | None = None) -> None:
+        self._plan, self._ledger, self._memory = plan, ledger, memory
+        self._is_known = False
+        self.names = [MANIFEST, *plan.texts]
+        self.made = ledger.made
+
+    def _note(self) -> None:
+        """Say to each file the digests and the CRC-32 of what it holds."""
+        if self._is_known:
+            return
+        for number, file in enumerate(self._plan.files):
+            file.digests, file.crcs = {}, self._ledger.crcs(number) if file.needs_crcs else {}
+            for slot in file.slots:
+                if slot.tensor not in file.digests:
+                    file.digests[slot.tensor] = self._ledger.digest(number, slot.tensor)
+        self._is_known = True
+
+    def frame(self, number: int) -> Iterable[tuple[int, bytes]]:
+        """What surrounds the tensors of a file: stretches of bytes, each with the byte at which it begins."""
+        self._note()
+        return self._plan.files[number].frame()
+
+    def texts(self) -> dict[str, bytes]:
+        """The further files of a folder, with the manifest."""
+        self._note()
+        return self._plan.texts_of(self._ledger.digests)
+
+    def confirm(self, number: int) -> None:
+        """Compare what a task has made with its sources and its receipt.
+
+        Raises:
+            FileExistsError, FileNotFoundError: if something else is there, or nothing.
+            ParseError: if it is not what the receipt says.
+        """
+        task = self._plan.task(number)
+        receipt = task.check() if self._memory is None else task.check(memory=self._memory, threads=None)
+        if not self._ledger.agrees(receipt):
+            name = self._plan.path / self._plan.files[number].name if self._plan.is_folder else self._plan.path
+            raise ParseError(f"{name}: is not what its receipt says")
