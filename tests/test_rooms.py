@@ -59,7 +59,7 @@ HOUSES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("plan", "spool"),
         ("planfile", "run"),
         ("checkpoint_plan",),
-        ("planning",),
+        ("save",),
         ("reshape",),
     ),
     "rust/core": (

@@ -393,7 +393,7 @@ def _add_completion(commands: "argparse._SubParsersAction[_Parser]") -> None:
 
 def _form(text: str) -> str:
     if text in ("orbax", "keras"):
-        from ..store.write.planning import only_read
+        from ..store.write.save import only_read
 
         raise argparse.ArgumentTypeError(only_read(text))
     return text

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from .prove import Damage, DamageError, VerifyReport, verify_checkpoint
     from .ranges import ReadArray, ReadPlan, read_plan
     from .write.checkpoint_plan import CheckpointPlan
-    from .write.reshape import plan_checkpoint, reshard_checkpoint, save_checkpoint
+    from .write.reshape import plan_checkpoint, reshard_checkpoint
+    from .write.save import save_checkpoint
     from .write.task import Task, TaskReceipt
     from .write.work import WriteOutline, WriteReport
 
@@ -63,7 +64,8 @@ __getattr__, __dir__ = lazy(
         "ranges": ("ReadArray", "ReadPlan", "read_plan"),
         "write.checkpoint_plan": ("CheckpointPlan",),
         "write.work": ("WriteOutline", "WriteReport"),
-        "write.reshape": ("plan_checkpoint", "reshard_checkpoint", "save_checkpoint"),
+        "write.reshape": ("plan_checkpoint", "reshard_checkpoint"),
+        "write.save": ("save_checkpoint",),
         "write.task": ("Task", "TaskReceipt"),
     },
 )

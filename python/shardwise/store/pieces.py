@@ -139,10 +139,10 @@ class Pieces(Sequence[Piece]):
             sides: The boxes: int64 of shape (pieces, 2, dims).
             itemsize: Bytes per element.
             holders: What the numbers of holders stand for.
-            arrays: The shapes of these arrays, int64 of shape (pieces, 1, dims), if there are any.
+            arrays: The shapes of these arrays, int64 of shape (pieces, dims), if there are any.
         """
         count, _, rank = sides.shape
-        extents = sides[:, 1] - sides[:, 0] if arrays is None or not arrays.shape[1] else arrays[:, 0]
+        extents = sides[:, 1] - sides[:, 0] if arrays is None else arrays
         rows = np.empty((count, 2 + 3 * rank), np.int64)
         rows[:, :2], rows[:, 2 : 2 + 2 * rank] = places, sides.reshape(count, 2 * rank)
         rows[:, 2 + 2 * rank :] = dense_strides(extents, itemsize)

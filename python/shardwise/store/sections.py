@@ -10,16 +10,17 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from .._arguments import integer
 from ..errors import ParseError
 from .files import Holder
 
-__all__ = ["BLOCK", "Held", "Made", "Section", "Stored", "block_digests", "blocks_of", "numbers", "packed"]
+__all__ = ["BLOCK", "Held", "Listed", "Made", "Section", "Stored", "block_digests", "blocks_of", "numbers", "packed"]
 
 #: The bytes of a block, before it is compressed.
 BLOCK = 2**18
@@ -28,7 +29,11 @@ _RATIO = 64
 #: How many blocks of a file are kept.
 _KEPT = 64
 
+#: How many elements of a list are made together.
+_TOGETHER = 1024
+
 Numbers = npt.NDArray[np.int64]
+Element = TypeVar("Element")
 
 
 class Section(Protocol):
@@ -161,3 +166,46 @@ def packed(block: bytes) -> bytes:
         return short
     deflater = zlib.compressobj(1, strategy=zlib.Z_HUFFMAN_ONLY)
     return deflater.compress(block) + deflater.flush()
+
+
+class Listed(Sequence[Element], Generic[Element]):
+    """A list whose elements are made when they are asked for.
+
+    Args:
+        what: What one is called.
+        count: How many there are.
+        make: Gives those from one to another.
+        near: How many are made together where one is asked for, of which the last are kept.
+
+    >>> Listed("square", 10**12, lambda begin, end: (n * n for n in range(begin, end)))[-1]
+    999999999998000000000001
+    """
+
+    def __init__(self, what: str, count: int, make: Callable[[int, int], Iterable[Element]], *, near: int = 1) -> None:
+        self._what, self._count, self._make, self._near = what, count, make, near
+        self._kept: tuple[int, Sequence[Element]] = 0, ()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(self._count))]
+        number = integer("index", index)
+        if not -self._count <= number < self._count:
+            raise IndexError(f"{self._what} {number} of {self._count}")
+        number %= self._count
+        begin, made = self._kept
+        if not begin <= number < begin + len(made):
+            begin = number - number % self._near
+            made = list(self._make(begin, min(begin + self._near, self._count)))
+            if self._near > 1:
+                self._kept = begin, made
+        return made[number - begin]
+
+    def __iter__(self) -> Iterator[Element]:
+        for begin in range(0, self._count, _TOGETHER):
+            yield from self._make(begin, min(begin + _TOGETHER, self._count))
+
+    def __repr__(self) -> str:
+        return f"<{self._count} {self._what}s>"

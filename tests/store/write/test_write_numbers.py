@@ -30,7 +30,7 @@ from shardwise.store.write import spool
 from shardwise.store.write.places import uploads
 from shardwise.store.write.places.folder import _may_hold
 from shardwise.store.write.planfile import check_pieces
-from shardwise.store.write.planning import make_plan
+from shardwise.store.write.save import make_plan
 
 MIB = 2**20
 EDGES = sorted(

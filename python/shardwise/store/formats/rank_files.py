@@ -203,7 +203,7 @@ def rank_files(
 
 
 def rank_slots(wanted: Sequence[Placed], ranks: Ranks, zeros: npt.NDArray[np.int64] | None = None) -> list[Slots]:
-    """What each rank holds, as in one file; `zeros` are the ranks that have zeros in place of what is added once."""
+    """What each rank holds; `zeros` are the ranks that have zeros in place of what is added once."""
     pool, order = BoxPool(), file_order(wanted)
     known: dict[Any, Cut] = {}
     numbers: dict[DeviceMesh | None, npt.NDArray[np.int64]] = {}
@@ -222,10 +222,7 @@ def rank_slots(wanted: Sequence[Placed], ranks: Ranks, zeros: npt.NDArray[np.int
         cuts.append(known[key])
     keys = [(rank, 0) for rank in range(len(ranks.labels))]
     table = SlotTable.of(pool.numbers, wanted, has_arrays=True)
-    found = list(slots_by_file(keys, cuts, order, table).values())
-    for slots in found:
-        slots.begins = _array_begins(slots)
-    return found
+    return list(slots_by_file(keys, cuts, order, table).values())
 
 
 def _is_cut(partition: Partition | None) -> bool:

@@ -9,8 +9,7 @@ one another share a task.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, overload
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +20,7 @@ from ...errors import LayoutError
 from ..boxes import Bounds
 from ..engine import JobTensor
 from ..pieces import NO_PIECES, Pieces, repeated
+from ..sections import Listed
 from .places import place_for
 from .places.place import Place
 from .plan_data import DATA, REPLICAS, SIZE, PlanData, PlannedTensor, said_by
@@ -185,34 +185,6 @@ def _slabs(number: int, shape: tuple[int, ...], itemsize: int, task_bytes: int) 
     return [number, number + 1, tasks, dim, shape[dim], rows, row]
 
 
-class _Tasks(Sequence[Task]):
-    """The tasks of a plan, each made when it is asked for."""
-
-    def __init__(self, plan: WritePlan) -> None:
-        self._plan = plan
-
-    def __len__(self) -> int:
-        return len(self._plan.grid)
-
-    @overload
-    def __getitem__(self, index: int) -> Task: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Task]: ...
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
-        number = integer("index", index)
-        if not -len(self) <= number < len(self):
-            raise IndexError(f"task {number} of {len(self)}")
-        return self._plan.task(number % len(self))
-
-    def __iter__(self) -> Iterator[Task]:
-        return map(self._plan.task, range(len(self)))
-
-    def __repr__(self) -> str:
-        return f"<{len(self)} tasks>"
-
-
 class WritePlan(PlanData):
     """A new checkpoint as data, and as tasks that any process can do, in any order.
 
@@ -298,7 +270,7 @@ class WritePlan(PlanData):
     @property
     def tasks(self) -> Sequence[Task]:
         """The tasks, each made when it is asked for."""
-        return _Tasks(self)
+        return Listed("task", len(self.grid), lambda begin, end: map(self.task, range(begin, end)))
 
     def task(self, number: int) -> Task:
         """Make a task."""

@@ -7,8 +7,9 @@ import hashlib
 import json
 import math
 import secrets
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +22,11 @@ from ..formats.forms import ARRAY_FORMS, ONE_FILE, Texts, check_names, manifest_
 from ..formats.slots import Slots, SlotTable
 from ..location import Location
 from ..pieces import Pieces
-from ..sections import Section, block_digests, numbers
+from ..sections import Listed, Made, Section, block_digests, numbers
 from ..sharded import MANIFEST
 from ..sources import Places, Source, source_of
 
-__all__ = ["LEAST_ASKED", "PlanData", "PlannedTensor", "said_by"]
+__all__ = ["LEAST_ASKED", "PlanData", "PlannedTensor", "file_rows", "said_by", "slot_rows", "target_rows"]
 
 Numbers = npt.NDArray[np.int64]
 
@@ -38,12 +39,8 @@ FILE_NAME, SLOTS, START, SIZE, DATA = range(5)
 _FILE, _OFFSET, _PLACE = range(3)
 _TENSOR, _BOX = range(2)
 
-#: How many tensors are looked at at a time.
-_CHUNK = 1024
-#: How many are made at a time where one is asked for.
+#: How many tensors are made at a time where one is asked for: which is asked for next is mostly near.
 _NEAR = 32
-
-
 #: Below this a task is nothing but overhead.
 LEAST_ASKED = 64 * 2**10
 
@@ -59,11 +56,8 @@ def said_by(path: Location | None) -> Iterator[None]:
         if path is None:
             raise
         text = str(error).removeprefix(f"{path}: ")
-        raise ParseError(f"{path}: {text if isinstance(error, ParseError) else _unread(text)}") from None
-
-
-def _unread(text: str) -> str:
-    return f"the plan cannot be read: {text[:200]}"
+        text = text if isinstance(error, ParseError) else f"the plan cannot be read: {text[:200]}"
+        raise ParseError(f"{path}: {text}") from None
 
 
 class PlannedTensor:
@@ -118,64 +112,12 @@ class PlannedTensor:
         begin, end = self._before[TARGETS], self._row[TARGETS]
         held = self._plan.numbers("targets", 3 * begin, 3 * end).reshape(-1, 3)
         boxes = self._plan.boxes_at(held[:, _PLACE], len(self.shape))
-        return Pieces.dense(held[:, :_PLACE], boxes[:, :2], self.itemsize, arrays=boxes[:, 3:])
+        arrays = boxes[:, 3] if self._plan.has_arrays else None
+        return Pieces.dense(held[:, :_PLACE], boxes[:, :2], self.itemsize, arrays=arrays)
 
     def _rows(self, section: str, column: int) -> Pieces:
         rows = self._plan.numbers(section, self._before[column], self._row[column])
         return Pieces(rows.reshape(-1, 2 + 3 * len(self.shape)), self._plan.sources)
-
-
-class _Tensors(Sequence[PlannedTensor]):
-    """The tensors of a plan, each made when it is asked for."""
-
-    def __init__(self, plan: PlanData) -> None:
-        self._plan = plan
-        self._count = plan.sections["tensors"].nbytes // 64
-        #: Those that were made last, and the number of the first: which is asked for next is mostly near.
-        self._kept: tuple[int, list[PlannedTensor]] = 0, []
-
-    def __len__(self) -> int:
-        return self._count
-
-    @overload
-    def __getitem__(self, index: int) -> PlannedTensor: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[PlannedTensor]: ...
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"tensor {index} of {len(self)}")
-        number = index % len(self)
-        begin, made = self._kept
-        if not begin <= number < begin + len(made):
-            begin = number - number % _NEAR
-            with said_by(self._plan._file):
-                made = self._made(begin, min(begin + _NEAR, len(self)))
-            self._kept = begin, made
-        return made[number - begin]
-
-    def __iter__(self) -> Iterator[PlannedTensor]:
-        for begin in range(0, len(self), _CHUNK):
-            with said_by(self._plan._file):
-                made = self._made(begin, min(begin + _CHUNK, len(self)))
-            yield from made
-
-    def _made(self, begin: int, end: int) -> list[PlannedTensor]:
-        plan = self._plan
-        first = max(begin - 1, 0)
-        rows = plan.numbers("tensors", 8 * first, 8 * end).reshape(-1, 8).tolist()
-        if not begin:
-            rows.insert(0, [0] * 8)
-        befores, rows = rows[:-1], rows[1:]
-        names = plan.sections["names"].read(befores[0][NAME], rows[-1][NAME])
-        shapes = plan.numbers("shapes", befores[0][SHAPE], rows[-1][SHAPE]).tolist()
-        made = []
-        for before, row in zip(befores, rows, strict=True):
-            name = names[before[NAME] - befores[0][NAME] : row[NAME] - befores[0][NAME]].decode()
-            shape = shapes[before[SHAPE] - befores[0][SHAPE] : row[SHAPE] - befores[0][SHAPE]]
-            made.append(PlannedTensor(plan, name, plan.dtypes[row[DTYPE]], tuple(shape), row, before))
-        return made
 
 
 class _LoadedSlots(Slots):
@@ -190,27 +132,6 @@ class _LoadedSlots(Slots):
         found = self._load()
         self.table, self.tensors, self.places, self.begins = found.table, found.tensors, found.places, found.begins
         return getattr(self, name)
-
-
-class _Sources(Sequence["Source | npt.NDArray[Any]"]):
-    """The sources of a plan, each read when it is asked for."""
-
-    def __init__(self, plan: PlanData) -> None:
-        self._plan, self._places = plan, Places()
-
-    def __len__(self) -> int:
-        return self._plan.sections["source_ends"].nbytes // 8
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"source {index} of {len(self)}")
-        number = index % len(self)
-        with said_by(self._plan._file):
-            ends = self._plan.numbers("source_ends", max(number - 1, 0), number + 1).tolist()
-            text = self._plan.sections["sources"].read(ends[0] if number else 0, ends[-1])
-            return source_of(json.loads(text), self._places)
 
 
 _Plan = TypeVar("_Plan", bound="PlanData")
@@ -280,12 +201,37 @@ class PlanData:
         self.form, self.task_bytes = head["form"], head["task_bytes"]
         self.is_folder = self.form not in ONE_FILE
         self.dtypes = [known for name in head["dtypes"] if (known := dtype_named(name)) is not None]
-        self.tensors = _Tensors(self)
-        self.sources = _Sources(self) if sources is None else sources
+        self.tensors = Listed("tensor", self.sections["tensors"].nbytes // 64, self._tensors_made, near=_NEAR)
+        if sources is None:
+            places, count = Places(), self.sections["source_ends"].nbytes // 8
+            sources = Listed("source", count, lambda begin, end: (self._source(n, places) for n in range(begin, end)))
+        self.sources = sources
         self._file, self._digest = file, digest
         self._files = None
         self._slot_table = None
         return self
+
+    def _tensors_made(self, begin: int, end: int) -> list[PlannedTensor]:
+        """The tensors from one to another."""
+        with said_by(self._file):
+            first = max(begin - 1, 0)
+            rows = self.numbers("tensors", 8 * first, 8 * end).reshape(-1, 8).tolist()
+            befores, rows = ([[0] * 8, *rows[:-1]], rows) if not begin else (rows[:-1], rows[1:])
+            start = befores[0]
+            names = self.sections["names"].read(start[NAME], rows[-1][NAME])
+            shapes = self.numbers("shapes", start[SHAPE], rows[-1][SHAPE]).tolist()
+            made = []
+            for before, row in zip(befores, rows, strict=True):
+                name = names[before[NAME] - start[NAME] : row[NAME] - start[NAME]].decode()
+                shape = tuple(shapes[before[SHAPE] - start[SHAPE] : row[SHAPE] - start[SHAPE]])
+                made.append(PlannedTensor(self, name, self.dtypes[row[DTYPE]], shape, row, before))
+            return made
+
+    def _source(self, number: int, places: Places) -> Source:
+        with said_by(self._file):
+            ends = self.numbers("source_ends", max(number - 1, 0), number + 1).tolist()
+            text = self.sections["sources"].read(ends[0] if number else 0, ends[-1])
+            return source_of(json.loads(text), places)
 
     def numbers(self, section: str, begin: int, end: int) -> Numbers:
         """Give numbers of a section from one place to another."""
@@ -417,3 +363,60 @@ class PlanData:
         """The head as JSON, with the length of each section and the digests of its blocks: what is digested."""
         sections = {name: [held.nbytes, block_digests(held)] for name, held in self.sections.items()}
         return json.dumps({**self.head, "sections": sections}, separators=(",", ":")).encode()
+
+
+def target_rows(files: Sequence[TargetFile], tensors: int) -> tuple[Section, Numbers]:
+    """The slots that have bytes, by tensor, as file, offset and box; and how many each tensor has."""
+    kept = [np.flatnonzero(file.slots.nbytes) for file in files]
+    ends = np.cumsum([len(chosen) for chosen in kept], dtype=np.int64)
+    count = int(ends[-1]) if len(ends) else 0
+    held = np.zeros(count, np.int32)
+    for file, chosen, end in zip(files, kept, ends.tolist(), strict=True):
+        held[end - len(chosen) : end] = file.slots.tensors[chosen]
+    whole = [len(chosen) == len(file.slots) for file, chosen in zip(files, kept, strict=True)]
+    chosen_of = [None if is_whole else chosen for chosen, is_whole in zip(kept, whole, strict=True)]
+    kept.clear()
+    counts = np.bincount(held, minlength=tensors)
+    order = np.argsort(held, kind="stable").astype(np.int32 if count < 1 << 31 else np.int64)
+
+    def make(begin: int, end: int) -> Numbers:
+        at = order[begin:end]
+        rows = np.empty((len(at), 3), np.int64)
+        rows[:, 0] = np.searchsorted(ends, at, side="right")
+        by_file = np.argsort(rows[:, 0], kind="stable")
+        for here in np.split(by_file, np.flatnonzero(np.diff(rows[by_file, 0])) + 1) if len(at) else ():
+            number = int(rows[here[0], 0])
+            file, chosen = files[number], chosen_of[number]
+            inner = at[here] - (ends[number - 1] if number else 0)
+            inner = inner if chosen is None else chosen[inner]
+            rows[here, 1] = file.start + file.slots.begins[inner]
+            rows[here, 2] = file.slots.places[inner]
+        return rows
+
+    return Made(count, 3, make), counts
+
+
+def slot_rows(files: Sequence[TargetFile]) -> Section:
+    """All slots, those of each file in their order, as tensor and box."""
+    ends = np.cumsum([0, *(len(file.slots) for file in files)]).tolist()
+
+    def make(begin: int, end: int) -> Numbers:
+        parts = [np.zeros((0, 2), np.int64)]
+        for number in range(bisect_right(ends, begin) - 1, bisect_left(ends, end)):
+            slots, first = files[number].slots, ends[number]
+            span = slice(max(begin - first, 0), end - first)
+            parts.append(np.column_stack([slots.tensors[span], slots.places[span]]))
+        return np.concatenate(parts)
+
+    return Made(ends[-1], 2, make)
+
+
+def file_rows(names: Sequence[bytes], files: Sequence[TargetFile]) -> Numbers:
+    """The files, those with these names."""
+    rows = [
+        [len(name), len(f.slots), f.start, f.size, int(f.slots.nbytes.sum())]
+        for name, f in zip(names, files, strict=True)
+    ]
+    found = np.array(rows, np.int64).reshape(-1, 5)
+    found[:, :2] = np.cumsum(found[:, :2], axis=0)
+    return found

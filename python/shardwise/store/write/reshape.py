@@ -1,4 +1,4 @@
-"""`save_checkpoint` and `reshard_checkpoint`: a checkpoint from tensors in memory, or from another checkpoint."""
+"""`reshard_checkpoint` and `plan_checkpoint`: a checkpoint from another checkpoint."""
 
 from __future__ import annotations
 
@@ -9,14 +9,10 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Literal
 
-import numpy as np
-
 from ..._arguments import instance, is_true
 from ..._dtypes import Dtype, find_dtype
 from ..._garbage import uncollected
 from ..._text import shown
-from ...array.replicas import check_replicas
-from ...array.sharded import ShardedArray
 from ...errors import LayoutError, ParseError
 from ...layout import UnevenRule
 from ...partition import Partition
@@ -31,90 +27,16 @@ from ..open import open_checkpoint
 from ..tensors.components import component_partitions, outline_of
 from ..tensors.convert import Overflow, checked_overflow, is_converted, is_float
 from ..tensors.doubts import DoubtsError, doubts_about, left_out_text
-from ..tensors.names import check_name, chosen, kept_values, key_paths, refuse_unreadable, renamed_tensors, replacements
-from ..tensors.wanted import Layouts, Wanted, partition_for, wanted_array, wanted_object, wanted_stored
+from ..tensors.names import chosen, kept_values, key_paths, refuse_unreadable, renamed_tensors, replacements
+from ..tensors.wanted import Layouts, Wanted, partition_for, wanted_object, wanted_stored
 from .checkpoint_plan import CheckpointPlan
 from .places import check_writable, claim_name, locked, refuse_source
-from .planning import Target, chosen_form, plan_form
 from .run import run_whole
+from .save import FILE_BYTES, Target, chosen_form, plan_form
 from .spool import Spool, opened_spool
 from .work import MEMORY, RETRIES, Work, WriteReport
 
-__all__ = ["plan_checkpoint", "reshard_checkpoint", "save_checkpoint"]
-
-#: The most bytes that Hugging Face's own `save_pretrained` puts in a file.
-_FILE_BYTES = 5 * 10**9
-
-
-def save_checkpoint(
-    path: str | os.PathLike[str] | Location,
-    tensors: Mapping[str, Any],
-    layouts: Layouts | None = None,
-    *,
-    to: Target | None = None,
-    uneven: UnevenRule = "even",
-    metadata: Mapping[str, str] | None = None,
-    max_file_bytes: int = _FILE_BYTES,
-    memory: int = MEMORY,
-    threads: int | None = None,
-    sync: bool = True,
-    check: bool = True,
-    progress: Callable[[int, int], object] | None = None,
-) -> WriteReport:
-    """Write tensors in memory as a checkpoint.
-
-    Args:
-        path: The new file or folder, or a URL (`s3://`, `gs://`, `memory://`); nothing may be there.
-        tensors: Arrays by name, with any strides, and `ShardedArray`s. Names that share one array, with the same shape
-            and strides, are tied: the elements are written once.
-        layouts: How the tensors are cut, but for `"safetensors"` and `"hf"`: a `LayoutMap`, a `Deployment` or a mapping
-            by name. A `ShardedArray` that it does not name keeps its own partition; any other tensor is written whole.
-        to: `"safetensors"`, a file; `"hf"`, a folder in Hugging Face's format; `"sharded"`, a folder in which
-            every shard is once, in a file of a device that owns it, which PyTorch's `HuggingFaceStorageReader` also
-            loads; `"dcp"`, the same in the format of `torch.distributed.checkpoint`, which loads it onto any mesh;
-            `"ranks"`, a folder with a file for each device, with all that the device holds, and `ranks.json`, which
-            says which file; `"vllm"`, the same as the sharded loaders of vLLM and SGLang read it. By default a file if
-            the path ends in `.safetensors`, else sharded if anything is cut, else `"hf"`.
-        uneven: How a dim that does not divide is cut.
-        metadata: Texts for the headers' `__metadata__`; `"dcp"` has no place for them.
-        max_file_bytes: Of `"hf"` and `"vllm"`, how many bytes of tensors a file may have.
-        memory: Bytes for the buffers of all threads.
-        threads: How many; one per core if left out.
-        sync: Whether the data is on the disk before the checkpoint has its name.
-        check: Whether to compare replicas of sharded arrays; `False` takes the first.
-        progress: Called now and then with the bytes that are done and the bytes in all.
-
-    Raises:
-        FileExistsError: if something is there under the new name.
-        LayoutError: if a layout does not fit, replicas differ, or the memory is too little.
-        TypeError: if a value is not an array, or has a dtype that the format cannot hold.
-        ParseError: if an array is memory-mapped from a file that is cut short or written to meanwhile (on Linux).
-        OSError: if a file cannot be written, or the disk is full.
-
-    The checkpoint gets its name only when it is complete and on the disk; if anything fails before, there is nothing.
-
-    >>> import tempfile
-    >>> from pathlib import Path
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     report = save_checkpoint(Path(folder, "model.safetensors"), {"w": np.arange(6).reshape(2, 3)[:, 1:]})
-    ...     with open_checkpoint(report.path) as checkpoint:
-    ...         print(checkpoint.read("w").tolist())
-    [[1, 2], [4, 5]]
-    """
-    if not isinstance(tensors, Mapping):
-        raise TypeError(f"tensors must be a mapping from names to arrays, got {type(tensors).__name__}")
-    wanted = []
-    for name, value in tensors.items():
-        check_name(name)
-        if isinstance(value, ShardedArray) and is_true("check", check) and value._array is None:
-            check_replicas(value.tiling, value._data())
-        shape = tuple(np.shape(value)) if not isinstance(value, ShardedArray) else value.shape
-        wanted.append(wanted_array(name, value, partition_for(name, shape, layouts, uneven)))
-    work = Work(memory=memory, threads=threads, sync=is_true("sync", sync), progress=progress)
-    target = location_of(path)
-    made = plan_form(target, wanted, to, metadata, max_file_bytes, {}, {}, compare=False, layouts=layouts)
-    with locked(target):
-        return replace(run_whole(made, work), path=target)  # As given; a plan's path is absolute.
+__all__ = ["plan_checkpoint", "reshard_checkpoint"]
 
 
 def reshard_checkpoint(
@@ -130,7 +52,7 @@ def reshard_checkpoint(
     rewrites: Rewrites | None = None,
     only: str | None = None,
     metadata: Mapping[str, str] | None = None,
-    max_file_bytes: int = _FILE_BYTES,
+    max_file_bytes: int = FILE_BYTES,
     memory: int = MEMORY,
     threads: int | None = None,
     sync: bool = True,
@@ -244,7 +166,7 @@ def plan_checkpoint(
     rewrites: Rewrites | None = None,
     only: str | None = None,
     metadata: Mapping[str, str] | None = None,
-    max_file_bytes: int = _FILE_BYTES,
+    max_file_bytes: int = FILE_BYTES,
     replicas: Literal["check", "first"] = "check",
     memory: int = MEMORY,
     task_bytes: int | None = None,
@@ -373,7 +295,6 @@ def _planning(
                 return spool.tensor(new, tensor, converted, partition, memory, compare=replicas == "check")
 
             wanted = []
-            aliases: dict[str, str] = {}
             #: By their names in the source, the tensors that go to the destination as they are.
             names: dict[str, str] = {}
             tensors, weights = renamed_tensors(checkpoint, renamed, rewrites, converted, stored, configuration)
@@ -423,8 +344,8 @@ def _planning(
             paths = key_paths(checkpoint, names)
             with uncollected():
                 return plan_form(
-                    target, wanted, to, metadata, max_file_bytes, aliases, paths, task_bytes, memory,
-                    compare=replicas == "check", beside=along, layouts=layouts, rank=rank,
+                    target, wanted, to, metadata, max_file_bytes, memory, task_bytes, compare=replicas == "check",
+                    paths=paths, beside=along, layouts=layouts, rank=rank,
                 )  # fmt: skip
 
         # What must be written to a file first is counted before anything is.

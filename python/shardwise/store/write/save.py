@@ -1,25 +1,29 @@
-"""What a new checkpoint can be: the files of each format, with the tensors that go into them, as a plan.
+"""`save_checkpoint`, and what it shares with resharding: the tensors that are wanted, as a plan of a format's files.
 
-The tensors that are wanted become sections of numbers: their pieces, and the files that they lie in.
+They become sections of numbers: their pieces, and the files that they lie in.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 from array import array
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from ..._arguments import instance, integer, optional
+from ..._arguments import instance, integer, is_true, optional
 from ..._text import shown
+from ...array.replicas import check_replicas
+from ...array.sharded import ShardedArray
 from ...deploy.deployment import Deployment
 from ...errors import LayoutError, SizeOverflowError
+from ...layout import UnevenRule
 from ...partition import Partition
 from ...rules.layout_map import LayoutMap
 from ..files import Holder
@@ -27,25 +31,45 @@ from ..formats.dcp import KeyPath, dcp_files, is_writable
 from ..formats.files import TargetFile, hugging_face_files, sharded_files, single_file
 from ..formats.forms import ARRAY_FORMS, Target
 from ..formats.rank_files import rank_files
-from ..location import Location, absolute
+from ..location import Location, absolute, location_of
 from ..parts import RANKS
 from ..pieces import NO_PIECES, Pieces
-from ..sections import Held, Made, Section
+from ..sections import Held, Section
 from ..sources import source_for
+from ..tensors.names import check_name
 from ..tensors.one_rank import one_rank, ranks_of
-from ..tensors.wanted import Layouts, Wanted
+from ..tensors.wanted import Layouts, Wanted, partition_for, wanted_array
 from .checkpoint_plan import CheckpointPlan
-from .places import takes_whole_files
+from .places import locked, takes_whole_files
 from .plan import task_runs
-from .plan_data import CUT, DTYPE, LEAST_ASKED, NAME, OBJECT, REPLICAS, SHAPE, SOURCES, TARGETS
-from .work import MEMORY
+from .plan_data import (
+    CUT,
+    DTYPE,
+    LEAST_ASKED,
+    NAME,
+    OBJECT,
+    REPLICAS,
+    SHAPE,
+    SOURCES,
+    TARGETS,
+    file_rows,
+    slot_rows,
+    target_rows,
+)
+from .run import run_whole
+from .work import MEMORY, Work, WriteReport
 
-__all__ = ["Target", "chosen_form", "make_plan", "only_read", "plan_form"]
+__all__ = ["FILE_BYTES", "Target", "chosen_form", "make_plan", "only_read", "plan_form", "save_checkpoint"]
+
+#: The most bytes that Hugging Face's own `save_pretrained` puts in a file.
+FILE_BYTES = 5 * 10**9
 
 #: The most bytes of a task and, for small checkpoints, the least.
 _TASK, _LEAST_TASK = 64 * 2**20, 16 * 2**20
 #: The most bytes of a task that fetches them from a store into memory.
 _FETCHED_TASK = 16 * 2**20
+#: Of no pieces.
+_NO_ROWS = np.zeros(0, np.int64)
 #: A checkpoint has at least about this many tasks, unless they would be smaller than `_LEAST_TASK`.
 _TASKS = 128
 
@@ -55,11 +79,85 @@ _ONLY_READ = {
     "keras": "write safetensors or hf, set a model's weights from it, and save them with Keras",
 }
 
+#: No texts beside the tensors.
+NONE: Mapping[str, Any] = MappingProxyType({})
+
 #: The output layer, as vLLM and SGLang call it.
 _HEAD = "lm_head.weight"
 
 #: What is in the name of an embedding: `embed_tokens`, `word_embeddings`, `embed_in`, `wte`.
 _EMBEDDING = re.compile(r"embed|\bwte\b")
+
+
+def save_checkpoint(
+    path: str | os.PathLike[str] | Location,
+    tensors: Mapping[str, Any],
+    layouts: Layouts | None = None,
+    *,
+    to: Target | None = None,
+    uneven: UnevenRule = "even",
+    metadata: Mapping[str, str] | None = None,
+    max_file_bytes: int = FILE_BYTES,
+    memory: int = MEMORY,
+    threads: int | None = None,
+    sync: bool = True,
+    check: bool = True,
+    progress: Callable[[int, int], object] | None = None,
+) -> WriteReport:
+    """Write tensors in memory as a checkpoint.
+
+    Args:
+        path: The new file or folder, or a URL (`s3://`, `gs://`, `memory://`); nothing may be there.
+        tensors: Arrays by name, with any strides, and `ShardedArray`s. Names that share one array, with the same shape
+            and strides, are tied: the elements are written once.
+        layouts: How the tensors are cut, but for `"safetensors"` and `"hf"`: a `LayoutMap`, a `Deployment` or a mapping
+            by name. A `ShardedArray` that it does not name keeps its own partition; any other tensor is written whole.
+        to: `"safetensors"`, a file; `"hf"`, a folder in Hugging Face's format; `"sharded"`, a folder in which
+            every shard is once, in a file of a device that owns it, which PyTorch's `HuggingFaceStorageReader` also
+            loads; `"dcp"`, the same in the format of `torch.distributed.checkpoint`, which loads it onto any mesh;
+            `"ranks"`, a folder with a file for each device, with all that the device holds, and `ranks.json`, which
+            says which file; `"vllm"`, the same as the sharded loaders of vLLM and SGLang read it. By default a file if
+            the path ends in `.safetensors`, else sharded if anything is cut, else `"hf"`.
+        uneven: How a dim that does not divide is cut.
+        metadata: Texts for the headers' `__metadata__`; `"dcp"` has no place for them.
+        max_file_bytes: Of `"hf"` and `"vllm"`, how many bytes of tensors a file may have.
+        memory: Bytes for the buffers of all threads.
+        threads: How many; one per core if left out.
+        sync: Whether the data is on the disk before the checkpoint has its name.
+        check: Whether to compare replicas of sharded arrays; `False` takes the first.
+        progress: Called now and then with the bytes that are done and the bytes in all.
+
+    Raises:
+        FileExistsError: if something is there under the new name.
+        LayoutError: if a layout does not fit, replicas differ, or the memory is too little.
+        TypeError: if a value is not an array, or has a dtype that the format cannot hold.
+        ParseError: if an array is memory-mapped from a file that is cut short or written to meanwhile (on Linux).
+        OSError: if a file cannot be written, or the disk is full.
+
+    The checkpoint gets its name only when it is complete and on the disk; if anything fails before, there is nothing.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     report = save_checkpoint(Path(folder, "model.safetensors"), {"w": np.arange(6).reshape(2, 3)[:, 1:]})
+    ...     with open_checkpoint(report.path) as checkpoint:
+    ...         print(checkpoint.read("w").tolist())
+    [[1, 2], [4, 5]]
+    """
+    if not isinstance(tensors, Mapping):
+        raise TypeError(f"tensors must be a mapping from names to arrays, got {type(tensors).__name__}")
+    wanted = []
+    for name, value in tensors.items():
+        check_name(name)
+        if isinstance(value, ShardedArray) and is_true("check", check) and value._array is None:
+            check_replicas(value.tiling, value._data())
+        shape = tuple(np.shape(value)) if not isinstance(value, ShardedArray) else value.shape
+        wanted.append(wanted_array(name, value, partition_for(name, shape, layouts, uneven)))
+    work = Work(memory=memory, threads=threads, sync=is_true("sync", sync), progress=progress)
+    target = location_of(path)
+    made = plan_form(target, wanted, to, metadata, max_file_bytes, compare=False, layouts=layouts)
+    with locked(target):
+        return replace(run_whole(made, work), path=target)  # As given; a plan's path is absolute.
 
 
 def plan_form(
@@ -68,13 +166,12 @@ def plan_form(
     to: Target | None,
     metadata: Mapping[str, str] | None,
     max_file_bytes: int,
-    aliases: dict[str, str],
-    paths: Mapping[str, KeyPath],
-    task_bytes: int | None = None,
     memory: int = MEMORY,
+    task_bytes: int | None = None,
     *,
     compare: bool,
-    beside: Mapping[str, bytes] | None = None,
+    paths: Mapping[str, KeyPath] = NONE,
+    beside: Mapping[str, bytes] = NONE,
     layouts: Layouts | None = None,
     rank: int | None = None,
 ) -> CheckpointPlan:
@@ -82,15 +179,14 @@ def plan_form(
 
     Args:
         path: Where it is to be.
-        wanted: The tensors; those of one identity are written once, and the other names are noted in `aliases`.
+        wanted: The tensors; those of one identity are written once, under the other names as well.
         to: The form.
         metadata: Texts for the headers.
         max_file_bytes: Of `"hf"`, how many bytes of tensors a file may have.
-        aliases: Names that are tied, and to which names.
-        paths: For `"dcp"`, where tensors lie in a nested state dict.
-        task_bytes: How many bytes a task writes at most.
         memory: Bytes of memory that it will be run with: tasks that fetch what they write are not larger.
+        task_bytes: How many bytes a task writes at most.
         compare: Whether pieces that are stored more than once are compared.
+        paths: For `"dcp"`, where tensors lie in a nested state dict.
         beside: Further files of a folder; they replace none of its own.
         layouts: For files for ranks, the layouts, which say what ranks there are.
         rank: The only rank whose file is written.
@@ -111,7 +207,7 @@ def plan_form(
         raise LayoutError("metadata is given, but PyTorch's distributed checkpoint has no place for it")
     if to == "vllm":
         wanted = _with_head(wanted, layouts)
-    kept = _without_ties(wanted, aliases, to)
+    kept, aliases = _without_ties(wanted, to)
     said = dict(metadata)
     if aliases:
         said["shardwise.aliases"] = json.dumps(aliases)
@@ -131,7 +227,7 @@ def plan_form(
         ranks = ranks_of(layouts, kept)
         if rank is None:
             files, text = rank_files(kept, ranks, said, to, max_file_bytes)
-            beside = {**(beside or {}), RANKS: text}
+            beside = {**beside, RANKS: text}
         else:
             kept, said = one_rank(kept, ranks, said, rank)
             files, aliases, form = single_file(path.name, kept, said, has_digests=False), {}, "rank"
@@ -149,7 +245,7 @@ def plan_form(
         aliases=aliases,
         paths=paths,
         cuts=cuts,
-        beside=beside or {},
+        beside=beside,
         compare_replicas=compare,
         task_bytes=task_bytes,
         memory=memory,
@@ -218,14 +314,14 @@ def _with_head(wanted: list[Wanted], layouts: Layouts | None) -> list[Wanted]:
     return [*wanted, *(replace(tensor, name=_HEAD) for tensor in embeddings)] if len(embeddings) == 1 else wanted
 
 
-def _without_ties(wanted: Iterable[Wanted], aliases: dict[str, str], to: Target) -> list[Wanted]:
-    """The tensors, each once; records which names are tied to which.
+def _without_ties(wanted: Iterable[Wanted], to: Target) -> tuple[list[Wanted], dict[str, str]]:
+    """The tensors, each once, and which further names are tied to which.
 
     Of tied tensors the engines' loaders look for the first by name. In files for ranks they are cut alike.
     """
     wanted = sorted(wanted, key=lambda tensor: tensor.name) if to == "vllm" else wanted
     first: dict[Any, Wanted] = {}
-    kept, names = [], set()
+    kept, names, aliases = [], set(), dict[str, str]()
     for tensor in wanted:
         if tensor.name in names:
             raise LayoutError(f"two values would be called {shown(tensor.name)}")
@@ -237,7 +333,7 @@ def _without_ties(wanted: Iterable[Wanted], aliases: dict[str, str], to: Target)
             kept.append(tensor)
         else:
             aliases[tensor.name] = other.name
-    return kept
+    return kept, aliases
 
 
 def make_plan(
@@ -292,7 +388,7 @@ def make_plan(
         task_bytes = min(max(total // _TASKS, _LEAST_TASK), _TASK)
         if any(not isinstance(holder, np.ndarray) and holder.is_fetched for holder in held.held):
             task_bytes = max(min(memory // 16 or _FETCHED_TASK, _FETCHED_TASK), LEAST_ASKED)
-    targets, written = _targets(files, len(wanted))
+    targets, written = target_rows(files, len(wanted))
     tensors[:, TARGETS] = np.cumsum(written)
     counts = np.diff(tensors[:, [SOURCES, REPLICAS]], axis=0, prepend=0).sum(axis=1).tolist()
     shapes = (
@@ -309,13 +405,13 @@ def make_plan(
         "names": Held(b"".join(lists[NAME])),
         "shapes": Held(_flat(lists[SHAPE])),
         "tensors": Held(tensors),
-        "pieces": Held(_joined(lists[SOURCES])),
-        "replicas": Held(_joined(lists[REPLICAS])),
+        "pieces": Held(np.concatenate([_NO_ROWS, *lists[SOURCES]])),
+        "replicas": Held(np.concatenate([_NO_ROWS, *lists[REPLICAS]])),
         "targets": targets,
         "boxes": Held(files[0].slots.table.pool if files else np.zeros(0, np.int64)),
         "file_names": Held(b"".join(names)),
-        "files": Held(_file_rows(names, files)),
-        "slots": _slots(files),
+        "files": Held(file_rows(names, files)),
+        "slots": slot_rows(files),
         "sources": Held(b"".join(lines)),
         "source_ends": Held(np.cumsum([len(line) for line in lines], dtype=np.int64)),
         "runs": Held(runs),
@@ -357,13 +453,12 @@ class _Holders:
         rows = pieces.rows.copy()
         rows[:, 0] = np.array(numbers, np.int64)[rows[:, 0]]
         begins, ends = pieces.spans(itemsize)
-        order = rows[:, 0].tolist() if len(rows) < 9 or len(numbers) > 1 else []
-        for at, begin, end in zip(order, begins.tolist(), ends.tolist(), strict=False):
+        spans: Iterable[tuple[int, int, int]] = [(numbers[0], min(begins.tolist()), max(ends.tolist()))]
+        if len(numbers) > 1:
+            spans = zip(rows[:, 0].tolist(), begins.tolist(), ends.tolist(), strict=True)
+        for at, begin, end in spans:
             first, last = self.spans[at]
             self.spans[at] = min(first, begin), max(last, end)
-        if not order:
-            first, last = self.spans[numbers[0]]
-            self.spans[numbers[0]] = min(first, int(begins.min())), max(last, int(ends.max()))
         flat: npt.NDArray[np.int64] = rows.reshape(-1)
         return flat
 
@@ -376,63 +471,3 @@ def _flat(lists: Iterable[Sequence[int]]) -> npt.NDArray[np.int64]:
     except OverflowError:
         raise SizeOverflowError("a size, an offset or a stride of a piece is over 2**63 - 1") from None
     return np.frombuffer(found, np.int64) if found else np.zeros(0, np.int64)
-
-
-def _joined(rows: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
-    return np.concatenate([np.zeros(0, np.int64), *rows])
-
-
-def _targets(files: Sequence[TargetFile], tensors: int) -> tuple[Section, npt.NDArray[np.int64]]:
-    """The slots that have bytes, by tensor, as file, offset and box; and how many each tensor has."""
-    kept = [np.flatnonzero(file.slots.nbytes) for file in files]
-    ends = np.cumsum([len(chosen) for chosen in kept], dtype=np.int64)
-    count = int(ends[-1]) if len(ends) else 0
-    held = np.zeros(count, np.int32)
-    for file, chosen, end in zip(files, kept, ends.tolist(), strict=True):
-        held[end - len(chosen) : end] = file.slots.tensors[chosen]
-    whole = [len(chosen) == len(file.slots) for file, chosen in zip(files, kept, strict=True)]
-    chosen_of = [None if is_whole else chosen for chosen, is_whole in zip(kept, whole, strict=True)]
-    kept.clear()
-    counts = np.bincount(held, minlength=tensors)
-    order = np.argsort(held, kind="stable").astype(np.int32 if count < 1 << 31 else np.int64)
-
-    def make(begin: int, end: int) -> npt.NDArray[np.int64]:
-        at = order[begin:end]
-        rows = np.empty((len(at), 3), np.int64)
-        rows[:, 0] = np.searchsorted(ends, at, side="right")
-        by_file = np.argsort(rows[:, 0], kind="stable")
-        for here in np.split(by_file, np.flatnonzero(np.diff(rows[by_file, 0])) + 1) if len(at) else ():
-            number = int(rows[here[0], 0])
-            file, chosen = files[number], chosen_of[number]
-            inner = at[here] - (ends[number - 1] if number else 0)
-            inner = inner if chosen is None else chosen[inner]
-            rows[here, 1] = file.start + file.slots.begins[inner]
-            rows[here, 2] = file.slots.places[inner]
-        return rows
-
-    return Made(count, 3, make), counts
-
-
-def _slots(files: Sequence[TargetFile]) -> Section:
-    """All slots, those of each file in their order, as tensor and box."""
-    ends = np.cumsum([0, *(len(file.slots) for file in files)]).tolist()
-
-    def make(begin: int, end: int) -> npt.NDArray[np.int64]:
-        parts = [np.zeros((0, 2), np.int64)]
-        for number in range(bisect_right(ends, begin) - 1, bisect_left(ends, end)):
-            slots, first = files[number].slots, ends[number]
-            span = slice(max(begin - first, 0), end - first)
-            parts.append(np.column_stack([slots.tensors[span], slots.places[span]]))
-        return np.concatenate(parts)
-
-    return Made(ends[-1], 2, make)
-
-
-def _file_rows(names: Sequence[bytes], files: Sequence[TargetFile]) -> npt.NDArray[np.int64]:
-    rows = [
-        [len(name), len(f.slots), f.start, f.size, int(f.slots.nbytes.sum())]
-        for name, f in zip(names, files, strict=True)
-    ]
-    found = np.array(rows, np.int64).reshape(-1, 5)
-    found[:, :2] = np.cumsum(found[:, :2], axis=0)
-    return found
