@@ -129,7 +129,8 @@ def reshard_checkpoint(
 
     >>> import tempfile
     >>> from pathlib import Path
-    >>> from shardwise import DeviceMesh, TensorLayout
+    >>> import numpy as np
+    >>> from shardwise import DeviceMesh, TensorLayout, save_checkpoint
     >>> rows = TensorLayout(("x", None), DeviceMesh((2,), ("x",)))
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     whole, cut = Path(folder, "whole.safetensors"), Path(folder, "cut")
@@ -206,6 +207,8 @@ def plan_checkpoint(
 
     >>> import tempfile
     >>> from pathlib import Path
+    >>> import numpy as np
+    >>> from shardwise import save_checkpoint
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     whole, halves = Path(folder, "whole.safetensors"), Path(folder, "halves")
     ...     _ = save_checkpoint(whole, {"w": np.arange(2**17), "b": np.ones(3)})

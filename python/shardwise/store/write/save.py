@@ -138,6 +138,7 @@ def save_checkpoint(
 
     >>> import tempfile
     >>> from pathlib import Path
+    >>> from shardwise import open_checkpoint
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     report = save_checkpoint(Path(folder, "model.safetensors"), {"w": np.arange(6).reshape(2, 3)[:, 1:]})
     ...     with open_checkpoint(report.path) as checkpoint:
