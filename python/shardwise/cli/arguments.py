@@ -321,6 +321,12 @@ def _add_learn(commands: "argparse._SubParsersAction[_Parser]") -> None:
     )
     learn.add_argument("first", metavar="A", type=str, help="a checkpoint of any format")
     learn.add_argument("second", metavar="B", type=str, help="the same model as another engine names and stores it")
+    learn.add_argument(
+        "--config",
+        metavar="JSON",
+        type=Path,
+        help="the model's config.json, for names in place of sizes; the one beside A if left out",
+    )
     learn.add_argument("--memory", metavar="BYTES", default="256MiB", help="for buffers; 256MiB if left out")
     learn.add_argument("--jobs", metavar="N", type=int, help="threads; one per core if left out")
     _add_json(learn)

@@ -17,7 +17,10 @@ _MOST_SHOWN = 20
 def run_learn(options: argparse.Namespace) -> int:
     """Print the rewrites, and give the exit status: 1 if some tensors have none."""
     with refused():
-        found = learn_rewrites(options.first, options.second, memory=parse_memory(options.memory), threads=options.jobs)
+        memory = parse_memory(options.memory)
+        found = learn_rewrites(
+            options.first, options.second, memory=memory, threads=options.jobs, config=options.config
+        )
     if options.json:
         said = {"unexplained": dict(found.unexplained), "unused": found.unused, "doubtful": found.doubtful}
         print(json.dumps({"text": found.text, **said}))

@@ -262,6 +262,74 @@ def test_memory_is_for_all_that_is_read(tmp_path: Path) -> None:
         assert peak < 2**20 + 200 * rows, peak
 
 
+def fused_by_hand(config: dict[str, int], order: str) -> tuple[Tensors, Tensors]:
+    """A model of this configuration, and as an engine holds it: q, k and v group by group or one after the other."""
+    rng = np.random.default_rng(config["hidden_size"])
+    heads, groups, d = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
+    hidden, inner, words = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    shapes = {"q": heads * d, "k": groups * d, "v": groups * d, "gate": inner, "up": inner}
+    whole = {"embed": rng.normal(size=(words, hidden))}
+    whole |= {f"h.{i}.{n}_proj": rng.normal(size=(rows, hidden)) for i in range(2) for n, rows in shapes.items()}
+    padded = -words % 64
+    made = {"words": np.concatenate([whole["embed"], np.zeros((padded, hidden))])}
+    for i in range(2):
+        q, k, v, gate, up = (whole[f"h.{i}.{n}_proj"] for n in shapes)
+        made[f"layers.{i}.gate_up"] = np.concatenate([gate, up])
+        by_group = [each.reshape(groups, -1, hidden) for each in (q, k, v)]
+        grouped = np.concatenate(by_group, axis=1).reshape(-1, hidden)
+        made[f"layers.{i}.qkv"] = grouped if order == "groups" else np.concatenate([q, k, v])
+    return whole, made
+
+
+SMALL = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "hidden_size": 16, "intermediate_size": 24}
+LARGE = {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 8, "hidden_size": 40, "intermediate_size": 56}
+NOT_GROUPED = {**SMALL, "num_key_value_heads": 4, "intermediate_size": 16}
+
+
+@pytest.mark.parametrize("order", ["groups", "blocks"])
+@pytest.mark.parametrize("config", [SMALL, NOT_GROUPED])
+def test_rules_with_names_hold_for_other_sizes(tmp_path: Path, config: dict[str, int], order: str) -> None:
+    """Learned from one size, in which a hidden size is that of all heads, they make another one, and its inverse."""
+    config, other = config | {"vocab_size": 50}, LARGE | {"vocab_size": 70}
+    for name, each in (("small", config), ("large", other)):
+        for form, tensors in zip("ab", fused_by_hand(each, order), strict=True):
+            sw.save_checkpoint(tmp_path / f"{name} {form}", tensors, to="hf", sync=False)
+    (tmp_path / "small a" / "config.json").write_text(json.dumps(config))
+    found = learn_rewrites(tmp_path / "small a", tmp_path / "small b")
+    assert found.unexplained == {}
+    for name in ("heads", "groups", "d", "inner", "words"):
+        assert f"\n{name} = " in f"\n{found.text}"
+    assert learn_rewrites(tmp_path / "small a", tmp_path / "small b", config=config) == found
+    for which, numbers in (("small", config), ("large", other)):
+        rewrites = sw.Rewrites.from_toml(io.StringIO(found.text), config=numbers)
+        assert sw.diff_checkpoints(tmp_path / f"{which} a", tmp_path / f"{which} b", rewrites=rewrites) == []
+        back = rewrites.inverse()
+        assert sw.diff_checkpoints(tmp_path / f"{which} b", tmp_path / f"{which} a", rewrites=back) == []
+    # A name that has its size by chance: parts do not add up.
+    wrong = sw.Rewrites.from_toml(io.StringIO(found.text), config=other | {"intermediate_size": 24})
+    with pytest.raises(sw.LayoutError, match="inner = 24"):
+        sw.diff_checkpoints(tmp_path / "large b", tmp_path / "large a", rewrites=wrong.inverse())
+
+
+def test_sizes_that_have_no_name_stand_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole, made = fused_by_hand(SMALL | {"vocab_size": 50}, "blocks")
+    for form, tensors in (("a", whole), ("b", made)):
+        sw.save_checkpoint(tmp_path / form, tensors, to="hf", sync=False)
+    plain = learn_rewrites(tmp_path / "a", tmp_path / "b")
+    assert "[numbers]" not in plain.text
+    (tmp_path / "other.json").write_text('{"hidden_size": 7, "num_attention_heads": null, "vocab_size": "50"}')
+    assert learn_rewrites(tmp_path / "a", tmp_path / "b", config=tmp_path / "other.json") == plain
+    (tmp_path / "list.json").write_text("[]")
+    with pytest.raises(sw.ParseError, match="not a model's configuration"):
+        learn_rewrites(tmp_path / "a", tmp_path / "b", config=tmp_path / "list.json")
+    (tmp_path / "given.json").write_text(json.dumps({"intermediate_size": 24}))
+    assert main(["learn", str(tmp_path / "a"), str(tmp_path / "b"), "--config", str(tmp_path / "given.json")]) == 0
+    said = capsys.readouterr().out
+    assert '[numbers]\ninner = "intermediate_size"\n' in said
+    assert "gate:(inner) + up:(inner)" in said
+    assert "q:(16) + k:(8) + v:(8)" in said
+
+
 def test_names_of_any_kind(tmp_path: Path) -> None:
     """Numbers of more than 64 bits, more numbers than fields have names, and what TOML escapes."""
     a, b = np.random.default_rng(0).normal(size=(2, 4, 6))

@@ -6,21 +6,24 @@ import io
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..._arguments import check_fields
 from ..._text import shown
 from ...errors import LayoutError
+from ...rules.numbers import Config, read_config
 from ...rules.rewrites import Rewrites
 from ...rules.templates import parse_template
 from ..digests import tensor_digests
 from ..engine import check_memory, check_threads
 from ..location import Location
+from ..model_config import config_of
 from ..open import open_checkpoint
 from ..protocol import StoredCheckpoint, StoredTensor
 from ..rewritten import rewritten_view
 from .fibers import Fibers, fibers_of, matched, unseen
+from .named import named
 from .relations import FIBER, FIELDS, NUMBER, IrregularError, Relation, related
 
 __all__ = ["Learned", "learn_rewrites"]
@@ -29,6 +32,8 @@ _MEMORY = 256 * 2**20
 #: A name that no tensor has while others still have the name that it gets.
 _ASIDE = "learned:"
 _WEIGHT, _BIAS = ".weight", ".bias"
+#: The rewrites of a text, the names that it drops, and whether names are changed in two steps.
+_Printed = tuple[list[dict[str, Any]], list[str], bool]
 _NOT_FOUND = "its rows are not those of tensors of the first"
 
 
@@ -62,6 +67,7 @@ def learn_rewrites(
     *,
     memory: int = _MEMORY,
     threads: int | None = None,
+    config: Config | None = None,
 ) -> Learned:
     """Work out the rewrites that lead from one checkpoint to another of the same model.
 
@@ -72,9 +78,11 @@ def learn_rewrites(
             rows along a short dim of a stack, of which there are very many, are left aside where they alone would take
             more than this.
         threads: How many; one per core if left out.
+        config: The model's configuration: a size that it has a name for is written as one of the file's `[numbers]`. By
+            default the `config.json` in the folder of `first`.
 
     Raises:
-        ParseError, OSError: as for `open_checkpoint`.
+        ParseError, OSError: as for `open_checkpoint`, and if the configuration cannot be read.
         LayoutError: if the memory is too little.
 
     Tensors are matched by a few elements of their rows and columns. So names, stacks, the order of what is packed,
@@ -106,7 +114,8 @@ def learn_rewrites(
         doubtful: set[str] = set()
         relations = _relations(here, there, unexplained, doubtful)
         entries, unused = _checked(one, relations, unexplained, here)
-        return _verified(one, other, entries, unused, unexplained, doubtful, memory, threads)
+        found, printed = _verified(one, other, entries, unused, unexplained, doubtful, memory, threads)
+        return _with_names(found, printed, config_of(one.path) if config is None else read_config(config))
 
 
 @dataclass
@@ -308,8 +317,8 @@ def _joined(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _verified(
     one: StoredCheckpoint, other: StoredCheckpoint, entries: list[dict[str, Any]], unused: tuple[str, ...],
     unexplained: dict[str, str], doubtful: set[str], memory: int, threads: int | None,
-) -> Learned:  # fmt: skip
-    """The rewrites as a file, after they were carried out and what they make was compared."""
+) -> tuple[Learned, _Printed]:  # fmt: skip
+    """The rewrites as a file, after they were carried out and what they make was compared; and what it is made of."""
     drop = [_template(name, {}) for name in unused] if not unexplained else []
     error: LayoutError | None = None
     for is_aside in (False, True):
@@ -322,7 +331,11 @@ def _verified(
             error = caught
     else:
         why = f"the rewrites do not go together: {error}"
-        return Learned("", Rewrites(), {name: unexplained.get(name, why) for name in other}, unused, ())
+        return Learned("", Rewrites(), {name: unexplained.get(name, why) for name in other}, unused, ()), (
+            [],
+            [],
+            False,
+        )
     wanted = [name for name in other if name not in unexplained]
     for name in wanted:
         if name not in made or not _are_alike(made[name], other[name]):
@@ -338,7 +351,21 @@ def _verified(
         kept = [entry for entry in entries if not _makes(entry, set(unexplained))]
         if len(kept) < len(entries):
             return _verified(one, other, kept, unused, unexplained, doubtful, memory, threads)
-    return Learned(text, rewrites, dict(unexplained), unused, tuple(sorted(doubtful - set(unexplained))))
+    found = Learned(text, rewrites, dict(unexplained), unused, tuple(sorted(doubtful - set(unexplained))))
+    return found, (entries, drop, is_aside)
+
+
+def _with_names(found: Learned, made: _Printed, config: Mapping[str, Any]) -> Learned:
+    """The same rewrites, with the names that the configuration has for their sizes."""
+    entries, drop, is_aside = made
+    with_names, numbers = named(entries, config)
+    if not numbers:
+        return found
+    text = _text(with_names, drop, is_aside=is_aside, numbers=numbers)
+    # What was carried out and compared is what is printed.
+    if Rewrites.from_toml(io.StringIO(text), config=config) != found.rewrites:
+        return found
+    return replace(found, text=text)
 
 
 def _makes(entry: dict[str, Any], names: set[str]) -> bool:
@@ -349,11 +376,15 @@ def _makes(entry: dict[str, Any], names: set[str]) -> bool:
     return any(template.matched(name) is not None for template in templates for name in names)
 
 
-def _text(entries: Sequence[dict[str, Any]], drop: list[str], *, is_aside: bool) -> str:
+def _text(
+    entries: Sequence[dict[str, Any]], drop: list[str], *, is_aside: bool, numbers: Mapping[str, Any] | None = None
+) -> str:
     """The rules file; names are changed in two steps if a new one is an old one of another tensor."""
     lines = []
     if drop:
         lines += [f"drop = [{', '.join(map(_quoted, drop))}]", ""]
+    if numbers:
+        lines += ["[numbers]", *(f"{name} = {_value(given)}" for name, given in numbers.items()), ""]
     for entry in entries:
         target = dict(entry["to"])
         if is_aside:
@@ -365,7 +396,7 @@ def _text(entries: Sequence[dict[str, Any]], drop: list[str], *, is_aside: bool)
                 elif key == "also":
                     target[key] = [_ASIDE + name for name in value]
         lines += ["[[rewrite]]", f"from = {_value(_short(entry['from']))}", f"to = {_value(_short(target))}"]
-        lines += [f"size = {entry['size']}"] if "size" in entry else []
+        lines += [f"size = {_value(entry['size'])}"] if "size" in entry else []
         lines.append("")
     if is_aside and entries:
         lines += ["[[rewrite]]", f'from = "{_ASIDE}{{rest*}}"', 'to = "{rest*}"', ""]

@@ -1,0 +1,122 @@
+"""Learned sizes as a rules file's numbers: the names that a model's configuration has for them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ...errors import ShardwiseError
+from ...rules.numbers import Config, Numbers
+
+__all__ = ["named"]
+
+#: What models call their sizes, as `[numbers]` of a rules file.
+_NUMBERS: Mapping[str, str | list[str]] = {
+    "heads": ["num_attention_heads", "n_head"],
+    "groups": ["num_key_value_heads", "heads"],
+    "d": ["head_dim", "hidden_size // heads", "n_embd // heads"],
+    "inner": ["intermediate_size", "n_inner"],
+    "expert_inner": "moe_intermediate_size",
+    "experts": ["num_experts", "n_routed_experts", "num_local_experts"],
+    "hidden": ["hidden_size", "n_embd"],
+    "words": "vocab_size",
+}
+#: What a size may be. Several may be equal, as in a model with as many groups as heads: the first is taken.
+_QUERIES = ("heads*d", "heads//groups*d")
+_KEYS = ("groups*d", "d")
+_OTHERS = ("inner", "expert_inner", "hidden", "words", "experts")
+_COUNTS = ("groups", "heads", *_OTHERS, "d")
+#: The parts that are of groups, where others are of heads.
+_OF_GROUPS = re.compile(r"(k|v|key|value)s?(_proj)?")
+_BLOCK, _EACH = re.compile(r"(\w+):\((\d+)\)"), re.compile(r"(\w+):(\d+)")
+_PERIOD = re.compile(r"\((\d+) \[([^\]]*)\]\)")
+_FACTOR = re.compile(r"(\w+)=(\d+)")
+
+
+def named(
+    entries: Iterable[Mapping[str, Any]], config: Config
+) -> tuple[list[dict[str, Any]], dict[str, str | list[str]]]:
+    """Give rewrites with names in place of sizes, and the numbers that have these names.
+
+    A name that has this size by chance does no harm: with another configuration the parts of a tensor do not add up to
+    its shape, and it is refused.
+
+    >>> entry = {"from": "h.{i}.{gate,up}", "to": {"name": "h.{i}.gate_up", "packed": "gate:(24) + up:(24)"}}
+    >>> (made,), numbers = named([entry], {"intermediate_size": 24, "hidden_size": 8})
+    >>> made["to"]["packed"], numbers
+    ('gate:(inner) + up:(inner)', {'inner': 'intermediate_size'})
+    """
+    names = _Names(config)
+    made = [names.entry(entry) for entry in entries]
+    return made, names.used()
+
+
+class _Names:
+    """The names of sizes, and those that were asked for and found."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._numbers = Numbers(_NUMBERS, config)
+        self._found: set[str] = set()
+
+    def used(self) -> dict[str, str | list[str]]:
+        """The numbers that were used, and those that these need, as far as the configuration has them."""
+        found = set(self._found)
+        if found & {"groups", "d"}:
+            found.add("heads")
+        made: dict[str, str | list[str]] = {}
+        for name, given in _NUMBERS.items():
+            choices = [given] if isinstance(given, str) else given
+            there = [one for one in choices if _value(Numbers({**_NUMBERS, name: one}, self._config), name) is not None]
+            if name in found:
+                made[name] = there[0] if len(there) == 1 else there
+        return made
+
+    def entry(self, entry: Mapping[str, Any]) -> dict[str, Any]:
+        """A rewrite with names in place of sizes."""
+        made: dict[str, Any] = {
+            key: self._side(value) if isinstance(value, Mapping) else value for key, value in entry.items()
+        }
+        if "size" in made:
+            made["size"] = self._name(made["size"], ("words", *_OTHERS))
+        return made
+
+    def _side(self, side: Mapping[str, Any]) -> dict[str, Any]:
+        made = dict(side)
+        if "packed" in side:
+            text = _PERIOD.sub(self._period, side["packed"])
+            made["packed"] = _BLOCK.sub(lambda part: f"{part[1]}:({self._part(part)})", text)
+        for factor in _FACTOR.finditer(side.get("dims", "")):
+            name = self._name(int(factor[2]), (*_COUNTS, *_QUERIES))
+            if isinstance(name, str) and factor[1] not in made:
+                made["dims"] = made["dims"].replace(factor[0], factor[1])
+                made[factor[1]] = name
+        return made
+
+    def _period(self, found: re.Match[str]) -> str:
+        count = self._name(int(found[1]), _COUNTS)
+        return f"({count} [{_EACH.sub(lambda part: f'{part[1]}:{self._part(part)}', found[2])}])"
+
+    def _part(self, part: re.Match[str]) -> str | int:
+        first, then = (_KEYS, _QUERIES) if _OF_GROUPS.fullmatch(part[1]) else (_QUERIES, _KEYS)
+        is_attention = re.fullmatch(r"q\w*|k\w*|v\w*", part[1]) is not None
+        order = (*first, *then, *_OTHERS) if is_attention else (*_OTHERS, *first, *then)
+        return self._name(int(part[2]), order)
+
+    def _name(self, size: int, order: Iterable[str]) -> str | int:
+        """What a size is called; the size itself if nothing is as large."""
+        for text in order if size > 1 else ():
+            if _value(self._numbers, text) == size:
+                self._found |= set(re.findall(r"[a-z_]+", text))
+                return text
+        return size
+
+
+def _value(numbers: Numbers, text: str) -> int | None:
+    """The value of an expression; `None` if the configuration has not what it needs."""
+    try:
+        value: int = numbers.number("size", text)
+    except ShardwiseError:
+        return None
+    return value
