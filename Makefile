@@ -71,9 +71,9 @@ demo: build ## report on a checkpoint, cut it for 4 devices and for 8, merge it 
 
 test: test-rust test-python ## run the tests, in minutes: Rust, Python, doctests, pages; slow ones for SLOW_SECONDS (20) in all
 
-test-fast: dev tools ## in half a minute: no slow tests, few examples, only the unit tests of Rust
-	cargo test --quiet --lib
-	$(BIN)/python -m pytest -q --slow-seconds 0 --hypothesis-profile fast
+test-fast: dev tools ## in a minute: few cases and examples of each test, none that takes long, the unit tests of Rust
+	PROPTEST_CASES=16 cargo test --quiet --lib
+	$(BIN)/python -m pytest -q --slow-seconds 0 --cases 2 --hypothesis-profile fast
 
 test-rust:
 	cargo test --quiet --workspace

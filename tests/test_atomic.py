@@ -159,6 +159,7 @@ def test_the_longest_names_can_be_replaced(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
+@pytest.mark.heavy
 @linux
 def test_what_a_killed_writer_left_is_removed_and_what_a_live_one_writes_is_not(tmp_path: Path) -> None:
     program = f"""
@@ -184,6 +185,7 @@ def test_what_a_killed_writer_left_is_removed_and_what_a_live_one_writes_is_not(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "other"]
 
 
+@pytest.mark.heavy
 @linux
 @pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "link"])
 def test_an_open_file_is_written_to_where_it_stands(name: str, tmp_path: Path) -> None:

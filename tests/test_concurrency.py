@@ -77,6 +77,7 @@ CALLS: dict[str, tuple[Callable[[int], Any], Callable[[Any], object]]] = {
 }
 
 
+@pytest.mark.heavy
 @linux
 @pytest.mark.parametrize("name", CALLS)
 def test_control_c_ends_a_long_call(name: str) -> None:
@@ -91,6 +92,7 @@ def test_a_call_that_no_signal_ends_is_found() -> None:
     assert not interrupted(lambda n: sum(range(n)), (1 << exponent for exponent in range(12, 23)), KeyboardInterrupt)
 
 
+@pytest.mark.heavy
 @linux
 def test_what_a_signal_handler_raises_comes_out_unchanged_and_the_next_call_works() -> None:
     class Mine(Exception):
@@ -144,6 +146,7 @@ def test_large_calls_from_several_threads_at_once() -> None:
             assert (local == expected[1]).all()
 
 
+@pytest.mark.heavy
 @linux
 def test_fork_after_a_parallel_call() -> None:
     program = """

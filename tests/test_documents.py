@@ -26,6 +26,7 @@ COMMAND = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 FRAMEWORK = re.compile(r"^(?:>>> )?import (jax|torch)$", re.MULTILINE)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_the_code_of_the_page_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -126,6 +127,7 @@ def test_pages_ask_no_host_and_their_search_has_a_name() -> None:
     assert on_post_page(page) == '<a></a><div data-md-component="search" role="dialog" aria-label="Search">'
 
 
+@pytest.mark.heavy
 def test_what_is_wrong_with_a_site_is_seen(tmp_path: Path) -> None:
     names = [f"{name} py:function 1 a.html -" for name in public_names() if name != "shardwise.draw"]
     data = b"# 1\n# 2\n# 3\n# 4\n" + zlib.compress("\n".join(names).encode())

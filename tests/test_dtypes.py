@@ -91,6 +91,7 @@ def test_a_checkpoint_s_own_entries_are_taken(tmp_path: Path) -> None:
         assert PARTITION.nbytes(checkpoint["w"].dtype).tolist() == [6, 6]
 
 
+@pytest.mark.heavy
 def test_sizes_need_no_ml_dtypes_and_no_import_of_it() -> None:
     code = """
 import sys; sys.modules["ml_dtypes"] = None
@@ -108,6 +109,7 @@ assert rules.report({"a": ((6,), "torch.bfloat16")}).tensors[0].nbytes == 12
     subprocess.run([sys.executable, "-c", ready], check=True)
 
 
+@pytest.mark.heavy
 def test_a_name_means_the_same_before_and_after_ml_dtypes_is_imported() -> None:
     code = """
 import shardwise as sw

@@ -403,6 +403,7 @@ class TestPlans:
         assert all(plan != other for other in others)
 
 
+@pytest.mark.heavy
 def test_rules_that_match_one_path_are_listed_in_short() -> None:
     layout_map = sw.LayoutMap(MESH)
     for i in range(200):

@@ -85,6 +85,7 @@ def test_with_pytorchs_distributed_checkpoints(model: Path, tmp_path: Path) -> N
     assert sw.diff_checkpoints(model, tmp_path / "merged.safetensors") == []
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(sys.platform == "win32", reason="a script of a POSIX shell")
 def test_with_shardwise(model: Path, tmp_path: Path) -> None:
     command = tmp_path / "shardwise"

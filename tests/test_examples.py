@@ -69,6 +69,7 @@ def test_rules_fit_their_models(
     assert (status, capsys.readouterr().out.count("warning")) == (0, 0)
 
 
+@pytest.mark.heavy
 def test_the_demo() -> None:
     done = run_demo()
     assert (done.returncode, done.stderr) == (0, "")
@@ -83,6 +84,7 @@ def test_the_demo() -> None:
         assert text in done.stdout
 
 
+@pytest.mark.heavy
 def test_the_demo_on_a_checkpoint_of_ones_own(tmp_path: Path) -> None:
     file = write_checkpoint(tmp_path / "model.safetensors", bert(layers=2, width=32))
     done = run_demo(file)

@@ -59,6 +59,7 @@ def run(program: str, *arguments: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("module", "use"),
     [
@@ -91,6 +92,7 @@ def test_a_fork_waits_for_the_imports_of_other_threads(module: str, use: str) ->
     assert run(program, module, use) == ["True"]
 
 
+@pytest.mark.heavy
 def test_a_child_does_not_wait_for_an_attribute_that_a_thread_makes() -> None:
     program = """
         class One:
@@ -132,6 +134,7 @@ def test_all_threads_have_the_attribute_that_was_there_first() -> None:
     assert run(program) == ["True"]
 
 
+@pytest.mark.heavy
 def test_a_lock_is_open_in_a_child_and_stays_held_in_its_parent() -> None:
     program = """
         lock, layout_map = ForkLock(), sw.LayoutMap(sw.DeviceMesh((2,), ("x",)))
@@ -190,6 +193,7 @@ USE = """
 """
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("seed", range(3))
 def test_children_of_a_process_whose_threads_use_the_library(seed: int, tmp_path: Path) -> None:
     """From its first call on, when all is imported and made for the first time."""

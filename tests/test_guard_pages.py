@@ -159,6 +159,7 @@ def child(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False)
 
 
+@pytest.mark.heavy
 def test_no_view_reaches_over_the_end_of_its_array() -> None:
     done = child("read")
     assert done.returncode == 0, done.stderr
@@ -172,6 +173,7 @@ def test_no_copy_reaches_over_the_end_of_its_arrays() -> None:
     assert int(done.stdout) > 800
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("end", ["first", "last"])
 def test_the_guard_pages_are_guarded(end: str) -> None:
     """What the test above relies on: one byte further is a segmentation fault."""

@@ -185,6 +185,7 @@ def test_shardings_of_more_dims_than_numpy_has(dims: int, iota: bool) -> None:
     assert hlo.from_hlo(hlo.to_hlo(layout, iota=iota), MESH) == layout
 
 
+@pytest.mark.heavy
 def test_messages_about_large_meshes_are_short() -> None:
     labels = [f"host{i}:gpu:0" for i in range(100_000)]
     mesh = sw.DeviceMesh((len(labels),), ("x",), labels)

@@ -92,6 +92,7 @@ class TestAxes:
         assert layout.is_fully_replicated
         assert layout.partition(()).size == 1
 
+    @pytest.mark.heavy
     def test_many_axes_take_time_in_proportion(self) -> None:
         names = [f"a{i}" for i in range(200_000)]  # Each sought among all of them would take an hour.
         with linear():

@@ -39,6 +39,7 @@ def test_a_call_succeeds_or_raises_memory_error(call: str, backtrace: str) -> No
     assert ("MemoryError" in found) is (call not in LITTLE)
 
 
+@pytest.mark.heavy
 @linux
 def test_one_call_always() -> None:
     """One that was seen to raise a panic; the others have their turn among the slow tests."""

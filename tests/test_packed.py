@@ -247,6 +247,7 @@ def test_at_most_so_many_shards_over_two_axes() -> None:
                 assert boxes[device] == (slice(shard * 12 // shards, (shard + 1) * 12 // shards),)
 
 
+@pytest.mark.heavy
 def test_text_of_too_many_parts_or_factors_is_refused_before_it_is_read() -> None:
     """So that what is wrong otherwise is not found."""
     with refused(sw.LayoutError, "parts", "65536"):

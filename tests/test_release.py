@@ -87,6 +87,7 @@ def test_a_wheel_that_is_not_as_it_must_be(tmp_path: Path, member: str, data: by
     assert re.search(fault, found)
 
 
+@pytest.mark.heavy
 def test_a_wheel_that_is_too_large(tmp_path: Path) -> None:
     noise = random.Random(0).randbytes(MOST_BYTES)
     [found] = faults(wheel(tmp_path, **{"shardwise/_core.abi3.so": noise}))

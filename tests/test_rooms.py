@@ -499,7 +499,8 @@ def test_no_test_replaces_what_is_private() -> None:
     """What a test must shrink, or see, is an argument; the compiled module stands for the operating system."""
     found = []
     for path in (ROOT / "tests").rglob("*.py"):
-        names = patched(ast.parse(path.read_text(encoding="utf-8")))
+        text = path.read_text(encoding="utf-8")
+        names = patched(ast.parse(text)) if ".setattr(" in text else ()
         found += [f"{path.relative_to(ROOT)}: {name}" for name in names if is_ours_alone(name)]
     assert found == []
 

@@ -85,6 +85,7 @@ def questions(tmp_path: Path) -> dict[str, Callable[[], object]]:
     }
 
 
+@pytest.mark.heavy
 def test_32_threads_get_from_one_value_what_one_thread_gets(tmp_path: Path) -> None:
     expected = {name: ask() for name, ask in questions(tmp_path).items()}
     for _ in range(3):

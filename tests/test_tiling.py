@@ -221,6 +221,7 @@ def test_boxes_that_are_a_grid_are_kept_as_its_chunks(
         assert sw.Tiling.grid(shape, chunks) != tiling  # whose holders have other names
 
 
+@pytest.mark.heavy
 def test_a_million_boxes_of_a_grid_are_kept_in_little_memory() -> None:
     side = 1000
     corners = np.stack(np.meshgrid(np.arange(side), np.arange(side), indexing="ij"), axis=-1).reshape(-1, 2, 1)

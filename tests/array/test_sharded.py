@@ -140,6 +140,7 @@ class TestPutTogether:
             assert back.dtype == values.dtype
             assert (back == values).all()
 
+    @pytest.mark.heavy
     @pytest.mark.parametrize("order", ["C", "F"])
     def test_contiguous_shards_can_be_written_as_they_lie(self, order: Any, tmp_path: Path) -> None:
         """`save_file` of safetensors writes an array's memory, whatever its strides."""

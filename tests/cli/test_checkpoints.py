@@ -41,6 +41,7 @@ def plan(target: str, *options: str) -> list[str]:
     return ["plan", *reshard(target, *options)[1:]]
 
 
+@pytest.mark.heavy
 def test_inspect_and_verify(run: Run) -> None:
     assert run("inspect", "a.safetensors").splitlines() == [
         "a.safetensors: safetensors, 2 tensors (1 float32, 1 int8), 512.0 KiB",

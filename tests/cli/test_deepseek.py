@@ -128,6 +128,7 @@ def torch_dist(whole: dict[str, Array]) -> dict[str, Array]:
     return made
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("has_further", [True, False])
 def test_there_and_back(tmp_path: Path, capsys: pytest.CaptureFixture[str], has_further: bool) -> None:
     whole, expected = model(), torch_dist(model())

@@ -61,6 +61,7 @@ def test_wrong_arguments(capsys: pytest.CaptureFixture[str], arguments: list[str
 words = st.lists(st.sampled_from([*"abx0127-,=+ (*\0é\ud800", "99999999999", "None", "--"]), max_size=8).map("".join)
 
 
+@pytest.mark.heavy
 @settings(max_examples=300, deadline=None)
 @given(shape=words, mesh=words | st.just("a=2,b=3"), layout=words, dtype=words | st.just("f4"))
 def test_any_words_give_a_picture_or_one_line(shape: str, mesh: str, layout: str, dtype: str) -> None:
@@ -123,6 +124,7 @@ def test_without_a_command_it_says_what_there_is(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out == f"shardwise {sw.__version__}\n"
 
 
+@pytest.mark.heavy
 def test_as_a_program() -> None:
     done = run(*SHOW)
     assert (done.returncode, done.stderr) == (0, "")
@@ -142,6 +144,7 @@ def test_a_layout_that_begins_like_an_option(capsys: pytest.CaptureFixture[str])
         assert capsys.readouterr().out.startswith("8 x 6 laid out as -,data on")
 
 
+@pytest.mark.heavy
 def test_the_reader_may_stop_reading() -> None:
     reader, writer = os.pipe()
     os.close(reader)
@@ -163,6 +166,7 @@ def test_without_a_standard_output_there_is_one_line() -> None:
     assert (done.returncode, done.stderr) == (2, "shardwise: error: there is no standard output to write to\n")
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_an_error() -> None:
     with Path("/dev/full").open("w") as full:
@@ -204,6 +208,7 @@ def test_with_and_without_rich_the_text_is_the_same(
     assert capsys.readouterr().out == with_rich
 
 
+@pytest.mark.heavy
 def test_output_that_has_no_unicode() -> None:
     done = run(*SHOW, env={"PYTHONIOENCODING": "ascii"})
     assert done.returncode == 0

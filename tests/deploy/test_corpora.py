@@ -14,6 +14,7 @@ from tests.oracle import corpora
 DATA = Path(__file__).parent.parent / "data" / "deploy"
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", corpora.KNOWN)
 def test_equal_or_refused_as_the_framework_refuses(name: str) -> None:
     found = corpora.compare(name, corpora.cases_of(DATA / f"{name}.json.gz"))
@@ -47,6 +48,7 @@ def test_differences_are_found(name: str) -> None:
     assert (found.equal, found.refused, len(found.different)) == (1, 0, 2)
 
 
+@pytest.mark.heavy
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert corpora.main([str(DATA)]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -327,6 +327,7 @@ def test_only_strings_are_read(wrong: Any) -> None:
         Mesh.from_device(wrong)
 
 
+@pytest.mark.heavy
 def test_a_million_devices_in_any_order_are_checked_in_bounded_time() -> None:
     devices = [f"TPU:{(index * 7) % 1_000_003}" for index in range(100_000)]
     mesh = Mesh(["x"], np.arange(100_000), range(100_000), devices)

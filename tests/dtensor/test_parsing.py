@@ -138,6 +138,7 @@ def test_a_text_that_is_read_is_what_is_written() -> None:
     assert Layout.from_string(any_text).to_string() == any_text
 
 
+@pytest.mark.heavy
 def test_the_form_of_three_fields() -> None:
     mesh = Mesh.from_string("n|x=2,y=2|*TPU")
     assert mesh.to_string() == (
@@ -304,6 +305,7 @@ def test_repeated_fields_are_sequences(given: Any) -> None:
 
 
 # Each of these takes TensorFlow, or a reader that goes back over the text, far longer or far more memory.
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("read", "make"),
     [
@@ -382,6 +384,7 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
             continue
 
 
+@pytest.mark.heavy
 @settings(max_examples=300, deadline=None)
 @given(layouts(), st.data())
 def test_spoiled_texts_are_refused_or_read_as_they_stand(layout: Layout, data: st.DataObject) -> None:
@@ -396,6 +399,7 @@ def test_spoiled_texts_are_refused_or_read_as_they_stand(layout: Layout, data: s
         pass
 
 
+@pytest.mark.heavy
 @settings(max_examples=300, deadline=None)
 @given(layouts(), st.data())
 def test_spoiled_bytes_are_refused_or_read(layout: Layout, data: st.DataObject) -> None:
@@ -432,6 +436,7 @@ ANYTHING = st.one_of(
 )  # fmt: skip
 
 
+@pytest.mark.heavy
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_any_arguments_give_a_documented_exception(data: st.DataObject) -> None:

@@ -216,6 +216,7 @@ class TestLinksBetweenNodes:
                 found[ends] = found.get(ends, 0) + volume * itemsize
         return found
 
+    @pytest.mark.heavy
     def test_the_busiest_is_as_busy_as_it_has_to_be(self) -> None:
         plan = sw.plan_model(self.TRAINER, self.ENGINE, self.TENSORS, nodes=self.NODES)
         links = self.links(plan)

@@ -140,6 +140,7 @@ def test_there_are_models_to_compare() -> None:
     assert len(PAIRS) >= 44
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("model", "engines"), PAIRS)
 def test_every_rank_gets_what_the_engine_would_load(model: str, engines: tuple[str, str]) -> None:
     old, new = engines

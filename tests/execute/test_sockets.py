@@ -199,6 +199,7 @@ def test_whoever_fails_last_leaves_each_rank_whole_or_untouched() -> None:
         assert outcome.untouched if outcome.error else outcome.whole
 
 
+@pytest.mark.heavy
 def test_the_example_runs() -> None:
     ran = subprocess.run([sys.executable, str(EXAMPLE)], capture_output=True, text=True, timeout=300)
     assert ran.stdout == "6 processes: the engine has its weights\n", ran.stderr

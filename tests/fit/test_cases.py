@@ -54,6 +54,7 @@ def test_experts_fit_where_they_are_cut_whole() -> None:
     assert answer.sizes[3].problems[0].why == "16 experts do not divide into 3"
 
 
+@pytest.mark.heavy
 def test_a_folder_of_them_is_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`python -m tests.oracle.corpora FOLDER`."""
     shutil.copytree(DATA / "gptq", tmp_path / "gptq")

@@ -55,6 +55,7 @@ def test_a_configuration_answers_as_the_headers_do(folder: Path, tmp_path: Path)
         assert dict(by_config.forms) == dict(by_headers.forms)
 
 
+@pytest.mark.heavy
 def test_a_public_model_from_its_configuration() -> None:
     """The thread: tp 4 is refused, 768 / 4 = 192; tp 2 loads, 384."""
     answer = fits(QWEN, (1, 2, 4, 8), (1, 8))
@@ -140,6 +141,7 @@ def test_an_unknown_family_is_named(tmp_path: Path) -> None:
         fits(config)
 
 
+@pytest.mark.heavy
 def test_a_configuration_of_another_name_is_read_itself(tmp_path: Path) -> None:
     """And not the config.json that lies beside it."""
     (tmp_path / "config.json").write_text('{"model_type": "other"}')

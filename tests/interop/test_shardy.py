@@ -82,6 +82,7 @@ def test_a_text_without_a_mesh_needs_one() -> None:
         from_shardy('#sdy.sharding<@mesh, [{"x"}]>')
 
 
+@pytest.mark.heavy
 def test_a_hundred_thousand_dims_are_read_in_linear_time() -> None:
     dims = ", ".join(["{}"] * 100_000)
     assert from_shardy(f"#sdy.sharding<@mesh, [{dims}]>", MESH).rank == 100_000

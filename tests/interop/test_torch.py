@@ -188,6 +188,7 @@ def rows_of(layout: TensorLayout, size: int) -> list[list[int]]:
     return [[row for one in own for row in range(one.box[0].start, one.box[0].stop)] for own in pieces]
 
 
+@pytest.mark.heavy
 @given(st.randoms(use_true_random=False))
 def test_equal_stretches_are_strided_shards(source: random.Random) -> None:
     """Packed dims and sub-axes: what PyTorch cuts is what the layout says, there and back."""

@@ -200,6 +200,7 @@ def test_where_a_variable_is_does_not_change() -> None:
         placed.path = "v"  # type: ignore[misc]
 
 
+@pytest.mark.heavy
 def test_the_warning_looks_at_so_many_names_only() -> None:
     # Comparing all of them with all rules took 40 seconds.
     layout_map = sw.LayoutMap(sw.DeviceMesh((2,), ("x",)))

@@ -163,6 +163,7 @@ def test_the_separator_is_a_string() -> None:
         rules().apply({}, separator=None)  # type: ignore[arg-type]
 
 
+@pytest.mark.heavy
 def test_paths_of_a_deep_tree_take_memory_in_its_depth() -> None:
     depth = 20_000
     tree: list[object] = [1.5]

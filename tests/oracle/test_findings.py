@@ -360,6 +360,7 @@ def check_theirs(
     assert holds(answer), answer
 
 
+@pytest.mark.heavy
 def test_safetensors_reads_what_lies_beyond_an_array(frameworks: Worker) -> None:
     """Of a reversed view the last element is at its data pointer; what follows it is other memory."""
     array = "np.arange(1000)[::-1]"

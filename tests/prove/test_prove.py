@@ -35,6 +35,7 @@ from tests.prove.subject import Case, Mismatch, Outcome, Subject
 PLANTED = "tests.prove.planted"
 
 
+@pytest.mark.heavy
 def test_planted_faults_are_found_saved_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status = prove("tests.prove.planted_faults", Ledger(1, 0.1, "v", tmp_path), jobs=2, resume=False)
     text = capsys.readouterr().out
@@ -138,6 +139,7 @@ def test_an_interrupted_run_is_taken_up(signal_number: int) -> None:
             ledger.path.unlink(missing_ok=True)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "subject",
     [*against_numpy.SUBJECTS, *against_engines.SUBJECTS, *laws.SUBJECTS, *reshards.SUBJECTS, layout_maps.SUBJECTS[0]],
@@ -149,6 +151,7 @@ def test_some_cases_of_each_subject_that_needs_no_framework(subject: Subject) ->
     assert outcome.cases == 150
 
 
+@pytest.mark.heavy
 def test_what_engines_are_asked_and_that_a_wrong_answer_is_one() -> None:
     """Without the engines: their answers are restated for some, and spoilt."""
     case = against_engines_code.OwnCase("megatron stride", (2, 3, 1), 4)

@@ -26,6 +26,7 @@ def over(devices: int, *specs: sw.Spec | packed.PackedDim) -> sw.TensorLayout:
     return sw.TensorLayout(specs, sw.DeviceMesh((devices,), ("tp",)))
 
 
+@pytest.mark.heavy
 def test_random_weights_of_all_forms() -> None:
     rng = random.Random(29)
     seen = set()

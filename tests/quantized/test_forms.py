@@ -23,6 +23,7 @@ DATA = Path(__file__).parents[1] / "data" / "quantized"
 Outline = dict[str, tuple[str, tuple[int, ...]]]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("folder", folders(DATA), ids=lambda folder: folder.name)
 def test_a_checkpoint_is_recognised_cut_merged_and_dequantized(folder: Path) -> None:
     found = check_checkpoint(folder, (1, 2, 3, 4, 8))

@@ -147,6 +147,7 @@ class TestSearch:
         assert (cost.bytes, cost.seconds, str(cost)) == (0, 0, "each device receives 0 B in 0 steps, about 0 s")
         assert "Nothing moves" in nothing.explain()
 
+    @pytest.mark.heavy
     def test_many_axes(self) -> None:
         names = tuple("abcdefghijklmn")
         mesh = sw.DeviceMesh((2,) * 14, names)

@@ -66,6 +66,7 @@ ROWS: dict[str, tuple[tuple[int, ...], str, Any, Any, str, str]] = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ROWS)
 def test_partitions(name: str) -> None:
     shape, dtype, one, other, rule, other_rule = ROWS[name]
@@ -76,6 +77,7 @@ def test_partitions(name: str) -> None:
     check(sw.plan_reshard(src, dst), array, apart(src.views(array)), apart(expected), expected)
 
 
+@pytest.mark.heavy
 def test_devices_that_keep_a_part_and_views_of_one_array() -> None:
     shape = (2 * N, 24 * N)
     array = values(shape, "f4")
@@ -84,6 +86,7 @@ def test_devices_that_keep_a_part_and_views_of_one_array() -> None:
     check(sw.plan_reshard(src, dst), array, src.views(array), dst.views(np.zeros_like(array)), expected)
 
 
+@pytest.mark.heavy
 def test_sources_of_several_strides() -> None:
     shape = (2 * N, 80 * N)
     array = values(shape, "u1")
@@ -107,6 +110,7 @@ def expected_like(views: list[Array]) -> list[Array]:
     ]
 
 
+@pytest.mark.heavy
 def test_meshes_of_two_axes() -> None:
     shape = (64 * 4, 64 * 64 * 70)
     array = values(shape, "u1")
@@ -116,6 +120,7 @@ def test_meshes_of_two_axes() -> None:
     check(sw.plan_reshard(src, dst), array, apart(src.views(array)), apart(expected), expected)
 
 
+@pytest.mark.heavy
 def test_tilings_that_are_lists() -> None:
     shape = (2 * N, 40 * N)
     array = values(shape, "u1")
@@ -127,6 +132,7 @@ def test_tilings_that_are_lists() -> None:
     check(sw.plan_reshard(src, dst), array, shards, apart(expected), expected)
 
 
+@pytest.mark.heavy
 def test_of_partial_sums_the_addends_are_added() -> None:
     shape = (2 * N, 40 * N)
     array = values(shape, "u1")
@@ -138,6 +144,7 @@ def test_of_partial_sums_the_addends_are_added() -> None:
     assert all((got == want + np.uint8(3)).all() for got, want in zip(out, dst.views(array), strict=True))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("asked", [[0], [0, N - 1], [0, 1, 200, N - 2, N - 1]])
 def test_some_outputs_one_of_rows_that_are_cut(asked: list[int]) -> None:
     """The last holder has rows of more than 64 KiB, with a rest; of most holders nothing is asked."""
@@ -156,6 +163,7 @@ def test_some_outputs_one_of_rows_that_are_cut(asked: list[int]) -> None:
         assert all((got == want).all() for got, want in zip(out, expected, strict=True)), streaming
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("after", [0, 400_000])
 def test_a_copy_that_is_stopped_has_written_right_elements_or_none(after: int) -> None:
     shape = (2 * N, 40 * N)

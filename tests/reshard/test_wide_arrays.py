@@ -14,6 +14,7 @@ LONGEST = 1 << 16
 
 
 # More than 4 MiB in a turn, so that the copies are shared among workers, and those of the last have fewer turns.
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("rows", "widths"),
     [

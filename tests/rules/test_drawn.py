@@ -67,6 +67,7 @@ def test_bars_of_the_kinds_and_of_the_devices() -> None:
     assert picture.about.endswith(f"; {count} warnings.")
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("size", "panels"), [(2**20, 2), (2**21, 1)])
 def test_devices_are_drawn_up_to_a_million(size: int, panels: int) -> None:
     rules = sw.LayoutMap(sw.DeviceMesh((size,), ("x",)))

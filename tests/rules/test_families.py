@@ -195,6 +195,7 @@ AS_VLLM = [
 ]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("model", AS_VLLM)
 def test_ranks_hold_the_elements_that_those_of_vllm_hold(tmp_path: Path, model: str) -> None:
     """Of all tensors together, whatever their names and orders are."""

@@ -125,6 +125,7 @@ class TestLookUp:
         assert layout_map["\ud800a"] == TensorLayout(("y",))
         assert layout_map["\0" * 100_000] is None
 
+    @pytest.mark.heavy
     def test_what_is_remembered_is_bounded(self) -> None:
         layout_map = keras_example()
         layout_map["dense/0"] = ("exact",)
@@ -148,6 +149,7 @@ class TestLookUp:
         layout_map["(a+)+$"] = ("x",)
         assert layout_map[path] is None
 
+    @pytest.mark.heavy
     def test_hundreds_of_rules(self) -> None:
         layout_map = LayoutMap()
         for i in range(600):
@@ -385,6 +387,7 @@ class TestThreads:
         with ThreadPoolExecutor(32) as pool:
             assert all(pool.map(look_up, range(32)))
 
+    @pytest.mark.heavy
     def test_look_ups_see_a_map_that_changes_before_or_after_the_change(self) -> None:
         layout_map = LayoutMap()
         layout_map["kernel"] = ("x",)

@@ -42,6 +42,7 @@ def test_what_a_configuration_lacks_is_named() -> None:
         model_shapes({})
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [

@@ -149,6 +149,7 @@ names = st.text(max_size=20) | st.sampled_from(
 )
 
 
+@pytest.mark.heavy
 @settings(max_examples=40, deadline=None)
 @given(st.dictionaries(names, st.lists(st.integers(0, 9), max_size=3).map(tuple), max_size=6), names, st.booleans())
 def test_any_names_are_text(tensors: dict[str, tuple[int, ...]], title: str, by_kind: bool) -> None:

@@ -49,6 +49,7 @@ def is_pattern(pattern: str) -> bool:
     return bool(pattern)
 
 
+@pytest.mark.heavy
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(st.lists(patterns, min_size=1, max_size=6, unique=True), st.lists(paths, min_size=1, max_size=6))
 @example(["a$"], ["a\n", "a\nb", "a"])
@@ -72,6 +73,7 @@ def test_all_rules_that_python_matches_and_no_others(keys: list[str], asked: lis
             assert [keys[i] for i in found] == [key for i, key in enumerate(keys) if i not in rest and key in expected]
 
 
+@pytest.mark.heavy
 def test_every_short_rule_on_every_short_path_about_ends_of_lines() -> None:
     pieces = ["a", "\n", "\r", "é", "-", "^", "$", "(?m:^)", "(?m:$)", r"\b", r"\B", r"\Z", r"\s", r"[^\n]"]
     keys = ["".join(parts) for count in (1, 2, 3) for parts in itertools.product(pieces, repeat=count)]
@@ -218,6 +220,7 @@ def test_the_modes_are_those_of_python() -> None:
         RuleSet([], "find")
 
 
+@pytest.mark.heavy
 def test_a_search_is_interrupted() -> None:
     # Short rules, each of which is in a thousand states for each letter of a name.
     layout_map = LayoutMap()
@@ -228,6 +231,7 @@ def test_a_search_is_interrupted() -> None:
     assert layout_map.matching_rules("a" * 1015) == tuple(layout_map)
 
 
+@pytest.mark.heavy
 def test_a_search_is_interrupted_beside_a_unicode_word_boundary() -> None:
     layout_map = LayoutMap()
     layout_map[r"\B[a-zé]{2,2000}$"] = (None,)

@@ -6,6 +6,8 @@ import re
 import runpy
 from pathlib import Path
 
+import pytest
+
 from shardwise.show import colours
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -25,6 +27,7 @@ def test_every_picture_is_shown_and_every_shown_one_is_there() -> None:
     assert set(MADE) <= there
 
 
+@pytest.mark.heavy
 def test_the_fills_are_those_that_the_search_finds() -> None:
     """The page says so, and by how much: with the script that it names."""
     script = runpy.run_path(str(DOCS / "pictures" / "palette.py"))

@@ -81,6 +81,7 @@ def test_packed_shards_beyond_reading_are_one_row(name: str, shards: int, pieces
     assert bounds[-1][1] == MADE[name]().shape[0]
 
 
+@pytest.mark.heavy
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 3), st.integers(33, 90), st.integers(1, 3))
 def test_rows_of_packed_shards_tile_the_tensor(outer: int, ranks: int, inner: int) -> None:

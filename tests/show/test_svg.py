@@ -214,6 +214,7 @@ def test_up_to_256_are_drawn_one_by_one(name: str, devices: Sequence[int], drawn
     assert len({tile.box.left for tile in drawing.tiles}) == len({tile.box.top for tile in drawing.tiles}) == 16
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", MADE)
 def test_it_is_small_and_says_in_words_what_it_is(name: str, texts: dict[str, str], drawn: dict[str, Drawing]) -> None:
     text, drawing = texts[name], drawn[name]
@@ -228,6 +229,7 @@ def test_it_is_small_and_says_in_words_what_it_is(name: str, texts: dict[str, st
     assert not list(drawing.root.iter("{http://www.w3.org/2000/svg}script"))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", MADE)
 def test_every_notebook_shows_it(name: str, texts: dict[str, str]) -> None:
     value = MADE[name]()
@@ -454,6 +456,7 @@ def test_arrows_are_on_the_page_and_over_nothing(name: str, drawn: dict[str, Dra
     )
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", MADE)
 def test_the_page_ends_below_what_is_on_it(name: str, drawn: dict[str, Drawing]) -> None:
     """With a margin of 12, beside the gap after the last panel or the legend."""

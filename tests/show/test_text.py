@@ -14,6 +14,7 @@ from tests.show.drawings import Drawing
 from tests.show.test_svg import MADE, MESH
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", sorted(set(MADE) - {"long labels"}))
 def test_a_picture_fits_a_terminal(name: str) -> None:
     lines = sw.draw(MADE[name](), form="text").split("\n")

@@ -36,6 +36,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> DataFile:
     return DataFile(path)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("way", ["spans", "the engine"])
 @settings(max_examples=150)
 @example(case=(8, [(3, 40, 1), (2, 16, 0), (1, 0, 3)], 5, [2, 0, 1]))

@@ -227,6 +227,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, ...], t
     return found
 
 
+@pytest.mark.heavy
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_read_gives_what_slicing_gives(

@@ -36,6 +36,7 @@ def cases(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Box]]:
     return shape, boxes
 
 
+@pytest.mark.heavy
 @settings(max_examples=300)
 @example(((3,), [[(0, 0)], [(0, 2)], [(2, 3)], [(0, 2)]]))
 @example(((), [[], []]))

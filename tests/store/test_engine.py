@@ -420,6 +420,7 @@ def test_an_exception_of_the_callback_comes_out(tmp_path: Path) -> None:
     assert not (tmp_path / "made").exists()
 
 
+@pytest.mark.heavy
 def test_interrupted_by_a_signal(tmp_path: Path) -> None:
     code = f"""
 import _thread, sys

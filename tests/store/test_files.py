@@ -84,6 +84,7 @@ def test_one_that_was_just_opened_again_is_not_taken_away_before_it_is_used(
     assert DataFile(tmp_path / "file").read(0, 4) == b"data"
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(sys.platform != "linux", reason="counts what is open as Linux lists it")
 @pytest.mark.parametrize("limit", [64, 20])
 def test_a_process_that_may_have_few_descriptors(tmp_path: Path, limit: int) -> None:
@@ -117,6 +118,7 @@ print(bytes(held[0].map()) == bytes(10), bytes(DataFile(Path(sys.argv[1], "7")).
     assert (done.stdout.split(), done.stderr) == (["True"] * 4, "")
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(sys.platform != "linux", reason="sets the limit as Linux does")
 @pytest.mark.parametrize(("limit", "files"), [(64, 150), (24, 50)])
 def test_more_files_than_a_process_may_open(tmp_path: Path, limit: int, files: int) -> None:
@@ -146,6 +148,7 @@ def bytes_of(file: DataFile) -> bytes:
         return os.pread(number, file.size, 0)
 
 
+@pytest.mark.heavy
 def test_a_file_goes_to_another_process_where_it_is_opened_again(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"data")
     file = DataFile(tmp_path / "file")

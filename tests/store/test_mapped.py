@@ -71,6 +71,7 @@ def values(path: Path, rows: int = 6 * 1024) -> np.ndarray[Any, Any]:
     return drawn
 
 
+@pytest.mark.heavy
 @LINUX
 @pytest.mark.parametrize("how", ["shorter", "a little shorter", "anew"])
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
@@ -93,6 +94,7 @@ def test_a_file_that_changes_is_an_error_that_names_it(tmp_path: Path, when: str
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source.bin"]
 
 
+@pytest.mark.heavy
 @LINUX
 @pytest.mark.parametrize("how", ["shorter", "a little shorter", "anew"])
 @pytest.mark.parametrize("to", ["safetensors", "hf"])
@@ -136,6 +138,7 @@ def arrays_of(whole: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
     }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("mode", "rows"), [("r", 2048), ("r+", 256), ("c", 256)])
 def test_arrays_of_all_strides(tmp_path: Path, mode: Any, rows: int) -> None:
     drawn = values(tmp_path / "source.bin", rows)

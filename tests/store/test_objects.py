@@ -240,6 +240,7 @@ class TestWriting:
         assert outline.memory <= 256 * 2**20
         assert store.objects(place) == {}
 
+    @pytest.mark.heavy
     def test_to_and_from_pytorchs_form(self, memory: Store, tmp_path: Path) -> None:
         """Whose zip containers have CRC-32s, and whose folders have values that are not tensors."""
         place = memory.place()

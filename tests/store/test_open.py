@@ -169,6 +169,7 @@ def test_limits_of_headers(tmp_path: Path) -> None:
     assert sw.open_checkpoint(path)["a"].ndim == 64
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit of memory is Linux's")
 @pytest.mark.parametrize("part", [b"[],", b"{},", b'"":0,', b"0,"])
 def test_a_long_header_takes_memory_in_proportion(part: bytes, tmp_path: Path) -> None:

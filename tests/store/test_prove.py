@@ -129,6 +129,7 @@ def test_a_header_that_was_changed_is_found(tmp_path: Path) -> None:
         sw.verify_checkpoint(folder)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("to", ["hf", "sharded", "dcp"])
 def test_a_flipped_bit_anywhere_is_found(tmp_path: Path, to: Any) -> None:
     """In elements, values, headers, padding, index and manifest: up to 150 bytes of each file."""

@@ -33,6 +33,7 @@ def filled(plan: ReadPlan) -> dict[str, np.ndarray[Any, Any]]:
     return {array.name: data.view(array.dtype).reshape(array.shape) for array, data in values}
 
 
+@pytest.mark.heavy
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_it_fills_what_the_device_holds(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
@@ -89,6 +90,7 @@ def test_the_shortest_gaps_are_read_over_first(tmp_path: Path) -> None:
         assert [array.name for array in read_plan(c, elsewhere, "cpu:1").arrays] == ["gap4", "gap20"]
 
 
+@pytest.mark.heavy
 def test_the_shapes_of_mistral_7b(tmp_path: Path) -> None:
     tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
     for layer in range(32):
@@ -111,6 +113,7 @@ def test_the_shapes_of_mistral_7b(tmp_path: Path) -> None:
             assert len(plan.reads) <= 2000
 
 
+@pytest.mark.heavy
 def test_what_is_refused(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path / "a.safetensors", {"w": ("F32", (8, 2)), "wide": ("U8", (2**20, 2**10))})
     rules = sw.LayoutMap(MESH)

@@ -57,6 +57,7 @@ def test_the_pieces_tile_each_tensor_and_hold_their_boxes(case: str) -> None:
                 assert found.tobytes() == part.tobytes()
 
 
+@pytest.mark.heavy
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), case=st.sampled_from(sorted(CASES)))
 def test_any_box_is_what_slicing_gives(data: st.DataObject, case: str) -> None:
@@ -172,6 +173,7 @@ def copied(case: str, folder: Path) -> Path:
     return Path(shutil.copytree(source, folder / source.name) if source.is_dir() else shutil.copy(source, folder))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("case", [case for case in CASES if not case.endswith((".metadata", ".json"))])
 def test_a_file_that_is_cut_short_is_an_error(case: str, tmp_path: Path) -> None:
     """Each file of each checkpoint, cut at some places: it is refused, or what is still there is right."""

@@ -206,6 +206,7 @@ def test_a_header_that_is_not_the_directory_s(tmp_path: Path) -> None:
         archive.read(archive.members["archive/data/0"], 99)
 
 
+@pytest.mark.heavy
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_damaged_containers_are_read_or_refused(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -156,6 +156,7 @@ def test_one_file_alone_has_the_same_bytes(tmp_path: Path, rank: int) -> None:
         assert checkpoint.read("qkv").tobytes() == held(rank)["qkv"].tobytes()
 
 
+@pytest.mark.heavy
 def test_stores_and_parts_of_plans_give_the_same_bytes(tmp_path: Path, memory: Store) -> None:
     folder = made(tmp_path)
     there: Any = memory.place("ranks")
@@ -192,6 +193,7 @@ def test_large_arrays_take_several_tasks_and_parts(tmp_path: Path, memory: Store
         assert sw.diff_checkpoints(path, target) == []
 
 
+@pytest.mark.heavy
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_layout(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
@@ -244,6 +246,7 @@ def test_a_file_of_a_deployment_has_its_stage_only(tmp_path: Path) -> None:
 MODELS = ["llama-1", "llama-tied-0", "gpt-oss-0", "mixtral-0", "falcon-7b-1", "gpt2-0"]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("model", MODELS)
 def test_what_the_engines_sharded_loaders_read(tmp_path: Path, model: str) -> None:
     """The files of a rank, found by the loaders' pattern, are the state dict that vLLM gives the rank.

@@ -334,6 +334,7 @@ def test_replicas_that_lie_strided_are_compared(tmp_path: Path) -> None:
     assert sw.diff_checkpoints(tmp_path / "a", tmp_path / "b") == []
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("with_manifest", [True, False])
 def test_verify_checks_the_crc_of_every_member(tmp_path: Path, with_manifest: bool) -> None:
     values = {"w": np.arange(30_000, dtype="f4").reshape(6, 5000), "n": np.array(7, "i8"), "big": np.arange(9000)}

@@ -122,6 +122,7 @@ def test_random_rewrites_are_found(tmp_path: Path, seed: int) -> None:
     learnt(tmp_path / "b", tmp_path / "a")
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ["gpt2", "llama", "qwen2", "qwen3", "mixtral"])
 @pytest.mark.parametrize("engine", ["vllm", "torch_dist"])
 def test_conversions_of_engines(tmp_path: Path, name: str, engine: str) -> None:
@@ -244,6 +245,7 @@ def test_tensors_of_which_nothing_is_looked_at_keep_their_names(tmp_path: Path) 
     assert set(found.unexplained) == {"w", "b"}
 
 
+@pytest.mark.heavy
 def test_memory_is_for_all_that_is_read(tmp_path: Path) -> None:
     """Of a stack the rows along its first dim are as many as a layer has elements."""
     rng = np.random.default_rng(4)

@@ -24,6 +24,7 @@ def numbers(*shape: int, dtype: Any = "<f4") -> np.ndarray:
     return (np.arange(np.prod(shape, dtype=int)) % 100 + 1).astype(dtype).reshape(shape)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("compressor", [None, "zstd", "gzip", "zlib", "bz2"])
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_zarr_2(compressor: str | None, order: str, tmp_path: Path) -> None:
@@ -102,6 +103,7 @@ def test_zarr_3(codecs: tuple[str, ...], first: bool, tmp_path: Path) -> None:
         assert len(checkpoint["sharded"].pieces) == 4
 
 
+@pytest.mark.heavy
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_any_box_of_any_grid(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -291,6 +293,7 @@ def test_chunks_that_nobody_stored_cost_nothing(fill: float, tmp_path: Path) -> 
     assert sw.diff_checkpoints(folder, folder) == []
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("fill", [0, 2.5, "NaN"])
 @pytest.mark.parametrize("name", ["<f4", "<i2", "|u1", "<c16", ">f8"])
 def test_the_digest_of_what_nobody_stored(name: str, fill: Any, tmp_path: Path) -> None:
@@ -318,6 +321,7 @@ def test_the_digest_of_what_nobody_stored(name: str, fill: Any, tmp_path: Path) 
     assert sw.diff_checkpoints(folder, tmp_path / "new") == []
 
 
+@pytest.mark.heavy
 def test_chunks_of_a_shard_that_nobody_stored_cost_nothing(tmp_path: Path) -> None:
     """2**20 chunks of 2**20 elements in a shard, of which an index of 16 MB says that two are stored."""
     folder = item(tmp_path / "item")
@@ -335,6 +339,7 @@ def test_chunks_of_a_shard_that_nobody_stored_cost_nothing(tmp_path: Path) -> No
         assert checkpoint.read("w", (slice(6 * 2**20 - 2, 6 * 2**20 + 2),)).tolist() == [1, 1, 7, 7]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("fill", [0, 3])
 def test_shards_in_part(fill: int, tmp_path: Path) -> None:
     """What nobody stored of a shard is the fill value everywhere, and is compared as that."""
@@ -397,6 +402,7 @@ def test_a_chunk_larger_than_the_memory_is_refused_at_the_start(compressor: str,
         checkpoint.read("w")
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("chunks", [(50, 40), (7, 40), (50, 3), (16, 16)])
 def test_each_chunk_is_decoded_once(chunks: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     array = np.arange(2000.0).reshape(50, 40)

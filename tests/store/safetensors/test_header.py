@@ -157,6 +157,7 @@ def _start(tensor: StoredTensor) -> int:
     return tensor.pieces[0].extent().offset
 
 
+@pytest.mark.heavy
 def test_a_header_of_many_tensors(write: Write) -> None:
     count = 20_000
     header = {f"h.{i}.w": tensor(offsets=[i, i + 1]) for i in range(count)}
@@ -199,6 +200,7 @@ def composed(draw: st.DrawFn) -> bytes:
     return encode(json.dumps(draw(documents)).encode(), bytes(draw(st.integers(0, 24))))
 
 
+@pytest.mark.heavy
 @settings(max_examples=400, deadline=None)
 @given(damaged() | composed() | st.binary(max_size=64).map(encode) | st.binary(max_size=16))
 def test_any_bytes_give_a_checkpoint_or_a_parse_error(data: bytes) -> None:

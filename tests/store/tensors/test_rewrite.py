@@ -41,6 +41,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("model", engines.HEADS)
 @pytest.mark.parametrize(("one", "other"), PAIRS)
 def test_every_engine_to_every_other_and_back(tmp_path: Path, model: str, one: str, other: str) -> None:
@@ -155,6 +156,7 @@ def test_a_checkpoint_that_megatron_wrote(tmp_path: Path) -> None:
         assert not checkpoint.read("embedding.word_embeddings.weight")[27:].any()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("scattered", [False, True])
 @settings(max_examples=40, deadline=None)
 @given(st.data())

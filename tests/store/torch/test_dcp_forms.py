@@ -26,6 +26,7 @@ def dcp(tmp_path: Path, shape: tuple[int, ...], chunks: list[Chunk]) -> Path:
     return folder.write(tmp_path / "dcp")
 
 
+@pytest.mark.heavy
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_any_tiling_is_read_and_a_spoilt_one_is_refused(

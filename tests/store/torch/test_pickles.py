@@ -203,6 +203,7 @@ def limited(data: bytes, megabytes: int = 200) -> None:
     subprocess.run([sys.executable, "-c", code], input=data, check=True, timeout=3600)
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit of memory is Linux's")
 @pytest.mark.parametrize(
     "data",
@@ -248,6 +249,7 @@ values = st.recursive(
 )
 
 
+@pytest.mark.heavy
 @settings(max_examples=200, deadline=None)
 @given(value=values, protocol=st.integers(3, 5))
 def test_plain_values_are_read_as_python_reads_them(value: Any, protocol: int) -> None:

@@ -25,6 +25,7 @@ def ranks(tmp_path: Path, states: list[dict[str, Any]], name: str = "model_world
     return path
 
 
+@pytest.mark.heavy
 @settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_what_each_rank_holds_is_put_where_pytorch_has_it(

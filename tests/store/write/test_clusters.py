@@ -243,6 +243,7 @@ def test_the_example_of_mpi() -> None:
     assert "the same tensors" in found
 
 
+@pytest.mark.heavy
 def test_the_example_of_slurm(source: Path, tmp_path: Path) -> None:
     command = tmp_path / "bin" / "shardwise"
     command.parent.mkdir()

@@ -239,6 +239,7 @@ def test_what_a_plan_claims_takes_no_memory(source: Path, tmp_path: Path) -> Non
         assert peak < 2**22, (name, peak)
 
 
+@pytest.mark.heavy
 def test_another_source_is_refused(source: Path) -> None:
     planned(source).save(source.parent / "new.swplan")
     file = min(source.glob("*.safetensors"))
@@ -296,6 +297,7 @@ def test_receipts_have_the_checksums_that_files_need(source: Path, count: int) -
     plan.commit(check=True)
 
 
+@pytest.mark.heavy
 def test_receipts_that_are_missing_forged_or_of_another_plan_stop_the_commit(source: Path) -> None:
     plan = planned(source)
     with pytest.raises(sw.ParseError, match=rf"receipts of {len(plan.tasks)} of {len(plan.tasks)} tasks are missing"):

@@ -293,6 +293,7 @@ def cases(operations: list[str], amount: Amount, faults: Sequence[T]) -> list[tu
     return [each for i, each in enumerate(whole) if i % amount.shares == amount.share or i in (0, len(whole) - 1)]
 
 
+@pytest.mark.heavy
 def test_the_operations_are_seen(bench: Bench) -> None:
     """A call that goes around the C library would not be counted, and nothing below would say so."""
     _, operations = bench.reference("new", "reshard", str(bench.source), "sharded", False)
@@ -586,6 +587,7 @@ def test_without_sync_nothing_waits_for_the_disk_once_data_are_written(bench: Be
     assert not [line for line in operations[first:] if line.startswith("fsync")]
 
 
+@pytest.mark.heavy
 def test_what_fails_at_the_end_goes_on_from_there(bench: Bench) -> None:
     """Receipts that were not needed so far are written when headers cannot be, and not after a kill."""
     arguments = str(bench.source), FILES

@@ -31,6 +31,7 @@ def put(store: Store, source: Path) -> sw.ObjectPath:
     return place
 
 
+@pytest.mark.heavy
 def test_memory(source: Path, memory: Store) -> None:
     place, new = put(memory, source), source.parent / "new"
     plan = sw.plan_checkpoint(place, new, rules(), task_bytes=1 << 20)
@@ -43,6 +44,7 @@ def test_memory(source: Path, memory: Store) -> None:
     assert sw.diff_checkpoints(new, source.parent / "small") == []
 
 
+@pytest.mark.heavy
 def test_tensors_that_lie_together_are_fetched_together(memory: Store, tmp_path: Path) -> None:
     """A request for each of many small tensors would take a minute where one takes a moment."""
     tensors = {f"{i}": np.full(64, i, "u2") for i in range(3000)}

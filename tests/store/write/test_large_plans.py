@@ -54,6 +54,7 @@ class Counted:
         monkeypatch.setattr(DataFile, "read", counted)
 
 
+@pytest.mark.heavy
 def test_a_part_reads_and_holds_what_its_tasks_need(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counted = Counted(monkeypatch)
     raw = sum(map(len, unpacked(large)[1].values()))
@@ -73,6 +74,7 @@ def test_a_part_reads_and_holds_what_its_tasks_need(large: Path, monkeypatch: py
     assert done[1] < raw // 2
 
 
+@pytest.mark.heavy
 def test_tasks_of_a_large_plan_are_those_of_the_plan_that_was_saved(large: Path) -> None:
     plan = sw.CheckpointPlan.load(large)
     made = sw.plan_checkpoint(large.parent / "a.safetensors", large.parent / "new", rules(), task_bytes=2**16)
@@ -82,6 +84,7 @@ def test_tasks_of_a_large_plan_are_those_of_the_plan_that_was_saved(large: Path)
     plan.check()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("section", ["pieces", "targets", "slots", "files", "runs", "boxes", "tensors"])
 def test_a_large_plan_that_is_forged_is_refused_before_anything_has_its_name(
     large: Path, tmp_path: Path, section: str
@@ -101,6 +104,7 @@ def test_a_large_plan_that_is_forged_is_refused_before_anything_has_its_name(
     assert {path.name for path in tmp_path.iterdir()} <= {"forged", ".new.partial", ".new.lock"}
 
 
+@pytest.mark.heavy
 def test_a_block_that_is_damaged_is_refused_when_it_is_read(large: Path, tmp_path: Path) -> None:
     data = large.read_bytes()
     at = len(data) - 4000  # In the slots, which tasks for a disk do not read.

@@ -29,6 +29,7 @@ RULES["cut"] = ("x",)
 FORMS = ["safetensors", "hf", "sharded", "dcp"]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", ["memory", "gs", "memory, too little to hold a part back"])
 @pytest.mark.parametrize("to", ["safetensors", "dcp"])
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -46,6 +46,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, src: str) -> Iterator[Callable[[], 
         yield lambda: files() - began if src == "disk" else held
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc/self/io says what a process reads")
 @pytest.mark.parametrize("planned", [False, True], ids=["direct", "planned"])
 @pytest.mark.parametrize("replicas", [1, 2, 3])

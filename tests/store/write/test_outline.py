@@ -118,6 +118,7 @@ def one_by_one(plan: sw.CheckpointPlan) -> int:
 SPECS = [(), ("x",), ("y",), ("x", "y"), ("y", "x")]
 
 
+@pytest.mark.heavy
 @settings(max_examples=60)
 @given(data=st.data(), pairs=st.sampled_from([1, 3, 1 << 18]), few=st.sampled_from([1, 16]))
 def test_any_cut_to_any_other(data: st.DataObject, pairs: int, few: int) -> None:

@@ -67,6 +67,7 @@ def test_the_message_names_what_is_left_and_how_to_go_on(
     assert ".new.partial; --resume goes on with that" in capsys.readouterr().err
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("to", ["hf", "sharded", "dcp"])
 def test_the_manifest_and_the_index_need_room_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: Any) -> None:
     """Of many small tensors they are larger than these; without room for them the run would fail at its very end."""

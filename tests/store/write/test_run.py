@@ -87,6 +87,7 @@ def test_a_receipt_says_who_worked_and_how_long(source: Path) -> None:
         Task(**{**plan.tasks[0].__dict__, "ranges": ((1, 2, 3),)})
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="only Linux lists what is open")
 def test_nothing_stays_open(source: Path) -> None:
     sw.reshard_checkpoint(source, source.parent / "first", rules())

@@ -32,6 +32,7 @@ def source(tmp_path: Path) -> Path:
     return saved(tmp_path)
 
 
+@pytest.mark.heavy
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_tasks_tile_the_tensors_in_runs(data: st.DataObject) -> None:
@@ -90,6 +91,7 @@ def test_each_byte_is_written_by_one_task(source: Path) -> None:
         assert (counts[header:] == 1).all()
 
 
+@pytest.mark.heavy
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 40), st.integers(0, 3))
 def test_parts_are_all_tasks_once(tmp_path_factory: pytest.TempPathFactory, parts: int, seed: int) -> None:
@@ -159,6 +161,7 @@ def test_memory_is_divided_and_the_window_is_bounded(source: Path) -> None:
     assert not (source.parent / "no").exists()
 
 
+@pytest.mark.heavy
 def test_two_drivers_and_a_late_task(source: Path) -> None:
     plan = planned(source)
     late = plan.tasks[0]
@@ -201,6 +204,7 @@ def test_what_plans_refuse(source: Path, tmp_path: Path) -> None:
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
+@pytest.mark.heavy
 def test_the_command(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "rules.toml").write_text('[rules]\nwide = ["x", []]\n')
 

@@ -79,6 +79,7 @@ class Seen(list[tuple[int, int]]):
         assert {total for _, total in self} == {done[-1]}
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("to", FORMS)
 def test_a_reshard(trip: Trip, given: Path, expected: Expected, to: str) -> None:
     """The same bytes as from a disk to a disk; and what is finished is done, and is not written over."""
@@ -328,6 +329,7 @@ sw.reshard_checkpoint(sys.argv[1], sys.argv[2], **settings("sharded"), progress=
 """
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
 def test_the_driver_is_killed_and_goes_on(shared: Trip, given: Path, expected: Expected) -> None:
     source, new = shared.put(given), shared.new()
@@ -365,6 +367,7 @@ def test_what_is_converted(trip: Trip, given: Path, to: str, monkeypatch: pytest
         sw.reshard_checkpoint(source, new, **settings(to, dtype="float32"), resume=True)
 
 
+@pytest.mark.heavy
 def test_what_is_compressed(trip: Trip) -> None:
     pytest.importorskip("zstandard")
     item, new = DATA / "orbax_keras" / "orbax_zarr3", trip.new()

@@ -75,6 +75,7 @@ def test_the_safetensors_package_reads_what_is_written(tmp_path: Path) -> None:
     assert np.array_equal(np.concatenate(columns, axis=1), whole["wte"])
 
 
+@pytest.mark.heavy
 @settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_any_layout_to_any_other(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
@@ -375,6 +376,7 @@ def test_what_a_killed_conversion_left_is_removed(tmp_path: Path, monkeypatch: p
     assert made("b.safetensors") == set()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("to", ["hf", "sharded", "dcp"])
 def test_a_flipped_bit_anywhere_in_the_manifest_is_found(tmp_path: Path, to: Any) -> None:
     """Also in what speaks of no tensor's bytes: names of axes, how a tensor is cut, the digest itself."""
