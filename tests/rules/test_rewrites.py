@@ -28,6 +28,41 @@ def test_a_number_in_a_name_is_not_negative() -> None:
             below.filled({"i": value})
 
 
+def test_a_number_as_quotient_and_remainder() -> None:
+    template = parse_template("layers.{i*every+k}.w", {"every": 3})
+    assert template.text == "layers.{i*3+k}.w"
+    assert template.fields == {"i", "k"}
+    for number in range(10):
+        found = template.matched(f"layers.{number}.w")
+        assert found == {"i": str(number // 3), "k": str(number % 3)}
+        assert template.filled(found) == f"layers.{number}.w"
+    for other in ("layers.x.w", "layers.05.w", "layers.-1.w"):
+        assert template.matched(other) is None
+    for values, why in [
+        ({"i": "1", "k": "3"}, r"\{k\} is '3', which is no remainder of 3"),
+        ({"i": "1", "k": "x"}, r"\{k\} is 'x', which is no remainder of 3"),
+        ({"i": "x", "k": "1"}, r"\{i\} is 'x', which gives no number there"),
+    ]:
+        with pytest.raises(sw.LayoutError, match=why):
+            template.filled(values)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("l.{i*0+k}.w", "a divisor is at least 1"),
+        ("l.{i*n+k}.w", "n"),
+        ("l.{i*2+i}.w", r"quotient and remainder are both \{i\}"),
+        ("l.{i*2+k}.{k}.w", "one with another number are both there"),
+        ("l.{i*2+k}{j}.w", "two fields without a dot"),
+        ("l.{i*2+1}.w", "is not a field"),
+    ],
+)
+def test_quotients_that_are_refused(text: str, why: str) -> None:
+    with pytest.raises(sw.LayoutError, match=why):
+        parse_template(text)
+
+
 @pytest.mark.parametrize(
     ("template", "name", "fields"),
     [

@@ -21,7 +21,7 @@ def example_rules() -> dict[str, Path]:
 
     >>> import shardwise as sw
     >>> [name for name in sw.example_rules() if name.endswith("/llama")]
-    ['hf/llama', 'megatron/llama', 'torch_dist/llama', 'vllm/llama']
+    ['hf/llama', 'maxtext/llama', 'megatron/llama', 'torch_dist/llama', 'vllm/llama']
     >>> config = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256}
     >>> rules = sw.LayoutMap.from_toml(sw.example_rules()["vllm/llama"], sw.DeviceMesh((8,), ("tp",)), config=config)
     >>> rules["model.layers.0.mlp.down_proj.weight"].axes

@@ -24,11 +24,12 @@ _LONGEST = 4096
 _MOST_WAYS = 1024
 
 _SHIFTED = re.compile(r"([A-Za-z_][A-Za-z_0-9]*)\s*([+-])\s*(\w+)")
+_CYCLED = re.compile(r"([A-Za-z_][A-Za-z_0-9]*)\s*\*\s*(\w+)\s*\+\s*([A-Za-z_][A-Za-z_0-9]*)")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 
 #: What a token is: literal text; a field within one part of a name; a field that spans parts; a field that is a number,
-#: with what is added to it; a choice of texts.
-_Kind = Literal["text", "field", "rest", "shifted", "choice"]
+#: with what is added to it; two fields of a number, its quotient and its remainder; a choice of texts.
+_Kind = Literal["text", "field", "rest", "shifted", "cycled", "choice"]
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,8 @@ class Template:
 
     Attributes:
         text: As it was written.
-        tokens: Its tokens in order: the kind, and the text, the field's name, that name and what is added to it, or the
-            texts of the choice.
+        tokens: Its tokens in order: the kind, and the text, the field's name, that name and what is added to it, the
+            quotient's name, the divisor and the remainder's name, or the texts of the choice.
     """
 
     text: str
@@ -47,7 +48,7 @@ class Template:
     @property
     def fields(self) -> frozenset[str]:
         """The names of its fields."""
-        return frozenset(_field(value) for kind, value in self.tokens if kind in ("field", "rest", "shifted"))
+        return frozenset(name for kind, value in self.tokens for name in _fields(kind, value))
 
     @property
     def spanning(self) -> frozenset[str]:
@@ -81,6 +82,8 @@ class Template:
 
         >>> parse_template("layers.{i+4}.w").matched("layers.6.w")
         {'i': '2'}
+        >>> parse_template("layers.{i*4+k}.w").matched("layers.6.w")
+        {'i': '1', 'k': '2'}
         """
         match = self._pattern.fullmatch(name)
         if match is None:
@@ -91,12 +94,22 @@ class Template:
             if number < 0:
                 return None
             values[field] = str(number)
+        for field, (divisor, rest) in self._cycles.items():
+            if not _NUMBER.fullmatch(values[field]):
+                return None
+            quotient, remainder = divmod(int(values[field]), divisor)
+            values |= {field: str(quotient), rest: str(remainder)}
         return values
 
     @cached_property
     def _shifts(self) -> dict[str, int]:
         """The shift of each field that is a number."""
         return {value[0]: int(value[1]) for kind, value in self.tokens if kind == "shifted"}
+
+    @cached_property
+    def _cycles(self) -> dict[str, tuple[int, str]]:
+        """The divisor and the remainder's field of each quotient."""
+        return {value[0]: (int(value[1]), value[2]) for kind, value in self.tokens if kind == "cycled"}
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
@@ -118,7 +131,8 @@ class Template:
         """The name with these values for its fields.
 
         Raises:
-            LayoutError: if something is added to a field that is not a number, or it becomes negative.
+            LayoutError: if something is added to a field that is not a number, or it becomes negative, or a remainder
+                is not less than its divisor.
         """
         return "".join(
             str(value) if kind == "text" else self._value(_field(value), values) for kind, value in self.tokens
@@ -126,10 +140,20 @@ class Template:
 
     def _value(self, field: str, values: Mapping[str, str]) -> str:
         value = values[field]
-        if field not in self._shifts:
+        number = int(value) if _NUMBER.fullmatch(value) else -1
+        if field in self._cycles:
+            divisor, rest = self._cycles[field]
+            remainder = values[rest]
+            if not _NUMBER.fullmatch(remainder) or int(remainder) >= divisor:
+                raise LayoutError(
+                    f"template {shown(self.text)}: {{{rest}}} is {shown(remainder)}, which is no remainder of {divisor}"
+                )
+            number = number * divisor + int(remainder) if number >= 0 else -1
+        elif field not in self._shifts:
             return value
-        number = int(value) + self._shifts[field] if _NUMBER.fullmatch(value) else None
-        if number is None or number < 0:
+        elif number >= 0:
+            number += self._shifts[field]
+        if number < 0:
             raise LayoutError(
                 f"template {shown(self.text)}: {{{field}}} is {shown(value)}, which gives no number there"
             )
@@ -142,6 +166,8 @@ class Template:
                 parts.append(f"{{{','.join(value)}}}")
             elif kind == "shifted":
                 parts.append(f"{{{value[0]}{int(value[1]):+d}}}")
+            elif kind == "cycled":
+                parts.append(f"{{{value[0]}*{value[1]}+{value[2]}}}")
             elif kind == "text":
                 parts.append(str(value).replace("{", "{{").replace("}", "}}"))
             else:
@@ -151,6 +177,13 @@ class Template:
 
 def _field(value: str | tuple[str, ...]) -> str:
     return value if isinstance(value, str) else value[0]
+
+
+def _fields(kind: _Kind, value: str | tuple[str, ...]) -> tuple[str, ...]:
+    """The fields of a token."""
+    if kind in ("text", "choice"):
+        return ()
+    return (value[0], value[2]) if kind == "cycled" else (_field(value),)
 
 
 def ways(choices: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
@@ -169,8 +202,9 @@ def parse_template(text: object, numbers: Mapping[str, int | Sequence[int]] | No
     """Read a template.
 
     `{i}` is a field: it matches a part of a name without dots and slashes. `{rest*}` matches any text. `{i+4}` matches
-    a number, of which the field is 4 less; it may also be one of `numbers`. `{q,k,v}` is a choice. `{{` and `}}` are
-    braces. A field that comes twice must match the same text.
+    a number, of which the field is 4 less; it may also be one of `numbers`. `{i*4+k}` matches a number, of which `i` is
+    the quotient by 4 and `k` the remainder. `{q,k,v}` is a choice. `{{` and `}}` are braces. A field that comes twice
+    must match the same text.
 
     Raises:
         LayoutError: if a brace is open, a field has no name, a part between dots has two fields, or there are two that
@@ -201,11 +235,13 @@ def parse_template(text: object, numbers: Mapping[str, int | Sequence[int]] | No
                 raise LayoutError(f"template {shown(text)}: the choice {{{inside}}} repeats a text")
             tokens.append(("choice", options))
         elif shifted := _SHIFTED.fullmatch(inside):
-            try:
-                added = parse_expression(shifted[2].replace("+", "") + shifted[3]).value(numbers or {})
-            except ShardwiseError as error:
-                raise LayoutError(f"template {shown(text)}: {error}") from None
+            added = _number(text, shifted[2].replace("+", "") + shifted[3], numbers)
             tokens.append(("shifted", (shifted[1], str(added))))
+        elif cycled := _CYCLED.fullmatch(inside):
+            divisor = _number(text, cycled[2], numbers)
+            if divisor < 1:
+                raise LayoutError(f"template {shown(text)}: {cycled[2]} is {shown(divisor)}; a divisor is at least 1")
+            tokens.append(("cycled", (cycled[1], str(divisor), cycled[3])))
         else:
             name = inside.removesuffix("*")
             if not _FIELD.fullmatch(name):
@@ -214,27 +250,35 @@ def parse_template(text: object, numbers: Mapping[str, int | Sequence[int]] | No
     _check_fields(text, tokens)
     read = Template(text, tuple(tokens))
     # With numbers in place of their names.
-    return replace(read, text=read._written()) if any(kind == "shifted" for kind, _ in tokens) else read
+    return replace(read, text=read._written()) if any(kind in ("shifted", "cycled") for kind, _ in tokens) else read
+
+
+def _number(text: str, expression: str, numbers: Mapping[str, int | Sequence[int]] | None) -> int:
+    try:
+        return parse_expression(expression).value(numbers or {})
+    except ShardwiseError as error:
+        raise LayoutError(f"template {shown(text)}: {error}") from None
 
 
 def _check_fields(text: str, tokens: list[tuple[_Kind, str | tuple[str, ...]]]) -> None:
     """Refuse templates that could match a name in two ways, or slowly."""
     in_part = spanning = 0
-    kinds: dict[str, object] = {}
+    kinds: dict[str, tuple[_Kind, str | tuple[str, ...]]] = {}
     for kind, value in tokens:
         if kind == "text" and _SEPARATOR.search(str(value)):
             in_part = 0
-        elif kind in ("field", "rest", "shifted"):
+        fields = _fields(kind, value)
+        if fields:
             in_part += 1
             spanning += kind == "rest"
             if in_part > 1:
                 raise LayoutError(f"template {shown(text)}: two fields without a dot or a slash between them")
-            if kinds.setdefault(field := _field(value), (kind, value)) != (kind, value):
-                other = (
-                    f"{{{field}*}}"
-                    if kind != "shifted" and "shifted" not in str(kinds[field])
-                    else "one with another number"
-                )
+            if len(set(fields)) != len(fields):
+                raise LayoutError(f"template {shown(text)}: quotient and remainder are both {{{fields[0]}}}")
+        for field in fields:
+            if kinds.setdefault(field, (kind, value)) != (kind, value):
+                both = {kind, kinds[field][0]}
+                other = f"{{{field}*}}" if both == {"field", "rest"} else "one with another number"
                 raise LayoutError(f"template {shown(text)}: {{{field}}} and {other} are both there")
     if spanning > 1:
         raise LayoutError(f"template {shown(text)}: only one field may match dots, as {{rest*}} does")

@@ -171,6 +171,7 @@ FAMILIES: dict[str, tuple[str, str, list[dict[str, Any]]]] = {
         _both(
             _EXPERTS,
             {"layer_types": ["linear_attention", "full_attention"], "num_hidden_layers": 2},
+            {"full_attention_interval": 2},  # As released files have it.
             (
                 {"head_dim": 8, "num_experts": 4, "shared_expert_intermediate_size": 16},
                 {"head_dim": 16, "num_experts": 6, "shared_expert_intermediate_size": 24},
@@ -239,6 +240,16 @@ FAMILIES: dict[str, tuple[str, str, list[dict[str, Any]]]] = {
         ),
     ),
 }
+#: More layers than have their kinds in turn, which MaxText stacks.
+FAMILIES["gemma3"][2].append({**FAMILIES["gemma3"][2][0], "num_hidden_layers": 14})
+FAMILIES["qwen3-next"][2].append(
+    {
+        **FAMILIES["qwen3-next"][2][1],
+        "num_hidden_layers": 6,
+        "layer_types": 2 * ["linear_attention", "linear_attention", "full_attention"],
+        "full_attention_interval": 3,
+    }
+)
 for _, _, _sizes in FAMILIES.values():
     for _size in _sizes:
         if "layers_block_type" in _size:

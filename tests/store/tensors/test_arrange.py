@@ -183,6 +183,13 @@ def test_numbers_shifted_in_names(tmp_path: Path) -> None:
     }
 
 
+def test_every_second_layer_is_stacked(tmp_path: Path) -> None:
+    before = {f"layers.{i}.w": values(2) + i for i in range(5)}
+    rewrite = {"from": "layers.{i*every+k}.w", "to": {"name": "block_{k}.w", "stack": "i"}}
+    made = rewritten(tmp_path, before, rewrite, numbers={"every": 2})
+    assert {name: value[:, 0].tolist() for name, value in made.items()} == {"block_0.w": [0, 2, 4], "block_1.w": [1, 3]}
+
+
 def test_numbers_shifted_below_zero_do_not_match(tmp_path: Path) -> None:
     sw.save_checkpoint(tmp_path / "a", {"l.1.w": values(2), "l.x.w": values(2), "l.05.w": values(2)}, sync=False)
     rewrites = sw.Rewrites([{"from": "l.{i+2}.w", "to": "m.{i}.w", "optional": True}])
