@@ -129,7 +129,7 @@ format: tools ## format the Rust and Python code
 bench: frameworks ## time the kernels, and the same work in other libraries, for an hour: writes docs/benchmarks.md
 	$(QUIETLY) "Installing what draws charts and builds wheels" $(BIN)/python -m pip install --group bench --group release
 	cargo bench --bench kernels --bench reshard
-	$(BIN)/python benches/peers/run.py --allow-missing torch
+	$(BIN)/python benches/peers/run.py --allow-missing torch,mooncake
 
 fuzz: build tools ### run every fuzzer for SECONDS each (60), from a new seed each time
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)

@@ -14,7 +14,17 @@ __all__ = ["caches", "commit", "load", "machine", "versions"]
 
 ROOT = Path(__file__).resolve().parents[2]
 #: The packages whose versions are written down, by the name that they are installed under.
-PACKAGES = ("numpy", "jax", "tensorflow", "tensorflow-cpu", "torch", "keras", "dask", "safetensors")
+PACKAGES = (
+    "numpy",
+    "jax",
+    "tensorflow",
+    "tensorflow-cpu",
+    "torch",
+    "mooncake-transfer-engine",
+    "keras",
+    "dask",
+    "safetensors",
+)
 
 
 def caches(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> str:

@@ -26,12 +26,14 @@ def runs(row: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 @given(st.lists(rows(), max_size=8))
 def test_parts_are_all_rows_and_fit_a_buffer_where_they_are_put_together(given: list[tuple[int, ...]]) -> None:
-    parts = list(_parts(np.array(given, DESCRIPTOR)))
+    pairs = list(_parts(np.array(given, DESCRIPTOR).tolist()))
+    parts = [part for _, part in pairs]
     assert sorted(run for part in parts for row in part for run in runs(row)) == sorted(
         run for row in given for run in runs(row)
     )
-    for part in parts:
+    for length, part in pairs:
         assert part
         sizes = [row[5] * row[6] for row in part]
+        assert length == sum(sizes)
         # What is one run on both sides is in no buffer.
         assert sum(sizes) <= _BUFFER or (len(part) == 1 and part[0][6] == 1)

@@ -363,7 +363,7 @@ class Deployment(Drawn):
             kind = self._kind_of(path, key)
         if kind is None:
             return None
-        texts = tuple([path[span] for span in kind.spans])
+        texts = tuple([path[span] for span in kind.spans]) if kind.spans else ()
         found = kind.places.get(texts)
         return self._place(kind, path, texts) if found is None else found
 

@@ -256,7 +256,7 @@ def descriptors_of(holder: Any, peers: tuple[Any, ...], names: tuple[str, ...], 
         if group.plan.addends > 1:
             name = names[int(group.tensors[0])]
             raise LayoutError(f"tensor {shown(name)} has partial sums to be added, which descriptors cannot express")
-        sources, targets = np.flatnonzero(group.src == own), np.flatnonzero(group.dst == own)
+        (sources,), (targets,) = (group.src == own).nonzero(), (group.dst == own).nonzero()
         if not len(sources) and not len(targets):
             continue
         transfers = group.plan.transfers
@@ -280,7 +280,8 @@ def descriptors_of(holder: Any, peers: tuple[Any, ...], names: tuple[str, ...], 
 def _among(devices: Numbers, wanted: Numbers) -> npt.NDArray[np.intp]:
     """The positions of those that are wanted; mostly that is one, or none."""
     if len(wanted) == 1:
-        return np.flatnonzero(devices == wanted[0])
+        found: npt.NDArray[np.intp] = (devices == wanted[0]).nonzero()[0]
+        return found
     return np.flatnonzero(np.isin(devices, wanted)) if len(wanted) else np.zeros(0, np.intp)
 
 
@@ -309,7 +310,7 @@ def _lowered(group: Group, kept: bool, chosen: npt.NDArray[np.intp]) -> _Looped:
     whole = group.lowered[kept]
     wanted = np.zeros(count, np.bool_)
     wanted[chosen] = True
-    rows = np.flatnonzero(wanted[whole.transfer])
+    (rows,) = wanted[whole.transfer].nonzero()
     return _Looped(*(column[rows] for column in whole))
 
 
@@ -410,6 +411,8 @@ def _looped(extents: Numbers, src: _End, dst: _End) -> _Looped:
 
 def _merged(rows: Rows, leaf: Numbers) -> tuple[Rows, Numbers]:
     """The rows of one tensor in order, those joined that follow each other on both sides."""
+    if len(rows) == 1:
+        return rows, leaf
     order = np.lexsort((rows["src_offset"], rows["dst_offset"], rows["peer"]))
     rows, leaf = rows[order], leaf[order]
     before, after = rows[:-1], rows[1:]
@@ -435,19 +438,18 @@ def _expanded(templates: Sequence[_Template], count: int) -> Rows:
         edges = np.flatnonzero(np.diff(one.rows["peer"])) + 1
         # All tensors to one peer, and then to the next: nearly the order that is wanted.
         for begin, end in pairwise([0, *edges.tolist(), len(one.rows)]):
-            which.append(np.broadcast_to(np.arange(first + begin, first + end), (len(number), end - begin)).ravel())
-            member.append(np.repeat(number, end - begin))
+            which.append(np.arange(first + begin, first + end)[None].repeat(len(number), 0).ravel())
+            member.append(number.repeat(end - begin))
         first, members = first + len(one.rows), members + len(one.tensors)
     row, tensor = np.concatenate(which), np.concatenate(member)
     del which, member
-    rows, tensors = (np.concatenate([one[field] for one in templates]) for field in (0, 2))
+    # As numbers: joining records takes numpy longer, as does taking field after field.
+    rows = np.concatenate([one.rows.view(np.int64) for one in templates]).view(DESCRIPTOR)
+    tensors = np.concatenate([one.tensors for one in templates])
     order = np.argsort(rows["peer"][row] * count + tensors[tensor], kind="stable")
     row, tensor = row[order], tensor[order]
     del order
-    made = np.empty(len(row), DESCRIPTOR)
-    for name in DESCRIPTOR.names or ():
-        if not name.endswith("tensor"):
-            made[name] = rows[name][row]
+    made = rows.take(row)
     made["dst_tensor"] = tensors[tensor]
     # The tensors that these are made of, one after the other; most are made of one.
     sources = np.concatenate([one.sources.ravel() for one in templates])

@@ -12,8 +12,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy.typing as npt
-
 from .._arguments import instance
 from .._text import shown
 from ..errors import LayoutError
@@ -30,7 +28,7 @@ _ALONE = 2**18
 
 #: A row of descriptors, as a tuple.
 Row = tuple[int, ...]
-_BYTES, _COUNT = 5, 6
+_BYTES, _COUNT, _SRC_STRIDE, _DST_STRIDE = 5, 6, 7, 8
 
 
 def run(
@@ -123,64 +121,75 @@ def _move(torch: Any, dist: Any, program: ModelProgram, at: list[int], before: A
         memory, side, listed = (before, "src", rows.sends) if sends else (after, "dst", rows.receives)
         transfer = dist.isend if sends else dist.irecv
         moved[0 if sends else 1, _in_group(dist, at[peer], group)] += size
-        for part in _parts(listed[first:stop]):
-            data, buffer, places = _run(memory, part, side), None, []
-            if data is None:
-                while not free:
-                    finish()
-                buffer, places = free.popleft(), [] if sends else part
-                data = buffer[: sum(row[_BYTES] * row[_COUNT] for row in part)]
-                if sends:
-                    _copy(before, part, "src", data, packs=True)
+        for length, part in _parts(listed[first:stop].tolist()):
             number = numbers.get((sends, peer), 0)
             numbers[sends, peer] = number + 1
+            buffer: Any = None
+            places: list[Row] = []
+            if len(part) == 1 and _is_run(part[0], side):
+                data = _view(memory, part[0], side).view(-1)
+            else:
+                while not free:
+                    finish()
+                buffer = free.popleft()
+                data = buffer[:length]
+                if sends:
+                    _copy(memory, part, side, data, packs=True)
+                else:
+                    places = part
             under_way.append((transfer(data, at[peer], group=group, tag=number), data, places, buffer))
     while under_way:
         finish()
     return moved.to(device)
 
 
-def _parts(rows: npt.NDArray[Any]) -> Iterator[list[Row]]:
-    """The rows of a message as parts that both sides know: large runs of either side alone, the others together."""
+def _parts(rows: Sequence[Row]) -> Iterator[tuple[int, list[Row]]]:
+    """The rows of a message as parts that both sides know, with their bytes.
+
+    Large runs of either side are alone, the others together.
+    """
     together: list[Row] = []
     held = 0
-    for *who, src, dst, size, count, src_stride, dst_stride in rows.tolist():
-        most = max(1, _BUFFER // max(size, 1))
-        for done in range(0, count, most):
-            times = min(most, count - done)
-            offsets = src + done * src_stride, dst + done * dst_stride
-            row = (*who, *offsets, size, times, src_stride, dst_stride)
-            if size * times >= _ALONE and (times == 1 or size in (src_stride, dst_stride)):
-                yield [row]
+    for row in rows:
+        for piece in [row] if row[_BYTES] * row[_COUNT] <= _BUFFER else _pieces(row):
+            length = piece[_BYTES] * piece[_COUNT]
+            if length >= _ALONE and (_is_run(piece, "src") or _is_run(piece, "dst")):
+                yield length, [piece]
                 continue
-            if held + size * times > _BUFFER:
-                yield together
+            if held + length > _BUFFER:
+                yield held, together
                 together, held = [], 0
-            together.append(row)
-            held += size * times
+            together.append(piece)
+            held += length
     if together:
-        yield together
+        yield held, together
+
+
+def _pieces(row: Row) -> Iterator[Row]:
+    """The runs of a row as rows of as many as a buffer has room for."""
+    *who, src, dst, size, count, src_stride, dst_stride = row
+    most = max(1, _BUFFER // size)
+    for done in range(0, count, most):
+        offsets = src + done * src_stride, dst + done * dst_stride
+        yield (*who, *offsets, size, min(most, count - done), src_stride, dst_stride)
 
 
 def _copy(memory: Mapping[int, Any], rows: Sequence[Row], side: str, data: Any, *, packs: bool) -> None:
     """Put the bytes of rows one after the other into `data`, or from there into their places."""
-    used = 0
+    used = data.storage_offset()
     for row in rows:
-        size = row[_BYTES] * row[_COUNT]
-        view, there = _view(memory, row, side), data[used : used + size]
-        used += size
-        if view.dim() > 1:
-            there = there.view(view.shape)
+        view = _view(memory, row, side)
+        there = data.as_strided(view.shape, (row[_BYTES], 1)[-view.dim() :], used)
+        used += row[_BYTES] * row[_COUNT]
         if packs:
             there.copy_(view)
         else:
             view.copy_(there)
 
 
-def _run(memory: Mapping[int, Any], part: Sequence[Row], side: str) -> Any:
-    """The bytes of a part if they are one run in the tensors, or else None."""
-    view = _view(memory, part[0], side)
-    return view.view(-1) if len(part) == 1 and view.is_contiguous() else None
+def _is_run(row: Row, side: str) -> bool:
+    """Say if the bytes of a row are one run in the tensors of a side."""
+    return row[_COUNT] == 1 or row[_BYTES] == row[_SRC_STRIDE if side == "src" else _DST_STRIDE]
 
 
 def _in_group(dist: Any, rank: int, group: Any) -> int:

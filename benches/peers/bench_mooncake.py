@@ -1,42 +1,23 @@
-"""Plan a model's weights from a trainer to an engine beside `mooncake.reshard`, which does nothing else.
+"""A plan of a model from a trainer to an engine, beside `mooncake.reshard`, which does nothing else.
 
-Run, with `pip install --no-deps mooncake-transfer-engine`: `python benches/beside_mooncake.py`. The 291 tensors of
-Llama-3-8B go from 8 devices that cut dim 0 to 4 others under tensor parallelism. Both give 5,424 operations and
-16,062,119,936 bytes: here as arrays for each receiver, there as objects. An optimised build (`make build`) takes a
-hundredth of the time.
+Its wheel is enough: `pip install --no-deps mooncake-transfer-engine`. Both give the same operations and bytes: here as
+arrays for each receiver, from deployments on; there as objects, from manifests made beforehand.
 """
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from typing import Any
 
+from figures import Row, faster
+from models import llama
+from mooncake.reshard import weight
+from part import QUICK, main
+from timing import compare
+
 import shardwise as sw
 from shardwise.deploy import Deployment, fsdp2
-
-OPERATIONS, BYTES = 5424, 16_062_119_936
-REPEATS = 15
-
-
-def llama(layers: int = 32) -> dict[str, tuple[tuple[int, ...], int | None]]:
-    """The shapes of Llama-3-8B, and the dim that tensor parallelism cuts."""
-    hidden, inner, words, kv = 4096, 14336, 128256, 1024
-    tensors: dict[str, tuple[tuple[int, ...], int | None]] = {
-        "model.embed_tokens.weight": ((words, hidden), 0),
-        "lm_head.weight": ((words, hidden), 0),
-        "model.norm.weight": ((hidden,), None),
-    }
-    for i in range(layers):
-        layer = f"model.layers.{i}."
-        tensors |= {f"{layer}self_attn.{x}_proj.weight": ((hidden if x == "q" else kv, hidden), 0) for x in "qkv"}
-        tensors |= {f"{layer}mlp.{x}_proj.weight": ((inner, hidden), 0) for x in ("gate", "up")}
-        tensors[f"{layer}self_attn.o_proj.weight"] = (hidden, hidden), 1
-        tensors[f"{layer}mlp.down_proj.weight"] = (hidden, inner), 1
-        tensors |= {f"{layer}{x}_layernorm.weight": ((hidden,), None) for x in ("input", "post_attention")}
-    return tensors
 
 
 def ours(tensors: Mapping[str, tuple[tuple[int, ...], int | None]]) -> tuple[int, int]:
@@ -51,7 +32,6 @@ def ours(tensors: Mapping[str, tuple[tuple[int, ...], int | None]]) -> tuple[int
 
 def theirs(tensors: Mapping[str, tuple[tuple[int, ...], int | None]]) -> Callable[[], tuple[int, int]]:
     """The same by Mooncake, its manifests made beforehand."""
-    from mooncake.reshard import weight
 
     def side(name: str, count: int, dims: Mapping[str, int | None]) -> Any:
         participants = tuple(
@@ -94,23 +74,20 @@ def theirs(tensors: Mapping[str, tuple[tuple[int, ...], int | None]]) -> Callabl
     return plan
 
 
-def seconds(work: Callable[[], tuple[int, int]]) -> float:
-    """The median processor time of some runs, each of which must give what it should; both sides have one thread."""
-    times = []
-    for _ in range(REPEATS):
-        start = time.process_time()
-        assert work() == (OPERATIONS, BYTES)
-        times.append(time.process_time() - start)
-    return statistics.median(times)
-
-
-def main() -> None:
-    tensors = llama()
-    mine, peer = seconds(lambda: ours(tensors)), seconds(theirs(tensors))
-    print(f"{len(tensors)} tensors, {OPERATIONS:,} operations, {BYTES:,} bytes, on both sides")
-    print(f"shardwise, from deployments to descriptors: {1000 * mine:.1f} ms")
-    print(f"mooncake.reshard, from its manifests: {1000 * peer:.1f} ms, {peer / mine:.0f} times as long")
+def rows() -> Iterator[Row]:
+    tensors = llama(4 if QUICK else 32)
+    planned = theirs(tensors)
+    operations, size = planned()
+    assert ours(tensors) == (operations, size)
+    yield compare(
+        f"plan of Llama-3-8B's {len(tensors)} tensors, FSDP 8 → TP 4: {operations:,} operations, {size:,} bytes",
+        lambda: ours(tensors),
+        "mooncake.reshard",
+        planned,
+        goal=faster(100),
+        turns=15,
+    )
 
 
 if __name__ == "__main__":
-    main()
+    main(rows)
