@@ -82,6 +82,25 @@ def test_a_file_is_the_deployment_that_it_describes() -> None:
     assert made.partition("h.0.experts.1.up", (4, 4)).holders == ("trainer:0", "trainer:2")
 
 
+def test_numbers_that_only_the_slots_of_a_parameter_name_are_kept(tmp_path: Path) -> None:
+    text = FILE.replace("tp = 2\n", "tp = 2\nshift = 2\nidle = 5\n").replace('"slots[ep]"', '"slots[(ep + shift) % 4]"')
+    made = Deployment.from_toml(io.StringIO(text), config=CONFIG)
+    made.to_toml(tmp_path / "rules.toml")
+    tensors = {f"h.0.experts.{e}.up": (4, 4) for e in range(4)}
+    for one in (made, Deployment.from_toml(tmp_path / "rules.toml")):
+        assert one == made
+        assert one.numbers["shift"] == 2
+        assert "idle" not in one.numbers
+        # Two of eight slots on each device, and the same two on the second after it.
+        (last,) = one.parameters_of("trainer:3", tensors)
+        assert [piece.tensor for piece in last.pieces] == ["h.0.experts.2.up", "h.0.experts.3.up"]
+
+
+def test_slots_that_cannot_be_read_are_refused_with_the_parameter() -> None:
+    with pytest.raises(LayoutError, match="slots"):
+        FusedParameter("w", ("e.{e}",), "e", "slots[")
+
+
 LLAMA = {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 2, "num_hidden_layers": 4}
 MOE = {**LLAMA, "num_experts": 8, "vocab_size": 128}
 GPUS = [f"gpu:{i}" for i in range(8)]

@@ -527,8 +527,8 @@ class Deployment(Drawn):
                 more than 2**20 devices.
             OSError: if the file cannot be written.
 
-        Numbers, lists and coordinates are written as they are, not as the presets made them. A number that no rule
-        names is left out; lists never are.
+        Numbers, lists and coordinates are written as they are, not as the presets made them. A number that neither a
+        rule nor a parameter names is left out; lists never are.
 
         >>> import sys
         >>> from shardwise import DeviceMesh

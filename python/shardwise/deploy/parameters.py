@@ -37,7 +37,7 @@ class FusedParameter:
             number once, in ascending order.
 
     Raises:
-        LayoutError: if templates have other fields than the name, or choices.
+        LayoutError: if templates have other fields than the name, or choices; if `slots` is no expression.
         TypeError: if an argument is of the wrong type.
 
     >>> FusedParameter("layers.{i}.qkv", ("layers.{i}.q", "layers.{i}.k", "layers.{i}.v")).parts
@@ -58,6 +58,8 @@ class FusedParameter:
         optional("slots", self.slots, str)
         if self.slots is not None and self.stack is None:
             raise LayoutError("slots is given, but nothing is stacked")
+        if self.slots is not None:
+            Coordinates("slots", self.slots, 1)  # Raises, if it cannot be read.
         fields = parse_template(instance("name", self.name, str)).fields
         for text in (self.name, *self.parts):
             if parse_template(text).choices:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
 from .._text import shown
@@ -31,7 +31,7 @@ from .experts import ExpertMap
 from .megatron.pipeline import pipeline
 from .numbers import Number
 from .parameters import FusedParameter
-from .rule import At, DeploymentRule, names_of
+from .rule import At, Coordinates, DeploymentRule, names_of
 from .stages import Stages
 from .world import WORLD
 
@@ -64,11 +64,11 @@ def read_deployment(
     default: Any = document.get("default")
     if default is not None and default != REPLICATED:
         default = _rule(default, f"{source}: default", numbers)
-    used = {name for rule in [*made.values(), default] if isinstance(rule, DeploymentRule) for name in names_of(rule)}
+    parameters = _parameters(document.get("parameters", []), f"{source}: parameters")
     with located(source):
-        # Only those that rules name: others may need a configuration that is not there.
+        used = _named([*made.values(), default], parameters)
+        # Only those that are named: others may need a configuration that is not there.
         own: dict[str, Number] = {name: numbers[name] for name in numbers if name in used and name not in lists}
-        parameters = _parameters(document.get("parameters", []), f"{source}: parameters")
         devices = _world(document.get("world"), f"{source}: world", meshes, numbers) if world is None else world
         more = {"numbers": own | lists, "default": default, "parameters": parameters}
         return (devices, meshes, made), {**more, "match": document.get("match", "search")}
@@ -170,6 +170,13 @@ def _parameters(value: Any, place: str) -> list[FusedParameter]:
     return found
 
 
+def _named(rules: Iterable[Any], parameters: Iterable[FusedParameter]) -> set[str]:
+    """The names of numbers, lists and fields that rules and the slots of parameters use."""
+    found = {name for rule in rules if isinstance(rule, DeploymentRule) for name in names_of(rule)}
+    slots = (one.slots for one in parameters if one.slots is not None)
+    return found.union(*(Coordinates("slots", text, 1).names for text in slots))
+
+
 def write_deployment(file: str | os.PathLike[str] | TextIO, deployment: Any) -> None:
     """Write a deployment as a rules file; see `Deployment.to_toml` for what it raises."""
     world, rules, default = deployment.world, deployment.rules(), deployment.default
@@ -177,7 +184,7 @@ def write_deployment(file: str | os.PathLike[str] | TextIO, deployment: Any) -> 
     if default is not None:
         replicated = default == DeploymentRule((), WORLD)
         lines.append(f"default = {string_text(REPLICATED) if replicated else _rule_text(default)}")
-    named = {name for rule in [*rules.values(), default] if rule is not None for name in names_of(rule)}
+    named = _named([*rules.values(), default], deployment.parameters)
     scalars = {name: value for name, value in deployment.numbers.items() if isinstance(value, int) and name in named}
     lists = {name: value for name, value in deployment.numbers.items() if not isinstance(value, int)}
     for head, values in (("numbers", scalars), ("lists", lists)):
