@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import shardwise as sw
@@ -55,6 +56,36 @@ def test_names_of_none(capsys: pytest.CaptureFixture[str], gpt: Path) -> None:
     for arguments in (["rules", "gpt3"], ["report", gpt, "--mesh", "model=4", "--rules", "gpt3"]):
         said = error_of(capsys, *arguments)
         assert "'gpt3'" in said
-        assert "bert, gpt2, hf/" in said
-        assert "; did you mean gpt2?" in said
+        assert "; did you mean gpt2" in said
+        assert "`shardwise rules` lists them" in said
+    for name, meant in (("vllm/lama", "vllm/llama or"), ("gemma2", "hf/gemma2 or"), ("llama.toml", "hf/llama or")):
+        assert f"; did you mean {meant}" in error_of(capsys, "report", gpt, "--mesh", "model=4", "--rules", name)
     assert "gone.toml" in error_of(capsys, "report", gpt, "--mesh", "model=4", "--rules", "gone.toml")
+
+
+def test_a_checkpoint_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """It is said to be missing, not the numbers that its configuration would have."""
+    rules = ["--rules", "vllm/llama"]
+    new = str(tmp_path / "new")
+    for arguments in (["report", *rules], ["reshard", new, *rules], ["reshard", new, "--source-rules", "vllm/llama"]):
+        command, *rest = arguments
+        mesh = ["--mesh", "tp=2"] if "--rules" in rest else []
+        said = error_of(capsys, command, str(tmp_path / "gone"), *rest, *mesh)
+        assert "gone" in said
+        assert "No such file" in said
+    (tmp_path / "there").mkdir()
+    sw.save_checkpoint(tmp_path / "there" / "a.safetensors", {"decoder.w": np.ones(2)})
+    assert "num_attention_heads" in error_of(
+        capsys, "report", str(tmp_path / "there" / "a.safetensors"), *rules, "--mesh", "tp=2"
+    )
+
+
+def test_rules_for_the_tensors_of_another_engine(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    sw.save_checkpoint(tmp_path / "a", {"decoder.w": np.ones(2)}, to="hf")
+    (tmp_path / "a" / "config.json").write_text('{"num_attention_heads": 2, "head_dim": 2, "vocab_size": 8}')
+    said = error_of(
+        capsys, "reshard", str(tmp_path / "a"), str(tmp_path / "b"), "--rules", "vllm/llama", "--mesh", "tp=2"
+    )
+    assert "there are 1, such as 'decoder.w'" in said
+    assert "--source-rules" in said
+    assert "heads = 2" not in said

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from .._core import __version__
-from .._text import shown
-from ..rules.shipped import example_rules
+from ..rules.shipped import example_rules, no_rules
 
 __all__ = ["make_parser", "parse_arguments"]
 
@@ -412,13 +411,7 @@ def _rules_file(text: str) -> Path:
     if text in known and not path.exists():
         return known[text]
     if not path.exists():
-        from difflib import get_close_matches  # Slow to import.
-
-        near = get_close_matches(path.name.removesuffix(".toml"), known, 1)
-        meant = f"; did you mean {near[0]}?" if near else ""
-        raise argparse.ArgumentTypeError(
-            f"no such file, and the package has no rules {shown(text)}, only {', '.join(known)}{meant}"
-        )
+        raise argparse.ArgumentTypeError(f"no such file, and {no_rules(text)}")
     return path
 
 

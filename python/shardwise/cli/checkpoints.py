@@ -26,7 +26,7 @@ from ..store import (
     verify_checkpoint,
 )
 from ..store.tensors.doubts import DoubtsError
-from .layouts import read_layouts
+from .layouts import read_layouts, reading_for
 from .notation import parse_memory, parse_mesh
 from .progress import ShownProgress
 from .tasks import write_report
@@ -95,7 +95,8 @@ def _rules(options: argparse.Namespace) -> tuple[LayoutMap | Deployment | None, 
     layouts = None
     if options.rules is not None:
         mesh = None if options.mesh is None else parse_mesh(options.mesh)
-        layouts = read_layouts(options.rules, mesh, config)
+        with reading_for(options.source):
+            layouts = read_layouts(options.rules, mesh, config)
         if not layouts.rules() and layouts.default is None:
             layouts = None  # A file with rewrites only.
         elif isinstance(layouts, LayoutMap) and layouts.device_mesh is None:
@@ -107,9 +108,10 @@ def _rules(options: argparse.Namespace) -> tuple[LayoutMap | Deployment | None, 
 
 def _rewrites(options: argparse.Namespace, source: str) -> Rewrites:
     config, rewrites = options.config or config_beside(source), Rewrites()
-    if options.source_rules is not None:
-        rewrites += Rewrites.from_toml(options.source_rules, config=config).inverse()
-    return rewrites if options.rules is None else rewrites + Rewrites.from_toml(options.rules, config=config)
+    with reading_for(source):
+        if options.source_rules is not None:
+            rewrites += Rewrites.from_toml(options.source_rules, config=config).inverse()
+        return rewrites if options.rules is None else rewrites + Rewrites.from_toml(options.rules, config=config)
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -26,7 +26,7 @@ from ..store.formats.rank_files import rank_name
 from ..store.location import Location
 from ..store.quantized import Outline, components_in, reader_of
 from ..store.tensors.one_rank import ranks_of
-from .layouts import read_layouts
+from .layouts import read_layouts, reading_for
 from .notation import format_layout, format_mesh, format_shape, parse_mesh
 from .terminal import Screen, as_options
 
@@ -89,7 +89,8 @@ def make_report(
     given = config or config_beside(source)
     if given is None and Path(source).name.endswith(".json") and is_described(Path(source)):
         given = Path(source)  # Of a list, the numbers that its rules name are missing.
-    layouts = read_layouts(rules, mesh, given)
+    with reading_for(source):
+        layouts = read_layouts(rules, mesh, given)
     mesh = layouts.world if isinstance(layouts, Deployment) else layouts.device_mesh
     if mesh is None:
         raise ValueError(f"--mesh is missing, and {rules} has no mesh of its own")

@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .._text import shown
 from ..rules.layout_map import LayoutMap
 from ..rules.numbers import read_config
-from ..rules.shipped import example_rules
+from ..rules.shipped import example_rules, no_rules
 from ..rules.toml import read_compared
 from ..show.table import table_lines
 from .terminal import Screen
@@ -31,11 +30,7 @@ def run_rules(screen: Screen, options: argparse.Namespace) -> int:
     known = example_rules()
     if options.name is not None:
         if options.name not in known:
-            from difflib import get_close_matches  # Slow to import.
-
-            near = get_close_matches(options.name, known, 1)
-            meant = f"; did you mean {near[0]}?" if near else ""
-            raise ValueError(f"no rules {shown(options.name)}: the package has {', '.join(known)}{meant}")
+            raise ValueError(no_rules(options.name))
         path = known[options.name]
         text = path.read_text(encoding="utf-8")
         if options.json:

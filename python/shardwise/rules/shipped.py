@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["example_rules", "rules_named"]
+from .._fork import importing
+from .._text import shown
+
+__all__ = ["example_rules", "no_rules", "rules_named"]
 
 _FOLDER = Path(__file__).parent / "examples"
 
@@ -40,3 +43,19 @@ def rules_named(name: str, beside: object) -> Path:
     known = example_rules()
     folder = Path(beside).parent if isinstance(beside, (str, os.PathLike)) else Path()
     return known[name] if name in known else folder / name
+
+
+def no_rules(name: str) -> str:
+    """Say that the package has no rules of a name, and which were probably meant.
+
+    >>> no_rules("vllm/lama").partition(" or ")[0]
+    "the package has no rules 'vllm/lama'; did you mean vllm/llama"
+    """
+    with importing:
+        from difflib import get_close_matches  # Slow to import.
+
+    known, family = example_rules(), Path(name).name.removesuffix(".toml")
+    near = [each for each in known if each.rpartition("/")[2] == family]
+    near = near or get_close_matches(name.removesuffix(".toml"), known, 3)
+    meant = f"; did you mean {' or '.join(near)}?" if near else "."
+    return f"the package has no rules {shown(name)}{meant} `shardwise rules` lists them"

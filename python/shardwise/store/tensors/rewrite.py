@@ -28,6 +28,11 @@ _MOST_STACKED = 1 << 20
 #: Layers share the order of their parts.
 _segments = lru_cache(maxsize=32)(segments_of)
 
+
+class _NothingError(LayoutError):
+    """A rewrite matches nothing."""
+
+
 #: Tensors by name.
 _Tensors = dict[str, Tensor]
 #: The values of a template's fields, in the order of the fields' names.
@@ -158,9 +163,11 @@ def _apply(tensors: _Tensors, rewrite: Rewrite, made: set[str]) -> _Tensors:
     if not taken:
         if rewrite.optional:
             return tensors
-        raise LayoutError(
-            f"no tensor is called {shown(rewrite.source.names[0][1].text)}, which a rewrite needs; "
-            "optional = true allows that"
+        such = f", such as {shown(next(iter(tensors)))}" if tensors else ""
+        raise _NothingError(
+            f"no tensor is called {shown(rewrite.source.names[0][1].text)}, which a rewrite needs: there are "
+            f"{len(tensors)}{such}. If they are another engine's, its rules are to be undone first (--source-rules, or "
+            "Rewrites.inverse); optional = true allows a rewrite to match nothing"
         )
     if rewrite.refused is not None:
         raise LayoutError(f"tensor {shown(next(iter(taken)))} cannot be rewritten: {rewrite.refused}")
@@ -430,6 +437,8 @@ def _numbered(rewrite: Rewrite) -> Iterator[None]:
     """Put the numbers of a model that a rewrite was worked out from after the message of an error inside."""
     try:
         yield
+    except _NothingError:
+        raise  # Whatever the numbers are.
     except ShardwiseError as error:
         lacking = [f"{name} = {value}" for name, value in rewrite.numbers if f"{name} = {value}" not in str(error)]
         if not lacking:
