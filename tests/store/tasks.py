@@ -92,7 +92,7 @@ def forge(path: Path, head: dict[str, Any], sections: dict[str, bytes], **said: 
         (zlib.compressobj(1, strategy=zlib.Z_HUFFMAN_ONLY), block) for held in blocks.values() for block in held
     )
     short = [deflater.compress(block) + deflater.flush() for deflater, block in deflaters]
-    line = f"shardwise plan 2 {hashlib.sha256(text).hexdigest()} {len(text)} {len(short)}\n".encode()
+    line = f"shardwise plan 3 {hashlib.sha256(text).hexdigest()} {len(text)} {len(short)}\n".encode()
     path.write_bytes(line + text + np.array([len(each) for each in short], "<i8").tobytes() + b"".join(short))
 
 

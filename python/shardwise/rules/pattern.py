@@ -60,6 +60,9 @@ class Replacement:
         pattern: The expression.
         replacement: The text, in which `\1`, `\g<1>` and `\g<name>` are what a group of the match has found.
 
+    Attributes:
+        pattern: The expression.
+
     Raises:
         LayoutError: if it is not a regular expression, or one whose matches no linear search gives as Python does:
             look-around, back-references, possessive repetitions, a repetition of what may be empty, a lazy repetition
@@ -71,7 +74,7 @@ class Replacement:
 
     def __init__(self, argument: str, pattern: str, replacement: str) -> None:
         compiled = _compiled(argument, pattern)
-        self._argument, self._pattern = argument, pattern
+        self._argument, self.pattern = argument, pattern
         self._parts = _parts(argument, compiled, replacement)
         try:
             self._search = Pattern(pattern)
@@ -82,7 +85,7 @@ class Replacement:
         """The name with all matches replaced."""
         matches = self._search.matches(name)
         if matches is None:
-            raise _undecided(self._argument, self._pattern, name)
+            raise _undecided(self._argument, self.pattern, name)
         made, end = [], 0
         for spans in matches:
             begin, stop = spans[0] or (end, end)

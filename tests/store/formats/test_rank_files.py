@@ -23,6 +23,7 @@ from shardwise.store.ranks import open_names
 
 from ...oracle.families.models import digest, numbered, read
 from ..stores import Store
+from ..tasks import forge, unpacked
 
 MESH = sw.DeviceMesh((2, 4), ("data", "model"))
 RNG = np.random.default_rng(5)
@@ -426,3 +427,53 @@ def test_the_file_of_one_rank_brings_nothing_along(tmp_path: Path) -> None:
     all_of_them = sw.reshard_checkpoint(tmp_path / "model", tmp_path / "all", layouts, to="ranks")
     assert isinstance(all_of_them, sw.store.WriteReport)
     assert all_of_them.carried == ("config.json",)
+
+
+class Counting:
+    """A section, and how often it was asked."""
+
+    def __init__(self, held: Any) -> None:
+        self.held, self.nbytes, self.count = held, held.nbytes, 0
+
+    def read(self, begin: int, end: int) -> bytes:
+        self.count += 1
+        found: bytes = self.held.read(begin, end)
+        return found
+
+
+@pytest.mark.parametrize("place", ["disk", "store"])
+def test_boxes_that_several_ranks_hold_are_told_once_for_all_files(tmp_path: Path, place: str, memory: Store) -> None:
+    """Each box counts once: in the first file that has it. What tells that is kept, and asks for no tensor's boxes."""
+    sw.save_checkpoint(tmp_path / "a.safetensors", TENSORS)
+    target: Any = tmp_path / "b" if place == "disk" else memory.place("new")
+    plan = sw.plan_checkpoint(tmp_path / "a.safetensors", target, layouts(), to="ranks", uneven="balanced")
+    seen: set[tuple[int, Any]] = set()
+    expected = []
+    for file in plan.files:
+        filled = [(slot.tensor, slot.box) for slot in file.slots if slot.end > slot.begin]
+        again = []
+        for at, box in enumerate(filled):
+            if box in seen:
+                again.append(at)
+            seen.add(box)
+        expected.append(frozenset(again))
+    assert sum(map(len, expected)) > 0
+    targets = Counting(plan.sections["targets"])
+    plan.sections = {**plan.sections, "targets": targets}
+    assert [plan.repeated_in(number) for number in range(len(plan.files))] == expected
+    assert targets.count == 0
+
+
+def test_a_plan_file_that_counts_a_box_twice_or_never_is_refused(tmp_path: Path) -> None:
+    sw.save_checkpoint(tmp_path / "a.safetensors", TENSORS)
+    plan = sw.plan_checkpoint(tmp_path / "a.safetensors", tmp_path / "b", layouts(), to="ranks", uneven="balanced")
+    plan.save(tmp_path / "b.swplan")
+    head, sections = unpacked(tmp_path / "b.swplan")
+    again = sections["again"]
+    forge(tmp_path / "b.swplan", head, sections)
+    sw.CheckpointPlan.load(tmp_path / "b.swplan").check()
+    at = again.index(1)
+    for wrong in (again[:at] + b"\0" + again[at + 1 :], b"\1" + again[1:], again[:-1], again + b"\0", b""):
+        forge(tmp_path / "b.swplan", head, {**sections, "again": wrong})
+        with pytest.raises(sw.ParseError, match="boxes a second time"):
+            sw.CheckpointPlan.load(tmp_path / "b.swplan")

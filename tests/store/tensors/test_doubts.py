@@ -82,3 +82,18 @@ def test_layouts_for_names_that_are_not_there(source: Path, tmp_path: Path) -> N
     assert plan.warnings == report.warnings
     with pytest.raises(sw.LayoutError, match=r"model\.norm"):
         sw.plan_checkpoint(source, tmp_path / "other", layouts, strict=True)
+
+
+def test_a_rename_that_changes_no_name(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each after those before it: what an earlier one has replaced is no longer there."""
+    said = f"rename has {{!r}}, which changes no name of {source}"
+    for verb in ("reshard", "plan"):
+        renames = "--rename", r"^model\.=", "--rename", r"^model\.=m.", "--rename", "q_prj=q", "--rename", "q_proj=q"
+        assert command(source, tmp_path / verb, *renames, verb=verb) == 0
+        lines = capsys.readouterr().err.splitlines()
+        assert lines == [f"shardwise: warning: {said.format(text)}" for text in (r"^model\.", "q_prj")]
+    with sw.open_checkpoint(tmp_path / "reshard") as checkpoint:
+        assert sorted(checkpoint) == [f"layers.{i}.self_attn.q.weight" for i in (0, 1)]
+    assert command(source, tmp_path / "none", "--rename", "q_prj=q", "--strict") == 1
+    assert capsys.readouterr().err == f"shardwise: error: {said.format('q_prj')}\n"
+    assert not (tmp_path / "none").exists()

@@ -33,10 +33,10 @@ def test_a_plan_of_another_version_edited_or_damaged(source: Path, tmp_path: Pat
     whole = path.read_bytes()
     line, _, rest = whole.partition(b"\n")
     cases = {
-        b"shardwise plan 1" + line[16:] + b"\n" + rest: "of version 1; only version 2 is known: plan it again",
+        b"shardwise plan 1" + line[16:] + b"\n" + rest: "of version 1; only version 3 is known: plan it again",
         b"shardwise plan one" + line[16:] + b"\n" + rest: "not a shardwise plan",
         b"": "not a shardwise plan",
-        b"shardwise plan 2\n" + rest: "edited or is damaged",
+        b"shardwise plan 3\n" + rest: "edited or is damaged",
         whole[:-5]: "edited or is damaged",
         whole[:200]: "edited or is damaged",
         whole + b"1": "edited or is damaged",
@@ -127,7 +127,7 @@ def test_a_forged_head_is_refused_when_it_is_read(source: Path, tmp_path: Path, 
     "text", [b"[]", b"{" * 9999, b"[" * 100_000, b"{}", b"3", b"\xff", b'{"sections":{"names":3}}']
 )
 def test_a_head_that_is_none_is_refused(tmp_path: Path, text: bytes) -> None:
-    line = f"shardwise plan 2 {hashlib.sha256(text).hexdigest()} {len(text)} 0\n".encode()
+    line = f"shardwise plan 3 {hashlib.sha256(text).hexdigest()} {len(text)} 0\n".encode()
     (tmp_path / "p").write_bytes(line + text)
     with pytest.raises(sw.ParseError, match="the plan cannot be read"):
         sw.CheckpointPlan.load(tmp_path / "p")
@@ -215,7 +215,7 @@ def test_what_a_plan_claims_takes_no_memory(source: Path, tmp_path: Path) -> Non
     zeros = bytes(2**28)
     short = zlib.compress(zeros[: 2**18])
     text = json.dumps({**head, "sections": {"names": [2**28, [hashlib.sha256(zeros[: 2**18]).hexdigest()] * 2**10]}})
-    of_zeros = f"shardwise plan 2 {hashlib.sha256(text.encode()).hexdigest()} {len(text)} {2**10}\n{text}".encode()
+    of_zeros = f"shardwise plan 3 {hashlib.sha256(text.encode()).hexdigest()} {len(text)} {2**10}\n{text}".encode()
     of_zeros += np.full(2**10, len(short), "<i8").tobytes() + short * 2**10
     said = {name: [len(data), [hashlib.sha256(data).hexdigest()] * bool(data)] for name, data in sections.items()}
     files: dict[str, Callable[[], object]] = {

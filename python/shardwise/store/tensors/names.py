@@ -24,7 +24,16 @@ from .convert import is_converted
 from .rewrite import kept_objects, rewritten
 from .wanted import Wanted
 
-__all__ = ["check_name", "chosen", "kept_values", "key_paths", "refuse_unreadable", "renamed_tensors", "replacements"]
+__all__ = [
+    "check_name",
+    "chosen",
+    "idle_renames",
+    "kept_values",
+    "key_paths",
+    "refuse_unreadable",
+    "renamed_tensors",
+    "replacements",
+]
 
 
 def replacements(rename: Any) -> list[Replacement]:
@@ -119,6 +128,16 @@ def _renamed(rename: Sequence[Replacement], name: str) -> str:
     for replacement in rename:
         name = replacement.applied(name)
     return name
+
+
+def idle_renames(checkpoint: StoredCheckpoint, rename: Sequence[Replacement]) -> list[str]:
+    """Say of each replacement that changes no name, after those before it, that it does not."""
+    names = (*checkpoint, *checkpoint.objects, *checkpoint.unreadable)
+    return [
+        f"rename has {shown(replacement.pattern)}, which changes no name of {checkpoint.path}"
+        for at, replacement in enumerate(rename)
+        if all(replacement.applied(name) == name for name in (_renamed(rename[:at], old) for old in names))
+    ]
 
 
 def key_paths(checkpoint: StoredCheckpoint, names: Mapping[str, str]) -> dict[str, KeyPath]:

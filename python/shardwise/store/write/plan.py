@@ -23,7 +23,7 @@ from ..pieces import NO_PIECES, Pieces, repeated
 from ..sections import Listed
 from .places import place_for
 from .places.place import Place
-from .plan_data import DATA, REPLICAS, SIZE, PlanData, PlannedTensor, said_by
+from .plan_data import DATA, REPLICAS, SIZE, SLOTS, PlanData, PlannedTensor, said_by
 from .task import Task
 
 __all__ = ["FileGrid", "PlannedTensor", "TaskGrid", "WritePlan", "task_runs"]
@@ -250,18 +250,12 @@ class WritePlan(PlanData):
         return [(slot.tensor, slot.box) for slot in self.files[number].slots if slot.end > slot.begin]
 
     def repeated_in(self, number: int) -> frozenset[int]:
-        """Of the boxes with elements in a file, the positions of those that an earlier file has too."""
+        """Of the boxes with elements in a file, the positions of those that it or an earlier one has before."""
         if not self.has_arrays:
             return frozenset()
-        slots = self.files[number].slots
-        kept = np.flatnonzero(slots.nbytes)
-        found = []
-        for tensor in np.unique(slots.tensors[kept]).tolist():
-            targets = self.tensors[tensor].targets
-            here = targets.numbers == number
-            again = repeated(targets)[here]
-            found += np.flatnonzero(slots.tensors[kept] == tensor)[again].tolist()
-        return frozenset(found)
+        before, row = self._file_rows(number)
+        again = np.frombuffer(self.sections["again"].read(before[SLOTS], row[SLOTS]), np.bool_)
+        return frozenset(np.flatnonzero(again[self.files[number].slots.nbytes > 0]).tolist())
 
     def _written(self, number: int) -> tuple[Pieces, int]:
         tensor = self.tensors[number]

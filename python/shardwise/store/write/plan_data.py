@@ -26,7 +26,16 @@ from ..sections import Listed, Made, Section, block_digests, numbers
 from ..sharded import MANIFEST
 from ..sources import Places, Source, source_of
 
-__all__ = ["LEAST_ASKED", "PlanData", "PlannedTensor", "file_rows", "said_by", "slot_rows", "target_rows"]
+__all__ = [
+    "LEAST_ASKED",
+    "PlanData",
+    "PlannedTensor",
+    "file_rows",
+    "repeated_slots",
+    "said_by",
+    "slot_rows",
+    "target_rows",
+]
 
 Numbers = npt.NDArray[np.int64]
 
@@ -142,8 +151,9 @@ class PlanData:
 
     Its lists are sections of numbers and bytes, in memory or in a file, of which only what is asked for is read:
     `names`, `shapes`, `tensors`, `pieces`, `replicas`, `targets` and `boxes` of tensors; `file_names`, `files` and
-    `slots` of files; `sources` and `source_ends`; `runs` of tasks; `aliases` and `paths`, which are JSON; and `beside`,
-    the contents of what goes along.
+    `slots` of files, and of files for ranks `again`, a byte for each slot that says whether an earlier one has its box;
+    `sources` and `source_ends`; `runs` of tasks; `aliases` and `paths`, which are JSON; and `beside`, the contents of
+    what goes along.
 
     Attributes:
         path: The place of the new checkpoint.
@@ -409,6 +419,28 @@ def slot_rows(files: Sequence[TargetFile]) -> Section:
         return np.concatenate(parts)
 
     return Made(ends[-1], 2, make)
+
+
+def repeated_slots(files: Sequence[TargetFile]) -> bytes:
+    """Of each slot a byte that says whether an earlier one, of any file, has the same box of its tensor, with elements.
+
+    Files for ranks have arrays: the same box may be in two of them at two places, with another array around it.
+    """
+    table = files[0].slots.table
+    tensors = np.concatenate([file.slots.tensors for file in files])
+    places = np.concatenate([file.slots.places for file in files])
+    kept = np.flatnonzero(np.concatenate([file.slots.nbytes for file in files]))
+    again = np.zeros(len(tensors), np.bool_)
+    for rank, chosen in table.by_rank(tensors[kept]):
+        # There are fewer places than slots, and as many boxes as places or fewer.
+        known, place = np.unique(places[kept[chosen]], return_inverse=True)
+        sides = table.sides(known, rank).reshape(len(known), 2 * rank)
+        box = np.unique(sides, axis=0, return_inverse=True)[1].reshape(-1) if rank else np.zeros(len(known), np.int64)
+        key = tensors[kept[chosen]].astype(np.int64) * len(known) + box[place.reshape(-1)]
+        is_first = np.zeros(len(key), np.bool_)
+        is_first[np.unique(key, return_index=True)[1]] = True
+        again[kept[chosen[~is_first]]] = True
+    return again.tobytes()
 
 
 def file_rows(names: Sequence[bytes], files: Sequence[TargetFile]) -> Numbers:

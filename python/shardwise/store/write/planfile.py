@@ -47,6 +47,7 @@ from .plan_data import (
     START,
     TARGETS,
     PlannedTensor,
+    repeated_slots,
     said_by,
 )
 
@@ -59,14 +60,14 @@ _LARGEST = 2**63 - 1
 
 #: The beginning of a plan file: the version, the digest of the head, its bytes, and the number of blocks.
 _HEAD = re.compile(rb"shardwise plan (\d{1,9})(?: ([0-9a-f]{64}) (\d{1,15}) (\d{1,15}))?[ \n]")
-_VERSION = 2
+_VERSION = 3
 _MOST_LINE = 128
 #: Plans of up to so many bytes are checked as a whole when they are opened.
 _SMALL = 2**22
 
 _SECTIONS = (
     "names", "shapes", "tensors", "pieces", "replicas", "targets", "boxes", "file_names", "files", "slots", "sources",
-    "source_ends", "runs", "aliases", "beside", "paths",
+    "source_ends", "runs", "again", "aliases", "beside", "paths",
 )  # fmt: skip
 _KEYS = {"path", "form", "task_bytes", "metadata", "dtypes", "cuts", "beside", "sections"}
 
@@ -303,6 +304,9 @@ def _check_files(plan: WritePlan, tensors: Numbers) -> None:
         part[:, 0], part[:, 1] = file.slots.tensors[kept], number
         part[:, 2], part[:, 3] = file.start + file.slots.begins[kept], file.slots.places[kept]
         expected.append(part)
+    again = repeated_slots(plan.files) if plan.has_arrays else b""
+    if plan.sections["again"].nbytes != len(again) or plan.sections["again"].read(0, len(again)) != again:
+        raise ValueError("it has not the boxes a second time that it says")
     whole = np.concatenate([np.zeros((0, 4), np.int64), *expected])
     whole = whole[np.argsort(whole[:, 0], kind="stable")]
     counts = np.bincount(whole[:, 0], minlength=len(tensors)) if len(whole) else np.zeros(len(tensors), np.int64)

@@ -27,7 +27,15 @@ from ..open import open_checkpoint
 from ..tensors.components import component_partitions, outline_of
 from ..tensors.convert import Overflow, checked_overflow, is_converted, is_float
 from ..tensors.doubts import DoubtsError, doubts_about, left_out_text
-from ..tensors.names import chosen, kept_values, key_paths, refuse_unreadable, renamed_tensors, replacements
+from ..tensors.names import (
+    chosen,
+    idle_renames,
+    kept_values,
+    key_paths,
+    refuse_unreadable,
+    renamed_tensors,
+    replacements,
+)
 from ..tensors.wanted import Layouts, Wanted, partition_for, wanted_object, wanted_stored
 from .checkpoint_plan import CheckpointPlan
 from .places import check_writable, claim_name, locked, refuse_source
@@ -106,7 +114,8 @@ def reshard_checkpoint(
         retries: How often to retry a task that fails with an error of the system or of its worker.
         timeout: Seconds after which workers of an executor are given up that have ended no task.
         strict: Whether to refuse what the report would warn of: rules that apply to no name, tensors that match no
-            rule, layouts that cut nothing since the format holds tensors whole.
+            rule, a pattern of `rename` that changes none, layouts that cut nothing since the format holds tensors
+            whole.
         rank: With `to="ranks"`, the only rank whose file is written: `dst` is that file.
         config: The model's configuration, a file, its folder or what it holds, in place of the `config.json` in the
             folder of `src`: it says how weights are quantized, and is written beside `"hf"`, `"ranks"` and `"vllm"`.
@@ -317,6 +326,7 @@ def _planning(
             values = kept_values(checkpoint, renamed, rewrites, only, tensors)
             copied = {old: new for old, new in values.items() if form == "dcp" and checkpoint.objects[old].extent}
             if spool.is_rough:
+                doubts.extend(idle_renames(checkpoint, renamed))
                 doubts.extend(doubts_about(layouts, tensors, kept, wanted, uneven, form, weights))
                 left_out.extend(old for old in values if old not in copied)
                 if left_out:

@@ -53,6 +53,7 @@ from .plan_data import (
     SOURCES,
     TARGETS,
     file_rows,
+    repeated_slots,
     slot_rows,
     target_rows,
 )
@@ -416,6 +417,7 @@ def make_plan(
         "sources": Held(b"".join(lines)),
         "source_ends": Held(np.cumsum([len(line) for line in lines], dtype=np.int64)),
         "runs": Held(runs),
+        "again": Held(repeated_slots(files) if form in ARRAY_FORMS else b""),
         "aliases": Held(json.dumps(aliases).encode()),
         "beside": Held(b"".join(beside.values())),
         "paths": Held(json.dumps({name: at for name, at in paths.items() if tuple(at) != (name,)}).encode()),

@@ -380,9 +380,9 @@ class WriteReport:
         bytes_read: Bytes read from files.
         bytes_written: Bytes written.
         bytes_resumed: Bytes that an earlier run had written.
-        warnings: What looks wrong, a sentence each: rules that apply to no name, tensors that match no rule, layouts
-            that cut nothing since the format holds tensors whole; values beyond the range of the new dtype; values that
-            the format has no place for.
+        warnings: What looks wrong, a sentence each: rules that apply to no name, tensors that match no rule, a pattern
+            of `rename` that changes none, layouts that cut nothing since the format holds tensors whole; values beyond
+            the range of the new dtype; values that the format has no place for.
         left_out: The names of values that are not tensors, and are not written.
         carried: The names of files that were copied along with the tensors of a Hugging Face folder.
     """
