@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -23,12 +23,11 @@ from .rank_files import RankFile
 from .slots import Slots
 
 __all__ = [
-    "ARRAY_FORMS",
     "HF_INDEX",
-    "ONE_FILE",
-    "WITH_FILES",
+    "WRITTEN",
     "Target",
     "Texts",
+    "Written",
     "check_names",
     "differing_replica",
     "manifest_text",
@@ -40,24 +39,42 @@ __all__ = [
 #: PyTorch's distributed checkpoint.
 Target = Literal["safetensors", "hf", "sharded", "ranks", "vllm", "dcp"]
 
-#: The forms in whose files boxes are parts of arrays, and are as often as there are devices that hold them.
-ARRAY_FORMS = ("ranks", "vllm")
-#: The forms in whose folders the other files of a Hugging Face folder go along.
-WITH_FILES = ("hf", "ranks", "vllm")
-#: The forms that are one file: of all tensors, or of what one rank holds.
-ONE_FILE = ("safetensors", "rank")
-
 HF_INDEX = "model.safetensors.index.json"
 
 #: What of a manifest has an entry on each line.
 _LISTS = ("tensors", "files")
 
-_NAMES = {
-    "hf": re.compile(r"model(-\d{5,}-of-\d{5,})?\.safetensors"),
-    "sharded": re.compile(r"shard-\d{5,}-model-\d{5,}-of-\d{5,}\.safetensors"),
-    "ranks": re.compile(RANK_FILE),
-    "vllm": re.compile(ENGINE_FILE),
-    "dcp": re.compile(r"__\d+_0\.distcp"),
+
+class Written(NamedTuple):
+    """A form in which checkpoints are written.
+
+    Attributes:
+        names: What the names of its files with tensors are; `None` for the only file, which has the checkpoint's.
+        is_cut: Whether it holds tensors in pieces, as they are cut.
+        has_arrays: Whether the boxes in its files are parts of arrays, and are as often as there are devices that hold
+            them.
+        has_crcs: Whether it has a CRC-32 of each box.
+        takes_files: Whether the other files of a Hugging Face folder go along.
+        last: Of a folder the file that readers look for, which is written last.
+    """
+
+    names: re.Pattern[str] | None = None
+    is_cut: bool = False
+    has_arrays: bool = False
+    has_crcs: bool = False
+    takes_files: bool = False
+    last: str = MANIFEST
+
+
+#: Each form; `"rank"` is the only file of one rank. PyTorch looks for its own index, and not for the manifest.
+WRITTEN = {
+    "safetensors": Written(),
+    "rank": Written(),
+    "hf": Written(re.compile(r"model(-\d{5,}-of-\d{5,})?\.safetensors"), takes_files=True),
+    "sharded": Written(re.compile(r"shard-\d{5,}-model-\d{5,}-of-\d{5,}\.safetensors"), is_cut=True),
+    "ranks": Written(re.compile(RANK_FILE), is_cut=True, has_arrays=True, takes_files=True),
+    "vllm": Written(re.compile(ENGINE_FILE), is_cut=True, has_arrays=True, takes_files=True),
+    "dcp": Written(re.compile(r"__\d+_0\.distcp"), is_cut=True, has_crcs=True, last=INDEX),
 }
 
 
@@ -73,7 +90,7 @@ def target_file(
     """Make one of `count` files of a checkpoint of this form; `known` are the first byte of its data, and its size."""
     if form == "dcp":
         return DcpFile(name, slots, wanted, known)
-    if form in ARRAY_FORMS:
+    if WRITTEN[form].has_arrays:
         return RankFile(name, slots, wanted, metadata, count=count, known=known)
     return SafetensorsFile(
         name,
@@ -94,11 +111,11 @@ def check_names(form: str, path: str, names: Sequence[str]) -> None:
     Traceback (most recent call last):
     shardwise.errors.ParseError: it has the file 'model.safetensors.index.json', which no checkpoint of the form hf has
     """
-    own = path.rpartition("/")[2]
+    own, pattern = path.rpartition("/")[2], WRITTEN[form].names
     for name in names:
-        if name != own if form in ONE_FILE else _NAMES[form].fullmatch(name) is None:
+        if name != own if pattern is None else pattern.fullmatch(name) is None:
             raise ParseError(f"it has the file {name[:80]!r}, which no checkpoint of the form {form} has")
-    if len(set(names)) < len(names) or (form in ONE_FILE and len(names) != 1):
+    if len(set(names)) < len(names) or (pattern is None and len(names) != 1):
         raise ParseError("two of its files have one name, or it has none")
 
 

@@ -11,7 +11,7 @@ from ...errors import LayoutError
 from ...layout import UnevenRule
 from ...quantized.forms import Components
 from ...rules.layout_map import LayoutMap
-from ..formats.forms import ARRAY_FORMS
+from ..formats.forms import WRITTEN
 from .assembled import Assembled
 from .wanted import Layouts, Wanted
 
@@ -65,7 +65,7 @@ def doubts_about(
     """
     found: list[str] = []
     cut = [each.name for each in wanted if each.partition is not None and each.partition.total_shards > 1]
-    if cut and form not in ("sharded", "dcp", "rank", *ARRAY_FORMS):
+    if cut and form != "rank" and not WRITTEN[form].is_cut:
         found.append(
             f"the layouts cut {len(cut)} tensor{'s' * (len(cut) != 1)}, but {form!r} holds tensors whole, so nothing "
             "is cut; 'sharded', 'ranks' and 'dcp' hold them in pieces"

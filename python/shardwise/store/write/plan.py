@@ -19,6 +19,7 @@ from ..._text import bytes_text
 from ...errors import LayoutError
 from ..boxes import Bounds
 from ..engine import JobTensor
+from ..formats.forms import WRITTEN
 from ..pieces import NO_PIECES, Pieces, repeated
 from ..sections import Listed
 from .places import place_for
@@ -383,7 +384,7 @@ class _Making:
                 names.append((position, tensor.name))
                 others.rows[:, 0] += len(self._files)
                 targets = Pieces(np.concatenate([targets.rows, others.rows]))
-            wanted = 1 + 2 * (plan.form == "dcp")
+            wanted = 1 + 2 * WRITTEN[plan.form].has_crcs
             program.append(JobTensor(tensor.itemsize, wanted, tensor.shape, sources, targets).program())
         compared = [plan.sources[holder] for holder in self._compared]
         return Task(

@@ -16,9 +16,8 @@ import numpy.typing as npt
 
 from ..._dtypes import Dtype, dtype_named
 from ...errors import LayoutError, ParseError
-from ..formats.dcp import INDEX
 from ..formats.files import TargetFile
-from ..formats.forms import ARRAY_FORMS, ONE_FILE, Texts, check_names, manifest_text, target_file
+from ..formats.forms import WRITTEN, Texts, check_names, manifest_text, target_file
 from ..formats.slots import Slots, SlotTable
 from ..location import Location
 from ..pieces import Pieces
@@ -209,7 +208,7 @@ class PlanData:
         self.head, self.sections = head, sections
         self.path = Places().of(head["path"]) if path is None else path
         self.form, self.task_bytes = head["form"], head["task_bytes"]
-        self.is_folder = self.form not in ONE_FILE
+        self.is_folder = WRITTEN[self.form].names is not None
         self.dtypes = [known for name in head["dtypes"] if (known := dtype_named(name)) is not None]
         self.tensors = Listed("tensor", self.sections["tensors"].nbytes // 64, self._tensors_made, near=_NEAR)
         if sources is None:
@@ -259,7 +258,7 @@ class PlanData:
     @property
     def has_arrays(self) -> bool:
         """Whether the boxes in its files are parts of arrays, and may be in several files: see `SlotTable`."""
-        return self.form in ARRAY_FORMS
+        return WRITTEN[self.form].has_arrays
 
     def boxes_at(self, places: Numbers, rank: int) -> Numbers:
         """Give boxes by their places, with their arrays if they have some: int64 of shape (boxes, 2 or 4, dims)."""
@@ -359,8 +358,8 @@ class PlanData:
 
     @property
     def last(self) -> str:
-        """Of a folder the file that readers look for: PyTorch for its own index, and not for the manifest."""
-        return INDEX if self.form == "dcp" else MANIFEST
+        """Of a folder the file that readers look for."""
+        return WRITTEN[self.form].last
 
     @property
     def digest(self) -> str:

@@ -26,7 +26,7 @@ from ...layout import UnevenRule
 from ..carried import is_carried
 from ..files import DataFile
 from ..formats.files import HeaderLengths
-from ..formats.forms import ARRAY_FORMS, WITH_FILES, Target
+from ..formats.forms import WRITTEN
 from ..parts import RANKS
 from ..pieces import Pieces, repeated
 from ..sections import BLOCK, Stored, blocks_of, packed
@@ -135,11 +135,7 @@ def load_plan(path: Path, kind: type[Plan]) -> Plan:
 def _check_head(head: Any) -> None:
     if not isinstance(head, dict) or set(head) != _KEYS:
         raise ValueError("its head has not the entries of a plan")
-    if (
-        not isinstance(head["path"], str)
-        or not isinstance(head["form"], str)
-        or head["form"] not in (*get_args(Target), "rank")
-    ):
+    if not isinstance(head["path"], str) or not isinstance(head["form"], str) or head["form"] not in WRITTEN:
         raise ValueError(f"its form {shown(head['form'])} is none that is written")
     if PurePath(head["path"]).name in ("", ".."):
         raise ValueError(f"its path {shown(head['path'])} ends in no name")
@@ -154,11 +150,12 @@ def _check_head(head: Any) -> None:
             raise ValueError(f"its dtype {shown(name)} is unknown")
     for cut in cuts:
         check_cut(cut)
-    if cuts and head["form"] not in ("sharded", "dcp", *ARRAY_FORMS):
+    form = WRITTEN[head["form"]]
+    if cuts and not form.is_cut:
         raise ValueError(f"it cuts tensors, which the form {head['form']} does not hold")
     for name, length in head["beside"].items():
-        goes_along = head["form"] in WITH_FILES and is_carried(name)
-        if not (goes_along or (name == RANKS and head["form"] in ARRAY_FORMS)) or type(length) is not int or length < 0:
+        goes_along = (form.takes_files and is_carried(name)) or (form.has_arrays and name == RANKS)
+        if not goes_along or type(length) is not int or length < 0:
             raise ValueError(f"it has the file {shown(name)}, which does not go along with a checkpoint")
     if tuple(head["sections"]) != _SECTIONS:
         raise ValueError("it has not the sections of a plan")

@@ -20,7 +20,7 @@ from ...quantized.forms import quantization_of
 from ...rules.numbers import Config, config_text, read_config
 from ...rules.rewrites import Rewrites
 from ..carried import carried_files
-from ..formats.forms import WITH_FILES
+from ..formats.forms import WRITTEN
 from ..location import Location, is_sampled, location_of, taken
 from ..model_config import config_of
 from ..open import open_checkpoint
@@ -332,7 +332,7 @@ def _planning(
                 if left_out:
                     doubts.append(left_out_text(left_out, form))
                 if (
-                    form in WITH_FILES
+                    WRITTEN[form].takes_files
                     and rank is None
                     and checkpoint.format in _FOLDERS
                     and (folder := _folder_of(source)) is not None
@@ -340,7 +340,7 @@ def _planning(
                     found, left = carried_files(folder)
                     along.update(found)
                     doubts.extend(left)
-                if config is not None and form in WITH_FILES and rank is None:
+                if config is not None and WRITTEN[form].takes_files and rank is None:
                     along["config.json"] = config_text(config)
                     method = quantization_of(configuration).get("quant_method")
                     if method is not None and not weights.tensors:

@@ -29,7 +29,7 @@ from ...rules.layout_map import LayoutMap
 from ..files import Holder
 from ..formats.dcp import KeyPath, dcp_files, is_writable
 from ..formats.files import TargetFile, hugging_face_files, sharded_files, single_file
-from ..formats.forms import ARRAY_FORMS, Target
+from ..formats.forms import WRITTEN, Target
 from ..formats.rank_files import rank_files
 from ..location import Location, absolute, location_of
 from ..parts import RANKS
@@ -225,7 +225,7 @@ def plan_form(
         files = single_file(path.name, kept, said)
     elif to == "hf":
         files = hugging_face_files(kept, max_file_bytes, said)
-    elif to in ARRAY_FORMS:
+    elif WRITTEN[to].has_arrays:
         ranks = ranks_of(layouts, kept)
         if rank is None:
             files, text = rank_files(kept, ranks, said, to, max_file_bytes)
@@ -236,7 +236,7 @@ def plan_form(
     else:
         files = dcp_files(kept) if to == "dcp" else sharded_files(kept, said)
     said_of: dict[Any, dict[str, Any]] = {}
-    are_cut = form in ("sharded", "dcp", *ARRAY_FORMS)
+    are_cut = WRITTEN[form].is_cut
     cuts = [_cut(tensor.partition, said_of) if are_cut else {} for tensor in kept]
     return make_plan(
         path,
@@ -329,7 +329,7 @@ def _without_ties(wanted: Iterable[Wanted], to: Target) -> tuple[list[Wanted], d
             raise LayoutError(f"two values would be called {shown(tensor.name)}")
         names.add(tensor.name)
         key = tensor.identity
-        key = key if key is None or to not in ARRAY_FORMS else (key, tensor.partition)
+        key = key if key is None or not WRITTEN[to].has_arrays else (key, tensor.partition)
         other = first.setdefault(key, tensor) if key is not None and tensor.pieces else tensor
         if other is tensor:
             kept.append(tensor)
@@ -417,7 +417,7 @@ def make_plan(
         "sources": Held(b"".join(lines)),
         "source_ends": Held(np.cumsum([len(line) for line in lines], dtype=np.int64)),
         "runs": Held(runs),
-        "again": Held(repeated_slots(files) if form in ARRAY_FORMS else b""),
+        "again": Held(repeated_slots(files) if WRITTEN[form].has_arrays else b""),
         "aliases": Held(json.dumps(aliases).encode()),
         "beside": Held(b"".join(beside.values())),
         "paths": Held(json.dumps({name: at for name, at in paths.items() if tuple(at) != (name,)}).encode()),
