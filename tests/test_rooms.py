@@ -342,6 +342,21 @@ def test_the_page_shows_the_rooms(house: str) -> None:
     assert [tuple(re.findall(r"`(\w+)[`/.]", row)) for row in rows] == list(HOUSES[house])
 
 
+def test_the_page_names_what_is_to_be_changed_for_a_format_or_a_place() -> None:
+    """Each file that it names is there, and has what stands beside it."""
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    section = page.partition("## To add a format or a place\n")[2].partition("\n#")[0]
+    rows = [line.split("|")[2:4] for line in section.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 9
+    for files, what in rows:
+        paths = [each for each in re.findall(r"`([^`]+)`", files) if each.endswith(".py")]
+        paths += [each for each in re.findall(r"`([^`]+)`", what) if each.endswith(".py")]
+        found = [path if path.startswith(("tests/", "python/")) else f"python/shardwise/store/{path}" for path in paths]
+        text = "".join((ROOT / path).read_text(encoding="utf-8") for path in found)
+        names = [each for each in re.findall(r"`([^`]+)`", what) if not each.endswith(".py")]
+        assert [name for name in names if re.search(rf"(?<!\w){name}(?!\w)", text) is None] == [], files
+
+
 class TestTheReaders:
     """What reads imports finds those that it should."""
 

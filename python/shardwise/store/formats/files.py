@@ -37,6 +37,7 @@ __all__ = [
     "single_file",
     "slots_by_file",
     "slots_of",
+    "whole_slots",
 ]
 
 #: The longest header that the format allows.
@@ -313,7 +314,7 @@ def file_order(wanted: Sequence[Named]) -> list[int]:
     return sorted(range(len(wanted)), key=lambda i: (-wanted[i].itemsize, wanted[i].name))
 
 
-def _whole_files(wanted: Sequence[Placed], groups: Sequence[Sequence[int]]) -> list[Slots]:
+def whole_slots(wanted: Sequence[Placed], groups: Sequence[Sequence[int]]) -> list[Slots]:
     """The slots of files of whole tensors: those of each group."""
     pool = BoxPool()
     places = np.array([int(pool.whole(tensor.shape).places[0]) for tensor in wanted], np.int64)
@@ -339,7 +340,7 @@ def single_file(
     name: str, wanted: Sequence[Placed], metadata: Mapping[str, str], *, has_digests: bool = True
 ) -> list[SafetensorsFile]:
     """All tensors whole, in one file."""
-    (slots,) = _whole_files(wanted, [range(len(wanted))])
+    (slots,) = whole_slots(wanted, [range(len(wanted))])
     return [SafetensorsFile(name, slots, wanted, metadata, has_digests=has_digests)]
 
 
@@ -355,7 +356,7 @@ def hugging_face_files(wanted: Sequence[Placed], most: int, metadata: Mapping[st
         filled += tensor.nbytes
     names = [f"model-{number:05}-of-{len(groups):05}.safetensors" for number in range(1, len(groups) + 1)]
     names = names if len(names) > 1 else ["model.safetensors"]
-    slots = _whole_files(wanted, groups)
+    slots = whole_slots(wanted, groups)
     count = len(names)
     return [SafetensorsFile(name, held, wanted, metadata, count=count) for name, held in zip(names, slots, strict=True)]
 
