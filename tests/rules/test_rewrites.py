@@ -63,6 +63,15 @@ def test_quotients_that_are_refused(text: str, why: str) -> None:
         parse_template(text)
 
 
+def test_a_number_of_the_file_alone_is_text() -> None:
+    template = parse_template("h.{1+n}.w", {"n": 2})
+    assert (template.text, template.fields, template.matched("h.3.w")) == ("h.3.w", frozenset(), {})
+    with pytest.raises(sw.LayoutError, match=r"\{1-n\} is -1"):
+        parse_template("h.{1-n}.w", {"n": 2})
+    with pytest.raises(sw.LayoutError, match="n"):
+        parse_template("h.{0+n}.w")
+
+
 @pytest.mark.parametrize(
     ("template", "name", "fields"),
     [

@@ -23,7 +23,7 @@ _SEPARATOR = re.compile(r"[./]")
 _LONGEST = 4096
 _MOST_WAYS = 1024
 
-_SHIFTED = re.compile(r"([A-Za-z_][A-Za-z_0-9]*)\s*([+-])\s*(\w+)")
+_SHIFTED = re.compile(r"([A-Za-z_][A-Za-z_0-9]*|[0-9]{1,18})\s*([+-])\s*(\w+)")
 _CYCLED = re.compile(r"([A-Za-z_][A-Za-z_0-9]*)\s*\*\s*(\w+)\s*\+\s*([A-Za-z_][A-Za-z_0-9]*)")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 
@@ -202,9 +202,9 @@ def parse_template(text: object, numbers: Mapping[str, int | Sequence[int]] | No
     """Read a template.
 
     `{i}` is a field: it matches a part of a name without dots and slashes. `{rest*}` matches any text. `{i+4}` matches
-    a number, of which the field is 4 less; it may also be one of `numbers`. `{i*4+k}` matches a number, of which `i` is
-    the quotient by 4 and `k` the remainder. `{q,k,v}` is a choice. `{{` and `}}` are braces. A field that comes twice
-    must match the same text.
+    a number, of which the field is 4 less; it may also be one of `numbers`, and `{0+layers}` is that number, no field.
+    `{i*4+k}` matches a number, of which `i` is the quotient by 4 and `k` the remainder. `{q,k,v}` is a choice. `{{` and
+    `}}` are braces. A field that comes twice must match the same text.
 
     Raises:
         LayoutError: if a brace is open, a field has no name, a part between dots has two fields, or there are two that
@@ -214,6 +214,8 @@ def parse_template(text: object, numbers: Mapping[str, int | Sequence[int]] | No
     >>> template = parse_template("layers.{i}.{q,k}_proj")
     >>> sorted(template.fields), template.choices
     (['i'], (('q', 'k'),))
+    >>> parse_template("layers.{0+layers}.w", {"layers": 61}).matched("layers.61.w")
+    {}
     """
     if not isinstance(text, str):
         raise TypeError(f"a template must be a string, got {shown(text)}")
@@ -236,7 +238,12 @@ def parse_template(text: object, numbers: Mapping[str, int | Sequence[int]] | No
             tokens.append(("choice", options))
         elif shifted := _SHIFTED.fullmatch(inside):
             added = _number(text, shifted[2].replace("+", "") + shifted[3], numbers)
-            tokens.append(("shifted", (shifted[1], str(added))))
+            if not shifted[1][0].isdigit():
+                tokens.append(("shifted", (shifted[1], str(added))))
+                continue
+            if int(shifted[1]) + added < 0:
+                raise LayoutError(f"template {shown(text)}: {{{inside}}} is {int(shifted[1]) + added}")
+            tokens.append(("text", str(int(shifted[1]) + added)))
         elif cycled := _CYCLED.fullmatch(inside):
             divisor = _number(text, cycled[2], numbers)
             if divisor < 1:
@@ -250,7 +257,7 @@ def parse_template(text: object, numbers: Mapping[str, int | Sequence[int]] | No
     _check_fields(text, tokens)
     read = Template(text, tuple(tokens))
     # With numbers in place of their names.
-    return replace(read, text=read._written()) if any(kind in ("shifted", "cycled") for kind, _ in tokens) else read
+    return replace(read, text=read._written()) if _SHIFTED.search(text) or _CYCLED.search(text) else read
 
 
 def _number(text: str, expression: str, numbers: Mapping[str, int | Sequence[int]] | None) -> int:

@@ -17,6 +17,7 @@ import gzip
 import hashlib
 import json
 import math
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -24,9 +25,31 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["DATA", "FAMILIES", "FURTHER", "config_of", "digest", "elements", "numbered", "read", "write"]
+from .sizes import drawn
 
+__all__ = [
+    "DATA",
+    "FAMILIES",
+    "FURTHER",
+    "RANKS",
+    "SEED",
+    "config_of",
+    "digest",
+    "elements",
+    "numbered",
+    "read",
+    "write",
+]
+
+#: `SHARDWISE_SEED=5` is for other sizes, drawn from this seed, in a folder that is not kept.
+SEED = os.environ.get("SHARDWISE_SEED")
 DATA = Path(__file__).parents[2] / "data" / "families"
+if SEED:
+    DATA = Path(tempfile.gettempdir()) / "shardwise-families" / SEED
+    DATA.mkdir(parents=True, exist_ok=True)
+
+#: How many ranks engines are asked for.
+RANKS = (1, 2, 3, 4, 6, 8) if SEED else (1, 2, 4, 8)
 
 _ALL = {"num_hidden_layers": 2, "max_position_embeddings": 64, "tie_word_embeddings": False}
 #: Two sizes: in the second, no size is a multiple of another that it should not be.
@@ -250,10 +273,17 @@ FAMILIES["qwen3-next"][2].append(
         "full_attention_interval": 3,
     }
 )
+# Llama 4 Scout has experts in all layers, and Mamba 2 as first released one group and one tensor for words.
+FAMILIES["llama4"][2].append(FAMILIES["llama4"][2][0] | {"interleave_moe_layer_step": 1})
+FAMILIES["mamba2"][2].append(FAMILIES["mamba2"][2][1] | {"n_groups": 1, "tie_word_embeddings": True})
+FAMILIES["nemotron-h"][2].append(FAMILIES["nemotron-h"][2][1] | {"n_groups": 1})
 for _, _, _sizes in FAMILIES.values():
     for _size in _sizes:
         if "layers_block_type" in _size:
             del _size["num_hidden_layers"]
+if SEED:
+    for _family, (*_, _sizes) in FAMILIES.items():
+        _sizes[:] = [drawn(_family, one, 2 * int(SEED) + i) for i, one in enumerate(_sizes)]
 
 #: Families whose files have layers that predict further tokens, which transformers leaves out.
 FURTHER = ("deepseek-v3", "glm4-moe", "qwen3-next")
@@ -318,7 +348,7 @@ def config_of(family: str, size: int) -> Any:
     """The configuration of a family, as transformers' object."""
     import transformers
 
-    _, config, sizes = FAMILIES[family]
+    _, config, sizes = FAMILIES[family.removesuffix("-mtp")]
     return getattr(transformers, config)(**sizes[size])
 
 

@@ -24,10 +24,9 @@ import torch._inductor.test_operators
 import transformers
 
 from . import vllm_loads
-from .models import FAMILIES, config_of, numbered, read, write
+from .models import FAMILIES, RANKS, config_of, elements, read, write
 from .vllm_loads import Ranks, said_of
 
-RANKS = (1, 2, 4, 8)
 #: What SGLang imports and these loaders do not need.
 ABSENT = frozenset(
     """
@@ -60,6 +59,9 @@ MODELS = {
     "mamba2": ("mamba2", "Mamba2ForCausalLM"),
     "bert": ("bert", "BertForSequenceClassification"),
     "bert-model": ("bert", "BertModel"),
+    "deepseek-v3-mtp": ("deepseek_nextn", "DeepseekV3ForCausalLMNextN"),
+    "glm4-moe-mtp": ("glm4_moe_nextn", "Glm4MoeForCausalLMNextN"),
+    "qwen3-next-mtp": ("qwen3_next_mtp", "Qwen3NextForCausalLMMTP"),
 }
 
 #: SGLang's own classes of configurations.
@@ -84,6 +86,10 @@ RELEASED: dict[str, Any] = {
 
 def configured(family: str, size: int, given: dict[str, Any]) -> Any:
     """The configuration as SGLang has it."""
+    if family.endswith("-mtp"):
+        made = configured(family.removesuffix("-mtp"), size, given)
+        made.num_nextn_predict_layers = 1
+        return made
     if family in CONFIGS:
         configs: Any = importlib.import_module("sglang.srt.configs")
         given = {key: value for key, value in given.items() if key != "time_step_limit"}  # It has an infinity.
@@ -155,15 +161,17 @@ def main() -> None:
 
     for family in sys.argv[1:] or MODELS:
         module, name = MODELS[family]
-        for size in range(2):
+        for size in range(len(FAMILIES[family.removesuffix("-mtp")][2])):
             said = read(f"{family}-{size}")
-            tensors = [(name, torch.from_numpy(array).float()) for name, array in numbered(said["tensors"]).items()]
+            tensors = [(name, torch.from_numpy(array).float()) for name, array in elements(said).items()]
             ranks: dict[str, Any] = {}
             for count in RANKS:
                 try:
                     kind = getattr(importlib.import_module(f"sglang.srt.models.{module}"), name)
                     config = configured(family, size, said["config"])
                     found = [loaded(kind, config, tensors, rank, count) for rank in range(count)]
+                    if family.endswith("-mtp"):  # What is not loaded is shared with the main model.
+                        found = [{name: value for name, value in one.items() if value.any()} for one in found]
                 except Exception as error:
                     ranks[str(count)] = {"refused": f"{type(error).__name__}: {error}"[:200]}
                     if count == 1:

@@ -27,9 +27,8 @@ warnings.filterwarnings("ignore")
 import torch
 import transformers
 
-from .models import FAMILIES, config_of, digest, numbered, read, write
+from .models import FAMILIES, RANKS, config_of, digest, elements, read, write
 
-RANKS = (1, 2, 4, 8)
 #: What vLLM imports and these loaders do not need.
 ABSENT = frozenset(
     """
@@ -39,6 +38,14 @@ ABSENT = frozenset(
     tiktoken torchaudio torchvision uvicorn uvloop vllm._C vllm.vllm_flash_attn watchfiles xgrammar zmq
     """.split()  # noqa: SIM905 (a hundred lines as a list)
 )
+
+
+#: The models that load the layers that predict further tokens.
+DRAFTS = {
+    "deepseek-v3-mtp": ("deepseek_mtp", "DeepSeekMTP"),
+    "glm4-moe-mtp": ("glm4_moe_mtp", "Glm4MoeMTP"),
+    "qwen3-next-mtp": ("qwen3_next_mtp", "Qwen3NextMTP"),
+}
 
 
 class Anything:
@@ -202,7 +209,7 @@ def loaded(kind: Any, config: Any, tensors: Iterable[tuple[str, Any]], rank: int
         "parallel_config": parallel,
         "quant_config": None,
         "lora_config": None,
-        "speculative_config": None,
+        "speculative_config": Settings(draft_model_config=model) if "MTP" in kind.__name__ else None,
         "scheduler_config": Settings(max_num_batched_tokens=64, max_num_seqs=4),
         "compilation_config": CompilationConfig(custom_ops=["none"], mode=0),
         "device_config": Settings(device=torch.device("cpu"), device_type="cpu"),
@@ -238,12 +245,12 @@ def main() -> None:
     from vllm.model_executor.models.registry import _VLLM_MODELS
 
     version = os.environ.get("VLLM_VERSION", "0.33.0")
-    for family in sys.argv[1:] or FAMILIES:
-        kind, _, sizes = FAMILIES[family]
-        entry = _VLLM_MODELS.get(kind)
+    for family in sys.argv[1:] or [*FAMILIES, *DRAFTS]:
+        kind, _, sizes = FAMILIES[family.removesuffix("-mtp")]
+        entry = DRAFTS.get(family) or _VLLM_MODELS.get(kind)
         for size in range(len(sizes)):
             said = read(f"{family}-{size}")
-            tensors = [(name, torch.from_numpy(array).float()) for name, array in numbered(said["tensors"]).items()]
+            tensors = [(name, torch.from_numpy(array).float()) for name, array in elements(said).items()]
             ranks: dict[str, Any] = {}
             for count in RANKS:
                 try:
@@ -253,8 +260,10 @@ def main() -> None:
                     for key, value in said["config"].items():
                         if not hasattr(config, key):
                             setattr(config, key, value)
-                    if family in ("deepseek-v3",):
+                    if family.startswith("deepseek-v3"):
                         config.topk_method = "noaux_tc"  # As in the released files.
+                    if family in DRAFTS:
+                        config.num_nextn_predict_layers = 1
                     module = importlib.import_module(f"vllm.model_executor.models.{entry[0]}")
                     found = [loaded(getattr(module, entry[1]), config, tensors, rank, count) for rank in range(count)]
                 except Exception as error:

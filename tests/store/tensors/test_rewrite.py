@@ -265,6 +265,22 @@ def whole() -> Model:
     return found | {"wte": rng.standard_normal((10, 4)).astype("f4"), "ln": np.ones(4, "f4")}
 
 
+def test_a_tensor_that_is_dropped_leaves_its_name(tmp_path: Path) -> None:
+    sw.save_checkpoint(tmp_path / "a.safetensors", whole())
+    rewrite = {"from": "wte", "to": "ln"}
+    with pytest.raises(sw.LayoutError, match="calls 'wte' 'ln', which exists already"):
+        sw.reshard_checkpoint(tmp_path / "a.safetensors", tmp_path / "b", rewrites=sw.Rewrites([rewrite]))
+    dropping = sw.Rewrites([rewrite], unmatched="drop")
+    sw.reshard_checkpoint(tmp_path / "a.safetensors", tmp_path / "b", rewrites=dropping)
+    with sw.open_checkpoint(tmp_path / "b") as made:
+        assert list(made) == ["ln"]
+        np.testing.assert_array_equal(made.read("ln"), whole()["wte"])
+    for later in ({"from": "ln", "to": "x"}, {"from": {"name": "h.0.q", "also": ["ln"]}, "to": "x"}):
+        both = sw.Rewrites([rewrite, later], unmatched="drop")
+        with pytest.raises(sw.LayoutError, match="which exists already"):
+            sw.reshard_checkpoint(tmp_path / "a.safetensors", tmp_path / "c", rewrites=both)
+
+
 PACKED = "q:(4) + k:(2)"
 
 

@@ -133,9 +133,10 @@ def _apply_set(tensors: _Tensors, one: RewriteSet) -> _Tensors:
             if template.matched(name) is None
         }
     made: set[str] = set()
-    for rewrite in one.rewrites:
+    for number, rewrite in enumerate(one.rewrites, 1):
         with _numbered(rewrite):
-            tensors = _apply(tensors, rewrite, made)
+            later = one.rewrites[number:] if one.unmatched == "drop" else None
+            tensors = _apply(tensors, rewrite, made, later)
     left = [name for name in tensors if name not in made]
     if left and one.unmatched == "refuse":
         raise LayoutError(
@@ -149,8 +150,11 @@ def _others(count: int) -> str:
     return "" if not count else f" and {count} other{'s' * (count > 1)}"
 
 
-def _apply(tensors: _Tensors, rewrite: Rewrite, made: set[str]) -> _Tensors:
-    """Apply one rewrite; record in `made` what has been made, and forget what has been taken."""
+def _apply(tensors: _Tensors, rewrite: Rewrite, made: set[str], later: Sequence[Rewrite] | None) -> _Tensors:
+    """Apply one rewrite; record in `made` what has been made, and forget what has been taken.
+
+    Where tensors that no rewrite matches are dropped, `later` has the rewrites that may still match one.
+    """
     taken: dict[str, tuple[str, _Values]] = {}
     where = rewrite.source.where
     for part, template in rewrite.source.names:
@@ -181,7 +185,7 @@ def _apply(tensors: _Tensors, rewrite: Rewrite, made: set[str]) -> _Tensors:
     made.difference_update(taken)
     made.difference_update(again)
     for name, tensor in _products(_taken_apart(groups, {**tensors, **again}, rewrite), rewrite):
-        if name in result:
+        if name in result and (name in made or later is None or _matches(later, name)):
             how = "like another tensor that it makes" if name in made else "which exists already"
             raise LayoutError(
                 f"the rewrite of {shown(rewrite.source.names[0][1].text)} calls {shown(tensor.origin)} {shown(name)}, "
@@ -190,6 +194,13 @@ def _apply(tensors: _Tensors, rewrite: Rewrite, made: set[str]) -> _Tensors:
         result[name] = tensor
         made.add(name)
     return result
+
+
+def _matches(rewrites: Sequence[Rewrite], name: str) -> bool:
+    """Whether one of these rewrites reads a tensor of this name."""
+    sources = [rewrite.source for rewrite in rewrites]
+    templates = [template for one in sources for template in (*(named for _, named in one.names), *one.also)]
+    return any(template.matched(name) is not None for template in templates)
 
 
 def _repeated(groups: Mapping[_Values, Mapping[str, str]], tensors: _Tensors, rewrite: Rewrite) -> _Tensors:
