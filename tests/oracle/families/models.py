@@ -282,7 +282,7 @@ for _, _, _sizes in FAMILIES.values():
         if "layers_block_type" in _size:
             del _size["num_hidden_layers"]
 if SEED:
-    for _family, (*_, _sizes) in FAMILIES.items():
+    for _family, (_, _, _sizes) in FAMILIES.items():
         _sizes[:] = [drawn(_family, one, 2 * int(SEED) + i) for i, one in enumerate(_sizes)]
 
 #: Families whose files have layers that predict further tokens, which transformers leaves out.
