@@ -120,6 +120,11 @@ def python_files(house: Path) -> dict[str, Path]:
     return files
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def python_imports(house: Path) -> Imports:
     files = python_files(house)
     known = files.keys() | {"_core"}
@@ -127,7 +132,7 @@ def python_imports(house: Path) -> Imports:
     for name, path in files.items():
         folder = path.relative_to(house).parent.parts
         imports: dict[str, bool] = {}
-        for module, types_only in imported(ast.parse(path.read_text(encoding="utf-8")), folder):
+        for module, types_only in imported(tree_of(path), folder):
             # `from ..mesh import DeviceMesh` is of a module, `from .. import _core` is of the name behind it.
             target = next((each for each in (module, module.rpartition(".")[0]) if each in known), "__init__")
             imports[target] = imports.get(target, True) and types_only
@@ -424,7 +429,7 @@ class TestTheReaders:
 def test_the_package_imports_itself_relatively() -> None:
     """As a caller may rename or vendor it; `__main__` alone may be run as a file."""
     for path in (ROOT / "python" / "shardwise").rglob("*.py"):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = tree_of(path)
         found = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level]
         names = [node.module or "" for node in found]
         assert path.name == "__main__.py" or not [name for name in names if name.split(".")[0] == "shardwise"], path
@@ -441,7 +446,7 @@ def test_nothing_is_imported_or_locked_that_a_child_would_wait_for() -> None:
             r"^\s+(import|from) |import_module|Lock\(|cached_property", text, re.M
         ):
             continue
-        tree = ast.parse(text)
+        tree = tree_of(path)
         guarded = {
             id(inner)
             for node in ast.walk(tree)
@@ -450,13 +455,16 @@ def test_nothing_is_imported_or_locked_that_a_child_would_wait_for() -> None:
         }
         for function in (node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.Lambda))):
             for node in ast.walk(function):
-                is_call = isinstance(node, ast.Call) and ast.unparse(node.func) == "import_module"
+                is_call = (
+                    isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "import_module"
+                )
                 is_import = is_call or isinstance(node, (ast.Import, ast.ImportFrom))
                 if is_import and id(node) not in guarded and where.parts[0] not in ("cli", "execute", "interop"):
                     found.append(f"{where}, {function.lineno}: {ast.unparse(node)} is not under `with importing`")
         for node in ast.walk(tree):
-            is_named = isinstance(node, (ast.Call, ast.Attribute))
-            if is_named and ast.unparse(node) in ("threading.Lock()", "threading.RLock()", "functools.cached_property"):
+            named = node.func if isinstance(node, ast.Call) else node
+            is_lock = isinstance(named, ast.Attribute) and named.attr in ("Lock", "RLock", "cached_property")
+            if is_lock and ast.unparse(node) in ("threading.Lock()", "threading.RLock()", "functools.cached_property"):
                 found.append(f"{where}: {ast.unparse(node)}, not of _fork")
             if isinstance(node, ast.ImportFrom) and node.module == "functools":
                 found += [f"{where}: functools.{name.name}" for name in node.names if name.name == "cached_property"]
@@ -490,7 +498,7 @@ def test_nobody_asks_what_kind_of_path_it_has() -> None:
     found = {}
     for path in house.rglob("*.py"):
         where = path.relative_to(house).as_posix()
-        asked = list(asks_for_kinds(ast.parse(path.read_text(encoding="utf-8"))))
+        asked = list(asks_for_kinds(tree_of(path)))
         if asked and where != "location.py" and not where.startswith("write/places/"):
             found[where] = asked
     assert found == {}
