@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from shardwise._dtypes import CODES
+from shardwise.cli import main
 
 from ..store.conftest import encode
 
@@ -21,6 +22,15 @@ def write_checkpoint(path: Path, tensors: Tensors) -> Path:
     with path.open("r+b") as file:
         file.truncate(len(data) + end)
     return path
+
+
+def error_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    assert main([str(argument) for argument in arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("shardwise: error: ")
+    assert captured.err.count("\n") == 1
+    return captured.err
 
 
 @pytest.fixture

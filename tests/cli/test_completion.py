@@ -10,7 +10,7 @@ import pytest
 from shardwise.cli import main
 from shardwise.cli.arguments import SHELLS
 
-from .test_main import error_of
+from .conftest import error_of
 
 # The script sets the function that bash calls; this calls it as bash does, with the words typed so far.
 BASH = """

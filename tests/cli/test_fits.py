@@ -9,7 +9,7 @@ import pytest
 import shardwise as sw
 from shardwise.cli import main
 
-from .test_main import error_of
+from .conftest import error_of
 
 DATA = Path(__file__).parents[1] / "data" / "quantized"
 

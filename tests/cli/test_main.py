@@ -15,6 +15,8 @@ import shardwise as sw
 from shardwise.cli import main
 from shardwise.cli.terminal import Screen
 
+from .conftest import error_of
+
 SHOW = ["show", "8,6", "--mesh", "data=2,model=4", "--layout", "model,data"]
 
 
@@ -22,15 +24,6 @@ def run(*arguments: object, **options: object) -> "subprocess.CompletedProcess[s
     command = [sys.executable, "-m", "shardwise", *map(str, arguments)]
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8", **options.pop("env", {})}  # type: ignore[dict-item]
     return subprocess.run(command, capture_output=True, encoding="utf-8", env=environment, timeout=3600, **options)  # type: ignore[call-overload,no-any-return]
-
-
-def error_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    assert main([str(argument) for argument in arguments]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("shardwise: error: ")
-    assert captured.err.count("\n") == 1
-    return captured.err
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import shardwise as sw
 from shardwise.cli import main
 
-from .test_main import error_of
+from .conftest import error_of
 
 
 def test_they_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,13 +10,19 @@ from typing import Any
 from tests.store.stores import Store
 from tests.store.tasks import TASK, files, rules
 
-__all__ = ["FORMS", "TRIPS", "AtOnce", "Flaky", "Trip", "name_of", "settings"]
+__all__ = ["FORMS", "TRIPS", "WAYS", "AtOnce", "Flaky", "Trip", "name_of", "settings"]
 
 FORMS = ("safetensors", "hf", "sharded", "dcp")
 #: From where to where; the tests of those with S3 need its server.
 TRIPS = (
     "disk to disk", "disk to memory", "memory to disk", "memory to memory", "disk to s3", "s3 to disk", "s3 to s3",
 )  # fmt: skip
+
+#: Each with all forms; with S3, whose server takes seconds, each form once or twice.
+WAYS = [(trip, to) for trip in TRIPS for to in FORMS if "s3" not in trip] + [
+    ("disk to s3", "safetensors"), ("disk to s3", "dcp"), ("s3 to disk", "hf"), ("s3 to s3", "safetensors"),
+    ("s3 to s3", "sharded"),
+]  # fmt: skip
 
 
 def name_of(to: str) -> str:

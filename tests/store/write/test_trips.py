@@ -24,7 +24,7 @@ import pytest
 import shardwise as sw
 from tests.checks import same_tensors
 from tests.store.tasks import MESH, files, rules, saved, write_replica
-from tests.store.trips import FORMS, AtOnce, Flaky, Trip, name_of, settings
+from tests.store.trips import FORMS, WAYS, AtOnce, Flaky, Trip, name_of, settings
 
 # Of asynchronous connections that the server closes, and of packages that warn about each other.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -99,7 +99,7 @@ def test_a_reshard(trip: Trip, given: Path, expected: Expected, to: str) -> None
     assert trip.made(new) == expected(to)
 
 
-@pytest.mark.parametrize("to", FORMS)
+@pytest.mark.parametrize(("trip", "to"), WAYS, indirect=["trip"])
 def test_parts_of_a_saved_plan_in_any_order_and_twice(trip: Trip, given: Path, expected: Expected, to: str) -> None:
     """Each as if on a machine of its own; nothing is a checkpoint before the commit, and nothing is left after it."""
     source, new, file = trip.put(given), trip.new(name_of(to)), trip.file("new.swplan")
@@ -169,7 +169,7 @@ def test_tasks_are_small_can_be_sent_and_can_run_twice(trip: Trip, given: Path) 
     plan.commit(check=True)
 
 
-@pytest.mark.parametrize("to", FORMS)
+@pytest.mark.parametrize(("trip", "to"), WAYS, indirect=["trip"])
 def test_executors(trip: Trip, given: Path, expected: Expected, processes: ProcessPoolExecutor, to: str) -> None:
     source = trip.put(given)
     with ThreadPoolExecutor(3) as threads:
@@ -216,7 +216,7 @@ def test_an_interrupted_run_goes_on(
     assert trip.made(new) == expected("sharded")
 
 
-@pytest.mark.parametrize("to", FORMS)
+@pytest.mark.parametrize(("trip", "to"), WAYS, indirect=["trip"])
 @pytest.mark.parametrize(
     ("error", "after"), [(OSError(5, "Input/output error"), False), (RuntimeError("the worker was lost"), True)]
 )
@@ -342,7 +342,7 @@ def test_the_driver_is_killed_and_goes_on(shared: Trip, given: Path, expected: E
     assert shared.made(new) == expected("sharded")
 
 
-@pytest.mark.parametrize("to", FORMS)
+@pytest.mark.parametrize(("trip", "to"), WAYS, indirect=["trip"])
 def test_what_is_converted(trip: Trip, given: Path, to: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put together in a file first, which is removed; so no task can do a part of it."""
     temporary = trip.file("temporary")
@@ -473,7 +473,7 @@ def test_names_that_are_taken_are_refused_when_it_is_planned(trip: Trip, given: 
     assert trip.made(new) == before
 
 
-@pytest.mark.parametrize("to", FORMS)
+@pytest.mark.parametrize(("trip", "to"), WAYS, indirect=["trip"])
 def test_a_save(trip: Trip, given: Path, to: str) -> None:
     """From memory, the bytes that a save on a disk gives."""
     with sw.open_checkpoint(given) as checkpoint:
