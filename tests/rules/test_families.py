@@ -28,6 +28,7 @@ SAME = {
     "glm4-moe-mtp": "glm4-moe",
     "qwen3-next-mtp": "qwen3-next",
     "bert-model": "bert",
+    "llama4-scout": "llama4",
 }
 #: What the rules of a model leave out.
 DROPPED = {"bert-model": r"pooler\."}

@@ -17,10 +17,10 @@ def example_rules() -> dict[str, Path]:
     """Give the rules files that come with the package, by name, in alphabetical order.
 
     `hf/llama` is for Llama's tensors as Hugging Face names them, `vllm/llama` for those of vLLM, `megatron/llama` for
-    those of Megatron-Core, and `torch_dist/llama` for its distributed checkpoints, over the mesh axis "tp". The last
-    three also have rewrites from Hugging Face's names and back. They are for every size of the model, whose numbers
-    they take from its `config.json`. The page `docs/families.md` lists the families. `shardwise report --rules NAME`
-    takes the names, and `shardwise rules NAME` prints a file.
+    those of Megatron-Core, `torch_dist/llama` for its distributed checkpoints, and `maxtext/llama` for MaxText, over
+    the mesh axis "tp". All but the first also have rewrites from Hugging Face's names and back. They are for every size
+    of the model, whose numbers they take from its `config.json`. The page `docs/families.md` lists the families.
+    `shardwise report --rules NAME` takes the names, and `shardwise rules NAME` prints a file.
 
     >>> import shardwise as sw
     >>> [name for name in sw.example_rules() if name.endswith("/llama")]

@@ -47,6 +47,44 @@ MEGATRON_BRIDGE = {
     "gpt-oss": ("gpt_oss.gpt_oss_bridge", "GPTOSSBridge"),
     "nemotron-h": ("nemotronh.nemotron_h_bridge", "NemotronHBridge"),
 }
+#: The weights of Llama 4 in Megatron-Core: it is a model of Megatron-Bridge, which has no bridge for it. The names are
+#: those of `llama4_causal_lm_import` of ModelOpt 0.47.0, which also transposes experts.
+LLAMA4 = {
+    "embedding.word_embeddings.weight": "model.embed_tokens.weight",
+    "output_layer.weight": "lm_head.weight",
+    "decoder.final_layernorm.weight": "model.norm.weight",
+    "decoder.layers.*.self_attention.linear_qkv.layer_norm_weight": "model.layers.*.input_layernorm.weight",
+    "decoder.layers.*.self_attention.linear_proj.weight": "model.layers.*.self_attn.o_proj.weight",
+    "decoder.layers.*.pre_mlp_layernorm.weight": "model.layers.*.post_attention_layernorm.weight",
+    "decoder.layers.*.mlp.linear_fc1.layer_norm_weight": "model.layers.*.post_attention_layernorm.weight",
+    "decoder.layers.*.mlp.linear_fc2.weight": "model.layers.*.feed_forward.down_proj.weight",
+    "decoder.layers.*.mlp.router.weight": "model.layers.*.feed_forward.router.weight",
+    "decoder.layers.*.mlp.shared_experts.linear_fc2.weight": (
+        "model.layers.*.feed_forward.shared_expert.down_proj.weight"
+    ),
+    "decoder.layers.*.mlp.experts.linear_fc2.weight*": "model.layers.*.feed_forward.experts.*.down_proj.weight",
+}
+#: Those of GPT-2, which neither package has.
+GPT2 = {
+    "embedding.word_embeddings.weight": "transformer.wte.weight",
+    **{
+        f"{name}{kind}": f"{of}.{kind}"
+        for kind in ("weight", "bias")
+        for name, of in {
+            "decoder.final_layernorm.": "transformer.ln_f",
+            "decoder.layers.*.self_attention.linear_qkv.layer_norm_": "transformer.h.*.ln_1",
+            "decoder.layers.*.self_attention.linear_proj.": "transformer.h.*.attn.c_proj",
+            "decoder.layers.*.mlp.linear_fc1.layer_norm_": "transformer.h.*.ln_2",
+            "decoder.layers.*.mlp.linear_fc1.": "transformer.h.*.mlp.c_fc",
+            "decoder.layers.*.mlp.linear_fc2.": "transformer.h.*.mlp.c_proj",
+        }.items()
+    },
+}
+GATED = {
+    "decoder.layers.*.mlp.linear_fc1.weight": "model.layers.*.feed_forward",
+    "decoder.layers.*.mlp.shared_experts.linear_fc1.weight": "model.layers.*.feed_forward.shared_expert",
+    "decoder.layers.*.mlp.experts.linear_fc1.weight*": "model.layers.*.feed_forward.experts.*",
+}
 #: And in mbridge.
 MBRIDGE = {
     "llama": ("llama", "LLaMABridge"),
@@ -122,16 +160,8 @@ def padded(values: Any, held: Any) -> Any:
     return torch.cat([values, values.new_zeros(more, *values.shape[1:])]) if more else values
 
 
-def by_megatron_bridge(family: str, config: Any, tensors: Tensors, rank: int, size: int) -> tuple[Any, Filler]:
-    """The model that Megatron-Bridge makes of a configuration, and what it makes of Hugging Face's tensors."""
-    from megatron.core.process_groups_config import ProcessGroupCollection
-
-    mapping: Any = importlib.import_module("megatron.bridge.models.conversion.param_mapping")
-    parts: Any = mapping.MegatronParamMapping
-    parts.scatter_to_tp_ranks = lambda _, splits, *__, **___: splits[rank]
-    parts.broadcast_tensor_to_tp_ranks = lambda _, tensor, **__: tensor
-    parts.tp_rank = property(lambda _: 0)
-    mapping.ReplicatedMapping.hf_to_megatron = lambda _, weights, __: weights
+def bridge_of(family: str, config: Any) -> tuple[Any, Any]:
+    """Megatron-Bridge's bridge of a family, and what it makes of a configuration."""
     module, kind = MEGATRON_BRIDGE[base(family)]
     found: Any = importlib.import_module(f"megatron.bridge.models.{module}")
     found.AutoConfig = types.SimpleNamespace(from_pretrained=lambda _: config)
@@ -140,6 +170,97 @@ def by_megatron_bridge(family: str, config: Any, tensors: Tensors, rank: int, si
     provider = bridge.provider_bridge(
         types.SimpleNamespace(config=config, generation_config=None, _model_name_or_path="")
     )
+    return bridge, provider
+
+
+def bridge_with(names: dict[str, str], *more: Any) -> Any:
+    """A bridge for models without one: Megatron-Bridge's own mappings for these names."""
+    mapping: Any = importlib.import_module("megatron.bridge.models.conversion.param_mapping")
+    registry: Any = importlib.import_module("megatron.bridge.models.conversion.mapping_registry")
+    own = registry.MegatronMappingRegistry(
+        *(mapping.AutoMapping(megatron_param=name, hf_param=of) for name, of in names.items()), *more
+    )
+
+    def found(of: Any, tensors: Tensors) -> Any:
+        return tensors[of] if isinstance(of, str) else {key: tensors[one] for key, one in of.items()}
+
+    return types.SimpleNamespace(mapping_registry=lambda: own, maybe_modify_loaded_hf_weight=found)
+
+
+def llama4(config: Any, tensors: Tensors) -> tuple[Any, Any, Tensors]:
+    """Mappings for Llama 4, Megatron-Bridge's model of it, and the weights with each expert by itself."""
+    mapping: Any = importlib.import_module("megatron.bridge.models.conversion.param_mapping")
+    models: Any = importlib.import_module("megatron.bridge.models.llama.llama_provider")
+    more = [
+        mapping.GatedMLPMapping(megatron_param=name, gate=f"{of}.gate_proj.weight", up=f"{of}.up_proj.weight")
+        for name, of in GATED.items()
+    ]
+    parts = {part: f"model.layers.*.self_attn.{part}_proj.weight" for part in "qkv"}
+    more.append(mapping.QKVMapping(megatron_param="decoder.layers.*.self_attention.linear_qkv.weight", **parts))
+    apart = dict(tensors)
+    for name, value in tensors.items():
+        before = name.removesuffix("gate_up_proj").removesuffix("down_proj")
+        if name.endswith("experts.gate_up_proj"):
+            for e, one in enumerate(value):
+                apart[f"{before}{e}.gate_proj.weight"], apart[f"{before}{e}.up_proj.weight"] = one.T.chunk(2)
+        elif name.endswith("experts.down_proj"):
+            apart |= {f"{before}{e}.down_proj.weight": one.T for e, one in enumerate(value)}
+    experts = [int(layer in config.moe_layers) for layer in range(config.num_hidden_layers)]
+    provider = models.Llama4ModelProvider(
+        num_layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        ffn_hidden_size=config.intermediate_size_mlp,
+        num_attention_heads=config.num_attention_heads,
+        num_query_groups=config.num_key_value_heads,
+        kv_channels=config.head_dim,
+        num_moe_experts=config.num_local_experts,
+        moe_ffn_hidden_size=config.intermediate_size,
+        moe_shared_expert_intermediate_size=config.intermediate_size,
+        moe_layer_freq=1 if all(experts) else experts,  # As its models with 16 and with 128 experts have it.
+    )
+    return bridge_with(LLAMA4, *more), provider, apart
+
+
+def gpt2(config: Any, tensors: Tensors) -> tuple[Any, Any, Tensors]:
+    """Mappings for GPT-2, Megatron-Core's model of it, and the weights as linear layers have them."""
+    mapping: Any = importlib.import_module("megatron.bridge.models.conversion.param_mapping")
+    models: Any = importlib.import_module("megatron.bridge.models.gpt_provider")
+    more = [
+        mapping.QKVMapping(
+            megatron_param=f"decoder.layers.*.self_attention.linear_qkv.{kind}",
+            **{part: f"transformer.h.*.attn.{part}.{kind}" for part in "qkv"},
+        )
+        for kind in ("weight", "bias")
+    ]
+    more.append(mapping.ReplicatedMapping("embedding.position_embeddings.weight", "transformer.wpe.weight"))
+    apart: Tensors = {}
+    for name, value in tensors.items():
+        whole = value.T if re.search(r"\.c_\w+\.weight$", name) else value
+        if "c_attn" in name:
+            apart |= {name.replace("c_attn", part): one for part, one in zip("qkv", whole.chunk(3), strict=True)}
+        else:
+            apart[name] = whole
+    provider = models.GPTModelProvider(
+        num_layers=config.n_layer,
+        hidden_size=config.n_embd,
+        ffn_hidden_size=4 * config.n_embd,
+        num_attention_heads=config.n_head,
+        normalization="LayerNorm",
+        position_embedding_type="learned_absolute",
+        seq_length=config.n_positions,
+        share_embeddings_and_output_weights=True,
+    )
+    return bridge_with(GPT2, *more), provider, apart
+
+
+#: What is put together here for families without a bridge.
+OWN = {"llama4": llama4, "llama4-scout": llama4, "gpt2": gpt2}
+
+
+def set_up(provider: Any, family: str, config: Any, size: int) -> None:
+    """Have the model made for so many ranks, on the CPU."""
+    from megatron.core.process_groups_config import ProcessGroupCollection
+
     vars(provider).update(
         tensor_model_parallel_size=size,
         use_cpu_initialization=True,
@@ -155,6 +276,21 @@ def by_megatron_bridge(family: str, config: Any, tensors: Tensors, rank: int, si
     if base(family) == "gpt-oss":
         provider.expert_tensor_parallel_size = 1  # Biases of experts: it refuses another.
     provider.finalize()
+
+
+def by_megatron_bridge(family: str, config: Any, tensors: Tensors, rank: int, size: int) -> tuple[Any, Filler]:
+    """The model that Megatron-Bridge makes of a configuration, and what it makes of Hugging Face's tensors."""
+    mapping: Any = importlib.import_module("megatron.bridge.models.conversion.param_mapping")
+    parts: Any = mapping.MegatronParamMapping
+    parts.scatter_to_tp_ranks = lambda _, splits, *__, **___: splits[rank]
+    parts.broadcast_tensor_to_tp_ranks = lambda _, tensor, **__: tensor
+    parts.tp_rank = property(lambda _: 0)
+    mapping.ReplicatedMapping.hf_to_megatron = lambda _, weights, __: weights
+    if family in OWN:
+        bridge, provider, tensors = OWN[family](config, tensors)
+    else:
+        bridge, provider = bridge_of(family, config)
+    set_up(provider, family, config, size)
     model = provider.provide(pre_process=True, post_process=True)
     registry = bridge.mapping_registry()
 
@@ -311,11 +447,13 @@ def main() -> None:
     transformer_engine.stand_in()
     for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"):
         os.environ.pop(name, None)
-    both = (("megatron-bridge", MEGATRON_BRIDGE, by_megatron_bridge), ("mbridge", MBRIDGE, by_mbridge))
-    known = [*MEGATRON_BRIDGE, *(MBRIDGE.keys() - MEGATRON_BRIDGE.keys()), "llama-tied"]
+    both = (("megatron-bridge", {*MEGATRON_BRIDGE, *OWN}, by_megatron_bridge), ("mbridge", MBRIDGE, by_mbridge))
+    known = [*MEGATRON_BRIDGE, *OWN, *(MBRIDGE.keys() - MEGATRON_BRIDGE.keys()), "llama-tied"]
     for family in sys.argv[1:] or [*known, *(f"{family}-mtp" for family in FURTHER)]:
         for size in range(len(FAMILIES[base(family) if family.endswith("-mtp") else family][2])):
             said, by, found = read(f"{family}-{size}"), [], None
+            if family == "llama4" and said["config"]["interleave_moe_layer_step"] == 1:
+                continue  # Checkpoints of Scout have all layers in one tensor: llama4-scout.
             for package, families, make in both:
                 if base(family) not in families or (family, package) == ("deepseek-v3-mtp", "megatron-bridge"):
                     continue

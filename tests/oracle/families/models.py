@@ -263,6 +263,9 @@ FAMILIES: dict[str, tuple[str, str, list[dict[str, Any]]]] = {
         ),
     ),
 }
+_kind, _config, _sizes = FAMILIES["llama4"]
+#: All layers have experts.
+FAMILIES["llama4-scout"] = (_kind, _config, [{**size, "interleave_moe_layer_step": 1} for size in _sizes])
 #: More layers than have their kinds in turn, which MaxText stacks.
 FAMILIES["gemma3"][2].append({**FAMILIES["gemma3"][2][0], "num_hidden_layers": 14})
 FAMILIES["qwen3-next"][2].append(
