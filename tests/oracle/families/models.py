@@ -276,7 +276,9 @@ FAMILIES["qwen3-next"][2].append(
         "full_attention_interval": 3,
     }
 )
-# Llama 4 Scout has experts in all layers, and Mamba 2 as first released one group and one tensor for words.
+# Llama 4 Scout has experts in all layers, and Mamba 2 as first released one group and one tensor for words. Four ranks
+# do not divide the features of this gpt-oss.
+FAMILIES["gpt-oss"][2].append(FAMILIES["gpt-oss"][2][0] | {"intermediate_size": 42})
 FAMILIES["llama4"][2].append(FAMILIES["llama4"][2][0] | {"interleave_moe_layer_step": 1})
 FAMILIES["mamba2"][2].append(FAMILIES["mamba2"][2][1] | {"n_groups": 1, "tie_word_embeddings": True})
 FAMILIES["nemotron-h"][2].append(FAMILIES["nemotron-h"][2][1] | {"n_groups": 1})
