@@ -206,9 +206,8 @@ class CheckpointPlan(WritePlan):
                 with crew_of_plan(self, work) as crew:
                     return see_finished(self, crew, work)
             ledger.check_complete()
-            if check:
-                _check_written(self, ledger, work)
-            place.finish(Ending(self, ledger), sync=work.sync)
+            ending = _checked(self, ledger, work) if check else Ending(self, ledger)
+            place.finish(ending, sync=work.sync)
         return report_of(self, ledger, 0)
 
 
@@ -237,20 +236,19 @@ def _numbers_of(
     return range(min(numbers, default=0), max(numbers, default=-1) + 1), numbers
 
 
-def _check_written(plan: WritePlan, ledger: Ledger, work: Work) -> None:
-    """Read all that was written, and compare it with the receipts; what has its name already also with the sources.
+def _checked(plan: WritePlan, ledger: Ledger, work: Work) -> Ending:
+    """Read all that was written, and compare it with the receipts; what a store has is left to the end of the place.
 
     Raises:
         ParseError: if it is not what they say; names the tensor and the file.
     """
     check_memory(work.memory)
-    ending, job, slots = Ending(plan, ledger, work.memory), CopyJob(), []
+    job, slots = CopyJob(), []
     nowhere = job.discard()
     for number, (file, size) in enumerate(zip(plan.files, plan.sizes, strict=True)):
         path = plan.place.unfinished(number)
         if path is None:
-            ending.confirm(number)
-            continue
+            return Ending(plan, ledger, work.memory, is_checked=True)  # By the place, when its objects are there.
         holder = job.read_file(path, size)
         for at, slot in enumerate(file.slots):
             if slot.end > slot.begin:
@@ -265,6 +263,7 @@ def _check_written(plan: WritePlan, ledger: Ledger, work: Work) -> None:
     for (path, number, held), digest in found.items():
         if digest != ledger.digest(number, held):
             raise ParseError(f"{path}: tensor {shown(plan.tensors[held].name)} is not what the receipts say")
+    return Ending(plan, ledger)
 
 
 def _outline(plan: WritePlan, work: Work) -> WriteOutline:

@@ -27,7 +27,17 @@ from .places.place import Place
 from .plan_data import DATA, REPLICAS, SIZE, SLOTS, PlanData, PlannedTensor, said_by
 from .task import Task
 
-__all__ = ["FileGrid", "PlannedTensor", "TaskGrid", "WritePlan", "task_runs"]
+__all__ = [
+    "FileGrid",
+    "PlannedTensor",
+    "StretchGrid",
+    "TaskGrid",
+    "WritePlan",
+    "share_ends",
+    "shares_of",
+    "stretch_runs",
+    "task_runs",
+]
 
 #: The most pieces that the small tensors of one task have, besides the first: a task must stay small too.
 _MOST_PIECES = 1024
@@ -174,6 +184,151 @@ class FileGrid:
             np.add.at(found, task, volume * itemsize)
 
 
+#: The bytes of the slabs of which stretches are made, as a part of those of a task.
+_SLABS = 8
+
+
+def stretch_runs(tensors: Iterable[tuple[tuple[int, ...], int, int]], task_bytes: int) -> Numbers:
+    """Cut tensors, in the order in which files have them, into the slabs of a `StretchGrid`; see `task_runs`."""
+    return task_runs(tensors, max(task_bytes // _SLABS, 1))
+
+
+class StretchGrid:
+    """The tasks of a plan that write a stretch of all tensors each, in the order in which the files have them.
+
+    So what a task writes of a file is mostly one run, however small tensors are.
+
+    Args:
+        slabs: The slabs and small tensors that stretches are made of; its tensors are numbered in that order.
+        order: The number in the plan of each of these.
+        task_bytes: How many bytes of tensors a task writes at most.
+
+    >>> shapes = [(1, 8), (6, 8)]
+    >>> runs = stretch_runs([((6, 8), 1, 1), ((1, 8), 1, 1)], 64)
+    >>> grid = StretchGrid(TaskGrid(runs, lambda at: (shapes[1 - at], 1)), np.array([1, 0]), 64)
+    >>> [grid.boxes(task) for task in range(len(grid))], grid.bytes.tolist()
+    ([[(1, ((0, 6), (0, 8))), (0, ((0, 1), (0, 8)))]], [56])
+    >>> found = np.zeros(1, np.int64)
+    >>> grid.add_overlaps(0, Pieces.dense(np.array([[0, 0]]), np.array([[[0, 0], [1, 3]]]), 1), found)
+    >>> found.tolist()
+    [3]
+    """
+
+    def __init__(self, slabs: TaskGrid, order: Numbers, task_bytes: int) -> None:
+        self._slabs, self._order = slabs, order
+        self._places = np.argsort(order)
+        sizes = slabs.bytes
+        before, total = np.cumsum(sizes) - sizes, int(sizes.sum())
+        tasks = -(-total // max(task_bytes - task_bytes // _SLABS, 1))
+        numbers = before // max(-(-total // max(tasks, 1)), 1)
+        self._firsts = np.flatnonzero(np.diff(numbers, prepend=-1))
+        self._ends = np.append(self._firsts[1:], len(sizes))
+        self.bytes = self._sums(sizes)
+
+    def _sums(self, of_slabs: Numbers) -> Numbers:
+        found: Numbers = np.add.reduceat(of_slabs, self._firsts) if len(self._firsts) else of_slabs[:0]
+        return found
+
+    def __len__(self) -> int:
+        return len(self._firsts)
+
+    def boxes(self, task: int) -> list[tuple[int, Bounds]]:
+        """The boxes that a task writes, each with its tensor's number."""
+        found: list[tuple[int, Bounds]] = []
+        for slab in range(int(self._firsts[task]), int(self._ends[task])):
+            for place, box in self._slabs.boxes(slab):
+                tensor = int(self._order[place])
+                joined = _joined(found[-1][1], box) if found and found[-1][0] == tensor else None
+                if joined is None:
+                    found.append((tensor, box))
+                else:
+                    found[-1] = tensor, joined
+        return found
+
+    def add_overlaps(self, tensor: int, pieces: Pieces, found: Numbers) -> None:
+        """Add to each task the bytes that it shares with pieces of a tensor."""
+        of_slabs = np.zeros(len(self._slabs), np.int64)
+        self._slabs.add_overlaps(int(self._places[tensor]), pieces, of_slabs)
+        found += self._sums(of_slabs)
+
+
+def _joined(first: Bounds, second: Bounds) -> Bounds | None:
+    """Two boxes as one, if the second follows the first along a dim."""
+    different = [dim for dim, (a, b) in enumerate(zip(first, second, strict=True)) if a != b]
+    if len(different) != 1 or first[different[0]][1] != second[different[0]][0]:
+        return None
+    (dim,) = different
+    return (*first[:dim], (first[dim][0], second[dim][1]), *first[dim + 1 :])
+
+
+def shares_of(plan: WritePlan, least: Callable[[int], int]) -> Numbers | None:
+    """Say what tasks make of files: int64 of shape (shares, 5), the task's number and what `WritePlan.shares` gives.
+
+    What a task writes of a file is one run of bytes, or a few. A run is a part of the object, if it has the least bytes
+    of a part. What is too short for that is put aside, with as much of the run after it as makes a part of both; so is
+    the beginning of a run after bytes that are known only at the end.
+
+    Args:
+        plan: The plan.
+        least: Gives the least bytes of a part of a file of so many bytes.
+
+    Returns:
+        The shares by task, file and place; `None` if a task writes bytes of a file that are no runs.
+    """
+    found = [np.zeros((0, 4), np.int64)]
+    for task in range(len(plan.grid)):
+        rows = _file_runs(plan, task)
+        if rows is None:
+            return None
+        found.append(rows)
+    shares = np.concatenate(found)
+    task, file, begin, end = shares.T
+    order = np.lexsort((begin, file))
+    sizes = np.array(plan.sizes, np.int64)
+    leasts = np.array([least(size) for size in sizes.tolist()], np.int64)[file]
+    length, is_last = end - begin, end == sizes[file]
+    is_short = length < leasts
+    # What is before each run: the end of another, which may be too short; nothing; or what no task writes.
+    before = np.full(len(shares), -1)
+    follows = (file[order][1:] == file[order][:-1]) & (begin[order][1:] == end[order][:-1])
+    before[order[1:][follows]] = order[:-1][follows]
+    after_short = np.where(before >= 0, is_short[before], begin > 0)
+    taken = np.where((length >= 2 * leasts) | (is_last & (length > leasts)), leasts, length)
+    taken = np.where(is_short & ~(is_last & ~after_short), length, np.where(after_short, taken, 0))
+    return np.column_stack([shares, begin + taken])
+
+
+def share_ends(shares: Numbers, tasks: int) -> Numbers:
+    """Where the shares of each task end, among those of all."""
+    return np.searchsorted(shares[:, 0], np.arange(tasks), side="right").astype(np.int64)
+
+
+def _file_runs(plan: WritePlan, task: int) -> Numbers | None:
+    """The runs of files that a task writes: int64 of shape (runs, 4), its number, the file, first byte and end."""
+    runs: list[list[int]] = []
+    spans = []
+    for number, box in plan.grid.boxes(task):
+        tensor = plan.tensors[number]
+        targets = tensor.targets.clipped(box)
+        begins, ends = targets.spans(tensor.itemsize)
+        spans += np.column_stack([targets.numbers, begins, ends, targets.volumes * tensor.itemsize]).tolist()
+    held = 0
+    for file, begin, end, nbytes in sorted(spans):
+        if runs and runs[-1][1] == file and begin <= runs[-1][3]:
+            runs[-1][3], held = max(runs[-1][3], end), held + nbytes
+        else:
+            if runs and held != runs[-1][3] - runs[-1][2]:
+                return None
+            runs.append([task, file, begin, end])
+            held = nbytes
+    if runs and held != runs[-1][3] - runs[-1][2]:
+        return None
+    for run in runs:
+        # What is before the first tensor goes along, if it is known.
+        run[2] = 0 if run[2] == plan.files[run[1]].start and plan.known_before(run[1]) else run[2]
+    return np.array(runs, np.int64).reshape(-1, 4)
+
+
 def _slabs(number: int, shape: tuple[int, ...], itemsize: int, task_bytes: int) -> list[int]:
     row, dim = math.prod(shape) * itemsize, -1
     while row > task_bytes and dim < len(shape) - 1:
@@ -195,7 +350,7 @@ class WritePlan(PlanData):
 
     obstacle: str = ""
     _place: Place | None = None
-    _grid: TaskGrid | FileGrid | None = None
+    _grid: TaskGrid | FileGrid | StretchGrid | None = None
     _cut: tuple[int, list[int]] | None = None
     _written_bytes: Numbers | None = None
 
@@ -224,7 +379,7 @@ class WritePlan(PlanData):
             raise TypeError(self.obstacle)
 
     @property
-    def grid(self) -> TaskGrid | FileGrid:
+    def grid(self) -> TaskGrid | FileGrid | StretchGrid:
         """How it is cut into tasks."""
         if self._grid is None:
             if self.place.takes_whole_files:
@@ -232,8 +387,35 @@ class WritePlan(PlanData):
                 self._grid = FileGrid(data, self._boxes_of_file, self._written)
             else:
                 runs = self.numbers("runs", 0, self.sections["runs"].nbytes // 8).reshape(-1, 7)
-                self._grid = TaskGrid(runs, lambda number: (self.tensors[number].shape, self.tensors[number].itemsize))
+                order = self.numbers("order", 0, self.sections["order"].nbytes // 8)
+
+                def tensor(place: int) -> tuple[tuple[int, ...], int]:
+                    found = self.tensors[int(order[place]) if self.is_shared else place]
+                    return found.shape, found.itemsize
+
+                grid = TaskGrid(runs, tensor)
+                self._grid = StretchGrid(grid, order, self.task_bytes) if self.is_shared else grid
         return self._grid
+
+    def shares(self, number: int) -> Numbers:
+        """What a task makes of files, int64 of shape (shares, 4): the file, the first byte, the one after the last.
+
+        The fourth is the first byte that is in a part of its own; what is before it is put aside.
+        """
+        first, end = [0, *self.numbers("share_ends", max(number - 1, 0), number + 1).tolist()][-2:]
+        return self.numbers("shares", 4 * first, 4 * end).reshape(-1, 4)
+
+    @property
+    def most_shared(self) -> int:
+        """The most bytes that a task makes of files that tasks share."""
+        nbytes = self.column("shares", 4, 2) - self.column("shares", 4, 1)
+        ends = np.append(0, np.cumsum(nbytes))[self.numbers("share_ends", 0, len(self.tasks))]
+        return int(np.diff(ends, prepend=0).max(initial=0))
+
+    def known_before(self, file: int) -> bytes:
+        """What is before the first tensor of a file, if that does not depend on what tasks write; else nothing."""
+        held = self.files[file]
+        return b"" if held.has_digests or held.needs_crcs else held.before(0)[1]
 
     @property
     def written_bytes(self) -> npt.NDArray[np.int64]:
@@ -375,14 +557,29 @@ class _Making:
         self._ranges += [(file, number, begin, end) for file, begin, end in ranges]
         self._parts.append((tensor, sources, targets, replicas))
 
+    def _in_shares(self, targets: Pieces, shares: Numbers) -> Pieces:
+        """Targets whose holders are a task's shares of files, and not the files."""
+        files = np.array(list(self._files), np.int64)[targets.numbers][:, None]
+        at = targets.offsets[:, None]
+        is_in = (shares[:, 0] == files) & (shares[:, 1] <= at) & (at < shares[:, 2])
+        if not (is_in.sum(axis=1) == 1).all():
+            raise ValueError("it has a task that writes what is in none of its shares")
+        rows = targets.rows.copy()
+        rows[:, 0] = is_in.argmax(axis=1)
+        rows[:, 1] -= shares[rows[:, 0], 1]
+        return Pieces(rows)
+
     def task(self, number: int) -> Task:
         plan = self._plan
         program: list[npt.NDArray[np.int64]] = []
         names: list[tuple[int, str]] = []
+        shares = plan.shares(number) if plan.is_shared else None
         for position, (tensor, sources, targets, others) in enumerate(self._parts):
+            if shares is not None:
+                targets = self._in_shares(targets, shares)
             if len(others):
                 names.append((position, tensor.name))
-                others.rows[:, 0] += len(self._files)
+                others.rows[:, 0] += len(self._files) if shares is None else len(shares)
                 targets = Pieces(np.concatenate([targets.rows, others.rows]))
             wanted = 1 + 2 * WRITTEN[plan.form].has_crcs
             program.append(JobTensor(tensor.itemsize, wanted, tensor.shape, sources, targets).program())

@@ -151,8 +151,8 @@ class PlanData:
     Its lists are sections of numbers and bytes, in memory or in a file, of which only what is asked for is read:
     `names`, `shapes`, `tensors`, `pieces`, `replicas`, `targets` and `boxes` of tensors; `file_names`, `files` and
     `slots` of files, and of files for ranks `again`, a byte for each slot that says whether an earlier one has its box;
-    `sources` and `source_ends`; `runs` of tasks; `aliases` and `paths`, which are JSON; and `beside`, the contents of
-    what goes along.
+    `sources` and `source_ends`; `runs` of tasks, and if these make parts of objects `order`, that of the tensors,
+    `shares` and `share_ends`; `aliases` and `paths`, which are JSON; and `beside`, the contents of what goes along.
 
     Attributes:
         path: The place of the new checkpoint.
@@ -355,6 +355,11 @@ class PlanData:
     def is_kept(self) -> bool:
         """Whether every run finds the same sources: no arrays, nor files that each run makes anew."""
         return all(not isinstance(source, np.ndarray) and source.is_kept for source in self.sources)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether tasks make parts of objects, which are put together at the end."""
+        return self.sections["order"].nbytes > 0
 
     @property
     def last(self) -> str:

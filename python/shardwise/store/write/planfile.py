@@ -30,7 +30,7 @@ from ..formats.forms import WRITTEN
 from ..parts import RANKS
 from ..pieces import Pieces, repeated
 from ..sections import BLOCK, Stored, blocks_of, packed
-from .plan import WritePlan, task_runs
+from .plan import WritePlan, share_ends, shares_of, stretch_runs, task_runs
 from .plan_data import (
     CUT,
     DATA,
@@ -67,7 +67,7 @@ _SMALL = 2**22
 
 _SECTIONS = (
     "names", "shapes", "tensors", "pieces", "replicas", "targets", "boxes", "file_names", "files", "slots", "sources",
-    "source_ends", "runs", "again", "aliases", "beside", "paths",
+    "source_ends", "runs", "again", "order", "shares", "share_ends", "aliases", "beside", "paths",
 )  # fmt: skip
 _KEYS = {"path", "form", "task_bytes", "metadata", "dtypes", "cuts", "beside", "sections"}
 
@@ -201,13 +201,25 @@ def check_plan(plan: WritePlan) -> None:
     names = _check_tensors(plan)
     _check_texts(plan, names)
     _check_files(plan, rows)
-    if not plan.place.takes_whole_files:
-        counts = zip(plan.tensors, np.diff(rows[:, TARGETS], prepend=0).tolist(), strict=True)
-        expected = task_runs(
-            ((t.shape, t.itemsize, len(t.sources) + len(t.replicas) + count) for t, count in counts), plan.task_bytes
-        )
-        if not np.array_equal(expected, _table(plan, "runs", 7)):
-            raise ValueError("its tasks are not those of its tensors")
+    if plan.place.takes_whole_files:
+        return
+    counts = zip(plan.tensors, np.diff(rows[:, TARGETS], prepend=0).tolist(), strict=True)
+    shapes = [(t.shape, t.itemsize, len(t.sources) + len(t.replicas) + count) for t, count in counts]
+    if plan.is_shared:
+        order = _table(plan, "order", 1).reshape(-1)
+        if not np.array_equal(np.sort(order), np.arange(len(shapes))):
+            raise ValueError("its order is not one of its tensors")
+        shapes = [shapes[number] for number in order.tolist()]
+    if not np.array_equal(
+        (stretch_runs if plan.is_shared else task_runs)(shapes, plan.task_bytes), _table(plan, "runs", 7)
+    ):
+        raise ValueError("its tasks are not those of its tensors")
+    if plan.is_shared:
+        shares = shares_of(plan, plan.place.least_part)
+        if shares is None or not np.array_equal(shares[:, 1:], _table(plan, "shares", 4)):
+            raise ValueError("what its tasks make of its files is not what they write")
+        if not np.array_equal(share_ends(shares, len(plan.grid)), _table(plan, "share_ends", 1).reshape(-1)):
+            raise ValueError("what its tasks make of its files is not what they write")
 
 
 def _count(plan: WritePlan, section: str) -> float:

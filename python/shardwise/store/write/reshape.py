@@ -42,7 +42,7 @@ from .places import check_writable, claim_name, locked, refuse_source
 from .run import run_whole
 from .save import FILE_BYTES, Target, chosen_form, plan_form
 from .spool import Spool, opened_spool
-from .work import MEMORY, RETRIES, Work, WriteReport
+from .work import MEMORY, RETRIES, Work, WriteReport, workers_of
 
 __all__ = ["plan_checkpoint", "reshard_checkpoint"]
 
@@ -157,7 +157,7 @@ def reshard_checkpoint(
     planned = _planning(
         src, target, layouts, to, uneven, dtype, overflow, rename, rewrites, only, metadata, max_file_bytes, memory,
         replicas, task_bytes, strict, rank, config,
-        is_written=True, resume=work.resume,
+        is_written=True, workers=workers_of(work), resume=work.resume,
     )  # fmt: skip
     with planned as (made, warnings, left_out):
         return replace(run_whole(made, work), path=target, warnings=warnings, left_out=left_out)
@@ -267,6 +267,7 @@ def _planning(
     config: Config | None,
     *,
     is_written: bool,
+    workers: int = 1,
     resume: bool = False,
 ) -> Iterator[tuple[CheckpointPlan, tuple[str, ...], tuple[str, ...]]]:
     if instance("replicas", replicas, str) not in ("check", "first"):
@@ -357,8 +358,8 @@ def _planning(
             paths = key_paths(checkpoint, names)
             with uncollected():
                 return plan_form(
-                    target, wanted, to, metadata, max_file_bytes, memory, task_bytes, compare=replicas == "check",
-                    paths=paths, beside=along, layouts=layouts, rank=rank,
+                    target, wanted, to, metadata, max_file_bytes, memory, task_bytes, workers,
+                    compare=replicas == "check", paths=paths, beside=along, layouts=layouts, rank=rank,
                 )  # fmt: skip
 
         # What must be written to a file first is counted before anything is.

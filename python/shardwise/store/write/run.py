@@ -24,7 +24,7 @@ from ..sharded import MANIFEST
 from .gather import memory_for
 from .places.place import Recorder
 from .plan import WritePlan
-from .task import Progress, Task, TaskReceipt
+from .task import Progress, Share, Task, TaskReceipt
 from .work import Crew, Flight, Work, WriteReport
 
 __all__ = [
@@ -273,6 +273,7 @@ class Ledger:
         bytes_written: Bytes that they wrote.
         made: For tasks that made an object of a store, its bytes and its mark.
         own: Those of them that put it there; the others found it, made by another run perhaps.
+        shares: For tasks that made parts of objects, what they have put.
     """
 
     def __init__(self, plan: WritePlan) -> None:
@@ -285,6 +286,7 @@ class Ledger:
         self._parts: Counter[str] = Counter()
         self.made: dict[int, tuple[int, str]] = {}
         self.own: dict[int, tuple[int, str]] = {}
+        self.shares: dict[int, tuple[Share, ...]] = {}
         self.bytes_read = self.bytes_written = 0
 
     def __contains__(self, number: int) -> bool:
@@ -317,6 +319,8 @@ class Ledger:
             self.made[number] = receipt.made
             if receipt.bytes_written:
                 self.own[number] = receipt.made
+        if receipt.shares:
+            self.shares[number] = receipt.shares
         if number in self:
             if not self.agrees(receipt):
                 raise ParseError(
@@ -416,13 +420,15 @@ class Ending:
     Attributes:
         names: The names of the further files of a folder.
         made: For tasks that made an object of a store, its bytes and its mark.
+        shares: For tasks that made parts of objects, what they have put.
+        is_checked: Whether all that a store has is compared with its sources.
     """
 
-    def __init__(self, plan: WritePlan, ledger: Ledger, memory: int | None = None) -> None:
-        self._plan, self._ledger, self._memory = plan, ledger, memory
+    def __init__(self, plan: WritePlan, ledger: Ledger, memory: int | None = None, *, is_checked: bool = False) -> None:
+        self._plan, self._ledger, self._memory, self.is_checked = plan, ledger, memory, is_checked
         self._is_known = False
         self.names = [MANIFEST, *plan.texts]
-        self.made = ledger.made
+        self.made, self.shares = ledger.made, ledger.shares
 
     def _note(self) -> None:
         """Say to each file the digests and the CRC-32 of what it holds."""
@@ -455,5 +461,5 @@ class Ending:
         task = self._plan.task(number)
         receipt = task.check() if self._memory is None else task.check(memory=self._memory, threads=None)
         if not self._ledger.agrees(receipt):
-            name = self._plan.path / self._plan.files[number].name if self._plan.is_folder else self._plan.path
+            name = self._plan.path / task.files[0][1] if self._plan.is_folder else self._plan.path
             raise ParseError(f"{name}: is not what its receipt says")

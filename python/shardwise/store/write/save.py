@@ -40,8 +40,10 @@ from ..tensors.names import check_name
 from ..tensors.one_rank import one_rank, ranks_of
 from ..tensors.wanted import Layouts, Wanted, partition_for, wanted_array
 from .checkpoint_plan import CheckpointPlan
-from .places import locked, takes_whole_files
-from .plan import task_runs
+from .gather import memory_for
+from .places import locked, part_limits, takes_whole_files
+from .places.uploads import Limits
+from .plan import share_ends, shares_of, stretch_runs, task_runs
 from .plan_data import (
     CUT,
     DTYPE,
@@ -60,7 +62,16 @@ from .plan_data import (
 from .run import run_whole
 from .work import MEMORY, Work, WriteReport
 
-__all__ = ["FILE_BYTES", "Target", "chosen_form", "make_plan", "only_read", "plan_form", "save_checkpoint"]
+__all__ = [
+    "FILE_BYTES",
+    "Target",
+    "chosen_form",
+    "make_plan",
+    "only_read",
+    "plan_form",
+    "save_checkpoint",
+    "with_shares",
+]
 
 #: The most bytes that Hugging Face's own `save_pretrained` puts in a file.
 FILE_BYTES = 5 * 10**9
@@ -71,6 +82,10 @@ _TASK, _LEAST_TASK = 64 * 2**20, 16 * 2**20
 _FETCHED_TASK = 16 * 2**20
 #: Of no pieces.
 _NO_ROWS = np.zeros(0, np.int64)
+#: The most bytes of a task that makes parts of objects.
+_MOST_STRETCH = 256 * 2**20
+#: Of what such tasks write at most one part in so many may be put aside; and with more slots objects are made whole.
+_ASIDE, _MOST_SLOTS = 4, 2**17
 #: A checkpoint has at least about this many tasks, unless they would be smaller than `_LEAST_TASK`.
 _TASKS = 128
 
@@ -170,6 +185,7 @@ def plan_form(
     max_file_bytes: int,
     memory: int = MEMORY,
     task_bytes: int | None = None,
+    workers: int = 1,
     *,
     compare: bool,
     paths: Mapping[str, KeyPath] = NONE,
@@ -187,6 +203,7 @@ def plan_form(
         max_file_bytes: Of `"hf"`, how many bytes of tensors a file may have.
         memory: Bytes of memory that it will be run with: tasks that fetch what they write are not larger.
         task_bytes: How many bytes a task writes at most.
+        workers: The workers that share that memory.
         compare: Whether pieces that are stored more than once are compared.
         paths: For `"dcp"`, where tensors lie in a nested state dict.
         beside: Further files of a folder; they replace none of its own.
@@ -251,6 +268,7 @@ def plan_form(
         compare_replicas=compare,
         task_bytes=task_bytes,
         memory=memory,
+        workers=workers,
     )
 
 
@@ -352,6 +370,7 @@ def make_plan(
     compare_replicas: bool,
     task_bytes: int | None,
     memory: int,
+    workers: int,
 ) -> CheckpointPlan:
     """Put together the plan of these tensors and files.
 
@@ -386,6 +405,7 @@ def make_plan(
         tensors[number, DTYPE] = dtypes.setdefault(tensor.dtype.name, len(dtypes))
         tensors[number, CUT] = at_cut.get(id(cut), -1)
         tensors[number, OBJECT] = tensor.is_object
+    is_given = task_bytes is not None
     if task_bytes is None:
         task_bytes = min(max(total // _TASKS, _LEAST_TASK), _TASK)
         if any(not isinstance(holder, np.ndarray) and holder.is_fetched for holder in held.held):
@@ -418,6 +438,7 @@ def make_plan(
         "source_ends": Held(np.cumsum([len(line) for line in lines], dtype=np.int64)),
         "runs": Held(runs),
         "again": Held(repeated_slots(files) if WRITTEN[form].has_arrays else b""),
+        **{name: Held(b"") for name in ("order", "shares", "share_ends")},
         "aliases": Held(json.dumps(aliases).encode()),
         "beside": Held(b"".join(beside.values())),
         "paths": Held(json.dumps({name: at for name, at in paths.items() if tuple(at) != (name,)}).encode()),
@@ -432,7 +453,47 @@ def make_plan(
         "cuts": list(kinds.values()),
         "beside": {name: len(text) for name, text in beside.items()},
     }
-    return CheckpointPlan._made(head, sections, path=place, sources=sources)
+    plan = CheckpointPlan._made(head, sections, path=place, sources=sources)
+    limits = part_limits(place)
+    if limits is None or not plan.is_kept or max(plan.sizes, default=0) < limits.shared:
+        return plan
+    each = memory // workers
+    # What a task writes and, at most four times, what it fetches is to be in the memory.
+    sizes = {task_bytes} if is_given else {min(each * 2 // 11, most) for most in (_FETCHED_TASK, _MOST_STRETCH)}
+    tried = (with_shares(plan, limits, size, each) for size in sorted(sizes) if size >= LEAST_ASKED)
+    return next((shared for shared in tried if shared is not None), plan)
+
+
+def with_shares(plan: CheckpointPlan, limits: Limits, task_bytes: int, memory: int) -> CheckpointPlan | None:
+    """Give the plan with tasks that each write a stretch of all tensors, and so parts of objects.
+
+    `None` if that is of no use, if too much would be too short for a part, or if the memory does not hold what a task
+    writes.
+    """
+    if plan.sections["slots"].nbytes // 16 > _MOST_SLOTS:
+        return None
+    tensors = np.concatenate([file.slots.tensors for file in plan.files])
+    found, first = np.unique(tensors, return_index=True)
+    order = found[np.argsort(first)].astype(np.int64)
+    shapes = []
+    for number in order.tolist():
+        tensor = plan.tensors[number]
+        count = sum(map(len, (tensor.sources, tensor.replicas, tensor.targets)))
+        shapes.append((tensor.shape, tensor.itemsize, count))
+    sections = {**plan.sections, "order": Held(order), "runs": Held(stretch_runs(shapes, task_bytes))}
+    head = {**plan.head, "task_bytes": task_bytes}
+    made = CheckpointPlan._made(head, sections, path=plan.path, sources=plan.sources)
+    shares = shares_of(made, limits.least_shared)
+    if shares is None or not len(shares):
+        return None
+    tasks, files, begins, ends, parts = shares.T
+    is_one_each = len(shares) == len(np.unique(tasks)) == len(np.unique(files))
+    aside, total = int((parts - begins).sum()), int((ends - begins).sum())
+    most = int(np.bincount(tasks, weights=ends - begins).max())
+    if is_one_each or aside > total // _ASIDE or most + memory_for(int(made.grid.bytes.max())) > memory:
+        return None
+    sections |= {"shares": Held(shares[:, 1:]), "share_ends": Held(share_ends(shares, len(made.grid)))}
+    return CheckpointPlan._made(head, sections, path=plan.path, sources=plan.sources)
 
 
 class _Holders:

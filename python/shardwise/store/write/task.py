@@ -31,12 +31,16 @@ from ..sources import Source
 from .gather import compare_replicas, fetch_pieces
 from .work import MEMORY
 
-__all__ = ["Block", "Gathered", "Gatherer", "Sink", "Task", "TaskReceipt", "Written", "worker_name"]
+__all__ = ["Block", "Gathered", "Gatherer", "Share", "Sink", "Task", "TaskReceipt", "Written", "worker_name"]
 
 #: Bytes of the engine's own buffers, besides the memory that it fills.
 _BUDGET = 4 * 2**20
 
 Array = npt.NDArray[Any]
+
+
+#: Of an object that several tasks make: the file's number, the first byte, the one after the last, the part's ETag.
+Share = tuple[int, int, int, str]
 
 
 class TaskReceipt(NamedTuple):
@@ -54,6 +58,8 @@ class TaskReceipt(NamedTuple):
         seconds: The time it took.
         worker: Who wrote it: host and process.
         part: The part of the plan that it was run in, as `"3/16"`; empty if it was run otherwise.
+        shares: Of objects that several tasks make, what it has put: the file's number, the first byte, the one after
+            the last, and the ETag of the part; without one it is in the object that it has `made` aside.
         made: For an object of a store, its bytes and what distinguishes it from another object of its name; else none.
     """
 
@@ -67,6 +73,7 @@ class TaskReceipt(NamedTuple):
     seconds: float
     worker: str
     part: str = ""
+    shares: tuple[Share, ...] = ()
     made: tuple[int, str] | None = None
 
     @property
@@ -302,16 +309,21 @@ class Written(NamedTuple):
         crcs: The CRC-32 of each, for files that have them; else none.
         nbytes: Bytes that were written.
         made: For an object, its bytes and what distinguishes it from another object of its name; else none.
+        shares: What was put of objects that several tasks make.
     """
 
     digests: list[int]
     crcs: list[int]
     nbytes: int
     made: tuple[int, str] | None = None
+    shares: tuple[Share, ...] = ()
 
 
 class Sink(Protocol):
-    """Where a task writes: regions of files in a folder, or an object of a store."""
+    """Where a task writes: regions of files in a folder, an object of a store, or parts of several."""
+
+    def count(self, task: Task) -> int:
+        """The number of its own destinations in the task's program."""
 
     def fill(
         self, task: Task, gatherer: Gatherer, memory: int, threads: int | None, *, sync: bool, progress: Progress
@@ -347,7 +359,7 @@ class Task:
     #: Files and objects that are compared with what is written, and the names of the tensors that they hold again.
     _compared: tuple[Source, ...]
     _names: tuple[tuple[int, str], ...]
-    #: The tensors, as the numbers of a program of the I/O engine; destinations are the files, then `_compared`.
+    #: The tensors, as the numbers of a program of the I/O engine; destinations are those of the sink, then `_compared`.
     _program: bytes
     #: The positions of ranges that hold what earlier ones, or those of other tasks, hold.
     _again: tuple[int, ...] = ()
@@ -418,7 +430,7 @@ class Task:
     def _ended(self, memory: int, ask: Callable[[Gatherer], Written]) -> TaskReceipt:
         began = time.perf_counter()
         check_memory(memory)
-        gatherer = Gatherer(self._program, len(self.files), self._sources, self._compared, dict(self._names))
+        gatherer = Gatherer(self._program, self.sink.count(self), self._sources, self._compared, dict(self._names))
         done = ask(gatherer)
         return TaskReceipt(
             self.plan,
@@ -430,5 +442,6 @@ class Task:
             done.nbytes,
             round(time.perf_counter() - began, 6),
             worker_name(),
+            shares=done.shares,
             made=done.made,
         )

@@ -33,6 +33,7 @@ __all__ = [
     "crew_for",
     "crew_of",
     "one_worker",
+    "workers_of",
 ]
 
 #: Bytes of memory, and how often a task is retried, unless the caller says otherwise.
@@ -155,6 +156,11 @@ def crew_of(work: Work) -> Crew:
     is_here = isinstance(work.executor, ThreadPoolExecutor)
     budget = _budget(work.memory, sharing)
     return Crew(work.executor, workers, budget, is_here, _WINDOW * workers, timeout=work.timeout)
+
+
+def workers_of(work: Work) -> int:
+    """The number of workers of a caller's executor that share the memory of a host; 1 without one."""
+    return 1 if work.executor is None else work.memory // crew_of(work).memory
 
 
 def one_worker(work: Work) -> Crew:

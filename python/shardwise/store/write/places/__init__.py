@@ -13,13 +13,28 @@ from ...objects import ObjectPath
 from ...opened import OpenFolder, make_marked, remove_marked
 from . import folder, store
 from .place import NewCheckpoint, Place
+from .uploads import LIMITS, Limits
 
-__all__ = ["Scratch", "check_writable", "claim_name", "locked", "place_for", "refuse_source", "takes_whole_files"]
+__all__ = [
+    "Scratch",
+    "check_writable",
+    "claim_name",
+    "locked",
+    "part_limits",
+    "place_for",
+    "refuse_source",
+    "takes_whole_files",
+]
 
 
 def takes_whole_files(location: Location) -> bool:
     """Whether a task makes a whole file of a checkpoint that is to be there, and not parts of any."""
     return isinstance(location, ObjectPath)
+
+
+def part_limits(location: Location) -> Limits | None:
+    """What the store of a checkpoint that is to be there takes, if several tasks can make parts of one object."""
+    return LIMITS if isinstance(location, ObjectPath) and location.is_s3 else None
 
 
 def place_for(new: NewCheckpoint) -> Place:

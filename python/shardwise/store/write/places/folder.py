@@ -88,6 +88,10 @@ class FolderSink:
     folder: str
     finished: str
 
+    def count(self, task: Task) -> int:
+        """The files that the task writes parts of."""
+        return len(task.files)
+
     def fill(
         self, task: Task, gatherer: Gatherer, memory: int, threads: int | None, *, sync: bool, progress: Progress
     ) -> Written:
@@ -139,10 +143,16 @@ class FolderPlace:
     takes_whole_files = False
 
     def __init__(self, new: NewCheckpoint) -> None:
+        if new.is_shared:
+            raise ParseError(f"{new.path}: the plan is for a store whose objects are put together from parts")
         self._new, self.path = new, Path(new.path)
         self.root = workplace_of(self.path) / new.digest[:16]
         self.folder = self.root / _DATA
         self._finished = str(self.path if new.is_folder else self.path.parent)
+
+    def least_part(self, size: int) -> int:
+        """Any: tasks write to files in place."""
+        return 1
 
     def sink(self, number: int) -> FolderSink:
         """Where tasks write, each some of any file."""

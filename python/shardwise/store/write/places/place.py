@@ -14,13 +14,18 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from ....errors import ParseError
 from ...engine import DIGEST_MODULUS
 from ...formats.files import TargetFile
-from ..task import Sink, TaskReceipt
+from ..task import Share, Sink, TaskReceipt
 from ..work import Crew, Work
 
-__all__ = ["Ending", "NewCheckpoint", "Place", "Recorder", "receipt_from_line", "receipt_line"]
+__all__ = ["Ending", "NewCheckpoint", "Place", "Recorder", "receipt_from_line", "receipt_line", "sealed", "unsealed"]
+
+Numbers = npt.NDArray[np.int64]
 
 
 class NewCheckpoint(Protocol):
@@ -58,6 +63,23 @@ class NewCheckpoint(Protocol):
     def is_kept(self) -> bool:
         """Whether another run finds the same sources, so that receipts are of use to it."""
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether tasks make parts of several files, which are put together at the end."""
+
+    @property
+    def most_shared(self) -> int:
+        """The most bytes that a task makes of such files."""
+
+    def shares(self, number: int) -> Numbers:
+        """What a task makes of files, int64 of shape (shares, 4): the file, the first byte, the one after the last.
+
+        The fourth is the first byte that is in a part of its own; what is before it is too short for that.
+        """
+
+    def known_before(self, file: int) -> bytes:
+        """What is before the first tensor of a file, if that does not depend on what tasks write; else nothing."""
+
 
 class Ending(Protocol):
     """What is written when all tasks are done."""
@@ -69,6 +91,14 @@ class Ending(Protocol):
     @property
     def made(self) -> Mapping[int, tuple[int, str]]:
         """For tasks that made an object, its bytes and its mark."""
+
+    @property
+    def shares(self) -> Mapping[int, tuple[Share, ...]]:
+        """For tasks that made parts of objects, what they have put."""
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether all that a store has is compared with its sources."""
 
     def frame(self, number: int) -> Iterable[tuple[int, bytes]]:
         """What surrounds the tensors of a file: stretches of bytes, each with the byte at which it begins."""
@@ -98,8 +128,12 @@ class Recorder(Protocol):
 class Place(Protocol):
     """The place of a checkpoint."""
 
-    #: Whether a task makes a whole file of the checkpoint; else it writes a part of any.
-    takes_whole_files: bool
+    @property
+    def takes_whole_files(self) -> bool:
+        """Whether a task makes a whole file of the checkpoint; else it writes a part of any."""
+
+    def least_part(self, size: int) -> int:
+        """The least bytes of a part of a file of this size, if tasks make parts of files, which are put together."""
 
     @property
     def inside(self) -> str:
@@ -171,6 +205,11 @@ class Place(Protocol):
 def receipt_line(receipt: TaskReceipt) -> bytes:
     """Write a receipt as a line."""
     said = [*receipt[:3], [f"{digest:x}" for digest in receipt.digests], *receipt[4:]]
+    return sealed(said)
+
+
+def sealed(said: Any) -> bytes:
+    """Write something as a line of JSON with a digest of it."""
     text = json.dumps(said, separators=(",", ":")).encode()
     return b"%s %s\n" % (_digest(text), text)
 
@@ -181,8 +220,8 @@ def receipt_from_line(line: bytes, where: object) -> TaskReceipt:
     Raises:
         ParseError: if the line is not what `receipt_line` wrote.
     """
-    with _read(line, where) as said:
-        plan, task, ranges, digests, crcs, read, written, seconds, worker, part, made = said
+    with unsealed(line, where, "a receipt") as said:
+        plan, task, ranges, digests, crcs, read, written, seconds, worker, part, shares, made = said
         receipt = TaskReceipt(
             str(plan),
             task,
@@ -194,9 +233,11 @@ def receipt_from_line(line: bytes, where: object) -> TaskReceipt:
             float(seconds),
             str(worker),
             str(part),
+            tuple((file, begin, end, str(mark)) for file, begin, end, mark in shares),
             None if made is None else _made(*made),
         )
         numbers = [number for row in receipt.ranges for number in row]
+        numbers += [number for row in receipt.shares for number in row[:3]]
         sizes = [] if receipt.made is None else [receipt.made[0]]
         if not all(type(number) is int for number in (task, read, written, *numbers, *sizes, *receipt.crcs)):
             raise ValueError
@@ -212,14 +253,15 @@ def _made(size: int, mark: str) -> tuple[int, str]:
 
 
 @contextmanager
-def _read(line: bytes, where: object) -> Iterator[Any]:
+def unsealed(line: bytes, where: object, what: str) -> Iterator[Any]:
+    """Give what a line says; refuse, with ParseError, one that `sealed` has not written, or that says no such thing."""
     digest, _, text = line.rstrip(b"\n").partition(b" ")
     if _digest(text) != digest:
-        raise ParseError(f"{where}: a receipt is not what was written: it was edited or is damaged")
+        raise ParseError(f"{where}: {what} is not what was written: it was edited or is damaged")
     try:
         yield json.loads(text)
     except (ValueError, TypeError, OverflowError, RecursionError):
-        raise ParseError(f"{where}: a receipt has contents that no task writes") from None
+        raise ParseError(f"{where}: {what} has contents that no task writes") from None
 
 
 def _digest(text: bytes) -> bytes:

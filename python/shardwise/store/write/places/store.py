@@ -8,122 +8,226 @@ object was made again and is another one to the store.
 
 from __future__ import annotations
 
-import copy
 import errno
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeVar
 
-from ....errors import ParseError
-from ...formats.files import TargetFile
+import numpy as np
+
+from ...._text import bytes_text
+from ....errors import LayoutError, ParseError
+from ...engine import LEAST_MEMORY, CopyJob
 from ...location import taken, workplace_of
 from ...objects import ATTEMPTS, ObjectPath, ObjectStatus
-from ..task import Gatherer, Progress, Task, TaskReceipt, Written
-from ..work import Crew, Work, crew_of, one_worker
-from .place import Ending, NewCheckpoint, receipt_from_line, receipt_line
-from .stream import stream_of
+from ..task import Gathered, Gatherer, Progress, Share, Task, TaskReceipt, Written
+from ..work import Crew, Work, crew_for, crew_of, one_worker
+from .place import Ending, NewCheckpoint, receipt_from_line, receipt_line, sealed, unsealed
+from .stream import ObjectSink
 from .uploads import (
     FLIGHT,
     LIMITS,
-    Comparison,
     Limits,
-    Upload,
+    Multipart,
     check_writable,
     parts_for,
     parts_of_crew,
     put_object,
-    upload_to,
 )
 
-__all__ = ["ObjectSink", "StorePlace", "check_writable"]
+__all__ = ["ObjectSink", "PartsSink", "StorePlace", "check_writable"]
 
 #: The longest receipt that is read.
 _MOST = 2**28
+#: Bytes that are read at a time to be compared, or to be put together; and what the parts that are put together take.
+_AT_ONCE = 8 * 2**20
+_TOGETHER = 64 * 2**20
+
+#: In place of the parts of an upload, what says that the object is there, and that neither it nor the upload is.
+_MADE: Mapping[int, tuple[int, str]] = {}
+_GONE: Mapping[int, tuple[int, str]] = {}
 
 Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
-class ObjectSink:
-    """An object of a store, which a task makes as a whole.
+class PartsSink:
+    """Parts of objects of a store, which several tasks make.
 
     Attributes:
-        path: Its name.
-        file: What it is.
+        path: The checkpoint.
+        is_folder: Whether that has objects in it; else it is the only one.
+        uploads: The object that has the names of the uploads.
+        aside: Where what is too short for a part is put.
+        shares: What it makes: the number of the file, the first byte, the one after the last, and the first byte that
+            is in a part of its own.
+        texts: What is before the first tensor of a file, for each share; empty if that is not in it.
         limits: What the store takes.
     """
 
     path: ObjectPath
-    file: TargetFile
+    is_folder: bool
+    uploads: ObjectPath
+    aside: ObjectPath
+    shares: tuple[tuple[int, int, int, int], ...]
+    texts: tuple[bytes, ...]
     limits: Limits = LIMITS
+
+    def count(self, task: Task) -> int:
+        """The shares."""
+        return len(self.shares)
 
     def fill(
         self, task: Task, gatherer: Gatherer, memory: int, threads: int | None, *, sync: bool, progress: Progress
     ) -> Written:
-        """Make it of what the gatherer gives; where it was made already, see that it is that.
+        """Put what the gatherer gives; where the objects are complete already, see that it is that.
 
         Raises:
-            FileExistsError: if another object is there.
+            FileNotFoundError: if there are no uploads: the plan was not begun, or was given up.
         """
-        if not self.path.is_file():
-            with suppress(FileExistsError):  # Another was faster: made by the same task, or not.
-                run = f"{task.plan[:32]}-{task.number}"
-                return self._made(task, gatherer, memory, threads, progress, run)
-            gatherer.compares, progress = True, None  # All bytes were counted.
-        return self._made(task, gatherer, memory, threads, progress, None)
+        try:
+            names = names_of_uploads(self.uploads, task.plan)
+        except FileNotFoundError:
+            if not self._are_made(task):
+                raise
+            return self.compare(task, gatherer, memory, threads, None)
+        if max(file for file, *_ in self.shares) >= len(names):
+            raise ParseError(f"{self.uploads}: the list of uploads has only {len(names)}")
+        done, buffers = self._gathered(gatherer, memory, threads)
+        try:
+            shares, made = self._put(task, names, buffers, progress)
+        except FileNotFoundError:
+            if not self._are_made(task):
+                why = f"the store has dropped an upload of it; remove {self.uploads}, and run all parts again"
+                raise FileNotFoundError(errno.ENOENT, why, str(self.path)) from None
+            return self.compare(task, gatherer, memory, threads, None)
+        nbytes = sum(end - begin for _, begin, end, _ in self.shares)
+        return Written(done.digests, done.crcs, nbytes, made, shares)
 
     def compare(self, task: Task, gatherer: Gatherer, memory: int, threads: int | None, progress: Progress) -> Written:
-        """Compare it with what the gatherer gives.
+        """Compare the objects with what the gatherer gives.
 
         Raises:
-            FileExistsError, FileNotFoundError: if it is another one, or there is none.
+            FileExistsError, FileNotFoundError: if one is another, or there is none.
         """
-        return self._made(task, gatherer, memory, threads, progress, None)
+        done, buffers = self._gathered(gatherer, memory, threads)
+        for (file, begin, _, _), data in zip(self.shares, buffers, strict=True):
+            there = self._object(task, file)
+            status = there.status()
+            if status.size != self._file(task, file)[1] or not _is_at(there, status, begin, data):
+                raise taken(there)
+            if progress is not None:
+                progress(len(data))
+        return Written(done.digests, done.crcs, 0)
 
-    def _made(
-        self, task: Task, gatherer: Gatherer, memory: int, threads: int | None, progress: Progress, run: str | None
-    ) -> Written:
-        file = copy.copy(self.file)  # It learns digests.
-        part_bytes, flight, holds = parts_for([file], memory, limits=self.limits)
-        is_new = run is not None
-        upload: Upload = upload_to(self.path, flight=flight, is_new=True, run=run) if is_new else Comparison(self.path)
-        gatherer.watch()
-        nbytes = 0
-        try:
-            stream = stream_of(file, gatherer, part_bytes, threads, holds=holds and upload.any_order)
-            for number, data in stream.parts():
-                upload.put(number, data)
-                nbytes += len(data)
+    def _are_made(self, task: Task) -> bool:
+        """Whether another run was faster, and has put the objects together."""
+        return all(self._upload(task, file).is_made() for file, *_ in self.shares)
+
+    def _file(self, task: Task, file: int) -> tuple[str, int]:
+        return next((name, size) for number, name, size in task.files if number == file)
+
+    def _object(self, task: Task, file: int) -> ObjectPath:
+        return self.path / self._file(task, file)[0] if self.is_folder else self.path
+
+    def _upload(self, task: Task, file: int, name: str = "") -> Multipart:
+        return Multipart(self._object(task, file), mark_of(task.plan, file), name)
+
+    def _gathered(self, gatherer: Gatherer, memory: int, threads: int | None) -> tuple[Gathered, list[bytearray]]:
+        """Put all shares together in memory."""
+        nbytes = sum(end - begin for _, begin, end, _ in self.shares)
+        if nbytes + LEAST_MEMORY > memory:
+            raise too_little(memory, nbytes)
+        buffers = [bytearray(end - begin) for _, begin, end, _ in self.shares]
+        for data, text in zip(buffers, self.texts, strict=True):
+            data[: len(text)] = text
+
+        def destinations(job: CopyJob) -> None:
+            for data in buffers:
+                job.write_array(np.frombuffer(data, np.uint8))
+
+        return gatherer.into_files(destinations, memory - nbytes, threads, sync=False), buffers
+
+    def _put(
+        self, task: Task, names: Sequence[str], buffers: list[bytearray], progress: Progress
+    ) -> tuple[tuple[Share, ...], tuple[int, str] | None]:
+        shares: list[Share] = []
+        aside, parts = bytearray(), []
+        for (file, begin, end, part), data in zip(self.shares, buffers, strict=True):
+            if part > begin:
+                aside += data[: part - begin]
+                shares.append((file, begin, part, ""))
+                del data[: part - begin]  # Which moves nothing.
+            if end > part:
+                parts.append((file, part, end, data))
+
+        def sent(item: tuple[int, int, int, bytearray]) -> Share:
+            file, begin, end, data = item
+            number = self.limits.part_number(self._file(task, file)[1], begin)
+            return file, begin, end, self._upload(task, file, names[file]).put(number, data)
+
+        with ThreadPoolExecutor(FLIGHT, thread_name_prefix="shardwise-write") as pool:
+            for share in pool.map(sent, parts):
+                shares.append(share)
                 if progress is not None:
-                    progress(len(data))
-            gatherer.check()
-            stream.check(self.path)
-            upload.commit()
-        except BaseException:
-            upload.abort()
-            raise
-        status = self.path.status()
-        if status.size != file.size:
-            # Not a system error, after which the task would be retried and find this object in its way.
-            raise ParseError(f"{self.path}: has {status.size} bytes; {file.size} were written")
-        slots = [number for number, slot in enumerate(file.slots) if slot.end > slot.begin]
-        crcs = [stream.crcs[number] for number in slots] if file.needs_crcs else []
-        made = status.size, status.mark
-        return Written([stream.slots[number] for number in slots], crcs, nbytes if is_new else 0, made)
+                    progress(share[2] - share[1])
+        made: tuple[int, str] | None = None
+        if aside:
+            put_object(self.aside, bytes(aside), is_new=False)
+            made = self.aside.status()
+            if progress is not None:
+                progress(len(aside))
+        return tuple(sorted(shares)), made
+
+
+def mark_of(plan: str, file: int) -> str:
+    """What marks an object that the tasks of a plan make."""
+    return f"{plan[:32]}-{file}"
+
+
+def names_of_uploads(path: ObjectPath, plan: str) -> list[str]:
+    """Read the names of a plan's uploads, one for each of its files.
+
+    Raises:
+        FileNotFoundError: if there are none: the plan was not begun, or was committed or given up.
+        ParseError: if they are not what was written, or those of another plan.
+    """
+    line = _line(path)
+    if line is None:
+        raise FileNotFoundError(
+            errno.ENOENT, "does not exist: the plan was not begun, or was committed or given up", str(path)
+        )
+    with unsealed(line, path, "the list of uploads") as (of, names):
+        if not all(isinstance(name, str) and name for name in names):
+            raise ValueError
+    if of != plan:
+        raise ParseError(f"{path}: the list of uploads is of another plan")
+    return list(names)
+
+
+def too_little(memory: int, nbytes: int) -> LayoutError:
+    """The error for less memory than tasks need that make parts of objects."""
+    return LayoutError(
+        f"memory is {bytes_text(memory)} for each worker; a task that makes {bytes_text(nbytes)} of parts of objects "
+        "needs more than that: give more, or make the plan with smaller task_bytes"
+    )
 
 
 class StorePlace:
     """The place of a checkpoint in a store, and its receipts."""
 
-    takes_whole_files = True
-
     def __init__(self, new: NewCheckpoint, limits: Limits = LIMITS) -> None:
         self._new, self._limits = new, limits
         self.path: ObjectPath = new.path
+        if new.is_shared and not self.path.is_s3:
+            raise ParseError(f"{self.path}: the plan is for a store whose objects are put together from parts")
         self._root: ObjectPath = workplace_of(self.path) / new.digest[:16]
         self._kept: bool | None = None
+        #: Whether all uploads are complete, so that there is none to abort.
+        self._is_complete = False
         check_writable(self.path)
 
     @property
@@ -131,9 +235,23 @@ class StorePlace:
         """Where it is in the memory of this process, if it is."""
         return str(self.path) if self.path.protocol == "memory" else ""
 
-    def sink(self, number: int) -> ObjectSink:
-        """Where a task writes: an object of its own."""
-        return ObjectSink(self._object(number), self._new.files[number].alone(), self._limits)
+    @property
+    def takes_whole_files(self) -> bool:
+        """Whether a task makes an object of its own; else parts of any."""
+        return not self._new.is_shared
+
+    def least_part(self, size: int) -> int:
+        """The least bytes of a part of an object of this size that several tasks make."""
+        return self._limits.least_shared(size)
+
+    def sink(self, number: int) -> ObjectSink | PartsSink:
+        """Where a task writes: an object of its own, or parts of any."""
+        if not self._new.is_shared:
+            return ObjectSink(self._object(number), self._new.files[number].alone(), self._limits)
+        shares: list[tuple[int, int, int, int]] = list(map(tuple, self._new.shares(number).tolist()))
+        texts = tuple(b"" if begin else self._new.known_before(file) for file, begin, _, _ in shares)
+        folder = self._new.is_folder
+        return PartsSink(self.path, folder, self._uploads, self._aside(number), tuple(shares), texts, self._limits)
 
     @property
     def _is_kept(self) -> bool:
@@ -154,7 +272,8 @@ class StorePlace:
 
     def is_finished(self) -> bool:
         """Whether a checkpoint has the name. A single object that has a receipt still is not committed."""
-        return self._last.is_file() and (self._new.is_folder or not self._receipt_of(0).is_file())
+        is_at_once = self._new.is_folder or self._new.is_shared
+        return self._last.is_file() and (is_at_once or not self._receipt_of(0).is_file())
 
     def claim(self, resume: bool) -> None:
         """Refuse, with FileExistsError, a name that is taken, or at which there is anything unless `resume`."""
@@ -173,12 +292,43 @@ class StorePlace:
         """A store does not say how much room it has."""
 
     def begin(self, *, parts: bool) -> None:
-        """Refuse, with FileExistsError, a name at which there is a checkpoint or another object."""
+        """Refuse, with FileExistsError, a name at which there is a checkpoint or another object; begin uploads."""
         if self.is_finished() or (self._new.is_folder and self.path.is_file()):
             raise taken(self.path)
+        if self._new.is_shared:
+            self._begin_uploads(are_checked=not parts)
+
+    def _begin_uploads(self, *, are_checked: bool) -> None:
+        """Begin an upload for each file, unless another process has; and, if they are checked, those that are gone.
+
+        Raises:
+            FileExistsError: if there is an object that no upload has made.
+        """
+        numbers = range(len(self._new.files))
+        try:
+            names = self._names()
+        except FileNotFoundError:
+            for number, is_there in enumerate(self._each(lambda number: self._object(number).is_file(), numbers)):
+                if is_there:
+                    raise taken(self._object(number)) from None
+            names = list(self._each(lambda number: self._upload(number).begin(), numbers))
+            try:
+                put_object(self._uploads, sealed([self._new.digest, names]), is_new=True)
+            except FileExistsError:  # Another was faster.
+                list(self._each(lambda number: self._upload(number, names[number]).abort(), numbers))
+                self._names()
+            return
+        parts = self._each(self._parts, list(zip(numbers, names, strict=True))) if are_checked else ()
+        gone = [number for number, there in enumerate(parts) if there is _GONE]
+        for number in gone:
+            names[number] = self._upload(number).begin()
+        if gone:
+            put_object(self._uploads, sealed([self._new.digest, names]), is_new=False)
 
     def crew(self, work: Work, each: int) -> AbstractContextManager[Crew]:
         """Give what runs the tasks: one after the other in this process, each with all threads; or an executor."""
+        if self._new.is_shared:
+            return self._crew_of_parts(work, each)
         if work.executor is None:
             parts_for(self._new.files, work.memory, limits=self._limits)
             return nullcontext(one_worker(work))
@@ -186,14 +336,49 @@ class StorePlace:
         parts_of_crew(self._new.files, work.memory, crew, self._limits)
         return nullcontext(crew)
 
+    @contextmanager
+    def _crew_of_parts(self, work: Work, each: int) -> Iterator[Crew]:
+        held, tasks = self._new.most_shared, len(self._new.tasks)
+        with crew_for(work, nbytes=sum(self._new.sizes), tasks=tasks, each=each + held) as crew:
+            if crew.memory < held + LEAST_MEMORY:
+                raise too_little(crew.memory, held)
+            yield crew
+
     def buffers(self, work: Work, crew: Crew) -> int:
         """The most bytes that the buffers of a crew take."""
+        if self._new.is_shared:
+            return crew.workers * crew.memory
         part, flight, holds = parts_for(self._new.files, work.memory, limits=self._limits)
         return part * (3 + holds + flight)
 
     def receipts(self, numbers: range | None = None) -> Iterator[TaskReceipt]:
-        """Read the receipts of these tasks, as many as there are."""
-        yield from (found for found in self._each(self._read, self._numbers(numbers)) if found is not None)
+        """Read the receipts of these tasks, as many as there are, and of parts those that the store still has."""
+        numbers = range(len(self._new.tasks)) if numbers is None else numbers
+        read = self._each(self._read, numbers)
+        found = [receipt for receipt in read if receipt is not None]
+        if not self._new.is_shared or not found:
+            yield from found
+            return
+        files = sorted({file for receipt in found for file, *_ in receipt.shares})
+        names: Sequence[str] = [""] * len(self._new.files)
+        with suppress(FileNotFoundError):  # Else another process has committed the plan, or given it up.
+            names = self._names()
+        parts = dict(zip(files, self._each(self._parts, [(file, names[file]) for file in files]), strict=True))
+        are_there = self._each(lambda receipt: self._is_there(receipt, parts), found)
+        yield from (receipt for receipt, is_there in zip(found, are_there, strict=True) if is_there)
+
+    def _is_there(self, receipt: TaskReceipt, parts: Mapping[int, Mapping[int, tuple[int, str]]]) -> bool:
+        """Whether the store still has what a task has put."""
+        for file, begin, end, mark in receipt.shares:
+            there = parts[file]
+            number = self._limits.part_number(self._new.sizes[file], begin)
+            if there is _MADE:
+                continue
+            if mark and there.get(number) != (end - begin, mark):
+                return False
+            if not mark and not _is(self._aside(receipt.task), receipt.made):
+                return False
+        return True
 
     def recorder(self, numbers: range | None, work: Work, part: str, crew: Crew) -> StoreRecorder:
         """Give what keeps receipts."""
@@ -222,7 +407,7 @@ class StorePlace:
                 f"{place}: two receipts of task {receipt.task} disagree: one is not of this checkpoint, or a source "
                 "changed"
             )
-        if other.made != receipt.made:  # The same bytes, made again: now this is the object.
+        if (other.made, other.shares) != (receipt.made, receipt.shares):  # Made again: now these are the objects.
             put_object(place, receipt_line(receipt), is_new=False)
 
     def check_finished(self, ending: Ending) -> None:
@@ -231,22 +416,118 @@ class StorePlace:
             for name, text in ending.texts().items():
                 if not _has(self.path / name, text):
                     raise taken(self.path / name)
+        for number in range(len(self._new.files)) if self._new.is_shared else ():
+            there = self._object(number)
+            status = there.status()
+            if not all(_is_at(there, status, at, text) for at, text in ending.frame(number)):
+                raise taken(there)
 
     def unfinished(self, number: int) -> None:
         """An object has its name from the beginning."""
 
     def finish(self, ending: Ending, *, sync: bool) -> None:
         """See that every object is still the one that was made; write index and manifest, last what makes it one."""
+        texts = ending.texts() if self._new.is_folder else {}
+        if self._new.is_shared:
+            self._put_together(ending)
+            self._is_complete = True
         found = list(self._each(lambda number: self._object(number).status(), range(len(self._new.files))))
-        for number, status in enumerate(found):
-            if ending.made.get(number) != tuple(status):
+        for number in range(len(self._new.tasks)):
+            is_same = self._new.is_shared or ending.made.get(number) == tuple(found[number])
+            if ending.is_checked or not is_same:
                 ending.confirm(number)
         if self._new.is_folder:
-            texts = ending.texts()
             for name in sorted(texts, key=lambda name: name == self._new.last):
                 _put_same(self.path / name, texts[name])
         self.discard()
         self._see_that_it_stays(found)
+
+    def _put_together(self, ending: Ending) -> None:
+        """Make the objects of the parts that tasks have put, and of what is between them."""
+        numbers = range(len(self._new.files))
+        left = [number for number in numbers if not self._upload(number).is_made()]
+        if not left:
+            return
+        try:
+            names = self._names()
+        except FileNotFoundError:
+            if not all(self._upload(number).is_made() for number in left):
+                raise
+            return  # Another process was faster.
+        held: dict[int, list[tuple[int, int, str, int, int]]] = {number: [] for number in left}
+        for task, shares in ending.shares.items():
+            at = 0
+            for file, begin, end, mark in shares:
+                if file in held:
+                    held[file].append((begin, end, mark, task, at))
+                at += 0 if mark else end - begin
+        frames = {number: list(ending.frame(number)) for number in left}
+        pieces = {number: self._pieces(number, held[number], frames[number]) for number in left}
+
+        def make(number: int) -> None:
+            try:
+                self._complete(number, names[number], pieces[number], ending)
+            except (FileNotFoundError, ParseError):
+                if not self._upload(number).is_made():  # By another process, meanwhile.
+                    raise
+
+        most = 2 * max(self._limits.least_shared(self._new.sizes[number]) for number in left)
+        with ThreadPoolExecutor(max(1, min(FLIGHT, _TOGETHER // most)), thread_name_prefix="shardwise-join") as pool:
+            list(pool.map(make, left))
+
+    def _pieces(
+        self, number: int, held: Iterable[tuple[int, int, str, int, int]], frame: Iterable[tuple[int, bytes]]
+    ) -> list[_Joint]:
+        """What an object consists of, in order.
+
+        Raises:
+            ParseError: if that is not all of it.
+        """
+        found = [_Joint(*each, b"") for each in held]
+        found += [_Joint(at, at + len(text), "", -1, 0, text) for at, text in frame if text]
+        found.sort(key=lambda each: (each.begin, each.task < 0))
+        end, joined = 0, []
+        for each in found:
+            if each.end <= end and each.task < 0:
+                continue  # It is in a part already.
+            if each.begin != end:
+                break
+            joined.append(each)
+            end = each.end
+        if end != self._new.sizes[number] or len({each.begin for each in joined}) != len(joined):
+            raise ParseError(
+                f"{self._object(number)}: what tasks have put, by their receipts, is not all of it, from byte {end} on"
+            )
+        return joined
+
+    def _complete(self, number: int, name: str, pieces: Sequence[_Joint], ending: Ending) -> None:
+        """Put the parts of an object that no task could, and make it of all."""
+        size, upload = self._new.sizes[number], self._upload(number, name)
+        least = self._limits.least_shared(size)
+        etags = {self._limits.part_number(size, each.begin): each.mark for each in pieces if each.mark}
+        for begin, end in _gaps(pieces):
+            # Of at least so many bytes each, and less than twice as many.
+            count = max((end - begin) // least, 1)
+            edges = [begin + (end - begin) * part // count for part in range(count + 1)]
+            for first, last in pairwise(edges):
+                data = bytearray(last - first)
+                for each in pieces:
+                    low, high = max(first, each.begin), min(last, each.end)
+                    if low < high and not each.mark:
+                        data[low - first : high - first] = self._set_aside(each, low, high, ending)
+                at = self._limits.part_number(size, first)
+                etags[at] = upload.put(at, data)
+        upload.complete(etags, is_new=True)
+
+    def _set_aside(self, piece: _Joint, begin: int, end: int, ending: Ending) -> bytes:
+        """Bytes of an object that are in no part yet."""
+        if piece.task < 0:
+            return piece.text[begin - piece.begin : end - piece.begin]
+        there = self._aside(piece.task)
+        if not _is(there, ending.made.get(piece.task)):
+            raise ParseError(f"{there}: is not what the receipt of task {piece.task} says; run that task again")
+        at = piece.at + begin - piece.begin
+        return there.read(at, at + end - begin, ending.made[piece.task][1])
 
     def _see_that_it_stays(self, found: Sequence[ObjectStatus]) -> None:
         """See that no run that failed has removed objects since they were found.
@@ -283,6 +564,9 @@ class StorePlace:
         run first says what it is about to do, and then looks whether there is a checkpoint; who commits makes it one,
         and then looks whether somebody said so. At least one of the two sees the other.
         """
+        if self._new.is_shared:
+            self._forget_uploads()
+            made = None  # No object is complete before all are sure to be.
         if made:
             try:
                 put_object(self._removal, b"", is_new=True)
@@ -298,12 +582,50 @@ class StorePlace:
             # Who keeps no receipts cannot tell its own single object from a finished checkpoint.
             is_others = made and (self._new.is_folder or self._is_kept) and self.is_finished()
             if self._is_kept:
-                list(self._each(lambda number: _remove(self._receipt_of(number)), range(len(self._new.files))))
+                list(self._each(lambda number: _remove(self._receipt_of(number)), range(len(self._new.tasks))))
             if made and not is_others:
                 list(self._each(remove_made, list(made.items())))
         finally:
             if made:
                 _remove(self._removal)
+
+    def _forget_uploads(self) -> None:
+        """Abort what is not complete, and remove what was put aside."""
+        with suppress(OSError, ParseError):
+            names = [] if self._is_complete else self._names()
+            list(self._each(lambda number: self._upload(number, names[number]).abort(), range(len(names))))
+        tasks = sorted({task for task in range(len(self._new.tasks)) if self._puts_aside(task)})
+        list(self._each(lambda task: _remove(self._aside(task)), tasks))
+        _remove(self._uploads)
+
+    def _puts_aside(self, task: int) -> bool:
+        shares = self._new.shares(task)
+        return bool((shares[:, 3] > shares[:, 1]).any())
+
+    def _names(self) -> list[str]:
+        names = names_of_uploads(self._uploads, self._new.digest)
+        if len(names) != len(self._new.files):
+            raise ParseError(f"{self._uploads}: the list of uploads has {len(names)}, for {len(self._new.files)} files")
+        return names
+
+    def _upload(self, number: int, name: str = "") -> Multipart:
+        return Multipart(self._object(number), mark_of(self._new.digest, number), name)
+
+    def _parts(self, upload: tuple[int, str]) -> Mapping[int, tuple[int, str]]:
+        """The parts of an object that are there, by the file's number and the upload's name."""
+        found = self._upload(*upload).parts() if upload[1] else None
+        if found is not None:
+            return found
+        return _MADE if self._upload(upload[0]).is_made() else _GONE
+
+    @property
+    def _uploads(self) -> ObjectPath:
+        """What has the names of the uploads."""
+        return self._root / "uploads"
+
+    def _aside(self, task: int) -> ObjectPath:
+        """Where a task puts what is too short for a part."""
+        return self._root / f"{task}.aside"
 
     @property
     def _removal(self) -> ObjectPath:
@@ -316,33 +638,49 @@ class StorePlace:
     def _receipt_of(self, number: int) -> ObjectPath:
         return self._root / f"{number}.receipt"
 
-    def _numbers(self, numbers: range | None) -> range:
-        return range(len(self._new.files)) if numbers is None else numbers
-
     def _each(self, ask: Callable[[Any], Answer], items: Sequence[Any]) -> Iterator[Answer]:
         with ThreadPoolExecutor(FLIGHT, thread_name_prefix="shardwise-ask") as pool:
             yield from pool.map(ask, items)
 
     def _read(self, number: int) -> TaskReceipt | None:
         place = self._receipt_of(number)
-        try:
-            status = place.status()
-        except FileNotFoundError:
+        line = _line(place)
+        if line is None:
             return None
-        if not 0 < status.size <= _MOST:
-            raise ParseError(f"{place}: a receipt is damaged: it has {status.size} bytes")
-        try:
-            line = place.read(0, status.size, status.mark)
-        except ParseError:
-            if place.is_file():
-                raise
-            return None  # Another process has committed the plan, and removed it.
         receipt = receipt_from_line(line, place)
-        if receipt.task != number or receipt.made is None or receipt.made[0] != self._new.sizes[number]:
+        is_right = receipt.task == number
+        if self._new.is_shared:
+            put = [
+                (file, *span)
+                for file, begin, end, part in self._new.shares(number).tolist()
+                for span in ((begin, part), (part, end))
+                if span[0] < span[1]
+            ]
+            is_right &= not receipt.shares or [share[:3] for share in receipt.shares] == put
+            is_right &= (receipt.made is not None) == any(not mark for *_, mark in receipt.shares)
+        else:
+            is_right &= receipt.made is not None and receipt.made[0] == self._new.sizes[number]
+        if not is_right:
             raise ParseError(
                 f"{place}: the receipt of task {number} says that it made something else than the plan says"
             )
         return receipt
+
+
+def _line(place: ObjectPath) -> bytes | None:
+    """The contents of a small object of ours; `None` if there is none, or another process removes it."""
+    try:
+        status = place.status()
+    except FileNotFoundError:
+        return None
+    if not 0 < status.size <= _MOST:
+        raise ParseError(f"{place}: is damaged: it has {status.size} bytes")
+    try:
+        return place.read(0, status.size, status.mark)
+    except ParseError:
+        if place.is_file():
+            raise
+        return None
 
 
 class StoreRecorder:
@@ -371,6 +709,50 @@ def _has(path: ObjectPath, text: bytes) -> bool:
         return False
     status = path.status()
     return status.size == len(text) and (not text or path.read(0, status.size, status.mark) == text)
+
+
+def _is(path: ObjectPath, made: tuple[int, str] | None) -> bool:
+    """Whether an object is there that has these bytes and this mark."""
+    try:
+        return tuple(path.status()) == made
+    except FileNotFoundError:
+        return False
+
+
+def _is_at(path: ObjectPath, status: ObjectStatus, begin: int, data: bytes | bytearray) -> bool:
+    """Whether an object has these bytes at this place."""
+    if begin + len(data) > status.size:
+        return False
+    spans = ((at, min(at + _AT_ONCE, len(data))) for at in range(0, len(data), _AT_ONCE))
+    return all(path.read(begin + at, begin + to, status.mark) == data[at:to] for at, to in spans)
+
+
+class _Joint(NamedTuple):
+    """A piece of an object: a part, or what was put aside by a task, or a text between tensors."""
+
+    begin: int
+    end: int
+    #: The ETag of the part; without one it is in none yet.
+    mark: str
+    #: The task; -1 for a text.
+    task: int
+    #: Where it begins in what the task has put aside.
+    at: int
+    text: bytes
+
+
+def _gaps(pieces: Sequence[_Joint]) -> Iterator[tuple[int, int]]:
+    """What is in no part yet: pieces that follow one another, as one."""
+    begin = end = 0
+    for each in pieces:
+        if each.mark:
+            if begin < end:
+                yield begin, end
+            begin = end = each.end
+        else:
+            end = each.end
+    if begin < end:
+        yield begin, end
 
 
 def _put_same(path: ObjectPath, text: bytes) -> None:

@@ -1,4 +1,4 @@
-"""The bytes of one object of a store, in parts.
+"""An object of a store that a task makes as a whole, and its bytes, in parts.
 
 An object is made of parts in the order of its bytes. What comes before a tensor may depend on all of it: its CRC-32 in
 a PyTorch container, its digest in the header of a single file. If the store takes parts in any order, the part that has
@@ -7,22 +7,100 @@ it is held back until it is known, so that everything is read once; otherwise ev
 
 from __future__ import annotations
 
+import copy
 import errno
 import math
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from ...._boxes import consecutive
 from ...._core import joined_crc
+from ....errors import ParseError
 from ...boxes import contiguous_strides
 from ...engine import add_digests
 from ...formats.files import TargetFile
 from ...objects import ObjectPath
-from ..task import Block, Gatherer
+from ..task import Block, Gatherer, Progress, Task, Written
+from .uploads import LIMITS, Comparison, Limits, Upload, parts_for, upload_to
 
-__all__ = ["Stream", "stream_of"]
+__all__ = ["ObjectSink", "Stream", "stream_of"]
+
+
+@dataclass(frozen=True)
+class ObjectSink:
+    """An object of a store, which a task makes as a whole.
+
+    Attributes:
+        path: Its name.
+        file: What it is.
+        limits: What the store takes.
+    """
+
+    path: ObjectPath
+    file: TargetFile
+    limits: Limits = LIMITS
+
+    def count(self, task: Task) -> int:
+        """One: the object."""
+        return len(task.files)
+
+    def fill(
+        self, task: Task, gatherer: Gatherer, memory: int, threads: int | None, *, sync: bool, progress: Progress
+    ) -> Written:
+        """Make it of what the gatherer gives; where it was made already, see that it is that.
+
+        Raises:
+            FileExistsError: if another object is there.
+        """
+        if not self.path.is_file():
+            with suppress(FileExistsError):  # Another was faster: made by the same task, or not.
+                run = f"{task.plan[:32]}-{task.number}"
+                return self._made(task, gatherer, memory, threads, progress, run)
+            gatherer.compares, progress = True, None  # All bytes were counted.
+        return self._made(task, gatherer, memory, threads, progress, None)
+
+    def compare(self, task: Task, gatherer: Gatherer, memory: int, threads: int | None, progress: Progress) -> Written:
+        """Compare it with what the gatherer gives.
+
+        Raises:
+            FileExistsError, FileNotFoundError: if it is another one, or there is none.
+        """
+        return self._made(task, gatherer, memory, threads, progress, None)
+
+    def _made(
+        self, task: Task, gatherer: Gatherer, memory: int, threads: int | None, progress: Progress, run: str | None
+    ) -> Written:
+        file = copy.copy(self.file)  # It learns digests.
+        part_bytes, flight, holds = parts_for([file], memory, limits=self.limits)
+        is_new = run is not None
+        upload: Upload = upload_to(self.path, flight=flight, is_new=True, run=run) if is_new else Comparison(self.path)
+        gatherer.watch()
+        nbytes = 0
+        try:
+            stream = stream_of(file, gatherer, part_bytes, threads, holds=holds and upload.any_order)
+            for number, data in stream.parts():
+                upload.put(number, data)
+                nbytes += len(data)
+                if progress is not None:
+                    progress(len(data))
+            gatherer.check()
+            stream.check(self.path)
+            upload.commit()
+        except BaseException:
+            upload.abort()
+            raise
+        status = self.path.status()
+        if status.size != file.size:
+            # Not a system error, after which the task would be retried and find this object in its way.
+            raise ParseError(f"{self.path}: has {status.size} bytes; {file.size} were written")
+        slots = [number for number, slot in enumerate(file.slots) if slot.end > slot.begin]
+        crcs = [stream.crcs[number] for number in slots] if file.needs_crcs else []
+        made = status.size, status.mark
+        return Written([stream.slots[number] for number in slots], crcs, nbytes if is_new else 0, made)
 
 
 def stream_of(file: TargetFile, gatherer: Gatherer, part_bytes: int, threads: int | None, *, holds: bool) -> Stream:

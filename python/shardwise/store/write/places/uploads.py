@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import uuid
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
@@ -27,6 +27,7 @@ __all__ = [
     "LIMITS",
     "Comparison",
     "Limits",
+    "Multipart",
     "Parts",
     "Upload",
     "check_writable",
@@ -46,13 +47,24 @@ FLIGHT = 8
 class Limits(NamedTuple):
     """What a store takes: the least and the most bytes of a part, and the most parts.
 
-    S3 takes at least 5 MiB for each part but the last, and at most 10,000 parts. Parts are filled to at least three
-    quarters, with blocks of at most a quarter.
+    S3 takes at least 5 MiB for each part but the last, and at most 10,000 parts. Where one worker makes an object,
+    parts are filled to at least three quarters, with blocks of at most a quarter. Where several do, a part is what one
+    of them has of it, at least `shared` bytes.
     """
 
     least: int = 8 * 2**20
     most: int = 64 * 2**20
     parts: int = 7_000
+    shared: int = 5 * 2**20
+    shared_parts: int = 10_000
+
+    def least_shared(self, size: int) -> int:
+        """The least bytes of a part of an object of this size whose parts several workers put."""
+        return max(self.shared, -(-size // self.shared_parts))
+
+    def part_number(self, size: int, begin: int) -> int:
+        """The number of the part of such an object that begins at a byte: the same whoever puts it."""
+        return 1 + begin // self.least_shared(size)
 
 
 LIMITS = Limits()
@@ -135,7 +147,7 @@ def upload_to(path: ObjectPath, *, flight: int, is_new: bool, run: str | None = 
         run: A mark of ownership, if the store keeps it: an object with the same mark is the same object.
     """
     if path.is_s3:
-        return _Multipart(path, flight, is_new, run or uuid.uuid4().hex)
+        return _InParts(path, flight, is_new, run or uuid.uuid4().hex)
     return _Kept(path, is_new) if path.protocol == "memory" else _Stream(path, is_new)
 
 
@@ -187,71 +199,79 @@ class Comparison:
         """Nothing was written."""
 
 
-class _Multipart:
-    """S3: a multipart upload, or one request if there is only one part."""
+class Multipart:
+    """S3: the requests of a multipart upload, of which each process that knows its name can make some.
 
-    any_order = True
+    Args:
+        path: The object.
+        run: The mark of who makes it, which is kept with it.
+        name: What the store calls the upload; empty before it is begun.
+    """
 
-    def __init__(self, path: ObjectPath, flight: int, is_new: bool, run: str) -> None:
-        self._path = path
-        self._is_new = is_new
-        bucket, _, name = path.key.partition("/")
-        self._object = {"Bucket": bucket, "Key": name}
-        self._run = run
-        self._first: tuple[int, bytearray] | None = None
-        self._upload: str | None = None
-        self._flight = flight
-        self._pool = ThreadPoolExecutor(flight, thread_name_prefix="shardwise-write")
-        self._waiting: deque[Future[tuple[int, str]]] = deque()
-        self._etags: dict[int, str] = {}
+    def __init__(self, path: ObjectPath, run: str, name: str = "") -> None:
+        self._path, self._run, self.name = path, run, name
+        bucket, _, key = path.key.partition("/")
+        self._object = {"Bucket": bucket, "Key": key}
 
     def _ask(self, request: str, **arguments: Any) -> Any:
         return self._path.ask(lambda: self._path.filesystem.call_s3(request, **self._object, **arguments))
 
-    def put(self, number: int, part: bytearray) -> None:
-        if self._first is None and self._upload is None:
-            self._first = number, part
-            return
-        if self._first is not None:
-            made = self._ask("create_multipart_upload", Metadata={_MARK: self._run})
-            self._upload, first, self._first = made["UploadId"], self._first, None
-            self._send(*first)
-        self._send(number, part)
+    def begin(self) -> str:
+        """Begin it, and give its name."""
+        self.name = str(self._ask("create_multipart_upload", Metadata={_MARK: self._run})["UploadId"])
+        return self.name
 
-    def _send(self, number: int, part: bytearray) -> None:
-        while len(self._waiting) >= self._flight:
-            self._end_one()
-        self._waiting.append(self._pool.submit(self._sent, number + 1, part))
+    def put(self, number: int, data: bytes | bytearray) -> str:
+        """Put a part, counted from 1, and give its ETag.
 
-    def _sent(self, number: int, part: bytearray) -> tuple[int, str]:
-        made = self._ask("upload_part", PartNumber=number, UploadId=self._upload, Body=part)
-        return number, str(made["ETag"])
+        Raises:
+            FileNotFoundError: if there is no such upload: it was completed, or aborted.
+        """
+        try:
+            return str(self._ask("upload_part", PartNumber=number, UploadId=self.name, Body=data)["ETag"])
+        except OSError:
+            if self.parts() is None:  # Not every server says so itself.
+                raise FileNotFoundError(errno.ENOENT, "there is no such upload any more", str(self._path)) from None
+            raise
 
-    def _end_one(self) -> None:
-        number, etag = self._waiting.popleft().result()
-        self._etags[number] = etag
+    def parts(self) -> dict[int, tuple[int, str]] | None:
+        """The parts that are there, each with its bytes and its ETag; `None` if there is no such upload."""
+        found: dict[int, tuple[int, str]] = {}
+        after = 0
+        while True:
+            try:
+                said = self._ask("list_parts", UploadId=self.name, PartNumberMarker=after)
+            except FileNotFoundError:
+                return None
+            found |= {part["PartNumber"]: (part["Size"], str(part["ETag"])) for part in said.get("Parts", [])}
+            after = max(found, default=0)
+            if not said.get("IsTruncated"):
+                return found
 
-    def commit(self) -> None:
-        while self._waiting:
-            self._end_one()
-        self._pool.shutdown()
-        if self._upload is None:
-            data = self._first[1] if self._first is not None else bytearray()
-            self._finish("put_object", {"Body": data, "Metadata": {_MARK: self._run}})
-            return
-        parts = [{"PartNumber": number, "ETag": self._etags[number]} for number in sorted(self._etags)]
-        self._finish("complete_multipart_upload", {"UploadId": self._upload, "MultipartUpload": {"Parts": parts}})
-        self._upload = None
+    def complete(self, etags: Mapping[int, str], *, is_new: bool) -> None:
+        """Make the object of its parts, on condition that its name is free if it `is_new`.
 
-    def _finish(self, request: str, arguments: dict[str, Any]) -> None:
-        condition = {"IfNoneMatch": "*"} if self._is_new else {}
+        Raises:
+            FileExistsError: if the name is taken by another object.
+            FileNotFoundError: if there is no such upload.
+        """
+        parts = [{"PartNumber": number, "ETag": etags[number]} for number in sorted(etags)]
+        said = {"UploadId": self.name, "MultipartUpload": {"Parts": parts}}
+        self._finish("complete_multipart_upload", said, is_new)
+
+    def put_object(self, data: bytes | bytearray, *, is_new: bool) -> None:
+        """Make the object at once, without an upload."""
+        self._finish("put_object", {"Body": data, "Metadata": {_MARK: self._run}}, is_new)
+
+    def _finish(self, request: str, arguments: dict[str, Any], is_new: bool) -> None:
+        condition = {"IfNoneMatch": "*"} if is_new else {}
         try:
             self._ask(request, **arguments, **condition)
         except (FileExistsError, FileNotFoundError):
             # Refused, or the upload no longer exists: a lost answer looks the same.
-            if self._is_ours():
+            if self.is_made():
                 return
-            if self._is_new and self._path.exists():
+            if is_new and self._path.exists():
                 raise taken(self._path) from None
             raise
         except OSError as error:
@@ -262,7 +282,8 @@ class _Multipart:
                 raise taken(self._path) from None
             self._ask(request, **arguments)
 
-    def _is_ours(self) -> bool:
+    def is_made(self) -> bool:
+        """Whether the object is there, with our mark."""
         try:
             said = self._ask("head_object").get("Metadata", {})
         except OSError:
@@ -270,11 +291,61 @@ class _Multipart:
         return bool(said.get(_MARK) == self._run)
 
     def abort(self) -> None:
+        """Forget what was put."""
+        with suppress(OSError):  # The store drops it by its own rules; the error that led here is what matters.
+            self._ask("abort_multipart_upload", UploadId=self.name)
+
+
+class _InParts:
+    """S3: an object by one worker, as a multipart upload, or one request if there is only one part."""
+
+    any_order = True
+
+    def __init__(self, path: ObjectPath, flight: int, is_new: bool, run: str) -> None:
+        self._upload, self._is_new = Multipart(path, run), is_new
+        self._first: tuple[int, bytearray] | None = None
+        self._flight = flight
+        self._pool = ThreadPoolExecutor(flight, thread_name_prefix="shardwise-write")
+        self._waiting: deque[Future[tuple[int, str]]] = deque()
+        self._etags: dict[int, str] = {}
+
+    def put(self, number: int, part: bytearray) -> None:
+        if self._first is None and not self._upload.name:
+            self._first = number, part
+            return
+        if self._first is not None:
+            self._upload.begin()
+            first, self._first = self._first, None
+            self._send(*first)
+        self._send(number, part)
+
+    def _send(self, number: int, part: bytearray) -> None:
+        while len(self._waiting) >= self._flight:
+            self._end_one()
+        self._waiting.append(self._pool.submit(self._sent, number + 1, part))
+
+    def _sent(self, number: int, part: bytearray) -> tuple[int, str]:
+        return number, self._upload.put(number, part)
+
+    def _end_one(self) -> None:
+        number, etag = self._waiting.popleft().result()
+        self._etags[number] = etag
+
+    def commit(self) -> None:
+        while self._waiting:
+            self._end_one()
+        self._pool.shutdown()
+        if not self._upload.name:
+            self._upload.put_object(self._first[1] if self._first is not None else b"", is_new=self._is_new)
+            return
+        self._upload.complete(self._etags, is_new=self._is_new)
+        self._upload.name = ""
+
+    def abort(self) -> None:
         self._pool.shutdown(cancel_futures=True)
-        if self._upload is not None:
-            with suppress(OSError):  # The store drops it by its own rules; the error that led here is what matters.
-                self._ask("abort_multipart_upload", UploadId=self._upload)
-            self._upload = None
+        if self._upload.name:
+            self._upload.abort()
+            self._upload.name = ""
 
 
 class _Kept:
