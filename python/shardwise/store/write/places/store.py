@@ -510,13 +510,13 @@ class StorePlace:
             count = max((end - begin) // least, 1)
             edges = [begin + (end - begin) * part // count for part in range(count + 1)]
             for first, last in pairwise(edges):
-                data = bytearray(last - first)
+                data = bytearray()
                 for each in pieces:
-                    low, high = max(first, each.begin), min(last, each.end)
-                    if low < high and not each.mark:
-                        data[low - first : high - first] = self._set_aside(each, low, high, ending)
-                at = self._limits.part_number(size, first)
-                etags[at] = upload.put(at, data)
+                    at = first + len(data)
+                    if at < last and each.begin <= at < each.end:
+                        data += self._set_aside(each, at, min(each.end, last), ending)
+                number = self._limits.part_number(size, first)
+                etags[number] = upload.put(number, data)
         upload.complete(etags, is_new=True)
 
     def _set_aside(self, piece: _Joint, begin: int, end: int, ending: Ending) -> bytes:
