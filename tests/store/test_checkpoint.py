@@ -21,7 +21,7 @@ from shardwise._dtypes import CODES
 from shardwise.fit import fits
 from shardwise.store.boxes import Reads, read_piece
 from shardwise.store.engine import CopyJob
-from shardwise.store.protocol import StoredTensor
+from shardwise.store.stored import StoredTensor
 from tests.checks import open_below
 
 from .conftest import Write, encode, peer

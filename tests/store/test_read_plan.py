@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import shardwise as sw
 from shardwise.deploy import Deployment, DeploymentRule
 from shardwise.store import ReadPlan, read_plan
-from shardwise.store.protocol import UnsupportedError
+from shardwise.store.stored import UnsupportedError
 
 from ..cli.conftest import write_checkpoint
 from . import orbax_files

@@ -14,8 +14,8 @@ from ..rules.numbers import Config, read_config
 from ..store.location import location_of
 from ..store.model_config import config_of
 from ..store.open import open_checkpoint
-from ..store.protocol import UnsupportedError
 from ..store.quantized import reader_of
+from ..store.stored import UnsupportedError
 
 __all__ = ["Known", "Reader", "opened_model"]
 

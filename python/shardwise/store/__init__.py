@@ -5,15 +5,16 @@ from typing import TYPE_CHECKING
 from .._lazy import lazy
 
 if TYPE_CHECKING:
+    from .checkpoint import StoredCheckpoint, StoredObject
     from .diff import Difference, diff_checkpoints
     from .digests import tensor_digests
     from .held import manifest_of
     from .learn.learn import Learned, learn_rewrites
     from .objects import ObjectPath
     from .open import open_checkpoint
-    from .protocol import StoredCheckpoint, StoredObject, StoredPiece, StoredTensor
     from .prove import Damage, DamageError, VerifyReport, verify_checkpoint
     from .ranges import ReadArray, ReadPlan, read_plan
+    from .stored import StoredPiece, StoredTensor
     from .write.checkpoint_plan import CheckpointPlan
     from .write.reshape import plan_checkpoint, reshard_checkpoint
     from .write.save import save_checkpoint
@@ -58,7 +59,8 @@ __getattr__, __dir__ = lazy(
         "learn.learn": ("Learned", "learn_rewrites"),
         "objects": ("ObjectPath",),
         "open": ("open_checkpoint",),
-        "protocol": ("StoredCheckpoint", "StoredObject", "StoredPiece", "StoredTensor"),
+        "checkpoint": ("StoredCheckpoint", "StoredObject"),
+        "stored": ("StoredPiece", "StoredTensor"),
         "diff": ("Difference", "diff_checkpoints"),
         "prove": ("Damage", "DamageError", "VerifyReport", "verify_checkpoint"),
         "ranges": ("ReadArray", "ReadPlan", "read_plan"),

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from .boxes import Bounds
 from .location import Location
-from .protocol import ListedPieces, StoredPiece
+from .stored import ListedPieces, StoredPiece
 
 __all__ = ["Cell", "grid_pieces", "missing_cell", "stored_cells"]
 

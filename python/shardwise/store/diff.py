@@ -21,8 +21,8 @@ from .engine import check_memory, check_threads
 from .location import Location
 from .open import open_checkpoint
 from .pieces import shared_box
-from .protocol import StoredTensor
 from .rewritten import rewritten_view
+from .stored import StoredTensor
 
 __all__ = ["Difference", "diff_checkpoints"]
 

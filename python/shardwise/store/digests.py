@@ -13,10 +13,11 @@ import numpy.typing as npt
 
 from ..errors import ParseError
 from .boxes import Bounds
+from .checkpoint import StoredCheckpoint, StoredSum
 from .engine import DIGEST_MODULUS, CopyJob, add_digests, digest_array
 from .location import Location
 from .pieces import Piece, Pieces
-from .protocol import StoredCheckpoint, StoredSum, StoredTensor
+from .stored import StoredTensor
 from .tensors.wanted import wanted_stored
 
 __all__ = ["Digested", "Progress", "piece_digests", "tensor_digests"]

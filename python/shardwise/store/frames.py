@@ -7,8 +7,8 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from .checkpoint import StoredCheckpoint, StoredSum
 from .files import Holder
-from .protocol import StoredCheckpoint, StoredSum
 
 __all__ = ["Frames"]
 

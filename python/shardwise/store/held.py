@@ -8,8 +8,8 @@ from typing import Any
 from .._arguments import is_true
 from ..deploy.manifest import Manifest, ManifestTensor
 from ..tiling import Tiling
+from .checkpoint import StoredCheckpoint
 from .digests import tensor_digests
-from .protocol import StoredCheckpoint
 
 __all__ = ["manifest_of"]
 

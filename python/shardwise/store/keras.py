@@ -20,12 +20,13 @@ from .._fork import importing
 from .._text import cut, shown
 from ..errors import ParseError
 from .boxes import Bounds, Located, contiguous_strides
+from .checkpoint import StoredCheckpoint, StoredObject
 from .chunks import Cell, grid_pieces, stored_cells
 from .codecs import decompress
 from .files import Holder
 from .location import open_file
 from .parts import check_whole
-from .protocol import StoredCheckpoint, StoredObject, StoredPiece, StoredTensor, whole_box
+from .stored import StoredPiece, StoredTensor, whole_box
 from .text import MAX_JSON, checked_name, checked_shape, stays_inside, strict_json
 
 __all__ = ["open_form"]

@@ -6,8 +6,8 @@ from typing import Any
 
 from .._text import shown
 from ..errors import ParseError
+from .checkpoint import StoredCheckpoint, StoredObject
 from .location import Location, open_file
-from .protocol import StoredCheckpoint, StoredObject
 from .text import MAX_JSON, strict_json
 from .torch.dcp import open_folder
 from .torch.tensors import Container

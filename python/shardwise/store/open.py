@@ -16,10 +16,11 @@ from typing import NamedTuple
 from .._fork import cached_property, importing
 from .._text import shown
 from ..errors import ParseError
+from .checkpoint import StoredCheckpoint
 from .kinds import kind_of
 from .location import Location, entries_of, location_of, open_file, refuse_other, unlisted
 from .parts import ENGINE_FILE, RANK_FILE
-from .protocol import StoredCheckpoint, UnsupportedError
+from .stored import UnsupportedError
 
 __all__ = ["FORMS", "Form", "Target", "known_form", "open_checkpoint"]
 

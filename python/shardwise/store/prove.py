@@ -15,14 +15,15 @@ from .._arguments import INTEGER, check_fields
 from .._dtypes import DTYPES
 from .._text import shown
 from ..errors import ParseError
+from .checkpoint import StoredCheckpoint, StoredSum
 from .digests import Digested, Progress, piece_digests
 from .engine import add_digests, check_memory, check_threads
 from .frames import Frames
 from .location import Location, location_of, open_file
 from .objects import ObjectPath
 from .open import known_form, open_checkpoint
-from .protocol import StoredCheckpoint, StoredSum, StoredTensor, UnsupportedError
 from .sharded import MANIFEST, check_seal, damaged_files, read_manifest
+from .stored import StoredTensor, UnsupportedError
 from .text import MAX_JSON, are_sizes
 from .torch import dcp, dcp_safetensors
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from .._dtypes import Dtype
 from ..quantized.forms import METHODS, Components, find_components, quantization_of
-from .protocol import StoredCheckpoint
+from .checkpoint import StoredCheckpoint
 
 __all__ = ["Outline", "components_in", "reader_of"]
 

@@ -19,10 +19,11 @@ from ..layout import TensorLayout, UnevenRule
 from ..mesh import DeviceMesh
 from ..partition import Partition
 from ..rules.layout_map import LayoutMap
+from .checkpoint import StoredCheckpoint
 from .model_config import config_of
 from .pieces import Pieces, dense_strides
-from .protocol import StoredCheckpoint, UnsupportedError
 from .quantized import components_in, reader_of
+from .stored import UnsupportedError
 from .tensors.components import component_partitions
 from .tensors.wanted import Layouts, partition_for, wanted_stored
 

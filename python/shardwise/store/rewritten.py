@@ -8,10 +8,11 @@ import numpy as np
 
 from ..partition import Partition
 from ..rules.rewrites import Rewrites
+from .checkpoint import StoredCheckpoint
 from .location import Location
 from .model_config import config_of
 from .pieces import Piece
-from .protocol import StoredCheckpoint, StoredPiece, StoredTensor, UnsupportedError
+from .stored import StoredPiece, StoredTensor, UnsupportedError
 from .tensors.assembled import Assembled
 from .tensors.names import renamed_tensors
 from .tensors.rewrite import kept_objects

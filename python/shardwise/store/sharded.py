@@ -12,9 +12,10 @@ from typing import Any
 from .._text import shown
 from ..errors import ParseError
 from . import ranks
+from .checkpoint import StoredCheckpoint
 from .location import Location, names_in, open_file
 from .parts import MANIFEST
-from .protocol import StoredCheckpoint, StoredTensor
+from .stored import StoredTensor
 from .text import MAX_JSON, strict_json
 from .torch import dcp_safetensors
 

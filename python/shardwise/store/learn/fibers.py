@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..protocol import StoredCheckpoint, StoredTensor
+from ..checkpoint import StoredCheckpoint
+from ..stored import StoredTensor
 
 __all__ = ["Fibers", "Match", "fibers_of", "matched", "unseen"]
 

@@ -11,8 +11,9 @@ from typing import Any
 
 from ..._text import shown
 from ...errors import ParseError
+from ..checkpoint import StoredCheckpoint, StoredObject
 from ..location import Location, open_file
-from ..protocol import StoredCheckpoint, StoredObject, StoredTensor, UnsupportedError
+from ..stored import StoredTensor, UnsupportedError
 from ..text import MAX_JSON, checked_name, strict_json
 from .keyvalue import FolderStore, KeyValueStore
 from .ocdbt import MANIFEST, OcdbtStore

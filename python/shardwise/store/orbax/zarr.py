@@ -20,7 +20,7 @@ from ...errors import ParseError
 from ..boxes import Bounds, Located, contiguous_strides
 from ..chunks import Cell, grid_pieces, missing_cell, stored_cells
 from ..codecs import COMPRESSORS, decompress
-from ..protocol import StoredPiece, StoredTensor, UnsupportedError
+from ..stored import StoredPiece, StoredTensor, UnsupportedError
 from ..text import are_sizes, checked_shape, strict_json
 from .keyvalue import KeyValueStore, Value
 

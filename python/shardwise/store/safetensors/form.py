@@ -8,9 +8,10 @@ from functools import partial
 
 from ..._dtypes import CODES
 from ..boxes import Located, contiguous_strides
+from ..checkpoint import StoredCheckpoint
 from ..files import Holder
 from ..location import Location
-from ..protocol import LazyTensors, StoredCheckpoint, StoredPiece, StoredTensor, whole_box
+from ..stored import LazyTensors, StoredPiece, StoredTensor, whole_box
 from .folder import locate_checkpoint, open_entries
 from .header import Entry
 

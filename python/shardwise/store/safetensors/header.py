@@ -24,7 +24,7 @@ from ...errors import ParseError
 from ..files import Holder
 from ..kinds import kind_of
 from ..location import Location
-from ..protocol import UnsupportedError
+from ..stored import UnsupportedError
 from ..text import MAX_DIMS, MAX_JSON, are_sizes, checked_name, strict_json
 
 __all__ = ["Entry", "read_header"]

@@ -12,7 +12,7 @@ from ...partition import Partition
 from ...quantized.component import Along, Component, LogicalTensor
 from ...quantized.follow import followed
 from ...quantized.forms import Components
-from ..protocol import StoredCheckpoint
+from ..checkpoint import StoredCheckpoint
 from ..quantized import Outline, components_in
 from ..quantized import reader_of as stored_reader_of
 from .assembled import Assembled

@@ -15,7 +15,7 @@ from ..._dtypes import Dtype
 from ..._fork import importing
 from ..._text import shown
 from ...errors import LayoutError
-from ..protocol import StoredTensor
+from ..stored import StoredTensor
 
 __all__ = ["Overflow", "checked_overflow", "converted_values", "is_converted", "is_float", "lost_text"]
 

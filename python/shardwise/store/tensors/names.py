@@ -14,9 +14,10 @@ from ...partition import Partition
 from ...quantized.forms import Components
 from ...rules.pattern import NamePattern, Replacement
 from ...rules.rewrites import Rewrites
+from ..checkpoint import StoredCheckpoint
 from ..formats.dcp import KeyPath
 from ..location import Location
-from ..protocol import StoredCheckpoint, UnsupportedError
+from ..stored import UnsupportedError
 from ..text import MAX_NAME
 from .assembled import Assembled
 from .components import quantized_tensors, reader_of, weights_after

@@ -18,8 +18,9 @@ from ...layout import TensorLayout, UnevenRule
 from ...partition import Partition
 from ...rules.layout_map import LayoutMap
 from ..boxes import Bounds, contiguous_strides
+from ..checkpoint import StoredObject
 from ..pieces import NO_PIECES, Piece, Pieces
-from ..protocol import StoredObject, StoredTensor
+from ..stored import StoredTensor
 
 __all__ = [
     "Layouts",

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from ..._text import shown
 from ...errors import ParseError
+from ..checkpoint import StoredSum
 from ..files import Holder
-from ..protocol import StoredSum
 
 __all__ = ["END", "END64", "ENTRY", "LOCAL", "LOCATOR", "Archive", "Member"]
 

@@ -19,19 +19,11 @@ from ..._dtypes import Dtype
 from ..._text import shown
 from ...errors import ParseError
 from ..boxes import Bounds, Located
+from ..checkpoint import Rest, StoredCheckpoint, StoredObject, StoredSum
 from ..coverage import tile
 from ..files import Holder
 from ..location import Location, open_file, opening
-from ..protocol import (
-    LazyTensors,
-    ListedPieces,
-    Rest,
-    StoredCheckpoint,
-    StoredObject,
-    StoredPiece,
-    StoredSum,
-    StoredTensor,
-)
+from ..stored import LazyTensors, ListedPieces, StoredPiece, StoredTensor
 from ..text import MAX_DIMS, box_text, checked_name, checked_shape, stays_inside
 from .archive import Archive
 from .pickles import named_dtype, read_index

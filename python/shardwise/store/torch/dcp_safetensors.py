@@ -18,13 +18,14 @@ from ..._dtypes import CODES
 from ..._text import shown
 from ...errors import ParseError
 from ..boxes import Bounds
+from ..checkpoint import Rest, StoredCheckpoint
 from ..coverage import tile
 from ..files import Holder
 from ..location import Location, entries_of, open_file, opening
 from ..parts import MANIFEST, MARK, SHARDING_INFO, said_files
-from ..protocol import ListedPieces, Rest, StoredCheckpoint, StoredPiece, StoredTensor
 from ..safetensors.form import stored_piece
 from ..safetensors.header import Entry, read_header
+from ..stored import ListedPieces, StoredPiece, StoredTensor
 from ..text import are_sizes, checked_shape, strict_json
 
 __all__ = ["open_form", "open_names", "open_rest"]

@@ -9,11 +9,12 @@ from typing import NamedTuple
 
 from ..._text import shown
 from ...errors import ParseError
+from ..checkpoint import StoredCheckpoint, StoredObject
 from ..files import Holder
 from ..location import entries_of, open_file
 from ..parts import check_whole, complete_set
-from ..protocol import StoredCheckpoint, StoredObject, StoredTensor, UnsupportedError, whole_box
 from ..safetensors.folder import read_index
+from ..stored import StoredTensor, UnsupportedError, whole_box
 from .pickles import Record
 from .tensors import Container, SavedTensor, sums_of, value_object
 

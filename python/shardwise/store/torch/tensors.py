@@ -11,8 +11,9 @@ from ..._dtypes import Dtype
 from ..._text import shown
 from ...errors import ParseError
 from ..boxes import Bounds, Located
+from ..checkpoint import StoredObject, StoredSum
 from ..files import Holder
-from ..protocol import StoredObject, StoredPiece, StoredSum, UnsupportedError
+from ..stored import StoredPiece, UnsupportedError
 from ..text import checked_name, checked_shape
 from .archive import Archive
 from .pickles import Persistent, Record, dtype_of_global, holds_tensors, read_objects, read_strict, sizes_of

@@ -25,7 +25,7 @@ from ..engine import CopyJob
 from ..files import DataFile, status_of
 from ..location import Location
 from ..pieces import NO_PIECES, Piece, Pieces
-from ..protocol import StoredTensor
+from ..stored import StoredTensor
 from ..tensors.assembled import Assembled
 from ..tensors.convert import Overflow, converted_values, is_converted, lost_text
 from ..tensors.wanted import Wanted, wanted_stored
