@@ -433,12 +433,16 @@ def _expanded(templates: Sequence[_Template], count: int) -> Rows:
         return frozen(np.zeros(0, DESCRIPTOR))
     which, member = [], []
     first, members = 0, 0
+    # There are many more rows than templates have, and tensors: half the memory, where the positions of both allow it.
+    most = max(sum(len(one.rows) for one in templates), sum(len(one.tensors) for one in templates))
+    small = np.int32 if most < 2**31 else np.int64
     for one in templates:
-        number = np.arange(members, members + len(one.tensors))
+        number = np.arange(members, members + len(one.tensors), dtype=small)
         edges = np.flatnonzero(np.diff(one.rows["peer"])) + 1
         # All tensors to one peer, and then to the next: nearly the order that is wanted.
         for begin, end in pairwise([0, *edges.tolist(), len(one.rows)]):
-            which.append(np.arange(first + begin, first + end)[None].repeat(len(number), 0).ravel())
+            part = np.arange(first + begin, first + end, dtype=small)
+            which.append(part[None].repeat(len(number), 0).ravel())
             member.append(number.repeat(end - begin))
         first, members = first + len(one.rows), members + len(one.tensors)
     row, tensor = np.concatenate(which), np.concatenate(member)
@@ -455,8 +459,12 @@ def _expanded(templates: Sequence[_Template], count: int) -> Rows:
     sources = np.concatenate([one.sources.ravel() for one in templates])
     begins = np.concatenate([np.full(len(one.tensors), one.sources.shape[1]) for one in templates])
     begins = np.cumsum(begins) - begins
+    position = begins[tensor]
     leaf = np.concatenate([one.leaf for one in templates])[row]
-    made["src_tensor"] = sources[begins[tensor] + np.maximum(leaf, 0)]
-    made["src_tensor"][leaf == ZEROS] = ZEROS
+    del row, tensor
+    padding = leaf == ZEROS
+    position += np.maximum(leaf, 0, out=leaf)
+    made["src_tensor"] = sources.take(position, out=leaf)
+    made["src_tensor"][padding] = ZEROS
     # Read-only without another copy.
     return np.frombuffer(made.view(np.uint8).data.toreadonly(), DESCRIPTOR)

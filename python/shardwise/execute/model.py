@@ -270,7 +270,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         if self._groups is None:
             numbers = {label: number for number, label in enumerate(self._labels)}
             names = list(self._tensors)
-            self._names = tuple(dict.fromkeys((*names, *self._stored)))
+            self._names = tuple(dict.fromkeys((*names, *self._stored)) if self._stored is not self._tensors else names)
             number_of = {name: number for number, name in enumerate(self._names)} if self._sources else {}
             groups: dict[tuple[int, bytes | None], list[int]] = {}
             for number, (sort, senders) in enumerate(zip(self._used.tolist(), self._senders.values(), strict=True)):
