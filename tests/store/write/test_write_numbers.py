@@ -141,7 +141,7 @@ def test_blocks_to_be_converted_take_a_quarter_of_the_memory(memory: int, rows: 
 def of(count: int, task_bytes: int | None = None) -> Any:
     """A plan for so many bytes, of which nothing is there."""
     settings: dict[str, Any] = {"form": "hf", "metadata": {}, "aliases": {}, "paths": {}, "cuts": [{}]}
-    settings |= {"compare_replicas": True, "beside": {}, "memory": MIB << 8}
+    settings |= {"compare_replicas": True, "beside": {}, "memory": MIB << 8, "workers": 1}
     return make_plan(
         Path("x"), [Wanted("a", DTYPES["uint8"], (count,), NO_PIECES)], [], task_bytes=task_bytes, **settings
     )
