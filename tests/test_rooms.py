@@ -22,7 +22,7 @@ HOUSES: dict[str, tuple[tuple[str, ...], ...]] = {
     "python/shardwise": (
         ("_fork",),
         ("errors", "_core", "_drawn", "_garbage", "_lazy", "_text"),
-        ("_arguments", "_dtypes", "_expressions", "_frozen", "_strided", "piece"),
+        ("_arguments", "_dtypes", "_expressions", "_frozen", "_json", "_strided", "piece"),
         ("_atomic", "_boxes", "_tree", "packed", "sub_axis"),
         ("mesh_views",),
         ("mesh", "tiling"),

@@ -13,6 +13,7 @@ import pytest
 import shardwise as sw
 from shardwise.cli import main
 from shardwise.rules.numbers import Numbers
+from shardwise.store.model_config import config_of
 
 LLAMA = """
 [numbers]
@@ -162,16 +163,20 @@ def test_numbers_that_are_refused(table: Any, config: Any, error: type[Exception
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"{", "is not JSON"),
+        (b"{", "byte 1: not JSON"),
         (b"[1]", "an object of JSON"),
-        (b"\xff", "is not JSON"),
-        (b"[" * 100_000, "is not JSON"),
-        (b'{"a": ' + b"9" * 5000 + b"}", "is not JSON"),
+        (b"\xff", "byte 0: not UTF-8"),
+        (b"[" * 100_000, "JSON nested too deeply"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "not JSON that can be read"),
+        (b'{"hidden_size": 8, "hidden_size": 16}', "duplicate key 'hidden_size'"),
     ],
 )
 def test_a_configuration_that_cannot_be_read(tmp_path: Path, data: bytes, message: str) -> None:
+    """It is refused alike where it is given and where it lies beside a checkpoint."""
     file = tmp_path / "config.json"
     file.write_bytes(data)
+    with pytest.raises(sw.ParseError, match=message):
+        config_of(tmp_path)
     with pytest.raises(sw.ParseError, match=message):
         layout_map(file)
     with pytest.raises(FileNotFoundError):

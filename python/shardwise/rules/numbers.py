@@ -15,6 +15,7 @@ from typing import Any
 from .._arguments import integer, path_of
 from .._atomic import read_file
 from .._expressions import Expression, parse_expression
+from .._json import strict_json
 from .._text import shown
 from ..errors import LayoutError, ParseError, ShardwiseError
 from ..packed import PackedDim
@@ -242,13 +243,19 @@ def read_config(config: Config) -> Mapping[str, Any]:
     """
     if isinstance(config, Mapping):
         return config
-    path = _config_file(config)
-    try:
-        found = json.loads(config_text(config))
-    except (ValueError, RecursionError) as error:
-        raise ParseError(f"{str(path)!r} is not JSON: {error}") from None
+    return parsed_config(config_text(config), repr(str(_config_file(config))))
+
+
+def parsed_config(data: bytes, place: object) -> Mapping[str, Any]:
+    """Parse a model's configuration, which is at this place.
+
+    Raises:
+        ParseError: if it is not an object of JSON.
+    """
+    # Models with state spaces have a limit that is infinite.
+    found = strict_json(data, place, constants=True)
     if not isinstance(found, dict):
-        raise ParseError(f"{str(path)!r} is not a model's configuration, which is an object of JSON")
+        raise ParseError(f"{place} is not a model's configuration, which is an object of JSON")
     return found
 
 

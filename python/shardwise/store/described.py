@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from .._dtypes import CODES, DTYPES, Dtype
+from .._json import MAX_JSON, strict_json
 from .._text import shown
 from ..errors import LayoutError, ParseError
 from ..quantized import Components
@@ -18,7 +19,7 @@ from .quantized import Outline
 from .tensors.assembled import Assembled
 from .tensors.rewrite import rewritten
 from .tensors.weights import Reader
-from .text import MAX_JSON, are_sizes, checked_name, checked_shape, strict_json
+from .text import are_sizes, checked_name, checked_shape
 
 __all__ = ["described_tensors", "is_described", "rewritten_outline"]
 

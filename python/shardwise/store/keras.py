@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from .._dtypes import DTYPES, Dtype, find_dtype
 from .._fork import importing
+from .._json import MAX_JSON, strict_json
 from .._text import cut, shown
 from ..errors import ParseError
 from .boxes import Bounds, Located, contiguous_strides
@@ -27,7 +28,7 @@ from .files import Holder
 from .location import open_file
 from .parts import check_whole
 from .stored import StoredPiece, StoredTensor, whole_box
-from .text import MAX_JSON, checked_name, checked_shape, stays_inside, strict_json
+from .text import checked_name, checked_shape, stays_inside
 
 __all__ = ["open_form"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from .._json import MAX_JSON, strict_json
 from .._text import shown
 from ..errors import ParseError
 from .checkpoint import StoredCheckpoint, StoredObject
 from .location import Location, open_file
-from .text import MAX_JSON, strict_json
 from .torch.dcp import open_folder
 from .torch.tensors import Container
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import ParseError
+from ..rules.numbers import parsed_config
 from .location import Location, open_file
-from .text import strict_json
 
 __all__ = ["config_of"]
 
@@ -28,10 +28,6 @@ def config_of(checkpoint: Location) -> Mapping[str, Any]:
     try:
         if opened.size > _LARGEST:
             raise ParseError(f"{file}: a configuration of {opened.size} bytes, over the limit of {_LARGEST}")
-        # Those of models with state spaces have a limit that is infinite.
-        found = strict_json(opened.read(0, opened.size), file, constants=True)
+        return parsed_config(opened.read(0, opened.size), file)
     finally:
         opened.close()
-    if not isinstance(found, dict):
-        raise ParseError(f"{file} is not a model's configuration, which is an object of JSON")
-    return found

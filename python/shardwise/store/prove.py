@@ -13,6 +13,7 @@ from typing import Any
 
 from .._arguments import INTEGER, check_fields
 from .._dtypes import DTYPES
+from .._json import MAX_JSON
 from .._text import shown
 from ..errors import ParseError
 from .checkpoint import StoredCheckpoint, StoredSum
@@ -24,7 +25,7 @@ from .objects import ObjectPath
 from .open import known_form, open_checkpoint
 from .sharded import MANIFEST, check_seal, damaged_files, read_manifest
 from .stored import StoredTensor, UnsupportedError
-from .text import MAX_JSON, are_sizes
+from .text import are_sizes
 from .torch import dcp, dcp_safetensors
 
 __all__ = ["Damage", "DamageError", "VerifyReport", "verify_checkpoint"]

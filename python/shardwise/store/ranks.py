@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._dtypes import CODES, Dtype, in_bytes
+from .._json import strict_json
 from .._text import shown
 from ..errors import ParseError
 from .boxes import Bounds, Located, contiguous_strides
@@ -24,7 +25,7 @@ from .location import Location, opening
 from .parts import MARK, PIECES
 from .safetensors.header import Entry, read_header
 from .stored import ListedPieces, StoredPiece, StoredTensor
-from .text import are_sizes, checked_shape, strict_json
+from .text import are_sizes, checked_shape
 
 __all__ = ["open_names"]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+from .._json import MAX_JSON, strict_json
 from .._text import shown
 from ..errors import ParseError
 from . import ranks
@@ -16,7 +17,6 @@ from .checkpoint import StoredCheckpoint
 from .location import Location, names_in, open_file
 from .parts import MANIFEST
 from .stored import StoredTensor
-from .text import MAX_JSON, strict_json
 from .torch import dcp_safetensors
 
 __all__ = ["MANIFEST", "check_seal", "damaged_files", "open_form", "read_manifest", "sealed"]

@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from ..._json import MAX_JSON, strict_json
 from ..._text import shown
 from ...errors import ParseError
 from ..checkpoint import StoredCheckpoint, StoredObject
 from ..location import Location, open_file
 from ..stored import StoredTensor, UnsupportedError
-from ..text import MAX_JSON, checked_name, strict_json
+from ..text import checked_name
 from .keyvalue import FolderStore, KeyValueStore
 from .ocdbt import MANIFEST, OcdbtStore
 from .zarr import arrays_of, read_array

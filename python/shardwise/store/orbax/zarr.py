@@ -15,13 +15,14 @@ import numpy.typing as npt
 from ..._boxes import positions
 from ..._core import crc32c
 from ..._dtypes import DTYPES, Dtype
+from ..._json import strict_json
 from ..._text import shown
 from ...errors import ParseError
 from ..boxes import Bounds, Located, contiguous_strides
 from ..chunks import Cell, grid_pieces, missing_cell, stored_cells
 from ..codecs import COMPRESSORS, decompress
 from ..stored import StoredPiece, StoredTensor, UnsupportedError
-from ..text import are_sizes, checked_shape, strict_json
+from ..text import are_sizes, checked_shape
 from .keyvalue import KeyValueStore, Value
 
 __all__ = ["arrays_of", "read_array"]

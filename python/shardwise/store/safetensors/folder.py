@@ -3,12 +3,13 @@
 import json
 from collections.abc import Sequence
 
+from ..._json import MAX_JSON, strict_json
 from ..._text import shown
 from ...errors import ParseError
 from ..files import Holder
 from ..location import Location, entries_of, open_file, opening
 from ..parts import MANIFEST, MARK, SHARDING_INFO, check_whole, complete_set, said_files
-from ..text import MAX_JSON, stays_inside, strict_json
+from ..text import stays_inside
 from .header import Entry, read_header
 
 __all__ = ["locate_checkpoint", "numbered_files", "open_entries", "read_index"]

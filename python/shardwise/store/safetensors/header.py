@@ -19,13 +19,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..._dtypes import CODES
+from ..._json import MAX_JSON, strict_json
 from ..._text import shown
 from ...errors import ParseError
 from ..files import Holder
 from ..kinds import kind_of
 from ..location import Location
 from ..stored import UnsupportedError
-from ..text import MAX_DIMS, MAX_JSON, are_sizes, checked_name, strict_json
+from ..text import MAX_DIMS, are_sizes, checked_name
 
 __all__ = ["Entry", "read_header"]
 

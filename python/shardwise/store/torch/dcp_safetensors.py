@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..._dtypes import CODES
+from ..._json import strict_json
 from ..._text import shown
 from ...errors import ParseError
 from ..boxes import Bounds
@@ -26,7 +27,7 @@ from ..parts import MANIFEST, MARK, SHARDING_INFO, said_files
 from ..safetensors.form import stored_piece
 from ..safetensors.header import Entry, read_header
 from ..stored import ListedPieces, StoredPiece, StoredTensor
-from ..text import are_sizes, checked_shape, strict_json
+from ..text import are_sizes, checked_shape
 
 __all__ = ["open_form", "open_names", "open_rest"]
 
