@@ -31,7 +31,7 @@ from shardwise.store.write.places.store import StorePlace
 from shardwise.store.write.places.uploads import Limits
 from shardwise.store.write.save import with_shares
 from tests.store.stores import Store
-from tests.store.tasks import files, write_replica
+from tests.store.tasks import files, forge, unpacked, write_replica
 from tests.store.toxic import Times
 
 # Of asynchronous connections that the server closes, and of packages that warn about each other.
@@ -539,6 +539,38 @@ def test_memory_that_is_too_little(s3: Store, large: Path) -> None:
     assert s3.objects(place) == expected(large, "sharded")
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"share_ends": lambda numbers: numbers + 99},
+        {"share_ends": lambda numbers: numbers[1:]},
+        {"shares": lambda numbers: numbers[:-1]},
+        {"shares": lambda numbers: numbers - [0, 1, 0, 0] * (len(numbers) // 4)},
+        {"shares": lambda numbers: numbers + [0, 0, 2**62, 0] * (len(numbers) // 4)},
+    ],
+)
+def test_shares_that_are_forged(
+    s3: Store, large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
+) -> None:
+    """Of a plan so large that it is checked where it is read: the run is refused, and so is the commit."""
+    assert s3.toxic is not None
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.toxic.url)
+    path = tmp_path / "new.swplan"
+    plan = sw.plan_checkpoint(large, str(s3.place("new")), rules(), to="vllm")
+    assert plan.is_shared
+    plan.save(path)
+    head, sections = unpacked(path)
+    head["beside"] |= {"tokenizer.json": 2**22}
+    sections["beside"] += bytes(2**22)
+    ((name, other),) = change.items()
+    sections[name] = other(np.frombuffer(sections[name], "<i8")).astype("<i8").tobytes()
+    forge(path, head, sections)
+    forged = sw.CheckpointPlan.load(path)
+    for work in (forged.run, forged.commit):
+        with pytest.raises(sw.ParseError, match="the plan cannot be read"):
+            work()
+
+
 class _Nowhere:
     """A filesystem of S3 in which there is nothing."""
 
@@ -558,6 +590,21 @@ def test_where_objects_are_made_whole(memory: Store, source: Path, large: Path, 
     assert not sw.plan_checkpoint(large, memory.place(named(to)), rules(), to=to).is_shared
     assert not sw.plan_checkpoint(large, place, rules(), to=to, task_bytes=2**20).is_shared
     assert sw.plan_checkpoint(large, place, rules(), to=to).is_shared == (to != "dcp")
+
+
+def test_arrays_of_zeros_are_of_objects_that_are_made_whole(small_parts: Store, tmp_path: Path) -> None:
+    """Of what vLLM adds once all ranks but the first have zeros, which no task reads, and so none would put."""
+    tensors = {"a.experts.w2_bias": np.arange(2**14), "cut": np.arange(2.0**16).reshape(512, 128)}
+    layouts = sw.LayoutMap(MESH)
+    layouts["cut"], layouts["w2_bias"] = (None, "x"), (None,)
+    sw.save_checkpoint(tmp_path / "source.safetensors", tensors)
+    sw.reshard_checkpoint(tmp_path / "source.safetensors", tmp_path / "new", layouts, to="vllm")
+    place = small_parts.place("new")
+    plan = sw.plan_checkpoint(tmp_path / "source.safetensors", place, layouts, to="vllm")
+    assert with_shares(plan, SMALL, TASK, 2**28) is None
+    plan.run()
+    plan.commit(check=True)
+    assert small_parts.objects(place) == files(tmp_path / "new")
 
 
 @given(st.data())

@@ -273,8 +273,13 @@ def shares_of(plan: WritePlan, least: Callable[[int], int]) -> Numbers | None:
         least: Gives the least bytes of a part of a file of so many bytes.
 
     Returns:
-        The shares by task, file and place; `None` if a task writes bytes of a file that are no runs.
+        The shares by task, file and place; `None` if a task writes bytes of a file that are no runs, or no task writes
+        some of its arrays, which are zeros.
     """
+    if plan.has_arrays:
+        _, _, starts, sizes, data = (plan.column("files", 5, column) for column in range(5))
+        if (sizes - starts != data).any():
+            return None
     found = [np.zeros((0, 4), np.int64)]
     for task in range(len(plan.grid)):
         rows = _file_runs(plan, task)
@@ -402,15 +407,23 @@ class WritePlan(PlanData):
 
         The fourth is the first byte that is in a part of its own; what is before it is put aside.
         """
-        first, end = [0, *self.numbers("share_ends", max(number - 1, 0), number + 1).tolist()][-2:]
-        return self.numbers("shares", 4 * first, 4 * end).reshape(-1, 4)
+        with said_by(self._file):
+            first, end = [0, *self.numbers("share_ends", max(number - 1, 0), number + 1).tolist()][-2:]
+            rows = self.numbers("shares", 4 * first, 4 * end).reshape(-1, 4)
+            for file, begin, stop, part in rows.tolist():
+                if not (0 <= file < len(self.files) and 0 <= begin <= part <= stop <= self.files[file].size):
+                    raise ValueError("it has a share that is not in its file")
+        return rows
 
     @property
     def most_shared(self) -> int:
         """The most bytes that a task makes of files that tasks share."""
-        nbytes = self.column("shares", 4, 2) - self.column("shares", 4, 1)
-        ends = np.append(0, np.cumsum(nbytes))[self.numbers("share_ends", 0, len(self.tasks))]
-        return int(np.diff(ends, prepend=0).max(initial=0))
+        with said_by(self._file):
+            begins, stops = self.column("shares", 4, 1), self.column("shares", 4, 2)
+            if (begins < 0).any() or (stops < begins).any() or float(stops.sum(dtype=float)) > 2.0**62:
+                raise ValueError("it has a share that is not in its file")
+            ends = np.append(0, np.cumsum(stops - begins))[self.numbers("share_ends", 0, len(self.tasks))]
+            return int(np.diff(ends, prepend=0).max(initial=0))
 
     def known_before(self, file: int) -> bytes:
         """What is before the first tensor of a file, if that does not depend on what tasks write; else nothing."""
