@@ -193,7 +193,7 @@ class ObjectPath:
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):
             return NotImplemented
-        return str(self) == str(other) and bool(self._filesystem == other._filesystem)
+        return str(self) == str(other) and _are_same(self._filesystem, other._filesystem)
 
     def __hash__(self) -> int:
         return hash(str(self))
@@ -396,6 +396,14 @@ class ObjectPath:
 
         came: int = sync(self._filesystem.loop, fill)
         return came
+
+
+def _are_same(one: Any, other: Any) -> bool:
+    """Whether filesystems are equal, or of one kind with the same options: to fsspec the thread is one of them."""
+    if one is other or bool(one == other):
+        return True
+    is_like = type(one) is type(other) and hasattr(one, "storage_options")
+    return is_like and one.storage_args == other.storage_args and _said_options(one) == _said_options(other)
 
 
 def _said_options(filesystem: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
@@ -57,6 +58,24 @@ def test_parts_of_any_kind_are_the_file(
         assert memory.objects(place) == files(folder / name)
     assert report.bytes_written == report.bytes
     assert sw.verify_checkpoint(place).tensors == len(tensors)
+
+
+@pytest.mark.parametrize("to", ["safetensors", "hf", "sharded", "dcp", "ranks", "vllm"])
+@pytest.mark.parametrize("remote", [False, True])
+def test_tasks_are_values(memory: Store, tmp_path: Path, to: Any, remote: bool) -> None:
+    """A task that comes out of a pickle is the same task, and no task is another one, also of an object of one name."""
+    tensors = {"cut": np.arange(4000.0), **{f"{i}": np.full(i, i, "u1") for i in range(12)}}
+    source: Any = memory.place("source.safetensors") if remote else tmp_path / "source.safetensors"
+    sw.save_checkpoint(source, tensors)
+    place = memory.place("b.safetensors" if to == "safetensors" else "b")
+    tasks = list(sw.plan_checkpoint(source, place, RULES, to=to).tasks)
+    for task in tasks:
+        copy = pickle.loads(pickle.dumps(task))
+        assert (copy, hash(copy), copy.sink) == (task, hash(task), task.sink)
+        assert [each for each in tasks if each.sink == copy.sink] == [task]
+    other = sw.plan_checkpoint(source, place, RULES, to=to, only="cut|0").tasks[0]
+    assert other.sink != tasks[0].sink
+    assert other.sink != place
 
 
 def test_what_depends_on_all_of_it_is_read_once(s3: Store, tmp_path: Path) -> None:

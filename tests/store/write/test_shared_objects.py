@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -366,6 +367,7 @@ def test_a_task_that_comes_late_compares(small_parts: Store, source: Path) -> No
     place = small_parts.place("new.safetensors")
     plan = planned(source, place, "safetensors")
     late = list(plan.tasks)
+    assert pickle.loads(pickle.dumps(late)) == late
     with pytest.raises(FileNotFoundError, match="the plan was not begun, or was committed or given up"):
         late[0].run()
     plan.run()

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from .uploads import LIMITS, Comparison, Limits, Upload, parts_for, upload_to
 __all__ = ["ObjectSink", "Stream", "stream_of"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ObjectSink:
     """An object of a store, which a task makes as a whole.
 
@@ -43,6 +43,19 @@ class ObjectSink:
     path: ObjectPath
     file: TargetFile
     limits: Limits = LIMITS
+
+    def __eq__(self, other: object) -> bool:
+        if type(self) is not type(other):
+            return NotImplemented
+        return self._said() == other._said()
+
+    def __hash__(self) -> int:
+        return hash((self.path, self.file.size))
+
+    def _said(self) -> tuple[Any, ...]:
+        """All that it says; a file is what surrounds its tensors, and the boxes of these."""
+        file = self.file
+        return self.path, self.limits, type(file), file.name, file.size, list(file.slots), list(file.frame())
 
     def count(self, task: Task) -> int:
         """One: the object."""
