@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import shardwise as sw
-from shardwise.store.write.places.uploads import parts_for
+from shardwise.store.objects import ObjectPath
+from shardwise.store.write.places.uploads import Multipart, parts_for
 
 KIB, MIB = 2**10, 2**20
 
@@ -55,3 +57,43 @@ def test_too_little_memory_says_what_is_needed() -> None:
         parts_for([file(1024 * MIB)], MIB, 3)
     with pytest.raises(TypeError, match="memory must be an integer"):
         parts_for([file(1)], 1.5)  # type: ignore[arg-type]
+
+
+class _Answers:
+    """A filesystem that gives, for each of S3's requests, what it was told to."""
+
+    def __init__(self, **answers: Any) -> None:
+        self._answers = answers
+
+    def call_s3(self, request: str, **given: Any) -> Any:
+        answer = self._answers[request](given) if callable(self._answers[request]) else self._answers[request]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def upload(**answers: Any) -> Multipart:
+    return Multipart(ObjectPath("s3://bucket/new", filesystem=_Answers(**answers), attempts=1), "run", "name")
+
+
+def test_what_a_store_says_first_of_a_part_is_told() -> None:
+    """Also if it does not let us ask whether the upload is there still."""
+    full = OSError(errno.EIO, "the first")
+    with pytest.raises(OSError, match="the first"):
+        upload(upload_part=full, list_parts=PermissionError("not yours")).put(1, b"")
+    with pytest.raises(OSError, match="the first"):
+        upload(upload_part=full, list_parts={}).put(1, b"")
+    with pytest.raises(FileNotFoundError, match="there is no such upload any more"):
+        upload(upload_part=full, list_parts=FileNotFoundError()).put(1, b"")
+
+
+def test_parts_are_listed_page_by_page() -> None:
+    def page(given: Any) -> Any:
+        after = given["PartNumberMarker"]
+        parts = [{"PartNumber": number, "Size": 5, "ETag": f"{number}"} for number in (after + 2, after + 4)]
+        return {"Parts": parts, "IsTruncated": after < 8}
+
+    assert upload(list_parts=page).parts() == {number: (5, f"{number}") for number in range(2, 13, 2)}
+    for same in ([{"PartNumber": 1, "Size": 5, "ETag": "a"}], []):
+        with pytest.raises(OSError, match="parts of an upload without an end"):
+            upload(list_parts={"Parts": same, "IsTruncated": True}).parts()

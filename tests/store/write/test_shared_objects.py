@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -28,10 +29,10 @@ from hypothesis import strategies as st
 
 import shardwise as sw
 from shardwise.store.objects import ObjectPath
-from shardwise.store.write.places.store import StorePlace
+from shardwise.store.write.places.store import StorePlace, mark_of
 from shardwise.store.write.places.uploads import Limits
 from shardwise.store.write.save import with_shares
-from tests.store.stores import Store
+from tests.store.stores import Store, wrapped
 from tests.store.tasks import files, forge, unpacked, write_replica
 from tests.store.toxic import Times
 
@@ -442,6 +443,74 @@ def test_receipts_that_are_forged(small_parts: Store, source: Path, kind: str) -
     assert plan.run() == 1
     plan.commit(check=True)
     assert small_parts.objects(place) == expected(source, "sharded")
+
+
+def test_what_was_put_aside_and_is_longer(small_parts: Store, source: Path) -> None:
+    """Also if the receipt names it as it is."""
+    place = small_parts.place("new.safetensors")
+    plan = planned(source, place, "safetensors")
+    plan.run()
+    number = next(n for n in range(len(plan.tasks)) if (plan.shares(n)[:, 1] < plan.shares(n)[:, 3]).any())
+    top = place.with_name(f".{place.name}.partial") / plan.digest[:16]
+    other, receipt = top / f"{number}.aside", top / f"{number}.receipt"
+    place.filesystem.pipe_file(other.key, place.filesystem.cat_file(other.key) + b"!")
+    said = json.loads(place.filesystem.cat_file(receipt.key).partition(b" ")[2])
+    place.filesystem.pipe_file(receipt.key, resigned([*said[:-1], list(other.status())]))
+    with pytest.raises(sw.ParseError, match=_OTHER):
+        plan.commit()
+    assert small_parts.objects(place) == {}
+
+
+def test_an_object_of_our_mark_that_is_shorter(small_parts: Store, source: Path) -> None:
+    """It is taken for one that an earlier commit has made; but no manifest is written for it."""
+    place = small_parts.place("new")
+    plan = planned(source, place)
+    plan.run()
+    bucket, _, key = (place / plan.files[1].name).key.partition("/")
+    mark = {"shardwise-run": mark_of(plan.digest, 1)}
+    place.filesystem.call_s3("put_object", Bucket=bucket, Key=key, Body=b"short", Metadata=mark)
+    with pytest.raises(FileExistsError, match=r"has 5 bytes; \d+ were put"):
+        plan.commit()
+    assert "shardwise.json" not in small_parts.objects(place)
+
+
+def test_uploads_of_which_one_cannot_be_begun(small_parts: Store, source: Path) -> None:
+    """Nobody knows of the others: they are aborted."""
+    place = small_parts.place("new")
+    plan = planned(source, place)
+    assert small_parts.toxic is not None
+    last = plan.files[-1].name
+    small_parts.toxic.poison = lambda request: "503" if request[0] == "POST" and last in request[1] else None
+    with pytest.raises(OSError, match="failed"):
+        plan.run()
+    small_parts.toxic.calm()
+    assert (uploads(place), aside(small_parts, place)) == ([], {})
+
+
+def test_memory_of_what_is_put_aside(s3: Store, large: Path) -> None:
+    """It is put together, which is counted, and then put as it is."""
+    held: list[int] = []
+
+    def noting(call: Any, request: str, **given: Any) -> Any:
+        if given["Key"].endswith(".aside"):
+            held.append(tracemalloc.get_traced_memory()[0])
+        return call(request, **given)
+
+    place = wrapped(s3.place("new.safetensors"), call_s3=noting)
+    plan = sw.plan_checkpoint(large, place, rules(), to="safetensors")
+    plan = shared(plan, Limits(shared=2**22), 6 * 2**20)
+    plan.run(tasks=[])
+    ((_, begin, end, part),) = plan.shares(0).tolist()
+    assert (begin > 0, part) == (True, end)
+    task = plan.tasks[0]
+    tracemalloc.start()
+    try:
+        task.run()
+    finally:
+        tracemalloc.stop()
+    nbytes = end - begin
+    assert nbytes <= max(held) < 1.5 * nbytes
+    assert plan.most_shared == 2 * nbytes
 
 
 #: What is made of the list of uploads; and what is said of it.

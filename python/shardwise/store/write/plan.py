@@ -417,12 +417,14 @@ class WritePlan(PlanData):
 
     @property
     def most_shared(self) -> int:
-        """The most bytes that a task makes of files that tasks share."""
+        """The most bytes that a task holds of files that tasks share; what is put aside it has twice."""
         with said_by(self._file):
-            begins, stops = self.column("shares", 4, 1), self.column("shares", 4, 2)
-            if (begins < 0).any() or (stops < begins).any() or float(stops.sum(dtype=float)) > 2.0**62:
+            begins, stops, parts = (self.column("shares", 4, column) for column in (1, 2, 3))
+            is_in = (begins >= 0) & (begins <= parts) & (parts <= stops)
+            if not is_in.all() or float(stops.sum(dtype=float)) > 2.0**61:
                 raise ValueError("it has a share that is not in its file")
-            ends = np.append(0, np.cumsum(stops - begins))[self.numbers("share_ends", 0, len(self.tasks))]
+            nbytes = stops - begins + parts - begins
+            ends = np.append(0, np.cumsum(nbytes))[self.numbers("share_ends", 0, len(self.tasks))]
             return int(np.diff(ends, prepend=0).max(initial=0))
 
     def known_before(self, file: int) -> bytes:

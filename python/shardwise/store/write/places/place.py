@@ -69,7 +69,7 @@ class NewCheckpoint(Protocol):
 
     @property
     def most_shared(self) -> int:
-        """The most bytes that a task makes of such files."""
+        """The most bytes that a task holds of such files."""
 
     def shares(self, number: int) -> Numbers:
         """What a task makes of files, int64 of shape (shares, 4): the file, the first byte, the one after the last.

@@ -176,7 +176,7 @@ class PartsSink:
                     progress(share[2] - share[1])
         made: tuple[int, str] | None = None
         if aside:
-            put_object(self.aside, bytes(aside), is_new=False)
+            put_object(self.aside, aside, is_new=False)
             made = self.aside.status()
             if progress is not None:
                 progress(len(aside))
@@ -311,11 +311,16 @@ class StorePlace:
             for number, is_there in enumerate(self._each(lambda number: self._object(number).is_file(), numbers)):
                 if is_there:
                     raise taken(self._object(number)) from None
-            names = list(self._each(lambda number: self._upload(number).begin(), numbers))
+            uploads = [self._upload(number) for number in numbers]
+            try:
+                names = list(self._each(Multipart.begin, uploads))
+            except BaseException:  # Nobody else knows of those that were begun.
+                list(self._each(Multipart.abort, [upload for upload in uploads if upload.name]))
+                raise
             try:
                 put_object(self._uploads, sealed([self._new.digest, names]), is_new=True)
             except FileExistsError:  # Another was faster.
-                list(self._each(lambda number: self._upload(number, names[number]).abort(), numbers))
+                list(self._each(Multipart.abort, uploads))
                 self._names()
             return
         parts = self._each(self._parts, list(zip(numbers, names, strict=True))) if are_checked else ()
@@ -432,6 +437,9 @@ class StorePlace:
             self._put_together(ending)
             self._is_complete = True
         found = list(self._each(lambda number: self._object(number).status(), range(len(self._new.files))))
+        for number, (status, size) in enumerate(zip(found, self._new.sizes, strict=True)):
+            if self._new.is_shared and status.size != size:
+                raise taken(self._object(number), f"has {status.size} bytes; {size} were put")
         for number in range(len(self._new.tasks)):
             is_same = self._new.is_shared or ending.made.get(number) == tuple(found[number])
             if ending.is_checked or not is_same:
@@ -657,7 +665,8 @@ class StorePlace:
                 if span[0] < span[1]
             ]
             is_right &= not receipt.shares or [share[:3] for share in receipt.shares] == put
-            is_right &= (receipt.made is not None) == any(not mark for *_, mark in receipt.shares)
+            held = sum(end - begin for _, begin, end, mark in receipt.shares if not mark)
+            is_right &= receipt.made[0] == held > 0 if receipt.made is not None else not held
         else:
             is_right &= receipt.made is not None and receipt.made[0] == self._new.sizes[number]
         if not is_right:

@@ -151,11 +151,11 @@ def upload_to(path: ObjectPath, *, flight: int, is_new: bool, run: str | None = 
     return _Kept(path, is_new) if path.protocol == "memory" else _Stream(path, is_new)
 
 
-def put_object(path: ObjectPath, data: bytes, *, is_new: bool) -> None:
-    """Make a small object at once."""
+def put_object(path: ObjectPath, data: bytes | bytearray, *, is_new: bool) -> None:
+    """Make a small object at once; an array of bytes is not copied."""
     upload = upload_to(path, flight=1, is_new=is_new)
     try:
-        upload.put(0, bytearray(data))
+        upload.put(0, data if isinstance(data, bytearray) else bytearray(data))
         upload.commit()
     except BaseException:
         upload.abort()
@@ -230,7 +230,10 @@ class Multipart:
         try:
             return str(self._ask("upload_part", PartNumber=number, UploadId=self.name, Body=data)["ETag"])
         except OSError:
-            if self.parts() is None:  # Not every server says so itself.
+            is_gone = False
+            with suppress(OSError):  # What failed first is what is told.
+                is_gone = self.parts() is None  # Not every server says so itself.
+            if is_gone:
                 raise FileNotFoundError(errno.ENOENT, "there is no such upload any more", str(self._path)) from None
             raise
 
@@ -244,9 +247,11 @@ class Multipart:
             except FileNotFoundError:
                 return None
             found |= {part["PartNumber"]: (part["Size"], str(part["ETag"])) for part in said.get("Parts", [])}
-            after = max(found, default=0)
+            before, after = after, max(found, default=0)
             if not said.get("IsTruncated"):
                 return found
+            if after == before:
+                raise OSError(errno.EIO, "the store lists parts of an upload without an end", str(self._path))
 
     def complete(self, etags: Mapping[int, str], *, is_new: bool) -> None:
         """Make the object of its parts, on condition that its name is free if it `is_new`.
