@@ -108,7 +108,7 @@ def reshard_checkpoint(
             finished, it is compared with the sources, and nothing is written.
         executor: What runs the tasks instead of threads of this process: any `concurrent.futures.Executor`, such as a
             `ProcessPoolExecutor`, `mpi4py.futures.MPIPoolExecutor` or Dask's `client.get_executor()`, whose workers see
-            the same files or URLs. In a store a task is an object.
+            the same files or URLs. In a store a task is an object, but on S3 mostly parts of several.
         workers: The number of workers of the executor; if left out, as many as it says it has.
         task_bytes: How many bytes a task writes at most; by default 64 MiB, and less for small checkpoints.
         retries: How often to retry a task that fails with an error of the system or of its worker.
@@ -201,8 +201,8 @@ def plan_checkpoint(
         max_file_bytes: Of `"hf"` and `"vllm"`, how many bytes of tensors a file may have.
         replicas: `"check"` compares pieces that are stored more than once, `"first"` takes the first of them.
         memory: Bytes that `reshard_checkpoint` would have to convert and decode in; tasks are told when they run.
-        task_bytes: How many bytes a task writes at most; by default 64 MiB, and less for small checkpoints. In a store
-            a task makes an object: then `max_file_bytes` limits those of `"hf"`.
+        task_bytes: How many bytes a task writes at most; by default 64 MiB, and less for small checkpoints. Where a
+            task makes an object, as in stores but S3, `max_file_bytes` limits those of "hf".
         strict: Whether to refuse what the plan's `warnings` would say.
         rank: With `to="ranks"`, the only rank whose file is written.
         config: The model's configuration, in place of the `config.json` in the folder of `src`.
