@@ -31,7 +31,9 @@ import shardwise as sw
 from shardwise.store.objects import ObjectPath
 from shardwise.store.write.places.store import StorePlace, mark_of
 from shardwise.store.write.places.uploads import Limits
+from shardwise.store.write.run import run_whole
 from shardwise.store.write.save import with_shares
+from shardwise.store.write.work import Work
 from tests.store.stores import Store, wrapped
 from tests.store.tasks import files, forge, unpacked, write_replica
 from tests.store.toxic import Times
@@ -316,6 +318,29 @@ def test_a_commit_that_was_interrupted(small_parts: Store, source: Path) -> None
     assert 0 < len(small_parts.objects(place)) < len(plan.files)
     assert planned(source, place).run() == 0
     planned(source, place).commit(check=True)
+    assert small_parts.objects(place) == expected(source, "sharded")
+    assert (uploads(place), aside(small_parts, place)) == ([], {})
+
+
+def test_a_commit_that_was_interrupted_and_uploads_that_were_dropped(small_parts: Store, source: Path) -> None:
+    """What tasks have of objects that are complete is compared, and the rest is put again."""
+    place = small_parts.place("new")
+    plan = planned(source, place)
+    plan.run()
+    assert small_parts.toxic is not None
+    first = plan.files[0].name
+    small_parts.toxic.poison = lambda request: (
+        "503" if request[0] == "POST" and "uploadId=" in request[1] and first not in request[1] else None
+    )
+    with pytest.raises(OSError, match="failed"):
+        plan.commit()
+    small_parts.toxic.calm()
+    assert [*small_parts.objects(place)] == [first]
+    bucket, _, key = place.key.partition("/")
+    for upload in place.filesystem.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=key)["Uploads"]:
+        which = {"Key": upload["Key"], "UploadId": upload["UploadId"]}
+        place.filesystem.call_s3("abort_multipart_upload", Bucket=bucket, **which)
+    run_whole(planned(source, place), Work(resume=True))
     assert small_parts.objects(place) == expected(source, "sharded")
     assert (uploads(place), aside(small_parts, place)) == ([], {})
 

@@ -202,7 +202,7 @@ def plan_checkpoint(
         replicas: `"check"` compares pieces that are stored more than once, `"first"` takes the first of them.
         memory: Bytes that `reshard_checkpoint` would have to convert and decode in; tasks are told when they run.
         task_bytes: How many bytes a task writes at most; by default 64 MiB, and less for small checkpoints. Where a
-            task makes an object, as in stores but S3, `max_file_bytes` limits those of "hf".
+            task makes an object, as in stores but S3, `max_file_bytes` limits those of `"hf"`.
         strict: Whether to refuse what the plan's `warnings` would say.
         rank: With `to="ranks"`, the only rank whose file is written.
         config: The model's configuration, in place of the `config.json` in the folder of `src`.

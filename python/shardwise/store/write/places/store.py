@@ -167,7 +167,18 @@ class PartsSink:
         def sent(item: tuple[int, int, int, bytearray]) -> Share:
             file, begin, end, data = item
             number = self.limits.part_number(self._file(task, file)[1], begin)
-            return file, begin, end, self._upload(task, file, names[file]).put(number, data)
+            upload = self._upload(task, file, names[file])
+            try:
+                return file, begin, end, upload.put(number, data)
+            except FileNotFoundError:
+                # A commit that was interrupted has made some of the objects; if it has made all, nothing is put.
+                if not upload.is_made() or self._are_made(task):
+                    raise
+            there = self._object(task, file)
+            status = there.status()
+            if not _is_at(there, status, begin, data):
+                raise taken(there)
+            return file, begin, end, status.mark
 
         with ThreadPoolExecutor(FLIGHT, thread_name_prefix="shardwise-write") as pool:
             for share in pool.map(sent, parts):
