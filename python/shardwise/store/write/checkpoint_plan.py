@@ -191,7 +191,7 @@ class CheckpointPlan(WritePlan):
             BlockingIOError: if another process is working on it.
             ParseError: if a receipt is missing (the message says which parts to run again), damaged, of another plan,
                 or contradicts its task or another receipt for it; or, with `check`, if the data is not what a receipt
-                says. Nothing is changed.
+                says. Nothing is changed; but a single file of S3 that several tasks have made has its name by then.
             OSError: if a file cannot be written.
         """
         self.check_tasks()
