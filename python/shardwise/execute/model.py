@@ -272,10 +272,17 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
             names = list(self._tensors)
             self._names = tuple(dict.fromkeys((*names, *self._stored)) if self._stored is not self._tensors else names)
             number_of = {name: number for number, name in enumerate(self._names)} if self._sources else {}
-            groups: dict[tuple[int, bytes | None], list[int]] = {}
-            for number, (sort, senders) in enumerate(zip(self._used.tolist(), self._senders.values(), strict=True)):
-                key = sort, None if senders is None else senders.tobytes()
-                groups.setdefault(key, []).append(number)
+            groups: dict[tuple[int, bytes | None], Any] = {}
+            # Few have senders of their own; the others are put together at once.
+            alone = np.ones(len(names), bool)
+            for number, senders in enumerate(self._senders.values()):
+                if senders is not None:
+                    groups.setdefault((int(self._used[number]), senders.tobytes()), []).append(number)
+                    alone[number] = False
+            numbered = alone.nonzero()[0]
+            numbered = numbered[self._used[numbered].argsort(kind="stable")]
+            edges = np.diff(self._used[numbered]).nonzero()[0] + 1
+            groups |= {(int(self._used[part[0]]), None): part for part in np.split(numbered, edges) if len(part)}
             found: list[Group] = []
             positions: dict[int, npt.NDArray[np.int64]] = {}
             for (sort, order), members in groups.items():
