@@ -537,7 +537,7 @@ def test_no_test_replaces_what_is_private() -> None:
         ("patch.setattr(assembled, 'MOST_STRETCHES', 0)", True),
         ("monkeypatch.setattr('shardwise.store.open.FORMS', [])", True),
         ("monkeypatch.setattr(_Descriptor, '__init__', f)", True),
-        ("monkeypatch.setattr(_core, 'free_space', f)", False),
+        ("monkeypatch.setattr(_core, 'parse_device', f)", False),
         ("monkeypatch.setattr(ObjectPath, 'read_into', f)", False),
         ("monkeypatch.setattr(os, 'fsync', f)", False),
     ],

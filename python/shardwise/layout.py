@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from . import _core
 from ._arguments import instance
+from ._core import Layout as CoreLayout
 from ._drawn import Drawn
 from ._text import shown
 from .errors import LayoutError
@@ -64,7 +64,7 @@ class TensorLayout(Drawn):
     _axes: Axes
     _unreduced: tuple[str, ...]
     _mesh: DeviceMesh | None
-    _bound: _core.Layout | None
+    _bound: CoreLayout | None
     #: Asked for by every partition.
     _packed: bool
 
@@ -91,7 +91,7 @@ class TensorLayout(Drawn):
             axes = tuple(
                 [part._core() for part in spec.parts] if isinstance(spec, PackedDim) else spec for spec in axes
             )
-        self._bound = _core.Layout(mesh._core, axes, self._unreduced)
+        self._bound = CoreLayout(mesh._core, axes, self._unreduced)
         self._mesh = mesh
 
     @property
@@ -295,7 +295,7 @@ class TensorLayout(Drawn):
             raise self._no_mesh(what)
         return self._mesh
 
-    def _require_bound(self, what: str) -> _core.Layout:
+    def _require_bound(self, what: str) -> CoreLayout:
         if self._bound is None:
             raise self._no_mesh(what)
         return self._bound

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import _core
 from ._arguments import is_masked, positions_of
+from ._core import Mesh as CoreMesh
 from ._drawn import Drawn
 from ._fork import importing
 from ._frozen import frozen_objects, handed_out
@@ -85,7 +85,7 @@ class DeviceMesh(Drawn):
 
     __slots__ = ("__weakref__", "_core", "_default_labels", "_devices", "_hash", "_index", "_labels")
 
-    _core: _core.Mesh
+    _core: CoreMesh
     _labels: tuple[Hashable, ...] | None
     _index: dict[Hashable, int] | None
     _default_labels: tuple[str, ...] | None
@@ -99,7 +99,7 @@ class DeviceMesh(Drawn):
         devices: Sequence[Any] | npt.NDArray[Any] | None = None,
     ) -> None:
         # An empty text has as many names as an empty list: too few, rather than of a wrong type.
-        self._core = _core.Mesh(shape, () if isinstance(axis_names, str) and not axis_names else axis_names)
+        self._core = CoreMesh(shape, () if isinstance(axis_names, str) and not axis_names else axis_names)
         self._labels = None
         self._index = None
         self._default_labels = None

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from . import _core
 from ._arguments import instance
+from ._core import PackedPartition as CorePackedPartition
+from ._core import Partition as CorePartition
 from ._dtypes import bits_of
 from .errors import LayoutError, SizeOverflowError
 from .packed import PackedDim
@@ -60,7 +61,7 @@ class Partition(Tiling):
 
     __slots__ = ("_few_shapes", "_layout", "_mesh", "_uneven")
 
-    _core: _core.Partition | _core.PackedPartition
+    _core: CorePartition | CorePackedPartition
     _layout: TensorLayout
     _mesh: DeviceMesh
     _uneven: UnevenRule
@@ -76,7 +77,7 @@ class Partition(Tiling):
         if type(uneven) is not str:
             instance("uneven", uneven, str)
         try:
-            self._core = (_core.PackedPartition if layout._packed else _core.Partition)(bound, shape, uneven)
+            self._core = (CorePackedPartition if layout._packed else CorePartition)(bound, shape, uneven)
         except LayoutError as error:
             said = "".join(dict.fromkeys(spec._said() for spec in layout.axes if isinstance(spec, PackedDim)))
             if said:
@@ -115,7 +116,7 @@ class Partition(Tiling):
     @property
     def is_packed(self) -> bool:
         """Whether a dim is packed, so that a device may hold several pieces; see `shardwise.packed`."""
-        return isinstance(self._core, _core.PackedPartition)
+        return isinstance(self._core, CorePackedPartition)
 
     @property
     def num_shards(self) -> tuple[int, ...]:
@@ -425,7 +426,7 @@ class Partition(Tiling):
         [Piece(box=(slice(4, 8, None),), start=(0,))]
         """
         device = self._mesh.index_of_label(holder)
-        if isinstance(self._core, _core.PackedPartition):
+        if isinstance(self._core, CorePackedPartition):
             return [Piece(box, start) for box, start in self._core.pieces(device)]
         return [Piece(self._core.box(device), (0,) * len(self.shape))]
 
@@ -442,7 +443,7 @@ class Partition(Tiling):
         >>> begins.tolist(), rows[begins[1] : begins[2], 0].tolist()
         ([0, 2, 4], [[2, 4, 0], [6, 8, 2]])
         """
-        if isinstance(self._core, _core.PackedPartition):
+        if isinstance(self._core, CorePackedPartition):
             return self._core.all_pieces()
         boxes = self._core.boxes()
         rows = np.zeros((*boxes.shape[:2], 3), np.int64)
@@ -453,7 +454,7 @@ class Partition(Tiling):
         """Do nothing: the shards of a partition hold every element, and devices with the same shard are replicas."""
 
     def _array_sizes(self) -> npt.NDArray[np.int64]:
-        if isinstance(self._core, _core.PackedPartition):
+        if isinstance(self._core, CorePackedPartition):
             return self._core.array_sizes()
         boxes = self._core.boxes()
         sizes: npt.NDArray[np.int64] = (boxes[..., 1] - boxes[..., 0]).prod(axis=1, dtype=np.int64)
@@ -469,7 +470,7 @@ class Partition(Tiling):
     def _shapes(self) -> list[tuple[int, ...]]:
         if self._few_shapes is not None:
             return self._few_shapes
-        if self._count <= _FEW or isinstance(self._core, _core.PackedPartition):
+        if self._count <= _FEW or isinstance(self._core, CorePackedPartition):
             shapes = [self._core.shard_shape(device) for device in range(self._count)]
             if len(shapes) <= _FEW:  # Kept: small reshards ask for them twice each time.
                 self._few_shapes = shapes
@@ -482,7 +483,7 @@ class Partition(Tiling):
         return shapes
 
     def _covered(self) -> npt.NDArray[np.bool_] | None:
-        if isinstance(self._core, _core.PackedPartition):
+        if isinstance(self._core, CorePackedPartition):
             full: npt.NDArray[np.bool_] = self._core.held_sizes() == self._core.array_sizes()
             return full
         return None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import _core
 from .._arguments import instance
+from .._core import parse_device, print_device
 
 __all__ = ["DeviceSpec"]
 
@@ -42,8 +42,8 @@ class DeviceSpec:
         device_type: str | None = None,
         device_index: int | None = None,
     ) -> None:
-        self._text = _core.print_device(job, replica, task, device_type, device_index)
-        self._parts = _core.parse_device(self._text)
+        self._text = print_device(job, replica, task, device_type, device_index)
+        self._parts = parse_device(self._text)
 
     @classmethod
     def from_string(cls, spec: str | None) -> DeviceSpec:
@@ -61,7 +61,7 @@ class DeviceSpec:
         Traceback (most recent call last):
         shardwise.errors.ParseError: device name, byte 7: not a decimal number
         """
-        return cls(*_core.parse_device("" if spec is None else spec))
+        return cls(*parse_device("" if spec is None else spec))
 
     def parse_from_string(self, spec: str | None) -> DeviceSpec:
         """Read a device name; the same as `from_string`, as in TensorFlow 2.

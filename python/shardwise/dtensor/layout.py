@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import _core
 from .._arguments import instance
+from .._core import DtensorLayout, DtensorMesh
 from .._text import shown
 from ..errors import LayoutError
 from ..layout import TensorLayout, UnevenRule
@@ -66,7 +66,7 @@ class Layout:
 
     __slots__ = ("__weakref__", "_inner", "_mesh", "_tensor_layout")
 
-    _inner: _core.DtensorLayout
+    _inner: DtensorLayout
     _mesh: Mesh
     #: Made when it is asked for.
     _tensor_layout: TensorLayout | None
@@ -75,11 +75,11 @@ class Layout:
         if isinstance(sharding_specs, str) or not isinstance(sharding_specs, Iterable):
             raise TypeError(f"sharding_specs must be a list of str, got {type(sharding_specs).__name__}")
         self._tensor_layout = None
-        self._inner = _core.DtensorLayout.new(list(sharding_specs), _mesh_core(mesh))
+        self._inner = DtensorLayout.new(list(sharding_specs), _mesh_core(mesh))
         self._mesh = mesh
 
     @classmethod
-    def _of(cls, core: _core.DtensorLayout, mesh: Mesh | None = None) -> Layout:
+    def _of(cls, core: DtensorLayout, mesh: Mesh | None = None) -> Layout:
         layout = cls.__new__(cls)
         layout._tensor_layout = None
         layout._inner = core
@@ -97,7 +97,7 @@ class Layout:
         >>> Layout.from_string("sharding_specs:x,unsharded, mesh:|x=2|0,1|0,1|CPU:0,CPU:1").sharding_specs
         ['x', 'unsharded']
         """
-        return cls._of(_core.DtensorLayout.from_text(layout_str))
+        return cls._of(DtensorLayout.from_text(layout_str))
 
     @classmethod
     def from_proto(cls, layout_proto: SerializableMessage) -> Layout:
@@ -111,7 +111,7 @@ class Layout:
         >>> Layout.from_proto(layout.as_proto()) == layout
         True
         """
-        return cls._of(_core.DtensorLayout.from_bytes(message_bytes("layout_proto", layout_proto)))
+        return cls._of(DtensorLayout.from_bytes(message_bytes("layout_proto", layout_proto)))
 
     @classmethod
     def from_str(cls, layout_str: bytes) -> Layout:
@@ -126,7 +126,7 @@ class Layout:
         """
         if not isinstance(layout_str, bytes):
             raise TypeError(f"layout_str must be bytes, got {type(layout_str).__name__}")
-        return cls._of(_core.DtensorLayout.from_bytes(layout_str))
+        return cls._of(DtensorLayout.from_bytes(layout_str))
 
     @classmethod
     def from_device(cls, device: str) -> Layout:
@@ -147,7 +147,7 @@ class Layout:
         >>> Layout.from_single_device_mesh(Mesh.from_device("CPU:0")).is_single_device()
         True
         """
-        return cls._of(_core.DtensorLayout.on_single_device(_mesh_core(mesh)), mesh)
+        return cls._of(DtensorLayout.on_single_device(_mesh_core(mesh)), mesh)
 
     @classmethod
     def replicated(cls, mesh: Mesh, rank: int) -> Layout:
@@ -159,7 +159,7 @@ class Layout:
         >>> Layout.replicated(Mesh.from_string("|x=1|0|0|CPU:0"), 2).sharding_specs
         ['unsharded', 'unsharded']
         """
-        return cls._of(_core.DtensorLayout.replicated(_mesh_core(mesh), rank), mesh)
+        return cls._of(DtensorLayout.replicated(_mesh_core(mesh), rank), mesh)
 
     @classmethod
     def batch_sharded(cls, mesh: Mesh, batch_dim: str, rank: int, axis: int = 0) -> Layout:
@@ -171,7 +171,7 @@ class Layout:
         >>> Layout.batch_sharded(Mesh.from_string("|x=1|0|0|CPU:0"), "x", 3).sharding_specs
         ['x', 'unsharded', 'unsharded']
         """
-        return cls._of(_core.DtensorLayout.cut_at(_mesh_core(mesh), batch_dim, rank, axis), mesh)
+        return cls._of(DtensorLayout.cut_at(_mesh_core(mesh), batch_dim, rank, axis), mesh)
 
     @classmethod
     def inner_sharded(cls, mesh: Mesh, inner_dim: str, rank: int) -> Layout:
@@ -458,7 +458,7 @@ class Layout:
         return Layout.from_string, (self.to_string(),)
 
 
-def _mesh_core(mesh: Mesh) -> _core.DtensorMesh:
+def _mesh_core(mesh: Mesh) -> DtensorMesh:
     # TensorFlow raises a ValueError here, and programs that catch it should go on working.
     if not isinstance(mesh, Mesh):
         raise LayoutError(f"mesh is not a valid Mesh object. It is a {type(mesh).__name__}")

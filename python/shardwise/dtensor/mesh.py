@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .. import _core
 from .._arguments import instance, int64_array
+from .._core import DtensorMesh
 from .._text import shown
 from ..errors import MeshError
 from ..mesh import DeviceMesh
@@ -68,7 +68,7 @@ class Mesh:
 
     __slots__ = ("__weakref__", "_device_mesh", "_host_mesh", "_inner")
 
-    _inner: _core.DtensorMesh
+    _inner: DtensorMesh
     #: Both are made when they are asked for.
     _device_mesh: DeviceMesh | None
     _host_mesh: Mesh | None
@@ -87,7 +87,7 @@ class Mesh:
         ids = int64_array("global_device_ids", global_device_ids)
         if not isinstance(use_xla_spmd, bool | np.bool_):
             raise TypeError(f"use_xla_spmd must be a bool, got {type(use_xla_spmd).__name__}")
-        self._inner = _core.DtensorMesh.new(
+        self._inner = DtensorMesh.new(
             _listed("dim_names", dim_names),
             list(ids.shape),
             ids.ravel(),
@@ -99,7 +99,7 @@ class Mesh:
         )
 
     @classmethod
-    def _of(cls, core: _core.DtensorMesh) -> Mesh:
+    def _of(cls, core: DtensorMesh) -> Mesh:
         mesh = cls.__new__(cls)
         mesh._device_mesh = mesh._host_mesh = None
         mesh._inner = core
@@ -119,7 +119,7 @@ class Mesh:
         Traceback (most recent call last):
         shardwise.errors.ParseError: mesh text, byte 4: "two" is not a decimal number
         """
-        return cls._of(_core.DtensorMesh.from_text(mesh_str))
+        return cls._of(DtensorMesh.from_text(mesh_str))
 
     @classmethod
     def from_proto(cls, proto: SerializableMessage) -> Mesh:
@@ -133,7 +133,7 @@ class Mesh:
         >>> Mesh.from_proto(mesh.as_proto()) == mesh
         True
         """
-        return cls._of(_core.DtensorMesh.from_bytes(message_bytes("proto", proto)))
+        return cls._of(DtensorMesh.from_bytes(message_bytes("proto", proto)))
 
     @classmethod
     def from_device(cls, device: str) -> Mesh:
@@ -145,7 +145,7 @@ class Mesh:
         >>> Mesh.from_device("/job:localhost/task:0/device:CPU:0").is_single_device()
         True
         """
-        return cls._of(_core.DtensorMesh.from_device(device))
+        return cls._of(DtensorMesh.from_device(device))
 
     @classmethod
     def from_device_mesh(cls, device_mesh: DeviceMesh, mesh_name: str = "") -> Mesh:

@@ -9,12 +9,15 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
-from .. import _core
 from .._arguments import INTEGER, check_fields, check_items
+from .._core import decode_layout, decode_mesh, encode_layout, encode_mesh
+
+if TYPE_CHECKING:
+    from .._core import _MeshFields
 
 __all__ = ["LayoutProto", "MeshDimensionProto", "MeshProto", "SerializableMessage", "ShardingSpec"]
 
@@ -84,7 +87,7 @@ class MeshProto:
 
     def SerializeToString(self, *, deterministic: bool = True) -> bytes:  # noqa: N802
         """Give the bytes of the message; they are always the same for the same fields."""
-        return _core.encode_mesh(self._fields())
+        return encode_mesh(self._fields())
 
     @classmethod
     def FromString(cls, data: bytes) -> MeshProto:  # noqa: N802
@@ -97,9 +100,9 @@ class MeshProto:
         MeshProto(mesh_dimensions=(), global_device_ids=(), local_device_ids=(), local_devices=(), global_devices=(),
                   name='m', use_xla_spmd=False, single_device='')
         """
-        return cls._of(_core.decode_mesh(data))
+        return cls._of(decode_mesh(data))
 
-    def _fields(self) -> _core._MeshFields:
+    def _fields(self) -> _MeshFields:
         return (
             [(axis.name, axis.size) for axis in self.mesh_dimensions],
             list(self.global_device_ids),
@@ -112,7 +115,7 @@ class MeshProto:
         )
 
     @classmethod
-    def _of(cls, fields: _core._MeshFields) -> MeshProto:
+    def _of(cls, fields: _MeshFields) -> MeshProto:
         axes, global_ids, name, local_ids, local_devices, global_devices, use_xla_spmd, single_device = fields
         return cls(
             mesh_dimensions=tuple(MeshDimensionProto(*axis) for axis in axes),
@@ -153,7 +156,7 @@ class LayoutProto:
     def SerializeToString(self, *, deterministic: bool = True) -> bytes:  # noqa: N802
         """Give the bytes of the message; they are always the same for the same fields."""
         mesh = None if self.mesh_config is None else self.mesh_config._fields()
-        return _core.encode_layout([spec.sharding_spec for spec in self.sharding_specs], mesh, int(self.type))
+        return encode_layout([spec.sharding_spec for spec in self.sharding_specs], mesh, int(self.type))
 
     @classmethod
     def FromString(cls, data: bytes) -> LayoutProto:  # noqa: N802
@@ -166,7 +169,7 @@ class LayoutProto:
         Traceback (most recent call last):
         shardwise.errors.ParseError: LayoutProto, byte 0: type is 9; it is 0 to 3
         """
-        specs, mesh, layout_type = _core.decode_layout(data)
+        specs, mesh, layout_type = decode_layout(data)
         return cls(
             sharding_specs=tuple(ShardingSpec(spec) for spec in specs),
             mesh_config=None if mesh is None else MeshProto._of(mesh),

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from .. import _core
 from .._arguments import check_fields, instance
+from .._core import CollectiveSearch
+from .._core import Partition as CorePartition
 from ..partition import Partition
 from .cost import LinkModel, priced_steps, timed
 from .kinds import CollectiveStep
@@ -71,14 +72,14 @@ def device_map(src: DeviceMesh, dst: DeviceMesh) -> npt.NDArray[np.int64] | None
     return None if src.size != dst.size or src._labels == dst._labels else same_devices(src, dst)
 
 
-def _search(src: Tiling, dst: Tiling) -> _core.CollectiveSearch | CollectiveObstacle:
+def _search(src: Tiling, dst: Tiling) -> CollectiveSearch | CollectiveObstacle:
     if not (isinstance(src, Partition) and isinstance(dst, Partition)):
         return _NO_LAYOUT
-    if not (isinstance(src._core, _core.Partition) and isinstance(dst._core, _core.Partition)):
+    if not (isinstance(src._core, CorePartition) and isinstance(dst._core, CorePartition)):
         return _PACKED
     from_mesh, to_mesh = src.device_mesh, dst.device_mesh
     same = device_map(from_mesh, to_mesh)
-    return _core.CollectiveSearch(from_mesh._core, src._core, to_mesh._core, dst._core, same)
+    return CollectiveSearch(from_mesh._core, src._core, to_mesh._core, dst._core, same)
 
 
 def obstacle_between(src: Tiling, dst: Tiling) -> CollectiveObstacle | None:

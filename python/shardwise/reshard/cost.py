@@ -9,8 +9,10 @@ from numbers import Real
 from types import MappingProxyType
 from typing import Any
 
-from .. import _core
 from .._arguments import instance
+from .._core import Layout as CoreLayout
+from .._core import Partition as CorePartition
+from .._core import priced_collectives
 from .._dtypes import itemsize_of
 from .._text import bytes_text, seconds_text, shown
 from ..errors import LayoutError, SizeOverflowError
@@ -212,13 +214,13 @@ def timed(given: Sequence[Collective], src: Partition, itemsize: int, links: Lin
         (step.kind, step.axes, step.from_dim, step.to_dim, _bound(number, step, mesh))
         for number, step in enumerate(given)
     ]
-    if not isinstance(src._core, _core.Partition):
+    if not isinstance(src._core, CorePartition):
         raise LayoutError("src has a packed dim, whose parts are cut separately; collectives are over whole dims")
-    found = _core.priced_collectives(mesh._core, src._core, fields, itemsize, bandwidth, latency)
+    found = priced_collectives(mesh._core, src._core, fields, itemsize, bandwidth, latency)
     return tuple(priced_steps(found, mesh))
 
 
-def _bound(number: int, step: Collective, mesh: DeviceMesh) -> _core.Layout | None:
+def _bound(number: int, step: Collective, mesh: DeviceMesh) -> CoreLayout | None:
     if step.layout is None:
         return None
     layout = step.layout

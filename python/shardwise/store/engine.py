@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .. import _core
 from .._arguments import integer, path_of, refuse_mask
+from .._core import CopyJob as CoreJob
 from ..errors import LayoutError, SizeOverflowError
 from .pieces import Piece, Pieces
 
@@ -252,8 +252,8 @@ class CopyJob:
         done = self._compiled().run(budget, threads, sync, progress)
         return CopyReport(*done[0], *done[1:])
 
-    def _compiled(self) -> _core.CopyJob:
-        return _core.CopyJob(self._sources, self._destinations, np.frombuffer(self._program, np.int64))
+    def _compiled(self) -> CoreJob:
+        return CoreJob(self._sources, self._destinations, np.frombuffer(self._program, np.int64))
 
 
 def _array(name: str, value: Any) -> npt.NDArray[Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import _core
+from .._core import mapped_files
 from ..errors import ParseError
 
 __all__ = ["MappedFiles"]
@@ -66,7 +66,7 @@ class MappedFiles:
 
 def _look(arrays: list[Array]) -> Iterator[tuple[Array, str, _Status]]:
     """Those of the arrays that are mapped, and for each its file."""
-    for array, file in zip(arrays, _core.mapped_files(arrays), strict=True):
+    for array, file in zip(arrays, mapped_files(arrays), strict=True):
         if file is None:
             continue
         path, end, size, times = file

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .. import _core
+from .._core import BoxTree
 from ..errors import SizeOverflowError
 
 __all__ = ["NO_PIECES", "Bounds", "Piece", "Pieces", "Stretches", "dense_strides", "repeated", "shared_box", "within"]
@@ -78,7 +78,7 @@ class Pieces(Sequence[Piece]):
 
     def __init__(self, rows: Numbers, holders: Sequence[Any] = ()) -> None:
         self.rows, self.holders = rows, holders
-        self._tree: _core.BoxTree | None = None
+        self._tree: BoxTree | None = None
 
     @classmethod
     def of(cls, pieces: Iterable[Piece], rank: int) -> Pieces:
@@ -287,7 +287,7 @@ class Pieces(Sequence[Piece]):
 
     def _by_tree(self, boxes: Numbers) -> Numbers:
         if self._tree is None:
-            self._tree = _core.BoxTree(np.ascontiguousarray(self.rows[:, 2 : 2 + 2 * self.rank]).reshape(-1), self.rank)
+            self._tree = BoxTree(np.ascontiguousarray(self.rows[:, 2 : 2 + 2 * self.rank]).reshape(-1), self.rank)
         return self._tree.pairs(np.ascontiguousarray(boxes).reshape(-1))
 
     def _shared(self, rows: Numbers, box: Bounds) -> tuple[Numbers, Numbers]:

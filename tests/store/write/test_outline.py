@@ -18,12 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shardwise as sw
-from shardwise import _core
 from shardwise.cli import main
 from shardwise.cli.plan import time_text
 from shardwise.store.write import checkpoint_plan as forecast
 from shardwise.store.write import spool
 from shardwise.store.write.checkpoint_plan import runs_to_copy
+from shardwise.store.write.places import folder as disk
 from tests.store.stores import Store
 
 FORMS = ("safetensors", "hf", "sharded", "dcp")
@@ -260,12 +260,12 @@ def test_there_is_room_for_what_is_written_first(
         close(checkpoint)
 
     monkeypatch.setattr(sw.store.StoredCheckpoint, "close", counted)
-    monkeypatch.setattr(_core, "free_space", lambda _: outline.bytes + beside - 1)
+    monkeypatch.setattr(disk, "free_space", lambda _: outline.bytes + beside - 1)
     with pytest.raises(OSError, match=r"written beside it first, takes .* are free") as caught:
         sw.reshard_checkpoint(source, target, **arguments)
     assert caught.value.errno == errno.ENOSPC
     assert list(target.parent.iterdir()) == []
-    monkeypatch.setattr(_core, "free_space", lambda _: outline.bytes + beside + 2**15)
+    monkeypatch.setattr(disk, "free_space", lambda _: outline.bytes + beside + 2**15)
     sw.reshard_checkpoint(source, target, **arguments)
     assert closed == 2
     assert [path.name for path in target.parent.iterdir()] == ["model.safetensors"]

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import shardwise as sw
-from shardwise import _core
 from shardwise.cli import main
+from shardwise.store.write.places import folder as disk
 
 MIB = 2**20
 
@@ -47,7 +47,7 @@ def test_what_an_interrupted_run_left_makes_room(source: Path, monkeypatch: pyte
         reshard(source, progress=stop)
     taken = left(source.parent)
     assert taken >= 4 * MIB
-    monkeypatch.setattr(_core, "free_space", lambda _: 4 * MIB + 2**17 - taken)
+    monkeypatch.setattr(disk, "free_space", lambda _: 4 * MIB + 2**17 - taken)
     assert (reshard(source, resume=resume).bytes_resumed > 0) == resume
 
 
@@ -56,7 +56,7 @@ def test_the_message_names_what_is_left_and_how_to_go_on(
 ) -> None:
     with pytest.raises(Stopped):
         reshard(source, progress=stop)
-    monkeypatch.setattr(_core, "free_space", lambda _: 5)
+    monkeypatch.setattr(disk, "free_space", lambda _: 5)
     with pytest.raises(
         OSError, match=r"are free, besides the 4\.\d MiB that an interrupted run has left in \.new"
     ) as no:
@@ -78,15 +78,15 @@ def test_the_manifest_and_the_index_need_room_too(tmp_path: Path, monkeypatch: p
     files = list((tmp_path / "whole").iterdir())
     whole = sum(file.stat().st_size for file in files)
     assert whole > outline.bytes + 500 * 50
-    monkeypatch.setattr(_core, "free_space", lambda _: whole)
+    monkeypatch.setattr(disk, "free_space", lambda _: whole)
     with pytest.raises(OSError, match="the checkpoint takes"):
         sw.reshard_checkpoint(tmp_path / "src.safetensors", tmp_path / "new", to=to)
     assert not (tmp_path / "new").exists()
-    monkeypatch.setattr(_core, "free_space", lambda _: whole + 4096 * (len(files) + 8))
+    monkeypatch.setattr(disk, "free_space", lambda _: whole + 4096 * (len(files) + 8))
     sw.reshard_checkpoint(tmp_path / "src.safetensors", tmp_path / "new", to=to)
 
 
 def test_two_sizes_that_read_alike_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_core, "free_space", lambda _: 16 * MIB)
+    monkeypatch.setattr(disk, "free_space", lambda _: 16 * MIB)
     with pytest.raises(OSError, match=r"takes 16,79\d,\d\d\d bytes, but 16,777,216 bytes are free"):
         sw.save_checkpoint(tmp_path / "new.safetensors", {"w": np.zeros(16 * MIB, "u1")})

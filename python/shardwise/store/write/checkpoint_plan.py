@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from ... import _core
 from ..._arguments import integer, path_of
 from ..._text import shown
 from ...errors import LayoutError, ParseError
@@ -279,7 +278,8 @@ def _outline(plan: WritePlan, work: Work) -> WriteOutline:
     to_read = bytes_to_read(plan)
     is_fetched = any(not isinstance(source, np.ndarray) and source.fetched for source in plan.sources)
     # A sample of files does not tell how fast a store is.
-    seconds = None if is_fetched else estimated_seconds(plan, Path(str(plan.path.parent)), to_read, sync=work.sync)
+    folder = Path(str(plan.path.parent))
+    seconds = None if is_fetched else estimated_seconds(plan, folder, free, to_read, sync=work.sync)
     return replace(outline, free=free, bytes_read=to_read, operations=runs_to_copy(plan), seconds=seconds)
 
 
@@ -301,14 +301,14 @@ def runs_to_copy(plan: WritePlan) -> int:
     return sum(tensor.sources.runs_into(tensor.targets, tensor.itemsize) for tensor in plan.tensors)
 
 
-def estimated_seconds(plan: WritePlan, folder: Path, to_read: int, *, sync: bool) -> float | None:
+def estimated_seconds(plan: WritePlan, folder: Path, free: int, to_read: int, *, sync: bool) -> float | None:
     """About how long it takes to carry out a plan of files: as a sample of it, copied to a file that has no name.
 
     What is not copied as it is goes through a file first. `None` if nothing can be written in the place, or read.
     """
     spooled = sum(source.nbytes for source in plan.sources if isinstance(source, np.ndarray))
-    written, room = plan.nbytes, _core.free_space(folder) // 4
-    most = min(_SAMPLE, room, max(written, 1))
+    written = plan.nbytes
+    most = min(_SAMPLE, free // 4, max(written, 1))
     if most < 1:
         return None
     try:

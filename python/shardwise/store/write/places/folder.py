@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 
-from .... import _core
 from ...._atomic import naming
+from ...._core import FileLock, free_space, publish, sync_files
 from ...._text import bytes_text
 from ....errors import ParseError
 from ...engine import CopyJob
@@ -55,7 +55,7 @@ _AMPLE = 4 * 2**30
 def locked(path: Path) -> Iterator[None]:
     """Hold a checkpoint's lock: BlockingIOError if another process has it, or another run of this one."""
     _check_parent(path)
-    lock = _core.FileLock(path.with_name(f"{hidden_name(path.name)}.lock"))
+    lock = FileLock(path.with_name(f"{hidden_name(path.name)}.lock"))
     try:
         yield
     finally:
@@ -170,7 +170,7 @@ class FolderPlace:
 
     def free(self) -> int:
         """The bytes that are free."""
-        return int(_core.free_space(self.path.parent))
+        return int(free_space(self.path.parent))
 
     def check_room(self, beside: Callable[[], Iterable[int]]) -> None:
         """Refuse, with OSError, a checkpoint that there is no room for; what an interrupted run left makes room."""
@@ -242,7 +242,7 @@ class FolderPlace:
 
     def sync(self, numbers: Iterable[int]) -> None:
         """Bring the data of files with these numbers to the disk."""
-        _core.sync_files([self.folder / self._new.files[number].name for number in sorted(numbers)])
+        sync_files([self.folder / self._new.files[number].name for number in sorted(numbers)])
 
     def receipts(self, numbers: range | None = None) -> Iterator[TaskReceipt]:
         """Read the receipts; of `numbers` only, if given.
@@ -316,7 +316,7 @@ class FolderPlace:
         if found is not None and stat.S_ISLNK(found.st_mode):
             raise refuse_stranger(made)
         try:
-            _core.publish(made, folder.descriptor, self.path, sync=sync)
+            publish(made, folder.descriptor, self.path, sync=sync)
         except OSError as error:
             if found is None or folder.status(made.name) is not None:
                 raise
@@ -358,7 +358,7 @@ class FolderPlace:
 
 def check_room(path: Path, nbytes: int, what: str = "the checkpoint") -> None:
     """Refuse, with OSError, what does not fit in the file system of a path; what a run has left there makes room."""
-    free, left = _core.free_space(path.parent), _unfinished(path)
+    free, left = free_space(path.parent), _unfinished(path)
     if nbytes > free + left:
         sizes = bytes_text(nbytes), bytes_text(free)
         if sizes[0] == sizes[1]:
