@@ -9,13 +9,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from .._arguments import INTEGER, check_fields, check_items, instance, integer
 from .._text import shown
 from ..errors import LayoutError, SizeOverflowError
 from .written import says_all, text_of
 
-__all__ = ["PackedDim", "Part", "Segment", "concat", "part"]
+__all__ = ["PackedDim", "Part", "Segment", "concat", "part", "segments_of"]
 
 _RULES = ("even", "ceil", "chunk", "balanced", "floor")
 _LARGEST = 2**63 - 1
@@ -350,6 +351,18 @@ def concat(*parts: Part) -> PackedDim:
         if not isinstance(one, Part):
             raise TypeError(f"parts[{i}] must be made by packed.part, got {type(one).__name__}")
     return PackedDim(tuple(parts))
+
+
+def segments_of(spec: PackedDim, n: int) -> dict[str, npt.NDArray[np.int64]]:
+    """Return the stretches of each tensor, int64 (stretches, 3): their starts in it and in the dim, and lengths."""
+    found: dict[str, list[tuple[int, int, int]]] = {name: [] for name in spec.names}
+    for name, place, at, length in spec.segments(n):
+        rows = found[name]
+        if rows and rows[-1][0] + rows[-1][2] == place and rows[-1][1] + rows[-1][2] == at:
+            rows[-1] = (*rows[-1][:2], rows[-1][2] + length)
+        elif length:
+            rows.append((place, at, length))
+    return {name: np.array(rows, np.int64).reshape(-1, 3) for name, rows in found.items()}
 
 
 def _integer(name: str, value: Any, least: int) -> int:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
 from .._core import Partition as CorePartition
 from .._text import shown
 from ..errors import LayoutError
 from ..packed import PackedDim
+from ..packed.parts import segments_of
 from ..partition import Partition
 from ..tiling import Tiling
 
-__all__ = ["check_packed", "named_dims", "segments_of"]
+__all__ = ["check_packed", "named_dims"]
 
 
 def named_dims(partition: Partition) -> Iterator[tuple[int, PackedDim]]:
@@ -22,18 +22,6 @@ def named_dims(partition: Partition) -> Iterator[tuple[int, PackedDim]]:
     for dim, spec in enumerate(partition.layout.axes):
         if isinstance(spec, PackedDim) and spec.names:
             yield dim, spec
-
-
-def segments_of(spec: PackedDim, n: int) -> dict[str, npt.NDArray[np.int64]]:
-    """For each tensor its stretches, int64 (stretches, 3): where they begin in it and in the dim, and their lengths."""
-    found: dict[str, list[tuple[int, int, int]]] = {name: [] for name in spec.names}
-    for name, place, at, length in spec.segments(n):
-        rows = found[name]
-        if rows and rows[-1][0] + rows[-1][2] == place and rows[-1][1] + rows[-1][2] == at:
-            rows[-1] = (*rows[-1][:2], rows[-1][2] + length)
-        elif length:
-            rows.append((place, at, length))
-    return {name: np.array(rows, np.int64).reshape(-1, 3) for name, rows in found.items()}
 
 
 def check_packed(src: Tiling, dst: Tiling) -> None:

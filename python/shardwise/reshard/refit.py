@@ -14,11 +14,12 @@ from .._drawn import Drawn
 from .._fork import importing
 from .._text import shown
 from ..errors import LayoutError, SizeOverflowError
+from ..packed.parts import segments_of
 from ..partition import Partition
 from ..piece import Piece
 from ..tiling import Tiling
 from .balance import balanced
-from .orders import check_packed, named_dims, segments_of
+from .orders import check_packed, named_dims
 from .plan import ReshardPlan
 from .run import checked_arrays
 from .source import ShardSource

@@ -13,8 +13,8 @@ import numpy as np
 from ..._text import shown
 from ...errors import LayoutError, ShardwiseError
 from ...packed import PackedDim
+from ...packed.parts import segments_of
 from ...quantized.component import LogicalTensor
-from ...reshard.orders import segments_of
 from ...rules.rewrites import Rewrite, Rewrites, RewriteSet, Side
 from ..pieces import Stretches
 from .assembled import Assembled
