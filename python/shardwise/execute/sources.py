@@ -24,9 +24,8 @@ from ..partition import Partition
 from ..quantized import Components, LogicalTensor, find_components
 from ..rules.rewrites import Rewrites
 from ..store.pieces import Pieces, dense_strides
-from ..store.tensors.assembled import Assembled
+from ..store.tensors.assembled import Assembled, Wanted
 from ..store.tensors.rewrite import rewritten
-from ..store.tensors.wanted import Wanted
 from ..tiling import Tiling
 from .descriptors import ZEROS, Places
 

@@ -19,7 +19,6 @@ from .files import SPAN, Holder
 from .pieces import Bounds, Piece
 
 __all__ = [
-    "Bounds",
     "Located",
     "Reads",
     "check_box",

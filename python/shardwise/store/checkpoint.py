@@ -20,10 +20,13 @@ from .location import Location
 from .stored import LazyTensors, StoredPiece, StoredTensor, UnsupportedError
 from .text import MAX_NAME
 
-__all__ = ["Rest", "StoredCheckpoint", "StoredObject", "StoredSum"]
+__all__ = ["KeyPath", "Rest", "StoredCheckpoint", "StoredObject", "StoredSum"]
 
 #: So many names are compared with one that is not there.
 _MOST_COMPARED = 10_000
+
+#: The place of a tensor in the nested state dict that was saved: the keys and positions that lead to it.
+KeyPath = tuple[str | int, ...]
 
 
 class StoredObject(ReadsFiles):

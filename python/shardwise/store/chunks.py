@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .boxes import Bounds
 from .location import Location
+from .pieces import Bounds
 from .stored import ListedPieces, StoredPiece
 
 __all__ = ["Cell", "grid_pieces", "missing_cell", "stored_cells"]

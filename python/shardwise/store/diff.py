@@ -15,12 +15,11 @@ from .._boxes import consecutive
 from .._text import shown
 from ..errors import ParseError
 from ..rules.rewrites import Rewrites
-from .boxes import Bounds
 from .digests import Progress, tensor_digests
 from .engine import check_memory, check_threads
 from .location import Location
 from .open import open_checkpoint
-from .pieces import shared_box
+from .pieces import Bounds, shared_box
 from .rewritten import rewritten_view
 from .stored import StoredTensor
 

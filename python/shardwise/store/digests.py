@@ -12,11 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ParseError
-from .boxes import Bounds
 from .checkpoint import StoredCheckpoint, StoredSum
 from .engine import DIGEST_MODULUS, CopyJob, add_digests, digest_array
 from .location import Location
-from .pieces import Piece, Pieces
+from .pieces import Bounds, Piece, Pieces
 from .stored import StoredTensor
 from .tensors.wanted import wanted_stored
 

@@ -20,13 +20,14 @@ from .._fork import importing
 from .._json import MAX_JSON, strict_json
 from .._text import cut, shown
 from ..errors import ParseError
-from .boxes import Bounds, Located, contiguous_strides
+from .boxes import Located, contiguous_strides
 from .checkpoint import StoredCheckpoint, StoredObject
 from .chunks import Cell, grid_pieces, stored_cells
 from .codecs import decompress
 from .files import Holder
 from .location import open_file
 from .parts import check_whole
+from .pieces import Bounds
 from .stored import StoredPiece, StoredTensor, whole_box
 from .text import checked_name, checked_shape, stays_inside
 

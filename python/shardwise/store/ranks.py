@@ -17,12 +17,13 @@ from .._dtypes import CODES, Dtype, in_bytes
 from .._json import strict_json
 from .._text import shown
 from ..errors import ParseError
-from .boxes import Bounds, Located, contiguous_strides
+from .boxes import Located, contiguous_strides
 from .checkpoint import StoredCheckpoint
 from .coverage import tile
 from .files import Holder
 from .location import Location, opening
 from .parts import MARK, PIECES
+from .pieces import Bounds
 from .safetensors.header import Entry, read_header
 from .stored import ListedPieces, StoredPiece, StoredTensor
 from .text import are_sizes, checked_shape

@@ -13,10 +13,10 @@ from .location import Location
 from .model_config import config_of
 from .pieces import Piece
 from .stored import StoredPiece, StoredTensor, UnsupportedError
-from .tensors.assembled import Assembled
+from .tensors.assembled import Assembled, Wanted
 from .tensors.names import renamed_tensors
 from .tensors.rewrite import kept_objects
-from .tensors.wanted import Wanted, wanted_stored
+from .tensors.wanted import wanted_stored
 
 __all__ = ["rewritten_view"]
 

@@ -17,10 +17,10 @@ from .._fork import importing
 from .._text import bytes_text, shown
 from ..errors import LayoutError, ParseError
 from ..tiling import Tiling
-from .boxes import Bounds, Located, check_box, check_out, contiguous_strides, expressible, read_piece
+from .boxes import Located, check_box, check_out, contiguous_strides, expressible, read_piece
 from .files import Holder, ReadsFiles
 from .location import Location
-from .pieces import Piece, Pieces, shared_box
+from .pieces import Bounds, Piece, Pieces, shared_box
 from .text import box_text
 
 if TYPE_CHECKING:

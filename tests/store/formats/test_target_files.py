@@ -14,7 +14,7 @@ import shardwise as sw
 from shardwise._dtypes import CODES
 from shardwise.store.formats.files import hugging_face_files, index_of, sharded_files, slots_of
 from shardwise.store.pieces import NO_PIECES
-from shardwise.store.tensors.wanted import Wanted
+from shardwise.store.tensors.assembled import Wanted
 
 MESH = sw.DeviceMesh((2, 2), ("x", "y"))
 

@@ -24,8 +24,9 @@ from shardwise.store.objects import ObjectStatus
 from shardwise.store.pieces import NO_PIECES, Piece, Pieces
 from shardwise.store.sources import Places, SourceFile, head_digest, source_of
 from shardwise.store.tensors import convert
+from shardwise.store.tensors.assembled import Wanted
 from shardwise.store.tensors.rewrite import kept_objects
-from shardwise.store.tensors.wanted import Wanted, wanted_array
+from shardwise.store.tensors.wanted import wanted_array
 from shardwise.store.write import spool
 from shardwise.store.write.places import uploads
 from shardwise.store.write.places.folder import _may_hold

@@ -25,13 +25,14 @@ import numpy.typing as npt
 
 from ..._dtypes import Dtype
 from ...errors import LayoutError
+from ..checkpoint import KeyPath
 from ..torch.archive import END, END64, ENTRY, LOCAL, LOCATOR
 from ..torch.pickles import STORAGE_CLASSES
 from .files import Named, Placed, TargetFile, slots_of
 from .pickles import Call, Global, Items, New, Persistent, pickled
 from .slots import Slot, Slots, joined
 
-__all__ = ["ALIGNMENT", "INDEX", "DcpFile", "Frame", "KeyPath", "dcp_files", "dcp_index", "frame_of", "is_writable"]
+__all__ = ["ALIGNMENT", "INDEX", "DcpFile", "Frame", "dcp_files", "dcp_index", "frame_of", "is_writable"]
 
 #: The elements begin at a multiple of this many bytes of the container.
 ALIGNMENT = 64
@@ -136,9 +137,6 @@ def _end(count: int, directory: int, end: int) -> bytes:
 
 #: The name of the index.
 INDEX = ".metadata"
-
-#: The place of a tensor in the nested state dict that was saved: the keys and positions that lead to it.
-KeyPath = tuple[str | int, ...]
 
 _METADATA = "torch.distributed.checkpoint.metadata"
 _SIZE = Global("torch", "Size")

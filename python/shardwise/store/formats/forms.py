@@ -15,9 +15,10 @@ import numpy as np
 
 from ..._text import shown
 from ...errors import ParseError
+from ..checkpoint import KeyPath
 from ..parts import ENGINE_FILE, MANIFEST, RANK_FILE
 from ..sharded import sealed
-from .dcp import INDEX, DcpFile, KeyPath, dcp_index
+from .dcp import INDEX, DcpFile, dcp_index
 from .files import Named, Placed, SafetensorsFile, TargetFile, index_of
 from .rank_files import RankFile
 from .slots import Slots

@@ -11,8 +11,7 @@ import numpy.typing as npt
 
 from ...errors import SizeOverflowError
 from ...partition import Partition
-from ..boxes import Bounds
-from ..pieces import dense_strides
+from ..pieces import Bounds, dense_strides
 
 __all__ = ["BoxPool", "Cut", "Slot", "SlotTable", "Slots", "digits_of", "joined"]
 

@@ -18,9 +18,10 @@ from ..._dtypes import DTYPES, Dtype
 from ..._json import strict_json
 from ..._text import shown
 from ...errors import ParseError
-from ..boxes import Bounds, Located, contiguous_strides
+from ..boxes import Located, contiguous_strides
 from ..chunks import Cell, grid_pieces, missing_cell, stored_cells
 from ..codecs import COMPRESSORS, decompress
+from ..pieces import Bounds
 from ..stored import StoredPiece, StoredTensor, UnsupportedError
 from ..text import are_sizes, checked_shape
 from .keyvalue import KeyValueStore, Value

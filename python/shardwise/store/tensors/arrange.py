@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..boxes import Bounds
-from ..pieces import Pieces
+from ..pieces import Bounds, Pieces
 from .assembled import MOST_STRETCHES, SHORT, Assembled
 
 __all__ = ["arranged"]

@@ -18,12 +18,11 @@ from ..._dtypes import Dtype
 from ..._text import shown
 from ...errors import LayoutError, SizeOverflowError
 from ...partition import Partition
-from ..boxes import Bounds, read_piece
+from ..boxes import read_piece
 from ..files import Holder
-from ..pieces import NO_PIECES, Piece, Pieces, Stretches, within
-from .wanted import Wanted
+from ..pieces import NO_PIECES, Bounds, Piece, Pieces, Stretches, within
 
-__all__ = ["MOST_STRETCHES", "SHORT", "Assembled", "zero_element"]
+__all__ = ["MOST_STRETCHES", "SHORT", "Assembled", "Wanted", "zero_element"]
 
 _LARGEST = 2**63 - 1
 #: With at least this many stretches, of fewer bytes than this on average, an order is too fine to copy piece by piece.
@@ -34,6 +33,44 @@ _Array = npt.NDArray[Any]
 
 #: Pieces and replicas.
 _Tables = tuple[Pieces, Pieces]
+
+
+@dataclass(frozen=True, eq=False)
+class Wanted:
+    """A tensor to write.
+
+    Attributes:
+        name: Its name in the new checkpoint.
+        dtype: Its dtype.
+        shape: Its shape.
+        pieces: What its elements come from: boxes that tile it.
+        replicas: Further boxes, which should hold the same as some of `pieces`.
+        partition: How it is cut; `None` if it is written whole.
+        identity: Equal for two tensors that share their elements; `None` if that is not known.
+        is_object: Whether it is not a tensor, but a value in a PyTorch container, with these bytes.
+    """
+
+    name: str
+    dtype: Dtype
+    shape: tuple[int, ...]
+    pieces: Pieces
+    replicas: Pieces = NO_PIECES
+    partition: Partition | None = None
+    identity: Any = None
+    is_object: bool = False
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return self.dtype.bits // 8
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole tensor."""
+        size = self.itemsize
+        for extent in self.shape:
+            size *= extent
+        return size
 
 
 @dataclass(frozen=True, eq=False)

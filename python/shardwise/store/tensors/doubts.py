@@ -12,8 +12,8 @@ from ...layout import UnevenRule
 from ...quantized.forms import Components
 from ...rules.layout_map import LayoutMap
 from ..formats.forms import WRITTEN
-from .assembled import Assembled
-from .wanted import Layouts, Wanted
+from .assembled import Assembled, Wanted
+from .wanted import Layouts
 
 __all__ = ["DoubtsError", "doubts_about", "left_out_text"]
 

@@ -14,16 +14,14 @@ from ...partition import Partition
 from ...quantized.forms import Components
 from ...rules.pattern import NamePattern, Replacement
 from ...rules.rewrites import Rewrites
-from ..checkpoint import StoredCheckpoint
-from ..formats.dcp import KeyPath
+from ..checkpoint import KeyPath, StoredCheckpoint
 from ..location import Location
 from ..stored import UnsupportedError
 from ..text import MAX_NAME
-from .assembled import Assembled
+from .assembled import Assembled, Wanted
 from .components import quantized_tensors, reader_of, weights_after
 from .convert import is_converted
 from .rewrite import kept_objects, rewritten
-from .wanted import Wanted
 
 __all__ = [
     "check_name",

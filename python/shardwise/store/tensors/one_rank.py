@@ -18,8 +18,8 @@ from ..formats.files import Placed
 from ..formats.rank_files import RankFile, Ranks, arrays_of, rank_slots
 from ..parts import PIECES, part_mark
 from ..pieces import NO_PIECES, Piece, Pieces
-from .assembled import zero_element
-from .wanted import Layouts, Wanted
+from .assembled import Wanted, zero_element
+from .wanted import Layouts
 
 __all__ = ["one_rank", "ranks_of"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,14 +16,14 @@ from ...errors import LayoutError
 from ...layout import TensorLayout, UnevenRule
 from ...partition import Partition
 from ...rules.layout_map import LayoutMap
-from ..boxes import Bounds, contiguous_strides
+from ..boxes import contiguous_strides
 from ..checkpoint import StoredObject
-from ..pieces import NO_PIECES, Piece, Pieces
+from ..pieces import NO_PIECES, Bounds, Piece, Pieces
 from ..stored import StoredTensor
+from .assembled import Wanted
 
 __all__ = [
     "Layouts",
-    "Wanted",
     "partition_for",
     "wanted_array",
     "wanted_stored",
@@ -32,44 +31,6 @@ __all__ = [
 
 #: Layouts by name: a map of rules, a deployment, or a mapping; tensors in neither are not cut.
 Layouts = LayoutMap | Deployment | Mapping[str, TensorLayout]
-
-
-@dataclass(frozen=True, eq=False)
-class Wanted:
-    """A tensor to write.
-
-    Attributes:
-        name: Its name in the new checkpoint.
-        dtype: Its dtype.
-        shape: Its shape.
-        pieces: What its elements come from: boxes that tile it.
-        replicas: Further boxes, which should hold the same as some of `pieces`.
-        partition: How it is cut; `None` if it is written whole.
-        identity: Equal for two tensors that share their elements; `None` if that is not known.
-        is_object: Whether it is not a tensor, but a value in a PyTorch container, with these bytes.
-    """
-
-    name: str
-    dtype: Dtype
-    shape: tuple[int, ...]
-    pieces: Pieces
-    replicas: Pieces = NO_PIECES
-    partition: Partition | None = None
-    identity: Any = None
-    is_object: bool = False
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes per element."""
-        return self.dtype.bits // 8
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the whole tensor."""
-        size = self.itemsize
-        for extent in self.shape:
-            size *= extent
-        return size
 
 
 def partition_for(name: str, shape: tuple[int, ...], layouts: Layouts | None, uneven: UnevenRule) -> Partition | None:

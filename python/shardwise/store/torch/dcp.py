@@ -18,11 +18,12 @@ import numpy.typing as npt
 from ..._dtypes import Dtype
 from ..._text import shown
 from ...errors import ParseError
-from ..boxes import Bounds, Located
+from ..boxes import Located
 from ..checkpoint import Rest, StoredCheckpoint, StoredObject, StoredSum
 from ..coverage import tile
 from ..files import Holder
 from ..location import Location, open_file, opening
+from ..pieces import Bounds
 from ..stored import LazyTensors, ListedPieces, StoredPiece, StoredTensor
 from ..text import MAX_DIMS, box_text, checked_name, checked_shape, stays_inside
 from .archive import Archive

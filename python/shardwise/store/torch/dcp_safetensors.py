@@ -18,12 +18,12 @@ from ..._dtypes import CODES
 from ..._json import strict_json
 from ..._text import shown
 from ...errors import ParseError
-from ..boxes import Bounds
 from ..checkpoint import Rest, StoredCheckpoint
 from ..coverage import tile
 from ..files import Holder
 from ..location import Location, entries_of, open_file, opening
 from ..parts import MANIFEST, MARK, SHARDING_INFO, said_files
+from ..pieces import Bounds
 from ..safetensors.form import stored_piece
 from ..safetensors.header import Entry, read_header
 from ..stored import ListedPieces, StoredPiece, StoredTensor

@@ -19,10 +19,10 @@ from ..._dtypes import Dtype
 from ..._strided import strided_pieces
 from ..._text import shown
 from ...errors import ParseError
-from ..boxes import Bounds
 from ..checkpoint import StoredCheckpoint, StoredObject
 from ..coverage import tile
 from ..location import Location, entries_of, opening
+from ..pieces import Bounds
 from ..stored import ListedPieces, StoredPiece, StoredTensor, UnsupportedError
 from ..text import checked_shape
 from .pickles import Record, dtype_of_global, sizes_of, state_of

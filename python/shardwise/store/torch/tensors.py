@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 from ..._dtypes import Dtype
 from ..._text import shown
 from ...errors import ParseError
-from ..boxes import Bounds, Located
+from ..boxes import Located
 from ..checkpoint import StoredObject, StoredSum
 from ..files import Holder
+from ..pieces import Bounds
 from ..stored import StoredPiece, UnsupportedError
 from ..text import checked_name, checked_shape
 from .archive import Archive

@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from ..._text import bytes_text
 from ...errors import LayoutError, ParseError
-from ..boxes import Bounds, read_piece
+from ..boxes import read_piece
 from ..engine import JobTensor
 from ..formats.forms import differing_replica
 from ..object_files import FLIGHT, ObjectFile
-from ..pieces import Pieces, within
+from ..pieces import Bounds, Pieces, within
 
 __all__ = ["compare_replicas", "fetch_pieces", "memory_for"]
 

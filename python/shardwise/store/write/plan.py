@@ -17,10 +17,9 @@ import numpy.typing as npt
 from ..._arguments import integer
 from ..._text import bytes_text
 from ...errors import LayoutError
-from ..boxes import Bounds
 from ..engine import JobTensor
 from ..formats.forms import WRITTEN
-from ..pieces import NO_PIECES, Pieces, repeated
+from ..pieces import NO_PIECES, Bounds, Pieces, repeated
 from ..sections import Listed
 from .places import place_for
 from .places.place import Place

@@ -24,6 +24,7 @@ from ..formats.forms import WRITTEN
 from ..location import Location, is_sampled, location_of, taken
 from ..model_config import config_of
 from ..open import open_checkpoint
+from ..tensors.assembled import Wanted
 from ..tensors.components import component_partitions, outline_of
 from ..tensors.convert import Overflow, checked_overflow, is_converted, is_float
 from ..tensors.doubts import DoubtsError, doubts_about, left_out_text
@@ -36,7 +37,7 @@ from ..tensors.names import (
     renamed_tensors,
     replacements,
 )
-from ..tensors.wanted import Layouts, Wanted, partition_for, wanted_object, wanted_stored
+from ..tensors.wanted import Layouts, partition_for, wanted_object, wanted_stored
 from .checkpoint_plan import CheckpointPlan
 from .places import check_writable, claim_name, locked, refuse_source
 from .run import run_whole

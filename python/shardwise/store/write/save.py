@@ -26,8 +26,9 @@ from ...errors import LayoutError, SizeOverflowError
 from ...layout import UnevenRule
 from ...partition import Partition
 from ...rules.layout_map import LayoutMap
+from ..checkpoint import KeyPath
 from ..files import Holder
-from ..formats.dcp import KeyPath, dcp_files, is_writable
+from ..formats.dcp import dcp_files, is_writable
 from ..formats.files import TargetFile, hugging_face_files, sharded_files, single_file
 from ..formats.forms import WRITTEN, Target
 from ..formats.rank_files import rank_files
@@ -36,9 +37,10 @@ from ..parts import RANKS
 from ..pieces import NO_PIECES, Pieces
 from ..sections import Held, Section
 from ..sources import source_for
+from ..tensors.assembled import Wanted
 from ..tensors.names import check_name
 from ..tensors.one_rank import one_rank, ranks_of
-from ..tensors.wanted import Layouts, Wanted, partition_for, wanted_array
+from ..tensors.wanted import Layouts, partition_for, wanted_array
 from .checkpoint_plan import CheckpointPlan
 from .gather import memory_for
 from .places import locked, part_limits, takes_whole_files

@@ -20,15 +20,15 @@ from ..._dtypes import Dtype
 from ..._text import bytes_text, shown
 from ...errors import LayoutError
 from ...partition import Partition
-from ..boxes import Bounds, contiguous_strides
+from ..boxes import contiguous_strides
 from ..engine import CopyJob
 from ..files import DataFile, status_of
 from ..location import Location
-from ..pieces import NO_PIECES, Piece, Pieces
+from ..pieces import NO_PIECES, Bounds, Piece, Pieces
 from ..stored import StoredTensor
-from ..tensors.assembled import Assembled
+from ..tensors.assembled import Assembled, Wanted
 from ..tensors.convert import Overflow, converted_values, is_converted, lost_text
-from ..tensors.wanted import Wanted, wanted_stored
+from ..tensors.wanted import wanted_stored
 from .gather import compare_replicas
 from .places import Scratch
 

@@ -21,11 +21,10 @@ import numpy.typing as npt
 from ..._arguments import check_fields
 from ..._text import bytes_text, shown
 from ...errors import ParseError
-from ..boxes import Bounds
 from ..engine import LEAST_MEMORY, CopyJob, CopyReport, JobTensor, check_memory, tensors_of
 from ..formats.forms import differing_replica
 from ..mapped import MappedFiles
-from ..pieces import Piece, Pieces, dense_strides
+from ..pieces import Bounds, Piece, Pieces, dense_strides
 from ..same_files import SameFiles
 from ..sources import Source
 from .gather import compare_replicas, fetch_pieces
