@@ -20,6 +20,7 @@ from .._text import shown
 from ..errors import LayoutError, ParseError, ShardwiseError
 from ..packed import PackedDim
 from ..packed.notation import parse_with
+from .wrapped import language_config
 
 __all__ = ["Config", "Numbers", "config_beside", "config_text", "numbered", "read_config"]
 
@@ -167,14 +168,25 @@ class Numbers(Mapping[str, "int | tuple[int, ...]"]):
         names = " or ".join(dict.fromkeys(lacking))
         if self._config is None:
             return f"it is {names} of the model's config.json, and none is given (--config FILE, or config=)"
-        return f"{self.origin} has no {names}"
+        return f"{self.origin} has no {names}{self._elsewhere(lacking)}"
+
+    def _elsewhere(self, lacking: Sequence[str]) -> str:
+        """Which parts of the configuration have what is lacking: another model's, or with a name that is not known."""
+        found = [
+            f"{part}.{key}"
+            for part, said in (self._keys or {}).items()
+            if isinstance(said, Mapping)
+            for key in dict.fromkeys(lacking)
+            if said.get(key) is not None
+        ]
+        return f"; if {found[0]} is meant, write that in [numbers] of a file of your own" if found else ""
 
     def _value(self, key: str, but: str) -> int | tuple[int, ...]:
         """The value of another number of the file, or of a key of the configuration."""
         if key in self._choices and key != but:
             return self[key]
         if self._keys is None:
-            self._keys = {} if self._config is None else read_config(self._config)
+            self._keys = {} if self._config is None else language_config(read_config(self._config))
         found: Any = self._keys
         for step in key.split("."):
             if not isinstance(found, Mapping) or found.get(step) is None:
