@@ -165,6 +165,13 @@ def test_what_chunks_claim(tmp_path: Path) -> None:
         made.id.write_direct_chunk((0,), zlib.compress(bytes(1000)))
     with pytest.raises(sw.LayoutError, match=r"tensor 'w' is stored in chunks of 1\.0 GiB, .* at least 2\.0 GiB"):
         sw.verify_checkpoint(path, memory=16 << 20)
+    with pytest.raises(sw.LayoutError, match=r"memory is 16\.0 MiB; .* at least 2\.0 GiB"):
+        sw.store.learn_rewrites(path, path, memory=16 << 20)
+    with (
+        sw.open_checkpoint(path) as checkpoint,
+        pytest.raises(sw.LayoutError, match=r"memory is 256\.0 MiB; .* at least 2\.0 GiB"),
+    ):
+        checkpoint.read("w", (slice(0, 4),))
     with h5py.File(path, "w") as file:
         file.create_dataset("w", (2**40, 2**18), "f4", chunks=(1, 1), fillvalue=3.5)
         file.create_dataset("v", (2**40, 2**18), "f4", fillvalue=1.5)
@@ -175,6 +182,26 @@ def test_what_chunks_claim(tmp_path: Path) -> None:
         assert checkpoint["v"].read((slice(5, 6), slice(7, 9))).tolist() == [[1.5, 1.5]]
         assert "HDF5's filter 32000, which is not read" in checkpoint.unreadable["lzf"]
     assert sw.verify_checkpoint(path).tensors == 2
+
+
+def test_chunks_and_datasets_that_share_bytes(tmp_path: Path) -> None:
+    """A few bytes of a table could make any number of tensors of the same ones."""
+    path = tmp_path / "m.weights.h5"
+    places: list[int] = []
+    with h5py.File(path, "w") as file:
+        made = file.create_dataset("w", data=np.arange(8.0), chunks=(4,))
+        made.id.chunk_iter(lambda info: places.append(info.byte_offset))
+        places += [file.create_dataset(name, data=np.arange(64.0) + at).id.get_offset() for at, name in enumerate("ab")]
+    good = path.read_bytes()
+    for one, other in ((0, 1), (2, 3), (3, 2)):
+        address = places[one].to_bytes(8, "little")
+        assert good.count(address) == 1
+        path.write_bytes(good.replace(address, places[other].to_bytes(8, "little")))
+        with pytest.raises(sw.ParseError, match=f"share bytes: byte {places[other]} of the file"):
+            sw.open_checkpoint(path)
+    path.write_bytes(good)
+    with sw.open_checkpoint(path) as checkpoint:
+        assert checkpoint.read("w").tolist() == list(range(8))
 
 
 def index(folder: Path, **said: object) -> Path:

@@ -150,13 +150,18 @@ class StoredCheckpoint(ReadsFiles, Mapping[str, StoredTensor]):
             raise KeyError(f"{self.path} has no tensor {shown(name)}{_meant(name, self._tensors)}") from None
 
     def read(
-        self, name: str, box: tuple[slice, ...] | None = None, *, out: npt.NDArray[Any] | None = None
+        self,
+        name: str,
+        box: tuple[slice, ...] | None = None,
+        *,
+        out: npt.NDArray[Any] | None = None,
+        memory: int | None = None,
     ) -> npt.NDArray[Any]:
         """Copy a box of a tensor into new memory; see `StoredTensor.read`."""
         tensor = self[name]
         if self._closed:
             raise ValueError(f"{self.path}: this checkpoint is closed")
-        return tensor.read(box, out=out)
+        return tensor.read(box, out=out, memory=memory)
 
     def sums(self) -> Iterable[StoredSum]:
         """Give the stretches of the files for which the checkpoint has a CRC-32, as far as its format has them.

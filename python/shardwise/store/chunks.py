@@ -17,7 +17,7 @@ from .location import Location
 from .pieces import Bounds
 from .stored import ListedPieces, StoredPiece
 
-__all__ = ["Cell", "grid_pieces", "missing_cell", "stored_cells"]
+__all__ = ["Cell", "grid_pieces", "missing_cell", "overlapping", "stored_cells"]
 
 Cell = tuple[int, ...]
 
@@ -41,6 +41,23 @@ def missing_cell(shape: Sequence[int], chunk: Sequence[int], cells: Sequence[Cel
         expected, at = divmod(expected, count)
         found.append(at)
     return tuple(reversed(found))
+
+
+def overlapping(stretches: npt.NDArray[np.uint64]) -> int | None:
+    """Give the first byte that two of these stretches share; None if there is none.
+
+    >>> overlapping(np.array([[8, 4], [0, 4], [4, 4]], np.uint64)) is None
+    True
+    >>> overlapping(np.array([[8, 4], [0, 9], [20, 1]], np.uint64))
+    8
+
+    Args:
+        stretches: First byte and bytes of each.
+    """
+    some = stretches[stretches[:, 1] > 0]
+    begins, lengths = some[np.lexsort((some[:, 1], some[:, 0]))].T
+    shared = np.flatnonzero(begins[1:] - begins[:-1] < lengths[:-1])
+    return int(begins[shared[0] + 1]) if len(shared) else None
 
 
 def grid_pieces(

@@ -184,7 +184,7 @@ def _blocks(one: StoredTensor, other: StoredTensor, memory: int) -> Iterator[tup
     for piece in one.pieces:
         if piece.fill is None:
             for box, values in one.decoded_piece(piece, memory // 2, filled=True):
-                yield box, np.asarray(values), other.read(tuple(slice(*side) for side in box))
+                yield box, np.asarray(values), other.read(tuple(slice(*side) for side in box), memory=memory)
             continue
         for position in other._overlapping(piece._bounds):
             there = other.pieces[position]
@@ -197,7 +197,7 @@ def _blocks(one: StoredTensor, other: StoredTensor, memory: int) -> Iterator[tup
                 right = (
                     np.broadcast_to(there.fill, extents)
                     if there.fill is not None
-                    else other.read(tuple(slice(*side) for side in box))
+                    else other.read(tuple(slice(*side) for side in box), memory=memory)
                 )
                 yield box, np.broadcast_to(piece.fill, extents), right
 

@@ -7,7 +7,7 @@ h5py is asked once where each dataset lies; contiguous ones are then read from t
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from .._text import cut, shown
 from ..errors import ParseError
 from .boxes import Located, contiguous_strides
 from .checkpoint import StoredCheckpoint, StoredObject
-from .chunks import Cell, grid_pieces, stored_cells
+from .chunks import Cell, grid_pieces, overlapping, stored_cells
 from .codecs import decompress
 from .files import Holder
 from .location import open_file
@@ -222,6 +222,9 @@ def _read(
                 raise
             raise ParseError(f"{file.path}: cannot be read as HDF5: {cut(error)}") from None
     file.check()
+    shared = overlapping(np.array([*_stretches(datasets)], np.uint64).reshape(-1, 2))
+    if shared is not None:
+        raise ParseError(f"{file.path}: datasets or their chunks share bytes: byte {shared} of the file")
     for each in datasets:
         name, shape, dtype = each.name, each.shape, each.dtype
         checked_name(name, file.path)
@@ -239,6 +242,15 @@ def _read(
             )
             continue
         tensors[name] = _tensor(file, each, dtype)
+
+
+def _stretches(datasets: Iterable[_Dataset]) -> Iterator[tuple[int, int]]:
+    """First byte and bytes of what is stored of each: a short file could state any number that lie in one place."""
+    for each in datasets:
+        if each.alias_of is None and each.chunks is not None:
+            yield from ((one.offset, one.size) for one in each.chunks.values())
+        elif each.alias_of is None and each.offset is not None:
+            yield each.offset, int(np.prod(each.shape, dtype=object)) * each.stored.itemsize
 
 
 def _tensor(file: Holder, each: _Dataset, dtype: Dtype) -> StoredTensor:
@@ -262,7 +274,9 @@ def _tensor(file: Holder, each: _Dataset, dtype: Dtype) -> StoredTensor:
         if is_plain:
             locate = partial(_extent, file, stored.offset, each.chunk, dtype.bits // 8)
             return StoredPiece(box, file.path, key=name, locate=locate)
-        return StoredPiece(box, file.path, key=name, decode=partial(_chunk_of, file, each, stored, dtype))
+        decoded = int(np.prod(each.chunk, dtype=object)), dtype.bits // 8
+        decode = partial(_chunk_of, file, each, stored, dtype)
+        return StoredPiece(box, file.path, key=name, decode=decode, chunk=decoded)
 
     cells = stored_cells(shape, each.chunk, iter(each.chunks))
     pieces = grid_pieces(shape, each.chunk, cells, make, each.fill, file.path)

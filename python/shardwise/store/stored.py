@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from .._arguments import integer
 from .._boxes import consecutive
 from .._drawn import Drawn
 from .._dtypes import Dtype, bytes_for, in_bytes
@@ -40,6 +41,8 @@ Row = TypeVar("Row")
 
 #: So many names are compared with one that is not there.
 _MOST_COMPARED = 10_000
+#: What decoding a chunk may take where nobody says it, unless as much is read.
+_MEMORY = 256 * 2**20
 
 
 class UnsupportedError(ParseError):
@@ -55,9 +58,10 @@ class StoredPiece(ReadsFiles):
         fill: What all its elements are, an array without dims, if none of them is stored; else None.
         stored: Gives the boxes of its chunks that are stored, counted from its beginning, if not all of them are.
         rest: What the elements of the other chunks are.
+        chunk: The elements of each of its chunks, which is decoded at once, and the bytes of one; else None.
     """
 
-    __slots__ = ("_bounds", "_decode", "_locate", "fill", "key", "path", "rest", "stored")
+    __slots__ = ("_bounds", "_decode", "_locate", "chunk", "fill", "key", "path", "rest", "stored")
 
     def __init__(
         self,
@@ -70,6 +74,7 @@ class StoredPiece(ReadsFiles):
         fill: npt.NDArray[Any] | None = None,
         stored: Callable[[], Iterable[Bounds]] | None = None,
         rest: npt.NDArray[Any] | None = None,
+        chunk: tuple[int, int] | None = None,
     ) -> None:
         if not (isinstance(box, tuple) and isinstance(key, str)):
             raise TypeError("a StoredPiece is made by what opens its checkpoint: box must be a tuple, and key a text")
@@ -81,6 +86,7 @@ class StoredPiece(ReadsFiles):
         self.fill = fill
         self.stored = stored
         self.rest = rest
+        self.chunk = chunk
 
     @property
     def box(self) -> tuple[slice, ...]:
@@ -105,16 +111,28 @@ class StoredPiece(ReadsFiles):
             raise ValueError(f"{self.path}: the piece {box_text(self._bounds)} is compressed; decode() reads it")
         return Piece(self._bounds, *self._locate())
 
-    def decode(self, box: tuple[slice, ...] | None = None) -> npt.NDArray[Any]:
+    def decode(self, box: tuple[slice, ...] | None = None, *, memory: int | None = None) -> npt.NDArray[Any]:
         """Read a box of the piece, counted from the piece's own beginning, into an array; all of it if left out.
+
+        Args:
+            box: A slice per dim with step 1.
+            memory: Bytes that decoding a chunk may take; see `StoredTensor.read`.
 
         Raises:
             ValueError: if it is addressable, so there is nothing to decode.
+            LayoutError: if a chunk takes more memory.
             IndexError: if the box reaches outside the piece.
             ImportError: if that needs a library that is not installed.
             ParseError: if the file does not hold what its index says.
         """
-        return self._decoded(check_box(box, tuple(stop - start for start, stop in self._bounds)))
+        local = check_box(box, tuple(stop - start for start, stop in self._bounds))
+        if self.chunk is not None:
+            count, itemsize = self.chunk
+            nbytes = math.prod(stop - start for start, stop in local) * itemsize
+            _check_decodable(
+                f"{self.path}: the piece {box_text(self._bounds)}", count * itemsize, _most(memory, nbytes)
+            )
+        return self._decoded(local)
 
     def _decoded(self, local: Bounds) -> npt.NDArray[Any]:
         if self.fill is not None:
@@ -248,12 +266,20 @@ class StoredTensor(Drawn, ReadsFiles):
         """The boxes of each holder, to plan with: holder i is `pieces[i]`."""
         return Tiling.from_boxes(self.shape, self.boxes)
 
-    def read(self, box: tuple[slice, ...] | None = None, *, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
+    def read(
+        self,
+        box: tuple[slice, ...] | None = None,
+        *,
+        out: npt.NDArray[Any] | None = None,
+        memory: int | None = None,
+    ) -> npt.NDArray[Any]:
         """Copy a box of the tensor into new memory.
 
         Args:
             box: A slice per dim with step 1, as `Partition.box` gives it; the whole tensor if left out.
             out: A writable C-contiguous array of the box's shape and the tensor's dtype to read into.
+            memory: Bytes that decoding a compressed chunk may take, of which the box may need a few elements only; by
+                default 256 MiB, or twice the bytes of the box if these are more.
 
         Returns:
             `out`, or a new array.
@@ -265,6 +291,7 @@ class StoredTensor(Drawn, ReadsFiles):
             SizeOverflowError: if its sizes are too large for an array, as they may be beside one of 0.
             IndexError: if the box does not have one slice per dim, or reaches outside the tensor.
             ValueError: if `out` does not fit, or the checkpoint is closed.
+            LayoutError: if a chunk that must be decoded takes more memory; says how much.
             ParseError: if a file changed since it was opened, or does not hold what its index says; `out` may be partly
                 written.
             OSError: if a file cannot be read.
@@ -290,6 +317,8 @@ class StoredTensor(Drawn, ReadsFiles):
                 files[id(extent.holder)] = extent.holder
                 read_piece(extent, inner, part)
             else:
+                if piece.fill is None:
+                    self.check_decodable(_most(memory, target.nbytes))
                 part[...] = piece._decoded(tuple((at, at + size) for at, size in zip(inner, part.shape, strict=True)))
         for file in files.values():
             file.check()
@@ -310,17 +339,14 @@ class StoredTensor(Drawn, ReadsFiles):
         Raises:
             LayoutError: if it is too little; says how much is needed.
         """
-        if self.chunk is None:
-            return
-        count = math.prod(self.chunk)
-        # A chunk as it is stored, which may be as long as what it gives, and decoded.
-        needed = count * (2 * bytes_for(1, self.bits) + wider)
-        if needed > memory:
-            raise LayoutError(
-                f"memory is {bytes_text(memory)}; tensor {shown(self.name)} is stored in chunks of "
-                f"{bytes_text(bytes_for(count, self.bits))}, each of which is decoded at once: at least "
-                f"{bytes_text(needed)} are needed"
-            )
+        if self.chunk is not None:
+            count, itemsize = math.prod(self.chunk), bytes_for(1, self.bits)
+            _check_decodable(f"tensor {shown(self.name)}", count * itemsize, memory, count * wider)
+
+    @property
+    def decoding(self) -> int:
+        """The bytes that decoding one of its chunks takes; 0 where elements are stored as they are."""
+        return 0 if self.chunk is None else 2 * math.prod(self.chunk) * bytes_for(1, self.bits)
 
     def decoded(self, memory: int) -> Iterator[tuple[Bounds, npt.NDArray[Any]]]:
         """Read what is stored, as boxes of whole chunks with their elements, so that each chunk is decoded once.
@@ -439,6 +465,22 @@ class StoredTensor(Drawn, ReadsFiles):
         pieces = "1 piece" if len(self.pieces) == 1 else f"{len(self.pieces)} pieces"
         alias = f", shares the storage of {shown(self.alias_of)}" if self.alias_of is not None else ""
         return f"<StoredTensor {shown(self.name)}: {self.dtype} {_shape_text(self.shape)}, {pieces}{alias}>"
+
+
+def _most(memory: int | None, nbytes: int) -> int:
+    """The bytes that decoding a chunk may take where so many are read."""
+    return max(_MEMORY, 2 * nbytes) if memory is None else integer("memory", memory)
+
+
+def _check_decodable(what: str, chunk: int, memory: int, more: int = 0) -> None:
+    """Refuse chunks of so many bytes if one takes more memory than there is."""
+    # A chunk as it is stored, which may be as long as what it gives, and decoded.
+    needed = 2 * chunk + more
+    if needed > memory:
+        raise LayoutError(
+            f"memory is {bytes_text(memory)}; {what} is stored in chunks of {bytes_text(chunk)}, each of which is "
+            f"decoded at once: at least {bytes_text(needed)} are needed"
+        )
 
 
 class LazyTensors(Mapping[str, StoredTensor], Generic[Row]):

@@ -2,6 +2,7 @@
 
 import json
 import struct
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -390,16 +391,24 @@ def test_a_chunk_larger_than_the_memory_is_refused_at_the_start(compressor: str,
         lambda: sw.diff_checkpoints(folder, folder, memory=16 << 20),
         lambda: sw.reshard_checkpoint(folder, tmp_path / "new", memory=16 << 20),
         lambda: sw.plan_checkpoint(folder, tmp_path / "new", memory=16 << 20),
+        lambda: sw.store.learn_rewrites(folder, folder, memory=16 << 20),
     ):
         with pytest.raises(sw.LayoutError, match=message):
             call()
+    # Where nobody says how much, 256 MiB: a few elements must not take as much as a chunk claims to be.
+    with sw.open_checkpoint(folder) as checkpoint:
+        for read in (checkpoint["w"].read, partial(checkpoint.read, "w"), checkpoint["w"].pieces[0].decode):
+            with pytest.raises(sw.LayoutError, match=r"memory is 256.0 MiB; .* chunks of 1.0 GiB, .* 2.0 GiB are need"):
+                read((slice(0, 4),))
+            with pytest.raises(sw.LayoutError, match=r"memory is 1.0 GiB; .* at least 2.0 GiB are needed"):
+                read(memory=1 << 30)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["item"]
     # Nor is what cannot be true decoded when nobody names a memory.
     with (
         sw.open_checkpoint(folder) as checkpoint,
         pytest.raises(sw.ParseError, match="cannot give the 1073741824 bytes"),
     ):
-        checkpoint.read("w")
+        checkpoint.read("w", memory=2 << 30)
 
 
 @pytest.mark.heavy
@@ -474,10 +483,8 @@ def test_chunks_that_are_damaged(tmp_path: Path) -> None:
     refused("c", checked, b"abc", "the checksum of the chunk is wrong")
     refused("i", inner, good[inner][:20], "a shard of 20 bytes with an index of 68")
     refused("i", inner, good[inner][:-1] + b"\0", "the checksum of the shard's index is wrong")
-    index = struct.pack("<QQ", 0, 10**6) * 4
-    refused(
-        "i", inner, good[inner][:-68] + index + struct.pack("<I", crc32c(index)), "its chunk 0 is at bytes 0 to 1000000"
-    )
+    index = good[inner][-68:-20] + struct.pack("<QQ", 100, 10**6)
+    refused("i", inner, good[inner][:-68] + index + struct.pack("<I", crc32c(index)), "its chunk 3 is at bytes 100 to ")
     # Nor is the index, which comes first here, taken for elements.
     first = zarr3(folder, "f", array, (4, 4), (2, 2), codecs=(), first=True) / "c/0/0"
     good[first] = first.read_bytes()
@@ -486,6 +493,53 @@ def test_chunks_that_are_damaged(tmp_path: Path) -> None:
     with sw.open_checkpoint(folder) as checkpoint:
         for name in "wpcif":
             assert checkpoint.read(name).tolist() == array.tolist()
+
+
+def test_chunks_that_share_bytes_are_refused_when_they_are_opened(tmp_path: Path) -> None:
+    array = numbers(4, 4)
+    for first in (False, True):
+        folder = item(tmp_path / f"item{first}")
+        shard = zarr3(folder, "i", array, (4, 4), (2, 2), first=first) / "c/0/0"
+        good, begin = shard.read_bytes(), 68 if first else 0
+        entries = [list(struct.unpack_from("<QQ", good[:68] if first else good[-68:], 16 * at)) for at in range(4)]
+        for changed in (
+            [entries[0]] * 4,  # All of them the same bytes.
+            [*entries[:3], entries[0]],
+            [*entries[:3], [begin, sum(length for _, length in entries)]],  # One that is all the others.
+            [entries[0], [entries[1][0] - 1, entries[1][1]], *entries[2:]],
+        ):
+            index = b"".join(struct.pack("<QQ", *entry) for entry in changed)
+            index += struct.pack("<I", crc32c(index))
+            shard.write_bytes(index + good[68:] if first else good[:-68] + index)
+            with pytest.raises(sw.ParseError, match=r"'i/c/0/0': chunks of the shard share bytes: byte \d+ of it"):
+                sw.open_checkpoint(folder)
+        # In another order, and with one that is not there, they are as good.
+        shard.write_bytes(good)
+        with sw.open_checkpoint(folder) as checkpoint:
+            assert checkpoint.read("i").tolist() == array.tolist()
+
+
+def test_values_of_a_database_that_share_bytes_are_refused(tmp_path: Path) -> None:
+    array = numbers(4)
+    for is_shared in (False, True):
+        base = Database(item(tmp_path / f"item{is_shared}"))
+        said = {
+            "zarr_format": 2, "shape": [4], "chunks": [2], "compressor": None, "dtype": "<f4", "fill_value": None,
+            "filters": None, "order": "C",
+        }  # fmt: skip
+        base.values = array[: 2 if is_shared else 4].astype("<f4").tobytes()
+        keys, at = [b"w/.zarray", b"w/0", b"w/1"], [0, 0 if is_shared else 8]
+        text = json.dumps(said).encode()
+        prefixes, suffixes = shared(keys)
+        leaf = b"\0" + file_table(["d/values"]) + uleb(3, *prefixes[1:], *map(len, suffixes)) + b"".join(suffixes)
+        leaf += uleb(len(text), 8, 8) + bytes([0, 1, 1]) + uleb(0, 0, *at) + text
+        base.manifest(0, base.add(leaf))
+        if is_shared:
+            with pytest.raises(sw.ParseError, match=r"chunks of the array 'w' share bytes: byte 0 of .*values"):
+                sw.open_checkpoint(base.folder)
+            continue
+        with sw.open_checkpoint(base.folder) as checkpoint:
+            assert checkpoint.read("w").tolist() == array.tolist()
 
 
 @pytest.mark.parametrize("name", PACK)

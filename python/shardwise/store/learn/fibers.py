@@ -95,12 +95,18 @@ def fibers_of(checkpoint: StoredCheckpoint, other: StoredCheckpoint, memory: int
         if not unseen(tensor)
         for dim in _dims(tensor, lengths, memory)
     ]
+    # Each thread decodes a chunk.
+    decoding = 0
+    for number in {number for number, _ in work}:
+        tensors[number].check_decodable(memory)
+        decoding = max(decoding, tensors[number].decoding)
+    threads = min(threads, memory // max(decoding, 1))
     # Besides what is read there are copies of a window, and the numbers that are made of it.
     most = max(memory // (8 * threads), 1)
     marks: dict[tuple[int, int], Marks] = {}
     table: dict[tuple[int, str], list[tuple[Marks, Numbers]]] = {}
     with ThreadPoolExecutor(threads) as pool:
-        found = pool.map(lambda one: _looked_at(tensors[one[0]], one[1], most), work)
+        found = pool.map(lambda one: _looked_at(tensors[one[0]], one[1], most, memory), work)
         for (number, dim), seen in zip(work, found, strict=True):
             marks[number, dim] = seen
             rows = np.empty((seen.size, 3), np.int64)
@@ -134,7 +140,7 @@ def _dims(tensor: StoredTensor, lengths: set[tuple[int, str]], memory: int) -> l
     return few or [-1]
 
 
-def _looked_at(tensor: StoredTensor, dim: int, most: int) -> Marks:
+def _looked_at(tensor: StoredTensor, dim: int, most: int, memory: int) -> Marks:
     """The numbers of the fibers of a tensor along a dim, of which so many bytes are read at a time."""
     size, itemsize = tensor.shape[dim] if dim >= 0 else 1, tensor.bits // 8
     start = size // 2 if size > 2 * _WINDOW else 0
@@ -149,7 +155,7 @@ def _looked_at(tensor: StoredTensor, dim: int, most: int) -> Marks:
         sides = list(box)
         if dim >= 0:
             sides.insert(dim, slice(0, size) if is_whole else window)
-        values = tensor.read(tuple(sides)).view(f"V{itemsize}")
+        values = tensor.read(tuple(sides), memory=memory).view(f"V{itemsize}")
         if dim < 0:
             values = values.reshape(*values.shape, 1)
         elif is_whole:

@@ -19,8 +19,9 @@ from ..._json import strict_json
 from ..._text import shown
 from ...errors import ParseError
 from ..boxes import Located, contiguous_strides
-from ..chunks import Cell, grid_pieces, missing_cell, stored_cells
+from ..chunks import Cell, grid_pieces, missing_cell, overlapping, stored_cells
 from ..codecs import COMPRESSORS, decompress
+from ..location import Location
 from ..pieces import Bounds
 from ..stored import StoredPiece, StoredTensor, UnsupportedError
 from ..text import are_sizes, checked_shape
@@ -282,7 +283,31 @@ def _tensor(store: KeyValueStore, keys: Sequence[str], array: _Array, where: str
     fill = None if missing is None else _filled(array)
     pieces = grid_pieces(array.shape, array.chunk, cells, partial(_piece, store, array, where), fill, store.folder)
     chunk = None if _is_plain(array) else array.chunk if array.inner is None else array.inner
+    _check_places(store, array, where, cells)
     return StoredTensor(array.name, array.dtype, array.shape, pieces, chunk=chunk)
+
+
+def _check_places(store: KeyValueStore, array: _Array, where: str, cells: Sequence[Cell]) -> None:
+    """Refuse chunks that share bytes: a short file could state any number of them."""
+    held: dict[Location, list[tuple[int, int]]] = {}
+    for cell in cells:
+        key = array.key(cell)
+        value = store.get(key)
+        assert value is not None
+        if value.inline is None and value.length is not None:
+            held.setdefault(value.path, []).append((value.offset, value.length))
+        # What must be fetched is looked at when it is read; a damaged index is named when it is.
+        if array.inner is not None and (value.inline is not None or not store.files[value.path].is_fetched):
+            chunk = _Chunk(store, array, f"{where}: {shown(key)}", value, ())
+            try:
+                index = chunk.load()[0]
+            except ParseError:
+                continue
+            chunk.check(index)
+    for path, stretches in held.items():
+        at = overlapping(np.array(stretches, np.uint64))
+        if at is not None:
+            raise ParseError(f"{where}: chunks of the array {shown(array.name)} share bytes: byte {at} of {path}")
 
 
 def _cells(keys: Sequence[str], array: _Array) -> Iterator[Cell]:
@@ -303,9 +328,11 @@ def _piece(store: KeyValueStore, array: _Array, where: str, cell: Cell, box: Bou
     chunk = _Chunk(store, array, f"{where}: {shown(key)}", value, box)
     if _is_plain(array) and value.inline is None:
         return StoredPiece(box, value.path, key=key, locate=chunk.locate)
+    decoded = math.prod(array.chunk if array.inner is None else array.inner), array.dtype.bits // 8
     if array.inner is None or array.fill is None:
-        return StoredPiece(box, value.path, key=key, decode=chunk.read)
-    return StoredPiece(box, value.path, key=key, decode=chunk.read, stored=chunk.stored, rest=_filled(array))
+        return StoredPiece(box, value.path, key=key, decode=chunk.read, chunk=decoded)
+    rest = _filled(array)
+    return StoredPiece(box, value.path, key=key, decode=chunk.read, stored=chunk.stored, rest=rest, chunk=decoded)
 
 
 def _is_plain(array: _Array) -> bool:
@@ -325,14 +352,12 @@ def _filled(array: _Array) -> npt.NDArray[Any]:
     return np.frombuffer(array.fill, _stored(array)).astype(array.dtype.numpy()).reshape(())
 
 
-class _Chunk(NamedTuple):
+class _Chunk:
     """A chunk of an array, and where its value lies."""
 
-    store: KeyValueStore
-    array: _Array
-    where: str
-    value: Value
-    box: Bounds
+    def __init__(self, store: KeyValueStore, array: _Array, where: str, value: Value, box: Bounds) -> None:
+        self.store, self.array, self.where, self.value, self.box = store, array, where, value, box
+        self._known: tuple[npt.NDArray[np.uint64], int, int] | None = None
 
     def locate(self) -> Located:
         """Say where the elements of an uncompressed chunk lie."""
@@ -390,7 +415,7 @@ class _Chunk(NamedTuple):
         """Read those chunks of a shard that a box needs."""
         array, value = self.array, self.value
         counts = [outer // size for outer, size in zip(array.chunk, inner, strict=True)]
-        index, begin, end = self._index(value, math.prod(counts))
+        index, begin, end = self.index()
         out: npt.NDArray[Any] = np.empty(shape, array.dtype.numpy())
         ranges = [range(start // size, -(-stop // size)) for (start, stop), size in zip(bounds, inner, strict=True)]
         for cell in positions(list(map(len, ranges))):
@@ -420,7 +445,7 @@ class _Chunk(NamedTuple):
         inner = self.array.inner
         assert inner is not None
         counts = [outer // size for outer, size in zip(self.array.chunk, inner, strict=True)]
-        index, _, _ = self._index(self.value, math.prod(counts))
+        index, _, _ = self.index()
         sizes = [stop - start for start, stop in self.box]
         for number in np.flatnonzero((index != _MISSING).any(axis=1)).tolist():
             cell = np.unravel_index(number, counts) if counts else ()
@@ -437,8 +462,29 @@ class _Chunk(NamedTuple):
         file, start, _ = self.store.files.stretch(value)
         return file.read(start + offset, length)
 
-    def _index(self, value: Value, count: int) -> tuple[npt.NDArray[np.uint64], int, int]:
-        """The offsets and lengths of a shard's chunks, and between which bytes these lie."""
+    def index(self) -> tuple[npt.NDArray[np.uint64], int, int]:
+        """Give the offsets and lengths of a shard's chunks, and between which bytes these lie.
+
+        Raises:
+            ParseError: if it is damaged, or chunks share bytes.
+        """
+        if self._known is None:
+            found = self.load()
+            self.check(found[0])
+            self._known = found
+        return self._known
+
+    def check(self, index: npt.NDArray[np.uint64]) -> None:
+        """Refuse chunks of a shard that share bytes, with ParseError."""
+        at = overlapping(index[(index != _MISSING).any(axis=1)])
+        if at is not None:
+            raise ParseError(f"{self.where}: chunks of the shard share bytes: byte {at} of it")
+
+    def load(self) -> tuple[npt.NDArray[np.uint64], int, int]:
+        """Read the index of a shard."""
+        value = self.value
+        assert self.array.inner is not None
+        count = math.prod(self.array.chunk) // math.prod(self.array.inner)
         size = 16 * count + 4 * self.array.index_checked
         length = len(value.inline) if value.inline is not None else self.store.files.stretch(value)[2]
         if length < size:
