@@ -133,7 +133,7 @@ def plan() -> sw.execute.ModelPlan:
 def work(own: int, addresses: list[tuple[str, int]], listening: socket.socket) -> None:
     """Be one of the processes, and check what it has at the end."""
     made = plan()
-    labels = list(made.bytes_sent())
+    labels = made.devices
     whole = {name: np.arange(384, dtype="float32").reshape(24, 16) + 1000 * i for i, name in enumerate(TENSORS)}
 
     def held(side: int) -> dict[str, np.ndarray]:
@@ -154,7 +154,7 @@ def work(own: int, addresses: list[tuple[str, int]], listening: socket.socket) -
 
 def main() -> int:
     """Start the processes, and say whether all of them ended well."""
-    listening = [socket.create_server(("127.0.0.1", 0)) for _ in plan().bytes_sent()]
+    listening = [socket.create_server(("127.0.0.1", 0)) for _ in plan().devices]
     addresses = [one.getsockname() for one in listening]
     context = multiprocessing.get_context("spawn")
     started = [context.Process(target=work, args=(own, addresses, one)) for own, one in enumerate(listening)]

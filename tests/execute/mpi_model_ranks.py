@@ -26,8 +26,7 @@ def tensors() -> dict[str, Any]:
 
 
 def check(plan: ModelPlan, memory: int | None) -> None:
-    labels = list(plan.bytes_sent())
-    label = labels[RANK]
+    label = plan.devices[RANK]
     before: dict[str, Any] = {}
     out: dict[str, Any] = {}
     expected: dict[str, Any] = {}

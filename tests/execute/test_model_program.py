@@ -28,7 +28,7 @@ def simulated(plan: ModelPlan, memory: int | None) -> None:
     """Each holder is a generator that stops at a message; a message goes on when both sides have reached it."""
     source = arrays(plan)
     expected, out = plan.run(source), out_arrays(plan)
-    labels = list(plan.bytes_sent())
+    labels = list(plan.devices)
     programs = {label: plan.program(label, memory) for label in labels}
     for label, program in programs.items():
         if memory is not None:

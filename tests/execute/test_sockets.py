@@ -84,7 +84,7 @@ def everyone(
 ) -> list[Outcome]:  # fmt: skip
     """All twelve ranks as threads; rank 3 is disturbed, or has another plan."""
     plan = plan_of()
-    labels = list(plan.bytes_sent())
+    labels = list(plan.devices)
     listening = [socket.create_server(("127.0.0.1", 0)) for _ in labels]
     addresses = [one.getsockname() for one in listening]
 
@@ -207,7 +207,7 @@ def test_the_example_runs() -> None:
 
 def process(own: int, addresses: Any, listening: Any, killed: int, seed: int) -> None:
     plan = plan_of()
-    labels = list(plan.bytes_sent())
+    labels = list(plan.devices)
     before, expected = arrays_of(plan, labels[own])
     weights = {name: np.full_like(array, 7) for name, array in expected.items()}
     try:

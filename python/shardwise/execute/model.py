@@ -12,7 +12,7 @@ from .._arguments import instance, optional
 from .._drawn import Drawn
 from .._dtypes import bits_of, bytes_for, dtype_of
 from .._fork import importing
-from .._text import shown
+from .._text import bytes_text, shown
 from ..errors import LayoutError
 from ..layout import TensorLayout, UnevenRule
 from ..partition import Partition
@@ -53,17 +53,19 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
     {'cpu:0': 1280, 'cpu:1': 1280, 'cpu:2': 1280, 'cpu:3': 1280, 'gpu:0': 0, 'gpu:1': 0}
     >>> len(plan), plan.total_bytes(), len(plan["norm.79"])
     (80, 5120, 2)
+    >>> plan
+    <ModelPlan of 80 tensors, 6 devices: 5.0 KiB move>
     """
 
     __slots__ = (
         "__weakref__",
         "_before",
         "_bits",
+        "_devices",
         "_ends",
         "_given",
         "_groups",
         "_kept",
-        "_labels",
         "_made",
         "_names",
         "_nodes",
@@ -88,7 +90,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
     _nodes: dict[Any, Hashable] | None
     #: All arguments but the nodes, if tensors are rewritten.
     _given: tuple[Any, ...] | None
-    _labels: tuple[Any, ...]
+    _devices: tuple[Any, ...]
     _made: dict[str, ReshardPlan]
     #: The pairs of tilings, each with the name of a tensor; for each tensor its pair, and the bits of an element.
     _pairs: list[tuple[str, Tiling, Tiling]]
@@ -114,6 +116,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         source_rewrites: Rewrites | None = None,
         config: Mapping[str, Any] | None = None,
         nodes: Mapping[Any, Hashable] | None = None,
+        devices: tuple[Any, ...] = (),
     ) -> None:
         if not isinstance(tensors, Mapping):
             raise TypeError(f"tensors must map names to (shape, dtype), got {type(tensors).__name__}")
@@ -181,9 +184,14 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         weights = sizes if packed else [size // 8 for size in sizes]
         if sources is not None:
             self._before = {name: sources.stored(name) for names in self._sources.values() for name in names}
-        self._labels, *totals, senders = balanced(pairs, used, weights, self._nodes)
+        labels, *totals, senders = balanced(pairs, used, weights, self._nodes)
         self._pairs, self._used, self._bits = pairs, np.array(used, np.int64), np.array(sizes, np.int64)
-        self._sent, self._received, self._kept = (bytes_for(total, 1) if packed else total for total in totals)
+        self._devices = tuple(dict.fromkeys((*devices, *_worlds((src, dst), pairs), *labels)))
+        number_of = {label: number for number, label in enumerate(self._devices)}
+        at = [number_of[label] for label in labels]
+        self._sent, self._received, self._kept = (np.zeros(len(self._devices), total.dtype) for total in totals)
+        for mine, total in zip((self._sent, self._received, self._kept), totals, strict=True):
+            mine[at] = bytes_for(total, 1) if packed else total
         self._senders = dict(zip(self._tensors, senders, strict=True))
 
     def __getitem__(self, name: str) -> ReshardPlan:
@@ -199,17 +207,34 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
     def __iter__(self) -> Iterator[str]:
         return iter(self._ends)
 
+    @property
+    def devices(self) -> tuple[Any, ...]:
+        """The labels of all devices, each once: those of the source in the order of its world, then the destination's.
+
+        Those that hold nothing are there too, so process number `rank` is `devices[rank]`. The world is that of a
+        deployment, or the mesh of a layout map; other mappings have the holders of their tensors, in that order.
+
+        >>> from shardwise import DeviceMesh, LayoutMap
+        >>> from shardwise.deploy import Deployment, DeploymentRule
+        >>> stages = {"embed": DeploymentRule((None,), at={"pp": 0}), "head": DeploymentRule((None,), at={"pp": 1})}
+        >>> trainer = Deployment(["a", "b"], DeviceMesh((2,), ("pp",)), stages)
+        >>> engine = LayoutMap(DeviceMesh((1,), ("x",), ["c"]), default="replicated")
+        >>> plan_model(trainer, engine, {"head": ((4,), "int8"), "embed": ((4,), "int8")}).devices
+        ('a', 'b', 'c')
+        """
+        return self._devices
+
     def bytes_sent(self) -> dict[Any, int]:
-        """Give the bytes of all tensors that each holder sends, by label."""
-        return dict(zip(self._labels, self._sent.tolist(), strict=True))
+        """Give the bytes of all tensors that each device sends, by label, in the order of `devices`."""
+        return dict(zip(self._devices, self._sent.tolist(), strict=True))
 
     def bytes_received(self) -> dict[Any, int]:
-        """Give the bytes of all tensors that each holder receives, by label."""
-        return dict(zip(self._labels, self._received.tolist(), strict=True))
+        """Give the bytes of all tensors that each device receives, by label, in the order of `devices`."""
+        return dict(zip(self._devices, self._received.tolist(), strict=True))
 
     def bytes_kept(self) -> dict[Any, int]:
-        """Give the bytes of all tensors that each holder already has, by label."""
-        return dict(zip(self._labels, self._kept.tolist(), strict=True))
+        """Give the bytes of all tensors that each device already has, by label, in the order of `devices`."""
+        return dict(zip(self._devices, self._kept.tolist(), strict=True))
 
     def total_bytes(self) -> int:
         """Give the bytes that move in all."""
@@ -238,10 +263,56 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         >>> part.sends.tolist(), part.copies.tolist()
         ([(0, 0, 0, 0, 24, 12, 2, 24, 12)], [(1, 0, 0, 12, 24, 12, 2, 24, 12)])
         """
-        if holder not in self._labels:
-            raise LayoutError(f"holder {shown(holder)} is not in src or dst of the plan")
+        if holder not in self._devices:
+            raise LayoutError(
+                f"holder {shown(holder)} is not in src or dst of the plan; its devices are {shown(list(self._devices))}"
+            )
         groups = self._grouped()
-        return descriptors_of(holder, self._labels, self._names, groups)
+        return descriptors_of(holder, self._devices, self._names, groups)
+
+    def explain(self) -> str:
+        """Describe the plan in a few lines: what moves, what stays, and the busiest devices.
+
+        >>> from shardwise import DeviceMesh, TensorLayout
+        >>> old, new = DeviceMesh((2,), ("x",)), DeviceMesh((1,), ("x",), ["gpu:0"])
+        >>> cut, whole = TensorLayout(("x", None), old), TensorLayout((None, None), new)
+        >>> tensors = {f"h.{i}": ((64, 16), "float32") for i in range(4)}
+        >>> print(plan_model(dict.fromkeys(tensors, cut), dict.fromkeys(tensors, whole), tensors).explain())
+        4 tensors, 16.0 KiB, go from 2 devices to 1.
+        8 boxes move, 16.0 KiB in all.
+        The busiest device sends 8.0 KiB ('cpu:0'); the busiest receives 16.0 KiB ('gpu:0').
+        """
+        counts = np.bincount(self._used, minlength=len(self._pairs)).tolist()
+        boxes = sum(
+            count * len(ReshardPlan(src, dst)) for (_, src, dst), count in zip(self._pairs, counts, strict=True)
+        )
+        ends = [len({label for tiling in side for label in tiling.holders}) for side in _sides(self._pairs)]
+        sizes = [tiling.size for _, _, tiling in self._pairs]
+        held = sum(sizes[used] * bits for used, bits in zip(self._used.tolist(), self._bits.tolist(), strict=True))
+        kept, total = sum(self._kept.tolist()), self.total_bytes()
+        made = " of rewritten tensors" if self._sources else ""
+        verb = "goes" if len(self) == 1 else "go"
+        lines = [
+            f"{_counted(len(self), 'tensor')}, {bytes_text(-(-held // 8))}, {verb} from "
+            f"{_counted(ends[0], 'device')} to {ends[1]}."
+        ]
+        stays = f"{bytes_text(kept)} stays in place"
+        if boxes:
+            more = f"; {stays}" if kept else ""
+            verb = "moves" if boxes == 1 else "move"
+            lines.append(f"{_counted(boxes, 'box', 'boxes')}{made} {verb}, {bytes_text(total)} in all{more}.")
+            busiest = [
+                (amount := max(each.values()), next(label for label in each if each[label] == amount))
+                for each in (self.bytes_sent(), self.bytes_received())
+            ]
+            (sent, sender), (received, receiver) = busiest
+            lines.append(
+                f"The busiest device sends {bytes_text(sent)} ({shown(sender)}); the busiest receives "
+                f"{bytes_text(received)} ({shown(receiver)})."
+            )
+        else:
+            lines.append(f"Nothing moves: {stays}.")
+        return "\n".join(lines)
 
     def program(self, holder: Any, memory: int | None = None) -> ModelProgram:
         """Give what one holder has to do for all tensors: one list of messages to and from each of its peers.
@@ -268,7 +339,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
     def _grouped(self) -> list[Group]:
         """The tensors by the plans that they share."""
         if self._groups is None:
-            numbers = {label: number for number, label in enumerate(self._labels)}
+            numbers = {label: number for number, label in enumerate(self._devices)}
             names = list(self._tensors)
             self._names = tuple(dict.fromkeys((*names, *self._stored)) if self._stored is not self._tensors else names)
             number_of = {name: number for number, name in enumerate(self._names)} if self._sources else {}
@@ -388,19 +459,14 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         return hash(tuple(self._ends.items()))
 
     def __repr__(self) -> str:
-        src, dst, *more = self._arguments()
-        names = "uneven", "rewrites", "source_rewrites", "config", "nodes"
-        given = [f"{name}={value!r}" for name, value in zip(names, more[1:], strict=False) if value is not None]
-        return f"plan_model({', '.join([repr(src), repr(dst), repr(more[0]), *given])})"
+        sizes = f"{_counted(len(self), 'tensor')}, {_counted(len(self._devices), 'device')}"
+        return f"<ModelPlan of {sizes}: {bytes_text(self.total_bytes())} move>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ModelPlan, self._arguments()
-
-    def _arguments(self) -> tuple[Any, ...]:
         src, dst = ({name: ends[side] for name, ends in self._ends.items()} for side in (0, 1))
         if self._given is not None:
-            return self._before, dst, *self._given[2:], self._nodes
-        return src, dst, self._tensors, *(() if self._nodes is None else ("even", None, None, None, self._nodes))
+            return ModelPlan, (self._before, dst, *self._given[2:], self._nodes, self._devices)
+        return ModelPlan, (src, dst, self._tensors, "even", None, None, None, self._nodes, self._devices)
 
 
 def plan_model(
@@ -461,6 +527,36 @@ def plan_model(
     {'q': [0, 1, 4, 5], 'k': [2, 6], 'v': [3, 7]}
     """
     return ModelPlan(src, dst, tensors, uneven, rewrites, source_rewrites, config, nodes)
+
+
+def _sides(pairs: Sequence[tuple[str, Tiling, Tiling]]) -> tuple[list[Tiling], list[Tiling]]:
+    """The tilings of the source, and those of the destination."""
+    return [src for _, src, _ in pairs], [dst for _, _, dst in pairs]
+
+
+def _worlds(layouts: tuple[Any, Any], pairs: Sequence[tuple[str, Tiling, Tiling]]) -> Iterator[Any]:
+    """The devices of both sides, in order: those of a world, or those that hold the tensors."""
+    with importing:
+        from ..deploy.deployment import Deployment
+        from ..rules.layout_map import LayoutMap
+
+    for given, tilings in zip(layouts, _sides(pairs), strict=True):
+        if isinstance(given, Deployment):
+            yield from given.devices
+        elif isinstance(given, LayoutMap) and given.device_mesh is not None:
+            yield from given.device_mesh._all_labels()
+        else:
+            seen: set[int] = set()
+            for one in tilings:
+                # Many tilings have the mesh in common.
+                at = id(one.device_mesh) if isinstance(one, Partition) else id(one)
+                if at not in seen and one._is_named:
+                    seen.add(at)
+                    yield from one.holders
+
+
+def _counted(count: int, noun: str, several: str = "") -> str:
+    return f"{count:,} {noun if count == 1 else several or noun + 's'}"
 
 
 def _described(name: str, tensor: Any) -> tuple[tuple[int, ...], Any]:
