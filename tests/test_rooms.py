@@ -28,7 +28,7 @@ HOUSES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("mesh", "tiling"),
         ("partition",),
         ("layout",),
-        ("show",),
+        ("placing", "show"),
         ("reshard", "rules"),
         ("array", "deploy", "quantized"),
         ("model", "store"),

@@ -99,7 +99,7 @@ def _rules(options: argparse.Namespace) -> tuple[LayoutMap | Deployment | None, 
             layouts = read_layouts(options.rules, mesh, config)
         if not layouts.rules() and layouts.default is None:
             layouts = None  # A file with rewrites only.
-        elif isinstance(layouts, LayoutMap) and layouts.device_mesh is None:
+        elif layouts.world is None:
             raise ValueError(f"--mesh is missing, and {options.rules} has no mesh of its own")
     if options.mesh is not None and layouts is None:
         raise ValueError("--mesh says how many devices there are; --rules must say how the tensors are cut")

@@ -91,7 +91,7 @@ def make_report(
         given = Path(source)  # Of a list, the numbers that its rules name are missing.
     with reading_for(source):
         layouts = read_layouts(rules, mesh, given)
-    mesh = layouts.world if isinstance(layouts, Deployment) else layouts.device_mesh
+    mesh = layouts.world
     if mesh is None:
         raise ValueError(f"--mesh is missing, and {rules} has no mesh of its own")
     rewrites = Rewrites.from_toml(rules, config=given)

@@ -15,6 +15,7 @@ from .._text import shown
 from ..errors import LayoutError, MeshError, ShardwiseError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
+from ..placing import NOT_PLACED, Placed
 from ..rules.layout_rule import REPLICATED, LayoutRule, checked_uneven
 from ..rules.search import MATCH_MODES, REMEMBERED_PATHS, MatchMode, Rule, RuleSearch, checked_path, compiled_rule
 from .manifest import Manifest, ManifestTensor
@@ -406,10 +407,26 @@ class Deployment(Drawn):
         assert self._default is not None
         return self._known.get("") or self._known.setdefault("", self._prepared("default", self._default, None))
 
-    def _placed(self, path: str, rank: int) -> tuple[TensorLayout | None, UnevenRule | None]:
-        """The layout and the uneven rule of a tensor."""
+    def placed(self, path: str, rank: int) -> Placed:
+        """Look up the place of a tensor of this rank: layout, uneven rule, and whether blocks are shared.
+
+        Raises:
+            LayoutError: as `layout_of`.
+
+        >>> from shardwise import DeviceMesh
+        >>> engine = Deployment(2, DeviceMesh((2,), ("tp",)), {"w": DeploymentRule(("tp",), uneven="ceil")})
+        >>> engine.placed("w", 1).uneven, engine.placed("v", 1)
+        ('ceil', Placed(layout=None, uneven=None, shared=False))
+        """
         found = self._found(path)
-        return (None, None) if found is None else (self._layout(found, path, rank), found.known.rule.uneven)
+        if found is None:
+            return NOT_PLACED
+        rule = found.known.rule
+        return Placed(self._layout(found, path, rank), rule.uneven, rule.shared)
+
+    def is_named(self, path: str) -> bool:
+        """Tell whether a layout was given for this very name; a rule is for all names that it matches, so `False`."""
+        return False
 
     def uneven_of(self, path: str) -> UnevenRule | None:
         """Look up the uneven rule of the rule for a name, or of the default; `None` if it has none."""

@@ -16,6 +16,7 @@ from .._text import bytes_text, shown
 from ..errors import LayoutError
 from ..layout import TensorLayout, UnevenRule
 from ..partition import Partition
+from ..placing import placing_of
 from ..reshard.balance import balanced
 from ..reshard.orders import check_packed
 from ..reshard.plan import ReshardPlan
@@ -577,9 +578,8 @@ class _End:
     """The tilings that one side has for tensors: one object for tensors that are cut alike."""
 
     def __init__(self, side: str, layouts: Any, uneven: UnevenRule) -> None:
-        self._side, self._layouts, self._uneven = side, layouts, uneven
-        # A layout map or a deployment also has a default and uneven rules.
-        self._placed = getattr(layouts, "_placed", None)
+        self._side, self._uneven = side, uneven
+        self._layouts = placing_of(layouts, side)
         self._known: dict[Any, Tiling] = {}
         self._followed: dict[str, TensorLayout] = {}
 
@@ -599,22 +599,13 @@ class _End:
         found: Any = self._followed.get(name)
         own = None
         if found is None:
-            found, own = self._found(name, len(shape)) if self._placed is None else self._placed(name, len(shape))
+            found, own, _ = self._layouts.placed(name, len(shape))
         tiling = self._known.get((id(found), shape, own))
         if tiling is None:
             if found is None:
                 raise LayoutError(f"{self._side} has no layout for {shown(name)}")
             tiling = self._known[id(found), shape, own] = self._made(found, name, shape, own or self._uneven)
         return tiling
-
-    def _found(self, name: str, rank: int) -> tuple[Any, UnevenRule | None]:
-        try:
-            return self._layouts[name], None
-        except KeyError:
-            return None, None
-        except TypeError:
-            kind = type(self._layouts).__name__
-            raise TypeError(f"{self._side} must be a LayoutMap, a Deployment or a mapping, got {kind}") from None
 
     def _made(self, given: Any, name: str, shape: tuple[int, ...], uneven: UnevenRule) -> Tiling:
         if isinstance(given, Tiling):

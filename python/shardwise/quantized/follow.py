@@ -8,6 +8,7 @@ from typing import Any
 from .._text import shown
 from ..errors import LayoutError, ShardwiseError
 from ..layout import TensorLayout, UnevenRule
+from ..placing import placing_of
 from .component import LogicalTensor
 from .cut import component_layouts
 from .forms import Components
@@ -71,22 +72,19 @@ def _with_rules(
     found: Components, layouts: Any, uneven: UnevenRule
 ) -> Iterator[tuple[LogicalTensor, TensorLayout, UnevenRule, bool]]:
     """The weights for which there is a layout, with it, the rule for dims that do not divide, and whether to share."""
+    placing = placing_of(layouts)
     for name, logical in found.tensors.items():
-        own, shared = uneven, False
-        if hasattr(layouts, "layout_of"):  # A layout map is a mapping too.
-            layout = layouts.layout_of(name, len(logical.shape))
-            own, shared = layouts.uneven_of(name) or uneven, layouts.shared_of(name)
-        elif any(component.name in layouts for component in logical.components if component.name != name):
+        if any(placing.is_named(component.name) for component in logical.components if component.name != name):
             continue
-        else:
-            layout = layouts.get(name)
-            if not isinstance(layout, (TensorLayout, type(None))):
-                kind = type(layout).__name__
-                raise TypeError(
-                    f"the layout of {shown(name)}, which its components follow, is a {kind}, no TensorLayout"
-                )
-        if layout is not None:
-            yield logical, layout, own, shared
+        layout, own, shared = placing.placed(name, len(logical.shape))
+        if layout is None:
+            continue
+        if not isinstance(layout, TensorLayout):
+            kind = type(layout).__name__
+            raise TypeError(
+                f"the layout of {shown(name)}, which its components follow, is a {kind}, not a TensorLayout"
+            )
+        yield logical, layout, own or uneven, shared
 
 
 def _cut(logical: LogicalTensor, layout: TensorLayout, uneven: UnevenRule, *, shared: bool) -> dict[str, TensorLayout]:

@@ -14,6 +14,7 @@ from ..errors import LayoutError, MeshError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 from ..packed import PackedDim
+from ..placing import Placed
 from .layout_rule import REPLICATED, LayoutRule, checked_uneven, rule_of
 from .search import MATCH_MODES, Answers, MatchMode, Rule, checked_path, compiled_rule
 
@@ -106,6 +107,16 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
     def device_mesh(self) -> DeviceMesh | None:
         """The mesh for layouts that have none."""
         return self._device_mesh
+
+    @property
+    def world(self) -> DeviceMesh | None:
+        """The mesh that has all devices, which is that of the map."""
+        return self._device_mesh
+
+    @property
+    def meshes(self) -> dict[str, DeviceMesh]:
+        """The mesh of the map by the name `"mesh"`, or none, as a deployment gives its meshes."""
+        return {} if self._device_mesh is None else {"mesh": self._device_mesh}
 
     @property
     def match(self) -> MatchMode:
@@ -242,9 +253,22 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         own = answers.search.uneven
         return own.get(answers.search.matching(path)[0]) if own else None
 
-    def _placed(self, path: str, rank: int) -> tuple[TensorLayout | None, UnevenRule | None]:
-        """The layout and the uneven rule of a tensor, which plans of models ask for."""
-        return self.layout_of(path, rank), self.uneven_of(path)
+    def placed(self, path: str, rank: int) -> Placed:
+        """Look up the place of a tensor of this rank: layout, uneven rule, and whether blocks are shared.
+
+        Raises:
+            LayoutError: as `layout_of`.
+
+        >>> layout_map = LayoutMap()
+        >>> layout_map["kernel"] = LayoutRule((None, "model"), uneven="ceil")
+        >>> layout_map.placed("dense/kernel", 2)
+        Placed(layout=TensorLayout((None, 'model')), uneven='ceil', shared=False)
+        """
+        return Placed(self.layout_of(path, rank), self.uneven_of(path), self.shared_of(path))
+
+    def is_named(self, path: str) -> bool:
+        """Tell whether a layout was given for this very name; a rule is for all names that it matches, so `False`."""
+        return False
 
     def shared_of(self, path: str) -> bool:
         """Look up whether the rule for a path, or the default, shares the blocks of a quantized weight.
@@ -260,7 +284,8 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         answers = self._answers
         if answers[checked_path(path)] is None:
             return self._default is not None and self._default.shared
-        return answers.search.matching(path)[0] in answers.search.shared
+        shared = answers.search.shared
+        return bool(shared) and answers.search.matching(path)[0] in shared
 
     def partition(self, path: str, shape: Sequence[int], uneven: UnevenRule = "even") -> Partition:
         """Give the partition of a tensor under its rule or the default; without either nothing is cut.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,19 +13,18 @@ import numpy.typing as npt
 
 from .._arguments import check_fields, instance
 from .._text import shown
-from ..deploy.deployment import Deployment
 from ..errors import LayoutError, MeshError, ParseError
-from ..layout import TensorLayout, UnevenRule
+from ..layout import UnevenRule
 from ..mesh import DeviceMesh
 from ..partition import Partition
-from ..rules.layout_map import LayoutMap
+from ..placing import Layouts, placing_of
 from .checkpoint import StoredCheckpoint
 from .model_config import config_of
 from .pieces import Pieces, dense_strides
 from .quantized import components_in, reader_of
 from .stored import UnsupportedError
 from .tensors.components import component_partitions
-from .tensors.wanted import Layouts, partition_for, wanted_stored
+from .tensors.wanted import partition_for, wanted_stored
 
 __all__ = ["ReadArray", "ReadPlan", "read_plan"]
 
@@ -202,12 +201,8 @@ def read_plan(
 
 def _check_devices(devices: list[Hashable], layouts: Layouts) -> None:
     """Refuse, with MeshError, a device that is in no mesh of the layouts, if they have any."""
-    meshes: list[DeviceMesh | None] = []
-    if isinstance(layouts, (Deployment, LayoutMap)):
-        meshes = [layouts.world if isinstance(layouts, Deployment) else layouts.device_mesh]
-    elif isinstance(layouts, Mapping):
-        meshes = [each.device_mesh for each in layouts.values() if isinstance(each, TensorLayout)]
-    known = [mesh for mesh in dict.fromkeys(meshes) if mesh is not None]
+    placing = placing_of(layouts)
+    known = [*placing.meshes.values()] if placing.world is None else [placing.world]
     for label in devices:
         if known and all(_position(mesh, label) is None for mesh in known):
             known[0].index_of_label(label)  # Says what there is.

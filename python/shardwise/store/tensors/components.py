@@ -9,6 +9,7 @@ from typing import Any
 from ..._dtypes import Dtype, in_bytes
 from ...layout import UnevenRule
 from ...partition import Partition
+from ...placing import Layouts
 from ...quantized.component import Along, Component, LogicalTensor
 from ...quantized.follow import followed
 from ...quantized.forms import Components
@@ -16,7 +17,6 @@ from ..checkpoint import StoredCheckpoint
 from ..quantized import Outline, components_in
 from ..quantized import reader_of as stored_reader_of
 from .assembled import Assembled
-from .wanted import Layouts
 from .weights import Reader
 
 __all__ = ["component_partitions", "outline_of", "quantized_tensors", "reader_of", "weights_after"]

@@ -9,11 +9,11 @@ from ..._text import shown
 from ...deploy.deployment import Deployment
 from ...errors import LayoutError
 from ...layout import UnevenRule
+from ...placing import Layouts
 from ...quantized.forms import Components
 from ...rules.layout_map import LayoutMap
 from ..formats.forms import WRITTEN
 from .assembled import Assembled, Wanted
-from .wanted import Layouts
 
 __all__ = ["DoubtsError", "doubts_about", "left_out_text"]
 
@@ -76,7 +76,7 @@ def doubts_about(
         rest = {rule for name in tensors if name not in kept for rule in layouts.matching_rules(name)}
         unused = tuple(rule for rule in report.unused_rules if rule not in rest)
         found += replace(report, unused_rules=unused).doubts
-    elif layouts is not None:
+    elif isinstance(layouts, Mapping):
         missing = [name for name in layouts if name not in tensors]
         if missing:
             names = ", ".join(map(shown, missing[:_SHOWN]))

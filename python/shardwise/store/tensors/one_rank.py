@@ -11,15 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._text import shown
-from ...deploy.deployment import Deployment
 from ...errors import LayoutError
-from ...rules.layout_map import LayoutMap
+from ...placing import Layouts, placing_of
 from ..formats.files import Placed
 from ..formats.rank_files import RankFile, Ranks, arrays_of, rank_slots
 from ..parts import PIECES, part_mark
 from ..pieces import NO_PIECES, Piece, Pieces
 from .assembled import Wanted, zero_element
-from .wanted import Layouts
 
 __all__ = ["one_rank", "ranks_of"]
 
@@ -33,18 +31,17 @@ def ranks_of(layouts: Layouts | None, wanted: Sequence[Placed]) -> Ranks:
     Raises:
         LayoutError: if nothing says what devices there are, or several meshes do.
     """
-    if isinstance(layouts, Deployment):
-        return Ranks(layouts.devices, layouts.meshes or {"world": layouts.world})
-    mesh = layouts.device_mesh if isinstance(layouts, LayoutMap) else None
+    placing = placing_of(layouts)
+    if placing.world is not None:
+        return Ranks(placing.world._all_labels(), placing.meshes or {"world": placing.world})
     meshes = dict.fromkeys(each.partition.device_mesh for each in wanted if each.partition is not None)
-    if mesh is None and len(meshes) == 1:
-        mesh = next(iter(meshes))
-    if mesh is None and meshes:
+    if not meshes:
+        raise LayoutError("files for ranks need layouts with a mesh, which says what ranks there are; none was given")
+    if len(meshes) > 1:
         raise LayoutError(
             f"the layouts have {len(meshes)} meshes, so nothing says which rank a device is; a Deployment does"
         )
-    if mesh is None:
-        raise LayoutError("files for ranks need layouts with a mesh, which says what ranks there are; none was given")
+    (mesh,) = meshes
     return Ranks(mesh._all_labels(), {"mesh": mesh})
 
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from ..._arguments import instance, refuse_mask
+from ..._arguments import refuse_mask
 from ..._dtypes import DTYPES, Dtype, find_dtype
 from ..._text import shown
 from ...array.sharded import ShardedArray
-from ...deploy.deployment import Deployment
 from ...errors import LayoutError
-from ...layout import TensorLayout, UnevenRule
+from ...layout import UnevenRule
 from ...partition import Partition
-from ...rules.layout_map import LayoutMap
+from ...placing import Layouts, partition_of, placing_of
 from ..boxes import contiguous_strides
 from ..checkpoint import StoredObject
 from ..pieces import NO_PIECES, Bounds, Piece, Pieces
@@ -23,14 +21,10 @@ from ..stored import StoredTensor
 from .assembled import Wanted
 
 __all__ = [
-    "Layouts",
     "partition_for",
     "wanted_array",
     "wanted_stored",
 ]
-
-#: Layouts by name: a map of rules, a deployment, or a mapping; tensors in neither are not cut.
-Layouts = LayoutMap | Deployment | Mapping[str, TensorLayout]
 
 
 def partition_for(name: str, shape: tuple[int, ...], layouts: Layouts | None, uneven: UnevenRule) -> Partition | None:
@@ -39,26 +33,11 @@ def partition_for(name: str, shape: tuple[int, ...], layouts: Layouts | None, un
     Raises:
         LayoutError: if the layout does not fit the tensor; names it.
     """
-    if isinstance(layouts, (LayoutMap, Deployment)):
-        layout = layouts.layout_of(name, len(shape))
-        uneven = layouts.uneven_of(name) or uneven
-    elif layouts is None or isinstance(layouts, Mapping):
-        layout = None if layouts is None else layouts.get(name)
-    else:
-        raise TypeError(
-            f"layouts must be a LayoutMap, a Deployment or a mapping from names to layouts, got {shown(layouts)}"
-        )
-    if layout is None:
-        return None
-    instance(f"layouts[{shown(name)}]", layout, TensorLayout)
-    if layout.device_mesh is None and isinstance(layouts, LayoutMap):
-        raise LayoutError(f"tensor {shown(name)}: its layout {shown(layout)} has no mesh, and neither has the map")
-    if layout.unreduced:
-        raise LayoutError(f"tensor {shown(name)}: a layout with unreduced axes {layout.unreduced} cannot be written")
-    try:
-        return layout.partition(shape, uneven)
-    except LayoutError as error:
-        raise LayoutError(f"tensor {shown(name)}: {error}") from None
+    partition = partition_of(placing_of(layouts), name, shape, uneven)
+    if partition is not None and partition.layout.unreduced:
+        axes = partition.layout.unreduced
+        raise LayoutError(f"tensor {shown(name)}: a layout with unreduced axes {axes} cannot be written")
+    return partition
 
 
 def wanted_stored(name: str, tensor: StoredTensor, partition: Partition | None) -> Wanted:

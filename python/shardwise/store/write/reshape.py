@@ -16,6 +16,7 @@ from ..._text import shown
 from ...errors import LayoutError, ParseError
 from ...layout import UnevenRule
 from ...partition import Partition
+from ...placing import Layouts
 from ...quantized.forms import quantization_of
 from ...rules.numbers import Config, config_text, read_config
 from ...rules.rewrites import Rewrites
@@ -37,7 +38,7 @@ from ..tensors.names import (
     renamed_tensors,
     replacements,
 )
-from ..tensors.wanted import Layouts, partition_for, wanted_object, wanted_stored
+from ..tensors.wanted import partition_for, wanted_object, wanted_stored
 from .checkpoint_plan import CheckpointPlan
 from .places import check_writable, claim_name, locked, refuse_source
 from .run import run_whole

@@ -21,11 +21,10 @@ from ..._arguments import instance, integer, is_true, optional
 from ..._text import shown
 from ...array.replicas import check_replicas
 from ...array.sharded import ShardedArray
-from ...deploy.deployment import Deployment
 from ...errors import LayoutError, SizeOverflowError
 from ...layout import UnevenRule
 from ...partition import Partition
-from ...rules.layout_map import LayoutMap
+from ...placing import Layouts, placing_of
 from ..checkpoint import KeyPath
 from ..files import Holder
 from ..formats.dcp import dcp_files, is_writable
@@ -40,7 +39,7 @@ from ..sources import source_for
 from ..tensors.assembled import Wanted
 from ..tensors.names import check_name
 from ..tensors.one_rank import one_rank, ranks_of
-from ..tensors.wanted import Layouts, partition_for, wanted_array
+from ..tensors.wanted import partition_for, wanted_array
 from .checkpoint_plan import CheckpointPlan
 from .gather import memory_for
 from .places import locked, part_limits, takes_whole_files
@@ -325,13 +324,14 @@ def _with_head(wanted: list[Wanted], layouts: Layouts | None) -> list[Wanted]:
     It is, if there is none, and the rule of the one embedding is for its name too. A tensor is one by its name: a
     rule as loose as `"w"` is for `lm_head.weight` as well.
     """
-    if not isinstance(layouts, (LayoutMap, Deployment)) or any(tensor.name == _HEAD for tensor in wanted):
+    if any(tensor.name == _HEAD for tensor in wanted):
         return wanted
-    rules = set(layouts.matching_rules(_HEAD))
+    placing = placing_of(layouts)
+    rules = set(placing.matching_rules(_HEAD))
     embeddings = [
         tensor
         for tensor in wanted
-        if rules and _EMBEDDING.search(tensor.name) and rules == set(layouts.matching_rules(tensor.name))
+        if rules and _EMBEDDING.search(tensor.name) and rules == set(placing.matching_rules(tensor.name))
     ]
     return [*wanted, *(replace(tensor, name=_HEAD) for tensor in embeddings)] if len(embeddings) == 1 else wanted
 

@@ -1,0 +1,156 @@
+"""Who holds what of a tensor, by its name: maps of rules, deployments and plain mappings, asked in one way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+
+from ._arguments import instance
+from ._text import shown
+from .errors import LayoutError
+from .layout import TensorLayout
+
+if TYPE_CHECKING:
+    from .layout import UnevenRule
+    from .mesh import DeviceMesh
+    from .partition import Partition
+    from .tiling import Tiling
+
+__all__ = ["NOT_PLACED", "Layouts", "Placed", "Placing", "partition_of", "placing_of"]
+
+
+class Placed(NamedTuple):
+    """The place of one tensor.
+
+    Attributes:
+        layout: its layout, over the devices that hold it; `None` if there is none. A plain mapping may have a tiling.
+        uneven: how a dim that does not divide is cut; `None` if that is left to the caller.
+        shared: whether devices share the blocks of a quantized weight that a cut goes through.
+    """
+
+    layout: TensorLayout | Tiling | None
+    uneven: UnevenRule | None = None
+    shared: bool = False
+
+
+#: The place of a tensor that has no layout.
+NOT_PLACED = Placed(None)
+
+
+class Placing(Protocol):
+    """Layouts by name: a `LayoutMap`, a `Deployment`, or a plain mapping as `placing_of` gives it."""
+
+    @property
+    def world(self) -> DeviceMesh | None:
+        """The mesh that has all devices; `None` if there is no such mesh."""
+
+    @property
+    def meshes(self) -> Mapping[str, DeviceMesh]:
+        """The meshes of which the layouts are made, by name."""
+
+    def placed(self, path: str, rank: int) -> Placed:
+        """Look up the place of a tensor of this name and rank."""
+
+    def matching_rules(self, path: str) -> tuple[str, ...]:
+        """List the keys that apply to a name."""
+
+    def is_named(self, path: str) -> bool:
+        """Tell whether this very name was given, and no rule for it and others."""
+
+
+#: Layouts by name; tensors in none of them are not cut.
+Layouts: TypeAlias = "Placing | Mapping[str, TensorLayout]"
+
+
+def placing_of(layouts: Layouts | None, argument: str = "layouts") -> Placing:
+    """Give layouts of any kind as a `Placing`: maps and deployments as they are, a plain mapping wrapped.
+
+    Args:
+        layouts: a `LayoutMap`, a `Deployment`, a mapping from names to layouts, or `None`, which is an empty mapping.
+        argument: its name, for errors.
+
+    Raises:
+        TypeError: if it is something else.
+
+    >>> from shardwise import DeviceMesh
+    >>> rows = TensorLayout(("tp", None), DeviceMesh((2,), ("tp",)))
+    >>> placing_of({"w": rows}).placed("w", 2).layout.axes
+    ('tp', None)
+    """
+    if hasattr(type(layouts), "placed"):
+        return layouts  # type: ignore[return-value]
+    if layouts is None:
+        return _Named({})
+    if not isinstance(layouts, Mapping):
+        raise TypeError(
+            f"{argument} must be a LayoutMap, a Deployment or a mapping from names to layouts, got {shown(layouts)}"
+        )
+    return _Named(layouts)
+
+
+def partition_of(layouts: Placing, path: str, shape: tuple[int, ...], uneven: UnevenRule) -> Partition | None:
+    """Give the partition of a tensor by its layout; `None` if it has none.
+
+    Args:
+        layouts: the layouts.
+        path: the tensor's name.
+        shape: its shape.
+        uneven: how a dim that does not divide is cut, unless the layouts say so.
+
+    Raises:
+        LayoutError: if the layout has no mesh or does not fit the tensor; names it.
+        TypeError: if a mapping has something else than a layout under the name.
+
+    >>> from shardwise import DeviceMesh
+    >>> rows = TensorLayout(("tp", None), DeviceMesh((2,), ("tp",)))
+    >>> partition_of(placing_of({"w": rows}), "w", (4, 2), "even").box("cpu:1")
+    (slice(2, 4, None), slice(0, 2, None))
+    """
+    layout, own, _ = layouts.placed(path, len(shape))
+    if layout is None:
+        return None
+    instance(f"layouts[{shown(path)}]", layout, TensorLayout)
+    assert isinstance(layout, TensorLayout)
+    if layout.device_mesh is None:
+        raise LayoutError(f"tensor {shown(path)}: its layout {shown(layout)} has no mesh, and neither have the layouts")
+    try:
+        return layout.partition(shape, own or uneven)
+    except LayoutError as error:
+        raise LayoutError(f"tensor {shown(path)}: {error}") from None
+
+
+class _Named:
+    """Layouts of a plain mapping, each for the tensor of one name."""
+
+    __slots__ = ("_layouts",)
+
+    def __init__(self, layouts: Mapping[str, Any]) -> None:
+        self._layouts = layouts
+
+    @property
+    def world(self) -> DeviceMesh | None:
+        """The mesh of all layouts, if they have the same."""
+        meshes = self._distinct()
+        return meshes[0] if len(meshes) == 1 else None
+
+    @property
+    def meshes(self) -> dict[str, DeviceMesh]:
+        """The meshes of the layouts: `"mesh"`, or `"mesh 0"` and so on if there are several."""
+        meshes = self._distinct()
+        return {"mesh" if len(meshes) == 1 else f"mesh {number}": mesh for number, mesh in enumerate(meshes)}
+
+    def _distinct(self) -> list[DeviceMesh]:
+        meshes = [getattr(each, "device_mesh", None) for each in self._layouts.values()]
+        return [mesh for mesh in dict.fromkeys(meshes) if mesh is not None]
+
+    def placed(self, path: str, rank: int) -> Placed:
+        """Look up the layout of this very name."""
+        return Placed(self._layouts.get(path))
+
+    def matching_rules(self, path: str) -> tuple[str, ...]:
+        """Give the name itself if it has a layout."""
+        return (path,) if path in self._layouts else ()
+
+    def is_named(self, path: str) -> bool:
+        """Tell whether the mapping has this name."""
+        return path in self._layouts
