@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 from jax._src.interpreters import mlir
 from jax._src.lib import xla_client
@@ -11,10 +12,20 @@ from jax._src.lib.mlir import ir
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 
+def tiles(text: str) -> dict[str, Any]:
+    """XLA's own conversion of a named sharding, and the devices of its tiles."""
+    hlo = xla_client.HloSharding.v3_to_v2_sharding(xla_client.HloSharding.from_string(text))
+    return {"hlo": str(hlo), "devices": list(hlo.tile_assignment_devices()) if hlo.is_tiled() else None}
+
+
 def main() -> None:
     answers = []
+    given = json.load(sys.stdin)
+    if isinstance(given, dict):
+        json.dump([tiles(text) for text in given["named"]], sys.stdout)
+        return
     with mlir.make_ir_context():
-        for case in json.load(sys.stdin):
+        for case in given:
             mesh = AbstractMesh(
                 tuple(case["shape"]), tuple(case["names"]), axis_types=(AxisType.Explicit,) * len(case["shape"])
             )

@@ -16,6 +16,7 @@ SEEDS = [
     "{devices=[2,1,4]<=[2,4]T(1,0) last_tile_dims={unreduced, replicated}}",
     "{devices=[2,4]0,1,2,3,4,5,6,7 last_tile_dim_replicate}",
     "{maximal device=3}",
+    "{mesh['x'=2,'y'=4], device_ids=([4,2]T(1,0)), [{'y':(2)2, ?}, {}], unreduced={'x'}, metadata={op_name=\"a\"}}",
     '#sdy.sharding<@mesh, [{"x"}, {"y":(1)4, ?}p1], replicated={}, unreduced={"y"}>',
     '#sdy.sharding<mesh<["x"=2, "y"=4], device_ids=[7, 6, 5, 4, 3, 2, 1, 0]>, [{}]>',
     'sdy.mesh @"a mesh" = <["x\\22"=2, "y"=4], device_ids=[]>',

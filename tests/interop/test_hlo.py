@@ -26,6 +26,13 @@ MESH = DeviceMesh((2, 4), ("x", "y"))
         ("{devices=[2,4]3,2,1,0,7,5,6,4 last_tile_dims={replicated}}", None, ("x",), ()),
         ("{devices=[2,1,4]<=[8] last_tile_dims={unreduced}}", None, ("x", None), ("y",)),
         ("{devices=[1,1,8]<=[8] last_tile_dim_replicate}", None, (None, None), ()),
+        ("{mesh['a'=2,'b'=4], [{'b'}, {'a'}]}", None, ("y", "x"), ()),
+        ("{mesh['a'=2,'b'=4], [{}, {'b':(2)2}], unreduced={'a'}}", 2, (None, "y:(2)2"), ("x",)),
+        ("{mesh['a'=2,'b'=4], [{}, {}, {}]}", None, (None, None, None), ()),
+        ("{mesh['a'=8], [{'a':(1)2, ?}], metadata={op_name=\"a}\"}}", None, ("x",), ()),
+        ("{mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)), [{'a'}]}", None, ("y",), ()),
+        ('{devices=[2,4]<=[8] metadata={op_name="{" source_line=3}}', None, ("x", "y"), ()),
+        ('{replicated metadata={{op_name="a"}, {op_name="b"}}}', 1, (None,), ()),
     ],
 )
 def test_reading(text: str, rank: int | None, axes: tuple[str | None, ...], unreduced: tuple[str, ...]) -> None:
@@ -69,6 +76,10 @@ def test_boxes_of_what_no_layout_expresses() -> None:
         ("{unknown}", 1, "unknown"),
         ("{devices=[2,4]<=[8] last_tile_dims={manual}}", None, "leaves the cut to the program"),
         ("{devices=[2,4]<=[8]}", 3, "rank is 3"),
+        ("{mesh['a'=8], [{}, {}]}", 3, "rank is 3"),
+        ("{mesh['a'=2,'b'=4], [{'b'}], manual={'a'}}", None, "leaves the cut to the program"),
+        ("{mesh['a'=8], manual}", 1, "manual"),
+        ("{maximal_mesh[device_id=3]}", 1, "device 3 alone"),
         ("{devices=[2,2]<=[4]}", None, "over 4 devices, but the mesh has 8"),
         ("{devices=[8]0,1,2,3,4,5,7,6}", None, "no axes of"),
         ("{devices=[2,4]0,1,3,2,4,5,6,7}", None, "no axes of"),
@@ -106,12 +117,40 @@ def test_what_no_layout_can_express(text: str, rank: int | None, message: str) -
         "{{replicated},{replicated}}",
         "{maximal device=}",
         "{devices=[2]\u0660,1}",
+        "{mesh['a'=2]}",
+        "{mesh['a'=2], [{'b'}]}",
+        "{mesh['a'=2], [{'a'}, {'a'}]}",
+        "{mesh['a'=2], [{'a'}], replicated={'a'}}",
+        "{mesh['a'=2,'a'=2], [{'a'}]}",
+        "{mesh['a'=0], [{'a'}]}",
+        "{mesh['a'=8], [{'a':(3)2}]}",
+        "{mesh['a'=8], [{'a':(2)8}]}",
+        "{mesh['a'=8], [{'a':(1)4}, {'a':(2)4}]}",
+        "{mesh['a'=12], [{'a':(2)3}, {'a':(3)2}]}",
+        "{mesh['a'=2], device_ids=(0,0), [{'a'}]}",
+        "{mesh['a'=2], device_ids=(0), [{'a'}]}",
+        "{mesh['a'=4], device_ids=([2,2]T(0,0)), [{'a'}]}",
+        "{mesh['a'=4194304], device_ids=([2,2097152]T(1,0)), [{'a'}]}",
+        "{mesh['a'=999999999999999999,'b'=999999999999999999], [{'a'}]}",
+        "{mesh['a'=2], [{'a'}], padded={'a'}}",
+        "{mesh['a'=2], [{'a'}] junk}",
+        "{mesh['a'=2], [{'a}]}",
+        '{devices=[2]<=[2] metadata={op_name="x"}',
         "\ud800",
     ],
 )
 def test_what_is_no_sharding(text: str) -> None:
     with pytest.raises(ParseError):
         parse_hlo(text)
+
+
+def test_names_and_places_in_a_program_are_not_kept() -> None:
+    """By hand: the tile of device 1 of the order 0, 2, 1, 3 is in the other half of the first axis."""
+    named = parse_hlo("{mesh['x'=2,'y'=2], device_ids=(0,2,1,3), [{'x'}]}")
+    assert str(named) == "{devices=[2,2]<=[2,2]T(1,0) last_tile_dim_replicate}"
+    assert named.boxes((4,))[:, 0].tolist() == [[0, 2], [2, 4], [0, 2], [2, 4]]
+    assert str(parse_hlo("{mesh['a'=2], [{'a'}], metadata={op_name=\"x\"}}")) == "{devices=[2]<=[2]}"
+    assert str(parse_hlo("{mesh['x'=4], device_ids=(0,1,3,2), [{'x'}]}")) == "{devices=[4]0,1,3,2}"
 
 
 def test_a_large_sharding_over_a_small_mesh_is_refused_before_its_devices_are_made() -> None:

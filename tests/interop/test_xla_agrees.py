@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import subprocess
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from shardwise import TensorLayout
-from shardwise.interop.hlo import from_hlo, parse_hlo, to_hlo
+from shardwise.interop.hlo import HloSharding, from_hlo, parse_hlo, to_hlo
 from shardwise.interop.shardy import from_shardy, to_shardy
 
 from .layouts import random_layout
@@ -93,6 +94,67 @@ def test_shardy_text_is_what_mlir_prints_and_reads(answers: list[tuple[TensorLay
     for layout, answer in answers:
         assert to_shardy(layout, mesh_name=None) == answer["shardy"] == answer["shardy_read"], layout
         assert from_shardy(answer["shardy"]) == layout
+
+
+def test_named_shardings_have_the_tiles_that_xla_converts_them_to() -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    source = random.Random(seed)
+    texts = [random_named(source) for _ in range(CASES)]
+    answers = json.loads(run("jax_oracle.py", json.dumps({"named": texts})))
+    assert sum(answer["devices"] is not None for answer in answers) > CASES / 2
+    for text, answer in zip(texts, answers, strict=True):
+        if answer["hlo"] == "{devices=[]<=[1]}":  # A number on one device, which XLA does not read either.
+            continue
+        ours, theirs = parse_hlo(text), parse_hlo(answer["hlo"])
+        if math.prod(theirs.num_tiles) == 1 and len(theirs.subgroups) == 1:  # One kind over all devices.
+            theirs = HloSharding(theirs.subgroups[0])  # type: ignore[arg-type]
+        assert (ours.kind, ours.tile, ours.subgroups) == (theirs.kind, theirs.tile, theirs.subgroups), text
+        if ours.kind == "tiled":
+            rank = len(ours.num_tiles)
+            shape = tuple(range(5, 5 + rank))
+            assert np.array_equal(ours.boxes(shape), theirs.boxes(shape)), text
+            # The order within replicas is of no meaning, and XLA sorts it.
+            kept = [entry for entry, kind in enumerate(ours.subgroups, rank) if kind != "replicated"]
+            assert np.array_equal(ours.tile_indices()[:, kept], theirs.tile_indices()[:, kept]), text
+
+
+def random_named(source: random.Random) -> str:
+    """A named sharding as XLA prints it: sub-axes, subgroups, devices as a list or reshaped, metadata."""
+    sizes = [source.choice((1, 2, 2, 3, 4, 6, 8)) for _ in range(source.randint(1, 4))]
+    names = [f"{source.choice(('x', 'a b', 'mesh', 'metadata={'))}{axis}" for axis in range(len(sizes))]
+    parts: list[tuple[int, int, str]] = []
+    for axis, (name, size) in enumerate(zip(names, sizes, strict=True)):
+        middle = source.choice([low for low in (2, 3, 4) if size % low == 0 and low < size] or [0])
+        if middle and source.random() < 0.5:
+            parts += [(axis, 1, f"'{name}':(1){middle}"), (axis, middle, f"'{name}':({middle}){size // middle}")]
+        else:
+            parts.append((axis, 1, f"'{name}'"))
+    source.shuffle(parts)
+    held: dict[str | int, list[tuple[int, int, str]]] = {}
+    rank = source.randint(0, 3)
+    for part in parts:
+        where = source.choice([*range(rank), *range(rank), "replicated", "unreduced", "manual", None])
+        # XLA dies of two parts of an axis side by side, which are one.
+        if where is not None and not any(other[0] == part[0] for other in held.get(where, [])):
+            held.setdefault(where, []).append(part)
+    dims = [[text for _, _, text in held.get(dim, [])] + ["?"] * (source.random() < 0.1) for dim in range(rank)]
+    text = ",".join(f"'{name}'={size}" for name, size in zip(names, sizes, strict=True))
+    count = math.prod(sizes)
+    ids = source.choice(["", "", "list", "iota"])
+    listed = source.sample(range(count), count)
+    if ids == "list" and listed != sorted(listed):  # XLA dies of a list of 0, 1, …
+        text += f"], device_ids=({','.join(map(str, listed))}), ["
+    elif ids == "iota" and len(sizes) > 1:
+        order = source.sample(range(len(sizes)), len(sizes))
+        text += f"], device_ids=([{','.join(map(str, sizes))}]T({','.join(map(str, order))})), ["
+    else:
+        text += "], ["
+    text = f"mesh[{text}{', '.join('{' + ', '.join(dim) + '}' for dim in dims)}]"
+    for kind in ("replicated", "unreduced", "manual"):
+        if kind in held:
+            text += f", {kind}={{{', '.join(part for _, _, part in sorted(held[kind]))}}}"
+    return f"{{{text}{source.choice(['', ', metadata={op_name=' + chr(34) + 'jit(f)/}{' + chr(34) + '}'])}}}"
 
 
 def test_meshes_and_arrays_on_eight_devices() -> None:

@@ -4,8 +4,13 @@ A sharding says into how many tiles each dim is cut, and which device holds whic
 one therefore needs a mesh, and finds the axes that give every device the tile that the text gives it. Device numbers
 are device indices, positions in the mesh.
 
-The text cannot express axis names, or whether an axis of size 1 cuts a dim. A layout cannot express a tensor on one
-device of several (`maximal`), `manual` and `unknown` shardings, or devices in an order that no axes spell.
+A named sharding, `{mesh['x'=2,'y'=4], [{'y'}, {}]}`, as XLA prints some since 2026, is read as its tiles, in the way of
+XLA's own conversion: a dim that the compiler may cut further (`?`) is cut as it is now, and names are not kept.
+`metadata={…}`, which says where in a program a sharding comes from, has no effect.
+
+The text that is written cannot express axis names, or whether an axis of size 1 cuts a dim. A layout cannot express a
+tensor on one device of several (`maximal`), `manual` and `unknown` shardings, or devices in an order that no axes
+spell.
 
 The form is that of `xla/hlo/ir/hlo_sharding.cc` and `tile_assignment.cc`; `to_hlo` writes what JAX hands to XLA.
 """
@@ -27,6 +32,7 @@ from ..errors import LayoutError, ParseError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 from ._axes import axes_along, checked_layout, checked_mesh, checked_rank, layout_of_indices, spec_names
+from ._hlo_named import Named, read_named, without_metadata
 
 __all__ = ["HloSharding", "Iota", "from_hlo", "hlo_sharding", "parse_hlo", "to_hlo"]
 
@@ -248,8 +254,11 @@ def from_hlo(text: str, mesh: DeviceMesh, rank: int | None = None) -> TensorLayo
     shardwise.errors.LayoutError: '{devices=[2,4]0,1,2,3,4,5,7,6}': no axes of DeviceMesh((2, 4), ('data', 'model')), in
     any order, cut dim 1 into 4 so that every device gets the shard it is given here
     """
-    sharding = parse_hlo(text)
+    sharding, said = _parsed(text)
     checked_mesh(mesh)
+    if said is not None and rank is not None and said != checked_rank(rank):
+        raise LayoutError(f"rank is {rank}, but {shown(text)} is of {said} dims")
+    rank = said if rank is None else rank
     if sharding.kind == "maximal" and mesh.size == 1 and sharding.device == 0:
         sharding = HloSharding("replicated")
     if sharding.kind in ("replicated", "unreduced"):
@@ -287,12 +296,31 @@ def parse_hlo(text: str) -> HloSharding:
     >>> str(parse_hlo("{devices=[4,2]<=[2,2,2]T(1,2,0)}"))
     '{devices=[4,2]<=[2,4]T(1,0)}'
     """
+    return _parsed(text)[0]
+
+
+def _parsed(text: str) -> tuple[HloSharding, int | None]:
+    """Read a sharding; with the number of dims, if it has names."""
     if not isinstance(text, str):
         raise TypeError(f"text must be a str, got {type(text).__name__}")
     body = text.strip()
     if not (body.startswith("{") and body.endswith("}")):
         raise ParseError(f"{_shown(text)} is not a sharding in braces, for example {{devices=[2,4]<=[8]}}")
-    body = body[1:-1].strip()
+    try:
+        body = without_metadata(body[1:-1]).strip()
+        named = read_named(body)
+    except ParseError as error:
+        raise ParseError(f"{_shown(text)}: {error}") from None
+    return (_unnamed(text, body), None) if named is None else (_of_named(named), named.rank)
+
+
+def _of_named(named: Named) -> HloSharding:
+    order = Iota(named.reshape, named.perm).canonical() if named.reshape else named.perm
+    kind: Kind = named.kind  # type: ignore[assignment]
+    return HloSharding(kind, named.tile, order, named.subgroups, named.device)
+
+
+def _unnamed(text: str, body: str) -> HloSharding:
     for kind in ("replicated", "unreduced", "manual", "unknown"):
         if body == kind:
             return HloSharding(kind)
@@ -301,8 +329,8 @@ def parse_hlo(text: str) -> HloSharding:
     tiled = _TILED.fullmatch(body)
     if tiled is None:
         raise ParseError(
-            f"{_shown(text)} is not a supported sharding of one tensor; "
-            "examples: {devices=[2,4]<=[8]}, {devices=[2,2]0,2,1,3}, {replicated}, {maximal device=0}"
+            f"{_shown(text)} is not a supported sharding of one tensor; examples: {{devices=[2,4]<=[8]}}, "
+            "{devices=[2,2]0,2,1,3}, {mesh['x'=2,'y'=4], [{'y'}, {}]}, {replicated}, {maximal device=0}"
         )
     return _tiled(text, tiled)
 
