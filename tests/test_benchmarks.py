@@ -148,7 +148,7 @@ def test_another_figure_is_noticed(page: str, measured: Path, tmp_path: Path) ->
     assert Path(page).name in result.stdout
 
 
-def test_the_times_of_the_readme_are_those_of_the_page() -> None:
+def test_the_times_on_other_pages_are_those_of_the_page() -> None:
     """Two digits of the first, and those of the merge as they are."""
     page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -166,6 +166,34 @@ def test_the_times_of_the_readme_are_those_of_the_page() -> None:
     (ours, cp), (_, theirs) = merged["`cp` of the same bytes"], merged["PyTorch `consolidate_safetensors_files`"]
     line = f"| 1 GiB of 8 column shards merged (`cp`: {cp}) | {ours} | {theirs}, `consolidate_safetensors_files` | |"
     assert line in readme
+    assert line in (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    sentence = f"Merging 1 GiB of 8 column shards took {ours}, and `consolidate_safetensors_files` {theirs} "
+    assert sentence in (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
+
+
+TIME = re.compile(r"(?<![\w.])\d[\d.,]* (?:ns|µs|ms|s)\b")
+
+
+def unmeasured(text: str, page: str) -> list[str]:
+    """Find the times, in rows and in paragraphs that link to the page of benchmarks, that it does not have."""
+    parts = [part for part in text.split("\n\n") if "benchmarks.md" in part]
+    parts += [line for line in text.splitlines() if line.startswith("| 1 GiB")]
+    return [
+        time for part in parts for time in TIME.findall(part) if not re.search(rf"(?<![\d.]){re.escape(time)}", page)
+    ]
+
+
+def test_every_time_beside_a_link_to_the_page_is_on_it() -> None:
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    pages = [ROOT / "README.md", *(path for path in (ROOT / "docs").rglob("*.md") if path.name != "benchmarks.md")]
+    found = {path.name: unmeasured(path.read_text(encoding="utf-8"), page) for path in pages}
+    assert {name: times for name, times in found.items() if times} == {}
+
+
+def test_a_time_that_no_run_has_measured_is_found() -> None:
+    page = "| merging 1 GiB | 227 ms | `cp` | 12.61 s |"
+    text = "It took 227 ms, they 2.61 s ([benchmarks](benchmarks.md)).\n\nIt waits 3 s.\n\n| 1 GiB merged | 5.1 s |"
+    assert unmeasured(text, page) == ["2.61 s", "5.1 s"]
 
 
 def test_the_template_has_no_figures() -> None:
