@@ -340,3 +340,47 @@ def test_the_colours_of_the_page_can_be_read(page: str) -> None:
             for name in ("text", "quiet", "link", "warn", "bad"):
                 light, dark = sorted((luminance(theme[name]), luminance(ground)), reverse=True)
                 assert (light + 0.05) / (dark + 0.05) >= 4.5, (name, ground)
+
+
+class TestDeployments:
+    """Two views of eight devices: two stages of four, and experts over all."""
+
+    def page(self) -> Reader:
+        meshes = {"attention": sw.DeviceMesh((2, 4), ("pp", "tp")), "experts": sw.DeviceMesh((8,), ("ep",))}
+        rules = {
+            "h.{i}.q": sw.deploy.DeploymentRule(("tp", None), mesh="attention", at={"pp": "i // 2"}),
+            "h.{i}.norm": sw.deploy.DeploymentRule((None,), mesh="attention", at={"pp": "i // 2"}),
+            "experts": sw.deploy.DeploymentRule(("ep", None), mesh="experts"),
+            "step": sw.deploy.DeploymentRule((), mesh="experts"),
+        }
+        tensors = {
+            f"h.{i}.{name}": (shape, "int8") for i in range(4) for name, shape in (("q", (8, 4)), ("norm", (4,)))
+        }
+        report = sw.deploy.Deployment(8, meshes, rules).report(
+            {**tensors, "experts": ((8, 2), "int8"), "step": ((), "int8")}
+        )
+        return Reader(report.to_html())
+
+    def test_the_meshes_are_named(self) -> None:
+        said = "On 8 devices by the meshes attention (pp=2, tp=4); experts (ep=8); uneven rule: even."
+        assert said in self.page().texts
+
+    def test_a_row_names_the_devices_of_its_mesh(self) -> None:
+        """Layers of both stages have the same axes, and a row for each stage."""
+        page = self.page()
+        layouts = [row[3] for row, kind in zip(page.rows, page.kinds, strict=True) if kind == "g"]
+        assert sorted(layouts) == [
+            "('ep', None) over ep=8: cpu:0..7",
+            "('tp', None) over pp=1, tp=4: cpu:0..3",
+            "('tp', None) over pp=1, tp=4: cpu:4..7",
+            "() over ep=8: cpu:0..7",
+            "(None,) over pp=1, tp=4: cpu:0..3",
+            "(None,) over pp=1, tp=4: cpu:4..7",
+        ]
+
+    def test_what_the_devices_of_one_stage_hold_is_not_on_every_device(self) -> None:
+        assert "Replicated on every device: 1" in self.page().texts
+
+    def test_who_holds_what_names_the_mesh(self) -> None:
+        cuts = json.loads(self.page().data)["cuts"]
+        assert "8 × 4, ('tp', None) over pp=1, tp=4: cpu:4..7" in [cut["about"] for cut in cuts]

@@ -14,11 +14,11 @@ from ..show.html import table_html
 from ..show.lanes import bars, holder_bars
 from ..show.picture import Panel, Picture, View
 
-__all__ = ["KINDS", "kind_of", "layout_map_html", "report_picture"]
+__all__ = ["KINDS", "MOST_DEVICES", "kind_of", "layout_map_html", "report_picture"]
 
 #: What may happen to a tensor, as the legend says it.
 KINDS = ("cut", "replicated by a rule", "replicated, no rule matches", "cannot be placed")
-_MOST_DEVICES = 1 << 20
+MOST_DEVICES = 1 << 20
 
 
 class Reported(Protocol):
@@ -68,7 +68,7 @@ def report_picture(report: Reported) -> Picture:
     count = len(report.warnings)
     warnings = "1 warning" if count == 1 else f"{count:,} warnings"
     panels = list(kinds_panel(report))
-    each = None if mesh is None or mesh.size > _MOST_DEVICES else report.device_bytes
+    each = None if mesh is None or mesh.size > MOST_DEVICES else report.device_bytes
     if mesh is not None and each is not None:
         panels.append(holder_bars("bytes on each device", mesh._all_labels(), each.tolist(), bytes_text))
     view = View((report.totals[0], *report.totals[1:], warnings), tuple(panels))

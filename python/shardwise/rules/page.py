@@ -7,19 +7,21 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
 from .._text import bytes_text
 from ..layout import TensorLayout
+from ..mesh import DeviceMesh
 from ..show.cells import Block, ShardCells, held_in, plane_of, ranges_of
 from ..show.colours import FILLS, INK, NEUTRAL, PATTERNS
 from ..show.html import html_of
 from ..show.lanes import packed_view
-from ..show.names import group_names
+from ..show.names import brief, group_names
 from ..show.picture import MOST_KEYS, plain, short
 from ..show.svg import escaped, svg_of
-from .drawn import KINDS, kind_of, report_picture
+from .drawn import KINDS, MOST_DEVICES, kind_of, report_picture
 
 __all__ = ["notebook_of", "page_of"]
 
@@ -82,7 +84,7 @@ def notebook_of(report: Any) -> str:
     rows = []
     for name, names, _ in groups[:_MOST_NAMES]:
         tensor, many = by_name[names[0]], f" × {len(names)}" if len(names) > 1 else ""
-        layout = "?" if tensor.layout is None else str(tensor.layout.axes)
+        layout = _layout(report, tensor.layout)
         size = "?" if tensor.bytes_per_device is None else bytes_text(tensor.bytes_per_device * len(names))
         cells = (f"{name}{many}", _sizes(tensor.shape), layout, size, tensor.rule or KINDS[kind_of(tensor)])
         rows.append("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in cells) + "</tr>")
@@ -120,8 +122,30 @@ def _about(report: Any) -> str:
     mesh = report.device_mesh
     if mesh is None:
         return "No mesh."
-    axes = ", ".join(f"{name}={size}" for name, size in zip(mesh.axis_names, mesh.shape, strict=True))
-    return f"On the mesh {axes} of {mesh.size:,} device{'s' * (mesh.size > 1)}; uneven rule: {report.uneven}."
+    devices = f"{mesh.size:,} device{'s' * (mesh.size > 1)}"
+    if not report.meshes:
+        return f"On the mesh {_axes(mesh)} of {devices}; uneven rule: {report.uneven}."
+    named = "; ".join(f"{name} ({_axes(one)})" for name, one in report.meshes)
+    return f"On {devices} by the mesh{'es' * (len(report.meshes) > 1)} {named}; uneven rule: {report.uneven}."
+
+
+def _axes(mesh: DeviceMesh) -> str:
+    return ", ".join(f"{name}={size}" for name, size in zip(mesh.axis_names, mesh.shape, strict=True))
+
+
+def _layout(report: Any, layout: TensorLayout | None) -> str:
+    """The axes of a layout; in a deployment also its mesh, and which devices are in that."""
+    if layout is None:
+        return "?"
+    axes, mesh = str(layout.axes), layout.device_mesh
+    if not report.meshes or mesh is None:
+        return axes
+    return f"{axes} over {_axes(mesh)}: {_devices(mesh)}"
+
+
+@lru_cache(maxsize=256)  # the tensors of a stage have their mesh in common
+def _devices(mesh: DeviceMesh) -> str:
+    return f"{mesh.size:,} devices" if mesh.size > MOST_DEVICES else brief(list(map(str, mesh._all_labels())))
 
 
 def _bars(report: Any) -> str:
@@ -131,7 +155,7 @@ def _bars(report: Any) -> str:
 
 
 def _figures(report: Any) -> str:
-    each = None if report.device_mesh is None or report.device_mesh.size > 1 << 20 else report.device_bytes
+    each = None if report.device_mesh is None or report.device_mesh.size > MOST_DEVICES else report.device_bytes
     share = report.replicated_share
     figures = [
         (f"{len(report.tensors):,}", "tensors"),
@@ -147,7 +171,7 @@ def _figures(report: Any) -> str:
 
 def _problems(report: Any) -> Iterator[str]:
     """The sections about problems, one for each kind."""
-    replicated = [tensor.name for tensor in report.tensors if tensor.is_replicated]
+    replicated = [tensor.name for tensor in report.tensors if tensor.is_replicated and report.is_everywhere(tensor)]
     lists = [
         ("Replicated on every device", replicated, ""),
         ("No rule matches", [tensor.name for tensor in report.unmatched], "warn"),
@@ -248,7 +272,7 @@ class _Page:
         cut = self._cut(tensor)
         sizes = None if tensor.nbytes is None else tensor.nbytes * many
         each = None if tensor.bytes_per_device is None else tensor.bytes_per_device * many
-        layout = "?" if tensor.layout is None else str(tensor.layout.axes)
+        layout = _layout(self._report, tensor.layout)
         shard = None if tensor.shard_shape is None else tensor.shard_shape
         fold = '<button type="button" class="fold needs-js" aria-expanded="false" aria-label="members">+</button>'
         name = (
@@ -309,7 +333,7 @@ class _Page:
             self._held[key] = len(self.held)
             self.held.append([held_in(Block(cells, block)) for block in itertools.product(*parts)])
         return {
-            "about": short(plain(f"{_sizes(shape)}, {layout.axes}"), _LONGEST),
+            "about": short(plain(f"{_sizes(shape)}, {_layout(self._report, layout)}"), _LONGEST),
             "shape": list(map(str, shape)),
             "ranges": ranges,
             "held": self._held[key],
@@ -318,7 +342,7 @@ class _Page:
 
     def _packed_cut(self, layout: TensorLayout, shape: tuple[int, ...], uneven: Any) -> dict[str, Any]:
         self._packed += 1
-        about = short(plain(f"{_sizes(shape)}, {layout.axes}"), _LONGEST)
+        about = short(plain(f"{_sizes(shape)}, {_layout(self._report, layout)}"), _LONGEST)
         if self._packed > _MOST_PACKED:
             note = "too many packed layouts for one page; shardwise.draw draws this one"
             return {"about": about, "notes": [note], "pieces": [], "shape": [], "plane": [None, None]}

@@ -201,12 +201,12 @@ class LayoutReport(Drawn):
         """
         whole = _sum(tensor.nbytes for tensor in self.placed)
         replicated = _sum(
-            tensor.nbytes for tensor in self.placed if tensor.is_replicated and self._is_everywhere(tensor)
+            tensor.nbytes for tensor in self.placed if tensor.is_replicated and self.is_everywhere(tensor)
         )
         return replicated / whole if whole and replicated is not None else None
 
-    def _is_everywhere(self, tensor: TensorReport) -> bool:
-        """Whether no device of the report's mesh is left out of the tensor's mesh."""
+    def is_everywhere(self, tensor: TensorReport) -> bool:
+        """Say whether every device of the report's mesh is in the tensor's mesh."""
         mesh = None if tensor.layout is None else tensor.layout.device_mesh
         return self.device_mesh is None or mesh is None or mesh.size >= self.device_mesh.size
 
