@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import io
+import re
 from typing import Any
 
 import pytest
 
+import shardwise as sw
+from shardwise import deploy
 from shardwise.rules.numbers import Numbers
+from shardwise.rules.toml import prefixed, read_document
 from shardwise.rules.wrapped import _DEFAULTS, _SIZES, language_config, model_types
 
+from ..oracle.families.models import DATA, read
+
+RULES = sw.example_rules()
 SIZES = {"heads": "num_attention_heads", "groups": ["num_key_value_heads", "heads"], "d": ["head_dim", "64"]}
 INNER = {"model_type": "own", "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 16}
 
@@ -64,3 +72,161 @@ def test_what_is_no_part() -> None:
     configs: list[dict[str, Any]] = [{}, {"text_config": None}, {"text_config": {}}, {"text_config": [1]}]
     for config in configs:
         assert language_config(config) == config
+
+
+#: Towers, projectors and other models beside the language model, as released files and transformers name them.
+OTHERS = [
+    "vision_tower.",
+    "vision_tower.vision_model.",
+    "vision_tower.vision_model.encoder.",
+    "model.vision_tower.vision_model.encoder.",
+    "model.vision_tower.transformer.",
+    "model.vision_model.",
+    "model.vision_model.encoder.",
+    "vision_model.",
+    "vision_model.model.",
+    "vision_model.encoder.",
+    "vision_model.transformer.",
+    "vision_encoder.transformer.",
+    "model.visual.",
+    "visual.",
+    "visual.transformer.",
+    "vision.",
+    "vit.",
+    "vit.encoder.",
+    "text_model.encoder.",
+    "text_encoder.",
+    "audio_tower.",
+    "model.audio_tower.",
+    "thinker.audio_tower.",
+    "thinker.visual.",
+    "talker.",
+    "talker.model.",
+    "token2wav.",
+    "multi_modal_projector.",
+    "model.multi_modal_projector.",
+    "model.connector.perceiver_resampler.",
+    "model.embed_vision.",
+    "model.embed_audio.",
+    "mlp1.",
+    "projector.",
+    "draft.",
+    "draft.model.",
+    "draft_model.model.",
+    "eagle.",
+    "encoder.",
+    "params.vision_encoder.",
+    "vision_model.decoder.",
+    "image_encoder.",
+    "optimizer.state.exp_avg.",
+]
+#: Single tensors of such models.
+TENSORS = [
+    "vision_tower.vision_model.encoder.layers.0.self_attn.q_proj.weight",
+    "model.visual.blocks.0.attn.qkv.weight",
+    "model.visual.blocks.0.mlp.gate_proj.weight",
+    "model.visual.merger.mlp.0.weight",
+    "vision_model.model.layers.0.self_attn.q_proj.weight",
+    "vision_tower.transformer.layers.0.attention.q_proj.weight",
+    "audio_tower.layers.0.self_attn.o_proj.weight",
+    "multi_modal_projector.mm_soft_emb_norm.weight",
+    "multi_modal_projector.linear_1.weight",
+    "model.embed_vision.embedding.weight",
+    "model.embed_vision.soft_embedding_norm.weight",
+    "model.vision_embed_tokens.weight",
+    "model.image_proj_norm.weight",
+    "model.layers.0.mlp.vision_moe.experts.0.gate_proj.weight",
+    "model.layers.0.mlp.vision_mlp.gate_proj.weight",
+    "model.layers.0.cross_attn.o_proj.weight",
+    "model.layers.0.cross_attn.q_norm.weight",
+    "language_model.model.layers.0.cross_attn.q_proj.weight",
+    "model.embed_tokens_per_layer.weight",
+    "model.layers.0.self_attn.vision_expert_dense.weight",
+    "vision_embed_tokens.weight",
+    "vision_model.layernorm_post.weight",
+    "qformer.encoder.layer.0.attention.attention.query.weight",
+    "vision_model.encoder.layer.0.output.dense.weight",
+    "query_tokens",
+]
+#: What comes before a language model's names within a wrapper, in files and in memory.
+LANGUAGE = [
+    "model.language_model.",
+    "language_model.model.",
+    "language_model.",
+    "model.text_model.",
+    "text_model.model.",
+]
+LANGUAGE += ["language.model.", "llm.model.", "thinker.model.", ""]
+
+
+def patterns_of(name: str) -> dict[str, re.Pattern[str]]:
+    document, _ = read_document(RULES[name])
+    return {key: re.compile(prefixed(document.get("prefix", ""), key)) for key in document.get("rules", {})}
+
+
+def names_of(name: str) -> set[str]:
+    """Names of tensors as the engine of a file has them, or files do, for the family and for models like it."""
+    family = name.rpartition("/")[2].removesuffix("-mtp").removesuffix("-mxfp4")
+    found: set[str] = set()
+    for file in sorted(DATA.glob(f"{family}*-0.json.gz")):
+        said = read(file.name.removesuffix(".json.gz"))
+        found |= said["tensors"].keys()
+        for engine in said["engines"].values():
+            found |= {one for ranks in engine["ranks"].values() if "refused" not in ranks for one in ranks[0]}
+    return found
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_rules_of_a_language_model_match_nothing_of_another_model(name: str) -> None:
+    patterns = patterns_of(name)
+    own = names_of(name)
+    assert own
+    bare = {
+        re.sub(r"^(model|transformer|backbone|bert|gpt_neox|decoder|language_model|params)\.", "", one) for one in own
+    }
+    for tensor in [*TENSORS, *(prefix + one for prefix in OTHERS for one in own | bare)]:
+        matching = [key for key, pattern in patterns.items() if pattern.search(tensor)]
+        assert not matching, (tensor, matching)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in RULES if re.search(r"^(hf|vllm)/(llama|gemma|mistral|mixtral|qwen|glm4-moe$)", name)]
+)
+def test_a_language_model_has_the_same_rules_within_a_wrapper(name: str) -> None:
+    patterns = patterns_of(name)
+    own = [one for one in names_of(name) if any(pattern.search(one) for pattern in patterns.values())]
+    assert len(own) > 8
+    for prefix in LANGUAGE:
+        for tensor in own:
+            inner = tensor.removeprefix("model.")
+            alone, within = (
+                [key for key, one in patterns.items() if one.search(text)] for text in (tensor, prefix + inner)
+            )
+            assert alone == within, (prefix, tensor)
+
+
+def test_a_prefix_comes_before_each_rule() -> None:
+    text = "prefix = '^(model\\.)?'\n[rules]\n'norm$' = [[]]\n'a|b$' = ['x']\n"
+    rules = sw.LayoutMap.from_toml(io.StringIO(text), sw.DeviceMesh((2,), ("x",)))
+    assert list(rules) == [r"^(model\.)?norm$", r"^(model\.)?(?:a|b$)"]
+    assert rules["model.norm"] is not None
+    assert rules["tower.norm"] is None
+    assert rules["tower.b"] is None
+    report = rules.report({"model.norm": (2,), "tower.norm": (2,)})
+    assert [one.rule for one in report.tensors] == ["norm$", None]
+    assert report.unused_rules == ("(?:a|b$)",)
+    # A rule that begins with ^ has the whole name.
+    assert prefixed("^(model.)?", r"^tower\.norm$") == r"^tower\.norm$"
+    for key, expected in (
+        (r"(a|b)(c(d|e))", r"(a|b)(c(d|e))"),
+        (r"\(a|b\)", r"(?:\(a|b\))"),
+        (r"[(]a|b[)]", r"(?:[(]a|b[)])"),
+        (r"[|]a", r"[|]a"),
+    ):
+        assert prefixed("^", key) == "^" + expected
+    with pytest.raises(sw.ParseError, match="prefix must be a regular expression, got 3"):
+        sw.LayoutMap.from_toml(io.StringIO("prefix = 3\n[rules]\n"))
+    with pytest.raises(sw.ParseError, match="prefix"):
+        deploy.Deployment.from_toml(
+            io.StringIO("prefix = 'a'\n[meshes]\nm = { shape = [2], axis_names = ['x'] }\n[rules]\n")
+        )

@@ -52,7 +52,7 @@ def read_deployment(
 ) -> tuple[tuple[Any, Any, Any], dict[str, Any]]:
     """Read what a rules file says, as the arguments of a `Deployment`; see `Deployment.from_toml` for errors."""
     document, source = read_document(file)
-    for key in ("mesh", "backtracking"):
+    for key in ("mesh", "backtracking", "prefix"):
         if key in document:
             raise ParseError(f"{source}: a file of a deployment has no {key}" + ("; write [meshes]" * (key == "mesh")))
     numbers = read_numbers(document, config, source)

@@ -74,6 +74,9 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
     None
     """
 
+    #: What all rules of the file begin with from which the map was made; reports leave it out.
+    _prefix = ""
+
     def __init__(
         self,
         device_mesh: DeviceMesh | None = None,
@@ -464,7 +467,10 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         with importing:
             from .report_maker import make_report
 
-        return make_report(self._answers.search, self._device_mesh, self._default, names, uneven, followers=followers)
+        keys = {key: key.removeprefix(self._prefix) for key in self} if self._prefix else {}
+        return make_report(
+            self._answers.search, self._device_mesh, self._default, names, uneven, keys=keys, followers=followers
+        )
 
     def apply(self, tree: Any, *, separator: str = "/") -> Any:
         """Give the same nested structure as a tree of arrays, with a layout in place of each array.
@@ -576,6 +582,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         with located(rules.source):
             layout_map._default = layout_map._checked_default(rules.default)
             layout_map.update(rules.layouts)
+        layout_map._prefix = rules.prefix
         return layout_map
 
     def to_toml(self, file: str | os.PathLike[str] | TextIO) -> None:

@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 #: The keys of a rules file that say how tensors are cut, and those that say what is rewritten.
-_CUTTING = {"backtracking", "default", "match", "mesh", "rules"}
+_CUTTING = {"backtracking", "default", "match", "mesh", "prefix", "rules"}
 _REWRITING = {"after", "drop", "rewrite", "unmatched"}
 _BOTH = {"compared", "numbers"}
 #: Those that only files of deployments have; `shardwise.deploy` reads them.
@@ -62,6 +62,7 @@ class Rules:
     layouts: Mapping[str, LayoutRule]
     default: LayoutRule | None = None
     source: str = "the rules file"
+    prefix: str = ""
 
 
 def read_rules(file: str | os.PathLike[str] | TextIO, config: Config | None = None) -> Rules:
@@ -84,8 +85,28 @@ def read_rules(file: str | os.PathLike[str] | TextIO, config: Config | None = No
     if isinstance(rules, list):
         raise ParseError(f"{source}: rules must be a table, got a list of them: write [rules], not [[rules]]")
     check_table(rules, f"{source}: rules")
-    layouts = {key: read_layout(value, f"{source}: rule {shown(key)}", numbers) for key, value in rules.items()}
-    return Rules(match, backtracking, mesh, layouts, default, source)
+    prefix = document.get("prefix", "")
+    if not isinstance(prefix, str):
+        raise ParseError(f"{source}: prefix must be a regular expression, got {shown(prefix)}")
+    layouts = {
+        prefixed(prefix, key): read_layout(value, f"{source}: rule {shown(key)}", numbers)
+        for key, value in rules.items()
+    }
+    return Rules(match, backtracking, mesh, layouts, default, source, prefix)
+
+
+def prefixed(prefix: str, key: str) -> str:
+    r"""Give the key of a rule after the prefix of its file, unless it begins with `^`; `|` goes in brackets.
+
+    >>> prefixed(r"^(model\.)?", r"(k|v)_norm$"), prefixed("^h", "a|b"), prefixed("", "a|b")
+    ('^(model\\.)?(k|v)_norm$', '^h(?:a|b)', 'a|b')
+    """
+    if not prefix or key.startswith("^"):
+        return key
+    outer, inner = re.sub(r"\\.|\[[^\]]*\]", "", key), ""
+    while outer != inner:  # Without what is in brackets already.
+        outer, inner = re.sub(r"\([^()]*\)", "", outer), outer
+    return f"{prefix}(?:{key})" if "|" in outer else prefix + key
 
 
 def read_rewrites(
