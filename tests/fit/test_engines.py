@@ -57,6 +57,36 @@ def test_blocks_of_experts_matter_along_rows_always() -> None:
     assert limits(fp8(name, 256, 640), FP8, name, 320, 2) == [(TRT, aligned), (VLLM, why), (SGLANG, why)]
 
 
+@pytest.mark.parametrize("method", ["fp8", "compressed-tensors"])
+def test_on_one_rank_merged_matrices_end_on_blocks(method: str) -> None:
+    """10,944 rows are 85.5 blocks: vLLM 0.33 asks all but the last of merged matrices for whole blocks, SGLang all."""
+    why = "Weight output_partition_size = 10944 is not divisible by weight quantization block_n = 128"
+    scale = "weight_scale_inv" if method == "fp8" else "weight_scale"
+    config: dict[str, Any] = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    if method != "fp8":
+        weights = {"strategy": "block", "block_structure": [128, 128], "num_bits": 8, "type": "float"}
+        group = {"format": "float-quantized", "targets": ["Linear"], "weights": weights}
+        config = {"quantization_config": {"quant_method": method, "config_groups": {"group_0": group}}}
+
+    def refused_by(*parts: tuple[str, int]) -> dict[str, set[str]]:
+        outline: Outline = {}
+        for name, rows in parts:
+            outline[f"layers.0.mlp.{name}.weight"] = ("F8_E4M3", (rows, 2048))
+            outline[f"layers.0.mlp.{name}.{scale}"] = ("F32" if method == "fp8" else "BF16", (-(-rows // 128), 16))
+        (size,) = fits_tensors(outline, config, (1,)).sizes
+        assert size.verdict == "fits"
+        found: dict[str, set[str]] = {}
+        for cut in size.cuts:
+            engines = {limit.engine.rpartition(" ")[0] for limit in cut.limits if limit.why == why}
+            found.setdefault(cut.name.split(".")[-2], set()).update(engines)
+        return found
+
+    assert refused_by(("gate_proj", 10944), ("up_proj", 10944)) == {"gate_proj": {VLLM, SGLANG}, "up_proj": {SGLANG}}
+    assert refused_by(("gate_up_proj", 2 * 10944)) == {"gate_up_proj": {VLLM, SGLANG}}
+    assert refused_by(("up_proj", 10944)) == {"up_proj": set()}
+    assert refused_by(("gate_proj", 10880), ("up_proj", 10880)) == {"gate_proj": set(), "up_proj": set()}
+
+
 @pytest.mark.parametrize(
     ("name", "rows", "expected"),
     [

@@ -83,9 +83,8 @@ def test_by_the_rules_of_an_engine(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_rules_of_ones_own_with_experts(tmp_path: Path) -> None:
     rules = tmp_path / "own.toml"
-    rules.write_text(
-        "[rules]\n'experts.*(gate|up)_proj' = { axes = ['tp', []], shared = true }\n'q_proj' = ['ep', []]\n"
-    )
+    own = "[rules]\n'experts.*(gate|up)_proj' = { axes = ['tp', []], shared = true }\n'q_proj' = ['ep', []]\n"
+    rules.write_text(f"default = []\n{own}")
     config = {**QWEN, "num_hidden_layers": 1, "num_experts": 2}
     answer = fits(config, (4, 8), (2,), rules=rules)
     # 768 in 4 and in 8 is 192 and 96, which are no equal shares of blocks of 128.
@@ -93,6 +92,15 @@ def test_rules_of_ones_own_with_experts(tmp_path: Path) -> None:
     assert {cut.padded for size in answer.sizes for cut in size.problems} == {1024}
     assert {cut.name.split(".")[-2] for cut in answer.sizes[0].cuts} == {"gate_proj", "up_proj", "q_proj"}
     assert "model.layers.*.self_attn.o_proj.weight" in answer.whole
+    assert {cut.rests_on for size in answer.sizes for cut in size.cuts} == {
+        "the rule 'experts.*(gate|up)_proj'",
+        "the rule 'q_proj'",
+    }
+    # Without a default nothing says that the others are whole.
+    rules.write_text(own)
+    answer = fits(config, (4, 8), (2,), rules=rules)
+    assert [size.verdict for size in answer.sizes] == ["unknown", "unknown"]
+    assert "model.layers.*.self_attn.o_proj.weight" in {one.name for one in answer.unknown}
 
 
 def test_rules_over_several_axes_and_rules_that_match_nothing(tmp_path: Path) -> None:
@@ -105,14 +113,16 @@ def test_rules_over_several_axes_and_rules_that_match_nothing(tmp_path: Path) ->
     assert (cut.ways, cut.per_rank, cut.head_size, cut.sizes) == (4, 192, 1, (1, 2, 3, 6))
     # Of each expert three weights; of the attention four.
     assert answer.forms == (("FP8 in blocks of 128 x 128", 3 * 2 + 4),)
-    rules.write_text("[rules]\n'no such tensor' = ['tp', []]\n")
-    assert [(size.verdict, size.cuts) for size in fits(config, (2,), rules=rules).sizes] == [("fits", ())]
+    for before in ("", "default = []\n"):
+        rules.write_text(f"{before}[rules]\n'no such tensor' = ['tp', []]\n")
+        answer = fits(config, (2,), rules=rules)
+        assert [(size.verdict, size.cuts) for size in answer.sizes] == [("unknown", ())]
 
 
 def test_the_verdict_of_rules_is_that_of_their_worst_cut(tmp_path: Path) -> None:
     """By hand: 768 in 12 is 64, half a block of 128, which two share; 4,096 in 12 is no whole number."""
     rules = tmp_path / "own.toml"
-    rules.write_text("[rules]\n'(gate|q)_proj' = ['tp', []]\n")
+    rules.write_text("default = []\n[rules]\n'(gate|q)_proj' = ['tp', []]\n")
     (size,) = fits({**QWEN, "num_hidden_layers": 1, "num_experts": 2}, (12,), rules=rules).sizes
     assert [cut.verdict for cut in size.cuts] == ["padded", "shared"]
     assert size.verdict == "padded"
@@ -219,16 +229,17 @@ def test_what_is_asked_twice_or_is_no_sizes(tmp_path: Path) -> None:
         fits(QWEN, 8)  # type: ignore[arg-type]
 
 
-def test_a_method_that_is_no_text_is_not_known(tmp_path: Path) -> None:
-    """By names it is refused; where rules say what is cut, all tensors are plain, as with any method not known."""
+def test_a_method_that_is_no_text_is_not_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is refused by name, by the names of weights and by rules, and by the report of rules."""
     sw.save_checkpoint(tmp_path / "m", {"a.up_proj.weight": np.zeros((8, 8), "f2")}, sync=False)
     (tmp_path / "m" / "config.json").write_text('{"quantization_config": {"quant_method": ["fp8"]}}')
-    with refused(sw.ParseError, "quant_method is ['fp8']"):
-        fits(tmp_path / "m")
     rules = tmp_path / "own.toml"
     rules.write_text("[rules]\n'_proj' = ['tp', []]\n")
-    assert fits(tmp_path / "m", (2,), rules=rules).method is None
-    assert main(["report", str(tmp_path / "m"), "--rules", str(rules), "--mesh", "tp=2"]) == 0
+    for given in (None, rules):
+        with refused(sw.ParseError, "quant_method is"):
+            fits(tmp_path / "m", (2,), rules=given)
+    assert main(["report", str(tmp_path / "m"), "--rules", str(rules), "--mesh", "tp=2"]) == 2
+    assert "quant_method is" in capsys.readouterr().err
 
 
 def test_infinities_of_a_configuration_beside_a_checkpoint(tmp_path: Path) -> None:

@@ -44,8 +44,6 @@ def test_what_is_cut_is_what_plans_of_transformers_cut(names: str, style: str) -
 def test_experts_may_be_stacked_and_transposed() -> None:
     # mixtral in transformers 5: packed_colwise; llama4: packed_rowwise.
     assert role_of("layers.0.mlp.experts.gate_up_proj", 3)[:4] == (-2, "", 2, "stacked")
-    assert role_of("layers.0.feed_forward.experts.gate_up_proj", 3, transposed=True).dim == -1
-    assert role_of("layers.0.feed_forward.experts.down_proj", 3, transposed=True).dim == -2
     assert role_of("model.visual.blocks.0.mlp.down_proj.weight", 2).dim is None
     tensors: Outline = {"layers.0.mlp.experts.down_proj": ("BF16", (8, 2880, 64))}
     (size,) = fits_tensors(tensors, {"model_type": "gpt_oss"}, (64,)).sizes
@@ -96,14 +94,19 @@ def test_what_is_not_padded_says_no_size_and_no_shards() -> None:
     [
         (16 * 12, 4, ""),
         (16 * 12, 3, "16 heads of linear attention do not divide into 3"),
-        (100, 4, ""),  # Not of so many heads: elements.
-        (100, 3, "100 elements do not divide into 3"),
     ],
 )
 def test_heads_of_linear_attention_stay_whole(rows: int, tp: int, why: str) -> None:
     tensors: Outline = {"layers.0.linear_attn.in_proj_qkvz.weight": ("BF16", (rows, 8))}
     (size,) = fits_tensors(tensors, {"num_attention_heads": 8, "linear_num_key_heads": 16}, (tp,)).sizes
     assert next((cut.why for cut in size.problems), "") == why
+
+
+def test_rows_that_the_heads_do_not_make_are_unknown() -> None:
+    tensors: Outline = {"layers.0.linear_attn.in_proj_qkvz.weight": ("BF16", (100, 8))}
+    answer = fits_tensors(tensors, {"num_attention_heads": 8, "linear_num_key_heads": 16}, (1, 4))
+    assert [size.verdict for size in answer.sizes] == ["fits", "unknown"]
+    assert [one.why for one in answer.unknown] == ["linear_num_key_heads is 16, and its dim has 100"]
 
 
 def test_vocabularies_are_cut_along_their_rows() -> None:
@@ -227,3 +230,191 @@ def test_other_formats_are_read_too(tmp_path: Path) -> None:
         tmp_path / "dcp", {"mlp.down_proj.weight": np.zeros((4, 12), "float16")}, layouts=layouts, to="dcp"
     )
     assert [size.verdict for size in fits(tmp_path / "dcp", (2, 4, 8)).sizes] == ["fits", "fits", "padded"]
+
+
+def known(tensors: Outline, config: dict[str, Any], *tp: int) -> dict[int, str]:
+    return {size.tp: size.verdict for size in fits_tensors(tensors, config, tp).sizes}
+
+
+#: Names of models for which nothing here is known: of the configurations of the models, the sizes that matter.
+STRANGERS: dict[str, tuple[Outline, dict[str, Any], tuple[int, ...]]] = {
+    "Qwen 1: w2 is the gate, and c_attn a linear layer": (
+        {
+            "transformer.h.0.attn.c_attn.weight": ("BF16", (24576, 8192)),
+            "transformer.h.0.attn.c_proj.weight": ("BF16", (8192, 8192)),
+            "transformer.h.0.mlp.w1.weight": ("BF16", (24576, 8192)),
+            "transformer.h.0.mlp.w2.weight": ("BF16", (24576, 8192)),
+            "transformer.h.0.mlp.c_proj.weight": ("BF16", (8192, 24576)),
+        },
+        {"model_type": "qwen", "num_attention_heads": 64, "hidden_size": 8192},
+        (48, 8),
+    ),
+    "Molmo": (
+        {
+            "model.transformer.blocks.0.att_proj.weight": ("BF16", (4608, 3584)),
+            "model.transformer.blocks.0.attn_out.weight": ("BF16", (3584, 3584)),
+            "model.transformer.blocks.0.ff_proj.weight": ("BF16", (37888, 3584)),
+        },
+        {"model_type": "molmo", "num_attention_heads": 28, "num_key_value_heads": 4, "hidden_size": 3584},
+        (8, 4),
+    ),
+    "GPTBigCode, one key-value head": (
+        {"transformer.h.0.attn.c_attn.weight": ("BF16", (6400, 6144))},
+        {"model_type": "gpt_bigcode", "n_head": 48, "n_embd": 6144, "multi_query": True},
+        (9, 2),
+    ),
+    "BERT: intermediate.dense is no output of attention": (
+        {"encoder.layer.0.intermediate.dense.weight": ("F32", (3072, 768))},
+        {"num_attention_heads": 12, "hidden_size": 768},
+        (2,),
+    ),
+    "Mamba: out_proj is no output of attention": (
+        {"backbone.layers.0.mixer.out_proj.weight": ("BF16", (2560, 5120))},
+        {"num_attention_heads": 32, "hidden_size": 2560},
+        (2,),
+    ),
+    "DBRX: experts in one matrix": (
+        {"transformer.blocks.0.ffn.experts.mlp.w1": ("BF16", (16 * 10752, 6144))},
+        {"num_attention_heads": 48, "hidden_size": 6144},
+        (2,),
+    ),
+    "Granite's experts": (
+        {"model.layers.0.block_sparse_moe.input_linear.weight": ("BF16", (32, 1024, 1024))},
+        {"num_attention_heads": 16, "hidden_size": 1024},
+        (2,),
+    ),
+    "heads of another number than the file has": (
+        {"layers.0.self_attn.k_proj.weight": ("BF16", (2048, 4096))},
+        {"num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 256},
+        (16, 2),
+    ),
+    "no configuration": ({"layers.0.self_attn.q_proj.weight": ("BF16", (4096, 4096))}, {}, (64, 2)),
+    "a vision tower alone": (
+        {"vision_model.encoder.layers.0.self_attn.q_proj.weight": ("F32", (1152, 1152))},
+        {"num_attention_heads": 16},
+        (2,),
+    ),
+    "a vision tower of another name": (
+        {"tower.layers.0.self_attn.q_proj.weight": ("F32", (1152, 1152))},
+        {"num_attention_heads": 32, "head_dim": 128, "hidden_size": 4096},
+        (32, 2),
+    ),
+    "integers without a method": ({"layers.0.mlp.down_proj.weight": ("I8", (4096, 4096))}, {}, (2,)),
+    "FP8 without scales": ({"layers.0.mlp.down_proj.weight": ("F8_E4M3", (4096, 4096))}, {}, (2,)),
+    "a low-rank adapter": ({"layers.0.self_attn.q_proj.lora_A.weight": ("BF16", (16, 4096))}, {}, (2,)),
+    "no tensors": ({}, {"num_attention_heads": 32}, (2,)),
+    "stacked experts of equal dims over blocks of rows": (
+        {"mlp.experts.w1": ("F8_E4M3", (4, 256, 256)), "mlp.experts.w1_scale_inv": ("F32", (4, 1, 2))},
+        {"quantization_config": {"quant_method": "fp8", "weight_block_size": [256, 128]}},
+        (2,),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STRANGERS)
+def test_what_is_not_recognised_is_unknown(name: str) -> None:
+    tensors, config, sizes = STRANGERS[name]
+    answer = fits_tensors(tensors, config, (1, *sizes))
+    assert [size.verdict for size in answer.sizes] == ["fits", *["unknown"] * len(sizes)]
+    assert not answer.is_known
+    assert answer.sizes[0].rests_on == ("one rank, which has all tensors whole",)
+    assert answer.sizes[1].rests_on == ()
+
+
+def test_a_refusal_stands_whatever_is_not_recognised() -> None:
+    tensors: Outline = {
+        "layers.0.self_attn.q_proj.weight": ("BF16", (4096, 4096)),
+        "layers.0.odd.weight": ("BF16", (64, 64)),
+    }
+    assert known(tensors, {"num_attention_heads": 32}, 3, 4) == {3: "refused", 4: "unknown"}
+
+
+def test_key_value_heads_that_are_not_stated_are_those_of_the_shape() -> None:
+    """Falcon-7B has one for 71 heads of 64, which `multi_query` says; others have as many as the rows make."""
+    falcon: Outline = {"transformer.h.0.self_attention.query_key_value.weight": ("BF16", (4672, 4544))}
+    config = {"num_attention_heads": 71, "hidden_size": 4544, "multi_query": True}
+    assert known(falcon, config, 2, 71) == {2: "refused", 71: "fits"}
+    rows: Outline = {"layers.0.self_attn.k_proj.weight": ("BF16", (256, 4096))}
+    # Two heads of 128: eight ranks have one of them each, three cannot.
+    config = {"num_attention_heads": 32, "hidden_size": 4096}
+    assert known(rows, config, 8, 3) == {8: "fits", 3: "refused"}
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("said", [{"hidden_size": 2048}, {}], ids=["hidden_size", "shapes"])
+def test_which_dim_of_stacked_experts_is_cut(transposed: bool, said: dict[str, int]) -> None:
+    """768 features in 2, 3 and 6 are whole blocks of 128, in 4 they are 192; whichever way the experts are stored."""
+    shapes = {"gate_up_proj": (2 * 768, 2048), "down_proj": (2048, 768)}
+    tensors: Outline = {}
+    for name, (out, columns) in shapes.items():
+        pair = (columns, out) if transposed else (out, columns)
+        tensors[f"layers.0.mlp.experts.{name}"] = ("F8_E4M3", (8, *pair))
+        tensors[f"layers.0.mlp.experts.{name}_scale_inv"] = ("F32", (8, *(size // 128 for size in pair)))
+    config = {**said, "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    assert known(tensors, config, 2, 3, 4, 6) == {2: "fits", 3: "fits", 4: "padded", 6: "fits"}
+    if not said:  # One of the two says nothing of the dim.
+        del tensors["layers.0.mlp.experts.down_proj"], tensors["layers.0.mlp.experts.down_proj_scale_inv"]
+        assert known(tensors, config, 2) == {2: "unknown"}
+
+
+def test_llama4_and_gpt_oss_store_experts_transposed() -> None:
+    for config in ({"model_type": "gpt_oss"}, {"text_config": {"model_type": "llama4_text", "hidden_size": 64}}):
+        tensors: Outline = {"layers.0.feed_forward.experts.down_proj": ("BF16", (8, 96, 64))}
+        (cut,) = fits_tensors(tensors, config, (2,)).sizes[0].cuts
+        assert (cut.dim, cut.size) == (1, 96)
+
+
+#: A fused weight of MiMo-V2.5: 64 heads of queries and 8 of keys of 192, 8 of values of 128; 8 groups of 1,856 rows.
+MIMO: dict[str, Any] = {
+    **{"num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 192, "v_head_dim": 128, "hidden_size": 4096},
+    "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+}
+
+
+def test_no_padding_cuts_a_group_of_a_fused_weight() -> None:
+    """1,856 rows are 14.5 blocks: one group is no whole blocks, two are, and so are 64 heads, 8 and 8 in 4 parts."""
+    tensors: Outline = {
+        "layers.0.self_attn.qkv_proj.weight": ("F8_E4M3", (14848, 4096)),
+        "layers.0.self_attn.qkv_proj.weight_scale_inv": ("F32", (116, 32)),
+    }
+    answer = fits_tensors(tensors, MIMO, (1, 2, 4, 8))
+    assert [size.verdict for size in answer.sizes] == ["fits", "fits", "fits", "refused"]
+    assert {cut.padded for size in answer.sizes for cut in size.cuts} == {None}
+    # By rows alone nothing is known of the groups.
+    assert known(tensors, {**MIMO, "head_dim": None, "v_head_dim": None}, 8) == {8: "unknown"}
+
+
+def test_a_fused_weight_whose_order_matters_is_unknown() -> None:
+    """Queries of 4 heads of 64 and 2 of keys and values: in 2, sections are 128, 64 and 64 rows; a group is 256."""
+    tensors: Outline = {
+        "layers.0.self_attn.qkv_proj.weight": ("F8_E4M3", (512, 128)),
+        "layers.0.self_attn.qkv_proj.weight_scale_inv": ("F32", (4, 1)),
+    }
+    config = {**MIMO, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "v_head_dim": None}
+    config["hidden_size"] = 128
+    answer = fits_tensors(tensors, config, (2,))
+    assert answer.sizes[0].verdict == "unknown"
+    assert "which of the two is not known" in answer.sizes[0].problems[0].why
+    # Phi-3 has one after the other; the two devices share the one block of the keys.
+    assert known(tensors, {**config, "model_type": "phi3"}, 2) == {2: "shared"}
+
+
+def test_what_a_verdict_rests_on() -> None:
+    answer = fits_tensors(
+        {
+            "layers.0.self_attn.q_proj.weight": ("BF16", (4096, 4096)),
+            "visual.blocks.0.mlp.fc1.weight": ("BF16", (8, 8)),
+        },
+        {"model_type": "llama", "num_attention_heads": 32},
+        (2, 3),
+    )
+    for size in answer.sizes:
+        assert size.rests_on == ("the name q_proj; num_attention_heads = 32",)
+    assert answer.elsewhere == ("visual.blocks.*.mlp.fc1.weight",)
+    assert answer.rests_on == (
+        "names as in Hugging Face's checkpoints: q_proj",
+        "num_attention_heads = 32",
+        "dtypes, of which none is of quantized weights",
+        "model_type = llama",
+    )
+    assert answer.as_json()["sizes"][0]["rests_on"] == ["the name q_proj; num_attention_heads = 32"]

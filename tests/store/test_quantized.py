@@ -124,14 +124,22 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(tmp_path: Path) -> 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
 
 
-def test_of_an_unknown_method_all_tensors_are_tensors(tmp_path: Path) -> None:
+def test_what_is_quantized_by_an_unknown_method_is_not_cut_by_rules_for_weights(tmp_path: Path) -> None:
+    """It is refused by name, unless each stored tensor is named, or the configuration left out, as the refusal says."""
     source = tmp_path / "source"
     shutil.copytree(DATA / "gptq", source)
     (source / "config.json").write_text('{"quantization_config": {"quant_method": "other"}}')
     layouts = sw.LayoutMap(sw.DeviceMesh((2,), ("tp",)), default="replicated")
     layouts[r"down_proj\.qweight$"] = (None, "tp")
-    sw.reshard_checkpoint(source, tmp_path / "cut", layouts, to="sharded", sync=False)
-    assert sw.diff_checkpoints(source, tmp_path / "cut") == []
+    with refused(sw.ParseError, "quant_method is 'other'; known are awq"):
+        sw.reshard_checkpoint(source, tmp_path / "cut", layouts, to="sharded", sync=False)
+    with sw.open_checkpoint(source) as checkpoint:
+        named = {name: layouts.layout_of(name, len(one.shape)) for name, one in checkpoint.items()}
+    ways: tuple[tuple[object, object], ...] = ((None, None), (layouts, {}), (named, None))
+    for number, (given, config) in enumerate(ways):
+        new = tmp_path / f"{number}"
+        sw.reshard_checkpoint(source, new, given, to="sharded", config=config, sync=False)  # type: ignore[arg-type]
+        assert sw.diff_checkpoints(source, new) == []
 
 
 def test_a_mapping_names_weights_or_components(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ for shell completion.
 
 Exit status: 0 on success; 1 if `report` finds tensors that cannot be placed (with `--strict`, on any warning, as in
 `reshard`), `diff` finds a difference, or `learn` no rewrite for a tensor; 2 for bad input, with one line on the
-standard error; 3 if `verify` finds damage.
+standard error; 3 if `verify` finds damage; 4 if `fits` cannot tell of a size whether it fits.
 """
 
 import argparse

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 
 from ..errors import ParseError
-from ..fit import Cut, Fits, SizeFit, fits
+from ..fit import Cut, Fits, SizeFit, Unknown, fits
 from ..show.lines import Part
 from .terminal import Screen
 
@@ -16,21 +17,26 @@ _WORDS: dict[str, Part] = {
     "fits": ("fits", "bold green"),
     "shared": ("fits with shared tiles", "bold yellow"),
     "padded": ("fits with padding", "bold yellow"),
+    "unknown": ("unknown", "bold magenta"),
     "refused": ("does not fit", "bold red"),
 }
 #: The most kinds of tensors that are named for one size.
 _NAMED = 6
 
 
+#: The exit status if there is no verdict for a size.
+_UNKNOWN = 4
+
+
 def run_fits(screen: Screen, options: argparse.Namespace) -> int:
-    """Print the answer for each size, and give the exit status, 0."""
+    """Print the answer for each size, and give the exit status: 0, or 4 if that of a size is unknown."""
     sizes = _sizes("--tp", options.tp), _sizes("--ep", options.ep)
     answer = fits(options.model, *sizes, config=options.config, rules=options.rules)
     if options.json:
         print(json.dumps(answer.as_json(), indent=2))
-        return 0
-    _print(screen, answer)
-    return 0
+    else:
+        _print(screen, answer, by_rules=options.rules is not None)
+    return 0 if answer.is_known else _UNKNOWN
 
 
 def _sizes(name: str, text: str) -> list[int]:
@@ -40,8 +46,8 @@ def _sizes(name: str, text: str) -> list[int]:
     return [int(size) for size in sizes]
 
 
-def _print(screen: Screen, answer: Fits) -> None:
-    if answer.method is None:
+def _print(screen: Screen, answer: Fits, *, by_rules: bool) -> None:
+    if answer.method is None and answer.is_known:
         screen.write("not quantized")
     for form, count in answer.forms:
         screen.write((form, "bold"), f", {count:,} weight{'s' if count > 1 else ''}")
@@ -49,12 +55,39 @@ def _print(screen: Screen, answer: Fits) -> None:
     for size in answer.sizes:
         screen.write("")
         named = f"tp {size.tp}" + (f", ep {size.ep}" if experts else "")
-        screen.write((named, "bold"), ": ", _WORDS[size.verdict])
+        refused = ", and engines refuse it" if size.limits and size.verdict != "refused" else ""
+        screen.write((named, "bold"), ": ", _WORDS[size.verdict], refused)
         _print_size(screen, size)
+    screen.write("")
+    if answer.unknown:
+        _print_unknown(screen, answer, by_rules=by_rules)
     if answer.whole:
-        names = ", ".join(answer.whole[:_NAMED]) + (", …" if len(answer.whole) > _NAMED else "")
-        screen.write("")
-        screen.write(f"taken to be whole on every rank: {names}")
+        screen.write(f"whole on every rank: {_some(answer.whole)}")
+    if answer.elsewhere:
+        screen.write(f"not looked at, of other networks than the language model: {_some(answer.elsewhere)}")
+    for number, reason in enumerate(answer.rests_on):
+        screen.write("rests on " if number == 0 else "  ", reason)
+
+
+def _print_unknown(screen: Screen, answer: Fits, *, by_rules: bool) -> None:
+    """The tensors that are not recognised, and what tells it."""
+    screen.write("not recognised, so that no size over one rank is known to fit:")
+    alike: dict[str, list[Unknown]] = {}
+    for one in answer.unknown:
+        alike.setdefault(one.why, []).append(one)
+    for why, kinds in list(alike.items())[:_NAMED]:
+        names = [f"{one.name} of {' x '.join(map(str, one.shape))}" for one in kinds]
+        screen.write(f"  {_some(names)}: {why}")
+    if len(alike) > _NAMED:
+        screen.write(f"  and {len(alike) - _NAMED} more reasons")
+    rules = (
+        "add rules for them" if by_rules else "say how each tensor is cut in a rules file, and give it: --rules FILE"
+    )
+    screen.write(f"to tell it, {rules}; with default = [] what no rule matches is whole on every rank")
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
 def _print_size(screen: Screen, size: SizeFit) -> None:

@@ -7,12 +7,13 @@ from typing import Any, Literal, NamedTuple
 
 from ..quantized import LogicalTensor
 
-__all__ = ["ORDER", "WAYS", "Cut", "Fits", "Limit", "SizeFit", "Verdict", "forms_of"]
+__all__ = ["ORDER", "WAYS", "Cut", "Fits", "Limit", "SizeFit", "Unknown", "Verdict", "forms_of"]
 
 #: From the best to the worst. `"fits"`: all cuts are on whole blocks. `"shared"`: some are within a block whose scale
-#: both sides hold. `"padded"`: some dims have to be padded. `"refused"`: none of these would do.
-Verdict = Literal["fits", "shared", "padded", "refused"]
-ORDER: tuple[Verdict, ...] = ("fits", "shared", "padded", "refused")
+#: both sides hold. `"padded"`: some dims have to be padded. `"unknown"`: it cannot be said, because some tensors are
+#: not recognised. `"refused"`: none of these would do, whatever is not recognised.
+Verdict = Literal["fits", "shared", "padded", "unknown", "refused"]
+ORDER: tuple[Verdict, ...] = ("fits", "shared", "padded", "unknown", "refused")
 #: The numbers of shards that are looked at for those that would do.
 WAYS = range(1, 65)
 
@@ -58,6 +59,8 @@ class Cut(NamedTuple):
     #: The lengths of the shards where engines cut in whole units under the rule `"ceil"`; empty if it fits.
     ceil: tuple[int, ...]
     limits: tuple[Limit, ...] = ()
+    #: What the verdict rests on: the name, numbers of the configuration, shapes, or a rule.
+    rests_on: str = ""
 
     @property
     def per_rank(self) -> float:
@@ -70,6 +73,17 @@ class Cut(NamedTuple):
         return self.size % (self.ways * self.unit) == 0
 
 
+class Unknown(NamedTuple):
+    """A kind of tensors that is not recognised."""
+
+    #: The names, with `*` for numbers.
+    name: str
+    #: How many tensors these are.
+    tensors: int
+    shape: tuple[int, ...]
+    why: str
+
+
 class SizeFit(NamedTuple):
     """The answer for one size."""
 
@@ -80,10 +94,21 @@ class SizeFit(NamedTuple):
     cuts: tuple[Cut, ...]
 
     @classmethod
-    def of(cls, tp: int, ep: int, cuts: Iterable[Cut]) -> SizeFit:
-        """Give the answer that follows from cuts."""
+    def of(cls, tp: int, ep: int, cuts: Iterable[Cut], *, known: bool = True) -> SizeFit:
+        """Give the answer that follows from cuts; if not all that is cut is known, only one rank is known to fit."""
         ordered = sorted(cuts, key=lambda cut: -ORDER.index(cut.verdict))
-        return cls(tp, ep, ordered[0].verdict if ordered else "fits", tuple(ordered))
+        verdict: Verdict = ordered[0].verdict if ordered else "fits"
+        if not known and tp * ep > 1:
+            verdict = max(verdict, "unknown", key=ORDER.index)
+        return cls(tp, ep, verdict, tuple(ordered))
+
+    @property
+    def rests_on(self) -> tuple[str, ...]:
+        """What the verdict rests on, each once; for one that is not `"fits"` that of the cuts which have it."""
+        if self.tp * self.ep == 1 and self.verdict == "fits":
+            return ("one rank, which has all tensors whole",)
+        cuts = self.cuts if self.verdict == "fits" else [cut for cut in self.cuts if cut.verdict == self.verdict]
+        return tuple(dict.fromkeys(cut.rests_on for cut in cuts if cut.rests_on))
 
     @property
     def problems(self) -> tuple[Cut, ...]:
@@ -108,8 +133,19 @@ class Fits(NamedTuple):
     #: The forms of its weights, with their numbers of tensors.
     forms: tuple[tuple[str, int], ...]
     sizes: tuple[SizeFit, ...]
-    #: The names of tensors of several dims that are taken to be whole on every rank, with `*` for numbers.
+    #: The names of tensors of several dims that every rank has whole, with `*` for numbers.
     whole: tuple[str, ...]
+    #: The tensors of several dims that are not recognised.
+    unknown: tuple[Unknown, ...] = ()
+    #: The names of tensors of other networks than the language model, of which the verdicts say nothing.
+    elsewhere: tuple[str, ...] = ()
+    #: What the answer as a whole rests on: names, a configuration, a method, rules.
+    rests_on: tuple[str, ...] = ()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is a verdict for each size."""
+        return all(size.verdict != "unknown" for size in self.sizes)
 
     def as_json(self) -> dict[str, Any]:
         """Give all of it as objects, lists and numbers."""
@@ -121,12 +157,16 @@ class Fits(NamedTuple):
                     "tp": size.tp,
                     "ep": size.ep,
                     "verdict": size.verdict,
+                    "rests_on": list(size.rests_on),
                     "problems": [_cut_json(cut) for cut in size.problems],
                     "engines": [{"tensor": cut.name, **limit._asdict()} for cut, limit in size.limits],
                 }
                 for size in self.sizes
             ],
             "whole": list(self.whole),
+            "unknown": [{**one._asdict(), "shape": list(one.shape)} for one in self.unknown],
+            "elsewhere": list(self.elsewhere),
+            "rests_on": list(self.rests_on),
         }
 
 

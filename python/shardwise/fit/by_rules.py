@@ -15,12 +15,13 @@ from ..mesh import DeviceMesh
 from ..packed import PackedDim
 from ..quantized import Along, Component, LogicalTensor, component_layouts
 from ..quantized.cut import padded_size, sizes_that_fit
-from ..quantized.forms import starred
+from ..quantized.forms import check_known, starred
 from ..rules.layout_map import LayoutMap
 from ..rules.rewrites import Rewrites
 from ..store.described import rewritten_outline
 from ..store.quantized import components_in
-from .answer import ORDER, WAYS, Cut, Fits, SizeFit, Verdict, forms_of
+from .answer import ORDER, WAYS, Cut, Fits, SizeFit, Unknown, Verdict, forms_of
+from .evidence import odd_elements
 from .model import Reader
 
 __all__ = ["fits_by_rules"]
@@ -40,18 +41,37 @@ def fits_by_rules(
         LayoutError: if a rewrite does not apply to the tensors.
     """
     method, kinds = _kinds(outline, config, Rewrites.from_toml(rules, config=config), read)
-    answers, whole = [], set()
+    answers: list[SizeFit] = []
+    whole: set[str] = set()
+    unknown: dict[str, Unknown] = {}
+    rests: dict[str, None] = {}
     for tp, ep in sizes:
         layouts = LayoutMap.from_toml(rules, DeviceMesh((tp, ep), ("tp", "ep")), config=config)
         cuts: list[Cut] = []
+        is_known = False
         for tensor, count in kinds:
+            name = starred(tensor.name)
             layout = layouts.layout_of(tensor.name, len(tensor.shape))
-            if layout is None:
-                whole.add(starred(tensor.name))
-            else:
-                cuts.extend(_cuts(tensor, count, layout, layouts, tp))
-        answers.append(SizeFit.of(tp, ep, cuts))
-    return Fits(method, forms_of(kinds), tuple(answers), tuple(sorted(whole)))
+            matching = layouts.matching_rules(tensor.name)
+            is_known = is_known or bool(matching)
+            rests.update(dict.fromkeys(matching))
+            why = "no rule matches it, and there is no default" if layout is None else odd_elements(tensor)
+            if why:
+                if sum(size > 1 for size in tensor.shape) > 1 or layout is not None:
+                    unknown[name] = Unknown(name, count, tensor.shape, why)
+                continue
+            assert layout is not None
+            found = _cuts(tensor, count, layout, layouts, tp)
+            if not found and sum(size > 1 for size in tensor.shape) > 1:
+                whole.add(name)
+            said = f"the rule {shown(matching[0])}" if matching else "the default of the rules"
+            cuts.extend(cut._replace(rests_on=said) for cut in found)
+        answers.append(SizeFit.of(tp, ep, cuts, known=is_known and not unknown))
+    reasons = [f"rules of {rules.name}: {', '.join(rests)}"] if rests else []
+    reasons += [] if method is None else [f"quant_method = {method}"]
+    return Fits(
+        method, forms_of(kinds), tuple(answers), tuple(sorted(whole)), tuple(unknown.values()), (), tuple(reasons)
+    )
 
 
 def _kinds(
@@ -59,7 +79,9 @@ def _kinds(
 ) -> tuple[str | None, list[tuple[LogicalTensor, int]]]:
     """The tensors after the rewrites, of those that differ in numbers in their names one, and how many these are."""
     stored = {name: (shape, CODES.get(code) or DTYPES[code]) for name, (code, shape) in outline.items()}
-    made, found = rewritten_outline(stored, rewrites, components_in(stored, config, read), read)
+    components = components_in(stored, config, read)
+    check_known(components)
+    made, found = rewritten_outline(stored, rewrites, components, read)
     taken = {component.name for tensor in found.tensors.values() for component in tensor.components}
     tensors = list(found.tensors.values())
     for name, (shape, dtype) in made.items():

@@ -18,13 +18,16 @@ _VLLM, _EARLIER = "vLLM 0.33", "vLLM whose Marlin kernels do not pad"
 _SGLANG, _TRT = "SGLang 0.5.23", "TensorRT-LLM 1.0"
 
 
-def limits_of(tensor: LogicalTensor, role: Role, per_rank: int, ways: int) -> tuple[Limit, ...]:
-    """Give what engines refuse of a cut into `ways` shards of `per_rank` elements (of each part of a fused weight)."""
+def limits_of(tensor: LogicalTensor, role: Role, per_rank: int, ways: int, merged: str = "") -> tuple[Limit, ...]:
+    """Give what engines refuse of a cut into `ways` shards of `per_rank` elements (of each part of a fused weight).
+
+    `merged` is `"first"` for a matrix that engines put before another one, gate before up, and `"last"` for the other.
+    """
     assert role.dim is not None
     rows, form = role.dim == -2, tensor.form
     if form.startswith("FP8 in blocks"):
         block = max(size for _, size in tensor.blocks[len(tensor.shape) + role.dim])
-        return tuple(_fp8_blocks(role, per_rank, ways, block))
+        return tuple(_fp8_blocks(role, per_rank, ways, block, merged))
     if form.startswith("FP8"):
         return tuple(_fp8_marlin(per_rank)) if rows else ()
     if form.startswith("NVFP4"):
@@ -34,15 +37,19 @@ def limits_of(tensor: LogicalTensor, role: Role, per_rank: int, ways: int) -> tu
     return ()
 
 
-def _fp8_blocks(role: Role, size: int, ways: int, block: int) -> Iterator[Limit]:
-    """`validate_fp8_block_shape` in vLLM's `quantization/utils/fp8_utils.py`, and SGLang's `quantization/fp8.py`."""
+def _fp8_blocks(role: Role, size: int, ways: int, block: int, merged: str) -> Iterator[Limit]:
+    """`validate_fp8_block_shape` in vLLM's `quantization/utils/fp8_utils.py`, and SGLang's `quantization/fp8.py`.
+
+    Of merged matrices whole blocks are asked for on one rank too; vLLM lets the last one end within a block.
+    """
     if size % block == 0:
         return
     rows = role.dim == -2
     weight = f"is not divisible by weight quantization block_{'n' if rows else 'k'} = {block}"
     if not role.expert:
         side = "output_partition_size" if rows else "input_size_per_partition"
-        engines, kernel = (_VLLM, _SGLANG) if ways > 1 else (), "FP8 in blocks"
+        engines = (_VLLM, _SGLANG) if ways > 1 or merged == "first" else (_SGLANG,) if merged else ()
+        kernel = "FP8 in blocks"
         why = f"Weight {side} = {size} {weight}"
     else:
         side = "The output_size of gate's and up's weight" if rows else "The input_size of down's weight"

@@ -16,10 +16,12 @@ from ..quantized.cut import padded_size, sizes_that_fit
 from ..quantized.forms import Kind, find_kinds, starred
 from ..rules.numbers import Config
 from ..rules.shipped import rules_named
-from .answer import WAYS, Cut, Fits, SizeFit, Verdict, forms_of
+from ..rules.wrapped import model_types
+from .answer import ORDER, WAYS, Cut, Fits, SizeFit, Unknown, Verdict, forms_of
 from .engines import limits_of
+from .evidence import Judged, judged, number_of_experts
 from .model import opened_model
-from .roles import Heads, Role, heads_of, role_of
+from .roles import Heads, Role
 
 __all__ = ["fits", "fits_tensors"]
 
@@ -78,6 +80,10 @@ def fits_tensors(
 ) -> Fits:
     """Say the same of tensors of which dtype and shape are known; see `fits` and `quantized.find_components`.
 
+    A verdict rests on names that are recognised, and on shapes and a configuration that agree with them. Where a tensor
+    of several dims is not recognised, it is in `unknown`, and so is the verdict of all sizes over one rank that nothing
+    else refuses.
+
     >>> stored = {"mlp.down_proj.weight": ("F8_E4M3", (2048, 512)), "mlp.down_proj.weight_scale_inv": ("F32", (16, 4))}
     >>> config = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
     >>> for size in fits_tensors(stored, config, tp=(4, 8)).sizes:
@@ -87,24 +93,47 @@ def fits_tensors(
     """
     sizes = _sizes(tp, ep)
     method, kinds = find_kinds(tensors, config, read)
-    heads = heads_of(config)
-    roles = [(kind, _role(kind.tensor, config)) for kind in kinds]
-    experts = _experts(roles)
-    forms = forms_of((kind.tensor, len(kind.names)) for kind in kinds)
-    whole = sorted({starred(kind.tensor.name) for kind, role in roles if role.dim is None and _is_large(kind)})
+    known = judged(kinds, config)
+    experts = number_of_experts((one.kind, one.role) for one in known)
+    types = model_types(config)
+    unknown = tuple(
+        Unknown(one.name, len(one.kind.names), one.kind.tensor.shape, one.role.unknown)
+        for one in known
+        if one.role.unknown and _is_large(one.kind)
+    )
+    # Where nothing is recognised that is cut, there is no reason why a size should fit.
+    is_known = not unknown and any(one.role.dim is not None for one in known)
     answers = [
-        SizeFit.of(one, other, (cut for kind, role in roles for cut in _cuts(kind, role, heads, experts, one, other)))
-        for one, other in sizes
+        SizeFit.of(
+            size, other, (cut for one in known for cut in _cuts(one, experts, size, other, types)), known=is_known
+        )
+        for size, other in sizes
     ]
-    return Fits(method, forms, tuple(answers), tuple(whole))
+    whole = {one.name for one in known if one.role == _WHOLE and _is_large(one.kind) and "_bias" not in one.name}
+    return Fits(
+        method,
+        forms_of((kind.tensor, len(kind.names)) for kind in kinds),
+        tuple(answers),
+        tuple(sorted(whole)),
+        unknown,
+        tuple(sorted({one.name for one in known if one.role.elsewhere})),
+        _reasons(known, method, types),
+    )
 
 
-def _role(tensor: LogicalTensor, config: Mapping[str, Any]) -> Role:
-    text = config.get("text_config")
-    models = [one.get("model_type") for one in (config, text) if isinstance(one, Mapping)]
-    # gpt-oss stores its experts transposed where they are not quantized, Llama 4 always.
-    transposed = "llama4_text" in models or ("gpt_oss" in models and tensor.form == "plain")
-    return role_of(tensor.name, len(tensor.shape), transposed=transposed)
+_WHOLE = Role(None)
+
+
+def _reasons(known: Iterable[Judged], method: str | None, types: Sequence[str]) -> tuple[str, ...]:
+    """What the answer rests on as a whole."""
+    cuts = [one for one in known if one.role.dim is not None]
+    if not cuts:
+        return ()
+    said = dict.fromkeys(part for one in cuts for part in one.rests_on.split("; ")[1:])
+    names = sorted({one.rests_on.split("; ")[0].removeprefix("the name ") for one in cuts})
+    method = "dtypes, of which none is of quantized weights" if method is None else f"quant_method = {method}"
+    types = [f"model_type = {one}" for one in types]
+    return (f"names as in Hugging Face's checkpoints: {', '.join(names)}", *said, method, *types)
 
 
 def _is_large(kind: Kind) -> bool:
@@ -119,53 +148,70 @@ def _sizes(tp: Sequence[int], ep: Sequence[int]) -> list[tuple[int, int]]:
     return [(one, other) for one in ranks for other in experts]
 
 
-def _experts(roles: Iterable[tuple[Kind, Role]]) -> int:
-    """The number of experts; 0 if there are none."""
-    count = 0
-    for kind, role in roles:
-        if role.expert == "stacked":
-            count = max(count, kind.tensor.shape[0])
-        elif role.expert == "one":
-            numbers = {name.rpartition("experts.")[2].partition(".")[0] for name in kind.names}
-            count = max(count, *(int(number) + 1 for number in numbers if number.isdecimal() and len(number) < 10), 0)
-    return count
-
-
-def _cuts(kind: Kind, role: Role, heads: Heads, experts: int, tp: int, ep: int) -> Iterable[Cut]:
+def _cuts(one: Judged, experts: int, tp: int, ep: int, types: Sequence[str]) -> Iterable[Cut]:
+    kind, role = one.kind, one.role
     if role.dim is None or role.vocabulary:
         return
     tensor = kind.tensor
     if role.expert and ep > 1:
         if experts % ep:
-            yield _cut(kind, 0, experts, "experts", 1, ep, 1, "refused", f"{experts} experts do not divide into {ep}")
+            why = f"{experts} experts do not divide into {ep}"
+            cut = _cut(kind, 0, experts, "experts", 1, ep, 1, "refused", why)
+            yield cut._replace(rests_on=one.rests_on)
         tp = max(tp // ep, 1)
     dim = len(tensor.shape) + role.dim
-    n = tensor.shape[dim]
     unit, base = tensor.unit(dim), 0
-    for size, ways, what, count in _parts(role, heads, n, tp):
-        limits = limits_of(tensor, role, size // ways, ways) if size % ways == 0 else ()
+    parts = list(_parts(role, one.heads, tensor.shape[dim], tp))
+    found = []
+    for number, (size, ways, what, count) in enumerate(parts):
+        merged = one.merged if len(parts) == 1 else "last" if number == len(parts) - 1 else "first"
+        split = ways if role.expert else tp
+        limits = limits_of(tensor, role, size // ways, split, merged) if size % ways == 0 else ()
         verdict, why, padded = _verdict(tensor, dim, size, ways, count, what, tp)
         if tp > 1 and base % unit:
             verdict, padded = "refused", None
             why = f"a part of the fused weight begins at {base}, within a block of {unit}: its parts share a block"
         head = max(size // count, 1) if count else 1
         cut = _cut(kind, dim, size, what, head, ways, unit, verdict, why, padded=padded)
-        yield cut._replace(limits=limits)
+        found.append(cut._replace(limits=limits, rests_on=one.rests_on))
         base += size
+    if role.heads == "qkv" and unit > 1 and tp > 1 and "phi3" not in types:
+        worst = max((cut.verdict for cut in found), key=ORDER.index)
+        if worst != (other := _in_groups(tensor, dim, one.heads, tp)):
+            why = (
+                f"where queries, keys and values lie one after the other it is {_SAID[worst]}, and where they lie in "
+                f"groups, one for each key-value head, {_SAID[other]}; which of the two is not known"
+            )
+            found = [cut._replace(verdict="unknown", why=why, padded=None, ceil=()) for cut in found]
+    yield from found
+
+
+_SAID = {"fits": "cut on whole blocks", "shared": "cut within shared blocks", "padded": "padded", "refused": "refused"}
+
+
+def _in_groups(tensor: LogicalTensor, dim: int, heads: Heads, tp: int) -> Verdict:
+    """The verdict on a fused weight that has the queries, keys and values of each key-value head together."""
+    n, unit, kv = tensor.shape[dim], tensor.unit(dim), heads.kv
+    if tp <= kv:
+        return _verdict(tensor, dim, n, tp, kv, "groups of queries, keys and values", tp)[0]
+    size = heads.size or n // (heads.q + 2 * kv)
+    if heads.q % tp or tp % kv or size % unit or (heads.value_size or size) % unit:
+        return "refused"
+    return "fits"
 
 
 def _parts(role: Role, heads: Heads, n: int, tp: int) -> Iterable[tuple[int, int, str, int]]:
     """The parts of a dim: size, into how many shards it is cut, what its units are called, and how many there are."""
-    if role.heads == "qkv" and heads.q and n % (heads.q + 2 * heads.kv) == 0:
-        size = n // (heads.q + 2 * heads.kv)
+    if role.heads == "qkv":
+        size = heads.size or n // (heads.q + 2 * heads.kv)
         yield size * heads.q, tp, "heads", heads.q
-        for _ in range(2):
-            yield size * heads.kv, min(tp, heads.kv), "key-value heads", heads.kv
-    elif role.heads == "kv" and heads.kv and n % heads.kv == 0:
+        for each in (size, heads.value_size or size):
+            yield each * heads.kv, min(tp, heads.kv), "key-value heads", heads.kv
+    elif role.heads == "kv":
         yield n, min(tp, heads.kv), "key-value heads", heads.kv
-    elif role.heads == "q" and heads.q and n % heads.q == 0:
+    elif role.heads == "q":
         yield n, tp, "heads", heads.q
-    elif role.heads == "linear" and heads.linear and n % heads.linear == 0:
+    elif role.heads == "linear":
         yield n, tp, "heads of linear attention", heads.linear
     else:
         for _ in range(role.parts):

@@ -11,7 +11,7 @@ from ..layout import TensorLayout, UnevenRule
 from ..placing import placing_of
 from .component import LogicalTensor
 from .cut import component_layouts
-from .forms import Components
+from .forms import Components, check_known
 
 __all__ = ["followed", "followers"]
 
@@ -72,6 +72,7 @@ def _with_rules(
     found: Components, layouts: Any, uneven: UnevenRule
 ) -> Iterator[tuple[LogicalTensor, TensorLayout, UnevenRule, bool]]:
     """The weights for which there is a layout, with it, the rule for dims that do not divide, and whether to share."""
+    check_known(found, layouts)
     placing = placing_of(layouts)
     for name, logical in found.tensors.items():
         if any(placing.is_named(component.name) for component in logical.components if component.name != name):

@@ -11,6 +11,8 @@ The forms and where they are defined:
 | FP8, NVFP4 | `modelopt` | ModelOpt `torch/export`, `qtensor/nvfp4_tensor.py` |
 | AWQ (gemm) | `awq` | AutoAWQ `modules/linear/gemm.py` |
 | GPTQ, versions 1 and 2 | `gptq` | GPTQModel `nn_modules/qlinear` |
+| MXFP8 | `modelopt`, `mxfp8` | ModelOpt; SGLang `layers/quantization/fp8.py` |
+| integers, MXFP4, MXFP8, NVFP4 of MLX | `mlx` | `mlx.core.quantize`, mlx-lm `utils.py` |
 | MXFP4 of gpt-oss | `mxfp4` | transformers `integrations/mxfp4.py` |
 | flat values of 4 bits; INT8 per row | `bitsandbytes` | bitsandbytes `functional.py`, `QuantState.as_dict` |
 """
@@ -21,33 +23,34 @@ import re
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
-from .._arguments import instance
 from .._text import shown
 from ..errors import ParseError
 from . import flat, integers, scaled
 from .component import Along, Component, LogicalTensor
+from .method import quantization_of, stated_method
 from .parts import Given, Group
 
 __all__ = [
     "METHODS",
     "Components",
     "Kind",
+    "check_known",
     "find_components",
     "find_kinds",
-    "quantization_of",
     "starred",
-    "stated_method",
 ]
 
 #: For each method what makes a logical tensor of the components of one group.
 METHODS: dict[str, Callable[[Group], LogicalTensor | None]] = {
     "fp8": scaled.fp8,
+    "mxfp8": scaled.mxfp8,
     "compressed-tensors": integers.compressed,
     "modelopt": scaled.modelopt,
     "awq": integers.awq,
     "gptq": integers.gptq,
     "mxfp4": scaled.mxfp4,
     "bitsandbytes": flat.bitsandbytes,
+    "mlx": integers.mlx,
 }
 #: The last parts of the names of components; what comes before is the group.
 _TAILS = frozenset(
@@ -55,7 +58,7 @@ _TAILS = frozenset(
         *("weight", "weight_scale", "weight_scale_inv", "weight_scale_2", "weight_packed", "weight_shape"),
         *("weight_zero_point", "weight_g_idx", "weight_global_scale"),
         *("input_scale", "input_global_scale", "input_zero_point", "activation_scale"),
-        *("qweight", "qzeros", "scales", "g_idx"),
+        *("qweight", "qzeros", "scales", "biases", "g_idx"),
     ]
 )
 _TAILS_BY_LENGTH = sorted(_TAILS, key=len, reverse=True)
@@ -86,7 +89,7 @@ _AFTER = frozenset(["absmax", "quant_map", "nested_absmax", "nested_quant_map"])
 class Components(NamedTuple):
     """The logical tensors of a checkpoint, and what is stored as it is."""
 
-    #: The value of `quant_method`; `None` if nothing is quantized.
+    #: The value of `quant_method`; `None` if nothing is quantized. Of one that is not known all tensors are plain.
     method: str | None
     #: The quantized weights by name.
     tensors: Mapping[str, LogicalTensor]
@@ -173,22 +176,25 @@ def find_kinds(
     """
     method, given = _method(tensors, config)
     how = Given(given, read)
-    apart = method is not None and given.get("desc_act", True) is not False
+    apart = _ORDERS if method is not None and given.get("desc_act", True) is not False else frozenset()
+    if method == "mlx" and any(isinstance(one, (Mapping, bool)) for one in given.values()):
+        apart = frozenset(["scales"])  # Modules may have bits and groups of their own.
     kinds: dict[Hashable, list[tuple[str, Members]]] = {}
     for key, members in _groups(tensors).items():
-        alone = apart and not members.keys().isdisjoint(_ORDERS)
-        look = key if alone else starred(key)
+        look = starred(key) if members.keys().isdisjoint(apart) else key
         alike = tuple([(tail, dtype, shape) for tail, (_, dtype, shape) in members.items()])
         kinds.setdefault((look, alike), []).append((key, members))
     found = []
     for groups in kinds.values():
         key, members = groups[0]
         logical = None if method is None else METHODS[method](Group(key, members, how))
-        names = tuple(key for key, _ in groups)
+        taken = set()
         if logical is not None:
-            found.append(Kind(logical, names))
-            continue
+            found.append(Kind(logical, tuple(key for key, _ in groups)))
+            taken = {component.name for component in logical.components}
         for tail, (name, dtype, shape) in members.items():
+            if name in taken:
+                continue
             own = Component(name, dtype, shape, tuple(map(Along, range(len(shape)))))
             names = tuple(members[tail][0] for _, members in groups)
             found.append(Kind(LogicalTensor(name, shape, "plain", (own,)), names))
@@ -199,40 +205,31 @@ def _method(
     tensors: Mapping[str, tuple[str, tuple[int, ...]]], config: Mapping[str, Any]
 ) -> tuple[str | None, Mapping[str, Any]]:
     given = quantization_of(config)
-    return stated_method(given) or _method_of(tensors), given
+    method = stated_method(given) or _method_of(tensors)
+    if method is None and given:
+        raise ParseError(
+            f"quantization_config has no quant_method, and the tensors' names tell none; it says {shown(dict(given))}"
+        )
+    return method, given
 
 
-def stated_method(given: Mapping[str, Any]) -> str | None:
-    """Give the `quant_method` of a `quantization_config`; `None` if it has none.
+def check_known(found: Components, layouts: Any = None) -> None:
+    """Refuse to cut quantized weights of a method that is not known by rules, which name weights.
+
+    A mapping of stored tensors to layouts names each of them, and cuts it.
 
     Raises:
-        ParseError: if it is not known.
-
-    >>> stated_method({"quant_method": "awq"})
-    'awq'
+        ParseError: names the method.
     """
-    method = given.get("quant_method")
-    if method is None or method == "":
-        return None
-    if not isinstance(method, str) or method not in METHODS:
-        known = ", ".join(sorted(METHODS))
-        raise ParseError(f"quantization_config: quant_method is {shown(method)}; known are {known}")
-    return method
-
-
-def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Give the `quantization_config` of a configuration, which may be that of its text model; empty if there is none.
-
-    >>> quantization_of({"text_config": {"quantization_config": {"quant_method": "awq"}}})
-    {'quant_method': 'awq'}
-    """
-    text = instance("config", config, Mapping).get("text_config")  # type: ignore[type-abstract]
-    for part in (config, text if isinstance(text, Mapping) else {}):
-        for key in ("quantization_config", "compression_config"):
-            given = part.get(key)
-            if isinstance(given, Mapping):
-                return given
-    return {}
+    is_by_name = layouts is not None and not hasattr(type(layouts), "placed")
+    if found.method is None or found.method in METHODS or is_by_name:
+        return
+    try:
+        stated_method({"quant_method": found.method})
+    except ParseError as error:
+        raise ParseError(
+            f"{error}; to cut each stored tensor by a rule for its own name, give a configuration without it (--config)"
+        ) from None
 
 
 def _method_of(tensors: Mapping[str, object]) -> str | None:

@@ -1,4 +1,4 @@
-"""Integers packed into words: compressed-tensors, AWQ, GPTQ."""
+"""Integers packed into words: compressed-tensors, AWQ, GPTQ, MLX."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ..errors import ParseError
 from .component import Along, LogicalTensor
 from .modules import Modules
 from .parts import WHOLE, Given, Group
-from .scaled import block_size, four_bits, singles, values
+from .scaled import block_size, four_bits, scaled_in_groups, singles, values
 
-__all__ = ["Schemes", "awq", "compressed", "gptq"]
+__all__ = ["Schemes", "awq", "compressed", "gptq", "mlx"]
 
 _WORD = 32
 #: The names of the integers and floats that are stored one to an element.
@@ -44,6 +44,8 @@ def compressed(group: Group) -> LogicalTensor | None:
     scheme = _scheme(group, "quantized")
     shape = group.matrix("weight")
     blocks = _blocks(scheme, group, shape)
+    if group.dtype("weight_scale") == "U8" and blocks == (1, 32):
+        return scaled_in_groups(group, shape, "weight_scale")
     kind = "FP8" if group.dtype("weight").startswith("F8") else "INT8"
     along = {
         "weight": values(shape, Along(len(shape) - 1)),
@@ -78,7 +80,7 @@ def _packed(group: Group) -> LogicalTensor:
     along = {"weight_packed": values(shape, word), "weight_scale": group.scale("weight_scale", shape, blocks)}
     if "weight_zero_point" in group.members:
         # Packed along the rows.
-        groups = group.shape("weight_zero_point")[-1] != 1 or (blocks is not None and blocks[1] > 0)
+        groups = group.matrix("weight_zero_point")[-1] != 1 or (blocks is not None and blocks[1] > 0)
         rows = Along(last - 1, word.block, word.words, word.packing)
         columns = Along(last, blocks[1]) if groups and blocks is not None and blocks[1] else WHOLE
         along["weight_zero_point"] = (*(Along(dim) for dim in range(last - 1)), rows, columns)
@@ -193,6 +195,8 @@ def _order(group: Group, tail: str, dim: int, size: int, unordered: bool) -> tup
             return ()
         return ((dim, f"the groups may not be in order (desc_act), and the values of {tail} were not read"),)
     width, count = 8 if group.dtype(tail) == "I64" else 4, math.prod(group.shape(tail))
+    if not group.shape(tail):
+        raise ParseError(f"{shown(group.name)}: its {tail} has no dims; it must have a number for each column")
     if len(said) != width * count:
         raise ParseError(f"{shown(group.name)}: its {tail} has {len(said)} bytes; expected {count} integers")
     if count == 0:
@@ -229,9 +233,6 @@ def awq(group: Group) -> LogicalTensor | None:
     """Give a weight of AWQ, stored in x out: eight values of one row to a word."""
     if not _has_words(group):
         return None
-    version = group.given.config.get("version", "gemm")
-    if str(version).lower() != "gemm":
-        raise ParseError(f"quantization_config: version is {shown(version)}; of AWQ's orders gemm is known")
     bits, size = _sides(group)
     stored = group.matrix("qweight")
     per_word = _WORD // bits
@@ -274,3 +275,40 @@ def gptq(group: Group) -> LogicalTensor | None:
     return group.made(
         f"GPTQ of {bits} bits {_words((1, size))}", shape, along, uncut, {"g_idx": "the groups of the whole weight"}
     )
+
+
+#: The bits of a value, and the group, of MLX's modes other than affine.
+_MODES = {"mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}
+
+
+def mlx(group: Group) -> LogicalTensor | None:
+    """Give a weight of MLX: values in uint32 along its columns, and a scale for each group, affine also a bias."""
+    said = group.given.config.get(group.name.removesuffix(".weight"))
+    if said is False or "scales" not in group.members:
+        if group.dtype("weight") == "U32":
+            raise ParseError(f"{shown(group.name)} is U32, and its scales are missing")
+        if "scales" in group.members:
+            raise ParseError(f"{shown(group.name)} has scales, and quantization says that it is not quantized")
+        return None
+    if group.dtype("weight") != "U32":
+        raise ParseError(f"{shown(group.name)}: its weight is {group.dtype('weight') or 'missing'}; of MLX it is U32")
+    given = Given({**group.given.config, **(said if isinstance(said, Mapping) else {})}, None)
+    mode, bits, size = given.config.get("mode") or "affine", given.integer("bits"), given.integer("group_size")
+    if bits is None or size is None or bits not in (2, 3, 4, 5, 6, 8) or _MODES.get(mode, (bits, size)) != (bits, size):
+        raise ParseError(f"quantization: mode {shown(mode)} of {bits} bits in groups of {size} is not known")
+    stored = group.matrix("weight")
+    if stored[-1] * _WORD % bits:
+        raise ParseError(f"{shown(group.name)} has {stored[-1]} words a row, which hold no whole number of {bits} bits")
+    shape = (*stored[:-1], stored[-1] * _WORD // bits)
+    last = len(shape) - 1
+    # Bits that do not divide a word straddle words.
+    word = Along(last, _WORD // bits, packing=_WORD // bits)
+    if _WORD % bits:
+        word = Along(last, _WORD, words=bits, packing=_WORD)
+    along = {"weight": values(shape, word)}
+    for tail in ("scales", "biases") if mode == "affine" else ("scales",):
+        along[tail] = group.scale(tail, shape, (1, size))
+    if mode != "affine" and "biases" in group.members:
+        raise ParseError(f"{shown(group.name)} has biases, which the mode {shown(mode)} of MLX has not")
+    form = f"MLX of {bits} bits" if mode == "affine" else f"{mode.upper()} of MLX"
+    return group.made(f"{form} {_words((1, size))}", shape, along)

@@ -10,7 +10,7 @@ from ..errors import ParseError
 from .component import Along, LogicalTensor
 from .parts import LARGEST, WHOLE, Given, Group
 
-__all__ = ["block_size", "four_bits", "fp8", "modelopt", "mxfp4", "values"]
+__all__ = ["block_size", "four_bits", "fp8", "modelopt", "mxfp4", "mxfp8", "scaled_in_groups", "singles", "values"]
 
 _FP8 = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 #: Scales and zero points of activations, and factors: one for the tensor, or for each expert.
@@ -82,6 +82,12 @@ def modelopt(group: Group) -> LogicalTensor | None:
         return None
     shape = group.matrix("weight")
     scales = group.shape("weight_scale")
+    if group.dtype("weight_scale") in _E8M0:
+        return scaled_in_groups(group, shape, "weight_scale")
+    if 0 in scales:
+        raise ParseError(
+            f"{shown(group.name)}: its weight_scale has the shape {scales}; expected one scale for {shape}"
+        )
     # FP8_PB_WO has blocks; all others one scale.
     blocks = (
         None if len(scales) < 2 or set(scales) == {1} else (-(-shape[-2] // scales[-2]), -(-shape[-1] // scales[-1]))
@@ -99,6 +105,26 @@ def modelopt(group: Group) -> LogicalTensor | None:
             **singles(group, shape),
         },
     )
+
+
+#: Scales that are powers of two.
+_E8M0 = ("U8", "F8_E8M0")
+
+
+def mxfp8(group: Group) -> LogicalTensor | None:
+    """Give a weight of the method `mxfp8`: 32 columns have a scale, which is a power of two."""
+    if not _is_scaled(group, ("weight_scale_inv", "weight_scale")):
+        return None
+    tail = "weight_scale_inv" if "weight_scale_inv" in group.members else "weight_scale"
+    if group.dtype(tail) not in _E8M0:
+        raise ParseError(f"{shown(group.name)}: its {tail} is {group.dtype(tail)}; of MXFP8 it is U8 or F8_E8M0")
+    return scaled_in_groups(group, group.matrix("weight"), tail)
+
+
+def scaled_in_groups(group: Group, shape: tuple[int, ...], tail: str) -> LogicalTensor:
+    """Give an FP8 weight of which 32 columns have a scale."""
+    along = {"weight": values(shape, Along(len(shape) - 1)), tail: group.scale(tail, shape, (1, 32))}
+    return group.made("MXFP8 in groups of 32", shape, {**along, **singles(group, shape)})
 
 
 def four_bits(group: Group, tail: str, size: int, form: str) -> LogicalTensor:

@@ -10,8 +10,8 @@ from typing import Any
 
 from .._text import shown
 from ..errors import ParseError
-from .forms import quantization_of, stated_method
 from .integers import Schemes
+from .method import quantization_of, stated_method
 from .modules import Modules
 from .parts import Given
 from .scaled import block_size
@@ -51,6 +51,8 @@ def stated_tensors(
     """
     given = quantization_of(config)
     method = stated_method(given)
+    if method is None and given:
+        raise ParseError(f"quantization_config has no quant_method; it says {shown(dict(given))}")
     said = config.get("dtype") or config.get("torch_dtype")
     dtype = _DTYPES.get(said, "BF16") if isinstance(said, str) else "BF16"
     made = None if method is None else _MAKERS[method](Given(given, None), dtype)
@@ -119,13 +121,17 @@ def _fp8(given: Given, dtype: str) -> _Maker:
 
 def _modelopt(given: Given, dtype: str) -> _Maker:
     algorithm = given.config.get("quant_algo")
-    if algorithm not in ("FP8", "NVFP4"):
-        raise ParseError(f"quantization_config: quant_algo is {shown(algorithm)}; known are FP8 and NVFP4")
+    if algorithm not in ("FP8", "MXFP8", "NVFP4"):
+        raise ParseError(f"quantization_config: quant_algo is {shown(algorithm)}; known are FP8, MXFP8 and NVFP4")
 
     def made(name: str, shape: tuple[int, ...]) -> _Parts:
         if algorithm == "FP8":
             yield "weight", "F8_E4M3", shape
             yield "weight_scale", "F32", ()
+        elif algorithm == "MXFP8":
+            yield "weight", "F8_E4M3", shape
+            yield "weight_scale", "U8", (shape[0], _up(shape[1], 32))
+            return
         else:
             yield "weight", "U8", (shape[0], _whole(name, shape[1], 2))
             yield "weight_scale", "F8_E4M3", (shape[0], _up(shape[1], 16))
@@ -238,14 +244,40 @@ def _bitsandbytes(given: Given, dtype: str) -> _Maker:
     return made
 
 
+def _mxfp8(given: Given, dtype: str) -> _Maker:
+    def made(name: str, shape: tuple[int, ...]) -> _Parts:
+        yield "weight", "F8_E4M3", shape
+        yield "weight_scale_inv", "U8", (shape[0], _up(shape[1], 32))
+
+    return made
+
+
+def _mlx(given: Given, dtype: str) -> _Maker:
+    def made(name: str, shape: tuple[int, ...]) -> _Parts | None:
+        said = given.config.get(name.removesuffix(".weight"))
+        own = Given({**given.config, **(said if isinstance(said, Mapping) else {})}, None)
+        bits, size, mode = own.integer("bits"), own.integer("group_size"), own.config.get("mode") or "affine"
+        if bits is None or size is None:
+            raise ParseError("quantization: bits or group_size is missing")
+        if said is False or shape[1] % size:  # Then mlx-lm leaves it as it is.
+            return None
+        scales, kind = (shape[0], shape[1] // size), dtype if mode == "affine" else "U8"
+        parts = [("weight", "U32", (shape[0], _whole(name, shape[1] * bits, _WORD))), ("scales", kind, scales)]
+        return [*parts, ("biases", dtype, scales)] if mode == "affine" else parts
+
+    return made
+
+
 _MAKERS: dict[str, Callable[[Given, str], _Maker]] = {
     "fp8": _fp8,
+    "mxfp8": _mxfp8,
     "compressed-tensors": _compressed,
     "modelopt": _modelopt,
     "awq": _awq,
     "gptq": _gptq,
     "mxfp4": _mxfp4,
     "bitsandbytes": _bitsandbytes,
+    "mlx": _mlx,
 }
 
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .._dtypes import Dtype
-from ..quantized.forms import METHODS, Components, find_components, quantization_of
+from ..quantized.forms import METHODS, Components, find_components
+from ..quantized.method import quantization_of
 from .checkpoint import StoredCheckpoint
 
 __all__ = ["Outline", "components_in", "reader_of"]
@@ -23,14 +24,16 @@ def components_in(
 ) -> Components:
     """Find the quantized weights among tensors of these shapes and dtypes, as a configuration states them.
 
-    Without a `quantization_config`, or with one of a method that is not known here, all tensors are plain.
+    Without a `quantization_config` all tensors are plain. With one of a method that is not known they are copied as
+    they are, and refused by the method's name where a rule is to cut them.
 
     Raises:
-        ParseError: as `find_components`.
+        ParseError: as `find_components`, but for a method that is not known.
     """
-    method = quantization_of(config).get("quant_method")
-    if not isinstance(method, str) or method not in METHODS:
-        return Components(None, {}, tuple(tensors))
+    given = quantization_of(config)
+    method = given.get("quant_method")
+    if not given or (method is not None and (not isinstance(method, str) or method not in METHODS)):
+        return Components(None if not given else str(method), {}, tuple(tensors))
     outline = {name: (dtype.code or dtype.name, shape) for name, (shape, dtype) in tensors.items()}
     return find_components(outline, config, read)
 

@@ -12,7 +12,7 @@ from ...partition import Partition
 from ...placing import Layouts
 from ...quantized.component import Along, Component, LogicalTensor
 from ...quantized.follow import followed
-from ...quantized.forms import Components
+from ...quantized.forms import Components, check_known
 from ..checkpoint import StoredCheckpoint
 from ..quantized import Outline, components_in
 from ..quantized import reader_of as stored_reader_of
@@ -73,6 +73,7 @@ def component_partitions(
     """
     if layouts is None:
         return {}
+    check_known(found, layouts)
     packed = {name: _bytes_of(name, *each) for name, each in tensors.items() if each[1].bits % 8 and each[0]}
     answer = followed(Components(None, {**found.tensors, **packed}, ()), layouts, uneven)
     cut = {name: layout for name, layout in answer.items() if name in tensors}

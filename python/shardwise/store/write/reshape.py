@@ -17,7 +17,7 @@ from ...errors import LayoutError, ParseError
 from ...layout import UnevenRule
 from ...partition import Partition
 from ...placing import Layouts
-from ...quantized.forms import quantization_of
+from ...quantized.method import quantization_of
 from ...rules.numbers import Config, config_text, read_config
 from ...rules.rewrites import Rewrites
 from ..carried import carried_files

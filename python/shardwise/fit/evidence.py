@@ -1,0 +1,237 @@
+"""The role of each kind of tensors in a model: by its name, if its shape and the configuration agree with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ..quantized import LogicalTensor
+from ..quantized.forms import Kind, starred
+from ..rules.wrapped import language_config, model_types
+from .roles import Heads, Role, heads_of, role_of
+
+__all__ = ["Judged", "judged", "number_of_experts", "odd_elements"]
+
+#: The elements of weights that are not quantized.
+_FLOATS = frozenset(["F64", "F32", "F16", "BF16", "C64", "C128", "complex64", "complex128"])
+_HIDDEN = ("hidden_size", "n_embd", "d_model")
+_EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts")
+#: Weights whose other dim is a latent one.
+_LATENT = frozenset(["q_b_proj", "q_up_proj", "wq_b", "kv_b_proj"])
+#: Engines make one matrix of these, in this order.
+_MERGED = (("gate_proj", "up_proj"), ("w1", "w3"), ("q_proj", "k_proj", "v_proj"))
+
+
+class Judged(NamedTuple):
+    """A kind of tensors, what is known of it, and from where."""
+
+    kind: Kind
+    role: Role
+    heads: Heads
+    #: What the role rests on, in words.
+    rests_on: str
+    #: Whether engines put other matrices after it, or it is the last of several: `"first"`, `"last"`.
+    merged: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name, with `*` for numbers."""
+        return starred(self.kind.tensor.name)
+
+
+class _Model(NamedTuple):
+    """What a model's configuration says, and the shapes of its tensors by their names with `*` for numbers."""
+
+    said: Mapping[str, Any]
+    types: Sequence[str]
+    heads: Heads
+    hidden: int
+    experts: int
+    shapes: Mapping[str, tuple[int, ...]]
+
+
+def judged(kinds: Iterable[Kind], config: Mapping[str, Any]) -> list[Judged]:
+    """Give the role of each kind of tensors; of those that are not recognised, the reason.
+
+    Raises:
+        ParseError: if a number of heads in the configuration is not an integer of at least 1.
+    """
+    kinds = tuple(kinds)
+    said, types = language_config(config), model_types(config)
+    shapes = {starred(kind.tensor.name): kind.tensor.shape for kind in kinds}
+    experts = _first(said, _EXPERTS) or number_of_experts(
+        (kind, role_of(kind.tensor.name, len(kind.tensor.shape))) for kind in kinds
+    )
+    model = _Model(said, types, heads_of(config), _first(said, _HIDDEN), experts, shapes)
+    return [_judged(kind, model) for kind in kinds]
+
+
+def number_of_experts(roles: Iterable[tuple[Kind, Role]]) -> int:
+    """Give the number of experts; 0 if there are none."""
+    count = 0
+    for kind, role in roles:
+        if role.expert == "stacked":
+            count = max(count, kind.tensor.shape[0])
+        elif role.expert == "one":
+            numbers = {name.rpartition("experts.")[2].partition(".")[0] for name in kind.names}
+            count = max(count, *(int(number) + 1 for number in numbers if number.isdecimal() and len(number) < 10), 0)
+    return count
+
+
+def odd_elements(tensor: LogicalTensor) -> str:
+    """Give the reason why a tensor that is stored as it is may be quantized all the same; empty for floats."""
+    dtype = tensor.components[0].dtype
+    if tensor.form != "plain" or dtype in _FLOATS or len(tensor.shape) < 2:
+        return ""
+    return f"its elements are {dtype}, and no known quantization of it is stated"
+
+
+def _first(said: Mapping[str, Any], keys: Iterable[str]) -> int:
+    return next((said[key] for key in keys if type(said.get(key)) is int and said[key] > 0), 0)
+
+
+def _judged(kind: Kind, model: _Model) -> Judged:
+    tensor = kind.tensor
+    role = role_of(tensor.name, len(tensor.shape), "gpt2" if "gpt2" in model.types else None)
+    if role.elsewhere or role.unknown:
+        return Judged(kind, role, model.heads, "")
+    last = _last(tensor.name)
+    found = Judged(kind, role, model.heads, f"the name {last}")
+    try:
+        if role.dim is None:
+            _check_whole(tensor, last, model)
+            return found
+        if odd := odd_elements(tensor):
+            raise _UnknownError(odd)
+        if role.vocabulary:
+            if tensor.unit(len(tensor.shape) - 2) > 1:
+                raise _UnknownError("it is a vocabulary in blocks of rows, which engines pad in ways of their own")
+            return found
+        if role.expert == "stacked":
+            found = _oriented(found, model)
+        found = _with_heads(found, model)
+        _check_shape(found, last, model)
+        return found._replace(merged=_merged(tensor.name, model))
+    except _UnknownError as error:
+        return Judged(kind, Role(None, unknown=str(error)), model.heads, "")
+
+
+class _UnknownError(Exception):
+    """Why the role of a tensor is not known."""
+
+
+def _last(name: str) -> str:
+    return name.removesuffix(".weight").rpartition(".")[2]
+
+
+def _check_whole(tensor: LogicalTensor, last: str, model: _Model) -> None:
+    if last in ("gate", "router") and len(tensor.shape) == 2 and tensor.shape[0] != model.experts:
+        known = f"{model.experts} experts" if model.experts else "no experts that are known"
+        raise _UnknownError(
+            f"a router would have a row for each expert; it has {tensor.shape[0]}, and there are {known}"
+        )
+
+
+def _check_shape(found: Judged, last: str, model: _Model) -> None:
+    tensor, role = found.kind.tensor, found.role
+    assert role.dim is not None
+    size = tensor.shape[role.dim]
+    if size % role.parts:
+        raise _UnknownError(f"its dim of {size} does not make {role.parts} parts")
+    if role.dim == -3 or last in _LATENT or not model.hidden or dict(tensor.uncut).keys() >= {0, 1}:
+        return
+    other = tensor.shape[-3 - role.dim]
+    if other != model.hidden:
+        what = "columns" if role.dim == -2 else "rows"
+        raise _UnknownError(f"it has {other} {what}, and hidden_size is {model.hidden}: the name {last} means another")
+
+
+def _oriented(found: Judged, model: _Model) -> Judged:
+    """Experts that may be stacked as (expert, in, out): by the shapes of what belongs together, and `hidden_size`."""
+    tensor, role = found.kind.tensor, found.role
+    out, columns = tensor.shape[-2:]
+    last, base = _last(tensor.name), starred(tensor.name).removesuffix(".weight").rpartition(".")[0]
+    votes: dict[bool, str] = {}
+    if model.hidden and out != columns and model.hidden in (out, columns):
+        # The dim that is not cut is the hidden one: columns of gate and up, rows of down.
+        is_cut_first = columns == model.hidden
+        votes[is_cut_first == (role.dim == -1)] = "hidden_size"
+    other = "down_proj" if role.parts == 2 else "gate_up_proj"
+    pair = model.shapes.get(f"{base}.{other}", ())
+    if len(pair) == 3 and (role.parts == 2 or last == "down_proj"):
+        (_, rows, hidden), (_, outer, inner) = (tensor.shape, pair) if role.parts == 2 else (pair, tensor.shape)
+        if (rows, hidden) == (2 * inner, outer):
+            votes[False] = f"the shape of {other}"
+        if (hidden, rows) == (2 * outer, inner):
+            votes[True] = f"the shape of {other}"
+    if not votes:
+        if any(each.packing > 1 for one in tensor.components for each in one.along if each.of == len(tensor.shape) - 1):
+            votes[False] = "the form, in which columns are packed"
+        elif "llama4_text" in model.types or ("gpt_oss" in model.types and tensor.form == "plain"):
+            votes[True] = "model_type"
+        elif out == columns and tensor.unit(len(tensor.shape) - 2) == tensor.unit(len(tensor.shape) - 1):
+            votes[False] = "its equal dims"
+    if len(votes) != 1:
+        raise _UnknownError("which of its dims is the hidden one is not known; hidden_size in config.json says it")
+    ((transposed, why),) = votes.items()
+    assert role.dim is not None
+    role = role._replace(dim=-3 - role.dim) if transposed else role
+    return found._replace(role=role, rests_on=f"{found.rests_on}; {why}")
+
+
+def _with_heads(found: Judged, model: _Model) -> Judged:
+    """The heads that the dim is made of; how many, must be known."""
+    tensor, role, heads = found.kind.tensor, found.role, model.heads
+    assert role.dim is not None
+    n = tensor.shape[role.dim]
+    if not role.heads or dict(tensor.uncut).keys() >= {0, 1}:
+        return found
+    if role.heads == "linear":
+        if not heads.linear or n % heads.linear:
+            raise _UnknownError(f"linear_num_key_heads is {heads.linear or 'not stated'}, and its dim has {n}")
+        return found._replace(rests_on=f"{found.rests_on}; linear_num_key_heads = {heads.linear}")
+    if not heads.q:
+        raise _UnknownError("the number of heads is not known: num_attention_heads of config.json says it")
+    kv = heads.kv or _derived(role, n, model)
+    heads = heads._replace(kv=kv)
+    rests = f"{found.rests_on}; num_attention_heads = {heads.q}"
+    if role.heads != "q":
+        rests += f"; num_key_value_heads = {kv}" + ("" if model.heads.kv else ", by the shape")
+    if not _makes(role, n, heads, exact=bool(heads.size) and "kv_lora_rank" not in model.said):
+        what = f"{heads.q} heads" if role.heads == "q" else f"{heads.q} and {kv} heads"
+        each = f" of {heads.size}" if heads.size else ""
+        raise _UnknownError(f"its dim has {n}, which {what}{each} do not make")
+    return found._replace(heads=heads, rests_on=rests)
+
+
+def _derived(role: Role, n: int, model: _Model) -> int:
+    """The number of key-value heads that the shape says, where the configuration does not."""
+    heads = model.heads
+    d = heads.size or (model.hidden // heads.q if model.hidden % heads.q == 0 else 0)
+    if role.heads == "q":
+        return heads.q
+    if not d:
+        return heads.q if role.heads == "qkv" and n % (3 * heads.q) == 0 else 0
+    rows = n if role.heads == "kv" else (n - heads.q * d) // 2
+    return rows // d if rows > 0 and rows % d == 0 and heads.q % (rows // d) == 0 else 0
+
+
+def _makes(role: Role, n: int, heads: Heads, *, exact: bool) -> bool:
+    """Whether a dim of `n` elements is made of so many heads, of the size that is stated, if it is to be that."""
+    q, kv, size, value = heads.q, heads.kv, heads.size, heads.value_size
+    if role.heads != "q" and not kv:
+        return False
+    if not exact:
+        return n % {"q": q, "kv": kv, "qkv": q + 2 * kv}[role.heads] == 0
+    if role.heads == "q":  # Gates may lie beside the queries.
+        return n % (q * size) == 0 or n == q * value
+    return n in ((kv * size, kv * value) if role.heads == "kv" else (q * size + kv * (size + value),))
+
+
+def _merged(name: str, model: _Model) -> str:
+    """The place of a matrix among those that engines put one after the other, if the model has all of them."""
+    last, base = _last(name), starred(name).removesuffix(".weight").rpartition(".")[0]
+    for names in _MERGED:
+        if last in names and all(f"{base}.{one}.weight" in model.shapes for one in names):
+            return "last" if last == names[-1] else "first"
+    return ""
