@@ -106,6 +106,7 @@ class StoredCheckpoint(ReadsFiles, Mapping[str, StoredTensor]):
         objects: The values in it that are not tensors, by name.
         unreadable: Why other tensors of it cannot be read, by name; they are not among the names of the mapping, and
             asking for one is a ParseError.
+        unread: Files that belong to it and are not read, by their paths from its folder.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class StoredCheckpoint(ReadsFiles, Mapping[str, StoredTensor]):
         objects: Mapping[str, StoredObject] | None = None,
         unreadable: Mapping[str, str] | None = None,
         sums: Callable[[], Iterable[StoredSum]] = tuple,
+        unread: Sequence[str] = (),
     ) -> None:
         maps = isinstance(tensors, Mapping) and all(
             each is None or isinstance(each, Mapping) for each in (metadata, objects, unreadable)
@@ -130,6 +132,7 @@ class StoredCheckpoint(ReadsFiles, Mapping[str, StoredTensor]):
         self.metadata: Mapping[str, Any] = MappingProxyType(dict(metadata or {}))
         self.objects: Mapping[str, StoredObject] = MappingProxyType(dict(objects or {}))
         self.unreadable: Mapping[str, str] = MappingProxyType(dict(unreadable or {}))
+        self.unread = tuple(unread)
         self._tensors = tensors
         self._files = files
         self._sums = sums

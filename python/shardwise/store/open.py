@@ -142,14 +142,15 @@ FORMS: list[Form] = [
         refusal="holds the flat parameters of FSDP1, which do not describe the tensors in them; save it once with "
         "SHARDED_STATE_DICT or FULL_STATE_DICT",
     ),
+    Form("universal", lambda target: "latest_universal" in target.names or _is_universal(target), "torch.universal"),
     Form(
         "deepspeed",
         lambda target: (
             target.matching(r".*(?:zero_pp_rank|mp_rank)_\d+.*_states\.pt")
             or ("latest" in target.names and target.matching(r"global_step\d+"))
         ),
-        refusal="is a DeepSpeed checkpoint, whose parts are flat ranges of many parameters; convert it once with its "
-        "own zero_to_fp32.py or ds_to_universal.py",
+        refusal="is a DeepSpeed checkpoint, whose parts are flat ranges of many parameters; convert it once with "
+        "DeepSpeed's own ds_to_universal.py, or with zero_to_fp32.py without options, and open what that writes",
     ),
     Form(
         "megatron (legacy)",
@@ -209,6 +210,16 @@ FORMS: list[Form] = [
 ]
 
 
+def _is_universal(target: Target) -> bool:
+    """Whether a folder has a folder zero of folders of parameters."""
+    if "zero" not in target.names or not (target.path / "zero").is_dir():
+        return False
+    inside = Target(target.path / "zero").names
+    return "optimizer_state.pt" in inside or any(
+        (target.path / "zero" / name / "fp32.pt").exists() for name in inside[:8]
+    )
+
+
 def _is_step(path: Location) -> bool:
     return any((path / name).exists() for name in ("_CHECKPOINT_METADATA", "commit_success.txt", "_METADATA"))
 
@@ -222,9 +233,10 @@ def open_checkpoint(path: str | os.PathLike[str] | Location, *, part: bool = Fal
     Args:
         path: A safetensors file or a folder of them in Hugging Face's format; a distributed checkpoint of PyTorch,
             also as safetensors; a folder of `model_world_size_W_rank_R.pt`, as written by FSDP2 trainers; a `.pt` or
-            `.bin` file of `torch.save`; a Megatron `torch_dist` checkpoint; an Orbax checkpoint, or a folder of its
-            steps, whose last one is opened; Keras' `.weights.h5`, alone or sharded. Also a URL that fsspec knows, such
-            as `s3://bucket/model`, or an `ObjectPath`, which takes options.
+            `.bin` file of `torch.save`; a universal checkpoint of DeepSpeed, whose weights are read; a Megatron
+            `torch_dist` checkpoint; an Orbax checkpoint, or a folder of its steps, whose last one is opened; Keras'
+            `.weights.h5`, alone or sharded. Also a URL that fsspec knows, such as `s3://bucket/model`, or an
+            `ObjectPath`, which takes options.
         part: Whether one file of a checkpoint in several may be opened by itself. Its tensors are what is in that file;
             of those that are cut, the shapes are those of the parts.
 
