@@ -24,7 +24,7 @@ from ..partition import Partition
 from ..quantized import Components, LogicalTensor, find_components
 from ..rules.rewrites import Rewrites
 from ..store.pieces import Pieces, dense_strides
-from ..store.tensors.assembled import Assembled, Wanted
+from ..store.tensors.assembled import Assembled, Stored, Wanted
 from ..store.tensors.rewrite import rewritten
 from ..tiling import Tiling
 from .descriptors import ZEROS, Places
@@ -84,12 +84,12 @@ def quantized_weights(tensors: Mapping[str, Described], config: Mapping[str, Any
 def _assembled(
     tensors: Mapping[str, Described], tiling: Callable[[str, tuple[int, ...]], Tiling]
 ) -> dict[str, Assembled]:
-    made = {}
+    made: dict[str, Assembled] = {}
     for name, (shape, dtype) in tensors.items():
         known = find_dtype(dtype)
         if known is None:
             raise LayoutError(f"tensor {shown(name)} has the dtype {shown(dtype)}, which cannot be rewritten")
-        made[name] = Assembled.of_stored(name, shape, known, partial(_held, name, shape, known, tiling))
+        made[name] = Stored(name, shape, known, make=partial(_held, name, shape, known, tiling))
     return made
 
 
@@ -148,10 +148,15 @@ class Sources:
 
         A tensor that is only called differently has the tiling of the stored one, and no table.
         """
-        if isinstance(tensor.recipe, str):
-            return self.stored(tensor.recipe), None, (tensor.recipe,)
+        if tensor.source is not None:
+            return self.stored(tensor.source), None, (tensor.source,)
         names: dict[str, int] = {}
-        key = self._kind(tensor.recipe, names), tensor.shape, id(dst)
+
+        def kind(leaf: Stored) -> tuple[int, int]:
+            """The number of a stored tensor in place of its name, and how it is cut."""
+            return names.setdefault(leaf.origin, len(names)), id(self.stored(leaf.origin))
+
+        key = tensor.tree(kind), tensor.shape, id(dst)
         if key not in self._made:
             self._kept[id(dst)] = dst
             self._made[key] = self._placed(name, tensor, dst, names)
@@ -163,16 +168,10 @@ class Sources:
         self._kept[id(found)] = found
         return found
 
-    def _kind(self, recipe: Any, names: dict[str, int]) -> Any:
-        """A recipe with numbers and tilings in place of names."""
-        if isinstance(recipe, str):
-            return names.setdefault(recipe, len(names)), id(self.stored(recipe))
-        return recipe[0], *[self._kind(part, names) for part in recipe[1:]]
-
     def _placed(self, name: str, tensor: Assembled, dst: Tiling, names: Mapping[str, int]) -> tuple[Tiling, Places]:
         if not dst._is_named:
             raise LayoutError(f"tensor {shown(name)}: its holders have no labels to send to")
-        table = tensor.wanted(name, None).pieces
+        table = tensor.tables().pieces
         rank = len(tensor.shape)
         if any(isinstance(holder, np.ndarray) and holder.tobytes().strip(b"\0") for holder in table.holders):
             raise LayoutError(f"tensor {shown(name)} has values that a rewrite works out, which no holder has to send")

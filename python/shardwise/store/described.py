@@ -16,7 +16,7 @@ from ..rules.model_shapes import model_shapes
 from ..rules.rewrites import Rewrites
 from ..rules.toml import parse_toml
 from .quantized import Outline
-from .tensors.assembled import Assembled
+from .tensors.assembled import Stored
 from .tensors.rewrite import rewritten
 from .tensors.weights import Reader
 from .text import are_sizes, checked_name, checked_shape
@@ -87,7 +87,7 @@ def rewritten_outline(
     """
     if not rewrites:
         return outline, weights
-    stored = {name: Assembled.of_stored(name, shape, dtype, _unread) for name, (shape, dtype) in outline.items()}
+    stored = {name: Stored(name, shape, dtype, make=_unread) for name, (shape, dtype) in outline.items()}
     try:
         made, carried = rewritten(stored, rewrites, weights.tensors, read)
     except LayoutError:

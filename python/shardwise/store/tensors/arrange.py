@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from ..pieces import Bounds, Pieces
-from .assembled import MOST_STRETCHES, SHORT, Assembled
+from .assembled import MOST_STRETCHES, SHORT, Assembled, Tables
 
 __all__ = ["arranged"]
 
 #: More boxes than these are not copied one by one, however long they are.
 _MOST_BOXES = 1 << 20
-#: A block is read with up to so many times its elements, rather than in several reads.
+#: Of a part with very many pieces those of a box are looked for at once with up to so many times its elements, rather
+#: than row by row.
 _MOST_OVER = 4
 
-_Array = npt.NDArray[Any]
 _Sizes = Sequence[int]
 
 
@@ -37,21 +36,94 @@ def arranged(tensor: Assembled, split: Sequence[_Sizes], merged: Sequence[Sequen
     """
     sizes = [size for group in split for size in group]
     shape = tuple(math.prod(sizes[atom] for atom in group) for group in merged)
-    # Not by the numbers alone: a dim of no size beside one of two makes as many.
-    if all(len(group) == 1 for group in split) and list(merged) == [[dim] for dim in range(len(split))]:
+    # Compare the groups, not only their count: a dim split into none beside a dim split into two has the right count.
+    if all(len(group) == 1 for group in split) and list(map(list, merged)) == [[dim] for dim in range(len(split))]:
         return tensor
-    order = [atom for group in merged for atom in group]
+    boxes, nbytes = _boxes(sizes, merged), math.prod(shape) * (tensor.dtype.bits // 8)
+    scattered = boxes > MOST_STRETCHES and (nbytes < boxes * SHORT or boxes > _MOST_BOXES)
+    return _Arranged(
+        tensor.origin, shape, tensor.dtype, (tensor,), tensor.is_scattered or scattered,
+        split=tuple(map(tuple, split)), merged=tuple(map(tuple, merged)),
+    )  # fmt: skip
 
-    def change(table: Pieces) -> Pieces:
+
+@dataclass(frozen=True, eq=False)
+class _Arranged(Assembled):
+    """The dims of a part split into atoms, and the atoms in another order merged to dims."""
+
+    #: For each dim of the part the sizes of its atoms.
+    split: tuple[tuple[int, ...], ...] = field(kw_only=True)
+    #: For each dim the numbers of its atoms.
+    merged: tuple[tuple[int, ...], ...] = field(kw_only=True)
+
+    @property
+    def what(self) -> Hashable:
+        return "arranged", self.split, self.merged
+
+    @property
+    def _sizes(self) -> list[int]:
+        return [size for group in self.split for size in group]
+
+    def _tables(self, box: Bounds | None) -> Tables:
+        (part,) = self.parts
+        if box is None:
+            return part._tables(None).changed(lambda table: self._changed(table, None))
+        sizes, made = self._sizes, list[Tables]()
+        order = [atom for group in self.merged for atom in group]
+        ranges = [
+            list(_rectangles([sizes[atom] for atom in group], *side))
+            for group, side in zip(self.merged, box, strict=True)
+        ]
+        # A box is a few boxes of atoms: up to three in each atom of a dim but the last.
+        for chosen in itertools.product(*ranges):
+            of = [(0, 1)] * len(sizes)
+            for atom, bounds in zip(order, itertools.chain.from_iterable(chosen), strict=True):
+                of[atom] = bounds
+            made += self._in_atoms(of)
+        return Tables.joined(made, len(self.shape))
+
+    def _in_atoms(self, of: Sequence[tuple[int, int]]) -> Iterator[Tables]:
+        """The places of the elements of a box of atoms, at their places in the tensor."""
+        (part,), at = self.parts, 0
+        around = []
+        for sizes in self.split:
+            sides = of[at : at + len(sizes)]
+            at += len(sizes)
+            first = last = 0
+            for size, (start, stop) in zip(sizes, sides, strict=True):
+                first, last = first * size + start, last * size + stop - 1
+            around.append((first, last + 1))
+        wanted = [stop - start for start, stop in of]
+        over = math.prod(stop - start for start, stop in around) > _MOST_OVER * math.prod(wanted)
+        if not (over and part.is_scattered):
+            yield part._tables(tuple(around)).changed(lambda table: self._changed(table, of))
+            return
+        # The outermost atom of which there is more than one place.
+        dim = next(dim for dim, size in enumerate(wanted) if size > 1)
+        for row in range(*of[dim]):
+            yield from self._in_atoms([*of[:dim], (row, row + 1), *of[dim + 1 :]])
+
+    def _changed(self, table: Pieces, of: Sequence[tuple[int, int]] | None) -> Pieces:
+        """A table of the part as one of the tensor; with `of`, only what is in this box of atoms.
+
+        Dims are split before they are merged, and what is not wanted is left out in between: only merging makes many
+        boxes of one.
+        """
+        sizes, split = self._sizes, self.split
+        order = [atom for group in self.merged for atom in group]
         for dim in reversed(range(len(split))):
             for place in range(len(split[dim]) - 1):
                 table = _split(table, dim + place, math.prod(split[dim][place + 1 :]))
             if not split[dim]:
                 table = table.without(dim)
+        if of is not None:
+            table = table.clipped(tuple(of))
         table = table.transposed([*order, *(atom for atom in range(len(sizes)) if atom not in order)])
+        if not len(table):
+            return table
         while table.rank > len(order):
             table = table.without(len(order))
-        for at, group in enumerate(merged):
+        for at, group in enumerate(self.merged):
             if not group:
                 table = _with_one(table, at)
             for count in range(1, len(group)):
@@ -59,14 +131,6 @@ def arranged(tensor: Assembled, split: Sequence[_Sizes], merged: Sequence[Sequen
                 inner = math.prod(sizes[atom] for atom in group[-count:])
                 table = _merged(table, at + len(group) - count - 1, inner)
         return table
-
-    def read(box: Bounds) -> _Array:
-        return _read(tensor, split, merged, box)
-
-    what = ("arranged", *map(tuple, split), *map(tuple, merged), len(split))
-    made = tensor.changed(shape, change, read, what)
-    boxes, nbytes = _boxes(sizes, merged), math.prod(shape) * (tensor.dtype.bits // 8)
-    return made.marked(boxes > MOST_STRETCHES and (nbytes < boxes * SHORT or boxes > _MOST_BOXES))
 
 
 def _boxes(sizes: _Sizes, merged: Sequence[Sequence[int]]) -> int:
@@ -135,79 +199,26 @@ def _with_one(table: Pieces, dim: int) -> Pieces:
     return Pieces.built(table.numbers, table.offsets, boxes, strides, table.holders)
 
 
-def _read(tensor: Assembled, split: Sequence[_Sizes], merged: Sequence[Sequence[int]], box: Bounds) -> _Array:
-    """A box of the arranged tensor, from boxes of the tensor itself."""
-    sizes = [size for group in split for size in group]
-    out = np.zeros([stop - start for start, stop in box], f"V{tensor.dtype.bits // 8}")
-    if 0 in out.shape:
-        return out
-    order = [atom for group in merged for atom in group]
-    ranges = [
-        list(_rectangles([sizes[atom] for atom in group], *side)) for group, side in zip(merged, box, strict=True)
-    ]
-    for chosen in itertools.product(*ranges):
-        of = [(0, 1)] * len(sizes)
-        for atom, bounds in zip(order, itertools.chain.from_iterable(sides for _, sides in chosen), strict=True):
-            of[atom] = bounds
-        values = _read_split(tensor, split, of)
-        rest = [atom for atom in range(len(sizes)) if atom not in order]
-        values = values.transpose([*order, *rest])
-        lengths = [math.prod(stop - start for start, stop in sides) for _, sides in chosen]
-        place = tuple(
-            slice(at - begin, at - begin + length)
-            for (at, _), (begin, _), length in zip(chosen, box, lengths, strict=True)
-        )
-        region: tuple[Any, ...] = (*place, ...)
-        out[region] = values.reshape(lengths)
-    return out
-
-
-def _rectangles(sizes: _Sizes, low: int, high: int) -> Iterator[tuple[int, list[tuple[int, int]]]]:
-    """The boxes that make up a range of several dims as one, each with where it begins in them."""
-    if not sizes:
-        yield 0, []
-        return
-    if len(sizes) == 1:
-        yield low, [(low, high)]
+def _rectangles(sizes: _Sizes, low: int, high: int) -> Iterator[list[tuple[int, int]]]:
+    """The boxes of several dims that make up a range of these dims merged."""
+    if len(sizes) <= 1:
+        yield [(low, high)] if sizes else []
         return
     inner = math.prod(sizes[1:])
     first, last = low // inner, (high - 1) // inner
     begin, end = low - first * inner, high - last * inner
     whole = [(0, size) for size in sizes[1:]]
     if first == last:
-        for at, rest in _rectangles(sizes[1:], begin, end):
-            yield first * inner + at, [(first, first + 1), *rest]
+        for rest in _rectangles(sizes[1:], begin, end):
+            yield [(first, first + 1), *rest]
         return
     if begin:
-        for at, rest in _rectangles(sizes[1:], begin, inner):
-            yield first * inner + at, [(first, first + 1), *rest]
+        for rest in _rectangles(sizes[1:], begin, inner):
+            yield [(first, first + 1), *rest]
         first += 1
     stop = last if end < inner else last + 1
     if first < stop:
-        yield first * inner, [(first, stop), *whole]
+        yield [(first, stop), *whole]
     if end < inner:
-        for at, rest in _rectangles(sizes[1:], 0, end):
-            yield last * inner + at, [(last, last + 1), *rest]
-
-
-def _read_split(tensor: Assembled, split: Sequence[_Sizes], of: Sequence[tuple[int, int]]) -> _Array:
-    """A box of the tensor with its dims split, in one read if that does not take too much, else in several."""
-    around, indices = [], []
-    at = 0
-    for sizes in split:
-        sides = of[at : at + len(sizes)]
-        at += len(sizes)
-        index = np.zeros((), np.int64)
-        for size, (start, stop) in zip(sizes, sides, strict=True):
-            index = np.expand_dims(index, -1) * size + np.arange(start, stop)
-        first, last = int(index.flat[0]), int(index.flat[-1])
-        around.append((first, last + 1))
-        indices.append(index.reshape(-1) - first)
-    wanted = [stop - start for start, stop in of]
-    if math.prod(stop - start for start, stop in around) <= _MOST_OVER * math.prod(wanted):
-        return tensor.read(tuple(around))[np.ix_(*indices)].reshape(wanted)
-    # The outermost dim of which there is more than one place.
-    dim = next(dim for dim, size in enumerate(wanted) if size > 1)
-    rows = range(*of[dim])
-    parts = [_read_split(tensor, split, [*of[:dim], (row, row + 1), *of[dim + 1 :]]) for row in rows]
-    return np.concatenate(parts, dim)
+        for rest in _rectangles(sizes[1:], 0, end):
+            yield [(last, last + 1), *rest]

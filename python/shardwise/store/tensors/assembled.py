@@ -1,38 +1,35 @@
-"""Tensors put together from parts of stored ones: the place of each element is worked out, and none is read.
+"""Tensors put together from parts of stored ones: a tree of what is done to which, and the place of each element.
 
-If that would make very many pieces of a few bytes, `is_scattered` is true: then `read` puts boxes of the tensor
-together in memory instead.
+A tree reads nothing. `pieces_in` works out which boxes of which files a box of the tensor is made of; trees that are
+equal, but for names, have tables that are. If a whole table would have very many pieces of a few bytes,
+`is_scattered` is true, and the tensor is better put together box by box.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ..._dtypes import Dtype
+from ..._fork import cached_property
 from ..._text import shown
 from ...errors import LayoutError, SizeOverflowError
 from ...partition import Partition
-from ..boxes import read_piece
-from ..files import Holder
-from ..pieces import NO_PIECES, Bounds, Piece, Pieces, Stretches, within
+from ..pieces import NO_PIECES, Bounds, Piece, Pieces, Stretches
 
-__all__ = ["MOST_STRETCHES", "SHORT", "Assembled", "Wanted", "zero_element"]
+__all__ = ["MOST_STRETCHES", "SHORT", "Assembled", "Stored", "Tables", "Values", "Wanted", "zero_element"]
 
 _LARGEST = 2**63 - 1
 #: With at least this many stretches, of fewer bytes than this on average, an order is too fine to copy piece by piece.
 MOST_STRETCHES, SHORT = 256, 512
 
 _Array = npt.NDArray[Any]
-
-
-#: Pieces and replicas.
-_Tables = tuple[Pieces, Pieces]
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,93 +70,98 @@ class Wanted:
         return size
 
 
+class Tables(NamedTuple):
+    """The places of a tensor's elements.
+
+    Attributes:
+        pieces: Boxes that tile it, or a box of it.
+        replicas: Further boxes, which repeat what some of these hold.
+    """
+
+    pieces: Pieces
+    replicas: Pieces = NO_PIECES
+
+    def clipped(self, box: Bounds) -> Tables:
+        """The parts that are within a box."""
+        return Tables(self.pieces.clipped(box), self.replicas.clipped(box))
+
+    def changed(self, change: Callable[[Pieces], Pieces]) -> Tables:
+        """Both, changed in one way; a table without pieces stays as it is."""
+        return Tables(*(change(table) if len(table) else table for table in self))
+
+    @staticmethod
+    def joined(tables: Sequence[Tables], rank: int) -> Tables:
+        """The pieces of several, and the replicas."""
+        return Tables(
+            Pieces.joined([each.pieces for each in tables], rank),
+            Pieces.joined([each.replicas for each in tables], rank),
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class Assembled:
-    """A tensor made of parts of stored ones.
+    """A tensor made of parts of stored ones: a node of a tree, whose leaves are stored tensors and values.
 
     Attributes:
         origin: The name of a stored tensor that is in it, for messages.
         shape: Its shape.
         dtype: Its dtype.
-        stored: The name of the stored tensor that it is, if it is an unchanged one.
+        parts: The tensors that it is made of.
         is_scattered: Whether its pieces are too many and too short to be copied one by one.
         is_apart: Whether it is written by itself, though another tensor is made of the same pieces.
-        recipe: How it is made of stored tensors: the name of one, or a tuple of what is done and the recipes of what it
-            is done to. Tensors whose recipes differ in names only have pieces that do.
     """
 
     origin: str
     shape: tuple[int, ...]
     dtype: Dtype
-    _make: Callable[[], _Tables]
-    _read: Callable[[Bounds], _Array]
-    stored: str | None = None
+    parts: tuple[Assembled, ...] = ()
     is_scattered: bool = False
     is_apart: bool = False
-    recipe: Any = ""
 
-    @classmethod
-    def of_stored(cls, name: str, shape: tuple[int, ...], dtype: Dtype, make: Callable[[], Wanted]) -> Assembled:
-        """A stored tensor; `make` gives its pieces, and is called once, if they are needed."""
-        kept: list[_Tables] = []
+    @property
+    def what(self) -> Hashable:
+        """What is done to the parts."""
+        raise NotImplementedError
 
-        def tables() -> _Tables:
-            if not kept:
-                if dtype.bits % 8:
-                    raise TypeError(
-                        f"tensor {shown(name)} is {dtype.name}, {dtype.bits} bits an element; packed elements cannot "
-                        "be rewritten"
-                    )
-                wanted = make()
-                kept.append((wanted.pieces, wanted.replicas))
-            return kept[0]
+    def _tables(self, box: Bounds | None) -> Tables:
+        """The places of the elements of a box, or of all."""
+        raise NotImplementedError
 
-        return cls(name, shape, dtype, tables, lambda box: _read(tables()[0], box, dtype.bits // 8), name, recipe=name)
+    @property
+    def source(self) -> str | None:
+        """The name of the stored tensor whose elements it has, in their order; `None` if it is made otherwise."""
+        return None
 
-    @classmethod
-    def of_values(cls, origin: str, values: _Array, dtype: Dtype) -> Assembled:
-        """Values in memory, a few of them; the same at each call, so that tied tensors stay tied."""
-        kept = _VALUES.setdefault((values.tobytes(), values.shape, dtype.name), np.ascontiguousarray(values))
-        as_bytes = kept.view(f"V{dtype.bits // 8}")
-        box = tuple((0, size) for size in values.shape)
-        table = Pieces.of([Piece(box, as_bytes, 0, as_bytes.strides)], len(box))
+    @property
+    def stored(self) -> str | None:
+        """The name of the stored tensor that can be written in its place."""
+        return None
 
-        def read(box: Bounds) -> _Array:
-            return as_bytes[tuple(slice(*side) for side in box)]
+    def tree(self, leaf: Callable[[Stored], Hashable]) -> Hashable:
+        """Give how it is made, as a value: equal for two tensors that are made alike of leaves that are."""
+        return self.what, *(part.tree(leaf) for part in self.parts)
 
-        recipe = (("values", kept.tobytes(), kept.shape, dtype.name),)
-        return cls(origin, values.shape, dtype, lambda: (table, NO_PIECES), read, recipe=recipe)
+    def pieces_in(self, box: Bounds) -> Tables:
+        """Give the places of the elements of a box, in time and memory that grow with what there is of it."""
+        return Tables(NO_PIECES) if any(a >= b for a, b in box) else self._tables(box)
 
-    def read(self, box: Bounds) -> _Array:
-        """Put a box of the tensor together in memory; its elements are bytes, whatever the dtype.
-
-        Raises:
-            ParseError, OSError: as for `StoredTensor.read`.
-        """
-        return self._read(box)
+    def tables(self) -> Tables:
+        """Give the places of all elements."""
+        return Tables(NO_PIECES) if 0 in self.shape else self._tables(None)
 
     def wanted(self, name: str, partition: Partition | None) -> Wanted:
         """The tensor, to be written under a name."""
-        if 0 in self.shape:
-            return Wanted(name, self.dtype, self.shape, NO_PIECES, NO_PIECES, partition, None)
-        pieces, replicas = self._make()
-        identity = None if self.is_apart else self._identity(pieces)
-        return Wanted(name, self.dtype, self.shape, pieces, replicas, partition, identity)
+        tables = self.tables()
+        identity = None if self.is_apart or 0 in self.shape else self.identity()
+        return Wanted(name, self.dtype, self.shape, *tables, partition, identity)
 
-    def identity(self) -> Any:
-        """Equal for tied tensors, which are made of the same pieces in the same way."""
-        return self._identity(self._make()[0])
-
-    def _identity(self, pieces: Pieces) -> Any:
-        return pieces.identity, self.dtype.name, self.shape
+    def identity(self) -> Hashable:
+        """Equal for tied tensors, which are made in the same way of tensors that lie in the same places."""
+        return self.tree(lambda stored: stored.place), self.dtype.name, self.shape
 
     def apart(self) -> Assembled:
         """The tensor, never tied to another one."""
-        return replace(self, stored=None, is_apart=True)
-
-    def replicas(self) -> Pieces:
-        """Further boxes, which repeat what others hold."""
-        return NO_PIECES if 0 in self.shape else self._make()[1]
+        return replace(self, is_apart=True)
 
     def taken(self, dim: int, stretches: Stretches, size: int) -> Assembled:
         """The tensor with a dim of this size, made of these stretches of the old one."""
@@ -174,81 +176,23 @@ class Assembled:
 
     def unstacked(self, place: int) -> Assembled:
         """The tensor at a place in the first dim."""
-        row = np.array([[place, 0, 1]], np.int64)
-        shape = self.shape[1:]
-        return self.changed(
-            shape,
-            lambda table: table.taken(0, row).without(0),
-            lambda box: self.read(((place, place + 1), *box))[0],
-            ("unstacked", place),
-        )
+        return _Unstacked(self.origin, self.shape[1:], self.dtype, (self,), self.is_scattered, place=place)
 
     def transposed(self) -> Assembled:
         """The tensor with its last two dims swapped."""
         rank = len(self.shape)
         if rank < 2:
             raise LayoutError(f"tensor {shown(self.origin)} has {rank} dims, so it cannot be transposed")
-        order = [*range(rank - 2), rank - 1, rank - 2]
-        return self.changed(
-            tuple(self.shape[dim] for dim in order),
-            lambda table: table.transposed(order),
-            lambda box: self.read(tuple(box[dim] for dim in order)).transpose(order),
-            ("transposed",),
-        )
+        order = (*range(rank - 2), rank - 1, rank - 2)
+        shape = tuple(self.shape[dim] for dim in order)
+        return _Transposed(self.origin, shape, self.dtype, (self,), self.is_scattered, order=order)
 
     def padded(self, dim: int, size: int) -> Assembled:
         """The tensor with zeros after a dim's elements."""
-        have = self.shape[dim]
-        if size == have:
+        if size == self.shape[dim]:
             return self
         shape = (*self.shape[:dim], size, *self.shape[dim + 1 :])
-        box = tuple((have if i == dim else 0, extent) for i, extent in enumerate(shape))
-        zeros = Pieces.of([Piece(box, zero_element(self.dtype.bits // 8), 0, (0,) * len(shape))], len(shape))
-
-        def tables() -> _Tables:
-            pieces, replicas = self._make()
-            return Pieces.joined([pieces, zeros], len(shape)), replicas
-
-        def read(box: Bounds) -> _Array:
-            begin, end = (min(side, have) for side in box[dim])
-            there = self.read((*box[:dim], (begin, end), *box[dim + 1 :]))
-            out = np.zeros([stop - start for start, stop in box], there.dtype)
-            out[tuple(map(slice, there.shape))] = there
-            return out
-
-        recipe = (("padded", dim, size), self.recipe)
-        return Assembled(self.origin, shape, self.dtype, tables, read, None, self.is_scattered, recipe=recipe)
-
-    def changed(
-        self,
-        shape: tuple[int, ...],
-        change: Callable[[Pieces], Pieces],
-        read: Callable[[Bounds], _Array],
-        what: tuple[Any, ...],
-    ) -> Assembled:
-        """The tensor in another form, whose pieces `change` gives and whose boxes `read`; `what` names the change."""
-
-        def tables() -> _Tables:
-            pieces, replicas = self._make()
-            return change(pieces) if len(pieces) else pieces, change(replicas) if len(replicas) else NO_PIECES
-
-        recipe = (what, self.recipe)
-        return Assembled(self.origin, shape, self.dtype, tables, read, None, self.is_scattered, recipe=recipe)
-
-    def marked(self, is_scattered: bool) -> Assembled:
-        """The tensor, also scattered if this is true."""
-        return replace(self, is_scattered=self.is_scattered or is_scattered)
-
-    def kept(self) -> Assembled:
-        """The tensor, whose pieces are worked out once, for several that are made of it."""
-        made: list[_Tables] = []
-
-        def tables() -> _Tables:
-            if not made:
-                made.append(self._make())
-            return made[0]
-
-        return replace(self, _make=tables)
+        return _Padded(self.origin, shape, self.dtype, (self,), self.is_scattered, dim=dim)
 
     def repeated(self, others: Sequence[Assembled]) -> Assembled:
         """The tensor, of which others are stored again, and should hold the same.
@@ -264,13 +208,7 @@ class Assembled:
                 )
         if not others:
             return self
-
-        def tables() -> _Tables:
-            pieces, replicas = self._make()
-            more = [table for other in others for table in other._make()]
-            return pieces, Pieces.joined([replicas, *more], len(self.shape))
-
-        return replace(self, _make=tables, stored=None)
+        return _Repeated(self.origin, self.shape, self.dtype, (self, *others), self.is_scattered, self.is_apart)
 
     @staticmethod
     def stacked(tensors: Sequence[Assembled]) -> Assembled:
@@ -286,21 +224,8 @@ class Assembled:
                     f"tensors {shown(first.origin)} and {shown(other.origin)} cannot be stacked: one is "
                     f"{first.dtype.name} {first.shape}, the other {other.dtype.name} {other.shape}"
                 )
-        shape = (len(tensors), *first.shape)
-
-        def tables() -> _Tables:
-            made = [one._make() for one in tensors]
-            return (
-                Pieces.joined([pieces.within(at) for at, (pieces, _) in enumerate(made)], len(shape)),
-                Pieces.joined([replicas.within(at) for at, (_, replicas) in enumerate(made)], len(shape)),
-            )
-
-        def read(box: Bounds) -> _Array:
-            return np.stack([one.read(box[1:]) for one in tensors[slice(*box[0])]])
-
         scattered = any(one.is_scattered for one in tensors)
-        recipe = (("stacked",), *(one.recipe for one in tensors))
-        return Assembled(first.origin, shape, first.dtype, tables, read, None, scattered, recipe=recipe)
+        return _Stacked(first.origin, (len(tensors), *first.shape), first.dtype, tuple(tensors), scattered)
 
     @staticmethod
     def packed(dim: int, parts: Sequence[tuple[Assembled, Stretches]]) -> Assembled:
@@ -324,57 +249,229 @@ class Assembled:
         return _packed(shape, dim, parts)
 
 
+@dataclass(frozen=True, eq=False)
+class Stored(Assembled):
+    """A stored tensor: a leaf.
+
+    Attributes:
+        make: Gives its pieces; called once, if they are needed.
+    """
+
+    make: Callable[[], Wanted] = field(kw_only=True, repr=False)
+
+    @property
+    def what(self) -> Hashable:
+        """The name of the tensor."""
+        return self.origin
+
+    @property
+    def source(self) -> str | None:
+        """The name of the tensor."""
+        return self.origin
+
+    @property
+    def stored(self) -> str | None:
+        """The name of the tensor, unless it is written by itself."""
+        return None if self.is_apart else self.origin
+
+    def tree(self, leaf: Callable[[Stored], Hashable]) -> Hashable:
+        """Give what the function says of the leaf."""
+        return leaf(self)
+
+    @property
+    def place(self) -> Hashable:
+        """Equal for two that lie in the same places."""
+        return self._whole.pieces.identity
+
+    @cached_property
+    def _whole(self) -> Tables:
+        if self.dtype.bits % 8:
+            raise TypeError(
+                f"tensor {shown(self.origin)} is {self.dtype.name}, {self.dtype.bits} bits an element; packed elements "
+                "cannot be rewritten"
+            )
+        wanted = self.make()
+        return Tables(wanted.pieces, wanted.replicas)
+
+    def _tables(self, box: Bounds | None) -> Tables:
+        return self._whole if box is None else self._whole.clipped(box)
+
+
+@dataclass(frozen=True, eq=False)
+class Values(Assembled):
+    """Values in memory, a few of them: a leaf.
+
+    Attributes:
+        values: Their bytes, as an array.
+    """
+
+    values: _Array = field(kw_only=True)
+
+    @classmethod
+    def of(cls, origin: str, values: _Array, dtype: Dtype) -> Values:
+        """These values; the same array at each call, so that tied tensors stay tied."""
+        kept = _VALUES.setdefault((values.tobytes(), values.shape, dtype.name), np.ascontiguousarray(values))
+        return cls(origin, values.shape, dtype, values=kept.view(f"V{dtype.bits // 8}"))
+
+    @property
+    def what(self) -> Hashable:
+        """The values."""
+        return "values", self.values.tobytes(), self.shape, self.dtype.name
+
+    def _tables(self, box: Bounds | None) -> Tables:
+        whole = tuple((0, size) for size in self.shape)
+        tables = Tables(Pieces.of([Piece(whole, self.values, 0, self.values.strides)], len(whole)))
+        return tables if box is None else tables.clipped(box)
+
+
+@dataclass(frozen=True, eq=False)
+class _Packed(Assembled):
+    """Stretches of a dim of each part, put one after the other or in turns in the same dim."""
+
+    dim: int = field(kw_only=True)
+    #: For each part where its stretches begin in it, where in the dim, and their lengths.
+    stretches: tuple[Stretches, ...] = field(kw_only=True)
+
+    @property
+    def what(self) -> Hashable:
+        return "packed", self.dim, *(stretches.tobytes() for stretches in self.stretches)
+
+    def _tables(self, box: Bounds | None) -> Tables:
+        made = []
+        for part, every in zip(self.parts, self.stretches, strict=True):
+            stretches, inner = every, box
+            if box is not None:
+                stretches = _within(every, *box[self.dim])
+                if not len(stretches):
+                    continue
+                ends = stretches[:, 0] + stretches[:, 2]
+                around = int(stretches[:, 0].min()), int(ends.max())
+                inner = (*box[: self.dim], around, *box[self.dim + 1 :])
+            made.append(part._tables(inner).changed(partial(Pieces.taken, dim=self.dim, stretches=stretches)))
+        return Tables.joined(made, len(self.shape))
+
+
+@dataclass(frozen=True, eq=False)
+class _Unstacked(Assembled):
+    """The tensor at a place in the first dim of its part."""
+
+    place: int = field(kw_only=True)
+
+    @property
+    def what(self) -> Hashable:
+        return "unstacked", self.place
+
+    @cached_property
+    def _whole(self) -> Tables:
+        """The places of all elements, worked out once: several tensors are made of it."""
+        return self._made(tuple((0, size) for size in self.shape))
+
+    def _tables(self, box: Bounds | None) -> Tables:
+        return self._whole if box is None else self._made(box)
+
+    def _made(self, box: Bounds) -> Tables:
+        row = np.array([[self.place, 0, 1]], np.int64)
+        tables = self.parts[0]._tables(((self.place, self.place + 1), *box))
+        return tables.changed(lambda table: table.taken(0, row).without(0))
+
+
+@dataclass(frozen=True, eq=False)
+class _Transposed(Assembled):
+    """The dims of a part in another order."""
+
+    order: tuple[int, ...] = field(kw_only=True)
+
+    @property
+    def what(self) -> Hashable:
+        return "transposed", self.order
+
+    def _tables(self, box: Bounds | None) -> Tables:
+        inner = None
+        if box is not None:
+            sides = dict(zip(self.order, box, strict=True))
+            inner = tuple(sides[dim] for dim in range(len(box)))
+        return self.parts[0]._tables(inner).changed(lambda table: table.transposed(self.order))
+
+
+@dataclass(frozen=True, eq=False)
+class _Padded(Assembled):
+    """A part with zeros after the elements of a dim."""
+
+    dim: int = field(kw_only=True)
+
+    @property
+    def what(self) -> Hashable:
+        return "padded", self.dim, self.shape[self.dim]
+
+    def _tables(self, box: Bounds | None) -> Tables:
+        (part,), rank = self.parts, len(self.shape)
+        have, size = part.shape[self.dim], self.shape[self.dim]
+        whole = tuple((0, extent) for extent in self.shape) if box is None else box
+        begin, end = whole[self.dim]
+        made = []
+        if 0 not in part.shape and begin < have:
+            inner = (*whole[: self.dim], (begin, min(end, have)), *whole[self.dim + 1 :])
+            made.append(part._tables(None if box is None else inner))
+        if have < end:
+            zeros = (*whole[: self.dim], (max(begin, have), min(end, size)), *whole[self.dim + 1 :])
+            made.append(Tables(Pieces.of([Piece(zeros, zero_element(self.dtype.bits // 8), 0, (0,) * rank)], rank)))
+        return Tables.joined(made, rank)
+
+
+@dataclass(frozen=True, eq=False)
+class _Stacked(Assembled):
+    """Parts of one shape, stacked in a first dim."""
+
+    @property
+    def what(self) -> Hashable:
+        return "stacked"
+
+    def _tables(self, box: Bounds | None) -> Tables:
+        first, stop = (0, len(self.parts)) if box is None else box[0]
+        inner = None if box is None else box[1:]
+        made = [self.parts[at]._tables(inner).changed(partial(Pieces.within, place=at)) for at in range(first, stop)]
+        return Tables.joined(made, len(self.shape))
+
+
+@dataclass(frozen=True, eq=False)
+class _Repeated(Assembled):
+    """The first part, of which the others hold the same again."""
+
+    @property
+    def what(self) -> Hashable:
+        return self.parts[0].what
+
+    @property
+    def source(self) -> str | None:
+        return self.parts[0].source
+
+    def tree(self, leaf: Callable[[Stored], Hashable]) -> Hashable:
+        """Give how the first part is made: the others are only compared."""
+        return self.parts[0].tree(leaf)
+
+    def _tables(self, box: Bounds | None) -> Tables:
+        (pieces, replicas), *others = (part._tables(box) for part in self.parts)
+        again = [table for tables in others for table in tables]
+        return Tables(pieces, Pieces.joined([replicas, *again], len(self.shape)))
+
+
 def _packed(shape: tuple[int, ...], dim: int, parts: Sequence[tuple[Assembled, Stretches]]) -> Assembled:
     """A tensor of which each part has other stretches of a dim."""
     first = parts[0][0]
-
-    def tables() -> _Tables:
-        made = [(part._make(), stretches) for part, stretches in parts]
-        return (
-            Pieces.joined([pieces.taken(dim, stretches) for (pieces, _), stretches in made], len(shape)),
-            Pieces.joined([replicas.taken(dim, stretches) for (_, replicas), stretches in made], len(shape)),
-        )
-
-    def read(box: Bounds) -> _Array:
-        out = np.zeros([stop - start for start, stop in box], f"V{first.dtype.bits // 8}")
-        for part, stretches in parts:
-            _place(out, box, dim, part, stretches)
-        return out
-
     count = sum(len(stretches) for _, stretches in parts)
     run = math.prod(shape[dim:]) * (first.dtype.bits // 8)
     scattered = count > MOST_STRETCHES and run < count * SHORT
     scattered = scattered or any(part.is_scattered for part, _ in parts)
-    what = ("packed", dim, *(stretches.tobytes() for _, stretches in parts))
-    recipe = (what, *(part.recipe for part, _ in parts))
-    return Assembled(first.origin, shape, first.dtype, tables, read, None, scattered, recipe=recipe)
+    tensors, stretches = (tuple(each) for each in zip(*parts, strict=True))
+    return _Packed(first.origin, shape, first.dtype, tensors, scattered, dim=dim, stretches=stretches)
 
 
-def _place(out: _Array, box: Bounds, dim: int, part: Assembled, stretches: Stretches) -> None:
-    """Put what a part has of a box at its new place."""
-    low = np.maximum(stretches[:, 1], box[dim][0])
-    lengths = np.minimum(stretches[:, 1] + stretches[:, 2], box[dim][1]) - low
-    there = lengths > 0
-    if not there.any():
-        return
-    low, lengths, shift = low[there], lengths[there], (stretches[:, 0] - stretches[:, 1])[there]
-    within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    to = np.repeat(low, lengths) + within
-    of = to + np.repeat(shift, lengths)
-    begin, end = int(of.min()), int(of.max()) + 1
-    values = part.read((*box[:dim], (begin, end), *box[dim + 1 :]))
-    into: tuple[Any, ...] = (slice(None),) * dim + (to - box[dim][0],)
-    out[into] = values[(slice(None),) * dim + (of - begin,)]
-
-
-def _read(pieces: Pieces, box: Bounds, itemsize: int) -> _Array:
-    """The elements of a box, as bytes of this size."""
-    out = np.zeros([stop - start for start, stop in box], f"V{itemsize}")
-    for part in pieces.clipped(box):
-        if isinstance(part.holder, Holder):
-            read_piece(part, (0,) * len(box), out[within(part.box, box)])
-            part.holder.check()
-    return out
+def _within(stretches: Stretches, low: int, high: int) -> Stretches:
+    """The parts of stretches whose new places are in a range."""
+    begin = np.maximum(stretches[:, 1], low)
+    lengths = np.minimum(stretches[:, 1] + stretches[:, 2], high) - begin
+    found: Stretches = np.stack([stretches[:, 0] + begin - stretches[:, 1], begin, lengths], 1)[lengths > 0]
+    return found
 
 
 _ZEROS: dict[int, npt.NDArray[Any]] = {}

@@ -18,7 +18,7 @@ from ..checkpoint import KeyPath, StoredCheckpoint
 from ..location import Location
 from ..stored import UnsupportedError
 from ..text import MAX_NAME
-from .assembled import Assembled, Wanted
+from .assembled import Assembled, Stored, Wanted
 from .components import quantized_tensors, reader_of, weights_after
 from .convert import is_converted
 from .rewrite import kept_objects, rewritten
@@ -62,7 +62,7 @@ def renamed_tensors(
         if new in made:
             raise LayoutError(f"rename gives {shown(made[new].origin)} and {shown(old)} the same name, {shown(new)}")
         dtype = converted if converted is not None and is_converted(tensor, converted) else tensor._dtype
-        made[new] = Assembled.of_stored(old, tensor.shape, dtype, partial(stored, old, old, None))
+        made[new] = Stored(old, tensor.shape, dtype, make=partial(stored, old, old, None))
     weights = quantized_tensors(checkpoint, made, config)
     if rewrites is not None:
         made, carried = rewritten(made, rewrites, weights.tensors, reader_of(checkpoint, made))

@@ -283,7 +283,7 @@ def _unstacked(
     for place in range(count):
         inner = tuple(sorted([*values, (fields[0], str(place))]))
         each = {part: tensor.unstacked(place) for part, tensor in stored.items()}
-        yield from _unstacked(inner, {part: one.kept() for part, one in each.items()}, fields[1:], rewrite)
+        yield from _unstacked(inner, each, fields[1:], rewrite)
 
 
 def _parts(stored: _Parts, rewrite: Rewrite) -> _Parts:

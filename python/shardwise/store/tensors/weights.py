@@ -20,7 +20,7 @@ from ...quantized.component import Along, Component, LogicalTensor
 from ...quantized.parts import WHOLE
 from ..pieces import Stretches
 from . import arrange
-from .assembled import Assembled
+from .assembled import Assembled, Values
 
 __all__ = ["Reader", "Tensor", "Weight", "arranged", "packed", "repeated", "stacked"]
 
@@ -199,10 +199,6 @@ class Weight:
         if size == self.shape[dim]:
             return self
         return self._changed((*self.shape[:dim], size, *self.shape[dim + 1 :]), change, self.uncut)
-
-    def kept(self) -> Weight:
-        """The weight, the pieces of whose components are worked out once."""
-        return replace(self, held=tuple(replace(held, made=held.made.kept()) for held in self.held))
 
     def repeated(self, others: Sequence[Weight]) -> Weight:
         """The weight, of which others of the same form are stored again, and should hold the same."""
@@ -492,4 +488,4 @@ def _name(name: str, tail: str) -> str:
 def _stated(made: Assembled, shape: tuple[int, ...]) -> Assembled:
     """The sizes of a weight, or of each of stacked ones, as `weight_shape` has them."""
     sizes = np.broadcast_to(np.array(shape[-2:], "<i8"), (*shape[:-2], 2))
-    return Assembled.of_values(made.origin, sizes.astype(f"<i{made.dtype.bits // 8}"), made.dtype)
+    return Values.of(made.origin, sizes.astype(f"<i{made.dtype.bits // 8}"), made.dtype)

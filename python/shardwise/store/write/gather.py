@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,17 +18,21 @@ import numpy.typing as npt
 from ..._text import bytes_text
 from ...errors import LayoutError, ParseError
 from ..boxes import read_piece
-from ..engine import JobTensor
+from ..engine import CopyJob, JobTensor
 from ..formats.forms import differing_replica
 from ..object_files import FLIGHT, ObjectFile
-from ..pieces import Bounds, Pieces, within
+from ..pieces import Bounds, Piece, Pieces, within
 
-__all__ = ["compare_replicas", "fetch_pieces", "memory_for"]
+__all__ = ["compare_replicas", "fetch_pieces", "gathered", "memory_for"]
 
 #: A window has at most a quarter more bytes than its pieces, and this many.
 _SLACK = 64 * 2**10
 
 Array = npt.NDArray[Any]
+
+#: Bytes for the buffers of a job that puts a box together.
+_BUDGET = 8 * 2**20
+_NOTHING: Array = np.empty(0, np.uint8)
 
 
 def memory_for(task_bytes: int) -> int:
@@ -137,6 +142,38 @@ def _fetched(file: ObjectFile, window: list[_Span]) -> Array:
     data = np.empty(_window_bytes(window), np.uint8)
     file.read_into(memoryview(data), begin)  # type: ignore[arg-type]
     return data
+
+
+def gathered(pieces: Pieces, box: Bounds, itemsize: int) -> Array:
+    """Give a box of a tensor, whose elements are bytes, from the pieces that tile it: of files, objects and arrays.
+
+    Raises:
+        ParseError: if a file ends too early, or an object is not what it was.
+        OSError: if one cannot be read.
+    """
+    shape = tuple(stop for _, stop in box)
+    out: Array = np.empty([stop - start for start, stop in box], f"V{itemsize}")
+    files = [None if isinstance(each, np.ndarray) or not each.is_fetched else each for each in pieces.holders]
+    target = Pieces.by_number([Piece.dense(box, 0, 0, itemsize)], len(box))
+    tensor = JobTensor(itemsize, 0, shape, Pieces(pieces.rows.copy()), target)
+    arrays, _ = fetch_pieces([tensor], files, None, 0)
+    job = CopyJob.of_tensors([tensor])
+    with ExitStack() as opened:
+        for holder in pieces.holders:
+            if isinstance(holder, np.ndarray):
+                job.read_array(holder)
+            elif holder.is_fetched:
+                job.read_array(_NOTHING)  # The numbers of those that follow stay the same.
+            else:
+                job.read_file(holder.path, holder.size, None, opened.enter_context(holder.descriptor()))
+        for array in arrays:
+            job.read_array(array)
+        job.write_array(out)
+        job.run(budget=_BUDGET)
+    for holder in pieces.holders:
+        if not isinstance(holder, np.ndarray):
+            holder.check()
+    return out
 
 
 def compare_replicas(name: str, shape: tuple[int, ...], replicas: Pieces, box: Bounds, values: Array) -> int:

@@ -29,11 +29,13 @@ from ..stored import StoredTensor
 from ..tensors.assembled import Assembled, Wanted
 from ..tensors.convert import Overflow, converted_values, is_converted, lost_text
 from ..tensors.wanted import wanted_stored
-from .gather import compare_replicas
+from .gather import compare_replicas, gathered
 from .places import Scratch
 
 __all__ = ["Spool", "opened_spool"]
 
+#: The bytes of memory that each element of a tensor takes while it is put together, if it is a piece by itself.
+_PER_ELEMENT = 512
 #: The time that the file gets, 1 January 1980: a run that is continued makes the same file again, and its plan, which
 #: notes the times of all sources, must be the same too.
 _TIME = 315_532_800 * 10**9
@@ -190,10 +192,12 @@ class Spool:
         """Put a tensor together in that file, whose pieces are too many and too short to be copied one by one."""
         identity = tensor.identity()
         if identity not in self._known:
-            blocks = (tensor.read(block) for block in _runs(tensor.shape, tensor.dtype.bits // 8, memory // 16))
+            itemsize = tensor.dtype.bits // 8
+            boxes = _runs(tensor.shape, itemsize, memory // _PER_ELEMENT * itemsize)
+            blocks = (gathered(tensor.pieces_in(box).pieces, box, itemsize) for box in boxes)
             made = self._written(name, tensor.shape, tensor.dtype, blocks)
             # Still compared one by one: nothing else would find replicas that disagree.
-            replicas = NO_PIECES if self.is_rough else tensor.replicas()
+            replicas = NO_PIECES if self.is_rough else tensor.tables().replicas
             self._known[identity] = replace(made, replicas=replicas, identity=identity)
         return replace(self._known[identity], name=name, partition=partition)
 
