@@ -20,7 +20,15 @@ from ._core import __version__
 from ._drawn import draw_with
 from ._lazy import lazy
 from .array.sharded import Shard, ShardedArray, distribute_tensor
-from .errors import InternalError, LayoutError, MeshError, ParseError, ShardwiseError, SizeOverflowError
+from .errors import (
+    InternalError,
+    LayoutError,
+    MeshError,
+    ParseError,
+    ShardwiseError,
+    ShardwiseWarning,
+    SizeOverflowError,
+)
 from .layout import Axes, TensorLayout, UnevenRule
 from .mesh import DeviceMesh, list_devices
 from .model.hooks import load_with
@@ -76,6 +84,7 @@ __all__ = [
     "Shard",
     "ShardedArray",
     "ShardwiseError",
+    "ShardwiseWarning",
     "SizeOverflowError",
     "TensorLayout",
     "Tiling",

@@ -25,6 +25,7 @@ __all__ = [
     "array_of",
     "check_fields",
     "check_items",
+    "checked_axes",
     "instance",
     "int64_array",
     "integer",
@@ -281,3 +282,16 @@ def array_of(name: str, value: Any) -> npt.NDArray[Any]:
         f"{name} must be a numpy array, or have __array__ or __dlpack__, got {type(value).__name__}; "
         "np.asarray turns a sequence into an array"
     )
+
+
+def checked_axes(name: str, value: Any) -> tuple[str, ...]:
+    """Give the names of axes in a sequence.
+
+    Raises:
+        TypeError: if it is not a sequence of strings.
+    """
+    if isinstance(value, (str, bytes)) or not isinstance(value, (tuple, list)):
+        raise TypeError(f"{name} must be a sequence of names of axes, got {shown(value)}")
+    found = tuple(value)
+    check_items(name, found, str)
+    return found

@@ -1,4 +1,4 @@
-"""The exceptions of shardwise, each also the built-in exception that a caller would expect.
+"""The exceptions of shardwise, each also the built-in exception that a caller would expect, and its warning.
 
 Wrong types raise `TypeError`, an offset or a position outside its range raises `IndexError`; everything else that
 shardwise refuses is a `ShardwiseError`. The message names the argument, what was given, and the limit.
@@ -10,6 +10,7 @@ __all__ = [
     "MeshError",
     "ParseError",
     "ShardwiseError",
+    "ShardwiseWarning",
     "SizeOverflowError",
 ]
 
@@ -53,3 +54,7 @@ class SizeOverflowError(ShardwiseError, OverflowError):
 
 class InternalError(ShardwiseError, RuntimeError):
     """A fault of shardwise itself (a panic in its core); please report it. Nothing was changed."""
+
+
+class ShardwiseWarning(UserWarning):
+    """Something that looks wrong or does not arrive, although it prevents nothing; `strict` makes it an error."""

@@ -168,7 +168,8 @@ def test_the_parts_of_a_saved_plan(run: Run) -> None:
     said = run(*plan("new", "--save", "p.swplan", "--task-bytes", "65536"))
     assert said.startswith("p.swplan: 9 tasks of up to 64.0 KiB, 512.6 KiB in all; ")
     document = json.loads(run(*plan("new", "--save", "p.swplan", "--task-bytes", "64K", "--json")))
-    assert document == {"plan": "p.swplan", "tasks": 9, "bytes": sum(size for _, size in files_of(run))}
+    size = sum(size for _, size in files_of(run))
+    assert document == {"plan": "p.swplan", "tasks": 9, "bytes": size, "warnings": [], "left_out": []}
     first = json.loads(run("run", "p.swplan", "--part", "1/2", "--json", "--no-sync"))
     assert first == {"plan": "p.swplan", "tasks": first["of"], "of": first["of"]}
     assert 1 <= (before := first["of"]) <= 8
@@ -212,19 +213,27 @@ USUAL = {"memory": 256 << 20, "threads": None}
 def test_every_option_reaches_the_library(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     for function, files in (("verify", ["a"]), ("diff", ["a", "b"])):
         name = f"{function}_checkpoint{'s' * (function == 'diff')}"
-        own: dict[str, Any] = {"rewrites": None} if function == "diff" else {}
+        own: dict[str, Any] = {"rewrites": None, "drop": None} if function == "diff" else {}
         assert asked(monkeypatch, checkpoints, name, [function, *files]) == ((*files,), {**own, **USUAL})
         assert asked(monkeypatch, checkpoints, name, [function, *files, *WORK]) == ((*files,), {**own, **GIVEN})
 
     every: dict[str, Any] = {"to": None, "uneven": "even", "dtype": None, "rename": [], "rewrites": None}
-    every |= {"only": None, "replicas": "check", "task_bytes": None, "strict": False, "rank": None, "config": None}
+    every |= {
+        "only": None,
+        "drop": None,
+        "replicas": "check",
+        "task_bytes": None,
+        "strict": False,
+        "rank": None,
+        "config": None,
+    }
     local = {"sync": True, "resume": False, "overflow": "refuse"}
     found = asked(monkeypatch, checkpoints, "reshard_checkpoint", ["reshard", "a", "b"])
     assert found == (("a", "b", None), {**every, **local, **USUAL})
-    options = ["--uneven", "ceil", "--to", "hf", "--rename", "a=b", "--rename", "c==", "--only", "w"]
+    options = ["--uneven", "ceil", "--to", "hf", "--rename", "a=b", "--rename", "c==", "--only", "w", "--drop", "v"]
     options += ["--replicas", "first", "--task-bytes", "1MB", "--strict"]
     changed: dict[str, Any] = {"uneven": "ceil", "to": "hf", "rename": [("a", "b"), ("c", "=")], "only": "w"}
-    changed |= {"replicas": "first", "task_bytes": 10**6, "strict": True}
+    changed |= {"drop": "v", "replicas": "first", "task_bytes": 10**6, "strict": True}
     command = ["reshard", "a", "b", *options, *WORK]
     more = ["--no-sync", "--resume", "--dtype", "f2", "--overflow", "saturate"]
     found = asked(monkeypatch, checkpoints, "reshard_checkpoint", [*command, *more])

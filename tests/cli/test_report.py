@@ -71,10 +71,8 @@ def test_json(capsys: pytest.CaptureFixture[str], gpt: Path, rules: Path) -> Non
         "bytes_per_device": {"least": 2696, "most": 2696},
         "bytes_on_all_devices": 8 * 2696,
         "device_bytes": [2696] * 8,
-        **{
-            problem: []
-            for problem in ("unmatched", "unused_rules", "clashes", "rank_mismatches", "indivisible", "misfits")
-        },
+        **{what: [] for what in ("unmatched", "unused_rules", "unused_axes", "clashes", "rank_mismatches")},
+        **{what: [] for what in ("indivisible", "misfits", "left_out")},
         "warnings": [],
     }
     assert len(tensors) == 7
@@ -132,7 +130,7 @@ def test_what_cannot_be_placed_counts_and_strict_counts_every_warning(
     capsys: pytest.CaptureFixture[str], gpt: Path, tmp_path: Path, rule: str, status: int, strict: int
 ) -> None:
     rules = tmp_path / "some.toml"
-    rules.write_text(f"[rules]\n{rule}")
+    rules.write_text(f"replicated = ['data']\n[rules]\n{rule}")
     for options, expected in (([], status), (["--strict"], strict)):
         assert main(["report", str(gpt), "--mesh", MESH, "--rules", str(rules), *options]) == expected
     capsys.readouterr()
@@ -175,7 +173,7 @@ def test_a_message_names_the_option_not_the_argument(
 
 def test_a_default_places_what_no_rule_matches(capsys: pytest.CaptureFixture[str], gpt: Path, tmp_path: Path) -> None:
     rules = tmp_path / "default.toml"
-    rules.write_text("default = { axes = ['model'], uneven = 'balanced' }\n[rules]\n'ln' = [[]]")
+    rules.write_text("default = { axes = ['model'], uneven = 'balanced' }\nreplicated = ['data']\n[rules]\n'ln' = [[]]")
     arguments = (gpt, "--mesh", MESH, "--rules", rules)
     lines = reported(capsys, *arguments, "--strict")
     assert lines[3:6] == [
@@ -193,7 +191,7 @@ def test_names_without_a_rule_are_replicated_and_listed(
     capsys: pytest.CaptureFixture[str], gpt: Path, tmp_path: Path
 ) -> None:
     rules = tmp_path / "few.toml"
-    rules.write_text("[rules]\n'wte' = [[], 'model']")
+    rules.write_text("replicated = ['data']\n[rules]\n'wte' = [[], 'model']")
     lines = reported(capsys, gpt, "--mesh", MESH, "--rules", rules)
     assert lines[-2:] == [
         "",
@@ -396,7 +394,7 @@ def test_from_a_configuration_alone(capsys: pytest.CaptureFixture[str], tmp_path
 
 
 def test_from_a_list_of_shapes_by_rank(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    (tmp_path / "rules.toml").write_text('[rules]\na = ["x", []]\nb = [[]]\n')
+    (tmp_path / "rules.toml").write_text('replicated = ["d"]\n[rules]\na = ["x", []]\nb = [[]]\n')
     (tmp_path / "list.json").write_text('{"a": [8, 4], "b": {"shape": [3], "dtype": "float32"}}')
     (tmp_path / "list.toml").write_text('[tensors]\na = [8, 4]\nb = { shape = [3], dtype = "float32" }\n')
     for name in ("list.json", "list.toml"):

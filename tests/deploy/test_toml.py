@@ -23,6 +23,7 @@ from shardwise.deploy import Deployment, DeploymentRule, ExpertMap, FusedParamet
 
 FILE = r"""
 match = "fullmatch"
+replicated = ["dp"]
 
 [numbers]
 heads = "num_attention_heads"

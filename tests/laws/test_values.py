@@ -22,7 +22,7 @@ from shardwise import dtensor as dt
 from shardwise import fit, quantized, store
 from shardwise.interop import hlo, megatron, torch
 from shardwise.model.scope import layout_map_scope
-from shardwise.rules import problems, report
+from shardwise.rules import LeftOut, problems, report
 
 #: The modules whose names are public; those of frameworks that are not installed are left out.
 MODULES = (
@@ -262,6 +262,7 @@ VALUES: dict[type, Callable[[], list[Any]]] = {
     ],
     report.LayoutReport: lambda: [report_of(), report_of(indivisible=False), report_with_a_default()],
     report.TensorReport: lambda: list(report_of().tensors),
+    LeftOut: lambda: [LeftOut("dropped", ("a",), "1 tensor is dropped", 4), LeftOut("axes", ("pp",), "unused")],
     problems.Clash: lambda: list(report_of().clashes),
     problems.RankMismatch: lambda: list(report_of().rank_mismatches),
     problems.IndivisibleDim: lambda: list(report_of().indivisible),
@@ -288,6 +289,7 @@ NOT_VALUES: dict[type, str] = {
     sw.Shard: "holds memory that can be written, so it is equal to itself alone",
     sw.ShardedArray: "holds memory that can be written, as a numpy array does",
     sw.Variable: "gets its data later",
+    store.Differences: "a list, which may be changed",
     store.ObjectPath: "holds a filesystem of fsspec, by which it compares",
     sw.CheckpointPlan: "is compared by its digest; `save` and `load` are its text",
     sw.execute.ModelPlan: "compares, hashes and pickles; its repr is a line, for it is two layouts of each tensor",

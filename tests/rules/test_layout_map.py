@@ -419,7 +419,7 @@ class TestThreads:
 
 class TestDefault:
     def test_it_holds_for_any_rank(self) -> None:
-        layout_map = LayoutMap(MESH, default="replicated")
+        layout_map = LayoutMap(MESH, default="replicated", replicated=["data"])
         layout_map["kernel"] = (None, "model")
         for rank in range(4):
             assert layout_map.layout_of("bias", rank) == TensorLayout((None,) * rank, MESH)
@@ -477,7 +477,7 @@ class TestDefault:
 
 class TestUneven:
     def test_a_rule_goes_before_what_a_call_says(self) -> None:
-        layout_map = LayoutMap(MESH)
+        layout_map = LayoutMap(MESH, replicated=["data"])
         layout_map["embed"] = LayoutRule(("model", None), uneven="ceil")
         layout_map["strict"] = LayoutRule(("model", None), uneven="even")
         layout_map["head"] = ("model", None)

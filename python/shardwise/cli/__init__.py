@@ -7,8 +7,9 @@ Without a command it prints its help. `rules` prints the rules files that come w
 for shell completion.
 
 Exit status: 0 on success; 1 if `report` finds tensors that cannot be placed (with `--strict`, on any warning, as in
-`reshard`), `diff` finds a difference, or `learn` no rewrite for a tensor; 2 for bad input, with one line on the
-standard error; 3 if `verify` finds damage; 4 if `fits` cannot tell of a size whether it fits.
+`reshard`, `inspect`, `verify` and `diff`), `diff` finds a difference, or `learn` no rewrite for a tensor; 2 for bad
+input, with one line on the standard error; 3 if `verify` finds damage; 4 if `fits` cannot tell of a size whether it
+fits.
 """
 
 import argparse
@@ -16,9 +17,10 @@ import contextlib
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Sequence
 
-from ..errors import ShardwiseError
+from ..errors import ShardwiseError, ShardwiseWarning
 from .arguments import make_parser, parse_arguments
 from .terminal import Screen, say
 
@@ -50,7 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     try:
         options = parse_arguments(sys.argv[1:] if arguments is None else arguments)
-        status = _run(options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ShardwiseWarning)  # The reports have them, and they are written from there.
+            status = _run(options)
         sys.stdout.flush()
     except BrokenPipeError:
         _drop_what_cannot_be_written()  # The reader has closed the pipe, as `head` does.

@@ -86,6 +86,7 @@ def _add_report(commands: "argparse._SubParsersAction[_Parser]") -> None:
     report.add_argument("--rules", metavar="TOML", type=_rules_file, required=True, help=_RULES_HELP)
     _add_config(report)
     report.add_argument("--uneven", metavar="RULE", choices=_UNEVEN, default="even", help=_UNEVEN_HELP)
+    _add_drop(report, "leave out")
     report.add_argument("--all", action="store_true", help="a row for each tensor, even where layers are alike")
     report.add_argument("--devices", action="store_true", help="also list the bytes of each device")
     report.add_argument("--ranks", action="store_true", help="also list each rank with its bytes and its file")
@@ -225,6 +226,7 @@ def _add_contents(command: _Parser, *, is_rank: bool = False) -> None:
         help="replace what a regular expression finds in names, before all rewrites; may be given several times",
     )
     command.add_argument("--only", metavar="REGEX", help="only the tensors whose (new) names it matches")
+    _add_drop(command, "leave out")
     command.add_argument(
         "--replicas",
         choices=("check", "first"),
@@ -234,7 +236,7 @@ def _add_contents(command: _Parser, *, is_rank: bool = False) -> None:
     command.add_argument(
         "--strict",
         action="store_true",
-        help="write nothing and exit with status 1 on any warning about the rules",
+        help="write nothing and exit with status 1 on any warning: about the rules, and about what does not arrive",
     )
     command.add_argument("--task-bytes", metavar="BYTES", help="the most that a task writes; 64MiB if left out")
     command.add_argument("--no-sync", action="store_true", help="do not wait until the data is on the disk")
@@ -281,6 +283,7 @@ def _add_verify(commands: "argparse._SubParsersAction[_Parser]") -> None:
         "with its file.",
     )
     verify.add_argument("source", metavar="CHECKPOINT", type=str, help="a checkpoint of any format")
+    _add_strict(verify, "files beside it are not read")
     _add_work(verify)
 
 
@@ -304,6 +307,8 @@ def _add_diff(commands: "argparse._SubParsersAction[_Parser]") -> None:
         type=_rules_file,
         help="the rules file, or one of the package's, that A was rewritten by; its rewrites are undone first",
     )
+    _add_drop(diff, "do not compare")
+    _add_strict(diff, "something is not compared")
     _add_config(diff)
     _add_work(diff)
 
@@ -338,6 +343,7 @@ def _add_inspect(commands: "argparse._SubParsersAction[_Parser]") -> None:
         description="Describe a checkpoint of any format. Only headers and indexes are read.",
     )
     inspect.add_argument("source", metavar="CHECKPOINT", type=str, help="a checkpoint of any format")
+    _add_strict(inspect, "files beside it are not read")
     _add_json(inspect)
 
 
@@ -424,6 +430,19 @@ def _add_config(command: _Parser) -> None:
         help="the model's config.json, for the numbers that rules name and how weights are quantized; the one beside "
         "the checkpoint if left out",
     )
+
+
+def _add_drop(command: _Parser, what: str) -> None:
+    command.add_argument(
+        "--drop",
+        metavar="REGEX",
+        help=f"{what} the tensors and values whose names before all rules it matches; what rules drop is warned of, "
+        "unless it is left out so",
+    )
+
+
+def _add_strict(command: _Parser, when: str) -> None:
+    command.add_argument("--strict", action="store_true", help=f"exit with status 1 if {when}")
 
 
 def _add_json(command: _Parser) -> None:

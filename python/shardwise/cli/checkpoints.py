@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from .._text import bytes_text, shown
 from ..deploy.deployment import Deployment
 from ..rules.layout_map import LayoutMap
+from ..rules.left_out import LeftOut
 from ..rules.numbers import config_beside
 from ..rules.rewrites import Rewrites
 from ..show.lines import printable
@@ -25,12 +26,14 @@ from ..store import (
     reshard_checkpoint,
     verify_checkpoint,
 )
+from ..store.carried import beside
+from ..store.location import location_of
 from ..store.tensors.doubts import DoubtsError
 from .layouts import read_layouts, reading_for
 from .notation import parse_memory, parse_mesh
 from .progress import ShownProgress
-from .tasks import write_report
-from .terminal import Screen, say
+from .tasks import plain, write_report
+from .terminal import Screen, as_options, say
 
 __all__ = ["contents_of", "refused", "run_diff", "run_inspect", "run_reshard", "run_verify"]
 
@@ -71,6 +74,7 @@ def contents_of(options: argparse.Namespace) -> tuple[LayoutMap | Deployment | N
         "rename": [_pair(text) for text in options.rename or ()],
         "rewrites": rewrites or None,
         "only": options.only,
+        "drop": options.drop,
         "replicas": options.replicas,
         "strict": options.strict,
         "rank": options.rank,
@@ -131,9 +135,11 @@ def run_verify(screen: Screen, options: argparse.Namespace) -> int:
             )
         except DamageError as error:
             done, damaged = error.report, True
+    status = 1 if options.strict and done.left_out else 0
     if options.json:
-        print(json.dumps({**vars(done), "path": str(done.path), "damaged": [vars(one) for one in done.damaged]}))
-        return _DAMAGED if damaged else 0
+        print(json.dumps({**plain(done), "damaged": [vars(one) for one in done.damaged]}))
+        say("error" if status else "warning", map(str, done.left_out))
+        return _DAMAGED if damaged else status
     if damaged:
         for one in done.damaged:
             screen.write(printable(str(one)))
@@ -151,7 +157,17 @@ def run_verify(screen: Screen, options: argparse.Namespace) -> int:
         names = ", ".join(map(shown, done.unreadable[:4]))
         more = len(done.unreadable) - 4
         screen.write(f"not verified, as they cannot be read: {names}{f' and {more} more' if more > 0 else ''}")
-    return 0
+    _write_left_out(screen, done.left_out, options.strict)
+    return status
+
+
+def _write_left_out(screen: Screen, left_out: Sequence[LeftOut], strict: bool) -> None:
+    """Write a line for each thing that is left out; what was asked for is no reason to warn."""
+    for each in left_out:
+        if each.kind == "asked":
+            screen.write(as_options(str(each)))
+        else:
+            screen.write(("error: ", "bold red") if strict else ("warning: ", "bold yellow"), as_options(str(each)))
 
 
 def run_diff(screen: Screen, options: argparse.Namespace) -> int:
@@ -161,20 +177,27 @@ def run_diff(screen: Screen, options: argparse.Namespace) -> int:
             options.first,
             options.second,
             rewrites=_rewrites(options, options.first) or None,
+            drop=options.drop,
             memory=parse_memory(options.memory),
             threads=options.jobs,
             progress=progress,
         )
+    unasked = [each for each in found.left_out if each.kind != "asked"]
     if options.json:
-        print(json.dumps([{key: _plain(value) for key, value in vars(one).items()} for one in found]))
+        rows: list[dict[str, Any]] = [{key: _plain(value) for key, value in vars(one).items()} for one in found]
+        rows += [{"name": None, "what": "not compared", **each.to_dict()} for each in found.left_out]
+        print(json.dumps(rows))
+        say("error" if options.strict else "warning", map(str, unasked))
     elif not found:
-        screen.write("the same tensors")
+        screen.write("the same tensors" + (", as far as they were compared" if unasked else ""))
     else:
         for one in found[:_MOST_SHOWN]:
             screen.write(str(one))
         if len(found) > _MOST_SHOWN:
             screen.write(f"and {len(found) - _MOST_SHOWN} more")
-    return 1 if found else 0
+    if not options.json:
+        _write_left_out(screen, found.left_out, options.strict)
+    return 1 if found or (options.strict and unasked) else 0
 
 
 def _plain(value: Any) -> Any:
@@ -186,9 +209,13 @@ def _plain(value: Any) -> Any:
 def run_inspect(screen: Screen, options: argparse.Namespace) -> int:
     """Describe a checkpoint, and give the exit status."""
     with open_checkpoint(options.source, part=True) as checkpoint:
+        left_out = beside(location_of(options.source), checkpoint)
+        status = 1 if options.strict and left_out else 0
         if options.json:
-            print(json.dumps(_described(checkpoint), indent=2))
-            return 0
+            said = {"left_out": [each.to_dict() for each in left_out]}
+            print(json.dumps(_described(checkpoint) | said, indent=2))
+            say("error" if status else "warning", map(str, left_out))
+            return status
         dtypes = Counter(tensor.dtype for tensor in checkpoint.values())
         kinds = ", ".join(f"{count} {dtype}" for dtype, count in dtypes.most_common())
         screen.write(
@@ -210,7 +237,8 @@ def run_inspect(screen: Screen, options: argparse.Namespace) -> int:
             screen.write(f"{name}: not a tensor")
         for name, reason in checkpoint.unreadable.items():
             screen.write(f"{name}: cannot be read: {reason}")
-    return 0
+        _write_left_out(screen, left_out, options.strict)
+    return status
 
 
 def _described(checkpoint: StoredCheckpoint) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from ..store import WriteOutline, plan_checkpoint
 from ..store.tensors.doubts import DoubtsError
 from .checkpoints import contents_of, refused
 from .notation import parse_memory
-from .tasks import parts_of, write_parts
+from .tasks import parts_of, plain, write_parts
 from .terminal import Screen, say
 
 __all__ = ["run_plan"]
@@ -48,7 +48,17 @@ def _run(screen: Screen, options: argparse.Namespace) -> int:
         if options.workers is not None and not options.json:
             write_parts(screen, parts)
     elif options.json:
-        print(json.dumps({"plan": str(options.save), "tasks": len(plan.tasks), "bytes": plan.nbytes}))
+        print(
+            json.dumps(
+                {
+                    "plan": str(options.save),
+                    "tasks": len(plan.tasks),
+                    "bytes": plan.nbytes,
+                    "warnings": list(plan.warnings),
+                    "left_out": [each.to_dict() for each in plan.left_out],
+                }
+            )
+        )
     if options.save is not None and not options.json:
         screen.write(
             (str(options.save), "bold"),
@@ -60,7 +70,7 @@ def _run(screen: Screen, options: argparse.Namespace) -> int:
 
 def _write_outline(screen: Screen, options: argparse.Namespace, outline: WriteOutline, **more: object) -> None:
     if options.json:
-        print(json.dumps({**vars(outline), **more}))
+        print(json.dumps({**plain(outline), **more}))
         return
     # A store does not say how much room it has.
     room = "" if outline.bytes_read is None else f"; {bytes_text(outline.free)} are free"

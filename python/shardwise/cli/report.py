@@ -2,18 +2,22 @@
 
 import argparse
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .._dtypes import bytes_for
 from .._text import bytes_text
 from ..deploy.deployment import Deployment
 from ..layout import UnevenRule
 from ..mesh import DeviceMesh
 from ..quantized import followers
 from ..rules.layout_map import LayoutMap
+from ..rules.left_out import LeftOut
 from ..rules.numbers import config_beside, read_config
+from ..rules.pattern import NamePattern
 from ..rules.problems import unused_texts
 from ..rules.report import LayoutReport, TensorReport
 from ..rules.rewrites import Rewrites
@@ -21,11 +25,16 @@ from ..show.lines import Part
 from ..show.names import brief, group_names
 from ..show.table import table_lines
 from ..store import open_checkpoint
+from ..store.carried import beside
 from ..store.described import described_tensors, is_described, rewritten_outline
 from ..store.formats.rank_files import rank_name
-from ..store.location import Location
+from ..store.location import Location, location_of
 from ..store.quantized import Outline, components_in, reader_of
+from ..store.tensors.assembled import Assembled
+from ..store.tensors.doubts import asked_for, dropped_by_rules
+from ..store.tensors.names import names_of
 from ..store.tensors.one_rank import ranks_of
+from ..store.tensors.rewrite import kept_objects
 from .layouts import read_layouts, reading_for
 from .notation import format_layout, format_mesh, format_shape, parse_mesh
 from .terminal import Screen, as_options
@@ -34,13 +43,13 @@ __all__ = ["doubts", "make_report", "run_report"]
 
 _TITLES = ("tensor", ">shape", "dtype", "layout", ">shard", ">per device")
 _MAX_UNMATCHED = 6
-_PROBLEMS = ("unmatched", "unused_rules", "clashes", "rank_mismatches", "indivisible", "misfits")
+_PROBLEMS = ("unmatched", "unused_rules", "unused_axes", "clashes", "rank_mismatches", "indivisible", "misfits")
 
 
 def run_report(screen: Screen, options: argparse.Namespace) -> int:
     """Print a report; the exit status is 1 if a tensor cannot be placed or, with `--strict`, on any warning, else 0."""
     mesh = None if options.mesh is None else parse_mesh(options.mesh)
-    applied = make_report(options.source, options.rules, mesh, options.uneven, options.config)
+    applied = make_report(options.source, options.rules, mesh, options.uneven, options.config, options.drop)
     if options.html is not None:
         applied.report.save_html(options.html, f"{applied.path.name} on {format_mesh(applied.mesh)}")
     if options.json:
@@ -48,16 +57,21 @@ def run_report(screen: Screen, options: argparse.Namespace) -> int:
         print(json.dumps(found | ({"ranks": _rank_rows(applied)} if options.ranks else {}), indent=2))
     else:
         _print(screen, applied, apart=options.all, devices=options.devices, ranks=options.ranks)
-        if applied.report.warnings:
+        said = [*doubts(applied.report), *_said(applied)]
+        if applied.report.problems or said or applied.left_out:
             screen.write("")
         for text in _grouped(applied.report):
             screen.write(("error: ", "bold red"), text)
-        for text in doubts(applied.report):
+        for text in said:
             screen.write(("error: ", "bold red") if options.strict else ("warning: ", "bold yellow"), text)
+        for each in applied.left_out:
+            if each.kind == "asked":
+                screen.write(as_options(str(each)))
         if options.html is not None:
             screen.write("")
             screen.write("the page is in ", (str(options.html), "bold"))
-    return 1 if applied.report.unplaced or (options.strict and applied.report.warnings) else 0
+    is_wrong = applied.report.warnings or any(_said(applied))
+    return 1 if applied.report.unplaced or (options.strict and is_wrong) else 0
 
 
 class Applied(NamedTuple):
@@ -68,16 +82,23 @@ class Applied(NamedTuple):
         mesh: The mesh.
         report: What each device would hold.
         layouts: The layouts.
+        left_out: What of the checkpoint the report is not about.
     """
 
     path: Location
     mesh: DeviceMesh
     report: LayoutReport
     layouts: LayoutMap | Deployment
+    left_out: tuple[LeftOut, ...] = ()
 
 
 def make_report(
-    source: str, rules: Path, mesh: DeviceMesh | None, uneven: UnevenRule = "even", config: Path | None = None
+    source: str,
+    rules: Path,
+    mesh: DeviceMesh | None,
+    uneven: UnevenRule = "even",
+    config: Path | None = None,
+    drop: str | None = None,
 ) -> Applied:
     """Apply a file of rules to a checkpoint, to a model's configuration alone, or to a list of tensors.
 
@@ -95,19 +116,53 @@ def make_report(
     if mesh is None:
         raise ValueError(f"--mesh is missing, and {rules} has no mesh of its own")
     rewrites = Rewrites.from_toml(rules, config=given)
+    unwanted = None if drop is None else NamePattern("drop", drop)
+    dropped: dict[str, Assembled] = {}
+    left_out: list[LeftOut] = []
+    lost: list[str] = []
     if is_described(Path(source)):
-        stored: Outline = described_tensors(Path(source))
+        stored: Outline = _asked(described_tensors(Path(source)), unwanted, left_out)
+        names = set(stored)
         said = {} if given is None else read_config(given)
         path: Location = Path(source)
-        known = rewritten_outline(stored, rewrites, components_in(stored, said))
+        known = rewritten_outline(stored, rewrites, components_in(stored, said), dropped=dropped)
     else:
         with open_checkpoint(source) as checkpoint:
             stored = {name: (shape, dtype) for name, dtype, shape in checkpoint._described()}
+            stored = _asked(stored, unwanted, left_out)
+            names = {*names_of(checkpoint)}
+            left_out += beside(location_of(source), checkpoint)
+            lost = [
+                name
+                for name in (*checkpoint.objects, *checkpoint.unreadable)
+                if not kept_objects([name], rewrites) and (unwanted is None or not unwanted.is_found(name))
+            ]
             read, said = reader_of(checkpoint), {} if given is None else read_config(given)
-            path, known = checkpoint.path, rewritten_outline(stored, rewrites, components_in(stored, said, read), read)
+            path, known = (
+                checkpoint.path,
+                rewritten_outline(stored, rewrites, components_in(stored, said, read), read, dropped),
+            )
     outline, weights = known
     following = followers(weights, layouts, uneven)
-    return Applied(path, mesh, layouts.report(_described(outline), uneven=uneven, followers=following), layouts)
+    left_out += dropped_by_rules(dropped, lost, names)
+    report = layouts.report(_described(outline), uneven=uneven, followers=following)
+    return Applied(path, mesh, report, layouts, tuple(left_out))
+
+
+def _asked(stored: Outline, unwanted: NamePattern | None, left_out: list[LeftOut]) -> Outline:
+    """The tensors without those that are to be left out, which is noted."""
+    if unwanted is None:
+        return stored
+    found = {name: each for name, each in stored.items() if unwanted.is_found(name)}
+    left_out += asked_for({name: bytes_for(math.prod(shape), dtype.bits) for name, (shape, dtype) in found.items()})
+    return {name: each for name, each in stored.items() if name not in found}
+
+
+def _said(applied: Applied) -> Iterator[str]:
+    """Give a line for each thing of the checkpoint that the report is not about, unless that was asked for."""
+    for each in applied.left_out:
+        if each.kind != "asked":
+            yield as_options(str(each))
 
 
 def _described(outline: Outline) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -220,7 +275,10 @@ def _grouped(report: LayoutReport) -> Iterator[str]:
 
 def doubts(report: LayoutReport) -> Iterator[str]:
     """Give a line for each thing that looks wrong although it prevents nothing."""
-    if report.unmatched and report.default is None:
+    for each in report.left_out:
+        if each.kind != "unmatched":
+            yield as_options(str(each))
+            continue
         names = [name for name, _, _ in group_names((tensor.name, None) for tensor in report.unmatched)]
         more = f" and {len(names) - _MAX_UNMATCHED} more" if len(names) > _MAX_UNMATCHED else ""
         size = bytes_text(sum(tensor.nbytes or 0 for tensor in report.unmatched))
@@ -246,6 +304,7 @@ def _as_json(applied: Applied, devices: bool, html: Path | None) -> dict[str, An
         "bytes_on_all_devices": None if each is None else sum(each),
         **({"device_bytes": each} if devices else {}),
         **{problem: report[problem] for problem in _PROBLEMS},
-        "warnings": [*_grouped(applied.report), *doubts(applied.report)],
+        "left_out": [each.to_dict() for each in (*applied.report.left_out, *applied.left_out)],
+        "warnings": [*_grouped(applied.report), *doubts(applied.report), *_said(applied)],
         **({} if html is None else {"html": str(html)}),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from typing import Any
 
 from .._text import bytes_text, shown
 from ..show.table import table_lines
@@ -13,7 +14,7 @@ from .notation import parse_memory
 from .progress import ShownProgress
 from .terminal import Screen
 
-__all__ = ["parts_of", "run_commit", "run_run", "write_parts", "write_report"]
+__all__ = ["parts_of", "plain", "run_commit", "run_run", "write_parts", "write_report"]
 
 _PART = re.compile(r"([0-9]{1,9})/([0-9]{1,9})")
 _MOST_NAMED = 8
@@ -59,7 +60,7 @@ def run_commit(screen: Screen, options: argparse.Namespace) -> int:
 def write_report(screen: Screen, done: WriteReport, as_json: bool) -> None:
     """Say what was written."""
     if as_json:
-        print(json.dumps({**vars(done), "path": str(done.path)}))
+        print(json.dumps(plain(done)))
         return
     if done.bytes_resumed == done.bytes and not done.bytes_written:
         screen.write((str(done.path), "bold"), " was finished before; it has what it should have")
@@ -74,6 +75,14 @@ def write_report(screen: Screen, done: WriteReport, as_json: bool) -> None:
         names = ", ".join(done.carried[:_MOST_NAMED])
         more = len(done.carried) - _MOST_NAMED
         screen.write(f"copied along: {names}{f' and {more} more' if more > 0 else ''}")
+
+
+def plain(done: Any) -> dict[str, Any]:
+    """Give the fields of a report, ready for JSON."""
+    found = dict(vars(done))
+    if "path" in found:
+        found["path"] = str(found["path"])
+    return found | {"left_out": [each.to_dict() for each in done.left_out]}
 
 
 def parts_of(plan: CheckpointPlan, parts: int) -> list[dict[str, int]]:

@@ -30,6 +30,9 @@ _OPTIONS = {
     "replicas='first'": "--replicas first",
     "overflow='saturate'": "--overflow saturate",
     "overflow='round'": "--overflow round",
+    "drop='": "--drop '",
+    "drop= can": "--drop can",
+    "drop leaves them out": "--drop leaves them out",
     "open_checkpoint(..., part=True) opens this file alone": "inspect describes this file alone",
 }
 

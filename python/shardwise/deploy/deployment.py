@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import numpy as np
 
-from .._arguments import check_items, instance, integer, optional, sizes_of
+from .._arguments import check_items, checked_axes, instance, integer, optional, sizes_of
 from .._drawn import Drawn
 from .._dtypes import find_dtype
 from .._fork import importing
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ..partition import Partition
     from ..rules.numbers import Config
     from ..rules.report import LayoutReport
-    from ..rules.report_maker import Followers, Names
+    from ..rules.report_maker import Followers, Names, Used
     from ..show.picture import Picture
 
 __all__ = ["Deployment", "shapes_of"]
@@ -100,6 +100,8 @@ class Deployment(Drawn):
             or a rule for their leading dims.
         parameters: those parameters of an engine that hold several tensors; see `parameters_of`.
         match: where in a name a rule has to match; see `LayoutMap`.
+        replicated: names of axes along which all is meant to be held as often as there are coordinates, as along that
+            of data parallelism: reports do not warn that no rule uses them.
 
     Raises:
         MeshError: if a mesh has a device that the world has not.
@@ -133,7 +135,7 @@ class Deployment(Drawn):
 
     __slots__ = (
         "__weakref__", "_default", "_found_at", "_held", "_is_blind", "_key", "_kinds", "_known", "_match", "_meshes",
-        "_numbers", "_parameters", "_rules", "_search", "_world",
+        "_numbers", "_parameters", "_replicated", "_rules", "_search", "_world",
     )  # fmt: skip
 
     def __init__(
@@ -146,6 +148,7 @@ class Deployment(Drawn):
         default: DeploymentRule | Sequence[Any] | str | None = None,
         parameters: Sequence[FusedParameter] = (),
         match: MatchMode = "search",
+        replicated: Sequence[str] = (),
     ) -> None:
         self._world = world_of(world)
         self._meshes = {name: view_of(self._world, name, mesh) for name, mesh in named_meshes(meshes).items()}
@@ -161,6 +164,7 @@ class Deployment(Drawn):
             raise TypeError(f"parameters must be a sequence of FusedParameters, got {shown(parameters)}")
         self._parameters = tuple(parameters)
         check_items("parameters", self._parameters, FusedParameter)
+        self._replicated = checked_axes("replicated", replicated)
         self._known: dict[str, _Known] = {}
         searched = {}
         for key, rule in self._rules.items():
@@ -176,6 +180,7 @@ class Deployment(Drawn):
             self._default,
             self._parameters,
             match,
+            self._replicated,
         )
         self._is_blind = not any(map(tells_digits_apart, searched))
         self._kinds: dict[str, _Kind | None] = {}
@@ -276,6 +281,11 @@ class Deployment(Drawn):
     def match(self) -> MatchMode:
         """Where in a name a rule has to match."""
         return self._match
+
+    @property
+    def replicated(self) -> tuple[str, ...]:
+        """The axes along which all is meant to be held as often as there are coordinates."""
+        return self._replicated
 
     def _all_meshes(self) -> dict[str, DeviceMesh]:
         return {WORLD: self._world, **self._meshes}
@@ -481,6 +491,9 @@ class Deployment(Drawn):
 
         default = None if self._default is None else LayoutRule(self._default.layout, self._default.uneven)
         keys = {with_fields(key): key for key in self._rules}
+        used: dict[str | None, Used] = {with_fields(key): self._used(rule) for key, rule in self._rules.items()}
+        if self._default is not None:
+            used[None] = self._used(self._default)
         return make_report(
             self._search,
             self._world,
@@ -491,7 +504,14 @@ class Deployment(Drawn):
             keys=keys,
             meshes=self._meshes,
             followers=followers,
+            used=used,
+            replicated=self._replicated,
         )
+
+    def _used(self, rule: DeploymentRule) -> Used:
+        """The name of a rule's mesh, and those of its axes that the rule uses."""
+        cut = {name.partition(":(")[0] for name in rule.layout._named_axes()}
+        return rule.mesh or next(iter(self._meshes), WORLD), frozenset({*cut, *(axis for axis, _ in rule.at)})
 
     @classmethod
     def from_toml(
@@ -674,7 +694,8 @@ class Deployment(Drawn):
 
     def __repr__(self) -> str:
         world = self._world.size if self._world.has_default_devices else list(self._world._all_labels())
-        given = {"numbers": self._numbers, "default": self._default, "parameters": list(self._parameters)}
+        given: dict[str, Any] = {"numbers": self._numbers, "default": self._default}
+        given |= {"parameters": list(self._parameters), "replicated": self._replicated}
         more = [f"{name}={value!r}" for name, value in given.items() if value]
         if self._match != "search":
             more.append(f"match={self._match!r}")
@@ -682,13 +703,16 @@ class Deployment(Drawn):
 
     def __reduce__(self) -> tuple[Any, ...]:
         arguments = self._world, self._meshes, self._rules, self._numbers, self._default, self._parameters
-        return _restored, (*arguments, self._match)
+        return _restored, (*arguments, self._match, self._replicated)
 
 
 def _restored(
-    world: Any, meshes: Any, rules: Any, numbers: Any, default: Any, parameters: Any, match: Any
+    world: Any, meshes: Any, rules: Any, numbers: Any, default: Any, parameters: Any, match: Any, replicated: Any
 ) -> Deployment:
-    return Deployment(world, meshes, rules, numbers=numbers, default=default, parameters=parameters, match=match)
+    return Deployment(
+        world, meshes, rules, numbers=numbers, default=default, parameters=parameters, match=match,
+        replicated=replicated,
+    )  # fmt: skip
 
 
 def shapes_of(tensors: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

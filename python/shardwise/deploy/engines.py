@@ -291,7 +291,9 @@ def _engine(
                 FusedParameter(f"{name}.{stacked}.w2_weight", (f"{name}.experts.{{e}}.{down}.weight",), "e", slots),
             ]  # fmt: skip
     size = meshes["attention"].size
-    return Deployment(size if world is None else world, meshes, rules, numbers=numbers, parameters=fused)
+    return Deployment(
+        size if world is None else world, meshes, rules, numbers=numbers, parameters=fused, replicated=["dp"]
+    )
 
 
 def _expert_places(

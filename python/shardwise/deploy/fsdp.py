@@ -56,4 +56,4 @@ def fsdp2(
         # PyTorch's strided shard: tensor parallelism is the major cut, although its axis comes later in the mesh.
         rules[key] = DeploymentRule(((*([first] if first else []), "shard"), *others), "mesh", uneven="chunk")
     default = DeploymentRule(("shard",), "mesh", uneven="chunk")
-    return Deployment(mesh.size if world is None else world, mesh, rules, default=default)
+    return Deployment(mesh.size if world is None else world, mesh, rules, default=default, replicated=["replicate"])

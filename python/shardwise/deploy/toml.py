@@ -23,6 +23,8 @@ from ..rules.toml import (
     read_document,
     read_layout,
     read_numbers,
+    read_replicated,
+    replicated_lines,
     rule_text,
     string_text,
     write_lines,
@@ -71,6 +73,7 @@ def read_deployment(
         own: dict[str, Number] = {name: numbers[name] for name in numbers if name in used and name not in lists}
         devices = _world(document.get("world"), f"{source}: world", meshes, numbers) if world is None else world
         more = {"numbers": own | lists, "default": default, "parameters": parameters}
+        more["replicated"] = read_replicated(document, source)
         return (devices, meshes, made), {**more, "match": document.get("match", "search")}
 
 
@@ -184,6 +187,7 @@ def write_deployment(file: str | os.PathLike[str] | TextIO, deployment: Any) -> 
     if default is not None:
         replicated = default == DeploymentRule((), WORLD)
         lines.append(f"default = {string_text(REPLICATED) if replicated else _rule_text(default)}")
+    lines += replicated_lines(deployment.replicated)
     named = _named([*rules.values(), default], deployment.parameters)
     scalars = {name: value for name, value in deployment.numbers.items() if isinstance(value, int) and name in named}
     lists = {name: value for name, value in deployment.numbers.items() if not isinstance(value, int)}

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from .._lazy import lazy
 
 if TYPE_CHECKING:
+    from .left_out import LeftOut
     from .problems import Clash, IndivisibleDim, Misfit, RankMismatch
     from .report import LayoutReport, TensorReport
 
@@ -12,6 +13,7 @@ __all__ = [
     "Clash",
     "IndivisibleDim",
     "LayoutReport",
+    "LeftOut",
     "Misfit",
     "RankMismatch",
     "TensorReport",
@@ -20,6 +22,7 @@ __all__ = [
 __getattr__, __dir__ = lazy(
     globals(),
     {
+        "left_out": ("LeftOut",),
         "problems": ("Clash", "IndivisibleDim", "Misfit", "RankMismatch"),
         "report": ("LayoutReport", "TensorReport"),
     },

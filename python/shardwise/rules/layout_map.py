@@ -7,7 +7,7 @@ from collections.abc import ItemsView, Iterator, Mapping, MutableMapping, Sequen
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar, overload
 
-from .._arguments import instance, integer, optional, sizes_of
+from .._arguments import checked_axes, instance, integer, optional, sizes_of
 from .._fork import ForkLock, importing
 from .._text import shown
 from ..errors import LayoutError, MeshError
@@ -44,6 +44,8 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
             in the length of a path.
         default: what applies to tensors of any rank that no rule matches: `"replicated"`, or a layout, its axes or a
             `LayoutRule` for their leading dims; the others are not cut. `("fsdp",)` cuts dim 0 of them all.
+        replicated: names of axes along which all is meant to be held as often as there are coordinates, as along that
+            of data parallelism: reports do not warn that no rule uses them.
 
     Raises:
         LayoutError: if `match` is not one of the three; if the default is not a layout over the mesh.
@@ -85,6 +87,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         match: MatchMode = "search",
         backtracking: bool = False,
         default: Any = None,
+        replicated: Sequence[str] = (),
     ) -> None:
         if mesh is not None:
             if device_mesh is not None:
@@ -99,6 +102,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         instance("backtracking", backtracking, bool)
         self._backtracking = backtracking
         self._default = self._checked_default(default)
+        self._replicated = checked_axes("replicated", replicated)
         #: The layouts of the default, by rank: one object for all tensors of a rank.
         self._defaults: dict[int, TensorLayout | None] = {}
         self._rules: dict[str, Rule] = {}
@@ -139,6 +143,11 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         LayoutRule(layout=TensorLayout(()), uneven=None)
         """
         return self._default
+
+    @property
+    def replicated(self) -> tuple[str, ...]:
+        """The axes along which all is meant to be held as often as there are coordinates."""
+        return self._replicated
 
     def _checked_default(self, default: Any) -> LayoutRule | None:
         if default is None:
@@ -415,7 +424,10 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         What a map permits (`backtracking`) changes none, and is not compared.
         """
         if isinstance(other, LayoutMap):
-            mine, theirs = ((each._device_mesh, each._match, each._default, each.rules()) for each in (self, other))
+            mine, theirs = (
+                (each._device_mesh, each._match, each._default, each._replicated, each.rules())
+                for each in (self, other)
+            )
             return mine == theirs
         return super().__eq__(other)
 
@@ -424,6 +436,8 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
     def __repr__(self) -> str:
         rules = ", ".join(f"{key!r}: {_short(rule)}" for key, rule in self.rules().items())
         default = "" if self._default is None else f", default={_short(self._default)}"
+        if self._replicated:
+            default += f", replicated={self._replicated!r}"
         return f"<LayoutMap {{{rules}}}, device_mesh={self._device_mesh!r}, match={self._match!r}{default}>"
 
     def _repr_html_(self) -> str:
@@ -433,11 +447,14 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         return layout_map_html(self)
 
     def __getstate__(self) -> tuple[Any, ...]:
-        return self._device_mesh, self._match, self._backtracking, self._default, tuple(self.rules().items())
+        rules = tuple(self.rules().items())
+        return self._device_mesh, self._match, self._backtracking, self._default, self._replicated, rules
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        device_mesh, match, backtracking, default, rules = state
-        LayoutMap.__init__(self, device_mesh, match=match, backtracking=backtracking, default=default)
+        device_mesh, match, backtracking, default, replicated, rules = state
+        LayoutMap.__init__(
+            self, device_mesh, match=match, backtracking=backtracking, default=default, replicated=replicated
+        )
         self.update(rules)
 
     def report(self, names: Names, *, uneven: UnevenRule = "even", followers: Followers | None = None) -> LayoutReport:
@@ -469,7 +486,14 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
 
         keys = {key: key.removeprefix(self._prefix) for key in self} if self._prefix else {}
         return make_report(
-            self._answers.search, self._device_mesh, self._default, names, uneven, keys=keys, followers=followers
+            self._answers.search,
+            self._device_mesh,
+            self._default,
+            names,
+            uneven,
+            keys=keys,
+            followers=followers,
+            replicated=self._replicated,
         )
 
     def apply(self, tree: Any, *, separator: str = "/") -> Any:
@@ -578,6 +602,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
             rules.device_mesh if device_mesh is None else device_mesh,
             match=rules.match,
             backtracking=rules.backtracking,
+            replicated=rules.replicated,
         )
         with located(rules.source):
             layout_map._default = layout_map._checked_default(rules.default)
@@ -611,7 +636,8 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         with importing:
             from .toml import Rules, write_rules
 
-        write_rules(file, Rules(self._match, self._backtracking, self._device_mesh, self.rules(), self._default))
+        own = self._match, self._backtracking, self._device_mesh, self.rules(), self._default, self._replicated
+        write_rules(file, Rules(*own))
 
     def _layout_of_rank(self, path: str, rank: int) -> TensorLayout:
         layout = self.layout_of(path, rank)

@@ -26,6 +26,7 @@ from ..mesh import DeviceMesh
 from ..packed import PackedDim
 from ..show.table import table_lines
 from .layout_rule import LayoutRule
+from .left_out import LeftOut
 from .problems import Clash, IndivisibleDim, Misfit, RankMismatch, unused_texts
 
 if TYPE_CHECKING:
@@ -149,6 +150,8 @@ class LayoutReport(Drawn):
             they cannot be placed.
         default: What the map gives to names to which no key applies.
         meshes: The meshes of a deployment by name, all of devices of `device_mesh`.
+        unused_axes: The axes of more than one coordinate that no rule uses which applies to a tensor, by mesh, and
+            their sizes: all that is on the mesh is held as often. The name of the mesh of a map is empty.
     """
 
     tensors: tuple[TensorReport, ...]
@@ -161,6 +164,7 @@ class LayoutReport(Drawn):
     misfits: tuple[Misfit, ...] = ()
     default: LayoutRule | None = None
     meshes: tuple[tuple[str, DeviceMesh], ...] = ()
+    unused_axes: tuple[tuple[str, str, int], ...] = ()
 
     @cached_property
     def unmatched(self) -> tuple[TensorReport, ...]:
@@ -322,9 +326,25 @@ class LayoutReport(Drawn):
 
     @cached_property
     def doubts(self) -> tuple[str, ...]:
-        """Those of the warnings that are not among the `problems`: names and rules that match nothing."""
-        unmatched = self.unmatched if self.default is None else ()
-        return (*([_unmatched_text(unmatched)] if unmatched else ()), *unused_texts(self.unused_rules))
+        """Those of the warnings that are not among the `problems`: what is left out, and rules that match nothing."""
+        return (*map(str, self.left_out), *unused_texts(self.unused_rules))
+
+    @cached_property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """The tensors that no rule matches, unless there is a default for them, and the axes that no rule uses."""
+        found = []
+        if self.unmatched and self.default is None:
+            names = tuple(tensor.name for tensor in self.unmatched)
+            nbytes = _sum(tensor.nbytes for tensor in self.unmatched)
+            found.append(LeftOut("unmatched", names, _unmatched_text(self.unmatched), nbytes))
+        for mesh, axis, size in self.unused_axes:
+            where = f" of the mesh {shown(mesh)}" if mesh else ""
+            text = (
+                f"no rule that applies uses the axis {shown(axis)}{where}, so all is held {size} times along it; if "
+                f"that is wanted, leave it out of the mesh, or say replicated = [{shown(axis)}]"
+            )
+            found.append(LeftOut("axes", (axis,), text))
+        return tuple(found)
 
     @property
     def ok(self) -> bool:
@@ -346,6 +366,8 @@ class LayoutReport(Drawn):
             "mesh": None if mesh is None else {"shape": _listed(mesh.shape), "axis_names": _listed(mesh.axis_names)},
             "unmatched": [tensor.name for tensor in self.unmatched],
             "unused_rules": list(self.unused_rules),
+            "unused_axes": [list(each) for each in self.unused_axes],
+            "left_out": [each.to_dict() for each in self.left_out],
             "clashes": [vars(clash) | {"rules": list(clash.rules)} for clash in self.clashes],
             "rank_mismatches": [dict(vars(mismatch)) for mismatch in self.rank_mismatches],
             "indivisible": [dict(vars(dim)) for dim in self.indivisible],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .._arguments import instance, sizes_of
@@ -18,13 +18,15 @@ from .problems import Clash, IndivisibleDim, Misfit, RankMismatch
 from .report import LayoutReport, TensorReport, checked_size
 from .search import RuleSearch
 
-__all__ = ["Followers", "Names", "make_report"]
+__all__ = ["Followers", "Names", "Used", "make_report"]
 
 Followers = Mapping[str, tuple[str, "TensorLayout | str"]]
 """By name the tensors that are cut as others are, as the scales of a quantized weight: the name of the other, and the
 layout, or why there is none."""
 Names = Mapping[str, Any] | Iterable[tuple[Any, ...]]
 """Shapes, pairs of shape and dtype, or arrays, by name; or tuples of a name and its shape and dtype."""
+Used = tuple[str, frozenset[str]]
+"""The name of the mesh of a rule, of a map an empty one; and those of its axes that it uses."""
 
 
 def make_report(
@@ -38,6 +40,8 @@ def make_report(
     keys: Mapping[str, str] | None = None,
     meshes: Mapping[str, DeviceMesh] | None = None,
     followers: Followers | None = None,
+    used: Mapping[str | None, Used] | None = None,
+    replicated: Sequence[str] = (),
 ) -> LayoutReport:
     """Make the report on tensors of these names, for the rules of a map with this mesh; see `LayoutMap.report`.
 
@@ -51,9 +55,13 @@ def make_report(
         keys: what the report calls the rules.
         meshes: the meshes of a deployment.
         followers: the tensors that have no rules of their own.
+        used: the mesh and the axes of each rule of a deployment.
+        replicated: the axes that no rule has to use.
     """
     following = {} if followers is None else followers
-    maker = _Maker(search, mesh, default, checked_uneven(uneven), look_up, keys or {}, meshes or {}, following)
+    maker = _Maker(
+        search, mesh, default, checked_uneven(uneven), look_up, keys or {}, meshes or {}, following, used, replicated
+    )
     return maker.report(_tensors(names))
 
 
@@ -79,6 +87,8 @@ class _Maker:
         keys: Mapping[str, str],
         meshes: Mapping[str, DeviceMesh],
         followers: Followers,
+        used: Mapping[str | None, Used] | None,
+        replicated: Sequence[str],
     ) -> None:
         for name, entry in instance("followers", followers, Mapping).items():  # type: ignore[type-abstract]
             if type(entry) is not tuple or len(entry) != 2 or not isinstance(entry[1], (TensorLayout, str)):
@@ -87,6 +97,8 @@ class _Maker:
                 )
         self._followers = followers
         self._search = search
+        self._used = used
+        self._replicated = frozenset(replicated)
         self._look_up = look_up
         self._keys = keys
         self._meshes = meshes
@@ -103,6 +115,7 @@ class _Maker:
     def report(self, tensors: Iterator[_Tensor]) -> LayoutReport:
         unused = dict.fromkeys(key for key in self._search.layouts if key not in self._search.optional)
         reports: dict[str, TensorReport] = {}
+        applied: dict[str | None, None] = {}
         for tensor in tensors:
             if tensor.name in reports:
                 raise LayoutError(f"names holds {shown(tensor.name)} twice")
@@ -110,6 +123,7 @@ class _Maker:
             rules = self._search.matching(leader)
             for rule in rules:
                 unused.pop(rule, None)
+            applied.update(dict.fromkeys(rules or (None,)))
             if layout is None:
                 reports[tensor.name] = self._tensor(tensor, rules)
             else:
@@ -125,7 +139,32 @@ class _Maker:
             indivisible=tuple(self._indivisible),
             misfits=tuple(self._misfits),
             meshes=tuple(self._meshes.items()),
+            unused_axes=tuple(self._unused_axes(applied)),
         )
+
+    def _unused_axes(self, applied: Iterable[str | None]) -> Iterator[tuple[str, str, int]]:
+        """The axes of more than one coordinate that no rule uses which applies to a tensor; `None` is the default.
+
+        Of a mesh by which no rule places anything none are given.
+        """
+        meshes = {"": self._mesh} if self._used is None else self._meshes
+        axes: dict[str, set[str]] = {}
+        for rule in applied:
+            found = self._used_by(rule)
+            if found is not None:
+                axes.setdefault(found[0], set()).update(found[1])
+        for name, used in axes.items():
+            mesh = meshes.get(name)
+            for axis, size in () if mesh is None else zip(mesh.axis_names, mesh.shape, strict=True):
+                if size > 1 and axis not in used and axis not in self._replicated:
+                    yield name, axis, size
+
+    def _used_by(self, rule: str | None) -> Used | None:
+        if self._used is not None:
+            return self._used.get(rule)
+        if rule is None:
+            return None if self._default is None else ("", _axes_of(self._default.layout))
+        return "", _axes_of(self._search.layouts[rule])
 
     def _tensor(self, tensor: _Tensor, rules: tuple[str, ...]) -> TensorReport:
         name, shape, dtype, bits = tensor
@@ -212,6 +251,11 @@ class _Maker:
             found = layout.partition(shape, uneven).largest_shard_shape
             self._largest_shards[layout, shape, uneven] = found
         return found
+
+
+def _axes_of(layout: TensorLayout) -> frozenset[str]:
+    """The axes that cut a layout, also those of which only a part does."""
+    return frozenset(name.partition(":(")[0] for name in layout._named_axes())
 
 
 def _shared_mesh(layouts: Iterable[TensorLayout]) -> DeviceMesh | None:

@@ -6,7 +6,7 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TextIO
@@ -36,8 +36,10 @@ __all__ = [
     "read_document",
     "read_layout",
     "read_numbers",
+    "read_replicated",
     "read_rewrites",
     "read_rules",
+    "replicated_lines",
     "rule_text",
     "string_text",
     "write_lines",
@@ -45,7 +47,7 @@ __all__ = [
 ]
 
 #: The keys of a rules file that say how tensors are cut, and those that say what is rewritten.
-_CUTTING = {"backtracking", "default", "match", "mesh", "prefix", "rules"}
+_CUTTING = {"backtracking", "default", "match", "mesh", "prefix", "replicated", "rules"}
 _REWRITING = {"after", "drop", "rewrite", "unmatched"}
 _BOTH = {"compared", "numbers"}
 #: Those that only files of deployments have; `shardwise.deploy` reads them.
@@ -61,6 +63,7 @@ class Rules:
     device_mesh: DeviceMesh | None
     layouts: Mapping[str, LayoutRule]
     default: LayoutRule | None = None
+    replicated: tuple[str, ...] = ()
     source: str = "the rules file"
     prefix: str = ""
 
@@ -92,7 +95,7 @@ def read_rules(file: str | os.PathLike[str] | TextIO, config: Config | None = No
         prefixed(prefix, key): read_layout(value, f"{source}: rule {shown(key)}", numbers)
         for key, value in rules.items()
     }
-    return Rules(match, backtracking, mesh, layouts, default, source, prefix)
+    return Rules(match, backtracking, mesh, layouts, default, read_replicated(document, source), source, prefix)
 
 
 def prefixed(prefix: str, key: str) -> str:
@@ -107,6 +110,14 @@ def prefixed(prefix: str, key: str) -> str:
     while outer != inner:  # Without what is in brackets already.
         outer, inner = re.sub(r"\([^()]*\)", "", outer), outer
     return f"{prefix}(?:{key})" if "|" in outer else prefix + key
+
+
+def read_replicated(document: Mapping[str, Any], source: str) -> tuple[str, ...]:
+    """Give the axes of a rules file along which all is meant to be replicated."""
+    found = checked_list(document.get("replicated", []), f"{source}: replicated")
+    if not all(isinstance(axis, str) for axis in found):
+        raise ParseError(f"{source}: replicated must be a list of names of axes, got {shown(found)}")
+    return tuple(found)
 
 
 def read_rewrites(
@@ -146,6 +157,11 @@ def read_document(file: str | os.PathLike[str] | TextIO) -> tuple[dict[str, Any]
     return document, source
 
 
+def replicated_lines(axes: Sequence[str]) -> list[str]:
+    """Give the line of a rules file for the axes along which all is meant to be replicated, if there are any."""
+    return [f"replicated = [{', '.join(map(string_text, axes))}]"] if axes else []
+
+
 def write_rules(file: str | os.PathLike[str] | TextIO, rules: Rules) -> None:
     """Write a rules file; see `LayoutMap.to_toml` for what it raises."""
     lines = [f"match = {string_text(rules.match)}", *["backtracking = true"][: rules.backtracking]]
@@ -153,6 +169,7 @@ def write_rules(file: str | os.PathLike[str] | TextIO, rules: Rules) -> None:
     if rules.default is not None:
         _check_mesh("the default", rules.default, mesh)
         lines.append(f"default = {rule_text(rules.default)}")
+    lines += replicated_lines(rules.replicated)
     if mesh is not None:
         lines += ["", "[mesh]", *mesh_lines(mesh, not mesh.has_default_devices)]
     lines += ["", "[rules]"]

@@ -6,7 +6,7 @@ from .._lazy import lazy
 
 if TYPE_CHECKING:
     from .checkpoint import StoredCheckpoint, StoredObject
-    from .diff import Difference, diff_checkpoints
+    from .diff import Difference, Differences, diff_checkpoints
     from .digests import tensor_digests
     from .held import manifest_of
     from .learn.learn import Learned, learn_rewrites
@@ -26,6 +26,7 @@ __all__ = [
     "Damage",
     "DamageError",
     "Difference",
+    "Differences",
     "Learned",
     "ObjectPath",
     "ReadArray",
@@ -61,7 +62,7 @@ __getattr__, __dir__ = lazy(
         "open": ("open_checkpoint",),
         "checkpoint": ("StoredCheckpoint", "StoredObject"),
         "stored": ("StoredPiece", "StoredTensor"),
-        "diff": ("Difference", "diff_checkpoints"),
+        "diff": ("Difference", "Differences", "diff_checkpoints"),
         "prove": ("Damage", "DamageError", "VerifyReport", "verify_checkpoint"),
         "ranges": ("ReadArray", "ReadPlan", "read_plan"),
         "write.checkpoint_plan": ("CheckpointPlan",),

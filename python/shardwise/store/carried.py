@@ -1,4 +1,4 @@
-"""What goes along with the tensors of a Hugging Face folder: `config.json`, the tokenizer's files and the like."""
+"""What lies beside the tensors of a checkpoint: what goes along, as `config.json`, and what nobody reads."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import re
 from collections.abc import Iterable
 
 from .._text import bytes_text, shown
+from ..rules.left_out import LeftOut, listed
+from .checkpoint import StoredCheckpoint
 from .location import Location, entries_of, read_unlinked
 from .parts import MANIFEST, RANKS
 
-__all__ = ["carried_files", "carried_names", "is_carried"]
+__all__ = ["beside", "carried_files", "carried_names", "is_carried"]
 
 _CARRIED = re.compile(
     r"[A-Za-z0-9][\w.+-]{0,200}\.(?:json|jsonl|txt|model|jinja|py|md|tiktoken|spm|bpe|yaml|yml)|LICENSE|NOTICE|USE_POLICY"
@@ -18,6 +20,46 @@ _CARRIED = re.compile(
 _MOST_BYTES = 64 * 2**20
 _MOST_IN_ALL = 256 * 2**20
 _MOST_FILES = 256
+
+
+#: The ends of names of files that hold tensors.
+_TENSORS = (
+    ".bin", ".ckpt", ".distcp", ".gguf", ".h5", ".hdf5", ".msgpack", ".npy", ".npz", ".pkl", ".pt", ".pth",
+    ".safetensors",
+)  # fmt: skip
+#: Folders in a checkpoint's that are looked into, and that are none of its own.
+_MOST_FOLDERS = 64
+#: Formats whose files are not all open, or lie in folders of their own.
+_UNLISTED = ("orbax",)
+
+
+def beside(given: Location, checkpoint: StoredCheckpoint) -> list[LeftOut]:
+    """Say which files with tensors lie in the folder of an open checkpoint, or in a folder there, and are not read.
+
+    Args:
+        given: The path that it was opened by: around a file that is opened alone anything may lie.
+        checkpoint: The checkpoint.
+    """
+    is_index = given.name.endswith((".index.json", ".weights.json")) or given.name == ".metadata"
+    if checkpoint.format in _UNLISTED or not (is_index or given.is_dir()):
+        return []
+    folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
+    read = {str(file.path) for file in checkpoint._files if hasattr(file, "path")}
+    found, folders = [], []
+    for name, is_folder in sorted(entries_of(folder)):
+        if is_folder and not name.startswith("."):
+            folders.append(name)
+        elif name.endswith(_TENSORS) and str(folder / name) not in read:
+            found.append(name)
+    for name in folders[:_MOST_FOLDERS]:
+        inner = (each for each, is_folder in entries_of(folder / name) if not is_folder and each.endswith(_TENSORS))
+        found += [f"{name}/{each}" for each in sorted(inner) if str(folder / name / each) not in read]
+    if "common" in checkpoint.objects and checkpoint.format == "megatron":
+        found = [name for name in found if name != "common.pt"]
+    if not found:
+        return []
+    count, which = listed(found, "file")
+    return [LeftOut("beside", tuple(found), f"{count} not read, beside {checkpoint.path}: {which}")]
 
 
 def is_carried(name: str) -> bool:

@@ -16,7 +16,7 @@ from ..rules.model_shapes import model_shapes
 from ..rules.rewrites import Rewrites
 from ..rules.toml import parse_toml
 from .quantized import Outline
-from .tensors.assembled import Stored
+from .tensors.assembled import Assembled, Stored
 from .tensors.rewrite import rewritten
 from .tensors.weights import Reader
 from .text import are_sizes, checked_name, checked_shape
@@ -78,9 +78,15 @@ def _dtype(path: Path, name: str, value: Any) -> Dtype:
 
 
 def rewritten_outline(
-    outline: Outline, rewrites: Rewrites, weights: Components, read: Reader = lambda name: None
+    outline: Outline,
+    rewrites: Rewrites,
+    weights: Components,
+    read: Reader = lambda name: None,
+    dropped: dict[str, Assembled] | None = None,
 ) -> tuple[Outline, Components]:
     """The names and shapes after rewrites, and the quantized weights; as they are, if the rewrites lead back from them.
+
+    What the rewrites drop is put into `dropped`.
 
     Raises:
         LayoutError: if a rewrite does not fit the tensors.
@@ -88,13 +94,16 @@ def rewritten_outline(
     if not rewrites:
         return outline, weights
     stored = {name: Stored(name, shape, dtype, make=_unread) for name, (shape, dtype) in outline.items()}
+    lost: dict[str, Assembled] = {}
     try:
-        made, carried = rewritten(stored, rewrites, weights.tensors, read)
+        made, carried = rewritten(stored, rewrites, weights.tensors, read, lost)
     except LayoutError:
         with suppress(LayoutError):
             rewritten(stored, rewrites.inverse(), weights.tensors, read)
             return outline, weights
         raise
+    if dropped is not None:
+        dropped.update(lost)
     return {name: (tensor.shape, tensor.dtype) for name, tensor in made.items()}, weights._replace(tensors=carried)
 
 

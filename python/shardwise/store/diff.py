@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Hashable, Iterator
+import warnings
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,17 +14,25 @@ import numpy as np
 from .._arguments import INTEGER, check_fields, optional
 from .._boxes import consecutive
 from .._text import shown
-from ..errors import ParseError
+from ..errors import ParseError, ShardwiseWarning
+from ..rules.left_out import LeftOut, listed
+from ..rules.pattern import NamePattern
 from ..rules.rewrites import Rewrites
+from .carried import beside
+from .checkpoint import StoredCheckpoint
 from .digests import Progress, tensor_digests
 from .engine import check_memory, check_threads
-from .location import Location
+from .location import Location, location_of
 from .open import open_checkpoint
 from .pieces import Bounds, shared_box
 from .rewritten import rewritten_view
 from .stored import StoredTensor
+from .tensors.assembled import Assembled
+from .tensors.doubts import asked_for, dropped_by_rules
+from .tensors.names import names_of
+from .tensors.rewrite import kept_objects
 
-__all__ = ["Difference", "diff_checkpoints"]
+__all__ = ["Difference", "Differences", "diff_checkpoints"]
 
 _MEMORY = 256 * 2**20
 #: Ranges of rows that a difference names; and of tensors with more rows they are not counted.
@@ -74,15 +83,29 @@ class Difference:
         return f"{self.name!r}: {self.what} {self.first} and {self.second}"
 
 
+class Differences(list[Difference]):
+    """The differences of two checkpoints; equal to any list of the same.
+
+    Attributes:
+        left_out: What is not compared: tensors that the rewrites drop, values that are not tensors, files beside either
+            checkpoint that are not read, and what was left out as the call said.
+    """
+
+    def __init__(self, found: Iterable[Difference] = (), left_out: Iterable[LeftOut] = ()) -> None:
+        super().__init__(found)
+        self.left_out = tuple(left_out)
+
+
 def diff_checkpoints(
     first: str | os.PathLike[str] | Location,
     second: str | os.PathLike[str] | Location,
     *,
     rewrites: Rewrites | None = None,
+    drop: str | None = None,
     memory: int = _MEMORY,
     threads: int | None = None,
     progress: Progress | None = None,
-) -> list[Difference]:
+) -> Differences:
     """List the tensors in which two checkpoints differ, however each is cut; none if they are the same.
 
     Args:
@@ -90,13 +113,19 @@ def diff_checkpoints(
         second: Another.
         rewrites: How the first is rewritten before it is compared, as by `reshard_checkpoint`; nothing is written. So
             a conversion that somebody else has made is checked.
+        drop: A regular expression: tensors and values of either in whose names, before `rewrites`, it is found are not
+            compared.
         memory: Bytes for the buffers of all threads.
         threads: How many; one per core if left out.
         progress: Called now and then with the bytes that are done and the bytes in all, of one and then of the other.
 
+    Warns:
+        ShardwiseWarning: of what is not compared, and was not left out by `drop`.
+
     Returns:
         The differences, by name: tensors that one lacks, different dtypes or shapes, and the first different value.
-        Values are compared as bytes: -0.0 is not 0.0, and the bits of a NaN count.
+        Values are compared as bytes: -0.0 is not 0.0, and the bits of a NaN count. Its `left_out` is what was not
+        compared.
 
     Raises:
         LayoutError: as for `verify_checkpoint`; if a rewrite does not apply.
@@ -117,8 +146,19 @@ def diff_checkpoints(
     check_memory(memory)
     check_threads(threads)
     optional("rewrites", rewrites, Rewrites)
-    with open_checkpoint(first) as stored, open_checkpoint(second) as other:
-        one = rewritten_view(stored, rewrites) if rewrites else stored
+    optional("drop", drop, str)
+    unwanted = None if drop is None else NamePattern("drop", drop)
+    with open_checkpoint(first) as stored, open_checkpoint(second) as there:
+        dropped: dict[str, Assembled] = {}
+        one, other = _without(stored, unwanted), _without(there, unwanted)
+        one = rewritten_view(one, rewrites, dropped) if rewrites else one
+        left_out = _not_compared([(location_of(first), stored), (location_of(second), there)], unwanted)
+        if rewrites:
+            lost = [name for name in stored.unreadable if not kept_objects([name], rewrites)]
+            left_out += dropped_by_rules(dropped, lost, names_of(stored))
+        for lacking in left_out:
+            if lacking.kind != "asked":
+                warnings.warn(str(lacking), ShardwiseWarning, stacklevel=2)
         # Tensors that only one of them has, or with another dtype or shape, differ whatever their bytes are.
         alike = [
             name
@@ -132,7 +172,7 @@ def diff_checkpoints(
         for each in (one, other):
             for tensor in each.values():
                 tensor.check_decodable(memory)
-        differences = []
+        differences = Differences(left_out=left_out)
         for name in sorted({*one, *other, *one.unreadable, *other.unreadable}):
             if name in one.unreadable or name in other.unreadable:
                 reasons = one.unreadable.get(name), other.unreadable.get(name)
@@ -147,6 +187,33 @@ def diff_checkpoints(
                 values = _packed_values if one[name].bits % 8 else _values
                 differences.append(values(name, one[name], other[name], memory))
         return differences
+
+
+def _without(checkpoint: StoredCheckpoint, unwanted: NamePattern | None) -> StoredCheckpoint:
+    """An open checkpoint without what is not to be compared; it is to be closed after this."""
+    if unwanted is None:
+        return checkpoint
+    kept = {name: tensor for name, tensor in checkpoint.items() if not unwanted.is_found(name)}
+    unreadable = {name: why for name, why in checkpoint.unreadable.items() if not unwanted.is_found(name)}
+    return StoredCheckpoint(checkpoint.path, checkpoint.format, kept, [], unreadable=unreadable)
+
+
+def _not_compared(both: Iterable[tuple[Location, StoredCheckpoint]], unwanted: NamePattern | None) -> list[LeftOut]:
+    """What two checkpoints, each with the path that was given for it, have besides the tensors that are compared."""
+    found: list[LeftOut] = []
+    sizes: dict[str, int] = {}
+    values: list[str] = []
+    for given, checkpoint in both:
+        own = [name for name in checkpoint.objects if unwanted is None or not unwanted.is_found(name)]
+        if own:
+            count, which = listed(own, "value")
+            text = f"{count} not compared, of {checkpoint.path}, as they are no tensors: {which}"
+            found.append(LeftOut("values", tuple(own), text))
+        if unwanted is not None:
+            sizes |= {name: each.nbytes for name, each in checkpoint.items() if unwanted.is_found(name)}
+            values += [name for name in (*checkpoint.objects, *checkpoint.unreadable) if unwanted.is_found(name)]
+        found += beside(given, checkpoint)
+    return [*found, *asked_for(sizes, dict.fromkeys(values))]
 
 
 def _values(name: str, one: StoredTensor, other: StoredTensor, memory: int) -> Difference:

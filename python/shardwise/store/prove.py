@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -15,7 +16,9 @@ from .._arguments import INTEGER, check_fields
 from .._dtypes import DTYPES
 from .._json import MAX_JSON
 from .._text import shown
-from ..errors import ParseError
+from ..errors import ParseError, ShardwiseWarning
+from ..rules.left_out import LeftOut
+from .carried import beside
 from .checkpoint import StoredCheckpoint, StoredSum
 from .digests import Digested, Progress, piece_digests
 from .engine import add_digests, check_memory, check_threads
@@ -71,6 +74,7 @@ class VerifyReport:
         crcs: The number of CRC-32 compared, of members of PyTorch's zip containers.
         unreadable: The tensors that were not read, as they are of a kind that is not supported.
         damaged: Everything that is not what was written.
+        left_out: The files beside it that are not read.
     """
 
     path: Location
@@ -81,10 +85,11 @@ class VerifyReport:
     crcs: int
     unreadable: tuple[str, ...] = ()
     damaged: tuple[Damage, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
 
     def __post_init__(self) -> None:
         check_fields(self, path=(Path, ObjectPath), format=str, tensors=INTEGER, bytes=INTEGER)
-        check_fields(self, digests=INTEGER, crcs=INTEGER, unreadable=tuple, damaged=tuple)
+        check_fields(self, digests=INTEGER, crcs=INTEGER, unreadable=tuple, damaged=tuple, left_out=tuple)
 
 
 class DamageError(ParseError):
@@ -119,6 +124,9 @@ def verify_checkpoint(
         threads: How many; one per core if left out.
         progress: Called now and then with the bytes that are done and the bytes in all.
 
+    Warns:
+        ShardwiseWarning: of the report's `left_out`: files beside the checkpoint that are not read.
+
     Raises:
         DamageError: if a file is missing, truncated or changed, or a tensor is not what was written. It is a
             ParseError; its `report.damaged` lists all that is damaged, each tensor with its file.
@@ -148,6 +156,8 @@ def verify_checkpoint(
         lines = [str(one) for one in report.damaged[:_MOST_SHOWN]]
         more = len(report.damaged) - len(lines)
         raise DamageError("\n".join([*lines, *([f"and {more} more"] if more > 0 else [])]), report)
+    for each in report.left_out:
+        warnings.warn(str(each), ShardwiseWarning, stacklevel=2)
     return report
 
 
@@ -216,7 +226,7 @@ class _Verification:
                     self._add(None, path / name, problem)
             return VerifyReport(
                 path, checkpoint.format, len(checkpoint), checkpoint.nbytes, len(expected), found.sums,
-                tuple(checkpoint.unreadable),
+                tuple(checkpoint.unreadable), left_out=tuple(beside(path, checkpoint)),
             )  # fmt: skip
 
     def _compare(

@@ -21,8 +21,14 @@ from .tensors.wanted import wanted_stored
 __all__ = ["rewritten_view"]
 
 
-def rewritten_view(checkpoint: StoredCheckpoint, rewrites: Rewrites) -> StoredCheckpoint:
+def rewritten_view(
+    checkpoint: StoredCheckpoint,
+    rewrites: Rewrites,
+    dropped: dict[str, Assembled] | None = None,
+) -> StoredCheckpoint:
     """Give an open checkpoint as rewrites make it; it is to be closed after this. What cannot be read keeps its name.
+
+    What the rewrites drop is put into `dropped`.
 
     Raises:
         LayoutError: if a rewrite does not apply to the tensors.
@@ -35,7 +41,9 @@ def rewritten_view(checkpoint: StoredCheckpoint, rewrites: Rewrites) -> StoredCh
             raise UnsupportedError(f"tensor {old!r} is compressed, so it cannot be rewritten where it is; reshard it")
         return wanted_stored(new, tensor, partition)
 
-    made, _ = renamed_tensors(checkpoint, (), rewrites, None, stored, config_of(checkpoint.path))
+    made, _, lost = renamed_tensors(checkpoint, (), rewrites, None, stored, config_of(checkpoint.path))
+    if dropped is not None:
+        dropped.update(lost)
     tensors = {name: _tensor(checkpoint, name, one) for name, one in made.items()}
     unreadable = {name: checkpoint.unreadable[name] for name in kept_objects(checkpoint.unreadable, rewrites)}
     return StoredCheckpoint(checkpoint.path, checkpoint.format, tensors, [], unreadable=unreadable)

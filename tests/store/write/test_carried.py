@@ -183,21 +183,23 @@ def test_in_a_store(store: Store, tmp_path: Path) -> None:
 def test_values_that_a_format_has_no_place_for_are_named(tmp_path: Path) -> None:
     (tmp_path / "m.pt").write_bytes(save({"w": tensor(ones(4), "0"), "step": 7, "lr": 0.5, "args": {"a": "b"}}))
     report = sw.reshard_checkpoint(tmp_path / "m.pt", tmp_path / "new", to="hf")
-    assert report.left_out == ("step", "lr", "args.a")
+    assert [(each.kind, each.names) for each in report.left_out] == [("values", ("step", "lr", "args.a"))]
     assert report.warnings == ("3 values are not written, without a place in 'hf': 'step', 'lr', 'args.a'",)
     made = Dcp()
     made.add("w", (4,), [((0,), ones(4))])
     made.add_object("step", 7)
     folder = made.write(tmp_path / "dcp")
     report = sw.reshard_checkpoint(folder, tmp_path / "one.safetensors")
-    assert report.left_out == ("step",)
+    assert [(each.kind, each.names) for each in report.left_out] == [("values", ("step",))]
     plan = sw.plan_checkpoint(folder, tmp_path / "two", to="hf")
     assert plan.warnings == ("1 value is not written, without a place in 'hf': 'step'",)
     report = sw.reshard_checkpoint(folder, tmp_path / "kept", to="dcp")
     assert report.left_out == () == report.warnings
-    # What was not asked for is not missed.
-    report = sw.reshard_checkpoint(folder, tmp_path / "w.safetensors", only="^w$")
-    assert report.left_out == ()
+    # What was not asked for is named, and nobody is warned of it.
+    report = sw.reshard_checkpoint(folder, tmp_path / "w.safetensors", only="^w$", strict=True)
+    assert [(each.kind, each.names) for each in report.left_out] == [("asked", ("step",))]
+    report = sw.reshard_checkpoint(folder, tmp_path / "v.safetensors", drop="^step$", strict=True)
+    assert [(each.kind, each.names) for each in report.left_out] == [("asked", ("step",))]
 
 
 FP8 = {"model_type": "x", "quantization_config": {"quant_method": "fp8", "weight_block_size": [4, 4]}}

@@ -86,4 +86,5 @@ def gpt(
         r"^output_layer\.weight$": dense(("tp", None), {"pp": stages.last}),
     }
     meshes = {"dense": ranks.dense, "expert": ranks.expert}
-    return Deployment(ranks.world if world is None else world, meshes, rules, numbers={"stage": stages.stage})
+    devices = ranks.world if world is None else world
+    return Deployment(devices, meshes, rules, numbers={"stage": stages.stage}, replicated=["dp", "edp", "cp"])

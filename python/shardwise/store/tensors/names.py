@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..._arguments import instance, optional
 from ..._dtypes import Dtype
@@ -29,10 +29,25 @@ __all__ = [
     "idle_renames",
     "kept_values",
     "key_paths",
+    "names_of",
     "refuse_unreadable",
     "renamed_tensors",
     "replacements",
 ]
+
+
+class Renamed(NamedTuple):
+    """The tensors of a checkpoint by their new names.
+
+    Attributes:
+        tensors: The tensors.
+        weights: The quantized weights among them.
+        dropped: The tensors that a rules file drops, by the names by which it does.
+    """
+
+    tensors: dict[str, Assembled]
+    weights: Components
+    dropped: dict[str, Assembled]
 
 
 def replacements(rename: Any) -> list[Replacement]:
@@ -53,11 +68,18 @@ def renamed_tensors(
     converted: Dtype | None,
     stored: Callable[[str, str, Partition | None], Wanted],
     config: Mapping[str, Any],
-) -> tuple[dict[str, Assembled], Components]:
-    """Give the tensors by their new names: renamed, then rewritten; and the quantized weights among them."""
+    drop: NamePattern | None = None,
+) -> Renamed:
+    """Give the tensors by their new names: renamed, then rewritten; and the quantized weights among them.
+
+    Those in whose names `drop` is found are left out first.
+    """
     optional("rewrites", rewrites, Rewrites)
     made: dict[str, Assembled] = {}
+    dropped: dict[str, Assembled] = {}
     for old, tensor in checkpoint.items():
+        if drop is not None and drop.is_found(old):
+            continue
         new = _renamed(rename, old)
         if new in made:
             raise LayoutError(f"rename gives {shown(made[new].origin)} and {shown(old)} the same name, {shown(new)}")
@@ -65,24 +87,30 @@ def renamed_tensors(
         made[new] = Stored(old, tensor.shape, dtype, make=partial(stored, old, old, None))
     weights = quantized_tensors(checkpoint, made, config)
     if rewrites is not None:
-        made, carried = rewritten(made, rewrites, weights.tensors, reader_of(checkpoint, made))
+        made, carried = rewritten(made, rewrites, weights.tensors, reader_of(checkpoint, made), dropped)
         weights = weights_after(checkpoint, made, config, carried)
     for new in made:
         check_name(new)
-    return made, weights
+    return Renamed(made, weights, dropped)
 
 
 def refuse_unreadable(
-    checkpoint: StoredCheckpoint, rename: Sequence[Replacement], rewrites: Rewrites | None, only: str | None
+    checkpoint: StoredCheckpoint,
+    rename: Sequence[Replacement],
+    rewrites: Rewrites | None,
+    only: str | None,
+    drop: NamePattern | None,
 ) -> None:
     """Refuse, with the reason, a tensor that cannot be read, unless it is not asked for."""
     optional("only", only, str)
     pattern = None if only is None else NamePattern("only", only)
     for old, reason in checkpoint.unreadable.items():
+        if drop is not None and drop.is_found(old):
+            continue
         new = _renamed(rename, old)
         is_kept = rewrites is None or kept_objects([new], rewrites)
         if is_kept and (pattern is None or pattern.is_found(new)):
-            raise UnsupportedError(f"{reason}; only= can leave {shown(new)} out")
+            raise UnsupportedError(f"{reason}; drop= can leave {shown(old)} out")
 
 
 def chosen(made: dict[str, Assembled], only: str | None, path: Location) -> dict[str, Assembled]:
@@ -103,15 +131,22 @@ def kept_values(
     rewrites: Rewrites | None,
     only: str | None,
     tensors: Mapping[str, Assembled],
-) -> dict[str, str]:
-    """The values that are not tensors and are asked for, with their new names, which no tensor may have."""
-    names = {old: _renamed(rename, old) for old in checkpoint.objects}
+    drop: NamePattern | None = None,
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The values that are not tensors and are asked for, with their new names, and what a rules file drops.
+
+    That is values, and tensors that cannot be read. No tensor may have the values' new names.
+    """
+    asked = [old for old in checkpoint.objects if drop is None or not drop.is_found(old)]
+    names = {old: _renamed(rename, old) for old in asked}
     kept = set(names.values()) if rewrites is None else kept_objects(names.values(), rewrites)
     origins = {new: tensor.origin for new, tensor in tensors.items()}
     wanted = None if only is None else NamePattern("only", only)
     found: dict[str, str] = {}
+    dropped = []
     for old, new in names.items():
         if new not in kept:
+            dropped.append(old)
             continue
         if checkpoint.objects[old].extent is not None:
             check_name(new)
@@ -120,7 +155,16 @@ def kept_values(
             origins[new] = old
         if wanted is None or wanted.is_found(new):
             found[old] = new
-    return found
+    if rewrites is not None:
+        for old in checkpoint.unreadable:
+            if (drop is None or not drop.is_found(old)) and not kept_objects([_renamed(rename, old)], rewrites):
+                dropped.append(old)
+    return found, tuple(dropped)
+
+
+def names_of(checkpoint: StoredCheckpoint) -> tuple[str, ...]:
+    """The names of all that a checkpoint has: tensors, values, and what cannot be read."""
+    return (*checkpoint, *checkpoint.objects, *checkpoint.unreadable)
 
 
 def _renamed(rename: Sequence[Replacement], name: str) -> str:
@@ -131,7 +175,7 @@ def _renamed(rename: Sequence[Replacement], name: str) -> str:
 
 def idle_renames(checkpoint: StoredCheckpoint, rename: Sequence[Replacement]) -> list[str]:
     """Say of each replacement that changes no name, after those before it, that it does not."""
-    names = (*checkpoint, *checkpoint.objects, *checkpoint.unreadable)
+    names = names_of(checkpoint)
     return [
         f"rename has {shown(replacement.pattern)}, which changes no name of {checkpoint.path}"
         for at, replacement in enumerate(rename)

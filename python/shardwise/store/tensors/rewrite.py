@@ -46,11 +46,13 @@ def rewritten(
     rewrites: Rewrites,
     weights: Mapping[str, LogicalTensor] | None = None,
     read: Reader = lambda name: None,
+    dropped: dict[str, Assembled] | None = None,
 ) -> tuple[dict[str, Assembled], dict[str, LogicalTensor]]:
     """The tensors of a checkpoint as the rewrites name and store them, and the quantized weights among them.
 
     A rewrite that names a weight is carried out for all its components, which get names like that of the weight. One
-    that names a component is for this tensor alone, and the weight's other ones are tensors like any others.
+    that names a component is for this tensor alone, and the weight's other ones are tensors like any others. What the
+    rewrites drop is put into `dropped`, by the names that it has then.
 
     Raises:
         LayoutError: if a rewrite matches nothing; a tensor is missing that should be packed or stacked with others; the
@@ -59,7 +61,7 @@ def rewritten(
     """
     found = _grouped(tensors, weights or {}, read)
     for one in rewrites.sets:
-        found = _apply_set(_apart(found, one), one)
+        found = _apply_set(_apart(found, one), one, {} if dropped is None else dropped)
     made: dict[str, Assembled] = {}
     logical: dict[str, LogicalTensor] = {}
     for name, tensor in found.items():
@@ -125,13 +127,23 @@ def kept_objects(names: Iterable[str], rewrites: Rewrites) -> set[str]:
     return kept
 
 
-def _apply_set(tensors: _Tensors, one: RewriteSet) -> _Tensors:
+def _singly(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Assembled]]:
+    """The tensors, with the components of weights in place of these."""
+    for name, tensor in tensors.items():
+        yield from ((name, tensor),) if isinstance(tensor, Assembled) else tensor.named(name)[1].items()
+
+
+def _apply_set(tensors: _Tensors, one: RewriteSet, dropped: dict[str, Assembled]) -> _Tensors:
+    given = tensors
     for template in one.drop:
         tensors = {
             name: tensor.without(name, template.matched) if isinstance(tensor, Weight) else tensor
             for name, tensor in tensors.items()
             if template.matched(name) is None
         }
+    if one.drop:
+        kept = {name for name, _ in _singly(tensors)}
+        dropped.update((name, tensor) for name, tensor in _singly(given) if name not in kept)
     made: set[str] = set()
     for number, rewrite in enumerate(one.rewrites, 1):
         with _numbered(rewrite):
@@ -143,7 +155,10 @@ def _apply_set(tensors: _Tensors, one: RewriteSet) -> _Tensors:
             f"no rewrite matches {shown(left[0])}{_others(len(left) - 1)}; drop leaves tensors out, and unmatched = "
             "'keep' keeps them as they are"
         )
-    return tensors if one.unmatched == "keep" else {name: tensors[name] for name in tensors if name in made}
+    if one.unmatched == "keep":
+        return tensors
+    dropped.update(_singly({name: tensors[name] for name in left}))
+    return {name: tensors[name] for name in tensors if name in made}
 
 
 def _others(count: int) -> str:

@@ -20,6 +20,7 @@ import numpy as np
 from ..._arguments import integer, path_of
 from ..._text import shown
 from ...errors import LayoutError, ParseError
+from ...rules.left_out import LeftOut
 from ..engine import CopyJob, add_digests, check_memory
 from ..files import opened_again
 from ..location import refuse_options
@@ -45,11 +46,13 @@ class CheckpointPlan(WritePlan):
         digest: Distinguishes it from any other plan.
         nbytes: Bytes of all files.
         warnings: What looks wrong, as in `WriteReport`; a file of a plan does not keep them.
+        left_out: What does not arrive, as in `WriteReport`; a file of a plan does not keep it.
         obstacle: Why its tasks cannot be run by themselves; empty if they can.
         is_sampled: Whether a sample of the source tells how long it takes, as none of a store does.
     """
 
     warnings: tuple[str, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
     is_sampled: bool = True
 
     def outline(self, memory: int = MEMORY, threads: int | None = None, *, sync: bool = True) -> WriteOutline:
@@ -68,7 +71,8 @@ class CheckpointPlan(WritePlan):
             OSError: if the folder for the checkpoint does not exist.
         """
         outline = _outline(self, Work(memory=memory, threads=threads, sync=sync))
-        return replace(outline, warnings=self.warnings, seconds=outline.seconds if self.is_sampled else None)
+        seconds = outline.seconds if self.is_sampled else None
+        return replace(outline, warnings=self.warnings, left_out=self.left_out, seconds=seconds)
 
     def is_finished(self) -> bool:
         """Whether there is a checkpoint under the plan's name; `run` and `commit` see whether it is the plan's."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Literal
 
-from ..._arguments import instance, is_true
+from ..._arguments import instance, is_true, optional
 from ..._dtypes import Dtype, find_dtype
 from ..._garbage import uncollected
 from ..._text import shown
@@ -18,22 +18,36 @@ from ...layout import UnevenRule
 from ...partition import Partition
 from ...placing import Layouts
 from ...quantized.method import quantization_of
+from ...rules.left_out import LeftOut
 from ...rules.numbers import Config, config_text, read_config
+from ...rules.pattern import NamePattern
 from ...rules.rewrites import Rewrites
-from ..carried import carried_files
+from ..carried import beside, carried_files
+from ..checkpoint import StoredCheckpoint
 from ..formats.forms import WRITTEN
 from ..location import Location, is_sampled, location_of, taken
 from ..model_config import config_of
 from ..open import open_checkpoint
-from ..tensors.assembled import Wanted
+from ..tensors.assembled import Assembled, Wanted
 from ..tensors.components import component_partitions, outline_of
 from ..tensors.convert import Overflow, checked_overflow, is_converted, is_float
-from ..tensors.doubts import DoubtsError, doubts_about, left_out_text
+from ..tensors.doubts import (
+    DoubtsError,
+    asked_for,
+    described,
+    doubts_about,
+    dropped_by_rules,
+    nbytes_of,
+    refuse_unmatched,
+    states_alone,
+    without_a_place,
+)
 from ..tensors.names import (
     chosen,
     idle_renames,
     kept_values,
     key_paths,
+    names_of,
     refuse_unreadable,
     renamed_tensors,
     replacements,
@@ -42,7 +56,7 @@ from ..tensors.wanted import partition_for, wanted_object, wanted_stored
 from .checkpoint_plan import CheckpointPlan
 from .places import check_writable, claim_name, locked, refuse_source
 from .run import run_whole
-from .save import FILE_BYTES, Target, chosen_form, plan_form
+from .save import FILE_BYTES, Target, chosen_form, plan_form, warn
 from .spool import Spool, opened_spool
 from .work import MEMORY, RETRIES, Work, WriteReport, workers_of
 
@@ -61,6 +75,7 @@ def reshard_checkpoint(
     rename: Mapping[str, str] | Sequence[tuple[str, str]] = (),
     rewrites: Rewrites | None = None,
     only: str | None = None,
+    drop: str | None = None,
     metadata: Mapping[str, str] | None = None,
     max_file_bytes: int = FILE_BYTES,
     memory: int = MEMORY,
@@ -98,6 +113,8 @@ def reshard_checkpoint(
             are searched for in linear time; what only a backtracking search finds is refused.
         rewrites: What is named, packed, stacked, transposed or padded differently, after `rename`.
         only: A regular expression: the tensors in whose (new) names it is found.
+        drop: A regular expression: the tensors and values in whose names in the source it is found are left out. What a
+            rules file drops is warned of, unless it is left out so.
         metadata: Texts for the headers' `__metadata__`; `"dcp"` has no place for them.
         max_file_bytes: Of `"hf"` and `"vllm"`, how many bytes of tensors a file may have.
         memory: Bytes for the buffers of all threads, or of all workers of a host.
@@ -115,12 +132,16 @@ def reshard_checkpoint(
         task_bytes: How many bytes a task writes at most; by default 64 MiB, and less for small checkpoints.
         retries: How often to retry a task that fails with an error of the system or of its worker.
         timeout: Seconds after which workers of an executor are given up that have ended no task.
-        strict: Whether to refuse what the report would warn of: rules that apply to no name, tensors that match no
-            rule, a pattern of `rename` that changes none, layouts that cut nothing since the format holds tensors
-            whole.
+        strict: Whether to refuse what the report would warn of: what does not arrive, as tensors that the rules drop
+            and files beside the source that are not read; tensors that match no rule, rules that apply to no name, axes
+            that no rule uses, a pattern of `rename` that changes none, layouts that cut nothing since the format holds
+            tensors whole.
         rank: With `to="ranks"`, the only rank whose file is written: `dst` is that file.
         config: The model's configuration, a file, its folder or what it holds, in place of the `config.json` in the
             folder of `src`: it says how weights are quantized, and is written beside `"hf"`, `"ranks"` and `"vllm"`.
+
+    Warns:
+        ShardwiseWarning: for each of the report's `warnings`, before anything is written.
 
     Returns:
         What was written; `plan_checkpoint(...).outline()` says before what it would take.
@@ -157,12 +178,13 @@ def reshard_checkpoint(
     )  # fmt: skip
     target = location_of(dst)
     planned = _planning(
-        src, target, layouts, to, uneven, dtype, overflow, rename, rewrites, only, metadata, max_file_bytes, memory,
-        replicas, task_bytes, strict, rank, config,
+        src, target, layouts, to, uneven, dtype, overflow, rename, rewrites, only, drop, metadata, max_file_bytes,
+        memory, replicas, task_bytes, strict, rank, config,
         is_written=True, workers=workers_of(work), resume=work.resume,
     )  # fmt: skip
-    with planned as (made, warnings, left_out):
-        return replace(run_whole(made, work), path=target, warnings=warnings, left_out=left_out)
+    with planned as (made, said, left_out):
+        warn(said)
+        return replace(run_whole(made, work), path=target, warnings=said, left_out=left_out)
 
 
 def plan_checkpoint(
@@ -177,6 +199,7 @@ def plan_checkpoint(
     rename: Mapping[str, str] | Sequence[tuple[str, str]] = (),
     rewrites: Rewrites | None = None,
     only: str | None = None,
+    drop: str | None = None,
     metadata: Mapping[str, str] | None = None,
     max_file_bytes: int = FILE_BYTES,
     replicas: Literal["check", "first"] = "check",
@@ -199,6 +222,7 @@ def plan_checkpoint(
         rename: Regular expressions and what replaces their matches in names.
         rewrites: What is named, packed, stacked, transposed or padded differently.
         only: A regular expression: the tensors in whose (new) names it is found.
+        drop: A regular expression: the tensors and values in whose names in the source it is found are left out.
         metadata: Texts for the headers' `__metadata__`.
         max_file_bytes: Of `"hf"` and `"vllm"`, how many bytes of tensors a file may have.
         replicas: `"check"` compares pieces that are stored more than once, `"first"` takes the first of them.
@@ -236,14 +260,15 @@ def plan_checkpoint(
     """
     target = location_of(dst)
     planned = _planning(
-        src, target, layouts, to, uneven, dtype, overflow, rename, rewrites, only, metadata, max_file_bytes, memory,
-        replicas, task_bytes, strict, rank, config,
+        src, target, layouts, to, uneven, dtype, overflow, rename, rewrites, only, drop, metadata, max_file_bytes,
+        memory, replicas, task_bytes, strict, rank, config,
         is_written=False,
     )  # fmt: skip
-    with planned as (made, warnings, _):
+    with planned as (made, said, left_out):
         if made.is_finished():
             raise taken(target)
-        made.warnings = warnings
+        warn(said)
+        made.warnings, made.left_out = said, left_out
         return made
 
 
@@ -259,6 +284,7 @@ def _planning(
     rename: Mapping[str, str] | Sequence[tuple[str, str]],
     rewrites: Rewrites | None,
     only: str | None,
+    drop: str | None,
     metadata: Mapping[str, str] | None,
     max_file_bytes: int,
     memory: int,
@@ -271,10 +297,12 @@ def _planning(
     is_written: bool,
     workers: int = 1,
     resume: bool = False,
-) -> Iterator[tuple[CheckpointPlan, tuple[str, ...], tuple[str, ...]]]:
+) -> Iterator[tuple[CheckpointPlan, tuple[str, ...], tuple[LeftOut, ...]]]:
     if instance("replicas", replicas, str) not in ("check", "first"):
         raise LayoutError(f"replicas is {shown(replicas)}; it must be 'check' or 'first'")
     renamed = replacements(rename)
+    optional("drop", drop, str)
+    unwanted = None if drop is None else NamePattern("drop", drop)
     overflow, strict = checked_overflow(overflow), is_true("strict", strict)
     source = location_of(src)
     refuse_source(source, target)
@@ -286,12 +314,12 @@ def _planning(
         opened_spool(target, is_written=is_written, overflow=overflow) as spool,
     ):
         claim_name(target, is_written=is_written, resume=resume)
-        refuse_unreadable(checkpoint, renamed, rewrites, only)
+        refuse_unreadable(checkpoint, renamed, rewrites, only, unwanted)
         converted = None if dtype is None else _float_dtype(dtype)
 
         doubts: list[str] = []
         configuration = _configuration(source, checkpoint.format, doubts) if config is None else read_config(config)
-        left_out: list[str] = []
+        left_out: list[LeftOut] = []
         along: dict[str, bytes] = {}
         #: Why no task can be run by itself.
         obstacles: list[str] = []
@@ -312,8 +340,11 @@ def _planning(
             wanted = []
             #: By their names in the source, the tensors that go to the destination as they are.
             names: dict[str, str] = {}
-            tensors, weights = renamed_tensors(checkpoint, renamed, rewrites, converted, stored, configuration)
+            tensors, weights, dropped = renamed_tensors(
+                checkpoint, renamed, rewrites, converted, stored, configuration, unwanted
+            )
             kept = chosen(tensors, only, checkpoint.path)
+            refuse_unmatched(layouts, {name: len(shape) for name, shape, _ in described(kept, weights)})
             components = component_partitions(weights, outline_of(kept), layouts, uneven)
             for name, made in kept.items():
                 partition = components.get(name) or partition_for(name, made.shape, layouts, uneven)
@@ -326,14 +357,21 @@ def _planning(
                     obstacles.append(_not_in_tasks(name))
                     wanted.append(spool.assembled(name, made, partition, memory))
             form = chosen_form(target, wanted, to)
-            values = kept_values(checkpoint, renamed, rewrites, only, tensors)
+            values, dropped_values = kept_values(checkpoint, renamed, rewrites, only, tensors, unwanted)
             copied = {old: new for old, new in values.items() if form == "dcp" and checkpoint.objects[old].extent}
             if spool.is_rough:
                 doubts.extend(idle_renames(checkpoint, renamed))
-                doubts.extend(doubts_about(layouts, tensors, kept, wanted, uneven, form, weights))
-                left_out.extend(old for old in values if old not in copied)
-                if left_out:
-                    doubts.append(left_out_text(left_out, form))
+                lost, said = doubts_about(layouts, tensors, kept, wanted, uneven, form, weights)
+                doubts.extend(said)
+                losses = dropped_by_rules(dropped, dropped_values, names_of(checkpoint))
+                if homeless := [old for old in values if old not in copied]:
+                    losses.append(without_a_place(homeless, form))
+                losses += states_alone(kept)
+                losses += beside(source, checkpoint)
+                doubts.extend(map(str, losses))
+                left_out.extend([*lost, *losses, *_asked(checkpoint, tensors, kept, values, dropped_values, unwanted)])
+                if unwanted is not None and not any(map(unwanted.is_found, names_of(checkpoint))):
+                    doubts.append(f"drop is {shown(drop)}, which is found in no name of {checkpoint.path}")
                 if (
                     WRITTEN[form].takes_files
                     and rank is None
@@ -377,6 +415,23 @@ def _planning(
             made.obstacle = obstacles[0] if obstacles else ""
             made.is_sampled = is_sampled(source)
         yield made, (*doubts, *spool.warnings), tuple(left_out)
+
+
+def _asked(
+    checkpoint: StoredCheckpoint,
+    tensors: Mapping[str, Assembled],
+    kept: Mapping[str, Assembled],
+    values: Collection[str],
+    dropped_values: Collection[str],
+    unwanted: NamePattern | None,
+) -> list[LeftOut]:
+    """What is left out because `only` and `drop` say so."""
+    sizes = {} if unwanted is None else {
+        name: tensor.nbytes for name, tensor in checkpoint.items() if unwanted.is_found(name)
+    }  # fmt: skip
+    sizes |= {name: nbytes_of(made) for name, made in tensors.items() if name not in kept}
+    known = {*values, *dropped_values}
+    return asked_for(sizes, [name for name in (*checkpoint.objects, *checkpoint.unreadable) if name not in known])
 
 
 def _folder_of(source: Location) -> Location | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import warnings
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +22,7 @@ from ..._arguments import instance, integer, is_true, optional
 from ..._text import shown
 from ...array.replicas import check_replicas
 from ...array.sharded import ShardedArray
-from ...errors import LayoutError, SizeOverflowError
+from ...errors import LayoutError, ShardwiseWarning, SizeOverflowError
 from ...layout import UnevenRule
 from ...partition import Partition
 from ...placing import Layouts, placing_of
@@ -37,6 +38,7 @@ from ..pieces import NO_PIECES, Pieces
 from ..sections import Held, Section
 from ..sources import source_for
 from ..tensors.assembled import Wanted
+from ..tensors.doubts import DoubtsError, doubts_about, refuse_unmatched
 from ..tensors.names import check_name
 from ..tensors.one_rank import one_rank, ranks_of
 from ..tensors.wanted import partition_for, wanted_array
@@ -71,6 +73,7 @@ __all__ = [
     "only_read",
     "plan_form",
     "save_checkpoint",
+    "warn",
     "with_shares",
 ]
 
@@ -120,6 +123,7 @@ def save_checkpoint(
     sync: bool = True,
     check: bool = True,
     progress: Callable[[int, int], object] | None = None,
+    strict: bool = False,
 ) -> WriteReport:
     """Write tensors in memory as a checkpoint.
 
@@ -143,10 +147,15 @@ def save_checkpoint(
         sync: Whether the data is on the disk before the checkpoint has its name.
         check: Whether to compare replicas of sharded arrays; `False` takes the first.
         progress: Called now and then with the bytes that are done and the bytes in all.
+        strict: Whether to refuse what the report would warn of, as `reshard_checkpoint` does.
+
+    Warns:
+        ShardwiseWarning: for each of the report's `warnings`, before anything is written.
 
     Raises:
         FileExistsError: if something is there under the new name.
-        LayoutError: if a layout does not fit, replicas differ, or the memory is too little.
+        LayoutError: if a layout does not fit, replicas differ, or the memory is too little; if a deployment has no rule
+            for a tensor and no default; with `strict`, on any warning.
         TypeError: if a value is not an array, or has a dtype that the format cannot hold.
         ParseError: if an array is memory-mapped from a file that is cut short or written to meanwhile (on Linux).
         OSError: if a file cannot be written, or the disk is full.
@@ -165,6 +174,7 @@ def save_checkpoint(
     if not isinstance(tensors, Mapping):
         raise TypeError(f"tensors must be a mapping from names to arrays, got {type(tensors).__name__}")
     wanted = []
+    refuse_unmatched(layouts, {name: np.ndim(value) for name, value in tensors.items()})
     for name, value in tensors.items():
         check_name(name)
         if isinstance(value, ShardedArray) and is_true("check", check) and value._array is None:
@@ -174,8 +184,20 @@ def save_checkpoint(
     work = Work(memory=memory, threads=threads, sync=is_true("sync", sync), progress=progress)
     target = location_of(path)
     made = plan_form(target, wanted, to, metadata, max_file_bytes, compare=False, layouts=layouts)
+    named = {each.name: each for each in wanted}
+    lost, said = doubts_about(layouts, named, named, wanted, uneven, chosen_form(target, wanted, to))
+    if is_true("strict", strict) and said:
+        raise DoubtsError(said)
+    warn(said)
     with locked(target):
-        return replace(run_whole(made, work), path=target)  # As given; a plan's path is absolute.
+        # As given; a plan's path is absolute.
+        return replace(run_whole(made, work), path=target, warnings=tuple(said), left_out=tuple(lost))
+
+
+def warn(messages: Iterable[str]) -> None:
+    """Warn whoever called what calls this, at most once of each."""
+    for message in dict.fromkeys(messages):
+        warnings.warn(message, ShardwiseWarning, stacklevel=3)
 
 
 def plan_form(

@@ -16,8 +16,9 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from ..._arguments import INTEGER, check_fields, integer
+from ..._arguments import INTEGER, check_fields, check_items, integer
 from ...errors import LayoutError, ShardwiseError
+from ...rules.left_out import LeftOut
 from ..engine import LEAST_MEMORY, check_threads
 from ..location import Location
 from ..objects import ObjectPath
@@ -356,6 +357,7 @@ class WriteOutline:
         seconds: About how long it takes, by a sample of it, in one thread. `None` for a source or a destination in a
             store, or if nothing can be written beside the destination.
         warnings: What looks wrong, as in `WriteReport`.
+        left_out: What would not arrive, as in `WriteReport`.
     """
 
     files: tuple[tuple[str, int], ...]
@@ -368,11 +370,13 @@ class WriteOutline:
     operations: int | None = None
     seconds: float | None = None
     warnings: tuple[str, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
 
     def __post_init__(self) -> None:
         maybe = (*INTEGER, type(None))
         check_fields(self, files=tuple, bytes=INTEGER, memory=INTEGER, threads=INTEGER, tasks=INTEGER, free=INTEGER)
         check_fields(self, bytes_read=maybe, operations=maybe, seconds=(float, *maybe), warnings=tuple)
+        check_items("left_out", self.left_out, LeftOut)
 
 
 @dataclass(frozen=True)
@@ -389,7 +393,7 @@ class WriteReport:
         warnings: What looks wrong, a sentence each: rules that apply to no name, tensors that match no rule, a pattern
             of `rename` that changes none, layouts that cut nothing since the format holds tensors whole; values beyond
             the range of the new dtype; values that the format has no place for.
-        left_out: The names of values that are not tensors, and are not written.
+        left_out: What does not arrive, by kind; `str` of one is its sentence.
         carried: The names of files that were copied along with the tensors of a Hugging Face folder.
     """
 
@@ -400,10 +404,11 @@ class WriteReport:
     bytes_written: int
     bytes_resumed: int
     warnings: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
     carried: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_fields(self, path=(Path, ObjectPath), tensors=INTEGER, bytes=INTEGER)
         check_fields(self, bytes_read=INTEGER, bytes_written=INTEGER, bytes_resumed=INTEGER, warnings=tuple)
         check_fields(self, left_out=tuple, carried=tuple)
+        check_items("left_out", self.left_out, LeftOut)

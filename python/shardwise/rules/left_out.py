@@ -1,0 +1,83 @@
+"""What does not arrive: counted and named by every verb in the same way (rule 2.23)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from .._arguments import INTEGER, check_fields, check_items
+from .._text import bytes_text, shown
+from ..errors import LayoutError
+from ..show.names import group_names
+
+__all__ = ["Kind", "LeftOut", "listed", "named"]
+
+#: What becomes of the things of each kind is in `LeftOut`.
+Kind = Literal["dropped", "asked", "values", "unmatched", "axes", "states", "beside"]
+
+_SHOWN = 4
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Things of one kind that do not arrive, or that arrive otherwise than the rules seem to say.
+
+    Its text is the sentence that says so.
+
+    Attributes:
+        kind: `"dropped"`, by a rules file; `"asked"`, left out since `only` or `drop` of the call says so, which nobody
+            is warned of; `"values"`, which are not tensors, and for which the new format has no place; `"unmatched"`
+            tensors, which no rule matches, so that every device holds them whole; `"axes"` of a mesh that no rule uses,
+            so that they replicate; `"states"` of an optimizer whose weights are not among the tensors; `"beside"`,
+            files beside a checkpoint that are not read.
+        names: Their names: of tensors, values, axes or files.
+        text: The sentence.
+        nbytes: Their bytes; `None` if they are not known.
+    """
+
+    kind: Kind
+    names: tuple[str, ...]
+    text: str
+    nbytes: int | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self, kind=str, names=tuple, text=str, nbytes=(*INTEGER, type(None)))
+        check_items("names", self.names, str)
+        if self.kind not in get_args(Kind):
+            raise LayoutError(f"kind is {shown(self.kind)}; it must be one of {', '.join(map(repr, get_args(Kind)))}")
+
+    def __str__(self) -> str:
+        return self.text
+
+    def to_dict(self) -> dict[str, Any]:
+        """The entry for JSON: the kind, how many there are, their bytes, the sentence, and all names."""
+        return {
+            "kind": self.kind,
+            "count": len(self.names),
+            "bytes": self.nbytes,
+            "text": self.text,
+            "names": list(self.names),
+        }
+
+
+def listed(names: Sequence[str], what: str = "tensor", nbytes: int | None = None) -> tuple[str, str]:
+    """Give how many things there are, with the verb to go with it, and their names, alike ones together.
+
+    >>> listed(["h.0.m", "h.1.m", "h.2.m"], "tensor", 12)
+    ("3 tensors (12 B) are", "'h.{0..2}.m'")
+    """
+    size = "" if nbytes is None else f" ({bytes_text(nbytes)})"
+    count = f"1 {what}{size} is" if len(names) == 1 else f"{len(names)} {what}s{size} are"
+    return count, named(names)
+
+
+def named(names: Iterable[str]) -> str:
+    """Give the first of these names, those together that differ in their numbers only.
+
+    >>> named(["b", "a"])
+    "'a', 'b'"
+    """
+    groups = [text for text, _, _ in group_names((name, None) for name in names)]
+    more = f" and {len(groups) - _SHOWN} more like these" if len(groups) > _SHOWN else ""
+    return ", ".join(map(shown, groups[:_SHOWN])) + more
