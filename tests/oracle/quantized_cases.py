@@ -6,12 +6,15 @@ or a kernel refused. `answer_differs` makes a model of it, of an MLP whose size 
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
 import numpy as np
 
+from shardwise.errors import ParseError
 from shardwise.fit import Cut, SizeFit, fits_tensors
+from shardwise.quantized.cut import padded_size, sizes_that_fit
 
 __all__ = ["answer_differs", "answer_of", "written"]
 
@@ -28,6 +31,10 @@ FORMS = {
     "nvfp4 (modelopt)": "nvfp4",
     "nvfp4": "nvfp4-ct",
     "mxfp4": "mxfp4",
+    "mxfp8": "mxfp8",
+    "bitsandbytes": "bnb",
+    "bnb": "bnb",
+    "torchao": "torchao",
     "gptq int4, desc_act": "gptq-desc-act",
     "awq / gptq": "gptq",
     "gptq": "gptq",
@@ -35,6 +42,8 @@ FORMS = {
     "int4": "int4",
     "int8": "int8",
 }
+#: Methods of which no form is known here: they are refused by name, and what is left is arithmetic.
+NOT_KNOWN = frozenset(["torchao"])
 #: Messages that are the words of an engine.
 WORDS = ("Weight", "The output_size", "The input_size", "size_n")
 
@@ -81,6 +90,19 @@ def written(form: str, name: str, out: int, columns: int, unit: int) -> tuple[Ou
             f"{name}_scales": ("U8", (128, out, columns // 32)),
         }
         return tensors, {"quant_method": "mxfp4"}
+    if form == "mxfp8":
+        tensors = {f"{name}.weight": ("F8_E4M3", (out, columns)), f"{name}.weight_scale": ("U8", (out, columns // 32))}
+        return tensors, {"quant_method": "modelopt", "quant_algo": "MXFP8"}
+    if form == "bnb":
+        tensors = {
+            f"{name}.weight": ("U8", (out * columns // 2, 1)),
+            f"{name}.weight.absmax": ("F32", (-(-out * columns // 64),)),
+            f"{name}.weight.quant_map": ("F32", (16,)),
+            f"{name}.weight.quant_state.bitsandbytes__nf4": ("U8", (100,)),
+        }
+        return tensors, {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    if form in NOT_KNOWN:
+        return {f"{name}.weight": ("I8", (out, columns))}, {"quant_method": form}
     groups = columns // unit
     if form == "awq":
         tensors = {
@@ -106,6 +128,7 @@ def form_of(case: Case) -> str:
 def answer_of(case: Case, ep: int = 1) -> SizeFit:
     """The answer for a model of the case: a gated MLP, of experts where it is theirs, of the case's inner size."""
     form, n, unit = form_of(case), case["size"], case["unit"] if case["unit"] > 1 else 128
+    merged = case.get("partitions", [n])
     text = f"{case['dim']} {case['model']}".lower()
     experts = ("moe" in text or "experts" in text) and "share" not in text
     prefix = (
@@ -114,41 +137,58 @@ def answer_of(case: Case, ep: int = 1) -> SizeFit:
         else "model.layers.0.mlp"
     )
     tensors, config = written(form, f"{prefix}.down_proj", OTHER, n, unit)
-    if "partitions" in case:
+    shapes = {"down_proj": (OTHER, n)}
+    if len(set(merged)) == 1 and "partitions" in case:
         tensors |= written(form, f"{prefix}.gate_up_proj", n, OTHER, unit)[0]
     elif form == "mxfp4":
         tensors |= written(form, f"{prefix}.gate_up_proj", 2 * n, OTHER, unit)[0]
-    else:
-        tensors |= written(form, f"{prefix}.gate_proj", n, OTHER, unit)[0]
+    else:  # Matrices of several sizes are stored each, and merged by engines.
+        for name, rows in (("gate_proj", merged[0]), ("up_proj", merged[-1])):
+            tensors |= written(form, f"{prefix}.{name}", rows, OTHER, unit)[0]
+            shapes[name] = rows, OTHER
 
     def read(name: str) -> bytes:
+        if "quant_state" in name:
+            return json.dumps({"shape": shapes[name.split(".")[-4]], "blocksize": 64}).encode()
         columns = tensors[name][1][0]
         groups = np.arange(columns, dtype="<i4") // unit
         return (np.random.default_rng(1).permutation(groups) if form == "gptq-desc-act" else groups).tobytes()
 
-    return fits_tensors(tensors, {"quantization_config": config}, (case["tp"],), (ep,), read=read).sizes[0]
+    return fits_tensors(tensors, {"quantization_config": config}, (case["tp"] or 1,), (ep,), read=read).sizes[0]
 
 
 def cut_in_question(case: Case, answer: SizeFit) -> Cut:
-    name = "gate_up_proj" if "partitions" in case else "gate_proj" if case["unit"] == 1 else "down_proj"
-    return next(cut for cut in answer.cuts if re.search(rf"\.{name}(?:\.weight)?$", cut.name))
+    return next(iter(cuts_in_question(case, answer)))
+
+
+def cuts_in_question(case: Case, answer: SizeFit) -> list[Cut]:
+    """The cuts of the dim that a case is about: of merged matrices the cut of each."""
+    rows = case["dim"].startswith("out") if form_of(case) == "bnb" else case["unit"] == 1
+    names = "gate_up_proj|gate_proj|up_proj" if "partitions" in case else "gate_proj" if rows else "down_proj"
+    return sorted(
+        (cut for cut in answer.cuts if re.search(rf"\.(?:{names})(?:\.weight)?$", cut.name)), key=lambda cut: cut.name
+    )
 
 
 def answer_differs(case: Case) -> str | None:
     """What of the answer differs from the case; `None` if nothing does."""
+    if form_of(case) in NOT_KNOWN:
+        return _rounding_differs(case)
     answer = answer_of(case)
-    cut = cut_in_question(case, answer)
-    parts = 2 if "partitions" in case else 1
+    cuts = cuts_in_question(case, answer)
+    cut, parts = cuts[0], len(cuts)
     said = [limit.why for _, limit in answer.limits]
     pairs: list[tuple[str, Any, Any]] = [
         ("unit", cut.unit, case["unit"]),
-        ("size", parts * cut.size, case["size"]),
-        ("ways", cut.ways, case["tp"]),
-        ("per_rank", parts * cut.per_rank, case["per_rank"]),
-        ("on_units", cut.on_units, case["cut_on_a_unit"]),
+        ("size", sum(each.size for each in cuts), case["size"]),
+        ("on_units", all(each.on_units for each in cuts), case["cut_on_a_unit"]),
     ]
+    if case["tp"] is not None:  # Some cases are about whole weights.
+        pairs += [("ways", cut.ways, case["tp"]), ("per_rank", sum(one.per_rank for one in cuts), case["per_rank"])]
     if parts == 1:
-        pairs.append(("sizes", [size for size in cut.sizes if size in AMONG], case["tp_that_cut_on_units"]))
+        sizes = [size for size in cut.sizes if size in AMONG]
+        flat = cut.never and form_of(case) == "bnb"
+        pairs.append(("sizes", [1] if flat else sizes, case["tp_that_cut_on_units"]))
         if not cut.never:
             pairs.append(("padded", cut.padded or cut.size, case["padded_size_that_fits"]))
     if "per_rank_sizes" in case:
@@ -158,10 +198,29 @@ def answer_differs(case: Case) -> str | None:
         # One rank alone has a last block that is short: the format allows it, the engine may not.
         pairs.append(("fits", answer.verdict == "fits" and not (case["tp"] == 1 and said), False))
     else:
-        pairs += [("verdict", answer.verdict, "fits"), ("limits", bool(said), kind == "kernel")]
+        # Flat values are never cut along their columns, so that no whole model of them fits.
+        verdict = cut.verdict if form_of(case) == "bnb" else answer.verdict
+        pairs += [("verdict", verdict, "fits"), ("limits", bool(said), kind in ("kernel", "engine"))]
     if "g_idx" in case["limit"]:
         pairs.append(("refused for its order", cut.never and "g_idx is not in order" in cut.why, True))
     if case["message"].startswith(WORDS):
         pairs.append(("said", any(case["message"].rstrip(".") in one for one in said), True))
     wrong = [f"{what} is {ours}, expected {theirs}" for what, ours, theirs in pairs if ours != theirs]
     return "; ".join(wrong) or None
+
+
+def _rounding_differs(case: Case) -> str | None:
+    """What differs of a method that is not known here: it is refused by its name, and rounds to certain sizes."""
+    try:
+        answer_of(case)
+    except ParseError as error:
+        if f"quant_method is {form_of(case)!r}" not in str(error):
+            return f"refused without its name: {error}"
+    else:
+        return "it is not refused"
+    size, unit = case["size"], case["unit"]
+    pairs = [
+        ("padded", padded_size(size, unit, case["tp"] or 1), case["padded_size_that_fits"]),
+        ("sizes", list(sizes_that_fit(size, unit, AMONG)), case["tp_that_cut_on_units"]),
+    ]
+    return "; ".join(f"{what} is {ours}, expected {theirs}" for what, ours, theirs in pairs if ours != theirs) or None

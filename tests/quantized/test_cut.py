@@ -104,6 +104,21 @@ def test_a_block_is_shared_if_the_rule_says_so() -> None:
         component_layouts(logical, over(2, None, "tp"), shared=True)
 
 
+def test_blocks_are_shared_where_shards_are_held_by_several_devices() -> None:
+    """By hand: 256 rows in at most 4 shards of 64 on 8 devices: two have each, so four have each block of 128."""
+    layouts = component_layouts(fp8(256, 256), over(8, packed.parse("(256@tp/max4)"), None), shared=True)
+    scale = layouts["a.weight_scale_inv"].partition((2, 2))
+    assert [scale.pieces(i)[0].box[0].start for i in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(("spec", "rows"), [("(2 256@tp)", 512), ("(200@tp/pad256)", 200)])
+def test_blocks_of_stretches_and_of_padded_dims_are_not_shared(spec: str, rows: int) -> None:
+    """Shards of 64 rows, two of each block: of two stretches of 256, and of 200 that are padded to 256."""
+    for shared, message in ((True, "the tiles would not be equal shares"), (False, "both sides hold the block")):
+        with refused(sw.LayoutError, "is cut at 64, within a block of 128", message):
+            component_layouts(fp8(rows, 256), over(4, packed.parse(spec), None), shared=shared)
+
+
 def test_parts_of_a_fused_weight_that_share_a_block_are_refused() -> None:
     # Two partitions of 192 rows: three rows of scales for the four that are needed (vllm-project/vllm 52997).
     with refused(sw.LayoutError, "part 1 begins at 192, within a block of 128 of weight_scale_inv"):

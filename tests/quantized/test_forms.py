@@ -195,6 +195,12 @@ def test_the_values_of_small_tensors_are_read_where_shapes_do_not_tell() -> None
     assert why(groups) == ""
     assert "is not in order (desc_act)" in why(groups[::-1].copy())
     assert "were not read" in why(None)
+    # Only what says that groups are in order is taken at its word.
+    for desc_act, message in ((None, "were not read"), (False, "")):
+        stated = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+        stated |= {} if desc_act is None else {"desc_act": desc_act}
+        found = find_components(GPTQ, {"quantization_config": stated}).tensors["a.weight"].why_uncut(1)
+        assert (message in found, bool(found)) == (True, bool(message))
     for said, message in ((b"", "has 0 bytes"), (np.array([64, 130], "<i8").tobytes(), "says (64, 130)")):
         tensors: Outline = {**INT4, "a.weight_shape": ("I64", (2,))}
         with refused(ParseError, message):

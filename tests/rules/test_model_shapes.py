@@ -29,8 +29,37 @@ def test_as_transformers_writes_them(file: Path) -> None:
             model_shapes(said["config"])
         return
     assert model_shapes(said["config"]) == {name: tuple(shape) for name, shape in said["tensors"].items()}
-    nested = {"model_type": "with_images", "text_config": said["config"]}
-    assert model_shapes(nested) == model_shapes(said["config"])
+    for part in ("text_config", "llm_config", "language_config"):
+        nested = {"model_type": "with_images", part: said["config"], "vision_config": {"hidden_size": 2}}
+        assert model_shapes(nested) == model_shapes(said["config"])
+    deeper = {"model_type": "with_sound", "thinker_config": {"text_config": said["config"], "audio_config": {}}}
+    assert model_shapes(deeper) == model_shapes(said["config"])
+
+
+def test_a_wrapper_of_a_known_type_says_what_its_layers_are_in_a_part_of_it() -> None:
+    """Gemma 3: both types are known; tied or not is said by the part."""
+    text = {"model_type": "gemma3_text", "hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1}
+    text |= {"head_dim": 4, "num_hidden_layers": 1, "intermediate_size": 16, "vocab_size": 4}
+    for said, tied in (({}, True), ({"tie_word_embeddings": False}, False)):
+        shapes = model_shapes({"model_type": "gemma3", "text_config": {**text, **said}, "vision_config": {}})
+        assert shapes["model.layers.0.self_attn.q_proj.weight"] == (8, 8)
+        assert ("lm_head.weight" not in shapes) == tied
+    del text["model_type"]
+    assert model_shapes({"model_type": "gemma3", "text_config": text}) == model_shapes({**text, "model_type": "gemma3"})
+
+
+def test_sizes_in_a_part_that_is_not_known_are_named() -> None:
+    sizes = {
+        "hidden_size": 8,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 1,
+        "intermediate_size": 16,
+        "vocab_size": 4,
+    }
+    with refused(sw.LayoutError, "inner_model.vocab_size"):
+        model_shapes({"model_type": "llama", "inner_model": sizes})
+    with refused(sw.ParseError, "model_type is 'inner' and 'outer'; the tensors are known of"):
+        model_shapes({"model_type": "outer", "text_config": {"model_type": "inner"}})
 
 
 def test_what_a_configuration_lacks_is_named() -> None:

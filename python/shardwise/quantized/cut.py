@@ -236,7 +236,8 @@ def _coarse(along: Along, row: int, one: Part, dim: _Dim) -> Part:
 
 def _shared(along: Along, one: Part, count: int, cuts: npt.NDArray[np.int64], dim: _Dim) -> Part | None:
     """The part with the blocks that each device's share touches, if each block has equal shares."""
-    whole = len(one.factors[: one.cut]) == 0 and one.at_most is None and one.pad_to is None
+    # Of several stretches each would need its own, and room of padding may reach into blocks that a share does not.
+    whole = len(one.factors[: one.cut]) == 0 and one.pad_to is None
     if not (dim.shared and whole and along.packing == 1):
         return None
     start, stop = cuts.T

@@ -284,12 +284,12 @@ _MODES = {"mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}
 def mlx(group: Group) -> LogicalTensor | None:
     """Give a weight of MLX: values in uint32 along its columns, and a scale for each group, affine also a bias."""
     said = group.given.config.get(group.name.removesuffix(".weight"))
-    if said is False or "scales" not in group.members:
+    if "scales" not in group.members:
         if group.dtype("weight") == "U32":
             raise ParseError(f"{shown(group.name)} is U32, and its scales are missing")
-        if "scales" in group.members:
-            raise ParseError(f"{shown(group.name)} has scales, and quantization says that it is not quantized")
         return None
+    if said is False:
+        raise ParseError(f"{shown(group.name)} has scales, and quantization says that it is not quantized")
     if group.dtype("weight") != "U32":
         raise ParseError(f"{shown(group.name)}: its weight is {group.dtype('weight') or 'missing'}; of MLX it is U32")
     given = Given({**group.given.config, **(said if isinstance(said, Mapping) else {})}, None)

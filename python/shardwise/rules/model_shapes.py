@@ -13,6 +13,7 @@ from .._expressions import parse_expression
 from .._text import shown
 from ..errors import ParseError
 from .numbers import Config, Numbers, read_config
+from .wrapped import language_config
 
 __all__ = ["model_shapes"]
 
@@ -274,14 +275,15 @@ def model_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     >>> shapes["model.layers.1.self_attn.q_proj.weight"], shapes["model.layers.1.self_attn.k_proj.weight"]
     ((128, 64), (64, 64))
     """
-    said = read_config(config)
-    text = said.get("text_config")
-    if not _is_known(said.get("model_type")) and isinstance(text, Mapping):
-        said = text
-    family = said.get("model_type")
-    if not _is_known(family):
+    whole = read_config(config)
+    said = language_config(whole)
+    # A part for text may have no type of its own, and one of its own the whole may lack.
+    types = [one.get("model_type") for one in (said, whole)]
+    family = next((one for one in types if _is_known(one)), None)
+    if family is None:
         known = ", ".join(sorted(_FAMILIES))
-        raise ParseError(f"the configuration: model_type is {shown(family)}; the tensors are known of {known}")
+        given = " and ".join(dict.fromkeys(map(shown, types)))
+        raise ParseError(f"the configuration: model_type is {given}; the tensors are known of {known}")
     layer_of, is_tied = _FAMILIES[family]
     before, after, output, prefix = _AROUND.get(family, _USUAL)
     numbers = Numbers(_NUMBERS, said, "the family's tensors")

@@ -1,0 +1,247 @@
+"""The method of a configuration: known, or refused by its name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardwise.cli import main
+from shardwise.errors import ParseError
+from shardwise.quantized import LogicalTensor, find_components
+from shardwise.quantized.forms import METHODS, find_kinds
+from shardwise.quantized.method import KNOWN, quantization_of, stated_method
+from shardwise.quantized.stated import stated_tensors
+
+from ..checks import refused
+
+Outline = dict[str, tuple[str, tuple[int, ...]]]
+DATA = Path(__file__).parents[1] / "data" / "quantized"
+MLX = {"group_size": 64, "bits": 4, "mode": "affine"}
+
+
+def test_each_known_method_has_a_form() -> None:
+    assert KNOWN.keys() == METHODS.keys()
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        *("hqq", "eetq", "aqlm", "spqr", "vptq", "bitnet", "quark", "fbgemm_fp8", "torchao", "auto-round", "quanto"),
+        *("gguf", "higgs", "fp_quant", "FP8", "awq_marlin", "gptq_v3", 4, ["fp8"]),
+    ],
+)
+def test_a_method_that_is_not_known_is_refused_by_its_name(method: Any) -> None:
+    config = {"quantization_config": {"quant_method": method}}
+    tensors: Outline = {"layers.0.mlp.down_proj.weight": ("I8", (64, 64))}
+    for given in (config, {"text_config": config}, {"thinker_config": {"text_config": config}}):
+        for ask in (partial(find_components, tensors), partial(find_kinds, tensors), partial(stated_tensors, {})):
+            with refused(ParseError, f"quant_method is {method!r}; known are awq, bitsandbytes"):
+                ask(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"quant_method": "awq", "version": "marlin"}, "version is 'marlin'; of awq known is gemm"),
+        ({"quant_method": "awq", "backend": "llm-awq"}, "backend is 'llm-awq'"),
+        (
+            {"quant_method": "gptq", "checkpoint_format": "bitblas"},
+            "checkpoint_format is 'bitblas'; of gptq known are gptq",
+        ),
+        ({"quant_method": "gptq", "is_marlin_format": True}, "is_marlin_format is True"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quant_algo is 'W4A8_AWQ'"),
+        ({"quantization": {"quant_algo": "NVFP4_AWQ"}}, "quant_algo is 'NVFP4_AWQ'; of modelopt known are FP8"),
+        ({"quant_method": "fp8", "fmt": "e3m4"}, "fmt is 'e3m4'"),
+        ({"quant_method": "compressed-tensors", "format": "marlin-24"}, "format is 'marlin-24'"),
+        (
+            {"quant_method": "compressed-tensors", "config_groups": {"g": {"format": "new-packed"}}},
+            "format is 'new-packed'",
+        ),
+        (
+            {"quant_method": "compressed-tensors", "sparsity_config": {"format": "sparse-24-bitmask"}},
+            "sparsity_config.format is 'sparse-24-bitmask'",
+        ),
+        ({"quant_method": "bitsandbytes", "bnb_4bit_quant_type": "af4"}, "bnb_4bit_quant_type is 'af4'"),
+        ({"mode": "mxint8", "bits": 8, "group_size": 32}, "mode is 'mxint8'; of mlx known are affine, mxfp4"),
+        ({"weights": "int4"}, "has no quant_method, and the tensors' names tell none; it says {'weights': 'int4'}"),
+    ],
+)
+def test_a_version_or_type_that_is_not_known_is_refused_by_its_name(given: dict[str, Any], said: str) -> None:
+    tensors: Outline = {"layers.0.mlp.down_proj.weight": ("BF16", (64, 64))}
+    with refused(ParseError, said):
+        find_components(tensors, {"quantization_config": given})
+
+
+@pytest.mark.parametrize(
+    ("config", "method"),
+    [
+        ({"quantization": MLX}, "mlx"),
+        ({"quantization": {"group_size": 32, "bits": 3}}, "mlx"),
+        ({"quantization_config": MLX}, "mlx"),
+        ({"quantization_config": {"group_size": 32, "bits": 3}, "quantization": {"group_size": 32, "bits": 3}}, "mlx"),
+        ({"llm_config": {"quantization": MLX}}, "mlx"),
+        ({"quantization_config": {"load_in_8bit": True}}, "bitsandbytes"),
+        ({"quantization_config": {"quantization": {"quant_algo": "FP8"}}}, "modelopt"),
+        ({"quantization": None, "quantization_bit": 0, "quantization_config": {}}, None),
+        ({"vision_config": {"quantization_config": {"quant_method": "other"}}}, None),
+    ],
+)
+def test_forms_without_a_method(config: dict[str, Any], method: str | None) -> None:
+    assert stated_method(quantization_of(config)) == method
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"quantization_bit": 4}, "quantization_bit = 4"),
+        ({"quantization_config": "fp8"}, "quantization_config = 'fp8'"),
+    ],
+)
+def test_what_is_no_object_is_refused_by_what_it_says(config: dict[str, Any], said: str) -> None:
+    with refused(ParseError, said, "known are awq"):
+        stated_method(quantization_of(config))
+
+
+def mlx(bits: int, size: int, mode: str, **more: Any) -> LogicalTensor:
+    """A weight of 64 x 384: the shapes are those that `mlx.core.quantize` of MLX 0.32.4 gives."""
+    words, groups = 384 * bits // 32, 384 // size
+    tensors: Outline = {"a.weight": ("U32", (64, words)), "a.scales": ("BF16", (64, groups))}
+    if mode == "affine":
+        tensors["a.biases"] = ("BF16", (64, groups))
+    config = {"quantization": {"group_size": size, "bits": bits, "mode": mode, **more}}
+    (logical,) = find_components(tensors, config).tensors.values()
+    return logical
+
+
+@pytest.mark.parametrize(
+    ("mode", "bits", "size"),
+    [
+        *[("affine", bits, size) for bits in (2, 3, 4, 5, 6, 8) for size in (32, 64, 128)],
+        *[("mxfp4", 4, 32), ("mxfp8", 8, 32), ("nvfp4", 4, 16)],
+    ],
+)
+def test_weights_of_mlx(mode: str, bits: int, size: int) -> None:
+    logical = mlx(bits, size, mode)
+    assert (logical.shape, logical.unit(0), logical.unit(1)) == ((64, 384), 1, size)
+    # Values are in words: of so many bits that do not divide 32, as many as make whole words.
+    assert logical.unit(1, shared=True) == (32 // bits if 32 % bits == 0 else 32)
+    assert [component.name for component in logical.components][:2] == ["a.weight", "a.scales"]
+
+
+def test_modules_of_mlx_may_have_bits_of_their_own() -> None:
+    assert mlx(8, 64, "affine", a={"bits": 8, "group_size": 64}, b={"bits": 2, "group_size": 32}).shape == (64, 384)
+    tensors: Outline = {}
+    for layer, bits in enumerate((4, 8)):  # 8 bits of half as many columns are as many words.
+        tensors[f"layers.{layer}.weight"] = ("U32", (64, 48))
+        for tail in ("scales", "biases"):
+            tensors[f"layers.{layer}.{tail}"] = ("BF16", (64, 384 * 4 // bits // 64))
+    config = {"quantization": {**MLX, "layers.1": {"bits": 8, "group_size": 64}}}
+    kinds = find_kinds(tensors, config)[1]
+    assert [kind.tensor.shape for kind in kinds] == [(64, 384), (64, 192)]
+    with refused(ParseError, "layers.1.weight' has scales, and quantization says that it is not quantized"):
+        find_components(tensors, {"quantization": {**MLX, "layers.1": False}})
+
+
+@pytest.mark.parametrize(
+    ("tensors", "said"),
+    [
+        ({"a.weight": ("U32", (64, 48))}, "is U32, and its scales are missing"),
+        ({"a.weight": ("BF16", (64, 384)), "a.scales": ("BF16", (64, 6))}, "its weight is BF16; of MLX it is U32"),
+        ({"a.weight": ("U32", (64, 48)), "a.scales": ("BF16", (64, 6))}, "its biases is missing"),
+        ({"a.weight": ("U32", (64, 48)), "a.scales": ("BF16", (64, 12))}, "in blocks of 1 x 64 it must be (64, 6)"),
+    ],
+)
+def test_weights_of_mlx_that_do_not_agree(tensors: Outline, said: str) -> None:
+    with refused(ParseError, said):
+        find_components(tensors, {"quantization": MLX})
+
+
+@pytest.mark.parametrize(
+    ("tail", "config"),
+    [
+        ("weight_scale", {"quant_method": "modelopt", "quant_algo": "MXFP8"}),
+        ("weight_scale_inv", {"quant_method": "mxfp8"}),
+        (
+            "weight_scale",
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {
+                    "g": {
+                        "format": "mxfp8-quantized",
+                        "weights": {"strategy": "group", "group_size": 32, "num_bits": 8},
+                    }
+                },
+            },
+        ),
+    ],
+    ids=["modelopt", "sglang", "compressed-tensors"],
+)
+def test_mxfp8_has_a_scale_for_32_columns(tail: str, config: dict[str, Any]) -> None:
+    """As vLLM 0.33 allocates it: `modelopt.py`, `compressed_tensors_w8a8_mxfp8.py`; and SGLang's `fp8.py`."""
+    tensors: Outline = {"a.weight": ("F8_E4M3", (64, 96)), f"a.{tail}": ("U8", (64, 3))}
+    (logical,) = find_components(tensors, {"quantization_config": config}).tensors.values()
+    assert (logical.form, logical.unit(0), logical.unit(1)) == ("MXFP8 in groups of 32", 1, 32)
+    with refused(ParseError, f"a.{tail}' has the shape (64, 2)"):
+        find_components({**tensors, f"a.{tail}": ("U8", (64, 2))}, {"quantization_config": config})
+
+
+def test_what_is_stated_before_there_is_a_file() -> None:
+    for config in ({"quantization": MLX}, {"quantization_config": {"quant_method": "mxfp8"}}):
+        outline, _ = stated_tensors({"a.up_proj.weight": (64, 384), "norm.weight": (64,)}, config)
+        (logical,) = find_components(outline, config).tensors.values()
+        assert logical.shape == (64, 384)
+        assert outline["norm.weight"] == ("BF16", (64,))
+
+
+@pytest.mark.parametrize("verb", ["fits", "report", "reshard", "plan"])
+@pytest.mark.parametrize("fault", ["scale", "zero"])
+def test_scales_without_elements_and_zero_points_without_dims_end_in_a_sentence(
+    verb: str, fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A scale of shape [0, 0] of ModelOpt, and a zero point of rank 0 of compressed-tensors."""
+    name, shape, new = {
+        "scale": ("fp8-tensor-modelopt", "weight_scale", [0, 0]),
+        "zero": ("int4-ct-asym", "weight_zero_point", []),
+    }[fault]
+    source = tmp_path / "source"
+    shutil.copytree(DATA / name, source)
+    forge(source / "model.safetensors", shape, new)
+    rules = tmp_path / "own.toml"
+    rules.write_text("default = []\n[rules]\n'down_proj' = [[], 'tp']\n")
+    more = {
+        "fits": [],
+        "report": ["--rules", str(rules), "--mesh", "tp=2"],
+        "reshard": [str(tmp_path / "new"), "--rules", str(rules), "--mesh", "tp=2"],
+        "plan": [str(tmp_path / "new"), "--rules", str(rules), "--mesh", "tp=2"],
+    }[verb]
+    assert main([verb, str(source), *more]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("shardwise: error: ")
+    assert f"its {shape} has the shape (0, 0)" in said or f"{shape}' has the shape ()" in said
+    assert said.count("\n") == 1
+
+
+def forge(file: Path, tail: str, shape: list[int]) -> None:
+    """Give all tensors of a name another shape, of as many bytes as that has."""
+    data = file.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header, body = json.loads(data[8 : 8 + length]), data[8 + length :]
+    new, parts, at = {}, [], 0
+    for name, one in header.items():
+        if name == "__metadata__":
+            continue
+        begin, end = one["data_offsets"]
+        part = body[begin:end]
+        if name.endswith(f".{tail}"):
+            part, one = part[: 0 if 0 in shape else 4], {**one, "shape": shape}
+        new[name] = {**one, "data_offsets": [at, at + len(part)]}
+        at += len(part)
+        parts.append(part)
+    raw = json.dumps(new).encode()
+    raw += b" " * (-len(raw) % 8)
+    file.write_bytes(len(raw).to_bytes(8, "little") + raw + b"".join(parts))
