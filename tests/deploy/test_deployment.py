@@ -8,7 +8,7 @@ import pytest
 
 import shardwise as sw
 from shardwise import DeviceMesh, LayoutError, LayoutMap, MeshError, TensorLayout, plan_model
-from shardwise.deploy import Deployment, DeploymentRule, ExpertMap, FusedParameter, Stages
+from shardwise.deploy import Deployment, DeploymentRule, ExpertMap, FusedParameter, Repeat, Stages
 
 DENSE = DeviceMesh((2, 2, 2), ("pp", "dp", "tp"))
 EXPERT = DeviceMesh((2, 4), ("pp", "ep"))
@@ -259,8 +259,14 @@ class TestParameters:
 
         memory = np.zeros(w13.shape)
         views = w13.views(memory)
-        assert sorted(views) == ["e.0.gate", "e.0.up", "e.2.gate", "e.2.up"]
-        for number, name in enumerate(sorted(views), 1):
+        further = [name for name in views if isinstance(name, Repeat)]
+        assert [(name, name.tensor, name.place) for name in further] == [
+            ("e.2.gate in place 2", "e.2.gate", 2),
+            ("e.2.up in place 2", "e.2.up", 2),
+        ]
+        own = sorted(name for name in views if name not in further)
+        assert own == ["e.0.gate", "e.0.up", "e.2.gate", "e.2.up"]
+        for number, name in enumerate(own, 1):
             views[name][...] = number
         # Expert 2 is in the slots 0 and 2: it is received once, and then copied.
         assert memory[:, :, 0].tolist() == [[3, 3, 4, 4], [1, 1, 2, 2], [0, 0, 0, 0]]

@@ -50,6 +50,13 @@ def check(plan: ModelPlan, memory: int | None) -> None:
     given = {} if RANK == 0 else before
     with pytest.raises(LayoutError, match="has no array" if RANK == 0 else "rank 0 cannot begin"):
         mpi_model.run(plan.program(label, memory), COMM, given, {} if RANK == 0 else out)
+    # All ranks write into one piece of memory twice: nobody sends anything.
+    joined = np.zeros(2**12, np.uint8)
+    twice = {n: joined[: a.nbytes].view(a.dtype).reshape(a.shape) for n, a in out.items()}
+    is_shared = sum(array.nbytes > 0 for array in out.values()) > 1
+    with pytest.raises(LayoutError, match="shares memory with out" if is_shared else "cannot begin"):
+        mpi_model.run(plan.program(label, memory), COMM, before, twice)
+    assert not joined.any()
     # Rank 1 has other messages than the others.
     with pytest.raises(LayoutError, match="have other plans for each other"):
         mpi_model.run(plan.program(label, 48 if RANK == 1 else memory), COMM, before, out)

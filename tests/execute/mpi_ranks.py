@@ -185,6 +185,12 @@ def refusals() -> None:
         ("the dtype is", plan, good.astype("f4") if odd else good, {}),
         ("out is read-only", plan, good, {"out": np.broadcast_to(np.int64(0), (4, 2))} if odd else {}),
         ("out shares memory with src", plan, good, {"out": good.reshape(4, 2)} if odd else {}),
+        (
+            "out overlaps itself",
+            plan,
+            good,
+            {"out": np.lib.stride_tricks.as_strided(good, (4, 2), (8, 8))} if odd else {},
+        ),
         ("src is of dtype object", plan, good.astype(object) if odd else good, {}),
         ("memory is", plan, good, {"memory": 2**20 if odd else 2**21}),
         ("memory is 8 B; at least 8 buffers", plan, good, {"memory": 8}),

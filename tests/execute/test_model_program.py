@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shardwise import DeviceMesh, LayoutError, TensorLayout, plan_model
-from shardwise.deploy import fsdp2, megatron
+from shardwise.deploy import ExpertMap, Repeat, fsdp2, megatron, vllm
 from shardwise.execute import ModelPlan, ModelProgram
+from shardwise.execute._memory import Block, check_apart, check_disjoint
 
 from .shards import arrays
 
@@ -172,3 +176,147 @@ class TestRefusals:
         smaller = plan_model(src, dst, TENSORS).program("cpu:1", 8)
         digests = [program.digest("gpu:0") for program in (mine, renamed, smaller)]
         assert all(one != other for one, other in itertools.combinations(digests, 2))
+
+
+class TestMemory:
+    """What is written shares no byte with what is read, nor with itself; the bytes are compared one by one."""
+
+    @given(st.data())
+    def test_blocks_against_all_pairs(self, data: st.DataObject) -> None:
+        block = st.builds(
+            lambda start, size, space: (start, start + size, space),
+            st.integers(0, 30), st.integers(0, 6), st.sampled_from(["", "gpu"]),
+        )  # fmt: skip
+        written, read = data.draw(st.lists(block, max_size=5)), data.draw(st.lists(block, max_size=5))
+        cells = [{(space, at) for at in range(start, stop)} for start, stop, space in (*written, *read)]
+        apart = all(not cells[i] & cells[j] for i in range(len(written)) for j in range(len(cells)) if i != j)
+        blocks = [Block(f"{i}", *one) for i, one in enumerate((*written, *read))]
+        try:
+            check_apart(blocks[: len(written)], blocks[len(written) :])
+            said = True
+        except LayoutError as error:
+            said = False
+            one, other = (int(word) for word in str(error).split(",")[0].split(" shares memory with "))
+            assert cells[one] & cells[other]
+        assert said == apart
+
+    @given(st.data())
+    def test_strided_arrays_against_their_bytes(self, data: st.DataObject) -> None:
+        memory = np.zeros(96, np.uint8)
+
+        def view() -> Any:
+            rows, columns = data.draw(st.integers(0, 3)), data.draw(st.integers(1, 4))
+            strides = data.draw(st.integers(0, 12)), data.draw(st.integers(0, 12))
+            start = data.draw(st.integers(0, 40))
+            return np.lib.stride_tricks.as_strided(memory[start:], (rows, columns), strides)
+
+        def cells(array: Any) -> list[int]:
+            begin = array.__array_interface__["data"][0]
+            return [begin + int(np.dot(at, array.strides)) for at in np.ndindex(array.shape)]
+
+        out, src = view(), view()
+        try:
+            check_disjoint(out, src)
+        except LayoutError as error:
+            if "itself" in str(error):
+                # Arrays whose rows interlace without a common byte are refused too.
+                assert len(set(cells(out))) < out.size or min(out.strides) * (max(out.shape) - 1) >= max(out.strides)
+            else:
+                assert set(cells(out)) & set(cells(src))
+        else:
+            assert len(set(cells(out))) == out.size
+            assert not set(cells(out)) & set(cells(src))
+
+    @pytest.mark.parametrize("begin", [0, 1, 59, 60, 61])
+    def test_arrays_of_a_program(self, begin: int) -> None:
+        """`a` has 60 bytes on each source and 40 on this destination: it shares some where it begins before byte 60."""
+        old, new = DeviceMesh((2,), ("x",)), DeviceMesh((3,), ("x",), ["cpu:0", "b", "c"])
+        src, dst = TensorLayout(("x", None), old), TensorLayout((None, "x"), new)
+        plan = plan_model(
+            dict.fromkeys("ab", src), dict.fromkeys("ab", dst), dict.fromkeys("ab", ((6, 20), "u1")), uneven="balanced"
+        )
+        memory = np.arange(256, dtype=np.uint8)
+        before = {"a": memory[:60].reshape(3, 20), "b": np.zeros((3, 20), np.uint8)}
+        out = {"a": memory[begin : begin + 42].reshape(6, 7), "b": np.zeros((6, 7), np.uint8)}
+        sent: list[Any] = []
+        if begin < 60:
+            with pytest.raises(LayoutError, match=r"out\['a'\] shares memory with src\['a'\]"):
+                plan.program("cpu:0").run(before, out, lambda *given: sent.append(given), lambda *_: None)
+            assert not sent
+            assert memory.tolist() == list(range(256))
+        else:
+            plan.program("cpu:0").run(before, out, lambda *given: sent.append(given), lambda *_: None)
+            assert sent
+        joined = np.zeros(90, np.uint8)
+        twice = {"a": joined[:42].reshape(6, 7), "b": joined[41 - begin % 2 :][:42].reshape(6, 7)}
+        with pytest.raises(LayoutError, match=r"out\['[ab]'\] shares memory with out\['[ab]'\]"):
+            plan.program("cpu:0").run({"a": before["a"], "b": before["b"]}, twice, lambda *_: None, lambda *_: None)
+        # What is read twice does no harm.
+        tied = {"a": before["a"], "b": before["a"]}
+        plan.program("cpu:0").run(tied, {n: np.zeros((6, 7), np.uint8) for n in "ab"}, lambda *_: None, lambda *_: None)
+
+
+class TestRepeats:
+    """Each slot of an engine is filled, whatever a balancer puts where; expected values by the slots themselves."""
+
+    @given(st.data())
+    def test_every_slot_of_any_map(self, data: st.DataObject) -> None:
+        experts, ep = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
+        rows = [data.draw(st.lists(st.integers(0, experts - 1), max_size=5)) for _ in range(ep)]
+        absent = sorted(set(range(experts)) - {expert for row in rows for expert in row})
+        rows[data.draw(st.integers(0, ep - 1))] += absent
+        slots = tuple(map(tuple, rows))
+        config = {"num_hidden_layers": 1, "hidden_size": 2, "num_attention_heads": 6, "num_experts": experts}
+        engine = vllm(
+            config, tp=ep, expert_parallel=True, experts=ExpertMap(slots), world=[f"e:{i}" for i in range(ep)]
+        )
+        shapes = {
+            f"model.layers.0.mlp.experts.{e}.{x}_proj.weight": (2, 3) if x == "down" else (3, 2)
+            for e in range(experts)
+            for x in ("gate", "up", "down")
+        }
+        full = {name: np.random.default_rng(i).random(shape, "f4") for i, (name, shape) in enumerate(shapes.items())}
+        tensors = {name: (shape, "float32") for name, shape in shapes.items()}
+        plan = plan_model(fsdp2(2, world=["t:0", "t:1"]), engine, tensors)
+        mail: dict[Any, Any] = {}
+        trainer = fsdp2(2, world=["t:0", "t:1"])
+
+        def put(own: str) -> Any:
+            return lambda peer, tag, data: mail.update({(own, peer, tag): data.copy()})
+
+        def got(own: str) -> Any:
+            return lambda peer, tag, data: np.copyto(data, mail[peer, own, tag])
+
+        for label in trainer.devices:
+            held = {n: np.ascontiguousarray(full[n][trainer.partition(n, s).box(label)]) for n, s in shapes.items()}
+            plan.program(label).run(held, {}, put(label), lambda *_: None)
+        for rank, label in enumerate(engine.devices):
+            parameters = engine.parameters_of(label, tensors)
+            memory = {one.name: np.full(one.shape, -1, "f4") for one in parameters}
+            into: dict[str, Any] = {}
+            for one in parameters:
+                into |= one.views(memory[one.name])
+            plan.program(label).run({}, into, lambda *_: None, got(label))
+            for one in parameters:
+                assert len(memory[one.name]) == len(slots[rank])
+                for place, expert in enumerate(slots[rank]):
+                    start = f"model.layers.0.mlp.experts.{expert}."
+                    kinds = ("down",) if "w2" in one.name else ("gate", "up")
+                    want = np.concatenate([full[f"{start}{kind}_proj.weight"] for kind in kinds])
+                    assert np.array_equal(memory[one.name][place], want)
+
+    def test_a_place_of_another_size_is_refused(self) -> None:
+        mesh = DeviceMesh((1,), ("x",))
+        whole = {"w": TensorLayout((None,), mesh)}
+        plan = plan_model(whole, whole, {"w": ((4,), "u1")})
+        place = Repeat("w", 3)
+        assert pickle.loads(pickle.dumps(place)).tensor == "w"
+        out = {"w": np.zeros(4, "u1"), place: np.zeros(3, "u1")}
+        with pytest.raises(LayoutError, match=r"out\['w in place 3'\] has 3 bytes, but the tensor has 4"):
+            plan.program("cpu:0").run({"w": np.ones(4, "u1")}, out, lambda *_: None, lambda *_: None)
+        # That of a tensor which is not in the plan stays as it is.
+        other = np.zeros(4, "u1")
+        out = {"w": np.zeros(4, "u1"), Repeat("v", 0): other, Repeat("w", 1): np.zeros(4, "u1")}
+        plan.program("cpu:0").run({"w": np.ones(4, "u1")}, out, lambda *_: None, lambda *_: None)
+        assert out["w in place 1"].tolist() == [1] * 4
+        assert not other.any()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise.execute.descriptors import DESCRIPTOR
-from shardwise.execute.torch import _BUFFER, _parts
+from shardwise.execute.torch import _ALONE, _BUFFER, _is_run, _parts
 
 
 @st.composite
@@ -27,13 +27,17 @@ def runs(row: tuple[int, ...]) -> list[tuple[int, ...]]:
 @given(st.lists(rows(), max_size=8))
 def test_parts_are_all_rows_and_fit_a_buffer_where_they_are_put_together(given: list[tuple[int, ...]]) -> None:
     pairs = list(_parts(np.array(given, DESCRIPTOR).tolist()))
-    parts = [part for _, part in pairs]
+    parts = [part for _, part, _ in pairs]
     assert sorted(run for part in parts for row in part for run in runs(row)) == sorted(
         run for row in given for run in runs(row)
     )
-    for length, part in pairs:
+    for length, part, is_alone in pairs:
         assert part
         sizes = [row[5] * row[6] for row in part]
         assert length == sum(sizes)
         # What is one run on both sides is in no buffer.
         assert sum(sizes) <= _BUFFER or (len(part) == 1 and part[0][6] == 1)
+        # Alone is what is large, and a run of either side; there is no room for a mark after any other of this size.
+        assert is_alone == (
+            len(part) == 1 and length >= _ALONE and (_is_run(part[0], "src") or _is_run(part[0], "dst"))
+        )

@@ -23,7 +23,7 @@ TENSORS = {f"{kind}{i}": ((24, 16) if kind != "n" else (7,), "float32") for i in
 #: Large enough to go on their own: runs on both sides, on the sender's, on the receiver's, and on neither.
 LARGE = {"rows": (4104, 1024), "columns": (4096, 1024), "back": (1024, 4096), "askew": (4096, 1030), "small": (7, 5)}
 #: How one process fails, after all have agreed.
-FAILURES = ("dies at once", "dies midway", "sends too little", "raises")
+FAILURES = ("dies at once", "dies midway", "sends too little", "raises", "a byte less", "half", "a large part")
 
 
 def plan_of(rows: str = "a") -> ModelPlan:
@@ -83,6 +83,34 @@ def disturbed(program: ModelProgram, failure: str) -> ModelProgram:
     return made
 
 
+def shortening(send: Any, failure: str) -> Any:
+    """Send one message that is shorter than its receiver awaits: gloo says nothing."""
+    left = iter(range(3))
+
+    def shorter(data: Any, *arguments: Any, **named: Any) -> Any:
+        if failure == "a large part":
+            is_it = data.numel() >= 2**18 and data.numel() % 4 == 0  # One without a mark after it.
+        else:
+            is_it = next(left, None) is None
+        if is_it:
+            data = data[: len(data) // 2] if failure == "half" else data[:-1]
+        return send(data, *arguments, **named)
+
+    return shorter
+
+
+def shared_arguments(before: Any, out: Any, spare: Any, joined: Any) -> list[tuple[Any, Any, Any]]:
+    """Three ways to give memory that is written and used once more; those that overlap do so in part."""
+    numel = out["a0"].numel()
+    first, second = joined[:numel].view(out["a0"].shape), joined[numel // 2 :][:numel].view(out["a0"].shape)
+    assert out["a0"].shape == out["a1"].shape
+    return [
+        (before, {**out, "a0": first, "a1": second}, None),
+        (before, out, {**spare, "b0": out["b0"]}),
+        (before, {**out, "a0": first}, {**spare, "a1": second}),
+    ]
+
+
 def process(rank: int, port: int, failure: str | None, said: Any) -> None:
     import torch.distributed as dist
 
@@ -90,12 +118,12 @@ def process(rank: int, port: int, failure: str | None, said: Any) -> None:
     torch.set_num_threads(1)
     timeout = timedelta(seconds=25 if failure else 240)
     dist.init_process_group("gloo", rank=rank, world_size=TRAINERS + ENGINES, timeout=timeout)
-    plan = plan_of()
+    plan = large_plan() if failure == "a large part" else plan_of()
     label = plan.devices[rank]
     before, out, expected = tensors_of(plan, label)
     spare = {name: torch.full_like(tensor, 7) for name, tensor in out.items()}
     if failure:
-        program = plan.program(label, 100)
+        program = plan.program(label, None if failure == "a large part" else 100)
         dist.barrier()
         if rank == 1:
             if failure == "dies at once":
@@ -109,6 +137,8 @@ def process(rank: int, port: int, failure: str | None, said: Any) -> None:
                     return send(*arguments, **named)
 
                 dist.isend = dies
+            elif failure in ("a byte less", "half", "a large part"):
+                dist.isend = shortening(dist.isend, failure)
             else:
                 program = disturbed(program, failure)
         began = time.monotonic()
@@ -147,7 +177,13 @@ def process(rank: int, port: int, failure: str | None, said: Any) -> None:
     with pytest.raises(LayoutError, match=mine):
         executor.run(plan.program(label), before, small)
     with pytest.raises(LayoutError, match=mine.replace("out", "spare")):
-        executor.run(plan.program(label), before, out, spare=small)
+        executor.run(plan.program(label), before, out, spare={name: tensor.clone() for name, tensor in small.items()})
+    # One of them writes into what it reads, into the same memory twice, or receives into what is to stay whole.
+    joined = torch.zeros(2**12)
+    for given in shared_arguments(before, out, spare, joined) if rank == TRAINERS else [(before, out, None)] * 3:
+        with pytest.raises(LayoutError, match="shares memory with" if rank == TRAINERS else "cannot begin"):
+            executor.run(plan.program(label), given[0], given[1], spare=given[2])
+    assert not any(tensor.any() for tensor in (*out.values(), joined))
     other = plan_of("b" if rank == 0 else "a")
     _, out_there, _ = tensors_of(other, label)
     with pytest.raises(LayoutError, match="have other plans for each other"):
@@ -162,7 +198,9 @@ def process(rank: int, port: int, failure: str | None, said: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("failure", [None, *FAILURES])
 def test_among_processes(failure: str | None) -> None:
-    context = torch.multiprocessing.get_context("spawn")
+    # Processes that need not import PyTorch each.
+    context = torch.multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed", __name__])
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]

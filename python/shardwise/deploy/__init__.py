@@ -6,7 +6,7 @@ from .engines import sglang, vllm
 from .experts import ExpertMap, balanced_experts
 from .fsdp import fsdp2
 from .manifest import Manifest, ManifestTensor
-from .parameters import FusedParameter, LocalParameter, ParameterPiece
+from .parameters import FusedParameter, LocalParameter, ParameterPiece, Repeat
 from .rule import DeploymentRule
 from .stages import Chunk, Stages
 
@@ -20,6 +20,7 @@ __all__ = [
     "Manifest",
     "ManifestTensor",
     "ParameterPiece",
+    "Repeat",
     "Stages",
     "balanced_experts",
     "fsdp2",

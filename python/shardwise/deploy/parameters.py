@@ -20,7 +20,36 @@ if TYPE_CHECKING:
     from ..mesh import DeviceMesh
     from ..partition import Partition
 
-__all__ = ["FusedParameter", "Held", "LocalParameter", "ParameterPiece", "local_parameters"]
+__all__ = ["FusedParameter", "Held", "LocalParameter", "ParameterPiece", "Repeat", "local_parameters"]
+
+
+class Repeat(str):
+    """The name of a further place of a tensor in a parameter: a key of what `LocalParameter.views` gives.
+
+    Args:
+        tensor: the name of the tensor.
+        place: the place in the stack.
+
+    The runners of plans (`ModelProgram.run`, `execute.mpi_model`, `execute.torch`) copy the tensor there when they have
+    received it.
+
+    >>> Repeat("experts.3.up", 5), Repeat("experts.3.up", 5).tensor
+    ('experts.3.up in place 5', 'experts.3.up')
+    """
+
+    __slots__ = ("place", "tensor")
+
+    tensor: str
+    place: int
+
+    def __new__(cls, tensor: str, place: int) -> Repeat:
+        """Make the name, which is a text that says both."""
+        made = super().__new__(cls, f"{tensor} in place {place}")
+        made.tensor, made.place = tensor, place
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Repeat, (self.tensor, self.place)
 
 
 @dataclass(frozen=True)
@@ -104,7 +133,9 @@ class LocalParameter:
     def views(self, array: Any) -> dict[str, Any]:
         """Give each tensor's own array on the device as a view of the parameter's, to receive into it.
 
-        A tensor that is there more than once has its first place; `repeat` then fills the others.
+        A tensor that is there more than once, as a redundant expert may be, has its first place, and a `Repeat` as the
+        name of each further one: the runners of plans fill these too. A transport of your own, which has descriptors
+        only, calls `repeat` when it has received everything.
 
         Args:
             array: the parameter's memory: a numpy array, a tensor of PyTorch, anything that slices as these do.
@@ -123,7 +154,10 @@ class LocalParameter:
         >>> memory
         array([0, 0, 7])
         """
-        return dict(reversed(list(self._views(array))))
+        found: dict[str, Any] = {}
+        for tensor, place, view in self._views(array):
+            found[Repeat(tensor, place or 0) if tensor in found else tensor] = view
+        return found
 
     def repeat(self, array: Any) -> None:
         """Copy the tensors that are there more than once from their first place to the others.
@@ -132,18 +166,18 @@ class LocalParameter:
             LayoutError: if the array is of another shape.
         """
         first: dict[str, Any] = {}
-        for tensor, view in self._views(array):
+        for tensor, _, view in self._views(array):
             if tensor in first:
                 view[...] = first[tensor]
             else:
                 first[tensor] = view
 
-    def _views(self, array: Any) -> Iterator[tuple[str, Any]]:
+    def _views(self, array: Any) -> Iterator[tuple[str, int | None, Any]]:
         if tuple(array.shape) != self.shape:
             raise LayoutError(f"the array of {shown(self.name)} is of shape {tuple(array.shape)}, not {self.shape}")
         for tensor, slot, start, stop in self.slabs:
             one = array if slot is None else array[slot]
-            yield tensor, one[start:stop] if one.shape else one
+            yield tensor, slot, one[start:stop] if one.shape else one
 
 
 class Held(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from .._arguments import instance, integer
 from .._frozen import frozen
 from .._text import shown
 from ..errors import LayoutError
+from ._memory import block_of, check_apart, named, repeats_in
 from .descriptors import DESCRIPTOR, Descriptors
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     Bytes = npt.NDArray[np.uint8]
     Rows = npt.NDArray[np.void]
 
-__all__ = ["MESSAGE", "ModelProgram", "program_of"]
+__all__ = ["MESSAGE", "Memory", "ModelProgram", "program_of"]
 
 #: The fields of a message: whether it is sent, or else received; the position of the other holder in the peers; its
 #: number among those that the sender sends to the receiver; its bytes; and the rows of `sends` or `receives` in it.
@@ -36,6 +37,25 @@ MESSAGE = np.dtype(
         ("stop", np.int64),
     ]
 )
+
+
+class Memory(NamedTuple):
+    """The bytes of a holder's arrays, for those who carry out its program.
+
+    Attributes:
+        before: The arrays before, by the positions of the tensors.
+        after: The arrays to write into, by the positions of the tensors.
+        repeats: Each further place of a tensor in a parameter, and the array that has the tensor.
+    """
+
+    before: dict[int, Bytes]
+    after: dict[int, Bytes]
+    repeats: list[tuple[Bytes, Bytes]]
+
+    def repeat(self) -> None:
+        """Copy tensors to their further places, when everything has been received."""
+        for there, first in self.repeats:
+            there[...] = first
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -87,13 +107,15 @@ class ModelProgram:
 
         Args:
             src: the holder's arrays before, by tensor, in C order.
-            out: the arrays to write into, by tensor, in C order, which share no memory with those of `src`.
+            out: the arrays to write into, by tensor, in C order, which share no memory with those of `src`, nor with
+                one another. What `LocalParameter.views` gives for further places of a tensor (`Repeat`) is filled too.
             send: called with a peer's label, a tag and bytes, which are only valid until it returns.
             receive: called with a peer's label, a tag and an array of bytes to fill: the memory of `out` itself where
                 the message is one run there.
 
         Raises:
-            LayoutError: if an array is missing, or too small for the rows.
+            LayoutError: if an array is missing, or too small for the rows; if one to write into shares memory with
+                another. Before anything is sent.
             ValueError: if an array is not in C order, or cannot be written.
 
         >>> import numpy as np
@@ -116,10 +138,10 @@ class ModelProgram:
         ...     list(pool.map(run, ["cpu:0", "cpu:1"], [np.array([[1, 2]]), np.array([[3, 4]])]))
         [[1, 3], [2, 4]]
         """
-        before, after = self.memory_of("src", src), self.memory_of("out", out)
-        self.fill(before, after)
+        memories = self.memory_of(src, out)
+        self.fill(memories)
         for sends, peer, tag, size, first, stop in self.messages.tolist():
-            memory, side = (before, "src") if sends else (after, "dst")
+            memory, side = (memories.before, "src") if sends else (memories.after, "dst")
             rows = (self.descriptors.sends if sends else self.descriptors.receives)[first:stop]
             views = [view_of(memory[int(row[f"{side}_tensor"])], row, side) for row in rows]
             label = self.descriptors.peers[peer]
@@ -136,6 +158,7 @@ class ModelProgram:
                 for view in views:
                     view[...] = data[at : at + view.size].reshape(view.shape)
                     at += view.size
+        memories.repeat()
 
     def _position(self, label: Any) -> int:
         try:
@@ -143,41 +166,44 @@ class ModelProgram:
         except ValueError:
             raise LayoutError(f"holder {shown(label)} is not in the plan") from None
 
-    def memory_of(self, what: str, arrays: Mapping[str, Array]) -> dict[int, Bytes]:
-        """Give the bytes of the arrays that the rows name, by the positions of the tensors; for those who carry it out.
+    def memory_of(self, src: Mapping[str, Array], out: Mapping[str, Array]) -> Memory:
+        """Give the bytes of the arrays that the rows name; for those who carry it out.
 
         Args:
-            what: `"src"` or `"out"`.
-            arrays: the arrays before, or those to write into, by tensor.
+            src: the arrays before, by tensor.
+            out: those to write into, by tensor.
 
         Raises:
-            LayoutError: if an array is missing, or too small for the rows.
+            LayoutError: if an array is missing, or too small for the rows; if one to write into shares memory with
+                another of `out` or `src`.
             ValueError: if an array is not in C order, or cannot be written.
         """
-        instance(what, arrays, Mapping)  # type: ignore[type-abstract]
-        side = "src" if what == "src" else "dst"
-        found: dict[int, Bytes] = {}
-        for tensor, least in self.needed(side):
-            name = self.descriptors.tensors[tensor]
-            if name not in arrays:
-                raise LayoutError(f"{what} has no array for {shown(name)}")
-            array = arrays[name]
-            if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
-                raise ValueError(f"{what}[{shown(name)}] must be a numpy array in C order")
-            if what == "out" and not array.flags.writeable:
-                raise ValueError(f"{what}[{shown(name)}] is read-only")
-            if array.nbytes < least:
-                raise LayoutError(f"{what}[{shown(name)}] has {array.nbytes} bytes; the plan needs {least}")
-            found[tensor] = array.reshape(-1).view(np.uint8)
-        return found
+        names = self.descriptors.tensors
+        found: dict[str, dict[int, Bytes]] = {"src": {}, "out": {}}
+        for what, arrays, side in (("src", src, "src"), ("out", out, "dst")):
+            instance(what, arrays, Mapping)  # type: ignore[type-abstract]
+            for tensor, least in self.needed(side):
+                if names[tensor] not in arrays:
+                    raise LayoutError(f"{what} has no array for {shown(names[tensor])}")
+                found[what][tensor] = _bytes_of(what, names[tensor], arrays[names[tensor]], least)
+        after = found["out"]
+        again = repeats_in(out, {names[tensor]: tensor for tensor in after})
+        repeats = [(_bytes_of("out", name, out[name], 0), after[tensor]) for name, tensor in again]
+        for (name, _), (there, first) in zip(again, repeats, strict=True):
+            if there.size != first.size:
+                raise LayoutError(f"{named('out', name)} has {there.size} bytes, but the tensor has {first.size}")
+        written = [block_of(named("out", names[tensor]), memory) for tensor, memory in after.items()]
+        written += [block_of(named("out", name), there) for (name, _), (there, _) in zip(again, repeats, strict=True)]
+        check_apart(written, (block_of(named("src", names[tensor]), memory) for tensor, memory in found["src"].items()))
+        return Memory(found["src"], after, repeats)
 
-    def fill(self, before: Mapping[int, Bytes], after: Mapping[int, Bytes]) -> None:
+    def fill(self, memory: Memory) -> None:
         """Copy what the holder has itself, and fill padding with zeros, in the memory that `memory_of` gives."""
         for row in self.descriptors.zeros:
-            view_of(after[int(row["dst_tensor"])], row, "dst")[...] = 0
+            view_of(memory.after[int(row["dst_tensor"])], row, "dst")[...] = 0
         for row in self.descriptors.copies:
-            view_of(after[int(row["dst_tensor"])], row, "dst")[...] = view_of(
-                before[int(row["src_tensor"])], row, "src"
+            view_of(memory.after[int(row["dst_tensor"])], row, "dst")[...] = view_of(
+                memory.before[int(row["src_tensor"])], row, "src"
             )
 
     def needed(self, side: str) -> Iterator[tuple[int, int]]:
@@ -197,6 +223,17 @@ class ModelProgram:
 
     def __repr__(self) -> str:
         return f"<ModelProgram of {shown(self.descriptors.holder)}: {len(self.messages)} messages>"
+
+
+def _bytes_of(what: str, name: str, array: Any, least: int) -> Bytes:
+    """The bytes of an array that is large enough."""
+    if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
+        raise ValueError(f"{named(what, name)} must be a numpy array in C order")
+    if what == "out" and not array.flags.writeable:
+        raise ValueError(f"{named(what, name)} is read-only")
+    if array.nbytes < least:
+        raise LayoutError(f"{named(what, name)} has {array.nbytes} bytes; the plan needs {least}")
+    return array.reshape(-1).view(np.uint8)
 
 
 def view_of(memory: Bytes, row: Any, side: str) -> Bytes:

@@ -29,6 +29,7 @@ from ..reshard.plan import ReshardPlan
 from ..reshard.program import Program
 from ..reshard.run import check_addable
 from ..reshard.same import same_holders
+from ._memory import check_disjoint
 
 __all__ = ["run"]
 
@@ -62,8 +63,8 @@ def run(
         comm: An intracommunicator of mpi4py; a duplicate is used, so that messages never mix with the caller's.
         src: The rank's array before, of shape `plan.src.holder_shape(...)`, with any strides and of any dtype without
             references; `None` on a rank that holds nothing before.
-        out: The array to write into, of shape `plan.dst.holder_shape(...)`, which shares no memory with `src`; a new
-            one if left out.
+        out: The array to write into, of shape `plan.dst.holder_shape(...)`, which shares no memory with `src`, nor
+            with itself; a new one if left out.
         src_ranks: The rank of each holder of `plan.src`, in the order of its `holders`; 0, 1, … if left out.
         dst_ranks: The same for `plan.dst`. If left out, a holder whose label is in `plan.src` too has the same rank,
             and the others follow those of `plan.src`; holders without labels are 0, 1, ….
@@ -76,8 +77,9 @@ def run(
         ImportError: if mpi4py is not installed.
         TypeError: if `comm` is not such a communicator; if an array is not a numpy array, holds references, or is of a
             dtype whose partial sums cannot be added.
-        ValueError: if an array is not of its holder's shape, is read-only, or shares memory with the other.
-        LayoutError: if ranks are missing or given twice; if plans, dtypes or `memory` differ between ranks.
+        ValueError: if an array is not of its holder's shape, or is read-only.
+        LayoutError: if `out` shares memory with `src`, or overlaps itself; if ranks are missing or given twice; if
+            plans, dtypes or `memory` differ between ranks.
 
     An error on one rank before anything is sent ends the call on all ranks: that rank raises its own error, the others
     a LayoutError that names the rank and repeats the message. When something fails later, and on Ctrl-C, other ranks
@@ -258,11 +260,9 @@ def _checked(name: str, array: Array | None, shape: tuple[int, ...] | None, need
 
 
 def _common_dtype(src: Array | None, out: Array | None) -> np.dtype[Any] | None:
-    if src is not None and out is not None:
-        if src.dtype != out.dtype:
-            raise TypeError(f"src is of dtype {src.dtype}, out of dtype {out.dtype}; they must be the same")
-        if np.may_share_memory(src, out):
-            raise ValueError("out shares memory with src, which would be written to before it is sent")
+    if src is not None and out is not None and src.dtype != out.dtype:
+        raise TypeError(f"src is of dtype {src.dtype}, out of dtype {out.dtype}; they must be the same")
+    check_disjoint(out, src)
     return src.dtype if src is not None else None if out is None else out.dtype
 
 
@@ -410,10 +410,17 @@ def _move(mpi: Any, comm: Any, part: _Part) -> None:
             arrivals.append(_Arrival(message, buffer, values))
             requests.append(comm.Irecv([data, mpi.BYTE], message.peer))
             owners.append(arrivals[-1])
-        finished = (mpi.Request.Testsome(requests) or []) if requests else []
-        for at in finished:
+        states = [mpi.Status() for _ in requests]
+        finished = (mpi.Request.Testsome(requests, states) or []) if requests else []
+        # The states are those of the finished ones, in their order.
+        for at, state in zip(finished, states, strict=False):
             owner = owners[at]
             if isinstance(owner, _Arrival):
+                if state.Get_count(mpi.BYTE) != owner.message.view.nbytes:  # MPI takes a message that is too short.
+                    raise LayoutError(
+                        f"rank {owner.message.peer} has sent {state.Get_count(mpi.BYTE)} bytes, not "
+                        f"{owner.message.view.nbytes}"
+                    )
                 owner.is_there = True
             else:
                 free_to_send.append(owner)

@@ -18,7 +18,7 @@ from .._arguments import instance
 from .._text import shown
 from ..errors import LayoutError
 from ._ranks import ranks_of
-from .model_program import ModelProgram, view_of
+from .model_program import Memory, ModelProgram, view_of
 from .mpi import communicator_of
 
 __all__ = ["run"]
@@ -44,14 +44,16 @@ def run(
             bytes. In each round a rank keeps one message to and one from each of its peers.
         comm: an intracommunicator of mpi4py; a duplicate is used, so that messages never mix with the caller's.
         src: the arrays before, by name, in C order.
-        out: the arrays to write into, by name, in C order, which share no memory with those of `src`.
+        out: the arrays to write into, by name, in C order, which share no memory with those of `src`, nor with one
+            another; further places of a tensor (`Repeat`, from `LocalParameter.views`) are filled too.
         ranks: the rank of each holder, by label or in the order of `descriptors.peers`; that order if not given.
 
     Raises:
         ImportError: if mpi4py is not installed.
         TypeError: if `comm` is not such a communicator.
-        LayoutError: if an array is missing or too small, ranks are missing, or a message is too long for MPI; if two
-            ranks have other plans for each other. On all ranks, and before anything is sent.
+        LayoutError: if an array is missing or too small, or one of `out` shares memory with another; if ranks are
+            missing, or a message is too long for MPI; if two ranks have other plans for each other. On all ranks, and
+            before anything is sent.
         ValueError: if an array is not in C order, or is read-only.
 
     When something fails later, other ranks may wait for messages that never come: the rank prints what happened and
@@ -63,9 +65,9 @@ def run(
     own = comm.Dup()
     agreed = False
     try:
-        at, before, after = _prepared(mpi, own, program, src, out, ranks)
+        at, memory = _prepared(mpi, own, program, src, out, ranks)
         agreed = True
-        _move(mpi, own, program, at, before, after)
+        _move(mpi, own, program, at, memory)
     except BaseException as error:
         if agreed or not isinstance(error, Exception):
             said = f"{type(error).__name__}: {error}"
@@ -77,13 +79,12 @@ def run(
         own.Free()
 
 
-def _prepared(mpi: Any, comm: Any, program: ModelProgram, src: Any, out: Any, ranks: Any) -> tuple[list[int], Any, Any]:
+def _prepared(mpi: Any, comm: Any, program: ModelProgram, src: Any, out: Any, ranks: Any) -> tuple[list[int], Memory]:
     """Check everything on all ranks, before any of them sends."""
     rank, size = comm.Get_rank(), comm.Get_size()
     failure: Exception | None = None
     at: list[int] = []
-    before: Any = {}
-    after: Any = {}
+    memory = Memory({}, {}, [])
     state = np.zeros((size, 32), np.uint8)
     try:
         rows = instance("program", program, ModelProgram).descriptors
@@ -95,8 +96,7 @@ def _prepared(mpi: Any, comm: Any, program: ModelProgram, src: Any, out: Any, ra
             raise LayoutError(
                 f"a message is over {_LONGEST} bytes, which MPI cannot count; make the program with memory"
             )
-        before = program.memory_of("src", src)
-        after = program.memory_of("out", out)
+        memory = program.memory_of(src, out)
         for label, place in zip(rows.peers, at, strict=True):
             if label != rows.holder:
                 state[place] = np.frombuffer(program.digest(label), np.uint8)
@@ -114,17 +114,20 @@ def _prepared(mpi: Any, comm: Any, program: ModelProgram, src: Any, out: Any, ra
         for other in range(one):
             if (heard[one, 1 + other] != heard[other, 1 + one]).any():
                 raise LayoutError(f"ranks {other} and {one} have other plans for each other")
-    return at, before, after
+    return at, memory
 
 
-def _move(mpi: Any, comm: Any, program: ModelProgram, at: list[int], before: Any, after: Any) -> None:
+def _move(mpi: Any, comm: Any, program: ModelProgram, at: list[int], memories: Memory) -> None:
     rows = program.descriptors
-    program.fill(before, after)
+    program.fill(memories)
     for tag in np.unique(program.messages["tag"]).tolist():
         waiting: list[Any] = []
-        filled: list[tuple[Any, list[Any]]] = []
+        #: The bytes of each, the places to put them in, and who sends them.
+        filled: list[tuple[Any, list[Any], int | None]] = []
         for sends, peer, _, size, first, stop in program.messages[program.messages["tag"] == tag].tolist():
-            memory, side, listed = (before, "src", rows.sends) if sends else (after, "dst", rows.receives)
+            memory, side, listed = (
+                (memories.before, "src", rows.sends) if sends else (memories.after, "dst", rows.receives)
+            )
             views = [view_of(memory[int(row[f"{side}_tensor"])], row, side) for row in listed[first:stop]]
             direct = len(views) == 1 and len(views[0]) == 1
             data = views[0][0] if direct else np.empty(size, np.uint8)
@@ -133,13 +136,18 @@ def _move(mpi: Any, comm: Any, program: ModelProgram, at: list[int], before: Any
                 if not direct:
                     np.concatenate([view.ravel() for view in views], out=data)
                 waiting.append(comm.Isend([data, mpi.BYTE], dest=at[peer]))
-                filled.append((data, []))
+                filled.append((data, [], None))
             else:
                 waiting.append(comm.Irecv([data, mpi.BYTE], source=at[peer]))
-                filled.append((data, [] if direct else views))
-        mpi.Request.Waitall(waiting)
-        for data, views in filled:
+                filled.append((data, [] if direct else views, at[peer]))
+        states = [mpi.Status() for _ in waiting]
+        mpi.Request.Waitall(waiting, states)
+        for (data, views, sender), state in zip(filled, states, strict=True):
+            # MPI takes a message that is shorter than the memory for it.
+            if sender is not None and state.Get_count(mpi.BYTE) != data.nbytes:
+                raise LayoutError(f"rank {sender} has sent {state.Get_count(mpi.BYTE)} bytes, not {data.nbytes}")
             used = 0
             for view in views:
                 view[...] = data[used : used + view.size].reshape(view.shape)
                 used += view.size
+    memories.repeat()
