@@ -226,3 +226,30 @@ def test_a_narrow_terminal_shortens_names(
     assert main(["report", str(gpt), "--mesh", "data=2,model=4", "--rules", str(rules)]) == 0
     rows = capsys.readouterr().out.splitlines()[2:6]
     assert max(map(len, rows)) <= 84
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "said"),
+    [
+        (AttributeError("x"), 70, "a fault of shardwise itself: AttributeError: x; please report it"),
+        (sw.InternalError("panic"), 70, "a fault of shardwise itself: InternalError: panic; please report it"),
+        (RecursionError("deep"), 70, "a fault of shardwise itself: RecursionError: deep"),
+        (MemoryError(), 2, "error: there is not enough memory\n"),
+        (MemoryError("4 GiB"), 2, "error: there is not enough memory: 4 GiB\n"),
+    ],
+)
+def test_a_fault_is_a_sentence_too(
+    raised: Exception, status: int, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> int:
+        raise raised
+
+    monkeypatch.setattr("shardwise.cli.rules.run_rules", fail)
+    assert main(["rules"]) == status
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    monkeypatch.setenv("SHARDWISE_TRACEBACK", "1")
+    if status == 70:
+        with pytest.raises(type(raised)):
+            main(["rules"])

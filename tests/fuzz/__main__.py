@@ -20,16 +20,17 @@ from typing import Any
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis.strategies import SearchStrategy
 
-from tests.fuzz import api, parsers, plans
+from tests.fuzz import api, command, parsers, plans
 from tests.fuzz.arguments import SHARDWISE, made
 from tests.fuzz.limits import limit_memory
 
 #: What is drawn, and what is done with it.
-FUZZERS: dict[str, tuple[SearchStrategy[Any], Callable[[Any], None]]] = {
+FUZZERS: dict[str, tuple[SearchStrategy[Any], Callable[[Any], object]]] = {
     "api": (api.calls(), api.call_anything),
     "pickle": (made(SHARDWISE), api.pickle_anything),
     **{name: (parsers.inputs(name), partial(parsers.perform, name)) for name in parsers.PARSERS},
     "plans": (plans.cases(), plans.run_any_plan),
+    "command": (command.inputs(), command.spoil),
 }
 
 #: Examples that share a seed: few, so that the time is kept.

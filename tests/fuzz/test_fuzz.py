@@ -16,7 +16,7 @@ import shardwise as sw
 from shardwise import dtensor as dt
 from shardwise import store
 from shardwise.interop import hlo, torch, translate
-from tests.fuzz import parsers
+from tests.fuzz import command, parsers
 from tests.fuzz.__main__ import FUZZERS
 from tests.fuzz.arguments import BOUND, DTENSOR_LAYOUTS, FOLDER, HUGE, MESH, PLANS, ROWS, SHARDED, Odd
 from tests.fuzz.surface import members, public_classes, public_names
@@ -38,6 +38,15 @@ def test_every_fuzzer_runs_and_finds_nothing() -> None:
 def test_kept_inputs_are_read_or_refused(name: str) -> None:
     for data in parsers.corpus(name):
         parsers.perform(name, data)
+
+
+@linux
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", command.NAMES)
+def test_the_command_ends_with_a_status_whatever_a_file_says(name: str) -> None:
+    statuses = [command.spoil((name, seed))[0] for seed in range(8)]
+    # Of two little is read by what is done here; of each other something is refused.
+    assert any(statuses) or name in ("configuration", "manifest of dcp")
 
 
 def test_each_corpus_has_inputs_that_are_read() -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
+import re
+import subprocess
 import sys
 import threading
 from dataclasses import replace
@@ -460,3 +463,35 @@ class TestPaths:
         path = ObjectPath("gs://bucket/a", filesystem=type("Fs", (), {"info": staticmethod(ask)})())
         with pytest.raises(PermissionError, match="no credentials: set GOOGLE_APPLICATION_CREDENTIALS"):
             sw.open_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("reference://x", "reference:// needs more than a URL: fo must be given.* FSSPEC_REFERENCE_FO"),
+        ("ftp://x", "ftp:// needs more than a URL: host must be given.* FSSPEC_FTP_HOST"),
+        ("github://x", "org, repo must be given"),
+        ("dir://x", "dir:// needs more than a URL: fsspec says: "),
+        ("blockcache://x", "blockcache:// needs more than a URL: fsspec says: "),
+        ("data://x", "data://x: fsspec's filesystem for data:// fails: ValueError"),
+        ("nosuch://x", "Protocol not known: nosuch"),
+    ],
+)
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_urls_that_say_too_little(url: str, said: str, command: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([command, url]) == 2
+    error = capfd.readouterr().err
+    assert re.fullmatch(f"shardwise: error: .*{said}.*\n", error), error
+
+
+def test_what_is_advised_for_them(tmp_path: Path) -> None:
+    """An option by the environment, and a filesystem that has all it needs."""
+    sw.save_checkpoint(tmp_path / "model.safetensors", {"w": np.arange(4)})
+    within = fsspec.filesystem("dir", path=str(tmp_path), fs=fsspec.filesystem("file"))
+    with sw.open_checkpoint(sw.ObjectPath("dir://model.safetensors", filesystem=within)) as checkpoint:
+        assert checkpoint.read("w").tolist() == [0, 1, 2, 3]
+    command = [sys.executable, "-m", "shardwise", "inspect", "ftp://x"]
+    environment = {**os.environ, "FSSPEC_FTP_HOST": "127.0.0.1", "FSSPEC_FTP_PORT": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 2
+    assert re.fullmatch("shardwise: error: ftp://: .*refused\n", done.stderr), done.stderr

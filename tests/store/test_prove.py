@@ -11,6 +11,7 @@ import safetensors.numpy
 
 import shardwise as sw
 from shardwise.store.engine import digest_array
+from shardwise.store.sharded import sealed
 from tests.checks import refused
 
 from .conftest import encode
@@ -255,3 +256,42 @@ def test_of_the_files_with_two_pieces_each_only_the_damaged_one_is_named(tmp_pat
     with pytest.raises(sw.store.DamageError) as caught:
         sw.verify_checkpoint(folder)
     assert [(one.tensor, one.file) for one in caught.value.report.damaged] == [("w", str(files[3]))]
+
+
+#: Cuts rows in two, and holds each half twice.
+ROWS = sw.TensorLayout(("x", None), sw.DeviceMesh((2, 2), ("x", "y")))
+
+
+def test_what_is_right_beside_a_damaged_file_for_a_rank_is_not_named(tmp_path: Path) -> None:
+    """Replicas are in two files, and the half that the damaged one has is in another too."""
+    values = {"w": np.arange(32.0).reshape(4, 8), "v": np.arange(3.0)}
+    path = tmp_path / "new"
+    sw.save_checkpoint(path, values, {"w": ROWS}, to="ranks", sync=False)
+    first, second, *_ = sorted(path.glob("*.safetensors"))
+    first.write_bytes(first.read_bytes()[:-4])
+    data = bytearray(second.read_bytes())
+    data[data.index(values["w"][:2].tobytes())] ^= 1
+    second.write_bytes(data)
+    with pytest.raises(sw.store.DamageError) as damaged:
+        sw.verify_checkpoint(path)
+    found = {(one.tensor, Path(one.file).name) for one in damaged.value.report.damaged}
+    assert found == {("w", first.name), ("v", first.name), ("w", second.name)}
+
+
+@pytest.mark.parametrize("to", ["sharded", "dcp", "ranks"])
+@pytest.mark.parametrize("shape", [[4], [4, 8, 1], [3, 8], [0, 0], [], [4, 7]])
+def test_a_manifest_that_says_another_shape_beside_another_size(to: Any, shape: list[int], tmp_path: Path) -> None:
+    """With a file that is not the one, the others are read by themselves, and must be what the manifest says."""
+    path = tmp_path / "new"
+    sw.save_checkpoint(path, {"w": np.ones((4, 8), "f4"), "v": np.ones(3, "f4")}, {"w": ROWS}, to=to)
+    manifest = json.loads((path / "shardwise.json").read_text())
+    del manifest["sha256"]
+    manifest["tensors"]["w"]["shape"] = shape
+    first = sorted(name for name in manifest["files"] if name.endswith((".safetensors", ".distcp")))[0]
+    manifest["files"][first]["size"] += 1
+    (path / "shardwise.json").write_bytes(sealed(json.dumps(manifest, indent=0).encode()))
+    with pytest.raises(sw.store.DamageError) as damaged:
+        sw.verify_checkpoint(path)
+    said = [str(one) for one in damaged.value.report.damaged]
+    assert any("bytes, shardwise.json says" in each for each in said)
+    assert any(f"that it has the shape {shape}" in each for each in said), said

@@ -9,7 +9,7 @@ for shell completion.
 Exit status: 0 on success; 1 if `report` finds tensors that cannot be placed (with `--strict`, on any warning, as in
 `reshard`, `inspect`, `verify` and `diff`), `diff` finds a difference, or `learn` no rewrite for a tensor; 2 for bad
 input, with one line on the standard error; 3 if `verify` finds damage; 4 if `fits` cannot tell of a size whether it
-fits.
+fits; 70 for a fault of shardwise itself.
 """
 
 import argparse
@@ -20,7 +20,8 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-from ..errors import ShardwiseError, ShardwiseWarning
+from .._text import cut
+from ..errors import InternalError, ShardwiseError, ShardwiseWarning
 from .arguments import make_parser, parse_arguments
 from .terminal import Screen, say
 
@@ -28,6 +29,8 @@ __all__ = ["main"]
 
 # The status of what SIGPIPE ends; by its number, which Windows does not have.
 _BROKEN_PIPE = 128 + 13
+# The status of a fault of shardwise itself: EX_SOFTWARE of sysexits.h.
+_FAULT = 70
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,11 +66,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if str(stopped):  # What is left, and how to go on.
             say("error", [str(stopped)])
         return 128 + signal.SIGINT
+    except InternalError as error:
+        return _fault(error)
     except (ShardwiseError, ValueError, OSError, ImportError) as error:
         _drop_what_cannot_be_written()  # It may be what failed, on a full disk; then it would fail again at exit.
         say("error", [_sentence(error)])
         return 2
+    except MemoryError as error:
+        _drop_what_cannot_be_written()
+        say("error", [f"there is not enough memory{f': {error}' if str(error) else ''}"])
+        return 2
+    except Exception as error:
+        return _fault(error)
     return status
+
+
+def _fault(error: Exception) -> int:
+    """Say that shardwise itself has failed, in a sentence; the traceback is for whoever mends it."""
+    if os.environ.get("SHARDWISE_TRACEBACK"):
+        raise error
+    _drop_what_cannot_be_written()
+    text = f"a fault of shardwise itself: {type(error).__name__}: {cut(error)}"
+    say("error", [f"{text}; please report it, with what SHARDWISE_TRACEBACK=1 shows"])
+    return _FAULT
 
 
 def _sentence(error: Exception) -> str:

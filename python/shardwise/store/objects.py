@@ -17,13 +17,14 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
+from inspect import Parameter, signature
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple, TypeVar
 
 from .._arguments import integer
 from .._fork import importing
-from .._text import shown
-from ..errors import LayoutError, ParseError
+from .._text import cut, shown
+from ..errors import LayoutError, ParseError, ShardwiseError
 
 __all__ = ["ATTEMPTS", "ObjectPath", "ObjectStatus"]
 
@@ -51,6 +52,8 @@ _CREDENTIALS = {
 _SAME = {"s3a": "s3", "gcs": "gs", "abfs": "az", "adl": "az"}
 #: The packages whose exceptions report failures of networks and services, besides OSError.
 _NETWORK = {"aiobotocore", "aiohttp", "asyncio", "azure", "botocore", "fsspec", "gcsfs", "google", "http", "urllib3"}
+#: What a filesystem raises that is asked for what it does not have, or was made without what it needs.
+_FAILURES = (TypeError, AttributeError, LookupError, NotImplementedError, ValueError)
 
 Answer = TypeVar("Answer")
 
@@ -261,7 +264,10 @@ class ObjectPath:
             return PermissionError(errno.EACCES, f"the store refuses: {error}; credentials: {where}", str(self))
         is_network = isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _NETWORK
         if not is_network:
-            return error
+            if not isinstance(error, _FAILURES) or isinstance(error, ShardwiseError):
+                return error
+            said = f"fsspec's filesystem for {self._protocol}:// fails: {type(error).__name__}: {cut(error)}"
+            return OSError(errno.EIO, said, str(self))
         if isinstance(error, OSError) and error.errno in (errno.EINVAL, errno.ENOSYS, errno.EPERM):
             return OSError(error.errno, str(error), str(self))
         attempts = self._patience.attempts
@@ -429,6 +435,24 @@ def _count_attempts_here(protocol: str, filesystem: Any) -> None:
         filesystem.retries = 1
 
 
+def _missing_options(kind: Any, options: dict[str, Any]) -> list[str]:
+    """The options without which a filesystem cannot be made."""
+    try:
+        parameters = list(signature(kind.__init__).parameters.values())[1:]
+    except (TypeError, ValueError):
+        return []
+    named = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    needed = [each.name for each in parameters if each.kind in named and each.default is Parameter.empty]
+    return [name for name in needed if name not in options]
+
+
+def _needs(protocol: str, why: str, name: str = "NAME") -> ParseError:
+    return ParseError(
+        f"{protocol}:// needs more than a URL: {why}. Give its options by the environment, as "
+        f"FSSPEC_{protocol.upper()}_{name.upper()}, or a filesystem: ObjectPath(url, filesystem=...)"
+    )
+
+
 def _filesystem(protocol: str, options: dict[str, Any]) -> Any:
     try:
         with importing:
@@ -442,11 +466,25 @@ def _filesystem(protocol: str, options: dict[str, Any]) -> Any:
         # Retries are counted here; three layers of them would be a hundred.
         kept["config_kwargs"] = {"retries": {"max_attempts": 0}, **options.get("config_kwargs", {})}
     try:
+        # Some that lack an option are made halfway, and fail once more when they are thrown away.
+        missing = _missing_options(
+            fsspec.get_filesystem_class(protocol), {**fsspec.config.conf.get(protocol, {}), **kept}
+        )
+        if missing:
+            raise _needs(protocol, f"{', '.join(missing)} must be given", missing[0])
         filesystem = fsspec.filesystem(protocol, skip_instance_cache=True, **kept)
     except ImportError as error:
         message = f"{protocol}:// needs another package for fsspec: {error}"
         raise ImportError(message, name=error.name) from None
-    except ValueError as error:
-        raise ParseError(f"{protocol}://: {error}") from None
+    except OSError as error:
+        raise OSError(
+            error.errno or errno.EIO, f"fsspec's filesystem cannot be made: {error}", f"{protocol}://"
+        ) from None
+    except ParseError:
+        raise
+    except Exception as error:
+        if options and isinstance(error, TypeError):
+            raise  # They are the caller's.
+        raise _needs(protocol, f"fsspec says: {cut(error)}") from None
     _count_attempts_here(protocol, filesystem)
     return filesystem

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -16,8 +18,9 @@ from .._arguments import INTEGER, check_fields
 from .._dtypes import DTYPES
 from .._json import MAX_JSON
 from .._text import shown
-from ..errors import ParseError, ShardwiseWarning
+from ..errors import LayoutError, ParseError, ShardwiseWarning
 from ..rules.left_out import LeftOut
+from . import ranks
 from .carried import beside
 from .checkpoint import StoredCheckpoint, StoredSum
 from .digests import Digested, Progress, piece_digests
@@ -26,9 +29,10 @@ from .frames import Frames
 from .location import Location, location_of, open_file
 from .objects import ObjectPath
 from .open import known_form, open_checkpoint
+from .pieces import Bounds
 from .sharded import MANIFEST, check_seal, damaged_files, read_manifest
-from .stored import StoredTensor, UnsupportedError
-from .text import are_sizes
+from .stored import StoredPiece, StoredTensor, UnsupportedError
+from .text import are_sizes, box_text
 from .torch import dcp, dcp_safetensors
 
 __all__ = ["Damage", "DamageError", "VerifyReport", "verify_checkpoint"]
@@ -275,28 +279,82 @@ class _Verification:
                 self._add(name, file, f"{said}CRC-32 is {crc:08x}, but {each.crc:08x} was recorded{holds}")
 
     def _rest(self, manifest: dict[str, Any], names: set[str]) -> VerifyReport:
-        """Verify those files of a checkpoint that can be read, each by itself."""
-        path, said = self._path, manifest["tensors"]
-        form = str(manifest.get("form"))
-        tensors: dict[str, StoredTensor] = {}
-        expected: dict[str, int] = {}
+        """Verify those files of a checkpoint that can be read, each by itself: the same box may be in several."""
+        path, form = self._path, str(manifest.get("form"))
+        opened = dcp.open_rest if form == "dcp" else ranks.open_rest if form in ("ranks", "vllm") else None
+        held: dict[Location, dict[str, list[StoredPiece]]] = {}
+        total = count = crcs = 0
         with ExitStack() as stack:
-            rest = (dcp if form == "dcp" else dcp_safetensors).open_rest(path, names)
+            rest = (opened or dcp_safetensors.open_rest)(path, names)
             for file in rest.files:
                 stack.callback(file.close)
             for name, pieces in rest.pieces.items():
-                entry = said.get(name, {})
-                shape, dtype = entry.get("shape"), DTYPES.get(str(entry.get("dtype")))
-                digests = [_digest_in(manifest["files"], file, name) for file in {piece.path for piece in pieces}]
-                if dtype is None or not are_sizes(shape) or None in digests:
+                for piece in pieces:
+                    held.setdefault(piece.path, {}).setdefault(name, []).append(piece)
+            sums = list(rest.sums)
+            for file in rest.files:
+                tensors, expected = self._held_by(file.path, held.get(file.path, {}), manifest)
+                found = piece_digests({}, [each for each in sums if each.file is file], *self._work)
+                try:
+                    for turn in _turns(tensors):
+                        more = piece_digests(turn, (), *self._work)
+                        for name, digests in more.digests.items():
+                            found.digests.setdefault(name, []).extend(digests)
+                        found.unread |= more.unread
+                except LayoutError as error:  # Boxes that overlap.
+                    self._add(None, file.path, f"{file.path}: {error}")
                     continue
-                tensors[name] = StoredTensor(name, dtype, tuple(shape), pieces)
-                expected[name] = add_digests(_number(each, path / MANIFEST) for each in digests)
-            found = piece_digests(tensors, rest.sums, *self._work)
-            self._unread(tensors, found)
-            self._compare(tensors, found, expected, manifest["files"])
-        total = sum(tensor.nbytes for tensor in tensors.values())
-        return VerifyReport(path, form, len(said), total, len(expected), found.sums)
+                self._unread(tensors, found)
+                self._compare(tensors, found, expected, manifest["files"])
+                total += sum(tensor._dtype.bits * _volumes(tensor) // 8 for tensor in tensors.values())
+                count, crcs = count + len(expected), crcs + found.sums
+        return VerifyReport(path, form, len(manifest["tensors"]), total, count, crcs)
+
+    def _held_by(
+        self, file: Location, held: Mapping[str, list[StoredPiece]], manifest: dict[str, Any]
+    ) -> tuple[dict[str, StoredTensor], dict[str, int]]:
+        """What a file has of tensors, and the digests that the manifest states for it."""
+        tensors, expected = {}, {}
+        for name, pieces in held.items():
+            entry = manifest["tensors"].get(name, {})
+            shape, dtype = entry.get("shape"), DTYPES.get(str(entry.get("dtype")))
+            digest = _digest_in(manifest["files"], file, name)
+            if dtype is None or not are_sizes(shape) or digest is None:
+                continue
+            outside = next((piece for piece in pieces if not _is_within(piece.box, shape)), None)
+            if outside is not None:
+                self._add(
+                    name, file,
+                    f"{file}: holds {box_text(outside._bounds)} of tensor {shown(name)}, but {MANIFEST} says that it "
+                    f"has the shape {shown(shape)}",
+                )  # fmt: skip
+                continue
+            tensors[name] = StoredTensor(name, dtype, tuple(shape), pieces)
+            expected[name] = _number(digest, self._path / MANIFEST)
+        return tensors, expected
+
+
+def _turns(tensors: Mapping[str, StoredTensor]) -> Iterator[dict[str, StoredTensor]]:
+    """The pieces of tensors in as many turns as one box is repeated, as in files for ranks."""
+    turns: list[dict[str, list[StoredPiece]]] = []
+    for name, tensor in tensors.items():
+        seen: Counter[Bounds] = Counter()
+        for piece in tensor.pieces:
+            turn = seen[piece._bounds]
+            seen[piece._bounds] += 1
+            if turn == len(turns):
+                turns.append({})
+            turns[turn].setdefault(name, []).append(piece)
+    for each in turns:
+        yield {name: StoredTensor(name, tensors[name]._dtype, tensors[name].shape, some) for name, some in each.items()}
+
+
+def _volumes(tensor: StoredTensor) -> int:
+    return sum(math.prod(side.stop - side.start for side in piece.box) for piece in tensor.pieces)
+
+
+def _is_within(box: tuple[slice, ...], shape: list[int]) -> bool:
+    return len(box) == len(shape) and all(side.stop <= size for side, size in zip(box, shape, strict=True))
 
 
 def _held_in(tensors: Mapping[str, StoredTensor], each: StoredSum) -> Iterator[str]:

@@ -18,17 +18,17 @@ from .._json import strict_json
 from .._text import shown
 from ..errors import ParseError
 from .boxes import Located, contiguous_strides
-from .checkpoint import StoredCheckpoint
+from .checkpoint import Rest, StoredCheckpoint
 from .coverage import tile
 from .files import Holder
-from .location import Location, opening
+from .location import Location, open_file, opening
 from .parts import MARK, PIECES
 from .pieces import Bounds
 from .safetensors.header import Entry, read_header
 from .stored import ListedPieces, StoredPiece, StoredTensor
 from .text import are_sizes, checked_shape
 
-__all__ = ["open_names"]
+__all__ = ["open_names", "open_rest"]
 
 Numbers = npt.NDArray[np.int64]
 
@@ -68,6 +68,22 @@ def open_names(path: Location, names: Iterable[str], form: str) -> StoredCheckpo
                 held.setdefault(tensor, []).append(_held(file, entry, parts.get(tensor)))
         tensors = {name: _tensor(path, name, each) for name, each in held.items()}
     return StoredCheckpoint(path, form, tensors, files, metadata=metadata)
+
+
+def open_rest(path: Location, names: Iterable[str]) -> Rest:
+    """Open those files of a folder that have these names, whatever else is missing."""
+    pieces: dict[str, list[StoredPiece]] = {}
+    files: list[Holder] = []
+    for name in sorted(name for name in names if name.endswith(".safetensors")):
+        files.append(open_file(path / name))
+        entries, texts = read_header(files[-1])
+        parts = _said_parts(files[-1], texts)
+        for tensor, entry in entries.items():
+            held = _held(files[-1], entry, parts.get(tensor))
+            for row in held.rows:
+                box = tuple((start, stop) for start, stop in row[:2].T.tolist())
+                pieces.setdefault(tensor, []).append(_piece([(held, row[2])], CODES[entry.dtype], 0, box))
+    return Rest(pieces, (), files)
 
 
 def _said_parts(file: Holder, texts: Mapping[str, str]) -> dict[str, Any]:

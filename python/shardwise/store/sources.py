@@ -11,13 +11,24 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .._arguments import path_of
 from .._atomic import naming
+from .._text import shown
 from ..errors import ParseError
 from .engine import CopyJob
 from .object_files import ObjectFile
 from .objects import ObjectPath, ObjectStatus
 
-__all__ = ["Places", "Source", "SourceFile", "SourceObject", "head_digest", "source_for", "source_of"]
+__all__ = [
+    "Places",
+    "Source",
+    "SourceFile",
+    "SourceObject",
+    "check_name",
+    "head_digest",
+    "source_for",
+    "source_of",
+]
 
 #: How many bytes of what surrounds the tensors in a file are digested, at its beginning and at its end.
 _MOST_HEAD, _MOST_TAIL = 2**20, 2**16
@@ -173,6 +184,14 @@ def source_for(holder: Any, begin: int, end: int) -> Source | npt.NDArray[Any]:
     return SourceFile(path, holder.size, modified, changed, begin, end, head_digest(path, holder.size, begin, end))
 
 
+def check_name(path: str) -> None:
+    """Refuse, with ValueError, a path that no file can have."""
+    try:
+        path_of(path)
+    except OSError as error:
+        raise ValueError(f"it has the path {shown(path)}: {error.strerror}") from None
+
+
 class Places:
     """Places by what a plan file calls them; objects of one protocol have one filesystem."""
 
@@ -202,8 +221,13 @@ def source_of(said: Any, places: Places) -> Source:
     if not all(isinstance(text, str) for text in (path, rest[-1])) or not all(type(each) is int for each in sizes):
         raise ValueError("it has a source that is neither a file nor an object")
     if not rest[:-1]:
+        if not 0 <= size < 1 << 63:
+            raise ValueError(f"it has an object of {shown(size)} bytes")
         return SourceObject(places.object(path), size, rest[-1])
+    check_name(path)
     source = SourceFile(*said)
+    if not all(-1 << 63 <= time < 1 << 63 for time in source.times if time is not None):
+        raise ValueError(f"it has a source of the times {shown(source.times)}, which no file has")
     if not 0 <= source.begin <= source.end <= source.size < 1 << 63:
         raise ValueError(f"it has a source of {source.size} bytes, with tensors from {source.begin} to {source.end}")
     return source

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import shardwise as sw
+from shardwise.cli import main
 from shardwise.store.write.places.place import receipt_line
 from tests.store.tasks import folder_of, forge, planned, saved, unpacked
 
@@ -121,6 +122,35 @@ def test_a_forged_head_is_refused_when_it_is_read(source: Path, tmp_path: Path, 
     with pytest.raises(sw.ParseError) as refused:
         sw.CheckpointPlan.load(path)
     assert len(str(refused.value)) < 500
+
+
+@pytest.mark.parametrize(
+    "change", [("path", "a\0b"), ("path", "x" * 70_000), ("modified", 2**63), ("changed", -(2**64)), ("size", 2**63)]
+)
+def test_sources_that_no_file_can_be_are_refused_when_they_are_read(
+    source: Path, tmp_path: Path, change: tuple[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "new.swplan"
+    planned(source).save(path)
+    head, sections = unpacked(path)
+    fields = ("path", "size", "modified", "changed", "begin", "end", "digest")
+    ends = np.frombuffer(sections["source_ends"], "<i8").tolist()
+    texts = [json.loads(sections["sources"][at:end]) for at, end in zip([0, *ends], ends, strict=False)]
+    texts[-1][fields.index(change[0])] = change[1]
+    made = [json.dumps(text).encode() for text in texts]
+    forge(
+        path,
+        head,
+        {**sections, "sources": b"".join(made), "source_ends": np.cumsum([*map(len, made)]).astype("<i8").tobytes()},
+    )
+    with pytest.raises(sw.ParseError, match=r"new.swplan: the plan cannot be read: it has (the path|a source)"):
+        sw.CheckpointPlan.load(path)
+    for command in ("run", "commit"):
+        assert main([command, str(path)]) == 2
+        assert re.fullmatch("shardwise: error: .*the plan cannot be read: it has .*\n", capsys.readouterr().err)
+    forge(path, {**head, "path": f"{head['path']}\0"}, sections)
+    with pytest.raises(sw.ParseError, match=r"it has the path .* null byte"):
+        sw.CheckpointPlan.load(path)
 
 
 @pytest.mark.parametrize(

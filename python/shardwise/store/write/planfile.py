@@ -30,6 +30,7 @@ from ..formats.forms import WRITTEN
 from ..parts import RANKS
 from ..pieces import Pieces, repeated
 from ..sections import BLOCK, Stored, blocks_of, packed
+from ..sources import check_name
 from .plan import WritePlan, share_ends, shares_of, stretch_runs, task_runs
 from .plan_data import (
     CUT,
@@ -139,6 +140,7 @@ def _check_head(head: Any) -> None:
         raise ValueError(f"its form {shown(head['form'])} is none that is written")
     if PurePath(head["path"]).name in ("", ".."):
         raise ValueError(f"its path {shown(head['path'])} ends in no name")
+    check_name(head["path"])
     if type(head["task_bytes"]) is not int or not LEAST_ASKED <= head["task_bytes"] < 1 << 63:
         raise ValueError(f"its task_bytes is {shown(head['task_bytes'])}; it must be at least {LEAST_ASKED}")
     metadata, dtypes, cuts = head["metadata"], head["dtypes"], head["cuts"]
