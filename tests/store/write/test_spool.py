@@ -145,3 +145,45 @@ def test_tied_tensors_stay_tied_if_they_are_put_together_in_a_file(tmp_path: Pat
     assert {frozenset(pair) for pair in ties.items()} == {frozenset({f"one.{part}", f"two.{part}"}) for part in "qk"}
     # Equal values are not tied: each has its own elements.
     assert report.bytes_written == 6 * 600 * into.itemsize
+
+
+@pytest.mark.parametrize("to", ["safetensors", "sharded", "dcp"])
+def test_tasks_write_a_tensor_in_short_stretches_as_any_other(tmp_path: Path, to: Any) -> None:
+    """A saved plan has its pieces, so each task puts its own part together; nothing is written beside it first."""
+    values = np.random.default_rng(5).integers(0, 2**16, (512, 600), "u2")
+    sw.save_checkpoint(tmp_path / "a", {"w": values, "v": np.arange(7.0)})
+    # Columns of two halves in turns: 2 bytes each.
+    turns = sw.Rewrites(
+        [{"from": {"name": "w", "dims": "n (a b) -> n a b", "a": 2}, "to": {"name": "w", "dims": "n (b a) -> n a b"}}]
+    )
+    layouts = {"w": sw.TensorLayout((None, "x"), sw.DeviceMesh((3,), ("x",)))}
+    plan = sw.plan_checkpoint(tmp_path / "a", tmp_path / "b", layouts, to=to, rewrites=turns, task_bytes=2**16)
+    plan.save(tmp_path / "plan")
+    loaded = sw.store.CheckpointPlan.load(tmp_path / "plan")
+    assert len(loaded.tasks) > 3
+    assert sum(loaded.run((part, 3)) for part in (3, 1, 2)) == len(loaded.tasks)
+    loaded.commit()
+    with sw.open_checkpoint(tmp_path / "b") as checkpoint:
+        assert np.array_equal(checkpoint.read("w"), values.reshape(512, 2, 300).swapaxes(1, 2).reshape(512, 600))
+        assert checkpoint.read("v").tolist() == [*range(7)]
+
+
+def test_a_plan_has_a_bounded_number_of_short_stretches(tmp_path: Path) -> None:
+    """The refusal says how many there are, and the way that it names leads there."""
+    values = np.random.default_rng(5).integers(0, 2**8, (2048, 4096), "u1")
+    sw.save_checkpoint(tmp_path / "a", {"w": values})
+    turns = sw.Rewrites(
+        [
+            {
+                "from": {"name": "w", "dims": "(a b) (c d) -> a b c d", "a": 2, "c": 2},
+                "to": {"name": "w", "dims": "(b a) (d c) -> a b c d"},
+            }
+        ]
+    )
+    plan = sw.plan_checkpoint(tmp_path / "a", tmp_path / "b", rewrites=turns)
+    with pytest.raises(TypeError, match=f"have {1024 * 2048} of them, and a plan has at most {2**20}; reshard_checkpo"):
+        plan.save(tmp_path / "plan")
+    sw.reshard_checkpoint(tmp_path / "a", tmp_path / "b", rewrites=turns, memory=2**24)
+    with sw.open_checkpoint(tmp_path / "b") as checkpoint:
+        expected = values.reshape(2, 1024, 2, 2048).transpose(1, 0, 3, 2).reshape(2048, 4096)
+        assert np.array_equal(checkpoint.read("w"), expected)

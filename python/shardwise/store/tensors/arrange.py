@@ -61,6 +61,11 @@ class _Arranged(Assembled):
         return "arranged", self.split, self.merged
 
     @property
+    def expected(self) -> int:
+        """A piece of the part for each box that one piece becomes."""
+        return self.parts[0].expected * _boxes(self._sizes, self.merged)
+
+    @property
     def _sizes(self) -> list[int]:
         return [size for group in self.split for size in group]
 

@@ -149,6 +149,20 @@ class Assembled:
         """Give the places of all elements."""
         return Tables(NO_PIECES) if 0 in self.shape else self._tables(None)
 
+    def replicas(self) -> Pieces:
+        """Further boxes, which repeat what others hold; if nothing is stored twice, no table is made to say so."""
+        return self.tables().replicas if self.has_replicas else NO_PIECES
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether something of it may be stored twice."""
+        return any(part.has_replicas for part in self.parts)
+
+    @property
+    def expected(self) -> int:
+        """About how many pieces its table has."""
+        return sum(part.expected for part in self.parts)
+
     def wanted(self, name: str, partition: Partition | None) -> Wanted:
         """The tensor, to be written under a name."""
         tables = self.tables()
@@ -279,6 +293,16 @@ class Stored(Assembled):
         return leaf(self)
 
     @property
+    def has_replicas(self) -> bool:
+        """Whether something of it is stored twice."""
+        return len(self._whole.replicas) > 0
+
+    @property
+    def expected(self) -> int:
+        """The number of its pieces."""
+        return len(self._whole.pieces)
+
+    @property
     def place(self) -> Hashable:
         """Equal for two that lie in the same places."""
         return self._whole.pieces.identity
@@ -318,6 +342,11 @@ class Values(Assembled):
         """The values."""
         return "values", self.values.tobytes(), self.shape, self.dtype.name
 
+    @property
+    def expected(self) -> int:
+        """One: the array."""
+        return 1
+
     def _tables(self, box: Bounds | None) -> Tables:
         whole = tuple((0, size) for size in self.shape)
         tables = Tables(Pieces.of([Piece(whole, self.values, 0, self.values.strides)], len(whole)))
@@ -335,6 +364,11 @@ class _Packed(Assembled):
     @property
     def what(self) -> Hashable:
         return "packed", self.dim, *(stretches.tobytes() for stretches in self.stretches)
+
+    @property
+    def expected(self) -> int:
+        """A piece of each for each stretch."""
+        return sum(part.expected * len(each) for part, each in zip(self.parts, self.stretches, strict=True))
 
     def _tables(self, box: Bounds | None) -> Tables:
         made = []
@@ -444,6 +478,14 @@ class _Repeated(Assembled):
     @property
     def source(self) -> str | None:
         return self.parts[0].source
+
+    @property
+    def has_replicas(self) -> bool:
+        return True
+
+    @property
+    def expected(self) -> int:
+        return self.parts[0].expected
 
     def tree(self, leaf: Callable[[Stored], Hashable]) -> Hashable:
         """Give how the first part is made: the others are only compared."""

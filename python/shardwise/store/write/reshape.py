@@ -337,7 +337,7 @@ def _planning(
                     obstacles.append(_not_in_tasks(old))
                 return spool.tensor(new, tensor, converted, partition, memory, compare=replicas == "check")
 
-            wanted = []
+            wanted, fine = [], 0
             #: By their names in the source, the tensors that go to the destination as they are.
             names: dict[str, str] = {}
             tensors, weights, dropped = renamed_tensors(
@@ -353,9 +353,14 @@ def _planning(
                     wanted.append(stored(made.stored, name, partition))
                 elif not made.is_scattered:
                     wanted.append(made.wanted(name, partition))
-                else:
-                    obstacles.append(_not_in_tasks(name))
+                elif is_written or (fine := fine + made.expected) > _MOST_FINE:
+                    obstacles.append(
+                        f"tensor {shown(name)} and others in short stretches have {fine} of them, and a plan has at "
+                        f"most {_MOST_FINE}; reshard_checkpoint puts it together first"
+                    )
                     wanted.append(spool.assembled(name, made, partition, memory))
+                else:
+                    wanted.append(made.wanted(name, partition))
             form = chosen_form(target, wanted, to)
             values, dropped_values = kept_values(checkpoint, renamed, rewrites, only, tensors, unwanted)
             copied = {old: new for old, new in values.items() if form == "dcp" and checkpoint.objects[old].extent}
@@ -456,14 +461,16 @@ def _configuration(source: Location, form: str, doubts: list[str]) -> Mapping[st
         return {}
 
 
+#: The most pieces of tensors in short stretches that a plan has, each with a row of a hundred bytes or so.
+_MOST_FINE = 1 << 20
 #: The formats of folders whose files beside the tensors say what model it is.
 _FOLDERS = ("safetensors", "torch", "sharded", "ranks", "vllm")
 
 
 def _not_in_tasks(name: str) -> str:
     return (
-        f"tensor {shown(name)} is compressed in the source, or in too many short stretches, so no task can copy "
-        "a part of it; reshard_checkpoint puts it together first"
+        f"tensor {shown(name)} is compressed in the source, so no task can copy a part of it; reshard_checkpoint puts "
+        "it together first"
     )
 
 

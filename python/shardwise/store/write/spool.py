@@ -197,7 +197,7 @@ class Spool:
             blocks = (gathered(tensor.pieces_in(box).pieces, box, itemsize) for box in boxes)
             made = self._written(name, tensor.shape, tensor.dtype, blocks)
             # Still compared one by one: nothing else would find replicas that disagree.
-            replicas = NO_PIECES if self.is_rough else tensor.tables().replicas
+            replicas = NO_PIECES if self.is_rough else tensor.replicas()
             self._known[identity] = replace(made, replicas=replicas, identity=identity)
         return replace(self._known[identity], name=name, partition=partition)
 
