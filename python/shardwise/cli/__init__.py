@@ -94,8 +94,16 @@ def _fault(error: Exception) -> int:
 def _sentence(error: Exception) -> str:
     """The message of an error, without the number of an operating system's."""
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
-        return f"{os.fspath(error.filename)!s}: {error.strerror}"
+        name = os.fspath(error.filename)
+        hint = _hint(name) if isinstance(error, FileNotFoundError) else ""
+        return f"{name!s}: {error.strerror.removesuffix(hint)}{hint}"
     return str(error)
+
+
+def _hint(name: str | bytes) -> str:
+    from ..store.location import hub_hint
+
+    return hub_hint(os.fsdecode(name))
 
 
 def _drop_what_cannot_be_written() -> None:

@@ -27,6 +27,7 @@ __all__ = [
     "absolute",
     "entries_of",
     "hidden_name",
+    "hub_hint",
     "is_sampled",
     "location_of",
     "names_in",
@@ -42,6 +43,9 @@ __all__ = [
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _LOCAL = ("file", "local")
+#: The name of a repository of Hugging Face, and the ends of names of files.
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+_FILES = (".bin", ".ckpt", ".gguf", ".h5", ".json", ".pt", ".pth", ".safetensors", ".swplan", ".toml")
 #: What a file in a snapshot of Hugging Face's cache, `models--ORG--NAME/snapshots/COMMIT/`, is a link to.
 _BLOB = re.compile(r"\.\.[/\\]\.\.[/\\]blobs[/\\]([0-9a-f]{40}|[0-9a-f]{64})")
 _FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -123,6 +127,20 @@ def refuse_options(locations: Iterable[object], what: str) -> None:
 def is_sampled(location: Location) -> bool:
     """Whether a sample of it says how long the rest takes."""
     return isinstance(location, Path)
+
+
+def hub_hint(path: object) -> str:
+    """Say what to do if a path that is not there looks like a repository of Hugging Face; else nothing.
+
+    >>> hub_hint("models/llama.safetensors"), hub_hint("models/llama/8b")
+    ('', '')
+    """
+    text = str(path)
+    if not _REPOSITORY.fullmatch(text) or text.endswith(_FILES) or os.path.lexists(text.partition("/")[0]):
+        return ""
+    return (
+        f"; if it is a repository of Hugging Face, download it (hf download {text} --local-dir FOLDER) and give FOLDER"
+    )
 
 
 def refuse_other(location: Location) -> None:

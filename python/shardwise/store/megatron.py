@@ -8,7 +8,9 @@ from .._json import MAX_JSON, strict_json
 from .._text import shown
 from ..errors import ParseError
 from .checkpoint import StoredCheckpoint, StoredObject
-from .location import Location, open_file
+from .location import Location, entries_of, open_file
+from .parts import LEGACY
+from .stored import UnsupportedError
 from .torch.dcp import open_folder
 from .torch.tensors import Container
 
@@ -25,8 +27,8 @@ def open_form(path: Location) -> StoredCheckpoint:
     backend = said.get("sharded_backend") if isinstance(said, dict) else None
     if backend != "torch_dist":
         raise ParseError(
-            f"{path}: a Megatron checkpoint of the format {shown(backend)}, which cannot be read; convert it to "
-            "torch_dist with Megatron's own tools"
+            f"{path}: a Megatron checkpoint of the format {shown(backend)}, which cannot be read; start Megatron's "
+            "training script once with --ckpt-convert-format torch_dist --ckpt-convert-save FOLDER"
         )
     if not (path / ".metadata").exists():
         raise ParseError(f"{path}: has no .metadata: files are missing, or the save was interrupted")
@@ -49,10 +51,13 @@ def _latest(path: Location) -> str:
     folder = f"iter_{int(text):07d}"
     if not (path.parent / folder).is_dir():
         raise ParseError(f"{path}: names the iteration {text}, but there is no folder {folder}")
-    if not any((path.parent / folder / name).exists() for name in ("metadata.json", ".metadata")):
+    inside = {name for name, _ in entries_of(path.parent / folder)}
+    if any(name.startswith("mp_rank_") for name in inside):
+        raise UnsupportedError(f"{path.parent / folder}: {LEGACY}")
+    if not inside & {"metadata.json", ".metadata"}:
         raise ParseError(
-            f"{path.parent / folder}: has no metadata.json, which torch_dist writes last: it is a legacy checkpoint, "
-            "or the save was interrupted; convert it with Megatron's own tools, or take an earlier iteration"
+            f"{path.parent / folder}: has no metadata.json, which torch_dist writes last: the save was interrupted; "
+            "take an earlier iteration"
         )
     return folder
 

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable
 from importlib import import_module
+from itertools import islice
 from typing import NamedTuple
 
 from .._fork import cached_property, importing
@@ -18,14 +19,16 @@ from .._text import shown
 from ..errors import ParseError
 from .checkpoint import StoredCheckpoint
 from .kinds import kind_of
-from .location import Location, entries_of, location_of, open_file, refuse_other, unlisted
-from .parts import ENGINE_FILE, RANK_FILE
+from .location import Location, entries_of, hub_hint, location_of, open_file, refuse_other, unlisted
+from .parts import BY_RULES, ENGINE_FILE, LEGACY, RANK_FILE, bare_ranks
 from .stored import UnsupportedError
 
 __all__ = ["FORMS", "Form", "Target", "known_form", "open_checkpoint"]
 
 # A folder of more entries is not listed further: the files that tell formats apart are at most as many as processes.
 _MOST_NAMES = 1_000_000
+# So many names in a folder of no known format are looked at, whether they are folders of one.
+_MOST_FOLDERS = 16
 #: The indexes that tell a folder's format, and that say what belongs to it.
 _MARKERS = ("shardwise.json", ".metadata", "model.safetensors.index.json")
 
@@ -155,8 +158,7 @@ FORMS: list[Form] = [
     Form(
         "megatron (legacy)",
         _matching(r"mp_rank_\d\d(?:_\d{3})*"),
-        refusal="is a legacy Megatron checkpoint, which does not store the shapes of whole tensors; convert it once to "
-        "torch_dist with Megatron's own tools",
+        refusal=LEGACY,
     ),
     Form("orbax", _named("_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt", "orbax.checkpoint"), "orbax.form"),
     Form("orbax", lambda target: any(_is_step(target.path / name) for name in target.matching(_STEP)), "orbax.form"),
@@ -191,6 +193,12 @@ FORMS: list[Form] = [
     Form("torch", _matching(r"pytorch_model(?:-\d+-of-\d+)?\.bin|pytorch_model\.bin\.index\.json"), "torch.plain"),
     Form("torch", _file(".bin.index.json"), "torch.plain"),
     Form("torch", _file(magic=b"PK\x03\x04"), "torch.plain"),
+    Form("torch", lambda target: list(bare_ranks(target.names).values()) == ["consolidated.00.pth"], "torch.plain"),
+    Form(
+        "files of ranks",
+        lambda target: len(bare_ranks(target.names)) > 1,
+        refusal=f"has a file for each rank; {BY_RULES}",
+    ),
     Form(
         "torch (before 1.6)",
         lambda target: (
@@ -267,6 +275,14 @@ def open_checkpoint(path: str | os.PathLike[str] | Location, *, part: bool = Fal
     return checkpoint
 
 
+def _is_known(path: Location) -> bool:
+    """Whether a path is a folder of a format that can be read."""
+    if not path.is_dir():
+        return False
+    target = Target(path)
+    return any(form.module for form in islice((form for form in FORMS if form.knows(target)), 1))
+
+
 class _Known(NamedTuple):
     """A path, and the module of this package that opens it."""
 
@@ -283,7 +299,12 @@ def known_form(given: Location) -> _Known:
     """
     target = Target(given)
     if not given.exists():
-        given.stat()  # Raises the operating system's error.
+        try:
+            given.stat()
+        except FileNotFoundError as error:
+            if isinstance(error.filename, str) and (hint := hub_hint(error.filename)):
+                raise FileNotFoundError(error.errno, f"{error.strerror}{hint}", error.filename) from None
+            raise
     refuse_other(given)
     for form in FORMS:
         if form.knows(target):
@@ -292,6 +313,11 @@ def known_form(given: Location) -> _Known:
             return _Known(given, form.module)
     if target.is_folder:
         names = ", ".join(target.names[:4])
+        inside = next((name for name in target.names[:_MOST_FOLDERS] if _is_known(target.path / name)), None)
+        if inside is not None:
+            raise UnsupportedError(
+                f"{given}: not a checkpoint itself; its folder {shown(inside)} is one, which can be opened"
+            )
         steps = target.matching(r".*\.orbax-checkpoint-tmp.*")
         hint = "; it only has an interrupted save of Orbax" if steps else ""
         held = f"it holds {shown(names)}" if names else "the folder is empty"

@@ -14,13 +14,16 @@ from .location import Location
 from .text import are_sizes
 
 __all__ = [
+    "BY_RULES",
     "ENGINE_FILE",
+    "LEGACY",
     "MANIFEST",
     "MARK",
     "PIECES",
     "RANKS",
     "RANK_FILE",
     "SHARDING_INFO",
+    "bare_ranks",
     "check_whole",
     "complete_set",
     "part_mark",
@@ -44,6 +47,23 @@ _NUMBERED = re.compile(r"(.*?)(\d{5,18})-of-(\d{5,18})(\.[a-z.]+)")
 #: Names of files that hold what one process has, or some of the groups of Keras.
 _ONE_OF_MANY = re.compile(
     r"shard-\d+-model-\d+-of-\d+\.safetensors|.*_world_size_(?!1_)\d+_rank_\d+\.pt|.*_\d{5}\.weights\.h5"
+)
+#: Names of files of ranks that do not say of what they are a part, such as Meta's; and of Megatron's folders.
+_BARE_RANK = re.compile(
+    r"(?P<start>(?:.*[._-])?(?:consolidated\.|(?:rank|part|shard|tp|mp)[._-]?))(?P<rank>\d{1,6})"
+    r"(?P<end>(?:[._-][A-Za-z][\w.-]*)?\.(?:pth?|bin|ckpt))",
+    re.ASCII,
+)
+_RANK_FOLDER = re.compile(r"(?P<start>mp_rank_)(?P<rank>\d\d)(?P<end>(?:_\d{3})?)", re.ASCII)
+#: What to do with files of ranks that do not say how they are cut, and with those of Megatron.
+BY_RULES = (
+    "nothing in them says how tensors are cut, but rules can: save those of open_checkpoint(FILE, part=True) of each "
+    "rank as rank.0.NAME, rank.1.NAME, …, and reshard that by rewrites such as from = 'rank.{r}.NAME', to = { name = "
+    "'NAME', dims = '(r rows) n -> rows n' } (docs/coming-from.md)"
+)
+LEGACY = (
+    "is a legacy checkpoint of Megatron, which its training script writes as torch_dist if started with "
+    f"--ckpt-convert-format torch_dist --ckpt-convert-save FOLDER; {BY_RULES}"
 )
 _MOST_NAMED = 4
 _ALONE = "open the folder that has them all, or its index; open_checkpoint(..., part=True) opens this file alone"
@@ -81,11 +101,32 @@ def check_whole(path: Location, texts: Mapping[str, str] | None = None) -> None:
     match = _NUMBERED.fullmatch(path.name)
     if _ONE_OF_MANY.fullmatch(path.name):
         raise ParseError(f"{path}: is one of several files of a checkpoint, by its name; {_ALONE}")
+    for one, pattern in ((path, _BARE_RANK), (path.parent, _RANK_FOLDER)):
+        bare = pattern.fullmatch(one.name)
+        if bare is not None and any(other.exists() for other in _neighbours(one, bare)):
+            raise ParseError(f"{path}: is what one of several ranks has, by its name; {_ALONE}")
     if match is not None and int(match[3]) > 1:
         raise ParseError(f"{path}: is file {int(match[2])} of {int(match[3])} of a checkpoint, by its name; {_ALONE}")
     files = said_files(texts or {})
     if files is not None and files > 1:
         raise ParseError(f"{path}: says that it is one of {files} files of a checkpoint; {_ALONE}")
+
+
+def _neighbours(path: Location, match: re.Match[str]) -> list[Location]:
+    """The files or folders of the ranks before and after this one."""
+    number, width = int(match["rank"]), len(match["rank"])
+    near = (at for at in (number - 1, number + 1) if at >= 0)
+    return [path.with_name(f"{match['start']}{at:0{width}}{match['end']}") for at in near]
+
+
+def bare_ranks(names: Iterable[str]) -> dict[int, str]:
+    """Give the files of ranks among these, of which none says of what it is a part: the most that are named alike."""
+    sets: dict[tuple[str, str], dict[int, str]] = {}
+    for name in sorted(names):
+        match = _BARE_RANK.fullmatch(name)
+        if match is not None:
+            sets.setdefault((match["start"], match["end"]), {})[int(match["rank"])] = name
+    return max(sets.values(), key=len, default={})
 
 
 def complete_set(folder: Location, names: Iterable[str], suffix: str, index: str) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from functools import lru_cache, partial
 from itertools import product
 from typing import Any, NamedTuple
@@ -32,6 +33,7 @@ __all__ = ["open_form"]
 
 _NAME = re.compile(r"(.*)model_world_size_(\d+)_rank_(\d+)\.pt")
 _MAX_RANKS = 1_000_000
+_SAVE = "load it in its trainer, and save it once with FULL_STATE_DICT, or with SHARDED_STATE_DICT and a device mesh"
 
 
 class _Sharding(NamedTuple):
@@ -82,11 +84,11 @@ def open_form(path: Location) -> StoredCheckpoint:
         for name in names:
             file = open_next(path / name)
             container = Container(file)
-            for key, value in container.values():
+            for key, value in _values(container):
                 if key.rpartition(".")[2] in ("_flat_param", "flat_param"):
                     raise ParseError(
                         f"{file.path}: {shown(key)} is a flat parameter of FSDP1, which does not describe the "
-                        "tensors in it; save it once with SHARDED_STATE_DICT or FULL_STATE_DICT"
+                        f"tensors in it; {_SAVE}"
                     )
                 try:
                     is_tensor = _gather(gathered.setdefault(key, _Gathered()), container, key, value, len(names))
@@ -117,6 +119,19 @@ def open_form(path: Location) -> StoredCheckpoint:
         unreadable=unreadable,
         sums=partial(sums_of, files),
     )
+
+
+def _values(container: Container) -> Iterator[tuple[str, Any]]:
+    """Read the values of a rank's file; ShardedTensors of FSDP1 are pickled as calls of what other calls give."""
+    try:
+        yield from container.values()
+    except ParseError as error:
+        if "calls something that is not a global" not in str(error):
+            raise
+        raise UnsupportedError(
+            f"{container.file.path}: holds what cannot be read without running it, such as a ShardedTensor of FSDP1 "
+            f"({str(error).rpartition(': ')[2]}); {_SAVE}"
+        ) from None
 
 
 def _files(path: Location) -> list[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from ..._json import MAX_JSON, strict_json
 from ..._text import shown
 from ...errors import ParseError
 from ..checkpoint import StoredCheckpoint, StoredObject
@@ -15,6 +17,7 @@ from ..location import entries_of, open_file
 from ..parts import check_whole, complete_set
 from ..safetensors.folder import read_index
 from ..stored import StoredTensor, UnsupportedError, whole_box
+from ..text import are_sizes
 from .pickles import Record
 from .tensors import Container, SavedTensor, sums_of, value_object
 
@@ -22,6 +25,8 @@ __all__ = ["open_form"]
 
 _SINGLE = "pytorch_model.bin"
 _INDEX = "pytorch_model.bin.index.json"
+#: Meta's file of a model that is on one rank, and what lies beside it.
+_META, _PARAMS = "consolidated.00.pth", "params.json"
 
 
 def open_form(path: Path, *, part: bool = False) -> StoredCheckpoint:
@@ -29,7 +34,7 @@ def open_form(path: Path, *, part: bool = False) -> StoredCheckpoint:
     folder = path if path.is_dir() else path.parent
     weight_map: dict[str, str] | None = None
     if path.is_dir():
-        path = next((path / name for name in (_SINGLE, _INDEX) if (path / name).exists()), path)
+        path = next((path / name for name in (_SINGLE, _INDEX, _META) if (path / name).exists()), path)
     if path == folder:
         names = complete_set(folder, (name for name, _ in entries_of(folder)), ".bin", _INDEX)
     elif path.suffix == ".json":
@@ -57,6 +62,8 @@ def open_form(path: Path, *, part: bool = False) -> StoredCheckpoint:
                 tensor not in tensors or tensors[tensor].pieces[0].path.name != Path(name).name
             ):
                 raise ParseError(f"{path}: lists {shown(tensor)} in {shown(name)}, which does not hold it")
+        if path.name == _META and not part:
+            _check_ranks(path, tensors)
     except BaseException:
         for file in files:
             file.close()
@@ -100,6 +107,26 @@ def _read(
             tensor.shape,
             (container.piece(tensor, name, whole_box(tensor.shape)),),
             alias_of=None if owner == name else owner,
+        )
+
+
+def _check_ranks(path: Path, tensors: dict[str, StoredTensor]) -> None:
+    """Refuse Meta's file of a rank whose columns of heads are fewer than `params.json` says."""
+    cut = tensors.get("layers.0.attention.wo.weight")
+    if cut is None or cut.ndim != 2 or not (path.parent / _PARAMS).exists():
+        return
+    file = open_file(path.parent / _PARAMS)
+    try:
+        said = strict_json(file.read(0, min(file.size, MAX_JSON + 1)), file.path)
+    finally:
+        file.close()
+    held = said if isinstance(said, dict) else {}
+    sizes: Any = [held.get("n_heads"), held.get("head_dim")] if "head_dim" in held else [held.get("dim")]
+    whole = math.prod(sizes) if are_sizes(sizes) else cut.shape[1]
+    if whole != cut.shape[1]:
+        raise ParseError(
+            f"{path}: has {cut.shape[1]} columns of {shown(cut.name)}, of {whole} by {_PARAMS}: it is what one of "
+            "several ranks has, and the files of the others are missing"
         )
 
 

@@ -24,6 +24,8 @@ __all__ = ["Container", "SavedTensor", "flatten", "sums_of"]
 # The pickle of a state dict takes about 200 bytes per tensor.
 _MAX_PICKLE = 1 << 30
 _MAX_DEPTH = 100
+#: The most parts of a key that are written in a name.
+_MOST_KEYS = 16
 #: A view may have more bytes than its storage: so many anyway, or so many times as many.
 _MOST_EXPANDED = 1 << 30
 _MOST_TIMES = 1024
@@ -251,8 +253,21 @@ def _leaves(value: Any, name: str, depth: int, where: object) -> Iterator[tuple[
         yield name, value
         return
     for key, child in pairs:
-        text = checked_name(f"{name}.{key}" if name else f"{key}", where)
+        text = checked_name(f"{name}.{_key_text(key)}" if name else _key_text(key), where)
         yield from _leaves(child, text, depth + 1, where)
+
+
+def _key_text(key: Any) -> str:
+    """The text of a key in a name: an inert record by what it stands for, such as `torch.bfloat16`."""
+    if isinstance(key, tuple) and len(key) <= _MOST_KEYS:
+        return f"({', '.join(map(_part_text, key))}{',' * (len(key) == 1)})"
+    return f"{key}" if isinstance(key, str) else _part_text(key)
+
+
+def _part_text(key: Any) -> str:
+    if isinstance(key, Record):
+        return key.name if key.args is None else f"{key.name}({', '.join(map(shown, key.args[:_MOST_KEYS]))})"
+    return repr(key) if isinstance(key, (str, int, float, bool)) else shown(key)
 
 
 def children(value: Any) -> list[tuple[Any, Any]] | None:
@@ -262,9 +277,9 @@ def children(value: Any) -> list[tuple[Any, Any]] | None:
     if isinstance(value, (list, tuple)):
         return list(enumerate(value))
     if isinstance(value, Record) and value.name == "dict":
-        return [(key if isinstance(key, (str, int, float, bool)) else shown(key), item) for key, item in value.items]
+        return list(value.items)
     if isinstance(value, Record) and value.name in ("collections.OrderedDict", "collections.defaultdict"):
-        return [(key if isinstance(key, (str, int)) else shown(key), item) for key, item in value.items]
+        return list(value.items)
     return None
 
 

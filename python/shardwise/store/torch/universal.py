@@ -157,7 +157,8 @@ def _model(path: Location, files: list[Holder]) -> tuple[_Model, dict[str, Any]]
             for name, shape in _dict(group).items():
                 model.shapes.setdefault(checked_name(name, file.path), shape)
         if not model.containers:
-            model.tied.update((f"{alias}", name) for alias, name in _dict(said.get("shared_params")).items())
+            tied = _dict(said.get("shared_params"))
+            model.tied.update((alias, name) for alias, name in tied.items() if isinstance(name, str))
             model.frozen.update(_dict(said.get("frozen_param_shapes")))
             model.module.update(_dict(said.get("module")))
             metadata = {
@@ -167,12 +168,14 @@ def _model(path: Location, files: list[Holder]) -> tuple[_Model, dict[str, Any]]
     return model, metadata
 
 
-def _dict(value: Any) -> dict[Any, Any]:
-    """A dict, also an ordered one; empty for anything else."""
-    return dict(children(value) or ()) if not isinstance(value, (list, tuple)) else {}
+def _dict(value: Any) -> dict[str, Any]:
+    """A dict, also an ordered one, by texts; empty for anything else."""
+    if isinstance(value, (list, tuple)):
+        return {}
+    return {key if isinstance(key, str) else shown(key): item for key, item in children(value) or ()}
 
 
-def _check_versions(file: Holder, said: dict[Any, Any]) -> None:
+def _check_versions(file: Holder, said: dict[str, Any]) -> None:
     info = _dict(said.get("universal_checkpoint_info"))
     version = info.get("universal_checkpoint_version", 0)
     if not isinstance(version, (int, float)) or not version <= _VERSION:

@@ -97,7 +97,10 @@ _TASKS = 128
 _ONLY_READ = {
     "orbax": "write safetensors or hf, load that into JAX, and save it with Orbax",
     "keras": "write safetensors or hf, set a model's weights from it, and save them with Keras",
+    "megatron": "write dcp, and put the metadata.json and common.pt of a checkpoint of Megatron's own into its folder, "
+    "of the same model",
 }
+_ONLY_READ["torch_dist"] = _ONLY_READ["megatron"]
 
 #: No texts beside the tensors.
 NONE: Mapping[str, Any] = MappingProxyType({})
