@@ -16,6 +16,7 @@ import pytest
 
 import shardwise as sw
 from shardwise.cli import main
+from shardwise.rules.tp_plan import LoadedTensor, rules_of_loaded
 
 from ..oracle.families.models import DATA, numbered, read
 
@@ -238,13 +239,15 @@ def test_all_plans_of_the_installed_transformers() -> None:
 
 
 def test_the_plan_of_a_configuration_is_that_of_its_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`shardwise rules --from-tp-plan FOLDER`, without PyTorch, gives the rules of what `model.tp_plan` says."""
-    pytest.importorskip("transformers", reason="transformers is not installed")
+    """`shardwise rules --from-tp-plan FOLDER` gives the rules of what `model.tp_plan` says."""
+    transformers = pytest.importorskip("shardwise.interop.transformers", reason="no transformers or no PyTorch")
     for file in sorted(DATA.glob("*-0.json.gz")):
         said = read(file.name.removesuffix(".json.gz"))
-        if "plan" not in said:
+        if "plan" not in said or f"transformers {transformers.version}" not in said["engines"]["hf"]["of"]:
             continue
-        (tmp_path / "config.json").write_text(json.dumps(said["config"]))
+        config = said["config"] | {"architectures": [said["class"]]}
+        assert transformers.tp_plan_of(config) == said["plan"]
+        (tmp_path / "config.json").write_text(json.dumps(config))
         (tmp_path / "plan.json").write_text(json.dumps(said["plan"]))
         texts = []
         for source in (tmp_path, tmp_path / "plan.json"):
@@ -257,8 +260,11 @@ def test_the_plan_of_a_configuration_is_that_of_its_model(tmp_path: Path, capsys
     for config, message in (
         ({"model_type": "no such"}, "no model of the type 'no such'"),
         ({"model_type": "gpt2"}, "no tensor-parallel plan for 'gpt2'"),
-        ({"model_type": "gemma3"}, "made of text_config, vision_config: save its `model.tp_plan`"),
         ({"model_type": "llama", "architectures": ["MyLlama"]}, "no class 'MyLlama' beside LlamaConfig"),
+        (
+            {"model_type": "llama", "num_attention_heads": 7, "hidden_size": 64},
+            "cannot make the model of the configura",
+        ),
     ):
         (tmp_path / "config.json").write_text(json.dumps(config))
         assert main(["rules", "--from-tp-plan", str(tmp_path / "config.json")]) == 2
@@ -267,7 +273,7 @@ def test_the_plan_of_a_configuration_is_that_of_its_model(tmp_path: Path, capsys
 
 def test_the_rules_of_what_a_folder_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of a folder with tensors only the rules that match one are printed; a report then has nothing to say of them."""
-    pytest.importorskip("transformers", reason="transformers is not installed")
+    pytest.importorskip("shardwise.interop.transformers", reason="no transformers or no PyTorch")
     said = read("mixtral-0")
     sw.save_checkpoint(tmp_path / "hf", numbered(said["tensors"]), to="hf", sync=False)
     config = said["config"] | {"architectures": [said["class"]]}
@@ -287,12 +293,160 @@ def test_transformers_may_be_missing(
     monkeypatch.delitem(vars(sw.interop), "transformers", raising=False)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     assert main(["rules", "--from-tp-plan", str(tmp_path)]) == 2
-    assert "the plan of a model is in transformers, which cannot be imported" in capsys.readouterr().err
+    assert "the plan of a model is in transformers, which cannot be imported with PyTorch" in capsys.readouterr().err
     (tmp_path / "config.json").write_text('{"h.*.up": "sideways"}')
     assert main(["rules", "--from-tp-plan", str(tmp_path)]) == 2
     assert "unknown style 'sideways'" in capsys.readouterr().err
     assert main(["rules", "gpt2", "--from-tp-plan", str(tmp_path)]) == 2
     assert "gpt2 and --from-tp-plan exclude each other" in capsys.readouterr().err
+
+
+PLAN = {"m.*.up": "packed_colwise", "m.*.q": "colwise", "m.*.k": "rowwise", "m.*.whole": "replicate"}
+#: What transformers loads, what it makes of it, and how the tensor is then cut: by hand.
+LOADED = [
+    # Experts, each by itself, gate and up apart: rows of a stack, each half cut separately.
+    (LoadedTensor(2, ("m.0.up",), (0, 2), (("stack", (0,)), ("join", (1,)))), (2, 8, 3), "('tp', None)"),
+    # One tensor for all experts, stored transposed.
+    (LoadedTensor(3, ("m.0.up",), (0, 1), (("swap", (1, 2)),)), (2, 8, 3), "(None, None, (n@tp/ceil) + (n@tp/ceil))"),
+    # Two in one: each part is cut separately, or is on every rank.
+    (
+        LoadedTensor(2, ("m.0.q.weight", "m.1.q.weight"), steps=(("split", (0,)),)),
+        (4, 6),
+        "((4@tp/ceil) + (4@tp/ceil), None)",
+    ),
+    (
+        LoadedTensor(2, ("m.0.q.weight", "m.0.whole.weight"), steps=(("split", (0,)),)),
+        (4, 6),
+        "((4@tp/ceil) + (4), None)",
+    ),
+    (LoadedTensor(2, ("m.0.k.weight",), steps=(("permute", (0,)),)), (4, 6), "(None, 'tp')"),
+    (LoadedTensor(1, ("m.0.whole.weight",), steps=(("Odd", ()),)), (4,), "(None,)"),
+]
+#: Ways to load after which a rank's share is nothing that a rule for the tensor could say.
+NO_RULE = [
+    # One projection of two tensors, cut as one: a rank has the whole of the first.
+    LoadedTensor(2, ("m.0.q.weight",), (0, 2), (("join", (0,)),)),
+    LoadedTensor(2, ("m.0.q.weight",), steps=(("permute", (0,)),)),
+    LoadedTensor(2, ("m.0.q.weight",), steps=(("Odd", ()),)),
+    # Parts of which one is cut along another dim.
+    LoadedTensor(2, ("m.0.q.weight", "m.0.k.weight"), steps=(("split", (0,)),)),
+    LoadedTensor(1, ("m.0.q.weight",), steps=(("stack", (0,)),)),
+]
+
+
+@pytest.mark.parametrize(("tensor", "shape", "expected"), LOADED)
+def test_what_is_loaded_is_cut_as_the_parameter_that_it_becomes(
+    tensor: LoadedTensor, shape: tuple[int, ...], expected: str
+) -> None:
+    rules = rules_of_loaded(PLAN, dict.fromkeys(tensor.parameters, shape), {"a.3.b": tensor}, "tp")
+    found = [rule.layout.axes for rule in rules.values()] or [(None,) * len(shape)]
+    assert [
+        f"({', '.join(str(s) if isinstance(s, sw.packed.PackedDim) else repr(s) for s in one)})" for one in found
+    ] == [expected.replace("(None,)", "(None)")]
+    assert list(rules) in ([r"^a\.\d+\.b$"], [])
+
+
+@pytest.mark.parametrize("tensor", NO_RULE)
+def test_what_no_rule_can_say_is_refused(tensor: LoadedTensor) -> None:
+    with pytest.raises(
+        sw.LayoutError, match=r"of 'a\.b' \(\w+\), and cuts it so that no rule .*save_original_format=False"
+    ):
+        rules_of_loaded(PLAN, dict.fromkeys(tensor.parameters, (8, 4)), {"a.b": tensor}, "tp")
+
+
+def test_a_parameter_that_is_cut_and_made_of_nothing_is_refused() -> None:
+    shapes = {"m.0.q.weight": (8, 4), "m.0.q.bias": (8,), "m.0.whole.weight": (8,), "head.weight": (8, 4)}
+    plan = PLAN | {"head": "colwise"}
+    tensors = {"m.0.q.weight": LoadedTensor(2, ("m.0.q.weight",)), "m.0.q.bias": LoadedTensor(1, ("m.0.q.bias",))}
+    with pytest.raises(
+        sw.LayoutError, match=r"cuts the parameter 'head.weight', and none of the 2 tensors .*'m.0.q.wei"
+    ):
+        rules_of_loaded(plan, shapes, tensors, "tp")
+    # One that is the same as another is made of that.
+    rules = rules_of_loaded(plan, shapes, tensors, "tp", [frozenset({"head.weight", "m.0.q.weight"})])
+    assert [rule.layout.axes for rule in rules.values()] == [("tp", None), ("tp",)]
+    with pytest.raises(sw.LayoutError, match=r"'m\.0\.q\.weight' has 1 dims, and transformers makes a parameter of 2"):
+        rules_of_loaded(PLAN, shapes, tensors | {"m.0.q.weight": LoadedTensor(1, ("m.0.q.weight",))}, "tp")
+
+
+def test_layers_that_are_cut_differently_are_named() -> None:
+    """Files of dory: attention and MLP of a layer are two blocks one after the other, each called `mixer`."""
+    tensors = {f"layers.{i}.mixer.w": LoadedTensor(2, (f"m.{i // 2}.{'qk'[i % 2]}.weight",)) for i in range(4)}
+    shapes = {f"m.{i}.{one}.weight": (8, 4) for i in (0, 1) for one in "qk"}
+    layout_map = sw.LayoutMap(MESH)
+    layout_map.update(rules_of_loaded(PLAN, shapes, tensors, "tp"))
+    assert [axes(layout_map, name) for name in tensors] == [("tp", None), (None, "tp")] * 2
+
+
+LAYERS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64}
+GRANITE = {
+    **{"model_type": "granitemoe", "intermediate_size": 16, "num_key_value_heads": 2, "num_local_experts": 4},
+    **{"num_experts_per_tok": 2, **LAYERS},
+}
+HRM = {"model_type": "hrm_text", "intermediate_size": 48, "num_key_value_heads": 4, "head_dim": 8, **LAYERS}
+TEXT = {"model_type": "gemma3_text", "intermediate_size": 48, "num_key_value_heads": 2, "head_dim": 8, **LAYERS}
+VISION = {"model_type": "siglip_vision_model", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+VISION |= {"num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+WRAPPED = {"model_type": "gemma3", "text_config": TEXT, "vision_config": VISION}
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("config", "name", "expected"),
+    [
+        # gate_up_proj (4, 32, 32) of memory, both halves cut; down_proj (4, 32, 16).
+        (GRANITE, "model.layers.0.block_sparse_moe.input_linear.weight", (4, 16, 32)),
+        (GRANITE, "model.layers.1.block_sparse_moe.output_linear.weight", (4, 32, 8)),
+        (GRANITE, "model.layers.1.block_sparse_moe.experts.gate_up_proj", (4, 16, 32)),
+        (GRANITE, "model.layers.0.block_sparse_moe.router.layer.weight", (4, 32)),
+        # Gate, queries, keys and values in one tensor, each cut separately.
+        (HRM, "model.H_module.layers.0.attn.gqkv_proj.weight", (64, 32)),
+        (HRM, "model.L_module.layers.1.attn.o_proj.weight", (32, 16)),
+        (WRAPPED, "language_model.model.layers.1.self_attn.q_proj.weight", (16, 32)),
+        (WRAPPED, "model.language_model.layers.1.self_attn.q_proj.weight", (16, 32)),
+        (WRAPPED, "vision_tower.vision_model.encoder.layers.0.self_attn.q_proj.weight", (16, 16)),
+    ],
+)
+def test_names_in_files_are_those_that_transformers_renames(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], config: dict[str, Any], name: str, expected: tuple[int, ...]
+) -> None:
+    pytest.importorskip("shardwise.interop.transformers", reason="no transformers or no PyTorch")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert main(["rules", "--from-tp-plan", str(tmp_path)]) == 0
+    rules = sw.LayoutMap.from_toml(io.StringIO(capsys.readouterr().out), sw.DeviceMesh((2,), ("tp",)))
+    whole = {
+        "gqkv_proj": (128, 32),
+        "input_linear": (4, 32, 32),
+        "output_linear": (4, 32, 16),
+        "gate_up_proj": (4, 32, 32),
+        "layer": (4, 32),
+    }
+    shape = (16, 16) if "vision" in name else whole.get(name.split(".")[-2], whole.get(name.split(".")[-1], (32, 32)))
+    assert rules.partition(name, shape).shard_shape("cpu:0") == expected
+
+
+@pytest.mark.heavy
+def test_a_folder_that_lacks_what_is_cut_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    transformers = pytest.importorskip("shardwise.interop.transformers", reason="no transformers or no PyTorch")
+    model = transformers._model(GRANITE)
+    from transformers.core_model_loading import revert_weight_conversion
+
+    shapes = {name: tuple(value.shape) for name, value in revert_weight_conversion(model, model.state_dict()).items()}
+    tensors = {name: np.zeros(shape, "f4") for name, shape in shapes.items()}
+    tensors["model.rotary.weight"] = np.zeros(3, "f4")
+    sw.save_checkpoint(tmp_path / "hf", tensors, to="hf", sync=False)
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(GRANITE))
+    assert main(["rules", "--from-tp-plan", str(tmp_path / "hf")]) == 0
+    text = capsys.readouterr().out
+    assert "# Transformers loads nothing of 'model.rotary.weight'." in text
+    rules = sw.LayoutMap.from_toml(io.StringIO(text), sw.DeviceMesh((2,), ("tp",)))
+    assert not rules.report(shapes).unused_rules
+    del tensors["model.layers.1.block_sparse_moe.input_linear.weight"]
+    sw.save_checkpoint(tmp_path / "less", tensors, to="hf", sync=False)
+    (tmp_path / "less" / "config.json").write_text(json.dumps(GRANITE))
+    assert main(["rules", "--from-tp-plan", str(tmp_path / "less")]) == 2
+    said = capsys.readouterr().err
+    assert "cuts the parameter 'model.layers.1.block_sparse_moe.experts.gate_up_proj', and none of" in said
 
 
 ROWS = ((("tp", None), ("tp",), ("tp",)), (None, None, (None, "tp", None)))

@@ -375,7 +375,7 @@ def _add_rules(commands: "argparse._SubParsersAction[_Parser]") -> None:
         description=(
             "List the rules files that come with the package, print one to edit (rules gpt2 > mine.toml), or make one "
             "from the tensor-parallel plan that transformers has for a model: rules --from-tp-plan HF > mine.toml. "
-            "Transformers must be installed, PyTorch need not be."
+            "Transformers and PyTorch must be installed."
         ),
     )
     rules.add_argument("name", metavar="NAME", nargs="?", help="the name of one in the list")

@@ -4,15 +4,17 @@ import argparse
 import io
 import itertools
 import json
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .._text import shown
 from ..rules.layout_map import LayoutMap
+from ..rules.layout_rule import LayoutRule
 from ..rules.numbers import read_config
 from ..rules.shipped import example_rules, no_rules
 from ..rules.toml import read_compared
+from ..show.lines import printable
 from ..show.table import table_lines
 from .terminal import Screen
 
@@ -59,34 +61,56 @@ def _about(path: Path) -> str:
     return " ".join(lines).partition(", tensor-parallel")[0]
 
 
+#: How many names a comment lists.
+_LISTED = 4
+
+
 def _planned(source: Path, axis: str) -> str:
     """The rules file that says the same as the plan of transformers for a folder, a config.json, or a plan."""
-    from ..rules.tp_plan import rules_of_plan
-
     said = read_config(source)
-    plan, origin = (said, str(source)) if "model_type" not in said else _plan_of_model(said)
-    rules = rules_of_plan(plan, axis)
-    if source.is_dir() and any(source.glob("*.safetensors*")):
-        from ..store import open_checkpoint
+    if "model_type" not in said:
+        from ..rules.tp_plan import rules_of_plan
 
-        with open_checkpoint(source) as checkpoint:
-            names = list(checkpoint)
-        rules = {rule: value for rule, value in rules.items() if any(re.search(rule, name) for name in names)}
-    layout_map = LayoutMap(default="replicated")
-    layout_map.update(rules)
-    text = io.StringIO()
-    text.write(f"# Tensor-parallel over the mesh axis {json.dumps(axis)} as transformers cuts it: {origin}.\n")
-    text.write("# What is not named is on every rank.\n\n")
-    layout_map.to_toml(text)
-    return text.getvalue()
-
-
-def _plan_of_model(said: Mapping[str, Any]) -> tuple[Mapping[str, str], str]:
+        return _written(rules_of_plan(said, axis), axis, str(source), ["What is not named is on every rank."])
     try:
         from ..interop import transformers
     except ImportError as error:
         raise ValueError(
-            f"the plan of a model is in transformers, which cannot be imported ({error}): install it, without PyTorch, "
-            "or save `model.tp_plan` as JSON and give that"
+            f"the plan of a model is in transformers, which cannot be imported with PyTorch ({error}): install both, "
+            "or save `model.tp_plan` as JSON where they are and give that"
         ) from None
-    return transformers.tp_plan_of(said), f"the plan for {said['model_type']} of transformers {transformers.version}"
+    held = _tensors_of(source, said) if source.is_dir() and any(source.glob("*.safetensors*")) else None
+    rules, unread, unused = transformers.tp_rules_of(said, axis, held)
+    notes = ["What is not named is on every rank."]
+    if unread:
+        notes.append(f"Transformers loads nothing of {_some(unread)}.")
+    if unused:
+        notes.append(f"The plan names {_some(unused)}, which this model does not have.")
+    return _written(rules, axis, f"the plan for {said['model_type']} of transformers {transformers.version}", notes)
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(map(shown, names[:_LISTED])) + more
+
+
+def _tensors_of(source: Path, said: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The shapes of a checkpoint's tensors, quantized weights by the names that rules have for them."""
+    from ..store import open_checkpoint
+    from ..store.quantized import components_in, reader_of
+
+    with open_checkpoint(source) as checkpoint:
+        outline = {name: (shape, dtype) for name, dtype, shape in checkpoint._described()}
+        found = components_in(outline, said, reader_of(checkpoint))
+    return {name: outline[name][0] for name in found.plain} | {name: one.shape for name, one in found.tensors.items()}
+
+
+def _written(rules: Mapping[str, LayoutRule], axis: str, origin: str, notes: Sequence[str]) -> str:
+    layout_map = LayoutMap(default="replicated")
+    layout_map.update(rules)
+    text = io.StringIO()
+    text.write(f"# Tensor-parallel over the mesh axis {json.dumps(axis)} as transformers cuts it: {origin}.\n")
+    text.writelines(f"# {printable(note)}\n" for note in notes)
+    text.write("\n")
+    layout_map.to_toml(text)
+    return text.getvalue()

@@ -1,26 +1,40 @@
-"""The tensor-parallel plans of the models of Hugging Face transformers; needs transformers, and no PyTorch."""
+"""The tensor-parallel plans of the models of Hugging Face transformers; needs transformers and PyTorch."""
 
 from __future__ import annotations
 
-import ast
-import importlib
-import importlib.util
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from .._fork import importing
 from .._text import shown
 from ..errors import LayoutError
+from ..rules.layout_rule import LayoutRule
+from ..rules.tp_plan import LoadedTensor, rules_of_loaded
 
 with importing:
-    from transformers import __version__
+    import torch
+    import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-__all__ = ["tp_plan_of", "version"]
+__all__ = ["tp_plan_of", "tp_rules_of", "version"]
 
 #: That of transformers.
-version: str = __version__
+version: str = transformers.__version__
+
+#: The operations of transformers' `core_model_loading` that move elements only, by what they do to a layout.
+_STEPS = {
+    "MergeModulelist": "stack",
+    "Concatenate": "join",
+    "Chunk": "split",
+    "Split": "split",
+    "Transpose": "swap",
+    "Interleave": "interleave",
+    "PermuteForRope": "permute",
+}
+#: The classes that make a model of a configuration which names none.
+_AUTO = ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForSeq2SeqLM", "AutoModel")
 
 
 def tp_plan_of(config: Mapping[str, Any]) -> dict[str, str]:
@@ -33,61 +47,152 @@ def tp_plan_of(config: Mapping[str, Any]) -> dict[str, str]:
     Raises:
         LayoutError: if transformers does not have the model, or a plan for it.
 
-    The plan has three parts: that of the configuration's class, `base_model_tp_plan`; that of the model's own class,
-    `_tp_plan`, such as the one for `lm_head`; and the embedding, which transformers cuts by rows if it is called
-    `embed_tokens`. The last two are read from the text of the model's module, as its import would need PyTorch. Of a
-    model made of several, such as one for text and pictures, ask the model itself: `model.tp_plan`.
+    It is `model.tp_plan` of the model, which is made without memory for its weights.
     """
+    return _plan(_model(config), config)
+
+
+def tp_rules_of(
+    config: Mapping[str, Any], axis: str, tensors: Mapping[str, Sequence[int]] | None = None
+) -> tuple[dict[str, LayoutRule], list[str], list[str]]:
+    """Give rules that cut a checkpoint as transformers does with `tp_plan="auto"`.
+
+    Args:
+        config: What the model's `config.json` holds.
+        axis: The axis of the mesh that cuts.
+        tensors: The shapes of the checkpoint's tensors; if left out, the rules are for the names that transformers
+            writes and for those that it has in memory.
+
+    Returns:
+        The rules; the tensors of which transformers loads nothing; the plan's entries that name nothing in this model.
+
+    Raises:
+        LayoutError: if transformers does not have the model or a plan for it, or if a parameter that it cuts is made of
+            none of the tensors, or of one whose share is no box.
+    """
+    model = _model(config)
+    plan = _plan(model, config)
+    with _quiet():
+        found, unread = _loaded(model, tensors)
+    held: dict[int, list[str]] = {}
+    for name, value in model.named_parameters(remove_duplicate=False):
+        held.setdefault(id(value), []).append(name)
+    parameters = {name: tuple(value.shape) for name, value in model.named_parameters(remove_duplicate=False)}
+    same = [frozenset(names) for names in held.values() if len(names) > 1]
+    rules = rules_of_loaded(plan, parameters, found, axis, [*same, *_tied(model)])
+    known = {_starred(name) for name, _ in [*model.named_modules(), *model.named_parameters(remove_duplicate=False)]}
+    return rules, unread, sorted(plan.keys() - known)
+
+
+def _starred(name: str) -> str:
+    return ".".join("*" if word.isdigit() and place else word for place, word in enumerate(name.split(".")))
+
+
+def _tied(model: Any) -> list[frozenset[str]]:
+    """The parameters that become one when weights are tied."""
+    if not getattr(model.config.get_text_config(), "tie_word_embeddings", False):
+        return []
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    return [frozenset(pair) for pair in tied.items()] if isinstance(tied, Mapping) else []
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    before = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        transformers.logging.set_verbosity(before)
+
+
+def _model(config: Mapping[str, Any]) -> Any:
+    """The model without its weights: all of its tensors are on PyTorch's device "meta"."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         raise LayoutError(
             f"transformers {version} has no model of the type {shown(kind)}; for one that brings its own code, save "
             "its `model.tp_plan` as JSON"
         )
+    named = config.get("architectures") or ()
+    name = next(iter(named if isinstance(named, (list, tuple)) else [named]), None)
     described = CONFIG_MAPPING[kind]
-    plan = getattr(described, "base_model_tp_plan", None)
-    if not isinstance(plan, Mapping) or not plan:
-        parts = sorted(getattr(described, "sub_configs", {}))
-        several = f", which is made of {', '.join(parts)}: save its `model.tp_plan` as JSON" if parts else ""
-        raise LayoutError(f"transformers {version} has no tensor-parallel plan for {shown(kind)}{several}")
-    classes = _classes(described.__module__.replace(".configuration_", ".modeling_"))
-    own: dict[str, str] = {}
-    named = config.get("architectures") or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind, ())
-    for name in named if isinstance(named, (list, tuple)) else [named]:
-        if not isinstance(name, str) or name not in classes:
+    own = getattr(transformers, name, None) if isinstance(name, str) else None
+    if name is not None and not (isinstance(own, type) and hasattr(own, "tp_plan")):
+        raise LayoutError(
+            f"transformers {version} has no class {shown(name)} beside {described.__name__}; save the model's "
+            "`model.tp_plan` as JSON"
+        )
+    with _quiet(), torch.device("meta"):
+        try:
+            said = described.from_dict({key: value for key, value in config.items() if key != "quantization_config"})
+            if own is not None:
+                return own(said)
+            for auto in _AUTO:
+                mapping = getattr(transformers, auto)
+                if type(said) in mapping._model_mapping:
+                    return mapping.from_config(said)
+        except LayoutError:
+            raise
+        except Exception as error:  # Whatever a model's own code raises.
             raise LayoutError(
-                f"transformers {version} has no class {shown(name)} beside {described.__name__}; save the model's "
-                "`model.tp_plan` as JSON"
-            )
-        own |= _own_plan(classes[name])
-    found = dict(plan)
-    if any(_makes_embedding(one) for one in classes.values()) and "embed_tokens" not in found:
-        found["embed_tokens"] = "embedding_rowwise"
-    return found | own
+                f"transformers {version} cannot make the model of the configuration: {type(error).__name__}: {error}"
+            ) from error
+    raise LayoutError(f"transformers {version} has no model for {described.__name__}; name its class in architectures")
 
 
-def _classes(module: str) -> dict[str, ast.ClassDef]:
-    """The classes of a module, by name, from its text."""
-    spec = importlib.util.find_spec(module)
-    loader: Any = None if spec is None else spec.loader
-    text = None if loader is None else loader.get_source(module)
-    return {} if text is None else {one.name: one for one in ast.parse(text).body if isinstance(one, ast.ClassDef)}
+def _plan(model: Any, config: Mapping[str, Any]) -> dict[str, str]:
+    plan = dict(getattr(model, "tp_plan", None) or {})
+    if not plan:
+        raise LayoutError(f"transformers {version} has no tensor-parallel plan for {shown(config.get('model_type'))}")
+    return plan
 
 
-def _makes_embedding(described: ast.ClassDef) -> bool:
-    return any(
-        isinstance(target, ast.Attribute) and target.attr == "embed_tokens" and isinstance(one.value, ast.Call)
-        for one in ast.walk(described)
-        if isinstance(one, ast.Assign)
-        for target in one.targets
-    )
+def _loaded(model: Any, tensors: Mapping[str, Sequence[int]] | None) -> tuple[dict[str, LoadedTensor], list[str]]:
+    """What becomes of each tensor of a file, and those of which nothing does."""
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import rename_source_key, revert_weight_conversion
+    except ImportError as error:
+        raise LayoutError(
+            f"transformers {version} does not say how it renames what it loads ({error}); install 5.23 or later"
+        ) from None
+    state = model.state_dict()
+    conversions = get_model_conversion_mapping(model)
+    converters = [one for one in conversions if hasattr(one, "operations")]
+    renamings = [one for one in conversions if not hasattr(one, "operations")]
+    ranks: dict[str, int | None] = {}
+    if tensors is None:
+        written = revert_weight_conversion(model, dict(state)) if converters or renamings else state
+        ranks = {name: value.dim() for name, value in written.items()}
+    else:
+        ranks = {name: len(shape) for name, shape in tensors.items()}
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    found: dict[str, LoadedTensor] = {}
+    unread = []
+    for name, rank in ranks.items():
+        target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
+        own = next((one for one in converters if pattern is not None and pattern in one.source_patterns), None)
+        if own is None:
+            loaded = LoadedTensor(rank, (target,))
+        else:
+            first = own.target_patterns[0]
+            targets = tuple(target.replace(first, one, 1) for one in own.target_patterns)
+            steps = tuple(_step(operation) for operation in own.operations)
+            place = own.source_patterns.index(pattern), len(own.source_patterns)
+            loaded = LoadedTensor(rank, targets, place, steps)
+        if all(one in parameters for one in loaded.parameters):
+            found[name] = loaded
+        elif not any(one in state for one in loaded.parameters):
+            unread.append(name)
+    if tensors is None:
+        found |= {name: LoadedTensor(value.dim(), (name,)) for name, value in state.items() if name in parameters}
+    return found, unread
 
 
-def _own_plan(described: ast.ClassDef) -> dict[str, str]:
-    for one in described.body:
-        if isinstance(one, ast.Assign) and any(
-            isinstance(target, ast.Name) and target.id == "_tp_plan" for target in one.targets
-        ):
-            plan = ast.literal_eval(one.value)
-            return plan if isinstance(plan, dict) else {}
-    return {}
+def _step(operation: Any) -> tuple[str, tuple[int, ...]]:
+    name = type(operation).__name__
+    dims = (operation.dim0, operation.dim1) if name == "Transpose" else (getattr(operation, "dim", 0),)
+    return _STEPS.get(name, name), dims if name in _STEPS else ()
