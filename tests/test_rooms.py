@@ -427,6 +427,27 @@ class TestTheReaders:
         ]
 
 
+def answering(docstring: str) -> set[str]:
+    """The modules that the table at the top of a package names."""
+    rows = [line.split("|")[1] for line in docstring.splitlines() if line.startswith("| `")]
+    return set(re.findall(r"`(?:shardwise\.\w+\.)?(\w+)/?`", " ".join(rows)))
+
+
+def test_each_package_begins_with_a_table_of_its_modules() -> None:
+    """A new module has its row in the docstring of its package: its name, and the question that it answers."""
+    house = ROOT / "python/shardwise"
+    wrong = {}
+    for path in house.rglob("__init__.py"):
+        inside = {each.stem for each in path.parent.glob("*.py")} | {
+            each.parent.name for each in path.parent.glob("*/__init__.py")
+        }
+        named = answering(ast.get_docstring(tree_of(path)) or "")
+        public = {name for name in inside if not name.startswith("_")}
+        if path.parent != house and (public - named or named - inside):
+            wrong[path.relative_to(ROOT).as_posix()] = sorted(public - named), sorted(named - inside)
+    assert wrong == {}
+
+
 def test_the_package_imports_itself_relatively() -> None:
     """As a caller may rename or vendor it; `__main__` alone may be run as a file."""
     for path in (ROOT / "python" / "shardwise").rglob("*.py"):
@@ -494,7 +515,7 @@ def asks_for_kinds(tree: ast.AST) -> Iterator[str]:
 
 
 def test_nobody_asks_what_kind_of_path_it_has() -> None:
-    """But `location` and `places`: a format, a task or a driver that did would change with each kind of place."""
+    """But `location` and `places`: a format or a driver that did would change with each kind of place (rule 2.12 e)."""
     house = ROOT / "python/shardwise/store"
     found = {}
     for path in house.rglob("*.py"):

@@ -1,4 +1,12 @@
-"""Arrays cut into shards: collectives, which give one sharded array from another."""
+"""Arrays cut into shards: collectives, which give one sharded array from another.
+
+| module | answers |
+|---|---|
+| `verbs` | the collectives |
+| `sharded` | a `ShardedArray`: the views of its shards |
+| `replicas` | shards of several devices compared |
+| `pieces` | several views of one holder |
+"""
 
 from typing import TYPE_CHECKING
 

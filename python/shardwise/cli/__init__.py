@@ -1,5 +1,13 @@
 """The command line.
 
+| module | answers |
+|---|---|
+| `arguments`, `notation` | the arguments; meshes, shapes and layouts as text |
+| `report`, `checkpoints`, `plan`, `tasks`, `learn` | the commands about checkpoints |
+| `fits`, `show`, `translate`, `rules`, `completion` | the other commands |
+| `layouts` | the layouts of a rules file |
+| `terminal`, `progress` | output; progress |
+
 For checkpoints: `report`, `reshard`, `extract`, `plan`, `run`, `commit`, `verify`, `diff`, `learn`, `inspect`,
 `fits`; for layouts: `show`, `translate`.
 

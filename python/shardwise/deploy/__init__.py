@@ -1,4 +1,16 @@
-"""Deployments: a model on the devices of a trainer or of an engine, over several meshes, stages and experts."""
+"""Deployments: a model on the devices of a trainer or of an engine, over several meshes, stages and experts.
+
+| module | answers |
+|---|---|
+| `world` | devices, and meshes that are views of them |
+| `rule`, `numbers` | one rule: mesh, coordinates, layout; whole numbers in it |
+| `deployment` | rules over a world; who holds what of a tensor, by its name |
+| `stages`, `experts`, `fsdp` | pipelines, expert maps, flat units |
+| `engines`, `megatron` | presets of vLLM, SGLang and Megatron |
+| `parameters` | arrays of a process that hold several tensors |
+| `manifest` | who holds what, as JSON |
+| `toml`, `drawn` | files of deployments; notebooks |
+"""
 
 from . import megatron
 from .deployment import Deployment

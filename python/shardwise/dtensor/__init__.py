@@ -1,5 +1,13 @@
 """The DTensor dialect: meshes and layouts with TensorFlow's names, defaults, text and bytes, and no TensorFlow.
 
+| module | answers |
+|---|---|
+| `mesh`, `mesh_util` | meshes; meshes of clients and devices |
+| `layout`, `layout_map` | layouts; layouts by name |
+| `api` | tensors on a mesh, as numpy arrays |
+| `device_spec`, `config` | names of devices; the client of this process |
+| `proto` | messages of `layout.proto` |
+
 What `tf.experimental.dtensor` writes for a valid mesh or layout is read here, and written again byte for byte. Where
 TensorFlow is wrong, `docs/dtensor-differences.md` says what it does and what is done here.
 

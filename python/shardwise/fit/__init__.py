@@ -1,4 +1,13 @@
-"""Sizes that fit: into how many parts a model may be cut, by its blocks, its heads, and what engines accept."""
+"""Sizes that fit: into how many parts a model may be cut, by its blocks, its heads, and what engines accept.
+
+| module | answers |
+|---|---|
+| `sizes` | `fits`: may a model be cut into so many parts |
+| `answer`, `evidence` | the verdicts; what they rest on |
+| `by_rules` | by rules, and by the form of quantized weights |
+| `engines` | what engines refuse besides |
+| `model`, `roles` | sizes of a model; what names of weights mean |
+"""
 
 from .answer import Cut, Fits, Limit, SizeFit, Unknown
 from .sizes import fits, fits_tensors

@@ -10,6 +10,8 @@
 | `shardwise.interop.transformers` | tensor-parallel plans of Hugging Face's models | transformers and PyTorch |
 | `shardwise.interop.tensorflow` | `Mesh` and `Layout` objects of DTensor | TensorFlow |
 | `shardwise.interop.keras` | `keras.distribution`; models under `layout_map_scope` | Keras 3 |
+| `shardwise.interop.tf_variable` | plain `tf.Variable`s under `layout_map_scope` | TensorFlow |
+| `shardwise.interop.translation` | `translate`: one layout in all of them, as text | nothing |
 
 TensorFlow's text and bytes are in `shardwise.dtensor`; the names of Keras are those of `shardwise` itself. Each
 conversion is exact, or raises an error that says what cannot be expressed. `translate` shows a layout in all of them.

@@ -1,5 +1,12 @@
 """Packed dims: a dim that is several parts one after the other, as in fused weights.
 
+| module | answers |
+|---|---|
+| `parts` | parts, factors, what is cut |
+| `short` | the common cases |
+| `notation` | the text of files and of the command line, read |
+| `written` | the same, written |
+
 `concat` and `part` spell one out, `parse` reads the notation of rules files and of the command line, and `qkv`,
 `gate_up`, `experts` and `padded_vocab` are the common cases. Their results go wherever a spec may go in a layout.
 

@@ -1,4 +1,15 @@
-"""Quantized weights: logical tensors, and the components in which they are stored."""
+"""Quantized weights: logical tensors, and the components in which they are stored.
+
+| module | answers |
+|---|---|
+| `forms` | which quantized weights there are in a model |
+| `component` | logical tensors, and components as blocks of them |
+| `stated`, `method`, `modules` | what a configuration says; its method by name; which modules it is for |
+| `scaled`, `integers`, `flat` | the components of FP8 and FP4, of packed integers, of flat blocks |
+| `parts` | the tensors in a fused weight |
+| `cut` | the layouts of components, from that of their weight |
+| `follow` | components under rules for weights |
+"""
 
 from .component import Along, Component, LogicalTensor
 from .cut import component_layouts

@@ -1,4 +1,16 @@
-"""Plans from one tiling of a tensor to another: what they are made of, and what they cost."""
+"""Plans from one tiling of a tensor to another: what they are made of, and what they cost.
+
+| module | answers |
+|---|---|
+| `plan` | a `ReshardPlan` |
+| `transfer`, `program` | one box that moves; the steps of one holder |
+| `run`, `source`, `same` | a plan run in memory; its arrays; nothing to do |
+| `kinds`, `collectives`, `run_collectives` | the same as collectives: kinds, search, run |
+| `cost` | times of collectives on links |
+| `balance` | the load over all tensors of a model |
+| `orders`, `refit` | orders of packed dims; plans between different orders |
+| `explain`, `drawn` | sentences; notebooks |
+"""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,18 @@
-"""Reports on layout maps: what they do to the tensors of a model, and what looks wrong."""
+"""Reports on layout maps: what they do to the tensors of a model, and what looks wrong.
+
+| module | answers |
+|---|---|
+| `layout_rule`, `layout_map` | one rule; rules by pattern |
+| `search`, `pattern`, `templates` | which rule matches a name |
+| `toml`, `shipped` | rules files; those of the package, in the folder of examples |
+| `numbers`, `model_shapes` | sizes by name; shapes from a configuration |
+| `rewrites`, `arrangement` | other names, orders and dims |
+| `wrapped` | models within models for text and images |
+| `tp_plan` | rules from plans of transformers |
+| `left_out` | tensors and axes without a rule |
+| `report_maker`, `report`, `problems` | what rules do to a model |
+| `page`, `drawn` | reports as pages and pictures |
+"""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,22 @@
-"""Checkpoints on disk and in stores: opened, whatever their format, written, verified and compared."""
+"""Checkpoints on disk and in stores: opened, whatever their format, written, verified and compared.
+
+| module | answers |
+|---|---|
+| `location`, `objects`, `parts`, `opened` | paths and URLs; objects; parts; folders opened without links |
+| `files`, `object_files`, `mapped`, `engine`, `boxes`, `codecs` | bytes read by boxes, and decompressed |
+| `pieces`, `coverage`, `chunks` | boxes with the place of their bytes; gaps and overlaps; grids of chunks |
+| `stored`, `checkpoint`, `kinds`, `text`, `drawn` | stored tensors; checkpoints; kinds; names and shapes; notebooks |
+| `open` | which format a path has |
+| `safetensors/`, `torch/`, `orbax/`, `keras`, `megatron`, `sharded`, `ranks` | formats that are read |
+| `model_config`, `quantized`, `carried` | `config.json`; quantized weights; files that go along |
+| `formats/` | formats that are written |
+| `tensors/`, `described`, `ranges`, `rewritten` | tensors to be written; of a configuration; of one device; rewritten |
+| `digests`, `frames`, `prove`, `diff` | digests; bytes around tensors; verified; compared |
+| `held` | manifests of who holds what |
+| `learn/` | rewrites worked out |
+| `sources`, `same_files`, `sections` | sources of plans; files that must stay the same; long lists |
+| `write/` | the write path |
+"""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Boxes of a tensor together with the places of their bytes: one table, and all that is worked out on it."""
+"""Boxes of a tensor with the places of their bytes: one table, and all that is worked out on it (rule 2.12 a)."""
 
 from __future__ import annotations
 

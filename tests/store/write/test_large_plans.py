@@ -56,6 +56,7 @@ class Counted:
 
 @pytest.mark.heavy
 def test_a_part_reads_and_holds_what_its_tasks_need(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rule 2.12 i."""
     counted = Counted(monkeypatch)
     raw = sum(map(len, unpacked(large)[1].values()))
     tracemalloc.start()

@@ -1,4 +1,4 @@
-"""Every needed byte is read once, however many destinations and replicas; but columns from store to store. Counted."""
+"""Every needed byte is read once, but columns from store to store; counted (rule 2.12 g)."""
 
 from __future__ import annotations
 

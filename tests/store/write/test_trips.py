@@ -1,4 +1,4 @@
-"""The write path: what every run does, from a disk or a store to a disk or a store, is asked once of all of them."""
+"""The write path: what each run does, from disk or store to disk or store, is asked once of all (rule 2.12 c)."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Seen(list[tuple[int, int]]):
 @pytest.mark.heavy
 @pytest.mark.parametrize("to", FORMS)
 def test_a_reshard(trip: Trip, given: Path, expected: Expected, to: str) -> None:
-    """The same bytes as from a disk to a disk; and what is finished is done, and is not written over."""
+    """The same bytes as from a disk to a disk; and what is finished is done, and is not written over (rule 2.12 c)."""
     source, new, seen = trip.put(given), trip.new(name_of(to)), Seen()
     report = sw.reshard_checkpoint(source, new, **settings(to), progress=seen)
     seen.check()
@@ -101,7 +101,7 @@ def test_a_reshard(trip: Trip, given: Path, expected: Expected, to: str) -> None
 
 @pytest.mark.parametrize(("trip", "to"), WAYS, indirect=["trip"])
 def test_parts_of_a_saved_plan_in_any_order_and_twice(trip: Trip, given: Path, expected: Expected, to: str) -> None:
-    """Each as if on a machine of its own; nothing is a checkpoint before the commit, and nothing is left after it."""
+    """Each as if on a machine of its own; nothing is a checkpoint before the commit (rule 2.12 h)."""
     source, new, file = trip.put(given), trip.new(name_of(to)), trip.file("new.swplan")
     sw.plan_checkpoint(str(source), str(new), **settings(to)).save(file)
     parts = [1, 2, 3, 4, 5]
@@ -156,6 +156,7 @@ def test_tasks_by_number(trip: Trip, given: Path, expected: Expected) -> None:
 
 
 def test_tasks_are_small_can_be_sent_and_can_run_twice(trip: Trip, given: Path) -> None:
+    """Rule 2.12 c."""
     plan = sw.plan_checkpoint(trip.put(given), trip.new(), **settings("sharded"))
     plan.run()
     for task in plan.tasks[-2:]:
@@ -332,6 +333,7 @@ sw.reshard_checkpoint(sys.argv[1], sys.argv[2], **settings("sharded"), progress=
 @pytest.mark.heavy
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
 def test_the_driver_is_killed_and_goes_on(shared: Trip, given: Path, expected: Expected) -> None:
+    """Rule 2.12 h."""
     source, new = shared.put(given), shared.new()
     command = [sys.executable, "-c", DRIVER, str(source), str(new)]
     killed = subprocess.run(command, cwd=Path(__file__).parents[3], timeout=3600)

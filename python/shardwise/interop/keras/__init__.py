@@ -1,5 +1,12 @@
 """Keras 3: models built under `layout_map_scope`, and Keras's own distribution API in both directions.
 
+| module | answers |
+|---|---|
+| `scope` | `layout_map_scope` for layers |
+| `variables` | variables that wait for their layout |
+| `placing`, `compiled` | values put on devices; made there in shards |
+| `convert` | `keras.distribution`, in both directions |
+
 With `keras` imported, `shardwise.layout_map_scope` reaches Keras models by itself:
 
     import keras

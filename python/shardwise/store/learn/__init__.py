@@ -1,1 +1,9 @@
-"""Rewrites worked out from two checkpoints of one model."""
+"""Rewrites worked out from two checkpoints of one model.
+
+| module | answers |
+|---|---|
+| `learn` | rewrites from one checkpoint to another, verified |
+| `named` | sizes with the names of a configuration |
+| `fibers` | runs of equal bytes |
+| `relations` | from runs to splits, orders and stacks |
+"""

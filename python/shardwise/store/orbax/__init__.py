@@ -1,1 +1,8 @@
-"""Orbax's checkpoints, read without JAX: zarr arrays in a folder or in an OCDBT database."""
+"""Orbax's checkpoints, read without JAX: zarr arrays in a folder or in an OCDBT database.
+
+| module | answers |
+|---|---|
+| `form` | a checkpoint of Orbax, opened |
+| `keyvalue`, `ocdbt` | keys in a folder, or in a database |
+| `zarr` | arrays in chunks |
+"""

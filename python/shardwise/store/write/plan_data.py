@@ -1,4 +1,4 @@
-"""What a plan says, as sections of numbers and bytes: tensors, files, boxes; each is read when it is asked for."""
+"""The contents of a plan as sections of numbers and bytes (rule 2.12 b); each is read when it is asked for (2.12 i)."""
 
 from __future__ import annotations
 

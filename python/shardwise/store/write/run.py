@@ -1,4 +1,4 @@
-"""Running the tasks of a plan, each with its receipt, and what follows from the receipts: on disks and in stores."""
+"""The one driver of plans (rule 2.12 f): tasks on disks and in stores, and what follows from their receipts."""
 
 from __future__ import annotations
 

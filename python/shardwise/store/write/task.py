@@ -1,4 +1,4 @@
-"""Tasks: parts of a checkpoint that any process can write, in any order, once or twice, each with a receipt.
+"""Tasks: parts of a checkpoint that any process writes, in any order, once or twice, with a receipt (rule 2.12 c).
 
 What a task reads, from files, objects and arrays, is put where it belongs: into files, or into memory. The I/O engine
 reads files and arrays; what objects have is fetched before.

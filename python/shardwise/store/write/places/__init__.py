@@ -1,4 +1,12 @@
-"""Where checkpoints are written, and the one question of which kind of place a path is in."""
+"""Where checkpoints are written, and the one question of which kind of place a path is in.
+
+| module | answers |
+|---|---|
+| `place` | the questions that a place answers; receipts |
+| `folder` | a folder that gets its name at the end |
+| `store` | an object store, whose index comes last |
+| `stream`, `uploads` | an object made as a whole; its parts |
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """What each kind of place can do, what it is told of a checkpoint, and the receipts that it keeps.
 
 A folder gets its name when all is there; in a store each object has its name from the beginning, and the index that
-readers look for comes last. Whoever runs a plan asks its place, and never what kind of place that is. A receipt is a
-line of JSON with a digest of itself.
+readers look for comes last (rule 2.12 h). Whoever runs a plan asks its place, and never what kind of place that is
+(rule 2.12 e). A receipt is a line of JSON with a digest of itself (rule 2.12 d).
 """
 
 from __future__ import annotations
