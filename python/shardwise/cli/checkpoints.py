@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from .._text import bytes_text, shown
@@ -15,6 +16,7 @@ from ..rules.layout_map import LayoutMap
 from ..rules.left_out import LeftOut
 from ..rules.numbers import config_beside
 from ..rules.rewrites import Rewrites
+from ..rules.shipped import example_rules
 from ..show.lines import printable
 from ..show.table import table_lines
 from ..store import (
@@ -65,6 +67,7 @@ def run_reshard(screen: Screen, options: argparse.Namespace) -> int:
 
 def contents_of(options: argparse.Namespace) -> tuple[LayoutMap | Deployment | None, dict[str, Any]]:
     """Give the layouts of a new checkpoint, and what else says what is written."""
+    _check_names(options.rules, options.to)
     layouts, rewrites = _rules(options)
     return layouts, {
         "to": options.to,
@@ -81,6 +84,21 @@ def contents_of(options: argparse.Namespace) -> tuple[LayoutMap | Deployment | N
         "config": options.config,
         "task_bytes": None if options.task_bytes is None else parse_memory(options.task_bytes),
     }
+
+
+def _check_names(rules: Path | None, to: str | None) -> None:
+    """Refuse rules of the package whose names are not an engine's, where an engine's loader is to read them."""
+    known = example_rules()
+    name = next((name for name, path in known.items() if path == rules), None)
+    family = "" if name is None else name.rpartition("/")[2]
+    if to != "vllm" or name is None or name.startswith(("vllm/", "sglang/")):
+        return
+    others = [each for each in known if each.endswith(f"/{family}") and each.startswith(("vllm/", "sglang/"))]
+    instead = f"--rules {' or '.join(others)}" if others else "`shardwise rules` lists those that are"
+    raise ValueError(
+        f"--rules {name} is not for the names of vLLM or SGLang, whose sharded loaders --to vllm writes for: "
+        f"{instead}; --to ranks has files for ranks of any names"
+    )
 
 
 @contextmanager

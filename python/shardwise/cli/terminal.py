@@ -31,6 +31,7 @@ _OPTIONS = {
     "overflow='saturate'": "--overflow saturate",
     "overflow='round'": "--overflow round",
     "drop='": "--drop '",
+    "to='ranks'": "--to ranks",
     "drop= can": "--drop can",
     "drop leaves them out": "--drop leaves them out",
     "open_checkpoint(..., part=True) opens this file alone": "inspect describes this file alone",

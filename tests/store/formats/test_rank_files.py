@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 import shardwise as sw
 from shardwise.cli import main
-from shardwise.deploy import Deployment, DeploymentRule
+from shardwise.deploy import Deployment, DeploymentRule, vllm
 from shardwise.store.formats.rank_files import Ranks, rank_name
 from shardwise.store.parts import MARK, PIECES
 from shardwise.store.ranks import open_names
@@ -295,13 +296,75 @@ def test_only_an_embedding_is_tied_with_an_output_layer(tmp_path: Path, name: st
 
 def test_names_of_the_pipelines_ranks(tmp_path: Path) -> None:
     path = source(tmp_path)
-    rules = layouts(sw.DeviceMesh((2, 4), ("pp", "model")))
-    sw.reshard_checkpoint(path, tmp_path / "vllm", rules, to="vllm", uneven="ceil", max_file_bytes=300)
+    mesh = sw.DeviceMesh((2, 4), ("pp", "model"))
+    rules: Any = layouts(mesh)
+    # Each stage would have all of it.
+    with pytest.raises(
+        sw.LayoutError, match=r"the mesh has 2 stages \(pp\), and no layout says which has which layers"
+    ):
+        sw.reshard_checkpoint(path, tmp_path / "no", rules, to="vllm", uneven="ceil")
+    # What the refusal advises: one tensor is on the first stage, as are none of the others.
+    placed = {key: DeploymentRule(rule.axes, at={"pp": 1}) for key, rule in rules.items()}
+    placed["rows"] = DeploymentRule(("model", None), at={"pp": 0})
+    placed |= {"norm": DeploymentRule((None,), at={"pp": 1}), "scalar": DeploymentRule((), at={"pp": 1})}
+    placed["none"] = DeploymentRule((None, None), at={"pp": 1})
+    stages = Deployment(8, mesh, placed)
+    sw.reshard_checkpoint(path, tmp_path / "vllm", stages, to="vllm", uneven="ceil", max_file_bytes=300)
     names = sorted(name for name in contents(tmp_path / "vllm") if name.startswith("model-pp-1-tp-2"))
-    assert names == [f"model-pp-1-tp-2-part-{part}.safetensors" for part in range(2)]  # of 296 and 136 bytes
+    assert names == [f"model-pp-1-tp-2-part-{part}.safetensors" for part in range(2)]  # of 296 and 100 bytes
+    first = sorted(name for name in contents(tmp_path / "vllm") if name.startswith("model-pp-0-tp-2"))
+    assert [list(load_file(tmp_path / "vllm" / name)) for name in first] == [["rows"]]
     assert sw.diff_checkpoints(path, tmp_path / "vllm") == []
     with pytest.raises(sw.LayoutError, match=r"the mesh has the axes data, model; the loaders of vLLM and SGLang"):
         sw.reshard_checkpoint(path, tmp_path / "no", layouts(), to="vllm", uneven="ceil")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["h.0.self_attn.q_proj.weight", "h.0.self_attn.k_proj.weight", "h.0.self_attn.v_proj.weight"],
+        ["h.0.mlp.up_proj.weight", "h.0.mlp.gate_proj.weight"],
+        ["h.0.attention.self.query.bias", "h.0.attention.self.key.bias", "h.0.attention.self.value.bias"],
+        ["h.0.mlp.experts.3.w2.weight"],
+    ],
+)
+def test_names_that_the_engines_do_not_have(tmp_path: Path, names: list[str]) -> None:
+    rules = sw.LayoutMap(sw.DeviceMesh((2,), ("tp",)), default="replicated")
+    tensors = dict.fromkeys(names, np.ones(4))
+    with pytest.raises(sw.LayoutError, match=f"take no tensor '{re.escape(sorted(names)[0][:8])}.*`shardwise rules`"):
+        sw.save_checkpoint(tmp_path / "a", tensors, rules, to="vllm")
+    sw.save_checkpoint(tmp_path / "a", tensors, rules, to="ranks", sync=False)  # As the refusal says.
+    # A tensor that a model has without the others is the engine's own, as queries of multi-head latent attention.
+    alone = {names[0]: np.ones(4)} if "experts" not in names[0] else {"h.0.mlp.experts.w2_weight": np.ones(4)}
+    sw.save_checkpoint(tmp_path / "b", alone, rules, to="vllm", sync=False)
+
+
+def test_deployments_and_rules_of_other_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`deploy.vllm` is for Hugging Face's names; `hf/llama` too; the rules that the refusals name are carried out."""
+    config = {"model_type": "llama", "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 8,
+              "num_hidden_layers": 2, "vocab_size": 64, "intermediate_size": 12, "head_dim": 2}  # fmt: skip
+    tensors = {"model.embed_tokens.weight": (64, 8), "lm_head.weight": (64, 8), "model.norm.weight": (8,)}
+    for i in range(2):
+        layer = f"model.layers.{i}."
+        tensors |= {f"{layer}self_attn.{x}_proj.weight": (8 if x in "qo" else 4, 8) for x in "qkvo"}
+        tensors |= {f"{layer}mlp.{x}_proj.weight": (8, 12) if x == "down" else (12, 8) for x in ("gate", "up", "down")}
+        tensors |= {f"{layer}{x}_layernorm.weight": (8,) for x in ("input", "post_attention")}
+    model = {name: np.ones(shape, "f4") for name, shape in tensors.items()}
+    sw.save_checkpoint(tmp_path / "hf", model, to="hf", sync=False)
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(config))
+    for stages in (1, 2):
+        with pytest.raises(sw.LayoutError, match=r"take no tensor 'model\.layers\.0\.mlp\.gate_proj\.weight'"):
+            sw.reshard_checkpoint(tmp_path / "hf", tmp_path / "no", vllm(config, tp=2, pp=stages), to="vllm")
+    command = ["reshard", str(tmp_path / "hf"), str(tmp_path / "out"), "--to", "vllm", "--no-sync", "--mesh"]
+    assert main([*command, "tp=2", "--rules", "hf/llama"]) == 2
+    said = capsys.readouterr().err
+    assert "--rules hf/llama is not for the names of vLLM or SGLang" in said
+    assert "--rules vllm/llama;" in said
+    assert main([*command, "pp=2,tp=2", "--rules", "vllm/llama"]) == 2
+    assert "leave pp out of the mesh" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert main([*command, "tp=2", "--rules", "vllm/llama", "--strict"]) == 0
+    assert "model.layers.0.self_attn.qkv_proj.weight" in load_file(tmp_path / "out" / "model-rank-1-part-0.safetensors")
 
 
 def test_a_rank_is_not_looked_for_among_all_others() -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import warnings
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +24,7 @@ from ...array.sharded import ShardedArray
 from ...errors import LayoutError, ShardwiseWarning, SizeOverflowError
 from ...layout import UnevenRule
 from ...partition import Partition
-from ...placing import Layouts, placing_of
+from ...placing import Layouts
 from ..checkpoint import KeyPath
 from ..files import Holder
 from ..formats.dcp import dcp_files, is_writable
@@ -39,6 +38,7 @@ from ..sections import Held, Section
 from ..sources import source_for
 from ..tensors.assembled import Wanted
 from ..tensors.doubts import DoubtsError, doubts_about, refuse_unmatched
+from ..tensors.engines import check_names, check_stages, with_head
 from ..tensors.names import check_name
 from ..tensors.one_rank import one_rank, ranks_of
 from ..tensors.wanted import partition_for, wanted_array
@@ -104,12 +104,6 @@ _ONLY_READ["torch_dist"] = _ONLY_READ["megatron"]
 
 #: No texts beside the tensors.
 NONE: Mapping[str, Any] = MappingProxyType({})
-
-#: The output layer, as vLLM and SGLang call it.
-_HEAD = "lm_head.weight"
-
-#: What is in the name of an embedding: `embed_tokens`, `word_embeddings`, `embed_in`, `wte`.
-_EMBEDDING = re.compile(r"embed|\bwte\b")
 
 
 def save_checkpoint(
@@ -251,7 +245,8 @@ def plan_form(
     if to == "dcp" and metadata:
         raise LayoutError("metadata is given, but PyTorch's distributed checkpoint has no place for it")
     if to == "vllm":
-        wanted = _with_head(wanted, layouts)
+        check_names(wanted, layouts)
+        wanted = with_head(wanted, layouts)
     kept, aliases = _without_ties(wanted, to)
     said = dict(metadata)
     if aliases:
@@ -270,6 +265,8 @@ def plan_form(
         files = hugging_face_files(kept, max_file_bytes, said)
     elif WRITTEN[to].has_arrays:
         ranks = ranks_of(layouts, kept)
+        if to == "vllm":
+            check_stages(kept, ranks)
         if rank is None:
             files, text = rank_files(kept, ranks, said, to, max_file_bytes)
             beside = {**beside, RANKS: text}
@@ -341,24 +338,6 @@ def _cut(partition: Partition | None, known: dict[Any, dict[str, Any]]) -> dict[
         "mesh": {"shape": list(mesh.shape), "axis_names": list(mesh.axis_names)},
     }
     return found
-
-
-def _with_head(wanted: list[Wanted], layouts: Layouts | None) -> list[Wanted]:
-    """The tensors, and the output layer if it is tied with the embedding: under its own name the engines look for both.
-
-    It is, if there is none, and the rule of the one embedding is for its name too. A tensor is one by its name: a
-    rule as loose as `"w"` is for `lm_head.weight` as well.
-    """
-    if any(tensor.name == _HEAD for tensor in wanted):
-        return wanted
-    placing = placing_of(layouts)
-    rules = set(placing.matching_rules(_HEAD))
-    embeddings = [
-        tensor
-        for tensor in wanted
-        if rules and _EMBEDDING.search(tensor.name) and rules == set(placing.matching_rules(tensor.name))
-    ]
-    return [*wanted, *(replace(tensor, name=_HEAD) for tensor in embeddings)] if len(embeddings) == 1 else wanted
 
 
 def _without_ties(wanted: Iterable[Wanted], to: Target) -> tuple[list[Wanted], dict[str, str]]:
