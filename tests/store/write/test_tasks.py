@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import pickle
@@ -9,6 +10,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,7 @@ from shardwise.cli import main
 from shardwise.store.engine import DIGEST_MODULUS
 from shardwise.store.pieces import Piece, Pieces
 from shardwise.store.write.places.place import receipt_from_line, receipt_line
-from shardwise.store.write.plan import TaskGrid, task_runs
+from shardwise.store.write.plan import TaskGrid, WritePlan, _joined, task_runs
 from shardwise.store.write.run import parts_of
 from shardwise.store.write.task import TaskReceipt
 from tests.store.tasks import TASK, contents, direct, planned, rules, saved
@@ -75,6 +77,38 @@ def test_what_boxes_share_with_tasks_is_counted(data: st.DataObject) -> None:
         written = dict(grid.boxes(task))
         shared = int(inside[tuple(slice(*side) for side in written[1])].sum()) if 1 in written else 0
         assert found[task] == shared
+
+
+def test_boxes_are_joined_where_one_follows_the_other_along_a_dim() -> None:
+    """For all pairs of boxes of a small array: as one box if the second begins where the first ends, and only there."""
+    sides = [(start, stop) for start in range(3) for stop in range(start + 1, 4)]
+    for first in itertools.product(sides, repeat=2):
+        for second in itertools.product(sides, repeat=2):
+            counts = np.zeros((3, 3), int)
+            for box in (first, second):
+                counts[tuple(slice(*side) for side in box)] += 1
+            found = _joined(first, second)
+            around = tuple((min(a[0], b[0]), max(a[1], b[1])) for a, b in zip(first, second, strict=True))
+            is_box = bool((counts[tuple(slice(*side) for side in around)] == 1).all())  # Both fill it, and once.
+            follows = all(a[0] <= b[0] for a, b in zip(first, second, strict=True))
+            assert found == (around if is_box and follows else None)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "parts", "edges"),
+    [
+        # The middles are 5, 15 and 25 of 30: the second part begins with 15.
+        ([10, 10, 10], 2, [0, 1, 3]),
+        # 8, 22 and 30 of 31, which is cut at 15.
+        ([16, 13, 2], 2, [0, 1, 3]),
+        # 1, 3, 54 of 106, which is cut at 35 and 70: the last part has none.
+        ([2, 2, 102], 3, [0, 2, 3, 3]),
+        ([7] * 5, 5, [0, 1, 2, 3, 4, 5]),
+    ],
+)
+def test_a_task_is_of_the_part_in_which_its_middle_is(sizes: list[int], parts: int, edges: list[int]) -> None:
+    plan: Any = SimpleNamespace(_cut=None, grid=SimpleNamespace(bytes=np.array(sizes, np.int64)))
+    assert WritePlan._edges(plan, parts) == edges
 
 
 def test_each_byte_is_written_by_one_task(source: Path) -> None:

@@ -9,4 +9,5 @@
 | `convert` | elements of other dtypes |
 | `one_rank` | the part of one rank |
 | `doubts` | what looks wrong, or does not arrive |
+| `engines` | what the sharded loaders of engines would not take |
 """
