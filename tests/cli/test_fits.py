@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -82,3 +83,70 @@ def test_wrong_arguments(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
     assert "--tp '1,'" in error_of(capsys, "fits", DATA / "gptq", "--tp", "1,")
     assert "ep is 0" in error_of(capsys, "fits", DATA / "gptq", "--ep", "0")
     assert "gone" in error_of(capsys, "fits", tmp_path / "gone")
+
+
+def test_what_is_not_recognised_has_a_status_and_a_way_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The way on that is printed is taken: rules that say how the tensors are cut, and that the rest is whole."""
+    tensors = {
+        "h.0.att_proj.weight": np.zeros((12, 4), "f2"),
+        "h.0.gate_gate.weight": np.zeros((6, 4), "f2"),
+        "h.0.ln.weight": np.zeros(4, "f2"),
+    }
+    sw.save_checkpoint(tmp_path / "m", tensors, sync=False)
+    assert main(["fits", str(tmp_path / "m"), "--tp", "1,4"]) == 4
+    said = capsys.readouterr().out
+    assert "not quantized" not in said
+    assert "tp 1: fits\n" in said
+    assert "tp 4: unknown\n" in said
+    assert (
+        "not recognised, so that no size over one rank is known to fit:\n"
+        "  h.*.att_proj.weight of 12 x 4, h.*.gate_gate.weight of 6 x 4: its name is not known\n"
+        "to tell it, say how each tensor is cut in a rules file, and give it: --rules FILE; with default = [] what no "
+        "rule matches is whole on every rank\n" in said
+    )
+    rules = tmp_path / "own.toml"
+    for default, status, verdict in (("", 4, "unknown"), ("default = []\n", 0, "fits")):
+        rules.write_text(f"{default}[rules]\n'att_proj' = ['tp', []]\n")
+        assert main(["fits", str(tmp_path / "m"), "--tp", "4", "--rules", str(rules), "--json"]) == status
+        answer = json.loads(capsys.readouterr().out)
+        assert answer["sizes"][0]["verdict"] == verdict
+        assert answer["rests_on"] == ["rules of own.toml: att_proj"]
+        assert [one["name"] for one in answer["unknown"]] == (["h.*.gate_gate.weight"] if status else [])
+    assert main(["fits", str(tmp_path / "m"), "--tp", "5", "--rules", str(rules)]) == 0
+    assert "the rule" not in capsys.readouterr().err
+    rules.write_text("[rules]\n'att_proj' = ['tp', []]\n")
+    assert main(["fits", str(tmp_path / "m"), "--tp", "4", "--rules", str(rules)]) == 4
+    assert "to tell it, add rules for them; with default = []" in capsys.readouterr().out
+
+
+def test_engines_that_refuse_one_rank_are_told_beside_the_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """10,944 rows are 85.5 blocks of 128."""
+    config = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    tensors = {
+        f"mlp.{name}_proj.{tail}": np.zeros(shape, dtype)
+        for name in ("gate", "up")
+        for tail, shape, dtype in (
+            ("weight", (10944, 2), ml_dtypes.float8_e4m3fn),
+            ("weight_scale_inv", (86, 1), np.float32),
+        )
+    }
+    sw.save_checkpoint(tmp_path / "m", tensors, sync=False)
+    (tmp_path / "m" / "config.json").write_text(json.dumps(config))
+    assert main(["fits", str(tmp_path / "m"), "--tp", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "tp 1: fits, and engines refuse it\n" in said
+    assert "Weight output_partition_size = 10944 is not divisible by weight quantization block_n = 128\n" in said
+
+
+def test_other_networks_are_said_not_to_be_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("model.language_model.layers.0.mlp.up_proj.weight", "model.vision_tower.layers.0.mlp.fc1.weight")
+    sw.save_checkpoint(tmp_path / "m", {name: np.zeros((8, 8), "f2") for name in names}, sync=False)
+    rules = tmp_path / "own.toml"
+    rules.write_text("[rules]\n'up_proj' = ['tp', []]\n")
+    for more in ([], ["--rules", str(rules)]):
+        assert main(["fits", str(tmp_path / "m"), "--tp", "2", *more]) == 0
+        said = capsys.readouterr().out
+        assert "tp 2: fits\n" in said
+        assert "not looked at, of other networks than the language model: model.vision_tower.layers.*.mlp.fc1" in said

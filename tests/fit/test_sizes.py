@@ -14,8 +14,9 @@ import pytest
 import shardwise as sw
 from shardwise.errors import LayoutError, ParseError
 from shardwise.fit import SizeFit, fits, fits_tensors
-from shardwise.fit.roles import heads_of, role_of
+from shardwise.fit.roles import TYPES, heads_of, role_of
 from shardwise.quantized import component_layouts, find_components
+from shardwise.rules.model_shapes import _FAMILIES
 
 from ..checks import refused
 from ..oracle.quantized import folders
@@ -319,6 +320,41 @@ def test_what_is_not_recognised_is_unknown(name: str) -> None:
     assert not answer.is_known
     assert answer.sizes[0].rests_on == ("one rank, which has all tensors whole",)
     assert answer.sizes[1].rests_on == ()
+
+
+@pytest.mark.parametrize("said", [{"model_type": "diffllama"}, {"model_type": "a", "text_config": {"model_type": "b"}}])
+def test_a_type_of_model_that_is_not_known_is_named(said: dict[str, Any]) -> None:
+    """DiffLlama has the names of Llama, and pairs heads that are far apart: transformers cuts none of its attention."""
+    tensors: Outline = {"layers.0.self_attn.q_proj.weight": ("BF16", (4096, 4096))}
+    answer = fits_tensors(tensors, {"num_attention_heads": 32, **said}, (1, 2))
+    assert [size.verdict for size in answer.sizes] == ["fits", "unknown"]
+    own = said.get("text_config", said)["model_type"]
+    assert [one.why for one in answer.unknown] == [
+        f"its name is known, but not what it means where model_type is {own!r}"
+    ]
+
+
+def test_types_whose_shapes_are_known_are_known() -> None:
+    assert _FAMILIES.keys() <= TYPES
+
+
+def test_known_types_are_cut_as_transformers_cuts_them() -> None:
+    """The tensor-parallel plans of transformers, of all types that have one, cut the same dims, or fewer."""
+    transformers = pytest.importorskip("transformers")
+    compared = 0
+    for name in sorted(TYPES & set(transformers.CONFIG_MAPPING)):
+        text = transformers.CONFIG_MAPPING[name]().get_text_config()
+        for key, style in (type(text).base_model_tp_plan or {}).items():
+            rank = 3 if key.endswith(("experts.gate_up_proj", "experts.down_proj")) else 2
+            role = role_of(f"model.{key.replace('*', '0')}.weight", rank, name)
+            dims = {"colwise": (-2,), "packed_colwise": (-2,), "rowwise": (-1,), "packed_rowwise": (-1,)}.get(style)
+            if dims is None or role.dim is None or role.vocabulary:
+                continue
+            # Experts that are stored transposed are cut in the other dim.
+            stored = (-3 - role.dim,) if rank == 3 and name in ("llama4_text", "aria_text", "gpt_oss") else (role.dim,)
+            assert stored == dims, (name, key, style)
+            compared += 1
+    assert compared > 300
 
 
 def test_a_refusal_stands_whatever_is_not_recognised() -> None:

@@ -23,6 +23,7 @@ from ..store.quantized import components_in
 from .answer import ORDER, WAYS, Cut, Fits, SizeFit, Unknown, Verdict, forms_of
 from .evidence import odd_elements
 from .model import Reader
+from .roles import role_of
 
 __all__ = ["fits_by_rules"]
 
@@ -45,6 +46,7 @@ def fits_by_rules(
     whole: set[str] = set()
     unknown: dict[str, Unknown] = {}
     rests: dict[str, None] = {}
+    elsewhere: set[str] = set()
     for tp, ep in sizes:
         layouts = LayoutMap.from_toml(rules, DeviceMesh((tp, ep), ("tp", "ep")), config=config)
         cuts: list[Cut] = []
@@ -54,7 +56,11 @@ def fits_by_rules(
             layout = layouts.layout_of(tensor.name, len(tensor.shape))
             matching = layouts.matching_rules(tensor.name)
             is_known = is_known or bool(matching)
-            rests.update(dict.fromkeys(matching))
+            keys = [key.removeprefix(layouts._prefix) for key in matching]
+            rests.update(dict.fromkeys(keys))
+            if layout is None and role_of(tensor.name, len(tensor.shape)).elsewhere:
+                elsewhere.add(name)
+                continue
             why = "no rule matches it, and there is no default" if layout is None else odd_elements(tensor)
             if why:
                 if sum(size > 1 for size in tensor.shape) > 1 or layout is not None:
@@ -64,13 +70,19 @@ def fits_by_rules(
             found = _cuts(tensor, count, layout, layouts, tp)
             if not found and sum(size > 1 for size in tensor.shape) > 1:
                 whole.add(name)
-            said = f"the rule {shown(matching[0])}" if matching else "the default of the rules"
+            said = f"the rule {shown(keys[0])}" if keys else "the default of the rules"
             cuts.extend(cut._replace(rests_on=said) for cut in found)
         answers.append(SizeFit.of(tp, ep, cuts, known=is_known and not unknown))
     reasons = [f"rules of {rules.name}: {', '.join(rests)}"] if rests else []
     reasons += [] if method is None else [f"quant_method = {method}"]
     return Fits(
-        method, forms_of(kinds), tuple(answers), tuple(sorted(whole)), tuple(unknown.values()), (), tuple(reasons)
+        method,
+        forms_of(kinds),
+        tuple(answers),
+        tuple(sorted(whole)),
+        tuple(unknown.values()),
+        tuple(sorted(elsewhere)),
+        tuple(reasons),
     )
 
 

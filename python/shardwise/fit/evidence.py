@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from .._text import shown
 from ..quantized import LogicalTensor
 from ..quantized.forms import Kind, starred
 from ..rules.wrapped import language_config, model_types
-from .roles import Heads, Role, heads_of, role_of
+from .roles import TYPES, Heads, Role, heads_of, role_of
 
 __all__ = ["Judged", "judged", "number_of_experts", "odd_elements"]
 
 #: The elements of weights that are not quantized.
 _FLOATS = frozenset(["F64", "F32", "F16", "BF16", "C64", "C128", "complex64", "complex128"])
+_OTHER = "its name is known, but not what it means where model_type is {}"
 _HIDDEN = ("hidden_size", "n_embd", "d_model")
 _EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts")
 #: Weights whose other dim is a latent one.
@@ -95,6 +97,8 @@ def _judged(kind: Kind, model: _Model) -> Judged:
     role = role_of(tensor.name, len(tensor.shape), "gpt2" if "gpt2" in model.types else None)
     if role.elsewhere or role.unknown:
         return Judged(kind, role, model.heads, "")
+    if isinstance(own := model.said.get("model_type"), str) and own not in TYPES and len(tensor.shape) > 1:
+        return Judged(kind, Role(None, unknown=_OTHER.format(shown(own))), model.heads, "")
     last = _last(tensor.name)
     found = Judged(kind, role, model.heads, f"the name {last}")
     try:

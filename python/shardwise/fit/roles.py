@@ -11,7 +11,22 @@ from .._text import shown
 from ..errors import ParseError
 from ..rules.wrapped import language_config
 
-__all__ = ["Heads", "Role", "heads_of", "role_of"]
+__all__ = ["TYPES", "Heads", "Role", "heads_of", "role_of"]
+
+#: Of these values of `model_type` transformers 5.24 has tensor-parallel plans, which cut the dims that are cut here.
+_OF_PLANS = """
+    apertus apertus1p5_text arcee aria_text beam codegen cohere cohere2 cohere2_moe cwm deepseek_v2 deepseek_v32
+    ernie4_5 exaone exaone4 flex_olmo gemma gemma2 gemma3_text glm glm4 glm4_moe glm4v_moe_text glm4v_text glm_moe_dsa
+    glm_ocr_text gpt_neox gptj granite granite_docling_text granite_swa granitemoe_swa helium hy_v3 hyperclovax
+    internlm3 iquestcoder jais2 kolibri1 llama llama4_text mellum mimo_v2_flash minicpm3 minimax_m2 ministral3 mistral
+    mixtral muse_glimmer_text nanochat olmo olmo2 olmo3 olmoe phi phi3 phi4_multimodal qwen2 qwen2_5_omni_text
+    qwen2_5_vl_text qwen2_vl_text qwen3 qwen3_moe qwen3_omni_moe_text qwen3_vl_moe_text sarvam_moe seed_oss smollm3
+    unlimited_ocr_text vaultgemma
+"""
+#: And these vLLM 0.33 cuts so, where transformers cuts less, or nothing.
+_OF_ENGINES = "bloom deepseek_v3 falcon gemma3 gpt2 gpt_oss kimi_k2 qwen2_moe qwen3_next qwen3_vl_text"
+#: The types, of language models, of which the names here are known to mean what they say.
+TYPES = frozenset((_OF_PLANS + _OF_ENGINES).split())
 
 
 class Role(NamedTuple):
@@ -148,14 +163,14 @@ def heads_of(config: Mapping[str, Any]) -> Heads:
     """
     said = language_config(config)
     q = _number(said, "num_attention_heads", "n_head", "n_heads")
-    size = _number(said, "head_dim")
+    size, value = (one if type(one := said.get(key)) is int and one > 0 else 0 for key in ("head_dim", "v_head_dim"))
     if said.get("multi_query") is True and not said.get("new_decoder_architecture"):
         kv = 1
     elif said.get("multi_query_attention") is False:
         kv = q
     else:
         kv = _number(said, "num_key_value_heads", "num_kv_heads", "n_head_kv", "n_kv_heads", "multi_query_group_num")
-    return Heads(q, kv, _number(said, "linear_num_key_heads"), size, _number(said, "v_head_dim") or size)
+    return Heads(q, kv, _number(said, "linear_num_key_heads"), size, value or size)
 
 
 def _number(config: Mapping[str, Any], *keys: str) -> int:
