@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -157,3 +158,33 @@ def test_a_repository_of_hugging_face_is_downloaded_first(
     with pytest.raises(SystemExit) as ended:
         main()
     assert not ended.value.code
+
+
+def test_archives_of_numpy_and_nemo(tmp_path: Path) -> None:
+    arrays: Any = FULL
+    np.savez(tmp_path / "m.npz", **arrays)
+    np.savez_compressed(tmp_path / "c.npz", **arrays)
+    for name in ("m", "c"):
+        with pytest.raises(sw.ParseError, match=r"save_checkpoint\(PATH, dict\(numpy\.load\(FILE\)\)\)"):
+            sw.open_checkpoint(tmp_path / f"{name}.npz")
+        sw.save_checkpoint(tmp_path / f"{name}.safetensors", dict(np.load(tmp_path / f"{name}.npz")))
+        same_tensors(tmp_path / f"{name}.safetensors", FULL)
+    (tmp_path / "model_weights.ckpt").write_bytes(save(of_rank(0, 1)))
+    with tarfile.open(tmp_path / "m.nemo", "w") as archive:
+        archive.add(tmp_path / "model_weights.ckpt", "./model_weights.ckpt")
+    with pytest.raises(sw.ParseError, match=r"unpack it \(tar xf FILE\)"):
+        sw.open_checkpoint(tmp_path / "m.nemo")
+    with tarfile.open(tmp_path / "m.nemo") as archive:
+        archive.extractall(tmp_path / "out", filter="data")
+    same_tensors(tmp_path / "out" / "model_weights.ckpt", FULL)
+
+
+def test_files_of_flax(tmp_path: Path) -> None:
+    flax = pytest.importorskip("flax")
+    nested = {"params": {"dense": {"kernel": FULL["norm.weight"]}}}
+    (tmp_path / "a.msgpack").write_bytes(flax.serialization.msgpack_serialize(nested))
+    with pytest.raises(sw.ParseError, match=r"flax\.traverse_util\.flatten_dict"):
+        sw.open_checkpoint(tmp_path / "a.msgpack")
+    read = flax.serialization.msgpack_restore((tmp_path / "a.msgpack").read_bytes())
+    sw.save_checkpoint(tmp_path / "a.safetensors", flax.traverse_util.flatten_dict(read, sep="."))
+    same_tensors(tmp_path / "a.safetensors", {"params.dense.kernel": FULL["norm.weight"]})

@@ -233,6 +233,7 @@ def _add_contents(command: _Parser, *, is_rank: bool = False) -> None:
         default="check",
         help="compare what is stored more than once (the default), or take the first",
     )
+    _add_padded(command)
     command.add_argument(
         "--strict",
         action="store_true",
@@ -343,6 +344,7 @@ def _add_inspect(commands: "argparse._SubParsersAction[_Parser]") -> None:
         description="Describe a checkpoint of any format. Only headers and indexes are read.",
     )
     inspect.add_argument("source", metavar="CHECKPOINT", type=str, help="a checkpoint of any format")
+    _add_padded(inspect)
     _add_strict(inspect, "files beside it are not read")
     _add_json(inspect)
 
@@ -438,6 +440,14 @@ def _add_drop(command: _Parser, what: str) -> None:
         metavar="REGEX",
         help=f"{what} the tensors and values whose names before all rules it matches; what rules drop is warned of, "
         "unless it is left out so",
+    )
+
+
+def _add_padded(command: _Parser) -> None:
+    command.add_argument(
+        "--padded",
+        action="store_true",
+        help="of files of ranks of FSDP, read the beginning of tensors that are as long on each rank as on the first",
     )
 
 

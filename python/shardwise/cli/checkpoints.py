@@ -81,6 +81,7 @@ def contents_of(options: argparse.Namespace) -> tuple[LayoutMap | Deployment | N
         "replicas": options.replicas,
         "strict": options.strict,
         "rank": options.rank,
+        "padded": options.padded,
         "config": options.config,
         "task_bytes": None if options.task_bytes is None else parse_memory(options.task_bytes),
     }
@@ -226,7 +227,7 @@ def _plain(value: Any) -> Any:
 
 def run_inspect(screen: Screen, options: argparse.Namespace) -> int:
     """Describe a checkpoint, and give the exit status."""
-    with open_checkpoint(options.source, part=True) as checkpoint:
+    with open_checkpoint(options.source, part=True, padded=options.padded) as checkpoint:
         left_out = beside(location_of(options.source), checkpoint)
         status = 1 if options.strict and left_out else 0
         if options.json:

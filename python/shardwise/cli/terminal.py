@@ -26,6 +26,7 @@ _OPTIONS = {
     'uneven="ceil", "chunk", "balanced" or "floor"': "--uneven ceil, chunk, balanced or floor",
     "LayoutMap(..., backtracking=True)": "backtracking = true in the rules file",
     "resume=True": "--resume",
+    "open_checkpoint(..., padded=True) and reshard_checkpoint(..., padded=True)": "inspect and reshard --padded",
     "'sharded' and 'dcp' hold": "--to sharded and --to dcp hold",
     "replicas='first'": "--replicas first",
     "overflow='saturate'": "--overflow saturate",

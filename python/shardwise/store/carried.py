@@ -54,6 +54,7 @@ def beside(given: Location, checkpoint: StoredCheckpoint) -> list[LeftOut]:
     for name in folders[:_MOST_FOLDERS]:
         inner = (each for each, is_folder in entries_of(folder / name) if not is_folder and each.endswith(_TENSORS))
         found += [f"{name}/{each}" for each in sorted(inner) if str(folder / name / each) not in read]
+    found = list(dict.fromkeys([*found, *checkpoint.unread]))
     if "common" in checkpoint.objects and checkpoint.format == "megatron":
         found = [name for name in found if name != "common.pt"]
     if not found:

@@ -14,6 +14,7 @@ from importlib import import_module
 from itertools import islice
 from typing import NamedTuple
 
+from .._arguments import is_true
 from .._fork import cached_property, importing
 from .._text import shown
 from ..errors import ParseError
@@ -35,6 +36,8 @@ _MARKERS = ("shardwise.json", ".metadata", "model.safetensors.index.json")
 
 #: The modules whose files may be parts of a checkpoint.
 _OF_ONE_FILE = ("safetensors.form", "torch.plain", "keras")
+#: The module of files of ranks, whose tensors may be padded.
+_OF_RANKS = "torch.fsdp"
 
 
 class Target:
@@ -192,7 +195,51 @@ FORMS: list[Form] = [
     ),
     Form("torch", _matching(r"pytorch_model(?:-\d+-of-\d+)?\.bin|pytorch_model\.bin\.index\.json"), "torch.plain"),
     Form("torch", _file(".bin.index.json"), "torch.plain"),
+    Form(
+        "numpy",
+        _file(".npz", magic=b"PK\x03\x04"),
+        refusal="is an archive of numpy.savez; save_checkpoint(PATH, dict(numpy.load(FILE))) makes a checkpoint of it",
+    ),
     Form("torch", _file(magic=b"PK\x03\x04"), "torch.plain"),
+    Form(
+        "nemo",
+        _file(".nemo"),
+        refusal="is an archive of NeMo; unpack it (tar xf FILE), and open the folder model_weights or the file "
+        "model_weights.ckpt in it",
+    ),
+    Form(
+        "gguf",
+        _file(magic=b"GGUF"),
+        refusal="is a GGUF file, as used by llama.cpp, whose blocks of weights are not read; open the model that it "
+        "was made from, or what transformers saves after from_pretrained(FOLDER, gguf_file=NAME), which is dequantized",
+    ),
+    Form(
+        "flax",
+        _file(".msgpack"),
+        refusal="is a file of Flax; save_checkpoint(PATH, flax.traverse_util.flatten_dict(flax.serialization."
+        "msgpack_restore(Path(FILE).read_bytes()), sep='.')) makes a checkpoint of it",
+    ),
+    Form(
+        "easylm",
+        lambda target: re.match(r"streaming_(?:params|train_state)", target.path.name),
+        refusal="is a stream of EasyLM's; load it with its StreamingCheckpointer.load_checkpoint, and give the arrays, "
+        "by names with dots, to save_checkpoint",
+    ),
+    Form(
+        "tensorflow",
+        lambda target: (
+            target.matching(r".*\.data-\d+-of-\d+|saved_model\.pb")
+            or re.fullmatch(r".*\.data-\d+-of-\d+", target.path.name)
+        ),
+        refusal="is a checkpoint of TensorFlow; read its arrays with reader = tf.train.load_checkpoint(PATH) and "
+        "reader.get_tensor(NAME), and give them to save_checkpoint",
+    ),
+    Form(
+        "paddle",
+        lambda target: target.matching(r".*\.pdparams") or target.path.name.endswith(".pdparams"),
+        refusal="is a checkpoint of PaddlePaddle; read its arrays with paddle.load(FILE, return_numpy=True), and give "
+        "them to save_checkpoint",
+    ),
     Form("torch", lambda target: list(bare_ranks(target.names).values()) == ["consolidated.00.pth"], "torch.plain"),
     Form(
         "files of ranks",
@@ -232,7 +279,9 @@ def _is_step(path: Location) -> bool:
     return any((path / name).exists() for name in ("_CHECKPOINT_METADATA", "commit_success.txt", "_METADATA"))
 
 
-def open_checkpoint(path: str | os.PathLike[str] | Location, *, part: bool = False) -> StoredCheckpoint:
+def open_checkpoint(
+    path: str | os.PathLike[str] | Location, *, part: bool = False, padded: bool = False
+) -> StoredCheckpoint:
     """Open a checkpoint of any format: a mapping from names to stored tensors.
 
     Only indexes and headers are read. A tensor says its dtype, its shape, and which file holds which box of it;
@@ -247,6 +296,9 @@ def open_checkpoint(path: str | os.PathLike[str] | Location, *, part: bool = Fal
             `ObjectPath`, which takes options.
         part: Whether one file of a checkpoint in several may be opened by itself. Its tensors are what is in that file;
             of those that are cut, the shapes are those of the parts.
+        padded: Whether the tensors of ranks, in `model_world_size_W_rank_R.pt`, may be longer than what they hold of
+            the whole: all as long as the first rank's. Their beginnings are read, and what follows is padding. It does
+            not change how other checkpoints are opened.
 
     Raises:
         OSError: if a file cannot be opened or read.
@@ -270,8 +322,12 @@ def open_checkpoint(path: str | os.PathLike[str] | Location, *, part: bool = Fal
     form = known_form(location_of(path))
     with importing:
         module = import_module(f".{form.module}", __package__)
-    is_part = part and form.module in _OF_ONE_FILE and not form.path.is_dir()
-    checkpoint: StoredCheckpoint = module.open_form(form.path, part=True) if is_part else module.open_form(form.path)
+    how: dict[str, bool] = {}
+    if part and form.module in _OF_ONE_FILE and not form.path.is_dir():
+        how["part"] = True
+    if is_true("padded", padded) and form.module == _OF_RANKS:
+        how["padded"] = True
+    checkpoint: StoredCheckpoint = module.open_form(form.path, **how)
     return checkpoint
 
 
@@ -281,6 +337,19 @@ def _is_known(path: Location) -> bool:
         return False
     target = Target(path)
     return any(form.module for form in islice((form for form in FORMS if form.knows(target)), 1))
+
+
+def _file_inside(target: Target) -> tuple[str, str]:
+    """The first file of a known format in a folder that is of none, and what can be done with it; or nothing."""
+    for name in target.names[:_MOST_FOLDERS]:
+        inner = Target(target.path / name)
+        form = None if inner.is_folder else next((form for form in FORMS if form.knows(inner)), None)
+        if form is not None:
+            ends = name.rpartition(".")[2]
+            alike = len(target.matching(rf".*\.{re.escape(ends)}")) if form.module else 1
+            more = f", one of {alike} .{ends} files, of which nothing says what they are together" if alike > 1 else ""
+            return name, f"can be opened by itself{more}" if form.module else form.refusal
+    return "", ""
 
 
 class _Known(NamedTuple):
@@ -319,6 +388,9 @@ def known_form(given: Location) -> _Known:
                 f"{given}: not a checkpoint itself; its folder {shown(inside)} is one, which can be opened"
             )
         steps = target.matching(r".*\.orbax-checkpoint-tmp.*")
+        alone, said = ("", "") if steps else _file_inside(target)
+        if alone:
+            raise UnsupportedError(f"{given}: not a checkpoint of any known format; its file {shown(alone)} {said}")
         hint = "; it only has an interrupted save of Orbax" if steps else ""
         held = f"it holds {shown(names)}" if names else "the folder is empty"
         raise UnsupportedError(f"{given}: not a checkpoint of any known format; {held}{hint}")

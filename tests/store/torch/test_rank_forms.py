@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shardwise as sw
+from shardwise.cli import main
 from shardwise.interop import torch as placements
 
 from ..torch_files import Call, Global, dtensor, ones, save, size, tensor
@@ -53,6 +54,50 @@ def test_what_each_rank_holds_is_put_where_pytorch_has_it(
         assert checkpoint.read("b").tolist() == [0, 1]
         assert len(checkpoint["b"].replicas) == mesh.size - 1
         checkpoint["w"].tiling.check()
+
+
+@pytest.mark.parametrize(("shape", "mesh", "how"), [
+    ((10, 3), (4,), [placements.Shard(0)]),
+    ((5,), (4,), [placements.Shard(0)]),
+    ((7, 5), (3, 2), [placements.Shard(0), placements.Shard(1)]),
+    ((7, 5), (2, 3), [placements.Replicate(), placements.Shard(1)]),
+])  # fmt: skip
+def test_padded_tensors_are_read_if_that_is_said(
+    shape: tuple[int, ...], mesh: tuple[int, ...], how: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As verl and others save them: each rank has as many rows as the first. What is beyond is -1 here."""
+    named = sw.DeviceMesh(mesh, tuple("ab"[: len(mesh)]))
+    array = ones(*shape)
+    held = [placed_rows(how, named, shape, dim) for dim in range(len(shape))]
+    longest = [max(map(len, rows)) for rows in held]
+    states = []
+    for rank in range(named.size):
+        local = np.full(longest, -1, np.float32)
+        own = array[np.ix_(*(held[dim][rank] for dim in range(len(shape))))]
+        local[tuple(map(slice, own.shape))] = own
+        states.append({"w": dtensor(local, "0", shape, mesh, named.coordinate(rank), how)})
+    path = ranks(tmp_path, states)
+    with pytest.raises(sw.ParseError, match=r"if what is beyond is padding, open_checkpoint\(\.\.\., padded=True\)"):
+        sw.open_checkpoint(path)
+    assert main(["inspect", str(path)]) == 2
+    assert "inspect and reshard --padded read the beginning" in capsys.readouterr().err
+    with sw.open_checkpoint(path, padded=True) as checkpoint:
+        assert checkpoint.read("w").tolist() == array.tolist()
+    assert main(["inspect", str(path), "--padded"]) == 0
+    assert main(["reshard", str(path), str(tmp_path / "m.safetensors"), "--padded", "--quiet"]) == 0
+    with sw.open_checkpoint(tmp_path / "m.safetensors") as checkpoint:
+        assert checkpoint.read("w").tolist() == array.tolist()
+
+
+def test_other_lengths_are_refused_padded_or_not(tmp_path: Path) -> None:
+    """Longer than the first rank's; and of a strided cut, whose padding may be within."""
+    long = [dtensor(ones(4), "0", (5,), (2,), (at,), [placements.Shard(0)]) for at in range(2)]
+    how = [placements.Shard(0), placements.StridedShard(0, 2)]
+    strided = [dtensor(ones(3), "0", (9,), (1, 2), (0, at), how) for at in range(2)]
+    for states in (long, strided):
+        with pytest.raises(sw.ParseError, match="but its local tensor is") as caught:
+            sw.open_checkpoint(ranks(tmp_path, [{"w": each} for each in states]), padded=True)
+        assert "padded=True" not in str(caught.value)
 
 
 def placed_rows(how: list[Any], mesh: sw.DeviceMesh, shape: tuple[int, ...], dim: int) -> list[np.ndarray]:

@@ -73,8 +73,8 @@ class _Gathered:
         self.first = ""
 
 
-def open_form(path: Location) -> StoredCheckpoint:
-    """Open the folder."""
+def open_form(path: Location, *, padded: bool = False) -> StoredCheckpoint:
+    """Open the folder; `padded` reads the beginnings of tensors that are as long on each rank as on the first."""
     names = _files(path)
     gathered: dict[str, _Gathered] = {}
     objects: dict[str, StoredObject] = {}
@@ -91,7 +91,9 @@ def open_form(path: Location) -> StoredCheckpoint:
                         f"tensors in it; {_SAVE}"
                     )
                 try:
-                    is_tensor = _gather(gathered.setdefault(key, _Gathered()), container, key, value, len(names))
+                    is_tensor = _gather(
+                        gathered.setdefault(key, _Gathered()), container, key, value, len(names), padded
+                    )
                 except UnsupportedError as error:
                     unreadable.setdefault(key, str(error))
                     continue
@@ -153,7 +155,7 @@ def _files(path: Location) -> list[str]:
     return [ranks[rank] for rank in range(size)]
 
 
-def _gather(held: _Gathered, container: Container, name: str, value: Any, world: int) -> bool:
+def _gather(held: _Gathered, container: Container, name: str, value: Any, world: int, padded: bool) -> bool:
     """Add what a rank has under a name; False if it is not a tensor."""
     where = container.file.path
     sharded = _sharded(value)
@@ -176,7 +178,7 @@ def _gather(held: _Gathered, container: Container, name: str, value: Any, world:
             raise ParseError(f"{where}: tensor {shown(name)} is not sharded as in {held.first}")
         held.sharding = sharding
         if coordinate is not None and local is not None:
-            held.parts.extend(_parts(sharding, coordinate, container, local, name))
+            held.parts.extend(_parts(sharding, coordinate, container, local, name, padded))
     held.first = held.first or where.name
     return True
 
@@ -314,27 +316,39 @@ def _order(value: Any, placements: tuple[tuple[str, int, int], ...], rank: int) 
     return tuple(map(tuple, order))
 
 
+def _length(ranges: list[tuple[int, int]]) -> int:
+    return sum(stop - start for start, stop in ranges)
+
+
 @lru_cache(4096)
 def _cuts(size: int, cuts: tuple[tuple[int, int], ...]) -> list[list[tuple[int, int]]]:
     return strided_pieces(size, cuts)
 
 
 def _parts(
-    sharding: _Sharding, coordinate: tuple[int, ...], container: Container, local: SavedTensor, name: str
+    sharding: _Sharding, coordinate: tuple[int, ...], container: Container, local: SavedTensor, name: str, padded: bool
 ) -> list[_Part]:
     """The boxes that make up a rank's tensor, each with the place where it begins there."""
-    ranges = []
+    ranges, longest = [], []
     for dim, size in enumerate(sharding.shape):
         index, cuts = 0, []
         for axis in sharding.order[dim]:
             cuts.append((sharding.mesh[axis], sharding.placements[axis][2]))
             index = index * sharding.mesh[axis] + coordinate[axis]
-        ranges.append(_cuts(size, tuple(cuts))[index] if cuts else [(0, size)])
-    expected = tuple(sum(stop - start for start, stop in held) for held in ranges)
-    if local.shape != expected:
+        pieces = _cuts(size, tuple(cuts)) if cuts else [[(0, size)]]
+        ranges.append(pieces[index])
+        longest.append(max(map(_length, pieces)))
+    expected = tuple(map(_length, ranges))
+    # Of several stretches in one dim, nothing says whether each is padded.
+    is_padded = local.shape == tuple(longest) and all(len(held) <= 1 for held in ranges)
+    if local.shape != expected and not (padded and is_padded):
+        way = (
+            "; it is as long as the longest of a rank: if what is beyond is padding, open_checkpoint(..., padded=True) "
+            "and reshard_checkpoint(..., padded=True) read the beginning"
+        )
         raise ParseError(
             f"{container.file.path}: tensor {shown(name)}: its placements give this rank {expected} "
-            f"of {sharding.shape}, but its local tensor is {local.shape}"
+            f"of {sharding.shape}, but its local tensor is {local.shape}{way if is_padded else ''}"
         )
     sides = []
     for held in ranges:

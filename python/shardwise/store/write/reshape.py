@@ -90,6 +90,7 @@ def reshard_checkpoint(
     timeout: float | None = None,
     strict: bool = False,
     rank: int | None = None,
+    padded: bool = False,
     config: Config | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> WriteReport:
@@ -137,6 +138,7 @@ def reshard_checkpoint(
             that no rule uses, a pattern of `rename` that changes none, layouts that cut nothing since the format holds
             tensors whole.
         rank: With `to="ranks"`, the only rank whose file is written: `dst` is that file.
+        padded: Whether ranks' tensors in `src` may be padded; see `open_checkpoint`.
         config: The model's configuration, a file, its folder or what it holds, in place of the `config.json` in the
             folder of `src`: it says how weights are quantized, and is written beside `"hf"`, `"ranks"` and `"vllm"`.
 
@@ -179,7 +181,7 @@ def reshard_checkpoint(
     target = location_of(dst)
     planned = _planning(
         src, target, layouts, to, uneven, dtype, overflow, rename, rewrites, only, drop, metadata, max_file_bytes,
-        memory, replicas, task_bytes, strict, rank, config,
+        memory, replicas, task_bytes, strict, rank, padded, config,
         is_written=True, workers=workers_of(work), resume=work.resume,
     )  # fmt: skip
     with planned as (made, said, left_out):
@@ -207,6 +209,7 @@ def plan_checkpoint(
     task_bytes: int | None = None,
     strict: bool = False,
     rank: int | None = None,
+    padded: bool = False,
     config: Config | None = None,
 ) -> CheckpointPlan:
     """Plan what `reshard_checkpoint` does, as tasks that can be run anywhere, and write nothing.
@@ -231,6 +234,7 @@ def plan_checkpoint(
             task makes an object, as in stores but S3, `max_file_bytes` limits those of `"hf"`.
         strict: Whether to refuse what the plan's `warnings` would say.
         rank: With `to="ranks"`, the only rank whose file is written.
+        padded: Whether ranks' tensors in `src` may be padded.
         config: The model's configuration, in place of the `config.json` in the folder of `src`.
 
     If a tensor is converted, compressed in the source, or in very many short stretches, `reshard_checkpoint` has to put
@@ -261,7 +265,7 @@ def plan_checkpoint(
     target = location_of(dst)
     planned = _planning(
         src, target, layouts, to, uneven, dtype, overflow, rename, rewrites, only, drop, metadata, max_file_bytes,
-        memory, replicas, task_bytes, strict, rank, config,
+        memory, replicas, task_bytes, strict, rank, padded, config,
         is_written=False,
     )  # fmt: skip
     with planned as (made, said, left_out):
@@ -292,6 +296,7 @@ def _planning(
     task_bytes: int | None,
     strict: bool,
     rank: int | None,
+    padded: bool,
     config: Config | None,
     *,
     is_written: bool,
@@ -307,7 +312,7 @@ def _planning(
     source = location_of(src)
     refuse_source(source, target)
     with uncollected():
-        opened = open_checkpoint(source)
+        opened = open_checkpoint(source, padded=padded)
     with (
         opened as checkpoint,
         locked(target) if is_written else nullcontext(),
