@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 #: and imports from the rows below its own and from itself only. A new room has its row here and on the page.
 HOUSES: dict[str, tuple[tuple[str, ...], ...]] = {
     "python/shardwise": (
-        ("_fork",),
+        ("_fork", "_threads"),
         ("errors", "_core", "_drawn", "_garbage", "_lazy", "_text"),
         ("_arguments", "_dtypes", "_expressions", "_frozen", "_json", "_strided", "piece"),
         ("_atomic", "_boxes", "_tree", "packed", "sub_axis"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -148,3 +151,50 @@ def test_a_thread_goes_on_while_another_computes(name: str) -> None:
 def test_a_call_that_keeps_the_lock_is_found() -> None:
     """What the test above would say of a kernel that does not release it."""
     assert not lets_others_run(lambda n: range(n), sum, range(12, 18))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit of memory is Linux's")
+def test_without_memory_for_a_thread_there_is_an_error(tmp_path: Path) -> None:
+    """In processes that have called once: the stack of a thread that has ended is there, but nothing for another."""
+    pytest.importorskip("fsspec")
+    sw.save_checkpoint(tmp_path / "a.safetensors", {f"w{i}": np.full((64, 64), i + 1.0) for i in range(8)})
+    done = subprocess.run(
+        [sys.executable, "-c", _STARVED, str(tmp_path)], capture_output=True, text=True, check=False, timeout=300
+    )
+    found = json.loads(done.stdout)
+    assert {name: set(statuses) <= {0, 1} for name, statuses in found.items()} == {"learn": True, "store": True}, found
+    assert all(statuses[0] == 1 and statuses[-1] == 0 for statuses in found.values()), found
+
+
+_STARVED = """
+import itertools, json, os, resource, signal, sys
+import shardwise as sw
+from shardwise.store import learn_rewrites
+path = sys.argv[1] + "/a.safetensors"
+numbers = itertools.count()
+calls = {
+    "learn": lambda: learn_rewrites(path, path, threads=4),
+    "store": lambda: sw.reshard_checkpoint(path, f"memory://new/{next(numbers)}", to="hf", memory=64 << 20),
+}
+found = {name: [] for name in calls}
+for name, call in calls.items():
+    for left in (0, 1 << 20, 12 << 20, 512 << 20):
+        child = os.fork()
+        if not child:
+            call()  # All that is made once is there, and so is a stack.
+            with open("/proc/self/statm") as file:
+                used = int(file.read().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (used + left, used + left))
+            signal.alarm(20)
+            try:
+                call()
+            except MemoryError:
+                os._exit(1)
+            except BaseException:
+                os._exit(2)
+            os._exit(0)
+        status = os.waitpid(child, 0)[1]
+        found[name].append(os.waitstatus_to_exitcode(status))
+print(json.dumps(found))
+"""

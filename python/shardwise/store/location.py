@@ -11,12 +11,12 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from .._arguments import path_of
+from .._threads import Threads
 from ..errors import ParseError
 from .files import DataFile, Holder
 from .object_files import FLIGHT, ObjectFile
@@ -254,7 +254,7 @@ def _opener(locations: Iterable[Location]) -> Callable[[Location], Holder]:
         except (OSError, ParseError) as error:
             return error
 
-    with ThreadPoolExecutor(FLIGHT, thread_name_prefix="shardwise-open") as pool:
+    with Threads(FLIGHT, "shardwise-open") as pool:
         opened: dict[Any, Holder | Exception] = dict(zip(objects, pool.map(start, objects), strict=True))
 
     def give(location: Location) -> Holder:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._fork import ForkLock
+from .._threads import Threads
 from ..errors import ParseError
 from .files import Holder
 from .objects import ObjectPath, ObjectStatus
@@ -162,7 +163,7 @@ class ObjectFile(Holder):
         if first is None or second is None:
             return
         waiting: deque[Future[None]] = deque()
-        pool = ThreadPoolExecutor(FLIGHT, thread_name_prefix="shardwise-read")
+        pool = Threads(FLIGHT, "shardwise-read")
         try:
             for span in chain((first, second), spans):
                 waiting.append(pool.submit(self._put, span))

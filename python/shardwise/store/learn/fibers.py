@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from ..._threads import Threads
 from ..checkpoint import StoredCheckpoint
 from ..stored import StoredTensor
 
@@ -105,7 +105,7 @@ def fibers_of(checkpoint: StoredCheckpoint, other: StoredCheckpoint, memory: int
     most = max(memory // (8 * threads), 1)
     marks: dict[tuple[int, int], Marks] = {}
     table: dict[tuple[int, str], list[tuple[Marks, Numbers]]] = {}
-    with ThreadPoolExecutor(threads) as pool:
+    with Threads(threads, "shardwise-learn") as pool:
         found = pool.map(lambda one: _looked_at(tensors[one[0]], one[1], most, memory), work)
         for (number, dim), seen in zip(work, found, strict=True):
             marks[number, dim] = seen

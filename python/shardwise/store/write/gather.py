@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._text import bytes_text
+from ..._threads import Threads
 from ...errors import LayoutError, ParseError
 from ..boxes import read_piece
 from ..engine import CopyJob, JobTensor
@@ -91,7 +91,7 @@ def fetch_pieces(
             f"needs {bytes_text(total + besides)}: give more, or make the plan with smaller task_bytes"
         )
     if len(windows) > 1:
-        with ThreadPoolExecutor(FLIGHT, thread_name_prefix="shardwise-fetch") as pool:
+        with Threads(FLIGHT, "shardwise-fetch") as pool:
             arrays = list(pool.map(lambda item: _fetched(*item), windows))
     else:
         arrays = [_fetched(*item) for item in windows]

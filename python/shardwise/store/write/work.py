@@ -17,6 +17,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from ..._arguments import INTEGER, check_fields, check_items, integer
+from ..._threads import Threads
 from ...errors import LayoutError, ShardwiseError
 from ...rules.left_out import LeftOut
 from ..engine import LEAST_MEMORY, check_threads
@@ -186,7 +187,7 @@ def crew_for(work: Work, *, nbytes: int, tasks: int, each: int = _SMALL) -> Iter
     if workers == 1:
         yield Crew(_Here(), 1, budget, True, 1)
         return
-    with ThreadPoolExecutor(workers, "shardwise") as pool:
+    with Threads(workers) as pool:
         try:
             yield Crew(pool, workers, budget, True, _WINDOW * workers)
         finally:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from ...._text import bytes_text
+from ...._threads import Threads
 from ....errors import LayoutError, ParseError
 from ...engine import LEAST_MEMORY, CopyJob
 from ...location import taken, workplace_of
@@ -180,7 +180,7 @@ class PartsSink:
                 raise taken(there)
             return file, begin, end, status.mark
 
-        with ThreadPoolExecutor(FLIGHT, thread_name_prefix="shardwise-write") as pool:
+        with Threads(FLIGHT, "shardwise-write") as pool:
             for share in pool.map(sent, parts):
                 shares.append(share)
                 if progress is not None:
@@ -491,7 +491,7 @@ class StorePlace:
                     raise
 
         most = 2 * max(self._limits.least_shared(self._new.sizes[number]) for number in left)
-        with ThreadPoolExecutor(max(1, min(FLIGHT, _TOGETHER // most)), thread_name_prefix="shardwise-join") as pool:
+        with Threads(max(1, min(FLIGHT, _TOGETHER // most)), "shardwise-join") as pool:
             list(pool.map(make, left))
 
     def _pieces(
@@ -658,7 +658,7 @@ class StorePlace:
         return self._root / f"{number}.receipt"
 
     def _each(self, ask: Callable[[Any], Answer], items: Sequence[Any]) -> Iterator[Answer]:
-        with ThreadPoolExecutor(FLIGHT, thread_name_prefix="shardwise-ask") as pool:
+        with Threads(FLIGHT, "shardwise-ask") as pool:
             yield from pool.map(ask, items)
 
     def _read(self, number: int) -> TaskReceipt | None:

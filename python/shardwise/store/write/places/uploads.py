@@ -10,12 +10,13 @@ import errno
 import uuid
 from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
 from ...._arguments import integer
 from ...._text import bytes_text
+from ...._threads import Threads
 from ....errors import LayoutError
 from ...formats.files import TargetFile
 from ...location import taken
@@ -310,7 +311,7 @@ class _InParts:
         self._upload, self._is_new = Multipart(path, run), is_new
         self._first: tuple[int, bytearray] | None = None
         self._flight = flight
-        self._pool = ThreadPoolExecutor(flight, thread_name_prefix="shardwise-write")
+        self._pool = Threads(flight, "shardwise-write")
         self._waiting: deque[Future[tuple[int, str]]] = deque()
         self._etags: dict[int, str] = {}
 
