@@ -136,6 +136,29 @@ def test_every_rank_holds_what_the_engine_gives_it(tmp_path: Path, model: str, e
         check_ranks(engine, layouts(model, engine, int(count)), whole, ranks, apart | computed)
 
 
+@pytest.mark.parametrize(("model", "engine"), [case for case in CASES if case[0].startswith("glm4-moe")])
+def test_a_model_without_biases_is_the_same_but_for_them(tmp_path: Path, model: str, engine: str) -> None:
+    """GLM-4.5 without `attention_bias`, which vLLM, SGLang and Megatron-Core take too."""
+    said = answer(model)
+    config = said["config"] | {"attention_bias": False}
+    tensors = {name: value for name, value in elements(said).items() if not name.endswith("proj.bias")}
+    rules = RULES[rules_of(model, engine)]
+    rewrites = sw.Rewrites.from_toml(rules, config=config)
+    sw.save_checkpoint(tmp_path / "hf", tensors, sync=False)
+    whole = tensors
+    if rewrites:
+        sw.reshard_checkpoint(tmp_path / "hf", tmp_path / "there", rewrites=rewrites, sync=False)
+        whole = tensors_of(tmp_path / "there")
+    layout_map = sw.LayoutMap.from_toml(rules, sw.DeviceMesh((2, 2), ("dp", "tp")), config=config)
+    report = layout_map.report({name: (value.shape, "int32") for name, value in whole.items()})
+    assert not report.unmatched
+    assert not report.unused_rules
+    ranks = said["engines"][engine]["ranks"]["2"]
+    biases = {name for name in ranks[0] if name.endswith(("proj.bias", "qkv.bias"))}
+    assert biases
+    check_ranks(engine, layout_map, whole, ranks, biases)
+
+
 def check_back(model: str, engine: str, kept: dict[str, Any], tensors: dict[str, Any]) -> None:
     """Converted back, all tensors are there again that the rules are for."""
     family = model.rpartition("-")[0]
