@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import io
+import json
 import re
+import warnings
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import shardwise as sw
 from shardwise import deploy
+from shardwise.cli import main
 from shardwise.rules.numbers import Numbers
-from shardwise.rules.toml import prefixed, read_document
+from shardwise.rules.toml import prefixed, read_document, read_models
 from shardwise.rules.wrapped import _DEFAULTS, _SIZES, language_config, model_types
 
 from ..oracle.families.models import DATA, read
@@ -230,3 +235,54 @@ def test_a_prefix_comes_before_each_rule() -> None:
         deploy.Deployment.from_toml(
             io.StringIO("prefix = 'a'\n[meshes]\nm = { shape = [2], axis_names = ['x'] }\n[rules]\n")
         )
+
+
+def test_rules_that_are_for_another_model_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 8, "vocab_size": 64}
+    mesh = sw.DeviceMesh((2,), ("tp",))
+    for config in (
+        {"model_type": "qwen3", **sizes},
+        {"model_type": "wrapper", "text_config": {"model_type": "qwen3", **sizes}},
+        sizes,  # Of a type that nothing says.
+    ):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert not sw.LayoutMap.from_toml(RULES["vllm/qwen3"], mesh, config=config).report({}).notes
+    said = r"qwen3.toml' is for models of the type qwen3, and this one is of the type llama; vllm/llama is for it"
+    with pytest.warns(sw.ShardwiseWarning, match=said):
+        sw.LayoutMap.from_toml(RULES["vllm/qwen3"], mesh, config={"model_type": "llama", **sizes})
+    wrapped = {"model_type": "llava", "text_config": {"model_type": "other", **sizes}}
+    with pytest.warns(sw.ShardwiseWarning, match="of the type llava with other; see that each rule is right for it"):
+        sw.LayoutMap.from_toml(RULES["vllm/qwen3"], mesh, config=wrapped)
+    sw.save_checkpoint(tmp_path / "hf", {"model.norm.weight": np.ones(8, "f4")}, to="hf", sync=False)
+    (tmp_path / "hf" / "config.json").write_text(json.dumps({"model_type": "llama", **sizes}))
+    (tmp_path / "own.toml").write_text("models = ['qwen3']\n[rules]\n'norm' = ['tp']\n")
+    arguments = [str(tmp_path / "hf"), "--rules", str(tmp_path / "own.toml"), "--mesh", "tp=2"]
+    said = "is for models of the type qwen3, and this one is of the type llama; see that"
+    assert main(["report", *arguments]) == 0
+    assert said in capsys.readouterr().out
+    assert main(["report", *arguments, "--strict"]) == 1
+    assert said in capsys.readouterr().out
+    target = ["reshard", arguments[0], str(tmp_path / "there"), *arguments[1:], "--to", "ranks", "--no-sync"]
+    assert main([*target, "--strict"]) == 1
+    assert said in capsys.readouterr().err
+    assert main(target) == 0
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_all_files_say_of_which_types_their_models_are(name: str) -> None:
+    models = read_models(RULES[name])
+    family = name.rpartition("/")[2].removesuffix("-mtp").removesuffix("-mxfp4")
+    files = sorted(DATA.glob(f"{family}-[0-9].json.gz"))
+    assert files
+    for file in files:
+        assert read(file.name.removesuffix(".json.gz"))["config"]["model_type"] in models
+
+
+def test_a_rule_for_what_is_not_wanted_is_not_unused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sw.save_checkpoint(tmp_path / "a", {"m.norm": np.ones(8, "f4"), "m.up": np.ones(8, "f4")}, sync=False)
+    (tmp_path / "own.toml").write_text("prefix = '^m.'\n[rules]\n'norm' = ['tp']\n'up' = ['tp']\n")
+    arguments = ["reshard", str(tmp_path / "a"), str(tmp_path / "b"), "--rules", str(tmp_path / "own.toml"), "--strict"]
+    assert main([*arguments, "--mesh", "tp=2", "--to", "ranks", "--no-sync", "--only", "norm"]) == 0
+    assert "applies to no name" not in capsys.readouterr().err

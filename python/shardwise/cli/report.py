@@ -275,6 +275,7 @@ def _grouped(report: LayoutReport) -> Iterator[str]:
 
 def doubts(report: LayoutReport) -> Iterator[str]:
     """Give a line for each thing that looks wrong although it prevents nothing."""
+    yield from report.notes
     for each in report.left_out:
         if each.kind != "unmatched":
             yield as_options(str(each))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import ItemsView, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar, overload
 
 from .._arguments import checked_axes, instance, integer, optional, sizes_of
 from .._fork import ForkLock, importing
 from .._text import shown
-from ..errors import LayoutError, MeshError
+from ..errors import LayoutError, MeshError, ShardwiseWarning
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 from ..packed import PackedDim
@@ -78,6 +80,8 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
 
     #: What all rules of the file begin with from which the map was made; reports leave it out.
     _prefix = ""
+    #: What looks wrong about that file.
+    _notes: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -485,7 +489,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
             from .report_maker import make_report
 
         keys = {key: key.removeprefix(self._prefix) for key in self} if self._prefix else {}
-        return make_report(
+        report = make_report(
             self._answers.search,
             self._device_mesh,
             self._default,
@@ -495,6 +499,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
             followers=followers,
             replicated=self._replicated,
         )
+        return replace(report, notes=self._notes) if self._notes else report
 
     def apply(self, tree: Any, *, separator: str = "/") -> Any:
         """Give the same nested structure as a tree of arrays, with a layout in place of each array.
@@ -585,6 +590,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
             LayoutError: if a layout map does not accept a rule, or a number that a rule needs is missing.
             MeshError: if the mesh is invalid.
             OSError: if the file cannot be read.
+            ShardwiseWarning: if the file says of which types its models are, and the configuration's is another.
 
         >>> import io
         >>> file = io.StringIO(r'''
@@ -595,6 +601,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         (None, 'model')
         """
         with importing:
+            from .shipped import other_model
             from .toml import located, read_rules
 
         rules = read_rules(file, config)
@@ -608,6 +615,10 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
             layout_map._default = layout_map._checked_default(rules.default)
             layout_map.update(rules.layouts)
         layout_map._prefix = rules.prefix
+        note = other_model(rules.models, config, rules.source)
+        if note is not None:
+            layout_map._notes = (note,)
+            warnings.warn(note, ShardwiseWarning, stacklevel=2)
         return layout_map
 
     def to_toml(self, file: str | os.PathLike[str] | TextIO) -> None:

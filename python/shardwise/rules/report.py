@@ -150,6 +150,7 @@ class LayoutReport(Drawn):
             they cannot be placed.
         default: What the map gives to names to which no key applies.
         meshes: The meshes of a deployment by name, all of devices of `device_mesh`.
+        notes: What looks wrong about the rules themselves, such as that they are for another model.
         unused_axes: The axes of more than one coordinate that no rule uses which applies to a tensor, by mesh, and
             their sizes: all that is on the mesh is held as often. The name of the mesh of a map is empty.
     """
@@ -165,6 +166,7 @@ class LayoutReport(Drawn):
     default: LayoutRule | None = None
     meshes: tuple[tuple[str, DeviceMesh], ...] = ()
     unused_axes: tuple[tuple[str, str, int], ...] = ()
+    notes: tuple[str, ...] = ()
 
     @cached_property
     def unmatched(self) -> tuple[TensorReport, ...]:
@@ -326,8 +328,8 @@ class LayoutReport(Drawn):
 
     @cached_property
     def doubts(self) -> tuple[str, ...]:
-        """Those of the warnings that are not among the `problems`: what is left out, and rules that match nothing."""
-        return (*map(str, self.left_out), *unused_texts(self.unused_rules))
+        """The warnings that are not among the `problems`: notes, what is left out, and rules that match nothing."""
+        return (*self.notes, *map(str, self.left_out), *unused_texts(self.unused_rules))
 
     @cached_property
     def left_out(self) -> tuple[LeftOut, ...]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from .._fork import importing
 from .._text import shown
+from .numbers import Config, read_config
+from .wrapped import model_types
 
-__all__ = ["example_rules", "no_rules", "rules_named"]
+__all__ = ["example_rules", "no_rules", "other_model", "rules_named"]
 
 _FOLDER = Path(__file__).parent / "examples"
 
@@ -59,3 +62,25 @@ def no_rules(name: str) -> str:
     near = near or get_close_matches(name.removesuffix(".toml"), known, 3)
     meant = f"; did you mean {' or '.join(near)}?" if near else "."
     return f"the package has no rules {shown(name)}{meant} `shardwise rules` lists them"
+
+
+def other_model(models: Sequence[str], config: Config | None, source: str) -> str | None:
+    """Say that rules for models of these types are used for one of another type; `None` if nothing says so.
+
+    >>> other_model(["qwen3"], {"model_type": "llama"}, "'vllm/qwen3.toml'").partition("; ")[0]
+    "'vllm/qwen3.toml' is for models of the type qwen3, and this one is of the type llama"
+    """
+    if not models or config is None:
+        return None
+    types = model_types(read_config(config))
+    if not types or not {*types}.isdisjoint(models):
+        return None
+    with importing:
+        from .toml import read_models
+
+    engine = Path(source.strip("'")).parent.name
+    known = (name for name in example_rules() if name.rpartition("/")[0] == engine and not name.endswith("-mtp"))
+    meant = [name for name in known if not {*types}.isdisjoint(read_models(example_rules()[name]))]
+    advice = f"{' or '.join(meant)} is for it" if meant else "see that each rule is right for it"
+    own, other = " or ".join(models), " with ".join(types)
+    return f"{source} is for models of the type {own}, and this one is of the type {other}; {advice}"

@@ -35,6 +35,7 @@ __all__ = [
     "read_compared",
     "read_document",
     "read_layout",
+    "read_models",
     "read_numbers",
     "read_replicated",
     "read_rewrites",
@@ -49,7 +50,7 @@ __all__ = [
 #: The keys of a rules file that say how tensors are cut, and those that say what is rewritten.
 _CUTTING = {"backtracking", "default", "match", "mesh", "prefix", "replicated", "rules"}
 _REWRITING = {"after", "drop", "rewrite", "unmatched"}
-_BOTH = {"compared", "numbers"}
+_BOTH = {"compared", "models", "numbers"}
 #: Those that only files of deployments have; `shardwise.deploy` reads them.
 PLACING = {"lists", "meshes", "parameters", "world"}
 
@@ -66,6 +67,7 @@ class Rules:
     replicated: tuple[str, ...] = ()
     source: str = "the rules file"
     prefix: str = ""
+    models: tuple[str, ...] = ()
 
 
 def read_rules(file: str | os.PathLike[str] | TextIO, config: Config | None = None) -> Rules:
@@ -95,7 +97,17 @@ def read_rules(file: str | os.PathLike[str] | TextIO, config: Config | None = No
         prefixed(prefix, key): read_layout(value, f"{source}: rule {shown(key)}", numbers)
         for key, value in rules.items()
     }
-    return Rules(match, backtracking, mesh, layouts, default, read_replicated(document, source), source, prefix)
+    return Rules(
+        match,
+        backtracking,
+        mesh,
+        layouts,
+        default,
+        read_replicated(document, source),
+        source,
+        prefix,
+        _models(document),
+    )
 
 
 def prefixed(prefix: str, key: str) -> str:
@@ -137,6 +149,15 @@ def read_compared(file: str | os.PathLike[str] | TextIO) -> list[str]:
     return compared
 
 
+def read_models(file: str | os.PathLike[str] | TextIO) -> tuple[str, ...]:
+    """Read for models of which types a rules file is; none if it does not say."""
+    return _models(read_document(file)[0])
+
+
+def _models(document: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(document.get("models", ()))
+
+
 def read_numbers(document: Mapping[str, Any], config: Config | None, source: str) -> Numbers:
     """Give the numbers of a rules file."""
     table = document.get("numbers", {})
@@ -151,9 +172,10 @@ def read_document(file: str | os.PathLike[str] | TextIO) -> tuple[dict[str, Any]
     # A file of rewrites may have no rules.
     required = set() if _REWRITING & document.keys() else {"rules"}
     check_table(document, source, required=required, optional={*_CUTTING, *_REWRITING, *_BOTH, *PLACING})
-    compared = checked_list(document.get("compared", []), f"{source}: compared")
-    if not all(isinstance(one, str) for one in compared):
-        raise ParseError(f"{source}: compared must be a list of strings, got {shown(compared)}")
+    for key in ("compared", "models"):
+        listed = checked_list(document.get(key, []), f"{source}: {key}")
+        if not all(isinstance(one, str) for one in listed):
+            raise ParseError(f"{source}: {key} must be a list of strings, got {shown(listed)}")
     return document, source
 
 

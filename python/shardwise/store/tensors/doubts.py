@@ -222,7 +222,10 @@ def doubts_about(
     if isinstance(layouts, (LayoutMap, Deployment)):
         report = layouts.report(described(kept, weights), uneven=uneven)
         # A rule for tensors that are not wanted is a rule like any other.
-        rest = {rule for name in tensors if name not in kept for rule in layouts.matching_rules(name)}
+        prefix = layouts._prefix if isinstance(layouts, LayoutMap) else ""  # Which the report leaves out.
+        rest = {
+            rule.removeprefix(prefix) for name in tensors if name not in kept for rule in layouts.matching_rules(name)
+        }
         report = replace(report, unused_rules=tuple(rule for rule in report.unused_rules if rule not in rest))
         lost += report.left_out
         found += report.doubts
