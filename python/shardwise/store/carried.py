@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from itertools import islice
 
 from .._text import bytes_text, shown
 from ..rules.left_out import LeftOut, listed
@@ -27,8 +28,8 @@ _TENSORS = (
     ".bin", ".ckpt", ".distcp", ".gguf", ".h5", ".hdf5", ".msgpack", ".npy", ".npz", ".pkl", ".pt", ".pth",
     ".safetensors",
 )  # fmt: skip
-#: Folders in a checkpoint's that are looked into, and that are none of its own.
-_MOST_FOLDERS = 64
+#: So many entries of a folder are looked at.
+_MOST_NAMES = 1_000_000
 #: Formats whose files are not all open, or lie in folders of their own.
 _UNLISTED = ("orbax",)
 
@@ -51,9 +52,10 @@ def beside(given: Location, checkpoint: StoredCheckpoint) -> list[LeftOut]:
             folders.append(name)
         elif name.endswith(_TENSORS) and str(folder / name) not in read:
             found.append(name)
-    for name in folders[:_MOST_FOLDERS]:
-        inner = (each for each, is_folder in entries_of(folder / name) if not is_folder and each.endswith(_TENSORS))
-        found += [f"{name}/{each}" for each in sorted(inner) if str(folder / name / each) not in read]
+    for name in folders:
+        inner = islice(entries_of(folder / name), _MOST_NAMES)
+        inside = sorted(f"{name}/{each}" for each, is_folder in inner if not is_folder and each.endswith(_TENSORS))
+        found += (each for each in inside if str(folder / each) not in read)
     found = list(dict.fromkeys([*found, *checkpoint.unread]))
     if "common" in checkpoint.objects and checkpoint.format == "megatron":
         found = [name for name in found if name != "common.pt"]

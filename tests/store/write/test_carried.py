@@ -184,7 +184,11 @@ def test_values_that_a_format_has_no_place_for_are_named(tmp_path: Path) -> None
     (tmp_path / "m.pt").write_bytes(save({"w": tensor(ones(4), "0"), "step": 7, "lr": 0.5, "args": {"a": "b"}}))
     report = sw.reshard_checkpoint(tmp_path / "m.pt", tmp_path / "new", to="hf")
     assert [(each.kind, each.names) for each in report.left_out] == [("values", ("step", "lr", "args.a"))]
-    assert report.warnings == ("3 values are not written, without a place in 'hf': 'step', 'lr', 'args.a'",)
+    (text,) = report.warnings
+    begins, advice = text.split("; ")
+    assert begins == "3 values are not written, without a place in 'hf': 'step', 'lr', 'args.a'"
+    asked = advice.removeprefix("drop='").removesuffix("' says that this is wanted")
+    assert sw.reshard_checkpoint(tmp_path / "m.pt", tmp_path / "asked", to="hf", drop=asked, strict=True).tensors == 1
     made = Dcp()
     made.add("w", (4,), [((0,), ones(4))])
     made.add_object("step", 7)
@@ -192,7 +196,9 @@ def test_values_that_a_format_has_no_place_for_are_named(tmp_path: Path) -> None
     report = sw.reshard_checkpoint(folder, tmp_path / "one.safetensors")
     assert [(each.kind, each.names) for each in report.left_out] == [("values", ("step",))]
     plan = sw.plan_checkpoint(folder, tmp_path / "two", to="hf")
-    assert plan.warnings == ("1 value is not written, without a place in 'hf': 'step'",)
+    assert plan.warnings == (
+        "1 value is not written, without a place in 'hf': 'step'; drop='^(step)$' says that this is wanted",
+    )
     report = sw.reshard_checkpoint(folder, tmp_path / "kept", to="dcp")
     assert report.left_out == () == report.warnings
     # What was not asked for is named, and nobody is warned of it.

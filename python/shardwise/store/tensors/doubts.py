@@ -62,13 +62,18 @@ class DoubtsError(LayoutError):
         return type(self), (self.warnings,)
 
 
-def without_a_place(names: Sequence[str], form: str) -> LeftOut:
-    """Say that values that are not tensors are not written."""
+def without_a_place(names: Sequence[str], form: str, others: Collection[str]) -> LeftOut:
+    """Say that values that are not tensors are not written, and how a call says that this is wanted."""
     why = "in a form that cannot be copied" if form == "dcp" else f"without a place in {form!r}"
     count = "1 value is" if len(names) == 1 else f"{len(names)} values are"
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    text = f"{count} not written, {why}: {', '.join(map(shown, names[:_SHOWN]))}{more}"
+    text = f"{count} not written, {why}: {', '.join(map(shown, names[:_SHOWN]))}{more}; {_wanted(names, others)}"
     return LeftOut("values", tuple(names), text)
+
+
+def _wanted(names: Collection[str], others: Collection[str]) -> str:
+    advice = expression_for(names, others)
+    return ("drop" if advice is None else f"drop={advice!r}") + " says that this is wanted"
 
 
 def dropped_by_rules(
@@ -92,9 +97,7 @@ def dropped_by_rules(
     elif values:
         count = f"{count.rpartition(' ')[0]} and {len(values)} value{'s' * (len(values) != 1)} are"
     all_names = (*names, *values)
-    advice = expression_for(all_names, others)
-    how = "drop says that this is wanted" if advice is None else f"drop={advice!r} says that this is wanted"
-    text = f"{count} dropped by the rules: {named(all_names)}; {how}"
+    text = f"{count} dropped by the rules: {named(all_names)}; {_wanted(all_names, others)}"
     return [LeftOut("dropped", all_names, text, nbytes)]
 
 
@@ -148,8 +151,8 @@ def expression_for(names: Collection[str], others: Collection[str]) -> str | Non
     return None
 
 
-def states_alone(names: Collection[str]) -> list[LeftOut]:
-    """Say which states of an optimizer are among these tensors, while the weights that they belong to are not."""
+def states_alone(names: Collection[str], source: Collection[str]) -> list[LeftOut]:
+    """Say which states of an optimizer are among these tensors without the weights that the source has for them."""
     found: dict[str, str] = {}
     for name in names:
         for pattern in _STATES:
@@ -159,19 +162,24 @@ def states_alone(names: Collection[str]) -> list[LeftOut]:
                 break
     if not found:
         return []
-    ends = set()
-    for name in names:
-        if name not in found:
-            at = 0
-            while at >= 0:
-                ends.add(name[at:])
-                at = name.find(".", at) + 1 or -1
-    alone = tuple(name for name, weight in found.items() if weight not in ends)
+    there, before = (_ends(name for name in each if name not in found) for each in (names, source))
+    alone = tuple(name for name, weight in found.items() if weight in before and weight not in there)
     if not alone:
         return []
     count, which = listed(alone, "optimizer state")
     whose = "its weight" if len(alone) == 1 else "their weights"
     return [LeftOut("states", alone, f"{count} among the tensors without {whose}: {which}")]
+
+
+def _ends(names: Iterable[str]) -> set[str]:
+    """All names, also without their first parts."""
+    found = set()
+    for name in names:
+        at = 0
+        while at >= 0:
+            found.add(name[at:])
+            at = name.find(".", at) + 1 or -1
+    return found
 
 
 def refuse_unmatched(layouts: Layouts | None, ranks: Mapping[str, int]) -> None:

@@ -375,8 +375,8 @@ def _planning(
                 doubts.extend(said)
                 losses = dropped_by_rules(dropped, dropped_values, names_of(checkpoint))
                 if homeless := [old for old in values if old not in copied]:
-                    losses.append(without_a_place(homeless, form))
-                losses += states_alone(kept)
+                    losses.append(without_a_place(homeless, form, names_of(checkpoint)))
+                losses += states_alone(kept, checkpoint)
                 losses += beside(source, checkpoint)
                 doubts.extend(map(str, losses))
                 left_out.extend([*lost, *losses, *_asked(checkpoint, tensors, kept, values, dropped_values, unwanted)])
