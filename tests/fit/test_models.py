@@ -251,6 +251,17 @@ def test_infinities_of_a_configuration_beside_a_checkpoint(tmp_path: Path) -> No
     assert json.loads((tmp_path / "new" / "config.json").read_text())["time_step_limit"] == [0.0, float("inf")]
 
 
+def test_by_rules_integers_may_be_whole_but_are_not_cut_as_weights(tmp_path: Path) -> None:
+    """Rules that name them do not say how they are quantized."""
+    rules = tmp_path / "own.toml"
+    tensors = {"up_proj.weight": ("BF16", (8, 8)), "tables": ("I64", (8, 8))}
+    for rule, verdict in (("[]", "fits"), ("['tp', []]", "unknown")):
+        rules.write_text(f"[rules]\n'up_proj' = ['tp', []]\n'tables' = {rule if rule != '[]' else '[[], []]'}\n")
+        answer = fits_by_rules(tensors, {}, rules, [(2, 1)], lambda name: None)
+        assert answer.sizes[0].verdict == verdict
+        assert [one.name for one in answer.unknown] == (["tables"] if verdict == "unknown" else [])
+
+
 def test_by_rules_dtypes_that_safetensors_have_not(tmp_path: Path) -> None:
     rules = tmp_path / "own.toml"
     rules.write_text("[rules]\n'w' = ['tp']\n")

@@ -302,6 +302,16 @@ STRANGERS: dict[str, tuple[Outline, dict[str, Any], tuple[int, ...]]] = {
     ),
     "integers without a method": ({"layers.0.mlp.down_proj.weight": ("I8", (4096, 4096))}, {}, (2,)),
     "FP8 without scales": ({"layers.0.mlp.down_proj.weight": ("F8_E4M3", (4096, 4096))}, {}, (2,)),
+    "flat values of a column, beside weights that are known": (
+        {"layers.0.mlp.down_proj.weight": ("BF16", (64, 64)), "layers.0.mlp.up_proj.W_q": ("U8", (2048, 1))},
+        {},
+        (2,),
+    ),
+    "values of one dim, beside weights that are known": (
+        {"layers.0.mlp.down_proj.weight": ("BF16", (64, 64)), "layers.0.mlp.up_proj.packed": ("I32", (512,))},
+        {},
+        (2,),
+    ),
     "a low-rank adapter": ({"layers.0.self_attn.q_proj.lora_A.weight": ("BF16", (16, 4096))}, {}, (2,)),
     "no tensors": ({}, {"num_attention_heads": 32}, (2,)),
     "stacked experts of equal dims over blocks of rows": (
@@ -454,3 +464,13 @@ def test_what_a_verdict_rests_on() -> None:
         "model_type = llama",
     )
     assert answer.as_json()["sizes"][0]["rests_on"] == ["the name q_proj; num_attention_heads = 32"]
+    scaled: Outline = {
+        "mlp.up_proj.weight": ("F8_E4M3", (256, 128)),
+        "mlp.up_proj.weight_scale_inv": ("F32", (2, 1)),
+    }
+    fp8 = {"quantization_config": {"quant_method": "fp8"}}
+    for config, said in (({}, "names of scales, as of fp8"), (fp8, "quant_method = fp8")):
+        assert fits_tensors(scaled, config, (2,)).rests_on == (
+            "names as in Hugging Face's checkpoints: up_proj",
+            said,
+        )

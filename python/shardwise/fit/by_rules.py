@@ -61,13 +61,14 @@ def fits_by_rules(
             if layout is None and role_of(tensor.name, len(tensor.shape)).elsewhere:
                 elsewhere.add(name)
                 continue
-            why = "no rule matches it, and there is no default" if layout is None else odd_elements(tensor)
+            found = [] if layout is None else _cuts(tensor, count, layout, layouts, tp)
+            why = odd_elements(tensor) if layout is None or found else ""
+            if layout is None and (why or sum(size > 1 for size in tensor.shape) > 1):
+                why = "no rule matches it, and there is no default"
             if why:
-                if sum(size > 1 for size in tensor.shape) > 1 or layout is not None:
-                    unknown[name] = Unknown(name, count, tensor.shape, why)
+                unknown[name] = Unknown(name, count, tensor.shape, why)
+            if why or layout is None:
                 continue
-            assert layout is not None
-            found = _cuts(tensor, count, layout, layouts, tp)
             if not found and sum(size > 1 for size in tensor.shape) > 1:
                 whole.add(name)
             said = f"the rule {shown(keys[0])}" if keys else "the default of the rules"
@@ -98,7 +99,7 @@ def _kinds(
     tensors = list(found.tensors.values())
     for name, (shape, dtype) in made.items():
         if name not in taken:
-            own = Component(name, dtype.code or "", shape, tuple(map(Along, range(len(shape)))))
+            own = Component(name, dtype.code or dtype.name, shape, tuple(map(Along, range(len(shape)))))
             tensors.append(LogicalTensor(name, shape, "plain", (own,)))
     kinds: dict[Any, list[LogicalTensor]] = {}
     for one in tensors:

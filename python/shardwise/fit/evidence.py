@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +18,8 @@ __all__ = ["Judged", "judged", "number_of_experts", "odd_elements"]
 #: The elements of weights that are not quantized.
 _FLOATS = frozenset(["F64", "F32", "F16", "BF16", "C64", "C128", "complex64", "complex128"])
 _OTHER = "its name is known, but not what it means where model_type is {}"
+#: Positions and masks, which are no weights.
+_INTEGERS = re.compile(r"(?:^|\.)(?:position_ids|num_batches_tracked|(?:masked_|causal_)?(?:bias|mask))$")
 _HIDDEN = ("hidden_size", "n_embd", "d_model")
 _EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts")
 #: Weights whose other dim is a latent one.
@@ -83,9 +87,9 @@ def number_of_experts(roles: Iterable[tuple[Kind, Role]]) -> int:
 def odd_elements(tensor: LogicalTensor) -> str:
     """Give the reason why a tensor that is stored as it is may be quantized all the same; empty for floats."""
     dtype = tensor.components[0].dtype
-    if tensor.form != "plain" or dtype in _FLOATS or len(tensor.shape) < 2:
+    if tensor.form != "plain" or dtype in _FLOATS or math.prod(tensor.shape) < 2:
         return ""
-    return f"its elements are {dtype}, and no known quantization of it is stated"
+    return f"its elements are {dtype}, and no quantization of it is stated (quantization_config of config.json)"
 
 
 def _first(said: Mapping[str, Any], keys: Iterable[str]) -> int:
@@ -95,6 +99,9 @@ def _first(said: Mapping[str, Any], keys: Iterable[str]) -> int:
 def _judged(kind: Kind, model: _Model) -> Judged:
     tensor = kind.tensor
     role = role_of(tensor.name, len(tensor.shape), "gpt2" if "gpt2" in model.types else None)
+    odd = odd_elements(tensor) if _INTEGERS.search(tensor.name) is None else ""
+    if odd and not role.elsewhere:  # Flat values may have one dim.
+        role = Role(None, unknown=odd)
     if role.elsewhere or role.unknown:
         return Judged(kind, role, model.heads, "")
     if isinstance(own := model.said.get("model_type"), str) and own not in TYPES and len(tensor.shape) > 1:
@@ -105,8 +112,6 @@ def _judged(kind: Kind, model: _Model) -> Judged:
         if role.dim is None:
             _check_whole(tensor, last, model)
             return found
-        if odd := odd_elements(tensor):
-            raise _UnknownError(odd)
         if role.vocabulary:
             if tensor.unit(len(tensor.shape) - 2) > 1:
                 raise _UnknownError("it is a vocabulary in blocks of rows, which engines pad in ways of their own")

@@ -14,12 +14,13 @@ from ..errors import LayoutError
 from ..quantized import LogicalTensor
 from ..quantized.cut import padded_size, sizes_that_fit
 from ..quantized.forms import Kind, find_kinds, starred
+from ..quantized.method import quantization_of, stated_method
 from ..rules.numbers import Config
 from ..rules.shipped import rules_named
 from ..rules.wrapped import model_types
 from .answer import ORDER, WAYS, Cut, Fits, SizeFit, Unknown, Verdict, forms_of
 from .engines import limits_of
-from .evidence import Judged, judged, number_of_experts
+from .evidence import Judged, judged, number_of_experts, odd_elements
 from .model import opened_model
 from .roles import Heads, Role
 
@@ -99,7 +100,7 @@ def fits_tensors(
     unknown = tuple(
         Unknown(one.name, len(one.kind.names), one.kind.tensor.shape, one.role.unknown)
         for one in known
-        if one.role.unknown and _is_large(one.kind)
+        if one.role.unknown and (_is_large(one.kind) or odd_elements(one.kind.tensor))
     )
     # Where nothing is recognised that is cut, there is no reason why a size should fit.
     is_known = not unknown and any(one.role.dim is not None for one in known)
@@ -117,7 +118,9 @@ def fits_tensors(
         tuple(sorted(whole)),
         unknown,
         tuple(sorted({one.name for one in known if one.role.elsewhere})),
-        _reasons(known, method, types),
+        _reasons(
+            known, method if stated_method(quantization_of(config)) is None else f"quant_method = {method}", types
+        ),
     )
 
 
@@ -131,7 +134,10 @@ def _reasons(known: Iterable[Judged], method: str | None, types: Sequence[str]) 
         return ()
     said = dict.fromkeys(part for one in cuts for part in one.rests_on.split("; ")[1:])
     names = sorted({one.rests_on.split("; ")[0].removeprefix("the name ") for one in cuts})
-    method = "dtypes, of which none is of quantized weights" if method is None else f"quant_method = {method}"
+    if method is None:
+        method = "dtypes, of which none is of quantized weights"
+    elif "=" not in method:
+        method = f"names of scales, as of {method}"
     types = [f"model_type = {one}" for one in types]
     return (f"names as in Hugging Face's checkpoints: {', '.join(names)}", *said, method, *types)
 
