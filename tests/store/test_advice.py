@@ -16,7 +16,7 @@ from shardwise.cli import main as command
 from shardwise.store.parts import BY_RULES, LEGACY
 from tests.checks import same_tensors
 
-from .torch_files import save, tensor
+from .torch_files import Call, Global, Storage, save, tensor
 
 RANDOM = np.random.default_rng(0)
 FULL = {
@@ -107,8 +107,6 @@ def test_one_file_of_meta_is_a_model_unless_its_parameters_say_that_it_is_a_part
 
 def test_keys_that_are_records_have_the_names_of_what_they_stand_for(tmp_path: Path) -> None:
     """As in Megatron's distrib_optim.pt, whose buckets are by pairs of dtypes."""
-    from .torch_files import Call, Global
-
     pair = (Global("torch", "bfloat16"), Global("torch", "float32"))
     value = {0: {pair: {"param": tensor(FULL["norm.weight"], "0")}}, Call("torch", "device", "cpu"): 3, (1, "a"): 4}
     (tmp_path / "a.pt").write_bytes(save(value))
@@ -188,3 +186,21 @@ def test_files_of_flax(tmp_path: Path) -> None:
     read = flax.serialization.msgpack_restore((tmp_path / "a.msgpack").read_bytes())
     sw.save_checkpoint(tmp_path / "a.safetensors", flax.traverse_util.flatten_dict(read, sep="."))
     same_tensors(tmp_path / "a.safetensors", {"params.dense.kernel": FULL["norm.weight"]})
+
+
+def test_tensors_and_programs_of_pytorch(tmp_path: Path) -> None:
+    """Two elements to a byte, whose view as bytes is read, and does not close the others; and TorchScript."""
+    packed = np.arange(6, dtype=np.uint8)
+    args = (*tensor(packed, "0").args[:6], Global("torch", "float4_e2m1fn_x2"))
+    storage = Storage("0", "torch.storage.UntypedStorage", packed.tobytes(), 6)
+    value = Call("torch._utils", "_rebuild_tensor_v3", storage, *args[1:])
+    (tmp_path / "a.pt").write_bytes(save({"f": value, "w": tensor(FULL["norm.weight"], "1")}))
+    with sw.open_checkpoint(tmp_path / "a.pt") as checkpoint:
+        assert list(checkpoint) == ["w"]
+        assert "two elements to a byte; save tensor.view(torch.uint8)" in checkpoint.unreadable["f"]
+    (tmp_path / "b.pt").write_bytes(save({"f": tensor(packed, "0")}))
+    same_tensors(tmp_path / "b.pt", {"f": packed})
+    with zipfile.ZipFile(tmp_path / "j.pt", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("j/code/__torch__/linear.py", "x" * 99)
+    with pytest.raises(sw.ParseError, match=r"is a TorchScript program; save its state_dict with torch\.save"):
+        sw.open_checkpoint(tmp_path / "j.pt")

@@ -158,6 +158,8 @@ class Archive:
         except UnicodeDecodeError:
             raise self._error(at, "a zip member whose name is not UTF-8") from None
         if method or flags & 0x41:
+            if "code/__torch__" in name:
+                raise ParseError(f"{self._file.path}: is a TorchScript program; save its state_dict with torch.save")
             what = "encrypted" if flags & 0x41 else "compressed"
             raise self._error(at, f"the zip member {shown(name)} is {what}; torch.save stores members uncompressed")
         if _NONE32 in (packed, size, header) or disk == _NONE16:

@@ -24,6 +24,7 @@ __all__ = [
     "dtype_of_global",
     "holds_tensors",
     "named_dtype",
+    "other_tensor",
     "read_index",
     "read_objects",
     "read_strict",
@@ -160,6 +161,11 @@ _OTHER_TENSORS = {
     "torch._utils._rebuild_meta_tensor_no_storage": "a tensor of the device meta, which has no elements",
     "torch.float4_e2m1fn_x2": "a dtype with two elements to a byte; save tensor.view(torch.uint8)",
 }
+
+
+def other_tensor(value: Any) -> str:
+    """Say what a tensor is for which this global stands, and what to save instead; empty for any other."""
+    return _OTHER_TENSORS.get(value.name, "") if isinstance(value, Record) else ""
 
 
 def holds_tensors(value: Any) -> str:

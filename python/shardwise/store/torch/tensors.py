@@ -17,7 +17,16 @@ from ..pieces import Bounds
 from ..stored import StoredPiece, UnsupportedError
 from ..text import checked_name, checked_shape
 from .archive import Archive
-from .pickles import Persistent, Record, dtype_of_global, holds_tensors, read_objects, read_strict, sizes_of
+from .pickles import (
+    Persistent,
+    Record,
+    dtype_of_global,
+    holds_tensors,
+    other_tensor,
+    read_objects,
+    read_strict,
+    sizes_of,
+)
 
 __all__ = ["Container", "SavedTensor", "flatten", "sums_of"]
 
@@ -79,7 +88,10 @@ class Container:
             if any(name.endswith("/constants.pkl") for name in self.archive.members):
                 raise ParseError(f"{file.path}: is a TorchScript program; save its state_dict with torch.save")
             if self.archive.members and all(name.endswith(".npy") for name in self.archive.members):
-                raise ParseError(f"{file.path}: is a numpy.savez archive, not a checkpoint; numpy.load reads it")
+                raise ParseError(
+                    f"{file.path}: is an archive of numpy.savez; save_checkpoint(PATH, dict(numpy.load(FILE))) makes a "
+                    "checkpoint of it"
+                )
             raise ParseError(f"{file.path}: a zip container without data.pkl, which torch.save writes first")
         self._root = found[0].removesuffix("data.pkl")
         order = self.archive.members.get(f"{self._root}byteorder")
@@ -143,6 +155,8 @@ class Container:
         is_typed = storage_dtype is not None
         dtype = storage_dtype if is_typed else dtype_of_global(args[6]) if len(args) > 6 else None
         strides = sizes_of(args[3])
+        if dtype is None and len(args) > 6 and (what := other_tensor(args[6])):
+            raise UnsupportedError(f"{where}: tensor {shown(name)} is not read: it is of {what}")
         if dtype is None or strides is None or type(args[1]) is not int or args[1] < 0:
             raise wrong
         if dtype.bits % 8:
