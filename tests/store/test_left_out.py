@@ -340,6 +340,19 @@ class TestBeside:
         (entry,) = found if verb == "diff" else found["left_out"]
         assert (entry["kind"], sorted(entry["names"])) == ("beside", sorted(self.FILES))
 
+    @pytest.mark.parametrize("verb", ["report", "diff", "reshard", "plan"])
+    def test_they_may_be_dropped_by_name(self, run: Any, folder: Path, verb: str) -> None:
+        sw.reshard_checkpoint(folder / "m", folder / "one.safetensors", sync=False)
+        more: dict[str, list[object]] = {
+            "report": ["--rules", folder / "r.toml", "--mesh", "tp=3"],
+            "diff": [folder / "one.safetensors"],
+        }
+        asked = "--strict", "--json", "--drop", "^(optimizer|rng_state|global_step2/)"
+        said = run(verb, folder / "m", *more.get(verb, [folder / "n"]), *asked)
+        assert (said.status, said.err) == (0, "")
+        (entry,) = said.json if verb == "diff" else said.json["left_out"]
+        assert (entry["kind"], sorted(entry["names"])) == ("asked", sorted(self.FILES))
+
     def test_around_a_file_anything_may_lie(self, run: Any, folder: Path) -> None:
         for verb in ("inspect", "verify"):
             said = run(verb, folder / "m" / "model.safetensors", "--strict")

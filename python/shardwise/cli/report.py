@@ -131,7 +131,7 @@ def make_report(
             stored = {name: (shape, dtype) for name, dtype, shape in checkpoint._described()}
             stored = _asked(stored, unwanted, left_out)
             names = {*names_of(checkpoint)}
-            left_out += beside(location_of(source), checkpoint)
+            left_out += beside(location_of(source), checkpoint, unwanted)
             lost = [
                 name
                 for name in (*checkpoint.objects, *checkpoint.unreadable)

@@ -8,6 +8,7 @@ from itertools import islice
 
 from .._text import bytes_text, shown
 from ..rules.left_out import LeftOut, listed
+from ..rules.pattern import NamePattern
 from .checkpoint import StoredCheckpoint
 from .location import Location, entries_of, read_unlinked
 from .parts import MANIFEST, RANKS
@@ -34,12 +35,13 @@ _MOST_NAMES = 1_000_000
 _UNLISTED = ("orbax",)
 
 
-def beside(given: Location, checkpoint: StoredCheckpoint) -> list[LeftOut]:
+def beside(given: Location, checkpoint: StoredCheckpoint, unwanted: NamePattern | None = None) -> list[LeftOut]:
     """Say which files with tensors lie in the folder of an open checkpoint, or in a folder there, and are not read.
 
     Args:
         given: The path that it was opened by: around a file that is opened alone anything may lie.
         checkpoint: The checkpoint.
+        unwanted: What is found in the names of those that nobody is to be warned of.
     """
     is_index = given.name.endswith((".index.json", ".weights.json")) or given.name == ".metadata"
     if checkpoint.format in _UNLISTED or not (is_index or given.is_dir()):
@@ -53,12 +55,27 @@ def beside(given: Location, checkpoint: StoredCheckpoint) -> list[LeftOut]:
         elif name.endswith(_TENSORS) and str(folder / name) not in read:
             found.append(name)
     for name in folders:
-        inner = islice(entries_of(folder / name), _MOST_NAMES)
+        try:
+            inner = list(islice(entries_of(folder / name), _MOST_NAMES))
+        except OSError:  # Nobody knows what is in it.
+            found.append(f"{name}/")
+            continue
         inside = sorted(f"{name}/{each}" for each, is_folder in inner if not is_folder and each.endswith(_TENSORS))
         found += (each for each in inside if str(folder / each) not in read)
     found = list(dict.fromkeys([*found, *checkpoint.unread]))
     if "common" in checkpoint.objects and checkpoint.format == "megatron":
         found = [name for name in found if name != "common.pt"]
+    asked = [] if unwanted is None else [name for name in found if unwanted.is_found(name)]
+    found = [name for name in found if name not in asked]
+    if asked:
+        count, which = listed(asked, "file")
+        text = f"{count} not read, as drop says: {which}"
+        return [*_beside(found, checkpoint), LeftOut("asked", tuple(asked), text)]
+    return _beside(found, checkpoint)
+
+
+def _beside(found: list[str], checkpoint: StoredCheckpoint) -> list[LeftOut]:
+    """Say that these files are not read."""
     if not found:
         return []
     count, which = listed(found, "file")

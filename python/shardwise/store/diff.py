@@ -212,7 +212,7 @@ def _not_compared(both: Iterable[tuple[Location, StoredCheckpoint]], unwanted: N
         if unwanted is not None:
             sizes |= {name: each.nbytes for name, each in checkpoint.items() if unwanted.is_found(name)}
             values += [name for name in (*checkpoint.objects, *checkpoint.unreadable) if unwanted.is_found(name)]
-        found += beside(given, checkpoint)
+        found += beside(given, checkpoint, unwanted)
     return [*found, *asked_for(sizes, dict.fromkeys(values))]
 
 

@@ -377,10 +377,12 @@ def _planning(
                 if homeless := [old for old in values if old not in copied]:
                     losses.append(without_a_place(homeless, form, names_of(checkpoint)))
                 losses += states_alone(kept, checkpoint)
-                losses += beside(source, checkpoint)
-                doubts.extend(map(str, losses))
+                unread = beside(source, checkpoint, unwanted)
+                losses += unread
+                doubts.extend(str(each) for each in losses if each.kind != "asked")
                 left_out.extend([*lost, *losses, *_asked(checkpoint, tensors, kept, values, dropped_values, unwanted)])
-                if unwanted is not None and not any(map(unwanted.is_found, names_of(checkpoint))):
+                names_there = [*names_of(checkpoint), *(name for each in unread for name in each.names)]
+                if unwanted is not None and not any(map(unwanted.is_found, names_there)):
                     doubts.append(f"drop is {shown(drop)}, which is found in no name of {checkpoint.path}")
                 if (
                     WRITTEN[form].takes_files
