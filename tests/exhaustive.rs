@@ -135,16 +135,19 @@ fn owners(layout: &Layout, coordinates: &[Vec<i64>]) -> Vec<(i64, i64)> {
 /// Who holds which shard, which does not depend on the shape.
 fn check_owners(partition: &Partition, owners: &[(i64, i64)]) {
     for (device, &(shard, replica)) in (0..).zip(owners) {
-        assert_eq!((partition.shard_id(device), partition.replica_id(device)), (Ok(shard), Ok(replica)));
+        assert_eq!(
+            (partition.layout().shard_id(device), partition.layout().replica_id(device)),
+            (Ok(shard), Ok(replica))
+        );
     }
-    for id in 0..partition.total_shards() {
+    for id in 0..partition.layout().total_shards() {
         let held: Vec<i64> = (0..).zip(owners).filter(|(_, owner)| owner.0 == id).map(|(device, _)| device).collect();
-        assert_eq!(partition.devices_holding(id), Ok(held));
+        assert_eq!(partition.layout().devices_holding(id), Ok(held));
     }
     let mut values = vec![-1; owners.len()];
-    partition.shard_ids_into(&mut values, &mut never).unwrap();
+    partition.layout().shard_ids_into(&mut values, &mut never).unwrap();
     assert!(values.iter().eq(owners.iter().map(|(shard, _)| shard)));
-    partition.replica_ids_into(&mut values, &mut never).unwrap();
+    partition.layout().replica_ids_into(&mut values, &mut never).unwrap();
     assert!(values.iter().eq(owners.iter().map(|(_, replica)| replica)));
 }
 
@@ -168,7 +171,7 @@ fn check(partition: &Partition, expected: &[&Vec<(i64, i64)>], owners: &[(i64, i
 
     marks.clear();
     marks.resize(size as usize, (-1, -1));
-    for id in 0..partition.total_shards() {
+    for id in 0..partition.layout().total_shards() {
         let mut rest = id;
         let mut bounds: Bounds = vec![(0, 0); shape.len()];
         for (bound, pieces) in bounds.iter_mut().zip(expected).rev() {

@@ -12,12 +12,19 @@ SOURCES = Path(__file__).parent.parent / "rust" / "python" / "src"
 FUNCTION = re.compile(r"^(?P<indent> *)(?:pub(?:\([^)]*\))? )?fn (?P<name>r?#?\w+)", re.MULTILINE)
 
 
+#: What `#[pymethods]` is of, also within a macro, and what is handed to that macro.
+METHODS = re.compile(
+    r"^(?P<in> *)#\[pymethods\]\n(?P=in)impl .*?\n(?P=in)\}\n|^partition_class!\(\w+ \{\n.*?\n\}\);\n",
+    re.MULTILINE | re.DOTALL,
+)
+
+
 def entries(text: str) -> Iterator[tuple[str, str]]:
     """Name and body of what Python can call: the functions of `#[pymethods]`, and those marked `#[pyfunction]`."""
-    for block in re.finditer(r"^ *#\[pymethods\]\n *impl .*?\n\}\n", text, re.MULTILINE | re.DOTALL):
+    for block in METHODS.finditer(text):
         functions = list(FUNCTION.finditer(block[0]))
         for function, after in zip(functions, [*functions[1:], None], strict=True):
-            if len(function["indent"]) == 4:
+            if len(function["indent"]) == len(block["in"] or "") + 4:
                 yield function["name"], block[0][function.start() : after.start() if after else None]
     for block in re.finditer(r"^ *#\[pyfunction\]\n(.*?)^ *\}\n", text, re.MULTILINE | re.DOTALL):
         function = FUNCTION.search(block[0])  # type: ignore[assignment]
@@ -47,4 +54,4 @@ def test_every_answer_becomes_an_object_within_the_guard(path: Path) -> None:
 
 def test_the_entries_are_found() -> None:
     found = {name for path in SOURCES.rglob("*.rs") for name, _ in entries(path.read_text(encoding="utf-8"))}
-    assert {"new", "shape", "coordinates", "locate", "default_index", "_panic", "__hash__"} <= found
+    assert {"new", "shape", "coordinates", "locate", "all_pieces", "default_index", "_panic", "__hash__"} <= found

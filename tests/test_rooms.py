@@ -70,6 +70,7 @@ HOUSES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("mesh", "region", "uneven"),
         ("sections", "sub_axis"),
         ("layout",),
+        ("shards",),
         ("partition",),
         ("locate", "runs"),
         ("packed",),

@@ -59,6 +59,7 @@ mod room;
 pub mod rules;
 pub mod runs;
 pub mod sections;
+mod shards;
 pub mod shown;
 pub mod sub_axis;
 pub mod tiling;

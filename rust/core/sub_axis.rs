@@ -216,8 +216,8 @@ mod tests {
             let layout = Arc::new(Layout::new(mesh, &[[name.as_str()]], &[]).unwrap());
             let p = crate::partition::Partition::new(layout, &[k], crate::uneven::Uneven::Even).unwrap();
             for device in 0..outer * n {
-                prop_assert_eq!(p.shard_index(device).unwrap(), [device % n / r % k]);
-                prop_assert_eq!(p.replica_id(device).unwrap(), (0..device).filter(|d| d % n / r % k == device % n / r % k).count() as i64);
+                prop_assert_eq!(p.layout().shard_index(device).unwrap(), [device % n / r % k]);
+                prop_assert_eq!(p.layout().replica_id(device).unwrap(), (0..device).filter(|d| d % n / r % k == device % n / r % k).count() as i64);
             }
         }
     }

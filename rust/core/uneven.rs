@@ -159,6 +159,56 @@ impl Cut {
     }
 }
 
+/// How one dim is cut: the questions that a plain dim and a packed one answer.
+pub trait Dim {
+    /// The number of elements.
+    fn elements(&self) -> i64;
+
+    /// The number of shards.
+    fn shards(&self) -> i64;
+
+    /// The length of the longest array.
+    fn largest(&self) -> i64;
+
+    /// The length of the array of shard `index` along the dim, padding included.
+    fn extent(&self, index: i64) -> i64;
+
+    /// The canonical shard of the element at `position`, which must be in `0..elements()`, and its place in that shard's
+    /// array.
+    fn locate(&self, position: i64) -> (i64, i64);
+
+    /// The position of element `local` of the array of shard `index`; none if it is padding.
+    fn position(&self, index: i64, local: i64) -> Option<i64>;
+}
+
+impl Dim for Cut {
+    fn elements(&self) -> i64 {
+        self.n
+    }
+
+    fn shards(&self) -> i64 {
+        self.k
+    }
+
+    fn largest(&self) -> i64 {
+        self.largest()
+    }
+
+    fn extent(&self, index: i64) -> i64 {
+        let (start, stop) = self.bounds(index);
+        stop - start
+    }
+
+    fn locate(&self, position: i64) -> (i64, i64) {
+        let index = self.owner(position);
+        (index, position - self.bounds(index).0)
+    }
+
+    fn position(&self, index: i64, local: i64) -> Option<i64> {
+        Some(self.bounds(index).0 + local)
+    }
+}
+
 /// `floor(n·index / k)` for an index up to `k`, so that it is at most `n`.
 pub(crate) fn floor_start(n: i64, k: i64, index: i64) -> i64 {
     match n.checked_mul(index) {

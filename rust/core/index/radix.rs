@@ -49,6 +49,22 @@ pub fn unravel(mut index: i64, sizes: &[i64]) -> Vec<i64> {
     digits
 }
 
+/// Whether two elements of `itemsize` bytes in dims of these extents and strides, in bytes, may share a byte: whether a
+/// stride is within the reach of the smaller ones.
+pub fn overlaps_itself(itemsize: i64, dims: impl Iterator<Item = (i64, i64)>) -> bool {
+    let mut dims: Vec<(i128, i128)> = dims
+        .filter(|(extent, _)| *extent > 1)
+        .map(|(extent, stride)| (i128::from(stride).abs(), i128::from(extent)))
+        .collect();
+    dims.sort_unstable();
+    let mut reach = i128::from(itemsize);
+    dims.into_iter().any(|(stride, extent)| {
+        let within = stride < reach;
+        reach += stride * (extent - 1);
+        within
+    })
+}
+
 /// `n / k` rounded up, for `n >= 0` and `k >= 1`, without the overflow of `(n + k - 1) / k`.
 #[must_use]
 pub fn ceil_div(n: i64, k: i64) -> i64 {

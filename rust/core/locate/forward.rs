@@ -40,7 +40,7 @@ pub(super) struct FastDim {
 
 impl Forward {
     pub(super) fn new(partition: &Partition) -> Self {
-        let dims = || partition.cuts().iter().zip(partition.shard_strides().iter().copied());
+        let dims = || partition.dims().iter().zip(partition.layout().shard_strides().iter().copied());
         let uniform = if is_narrow(partition) {
             Unrolled::new(dims().map(|(cut, stride)| UniformDim::new(cut, stride, NarrowDivider::new)))
                 .map(Self::Narrow)

@@ -34,7 +34,7 @@ pub(super) struct UniformDim {
 
 impl<'a> Inverse<'a> {
     pub(super) fn new(partition: &'a Partition) -> Self {
-        let dims = || partition.cuts().iter().zip(partition.strides().iter().copied());
+        let dims = || partition.dims().iter().zip(partition.strides().iter().copied());
         let uniform = dims().map(|(cut, stride)| UniformDim::new(cut, stride));
         match is_narrow(partition).then(|| Unrolled::new(uniform)).flatten() {
             Some(uniform) => Self::Narrow(Box::new(uniform)),

@@ -33,7 +33,7 @@ impl<T: Copy> Unrolled<T> {
 /// Whether every offset and shard id fits in 31 bits, and every size in 32.
 pub(super) fn is_narrow(partition: &Partition) -> bool {
     // Where one dim has no elements the others may be of any size.
-    let sizes = partition.shape().iter().copied().chain([partition.size(), partition.total_shards()]);
+    let sizes = partition.shape().iter().copied().chain([partition.size(), partition.layout().total_shards()]);
     sizes.max() <= Some(NarrowDivider::LIMIT)
 }
 

@@ -11,8 +11,9 @@ mod kernel;
 use crate::{
     error::{Error, Result},
     parallel::{self, PIECE, Poll},
-    partition::Partition,
-    radix::product,
+    partition::Applied,
+    radix::{product, unravel},
+    uneven::{Cut, Dim},
 };
 use forward::Forward;
 use inverse::Inverse;
@@ -21,8 +22,39 @@ use kernel::any_outside;
 /// The number of elements that are looked at twice, once for their range, while they are in the innermost cache.
 const BLOCK: usize = 1 << 11;
 
-impl Partition {
-    /// The shard that holds the element at the global offset, and the element's offset in that shard.
+/// Fills shard ids and local offsets of offsets, all of which are in the tensor.
+pub(crate) type ForwardKernel<'a> = Box<dyn Fn(&[i64], &mut [i64], &mut [i64]) + Sync + 'a>;
+
+/// Fills the offsets of shard ids, which are in range, and local offsets; false if a local offset is not an element.
+pub(crate) type InverseKernel<'a> = Box<dyn Fn(&[i64], &[i64], &mut [i64]) -> bool + Sync + 'a>;
+
+/// The kernels by which partitions with dims of a kind answer for many elements at once.
+pub trait Kernels: Dim + Sized + Sync {
+    /// The kernel that locates some `count` offsets.
+    #[doc(hidden)]
+    fn forward(partition: &Applied<Self>, count: usize) -> ForwardKernel<'_>;
+
+    /// The kernel that finds the offsets of some `count` elements.
+    #[doc(hidden)]
+    fn inverse(partition: &Applied<Self>, count: usize) -> InverseKernel<'_>;
+}
+
+impl Kernels for Cut {
+    fn forward(partition: &Applied<Self>, _: usize) -> ForwardKernel<'_> {
+        let forward = Forward::new(partition);
+        Box::new(move |offsets, shard_ids, local_offsets| forward.locate(offsets, shard_ids, local_offsets))
+    }
+
+    fn inverse(partition: &Applied<Self>, _: usize) -> InverseKernel<'_> {
+        let inverse = Inverse::new(partition);
+        Box::new(move |shard_ids, local_offsets, offsets| {
+            inverse.global(partition.size(), shard_ids, local_offsets, offsets)
+        })
+    }
+}
+
+impl<D: Kernels> Applied<D> {
+    /// The canonical shard of the element at the global offset, and the element's offset in that shard's array.
     ///
     /// # Errors
     /// [`Error::OutOfRange`] if the tensor has no such element.
@@ -31,26 +63,24 @@ impl Partition {
             return Err(Error::OutOfRange { what: "offsets", position: None, value: offset, limit: self.size() });
         }
         let (mut rest, mut shard, mut local, mut stride) = (offset, 0, 0, 1);
-        for (dim, cut) in self.cuts().iter().enumerate().rev() {
-            let position = rest % cut.elements();
-            rest /= cut.elements();
-            let index = cut.owner(position);
-            let (start, stop) = cut.bounds(index);
-            shard += index * self.shard_strides()[dim];
-            local += (position - start) * stride;
-            stride *= stop - start;
+        for (dim, shard_stride) in self.dims().iter().zip(self.layout().shard_strides()).rev() {
+            let (index, place) = dim.locate(rest % dim.elements());
+            rest /= dim.elements();
+            shard += index * shard_stride;
+            local += place * stride;
+            stride *= dim.extent(index);
         }
         Ok((shard, local))
     }
 
-    /// The global offset of the element at `local_offset` of shard `shard_id`: the inverse of
-    /// [`Partition::locate_one`].
+    /// The global offset of the element at `local_offset` of the array of shard `shard_id`: the inverse of
+    /// [`Applied::locate_one`].
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] if there is no such shard, or no such element in it.
+    /// [`Error::OutOfRange`] if there is no such shard or no such element in it, [`Error::Padding`] if it is padding.
     pub fn global_offset_one(&self, shard_id: i64, local_offset: i64) -> Result<i64> {
-        let bounds = self.box_of_shard(self.check_shard("shard_ids", shard_id)?)?;
-        let extents: Vec<i64> = bounds.iter().map(|(start, stop)| stop - start).collect();
+        let index = unravel(self.layout().check_shard("shard_ids", shard_id)?, self.layout().num_shards());
+        let extents: Vec<i64> = self.dims().iter().zip(&index).map(|(dim, &i)| dim.extent(i)).collect();
         // Checked, because an empty shard may have other extents whose product alone would not fit.
         let elements = product("shard", &extents)?;
         if local_offset < 0 || local_offset >= elements {
@@ -58,14 +88,16 @@ impl Partition {
             return Err(Error::OutOfRange { what, position: None, value: local_offset, limit: elements });
         }
         let (mut rest, mut offset) = (local_offset, 0);
-        for (&(start, stop), stride) in bounds.iter().zip(self.strides()).rev() {
-            offset += (start + rest % (stop - start)) * stride;
-            rest /= stop - start;
+        for (at, dim) in self.dims().iter().enumerate().rev() {
+            let position = dim.position(index[at], rest % extents[at]);
+            let position = position.ok_or(Error::Padding { position: None, shard: shard_id, local: local_offset })?;
+            offset += position * self.strides()[at];
+            rest /= extents[at];
         }
         Ok(offset)
     }
 
-    /// [`Partition::locate_one`] for many: fills `shard_ids` and `local_offsets`.
+    /// [`Applied::locate_one`] for many: fills `shard_ids` and `local_offsets`.
     ///
     /// # Errors
     /// [`Error::OutOfRange`] with the first bad position; [`Error::Length`] if the slices are not equally long; what
@@ -80,24 +112,24 @@ impl Partition {
     ) -> Result<()> {
         same_length(("offsets", offsets.len()), ("shard_ids", shard_ids.len()))?;
         same_length(("offsets", offsets.len()), ("local_offsets", local_offsets.len()))?;
-        let forward = Forward::new(self);
+        let kernel = D::forward(self, offsets.len());
         let pieces = offsets.chunks(PIECE).zip(shard_ids.chunks_mut(PIECE)).zip(local_offsets.chunks_mut(PIECE));
         let done = parallel::for_each(offsets.len(), pieces, poll, |((offsets, shard_ids), local_offsets)| {
             let blocks = offsets.chunks(BLOCK).zip(shard_ids.chunks_mut(BLOCK)).zip(local_offsets.chunks_mut(BLOCK));
             for ((offsets, shard_ids), local_offsets) in blocks {
                 all_below("offsets", offsets, self.size())?;
-                forward.locate(offsets, shard_ids, local_offsets);
+                kernel(offsets, shard_ids, local_offsets);
             }
             Ok(())
         });
         done.map_err(|error| first_outside(error, "offsets", offsets, self.size()))
     }
 
-    /// [`Partition::global_offset_one`] for many: fills `offsets`.
+    /// [`Applied::global_offset_one`] for many: fills `offsets`.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] with the first bad position; [`Error::Length`] if the slices are not equally long; what
-    /// `poll` returns. What `offsets` holds after an error is unspecified.
+    /// As [`Applied::global_offset_one`], with the first bad position; [`Error::Length`] if the slices are not equally
+    /// long; what `poll` returns. What `offsets` holds after an error is unspecified.
     #[inline(never)]
     pub fn global_offset_into(
         &self,
@@ -108,14 +140,15 @@ impl Partition {
     ) -> Result<()> {
         same_length(("shard_ids", shard_ids.len()), ("local_offsets", local_offsets.len()))?;
         same_length(("shard_ids", shard_ids.len()), ("offsets", offsets.len()))?;
-        let inverse = Inverse::new(self);
+        let kernel = D::inverse(self, shard_ids.len());
+        let total = self.layout().total_shards();
         let pieces = shard_ids.chunks(PIECE).zip(local_offsets.chunks(PIECE)).zip(offsets.chunks_mut(PIECE));
         let done = parallel::for_each(shard_ids.len(), pieces, poll, |((shard_ids, local_offsets), offsets)| {
             let blocks = shard_ids.chunks(BLOCK).zip(local_offsets.chunks(BLOCK)).zip(offsets.chunks_mut(BLOCK));
             for ((shard_ids, local_offsets), offsets) in blocks {
-                all_below("shard_ids", shard_ids, self.total_shards())?;
-                // Which one it is, is found below, in order.
-                if !inverse.global(self.size(), shard_ids, local_offsets, offsets) {
+                all_below("shard_ids", shard_ids, total)?;
+                // Which one it is, and why, is found below, in order.
+                if !kernel(shard_ids, local_offsets, offsets) {
                     return Err(outside("local_offsets"));
                 }
             }
@@ -125,9 +158,15 @@ impl Partition {
             Err(Error::OutOfRange { .. }) => {}
             other => return other,
         }
-        for (position, (&shard_id, &local)) in shard_ids.iter().zip(local_offsets).enumerate() {
-            if let Err(Error::OutOfRange { what, value, limit, .. }) = self.global_offset_one(shard_id, local) {
-                return Err(Error::OutOfRange { what, position: Some(position), value, limit });
+        for (at, (&shard_id, &local)) in shard_ids.iter().zip(local_offsets).enumerate() {
+            match self.global_offset_one(shard_id, local) {
+                Err(Error::OutOfRange { what, value, limit, .. }) => {
+                    return Err(Error::OutOfRange { what, position: Some(at), value, limit });
+                }
+                Err(Error::Padding { shard, local, .. }) => {
+                    return Err(Error::Padding { position: Some(at), shard, local });
+                }
+                _ => {}
             }
         }
         done
@@ -135,23 +174,20 @@ impl Partition {
 }
 
 /// What a worker says when its piece holds a number outside the range; which one, the caller finds in order.
-pub(crate) fn outside(what: &'static str) -> Error {
+fn outside(what: &'static str) -> Error {
     Error::OutOfRange { what, position: None, value: -1, limit: 0 }
 }
 
-pub(crate) fn same_length(
-    (left, left_len): (&'static str, usize),
-    (right, right_len): (&'static str, usize),
-) -> Result<()> {
+fn same_length((left, left_len): (&'static str, usize), (right, right_len): (&'static str, usize)) -> Result<()> {
     if left_len == right_len { Ok(()) } else { Err(Error::Length { left, left_len, right, right_len }) }
 }
 
-pub(crate) fn all_below(what: &'static str, values: &[i64], limit: i64) -> Result<()> {
+fn all_below(what: &'static str, values: &[i64], limit: i64) -> Result<()> {
     if any_outside(values, limit) { Err(outside(what)) } else { Ok(()) }
 }
 
 /// The same error about the first of `values` outside `0..limit`.
-pub(crate) fn first_outside(error: Error, what: &'static str, values: &[i64], limit: i64) -> Error {
+fn first_outside(error: Error, what: &'static str, values: &[i64], limit: i64) -> Error {
     let first = values.iter().position(|value| !(0..limit).contains(value));
     match (error, first) {
         (Error::OutOfRange { .. }, Some(i)) => Error::OutOfRange { what, position: Some(i), value: values[i], limit },
@@ -162,7 +198,7 @@ pub(crate) fn first_outside(error: Error, what: &'static str, values: &[i64], li
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::{layout::Layout, mesh::Mesh, parallel::never, uneven::Uneven};
+    use crate::{layout::Layout, mesh::Mesh, parallel::never, partition::Partition, uneven::Uneven};
     use proptest::prelude::*;
     use std::sync::Arc;
 
@@ -241,7 +277,7 @@ pub(crate) mod tests {
             for offset in [-1, i64::MIN, p.size(), i64::MAX] {
                 prop_assert!(p.locate_one(offset).is_err());
             }
-            let shard = shard % p.total_shards();
+            let shard = shard % p.layout().total_shards();
             let held: i64 = p.box_of_shard(shard).unwrap().iter().map(|(a, b)| b - a).product();
             for local in [local, held + local, i64::MIN, i64::MAX, -held] {
                 let one = p.global_offset_one(shard, local).ok();

@@ -1,16 +1,14 @@
-//! Where an element of a packed partition lives: global offset ↔ shard id and local offset, for one and for many.
+//! Where many elements of a packed partition live: global offset ↔ shard id and local offset.
 //!
-//! The functions for one follow the definitions. For many, the answers for each position along a packed dim are listed
-//! first where the dim is not too long for that: then an element costs one division and one look-up per dim, as it does
-//! where the dim is plain.
+//! The answers for each position along a packed dim are listed first where the dim is not too long for that: then an
+//! element costs one division and one look-up per dim, as it does where the dim is plain.
 
 use crate::{
-    error::{Error, Result},
-    locate::{all_below, first_outside, outside, same_length},
+    locate::{ForwardKernel, InverseKernel, Kernels},
     packed::Packed,
-    parallel::{self, PIECE, Poll},
-    radix::{Divider, product},
+    radix::Divider,
     sections::dim::Sections,
+    uneven::Dim as _,
 };
 
 /// Up to how many positions along a dim are listed: 2 MB of answers.
@@ -152,15 +150,11 @@ impl<'a> Back<'a> {
     }
 }
 
-/// The global offset of an element of a shard's array; none if there is no such element, or it is padding.
+/// The global offset of an element of the array of a shard that there is; none if there is no such element, or it is
+/// padding.
 #[inline(always)]
-fn back_of<'a>(
-    along: impl ExactSizeIterator<Item = &'a Back<'a>>,
-    total_shards: i64,
-    shard_id: i64,
-    local_offset: i64,
-) -> Option<i64> {
-    if shard_id < 0 || shard_id >= total_shards || local_offset < 0 {
+fn back_of<'a>(along: impl ExactSizeIterator<Item = &'a Back<'a>>, shard_id: i64, local_offset: i64) -> Option<i64> {
+    if local_offset < 0 {
         return None;
     }
     let (mut id, mut rest, mut offset) = (shard_id, local_offset, 0_i64);
@@ -176,9 +170,9 @@ fn back_of<'a>(
 
 /// [`back_of`] for many, with a number of dims that is known; whether all are there.
 #[inline(always)]
-fn many_back<const R: usize>(along: [&Back; R], total: i64, shards: &[i64], locals: &[i64], out: &mut [i64]) -> bool {
+fn many_back<const R: usize>(along: [&Back; R], shards: &[i64], locals: &[i64], out: &mut [i64]) -> bool {
     for ((&shard, &local), offset) in shards.iter().zip(locals).zip(out) {
-        match back_of(along.into_iter(), total, shard, local) {
+        match back_of(along.into_iter(), shard, local) {
             Some(found) => *offset = found,
             None => return false,
         }
@@ -186,138 +180,35 @@ fn many_back<const R: usize>(along: [&Back; R], total: i64, shards: &[i64], loca
     true
 }
 
-impl Packed {
-    /// The canonical shard of the element at the global offset, and the element's offset in that shard's array.
-    ///
-    /// # Errors
-    /// [`Error::OutOfRange`] if the tensor has no such element.
-    pub fn locate_one(&self, offset: i64) -> Result<(i64, i64)> {
-        if offset < 0 || offset >= self.size() {
-            return Err(Error::OutOfRange { what: "offsets", position: None, value: offset, limit: self.size() });
-        }
-        let (mut rest, mut shard, mut local, mut stride) = (offset, 0, 0, 1);
-        for (dim, shard_stride) in self.dims().iter().zip(self.shards().shard_strides()).rev() {
-            let (index, place) = dim.locate(rest % dim.elements());
-            rest /= dim.elements();
-            shard += index * shard_stride;
-            local += place * stride;
-            stride *= dim.extent(index);
-        }
-        Ok((shard, local))
-    }
-
-    /// The global offset of the element at `local_offset` of the array of shard `shard_id`.
-    ///
-    /// # Errors
-    /// [`Error::OutOfRange`] if there is no such shard or no such element in it, [`Error::Padding`] if it is padding.
-    pub fn global_offset_one(&self, shard_id: i64, local_offset: i64) -> Result<i64> {
-        let mut rest_id = self.shards().check_shard("shard_ids", shard_id)?;
-        let mut index = vec![0; self.dims().len()];
-        for (slot, dim) in index.iter_mut().zip(self.dims()).rev() {
-            *slot = rest_id % dim.shards();
-            rest_id /= dim.shards();
-        }
-        let extents: Vec<i64> = index.iter().zip(self.dims()).map(|(&i, dim)| dim.extent(i)).collect();
-        let elements = product("shard", &extents)?;
-        if local_offset < 0 || local_offset >= elements {
-            let what = "local_offsets";
-            return Err(Error::OutOfRange { what, position: None, value: local_offset, limit: elements });
-        }
-        let (mut rest, mut offset) = (local_offset, 0);
-        for (dim, (&i, stride)) in self.dims().iter().zip(index.iter().zip(self.strides())).rev() {
-            let extent = dim.extent(i);
-            let position = dim.position(i, rest % extent);
-            let position = position.ok_or(Error::Padding { position: None, shard: shard_id, local: local_offset })?;
-            offset += position * stride;
-            rest /= extent;
-        }
-        Ok(offset)
-    }
-
-    /// [`Packed::locate_one`] for many: fills `shard_ids` and `local_offsets`.
-    ///
-    /// # Errors
-    /// [`Error::OutOfRange`] with the first bad position; [`Error::Length`] if the slices are not equally long; what
-    /// `poll` returns. What the outputs hold after an error is unspecified.
-    #[inline(never)]
-    pub fn locate_into(
-        &self,
-        offsets: &[i64],
-        shard_ids: &mut [i64],
-        local_offsets: &mut [i64],
-        poll: Poll<'_>,
-    ) -> Result<()> {
-        same_length(("offsets", offsets.len()), ("shard_ids", shard_ids.len()))?;
-        same_length(("offsets", offsets.len()), ("local_offsets", local_offsets.len()))?;
-        let strides = self.shards().shard_strides();
-        let along: Vec<Along> = (self.dims().iter().zip(strides).rev())
-            .map(|(dim, &shard_stride)| Along::new(dim, shard_stride, offsets.len()))
+impl Kernels for Sections {
+    fn forward(packed: &Packed, count: usize) -> ForwardKernel<'_> {
+        let strides = packed.layout().shard_strides();
+        let along: Vec<Along> = (packed.dims().iter().zip(strides).rev())
+            .map(|(dim, &shard_stride)| Along::new(dim, shard_stride, count))
             .collect();
-        let pieces = offsets.chunks(PIECE).zip(shard_ids.chunks_mut(PIECE)).zip(local_offsets.chunks_mut(PIECE));
-        let done = parallel::for_each(offsets.len(), pieces, poll, |((offsets, shard_ids), local_offsets)| {
-            all_below("offsets", offsets, self.size())?;
-            match along.as_slice() {
-                [only] => many([only], offsets, shard_ids, local_offsets),
-                [minor, major] => many([minor, major], offsets, shard_ids, local_offsets),
-                [minor, middle, major] => many([minor, middle, major], offsets, shard_ids, local_offsets),
-                all => many_of(all.iter(), offsets, shard_ids, local_offsets),
-            }
-            Ok(())
-        });
-        done.map_err(|error| first_outside(error, "offsets", offsets, self.size()))
+        Box::new(move |offsets, shard_ids, local_offsets| match along.as_slice() {
+            [only] => many([only], offsets, shard_ids, local_offsets),
+            [minor, major] => many([minor, major], offsets, shard_ids, local_offsets),
+            [minor, middle, major] => many([minor, middle, major], offsets, shard_ids, local_offsets),
+            all => many_of(all.iter(), offsets, shard_ids, local_offsets),
+        })
     }
 
-    /// [`Packed::global_offset_one`] for many: fills `offsets`.
-    ///
-    /// # Errors
-    /// As [`Packed::global_offset_one`], with the first bad position; [`Error::Length`] if the slices are not equally
-    /// long; what `poll` returns. What `offsets` holds after an error is unspecified.
-    #[inline(never)]
-    pub fn global_offset_into(
-        &self,
-        shard_ids: &[i64],
-        local_offsets: &[i64],
-        offsets: &mut [i64],
-        poll: Poll<'_>,
-    ) -> Result<()> {
-        same_length(("shard_ids", shard_ids.len()), ("local_offsets", local_offsets.len()))?;
-        same_length(("shard_ids", shard_ids.len()), ("offsets", offsets.len()))?;
-        let along: Vec<Back> = (self.dims().iter().zip(self.strides()).rev())
-            .map(|(dim, &stride)| Back::new(dim, stride, shard_ids.len()))
+    fn inverse(packed: &Packed, count: usize) -> InverseKernel<'_> {
+        let along: Vec<Back> = (packed.dims().iter().zip(packed.strides()).rev())
+            .map(|(dim, &stride)| Back::new(dim, stride, count))
             .collect();
-        let total = self.shards().total_shards();
-        let pieces = shard_ids.chunks(PIECE).zip(local_offsets.chunks(PIECE)).zip(offsets.chunks_mut(PIECE));
-        let done = parallel::for_each(shard_ids.len(), pieces, poll, |((shard_ids, local_offsets), offsets)| {
-            let all_there = match along.as_slice() {
-                [only] => many_back([only], total, shard_ids, local_offsets, offsets),
-                [minor, major] => many_back([minor, major], total, shard_ids, local_offsets, offsets),
-                [minor, middle, major] => many_back([minor, middle, major], total, shard_ids, local_offsets, offsets),
-                all => shard_ids.iter().zip(local_offsets).zip(offsets).all(|((&shard, &local), offset)| {
-                    back_of(all.iter(), total, shard, local).is_some_and(|found| {
-                        *offset = found;
-                        true
-                    })
-                }),
-            };
-            if all_there { Ok(()) } else { Err(outside("local_offsets")) }
-        });
-        match done {
-            Err(Error::OutOfRange { .. }) => {}
-            other => return other,
-        }
-        // Which one it is, and why, is found in order.
-        for (at, (&shard_id, &local)) in shard_ids.iter().zip(local_offsets).enumerate() {
-            match self.global_offset_one(shard_id, local) {
-                Err(Error::OutOfRange { what, value, limit, .. }) => {
-                    return Err(Error::OutOfRange { what, position: Some(at), value, limit });
-                }
-                Err(Error::Padding { shard, local, .. }) => {
-                    return Err(Error::Padding { position: Some(at), shard, local });
-                }
-                _ => {}
-            }
-        }
-        done
+        Box::new(move |shards, locals, offsets| match along.as_slice() {
+            [only] => many_back([only], shards, locals, offsets),
+            [minor, major] => many_back([minor, major], shards, locals, offsets),
+            [minor, middle, major] => many_back([minor, middle, major], shards, locals, offsets),
+            all => shards.iter().zip(locals).zip(offsets).all(|((&shard, &local), offset)| {
+                back_of(all.iter(), shard, local).is_some_and(|found| {
+                    *offset = found;
+                    true
+                })
+            }),
+        })
     }
 }
 

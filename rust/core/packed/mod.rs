@@ -17,16 +17,15 @@ use crate::{
     error::{Error, Result},
     index::linear::Linear,
     layout::Layout,
-    mesh::Mesh,
     parallel::Poll,
-    partition::{Bounds, Partition},
+    partition::{Applied, Bounds},
     radix, room,
     sections::{
         dim::Sections,
         part::{Digit, Interval, Part},
         spec::resolved,
     },
-    uneven::Uneven,
+    uneven::{Dim as _, Uneven},
 };
 
 /// The numbers of a row of [`Packed::pieces_into`] for each dim: start, stop, and start in the holder's array.
@@ -53,100 +52,22 @@ pub const PER_DIM: usize = 3;
 /// assert_eq!(packed.locate_one(13)?, (1, 5));
 /// # Ok::<(), shardwise_core::error::Error>(())
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Packed {
-    /// A tensor of one element for each shard, under the same layout: who holds which shard.
-    shards: Partition,
-    shape: Vec<i64>,
-    uneven: Uneven,
-    dims: Vec<Sections>,
-    size: i64,
-    strides: Vec<i64>,
-}
+pub type Packed = Applied<Sections>;
 
 impl Packed {
     /// The partition of a tensor of `shape`; dims that are not packed are cut as those of a [`Partition`].
     ///
     /// # Errors
     /// As [`Partition::new`]; [`Error::PartsSum`], [`Error::FreeFactor`], [`Error::PartIndivisible`] or [`Error::Part`]
-    /// for parts that do not fit their dim.
-    pub fn new(layout: Arc<Layout>, shape: &[i64], uneven: Uneven) -> Result<Self> {
-        if shape.len() != layout.rank() {
-            return Err(Error::Rank { given: shape.len(), rank: layout.rank() });
-        }
-        if let Some((dim, &size)) = shape.iter().enumerate().find(|&(_, &size)| size < 0) {
-            return Err(Error::NegativeDim { dim, size });
-        }
-        let size = radix::product("shape", shape)?;
-        let dims = (shape.iter().enumerate()).map(|(dim, &n)| sections(&layout, dim, n, uneven));
-        let dims = dims.collect::<Result<Vec<_>>>()?;
-        let longest: Vec<i64> = dims.iter().map(Sections::longest).collect();
-        radix::product("the largest shard", &longest)?;
-        let shards = Partition::of_shards(layout)?;
-        Ok(Self { shards, shape: shape.to_vec(), uneven, dims, size, strides: radix::strides(shape) })
-    }
-
-    /// Who holds which shard: the partition of a tensor of one element for each, under the same layout.
-    #[must_use]
-    pub fn shards(&self) -> &Partition {
-        &self.shards
-    }
-
-    /// The layout.
-    #[must_use]
-    pub fn layout(&self) -> &Arc<Layout> {
-        self.shards.layout()
-    }
-
-    /// The mesh of the layout.
-    #[must_use]
-    pub fn mesh(&self) -> &Mesh {
-        self.shards.mesh()
-    }
-
-    /// The tensor's shape.
-    #[must_use]
-    pub fn shape(&self) -> &[i64] {
-        &self.shape
-    }
-
-    /// The rule by which parts that do not say one are cut.
-    #[must_use]
-    pub fn uneven(&self) -> Uneven {
-        self.uneven
-    }
-
-    /// Each dim.
-    #[must_use]
-    pub fn dims(&self) -> &[Sections] {
-        &self.dims
-    }
-
-    /// The number of elements of the tensor.
-    #[must_use]
-    pub fn size(&self) -> i64 {
-        self.size
-    }
-
-    /// The tensor's row-major strides, in elements.
-    #[must_use]
-    pub fn strides(&self) -> &[i64] {
-        &self.strides
-    }
-
-    /// The shape of a device's own array, padding included.
+    /// for parts that do not fit their dim; [`Error::Overflow`] if an array may have more than 2^63 - 1 elements.
     ///
-    /// # Errors
-    /// [`Error::DeviceIndex`] if the mesh has no such device.
-    pub fn array_shape(&self, device: i64) -> Result<Vec<i64>> {
-        let index = self.shards.shard_index(device)?;
-        Ok(self.dims.iter().zip(index).map(|(dim, i)| dim.extent(i)).collect())
-    }
-
-    /// The largest extent of an array along each dim.
-    #[must_use]
-    pub fn largest_shape(&self) -> Vec<i64> {
-        self.dims.iter().map(Sections::largest).collect()
+    /// [`Partition`]: crate::partition::Partition
+    /// [`Partition::new`]: crate::partition::Partition::new
+    pub fn new(layout: Arc<Layout>, shape: &[i64], uneven: Uneven) -> Result<Self> {
+        let packed = Self::of_dims(layout, shape, uneven, |layout, dim, n| sections(layout, dim, n, uneven))?;
+        let longest: Vec<i64> = packed.dims().iter().map(Sections::longest).collect();
+        radix::product("the largest shard", &longest)?;
+        Ok(packed)
     }
 
     /// A device's intervals along each dim; its pieces are their products, in C order.
@@ -154,8 +75,8 @@ impl Packed {
     /// # Errors
     /// [`Error::DeviceIndex`] if the mesh has no such device, [`Error::TooMany`] if they are too many to list.
     pub fn intervals(&self, device: i64) -> Result<Vec<Vec<Interval>>> {
-        let index = self.shards.shard_index(device)?;
-        self.dims.iter().zip(index).map(|(dim, i)| dim.intervals(i)).collect()
+        let index = self.layout().shard_index(device)?;
+        self.dims().iter().zip(index).map(|(dim, i)| dim.intervals(i)).collect()
     }
 
     /// The one box of a device, which starts and stops at the end of the tensor if the device holds nothing.
@@ -169,7 +90,15 @@ impl Packed {
         }
         let dims = self.intervals(device)?;
         let side = |(dim, &n): (&Vec<Interval>, &i64)| dim.first().map_or((n, n), |piece| (piece.start, piece.stop));
-        Ok(dims.iter().zip(&self.shape).map(side).collect())
+        Ok(dims.iter().zip(self.shape()).map(side).collect())
+    }
+
+    /// The one box of a shard.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] if there is no such shard, [`Error::ManyPieces`] if its devices hold several.
+    pub fn box_of_shard(&self, shard_id: i64) -> Result<Bounds> {
+        self.box_of(self.layout().canonical_device(shard_id)?)
     }
 
     /// Fills `out`, of (devices, dims, 2) in C order, with every device's one box.
@@ -179,10 +108,8 @@ impl Packed {
     /// returns.
     #[inline(never)]
     pub fn boxes_into(&self, out: &mut [i64], poll: Poll<'_>) -> Result<()> {
-        let (devices, row) = (self.mesh().size() as usize, 2 * self.dims.len());
-        if devices.checked_mul(row) != Some(out.len()) {
-            return Err(Error::Length { left: "out", left_len: out.len(), right: "the devices", right_len: devices });
-        }
+        let row = 2 * self.dims().len();
+        self.layout().check_out(out.len(), row)?;
         for (device, row) in out.chunks_exact_mut(row).enumerate() {
             if device % DEVICES == 0 {
                 poll()?;
@@ -200,8 +127,8 @@ impl Packed {
     /// # Errors
     /// [`Error::DeviceIndex`] if the mesh has no such device, [`Error::Overflow`].
     pub fn count(&self, device: i64) -> Result<i64> {
-        let index = self.shards.shard_index(device)?;
-        let counts: Vec<i64> = self.dims.iter().zip(index).map(|(dim, i)| dim.count(i)).collect();
+        let index = self.layout().shard_index(device)?;
+        let counts: Vec<i64> = self.dims().iter().zip(index).map(|(dim, i)| dim.count(i)).collect();
         radix::product("the pieces of a device", &counts)
     }
 
@@ -263,12 +190,9 @@ impl Packed {
 
     /// Fills `out` with the product over the dims of what `of` says of each device's shard index there.
     fn products_into(&self, out: &mut [i64], poll: Poll<'_>, of: impl Fn(&Sections, i64) -> i64) -> Result<()> {
-        if out.len() as i64 != self.mesh().size() {
-            let right_len = usize::try_from(self.mesh().size()).unwrap_or(usize::MAX);
-            return Err(Error::Length { left: "out", left_len: out.len(), right: "the devices", right_len });
-        }
+        self.layout().check_out(out.len(), 1)?;
         let tables = self.tables(of)?;
-        let indices: Vec<Linear> = (0..self.dims.len()).map(|dim| self.shards.shard_index_function(dim)).collect();
+        let indices: Vec<Linear> = (0..self.dims().len()).map(|dim| self.layout().shard_index_function(dim)).collect();
         let any_zero = tables.iter().any(|table| table.contains(&0));
         let mut index = [0; DEVICES];
         for (turn, some) in out.chunks_mut(DEVICES).enumerate() {
@@ -291,7 +215,7 @@ impl Packed {
 
     /// What `of` says of every shard index of every dim.
     fn tables<T>(&self, of: impl Fn(&Sections, i64) -> T) -> Result<Vec<Vec<T>>> {
-        (self.dims.iter())
+        (self.dims().iter())
             .map(|dim| {
                 let mut table = room::list(dim.shards(), format_args!("{} shards along one dim", dim.shards()))?;
                 table.extend((0..dim.shards()).map(|index| of(dim, index)));
@@ -316,10 +240,10 @@ impl Packed {
     }
 
     fn rows_into<const C: usize>(&self, out: &mut [i64], poll: Poll<'_>) -> Result<()> {
-        let rank = self.dims.len();
+        let rank = self.dims().len();
         let devices = self.mesh().size();
-        let tables = self.dims.iter().map(Table::new).collect::<Result<Vec<_>>>()?;
-        let indices: Vec<Linear> = (0..rank).map(|dim| self.shards.shard_index_function(dim)).collect();
+        let tables = self.dims().iter().map(Table::new).collect::<Result<Vec<_>>>()?;
+        let indices: Vec<Linear> = (0..rank).map(|dim| self.layout().shard_index_function(dim)).collect();
         let length = out.len();
         let wrong = || Error::Length { left: "out", left_len: length, right: "the pieces", right_len: 0 };
         let mut rest = out;

@@ -336,7 +336,7 @@ proptest! {
             let array = p.array_shape(device).unwrap();
             prop_assert_eq!(&array, &[axes[0].len() as i64, axes[1].len() as i64]);
             prop_assert_eq!(elements[device as usize], array[0] * array[1]);
-            let shard = p.shards().shard_id(device).unwrap();
+            let shard = p.layout().shard_id(device).unwrap();
             // Element by element: what is where in the device's array.
             let mut offsets = Vec::new();
             for local in 0..array[0] * array[1] {

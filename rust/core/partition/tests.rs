@@ -20,25 +20,25 @@ proptest! {
             let index: Vec<i64> = layout.specs().iter().map(along).collect();
             let shard_id = spelt(index.iter().copied(), layout.num_shards().iter().copied());
             let replica_id = shard_ids.iter().filter(|&&id| id == shard_id).count() as i64;
-            let bounds: Bounds = p.cuts().iter().zip(&index).map(|(cut, &i)| cut.bounds(i)).collect();
-            prop_assert_eq!(p.shard_index(device).unwrap(), index);
-            prop_assert_eq!(p.shard_id(device).unwrap(), shard_id);
-            prop_assert_eq!(p.replica_id(device).unwrap(), replica_id);
+            let bounds: Bounds = p.dims().iter().zip(&index).map(|(cut, &i)| cut.bounds(i)).collect();
+            prop_assert_eq!(p.layout().shard_index(device).unwrap(), index);
+            prop_assert_eq!(p.layout().shard_id(device).unwrap(), shard_id);
+            prop_assert_eq!(p.layout().replica_id(device).unwrap(), replica_id);
             prop_assert_eq!(&p.box_of(device).unwrap(), &bounds);
             prop_assert_eq!(&p.box_of_shard(shard_id).unwrap(), &bounds);
             boxes.extend(bounds.into_iter().flat_map(|(start, stop)| [start, stop]));
             shard_ids.push(shard_id);
             replica_ids.push(replica_id);
         }
-        for shard in 0..p.total_shards() {
+        for shard in 0..p.layout().total_shards() {
             let holders: Vec<i64> = (0..mesh.size()).filter(|&device| shard_ids[device as usize] == shard).collect();
-            prop_assert_eq!(p.replicas(), holders.len() as i64);
-            prop_assert_eq!(p.devices_holding(shard).unwrap(), holders);
+            prop_assert_eq!(p.layout().replicas(), holders.len() as i64);
+            prop_assert_eq!(p.layout().devices_holding(shard).unwrap(), holders);
         }
         let mut out = vec![-1; shard_ids.len()];
-        p.shard_ids_into(&mut out, &mut never).unwrap();
+        p.layout().shard_ids_into(&mut out, &mut never).unwrap();
         prop_assert_eq!(&out, &shard_ids);
-        p.replica_ids_into(&mut out, &mut never).unwrap();
+        p.layout().replica_ids_into(&mut out, &mut never).unwrap();
         prop_assert_eq!(out, replica_ids);
         let mut out = vec![-1; boxes.len()];
         p.boxes_into(&mut out, &mut never).unwrap();
@@ -57,9 +57,9 @@ fn over_many_devices() -> Partition {
 fn more_devices_than_a_piece_holds() {
     let p = over_many_devices();
     let mut ids = vec![-1; 140_000];
-    p.shard_ids_into(&mut ids, &mut never).unwrap();
+    p.layout().shard_ids_into(&mut ids, &mut never).unwrap();
     assert!(ids.iter().enumerate().all(|(device, &id)| id == device as i64 % 70_000));
-    p.replica_ids_into(&mut ids, &mut never).unwrap();
+    p.layout().replica_ids_into(&mut ids, &mut never).unwrap();
     assert!(ids.iter().enumerate().all(|(device, &id)| id == device as i64 / 70_000));
     let mut boxes = vec![-1; 140_000 * 4];
     p.boxes_into(&mut boxes, &mut never).unwrap();
@@ -72,21 +72,21 @@ fn more_devices_than_a_piece_holds() {
 #[test]
 fn what_does_not_exist_is_named() {
     let p = over_many_devices();
-    assert_eq!((p.size(), p.strides(), p.replicas()), (420_000, &[3, 1][..], 2));
+    assert_eq!((p.size(), p.strides(), p.layout().replicas()), (420_000, &[3, 1][..], 2));
     for device in [-1, 140_000] {
         assert!(matches!(p.box_of(device), Err(Error::DeviceIndex { .. })));
-        assert!(matches!(p.shard_id(device), Err(Error::DeviceIndex { .. })));
-        assert!(matches!(p.replica_id(device), Err(Error::DeviceIndex { .. })));
+        assert!(matches!(p.layout().shard_id(device), Err(Error::DeviceIndex { .. })));
+        assert!(matches!(p.layout().replica_id(device), Err(Error::DeviceIndex { .. })));
     }
     for shard in [-1, 70_000] {
         let error = Error::OutOfRange { what: "shard_id", position: None, value: shard, limit: 70_000 };
         assert_eq!(p.box_of_shard(shard), Err(error.clone()));
-        assert_eq!(p.devices_holding(shard), Err(error));
+        assert_eq!(p.layout().devices_holding(shard), Err(error));
     }
     let error =
         |left_len, right_len| Error::Length { left: "out", left_len, right: "the values of all devices", right_len };
-    assert_eq!(p.shard_ids_into(&mut [0; 3], &mut never), Err(error(3, 140_000)));
-    assert_eq!(p.replica_ids_into(&mut [0; 3], &mut never), Err(error(3, 140_000)));
+    assert_eq!(p.layout().shard_ids_into(&mut [0; 3], &mut never), Err(error(3, 140_000)));
+    assert_eq!(p.layout().replica_ids_into(&mut [0; 3], &mut never), Err(error(3, 140_000)));
     assert_eq!(p.boxes_into(&mut [0; 3], &mut never), Err(error(3, 560_000)));
 }
 
@@ -104,7 +104,7 @@ fn shapes_that_do_not_fit_are_refused() {
 fn a_scalar_has_a_shard_and_no_bounds() {
     let layout = Layout::new(over_many_devices().layout().mesh().clone(), &[] as &[[&str; 0]], &[]).unwrap();
     let p = Partition::new(Arc::new(layout), &[], Uneven::Even).unwrap();
-    assert_eq!((p.size(), p.total_shards(), p.replicas()), (1, 1, 140_000));
+    assert_eq!((p.size(), p.layout().total_shards(), p.layout().replicas()), (1, 1, 140_000));
     assert_eq!(p.box_of(139_999), Ok(vec![]));
     assert_eq!(p.boxes_into(&mut [], &mut never), Ok(()));
 }

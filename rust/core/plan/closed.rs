@@ -83,7 +83,7 @@ impl Closed {
 
     /// Whether each addend of a shard is on one device only.
     pub(super) fn has_one_replica(&self) -> bool {
-        self.source.replicas() == 1
+        self.source.layout().replicas() == 1
     }
 
     pub(super) fn rank(&self) -> usize {
@@ -117,7 +117,7 @@ impl Closed {
     fn count(&self, destination: &Partition, poll: Poll<'_>) -> Result<(usize, usize)> {
         let overflow = || Error::Overflow { what: "the number of transfers".to_owned() };
         // All devices' cells: the replicas of a destination shard have as many as it.
-        let mut cells = usize::try_from(destination.replicas()).map_err(|_| overflow())?;
+        let mut cells = usize::try_from(destination.layout().replicas()).map_err(|_| overflow())?;
         for factor in self.overlaps.iter().map(Overlaps::count).chain([self.addends.len()]) {
             cells = cells.checked_mul(factor).ok_or_else(overflow)?;
         }
@@ -187,7 +187,7 @@ impl Closed {
         let mut own = vec![0; rank];
         let mut grid = Grid {
             sides: Vec::with_capacity(rank),
-            weights: self.source.shard_strides(),
+            weights: self.source.layout().shard_strides(),
             cell: vec![0; rank],
             row: vec![0; 2 + 2 * rank],
             shard: 0,
@@ -287,7 +287,7 @@ fn shard_indices(partition: &Partition) -> Result<Vec<i64>> {
     let rank = partition.shape().len();
     let mut out = per_device(partition, rank)?;
     for dim in 0..rank {
-        partition.shard_index_function(dim).fill(0, &mut out, dim, rank);
+        partition.layout().shard_index_function(dim).fill(0, &mut out, dim, rank);
     }
     Ok(out)
 }

@@ -61,7 +61,7 @@ impl Overlaps {
     /// # Errors
     /// [`Error::TooMany`](crate::error::Error::TooMany) if there is no memory for them; what `poll` returns.
     pub fn new(source: &Partition, destination: &Partition, dim: usize, poll: Poll<'_>) -> Result<Self> {
-        let (from, to) = (&source.cuts()[dim], &destination.cuts()[dim]);
+        let (from, to) = (&source.dims()[dim], &destination.dims()[dim]);
         // Each begins where a shard of one side does, and a shard that is not empty has a first element of its own.
         let most = from.shards().min(from.elements()).saturating_add(to.shards().min(to.elements()));
         let (mut begins, mut all) = (Vec::new(), Vec::new());

@@ -4,6 +4,7 @@ use crate::{
     error::{Error, Result},
     room,
     sections::part::{Interval, Part},
+    uneven::Dim,
 };
 
 /// Up to how many numbers are kept of where the parts begin in the arrays of all shards.
@@ -48,18 +49,6 @@ impl Sections {
         Ok(Self { n, shards, parts, longest, begins, uniform })
     }
 
-    /// The number of elements.
-    #[must_use]
-    pub fn elements(&self) -> i64 {
-        self.n
-    }
-
-    /// The number of shards.
-    #[must_use]
-    pub fn shards(&self) -> i64 {
-        self.shards
-    }
-
     /// The parts.
     #[must_use]
     pub fn parts(&self) -> &[Part] {
@@ -90,13 +79,6 @@ impl Sections {
         }
     }
 
-    /// The length of the array of shard `index` along the dim, padding included.
-    #[inline]
-    #[must_use]
-    pub fn extent(&self, index: i64) -> i64 {
-        self.begin(self.parts.len(), index)
-    }
-
     /// The elements of shard `index`, without padding.
     #[must_use]
     pub fn held(&self, index: i64) -> i64 {
@@ -107,18 +89,6 @@ impl Sections {
     #[must_use]
     pub fn longest(&self) -> i64 {
         self.longest
-    }
-
-    /// The length of the longest array.
-    #[must_use]
-    pub fn largest(&self) -> i64 {
-        // A shard that has the largest one of each part; under one rule it is the first or the last.
-        let all_largest =
-            |last: bool| self.parts.iter().all(|part| part.is_largest(if last { part.shards() - 1 } else { 0 }));
-        if all_largest(false) || all_largest(true) || self.parts.len() == 1 {
-            return self.longest;
-        }
-        (0..self.shards).map(|index| self.extent(index)).max().unwrap_or(0)
     }
 
     /// The number of intervals of shard `index`.
@@ -156,12 +126,34 @@ impl Sections {
         }
         self.parts.partition_point(|part| part.base() <= position) - 1
     }
+}
 
-    /// The canonical shard of the element at `position`, which must be in `0..elements()`, and its place in that shard's
-    /// array.
+impl Dim for Sections {
+    fn elements(&self) -> i64 {
+        self.n
+    }
+
+    fn shards(&self) -> i64 {
+        self.shards
+    }
+
+    fn largest(&self) -> i64 {
+        // A shard that has the largest one of each part; under one rule it is the first or the last.
+        let all_largest =
+            |last: bool| self.parts.iter().all(|part| part.is_largest(if last { part.shards() - 1 } else { 0 }));
+        if all_largest(false) || all_largest(true) || self.parts.len() == 1 {
+            return self.longest;
+        }
+        (0..self.shards).map(|index| self.extent(index)).max().unwrap_or(0)
+    }
+
     #[inline]
-    #[must_use]
-    pub fn locate(&self, position: i64) -> (i64, i64) {
+    fn extent(&self, index: i64) -> i64 {
+        self.begin(self.parts.len(), index)
+    }
+
+    #[inline]
+    fn locate(&self, position: i64) -> (i64, i64) {
         let number = self.part_at(position);
         let part = &self.parts[number];
         let (shard, local) = part.locate(position);
@@ -169,10 +161,8 @@ impl Sections {
         (index, self.begin(number, index) + local)
     }
 
-    /// The position of element `local` of the array of shard `index`; none if it is padding.
     #[inline]
-    #[must_use]
-    pub fn position(&self, index: i64, local: i64) -> Option<i64> {
+    fn position(&self, index: i64, local: i64) -> Option<i64> {
         match self.kept(index) {
             Some(begins) => {
                 let number = if begins.len() <= 9 {

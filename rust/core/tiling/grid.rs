@@ -147,7 +147,7 @@ impl Tiling for Grid {
         let names: Vec<[String; 1]> = (0..self.shape.len()).map(|dim| [dim.to_string()]).collect();
         let mesh = Mesh::new(names.as_flattened(), &self.counts).ok()?;
         let layout = Layout::new(Arc::new(mesh), &names, &[]).ok()?;
-        Partition::of_cuts(Arc::new(layout), &self.shape, self.cuts.clone()).ok().map(Arc::new)
+        Partition::of_cuts(Arc::new(layout), &self.shape, &self.cuts).ok().map(Arc::new)
     }
 }
 

@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `partition` | a partition is a tiling in closed form: one piece for each device |
 //! | `packed` | one with packed dims, with several pieces for each |
+//! | [`divided`] | the questions that both of these answer |
 //! | [`grid`] | a regular grid of chunks, each a holder (zarr) |
 //! | [`flat`] | ranges of the flattened tensor, each a holder's 1-D array (FSDP, ZeRO) |
 //! | [`boxes`] | any boxes |
@@ -29,6 +30,7 @@ pub(crate) mod balance;
 pub mod boxes;
 pub(crate) mod cells;
 pub mod check;
+pub mod divided;
 mod edges;
 pub mod flat;
 pub mod grid;

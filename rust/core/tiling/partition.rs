@@ -20,7 +20,7 @@ impl Tiling for Partition {
     }
 
     fn array_shape(&self, holder: i64) -> Result<Vec<i64>> {
-        Ok(self.box_of(holder)?.into_iter().map(|(start, stop)| stop - start).collect())
+        self.array_shape(holder)
     }
 
     fn visit_pieces(&self, holder: i64, visit: &mut dyn FnMut(Piece<'_>) -> Result<()>) -> Result<()> {

@@ -28,7 +28,7 @@ impl<'a> Shards<'a> {
         Ok(Self {
             addends: addends(partition)?,
             addend: addend_function(partition),
-            shard: partition.shard_id_function(),
+            shard: partition.layout().shard_id_function(),
             partition,
         })
     }
@@ -46,11 +46,11 @@ impl Tiles for Shards<'_> {
     }
 
     fn count(&self) -> usize {
-        usize::try_from(self.partition.total_shards()).unwrap_or(usize::MAX)
+        usize::try_from(self.partition.layout().total_shards()).unwrap_or(usize::MAX)
     }
 
     fn finder(&self) -> Box<dyn Finder + '_> {
-        Box::new(CutFinder::new(self.partition.cuts(), self.partition.shard_strides().to_vec()))
+        Box::new(CutFinder::new(self.partition.dims(), self.partition.layout().shard_strides().to_vec()))
     }
 
     fn senders(&self) -> Result<Box<dyn Senders + '_>> {

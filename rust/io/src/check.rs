@@ -9,7 +9,7 @@ use shardwise_core::{
 };
 
 use crate::{
-    error::{Error, Result},
+    error::{Error, Result, no_room},
     piece::{Piece, Tensor},
 };
 
@@ -44,6 +44,9 @@ pub(crate) fn check_span(piece: &Piece<'_>, limits: Option<(i64, i64, bool)>) ->
     }
 }
 
+/// What there may be no memory for here.
+pub(crate) const BOXES: &str = "the boxes of the pieces";
+
 /// The boxes, to be found by position; or two of them, by their numbers, that share an element.
 ///
 /// # Errors
@@ -53,18 +56,17 @@ pub(crate) fn listed<'a>(
     rank: usize,
     poll: Poll<'_>,
 ) -> Result<Apart> {
-    let memory = || Error::Memory { what: "the boxes of the pieces" };
     let mut regions = Regions::new(rank);
-    regions.reserve(boxes.len()).map_err(|_| memory())?;
+    regions.reserve(boxes.len()).map_err(no_room(BOXES))?;
     for region in boxes {
-        regions.push(region).map_err(|_| memory())?;
+        regions.push(region).map_err(no_room(BOXES))?;
     }
-    let pieces = Pieces::one_each(regions).map_err(|_| memory())?;
+    let pieces = Pieces::one_each(regions).map_err(no_room(BOXES))?;
     match Listed::new(Arc::new(pieces), false, poll) {
         Ok(listed) => Ok(Ok(listed)),
         Err(CoreError::BoxesOverlap { first, second, .. }) => Ok(Err((first.min(second), first.max(second)))),
         Err(CoreError::Interrupted) => Err(Error::Interrupted),
-        Err(_) => Err(memory()),
+        Err(_) => Err(Error::Memory { what: BOXES }),
     }
 }
 
@@ -100,7 +102,7 @@ pub(crate) fn problem_of_cover(tensor: &Tensor, poll: Poll<'_>) -> Result<Option
                 covered += common.volume();
                 Ok(())
             });
-            found.map_err(|_| Error::Memory { what: "the boxes under a piece" })?;
+            found.map_err(no_room("the boxes under a piece"))?;
         }
         if covered != needed {
             let item = tensor.itemsize;

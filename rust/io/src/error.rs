@@ -117,3 +117,8 @@ impl Error {
 fn holder(owner: &str) -> String {
     if owner.is_empty() { String::new() } else { format!(" by process {owner}") }
 }
+
+/// That there is no memory for `what`, whatever a collection says about it.
+pub(crate) fn no_room<E>(what: &'static str) -> impl FnOnce(E) -> Error {
+    move |_| Error::Memory { what }
+}

@@ -15,8 +15,8 @@ use shardwise_core::{
 };
 
 use crate::{
-    check::{check_box, check_span, listed, problem_of_cover, short},
-    error::{Error, Result},
+    check::{BOXES, check_box, check_span, listed, problem_of_cover, short},
+    error::{Error, Result, no_room},
     piece::{Piece, Pieces, Tensor},
 };
 
@@ -247,7 +247,7 @@ impl Job {
     /// [`Error::Job`] naming the file and the pieces; [`Error::Interrupted`] if `poll` says so.
     pub fn check_destinations(&self, poll: Poll<'_>) -> Result<()> {
         let mut spans: Vec<(usize, i64, i64, usize, usize)> = Vec::new();
-        spans.try_reserve_exact(self.pieces).map_err(|_| Error::Memory { what: "the list of pieces" })?;
+        spans.try_reserve_exact(self.pieces).map_err(no_room("the list of pieces"))?;
         for (number, tensor) in self.tensors.iter().enumerate() {
             for (index, piece) in tensor.destinations.iter().enumerate() {
                 let written =
@@ -285,15 +285,14 @@ impl Job {
         let clash = match other {
             Some(at) => Some((at - 1, at)),
             None => {
-                let memory = || Error::Memory { what: "the boxes of the pieces" };
                 let is_tensor = (1..spans.len()).all(|at| piece(at).origin() == first.origin());
                 let mut regions = Regions::new(first.region.rank());
-                regions.reserve(spans.len()).map_err(|_| memory())?;
+                regions.reserve(spans.len()).map_err(no_room(BOXES))?;
                 for at in 0..spans.len() {
                     let piece = piece(at);
                     let start = if is_tensor { piece.region.start().to_vec() } else { piece.steps_from(first.offset) };
                     let stop: Vec<i64> = start.iter().zip(piece.region.extents()).map(|(at, size)| at + size).collect();
-                    regions.push(Region::new(&start, &stop)).map_err(|_| memory())?;
+                    regions.push(Region::new(&start, &stop)).map_err(no_room(BOXES))?;
                 }
                 // Boxes that are apart are bytes that are apart only if the array that holds them does not overlap itself.
                 let mut around = regions.get(0).to_buf();

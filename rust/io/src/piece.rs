@@ -1,8 +1,11 @@
 //! Tensors, and their pieces: boxes, and where their elements are.
 
-use shardwise_core::region::{Region, Regions};
+use shardwise_core::{
+    index::radix,
+    region::{Region, Regions},
+};
 
-use crate::error::{Error, Result};
+use crate::error::{Result, no_room};
 
 /// A piece: a box, and where its elements are.
 #[derive(Debug, Clone, Copy)]
@@ -67,18 +70,9 @@ impl Piece<'_> {
         steps
     }
 
-    /// Whether two elements may share a byte: whether a stride is within the reach of the smaller ones.
+    /// Whether two elements may share a byte.
     pub(crate) fn overlaps_itself(&self) -> bool {
-        let mut dims: Vec<(i128, i128)> = (self.region.extents().zip(self.strides).filter(|(extent, _)| *extent > 1))
-            .map(|(extent, stride)| (i128::from(*stride).abs(), i128::from(extent)))
-            .collect();
-        dims.sort_unstable();
-        let mut reach = 1;
-        dims.into_iter().any(|(stride, extent)| {
-            let within = stride < reach;
-            reach += stride * (extent - 1);
-            within
-        })
+        radix::overlaps_itself(1, self.region.extents().zip(self.strides.iter().copied()))
     }
 }
 
@@ -112,13 +106,13 @@ impl Pieces {
 
     /// The pieces of `rows`, `[holder, offset, start…, stop…, strides…]` each, with a last dim for the bytes of an element.
     pub(crate) fn with_bytes(rows: &[i64], rank: usize, itemsize: i64) -> Result<Self> {
-        let memory = || Error::Memory { what: "the list of pieces" };
+        let what = "the list of pieces";
         let width = 2 + 3 * rank;
         let count = rows.len() / width;
         let (mut places, mut regions, mut strides) = (Vec::new(), Regions::new(rank + 1), Vec::new());
-        places.try_reserve_exact(count).map_err(|_| memory())?;
-        regions.reserve(count).map_err(|_| memory())?;
-        strides.try_reserve_exact(count.saturating_mul(rank + 1)).map_err(|_| memory())?;
+        places.try_reserve_exact(count).map_err(no_room(what))?;
+        regions.reserve(count).map_err(no_room(what))?;
+        strides.try_reserve_exact(count.saturating_mul(rank + 1)).map_err(no_room(what))?;
         let (mut start, mut stop) = (vec![0; rank + 1], vec![itemsize; rank + 1]);
         for row in rows.chunks_exact(width) {
             let (place, rest) = row.split_at(2);
@@ -127,7 +121,7 @@ impl Pieces {
             start[..rank].copy_from_slice(region.start());
             stop[..rank].copy_from_slice(region.stop());
             places.push((place[0] as usize, place[1]));
-            regions.push(Region::new(&start, &stop)).map_err(|_| memory())?;
+            regions.push(Region::new(&start, &stop)).map_err(no_room(what))?;
             strides.extend_from_slice(steps);
             strides.push(1);
         }

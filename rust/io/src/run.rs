@@ -15,7 +15,7 @@ use shardwise_core::{error::Error as CoreError, parallel::panic_message};
 
 use crate::{
     commit, digest,
-    error::{Error, Result},
+    error::{Error, Result, no_room},
     file,
     job::{Destination, Job, Source},
     maps,
@@ -267,7 +267,7 @@ impl Report {
 
 fn zeros<T: Clone + Default>(count: usize) -> Result<Vec<T>> {
     let mut zeros = Vec::new();
-    zeros.try_reserve_exact(count).map_err(|_| Error::Memory { what: "the digests" })?;
+    zeros.try_reserve_exact(count).map_err(no_room("the digests"))?;
     zeros.resize(count, T::default());
     Ok(zeros)
 }

@@ -9,7 +9,7 @@
 use shardwise_core::region::{Region, RegionBuf};
 
 use crate::{
-    error::{Error, Result},
+    error::{Error, Result, no_room},
     job::{Destination, Job, Source},
     pair::{Fetch, dense_strides, dim_to_split, groups},
     piece::Tensor,
@@ -221,9 +221,9 @@ impl<'a> Units<'a> {
 /// The whole of a tensor, with all its pieces.
 fn whole(tensor: &Tensor, number: usize) -> Result<Tile> {
     let all = |count: usize| {
-        let count = u32::try_from(count).map_err(|_| memory())?;
+        let count = u32::try_from(count).map_err(no_room(LIST))?;
         let mut indices = Vec::new();
-        indices.try_reserve_exact(count as usize).map_err(|_| memory())?;
+        indices.try_reserve_exact(count as usize).map_err(no_room(LIST))?;
         indices.extend(0..count);
         Ok::<_, Error>(indices)
     };
@@ -237,11 +237,10 @@ fn whole(tensor: &Tensor, number: usize) -> Result<Tile> {
 
 fn copied(indices: &[u32]) -> Result<Vec<u32>> {
     let mut copy = Vec::new();
-    copy.try_reserve_exact(indices.len()).map_err(|_| memory())?;
+    copy.try_reserve_exact(indices.len()).map_err(no_room(LIST))?;
     copy.extend_from_slice(indices);
     Ok(copy)
 }
 
-fn memory() -> Error {
-    Error::Memory { what: "the list of pieces" }
-}
+/// What there may be no memory for here.
+const LIST: &str = "the list of pieces";

@@ -9,7 +9,7 @@ use std::{fs::File, io::IoSliceMut, path::Path, sync::Arc};
 use shardwise_core::region::Region;
 
 use crate::{
-    error::{Error, Result},
+    error::{Error, Result, no_room},
     file,
     job::{Destination, Job, Source},
     maps,
@@ -446,7 +446,7 @@ fn grown(buffer: &mut Vec<u8>, bytes: i64) -> Result<&mut [u8]> {
     let bytes = bytes as usize;
     if buffer.len() < bytes {
         let more = bytes - buffer.len();
-        buffer.try_reserve_exact(more).map_err(|_| Error::Memory { what: "a buffer" })?;
+        buffer.try_reserve_exact(more).map_err(no_room("a buffer"))?;
         buffer.resize(bytes, 0);
     }
     Ok(&mut buffer[..bytes])

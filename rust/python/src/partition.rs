@@ -1,4 +1,4 @@
-//! `_core.Partition`: devices are device indices here; labels are the business of the Python layer.
+//! `_core.Partition`, and what it has in common with `_core.PackedPartition`: devices are device indices here; labels are the business of the Python layer.
 
 use std::sync::Arc;
 
@@ -10,11 +10,10 @@ use pyo3::{
 };
 use shardwise_core::{
     error::Result as CoreResult,
-    packed::Packed as CorePacked,
+    layout::Layout as CoreLayout,
     partition::{Bounds, Partition as CorePartition},
-    runs::Runs,
-    tiling::{Poll, Tiling},
-    uneven::Cut,
+    tiling::divided::Divided as CoreDivided,
+    uneven::Uneven,
 };
 
 use crate::{
@@ -32,73 +31,171 @@ const DIM_BYTES: usize = 256;
 /// Up to how many dims the reserve has room for.
 const FEW_DIMS: usize = 64;
 
-/// A layout applied to a shape.
+/// The methods of a class of partitions: those that all have, which ask the [`CoreDivided`] in `core`, and its own.
+macro_rules! partition_class {
+    ($class:ident { $($own:tt)* }) => {
+        #[pymethods]
+        impl $class {
+            #[getter]
+            fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+                guard(|| PyTuple::new(py, self.core.shape()))
+            }
+
+            #[getter]
+            fn size<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+                answer(py, || Ok(self.core.size()))
+            }
+
+            #[getter]
+            fn total_shards<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+                answer(py, || Ok(self.core.layout().total_shards()))
+            }
+
+            #[getter]
+            fn replicas<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+                answer(py, || Ok(self.core.layout().replicas()))
+            }
+
+            /// The device's one box as a tuple of slices.
+            #[pyo3(signature = (device, /))]
+            fn r#box<'py>(&self, py: Python<'py>, device: i64) -> PyResult<Bound<'py, PyTuple>> {
+                guard(|| $crate::partition::slices(py, $crate::partition::roomy(&*self.core)?.box_of(device).map_err(to_py)?))
+            }
+
+            /// The one box of a shard as a tuple of slices.
+            #[pyo3(signature = (shard_id, /))]
+            fn shard_box<'py>(&self, py: Python<'py>, shard_id: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyTuple>> {
+                guard(|| $crate::partition::slices(py, $crate::partition::roomy(&*self.core)?.box_of_shard(position("shard_id", shard_id)?).map_err(to_py)?))
+            }
+
+            /// The shape of the device's own array.
+            #[pyo3(signature = (device, /))]
+            fn shard_shape<'py>(&self, py: Python<'py>, device: i64) -> PyResult<Bound<'py, PyTuple>> {
+                guard(|| PyTuple::new(py, $crate::partition::roomy(&*self.core)?.array_shape(device).map_err(to_py)?))
+            }
+
+            /// Start and stop of every device's one box: int64 (devices, dims, 2).
+            fn boxes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+                guard(|| {
+                    let shape = [$crate::partition::devices(&*self.core)?, self.core.shape().len(), 2];
+                    arrays::written(py, &shape, |out, poll| self.core.boxes_into(out, poll))
+                })
+            }
+
+            #[pyo3(signature = (device, /))]
+            fn shard_id<'py>(&self, py: Python<'py>, device: i64) -> PyResult<Bound<'py, PyAny>> {
+                answer(py, || $crate::partition::roomy(&*self.core)?.layout().shard_id(device).map_err(to_py))
+            }
+
+            #[pyo3(signature = (device, /))]
+            fn replica_id<'py>(&self, py: Python<'py>, device: i64) -> PyResult<Bound<'py, PyAny>> {
+                answer(py, || $crate::partition::roomy(&*self.core)?.layout().replica_id(device).map_err(to_py))
+            }
+
+            /// The shard id of every device: int64 (devices,).
+            fn shard_ids<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+                guard(|| arrays::written(py, &[$crate::partition::devices(&*self.core)?], |out, poll| self.core.layout().shard_ids_into(out, poll)))
+            }
+
+            /// The replica id of every device: int64 (devices,).
+            fn replica_ids<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+                guard(|| arrays::written(py, &[$crate::partition::devices(&*self.core)?], |out, poll| self.core.layout().replica_ids_into(out, poll)))
+            }
+
+            /// The device indices that hold a shard, in order.
+            #[pyo3(signature = (shard_id, /))]
+            fn devices_holding<'py>(&self, py: Python<'py>, shard_id: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+                answer(py, || $crate::partition::roomy(&*self.core)?.layout().devices_holding(position("shard_id", shard_id)?).map_err(to_py))
+            }
+
+            /// The first device index that holds a shard.
+            #[pyo3(signature = (shard_id, /))]
+            fn canonical_device<'py>(&self, py: Python<'py>, shard_id: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+                answer(py, || $crate::partition::roomy(&*self.core)?.layout().canonical_device(position("shard_id", shard_id)?).map_err(to_py))
+            }
+
+            /// The largest extent of a device's own array along each dim.
+            #[getter]
+            fn largest_shard_shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+                guard(|| PyTuple::new(py, self.core.largest_shape()))
+            }
+
+            /// (shard id, local offset) of global offsets: ints of an int, arrays of an array.
+            #[pyo3(signature = (offsets, /))]
+            fn locate<'py>(&self, py: Python<'py>, offsets: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyTuple>> {
+                guard(|| $crate::partition::located(py, $crate::partition::roomy(&*self.core)?, offsets))
+            }
+
+            /// The inverse of `locate`.
+            #[pyo3(signature = (shard_ids, local_offsets, /))]
+            fn global_offset<'py>(
+                &self,
+                py: Python<'py>,
+                shard_ids: &Bound<'py, PyAny>,
+                local_offsets: &Bound<'py, PyAny>,
+            ) -> PyResult<Bound<'py, PyAny>> {
+                guard(|| $crate::partition::found(py, $crate::partition::roomy(&*self.core)?, shard_ids, local_offsets))
+            }
+
+            /// The device's contiguous runs in the global array: int64 (runs, 2), offset and length.
+            #[pyo3(signature = (device, /))]
+            fn runs<'py>(&self, py: Python<'py>, device: i64) -> PyResult<Bound<'py, PyAny>> {
+                guard(|| {
+                    let runs = $crate::partition::roomy(&*self.core)?.runs(device).map_err(to_py)?;
+                    arrays::written(py, &[arrays::length("runs", runs.count())?, 2], |out, poll| runs.fill_into(out, poll))
+                })
+            }
+
+            $($own)*
+        }
+    };
+}
+pub(crate) use partition_class;
+
+/// The partition, after asking for what a question about so many dims may take.
+pub(crate) fn roomy<T: CoreDivided>(core: &T) -> PyResult<&T> {
+    dims_room("the dims", core.shape().len())?;
+    Ok(core)
+}
+
+/// Ask for what a partition of so many dims, or an answer of it, may take.
+fn dims_room(what: &str, dims: usize) -> PyResult<()> {
+    if dims > FEW_DIMS { room(what, dims.saturating_mul(DIM_BYTES)) } else { Ok(()) }
+}
+
+pub(crate) fn devices(core: &impl CoreDivided) -> PyResult<usize> {
+    arrays::length("devices", roomy(core)?.layout().mesh().size())
+}
+
+/// The arguments of a new partition: a layout, a shape and an uneven rule.
+pub(crate) fn new<T>(
+    layout: &Layout,
+    shape: &Bound<'_, PyAny>,
+    uneven: &Bound<'_, PyString>,
+    make: impl FnOnce(Arc<CoreLayout>, &[i64], Uneven) -> CoreResult<T>,
+) -> PyResult<Arc<T>> {
+    let shape = integers("shape", shape)?;
+    dims_room("the partition", shape.len())?;
+    // A lone surrogate cannot be a rule either; its replacement is refused by name.
+    let rule = uneven.to_string_lossy().parse().map_err(to_py)?;
+    Ok(Arc::new(make(layout.core.clone(), &shape, rule).map_err(to_py)?))
+}
+
+/// A layout without packed dims, applied to a shape.
 #[pyclass(frozen, module = "shardwise._core")]
 pub(crate) struct Partition {
     pub(crate) core: Arc<CorePartition>,
 }
 
-#[pymethods]
-impl Partition {
+partition_class!(Partition {
     #[new]
     #[pyo3(signature = (layout, shape, uneven, /))]
-    fn new(layout: &Layout, shape: &Bound<'_, PyAny>, uneven: &Bound<'_, PyString>) -> PyResult<Self> {
-        guard(|| {
-            let shape = integers("shape", shape)?;
-            if shape.len() > FEW_DIMS {
-                room("the partition", shape.len().saturating_mul(DIM_BYTES))?;
-            }
-            // A lone surrogate cannot be a rule either; its replacement is refused by name.
-            let rule = uneven.to_string_lossy().parse().map_err(to_py)?;
-            let core = CorePartition::new(layout.core.clone(), &shape, rule).map_err(to_py)?;
-            Ok(Self { core: Arc::new(core) })
-        })
-    }
-
-    #[getter]
-    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        guard(|| PyTuple::new(py, self.core.shape()))
-    }
-
-    #[getter]
-    fn size<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        answer(py, || Ok(self.core.size()))
-    }
-
-    #[getter]
-    fn total_shards<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        answer(py, || Ok(self.core.total_shards()))
-    }
-
-    #[getter]
-    fn replicas<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        answer(py, || Ok(self.core.replicas()))
-    }
-
-    /// The device's box as a tuple of slices.
-    #[pyo3(signature = (device, /))]
-    fn r#box<'py>(&self, py: Python<'py>, device: i64) -> PyResult<Bound<'py, PyTuple>> {
-        guard(|| slices(py, self.roomy()?.box_of(device).map_err(to_py)?))
-    }
-
-    /// The box of a shard as a tuple of slices.
-    #[pyo3(signature = (shard_id, /))]
-    fn shard_box<'py>(&self, py: Python<'py>, shard_id: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyTuple>> {
-        guard(|| slices(py, self.roomy()?.box_of_shard(position("shard_id", shard_id)?).map_err(to_py)?))
-    }
-
-    /// The shape of the device's shard.
-    #[pyo3(signature = (device, /))]
-    fn shard_shape<'py>(&self, py: Python<'py>, device: i64) -> PyResult<Bound<'py, PyTuple>> {
-        guard(|| PyTuple::new(py, self.roomy()?.array_shape(device).map_err(to_py)?))
-    }
-
-    /// Start and stop of every device's box: int64 (devices, dims, 2).
-    fn boxes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        guard(|| {
-            let shape = [self.devices()?, self.core.shape().len(), 2];
-            arrays::written(py, &shape, |out, poll| self.core.boxes_into(out, poll))
-        })
+    fn new(
+        layout: &Layout,
+        shape: &Bound<'_, PyAny>,
+        uneven: &Bound<'_, PyString>,
+    ) -> PyResult<Self> {
+        guard(|| Ok(Self { core: new(layout, shape, uneven, CorePartition::new)? }))
     }
 
     /// A dict from each of `labels`, which stand in device-index order, to its tuple of slices. Equal slices, and the
@@ -106,8 +203,8 @@ impl Partition {
     #[pyo3(signature = (labels, /))]
     fn devices_indices_map<'py>(&self, py: Python<'py>, labels: &Bound<'py, PyTuple>) -> PyResult<Bound<'py, PyDict>> {
         guard(|| {
-            let mut ids = arrays::scratch("devices", self.devices()?, 1)?;
-            self.core.shard_ids_into(&mut ids, &mut || Ok(())).map_err(to_py)?;
+            let mut ids = arrays::scratch("devices", devices(&*self.core)?, 1)?;
+            self.core.layout().shard_ids_into(&mut ids, &mut || Ok(())).map_err(to_py)?;
             let boxes = self.shard_boxes(py)?;
             let map = PyDict::new(py);
             for (number, (label, &id)) in labels.iter_borrowed().zip(&ids).enumerate() {
@@ -118,83 +215,13 @@ impl Partition {
         })
     }
 
-    #[pyo3(signature = (device, /))]
-    fn shard_id<'py>(&self, py: Python<'py>, device: i64) -> PyResult<Bound<'py, PyAny>> {
-        answer(py, || self.roomy()?.shard_id(device).map_err(to_py))
-    }
-
-    #[pyo3(signature = (device, /))]
-    fn replica_id<'py>(&self, py: Python<'py>, device: i64) -> PyResult<Bound<'py, PyAny>> {
-        answer(py, || self.roomy()?.replica_id(device).map_err(to_py))
-    }
-
-    /// The shard id of every device: int64 (devices,).
-    fn shard_ids<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        guard(|| arrays::written(py, &[self.devices()?], |out, poll| self.core.shard_ids_into(out, poll)))
-    }
-
-    /// The replica id of every device: int64 (devices,).
-    fn replica_ids<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        guard(|| arrays::written(py, &[self.devices()?], |out, poll| self.core.replica_ids_into(out, poll)))
-    }
-
-    /// The device indices that hold a shard, in order.
-    #[pyo3(signature = (shard_id, /))]
-    fn devices_holding<'py>(&self, py: Python<'py>, shard_id: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        answer(py, || self.roomy()?.devices_holding(position("shard_id", shard_id)?).map_err(to_py))
-    }
-
-    /// The first device index that holds a shard.
-    #[pyo3(signature = (shard_id, /))]
-    fn canonical_device<'py>(&self, py: Python<'py>, shard_id: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        answer(py, || self.roomy()?.canonical_device(position("shard_id", shard_id)?).map_err(to_py))
-    }
-
-    /// The largest extent of a shard along each dim.
-    #[getter]
-    fn largest_shard_shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        guard(|| PyTuple::new(py, self.core.cuts().iter().map(Cut::largest)))
-    }
-
-    /// (shard id, local offset) of global offsets: ints of an int, arrays of an array.
-    #[pyo3(signature = (offsets, /))]
-    fn locate<'py>(&self, py: Python<'py>, offsets: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyTuple>> {
-        guard(|| {
-            self.roomy()?;
-            located(py, &*self.core, offsets)
-        })
-    }
-
-    /// The inverse of `locate`.
-    #[pyo3(signature = (shard_ids, local_offsets, /))]
-    fn global_offset<'py>(
-        &self,
-        py: Python<'py>,
-        shard_ids: &Bound<'py, PyAny>,
-        local_offsets: &Bound<'py, PyAny>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        guard(|| {
-            self.roomy()?;
-            found(py, &*self.core, shard_ids, local_offsets)
-        })
-    }
-
-    /// The device's contiguous runs in the global array: int64 (runs, 2), offset and length.
-    #[pyo3(signature = (device, /))]
-    fn runs<'py>(&self, py: Python<'py>, device: i64) -> PyResult<Bound<'py, PyAny>> {
-        guard(|| {
-            let runs = Runs::of(self.roomy()?, device).map_err(to_py)?;
-            arrays::written(py, &[arrays::length("runs", runs.count())?, 2], |out, poll| runs.fill_into(out, poll))
-        })
-    }
-
     /// A zero-copy view of `array` for each device, in device-index order.
     #[pyo3(signature = (array, /))]
     fn views<'py>(&self, py: Python<'py>, array: &Bound<'py, PyUntypedArray>) -> PyResult<Bound<'py, PyList>> {
         guard(|| {
-            let mut bounds = arrays::scratch("views", self.devices()?, 2 * self.core.shape().len())?;
+            let mut bounds = arrays::scratch("views", devices(&*self.core)?, 2 * self.core.shape().len())?;
             self.core.boxes_into(&mut bounds, &mut || Ok(())).map_err(to_py)?;
-            views::views(py, array, self.core.shape(), self.devices()?, &bounds)
+            views::views(py, array, self.core.shape(), devices(&*self.core)?, &bounds)
         })
     }
 
@@ -207,17 +234,17 @@ impl Partition {
         device: i64,
     ) -> PyResult<Bound<'py, PyAny>> {
         guard(|| {
-            let bounds = self.roomy()?.box_of(device).map_err(to_py)?;
+            let bounds = self.core.box_of(device).map_err(to_py)?;
             let flat: Vec<i64> = bounds.into_iter().flat_map(<[i64; 2]>::from).collect();
             views::views(py, array, self.core.shape(), 1, &flat)?.get_item(0)
         })
     }
-}
+});
 
 impl Partition {
     /// The tuple of slices of every shard, in the order of the shard ids.
     fn shard_boxes<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
-        let cuts = self.core.cuts();
+        let cuts = self.core.dims();
         // The slices of all dims in a row, each dim's from its own start on.
         let mut slices = arrays::list("slices", cuts.iter().map(|cut| cut.shards() as usize).sum())?;
         let mut starts = Vec::with_capacity(cuts.len());
@@ -229,7 +256,7 @@ impl Partition {
             }
         }
         let mut index = starts.clone();
-        let shards = arrays::length("shards", self.core.total_shards())?;
+        let shards = arrays::length("shards", self.core.layout().total_shards())?;
         let mut boxes = arrays::list("shards", shards)?;
         for number in 0..shards {
             poll_among(py, number)?;
@@ -246,19 +273,6 @@ impl Partition {
         }
         Ok(boxes)
     }
-
-    /// The partition, after asking for what a question about so many dims may take.
-    fn roomy(&self) -> PyResult<&CorePartition> {
-        let dims = self.core.shape().len();
-        if dims > FEW_DIMS {
-            room("the dims", dims.saturating_mul(DIM_BYTES))?;
-        }
-        Ok(&self.core)
-    }
-
-    fn devices(&self) -> PyResult<usize> {
-        arrays::length("devices", self.roomy()?.mesh().size())
-    }
 }
 
 /// A box as a tuple of slices.
@@ -267,55 +281,10 @@ pub(crate) fn slices(py: Python<'_>, bounds: Bounds) -> PyResult<Bound<'_, PyTup
     PyTuple::new(py, slices)
 }
 
-/// Where elements live: what plain and packed partitions both answer.
-pub(crate) trait Locate: Sync {
-    fn locate_one(&self, offset: i64) -> CoreResult<(i64, i64)>;
-    fn locate_into(&self, offsets: &[i64], ids: &mut [i64], locals: &mut [i64], poll: Poll<'_>) -> CoreResult<()>;
-    fn global_offset_one(&self, id: i64, local: i64) -> CoreResult<i64>;
-    fn global_offset_into(&self, ids: &[i64], locals: &[i64], offsets: &mut [i64], poll: Poll<'_>) -> CoreResult<()>;
-}
-
-macro_rules! locate {
-    ($type:ty) => {
-        impl Locate for $type {
-            fn locate_one(&self, offset: i64) -> CoreResult<(i64, i64)> {
-                self.locate_one(offset)
-            }
-
-            fn locate_into(
-                &self,
-                offsets: &[i64],
-                ids: &mut [i64],
-                locals: &mut [i64],
-                poll: Poll<'_>,
-            ) -> CoreResult<()> {
-                self.locate_into(offsets, ids, locals, poll)
-            }
-
-            fn global_offset_one(&self, id: i64, local: i64) -> CoreResult<i64> {
-                self.global_offset_one(id, local)
-            }
-
-            fn global_offset_into(
-                &self,
-                ids: &[i64],
-                locals: &[i64],
-                offsets: &mut [i64],
-                poll: Poll<'_>,
-            ) -> CoreResult<()> {
-                self.global_offset_into(ids, locals, offsets, poll)
-            }
-        }
-    };
-}
-
-locate!(CorePartition);
-locate!(CorePacked);
-
 /// (shard id, local offset) of global offsets: ints of an int, arrays of an array.
 pub(crate) fn located<'py>(
     py: Python<'py>,
-    core: &impl Locate,
+    core: &dyn CoreDivided,
     offsets: &Bound<'py, PyAny>,
 ) -> PyResult<Bound<'py, PyTuple>> {
     let array = match Numbers::new("offsets", offsets)? {
@@ -338,7 +307,7 @@ pub(crate) fn located<'py>(
 /// The inverse of `located`.
 pub(crate) fn found<'py>(
     py: Python<'py>,
-    core: &impl Locate,
+    core: &dyn CoreDivided,
     shard_ids: &Bound<'py, PyAny>,
     local_offsets: &Bound<'py, PyAny>,
 ) -> PyResult<Bound<'py, PyAny>> {

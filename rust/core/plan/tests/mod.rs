@@ -57,7 +57,10 @@ fn check(source: &Arc<Partition>, destination: &Arc<Partition>, same: &[i64]) {
             let bounds = row_bounds(row);
             assert!(bounds.iter().zip(&held).all(|(b, h)| h.0 <= b.0 && b.0 < b.1 && b.1 <= h.1), "{row:?} {held:?}");
             let addend = plan.addend_of(row[0]);
-            assert!(shards.insert((row[1], source.shard_id(row[0]).unwrap(), addend)), "{row:?} could be merged");
+            assert!(
+                shards.insert((row[1], source.layout().shard_id(row[0]).unwrap(), addend)),
+                "{row:?} could be merged"
+            );
             for element in elements(&bounds) {
                 *arrived.entry((row[1], addend, element)).or_default() += 1;
             }
@@ -96,12 +99,12 @@ fn check_balance(plan: &Plan, source: &Partition) {
     let mut sizes: HashMap<(i64, i64), Vec<i64>> = HashMap::new();
     let mut sent: HashMap<(i64, i64), HashMap<i64, i64>> = HashMap::new();
     for row in plan.transfer_rows(&mut never).unwrap().chunks(plan.row()) {
-        let group = (source.shard_id(row[0]).unwrap(), plan.addend_of(row[0]));
+        let group = (source.layout().shard_id(row[0]).unwrap(), plan.addend_of(row[0]));
         let volume = row_bounds(row).iter().map(|(a, b)| b - a).product();
         sizes.entry(group).or_default().push(volume);
         *sent.entry(group).or_default().entry(row[0]).or_default() += volume;
     }
-    let replicas = source.replicas() as usize / plan.addends();
+    let replicas = source.layout().replicas() as usize / plan.addends();
     for (group, sizes) in sizes {
         let most = *sent[&group].values().max().unwrap();
         let (total, largest) = (sizes.iter().sum::<i64>(), *sizes.iter().max().unwrap());
@@ -226,7 +229,7 @@ proptest! {
     ) {
         let (source, destination) = (build(&shape, a), build(&shape, b));
         // One box per shard, in the order of the shards.
-        let boxes: Vec<i64> = (0..source.total_shards())
+        let boxes: Vec<i64> = (0..source.layout().total_shards())
             .flat_map(|id| source.box_of_shard(id).unwrap()).flat_map(<[i64; 2]>::from).collect();
         let regions = Regions::of_bounds(2, boxes.len() / 4, &boxes).unwrap();
         let none = vec![-1; destination.mesh().size() as usize];
@@ -234,7 +237,7 @@ proptest! {
         let by_hand = Plan::new(explicit, destination.clone(), none.clone(), &mut never).unwrap();
         let planned = Plan::new(source.clone(), destination.clone(), none, &mut never).unwrap();
         let mut rows: Vec<Vec<i64>> = planned.transfer_rows(&mut never).unwrap().chunks(6).map(<[i64]>::to_vec).collect();
-        rows.iter_mut().for_each(|row| row[0] = source.shard_id(row[0]).unwrap());
+        rows.iter_mut().for_each(|row| row[0] = source.layout().shard_id(row[0]).unwrap());
         rows.sort_by_key(|row| (row[1], row[0]));
         prop_assert_eq!(by_hand.transfer_rows(&mut never).unwrap(), rows.concat());
     }

@@ -214,7 +214,7 @@ impl DtensorLayout {
             let partition = self.layout.unit_partition().map_err(to_py)?;
             let devices = length("devices", partition.mesh().size())?;
             let mut ids = scratch("devices", devices, 1)?;
-            detached(py, |poll| partition.shard_ids_into(&mut ids, poll))?;
+            detached(py, |poll| partition.layout().shard_ids_into(&mut ids, poll))?;
             let tuples = index_tuples(py, partition.shape())?;
             PyList::new(py, ids.into_iter().map(|id| &tuples[id as usize]))
         })

@@ -18,6 +18,7 @@ use crate::{
         strided::Strided,
     },
     error::{Error, Result},
+    radix,
     tiling::Poll,
 };
 
@@ -112,21 +113,10 @@ fn check(items: &[Item<'_>], poll: Poll<'_>) -> Result<()> {
     })
 }
 
-/// Whether two elements of an array may share a byte: whether a stride is within the reach of the smaller ones.
+/// Whether two elements of an array may share a byte.
 fn overlaps_itself(region: &Strided) -> bool {
-    if span(region).is_none() {
-        return false;
-    }
-    let mut dims: Vec<(i128, i128)> = (region.dims().iter().filter(|(extent, _)| *extent > 1))
-        .map(|&(extent, stride)| ((stride as i128).abs(), i128::from(extent)))
-        .collect();
-    dims.sort_unstable();
-    let mut reach = region.itemsize() as i128;
-    dims.into_iter().any(|(stride, extent)| {
-        let within = stride < reach;
-        reach += stride * (extent - 1);
-        within
-    })
+    let dims = region.dims().iter().map(|&(extent, stride)| (extent, stride as i64));
+    span(region).is_some() && radix::overlaps_itself(region.itemsize() as i64, dims)
 }
 
 #[cfg(test)]
