@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
 import pytest
 
 from shardwise import LayoutError, MeshError
-from shardwise.deploy import ExpertMap, Stages, balanced_experts, fsdp2, megatron, sglang, vllm
+from shardwise.deploy import (
+    Deployment,
+    ExpertMap,
+    LocalParameter,
+    Stages,
+    balanced_experts,
+    fsdp2,
+    megatron,
+    sglang,
+    vllm,
+)
 
 #: Layers of each stage by `get_pp_indices` of vLLM 0.33.0 and of SGLang 0.5.23, executed.
 PIPELINES = [
@@ -20,7 +35,7 @@ PIPELINES = [
 ]
 
 
-def config(layers: int = 4, **more: object) -> dict[str, object]:
+def config(layers: int = 4, **more: Any) -> dict[str, object]:
     return {"hidden_size": 16, "num_attention_heads": 8, "num_hidden_layers": layers, "vocab_size": 128, **more}
 
 
@@ -100,6 +115,220 @@ class TestEngines:
             vllm({**config(), **more}, **sizes)  # type: ignore[arg-type]
         with pytest.raises(MeshError, match="tp is 0"):
             vllm(config(), tp=0)
+
+
+def parameters(one: Deployment, label: str, tensors: dict[str, Any]) -> dict[str, LocalParameter]:
+    return {each.name: each for each in one.parameters_of(label, tensors)}
+
+
+def expert_tensors(experts: int, layers: int = 1, shared: bool = False) -> dict[str, Any]:
+    """Experts of 6 features and a hidden size of 16, and a shared one of as many."""
+    owners = [f"experts.{e}" for e in range(experts)] + ["shared_experts"] * shared
+    return {
+        f"model.layers.{i}.mlp.{owner}.{x}_proj.weight": ((16, 6) if x == "down" else (6, 16), "float32")
+        for i in range(layers)
+        for owner in owners
+        for x in ("gate", "up", "down")
+    }
+
+
+class TestTiedEmbeddings:
+    """By `qwen3.py` of SGLang 0.5.23: `lm_head` is a layer of its own on the last of several stages."""
+
+    TIED: Mapping[str, Any] = MappingProxyType({"tie_word_embeddings": True, "model_type": "qwen3"})
+    TENSORS = MappingProxyType({"model.embed_tokens.weight": (128, 16), "model.norm.weight": (16,)})
+
+    @pytest.mark.parametrize(("tp", "pp"), [(1, 2), (2, 3), (4, 2)])
+    def test_the_output_layer_of_the_last_stage(self, tp: int, pp: int) -> None:
+        for made, name in ((sglang, "lm_head.weight"), (vllm, "model.embed_tokens.weight")):
+            one = made(config(**self.TIED), tp=tp, pp=pp)
+            for rank in range(tp * pp):
+                stage, at = divmod(rank, tp)
+                found = parameters(one, f"cpu:{rank}", dict(self.TENSORS))
+                names = {0: ["model.embed_tokens.weight"], pp - 1: [name, "model.norm.weight"]}.get(stage, [])
+                assert sorted(found) == sorted(names)
+                for each in found.values():
+                    if each.name != "model.norm.weight":
+                        (piece,) = each.pieces
+                        assert piece.tensor == "model.embed_tokens.weight"
+                        assert piece.box[0] == slice(128 // tp * at, 128 // tp * (at + 1))
+
+    def test_one_stage_has_the_embedding_only(self) -> None:
+        one = sglang(config(**self.TIED), tp=2)
+        assert sorted(parameters(one, "cpu:1", dict(self.TENSORS))) == [
+            "model.embed_tokens.weight",
+            "model.norm.weight",
+        ]
+
+    def test_within_a_model_of_text_and_images(self) -> None:
+        one = sglang({"model_type": "x", "text_config": config(**self.TIED)}, pp=2)
+        tensors = {f"language_model.{name}": shape for name, shape in self.TENSORS.items()}
+        assert sorted(parameters(one, "cpu:1", tensors)) == [
+            "language_model.lm_head.weight",
+            "language_model.model.norm.weight",
+        ]
+
+    def test_what_cannot_be_said(self) -> None:
+        tied = config(**self.TIED)
+        with pytest.raises(
+            LayoutError, match=r"over tp // dp = 2 devices on the first stage and over tp = 4 .* dp=1 or pp=1"
+        ):
+            sglang(tied, tp=4, dp=2, pp=2)
+        sglang(tied, tp=4, pp=2)
+        sglang(tied, tp=4, dp=2)
+        with pytest.raises(LayoutError, match=r"no output layer on the last stage of a llama .* give pp=1"):
+            sglang({**tied, "model_type": "llama"}, pp=2)
+        sglang({**tied, "model_type": "llama"})
+        one = sglang(tied, pp=2)
+        with pytest.raises(
+            LayoutError, match=r"'lm_head\.weight' .* is made of other tensors, but there is a tensor of this"
+        ):
+            one.parameters_of("cpu:1", {**self.TENSORS, "lm_head.weight": (128, 16)})
+
+
+class TestSharedExperts:
+    """By `shared_experts_fusion_disable_reason` of SGLang 0.5.23, on CUDA with its default options."""
+
+    @pytest.mark.parametrize(
+        ("more", "ep", "is_stacked"),
+        [
+            ({"model_type": "deepseek_v3", "n_routed_experts": 256, "n_shared_experts": 1}, 1, True),
+            ({"model_type": "deepseek_v3", "n_routed_experts": 256, "n_shared_experts": 1}, 2, False),
+            ({"model_type": "deepseek_v3", "n_routed_experts": 256, "n_shared_experts": 2}, 1, False),
+            ({"model_type": "deepseek_v3", "n_routed_experts": 384, "n_shared_experts": 1}, 1, False),
+            ({"model_type": "deepseek_v2", "n_routed_experts": 256, "n_shared_experts": 1}, 1, False),
+            ({"model_type": "glm4_moe", "n_routed_experts": 4, "n_shared_experts": 1}, 1, True),
+            ({"model_type": "glm4_moe", "n_routed_experts": 4, "n_shared_experts": 1}, 2, False),
+            ({"architectures": ["Glm4MoeForCausalLM"], "n_routed_experts": 4, "n_shared_experts": 1}, 1, True),
+            ({"architectures": ["DeepseekV32ForCausalLM"], "n_routed_experts": 256, "n_shared_experts": 1}, 1, False),
+        ],
+    )
+    def test_by_default(self, more: dict[str, Any], ep: int, is_stacked: bool) -> None:
+        count, tp = more["n_routed_experts"], max(ep, 2)
+        one = sglang(config(1, **more), tp=tp, ep=ep)
+        for rank in range(tp):
+            found = parameters(one, f"cpu:{rank}", expert_tensors(count, shared=True))
+            start = "model.layers.0.mlp."
+            stacks = {f"{start}experts.w13_weight", f"{start}experts.w2_weight"}
+            apart = {f"{start}shared_experts.gate_up_proj.weight", f"{start}shared_experts.down_proj.weight"}
+            assert found.keys() == stacks | (set() if is_stacked else apart)
+            w13, w2 = (found[f"{start}experts.{x}_weight"] for x in ("w13", "w2"))
+            each = 6 * ep // tp
+            assert w13.shape == (count // ep + is_stacked, 2 * each, 16)
+            assert w2.shape == (count // ep + is_stacked, 16, each)
+            last = [piece for piece in w13.pieces if piece.start[0] == w13.shape[0] - 1]
+            if is_stacked:
+                assert [(piece.tensor, piece.box[0], piece.start[1]) for piece in last] == [
+                    (f"{start}shared_experts.{x}_proj.weight", slice(each * rank, each * (rank + 1)), each * at)
+                    for at, x in enumerate(("gate", "up"))
+                ]
+            else:
+                assert ".experts." in last[0].tensor
+
+    def test_options(self) -> None:
+        glm = config(1, model_type="glm4_moe", n_routed_experts=4, n_shared_experts=1)
+        apart = sglang(glm, fuse_shared_experts=False)
+        assert len(parameters(apart, "cpu:0", expert_tensors(4, shared=True))) == 4
+        # Layers without all of them are left as they are.
+        assert len(parameters(sglang(glm), "cpu:0", expert_tensors(4))) == 12
+        with pytest.raises(LayoutError, match="fuse_shared_experts is True, but ep is 2"):
+            sglang(glm, tp=2, ep=2, fuse_shared_experts=True)
+
+    def test_models_that_are_not_known_need_the_option(self) -> None:
+        for more, said in (
+            ({}, "names no architecture"),
+            ({"architectures": ["NewForCausalLM"]}, "is of a NewForCausalLM"),
+        ):
+            unknown = config(1, n_routed_experts=4, n_shared_experts=1, **more)
+            with pytest.raises(
+                LayoutError, match=rf"shared experts and {said}.*: give fuse_shared_experts=True or False"
+            ):
+                sglang(unknown)
+            for given, count in ((True, 2), (False, 4)):
+                one = sglang(unknown, fuse_shared_experts=given)
+                assert len(parameters(one, "cpu:0", expert_tensors(4, shared=True))) == count
+            assert sglang(unknown, tp=2, ep=2) == sglang(unknown, tp=2, ep=2, fuse_shared_experts=False)
+
+
+class TestRanksWithoutExperts:
+    """vLLM's `create_weights` makes parameters of no entries: shapes by the features, which are whole."""
+
+    @pytest.mark.parametrize(("experts", "ep"), [(1, 2), (2, 4), (3, 4), (2, 6)])
+    def test_fewer_experts_than_ranks(self, experts: int, ep: int) -> None:
+        one = vllm(config(2, num_experts=experts, num_attention_heads=6), tp=ep // 2, dp=2, pp=2, expert_parallel=True)
+        held = [0] * one.world.size
+        for rank in range(one.world.size):
+            stage = rank // (ep // 2) % 2
+            found = parameters(one, f"cpu:{rank}", expert_tensors(experts, layers=2))
+            start = f"model.layers.{stage}.mlp.experts.routed_experts."
+            assert found.keys() == {f"{start}w13_weight", f"{start}w2_weight"}
+            held[rank] = found[f"{start}w2_weight"].shape[0]
+            assert found[f"{start}w13_weight"].shape == (held[rank], 12, 16)
+            assert found[f"{start}w2_weight"].shape == (held[rank], 16, 6)
+            assert bool(found[f"{start}w2_weight"].pieces) == (held[rank] > 0)
+            assert found[f"{start}w2_weight"].views(np.zeros((held[rank], 16, 6))).keys() == {
+                piece.tensor for piece in found[f"{start}w2_weight"].pieces
+            }
+        assert sorted(held) == sorted([1] * experts * 2 + [0] * (2 * ep - 2 * experts))
+
+    def test_a_map_of_each_layer(self) -> None:
+        """A rank is without experts in one layer, and has all of them in the other."""
+        maps = [ExpertMap(((0, 1), ())), ExpertMap(((), (1, 0, 1)))]
+        one = vllm(config(2, num_experts=2), tp=2, expert_parallel=True, experts=maps)
+        for rank, sizes in enumerate([(2, 0), (0, 3)]):
+            found = parameters(one, f"cpu:{rank}", expert_tensors(2, layers=2))
+            stacks = [found[f"model.layers.{i}.mlp.experts.routed_experts.w13_weight"] for i in range(2)]
+            assert [each.shape for each in stacks] == [(size, 12, 16) for size in sizes]
+
+    def test_sglang_with_features_cut_as_well(self) -> None:
+        one = sglang(config(1, num_experts=2), tp=4, ep=2, experts=ExpertMap(((0, 1), ())))
+        shapes = [
+            parameters(one, f"cpu:{i}", expert_tensors(2))["model.layers.0.mlp.experts.w2_weight"].shape
+            for i in range(4)
+        ]
+        assert shapes == [(2, 16, 3), (2, 16, 3), (0, 16, 3), (0, 16, 3)]
+
+
+class TestNames:
+    def test_what_projects_down_in_latent_attention(self) -> None:
+        """`fused_qkv_a_proj` in vLLM 0.33, `fused_qkv_a_proj_with_mqa` in SGLang 0.5.23."""
+        latent = {"q_lora_rank": 12, "kv_lora_rank": 4, "qk_nope_head_dim": 6, "qk_rope_head_dim": 2, "v_head_dim": 10}
+        start = "model.layers.0.self_attn."
+        tensors = {f"{start}q_a_proj.weight": (12, 16), f"{start}kv_a_proj_with_mqa.weight": (6, 16)}
+        for made, name in ((vllm, "fused_qkv_a_proj"), (sglang, "fused_qkv_a_proj_with_mqa")):
+            assert list(parameters(made(config(1, **latent), tp=4), "cpu:1", tensors)) == [f"{start}{name}.weight"]
+
+    @pytest.mark.parametrize("made", [vllm, sglang])
+    def test_towers_are_no_part_of_the_language_model(self, made: Any) -> None:
+        one = made(config())
+        for name in (
+            "vision_tower.vision_model.encoder.layers.0.self_attn.q_proj.weight",
+            "model.vision_tower.encoder.layers.0.self_attn.q_proj.weight",
+            "visual.blocks.0.norm.weight",
+            "audio_tower.layers.0.self_attn.o_proj.weight",
+            "vision_model.embeddings.norm.weight",
+        ):
+            assert not one.matching_rules(name)
+        for start in ("", "model.", "language_model.model.", "model.language_model.", "thinker.model."):
+            assert len(one.matching_rules(f"{start}layers.0.self_attn.q_proj.weight")) == 1
+            assert len(one.matching_rules(f"{start}norm.weight")) == 1
+
+    def test_the_numbers_of_the_language_model_come_first(self) -> None:
+        """As `language_config`: a part's own values, then those of the whole."""
+        whole = config(8, num_attention_heads=4, text_config={"num_hidden_layers": 2, "num_attention_heads": 8})
+        one = vllm(whole, pp=2, tp=8)
+        assert one.numbers["stage"] == (0, 1)
+        assert one == vllm(config(2), pp=2, tp=8)
+        deeper = {"thinker_config": {"text_config": config(2)}, "num_attention_heads": 3}
+        assert vllm(deeper, pp=2, tp=8) == one
+
+
+def test_the_vocabulary_is_padded_for_the_embedding_and_for_the_head() -> None:
+    """By hand: 400 words are 448 with padding to 64, which 3 devices do not divide: 576, and for 6 devices 768."""
+    one = sglang(config(vocab_size=400, num_attention_heads=6), tp=6, dp=2)
+    embedding, head = (one.partition(f"{name}.weight", (400, 16)) for name in ("model.embed_tokens", "lm_head"))
+    assert [embedding.holder_shape(f"cpu:{i}")[0] for i in range(6)] == [192] * 6
+    assert [head.holder_shape(f"cpu:{i}")[0] for i in range(6)] == [128] * 6
 
 
 class TestMegatron:

@@ -65,6 +65,11 @@ def test_layers_are_counted_from_0_and_lie_on_one_stage() -> None:
     with refused(LayoutError, "layer 1 is on stage 0 and on stage 1"):
         _ = Stages([[0, 1], [1]]).stage
     assert Stages([[0], [2, 1]]).stage == (0, 1, 1)
+    with refused(LayoutError, "layer 2 is on no stage, of 4 layers"):
+        _ = Stages([[0], [1]], num_layers=4).stage
+    with refused(LayoutError, "layer 1 is on no stage, of 3 layers"):
+        _ = Stages([[0], [2, 3]], num_layers=2).stage
+    assert Stages([[0], [1, 2]], num_layers=2).stage == (0, 1, 1)  # As many as are there, if that is more.
 
 
 def test_worlds_by_number_label_and_mesh() -> None:
@@ -118,6 +123,11 @@ def test_round_robin_gives_one_rank_more_than_experts() -> None:
         assert sorted(slot for slots in ExpertMap.round_robin(4, ep=ep).slots for slot in slots) == [0, 1, 2, 3]
     with refused(LayoutError, "ep is 6"):
         ExpertMap.round_robin(4, ep=6)
+
+
+def test_a_rank_that_has_an_expert_twice_is_listed_once() -> None:
+    assert ExpertMap(((0, 0, 1), (1, 0))).where == ((0, 1), (0, 1))
+    assert ExpertMap(((1, 0, 1, 1),)).where == ((0,), (0,))
 
 
 def test_more_experts_than_slots() -> None:

@@ -116,6 +116,8 @@ WRITTEN = {
     ),
     "vllm": lambda: vllm(LLAMA, tp=4, world=GPUS[:4]),
     "vllm, experts": lambda: vllm(MOE, tp=2, dp=2, pp=2, expert_parallel=True),
+    "sglang, tied": lambda: sglang({**LLAMA, "tie_word_embeddings": True, "model_type": "qwen3"}, tp=2, pp=2),
+    "sglang, shared": lambda: sglang({**MOE, "n_shared_experts": 1}, tp=2, fuse_shared_experts=True),
     "sglang": lambda: sglang(MOE, tp=4, ep=4, redundant=4),
     "a file": lambda: Deployment.from_toml(io.StringIO(FILE), config=CONFIG),
     "by hand": lambda: Deployment(

@@ -334,6 +334,21 @@ class TestFiles:
         with refused(ParseError, "has a row that reaches further than memory can"):
             self.forged(tmp_path / "part", {}, change)
 
+    @pytest.mark.parametrize(
+        "field", ["peer", "src_tensor", "dst_tensor", "src_offset", "dst_offset", "bytes", "count", "dst_stride"]
+    )
+    def test_rows_of_what_is_not_listed(self, tmp_path: Path, field: str) -> None:
+        part = self.plan().descriptors("cpu:0")
+        counts = {"peer": len(part.peers), "src_tensor": len(part.tensors), "dst_tensor": len(part.tensors)}
+        for value in (-1, counts.get(field, -(2**63))):
+
+            def change(rows: Any, value: int = value) -> Any:
+                rows[field][0] = value
+                return rows
+
+            with refused(ParseError, "has a row of a peer or a tensor that is not there"):
+                self.forged(tmp_path / "part", {}, change)
+
     def test_names_that_utf8_has_not(self, tmp_path: Path) -> None:
         cut = TensorLayout(("x",), DeviceMesh((2,), ("x",)))
         part = plan_model({"\ud800": cut}, {"\ud800": cut}, {"\ud800": ((4,), "int8")}).descriptors("cpu:0")

@@ -643,11 +643,14 @@ class Deployment(Drawn):
         >>> qkv.pieces[1]
         ParameterPiece(tensor='k', box=(slice(1, 2, None), slice(0, 2, None)), start=(2, 0))
         """
+        self._world.index_of_label(device)
         held = {}
-        for name, partition in self.held_by(device, tensors, uneven).items():
-            found = self._found(name)
+        for name, shape in shapes_of(tensors).items():
+            partition, found = self.partition(name, shape, uneven), self._found(name)
             assert found is not None
-            held[name] = Held(partition, found.known.mesh)
+            entries = zip(found.known.rule.at, found.at, found.known.at, strict=True)
+            at = {axis: (places, fields) for (axis, _), places, (_, _, fields) in entries}
+            held[name] = Held(partition, found.known.mesh, at, _holds(partition.device_mesh, device))
         return local_parameters(self._parameters, device, held, self._numbers)
 
     def manifest(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from .._text import shown
 from ..errors import LayoutError, MeshError
 from ..mesh import DeviceMesh
 from ..packed import concat, part
+from ..rules.wrapped import language_config
 from .deployment import Deployment
 from .experts import ExpertMap
 from .numbers import Number
@@ -24,22 +25,30 @@ World = Sequence[Hashable] | DeviceMesh | None
 #: One map for all layers, or one for each layer by its number.
 Experts = ExpertMap | Sequence[ExpertMap]
 
-_FUSED = (
-    FusedParameter(
-        "{rest*}.self_attn.qkv_proj.{kind}",
-        ("{rest*}.self_attn.q_proj.{kind}", "{rest*}.self_attn.k_proj.{kind}", "{rest*}.self_attn.v_proj.{kind}"),
-    ),
-    FusedParameter(
-        "{rest*}.self_attn.fused_qkv_a_proj.weight",
-        ("{rest*}.self_attn.q_a_proj.weight", "{rest*}.self_attn.kv_a_proj_with_mqa.weight"),
-    ),
-    *(
-        FusedParameter(
-            f"{{rest*}}.{mlp}.gate_up_proj.weight", tuple(f"{{rest*}}.{mlp}.{x}_proj.weight" for x in ("gate", "up"))
-        )
-        for mlp in ("mlp", "shared_expert", "shared_experts")
-    ),
-)
+#: What comes before the names of a language model's own tensors, also within a model of text and images.
+_LANGUAGE = r"^(?:(?:model|language_model|language|text_model|llm|thinker)\.)*"
+
+#: The architectures in which SGLang 0.5.23 stacks shared experts after the routed ones, on CUDA from capability 8.0 on
+#: and with `ep` 1, by its default options: whether it does, given the numbers of routed and shared experts.
+_SHARED_STACKED: dict[str, Callable[[int, int], bool]] = {
+    "DeepseekV3ForCausalLM": lambda routed, shared: routed == 256 and shared == 1,
+    "Glm4MoeForCausalLM": lambda routed, shared: True,
+    "Glm4MoeLiteForCausalLM": lambda routed, shared: shared == 1,
+}
+#: Architectures with shared experts that SGLang never stacks by default on CUDA.
+_SHARED_APART = ("DeepseekV2ForCausalLM", "DeepseekV32ForCausalLM", "Qwen2MoeForCausalLM", "Qwen3NextForCausalLM")
+#: The architecture of a `model_type` that has one.
+_ARCHITECTURES = {
+    "deepseek_v2": "DeepseekV2ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+    "deepseek_v32": "DeepseekV32ForCausalLM",
+    "glm4_moe": "Glm4MoeForCausalLM",
+    "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
+    "qwen3_next": "Qwen3NextForCausalLM",
+}
+#: Types of which SGLang ties the output layer to an embedding that is on the first stage only.
+_TIED_TO_THE_FIRST = ("llama", "mistral")
 
 
 def vllm(
@@ -76,7 +85,8 @@ def vllm(
 
     It is for models whose layers are named as those of Llama, Qwen and DeepSeek. `parameters_of` gives vLLM's own
     parameters: fused projections, stacked experts, padded vocabularies. Other names have no rule. The rules are those
-    of vLLM 0.33: `linear.py`, `vocab_parallel_embedding.py`, `fused_moe/`, `parallel_state.py`.
+    of vLLM 0.33 with its defaults on CUDA, as a model is loaded, before kernels rearrange it: `linear.py`,
+    `vocab_parallel_embedding.py`, `fused_moe/`, `parallel_state.py`. `docs/deployments.md` says what differs.
 
     >>> config = {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 2, "num_hidden_layers": 4}
     >>> engine = vllm(config, tp=4, pp=2)
@@ -94,7 +104,7 @@ def vllm(
     return _engine(
         model, {"attention": base, "experts": together}, stages or Stages.of_counts(counts), world,
         head="attention", dense="attention", experts=experts if expert_parallel else None, pads=(64, 64),
-        stacked="experts.routed_experts",
+        stacked="experts.routed_experts", latent="fused_qkv_a_proj", shared_stacked=False, tied_head=False,
     )  # fmt: skip
 
 
@@ -108,6 +118,7 @@ def sglang(
     redundant: int = 0,
     experts: Experts | None = None,
     stages: Stages | None = None,
+    fuse_shared_experts: bool | None = None,
     world: World = None,
 ) -> Deployment:
     """Give the deployment of a model in SGLang.
@@ -122,14 +133,21 @@ def sglang(
         redundant: redundant experts, placed as before any balancing.
         experts: which experts are where, instead; of each layer, if balanced.
         stages: the layers of each stage; otherwise SGLang's own split, in which further layers go to the last stages.
+        fuse_shared_experts: whether shared experts are stacked after the routed ones. If not given, as SGLang 0.5.23
+            does by default on CUDA (compute capability 8.0 or later): for DeepSeek-V3 (256 experts and a shared one),
+            GLM-4.5 and GLM-4.7-Flash, if `ep` is 1. It is `False` with `--disable-shared-experts-fusion`, with DeepEP,
+            with FlashInfer's TRT-LLM or CuteDSL kernels for experts, and on a CPU.
         world: labels of the devices, in the order of SGLang's ranks, (pp, tp).
 
     Raises:
-        LayoutError: if sizes do not divide.
+        LayoutError: if sizes do not divide; if the configuration does not tell whether shared experts are stacked; if
+            tied embeddings over several stages are cut in two ways, or the model has no output layer there.
         TypeError: if an argument is of the wrong type.
 
-    The names are as for `vllm`. The rules are those of SGLang 0.5.23: `dp_attention.py`, `parallel_state.py`,
-    `vocab_parallel_embedding.py`, with `moe_dense_tp_size` and `enable_dp_lm_head` unset.
+    The names are as for `vllm`. With tied embeddings the last of several stages has an output layer of its own,
+    `lm_head.weight`. The rules are those of SGLang 0.5.23 with its defaults on CUDA, as a model is loaded, before
+    kernels rearrange it: `dp_attention.py`, `parallel_state.py`, `vocab_parallel_embedding.py`, with
+    `moe_dense_tp_size` and `enable_dp_lm_head` unset. `docs/deployments.md` says what differs.
 
     >>> config = {"hidden_size": 64, "num_attention_heads": 8, "num_hidden_layers": 2, "num_experts": 4}
     >>> engine = sglang(config, tp=4, dp=2, ep=2)
@@ -151,9 +169,24 @@ def sglang(
         experts = _placed(model.experts, "even", redundant, ep)
     counts = [model.layers // pp + (s >= pp - model.layers % pp) for s in range(pp)]
     pads = (_pad(model.vocab, tp // dp), _pad(model.vocab, tp))
+    if fuse_shared_experts is None:
+        fuse_shared_experts = model.shared_stacked(ep)
+    elif instance("fuse_shared_experts", fuse_shared_experts, bool) and ep > 1:
+        raise LayoutError(f"fuse_shared_experts is True, but ep is {ep}: on CUDA SGLang stacks them with ep 1 only")
+    tied_head = model.tied and pp > 1
+    if tied_head and dp > 1:
+        raise LayoutError(
+            f"tied embeddings are cut over tp // dp = {tp // dp} devices on the first stage and over tp = {tp} on the "
+            "last, which no rule can say; give dp=1 or pp=1"
+        )
+    if tied_head and model.kind in _TIED_TO_THE_FIRST:
+        raise LayoutError(
+            f"SGLang 0.5.23 has no output layer on the last stage of a {model.kind} with tied embeddings; give pp=1"
+        )
     return _engine(
         model, meshes, stages or Stages.of_counts(counts), world,
         head="whole", dense="whole", experts=experts, pads=pads, stacked="experts",
+        latent="fused_qkv_a_proj_with_mqa", shared_stacked=fuse_shared_experts, tied_head=tied_head,
     )  # fmt: skip
 
 
@@ -171,6 +204,22 @@ class _Model:
     #: Of multi-head latent attention: rows per head of queries, and of keys and values; `None` without it.
     latent: tuple[int, int] | None
     v_head_dim: int
+    #: Shared experts, and by what SGLang knows the model: its type, and its architecture, if that is known.
+    shared: int
+    kind: str
+    architecture: str | None
+
+    def shared_stacked(self, ep: int) -> bool:
+        """Tell if SGLang stacks shared experts after the routed ones, by default on CUDA."""
+        if not self.experts or not self.shared or ep > 1 or self.architecture in _SHARED_APART:
+            return False
+        if self.architecture not in _SHARED_STACKED:
+            what = "names no architecture" if self.architecture is None else f"is of a {self.architecture}"
+            raise LayoutError(
+                f"config has shared experts and {what}; whether SGLang stacks these after the routed ones is known of "
+                f"{', '.join([*_SHARED_STACKED, *_SHARED_APART])}: give fuse_shared_experts=True or False"
+            )
+        return _SHARED_STACKED[self.architecture](self.experts, self.shared)
 
     def check_heads(self, tp: int) -> None:
         kv = self.heads if self.latent is not None else self.kv_heads
@@ -181,7 +230,9 @@ class _Model:
 
 def _model(config: Any) -> _Model:
     instance("config", config, Mapping)  # type: ignore[type-abstract]
-    config = {**config, **(config.get("text_config") or {})}
+    named = config.get("architectures")
+    config = language_config(config)
+    kind = str(config.get("model_type", ""))
 
     def number(*keys: str, default: int | None = None) -> int:
         for key in keys:
@@ -210,6 +261,9 @@ def _model(config: Any) -> _Model:
         tied=bool(config.get("tie_word_embeddings", False)),
         latent=(nope + number("qk_rope_head_dim"), nope + v_dim) if is_latent else None,
         v_head_dim=v_dim,
+        shared=number("n_shared_experts", default=0) or number("shared_expert_intermediate_size", default=0),
+        kind=kind,
+        architecture=str(named[0]) if isinstance(named, Sequence) and named else _ARCHITECTURES.get(kind),
     )
 
 
@@ -224,13 +278,17 @@ def _engine(
     experts: Experts | None,
     pads: tuple[int, int],
     stacked: str,
+    latent: str,
+    shared_stacked: bool,
+    tied_head: bool,
 ) -> Deployment:
     """Rules over the meshes `attention` and `experts`, and over those named for the output layer and dense MLPs."""
     if stages.pp != dict(zip(meshes["attention"].axis_names, meshes["attention"].shape, strict=True))["pp"]:
         raise LayoutError(f"stages has {stages.pp} stages, which is not pp")
     numbers: dict[str, Number] = {"stage": stages.stage}
     here = {"pp": "stage[i]"}
-    layer, attention = r"\blayers\.{i}\.", r"\blayers\.{i}\.self_attn\."
+    layer = rf"{_LANGUAGE}layers\.{{i}}\."
+    attention = rf"{layer}self_attn\."
     heads = concat(part((model.heads, model.latent[0] if model.latent else model.head_dim), axes="tp"))
     kv_heads = (
         concat(part((model.kv_heads, model.head_dim), axes="tp", at_most=model.kv_heads)) if not model.latent else None
@@ -244,9 +302,9 @@ def _engine(
 
     ends = sorted({stages.first, stages.last}) if model.tied else [stages.first]
     rules = {
-        r"\bembed_tokens\.weight$": rule((vocabulary(pads[0]), None), at={"pp": ends}),
-        r"\blm_head\.weight$": rule((vocabulary(pads[1]), None), head, {"pp": stages.last}),
-        r"(?:^|\.)norm\.weight$": rule((None,), at={"pp": stages.last}),
+        rf"{_LANGUAGE}embed_tokens\.weight$": rule((vocabulary(pads[0]), None), at={"pp": ends}),
+        rf"{_LANGUAGE}lm_head\.weight$": rule((vocabulary(pads[1]), None), head, {"pp": stages.last}),
+        rf"{_LANGUAGE}norm\.weight$": rule((None,), at={"pp": stages.last}),
         rf"{layer}(?:\w+_)?(?:layernorm|norm)\.weight$": rule((None,)),
         rf"{attention}[\w]*norm\.weight$": rule((None,)),
         rf"{attention}o_proj\.weight$": rule((None, "tp")),
@@ -273,7 +331,12 @@ def _engine(
         rf"{layer}(?:mlp|block_sparse_moe)\.(?:gate|shared_expert_gate)\.weight$": rule((None, None)),
         rf"{layer}(?:mlp|block_sparse_moe)\.gate\.e_score_correction_bias$": rule((None,)),
     }
-    fused = list(_FUSED)
+    fused = _fused_projections(latent, shared_stacked)
+    if tied_head:
+        fused += [
+            FusedParameter(f"{start}lm_head.weight", (f"{start}model.embed_tokens.weight",), at={"pp": stages.last})
+            for start in ("", "{rest*}.")
+        ]
     if model.experts:
         at, slots = _expert_places(model, experts, meshes["experts"], numbers, here)
         features = "moe_tp" if "moe_tp" in meshes["experts"].axis_names else None
@@ -285,15 +348,29 @@ def _engine(
             rules[rf"{start}(?:{gate}|{up})\.weight$"] = rule((features, None), "experts", at)
             rules[rf"{start}{down}\.weight$"] = rule((None, features), "experts", at)
             name = f"{{rest*}}.layers.{{i}}.{group}"
-            fused += [
-                FusedParameter(f"{name}.{stacked}.w13_weight",
-                    tuple(f"{name}.experts.{{e}}.{x}.weight" for x in (gate, up)), "e", slots),
-                FusedParameter(f"{name}.{stacked}.w2_weight", (f"{name}.experts.{{e}}.{down}.weight",), "e", slots),
-            ]  # fmt: skip
+            for stack, kinds in (("w13_weight", (gate, up)), ("w2_weight", (down,))):
+                parts = tuple(f"{name}.experts.{{e}}.{x}.weight" for x in kinds)
+                after = tuple(f"{name}.shared_experts.{x}.weight" for x in kinds) if shared_stacked else ()
+                fused.append(FusedParameter(f"{name}.{stacked}.{stack}", parts, "e", slots, after))
     size = meshes["attention"].size
     return Deployment(
         size if world is None else world, meshes, rules, numbers=numbers, parameters=fused, replicated=["dp"]
     )
+
+
+def _fused_projections(latent: str, shared_stacked: bool) -> list[FusedParameter]:
+    """The parameters of attention and of dense MLPs; `latent` is the name of what projects down in latent attention."""
+    attention = "{rest*}.self_attn."
+    heads = tuple(f"{attention}{x}_proj.{{kind}}" for x in "qkv")
+    downs = tuple(f"{attention}{x}.weight" for x in ("q_a_proj", "kv_a_proj_with_mqa"))
+    found = [
+        FusedParameter(f"{attention}qkv_proj.{{kind}}", heads),
+        FusedParameter(f"{attention}{latent}.weight", downs),
+    ]
+    for mlp in ("mlp", "shared_expert", *(() if shared_stacked else ("shared_experts",))):
+        halves = tuple(f"{{rest*}}.{mlp}.{x}_proj.weight" for x in ("gate", "up"))
+        found.append(FusedParameter(f"{{rest*}}.{mlp}.gate_up_proj.weight", halves))
+    return found
 
 
 def _expert_places(

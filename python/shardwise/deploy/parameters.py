@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .._arguments import check_items, instance, optional
+from .._arguments import check_items, instance, integer, optional
 from .._text import shown
-from ..errors import LayoutError
+from ..errors import LayoutError, MeshError
 from ..piece import Slices
 from ..rules.templates import parse_template
 from .numbers import Number
@@ -63,7 +63,11 @@ class FusedParameter:
             new first dim.
         slots: the order in which they are stacked: an entry of a list of lists of the deployment's numbers, in the
             fields of the name and in the device's coordinates by the names of the axes: `"slots[ep]"`. By default each
-            number once, in ascending order.
+            number once, in ascending order. A device without any has a parameter of no entries.
+        after: templates of tensors without the field of the stack, one for each part, that are stacked after all
+            others, such as those of a shared expert.
+        at: coordinates by the names of axes of the tensors' mesh: the devices there have the parameter, and elsewhere
+            its tensors are parameters of their own.
 
     Raises:
         LayoutError: if templates have other fields than the name, or choices; if `slots` is no expression.
@@ -77,24 +81,36 @@ class FusedParameter:
     parts: tuple[str, ...]
     stack: str | None = None
     slots: str | None = None
+    after: tuple[str, ...] = ()
+    at: Mapping[str, int] | tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         if isinstance(self.parts, str) or not isinstance(self.parts, Sequence) or not self.parts:
             raise TypeError(f"parts must be a sequence of templates, got {shown(self.parts)}")
         object.__setattr__(self, "parts", tuple(self.parts))
+        object.__setattr__(self, "after", tuple(self.after))
         check_items("parts", self.parts, str)
+        check_items("after", self.after, str)
+        places = self.at.items() if isinstance(self.at, Mapping) else self.at
+        placed = tuple((instance("an axis of at", axis, str), integer(f"at[{shown(axis)}]", at)) for axis, at in places)
+        object.__setattr__(self, "at", placed)
         optional("stack", self.stack, str)
         optional("slots", self.slots, str)
         if self.slots is not None and self.stack is None:
             raise LayoutError("slots is given, but nothing is stacked")
+        if self.after and (self.stack is None or len(self.after) != len(self.parts)):
+            raise LayoutError(
+                f"after has {len(self.after)} templates; it must have one for each part of a stack, {len(self.parts)}"
+            )
         if self.slots is not None:
             Coordinates("slots", self.slots, 1)  # Raises, if it cannot be read.
         fields = parse_template(instance("name", self.name, str)).fields
-        for text in (self.name, *self.parts):
+        for text in (self.name, *self.parts, *self.after):
             if parse_template(text).choices:
                 raise LayoutError(f"the template {shown(text)} has a choice; write a part for each")
-        for part in self.parts:
-            if parse_template(part).fields != fields | ({self.stack} if self.stack is not None else set()):
+        stack = {self.stack} if self.stack is not None else set()
+        for part, own in (*((part, fields | stack) for part in self.parts), *((part, fields) for part in self.after)):
+            if parse_template(part).fields != own:
                 raise LayoutError(f"the part {shown(part)} does not have the fields of the name {shown(self.name)}")
 
 
@@ -186,10 +202,14 @@ class Held(NamedTuple):
     Attributes:
         partition: How the tensor is cut.
         mesh: The mesh of its rule, all of it.
+        at: The coordinates that the rule gives, by axis, and the fields of the name on which they depend.
+        is_here: Whether the device holds a part of it.
     """
 
     partition: Partition
     mesh: DeviceMesh
+    at: Mapping[str, tuple[tuple[int, ...], tuple[str, ...]]]
+    is_here: bool
 
 
 def local_parameters(
@@ -198,12 +218,21 @@ def local_parameters(
     """Put together the parameters of a device from its tensors; see `Deployment.parameters_of`."""
     found: dict[str, LocalParameter] = {}
     taken: set[str] = set()
+    here = {name: held for name, held in tensors.items() if held.is_here}
     for each in fused:
-        for name, rows, stacked in _groups(each, device, tensors, numbers):
+        for name, rows, stacked in _groups(each, device, here, numbers):
             if name in found:
                 raise LayoutError(f"two parameters of {shown(device)} are called {shown(name)}")
-            found[name] = _joined(name, rows, stacked, device, tensors)
+            found[name] = _joined(name, rows, stacked, device, here)
             taken.update(part for row in rows for part in row)
+        if each.slots is not None and len(here) < len(tensors):
+            found |= {name: LocalParameter(name, shape, ()) for name, shape in _empty(each, device, tensors, numbers)}
+    tensors = here
+    if clashing := [name for name in found if name in tensors and name not in taken]:
+        raise LayoutError(
+            f"the parameter {shown(clashing[0])} of {shown(device)} is made of other tensors, but there is a tensor of "
+            "this name too; leave it out"
+        )
     # In the order of the tensors, each parameter where its first tensor is.
     first = {parameter.pieces[0].tensor if parameter.pieces else name: name for name, parameter in found.items()}
     result = []
@@ -220,7 +249,7 @@ def _groups(
 ) -> Iterator[tuple[str, list[tuple[str, ...]], bool]]:
     """The names of parameters, with their tensors: a row for each that is stacked."""
     patterns = [parse_template(part) for part in fused.parts]
-    target = parse_template(fused.name)
+    target, last = parse_template(fused.name), [parse_template(part) for part in fused.after]
     #: By the fields of the name, by the number in the stack: the tensors of the parts.
     groups: dict[tuple[tuple[str, str], ...], dict[int, dict[int, str]]] = {}
     for tensor in tensors:
@@ -235,12 +264,60 @@ def _groups(
             continue  # Not all parts are there: the tensors stay parameters of their own.
         values = dict(given)
         order = sorted(by_number)
+        mesh = tensors[by_number[order[0]][0]].mesh
+        place = dict(zip(mesh.axis_names, mesh.coordinate(mesh.index_of_label(device)), strict=True))
+        after = tuple(pattern.filled(values) for pattern in last)
+        if any(place.get(axis) != at for axis, at in dict(fused.at).items()) or any(
+            name not in tensors for name in after
+        ):
+            continue
         if fused.slots is not None:
-            order = _slots(fused.slots, values, device, tensors[by_number[order[0]][0]].mesh, numbers)
+            order = _slots(fused.slots, values, device, mesh, numbers)
             if missing := [number for number in order if number not in by_number]:
                 raise LayoutError(f"{fused.slots} has {missing[0]} on {shown(device)}, but the tensors there lack it")
         rows = [tuple(by_number[number][part] for part in range(len(patterns))) for number in order]
-        yield target.filled(values), rows, fused.stack is not None
+        yield target.filled(values), [*rows, after] if after else rows, fused.stack is not None
+
+
+def _empty(
+    fused: FusedParameter, device: Any, tensors: Mapping[str, Held], numbers: Mapping[str, Number]
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The names and shapes of stacks without entries, each entry as large as it is on a device that has some."""
+    assert fused.stack is not None
+    assert fused.slots is not None
+    patterns = [parse_template(part) for part in fused.parts]
+    target = parse_template(fused.name)
+    #: By the fields of the name and the part, a tensor and its shape.
+    found: dict[tuple[tuple[tuple[str, str], ...], int], tuple[str, tuple[int, ...]]] = {}
+    for tensor, held in tensors.items():
+        for part, pattern in enumerate(patterns):
+            fields = pattern.matched(tensor)
+            key = (tuple(sorted((name, text) for name, text in (fields or {}).items() if name != fused.stack)), part)
+            if fields is not None and key not in found:
+                shape = _shape_on(held, device, fused.stack)
+                if shape is not None:
+                    found[key] = tensor, shape
+    for (given, part), (tensor, shape) in found.items():
+        shapes = [found[given, other][1] for other in range(len(patterns)) if (given, other) in found]
+        if part or len(shapes) < len(patterns) or fused.after:
+            continue
+        if not _slots(fused.slots, dict(given), device, tensors[tensor].mesh, numbers):
+            yield target.filled(dict(given)), (0, sum(one[0] for one in shapes), *shape[1:])
+
+
+def _shape_on(held: Held, device: Any, stack: str) -> tuple[int, ...] | None:
+    """The shape of a tensor on a device if all numbers of the stack were there; `None` if not even then."""
+    mesh = held.mesh
+    try:
+        place = dict(zip(mesh.axis_names, mesh.coordinate(mesh.index_of_label(device)), strict=True))
+    except (MeshError, TypeError):
+        return None
+    for axis, (at, fields) in held.at.items():
+        if stack in fields:
+            place[axis] = at[0]
+        elif place[axis] not in at:
+            return None
+    return held.partition.holder_shape(mesh.device(mesh.device_index(tuple(place.values()))))
 
 
 def _slots(

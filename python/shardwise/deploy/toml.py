@@ -167,7 +167,9 @@ def _parameters(value: Any, place: str) -> list[FusedParameter]:
     found = []
     for number, table in enumerate(checked_list(value, place), 1):
         here = f"{place} {number}"
-        check_table(table, here, required={"name", "parts"}, optional={"stack", "slots"})
+        check_table(table, here, required={"name", "parts"}, optional={"stack", "slots", "after", "at"})
+        checked_list(table.get("after", []), f"{here}.after")
+        check_table(table.get("at", {}), f"{here}.at")
         with located(here):
             found.append(FusedParameter(**table))
     return found
@@ -206,6 +208,10 @@ def write_deployment(file: str | os.PathLike[str] | TextIO, deployment: Any) -> 
         lines.append(f"parts = [{', '.join(map(string_text, one.parts))}]")
         more = {"stack": one.stack, "slots": one.slots}
         lines += [f"{key} = {string_text(text)}" for key, text in more.items() if text is not None]
+        if one.after:
+            lines.append(f"after = [{', '.join(map(string_text, one.after))}]")
+        if one.at:
+            lines.append(f"at = {{ {', '.join(f'{_name_text(axis)} = {at}' for axis, at in dict(one.at).items())} }}")
     write_lines(file, lines)
 
 
