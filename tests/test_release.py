@@ -113,3 +113,17 @@ def test_what_developers_need_is_not_published() -> None:
     assert "dev" not in groups
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert set(re.findall(r"--group (\w+)", makefile)) == set(groups)
+
+
+def test_what_publishes_is_pinned() -> None:
+    """By commit what is not GitHub's own, by version what builds: neither changes from one release to the next."""
+    workflow = (ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8")
+    used = re.findall(r"uses: (\S+)@(\S+)", workflow)
+    assert used
+    for action, at in used:
+        assert re.fullmatch(r"v\d+" if action.startswith("actions/") else r"[0-9a-f]{40}", at), action
+    for toolchain in re.findall(r"rustup toolchain install (\S+)", workflow):
+        assert re.fullmatch(r"\d+\.\d+\.\d+", toolchain)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    for tool in project["dependency-groups"]["release"]:
+        assert re.fullmatch(r"[a-z0-9]+==[\d.]+(; .*)?", tool), tool

@@ -147,3 +147,19 @@ def test_forms_that_are_only_read_say_so(tmp_path: Path, capsys: pytest.CaptureF
     with pytest.raises(sw.LayoutError, match=f"to is '{form}'; it must be one of .*; {said}"):
         sw.reshard_checkpoint(tmp_path / "a", tmp_path / "b", to=form)  # type: ignore[arg-type]
     assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("more", [[], ["--json"], ["--workers", "2"]])
+def test_a_plan_for_a_disk_that_is_too_small_says_so(
+    more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sw.save_checkpoint(tmp_path / "a.safetensors", {"w": np.zeros(1000, "f4")}, sync=False)
+    plan = ["plan", str(tmp_path / "a.safetensors"), str(tmp_path / "b"), "--to", "hf", *more]
+    assert main(plan) == 0
+    capsys.readouterr()
+    monkeypatch.setattr("shardwise.store.write.places.folder.free_space", lambda _: 1000)
+    assert main(plan) == 1
+    said = capsys.readouterr()
+    assert "there is no room for it: it takes 4" in said.err
+    assert "but 1000 B are free" in said.err
+    assert said.out

@@ -39,12 +39,18 @@ def _run(screen: Screen, options: argparse.Namespace) -> int:
         if options.workers is not None:
             plan.check_tasks()
     more: dict[str, object] = {}
+    status = 0
     if options.workers is not None:
         more["parts"] = parts = parts_of(plan, options.workers)
     if options.save is not None:
         more["plan"] = str(options.save)
     if options.save is None or options.workers is not None:
-        _write_outline(screen, options, plan.outline(memory, options.jobs, sync=sync), **more)
+        outline = plan.outline(memory, options.jobs, sync=sync)
+        _write_outline(screen, options, outline, **more)
+        if outline.bytes > outline.free:
+            sizes = f"{bytes_text(outline.bytes)}, but {bytes_text(outline.free)} are free"
+            say("error", [f"{options.target}: there is no room for it: it takes {sizes}"])
+            status = 1
         if options.workers is not None and not options.json:
             write_parts(screen, parts)
     elif options.json:
@@ -65,7 +71,7 @@ def _run(screen: Screen, options: argparse.Namespace) -> int:
             f": {len(plan.tasks)} tasks of up to {bytes_text(plan.task_bytes)}, {bytes_text(plan.nbytes)} in all; "
             "shardwise run does a part of them, shardwise commit finishes",
         )
-    return 0
+    return status
 
 
 def _write_outline(screen: Screen, options: argparse.Namespace, outline: WriteOutline, **more: object) -> None:

@@ -120,8 +120,8 @@ def carried_files(folder: Location) -> tuple[dict[str, bytes], list[str]]:
         data = None if len(found) >= _MOST_FILES else read_unlinked(folder / name, most)
         if data is None:
             left.append(
-                f"{shown(name)} is not copied along: it is a link, no regular file, or of more than "
-                f"{bytes_text(most)}; copy it yourself"
+                f"{shown(name)} is not copied along: it is a link, has a second name, is no regular file, "
+                f"or of more than {bytes_text(most)}; copy it yourself"
             )
             continue
         found[name] = data

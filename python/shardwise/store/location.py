@@ -184,7 +184,8 @@ def open_file(location: Location) -> Holder:
 def read_unlinked(location: Location, most: int) -> bytes | None:
     """Read a regular file, or an object, of at most so many bytes; `None` for a link, and for anything else.
 
-    A link within Hugging Face's cache is the file that it stands for.
+    A file with a second name, a hard link, may be one that its owner could not have read, and counts as a link. One
+    within Hugging Face's cache is the file that it stands for.
     """
     if isinstance(location, ObjectPath):
         file = ObjectFile(location)
@@ -202,7 +203,8 @@ def read_unlinked(location: Location, most: int) -> bytes | None:
     try:
         # A folder can be opened as well, but not read.
         status = os.fstat(number)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > most or path.is_symlink():
+        is_one = stat.S_ISREG(status.st_mode) and status.st_nlink <= 1
+        if not is_one or status.st_size > most or path.is_symlink():
             return None
         with os.fdopen(number, "rb", closefd=False) as stream:
             data = stream.read(most + 1)
@@ -218,7 +220,8 @@ def _in_cache(path: Path) -> Path:
     model = path.parent.resolve().parent.parent
     blob = _BLOB.fullmatch(str(path.readlink()))
     is_snapshot = path.parent.resolve().parent.name == "snapshots" and model.name.startswith("models--")
-    return model / "blobs" / blob[1] if blob and is_snapshot else path
+    is_own = is_snapshot and not (model / "blobs").is_symlink()
+    return model / "blobs" / blob[1] if blob and is_own else path
 
 
 @contextmanager

@@ -129,3 +129,16 @@ def test_the_command_says_it_and_nothing_else(source: Path, tmp_path: Path, caps
 def test_an_answer_that_is_none(source: Path, tmp_path: Path) -> None:
     with pytest.raises(sw.LayoutError, match="overflow is 'clip'; it must be one of 'refuse', 'saturate', 'round'"):
         sw.reshard_checkpoint(source, tmp_path / "b", overflow="clip")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", ["f4", "f8", "bfloat16"])
+def test_negative_values_have_no_place_in_a_dtype_without_a_sign(given: str) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    dtype = np.dtype(ml_dtypes.float8_e8m0fnu)
+    values = np.array([1.0, 4.0, -2.0], given if given != "bfloat16" else ml_dtypes.bfloat16)
+    with pytest.raises(sw.LayoutError, match=r"float8_e8m0fnu has no negative values, .* overflow='round' makes NaN"):
+        converted_values(values, dtype, "saturate")
+    made, lost = converted_values(values, dtype, "round")  # What is advised.
+    assert (made.astype("f4")[:2].tolist(), bool(np.isnan(made.astype("f4")[2])), lost) == ([1, 4], True, 1)
+    made, lost = converted_values(values[:2], dtype, "saturate")
+    assert (made.astype("f4").tolist(), lost) == ([1, 4], 0)

@@ -83,14 +83,18 @@ def test_links_and_large_files_stay_and_are_named(tmp_path: Path) -> None:
     (src / "linked.json").symlink_to(tmp_path / "secret.json")
     with (src / "large.json").open("wb") as file:
         file.truncate(2**26 + 1)
+    (src / "second.json").hardlink_to(tmp_path / "secret.json")
     if hasattr(os, "mkfifo"):
         os.mkfifo(src / "fifo.json")
     report = sw.reshard_checkpoint(src, tmp_path / "new", to="hf")
     assert others(tmp_path / "new") == BESIDE
-    assert not {path.name for path in (tmp_path / "new").iterdir()} & {"linked.json", "large.json", "fifo.json"}
+    assert not {path.name for path in (tmp_path / "new").iterdir()} & {
+        "linked.json", "large.json", "fifo.json", "second.json",
+    }  # fmt: skip
     said = " ".join(report.warnings)
     assert "'linked.json' is not copied along: it is a link" in said
     assert "'large.json' is not copied along" in said
+    assert "'second.json' is not copied along: it is a link, has a second name" in said
 
 
 @pytest.mark.parametrize("text", [b"{", b"[]", b"\xff\xfe", b"key = value"])
@@ -147,6 +151,14 @@ def test_of_hugging_faces_cache_the_blobs_go_along(tmp_path: Path) -> None:
             "'c.json'",
             "'d.json'",
         ]
+    # Blobs that are elsewhere are not this model's.
+    blobs.rename(tmp_path / "others")
+    blobs.symlink_to(tmp_path / "others")
+    report = sw.reshard_checkpoint(snapshot, tmp_path / "of others", to="hf")
+    assert isinstance(report, sw.store.WriteReport)
+    assert report.carried == ()
+    blobs.unlink()
+    (tmp_path / "others").rename(blobs)
     # The same links elsewhere are any links.
     elsewhere = tmp_path / "hub" / "models--org--name" / "copies" / "x"
     snapshot.parent.rename(elsewhere.parent)

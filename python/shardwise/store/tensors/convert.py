@@ -60,6 +60,9 @@ def converted_values(
         dtype: The new dtype.
         overflow: `"saturate"` makes the largest value of the same sign of those beyond the range.
 
+    Raises:
+        LayoutError: if there is none of the same sign, as in `float8_e8m0fnu`.
+
     >>> made, lost = converted_values(np.array([1e6, 1.0]), np.dtype("float16"), "saturate")
     >>> made.tolist(), lost
     ([65504.0, 1.0], 1)
@@ -78,6 +81,11 @@ def converted_values(
                 if overflow == "saturate":
                     largest = np.copysign(np.float64(_largest(dtype)), block[is_lost].astype(np.float64))
                     into[is_lost] = largest.astype(dtype)
+                    if not np.isfinite(into[is_lost]).all():
+                        raise LayoutError(
+                            f"{dtype.name} has no negative values, so none can be taken in the place of one: "
+                            "overflow='round' makes NaN of them"
+                        )
     return made.reshape(values.shape), lost
 
 

@@ -155,7 +155,8 @@ def run_tasks(
             recorder.add(receipt)
 
     arguments = crew.memory, work.sync and not crew.is_here, crew.threads, recorder is None
-    stays = f"finished tasks stay, and the next run continues{hint}"
+    first = plan.place.unfinished(0) if len(plan.sizes) else None
+    stays = f"finished tasks stay{'' if first is None else f' in {first.parent}'}, and the next run continues{hint}"
     call = here if crew.is_one else _run
     flight: Flight[Task, TaskReceipt] = Flight(crew, call, arguments, work.retries, keep, stays)
     try:
