@@ -27,8 +27,10 @@ import pytest
 import shardwise as sw
 from shardwise.cli import main
 
+from .checks import same_tensors
 from .execute.test_mpi import mpirun
 from .oracle import engines
+from .store.torch_files import save, tensor
 from .test_documents import PAGES, ROOT
 
 FENCE = re.compile(r"^ *(```+|~~~+)(.*)$")
@@ -365,8 +367,24 @@ def object_store(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert sw.diff_checkpoints(tmp_path / "SRC", tmp_path / "model.safetensors") == []
 
 
+def files_of_ranks(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks of Meta's form, cut here."""
+    monkeypatch.chdir(tmp_path)
+    square, norm = np.arange(64, dtype="f4").reshape(8, 8), np.ones(8, "f4")
+    cut = {"layers.0.attention.wq.weight": 0, "layers.0.attention.wo.weight": 1}
+    Path("META").mkdir()
+    for rank in range(2):
+        arrays = {name: np.ascontiguousarray(np.split(square, 2, dim)[rank]) for name, dim in cut.items()}
+        arrays["norm.weight"] = norm
+        held = {name: tensor(array, str(at)) for at, (name, array) in enumerate(arrays.items())}
+        Path(f"META/consolidated.0{rank}.pth").write_bytes(save(held))
+    exec(text, {"sw": sw, "Path": Path})
+    same_tensors(Path("WHOLE"), {**dict.fromkeys(cut, square), "norm.weight": norm})
+
+
 FRAGMENTS: dict[str, Callable[[str, Path, pytest.MonkeyPatch], None]] = {
     "checkpoints: state = {": checkpoint_in_pytorch,
+    'coming-from: files = sorted(Path("META").glob("consolidated.*.pth"))': files_of_ranks,
     "mpi: from mpi4py import MPI": plan_among_ranks,
     "mpi: from shardwise.execute import mpi_model": model_among_ranks,
     "mpi: from shardwise.execute import torch as executor": model_among_processes,
