@@ -286,3 +286,23 @@ def test_a_rule_for_what_is_not_wanted_is_not_unused(tmp_path: Path, capsys: pyt
     arguments = ["reshard", str(tmp_path / "a"), str(tmp_path / "b"), "--rules", str(tmp_path / "own.toml"), "--strict"]
     assert main([*arguments, "--mesh", "tp=2", "--to", "ranks", "--no-sync", "--only", "norm"]) == 0
     assert "applies to no name" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("prefix", "rename"),
+    [("language_model.model.", r"^language_model\.="), ("model.language_model.", r"^model\.language_model\.=model.")],
+)
+def test_a_language_model_within_a_wrapper_is_rewritten_as_the_error_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], prefix: str, rename: str
+) -> None:
+    said = read("llama-0")
+    tensors = {name: np.zeros(shape, "f4") for name, shape in said["tensors"].items()}
+    inner = {name.replace("model.", prefix, 1) if "lm_head" not in name else name: one for name, one in tensors.items()}
+    sw.save_checkpoint(tmp_path / "hf", inner | {"vision_tower.norm.weight": np.zeros(3, "f4")}, to="hf", sync=False)
+    (tmp_path / "hf" / "config.json").write_text(json.dumps({"model_type": "llava", "text_config": said["config"]}))
+    arguments = ["reshard", str(tmp_path / "hf"), str(tmp_path / "there"), "--rules", "vllm/llama", "--mesh", "tp=2"]
+    arguments += ["--to", "ranks", "--no-sync"]
+    assert main(arguments) == 2
+    assert f"its names are renamed first (--rename '{rename}', or" in capsys.readouterr().err
+    assert main([*arguments, "--rename", rename]) == 0
+    assert "1 name matches no rule" in capsys.readouterr().err

@@ -163,16 +163,17 @@ def _loaded(model: Any, tensors: Mapping[str, Sequence[int]] | None) -> tuple[di
     conversions = get_model_conversion_mapping(model)
     converters = [one for one in conversions if hasattr(one, "operations")]
     renamings = [one for one in conversions if not hasattr(one, "operations")]
-    ranks: dict[str, int | None] = {}
+    shapes: Mapping[str, Sequence[int]]
     if tensors is None:
         written = revert_weight_conversion(model, dict(state)) if converters or renamings else state
-        ranks = {name: value.dim() for name, value in written.items()}
+        shapes = {name: tuple(value.shape) for name, value in written.items()}
     else:
-        ranks = {name: len(shape) for name, shape in tensors.items()}
+        shapes = tensors
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     found: dict[str, LoadedTensor] = {}
     unread = []
-    for name, rank in ranks.items():
+    for name, shape in shapes.items():
+        rank = len(shape)
         target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
         own = next((one for one in converters if pattern is not None and pattern in one.source_patterns), None)
         if own is None:
@@ -180,7 +181,9 @@ def _loaded(model: Any, tensors: Mapping[str, Sequence[int]] | None) -> tuple[di
         else:
             first = own.target_patterns[0]
             targets = tuple(target.replace(first, one, 1) for one in own.target_patterns)
-            steps = tuple(_step(operation) for operation in own.operations)
+            # Some tensors are transposed only if they do not have the parameter's shape.
+            is_kept = target in state and tuple(state[target].shape) == tuple(shape)
+            steps = tuple(_step(one) for one in own.operations if not (is_kept and getattr(one, "check_dims", False)))
             place = own.source_patterns.index(pattern), len(own.source_patterns)
             loaded = LoadedTensor(rank, targets, place, steps)
         if all(one in parameters for one in loaded.parameters):

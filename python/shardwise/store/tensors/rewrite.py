@@ -16,6 +16,7 @@ from ...packed import PackedDim
 from ...packed.parts import segments_of
 from ...quantized.component import LogicalTensor
 from ...rules.rewrites import Rewrite, Rewrites, RewriteSet, Side
+from ...rules.templates import Template
 from ..pieces import Stretches
 from .assembled import Assembled
 from .weights import Reader, Tensor, Weight, arranged, packed, repeated, stacked
@@ -183,10 +184,12 @@ def _apply(tensors: _Tensors, rewrite: Rewrite, made: set[str], later: Sequence[
         if rewrite.optional:
             return tensors
         such = f", such as {shown(next(iter(tensors)))}" if tensors else ""
+        _, wanted = rewrite.source.names[0]
         raise _NothingError(
-            f"no tensor is called {shown(rewrite.source.names[0][1].text)}, which a rewrite needs: there are "
-            f"{len(tensors)}{such}. If they are another engine's, its rules are to be undone first (--source-rules, or "
-            "Rewrites.inverse); optional = true allows a rewrite to match nothing"
+            f"no tensor is called {shown(wanted.text)}, which a rewrite needs: there are "
+            f"{len(tensors)}{such}. {_within(wanted, tensors)}If they are another engine's, its rules "
+            "are to be undone first (--source-rules, or Rewrites.inverse); optional = true allows a rewrite to match "
+            "nothing"
         )
     if rewrite.refused is not None:
         raise LayoutError(f"tensor {shown(next(iter(taken)))} cannot be rewritten: {rewrite.refused}")
@@ -216,6 +219,24 @@ def _matches(rewrites: Sequence[Rewrite], name: str) -> bool:
     sources = [rewrite.source for rewrite in rewrites]
     templates = [template for one in sources for template in (*(named for _, named in one.names), *one.also)]
     return any(template.matched(name) is not None for template in templates)
+
+
+#: Of further names it is not asked whether they are of a model within another.
+_MOST_ASKED = 4096
+
+
+def _within(template: Template, tensors: Iterable[str]) -> str:
+    """Say how names are renamed that would match but for what they begin with: those of a model within another."""
+    for name in itertools.islice(tensors, _MOST_ASKED):
+        for dot in (at for at, letter in enumerate(name) if letter == "."):
+            for begin in ("", "model."):
+                if template.matched(begin + name[dot + 1 :]) is not None:
+                    prefix = name[: dot + 1].replace(".", r"\.")
+                    return (
+                        f"If the model is within another, its names are renamed first (--rename '^{prefix}={begin}', "
+                        f"or rename={{r'^{prefix}': {begin!r}}}). "
+                    )
+    return ""
 
 
 def _repeated(groups: Mapping[_Values, Mapping[str, str]], tensors: _Tensors, rewrite: Rewrite) -> _Tensors:
