@@ -233,6 +233,15 @@ class TestUnmatched:
         with sw.open_checkpoint(files / "a") as made, sw.open_checkpoint(files / "b") as less:
             assert (set(made), set(less)) == ({"h.0.w", "x", "y"}, {"h.0.w"})
 
+    def test_reading_a_device(self, tmp_path: Path) -> None:
+        sw.save_checkpoint(tmp_path / "m", {"w": np.ones(2), "x": np.ones(3)}, sync=False)
+        placed = Deployment(2, sw.DeviceMesh((2,), ("tp",)), {"w": DeploymentRule(("tp",))})
+        with (
+            sw.open_checkpoint(tmp_path / "m") as checkpoint,
+            pytest.raises(sw.LayoutError, match=r"1 tensor matches no rule of the deployment.*'x'"),
+        ):
+            sw.store.read_plan(checkpoint, placed, "cpu:0")
+
     def test_saving(self, tmp_path: Path) -> None:
         mesh = sw.DeviceMesh((2,), ("tp",))
         placed = Deployment(2, mesh, {"w": DeploymentRule(("tp",))})

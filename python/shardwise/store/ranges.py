@@ -24,6 +24,7 @@ from .pieces import Pieces, dense_strides
 from .quantized import components_in, reader_of
 from .stored import UnsupportedError
 from .tensors.components import component_partitions
+from .tensors.doubts import refuse_unmatched
 from .tensors.wanted import partition_for, wanted_stored
 
 __all__ = ["ReadArray", "ReadPlan", "read_plan"]
@@ -171,6 +172,9 @@ def read_plan(
     count = 0
     described = {name: (shape, dtype) for name, dtype, shape in checkpoint._described()}
     weights = components_in(described, config_of(checkpoint.path), reader_of(checkpoint))
+    components = {one.name for each in weights.tensors.values() for one in each.components}
+    ranks = {name: len(shape) for name, (shape, _) in described.items() if name not in components}
+    refuse_unmatched(layouts, ranks | {name: len(each.shape) for name, each in weights.tensors.items()})
     cuts = component_partitions(weights, described, layouts, uneven)
     for name, tensor in checkpoint.items():
         if not tensor.is_addressable:
