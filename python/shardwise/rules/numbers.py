@@ -31,13 +31,8 @@ _BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LARGEST = 2**63 - 1
 #: Those of models have some kilobytes.
 _LARGEST_FILE = 1 << 24
-
-
-class _MissingError(LayoutError):
-    def __init__(self, text: str, keys: Sequence[str]) -> None:
-        super().__init__(text)
-        #: The keys of the configuration that would do.
-        self.keys = list(keys)
+#: The most keys or numbers that a message names, and the longest name of a number.
+_NAMED, _LONGEST_NAME = 8, 200
 
 
 class Numbers(Mapping[str, "int | tuple[int, ...]"]):
@@ -68,19 +63,17 @@ class Numbers(Mapping[str, "int | tuple[int, ...]"]):
         self._config = config
         self._keys: Mapping[str, Any] | None = None
         self._found: dict[str, int | tuple[int, ...]] = {}
-        self._open: list[str] = []
+        #: Of each number that is missing, the keys of the configuration that would do.
+        self._lacking: dict[str, list[str]] = {}
         self._choices = {name: self._checked(name, value) for name, value in (table or {}).items()}
 
     def __getitem__(self, name: str) -> int | tuple[int, ...]:
         if name not in self._choices:
             raise KeyError(name)
-        if name not in self._found:
-            try:
-                self._found[name] = self._worked_out(name)
-            except _MissingError as error:
-                if self._open:
-                    raise
-                raise LayoutError(str(error)) from None
+        if name not in self._found and name not in self._lacking:
+            self._work_out(name)
+        if name in self._lacking:
+            raise LayoutError(f"the number {name} is missing: {self._why(self._lacking[name])}")
         return self._found[name]
 
     def __contains__(self, name: object) -> bool:
@@ -118,9 +111,11 @@ class Numbers(Mapping[str, "int | tuple[int, ...]"]):
         return tuple((name, value) for name, value in values if isinstance(value, int))
 
     def _checked(self, name: str, value: Any) -> list[int | Expression] | tuple[int, ...]:
+        if not isinstance(name, str) or len(name) > _LONGEST_NAME or not _BARE.fullmatch(name):
+            raise ParseError(
+                f"{self._source}: the name of a number is 1 to {_LONGEST_NAME} letters, digits and _, got {shown(name)}"
+            )
         place = f"{self._source}: numbers.{name}"
-        if not isinstance(name, str) or not _BARE.fullmatch(name):
-            raise ParseError(f"{self._source}: the name of a number has letters, digits and _, got {shown(name)}")
         choices = value if isinstance(value, (list, tuple)) else [value]
         if isinstance(value, (list, tuple)) and all(type(one) is int for one in choices):
             return tuple(_fitting(place, one) for one in choices)
@@ -137,35 +132,61 @@ class Numbers(Mapping[str, "int | tuple[int, ...]"]):
                 raise ParseError(f"{place}: {error}") from None
         return read
 
-    def _worked_out(self, name: str) -> int | tuple[int, ...]:
+    def _work_out(self, name: str) -> None:
+        """Find a number, or that it is missing: those that it needs first, however long the chain, and each once."""
+        begun = {name: self._worked_out(name)}
+        while begun:
+            last = next(reversed(begun))
+            needed = next(begun[last], None)
+            if needed is None:
+                del begun[last]
+            elif needed in begun:
+                circle = [*list(begun)[list(begun).index(needed) :], needed]
+                said = circle if len(circle) <= _NAMED else [*circle[: _NAMED - 2], "…", *circle[-2:]]
+                raise ParseError(f"{self._source}: numbers.{needed} needs itself: {' -> '.join(said)}")
+            else:
+                begun[needed] = self._worked_out(needed)
+
+    def _worked_out(self, name: str) -> Iterator[str]:
+        """Find a number after those that are given to be found first."""
         choices = self._choices[name]
         if isinstance(choices, tuple):
-            return choices
-        if name in self._open:
-            raise ParseError(f"{self._source}: numbers.{name} needs itself: {' -> '.join([*self._open, name])}")
-        self._open.append(name)
-        try:
-            lacking: list[str] = []
-            for choice in choices:
-                if isinstance(choice, int):
-                    return choice
-                try:
-                    known = {key: self._value(key, name) for key in choice.names}
-                except _MissingError as error:
-                    lacking += error.keys
-                    continue
-                if alone := known.get(choice.text.strip()):
-                    return alone  # Which may be a list.
-                try:
-                    return choice.value(known)
-                except LayoutError as error:
-                    raise type(error)(f"the number {name} of {self._source}: {error}") from None
-            raise _MissingError(f"the number {name} of {self._source} is missing: {self._why(lacking)}", lacking)
-        finally:
-            self._open.pop()
+            self._found[name] = choices
+            return
+        lacking: dict[str, None] = {}
+        for choice in choices:
+            if isinstance(choice, int):
+                self._found[name] = choice
+                return
+            known: dict[str, int | tuple[int, ...]] = {}
+            missing: list[str] = []
+            for key in choice.names:
+                if key in self._choices and key != name:
+                    if key not in self._found and key not in self._lacking:
+                        yield key
+                    missing = self._lacking.get(key, [])
+                    if not missing:
+                        known[key] = self._found[key]
+                elif (found := self._stated(key)) is None:
+                    missing = [key]
+                else:
+                    known[key] = found
+                if missing:
+                    break
+            if missing:
+                lacking.update(dict.fromkeys(missing))
+                continue
+            alone = known.get(choice.text.strip())  # Which may be a list.
+            try:
+                self._found[name] = choice.value(known) if alone is None else alone
+            except LayoutError as error:
+                raise type(error)(f"the number {name}: {error}") from None
+            return
+        # More than a message names would only grow from number to number.
+        self._lacking[name] = list(lacking)[: _NAMED + 1]
 
     def _why(self, lacking: Sequence[str]) -> str:
-        names = " or ".join(dict.fromkeys(lacking))
+        names = " or ".join(lacking[:_NAMED]) + (" or others" if len(lacking) > _NAMED else "")
         if self._config is None:
             return f"it is {names} of the model's config.json, and none is given (--config FILE, or config=)"
         return f"{self.origin} has no {names}{self._elsewhere(lacking)}"
@@ -181,16 +202,14 @@ class Numbers(Mapping[str, "int | tuple[int, ...]"]):
         ]
         return f"; if {found[0]} is meant, write that in [numbers] of a file of your own" if found else ""
 
-    def _value(self, key: str, but: str) -> int | tuple[int, ...]:
-        """The value of another number of the file, or of a key of the configuration."""
-        if key in self._choices and key != but:
-            return self[key]
+    def _stated(self, key: str) -> int | tuple[int, ...] | None:
+        """The value of a key of the configuration; `None` if it has none."""
         if self._keys is None:
             self._keys = {} if self._config is None else language_config(read_config(self._config))
         found: Any = self._keys
         for step in key.split("."):
             if not isinstance(found, Mapping) or found.get(step) is None:
-                raise _MissingError(key, [key])
+                return None
             found = found[step]
         place = f"{key} of {self.origin}"
         if isinstance(found, (list, tuple)) and found and all(type(one) is int for one in found):
