@@ -81,7 +81,11 @@ pub enum Error {
         "{place} names axis {name}, which the mesh does not have; its axes are {axes}{meant}",
         name = shown::text(name),
         axes = shown::texts(axes),
-        meant = shown::meant(name, axes)
+        meant = if matches!(name.as_str(), "None" | "none" | "null" | "-") {
+            "; for a dim that is not cut write None, without quotes".to_owned()
+        } else {
+            shown::meant(name, axes)
+        }
     )]
     UnknownAxis {
         /// Where: `axes[1]`, `unreduced`.

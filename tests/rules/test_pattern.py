@@ -9,7 +9,8 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from shardwise import LayoutError
-from shardwise.rules.pattern import NamePattern, Replacement
+from shardwise.rules.pattern import FieldSearch, NamePattern, Replacement
+from shardwise.rules.search import MatchMode
 
 ATOMS = st.sampled_from(["a", "b", ".", r"\.", r"\d", r"\w", "[ab]", "[^a]", "^", "$", r"\b", "é", r"\Z", "x1"])
 
@@ -117,3 +118,34 @@ def test_a_pattern_has_at_most_65536_characters() -> None:
     for make in (NamePattern, lambda argument, pattern: Replacement(argument, pattern, "")):
         with pytest.raises(LayoutError, match=r"^only: .* has 65537 characters, over the limit of 65536$"):
             make("only", "a" * 65_537)
+
+
+def test_what_is_too_large_is_refused_by_name() -> None:
+    with pytest.raises(LayoutError, match=r"^only: '\(a\{1,50\}\)\{1,50\}' is too large: its counted .* 2,499 steps"):
+        NamePattern("only", "(a{1,50}){1,50}")
+
+
+@pytest.mark.parametrize(
+    ("key", "match", "name"),
+    [
+        (r"h\.(?P<i>[0-9]+)\.", "search", "x.h.11.w"),
+        (r"h\.(?P<i>[0-9]+)\.", "match", "h.11.h.12.w"),
+        (r"(?P<a>.*)\.(?P<i>[0-9]+)\.(?P<b>\w+)", "fullmatch", "é.h.11.w"),
+        (r"(?i)H\.(?P<i>[0-9]+)|k(?P<k>[0-9])", "match", "h.3"),
+        (r"(?:(?P<i>[0-9])|b)+", "search", "x12b"),
+        (r"a|ab(?P<i>[0-9])", "fullmatch", "ab1"),
+        (r"(?P<i>[0-9])", "search", "none"),
+    ],
+)
+def test_fields_are_where_python_finds_them(key: str, match: MatchMode, name: str) -> None:
+    pattern = re.compile(key)
+    found = getattr(pattern, match)(name)
+    texts = {group: (found[group] or "") if found else "" for group in pattern.groupindex}
+    assert {group: name[span] for group, span in FieldSearch(pattern, match).spans(name).items()} == texts
+
+
+def test_fields_that_only_a_backtracking_search_finds_are_refused() -> None:
+    with pytest.raises(LayoutError, match="cannot be searched for in time linear"):
+        FieldSearch(re.compile("(?P<i>[0-9])(a*)*"), "search")
+    with pytest.raises(LayoutError, match="no linear search can tell"):
+        FieldSearch(re.compile("(?P<i>[0-9])$"), "search").spans("1\n")

@@ -154,7 +154,6 @@ def test_no_name_makes_a_rule_hang(pattern: str, path: str) -> None:
         (r"(a)\1", "baa", "search"),
         ("(?i)STRASSE|ſ", "S", "search"),
         ("(" * 300 + "a" + ")" * 300, "a", "match"),
-        ("((a{1000}){1000}){1000}|b", "b", "match"),
     ],
 )
 def test_what_needs_backtracking_must_be_asked_for(pattern: str, path: str, mode: MatchMode) -> None:
@@ -249,3 +248,37 @@ def test_case_is_ignored_only_where_a_rule_says_so(pattern: str, taken: str) -> 
     layout_map[pattern] = (None,)
     for path in (taken, f"s{taken}", f"{taken}/w"):
         assert (layout_map[path] is not None) is (re.search(pattern, path) is not None), path
+
+
+LARGE = [
+    r"(([a-z.]{1,50}){1,50}){1,50}c0",
+    r"(([a-z.]{1,50}){1,50}){1,50}x",
+    "a{1001,}b",
+    r"\w{1,200}\.",
+    "(?:ab|c{2,90}){90}",
+]
+
+
+@pytest.mark.parametrize("pattern", LARGE)
+def test_what_is_too_large_once_it_is_written_out_is_refused_by_name(pattern: str) -> None:
+    with pytest.raises(LayoutError, match=r"^rule '.* is too large: its counted .* [0-9,]+ steps .* limit of 1,000"):
+        LayoutMap()[pattern] = (None,)
+    # As the message advises; each matches what the other did, and more.
+    LayoutMap()[re.sub(r"\{[0-9]+,?[0-9]*\}", "+", pattern)] = (None,)
+    assert RuleSet((pattern,), "search").find("a" * 4096) == ((), (0,))
+
+
+def test_all_expressions_of_a_map_together_have_a_limit() -> None:
+    layout_map = LayoutMap()
+    for number in range(20):
+        layout_map[f"x{number}[a-z]{{1,900}}$"] = (None,)
+    with pytest.raises(LayoutError, match=r"^rule 'x17.* is too large: .* and 16,000 for all of a file"):
+        layout_map["x18abc"]
+
+
+def test_long_expressions_without_counts_are_no_larger_than_they_are_written() -> None:
+    words = "|".join(f"word{number}" for number in range(10_000))
+    layout_map = LayoutMap()
+    layout_map[f"^(?:{words})$"] = (None,)
+    assert layout_map.matching_rules("word9999")
+    assert not layout_map.matching_rules("word10000")

@@ -17,6 +17,7 @@ from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 from ..placing import NOT_PLACED, Placed
 from ..rules.layout_rule import REPLICATED, LayoutRule, checked_uneven
+from ..rules.pattern import FieldSearch
 from ..rules.search import MATCH_MODES, REMEMBERED_PATHS, MatchMode, Rule, RuleSearch, checked_path, compiled_rule
 from .manifest import Manifest, ManifestTensor
 from .numbers import Number, checked_numbers
@@ -39,8 +40,6 @@ __all__ = ["Deployment", "shapes_of"]
 
 #: Every digit as the same one.
 _DIGITS = str.maketrans("123456789", "0" * 9)
-#: Where a field is that is not in a name.
-_NOTHING = slice(0, 0)
 
 
 class _Known(NamedTuple):
@@ -53,6 +52,8 @@ class _Known(NamedTuple):
     pattern: re.Pattern[str] | None
     #: The other names that are used: sizes of axes, and the deployment's numbers.
     numbers: dict[str, Number]
+    #: What finds the fields in a name, if some are used.
+    fields: FieldSearch | None
 
 
 class _Found:
@@ -227,7 +228,9 @@ class Deployment(Drawn):
                 at.append((mesh.axis_names.index(axis), coordinates, own))
                 if not own:
                     coordinates.of((), (), numbers)  # Refused now rather than when a name is looked up.
-            return _Known(rule, mesh, tuple(at), pattern, numbers)
+            uses_fields = pattern is not None and any(own for _, _, own in at)
+            searched = FieldSearch(pattern, self._match) if pattern is not None and uses_fields else None
+            return _Known(rule, mesh, tuple(at), pattern, numbers, searched)
         except ShardwiseError as error:
             raise type(error)(f"{what}: {error}") from None
 
@@ -404,9 +407,9 @@ class Deployment(Drawn):
         kind = None
         if keys or self._default is not None:
             known = self._known[keys[0]] if keys else self._default_known()
-            match = None if known.pattern is None else getattr(known.pattern, self._match)(path)
             names = [name for _, _, own in known.at for name in own]
-            found = [slice(*match.span(name)) if match is not None and match[name] else _NOTHING for name in names]
+            spans = {} if known.fields is None else known.fields.spans(path)
+            found = [spans[name] for name in names]
             kind = _Kind(known, tuple(found), tuple(len(own) for _, _, own in known.at), {})
         if len(self._kinds) >= REMEMBERED_PATHS:
             self._kinds.clear()
@@ -524,7 +527,7 @@ class Deployment(Drawn):
         r"""Make the deployment that a rules file describes; the page `docs/deployments.md` has the format.
 
         Args:
-            file: the path of the file, or an open text file.
+            file: the path of the file, the name of one of the package's (`example_rules`), or an open text file.
             config: the model's configuration, for the file's `[numbers]`: the path of a `config.json`, that of a folder
                 which has one, or what such a file holds.
             world: labels of the devices, instead of those that the file gives.
@@ -548,10 +551,13 @@ class Deployment(Drawn):
         ('cpu:4', 'cpu:5', 'cpu:6', 'cpu:7')
         """
         with importing:
+            from ..rules.toml import located, read_document
             from .toml import read_deployment
 
-        arguments, keywords = read_deployment(file, config, world)
-        return cls(*arguments, **keywords)
+        document = read_document(file)
+        arguments, keywords = read_deployment(document, config, world)
+        with located(document.source):
+            return cls(*arguments, **keywords)
 
     def to_toml(self, file: str | os.PathLike[str] | TextIO) -> None:
         r"""Write the deployment as a rules file, from which `from_toml` makes an equal one.

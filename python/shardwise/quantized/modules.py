@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from .._core import RuleSet
 from .._text import shown
 from ..errors import ParseError
+from ..rules.search import too_large
 
 __all__ = ["Modules"]
 
@@ -31,6 +32,7 @@ class Modules:
             self._rules = RuleSet(tuple(patterns), "match")
         except (TypeError, ValueError) as error:
             raise ParseError(f"quantization_config: {what}: {error}") from None
+        self._too_large = dict(self._rules.too_large())
         #: Those of which a module can be named only by a search that may not end.
         self._slow = self._rules.backtracking()
 
@@ -42,7 +44,9 @@ class Modules:
         """
         for at in self._slow:
             text = self._texts[at]
-            why = "needs a search that may take for ever"
+            why = "uses look-around, a back-reference or another construct that needs a search that may take for ever"
+            if at in self._too_large:
+                why = too_large(self._too_large[at])
             try:
                 re.compile(text.removeprefix("re:"))
             except (re.error, OverflowError, RecursionError) as error:

@@ -10,11 +10,13 @@ import re
 from .._core import Pattern, RuleSet
 from .._text import shown
 from ..errors import LayoutError
+from .search import MatchMode, too_large
 
-__all__ = ["NamePattern", "Replacement"]
+__all__ = ["FieldSearch", "NamePattern", "Replacement"]
 
 _LONGEST = 1 << 16
 _TOKEN = re.compile(r"\\(?:g<([^>]*)>|([1-9][0-9]?(?![0-9]))|(.))|[^\\]+", re.DOTALL)
+_FLAGS = re.compile(r"(?:\(\?[aimsux]+\))*")
 _ESCAPES = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "\\": "\\"}
 
 
@@ -36,12 +38,14 @@ class NamePattern:
         _compiled(argument, pattern)
         self._argument, self._pattern = argument, pattern
         self._search = RuleSet((pattern,), "search")
+        for _, steps in self._search.too_large():
+            raise LayoutError(f"{argument}: {shown(pattern)} {too_large(steps)}")
         if self._search.backtracking():
             raise _refused(
                 argument,
                 pattern,
                 "it uses look-around, a back-reference or another construct that only a backtracking search can find, "
-                "or is too large once its repetitions are written out",
+                "or needs more than 16 MiB compiled",
             )
 
     def is_found(self, name: str) -> bool:
@@ -50,6 +54,41 @@ class NamePattern:
         if rest:
             raise _undecided(self._argument, self._pattern, name)
         return bool(found)
+
+
+class FieldSearch:
+    r"""A rule's regular expression, of whose named groups one wants to know where they are in a name.
+
+    Args:
+        pattern: The expression.
+        match: Where in a name it has to match.
+
+    Raises:
+        LayoutError: if no linear search gives its groups; see `Replacement`.
+
+    >>> FieldSearch(re.compile(r"h\.(?P<i>[0-9]+)\."), "search").spans("x.h.11.w")
+    {'i': slice(4, 6, None)}
+    """
+
+    def __init__(self, pattern: re.Pattern[str], match: MatchMode) -> None:
+        self._pattern = pattern.pattern
+        self._groups = pattern.groupindex
+        flags = _FLAGS.match(pattern.pattern)
+        begin = 0 if flags is None else flags.end()
+        before, after = {"search": ("", ""), "match": (r"\A(?:", ")"), "fullmatch": (r"\A(?:", r")\Z")}[match]
+        text = f"{pattern.pattern[:begin]}{before}{pattern.pattern[begin:]}{after}"
+        try:
+            self._search = Pattern(text)
+        except LayoutError as error:
+            raise _refused("a rule whose fields are used", self._pattern, str(error)) from None
+
+    def spans(self, name: str) -> dict[str, slice]:
+        """Where each group is in a name that the expression matches; at nothing, if it has no part in the match."""
+        matches = self._search.matches(name)
+        if matches is None:
+            raise _undecided("a rule whose fields are used", self._pattern, name)
+        spans = matches[0] if matches else []
+        return {group: slice(*((spans[number] if spans else None) or (0, 0))) for group, number in self._groups.items()}
 
 
 class Replacement:

@@ -29,6 +29,7 @@ __all__ = [
     "RuleSearch",
     "checked_path",
     "compiled_rule",
+    "too_large",
 ]
 
 MatchMode = Literal["search", "match", "fullmatch"]
@@ -73,7 +74,9 @@ class RuleSearch:
         self.shared = frozenset(key for key, rule in values.items() if rule.shared)
         self.optional = frozenset(key for key, rule in values.items() if rule.optional)
         self._rules = tuple(rules.items())
-        self._find_together = RuleSet(tuple(rules), match).find
+        together = RuleSet(tuple(rules), match)
+        self._find_together = together.find
+        self._too_large = dict(together.too_large())
         self._find_alone = [getattr(rule.pattern, match) for rule in rules.values()]
 
     def matching(self, path: str) -> tuple[str, ...]:
@@ -105,6 +108,10 @@ class RuleSearch:
         if rest:
             if path and not self._backtracking:
                 rule = self._rules[rest[0]][0]
+                if rest[0] in self._too_large:
+                    raise LayoutError(
+                        f"rule {shown(rule)} {too_large(self._too_large[rest[0]])}; {ASKED_FOR} allows it"
+                    )
                 raise LayoutError(
                     f"only a backtracking search can tell whether rule {shown(rule)} matches the path "
                     f"{shown(path)}; {ASKED_FOR} allows it"
@@ -162,12 +169,26 @@ def compiled_rule(key: object, match: MatchMode, backtracking: bool) -> re.Patte
         TypeError: if it is not a string, or empty.
     """
     pattern = _compiled(key)
-    if not backtracking and RuleSet((pattern.pattern,), match).backtracking():
+    if backtracking:
+        return pattern
+    alone = RuleSet((pattern.pattern,), match)
+    for _, steps in alone.too_large():
+        raise LayoutError(f"rule {shown(pattern.pattern)} {too_large(steps)}; {ASKED_FOR} allows it")
+    if alone.backtracking():
         raise LayoutError(
             f"rule {shown(pattern.pattern)} uses look-around, a back-reference or another construct that only a "
-            f"backtracking search can find, which may take time exponential in a path; {ASKED_FOR} allows it"
+            "backtracking search can find, or needs more than 16 MiB compiled; such a search may take time exponential "
+            f"in a path; {ASKED_FOR} allows it"
         )
     return pattern
+
+
+def too_large(steps: int) -> str:
+    """Say that the counted repetitions of a regular expression add too many steps, and what to write."""
+    return (
+        f"is too large: its counted repetitions, such as {{1,50}}, come to {steps:,} steps when they are written out, "
+        "over the limit of 1,000 for one expression and 16,000 for all of a file; + or * in their place would do"
+    )
 
 
 def _compiled(key: object) -> re.Pattern[str]:

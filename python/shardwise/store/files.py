@@ -336,7 +336,7 @@ def opened_again(path: str, size: int, times: tuple[int, int | None]) -> DataFil
     file = DataFile(Path(path))
     if file.size != size or any(each not in (None, found) for each, found in zip(times, file.times, strict=True)):
         file.close()
-        raise ParseError(f"{path}: is not the file that was opened: it was replaced or written to")
+        raise ParseError(f"{path}: is not the file that was opened or planned: it was replaced or written to")
     return file
 
 

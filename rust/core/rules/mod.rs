@@ -11,6 +11,7 @@
 
 mod automaton;
 mod pattern;
+mod size;
 mod translate;
 
 use std::{collections::HashMap, sync::OnceLock};
@@ -21,6 +22,7 @@ use crate::{
 };
 use automaton::Automaton;
 pub use pattern::Pattern;
+pub use size::{MOST_OF_ALL, MOST_REPEATED};
 use translate::{Ending, Group, LAST_NEWLINE, TAKEN_FOR, Traits, Written, translate};
 
 /// What stands for a lone surrogate, which Python has in its texts and Rust has not. Python takes both for neither a digit,
@@ -138,6 +140,8 @@ pub struct RuleSet {
     mode: MatchMode,
     patterns: Vec<String>,
     traits: Vec<Option<Traits>>,
+    /// The positions of those that are too large, with their size; see [`RuleSet::too_large`].
+    too_large: Vec<(usize, u64)>,
     /// For printable ASCII paths.
     plain: OnceLock<Automata>,
     /// For other paths, by form and by ending.
@@ -148,18 +152,34 @@ impl RuleSet {
     /// The set of these rules; compiled when the first path of a kind is looked for.
     #[must_use]
     pub fn new(patterns: &[impl AsRef<str>], mode: MatchMode) -> Self {
+        let mut traits = Vec::with_capacity(patterns.len());
+        let mut too_large = Vec::new();
+        let mut total = 0_u64;
+        for (position, pattern) in patterns.iter().enumerate() {
+            let found = translate(pattern.as_ref(), Ending::Plain, true, Written::Matches);
+            let repeated = found.as_ref().map_or(0, |(text, _)| size::repeated(text));
+            if repeated > MOST_REPEATED || total.saturating_add(repeated) > MOST_OF_ALL {
+                too_large.push((position, repeated));
+            } else {
+                total += repeated;
+            }
+            traits.push(found.map(|(_, traits)| traits));
+        }
         Self {
             mode,
             patterns: patterns.iter().map(|pattern| pattern.as_ref().to_owned()).collect(),
-            traits: patterns
-                .iter()
-                .map(|pattern| {
-                    translate(pattern.as_ref(), Ending::Plain, true, Written::Matches).map(|(_, traits)| traits)
-                })
-                .collect(),
+            traits,
+            too_large,
             plain: OnceLock::new(),
             other: Default::default(),
         }
+    }
+
+    /// The rules that are too large for an automaton once their counted repetitions are written out, in order, each with the
+    /// steps that these add: more than [`MOST_REPEATED`], or with those of the rules before it more than [`MOST_OF_ALL`].
+    #[must_use]
+    pub fn too_large(&self) -> &[(usize, u64)] {
+        &self.too_large
     }
 
     /// The rules that only a backtracking search can find, whatever the path, in order: those that cannot be translated,
@@ -294,6 +314,10 @@ impl Automata {
         let mut rest = Vec::new();
         for (position, pattern) in rules.patterns.iter().enumerate() {
             // Plain paths need no characters but ASCII, unless the rule names others.
+            if rules.too_large.binary_search_by_key(&position, |&(at, _)| at).is_ok() {
+                rest.push(position);
+                continue;
+            }
             let unicode =
                 group.is_some() || rules.traits[position].is_some_and(|traits| traits.group == Group::Original);
             match translate(pattern, ending, unicode, Written::Matches) {

@@ -18,6 +18,7 @@ use regex_syntax::hir::{Hir, HirKind};
 
 use super::{
     CharClass, Classes, SURROGATE, is_plain,
+    size::{MOST_REPEATED, repeated},
     translate::{Ending, Group, Traits, Written, translate},
 };
 
@@ -26,7 +27,8 @@ const PROGRAM_LIMIT: usize = 1 << 20;
 
 const BACKTRACKS: &str = "it uses look-around, a back-reference or another construct that only a backtracking search can \
                           find";
-const TOO_LARGE: &str = "it is too large once its repetitions are written out";
+const TOO_LARGE: &str = "it is too large: its counted repetitions, such as {1,50}, come to more than 1,000 steps once they are \
+                         written out; + or * in their place would do";
 const REPEATS_EMPTY: &str = "it repeats what may be empty";
 const PREFERS_EMPTY: &str = "it may match nothing where it could match something: a lazy repetition, or an alternative that may be empty before \
      another";
@@ -62,6 +64,9 @@ impl Pattern {
         let (text, traits) = translate(pattern, Ending::Plain, true, Written::Captures).ok_or(BACKTRACKS)?;
         let written = syntax::Config::new().unicode(false).utf8(false);
         let text = format!("(?u:{text})");
+        if repeated(&text) > MOST_REPEATED {
+            return Err(TOO_LARGE);
+        }
         let hir = syntax::parse_with(&text, &written).map_err(|_| TOO_LARGE)?;
         if repeats_empty(&hir) {
             return Err(REPEATS_EMPTY);

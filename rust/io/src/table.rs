@@ -209,9 +209,9 @@ fn check_same(path: &Path, known: Identity, found: Identity) -> Result<()> {
     } else if known.size != found.size {
         format!("had {} bytes and has {} now", known.size, found.size)
     } else if known.modified != found.modified {
-        "was written to since it was opened".to_owned()
+        "was written to since it was opened or planned".to_owned()
     } else if known.changed != found.changed {
-        "was changed or replaced since it was opened: its change time differs".to_owned()
+        "was changed or replaced since it was opened or planned: its change time differs".to_owned()
     } else {
         return Ok(());
     };

@@ -68,6 +68,11 @@ impl RuleSet {
         })
     }
 
+    /// The patterns that are too large, each as its position and the steps that its counted repetitions add.
+    fn too_large<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        guard(|| PyTuple::new(py, self.core.too_large()))
+    }
+
     /// The positions of the patterns that match the path, and of those that Python's engine still has to try.
     #[pyo3(signature = (path, /))]
     fn find<'py>(&self, path: &Bound<'py, PyString>) -> PyResult<Bound<'py, PyAny>> {
