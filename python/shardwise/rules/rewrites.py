@@ -33,6 +33,8 @@ Unmatched = Literal["keep", "drop", "refuse"]
 _SIDE_KEYS = ("name", "parts", "where", "also", "packed", "dim", "transpose", "dims", "stack", "pad_to", "zigzag")
 _REWRITE_KEYS = ("from", "to", "size", "optional", "refused")
 _LARGEST = 2**63 - 1
+#: The most rewrites of a file, each choice written out.
+_MOST_REWRITES = 100_000
 #: The most rules files that come after each other.
 _MOST_AFTER = 8
 
@@ -198,15 +200,19 @@ class Rewrites:
                 read += _rewrites(one, known)
             except (ShardwiseError, TypeError) as error:
                 raise type(error)(f"rewrite {number}: {error}") from None
-        dropped = tuple(expanded for text in drop for expanded in parse_template(text, known).expanded())
-        object.__setattr__(self, "sets", (RewriteSet(tuple(read), dropped, unmatched),))
+            _check_count("rewrites", len(read))
+        dropped: list[Template] = []
+        for text in drop:
+            dropped += parse_template(text, known).expanded()
+            _check_count("drop", len(dropped))
+        object.__setattr__(self, "sets", (RewriteSet(tuple(read), tuple(dropped), unmatched),))
 
     @classmethod
     def from_toml(cls, file: str | os.PathLike[str] | TextIO, *, config: Config | None = None) -> Rewrites:
         r"""Read the rewrites of a rules file; the page `docs/rules-file.md` has the format.
 
         Args:
-            file: The path of the file, or an open text file.
+            file: The path of the file, the name of one of the package's (`example_rules`), or an open text file.
             config: The model's configuration, for the file's `[numbers]`; see `LayoutMap.from_toml`.
 
         Raises:
@@ -223,19 +229,20 @@ class Rewrites:
             return cls._read(file, config, 0)
 
     @classmethod
-    def _read(cls, file: str | os.PathLike[str] | TextIO, config: Config | None, depth: int) -> Rewrites:
+    def _read(cls, file: Any, config: Config | None, depth: int) -> Rewrites:
         with importing:
             from .shipped import rules_named
-            from .toml import located, read_rewrites
+            from .toml import located, read_document, read_rewrites
 
-        found, numbers, source = read_rewrites(file, config)
+        document = read_document(file)
+        found, numbers, source = read_rewrites(document, config)
         before = cls()
         if "after" in found:
             if not isinstance(found["after"], str):
                 raise ParseError(f"{source}: after must be the name of a rules file, got {shown(found['after'])}")
             if depth == _MOST_AFTER:
                 raise ParseError(f"{source}: more than {_MOST_AFTER} files come after each other")
-            before = cls._read(rules_named(found["after"], file), config, depth + 1)
+            before = cls._read(rules_named(found["after"], document.file), config, depth + 1)
         with located(source):
             own = cls(
                 found.get("rewrite", ()),
@@ -276,6 +283,13 @@ class Rewrites:
 
     def __repr__(self) -> str:
         return " + ".join(map(_set_text, self.sets))
+
+
+def _check_count(what: str, count: int) -> None:
+    if count > _MOST_REWRITES:
+        raise LayoutError(
+            f"{what}: {count:,} and more once their choices are written out; at most {_MOST_REWRITES:,} are"
+        )
 
 
 def _set_text(one: RewriteSet) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -14,7 +14,7 @@ from .._fork import cached_property
 from .._text import shown
 from ..errors import LayoutError, ShardwiseError
 
-__all__ = ["Template", "parse_template", "ways"]
+__all__ = ["NameIndex", "Template", "parse_template", "ways"]
 
 _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|([^{}]+)")
 _FIELD = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
@@ -22,6 +22,12 @@ _SEPARATOR = re.compile(r"[./]")
 #: Names have up to 4,096 bytes; longer templates never match.
 _LONGEST = 4096
 _MOST_WAYS = 1024
+#: How often names are compared with templates for one set of rewrites: some ten seconds.
+_MOST_TRIED = 20_000_000
+#: So many comparisons take as long as what is done to a tensor that is rewritten.
+_AS_LONG = 8
+#: After how many passes over all names these are listed by their parts.
+_PASSES = 16
 
 _SHIFTED = re.compile(r"([A-Za-z_][A-Za-z_0-9]*|[0-9]{1,18})\s*([+-])\s*(\w+)")
 _CYCLED = re.compile(r"([A-Za-z_][A-Za-z_0-9]*)\s*\*\s*(\w+)\s*\+\s*([A-Za-z_][A-Za-z_0-9]*)")
@@ -127,6 +133,23 @@ class Template:
                 parts.append(f"(?P<{name}>{'.+' if kind == 'rest' else '[^./]+'})")
         return re.compile("".join(parts), re.DOTALL)
 
+    @cached_property
+    def whole_parts(self) -> tuple[str, ...]:
+        """The texts between dots and slashes that each name it matches has among its own."""
+        found: list[str] = []
+        #: The text since the last separator; `None` if there is something else as well.
+        part: str | None = ""
+        for kind, value in self.tokens:
+            if kind != "text":
+                part = None
+                continue
+            first, *others = _SEPARATOR.split(str(value))
+            part = None if part is None else part + first
+            for other in others:
+                found += [] if part is None else [part]
+                part = other
+        return tuple(found if part is None else [*found, part])
+
     def filled(self, values: Mapping[str, str]) -> str:
         """The name with these values for its fields.
 
@@ -173,6 +196,88 @@ class Template:
             else:
                 parts.append(f"{{{value}*}}" if kind == "rest" else f"{{{value}}}")
         return "".join(parts)
+
+
+class NameIndex:
+    """Names in their order, of which those are found that a template matches, without a look at all of them each time.
+
+    >>> index = NameIndex(["a.0.w", "b.0.w", "a.1.w"])
+    >>> index.discard("a.0.w")
+    >>> index.matched(parse_template("a.{i}.w"))
+    {'a.1.w': {'i': '1'}}
+    """
+
+    def __init__(self, names: Iterable[str], most: int = _MOST_TRIED, passes: int = _PASSES) -> None:
+        self._most, self._passes = most, passes
+        #: The names, each with its place in the order.
+        self.order = {name: at for at, name in enumerate(names)}
+        self._next = len(self.order)
+        self._by_part: dict[str, set[str]] | None = None
+        self._tried = 0
+
+    def add(self, name: str) -> None:
+        """Add a name after all others; one that is there stays where it is."""
+        if name not in self.order:
+            self.order[name] = self._next
+            self._next += 1
+            if self._by_part is not None:
+                self._list(name, self._by_part)
+
+    def discard(self, name: str) -> None:
+        """Take a name out, if it is there."""
+        if self.order.pop(name, None) is not None and self._by_part is not None:
+            for part in _SEPARATOR.split(name):
+                self._by_part[part].discard(name)
+
+    def matched(self, template: Template) -> dict[str, dict[str, str]]:
+        """The names that a template matches, in order, with the values of its fields.
+
+        Raises:
+            LayoutError: if names were compared with templates too often.
+        """
+        candidates = self._candidates(template)
+        self.count(len(candidates))
+        found = {}
+        for name in candidates:
+            values = template.matched(name)
+            if values is not None:
+                found[name] = values
+        if isinstance(candidates, set):
+            return {name: found[name] for name in sorted(found, key=self.order.__getitem__)}
+        return found
+
+    def discard_all(self, names: Collection[str]) -> None:
+        """Take names out that are made anew, each of which takes as long as some comparisons."""
+        self.count(len(names) * _AS_LONG)
+        for name in names:
+            self.discard(name)
+
+    def count(self, tried: int) -> None:
+        """Count comparisons of names with templates, and refuse more than can be made in seconds."""
+        self._tried += tried
+        if self._tried > self._most:
+            raise LayoutError(
+                f"the rewrites would take more than {self._most:,} comparisons with the {len(self.order):,} names: "
+                "too many templates match too many of them, or have no part between dots as it is in few names"
+            )
+
+    def _candidates(self, template: Template) -> Collection[str]:
+        if self._by_part is None and self._tried < self._passes * len(self.order):
+            return self.order
+        if self._by_part is None:
+            self._by_part = {}
+            for name in self.order:
+                self._list(name, self._by_part)
+        if not template.fields and not template.choices:
+            name = template.filled({})
+            return {name} if name in self.order else ()
+        by_part = [self._by_part.get(part, set()) for part in template.whole_parts]
+        return min(by_part, key=len) if by_part else self.order
+
+    @staticmethod
+    def _list(name: str, by_part: dict[str, set[str]]) -> None:
+        for part in _SEPARATOR.split(name):
+            by_part.setdefault(part, set()).add(name)
 
 
 def _field(value: str | tuple[str, ...]) -> str:

@@ -16,7 +16,7 @@ from ...packed import PackedDim
 from ...packed.parts import segments_of
 from ...quantized.component import LogicalTensor
 from ...rules.rewrites import Rewrite, Rewrites, RewriteSet, Side
-from ...rules.templates import Template
+from ...rules.templates import NameIndex, Template
 from ..pieces import Stretches
 from .assembled import Assembled
 from .weights import Reader, Tensor, Weight, arranged, packed, repeated, stacked
@@ -98,34 +98,42 @@ def _grouped(tensors: Mapping[str, Assembled], weights: Mapping[str, LogicalTens
 
 def _apart(tensors: _Tensors, one: RewriteSet) -> _Tensors:
     """The tensors with the components of those weights by themselves that a set of rewrites names one by one."""
-    templates = [
-        template for rewrite in one.rewrites for _, template in rewrite.source.names
-    ]  # fmt: skip
+    owners = _components(tensors)
+    components = NameIndex(owners)
+    alone = {
+        owners[part]
+        for rewrite in one.rewrites if owners
+        for _, template in rewrite.source.names
+        for part in components.matched(template)
+        if template.matched(owners[part]) is None
+    }  # fmt: skip
     found: _Tensors = {}
     for name, tensor in tensors.items():
-        if isinstance(tensor, Assembled):
-            found[name] = tensor
-            continue
-        _, parts = tensor.named(name)
-        parts.pop(name, None)
-        alone = any(
-            template.matched(part) is not None and template.matched(name) is None
-            for template in templates
-            for part in parts
-        )
-        found.update(tensor.named(name)[1] if alone else {name: tensor})
+        found.update(tensor.named(name)[1] if isinstance(tensor, Weight) and name in alone else {name: tensor})
     return found
+
+
+def _components(tensors: _Tensors) -> dict[str, str]:
+    """The components of quantized weights that are not called like these, each with the name of its weight."""
+    return {
+        part: name
+        for name, tensor in tensors.items()
+        if isinstance(tensor, Weight)
+        for part in tensor.named(name)[1]
+        if part != name
+    }
 
 
 def kept_objects(names: Iterable[str], rewrites: Rewrites) -> set[str]:
     """The names of values that are not tensors, without those that the rewrites drop."""
-    kept = set(names)
+    kept = NameIndex(names)
     for one in rewrites.sets:
         for template in one.drop:
-            kept = {name for name in kept if template.matched(name) is None}
+            for name in kept.matched(template):
+                kept.discard(name)
         if one.unmatched == "drop":
-            kept = set()
-    return kept
+            return set()
+    return set(kept.order)
 
 
 def _singly(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Assembled]]:
@@ -135,21 +143,26 @@ def _singly(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Assembled]]:
 
 
 def _apply_set(tensors: _Tensors, one: RewriteSet, dropped: dict[str, Assembled]) -> _Tensors:
-    given = tensors
-    for template in one.drop:
-        tensors = {
-            name: tensor.without(name, template.matched) if isinstance(tensor, Weight) else tensor
-            for name, tensor in tensors.items()
-            if template.matched(name) is None
-        }
+    given, tensors = tensors, dict(tensors)
+    names = NameIndex(tensors)
     if one.drop:
+        owners = _components(tensors)
+        components = NameIndex(owners)
+        for template in one.drop:
+            for name in names.matched(template):
+                names.discard(name)
+                del tensors[name]
+            for name in dict.fromkeys(owners[part] for part in components.matched(template)):
+                weight = tensors.get(name)
+                if isinstance(weight, Weight):
+                    tensors[name] = weight.without(name, template.matched)
         kept = {name for name, _ in _singly(tensors)}
         dropped.update((name, tensor) for name, tensor in _singly(given) if name not in kept)
     made: set[str] = set()
     for number, rewrite in enumerate(one.rewrites, 1):
         with _numbered(rewrite):
             later = one.rewrites[number:] if one.unmatched == "drop" else None
-            tensors = _apply(tensors, rewrite, made, later)
+            _apply(tensors, names, rewrite, made, later)
     left = [name for name in tensors if name not in made]
     if left and one.unmatched == "refuse":
         raise LayoutError(
@@ -166,23 +179,25 @@ def _others(count: int) -> str:
     return "" if not count else f" and {count} other{'s' * (count > 1)}"
 
 
-def _apply(tensors: _Tensors, rewrite: Rewrite, made: set[str], later: Sequence[Rewrite] | None) -> _Tensors:
-    """Apply one rewrite; record in `made` what has been made, and forget what has been taken.
+def _apply(
+    tensors: _Tensors, index: NameIndex, rewrite: Rewrite, made: set[str], later: Sequence[Rewrite] | None
+) -> None:
+    """Apply one rewrite to the tensors, of which the index has the names.
 
-    Where tensors that no rewrite matches are dropped, `later` has the rewrites that may still match one.
+    Record in `made` what has been made, and forget what has been taken. Where tensors that no rewrite matches are
+    dropped, `later` has the rewrites that may still match one.
     """
     taken: dict[str, tuple[str, _Values]] = {}
     where = rewrite.source.where
     for part, template in rewrite.source.names:
-        for name in tensors:
-            matched = template.matched(name)
-            if matched is not None and (where is None or where.filled(matched) in tensors):
+        for name, matched in index.matched(template).items():
+            if where is None or where.filled(matched) in tensors:
                 if name in taken:
                     raise LayoutError(f"tensor {shown(name)} is both the part {taken[name][0]} and the part {part}")
                 taken[name] = (part, tuple(sorted(matched.items())))
     if not taken:
         if rewrite.optional:
-            return tensors
+            return
         such = f", such as {shown(next(iter(tensors)))}" if tensors else ""
         _, wanted = rewrite.source.names[0]
         raise _NothingError(
@@ -194,28 +209,30 @@ def _apply(tensors: _Tensors, rewrite: Rewrite, made: set[str], later: Sequence[
     if rewrite.refused is not None:
         raise LayoutError(f"tensor {shown(next(iter(taken)))} cannot be rewritten: {rewrite.refused}")
     groups: dict[_Values, dict[str, str]] = {}
-    for name in tensors:  # In the checkpoint's order.
-        if name in taken:
-            part, values = taken[name]
-            groups.setdefault(values, {})[part] = name
+    for name in sorted(taken, key=index.order.__getitem__):  # In the checkpoint's order.
+        part, values = taken[name]
+        groups.setdefault(values, {})[part] = name
     again = _repeated(groups, tensors, rewrite)
-    result = {name: tensor for name, tensor in tensors.items() if name not in taken and name not in again}
-    made.difference_update(taken)
-    made.difference_update(again)
-    for name, tensor in _products(_taken_apart(groups, {**tensors, **again}, rewrite), rewrite):
-        if name in result and (name in made or later is None or _matches(later, name)):
+    sources = {name: tensors[name] for name in taken} | again
+    index.discard_all(sources)
+    for name in sources:
+        del tensors[name]
+    made.difference_update(sources)
+    for name, tensor in _products(_taken_apart(groups, sources, rewrite), rewrite):
+        if name in tensors and (name in made or later is None or _matches(later, name, index)):
             how = "like another tensor that it makes" if name in made else "which exists already"
             raise LayoutError(
                 f"the rewrite of {shown(rewrite.source.names[0][1].text)} calls {shown(tensor.origin)} {shown(name)}, "
                 f"{how}"
             )
-        result[name] = tensor
+        tensors[name] = tensor
+        index.add(name)
         made.add(name)
-    return result
 
 
-def _matches(rewrites: Sequence[Rewrite], name: str) -> bool:
+def _matches(rewrites: Sequence[Rewrite], name: str, index: NameIndex) -> bool:
     """Whether one of these rewrites reads a tensor of this name."""
+    index.count(len(rewrites))
     sources = [rewrite.source for rewrite in rewrites]
     templates = [template for one in sources for template in (*(named for _, named in one.names), *one.also)]
     return any(template.matched(name) is not None for template in templates)
