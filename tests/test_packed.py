@@ -470,3 +470,25 @@ def test_a_size_whose_index_is_no_integer_is_refused() -> None:
         packed.qkv(Text(), 1, 1, "tp")  # type: ignore[arg-type]
     with refused(TypeError, "heads", "integer"):
         packed.qkv(np.array([3, 4]), 1, 1, "tp")  # type: ignore[arg-type]
+
+
+def test_blocks_may_all_be_times_the_unknown() -> None:
+    """The same as with the size that the shape gives, 36 = 2 * (4 + 1 + 1) * 3."""
+    dim, known = packed.parse("(2@tp [q:4*n k:n v:n])"), packed.parse("(2@tp [q:12 k:3 v:3])")
+    assert str(dim) == "(2@tp [q:4*n k:n v:n])"
+    assert eval(repr(dim), {"packed": packed}) == dim
+    assert dim.names == ("q", "k", "v")
+    assert dim.size is None
+    assert list(dim.segments(36)) == list(known.segments(36))
+    mesh = sw.DeviceMesh((2,), ("tp",))
+    one, other = (sw.TensorLayout((each,), mesh).partition((36,)) for each in (dim, known))
+    assert [one.pieces(device) for device in one.holders] == [other.pieces(device) for device in other.holders]
+    assert packed.parse("q:(n) + (2 [k:n v:2*n])").sizes(14) == (2, 12)
+    with refused(sw.LayoutError, "the dim has 37 elements"):
+        list(dim.segments(37))
+    with refused(sw.LayoutError, "some are known and some are n", "times n"):
+        packed.parse("(2 [q:4*n k:3])")
+    with refused(sw.LayoutError, "n and m are both unknown"):
+        packed.parse("(2 [q:4*n k:m])")
+    with refused(sw.LayoutError, "blocks add up to 5, but the last factor, which they make up, is 6 times the unknown"):
+        packed.part((2, None), None, ratio=6, blocks=[("q", 4), ("k", 1)])

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from . import reshard as reshard
     from . import rules as rules
     from . import store as store
+    from .deploy.read import read_rules
     from .execute.model import plan_model
     from .model.scope import layout_map_scope
     from .model.variable import Variable, initialize_variables
@@ -104,6 +105,7 @@ __all__ = [
     "plan_model",
     "plan_refit",
     "plan_reshard",
+    "read_rules",
     "reshard_checkpoint",
     "save_checkpoint",
     "verify_checkpoint",
@@ -111,6 +113,7 @@ __all__ = [
 
 # Loaded when they are first used, to keep `import shardwise` fast.
 _LAZY = {
+    "deploy.read": ("read_rules",),
     "execute.model": ("plan_model",),
     "model.scope": ("layout_map_scope",),
     "model.variable": ("Variable", "initialize_variables"),

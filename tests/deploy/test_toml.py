@@ -289,3 +289,19 @@ class TestCommands:
         # Layer 2 is on the second stage, in files of its own. Redundant experts and copies are written once, by the
         # first two devices of their stage, which hold all of it.
         assert sorted(map(sorted, held.values())) == [["", "0", "1"], ["", "0", "1"], ["2"], ["2"]]
+
+
+@pytest.mark.parametrize(
+    "value", ["[[[1]]]", "[[1], 2]", "[1, [2]]", "[1.5]", "[[true]]", "[{ x = 1 }]", "[[{ x = 1 }]]"]
+)
+def test_lists_that_are_nested_wrongly_are_refused(value: str) -> None:
+    text = f"[lists]\na = {value}\n[meshes]\nm = {{ shape = [2], axis_names = ['pp'] }}\n[rules]\nw = [[]]\n"
+    with pytest.raises(ParseError, match=r"^the rules file: lists.a must be a list of whole numbers, or of lists of"):
+        Deployment.from_toml(io.StringIO(text))
+
+
+def test_what_finds_the_fields_of_a_name_takes_linear_time() -> None:
+    """Python's own search would take 2^40 steps before it came to the second alternative."""
+    rules = {r"h\.{i}\.(?:(?:a|a)+b|.*w)$": DeploymentRule((None,), at={"pp": "i"})}
+    deployment = Deployment(2, DeviceMesh((2,), ("pp",)), rules)
+    assert deployment.partition(f"h.1.{'a' * 40}w", (4,)).holders == ("cpu:1",)

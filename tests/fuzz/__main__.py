@@ -20,7 +20,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis.strategies import SearchStrategy
 
-from tests.fuzz import api, command, parsers, plans
+from tests.fuzz import api, command, parsers, plans, rules_files
 from tests.fuzz.arguments import SHARDWISE, made
 from tests.fuzz.limits import limit_memory
 
@@ -30,6 +30,7 @@ FUZZERS: dict[str, tuple[SearchStrategy[Any], Callable[[Any], object]]] = {
     "pickle": (made(SHARDWISE), api.pickle_anything),
     **{name: (parsers.inputs(name), partial(parsers.perform, name)) for name in parsers.PARSERS},
     "plans": (plans.cases(), plans.run_any_plan),
+    "rules_files": (rules_files.commands(), rules_files.run),
     "command": (command.inputs(), command.spoil),
 }
 

@@ -17,9 +17,12 @@ from shardwise import (
     MeshError,
     ParseError,
     Rewrites,
+    ShardwiseError,
     SizeOverflowError,
     TensorLayout,
     UnevenRule,
+    example_rules,
+    read_rules,
 )
 
 MESH = DeviceMesh((2, 4), ("data", "model"))
@@ -332,3 +335,97 @@ def test_a_file_that_is_not_open_as_text_is_refused() -> None:
     for read in (LayoutMap.from_toml, Rewrites.from_toml):
         with pytest.raises(TypeError, match=r"file must be open as text, but read\(\) gives bytes"):
             read(io.BytesIO(b"[rules]"))  # type: ignore[arg-type]
+
+
+def test_a_regular_expression_in_double_quotes_is_told_to_be_in_single_ones() -> None:
+    text = '[rules]\n"layers\\.\\d+" = ["tp"]\n'
+    with pytest.raises(ParseError, match=r"is not TOML: Unescaped .*at line 2.*write a regular expression in single q"):
+        LayoutMap.from_toml(io.StringIO(text))
+    assert list(LayoutMap.from_toml(io.StringIO(text.replace('"layers\\.\\d+"', "'layers\\.\\d+'")))) == [
+        r"layers\.\d+"
+    ]
+
+
+@pytest.mark.parametrize("word", ["None", "none", "null", "-", "*"])
+def test_a_dim_that_is_not_cut_is_an_empty_list(word: str) -> None:
+    text = f'[rules]\n"w" = ["tp", "{word}"]\n'
+    with pytest.raises(ParseError, match=r"rule 'w': dim 1 is '.*'; a dim that is not cut is \[\] in a rules file"):
+        LayoutMap.from_toml(io.StringIO(text))
+    assert LayoutMap.from_toml(io.StringIO(text.replace(f'"{word}"', "[]"))).rule("w").layout.axes == ("tp", None)
+    # An axis may be called so all the same.
+    layout_map, written = LayoutMap(DeviceMesh((2, 2), ("tp", word))), io.StringIO()
+    layout_map["w"] = ("tp", word)
+    layout_map.to_toml(written)
+    assert LayoutMap.from_toml(io.StringIO(written.getvalue())) == layout_map
+
+
+def test_none_in_quotes_is_told_to_be_without_them() -> None:
+    with pytest.raises(
+        LayoutError, match=r'names axis "None", .*; for a dim that is not cut write None, without quotes'
+    ):
+        TensorLayout(("tp", "None"), DeviceMesh((2,), ("tp",)))
+
+
+def test_the_rules_of_the_package_have_names() -> None:
+    config = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 2, "vocab_size": 32}
+    mesh = DeviceMesh((2,), ("tp",))
+    for name in ("hf/llama", "vllm/llama"):
+        path = example_rules()[name]
+        assert LayoutMap.from_toml(name, mesh, config=config) == LayoutMap.from_toml(path, mesh, config=config)
+        layouts, rewrites = read_rules(name, mesh, config=config)
+        assert layouts == LayoutMap.from_toml(path, mesh, config=config)
+        assert rewrites == Rewrites.from_toml(name, config=config) == Rewrites.from_toml(path, config=config)
+    with pytest.raises(FileNotFoundError, match=r"the package has no rules 'hf/lama'; did you mean hf/llama"):
+        LayoutMap.from_toml("hf/lama")
+    with pytest.raises(LayoutError, match=r"^'vllm/llama': rule '[^/]*': dim 0: the number heads is missing"):
+        LayoutMap.from_toml(example_rules()["vllm/llama"], mesh)
+
+
+def test_a_file_in_the_folder_comes_before_a_name_of_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("hf").mkdir()
+    Path("hf/llama").write_text("[rules]\nown = ['tp']")
+    assert list(LayoutMap.from_toml("hf/llama")) == ["own"]
+
+
+def test_an_open_file_is_read_once_for_rules_and_rewrites() -> None:
+    layouts, rewrites = read_rules(io.StringIO("[rules]\nw = ['tp']\n[[rewrite]]\nfrom = 'a'\nto = 'w'"))
+    assert layouts.rules()["w"].layout == TensorLayout(("tp",))
+    assert rewrites == Rewrites([{"from": "a", "to": "w"}])
+
+
+def test_a_mesh_without_the_axis_is_told_what_it_is_called(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text("[rules]\nw = ['tp', []]\n")
+    with pytest.raises(
+        LayoutError, match=r"rule 'w': .*names axis \"tp\".*; the file's axis is called tp, as in --mesh tp=4"
+    ):
+        LayoutMap.from_toml(path, DeviceMesh((4,), ("model",)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[rules]\nw = ['tp', 3]",
+        "[rules]\nw = ['tp', 'tp']",
+        "[rules]\nw = [{ packed = '(heads@tp 4)' }]\n[numbers]\nheads = 'num_heads'",
+        "[rules]\nw = { axes = ['tp'], uneven = 'x' }",
+        "[mesh]\nshape = [0]\naxis_names = ['tp']\n[rules]",
+        "default = ['tp', 'tp']\n[rules]",
+        "[[rewrite]]\nfrom = 'a.{i}'\nto = { name = 'b', packed = '(heads@tp 4)' }\n[numbers]\nheads = 'num_heads'",
+        "[world]\nsize = 0\n[meshes]\nm = { shape = [2], axis_names = ['tp'] }\n[rules]",
+        "[world]\nsize = 'h'\n[numbers]\nh = 'heads'\n[meshes]\nm = { shape = [2], axis_names = ['tp'] }\n[rules]",
+        "[lists]\na = { stages = ['h'] }\n[numbers]\nh = 'x'\n[meshes]\nm = { shape = [2], axis_names = ['t'] }\n",
+        "[lists]\na = { stages = [-1] }\n[meshes]\nm = { shape = [2], axis_names = ['tp'] }\n[rules]",
+        "[meshes]\nm = { shape = [2], axis_names = ['tp'] }\n[rules]\nw = { axes = [[]], at = { tp = 'x[0]' } }",
+    ],
+)
+def test_an_error_says_once_where_it_is(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "rules.toml"
+    path.write_text(text)
+    with pytest.raises(ShardwiseError) as refused:
+        read_rules(path, config={} if "numbers" in text else None)
+    assert str(refused.value).startswith(repr(str(path)))
+    assert str(refused.value).count("rules.toml") == 1

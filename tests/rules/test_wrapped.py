@@ -165,7 +165,7 @@ LANGUAGE += ["language.model.", "llm.model.", "thinker.model.", ""]
 
 
 def patterns_of(name: str) -> dict[str, re.Pattern[str]]:
-    document, _ = read_document(RULES[name])
+    document, _, _ = read_document(RULES[name])
     return {key: re.compile(prefixed(document.get("prefix", ""), key)) for key in document.get("rules", {})}
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from .._core import __version__
-from ..rules.shipped import example_rules, no_rules
+from ..rules.shipped import rules_file
 
 __all__ = ["make_parser", "parse_arguments"]
 
@@ -415,13 +415,10 @@ def _form(text: str) -> str:
 
 def _rules_file(text: str) -> Path:
     """Give the path of a rules file, or that of one of the package's own, whose name it is."""
-    path = Path(text)
-    known = example_rules()
-    if text in known and not path.exists():
-        return known[text]
-    if not path.exists():
-        raise argparse.ArgumentTypeError(f"no such file, and {no_rules(text)}")
-    return path
+    try:
+        return Path(rules_file(text))
+    except FileNotFoundError as error:
+        raise argparse.ArgumentTypeError(str(error.strerror)) from None
 
 
 def _add_config(command: _Parser) -> None:

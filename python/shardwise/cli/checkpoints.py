@@ -31,7 +31,7 @@ from ..store import (
 from ..store.carried import beside
 from ..store.location import location_of
 from ..store.tensors.doubts import DoubtsError
-from .layouts import read_layouts, reading_for
+from .layouts import no_mesh, read_layouts, reading_for
 from .notation import parse_memory, parse_mesh
 from .progress import ShownProgress
 from .tasks import plain, write_report
@@ -123,7 +123,7 @@ def _rules(options: argparse.Namespace) -> tuple[LayoutMap | Deployment | None, 
         if not layouts.rules() and layouts.default is None:
             layouts = None  # A file with rewrites only.
         elif layouts.world is None:
-            raise ValueError(f"--mesh is missing, and {options.rules} has no mesh of its own")
+            raise no_mesh(options.rules, layouts)
     if options.mesh is not None and layouts is None:
         raise ValueError("--mesh says how many devices there are; --rules must say how the tensors are cut")
     return layouts, rewrites

@@ -9,13 +9,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..deploy.deployment import Deployment
-from ..deploy.toml import is_deployment
+from ..deploy.read import layouts_of
 from ..errors import LayoutError
 from ..mesh import DeviceMesh
 from ..rules.layout_map import LayoutMap
 from ..rules.numbers import Config
+from ..rules.shipped import called
+from ..rules.toml import axes_said, read_document
 
-__all__ = ["read_layouts", "reading_for"]
+__all__ = ["no_mesh", "read_layouts", "reading_for"]
 
 
 @contextmanager
@@ -31,8 +33,10 @@ def reading_for(source: str) -> Iterator[None]:
 
 def read_layouts(rules: Path, mesh: DeviceMesh | None, config: Config | None) -> LayoutMap | Deployment:
     """Read a rules file: a layout map, or a deployment, which has meshes of its own and takes no other."""
-    if not is_deployment(rules):
-        return LayoutMap.from_toml(rules, mesh, config=config)
-    if mesh is not None:
-        raise ValueError(f"--mesh is given, but {rules} is of a deployment, which has meshes of its own")
-    return Deployment.from_toml(rules, config=config)
+    return layouts_of(read_document(rules), mesh, config)
+
+
+def no_mesh(rules: Path, layouts: LayoutMap | Deployment) -> ValueError:
+    """Say that a mesh is missing, and what its axes are called."""
+    said = axes_said(layouts.rules().values()) if isinstance(layouts, LayoutMap) else ""
+    return ValueError(f"--mesh is missing, and {called(rules)} has no mesh of its own{said}")

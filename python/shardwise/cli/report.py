@@ -35,7 +35,7 @@ from ..store.tensors.doubts import asked_for, dropped_by_rules
 from ..store.tensors.names import names_of
 from ..store.tensors.one_rank import ranks_of
 from ..store.tensors.rewrite import kept_objects
-from .layouts import read_layouts, reading_for
+from .layouts import no_mesh, read_layouts, reading_for
 from .notation import format_layout, format_mesh, format_shape, parse_mesh
 from .terminal import Screen, as_options
 
@@ -114,7 +114,7 @@ def make_report(
         layouts = read_layouts(rules, mesh, given)
     mesh = layouts.world
     if mesh is None:
-        raise ValueError(f"--mesh is missing, and {rules} has no mesh of its own")
+        raise no_mesh(rules, layouts)
     rewrites = Rewrites.from_toml(rules, config=given)
     unwanted = None if drop is None else NamePattern("drop", drop)
     dropped: dict[str, Assembled] = {}

@@ -27,6 +27,7 @@ _OPTIONS = {
     "LayoutMap(..., backtracking=True)": "backtracking = true in the rules file",
     "resume=True": "--resume",
     "open_checkpoint(..., padded=True) and reshard_checkpoint(..., padded=True)": "inspect and reshard --padded",
+    "device_mesh is given": "--mesh is given",
     "'sharded' and 'dcp' hold": "--to sharded and --to dcp hold",
     "replicas='first'": "--replicas first",
     "overflow='saturate'": "--overflow saturate",

@@ -13,7 +13,7 @@ from ..mesh import DeviceMesh
 from ..rules.layout_rule import REPLICATED
 from ..rules.numbers import Config, Numbers
 from ..rules.toml import (
-    PLACING,
+    RulesFile,
     check_table,
     checked_list,
     key_text,
@@ -37,23 +37,18 @@ from .rule import At, Coordinates, DeploymentRule, names_of
 from .stages import Stages
 from .world import WORLD
 
-__all__ = ["is_deployment", "read_deployment", "write_deployment"]
+__all__ = ["read_deployment", "write_deployment"]
 
 _MOST_DEVICES = 1 << 20
 #: The keys of a list that Megatron's split makes.
 _PIPELINE = {"layout", "pp", "vpp", "first", "last", "embedding_counts", "loss_counts", "mtp"}
 
 
-def is_deployment(file: str | os.PathLike[str] | TextIO) -> bool:
-    """Whether a rules file describes a deployment; an error if it is not a rules file."""
-    return bool(PLACING & read_document(file)[0].keys())
-
-
 def read_deployment(
-    file: str | os.PathLike[str] | TextIO, config: Config | None, world: Sequence[Hashable] | DeviceMesh | None
+    file: RulesFile, config: Config | None, world: Sequence[Hashable] | DeviceMesh | None
 ) -> tuple[tuple[Any, Any, Any], dict[str, Any]]:
     """Read what a rules file says, as the arguments of a `Deployment`; see `Deployment.from_toml` for errors."""
-    document, source = read_document(file)
+    document, source, _ = read_document(file)
     for key in ("mesh", "backtracking", "prefix"):
         if key in document:
             raise ParseError(f"{source}: a file of a deployment has no {key}" + ("; write [meshes]" * (key == "mesh")))
@@ -120,8 +115,14 @@ def _lists(table: Any, place: str, numbers: Numbers) -> dict[str, Any]:
 def _made_list(value: Any, place: str, numbers: Numbers) -> Any:
     """A list as it is written, or by what makes it."""
     if not isinstance(value, dict):
-        return [_made_list(one, place, numbers) if isinstance(one, list) else numbers.number(place, one)
-                for one in checked_list(value, place)]  # fmt: skip
+        rows = checked_list(value, place)
+        inner = [one for row in rows if isinstance(row, list) for one in row]
+        nested = sum(isinstance(row, list) for row in rows)
+        if nested not in (0, len(rows)) or not all(type(one) in (int, str) for one in (inner if nested else rows)):
+            raise ParseError(
+                f"{place} must be a list of whole numbers, or of lists of whole numbers, got {shown(value)}"
+            )
+        return [[numbers.number(place, one) for one in row] if nested else numbers.number(place, row) for row in rows]
     with located(place):
         if "stages" in value:
             check_table(value, place, required={"stages"})

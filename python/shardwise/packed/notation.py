@@ -7,14 +7,15 @@ several, and then its options, each after a `/`: the uneven rule; `max8` for at 
 many as it has elements; `unit128` to cut between multiples of 128 only; `split` to cut what comes after it too where
 there are more shards than elements; `pad64` for padding to a multiple of 64, `pad128each` where each shard is padded. A
 part may have a name in front, `gate:(…)`. A factor that holds several tensors is written `[q:1024 k:128 v:128]`, and
-comes last; their sizes may be expressions too. A part without a cut factor is on every device. `8*f` is eight times
-the unknown `f`.
+comes last; their sizes may be expressions too, or all be times the unknown, `[q:4*n k:n v:n]`. A part without a cut
+factor is on every device. `8*f` is eight times the unknown `f`.
 """
 
 from __future__ import annotations
 
 import re
 import string
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -117,8 +118,10 @@ class _Reader:
             if blocks:
                 raise self._error("')' after the blocks, which are the last factor")
             if self._take("["):
-                blocks = self._blocks()
-                factors.append(sum(size for _, size in blocks))
+                blocks, is_known = self._blocks()
+                total = sum(size for _, size in blocks)
+                factors.append(total if is_known else None)
+                ratio = ratio if is_known else total
                 continue
             if len(factors) == MOST_FACTORS:
                 raise LayoutError(
@@ -139,22 +142,30 @@ class _Reader:
             factors.append(size)
         return part(factors, **{"cut": None, **cut}, ratio=ratio, name=opened[1], blocks=blocks)
 
-    def _blocks(self) -> list[tuple[str, int]]:
-        """The tensors in a factor, after its bracket."""
+    def _blocks(self) -> tuple[list[tuple[str, int]], bool]:
+        """The tensors in a factor, after its bracket, and whether their sizes are known, or how often the unknown."""
         blocks: list[tuple[str, int]] = []
+        known: set[bool] = set()
         while not blocks or not self._take("]"):
             self._skip()
             label = _LABEL.match(self._text, self._at)
             if label is None:
                 raise self._error("a tensor and its size, as in q:128")
             self._at = label.end()
-            size = self._value(self._expression("a size"))
+            size, times = self._measured(self._expression("a size"))
+            known.add(size is not None)
+            if len(known) > 1:
+                raise LayoutError(
+                    f"{shown(self._text)}: of the sizes in one bracket some are known and some are {self._unknown}; "
+                    f"give the size of {self._unknown}, or write all as times {self._unknown}"
+                )
+            size = times if size is None else size
             if size < 1:
                 raise LayoutError(f"the size of block {shown(label[1])} is {size}; it must be at least 1")
             blocks.append((label[1], size))
             if self._text[self._at : self._at + 1] not in (" ", "]", "\t", "\n"):
                 raise self._error("a space or ']'")
-        return blocks
+        return blocks, True in known
 
     def _size(self) -> tuple[int | None, int]:
         """The size of a factor and 1; or `None`, and how many times the unknown it is."""
@@ -168,6 +179,10 @@ class _Reader:
             if name in self._given:
                 self.used[name] = size
             return size, 1
+        return self._measured(expression)
+
+    def _measured(self, expression: Expression) -> tuple[int | None, int]:
+        """The value of an expression and 1; or `None`, and how many times the unknown it is."""
         unknown = _UNKNOWN.fullmatch(expression.text)
         if unknown is None or unknown[2] in self._sizes:
             return self._value(expression), 1
@@ -180,7 +195,8 @@ class _Reader:
 
     @property
     def _sizes(self) -> Mapping[str, int | Sequence[int]]:
-        return {**self._given, **self._own} if self._own else self._given
+        # Looked up one by one: those that are given may be worked out then, and some cannot be.
+        return ChainMap(self._own, self._given) if self._own else self._given  # type: ignore[arg-type]
 
     def _value(self, expression: Expression) -> int:
         value = expression.value(self._sizes)

@@ -56,7 +56,8 @@ class Part:
     pad_each: bool
     #: The tensor that the part holds.
     name: str | None
-    #: The tensors that the last factor is made of, with their sizes, one after the other.
+    #: The tensors that the last factor is made of, one after the other, with their sizes, or how many times the unknown
+    #: each is.
     blocks: tuple[tuple[str, int], ...]
 
     def __post_init__(self) -> None:
@@ -178,7 +179,10 @@ class PackedDim:
         places = dict.fromkeys(self.names, 0)
         at = count = 0
         for one, size in zip(self.parts, self.sizes(n), strict=True):
-            blocks = [(one.name, size)] if one.name is not None else one.blocks
+            unit = size // _per_unit(one) if one.factors[-1] is None and _per_unit(one) else 1
+            blocks = (
+                [(one.name, size)] if one.name is not None else [(name, unit * times) for name, times in one.blocks]
+            )
             row = sum(length for _, length in blocks)
             for _ in range(size // row if row else 0):
                 count += len(blocks)
@@ -256,7 +260,8 @@ def part(
             whole units.
         pad_each: whether every shard is padded to a multiple of `pad_to`.
         name: the tensor that the part holds, for plans between orders.
-        blocks: the tensors that the last factor is made of instead, with their sizes, one after the other.
+        blocks: the tensors that the last factor is made of instead, with their sizes, one after the other; if that
+            factor is unknown, how many times the unknown each is, `ratio` in all.
 
     Raises:
         LayoutError: if there is no such factor, a size is negative, or names and blocks do not fit.
@@ -308,11 +313,9 @@ def part(
         raise TypeError(f"blocks must be pairs of a name and a size, got {shown(blocks)}")
     if inner and name is not None:
         raise LayoutError("a part has a name or blocks, not both")
-    if inner and sum(size for _, size in inner) != sizes[-1]:
-        raise LayoutError(
-            f"blocks add up to {sum(size for _, size in inner)}, but the last factor, which they make up, is "
-            f"{sizes[-1]}"
-        )
+    last = f"{ratio} times the unknown" if sizes[-1] is None else str(sizes[-1])
+    if inner and (total := sum(size for _, size in inner)) != (ratio if sizes[-1] is None else sizes[-1]):
+        raise LayoutError(f"blocks add up to {total}, but the last factor, which they make up, is {last}")
     if inner and cut == len(sizes) - 1 and names:
         raise LayoutError("blocks make up the last factor, which is cut; blocks are whole in every shard")
     return Part(

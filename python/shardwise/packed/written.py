@@ -86,13 +86,19 @@ def _part_text(one: OnePart) -> str:
             raise LayoutError(f"the axis {shown(axis)} cannot be written in the notation of packed dims")
     factors = []
     for position, size in enumerate(one.factors):
-        text = str(size) if size is not None else "n" if one.ratio == 1 else f"{one.ratio}*n"
+        text = str(size) if size is not None else _times(one.ratio)
         if one.blocks and position == len(one.factors) - 1:
-            text = f"[{' '.join(f'{name}:{length}' for name, length in one.blocks)}]"
+            lengths = [(name, _times(length) if size is None else str(length)) for name, length in one.blocks]
+            text = f"[{' '.join(f'{name}:{length}' for name, length in lengths)}]"
         elif position == one.cut and one.axes:
             text += f"@{'+'.join(one.axes)}{_options_text(one)}"
         factors.append(text)
     return f"{'' if one.name is None else f'{one.name}:'}({' '.join(factors)})"
+
+
+def _times(count: int) -> str:
+    """So many times the unknown."""
+    return "n" if count == 1 else f"{count}*n"
 
 
 def _options_text(one: OnePart) -> str:

@@ -579,7 +579,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         r"""Make the layout map that a rules file describes; the page `docs/rules-file.md` has the format.
 
         Args:
-            file: the path of the file, or an open text file.
+            file: the path of the file, the name of one of the package's (`example_rules`), or an open text file.
             device_mesh: the mesh of the map, instead of the one that the file may have.
             config: the model's configuration, for the file's `[numbers]`: the path of a `config.json`, that of a folder
                 which has one, or what such a file holds.
@@ -601,8 +601,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         (None, 'model')
         """
         with importing:
-            from .shipped import other_model
-            from .toml import located, read_rules
+            from .toml import axes_said, located, other_model, read_rules
 
         rules = read_rules(file, config)
         layout_map = cls(
@@ -612,8 +611,13 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
             replicated=rules.replicated,
         )
         with located(rules.source):
-            layout_map._default = layout_map._checked_default(rules.default)
-            layout_map.update(rules.layouts)
+            try:
+                layout_map._default = layout_map._checked_default(rules.default)
+                layout_map.update(rules.layouts)
+            except LayoutError as error:
+                mesh = layout_map.device_mesh
+                said = "" if mesh is None else axes_said(rules.layouts.values(), mesh)
+                raise type(error)(f"{error}{said}") from None
         layout_map._prefix = rules.prefix
         note = other_model(rules.models, config, rules.source)
         if note is not None:

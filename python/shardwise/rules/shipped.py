@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from .._fork import importing
 from .._text import shown
-from .numbers import Config, read_config
-from .wrapped import model_types
 
-__all__ = ["example_rules", "no_rules", "other_model", "rules_named"]
+__all__ = ["called", "example_rules", "no_rules", "rules_file", "rules_named"]
 
 _FOLDER = Path(__file__).parent / "examples"
 
@@ -23,13 +22,14 @@ def example_rules() -> dict[str, Path]:
     those of Megatron-Core, `torch_dist/llama` for its distributed checkpoints, and `maxtext/llama` for MaxText, over
     the mesh axis "tp". All but the first also have rewrites from Hugging Face's names and back. They are for every size
     of the model, whose numbers they take from its `config.json`. The page `docs/families.md` lists the families.
-    `shardwise report --rules NAME` takes the names, and `shardwise rules NAME` prints a file.
+    Whatever takes the path of a rules file takes such a name: `LayoutMap.from_toml("hf/llama")`, `--rules hf/llama`.
+    `shardwise rules NAME` prints a file.
 
     >>> import shardwise as sw
     >>> [name for name in sw.example_rules() if name.endswith("/llama")]
     ['hf/llama', 'maxtext/llama', 'megatron/llama', 'torch_dist/llama', 'vllm/llama']
     >>> config = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256}
-    >>> rules = sw.LayoutMap.from_toml(sw.example_rules()["vllm/llama"], sw.DeviceMesh((8,), ("tp",)), config=config)
+    >>> rules = sw.LayoutMap.from_toml("vllm/llama", sw.DeviceMesh((8,), ("tp",)), config=config)
     >>> rules["model.layers.0.mlp.down_proj.weight"].axes
     (None, 'tp')
     """
@@ -48,6 +48,35 @@ def rules_named(name: str, beside: object) -> Path:
     return known[name] if name in known else folder / name
 
 
+def rules_file(file: Any) -> Any:
+    """The path of a rules file of the package, if this is its name and no file is called so; else what is given.
+
+    Raises:
+        FileNotFoundError: if it is a name, and neither the package nor the folder has such a file.
+
+    >>> rules_file("hf/llama").name
+    'llama.toml'
+    """
+    if not isinstance(file, str) or "\0" in file or os.path.lexists(file):
+        return file
+    known = example_rules()
+    if file not in known:
+        raise FileNotFoundError(errno.ENOENT, f"no such file, and {no_rules(file)}", file)
+    return known[file]
+
+
+def called(path: object) -> str:
+    """What messages call a rules file: one of the package by its name, any other by its path.
+
+    >>> called(example_rules()["vllm/llama"]), called("own.toml")
+    ('vllm/llama', 'own.toml')
+    """
+    text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else str(path)
+    if isinstance(text, str) and text.startswith(os.fspath(_FOLDER)):
+        return Path(text).relative_to(_FOLDER).with_suffix("").as_posix()
+    return str(text)
+
+
 def no_rules(name: str) -> str:
     """Say that the package has no rules of a name, and which were probably meant.
 
@@ -62,25 +91,3 @@ def no_rules(name: str) -> str:
     near = near or get_close_matches(name.removesuffix(".toml"), known, 3)
     meant = f"; did you mean {' or '.join(near)}?" if near else "."
     return f"the package has no rules {shown(name)}{meant} `shardwise rules` lists them"
-
-
-def other_model(models: Sequence[str], config: Config | None, source: str) -> str | None:
-    """Say that rules for models of these types are used for one of another type; `None` if nothing says so.
-
-    >>> other_model(["qwen3"], {"model_type": "llama"}, "'vllm/qwen3.toml'").partition("; ")[0]
-    "'vllm/qwen3.toml' is for models of the type qwen3, and this one is of the type llama"
-    """
-    if not models or config is None:
-        return None
-    types = model_types(read_config(config))
-    if not types or not {*types}.isdisjoint(models):
-        return None
-    with importing:
-        from .toml import read_models
-
-    engine = Path(source.strip("'")).parent.name
-    known = (name for name in example_rules() if name.rpartition("/")[0] == engine and not name.endswith("-mtp"))
-    meant = [name for name in known if not {*types}.isdisjoint(read_models(example_rules()[name]))]
-    advice = f"{' or '.join(meant)} is for it" if meant else "see that each rule is right for it"
-    own, other = " or ".join(models), " with ".join(types)
-    return f"{source} is for models of the type {own}, and this one is of the type {other}; {advice}"

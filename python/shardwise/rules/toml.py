@@ -9,28 +9,35 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TextIO
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
 
 from .._atomic import read_file, replace_file
 from .._fork import importing
-from .._text import shown
+from .._text import cut, shown
 from ..errors import LayoutError, ParseError, ShardwiseError
 from ..layout import Spec, TensorLayout
 from ..mesh import DeviceMesh
 from ..packed import PackedDim
 from .layout_rule import REPLICATED, LayoutRule
-from .numbers import Config, Numbers, numbered
+from .numbers import Config, Numbers, numbered, read_config
 from .search import MATCH_MODES, MatchMode
+from .shipped import called, example_rules, rules_file
+from .wrapped import model_types
 
 __all__ = [
     "PLACING",
+    "Document",
     "Rules",
+    "RulesFile",
+    "axes_said",
     "check_table",
     "checked_list",
     "key_text",
     "labels_text",
     "located",
     "mesh_lines",
+    "other_model",
     "parse_toml",
     "read_compared",
     "read_document",
@@ -47,12 +54,33 @@ __all__ = [
     "write_rules",
 ]
 
+#: The largest have a megabyte; to read more takes minutes.
+_LARGEST_FILE = 1 << 24
+
 #: The keys of a rules file that say how tensors are cut, and those that say what is rewritten.
 _CUTTING = {"backtracking", "default", "match", "mesh", "prefix", "replicated", "rules"}
 _REWRITING = {"after", "drop", "rewrite", "unmatched"}
 _BOTH = {"compared", "models", "numbers"}
 #: Those that only files of deployments have; `shardwise.deploy` reads them.
 PLACING = {"lists", "meshes", "parameters", "world"}
+
+
+class Document(NamedTuple):
+    """A rules file that has been read.
+
+    Attributes:
+        tables: What it holds.
+        source: What messages call it.
+        file: Its path, or the open file.
+    """
+
+    tables: dict[str, Any]
+    source: str
+    file: Any
+
+
+#: A rules file: its path, the name of one of the package's, an open text file, or one that has been read.
+RulesFile = str | os.PathLike[str] | TextIO | Document
 
 
 @dataclass(frozen=True)
@@ -70,9 +98,9 @@ class Rules:
     models: tuple[str, ...] = ()
 
 
-def read_rules(file: str | os.PathLike[str] | TextIO, config: Config | None = None) -> Rules:
+def read_rules(file: RulesFile, config: Config | None = None) -> Rules:
     """Read a rules file; see `LayoutMap.from_toml` for what it raises."""
-    document, source = read_document(file)
+    document, source, _ = read_document(file)
     if placing := sorted(PLACING & document.keys()):
         raise ParseError(
             f"{source}: {placing[0]} is for deployments; shardwise.deploy.Deployment.from_toml reads the file"
@@ -118,6 +146,8 @@ def prefixed(prefix: str, key: str) -> str:
     """
     if not prefix or key.startswith("^"):
         return key
+    if len(key) > _LONGEST_UNBRACKETED:
+        return f"{prefix}(?:{key})"
     outer, inner = re.sub(r"\\.|\[[^\]]*\]", "", key), ""
     while outer != inner:  # Without what is in brackets already.
         outer, inner = re.sub(r"\([^()]*\)", "", outer), outer
@@ -132,20 +162,17 @@ def read_replicated(document: Mapping[str, Any], source: str) -> tuple[str, ...]
     return tuple(found)
 
 
-def read_rewrites(
-    file: str | os.PathLike[str] | TextIO, config: Config | None = None
-) -> tuple[dict[str, Any], Numbers, str]:
+def read_rewrites(file: RulesFile, config: Config | None = None) -> tuple[dict[str, Any], Numbers, str]:
     """Read what a rules file says about rewrites, its numbers, and its name; see `Rewrites.from_toml` for errors."""
-    document, source = read_document(file)
+    document, source, _ = read_document(file)
     for key in ("drop", "rewrite"):
         checked_list(document.get(key, []), f"{source}: {key}")
     return {key: document[key] for key in _REWRITING & document.keys()}, read_numbers(document, config, source), source
 
 
-def read_compared(file: str | os.PathLike[str] | TextIO) -> list[str]:
+def read_compared(file: RulesFile) -> list[str]:
     """Read what the values that a rules file gives were compared with."""
-    document, _ = read_document(file)
-    compared: list[str] = document.get("compared", [])
+    compared: list[str] = read_document(file).tables.get("compared", [])
     return compared
 
 
@@ -165,10 +192,13 @@ def read_numbers(document: Mapping[str, Any], config: Config | None, source: str
     return Numbers(table, config, source)
 
 
-def read_document(file: str | os.PathLike[str] | TextIO) -> tuple[dict[str, Any], str]:
-    """Read a rules file as tables, and give the name that messages call it."""
-    source = repr(os.fspath(file)) if isinstance(file, (str, os.PathLike)) else "the rules file"
-    document = parse_toml(_text(file, source), source)
+def read_document(file: RulesFile) -> Document:
+    """Read a rules file as tables."""
+    if isinstance(file, Document):
+        return file
+    given: Any = rules_file(file)
+    source = repr(called(given)) if isinstance(given, (str, os.PathLike)) else "the rules file"
+    document = parse_toml(_text(given, source), source)
     # A file of rewrites may have no rules.
     required = set() if _REWRITING & document.keys() else {"rules"}
     check_table(document, source, required=required, optional={*_CUTTING, *_REWRITING, *_BOTH, *PLACING})
@@ -176,7 +206,39 @@ def read_document(file: str | os.PathLike[str] | TextIO) -> tuple[dict[str, Any]
         listed = checked_list(document.get(key, []), f"{source}: {key}")
         if not all(isinstance(one, str) for one in listed):
             raise ParseError(f"{source}: {key} must be a list of strings, got {shown(listed)}")
-    return document, source
+    return Document(document, source, given)
+
+
+def other_model(models: Sequence[str], config: Config | None, source: str) -> str | None:
+    """Say that rules for models of these types are used for one of another type; `None` if nothing says so.
+
+    >>> other_model(["qwen3"], {"model_type": "llama"}, "'vllm/qwen3.toml'").partition("; ")[0]
+    "'vllm/qwen3.toml' is for models of the type qwen3, and this one is of the type llama"
+    """
+    if not models or config is None:
+        return None
+    types = model_types(read_config(config))
+    if not types or not {*types}.isdisjoint(models):
+        return None
+    engine = Path(source.strip("'")).parent.name
+    known = (name for name in example_rules() if name.rpartition("/")[0] == engine and not name.endswith("-mtp"))
+    meant = [name for name in known if not {*types}.isdisjoint(read_models(example_rules()[name]))]
+    advice = f"{' or '.join(meant)} is for it" if meant else "see that each rule is right for it"
+    own, other = " or ".join(models), " with ".join(types)
+    return f"{source} is for models of the type {own}, and this one is of the type {other}; {advice}"
+
+
+def axes_said(rules: Iterable[LayoutRule], mesh: DeviceMesh | None = None) -> str:
+    """Say what the axes are called that rules are written with, unless a mesh has them all: the end of a message.
+
+    >>> axes_said([LayoutRule((None, "tp:(1)8")), LayoutRule((("fsdp", "tp"),))])
+    "; the file's axes are called tp, fsdp, as in --mesh tp=4,fsdp=4"
+    """
+    named = dict.fromkeys(name.partition(":(")[0] for rule in rules for name in rule.layout._named_axes())
+    if not named or len(named) > _MOST_AXES or (mesh is not None and named.keys() <= set(mesh.axis_names)):
+        return ""
+    axes = f"axis is called {next(iter(named))}" if len(named) == 1 else f"axes are called {', '.join(named)}"
+    return f"; the file's {axes}, as in --mesh {','.join(f'{name}=4' for name in named)}"
 
 
 def replicated_lines(axes: Sequence[str]) -> list[str]:
@@ -222,13 +284,12 @@ def write_lines(file: str | os.PathLike[str] | TextIO, lines: Iterable[str]) -> 
 
 @contextmanager
 def located(place: str) -> Iterator[None]:
-    """Put the place in a file before the message of an error inside."""
+    """Put the place in a file before the message of an error inside, unless it is there already."""
     try:
         yield
-    except TypeError as error:
-        raise ParseError(f"{place}: {error}") from None
-    except ShardwiseError as error:
-        raise type(error)(f"{place}: {error}") from None
+    except (ShardwiseError, TypeError) as error:
+        kind = ParseError if isinstance(error, TypeError) else type(error)
+        raise kind(str(error) if str(error).startswith(place) else f"{place}: {error}") from None
 
 
 def _check_file(file: object, method: str) -> None:
@@ -244,7 +305,7 @@ def _text(file: str | os.PathLike[str] | TextIO, source: str) -> str:
             raise TypeError(f"file must be open as text, but read() gives {type(text).__name__}")
         return text
     try:
-        return read_file(file).decode()
+        return read_file(file, _LARGEST_FILE).decode()
     except UnicodeDecodeError as error:
         raise ParseError(f"{source}: byte {error.start} is not UTF-8") from None
 
@@ -269,7 +330,10 @@ def parse_toml(text: str, source: str) -> dict[str, Any]:
         document: dict[str, Any] = tomllib.loads(text)
         return document
     except ValueError as error:
-        raise ParseError(f"{source} is not TOML: {error}") from None
+        why = str(error)
+        if "Unescaped '\\'" in why:
+            why += r"; in double quotes \ begins an escape of TOML: write a regular expression in single quotes, '\d'"
+        raise ParseError(f"{source} is not TOML: {cut(why, 400)}") from None
     except RecursionError:
         raise ParseError(f"{source} is nested too deeply") from None
 
@@ -344,6 +408,14 @@ def read_layout(value: Any, place: str, numbers: Numbers) -> LayoutRule:
         return LayoutRule(TensorLayout(tuple(axes), unreduced=tuple(unreduced)), uneven, **flags)
 
 
+#: What a dim that is not cut is called elsewhere: in Python, in JSON, on the command line.
+_NOT_CUT = ("None", "none", "null", "-", "*")
+#: The most axes that a message names.
+_MOST_AXES = 8
+
+#: A longer key goes in brackets after a prefix, whatever it is.
+_LONGEST_UNBRACKETED = 1000
+
 #: The keys of a rule that is a table.
 _KEYS = ("axes", "unreduced", "uneven", "shared", "optional")
 
@@ -363,6 +435,11 @@ def _spec(entry: Any, place: str, numbers: Numbers) -> str | tuple[str, ...] | P
     if entry in ("", []):
         return None
     if isinstance(entry, str):
+        if entry in _NOT_CUT:
+            raise ParseError(
+                f"{place} is {entry!r}; a dim that is not cut is [] in a rules file, and an axis of that name "
+                f"[{entry!r}]"
+            )
         return entry
     if isinstance(entry, list):
         return tuple(entry)
@@ -416,7 +493,11 @@ def _entry(spec: Spec) -> str:
         return "[]"
     if isinstance(spec, PackedDim):
         return f"{{ packed = {string_text(str(spec))} }}"
-    return string_text(spec) if isinstance(spec, str) else f"[{', '.join(map(string_text, spec))}]"
+    return (
+        string_text(spec)
+        if isinstance(spec, str) and spec not in _NOT_CUT
+        else f"[{', '.join(map(string_text, (spec,) if isinstance(spec, str) else spec))}]"
+    )
 
 
 def key_text(key: str) -> str:

@@ -1,0 +1,55 @@
+"""All that a rules file says: how tensors are cut, as a layout map or a deployment, and what is rewritten."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, TextIO
+
+from ..errors import LayoutError
+from ..mesh import DeviceMesh
+from ..rules.layout_map import LayoutMap
+from ..rules.numbers import Config
+from ..rules.rewrites import Rewrites
+from ..rules.toml import PLACING, Document, read_document
+from .deployment import Deployment
+
+__all__ = ["layouts_of", "read_rules"]
+
+
+def read_rules(
+    file: str | os.PathLike[str] | TextIO, device_mesh: DeviceMesh | None = None, *, config: Config | None = None
+) -> tuple[LayoutMap | Deployment, Rewrites]:
+    """Read all that a rules file says: how tensors are cut, and what is rewritten.
+
+    Args:
+        file: The path of the file, the name of one of the package's (`example_rules`), or an open text file.
+        device_mesh: The mesh of the layout map, instead of the one that the file may have.
+        config: The model's configuration, for the file's `[numbers]`; see `LayoutMap.from_toml`.
+
+    Returns:
+        A `LayoutMap`, or a `Deployment` if the file is of one; and the `Rewrites`, which are false if there are none.
+
+    Raises:
+        ParseError, LayoutError, MeshError, OSError: as for `LayoutMap.from_toml`, `Deployment.from_toml` and
+            `Rewrites.from_toml`; a LayoutError if a mesh is given for the file of a deployment.
+
+    >>> import shardwise as sw
+    >>> config = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256}
+    >>> layouts, rewrites = sw.read_rules("vllm/llama", sw.DeviceMesh((8,), ("tp",)), config=config)
+    >>> layouts["model.layers.0.mlp.down_proj.weight"].axes, bool(rewrites)
+    ((None, 'tp'), True)
+    """
+    document: Any = read_document(file)
+    return layouts_of(document, device_mesh, config), Rewrites.from_toml(document, config=config)
+
+
+def layouts_of(document: Document, device_mesh: DeviceMesh | None, config: Config | None) -> LayoutMap | Deployment:
+    """How the tensors are cut that a rules file is for; see `read_rules`."""
+    read: Any = document
+    if not PLACING & document.tables.keys():
+        return LayoutMap.from_toml(read, device_mesh, config=config)
+    if device_mesh is not None:
+        raise LayoutError(
+            f"device_mesh is given, but {document.source} is of a deployment, which has meshes of its own"
+        )
+    return Deployment.from_toml(read, config=config)
