@@ -9,7 +9,7 @@
 | `engines`, `megatron` | presets of vLLM, SGLang and Megatron |
 | `parameters` | arrays of a process that hold several tensors |
 | `manifest` | who holds what, as JSON |
-| `toml`, `drawn` | files of deployments; notebooks |
+| `toml`, `read`, `drawn` | files of deployments; all that a rules file says; notebooks |
 """
 
 from . import megatron
