@@ -60,3 +60,8 @@ def test_refusals(capsys: pytest.CaptureFixture[str], layout: str, to: str, mess
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert message in error
+
+
+def test_a_name_that_is_half_of_a_surrogate_pair_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["translate", "--mesh", "x=2", "--layout", "x", "--unreduced", "\udc80"]) == 2
+    assert "holds a character that cannot be printed" in capsys.readouterr().err

@@ -170,7 +170,7 @@ def run(command: Command) -> None:
         except SystemExit:  # `--help` in the place of a value.
             return
         said = err.getvalue()
-        assert status in (0, 1, 2, 3), (arguments, status)
+        assert status in (0, 1, 2, 3, 4), (arguments, status)
         assert status != 2 or (said.startswith("shardwise: error: ") and said.count("\n") == 1), (arguments, said)
         assert len(said) < 20_000, (arguments, said[:400])
         place = repr(str(Path(folder) / "rules.toml"))
