@@ -248,7 +248,7 @@ def test_rules_that_are_for_another_model_say_so(tmp_path: Path, capsys: pytest.
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert not sw.LayoutMap.from_toml(RULES["vllm/qwen3"], mesh, config=config).report({}).notes
-    said = r"qwen3.toml' is for models of the type qwen3, and this one is of the type llama; vllm/llama is for it"
+    said = r"vllm/qwen3' is for models of the type qwen3, and this one is of the type llama; vllm/llama is for it"
     with pytest.warns(sw.ShardwiseWarning, match=said):
         sw.LayoutMap.from_toml(RULES["vllm/qwen3"], mesh, config={"model_type": "llama", **sizes})
     wrapped = {"model_type": "llava", "text_config": {"model_type": "other", **sizes}}
