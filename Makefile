@@ -94,7 +94,7 @@ test-oracle: frameworks ### install the frameworks and compare with them
 # The S3 server and the MPI come from PyPI as well.
 test-clusters: build tools ### install Dask, an MPI and an S3 server, and run the tests of clusters and object stores
 	$(QUIETLY) "Installing Dask, an MPI and an S3 server" $(BIN)/python -m pip install --group clusters
-	$(BIN)/python -m pytest tests/store/write/test_clusters.py tests/store/test_objects.py tests/store/write/test_object_tasks.py \
+	$(BIN)/python -m pytest tests/store/write/test_clusters.py tests/store/data/test_objects.py tests/store/write/test_object_tasks.py \
 	  tests/store/write/test_object_plans.py tests/store/write/test_shared_objects.py tests/store/write/test_trips.py tests/store/write/test_carried.py \
 	  tests/execute tests/test_page_blocks.py -rs
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from shardwise.store.engine import CopyJob
-from shardwise.store.pieces import Piece
+from shardwise.pieces import Piece
+from shardwise.store.data.engine import CopyJob
 
 ROWS, COLUMNS, ITEM = 4096, 8192, 2
 TENSOR = ROWS * COLUMNS * ITEM

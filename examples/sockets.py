@@ -20,7 +20,7 @@ import numpy as np
 
 import shardwise as sw
 from shardwise.deploy import Deployment, fsdp2
-from shardwise.execute import ModelProgram
+from shardwise.reshard import ModelProgram
 
 SECONDS = 20.0
 HEADER = struct.Struct("<qqI")  # the tag of a message, its bytes, and their checksum
@@ -123,7 +123,7 @@ def move(program: ModelProgram, all_of: Connections, before: Arrays, weights: Ar
 TENSORS = {f"layers.{i}.{x}": ((24, 16), "float32") for i in range(8) for x in ("up", "down")}
 
 
-def plan() -> sw.execute.ModelPlan:
+def plan() -> sw.reshard.ModelPlan:
     """Make the plan, as every process does on its own."""
     mesh = sw.DeviceMesh((2,), ("tp",))
     engine = Deployment(["engine:0", "engine:1"], mesh, {"up": ("tp", None), "down": (None, "tp")})

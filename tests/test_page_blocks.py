@@ -354,7 +354,7 @@ def model_among_processes(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def object_store(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a store in memory; `tests/store/test_objects.py` asks a real server of S3."""
+    """With a store in memory; `tests/store/data/test_objects.py` asks a real server of S3."""
     pytest.importorskip("fsspec")
     weights = {"embed": np.arange(4096 * 1024, dtype="i1").reshape(1024, 4096)}
     sw.save_checkpoint(tmp_path / "SRC", weights, to="hf", sync=False)

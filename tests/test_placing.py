@@ -70,16 +70,23 @@ def test_what_a_rule_says_besides_its_layout_is_in_the_place() -> None:
         assert [partition.shard_shape(f"cpu:{i}") for i in range(4)] == [(3,), (3,), (3,), (0,)]
 
 
-def test_only_a_plain_mapping_names_a_tensor_itself() -> None:
+def test_only_a_plain_mapping_has_names() -> None:
     """A rule is for every name that it matches; an entry of a mapping is for one."""
     mesh = sw.DeviceMesh((2,), ("tp",))
     rules = sw.LayoutMap(mesh)
     rules["w"] = ("tp",)
-    assert not rules.is_named("w")
-    assert not Deployment(2, mesh, {"w": ("tp",)}).is_named("w")
-    named = placing_of({"w": sw.TensorLayout(("tp",), mesh)})
-    assert named.is_named("w")
-    assert not named.is_named("v")
+    assert rules.names is None
+    assert Deployment(2, mesh, {"w": ("tp",)}).names is None
+    assert list(placing_of({"w": sw.TensorLayout(("tp",), mesh)}).names or ()) == ["w"]
+
+
+def test_a_tensor_without_a_layout_is_whole_but_in_a_deployment_without_a_default() -> None:
+    """A deployment says who holds what; what it says nothing about nobody holds."""
+    mesh = sw.DeviceMesh((2,), ("tp",))
+    assert sw.LayoutMap(mesh).is_whole_elsewhere
+    assert placing_of({}).is_whole_elsewhere
+    assert not Deployment(2, mesh, {"w": ("tp",)}).is_whole_elsewhere
+    assert Deployment(2, mesh, {"w": ("tp",)}, default="replicated").is_whole_elsewhere
 
 
 def test_several_meshes_of_a_mapping_are_all_known_and_none_has_all_devices() -> None:

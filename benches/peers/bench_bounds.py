@@ -24,8 +24,8 @@ from part import QUICK, main
 from timing import compare
 
 import shardwise as sw
-from shardwise.store.engine import CopyJob
-from shardwise.store.pieces import Piece
+from shardwise.pieces import Piece
+from shardwise.store.data.engine import CopyJob
 
 #: Of one tensor.
 ROWS, COLUMNS = (1 << 9, 1 << 9) if QUICK else (1 << 12, 1 << 13)

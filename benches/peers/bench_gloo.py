@@ -23,8 +23,8 @@ from part import QUICK, main
 
 import shardwise as sw
 from shardwise.deploy import Deployment, fsdp2
-from shardwise.execute import ModelPlan
 from shardwise.execute import torch as executor
+from shardwise.reshard import ModelPlan
 
 TRAINERS = ENGINES = 4
 TURNS = 2 if QUICK else 15

@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from . import rules as rules
     from . import store as store
     from .deploy.read import read_rules
-    from .execute.model import plan_model
     from .model.scope import layout_map_scope
     from .model.variable import Variable, initialize_variables
+    from .reshard.model.plan import plan_model
     from .reshard.plan import plan_reshard
     from .reshard.refit import plan_refit
     from .rules.layout_map import LayoutMap
@@ -114,9 +114,9 @@ __all__ = [
 # Loaded when they are first used, to keep `import shardwise` fast.
 _LAZY = {
     "deploy.read": ("read_rules",),
-    "execute.model": ("plan_model",),
     "model.scope": ("layout_map_scope",),
     "model.variable": ("Variable", "initialize_variables"),
+    "reshard.model.plan": ("plan_model",),
     "reshard.plan": ("plan_reshard",),
     "reshard.refit": ("plan_refit",),
     "rules.layout_map": ("LayoutMap",),

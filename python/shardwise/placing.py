@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from ._arguments import instance
@@ -54,8 +54,24 @@ class Placing(Protocol):
     def matching_rules(self, path: str) -> tuple[str, ...]:
         """List the keys that apply to a name."""
 
-    def is_named(self, path: str) -> bool:
-        """Tell whether this very name was given, and no rule for it and others."""
+    @property
+    def names(self) -> Collection[str] | None:
+        """The names that have layouts; `None` if there are rules, each for any number of names."""
+
+    @property
+    def parameters(self) -> tuple[Any, ...]:
+        """The parameters that hold several tensors, which only a deployment has."""
+
+    @property
+    def prefix(self) -> str:
+        """What each key begins with, and reports leave out of keys."""
+
+    @property
+    def is_whole_elsewhere(self) -> bool:
+        """Whether a tensor without a layout is whole on every device; if not, no device holds it."""
+
+    def report(self, names: Any, *, uneven: UnevenRule = "even") -> Any:
+        """Report what the rules do to tensors; `None` if there are no rules."""
 
 
 #: Layouts by name; tensors in none of them are not cut.
@@ -151,6 +167,25 @@ class _Named:
         """Give the name itself if it has a layout."""
         return (path,) if path in self._layouts else ()
 
-    def is_named(self, path: str) -> bool:
-        """Tell whether the mapping has this name."""
-        return path in self._layouts
+    @property
+    def names(self) -> Collection[str]:
+        """The names of the mapping."""
+        return self._layouts.keys()
+
+    @property
+    def parameters(self) -> tuple[Any, ...]:
+        """None: each tensor is by itself."""
+        return ()
+
+    @property
+    def prefix(self) -> str:
+        """Empty: each key is a name."""
+        return ""
+
+    @property
+    def is_whole_elsewhere(self) -> bool:
+        """True: what is not in the mapping is not cut."""
+        return True
+
+    def report(self, names: Any, *, uneven: UnevenRule = "even") -> None:
+        """Give `None`, for a mapping has no rules."""

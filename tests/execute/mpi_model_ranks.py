@@ -10,7 +10,8 @@ from mpi4py import MPI
 
 from shardwise import DeviceMesh, LayoutError, plan_model
 from shardwise.deploy import Deployment, fsdp2, megatron
-from shardwise.execute import ModelPlan, mpi_model
+from shardwise.execute import mpi_model
+from shardwise.reshard import ModelPlan
 
 COMM = MPI.COMM_WORLD
 RANK, SIZE = COMM.Get_rank(), COMM.Get_size()

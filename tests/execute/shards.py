@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.execute import ModelPlan
+from shardwise.reshard import ModelPlan
 
 
 def arrays(plan: ModelPlan, seed: int = 0) -> dict[str, list[Any]]:

@@ -20,7 +20,7 @@ import pytest
 
 from shardwise import DeviceMesh, Rewrites, plan_model
 from shardwise.deploy import Deployment, DeploymentRule
-from shardwise.execute import ModelPlan
+from shardwise.reshard import ModelPlan
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sockets.py"
 SECONDS = 60.0

@@ -15,8 +15,8 @@ torch = pytest.importorskip("torch")
 
 from shardwise import DeviceMesh, LayoutError, TensorLayout, plan_model  # noqa: E402
 from shardwise.deploy import Deployment, fsdp2  # noqa: E402
-from shardwise.execute import ModelPlan, ModelProgram  # noqa: E402
 from shardwise.execute import torch as executor  # noqa: E402
+from shardwise.reshard import ModelPlan, ModelProgram  # noqa: E402
 
 TRAINERS, ENGINES = 8, 4
 TENSORS = {f"{kind}{i}": ((24, 16) if kind != "n" else (7,), "float32") for i in range(3) for kind in "abn"}

@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 
 import shardwise as sw
 from shardwise import cli
-from shardwise.store.sharded import sealed
+from shardwise.store.formats.sharded import sealed
 from shardwise.store.write.places.place import receipt_from_line, receipt_line
 from tests.fuzz.arguments import FOLDER
 from tests.fuzz.limits import limited
@@ -360,7 +360,7 @@ def _is_said(error: BaseException) -> bool:
 def run_command(arguments: list[str]) -> tuple[int, str]:
     """Run the command in this process; give its status and what it says about errors."""
     errors: list[BaseException | None] = []
-    say = cli.say
+    say = cli.say  # type: ignore[attr-defined]
 
     def noted(what: str, messages: Iterable[str]) -> None:
         errors.append(sys.exc_info()[1])

@@ -26,7 +26,7 @@ from shardwise.cli import main as command_line
 from shardwise.cli import notation
 from shardwise.interop import hlo, shardy
 from shardwise.interop import torch as placements
-from shardwise.store.torch.pickles import read_objects, read_strict
+from shardwise.store.formats.torch.pickles import read_objects, read_strict
 from tests.fuzz.arguments import FOLDER, MESH
 from tests.fuzz.limits import limited
 from tests.store.orbax_files import Database, file_table, item, node, uleb

@@ -23,6 +23,7 @@ from shardwise import fit, quantized, store
 from shardwise.interop import hlo, megatron, torch
 from shardwise.model.scope import layout_map_scope
 from shardwise.rules import LeftOut, problems, report
+from shardwise.store.formats.open import Form
 
 #: The modules whose names are public; those of frameworks that are not installed are left out.
 MODULES = (
@@ -153,6 +154,7 @@ VALUES: dict[type, Callable[[], list[Any]]] = {
         sw.packed.padded_vocab(50257, "model", 128),
     ],
     fit.Fits: lambda: [scaled_fits()],
+    fit.Unknown: lambda: [fit.Unknown("h.*.w", 2, (4, 6), "no name of a weight")],
     fit.SizeFit: lambda: list(scaled_fits().sizes),
     fit.Cut: lambda: [cut for size in scaled_fits().sizes for cut in size.cuts],
     fit.Limit: lambda: [limit for size in scaled_fits().sizes for _, limit in size.limits],
@@ -292,7 +294,7 @@ NOT_VALUES: dict[type, str] = {
     store.Differences: "a list, which may be changed",
     store.ObjectPath: "holds a filesystem of fsspec, by which it compares",
     sw.CheckpointPlan: "is compared by its digest; `save` and `load` are its text",
-    sw.execute.ModelPlan: "compares, hashes and pickles; its repr is a line, for it is two layouts of each tensor",
+    sw.reshard.ModelPlan: "compares, hashes and pickles; its repr is a line, for it is two layouts of each tensor",
     sw.store.Task: "compares, hashes and pickles; its repr names it, for it is thousands of numbers",
     store.StoredCheckpoint: "holds open files",
     store.StoredTensor: "reads from an open file",
@@ -300,7 +302,7 @@ NOT_VALUES: dict[type, str] = {
     store.StoredPiece: "reads from an open file",
     store.ReadPlan: "holds numpy arrays",
     store.Learned: "holds a mapping, of texts",
-    store.open.Form: "holds a function, of which no text can make it again",
+    Form: "holds a function, of which no text can make it again",
     quantized.Components: "holds a dict, of values",
     dt.DTensor: "holds memory that can be written",
     dt.LayoutMap: "rules are added and removed",

@@ -54,7 +54,7 @@ TESTS = {
     "interop": ["tests/interop", "tests/test_packed.py", *VALUES],
     "model": ["tests/model", "tests/array", *VALUES],
     "packed": ["tests/test_packed.py", "tests/laws", "tests/reshard", "tests/test_edges.py"],
-    "quantized": ["tests/quantized", "tests/fit", "tests/store/test_quantized.py"],
+    "quantized": ["tests/quantized", "tests/fit", "tests/store/tensors/test_quantized.py"],
     "reshard": [
         "tests/reshard",
         "tests/laws",

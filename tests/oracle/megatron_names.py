@@ -1,6 +1,6 @@
 """Prints what Megatron itself calls the tensors of small models in a distributed checkpoint, with their dims, as JSON.
 
-Run by tests/store/tensors/test_engine_names.py, where Megatron is installed. It needs a process group, which is
+Run by tests/store/rewritten/test_engine_names.py, where Megatron is installed. It needs a process group, which is
 of this process alone.
 """
 

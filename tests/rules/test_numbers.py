@@ -13,7 +13,7 @@ import pytest
 import shardwise as sw
 from shardwise.cli import main
 from shardwise.rules.numbers import Numbers
-from shardwise.store.model_config import config_of
+from shardwise.store.tensors.model_config import config_of
 
 LLAMA = """
 [numbers]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import safetensors
 
-from shardwise.store.objects import ObjectPath
+from shardwise.store.data.objects import ObjectPath
 from tests.store.stores import Store, started_server
 from tests.store.toxic import Toxic
 from tests.store.trips import TRIPS, Trip

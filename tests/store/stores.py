@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shardwise.store.objects import ObjectPath
+from shardwise.store.data.objects import ObjectPath
 from tests.store.toxic import Toxic
 
 __all__ = ["GoogleLike", "Store", "started_server", "wrapped"]

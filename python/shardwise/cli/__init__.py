@@ -109,7 +109,7 @@ def _sentence(error: Exception) -> str:
 
 
 def _hint(name: str | bytes) -> str:
-    from ..store.location import hub_hint
+    from ..store.data.location import hub_hint
 
     return hub_hint(os.fsdecode(name))
 

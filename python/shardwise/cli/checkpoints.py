@@ -28,9 +28,9 @@ from ..store import (
     reshard_checkpoint,
     verify_checkpoint,
 )
-from ..store.carried import beside
-from ..store.location import location_of
-from ..store.tensors.doubts import DoubtsError
+from ..store.data.location import location_of
+from ..store.tensors.companion_files import beside
+from ..store.write.forms.doubts import DoubtsError
 from .layouts import no_mesh, read_layouts, reading_for
 from .notation import parse_memory, parse_mesh
 from .progress import ShownProgress

@@ -8,7 +8,7 @@ import json
 from .._text import bytes_text
 from ..show.table import table_lines
 from ..store import WriteOutline, plan_checkpoint
-from ..store.tensors.doubts import DoubtsError
+from ..store.write.forms.doubts import DoubtsError
 from .checkpoints import contents_of, refused
 from .notation import parse_memory
 from .tasks import parts_of, plain, write_parts

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 from .._dtypes import bytes_for
 from .._text import bytes_text
+from ..conversion.apply import kept_objects
+from ..conversion.assembled import Assembled
 from ..deploy.deployment import Deployment
 from ..layout import UnevenRule
 from ..mesh import DeviceMesh
@@ -25,16 +27,14 @@ from ..show.lines import Part
 from ..show.names import brief, group_names
 from ..show.table import table_lines
 from ..store import open_checkpoint
-from ..store.carried import beside
-from ..store.described import described_tensors, is_described, rewritten_outline
-from ..store.formats.rank_files import rank_name
-from ..store.location import Location, location_of
-from ..store.quantized import Outline, components_in, reader_of
-from ..store.tensors.assembled import Assembled
-from ..store.tensors.doubts import asked_for, dropped_by_rules
-from ..store.tensors.names import names_of
-from ..store.tensors.one_rank import ranks_of
-from ..store.tensors.rewrite import kept_objects
+from ..store.data.location import Location, location_of
+from ..store.rewritten.model_tensors import described_tensors, is_described, rewritten_outline
+from ..store.rewritten.names import names_of
+from ..store.tensors.companion_files import beside
+from ..store.tensors.quantized import Outline, components_in, reader_of
+from ..store.write.forms.doubts import asked_for, dropped_by_rules
+from ..store.write.forms.one_rank import ranks_of
+from ..store.write.forms.rank_files import rank_name
 from .layouts import no_mesh, read_layouts, reading_for
 from .notation import format_layout, format_mesh, format_shape, parse_mesh
 from .terminal import Screen, as_options

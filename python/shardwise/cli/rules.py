@@ -97,7 +97,7 @@ def _some(names: Sequence[str]) -> str:
 def _tensors_of(source: Path, said: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """The shapes of a checkpoint's tensors, quantized weights by the names that rules have for them."""
     from ..store import open_checkpoint
-    from ..store.quantized import components_in, reader_of
+    from ..store.tensors.quantized import components_in, reader_of
 
     with open_checkpoint(source) as checkpoint:
         outline = {name: (shape, dtype) for name, dtype, shape in checkpoint._described()}

@@ -11,15 +11,7 @@ from ..layout import TensorLayout
 from ..partition import Partition
 from ..show.text import lines_of
 from ..show.views import tilings_picture
-from .notation import (
-    format_layout,
-    format_mesh,
-    format_shape,
-    parse_dtype,
-    parse_layout,
-    parse_mesh,
-    parse_shape,
-)
+from .notation import format_layout, format_mesh, format_shape, parse_dtype, parse_layout, parse_mesh, parse_shape
 from .terminal import Screen
 
 __all__ = ["run_show"]

@@ -437,9 +437,19 @@ class Deployment(Drawn):
         rule = found.known.rule
         return Placed(self._layout(found, path, rank), rule.uneven, rule.shared)
 
-    def is_named(self, path: str) -> bool:
-        """Tell whether a layout was given for this very name; a rule is for all names that it matches, so `False`."""
-        return False
+    @property
+    def names(self) -> None:
+        """`None`: a rule is for all names that it matches. A plain mapping has names here, where both are asked."""
+
+    @property
+    def prefix(self) -> str:
+        """Empty: reports show keys as they are."""
+        return ""
+
+    @property
+    def is_whole_elsewhere(self) -> bool:
+        """Whether there is a default; without it no device holds a tensor that no rule matches."""
+        return self._default is not None
 
     def uneven_of(self, path: str) -> UnevenRule | None:
         """Look up the uneven rule of the rule for a name, or of the default; `None` if it has none."""

@@ -12,6 +12,7 @@ from .._arguments import check_items, instance, integer, optional
 from .._text import shown
 from ..errors import LayoutError, MeshError
 from ..piece import Slices
+from ..reshard.model.memory import Repeat
 from ..rules.templates import parse_template
 from .numbers import Number
 from .rule import Coordinates
@@ -21,35 +22,6 @@ if TYPE_CHECKING:
     from ..partition import Partition
 
 __all__ = ["FusedParameter", "Held", "LocalParameter", "ParameterPiece", "Repeat", "local_parameters"]
-
-
-class Repeat(str):
-    """The name of a further place of a tensor in a parameter: a key of what `LocalParameter.views` gives.
-
-    Args:
-        tensor: the name of the tensor.
-        place: the place in the stack.
-
-    The runners of plans (`ModelProgram.run`, `execute.mpi_model`, `execute.torch`) copy the tensor there when they have
-    received it.
-
-    >>> Repeat("experts.3.up", 5), Repeat("experts.3.up", 5).tensor
-    ('experts.3.up in place 5', 'experts.3.up')
-    """
-
-    __slots__ = ("place", "tensor")
-
-    tensor: str
-    place: int
-
-    def __new__(cls, tensor: str, place: int) -> Repeat:
-        """Make the name, which is a text that says both."""
-        made = super().__new__(cls, f"{tensor} in place {place}")
-        made.tensor, made.place = tensor, place
-        return made
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Repeat, (self.tensor, self.place)
 
 
 @dataclass(frozen=True)

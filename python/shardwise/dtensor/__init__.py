@@ -20,16 +20,7 @@ TensorFlow is wrong, `docs/dtensor-differences.md` says what it does and what is
 True
 """
 
-from .api import (
-    DTensor,
-    check_layout,
-    copy_to_mesh,
-    fetch_layout,
-    is_dtensor,
-    pack,
-    relayout,
-    unpack,
-)
+from .api import DTensor, check_layout, copy_to_mesh, fetch_layout, is_dtensor, pack, relayout, unpack
 from .config import client_id, full_job_name, job_name, jobs, num_clients
 from .device_spec import DeviceSpec
 from .layout import MATCH, UNSHARDED, Layout, LayoutType

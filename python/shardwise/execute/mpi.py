@@ -25,11 +25,11 @@ from .._boxes import consecutive
 from .._dtypes import find_dtype
 from .._text import bytes_text, shown
 from ..errors import LayoutError
+from ..reshard.model.memory import check_disjoint
 from ..reshard.plan import ReshardPlan
 from ..reshard.program import Program
 from ..reshard.run import check_addable
 from ..reshard.same import same_holders
-from ._memory import check_disjoint
 
 __all__ = ["run"]
 

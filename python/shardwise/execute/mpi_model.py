@@ -17,8 +17,8 @@ import numpy.typing as npt
 from .._arguments import instance
 from .._text import shown
 from ..errors import LayoutError
+from ..reshard.model.program import Memory, ModelProgram, view_of
 from ._ranks import ranks_of
-from .model_program import Memory, ModelProgram, view_of
 from .mpi import communicator_of
 
 __all__ = ["run"]

@@ -15,9 +15,9 @@ from typing import Any
 from .._arguments import instance
 from .._text import shown
 from ..errors import LayoutError
-from ._memory import Block, check_apart, named, repeats_in
+from ..reshard.model.memory import Block, check_apart, named, repeats_in
+from ..reshard.model.program import ModelProgram
 from ._ranks import ranks_of
-from .model_program import ModelProgram
 
 __all__ = ["run"]
 

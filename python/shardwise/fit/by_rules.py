@@ -18,8 +18,8 @@ from ..quantized.cut import padded_size, sizes_that_fit
 from ..quantized.forms import check_known, starred
 from ..rules.layout_map import LayoutMap
 from ..rules.rewrites import Rewrites
-from ..store.described import rewritten_outline
-from ..store.quantized import components_in
+from ..store.rewritten.model_tensors import rewritten_outline
+from ..store.tensors.quantized import components_in
 from .answer import ORDER, WAYS, Cut, Fits, SizeFit, Unknown, Verdict, forms_of
 from .evidence import odd_elements
 from .model import Reader

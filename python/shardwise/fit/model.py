@@ -11,11 +11,11 @@ from .._fork import importing
 from .._garbage import uncollected
 from ..errors import LayoutError
 from ..rules.numbers import Config, read_config
-from ..store.location import location_of
-from ..store.model_config import config_of
-from ..store.open import open_checkpoint
-from ..store.quantized import reader_of
-from ..store.stored import UnsupportedError
+from ..store.data.location import location_of
+from ..store.formats.open import open_checkpoint
+from ..store.tensors.model_config import config_of
+from ..store.tensors.quantized import reader_of
+from ..store.tensors.stored import UnsupportedError
 
 __all__ = ["Known", "Reader", "opened_model"]
 

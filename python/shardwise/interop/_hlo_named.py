@@ -126,7 +126,7 @@ def without_metadata(body: str) -> str:
     """Remove `metadata={…}`, which says where in a program a sharding comes from.
 
     >>> without_metadata('devices=[2]<=[2] metadata={op_name="a}b"}')
-    'devices=[2]<=[2] '
+    'devices=[2]<=[2]'
     """
     kept, depth = [], 0
     for token in _METADATA.finditer(body):

@@ -74,8 +74,9 @@ def _with_rules(
     """The weights for which there is a layout, with it, the rule for dims that do not divide, and whether to share."""
     check_known(found, layouts)
     placing = placing_of(layouts)
+    named = placing.names or ()
     for name, logical in found.tensors.items():
-        if any(placing.is_named(component.name) for component in logical.components if component.name != name):
+        if any(component.name in named for component in logical.components if component.name != name):
             continue
         layout, own, shared = placing.placed(name, len(logical.shape))
         if layout is None:

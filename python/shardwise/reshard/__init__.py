@@ -10,6 +10,7 @@
 | `balance` | the load over all tensors of a model |
 | `orders`, `refit` | orders of packed dims; plans between different orders |
 | `explain`, `drawn` | sentences; notebooks |
+| `model/` | plans of whole models, their programs and descriptors |
 """
 
 from typing import TYPE_CHECKING
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from .collectives import CollectiveObstacle
     from .cost import CollectiveCost, LinkModel, cost_of
     from .kinds import Collective, CollectiveStep
+    from .model.descriptors import Descriptors
+    from .model.plan import ModelPlan
+    from .model.program import ModelProgram
     from .plan import ReshardPlan
     from .program import LocalBox, Program, Step
     from .refit import RefitPlan
@@ -30,8 +34,11 @@ __all__ = [
     "CollectiveCost",
     "CollectiveObstacle",
     "CollectiveStep",
+    "Descriptors",
     "LinkModel",
     "LocalBox",
+    "ModelPlan",
+    "ModelProgram",
     "Program",
     "RefitPlan",
     "ReshardPlan",
@@ -46,6 +53,9 @@ __getattr__, __dir__ = lazy(
         "collectives": ("CollectiveObstacle",),
         "cost": ("CollectiveCost", "LinkModel", "cost_of"),
         "kinds": ("Collective", "CollectiveStep"),
+        "model.descriptors": ("Descriptors",),
+        "model.plan": ("ModelPlan",),
+        "model.program": ("ModelProgram",),
         "plan": ("ReshardPlan",),
         "program": ("LocalBox", "Program", "Step"),
         "refit": ("RefitPlan",),

@@ -282,9 +282,24 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         """
         return Placed(self.layout_of(path, rank), self.uneven_of(path), self.shared_of(path))
 
-    def is_named(self, path: str) -> bool:
-        """Tell whether a layout was given for this very name; a rule is for all names that it matches, so `False`."""
-        return False
+    @property
+    def names(self) -> None:
+        """`None`: a rule is for all names that it matches. A plain mapping has names here, where both are asked."""
+
+    @property
+    def parameters(self) -> tuple[Any, ...]:
+        """None: each tensor is by itself. A deployment has parameters that hold several."""
+        return ()
+
+    @property
+    def prefix(self) -> str:
+        """What a rules file has before each of its rules; reports leave it out."""
+        return self._prefix
+
+    @property
+    def is_whole_elsewhere(self) -> bool:
+        """True: a tensor that no rule matches is whole on every device."""
+        return True
 
     def shared_of(self, path: str) -> bool:
         """Look up whether the rule for a path, or the default, shares the blocks of a quantized weight.

@@ -65,7 +65,7 @@ def listed(names: Sequence[str], what: str = "tensor", nbytes: int | None = None
     """Give how many things there are, with the verb to go with it, and their names, alike ones together.
 
     >>> listed(["h.0.m", "h.1.m", "h.2.m"], "tensor", 12)
-    ("3 tensors (12 B) are", "'h.{0..2}.m'")
+    ('3 tensors (12 B) are', "'h.{0..2}.m'")
     """
     size = "" if nbytes is None else f" ({bytes_text(nbytes)})"
     count = f"1 {what}{size} is" if len(names) == 1 else f"{len(names)} {what}s{size} are"

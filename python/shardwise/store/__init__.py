@@ -2,20 +2,13 @@
 
 | module | answers |
 |---|---|
-| `location`, `objects`, `parts`, `opened` | paths and URLs; objects; parts; folders opened without links |
-| `files`, `object_files`, `mapped`, `engine`, `boxes`, `codecs` | bytes read by boxes, and decompressed |
-| `pieces`, `coverage`, `chunks` | boxes with the place of their bytes; gaps and overlaps; grids of chunks |
-| `stored`, `checkpoint`, `kinds`, `text`, `drawn` | stored tensors; checkpoints; kinds; names and shapes; notebooks |
-| `open` | which format a path has |
-| `safetensors/`, `torch/`, `orbax/`, `keras`, `megatron`, `sharded`, `ranks` | formats that are read |
-| `model_config`, `quantized`, `carried` | `config.json`; quantized weights; files that go along |
-| `formats/` | formats that are written |
-| `tensors/`, `described`, `ranges`, `rewritten` | tensors to be written; of a configuration; of one device; rewritten |
-| `digests`, `frames`, `prove`, `diff` | digests; bytes around tensors; verified; compared |
-| `held` | manifests of who holds what |
-| `learn/` | rewrites worked out |
-| `sources`, `same_files`, `sections` | sources of plans; files that must stay the same; long lists |
+| `data/` | bytes in files and objects, and boxes of them read |
+| `tensors/` | tensors and checkpoints as every format gives them |
+| `formats/` | formats that are read |
+| `rewritten/` | checkpoints seen in another way |
 | `write/` | the write path |
+| `compare/` | digests, differences, proofs, manifests |
+| `learn/` | rewrites worked out from two checkpoints |
 """
 
 from typing import TYPE_CHECKING
@@ -23,21 +16,21 @@ from typing import TYPE_CHECKING
 from .._lazy import lazy
 
 if TYPE_CHECKING:
-    from .checkpoint import StoredCheckpoint, StoredObject
-    from .diff import Difference, Differences, diff_checkpoints
-    from .digests import tensor_digests
-    from .held import manifest_of
+    from .compare.diff import Difference, Differences, diff_checkpoints
+    from .compare.digests import tensor_digests
+    from .compare.manifest import manifest_of
+    from .compare.prove import Damage, DamageError, VerifyReport, verify_checkpoint
+    from .data.objects import ObjectPath
+    from .formats.open import open_checkpoint
     from .learn.learn import Learned, learn_rewrites
-    from .objects import ObjectPath
-    from .open import open_checkpoint
-    from .prove import Damage, DamageError, VerifyReport, verify_checkpoint
-    from .ranges import ReadArray, ReadPlan, read_plan
-    from .stored import StoredPiece, StoredTensor
-    from .write.checkpoint_plan import CheckpointPlan
-    from .write.reshape import plan_checkpoint, reshard_checkpoint
-    from .write.save import save_checkpoint
-    from .write.task import Task, TaskReceipt
-    from .write.work import WriteOutline, WriteReport
+    from .rewritten.ranges import ReadArray, ReadPlan, read_plan
+    from .tensors.checkpoint import StoredCheckpoint, StoredObject
+    from .tensors.stored import StoredPiece, StoredTensor
+    from .write.places.task import Task, TaskReceipt
+    from .write.places.work import WriteOutline, WriteReport
+    from .write.request.reshape import plan_checkpoint, reshard_checkpoint
+    from .write.request.save import save_checkpoint
+    from .write.run.checkpoint_plan import CheckpointPlan
 
 __all__ = [
     "CheckpointPlan",
@@ -73,20 +66,20 @@ __all__ = [
 __getattr__, __dir__ = lazy(
     globals(),
     {
-        "digests": ("tensor_digests",),
-        "held": ("manifest_of",),
+        "compare.diff": ("Difference", "Differences", "diff_checkpoints"),
+        "compare.digests": ("tensor_digests",),
+        "compare.manifest": ("manifest_of",),
+        "compare.prove": ("Damage", "DamageError", "VerifyReport", "verify_checkpoint"),
+        "data.objects": ("ObjectPath",),
+        "formats.open": ("open_checkpoint",),
         "learn.learn": ("Learned", "learn_rewrites"),
-        "objects": ("ObjectPath",),
-        "open": ("open_checkpoint",),
-        "checkpoint": ("StoredCheckpoint", "StoredObject"),
-        "stored": ("StoredPiece", "StoredTensor"),
-        "diff": ("Difference", "Differences", "diff_checkpoints"),
-        "prove": ("Damage", "DamageError", "VerifyReport", "verify_checkpoint"),
-        "ranges": ("ReadArray", "ReadPlan", "read_plan"),
-        "write.checkpoint_plan": ("CheckpointPlan",),
-        "write.work": ("WriteOutline", "WriteReport"),
-        "write.reshape": ("plan_checkpoint", "reshard_checkpoint"),
-        "write.save": ("save_checkpoint",),
-        "write.task": ("Task", "TaskReceipt"),
+        "rewritten.ranges": ("ReadArray", "ReadPlan", "read_plan"),
+        "tensors.checkpoint": ("StoredCheckpoint", "StoredObject"),
+        "tensors.stored": ("StoredPiece", "StoredTensor"),
+        "write.places.task": ("Task", "TaskReceipt"),
+        "write.places.work": ("WriteOutline", "WriteReport"),
+        "write.request.reshape": ("plan_checkpoint", "reshard_checkpoint"),
+        "write.request.save": ("save_checkpoint",),
+        "write.run.checkpoint_plan": ("CheckpointPlan",),
     },
 )

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import shardwise as sw
-from shardwise.store.location import read_unlinked
+from shardwise.store.data.location import read_unlinked
 from tests.store.stores import Store
 
 from ..torch_files import Dcp, ones, save, tensor

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import shardwise as sw
-from shardwise.store.write.work import Crew, Flight, Work, _Here, crew_for, crew_of
+from shardwise.store.write.places.work import Crew, Flight, Work, _Here, crew_for, crew_of
 
 KIB, MIB = 2**10, 2**20
 

@@ -26,8 +26,9 @@ import pytest
 import shardwise as sw
 from shardwise._atomic import replace_file
 from shardwise.cli import main
-from shardwise.store.write import checkpoint_plan, reshape
-from shardwise.store.write.work import Work
+from shardwise.store.write.places.work import Work
+from shardwise.store.write.request import reshape
+from shardwise.store.write.run import checkpoint_plan
 
 from ..faulty import Machine, Outcome, why_not
 

@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import shardwise as sw
-from shardwise.store.engine import tensors_of
-from shardwise.store.object_files import ObjectFile
-from shardwise.store.objects import ObjectStatus
-from shardwise.store.write.gather import fetch_pieces
+from shardwise.store.data.engine import tensors_of
+from shardwise.store.data.object_files import ObjectFile
+from shardwise.store.data.objects import ObjectStatus
+from shardwise.store.write.places.gather import fetch_pieces
 from tests.store.stores import Store
 from tests.store.tasks import rules, saved
 

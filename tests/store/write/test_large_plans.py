@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import shardwise as sw
-from shardwise.store.files import DataFile
+from shardwise.store.data.files import DataFile
 from tests.store.tasks import forge, unpacked
 
 MESH = sw.DeviceMesh((64,), ("x",))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import shardwise as sw
-from shardwise.store.objects import ObjectPath
+from shardwise.store.data.objects import ObjectPath
 from shardwise.store.write.places.uploads import Multipart, parts_for
 
 KIB, MIB = 2**10, 2**20

@@ -21,9 +21,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardwise as sw
-from shardwise.store.objects import ObjectPath
-from shardwise.store.pieces import Piece, Pieces
-from shardwise.store.write.plan import FileGrid
+from shardwise.pieces import Piece, Pieces
+from shardwise.store.data.objects import ObjectPath
+from shardwise.store.write.plan.plan import FileGrid
 from tests.store.stores import Store
 from tests.store.tasks import files
 from tests.store.toxic import Times

@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import shardwise as sw
-from shardwise.store.objects import ObjectPath
+from shardwise.store.data.objects import ObjectPath
 from shardwise.store.write.places.store import StorePlace
 from shardwise.store.write.places.uploads import Limits
-from shardwise.store.write.run import run_whole
-from shardwise.store.write.work import Work
+from shardwise.store.write.places.work import Work
+from shardwise.store.write.run.run import run_whole
 from tests.store.stores import GoogleLike, Store, wrapped
 from tests.store.tasks import files
 

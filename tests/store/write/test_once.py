@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import shardwise as sw
-from shardwise.store.objects import ObjectPath
+from shardwise.store.data.objects import ObjectPath
 
 from ..stores import Store
 from ..tasks import write_replica

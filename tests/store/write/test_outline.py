@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 import shardwise as sw
 from shardwise.cli import main
 from shardwise.cli.plan import time_text
-from shardwise.store.write import checkpoint_plan as forecast
-from shardwise.store.write import spool
-from shardwise.store.write.checkpoint_plan import runs_to_copy
 from shardwise.store.write.places import folder as disk
+from shardwise.store.write.request import spool
+from shardwise.store.write.run import checkpoint_plan as forecast
+from shardwise.store.write.run.checkpoint_plan import runs_to_copy
 from tests.store.stores import Store
 
 FORMS = ("safetensors", "hf", "sharded", "dcp")

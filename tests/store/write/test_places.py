@@ -12,7 +12,7 @@ import pytest
 
 import shardwise as sw
 from shardwise import _core
-from shardwise.store.opened import OpenFolder
+from shardwise.store.data.own_folders import OpenFolder
 from tests.store.stores import Store
 from tests.store.tasks import folder_of
 

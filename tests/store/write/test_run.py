@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 import shardwise as sw
-from shardwise.store.codecs import decompress
-from shardwise.store.diff import Difference
+from shardwise.store.compare.diff import Difference
+from shardwise.store.data.codecs import decompress
+from shardwise.store.write.places.task import Task
 from shardwise.store.write.places.uploads import Comparison
-from shardwise.store.write.task import Task
 from tests.store.stores import Store
 from tests.store.tasks import TASK, contents, direct, folder_of, planned, rules, saved
 

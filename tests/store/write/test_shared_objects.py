@@ -28,12 +28,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardwise as sw
-from shardwise.store.objects import ObjectPath
+from shardwise.store.data.objects import ObjectPath
 from shardwise.store.write.places.store import StorePlace, mark_of
 from shardwise.store.write.places.uploads import Limits
-from shardwise.store.write.run import run_whole
-from shardwise.store.write.save import with_shares
-from shardwise.store.write.work import Work
+from shardwise.store.write.places.work import Work
+from shardwise.store.write.request.save import with_shares
+from shardwise.store.write.run.run import run_whole
 from tests.store.stores import Store, wrapped
 from tests.store.tasks import files, forge, unpacked, write_replica
 from tests.store.toxic import Times

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import shardwise as sw
 from shardwise.store.write.places.folder import FolderSink
-from shardwise.store.write.run import _spread
+from shardwise.store.write.run.run import _spread
 
 TASK = 1 << 16
 

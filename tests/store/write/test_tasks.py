@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 
 import shardwise as sw
 from shardwise.cli import main
-from shardwise.store.engine import DIGEST_MODULUS
-from shardwise.store.pieces import Piece, Pieces
+from shardwise.pieces import Piece, Pieces
+from shardwise.store.data.engine import DIGEST_MODULUS
 from shardwise.store.write.places.place import receipt_from_line, receipt_line
-from shardwise.store.write.plan import TaskGrid, WritePlan, _joined, task_runs
-from shardwise.store.write.run import parts_of
-from shardwise.store.write.task import TaskReceipt
+from shardwise.store.write.places.task import TaskReceipt
+from shardwise.store.write.plan.plan import TaskGrid, WritePlan, _joined, task_runs
+from shardwise.store.write.run.run import parts_of
 from tests.store.tasks import TASK, contents, direct, planned, rules, saved
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import shardwise as sw
-from shardwise.store.write.work import Work, crew_for
+from shardwise.store.write.places.work import Work, crew_for
 from tests.store.stores import Store
 from tests.store.tasks import TASK, direct, planned, rules, saved
 

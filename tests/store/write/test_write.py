@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shardwise as sw
-from shardwise.store.write import spool
+from shardwise.store.write.request import spool
 
 from ...checks import same_tensors
 

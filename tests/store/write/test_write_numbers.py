@@ -17,21 +17,21 @@ from hypothesis import strategies as st
 
 import shardwise as sw
 from shardwise._dtypes import DTYPES
-from shardwise.store.boxes import contiguous_strides
-from shardwise.store.formats.forms import check_names
-from shardwise.store.formats.pickles import Call, Global, pickled
-from shardwise.store.objects import ObjectStatus
-from shardwise.store.pieces import NO_PIECES, Piece, Pieces
-from shardwise.store.sources import Places, SourceFile, head_digest, source_of
-from shardwise.store.tensors import convert
-from shardwise.store.tensors.assembled import Wanted
-from shardwise.store.tensors.rewrite import kept_objects
-from shardwise.store.tensors.wanted import wanted_array
-from shardwise.store.write import spool
+from shardwise.conversion.apply import kept_objects
+from shardwise.conversion.assembled import Wanted
+from shardwise.pieces import NO_PIECES, Piece, Pieces
+from shardwise.store.data.boxes import contiguous_strides
+from shardwise.store.data.objects import ObjectStatus
+from shardwise.store.data.sources import Places, SourceFile, head_digest, source_of
+from shardwise.store.rewritten import convert
+from shardwise.store.rewritten.wanted import wanted_array
+from shardwise.store.write.forms.forms import check_names
+from shardwise.store.write.forms.pickles import Call, Global, pickled
 from shardwise.store.write.places import uploads
 from shardwise.store.write.places.folder import _may_hold
-from shardwise.store.write.planfile import check_pieces
-from shardwise.store.write.save import make_plan
+from shardwise.store.write.plan.file import check_pieces
+from shardwise.store.write.request import spool
+from shardwise.store.write.request.save import make_plan
 
 MIB = 2**20
 EDGES = sorted(

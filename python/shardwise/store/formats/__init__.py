@@ -1,10 +1,8 @@
-"""The files of new checkpoints, format by format: what surrounds tensors, and where each lies.
+"""The formats that are read.
 
 | module | answers |
 |---|---|
-| `files` | files of tensors, and where each tensor lies in them |
-| `slots` | the boxes in a file |
-| `dcp`, `pickles` | PyTorch's distributed checkpoints; pickles written |
-| `rank_files` | a file for each rank |
-| `forms` | the table of formats that are written |
+| `open` | which format a path has |
+| `safetensors/`, `torch/`, `orbax/`, `keras` | formats with tensors of their own |
+| `ranks`, `sharded`, `megatron` | formats that are made of those |
 """

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._threads import Threads
-from ..checkpoint import StoredCheckpoint
-from ..stored import StoredTensor
+from ..tensors.checkpoint import StoredCheckpoint
+from ..tensors.stored import StoredTensor
 
 __all__ = ["Fibers", "Match", "fibers_of", "matched", "unseen"]
 

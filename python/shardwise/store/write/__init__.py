@@ -2,10 +2,9 @@
 
 | module | answers |
 |---|---|
-| `reshape`, `save` | the verbs |
-| `plan`, `plan_data`, `planfile` | tasks of a plan; its sections; its file |
-| `checkpoint_plan` | the plan that users see |
-| `task`, `gather`, `spool` | one task; what it reads into memory; tensors put together first |
-| `run`, `work` | the driver; its options and workers |
-| `places/` | folders and stores |
+| `request/` | the verbs |
+| `run/` | the driver, and the plan that users see |
+| `plan/` | plans as data, and as files |
+| `places/` | folders and stores; tasks, what they read, and how they are run |
+| `forms/` | formats that are written |
 """

@@ -6,6 +6,8 @@
 | `folder` | a folder that gets its name at the end |
 | `store` | an object store, whose index comes last |
 | `stream`, `uploads` | an object made as a whole; its parts |
+| `task`, `gather` | one task and its receipt; what it reads into memory |
+| `work` | how tasks are run: options, workers, reports |
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ import tempfile
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
-from ...location import Location, hidden_name, taken
-from ...objects import ObjectPath
-from ...opened import OpenFolder, make_marked, remove_marked
+from ...data.location import Location, hidden_name, taken
+from ...data.objects import ObjectPath
+from ...data.own_folders import OpenFolder, make_marked, remove_marked
 from . import folder, store
 from .place import NewCheckpoint, Place
 from .uploads import LIMITS, Limits

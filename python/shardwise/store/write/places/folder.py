@@ -24,12 +24,20 @@ from ...._atomic import naming
 from ...._core import FileLock, free_space, publish, sync_files
 from ...._text import bytes_text
 from ....errors import ParseError
-from ...engine import CopyJob
-from ...location import hidden_name, taken, workplace_of
-from ...opened import OpenFolder, make_marked, opened_below, refuse_stranger, refuse_unmarked, remove_marked, write_all
-from ..task import Gatherer, Progress, Task, TaskReceipt, Written
-from ..work import Crew, Work, crew_for
+from ...data.engine import CopyJob
+from ...data.location import hidden_name, taken, workplace_of
+from ...data.own_folders import (
+    OpenFolder,
+    make_marked,
+    opened_below,
+    refuse_stranger,
+    refuse_unmarked,
+    remove_marked,
+    write_all,
+)
 from .place import Ending, NewCheckpoint, receipt_from_line, receipt_line
+from .task import Gatherer, Progress, Task, TaskReceipt, Written
+from .work import Crew, Work, crew_for
 
 __all__ = ["FolderPlace", "check_room", "claim_name", "locked", "refuse_existing"]
 

@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ....errors import ParseError
-from ...engine import DIGEST_MODULUS
-from ...formats.files import TargetFile
-from ..task import Share, Sink, TaskReceipt
-from ..work import Crew, Work
+from ...data.engine import DIGEST_MODULUS
+from ..forms.files import TargetFile
+from .task import Share, Sink, TaskReceipt
+from .work import Crew, Work
 
 __all__ = ["Ending", "NewCheckpoint", "Place", "Recorder", "receipt_from_line", "receipt_line", "sealed", "unsealed"]
 

@@ -20,23 +20,14 @@ import numpy as np
 from ...._text import bytes_text
 from ...._threads import Threads
 from ....errors import LayoutError, ParseError
-from ...engine import LEAST_MEMORY, CopyJob
-from ...location import taken, workplace_of
-from ...objects import ATTEMPTS, ObjectPath, ObjectStatus
-from ..task import Gathered, Gatherer, Progress, Share, Task, TaskReceipt, Written
-from ..work import Crew, Work, crew_for, crew_of, one_worker
+from ...data.engine import LEAST_MEMORY, CopyJob
+from ...data.location import taken, workplace_of
+from ...data.objects import ATTEMPTS, ObjectPath, ObjectStatus
 from .place import Ending, NewCheckpoint, receipt_from_line, receipt_line, sealed, unsealed
 from .stream import ObjectSink
-from .uploads import (
-    FLIGHT,
-    LIMITS,
-    Limits,
-    Multipart,
-    check_writable,
-    parts_for,
-    parts_of_crew,
-    put_object,
-)
+from .task import Gathered, Gatherer, Progress, Share, Task, TaskReceipt, Written
+from .uploads import FLIGHT, LIMITS, Limits, Multipart, check_writable, parts_for, parts_of_crew, put_object
+from .work import Crew, Work, crew_for, crew_of, one_worker
 
 __all__ = ["ObjectSink", "PartsSink", "StorePlace", "check_writable"]
 

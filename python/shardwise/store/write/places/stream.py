@@ -20,11 +20,11 @@ import numpy as np
 from ...._boxes import consecutive
 from ...._core import joined_crc
 from ....errors import ParseError
-from ...boxes import contiguous_strides
-from ...engine import add_digests
-from ...formats.files import TargetFile
-from ...objects import ObjectPath
-from ..task import Block, Gatherer, Progress, Task, Written
+from ...data.boxes import contiguous_strides
+from ...data.engine import add_digests
+from ...data.objects import ObjectPath
+from ..forms.files import TargetFile
+from .task import Block, Gatherer, Progress, Task, Written
 from .uploads import LIMITS, Comparison, Limits, Upload, parts_for, upload_to
 
 __all__ = ["ObjectSink", "Stream", "stream_of"]

@@ -18,10 +18,10 @@ from ...._arguments import integer
 from ...._text import bytes_text
 from ...._threads import Threads
 from ....errors import LayoutError
-from ...formats.files import TargetFile
-from ...location import taken
-from ...objects import ObjectPath
-from ..work import Crew
+from ...data.location import taken
+from ...data.objects import ObjectPath
+from ..forms.files import TargetFile
+from .work import Crew
 
 __all__ = [
     "FLIGHT",

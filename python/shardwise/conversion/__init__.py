@@ -1,0 +1,8 @@
+"""What a tensor is made of: stored ones taken apart, arranged anew, put together. Nothing here reads a file.
+
+| module | answers |
+|---|---|
+| `assembled`, `arrange` | a tree of what is done to which, and the pieces of any box; dims split, permuted, merged |
+| `weights` | the same of quantized weights, component by component |
+| `apply` | rewrites applied to tensors by name |
+"""

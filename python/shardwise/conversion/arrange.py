@@ -1,0 +1,229 @@
+"""Tensors put together in another arrangement of their dims: split, permuted, merged."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..pieces import Bounds, Pieces
+from .assembled import MOST_STRETCHES, SHORT, Assembled, Tables
+
+__all__ = ["arranged"]
+
+#: More boxes than these are not copied one by one, however long they are.
+_MOST_BOXES = 1 << 20
+#: Of a part with very many pieces those of a box are looked for at once with up to so many times its elements, rather
+#: than row by row.
+_MOST_OVER = 4
+
+_Sizes = Sequence[int]
+
+
+def arranged(tensor: Assembled, split: Sequence[_Sizes], merged: Sequence[Sequence[int]]) -> Assembled:
+    """The tensor with each of its dims split into several, which are put together to new ones.
+
+    Args:
+        tensor: The tensor.
+        split: For each dim the sizes that it is split into, major first; their product is the dim's size.
+        merged: For each new dim which of these it is made of, by their numbers, major first. Those that are in none
+            have one element.
+
+    A dim is split, and dims are merged, as in a C-order reshape.
+    """
+    sizes = [size for group in split for size in group]
+    shape = tuple(math.prod(sizes[atom] for atom in group) for group in merged)
+    # Compare the groups, not only their count: a dim split into none beside a dim split into two has the right count.
+    if all(len(group) == 1 for group in split) and list(map(list, merged)) == [[dim] for dim in range(len(split))]:
+        return tensor
+    boxes, nbytes = _boxes(sizes, merged), math.prod(shape) * (tensor.dtype.bits // 8)
+    scattered = boxes > MOST_STRETCHES and (nbytes < boxes * SHORT or boxes > _MOST_BOXES)
+    return _Arranged(
+        tensor.origin, shape, tensor.dtype, (tensor,), tensor.is_scattered or scattered,
+        split=tuple(map(tuple, split)), merged=tuple(map(tuple, merged)),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class _Arranged(Assembled):
+    """The dims of a part split into atoms, and the atoms in another order merged to dims."""
+
+    #: For each dim of the part the sizes of its atoms.
+    split: tuple[tuple[int, ...], ...] = field(kw_only=True)
+    #: For each dim the numbers of its atoms.
+    merged: tuple[tuple[int, ...], ...] = field(kw_only=True)
+
+    @property
+    def what(self) -> Hashable:
+        return "arranged", self.split, self.merged
+
+    @property
+    def expected(self) -> int:
+        """A piece of the part for each box that one piece becomes; never more than there are elements."""
+        return min(self.parts[0].expected * _boxes(self._sizes, self.merged), math.prod(self.shape))
+
+    @property
+    def _sizes(self) -> list[int]:
+        return [size for group in self.split for size in group]
+
+    def _tables(self, box: Bounds | None) -> Tables:
+        (part,) = self.parts
+        if box is None:
+            return part._tables(None).changed(lambda table: self._changed(table, None))
+        sizes, made = self._sizes, list[Tables]()
+        order = [atom for group in self.merged for atom in group]
+        ranges = [
+            list(_rectangles([sizes[atom] for atom in group], *side))
+            for group, side in zip(self.merged, box, strict=True)
+        ]
+        # A box is a few boxes of atoms: up to three in each atom of a dim but the last.
+        for chosen in itertools.product(*ranges):
+            of = [(0, 1)] * len(sizes)
+            for atom, bounds in zip(order, itertools.chain.from_iterable(chosen), strict=True):
+                of[atom] = bounds
+            made += self._in_atoms(of)
+        return Tables.joined(made, len(self.shape))
+
+    def _in_atoms(self, of: Sequence[tuple[int, int]]) -> Iterator[Tables]:
+        """The places of the elements of a box of atoms, at their places in the tensor."""
+        (part,), at = self.parts, 0
+        around = []
+        for sizes in self.split:
+            sides = of[at : at + len(sizes)]
+            at += len(sizes)
+            first = last = 0
+            for size, (start, stop) in zip(sizes, sides, strict=True):
+                first, last = first * size + start, last * size + stop - 1
+            around.append((first, last + 1))
+        wanted = [stop - start for start, stop in of]
+        over = math.prod(stop - start for start, stop in around) > _MOST_OVER * math.prod(wanted)
+        if not (over and part.is_scattered):
+            yield part._tables(tuple(around)).changed(lambda table: self._changed(table, of))
+            return
+        # The outermost atom of which there is more than one place.
+        dim = next(dim for dim, size in enumerate(wanted) if size > 1)
+        for row in range(*of[dim]):
+            yield from self._in_atoms([*of[:dim], (row, row + 1), *of[dim + 1 :]])
+
+    def _changed(self, table: Pieces, of: Sequence[tuple[int, int]] | None) -> Pieces:
+        """A table of the part as one of the tensor; with `of`, only what is in this box of atoms.
+
+        Dims are split before they are merged, and what is not wanted is left out in between: only merging makes many
+        boxes of one.
+        """
+        sizes, split = self._sizes, self.split
+        order = [atom for group in self.merged for atom in group]
+        for dim in reversed(range(len(split))):
+            for place in range(len(split[dim]) - 1):
+                table = _split(table, dim + place, math.prod(split[dim][place + 1 :]))
+            if not split[dim]:
+                table = table.without(dim)
+        if of is not None:
+            table = table.clipped(tuple(of))
+        table = table.transposed([*order, *(atom for atom in range(len(sizes)) if atom not in order)])
+        if not len(table):
+            return table
+        while table.rank > len(order):
+            table = table.without(len(order))
+        for at, group in enumerate(self.merged):
+            if not group:
+                table = _with_one(table, at)
+            for count in range(1, len(group)):
+                # The last two first, so that the inner one is as large as possible.
+                inner = math.prod(sizes[atom] for atom in group[-count:])
+                table = _merged(table, at + len(group) - count - 1, inner)
+        return table
+
+
+def _boxes(sizes: _Sizes, merged: Sequence[Sequence[int]]) -> int:
+    """How many boxes a tensor in one piece becomes: one for each place in the dims before the last break of a group."""
+    count = 1
+    for group in merged:
+        atoms = [atom for atom in group if sizes[atom] != 1]
+        breaks = [place for place in range(1, len(atoms)) if math.prod(sizes[atoms[place - 1] + 1 : atoms[place]]) != 1]
+        breaks += [place for place in range(1, len(atoms)) if atoms[place - 1] > atoms[place]]
+        count *= math.prod(sizes[atom] for atom in atoms[: max(breaks, default=0)])
+    return count
+
+
+def _split(table: Pieces, dim: int, inner: int) -> Pieces:
+    """A dim in two, of which the second has so many elements: a box becomes up to three."""
+    low, high = table.boxes[:, dim, 0], table.boxes[:, dim, 1]
+    step = table.strides[:, dim]
+    first, last = low // inner, (high - 1) // inner
+    begin, end = low - first * inner, high - last * inner
+    whole = (begin == 0) & (end == inner)
+    alone = (first == last) & ~whole
+    head, tail = ~alone & (begin > 0), ~alone & (end < inner)
+    middle = (first + head, last + ~tail)
+    parts = []
+    for rows, (outer, stop), (start, until) in (
+        (alone, (first, first + 1), (begin, end)),
+        (head, (first, first + 1), (begin, np.full_like(end, inner))),
+        (~alone & (middle[0] < middle[1]), middle, (np.zeros_like(begin), np.full_like(end, inner))),
+        (tail, (last, last + 1), (np.zeros_like(begin), end)),
+    ):
+        boxes = np.insert(table.boxes, dim, 0, 1)
+        boxes[:, dim] = np.stack([outer, stop], 1)
+        boxes[:, dim + 1] = np.stack([start, until], 1)
+        strides = np.insert(table.strides, dim, 0, 1)
+        # Of one row the stride is not needed, and could be over the limit.
+        strides[:, dim] = np.where(stop - outer > 1, step * inner, 0)
+        offsets = table.offsets + (outer * inner + start - low) * step
+        parts.append(Pieces.built(table.numbers[rows], offsets[rows], boxes[rows], strides[rows], table.holders))
+    return Pieces.joined(parts, table.rank + 1)
+
+
+def _merged(table: Pieces, dim: int, inner: int) -> Pieces:
+    """Two dims as one, the second of which has so many elements: a box stays one, or becomes one for each row."""
+    (low, high), (begin, end) = table.boxes[:, dim].T, table.boxes[:, dim + 1].T
+    outer, step = table.strides[:, dim], table.strides[:, dim + 1]
+    alone = high - low == 1
+    whole = (begin == 0) & (end == inner) & ((outer == step * inner) | (inner == 1))
+    kept = alone | whole
+    counts = np.where(kept, 1, high - low)
+    row = np.repeat(np.arange(len(counts)), counts)
+    place = low[row] + np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+    boxes = np.delete(table.boxes[row], dim, 1)
+    boxes[:, dim, 0] = place * inner + begin[row]
+    boxes[:, dim, 1] = np.where(kept[row], (high[row] - 1) * inner + end[row], place * inner + end[row])
+    strides = np.delete(table.strides[row], dim, 1)
+    strides[:, dim] = np.where(whole & ~alone & (inner == 1), outer, step)[row]
+    offsets = table.offsets[row] + (place - low[row]) * outer[row]
+    return Pieces.built(table.numbers[row], offsets, boxes, strides, table.holders)
+
+
+def _with_one(table: Pieces, dim: int) -> Pieces:
+    """With an additional dim of one element."""
+    boxes = np.insert(table.boxes, dim, 0, 1)
+    boxes[:, dim] = 0, 1
+    strides = np.insert(table.strides, dim, 0, 1)
+    return Pieces.built(table.numbers, table.offsets, boxes, strides, table.holders)
+
+
+def _rectangles(sizes: _Sizes, low: int, high: int) -> Iterator[list[tuple[int, int]]]:
+    """The boxes of several dims that make up a range of these dims merged."""
+    if len(sizes) <= 1:
+        yield [(low, high)] if sizes else []
+        return
+    inner = math.prod(sizes[1:])
+    first, last = low // inner, (high - 1) // inner
+    begin, end = low - first * inner, high - last * inner
+    whole = [(0, size) for size in sizes[1:]]
+    if first == last:
+        for rest in _rectangles(sizes[1:], begin, end):
+            yield [(first, first + 1), *rest]
+        return
+    if begin:
+        for rest in _rectangles(sizes[1:], begin, inner):
+            yield [(first, first + 1), *rest]
+        first += 1
+    stop = last if end < inner else last + 1
+    if first < stop:
+        yield [(first, stop), *whole]
+    if end < inner:
+        for rest in _rectangles(sizes[1:], 0, end):
+            yield [(last, last + 1), *rest]

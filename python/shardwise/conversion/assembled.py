@@ -1,0 +1,534 @@
+"""Tensors put together from parts of stored ones: a tree of what is done to which, and the place of each element.
+
+A tree reads nothing. `pieces_in` works out which boxes of which files a box of the tensor is made of; trees that are
+equal, but for names, have tables that are. If a whole table would have very many pieces of a few bytes,
+`is_scattered` is true, and the tensor is better put together box by box.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .._dtypes import Dtype
+from .._fork import cached_property
+from .._text import shown
+from ..errors import LayoutError, SizeOverflowError
+from ..partition import Partition
+from ..pieces import NO_PIECES, Bounds, Piece, Pieces, Stretches
+
+__all__ = ["MOST_STRETCHES", "SHORT", "Assembled", "Stored", "Tables", "Values", "Wanted", "zero_element"]
+
+_LARGEST = 2**63 - 1
+#: With at least this many stretches, of fewer bytes than this on average, an order is too fine to copy piece by piece.
+MOST_STRETCHES, SHORT = 256, 512
+
+_Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Wanted:
+    """A tensor to write.
+
+    Attributes:
+        name: Its name in the new checkpoint.
+        dtype: Its dtype.
+        shape: Its shape.
+        pieces: What its elements come from: boxes that tile it.
+        replicas: Further boxes, which should hold the same as some of `pieces`.
+        partition: How it is cut; `None` if it is written whole.
+        identity: Equal for two tensors that share their elements; `None` if that is not known.
+        is_object: Whether it is not a tensor, but a value in a PyTorch container, with these bytes.
+    """
+
+    name: str
+    dtype: Dtype
+    shape: tuple[int, ...]
+    pieces: Pieces
+    replicas: Pieces = NO_PIECES
+    partition: Partition | None = None
+    identity: Any = None
+    is_object: bool = False
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return self.dtype.bits // 8
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole tensor."""
+        size = self.itemsize
+        for extent in self.shape:
+            size *= extent
+        return size
+
+
+class Tables(NamedTuple):
+    """The places of a tensor's elements.
+
+    Attributes:
+        pieces: Boxes that tile it, or a box of it.
+        replicas: Further boxes, which repeat what some of these hold.
+    """
+
+    pieces: Pieces
+    replicas: Pieces = NO_PIECES
+
+    def clipped(self, box: Bounds) -> Tables:
+        """The parts that are within a box."""
+        return Tables(self.pieces.clipped(box), self.replicas.clipped(box))
+
+    def changed(self, change: Callable[[Pieces], Pieces]) -> Tables:
+        """Both, changed in one way; a table without pieces stays as it is."""
+        return Tables(*(change(table) if len(table) else table for table in self))
+
+    @staticmethod
+    def joined(tables: Sequence[Tables], rank: int) -> Tables:
+        """The pieces of several, and the replicas."""
+        return Tables(
+            Pieces.joined([each.pieces for each in tables], rank),
+            Pieces.joined([each.replicas for each in tables], rank),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Assembled:
+    """A tensor made of parts of stored ones: a node of a tree, whose leaves are stored tensors and values.
+
+    Attributes:
+        origin: The name of a stored tensor that is in it, for messages.
+        shape: Its shape.
+        dtype: Its dtype.
+        parts: The tensors that it is made of.
+        is_scattered: Whether its pieces are too many and too short to be copied one by one.
+        is_apart: Whether it is written by itself, though another tensor is made of the same pieces.
+    """
+
+    origin: str
+    shape: tuple[int, ...]
+    dtype: Dtype
+    parts: tuple[Assembled, ...] = ()
+    is_scattered: bool = False
+    is_apart: bool = False
+
+    @property
+    def what(self) -> Hashable:
+        """What is done to the parts."""
+        raise NotImplementedError
+
+    def _tables(self, box: Bounds | None) -> Tables:
+        """The places of the elements of a box, or of all."""
+        raise NotImplementedError
+
+    @property
+    def source(self) -> str | None:
+        """The name of the stored tensor whose elements it has, in their order; `None` if it is made otherwise."""
+        return None
+
+    @property
+    def stored(self) -> str | None:
+        """The name of the stored tensor that can be written in its place."""
+        return None
+
+    def tree(self, leaf: Callable[[Stored | Values], Hashable]) -> Hashable:
+        """Give how it is made, as a value: equal for two tensors that are made alike of leaves that are."""
+        return self.what, *(part.tree(leaf) for part in self.parts)
+
+    def pieces_in(self, box: Bounds) -> Tables:
+        """Give the places of the elements of a box, in time and memory that grow with what there is of it."""
+        return Tables(NO_PIECES) if any(a >= b for a, b in box) else self._tables(box)
+
+    def tables(self) -> Tables:
+        """Give the places of all elements."""
+        return Tables(NO_PIECES) if 0 in self.shape else self._tables(None)
+
+    def replicas(self) -> Pieces:
+        """Further boxes, which repeat what others hold; if nothing is stored twice, no table is made to say so."""
+        return self.tables().replicas if self.has_replicas else NO_PIECES
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether something of it may be stored twice."""
+        return any(part.has_replicas for part in self.parts)
+
+    @property
+    def expected(self) -> int:
+        """About how many pieces its table has."""
+        return sum(part.expected for part in self.parts)
+
+    def wanted(self, name: str, partition: Partition | None) -> Wanted:
+        """The tensor, to be written under a name."""
+        tables = self.tables()
+        identity = None if self.is_apart or 0 in self.shape else self.identity()
+        return Wanted(name, self.dtype, self.shape, *tables, partition, identity)
+
+    def identity(self) -> Hashable:
+        """Equal for tied tensors, which are made in the same way of tensors that lie in the same places."""
+        return self.tree(lambda leaf: leaf.place), self.dtype.name, self.shape
+
+    def apart(self) -> Assembled:
+        """The tensor, never tied to another one."""
+        return replace(self, is_apart=True)
+
+    def taken(self, dim: int, stretches: Stretches, size: int) -> Assembled:
+        """The tensor with a dim of this size, made of these stretches of the old one."""
+        return _packed((*self.shape[:dim], size, *self.shape[dim + 1 :]), dim, [(self, stretches)])
+
+    def unpacked(self, dim: int, segments: Mapping[str, Stretches]) -> dict[str, Assembled]:
+        """The parts that are packed in a dim, each of stretches of it: where they begin in it, and in the dim."""
+        return {
+            name: self.taken(dim, np.ascontiguousarray(stretches[:, [1, 0, 2]]), int(stretches[:, 2].sum()))
+            for name, stretches in segments.items()
+        }
+
+    def unstacked(self, place: int) -> Assembled:
+        """The tensor at a place in the first dim."""
+        return _Unstacked(self.origin, self.shape[1:], self.dtype, (self,), self.is_scattered, place=place)
+
+    def transposed(self) -> Assembled:
+        """The tensor with its last two dims swapped."""
+        rank = len(self.shape)
+        if rank < 2:
+            raise LayoutError(f"tensor {shown(self.origin)} has {rank} dims, so it cannot be transposed")
+        order = (*range(rank - 2), rank - 1, rank - 2)
+        shape = tuple(self.shape[dim] for dim in order)
+        return _Transposed(self.origin, shape, self.dtype, (self,), self.is_scattered, order=order)
+
+    def padded(self, dim: int, size: int) -> Assembled:
+        """The tensor with zeros after a dim's elements."""
+        if size == self.shape[dim]:
+            return self
+        shape = (*self.shape[:dim], size, *self.shape[dim + 1 :])
+        return _Padded(self.origin, shape, self.dtype, (self,), self.is_scattered, dim=dim)
+
+    def repeated(self, others: Sequence[Assembled]) -> Assembled:
+        """The tensor, of which others are stored again, and should hold the same.
+
+        Raises:
+            LayoutError: if one is of another shape or dtype.
+        """
+        for other in others:
+            if (other.shape, other.dtype) != (self.shape, self.dtype):
+                raise LayoutError(
+                    f"tensors {shown(self.origin)} and {shown(other.origin)} should be the same: one is "
+                    f"{self.dtype.name} {self.shape}, the other {other.dtype.name} {other.shape}"
+                )
+        if not others:
+            return self
+        return _Repeated(self.origin, self.shape, self.dtype, (self, *others), self.is_scattered, self.is_apart)
+
+    @staticmethod
+    def stacked(tensors: Sequence[Assembled]) -> Assembled:
+        """Tensors of one shape and dtype, stacked in a first dim.
+
+        Raises:
+            LayoutError: if their shapes or dtypes differ.
+        """
+        first = tensors[0]
+        for other in tensors:
+            if (other.shape, other.dtype) != (first.shape, first.dtype):
+                raise LayoutError(
+                    f"tensors {shown(first.origin)} and {shown(other.origin)} cannot be stacked: one is "
+                    f"{first.dtype.name} {first.shape}, the other {other.dtype.name} {other.shape}"
+                )
+        scattered = any(one.is_scattered for one in tensors)
+        return _Stacked(first.origin, (len(tensors), *first.shape), first.dtype, tuple(tensors), scattered)
+
+    @staticmethod
+    def packed(dim: int, parts: Sequence[tuple[Assembled, Stretches]]) -> Assembled:
+        """Tensors packed in a dim: for each part, the new places of its stretches.
+
+        Raises:
+            LayoutError: if they differ in another dim, or in dtype.
+            SizeOverflowError: if the dim is over 2**63 - 1.
+        """
+        first = parts[0][0]
+        size = sum(part.shape[dim] for part, _ in parts)
+        if size > _LARGEST:
+            raise SizeOverflowError(f"dim {dim} would have {shown(size)} elements, over the limit of {_LARGEST}")
+        shape = (*first.shape[:dim], size, *first.shape[dim + 1 :])
+        for part, _ in parts:
+            if part.dtype != first.dtype or (*part.shape[:dim], size, *part.shape[dim + 1 :]) != shape:
+                raise LayoutError(
+                    f"tensors {shown(first.origin)} and {shown(part.origin)} cannot be packed in dim {dim}: one is "
+                    f"{first.dtype.name} {first.shape}, the other {part.dtype.name} {part.shape}"
+                )
+        return _packed(shape, dim, parts)
+
+
+@dataclass(frozen=True, eq=False)
+class Stored(Assembled):
+    """A stored tensor: a leaf.
+
+    Attributes:
+        make: Gives its pieces; called once, if they are needed.
+    """
+
+    make: Callable[[], Wanted] = field(kw_only=True, repr=False)
+
+    @property
+    def what(self) -> Hashable:
+        """The name of the tensor."""
+        return self.origin
+
+    @property
+    def source(self) -> str | None:
+        """The name of the tensor."""
+        return self.origin
+
+    @property
+    def stored(self) -> str | None:
+        """The name of the tensor, unless it is written by itself."""
+        return None if self.is_apart else self.origin
+
+    def tree(self, leaf: Callable[[Stored | Values], Hashable]) -> Hashable:
+        """Give what the function says of the leaf."""
+        return leaf(self)
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether something of it is stored twice."""
+        return len(self._whole.replicas) > 0
+
+    @property
+    def expected(self) -> int:
+        """The number of its pieces."""
+        return len(self._whole.pieces)
+
+    @property
+    def place(self) -> Hashable:
+        """Equal for two that lie in the same places."""
+        return self._whole.pieces.identity
+
+    @cached_property
+    def _whole(self) -> Tables:
+        if self.dtype.bits % 8:
+            raise TypeError(
+                f"tensor {shown(self.origin)} is {self.dtype.name}, {self.dtype.bits} bits an element; packed elements "
+                "cannot be rewritten"
+            )
+        wanted = self.make()
+        return Tables(wanted.pieces, wanted.replicas)
+
+    def _tables(self, box: Bounds | None) -> Tables:
+        return self._whole if box is None else self._whole.clipped(box)
+
+
+@dataclass(frozen=True, eq=False)
+class Values(Assembled):
+    """Values in memory, a few of them: a leaf.
+
+    Attributes:
+        values: Their bytes, as an array.
+    """
+
+    values: _Array = field(kw_only=True)
+
+    @classmethod
+    def of(cls, origin: str, values: _Array, dtype: Dtype) -> Values:
+        """These values, of this dtype."""
+        return cls(origin, values.shape, dtype, values=np.ascontiguousarray(values).view(f"V{dtype.bits // 8}"))
+
+    @property
+    def what(self) -> Hashable:
+        """The values."""
+        return "values", self.values.tobytes(), self.shape, self.dtype.name
+
+    def tree(self, leaf: Callable[[Stored | Values], Hashable]) -> Hashable:
+        """Give what the function says of the leaf."""
+        return leaf(self)
+
+    @property
+    def place(self) -> Hashable:
+        """Equal for itself alone: two tensors of equal values are two tensors."""
+        return id(self.values)
+
+    @property
+    def expected(self) -> int:
+        """One: the array."""
+        return 1
+
+    def _tables(self, box: Bounds | None) -> Tables:
+        whole = tuple((0, size) for size in self.shape)
+        tables = Tables(Pieces.of([Piece(whole, self.values, 0, self.values.strides)], len(whole)))
+        return tables if box is None else tables.clipped(box)
+
+
+@dataclass(frozen=True, eq=False)
+class _Packed(Assembled):
+    """Stretches of a dim of each part, put one after the other or in turns in the same dim."""
+
+    dim: int = field(kw_only=True)
+    #: For each part where its stretches begin in it, where in the dim, and their lengths.
+    stretches: tuple[Stretches, ...] = field(kw_only=True)
+
+    @property
+    def what(self) -> Hashable:
+        return "packed", self.dim, *(stretches.tobytes() for stretches in self.stretches)
+
+    @property
+    def expected(self) -> int:
+        """A piece of each for each stretch; never more than there are elements."""
+        count = sum(part.expected * len(each) for part, each in zip(self.parts, self.stretches, strict=True))
+        return min(count, math.prod(self.shape))
+
+    def _tables(self, box: Bounds | None) -> Tables:
+        made = []
+        for part, every in zip(self.parts, self.stretches, strict=True):
+            stretches, inner = every, box
+            if box is not None:
+                stretches = _within(every, *box[self.dim])
+                if not len(stretches):
+                    continue
+                ends = stretches[:, 0] + stretches[:, 2]
+                around = int(stretches[:, 0].min()), int(ends.max())
+                inner = (*box[: self.dim], around, *box[self.dim + 1 :])
+            made.append(part._tables(inner).changed(partial(Pieces.taken, dim=self.dim, stretches=stretches)))
+        return Tables.joined(made, len(self.shape))
+
+
+@dataclass(frozen=True, eq=False)
+class _Unstacked(Assembled):
+    """The tensor at a place in the first dim of its part."""
+
+    place: int = field(kw_only=True)
+
+    @property
+    def what(self) -> Hashable:
+        return "unstacked", self.place
+
+    @cached_property
+    def _whole(self) -> Tables:
+        """The places of all elements, worked out once: several tensors are made of it."""
+        return self._made(tuple((0, size) for size in self.shape))
+
+    def _tables(self, box: Bounds | None) -> Tables:
+        return self._whole if box is None else self._made(box)
+
+    def _made(self, box: Bounds) -> Tables:
+        row = np.array([[self.place, 0, 1]], np.int64)
+        tables = self.parts[0]._tables(((self.place, self.place + 1), *box))
+        return tables.changed(lambda table: table.taken(0, row).without(0))
+
+
+@dataclass(frozen=True, eq=False)
+class _Transposed(Assembled):
+    """The dims of a part in another order."""
+
+    order: tuple[int, ...] = field(kw_only=True)
+
+    @property
+    def what(self) -> Hashable:
+        return "transposed", self.order
+
+    def _tables(self, box: Bounds | None) -> Tables:
+        inner = None
+        if box is not None:
+            sides = dict(zip(self.order, box, strict=True))
+            inner = tuple(sides[dim] for dim in range(len(box)))
+        return self.parts[0]._tables(inner).changed(lambda table: table.transposed(self.order))
+
+
+@dataclass(frozen=True, eq=False)
+class _Padded(Assembled):
+    """A part with zeros after the elements of a dim."""
+
+    dim: int = field(kw_only=True)
+
+    @property
+    def what(self) -> Hashable:
+        return "padded", self.dim, self.shape[self.dim]
+
+    def _tables(self, box: Bounds | None) -> Tables:
+        (part,), rank = self.parts, len(self.shape)
+        have = part.shape[self.dim]
+        whole = tuple((0, extent) for extent in self.shape) if box is None else box
+        begin, end = whole[self.dim]
+        made = []
+        if 0 not in part.shape and begin < have:
+            inner = (*whole[: self.dim], (begin, min(end, have)), *whole[self.dim + 1 :])
+            made.append(part._tables(None if box is None else inner))
+        if have < end:
+            rest = tuple((have if dim == self.dim else 0, extent) for dim, extent in enumerate(self.shape))
+            zeros = Tables(Pieces.of([Piece(rest, zero_element(self.dtype.bits // 8), 0, (0,) * rank)], rank))
+            made.append(zeros if box is None else zeros.clipped(box))
+        return Tables.joined(made, rank)
+
+
+@dataclass(frozen=True, eq=False)
+class _Stacked(Assembled):
+    """Parts of one shape, stacked in a first dim."""
+
+    @property
+    def what(self) -> Hashable:
+        return "stacked"
+
+    def _tables(self, box: Bounds | None) -> Tables:
+        first, stop = (0, len(self.parts)) if box is None else box[0]
+        inner = None if box is None else box[1:]
+        made = [self.parts[at]._tables(inner).changed(partial(Pieces.within, place=at)) for at in range(first, stop)]
+        return Tables.joined(made, len(self.shape))
+
+
+@dataclass(frozen=True, eq=False)
+class _Repeated(Assembled):
+    """The first part, of which the others hold the same again."""
+
+    @property
+    def what(self) -> Hashable:
+        return self.parts[0].what
+
+    @property
+    def source(self) -> str | None:
+        return self.parts[0].source
+
+    @property
+    def has_replicas(self) -> bool:
+        return True
+
+    @property
+    def expected(self) -> int:
+        return self.parts[0].expected
+
+    def tree(self, leaf: Callable[[Stored | Values], Hashable]) -> Hashable:
+        """Give how the first part is made: the others are only compared."""
+        return self.parts[0].tree(leaf)
+
+    def _tables(self, box: Bounds | None) -> Tables:
+        (pieces, replicas), *others = (part._tables(box) for part in self.parts)
+        again = [table for tables in others for table in tables]
+        return Tables(pieces, Pieces.joined([replicas, *again], len(self.shape)))
+
+
+def _packed(shape: tuple[int, ...], dim: int, parts: Sequence[tuple[Assembled, Stretches]]) -> Assembled:
+    """A tensor of which each part has other stretches of a dim."""
+    first = parts[0][0]
+    count = sum(len(stretches) for _, stretches in parts)
+    run = math.prod(shape[dim:]) * (first.dtype.bits // 8)
+    scattered = count > MOST_STRETCHES and run < count * SHORT
+    scattered = scattered or any(part.is_scattered for part, _ in parts)
+    tensors, stretches = (tuple(each) for each in zip(*parts, strict=True))
+    return _Packed(first.origin, shape, first.dtype, tensors, scattered, dim=dim, stretches=stretches)
+
+
+def _within(stretches: Stretches, low: int, high: int) -> Stretches:
+    """The parts of stretches whose new places are in a range."""
+    begin = np.maximum(stretches[:, 1], low)
+    lengths = np.minimum(stretches[:, 1] + stretches[:, 2], high) - begin
+    found: Stretches = np.stack([stretches[:, 0] + begin - stretches[:, 1], begin, lengths], 1)[lengths > 0]
+    return found
+
+
+_ZEROS: dict[int, npt.NDArray[Any]] = {}
+
+
+def zero_element(itemsize: int) -> npt.NDArray[Any]:
+    """One element of zero bytes, the same at each call, so that tied tensors stay tied when they are padded."""
+    return _ZEROS.setdefault(itemsize, np.zeros(1, f"V{itemsize}"))

@@ -1,0 +1,491 @@
+"""Quantized weights in rewrites: what becomes of a weight becomes of each of its components, in whole blocks.
+
+A `Weight` has the verbs of `Assembled`, in terms of the logical weight; it is never read, its components are. Blocks
+move with the elements that they are for. What is one number for a whole weight is kept for each part of a fused one, in
+the order of the parts, as engines have it; numbers of several parts are never combined.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from .._text import shown
+from ..errors import LayoutError
+from ..pieces import Stretches
+from ..quantized.component import Along, Component, LogicalTensor
+from ..quantized.parts import WHOLE
+from . import arrange
+from .assembled import Assembled, Values
+
+__all__ = ["Reader", "Tensor", "Weight", "arranged", "packed", "repeated", "stacked"]
+
+#: What speaks of the whole weight: its shape, which is stated anew, and the order of its groups.
+_SHAPE, _ORDERS = "weight_shape", ("g_idx", "weight_g_idx")
+#: What is about the layer's input, and may be left out.
+_ACTIVATIONS = frozenset(["input_scale", "input_global_scale", "input_zero_point", "activation_scale"])
+#: The block of a dim that has one element for all of the weight's: `Along` has no dim for these.
+_ALL = 0
+_Sizes = Sequence[int]
+#: Gives the bytes of a small tensor, or `None`.
+Reader = Callable[[str], bytes | None]
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """A component: the end of its name, what it is made of, what its dims stand for, and its value if that is known."""
+
+    tail: str
+    made: Assembled
+    along: tuple[Along, ...]
+    value: bytes | None = None
+
+    def position(self, dim: int) -> int | None:
+        """The dim that stands for a dim of the weight; `None` if none does."""
+        return next((at for at, each in enumerate(self.along) if each.of == dim), None)
+
+
+@dataclass(frozen=True, eq=False)
+class Weight:
+    """A quantized weight whose components are made of parts of stored ones.
+
+    Attributes:
+        origin: The name of the stored weight, for messages.
+        shape: The shape of the logical weight.
+        form: The form in words.
+        held: Its components.
+        uncut: The dims that cannot be cut, each with the reason.
+        is_whole: Whether it is a stored weight as it is, but for its name.
+    """
+
+    origin: str
+    shape: tuple[int, ...]
+    form: str
+    held: tuple[Held, ...]
+    uncut: tuple[tuple[int, str], ...]
+    is_whole: bool = True
+
+    @classmethod
+    def of_stored(cls, tensor: LogicalTensor, made: Mapping[str, Assembled], read: Reader) -> Weight:
+        """The weight of these stored components; orders of groups that are not in order are read."""
+        rank = len(tensor.shape)
+        held = []
+        for one in tensor.components:
+            along = one.along
+            missing = [dim for dim in range(rank) if all(each.of != dim for each in along)]
+            whole = [at for at, each in enumerate(along) if each.of is None]
+            if len(along) == rank and len(missing) == 1 and len(whole) == 1 and one.shape[whole[0]] == 1:
+                along = tuple(Along(missing[0], _ALL) if at in whole else each for at, each in enumerate(along))
+            tail = _tail(tensor.name, one.name)
+            held.append(Held(tail, made[one.name], along, read(one.name) if tensor.uncut and tail in _ORDERS else None))
+        return cls(tensor.name, tensor.shape, tensor.form, tuple(held), tensor.uncut)
+
+    def named(self, name: str) -> tuple[LogicalTensor, dict[str, Assembled]]:
+        """The logical tensor under a name, and its components by theirs."""
+        components, tensors = [], {}
+        for held in self.held:
+            made = held.made
+            if held.tail == _SHAPE and not self.is_whole:
+                made = _stated(made, self.shape)
+            along = tuple(WHOLE if each.block == _ALL else each for each in held.along)
+            own = _name(name, held.tail)
+            tensors[own] = made
+            components.append(Component(own, made.dtype.code or made.dtype.name, made.shape, along))
+        return LogicalTensor(name, self.shape, self.form, tuple(components), self.uncut), tensors
+
+    def without(self, name: str, matched: Callable[[str], object]) -> Weight:
+        """The weight of this name without those components whose names a template matches."""
+        left = [held for held in self.held if matched(_name(name, held.tail)) is not None]
+        if needed := [held.tail for held in left if held.tail not in _ACTIVATIONS]:
+            raise LayoutError(f"{shown(name)}: drop leaves its {needed[0]} out, without which its values mean nothing")
+        return replace(self, held=tuple(held for held in self.held if held not in left)) if left else self
+
+    def taken(self, dim: int, stretches: Stretches, size: int) -> Weight:
+        """The weight with a dim of this size, made of these stretches of the old one."""
+        shape = (*self.shape[:dim], size, *self.shape[dim + 1 :])
+        return self._changed(shape, lambda held: self._taken(held, dim, stretches, size), self.uncut)
+
+    def _taken(self, held: Held, dim: int, stretches: Stretches, size: int) -> Held:
+        at = held.position(dim)
+        if at is None or held.along[at].block == _ALL:
+            return replace(held, made=held.made.apart())
+        if held.tail in _ORDERS:
+            raise LayoutError(f"{self._said(held)} is the order of all groups, of which no part can be taken")
+        coarse = self._coarse(held, held.along[at], stretches, size, dim)
+        return replace(held, made=held.made.taken(at, coarse, held.along[at].elements(size)))
+
+    def _coarse(self, held: Held, each: Along, stretches: Stretches, size: int, dim: int) -> Stretches:
+        """The stretches in blocks, of which only the last one of a dim may be short."""
+        begins, places, lengths = stretches.T
+        block = each.block
+        # The last block may be short; of values in one word all go together.
+        ends = (places + lengths == size) & ((begins + lengths == self.shape[dim]) | (each.packing == 1))
+        within = (begins % block != 0) | (places % block != 0) | ((lengths % block != 0) & ~ends)
+        if within.any():
+            first = int(np.flatnonzero(within)[0])
+            begin, length = int(begins[first]), int(lengths[first])
+            raise LayoutError(
+                f"{shown(self.origin)} is in blocks of {block} in dim {dim} ({held.tail}); its {length} elements from "
+                f"{begin} on, which go to {int(places[first])}, are not whole blocks there: parts would share a block"
+            )
+        return np.stack([begins // block, places // block, -(-lengths // block)], 1) * each.words
+
+    def unpacked(self, dim: int, segments: Mapping[str, Stretches]) -> dict[str, Weight]:
+        """The parts of a fused weight; a number for the whole of it is one for each part."""
+        found = {}
+        for number, (name, stretches) in enumerate(segments.items()):
+            turned = np.ascontiguousarray(stretches[:, [1, 0, 2]])
+            part = self.taken(dim, turned, int(stretches[:, 2].sum()))
+            held = [self._number_of(one, number, len(segments)) for one in part.held]
+            found[name] = replace(part, held=tuple(held))
+        return found
+
+    def _number_of(self, held: Held, number: int, count: int) -> Held:
+        """What a part gets of a component that has a number for each part."""
+        if not self._is_number(held) or math.prod(held.made.shape[len(self._lead(held)) :]) != count or count == 1:
+            return held
+        last = len(held.made.shape) - 1
+        return replace(held, made=held.made.taken(last, np.array([[number, 0, 1]], np.int64), 1))
+
+    def _is_number(self, held: Held) -> bool:
+        """Whether a component is one number for the weight, or for each of its experts or parts."""
+        lead = len(self.shape) - 2
+        return held.tail != _SHAPE and all(
+            each.of is None or 0 <= each.of < lead or each.block == _ALL for each in held.along
+        )
+
+    def _lead(self, held: Held) -> tuple[Along, ...]:
+        return tuple(itertools.takewhile(lambda each: each.of is not None and each.block != _ALL, held.along))
+
+    def unstacked(self, place: int) -> Weight:
+        """The weight at a place in the first dim."""
+
+        def change(held: Held) -> Held:
+            along = tuple(each._replace(of=each.of - 1) if each.of is not None else each for each in held.along)
+            if held.position(0) is None:
+                return replace(held, along=along, made=held.made.apart())
+            if held.position(0) != 0 or held.along[0].block != 1:
+                raise LayoutError(f"{self._said(held)} has blocks in dim 0, which cannot be taken apart")
+            return Held(held.tail, held.made.unstacked(place), along[1:])
+
+        uncut = tuple((dim - 1, why) for dim, why in self.uncut if dim)
+        return self._changed(self.shape[1:], change, uncut)
+
+    def transposed(self) -> Weight:
+        """The weight with its last two dims swapped, and so all blocks."""
+        rank = len(self.shape)
+        if rank < 2:
+            raise LayoutError(f"tensor {shown(self.origin)} has {rank} dims, so it cannot be transposed")
+        dims = [*range(rank - 2), rank - 1, rank - 2]
+        made = arranged(self, [[size] for size in self.shape], [[dim] for dim in dims])
+        assert isinstance(made, Weight)
+        return made
+
+    def padded(self, dim: int, size: int) -> Weight:
+        """The weight with zeros after a dim's elements, and so its scales."""
+
+        def change(held: Held) -> Held:
+            at = held.position(dim)
+            if at is None or held.along[at].block == _ALL:
+                return held
+            if held.tail in _ORDERS:
+                raise LayoutError(f"{self._said(held)} is the order of all groups, and cannot be padded")
+            return replace(held, made=held.made.padded(at, held.along[at].elements(size)))
+
+        if size == self.shape[dim]:
+            return self
+        return self._changed((*self.shape[:dim], size, *self.shape[dim + 1 :]), change, self.uncut)
+
+    def repeated(self, others: Sequence[Weight]) -> Weight:
+        """The weight, of which others of the same form are stored again, and should hold the same."""
+        held = [
+            replace(one, made=one.made.repeated([other.held[at].made for other in others]))
+            for at, one in enumerate(self.held)
+        ]
+        return replace(self, held=tuple(held))
+
+    def _changed(
+        self, shape: tuple[int, ...], change: Callable[[Held], Held], uncut: tuple[tuple[int, str], ...]
+    ) -> Weight:
+        _refuse_flat(self)
+        return replace(self, shape=shape, held=tuple(map(change, self.held)), uncut=uncut, is_whole=False)
+
+    def _said(self, held: Held) -> str:
+        return f"{shown(self.origin)}: its {held.tail}"
+
+
+#: What rewrites are about.
+Tensor = Assembled | Weight
+
+
+def repeated(tensor: Tensor, others: Sequence[Tensor]) -> Tensor:
+    """The tensor, of which others are stored again, and should hold the same.
+
+    Raises:
+        LayoutError: if one is of another shape, dtype or form.
+    """
+    plain = [other for other in others if isinstance(other, Assembled)]
+    if isinstance(tensor, Assembled) and len(plain) == len(others):
+        return tensor.repeated(plain)
+    _, (first, *same) = _weights([tensor, *others], "should be the same")
+    return first.repeated(same)
+
+
+def stacked(tensors: Sequence[Tensor]) -> Tensor:
+    """Tensors of one shape and dtype, stacked in a first dim; of quantized weights each component is.
+
+    Raises:
+        LayoutError: if their shapes, dtypes or forms differ.
+    """
+    plain = [tensor for tensor in tensors if isinstance(tensor, Assembled)]
+    if len(plain) == len(tensors):
+        return Assembled.stacked(plain)
+    first, weights = _weights(tensors, "cannot be stacked")
+    _refuse_flat(first)
+    if other := next((one for one in weights if one.shape != first.shape), None):
+        raise LayoutError(
+            f"tensors {shown(first.origin)} and {shown(other.origin)} cannot be stacked: one is {first.shape}, the "
+            f"other {other.shape}"
+        )
+    held = [
+        Held(
+            one.tail,
+            Assembled.stacked([weight.held[at].made for weight in weights]),
+            (Along(0), *(each._replace(of=each.of + 1) if each.of is not None else each for each in one.along)),
+        )
+        for at, one in enumerate(first.held)
+    ]
+    uncut = {dim + 1: why for weight in weights for dim, why in weight.uncut}
+    return Weight(
+        first.origin, (len(weights), *first.shape), first.form, tuple(held), tuple(uncut.items()), is_whole=False
+    )
+
+
+def packed(dim: int, parts: Sequence[tuple[Tensor, Stretches]]) -> Tensor:
+    """Tensors packed in a dim: for each part, the new places of its stretches.
+
+    The blocks of quantized weights are packed as their elements are. What is one number for each part becomes a row of
+    these. The orders of groups have to be the same, since a fused weight has one.
+
+    Raises:
+        LayoutError: if the parts differ in another dim, in dtype or in form; if parts would share a block.
+        SizeOverflowError: if the dim is over 2**63 - 1.
+    """
+    plain = [(part, stretches) for part, stretches in parts if isinstance(part, Assembled)]
+    if len(plain) == len(parts):
+        return Assembled.packed(dim, plain)
+    first, weights = _weights([part for part, _ in parts], "cannot be packed")
+    _refuse_flat(first)
+    size = sum(weight.shape[dim] for weight in weights)
+    shape = (*first.shape[:dim], size, *first.shape[dim + 1 :])
+    for weight in weights:
+        if (*weight.shape[:dim], size, *weight.shape[dim + 1 :]) != shape:
+            raise LayoutError(
+                f"tensors {shown(first.origin)} and {shown(weight.origin)} cannot be packed in dim {dim}: one is "
+                f"{first.shape}, the other {weight.shape}"
+            )
+    stretches = [each for _, each in parts]
+    held = [_packed(weights, at, dim, stretches, size) for at in range(len(first.held))]
+    uncut = {number: why for weight in weights for number, why in weight.uncut}
+    return Weight(first.origin, shape, first.form, tuple(held), tuple(uncut.items()), is_whole=False)
+
+
+def _packed(weights: Sequence[Weight], index: int, dim: int, stretches: Sequence[Stretches], size: int) -> Held:
+    """One component of weights that are packed."""
+    first = weights[0]
+    ours = [weight.held[index] for weight in weights]
+    held = ours[0]
+    if len(ours) == 1 or held.tail == _SHAPE:
+        return held
+    if first._is_number(held):
+        made = [_in_a_row(weight, one) for weight, one in zip(weights, ours, strict=True)]
+        last = len(made[0].shape) - 1
+        ends = list(itertools.accumulate(one.shape[last] for one in made))
+        rows = [
+            (one, np.array([[0, end - one.shape[last], one.shape[last]]], np.int64))
+            for one, end in zip(made, ends, strict=True)
+        ]
+        return replace(held, made=Assembled.packed(last, rows), along=(*first._lead(held), WHOLE))
+    at = held.position(dim)
+    if at is None:
+        # Of all parts the same, which is seen to when they are copied; an order decides which scale is whose.
+        values = {one.value for one in ours}
+        if any(weight.uncut for weight in weights) and (None in values or len(values) > 1):
+            names = " and ".join(shown(weight.origin) for weight in weights[:2])
+            known = "that were not read" if None in values else "in different orders"
+            raise LayoutError(f"{names} have groups {known} ({held.tail}); a fused weight has one order")
+        return replace(held, made=held.made.repeated([other.made for other in ours[1:]]))
+    each = held.along[at]
+    if each.block == _ALL or held.tail in _ORDERS:
+        raise LayoutError(
+            f"{first._said(held)} is for all of dim {dim}, in which it would be packed with others; they would need "
+            "one for each"
+        )
+    coarse = [
+        (one.made, weight._coarse(one, each, where, size, dim))
+        for one, weight, where in zip(ours, weights, stretches, strict=True)
+    ]
+    return replace(held, made=Assembled.packed(at, coarse))
+
+
+def _in_a_row(weight: Weight, held: Held) -> Assembled:
+    """A number, or those of parts, in one dim after those of experts."""
+    made, lead = held.made, len(weight._lead(held))
+    rest = list(range(lead, len(made.shape)))
+    return arrange.arranged(made, [[size] for size in made.shape], [*([dim] for dim in range(lead)), rest])
+
+
+def arranged(tensor: Tensor, split: Sequence[_Sizes], merged: Sequence[Sequence[int]]) -> Tensor:
+    """The tensor with its dims split, permuted and merged: see `arrange.arranged`; blocks go with their elements.
+
+    Raises:
+        LayoutError: if a block would be taken apart, or its elements put in another order.
+    """
+    if isinstance(tensor, Assembled):
+        return arrange.arranged(tensor, split, merged)
+    if len(merged) == len(split) and list(map(list, merged)) == [[dim] for dim in range(len(split))]:
+        return tensor
+    sizes = [size for group in split for size in group]
+    shape = tuple(math.prod(sizes[atom] for atom in group) for group in merged)
+    owners = [dim for dim, group in enumerate(split) for _ in group]
+    held = tuple(_arranged(tensor, one, split, merged) for one in tensor.held)
+    uncut = {
+        number: why for dim, why in tensor.uncut for number, group in enumerate(merged)
+        if any(owners[atom] == dim for atom in group)
+    }  # fmt: skip
+    _refuse_flat(tensor)
+    return replace(tensor, shape=shape, held=held, uncut=tuple(uncut.items()), is_whole=False)
+
+
+def _arranged(weight: Weight, held: Held, split: Sequence[_Sizes], merged: Sequence[Sequence[int]]) -> Held:
+    """One component of a weight that is arranged anew."""
+    if weight._is_number(held) and not weight._lead(held):
+        return held
+    # In the order of the weight's dims; AWQ and GPTQ have the last two swapped. What stands for none comes after them.
+    extra = [at for at, each in enumerate(held.along) if each.of is None]
+    follows = [at for at, each in enumerate(held.along) if each.of is not None]
+    order = sorted(follows, key=lambda at: held.along[at].of or 0)
+    is_swapped = order != follows
+    along = {each.of: each for each in held.along}
+    atoms: list[tuple[int, int, bool]] = []  # Of the weight: size, size in the component, whether within a block.
+    inner: list[list[int]] = []
+    for dim, group in enumerate(split):
+        own = along.get(dim)
+        inner.append(_split_sizes(weight, held, own, group, weight.shape[dim]) if own is not None else [])
+        for place, size in enumerate(group):
+            own_size = inner[-1][place] if own is not None else 0
+            atoms.append((size, own_size, own is not None and own_size != size))
+    owners = [dim for dim, group in enumerate(split) for _ in group]
+    present = [atom for atom, dim in enumerate(owners) if dim in along]
+    groups, new = [], []
+    for number, group in enumerate(merged):
+        inside = [atom for atom in group if atom in present]
+        if not inside:
+            continue
+        large = [atom for atom in group if atoms[atom][0] != 1]
+        block = [atom for atom in large if atoms[atom][2]]
+        one = along[owners[block[0]]] if block else Along(0)
+        whole = [atom for atom, dim in enumerate(owners) if block and dim == owners[block[0]] and atoms[atom][2]]
+        is_kept = large[len(large) - len(block) :] == block and (one.block == _ALL or block == whole)
+        if (
+            any(atom not in present for atom in large)
+            or (block and not is_kept)
+            or (one.block == _ALL and len(large) > len(block))
+        ):
+            raise LayoutError(f"{weight._said(held)} has blocks that would be taken apart in dim {number}")
+        groups.append([present.index(atom) for atom in inside])
+        new.append(one._replace(of=number))
+    flat = [atom for group in groups for atom in group]
+    if extra and flat != sorted(flat) and not weight._is_number(held):
+        raise LayoutError(
+            f"{weight._said(held)} has the shape {held.made.shape}, and its dims this order only; rules for the form "
+            "that is not quantized, and is stored transposed, are not for this one"
+        )
+    made = arrange.arranged(held.made, [[size] for size in held.made.shape], [[at] for at in [*order, *extra]])
+    own_split = [inner[dim] for dim in range(len(split)) if dim in along]
+    rest = [[held.made.shape[at]] for at in extra]
+    made = arrange.arranged(made, [*own_split, *rest], [*groups, *([len(flat) + at] for at in range(len(rest)))])
+    if is_swapped and len(new) > 1 and not extra:
+        made, new = made.transposed(), [*new[:-2], new[-1], new[-2]]
+    return Held(held.tail, made, (*new, *(held.along[at] for at in extra)))
+
+
+def _split_sizes(weight: Weight, held: Held, each: Along, sizes: _Sizes, n: int) -> list[int]:
+    """The sizes of a component's dim where the weight's is split into these."""
+    if len(sizes) == 1:
+        return [1 if each.block == _ALL else each.elements(n)]
+    if each.block == _ALL:
+        return [1] * len(sizes)
+    rest, found = each.block, []
+    for size in reversed(sizes):
+        if rest == 1:
+            found.append(size)
+        elif rest % size == 0:
+            found.append(each.words if rest == size else 1)
+            rest //= size
+        elif size % rest == 0:
+            found.append(size // rest * each.words)
+            rest = 1
+        else:
+            raise LayoutError(
+                f"{weight._said(held)} has blocks of {each.block}, which do not fit dims of {list(sizes)}"
+            )
+    if rest != 1:
+        raise LayoutError(f"{weight._said(held)} has blocks of {each.block}, over the {n} elements of the dim")
+    return found[::-1]
+
+
+def _refuse_flat(weight: Weight) -> None:
+    if any(each.of == -1 for held in weight.held for each in held.along):
+        raise LayoutError(
+            f"{shown(weight.origin)} is stored flat, with its shape in its quant_state: nothing but its name can change"
+        )
+
+
+def _weights(tensors: Sequence[Tensor], what: str) -> tuple[Weight, list[Weight]]:
+    """Tensors that are all quantized weights, in one form."""
+    first = next(one for one in tensors if isinstance(one, Weight))
+    return first, [_alike(first, other, what) for other in tensors]
+
+
+def _alike(first: Weight, other: Tensor, what: str) -> Weight:
+    if isinstance(other, Weight):
+        ours, theirs = ({one.tail: one.along for one in weight.held} for weight in (first, other))
+        if ours == theirs or (ours.keys() == theirs.keys() and other.form == first.form):
+            order = [next(one for one in other.held if one.tail == held.tail) for held in first.held]
+            return replace(other, held=tuple(order))
+        said = f"{other.form} of {', '.join(theirs)}"
+    else:
+        said = "not quantized"
+    parts = ", ".join(held.tail for held in first.held)
+    raise LayoutError(
+        f"tensors {shown(first.origin)} and {shown(other.origin)} {what}: one is {first.form} of {parts}, the other "
+        f"{said}"
+    )
+
+
+def _tail(name: str, component: str) -> str:
+    """The end of a component's name: `weight_scale_inv`; with a mark in front if it comes after the whole name."""
+    base = name.removesuffix("weight")
+    if base != name and component.startswith(base):
+        return component[len(base) :]
+    return "+" + component.removeprefix(name)
+
+
+def _name(name: str, tail: str) -> str:
+    """The name of a component of a weight of this name, which is `…weight`, or of experts that are stacked."""
+    if tail.startswith("+"):
+        return name + tail[1:]
+    if name.endswith("weight"):
+        return name.removesuffix("weight") + tail
+    return name + (tail.removeprefix("weight") if tail.startswith("weight") else f"_{tail}")
+
+
+def _stated(made: Assembled, shape: tuple[int, ...]) -> Assembled:
+    """The sizes of a weight, or of each of stacked ones, as `weight_shape` has them."""
+    sizes = np.broadcast_to(np.array(shape[-2:], "<i8"), (*shape[:-2], 2))
+    return Values.of(made.origin, sizes.astype(f"<i{made.dtype.bits // 8}"), made.dtype)

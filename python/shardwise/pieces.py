@@ -1,0 +1,452 @@
+"""Boxes of a tensor with the places of their bytes: one table, and all that is worked out on it (rule 2.12 a)."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ._core import BoxTree
+from .errors import SizeOverflowError
+
+__all__ = ["NO_PIECES", "Bounds", "Piece", "Pieces", "Stretches", "dense_strides", "repeated", "shared_box", "within"]
+
+Bounds = tuple[tuple[int, int], ...]
+"""Start and stop per dim."""
+
+Numbers = npt.NDArray[np.int64]
+#: Stretches of a dim, int64 (stretches, 3): where each begins in the old dim, where in the new one, and its length.
+Stretches = Numbers
+
+#: From so many pieces on, those that meet a box are found by a tree.
+_TREE_FROM = 64
+#: The number of pairs of stretches and pieces that are looked at together.
+_PAIRS = 1 << 20
+#: So few pairs are all looked at; and how many boxes are looked for at a time.
+_FEW, _TARGETS = 16, 1 << 14
+
+
+class Piece(NamedTuple):
+    """A box of a tensor, and where its elements are in the file, object or array that holds it.
+
+    Attributes:
+        box: Start and stop per dim.
+        holder: What holds it.
+        offset: In a file the byte at which the box's first element begins; in an array the bytes from its element 0.
+        strides: The bytes from one element to the next, per dim; never negative in a file.
+    """
+
+    box: Bounds
+    holder: Any
+    offset: int
+    strides: tuple[int, ...]
+
+    @classmethod
+    def dense(cls, box: Iterable[tuple[int, int]], holder: Any, offset: int, itemsize: int) -> Piece:
+        """A box whose elements, of so many bytes, lie one after the other in C order.
+
+        >>> Piece.dense(((0, 2), (3, 6)), "file", 8, 4)
+        Piece(box=((0, 2), (3, 6)), holder='file', offset=8, strides=(12, 4))
+        """
+        box = tuple(box)
+        strides, step = [], itemsize
+        for start, stop in reversed(box):
+            strides.append(step)
+            step *= max(stop - start, 1)
+        return cls(box, holder, offset, tuple(reversed(strides)))
+
+
+class Pieces(Sequence[Piece]):
+    """Pieces of a tensor, one a row: `[holder, offset, start…, stop…, strides…]`, int64 of shape (pieces, 2 + 3 dims).
+
+    A row is made a `Piece` when it is asked for, so a million of them take the room of their numbers. Nothing else in
+    this package says which boxes share elements, and where their bytes then are.
+
+    Args:
+        rows: The rows.
+        holders: What the numbers of holders stand for.
+
+    >>> pieces = Pieces.of([Piece(((0, 4), (0, 6)), "a", 10, (6, 1)), Piece(((4, 8), (0, 6)), "b", 0, (6, 1))], 2)
+    >>> pieces.meeting(((5, 6), (0, 2))).tolist()
+    [1]
+    >>> pieces.clipped(((3, 5), (2, 4)))[0]
+    Piece(box=((3, 4), (2, 4)), holder='a', offset=30, strides=(6, 1))
+    """
+
+    def __init__(self, rows: Numbers, holders: Sequence[Any] = ()) -> None:
+        self.rows, self.holders = rows, holders
+        self._tree: BoxTree | None = None
+
+    @classmethod
+    def of(cls, pieces: Iterable[Piece], rank: int) -> Pieces:
+        """The table of these pieces of a tensor with so many dims; a table is given as it is.
+
+        Raises:
+            SizeOverflowError: if a number is over 2**63 - 1.
+        """
+        if isinstance(pieces, Pieces):
+            return pieces
+        numbers: dict[int, int] = {}
+        holders: list[Any] = []
+        rows = []
+        for box, holder, offset, strides in pieces:
+            at = numbers.setdefault(id(holder), len(holders))
+            if at == len(holders):
+                holders.append(holder)
+            rows.append([at, offset, *(a for a, _ in box), *(b for _, b in box), *strides])
+        try:
+            return cls(np.array(rows, np.int64).reshape(len(rows), 2 + 3 * rank), holders)
+        except OverflowError:
+            raise SizeOverflowError("a size, an offset or a stride of a piece is over 2**63 - 1") from None
+
+    @classmethod
+    def by_number(cls, pieces: Iterable[Piece], rank: int) -> Pieces:
+        """The table of pieces whose holders are numbers, of a job's files and arrays; a table is given as it is.
+
+        Raises:
+            ValueError: if one has another number of dims.
+            SizeOverflowError: if a number is over 2**63 - 1.
+        """
+        if isinstance(pieces, Pieces):
+            return pieces
+        rows = [[number, at, *(a for a, _ in box), *(b for _, b in box), *steps] for box, number, at, steps in pieces]
+        wrong = next((row for row in rows if len(row) != 2 + 3 * rank), None)
+        if wrong is not None:
+            raise ValueError(f"a piece has {len(wrong) - 2} bounds and strides; for {rank} dims it needs {3 * rank}")
+        try:
+            return cls(np.array(rows, np.int64).reshape(len(rows), 2 + 3 * rank))
+        except OverflowError:
+            raise SizeOverflowError("a size, an offset or a stride of a piece is over 2**63 - 1") from None
+
+    @classmethod
+    def built(
+        cls, numbers: Numbers, offsets: Numbers, boxes: Numbers, strides: Numbers, holders: Sequence[Any]
+    ) -> Pieces:
+        """The table of these columns; `boxes` are int64 of shape (pieces, dims, 2)."""
+        return cls(np.column_stack([numbers, offsets, boxes[..., 0], boxes[..., 1], strides]), holders)
+
+    @classmethod
+    def dense(
+        cls, places: Numbers, sides: Numbers, itemsize: int, holders: Sequence[Any] = (), arrays: Numbers | None = None
+    ) -> Pieces:
+        """Pieces whose elements lie in C order without gaps; or in that of arrays of which they are parts.
+
+        Args:
+            places: Holder and offset of each: int64 of shape (pieces, 2).
+            sides: The boxes: int64 of shape (pieces, 2, dims).
+            itemsize: Bytes per element.
+            holders: What the numbers of holders stand for.
+            arrays: The shapes of these arrays, int64 of shape (pieces, dims), if there are any.
+        """
+        count, _, rank = sides.shape
+        extents = sides[:, 1] - sides[:, 0] if arrays is None else arrays
+        rows = np.empty((count, 2 + 3 * rank), np.int64)
+        rows[:, :2], rows[:, 2 : 2 + 2 * rank] = places, sides.reshape(count, 2 * rank)
+        rows[:, 2 + 2 * rank :] = dense_strides(extents, itemsize)
+        return cls(rows, holders)
+
+    @classmethod
+    def boxed(cls, boxes: Numbers) -> Pieces:
+        """Boxes alone, int64 of shape (boxes, dims, 2), wherever their bytes are."""
+        count, rank, _ = boxes.shape
+        none = np.zeros(count, np.int64)
+        return cls.built(none, none, boxes, np.zeros((count, rank), np.int64), ())
+
+    @classmethod
+    def joined(cls, tables: Iterable[Pieces], rank: int) -> Pieces:
+        """The rows of several tables, in order."""
+        filled = [table for table in tables if len(table)]
+        if len(filled) == 1:
+            return filled[0]
+        numbers: dict[int, int] = {}
+        holders: list[Any] = []
+        rows = [np.zeros((0, 2 + 3 * rank), np.int64)]
+        for table in filled:
+            new = []
+            for holder in table.holders:
+                new.append(numbers.setdefault(id(holder), len(holders)))
+                if new[-1] == len(holders):
+                    holders.append(holder)
+            part = table.rows.copy()
+            part[:, 0] = np.array(new, np.int64)[part[:, 0]]
+            rows.append(part)
+        return cls(np.concatenate(rows), holders)
+
+    @property
+    def identity(self) -> tuple[bytes, tuple[int, ...]]:
+        """Equal for tables with the same rows of the same holders, as long as these live."""
+        return self.rows.tobytes(), tuple(map(id, self.holders))
+
+    @property
+    def rank(self) -> int:
+        """The number of dims."""
+        columns: int = self.rows.shape[1]
+        return (columns - 2) // 3
+
+    @property
+    def numbers(self) -> Numbers:
+        """The number of the holder of each."""
+        return self.rows[:, 0]
+
+    @property
+    def offsets(self) -> Numbers:
+        """Where each begins in its holder, in bytes."""
+        return self.rows[:, 1]
+
+    @property
+    def starts(self) -> Numbers:
+        """Where the box of each starts, per dim."""
+        return self.rows[:, 2 : 2 + self.rank]
+
+    @property
+    def stops(self) -> Numbers:
+        """Where it stops."""
+        return self.rows[:, 2 + self.rank : 2 + 2 * self.rank]
+
+    @property
+    def strides(self) -> Numbers:
+        """The bytes from one element to the next, per dim."""
+        return self.rows[:, 2 + 2 * self.rank :]
+
+    @property
+    def boxes(self) -> Numbers:
+        """The boxes: int64 of shape (pieces, dims, 2)."""
+        return np.stack([self.starts, self.stops], axis=2)
+
+    @property
+    def volumes(self) -> Numbers:
+        """The elements of each."""
+        found: Numbers = (self.stops - self.starts).prod(axis=1)
+        return found
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self.chosen(np.arange(len(self))[index])
+        number = operator.index(index)
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"piece {number} of {len(self)}")
+        return next(self._made(self.rows[number % len(self)][None]))
+
+    def __iter__(self) -> Iterator[Piece]:
+        for begin in range(0, len(self), 1024):
+            yield from self._made(self.rows[begin : begin + 1024])
+
+    def _made(self, rows: Numbers) -> Iterator[Piece]:
+        rank = self.rank
+        for number, offset, *rest in rows.tolist():
+            box = tuple(zip(rest[:rank], rest[rank : 2 * rank], strict=True))
+            yield Piece(box, self.holders[number], offset, tuple(rest[2 * rank :]))
+
+    def chosen(self, positions: npt.NDArray[Any]) -> Pieces:
+        """Those at these positions."""
+        return Pieces(self.rows[positions], self.holders)
+
+    def numbered(self, numbers: dict[int, int], first: int = 0) -> Pieces:
+        """The same with holders numbered as they come, from `first` on; `numbers` gets what each was called here."""
+        rows = self.rows.copy()
+        rows[:, 0] = [first + numbers.setdefault(holder, len(numbers)) for holder in self.numbers.tolist()]
+        return Pieces(rows)
+
+    def of_holders(self, held: Callable[[int], Any]) -> Pieces:
+        """The same, of what a function says that the numbers of their holders stand for."""
+        numbers, inner = np.unique(self.numbers, return_inverse=True)
+        rows = self.rows.copy()
+        rows[:, 0] = inner.reshape(-1)
+        return Pieces(rows, list(map(held, numbers.tolist())))
+
+    def meeting(self, box: Bounds) -> npt.NDArray[np.intp]:
+        """The positions of those that share elements with a box, in order."""
+        if not len(self):
+            return np.zeros(0, np.intp)
+        if len(self) < _TREE_FROM or not self.rank:
+            low, high = self._shared(self.rows, box)
+            return np.flatnonzero((low < high).all(axis=1))
+        found: npt.NDArray[np.intp] = self._by_tree(np.array([*(a for a, _ in box), *(b for _, b in box)], np.int64))[0]
+        return found
+
+    def pairs(self, other: Pieces, few: int = _FEW, at_once: int = _TARGETS) -> Iterator[Numbers]:
+        """The positions of pieces here and there that share elements: int64 of shape (2, pairs), some at a time.
+
+        Args:
+            other: The pieces there.
+            few: Up to so many pairs all are given, whether they share elements or not.
+            at_once: The number of pieces there that are looked for at a time.
+        """
+        if len(self) * len(other) <= few or not self.rank:
+            yield np.array(np.divmod(np.arange(len(self) * len(other)), max(len(other), 1)), np.int64)
+            return
+        for begin in range(0, len(other), at_once):
+            rows = other.rows[begin : begin + at_once, 2 : 2 + 2 * self.rank]
+            yield self._by_tree(rows) + np.array([[0], [begin]])
+
+    def _by_tree(self, boxes: Numbers) -> Numbers:
+        if self._tree is None:
+            self._tree = BoxTree(np.ascontiguousarray(self.rows[:, 2 : 2 + 2 * self.rank]).reshape(-1), self.rank)
+        return self._tree.pairs(np.ascontiguousarray(boxes).reshape(-1))
+
+    def _shared(self, rows: Numbers, box: Bounds) -> tuple[Numbers, Numbers]:
+        rank = self.rank
+        sides = np.array(box, np.int64).reshape(rank, 2)
+        return np.maximum(rows[:, 2 : 2 + rank], sides[:, 0]), np.minimum(rows[:, 2 + rank : 2 + 2 * rank], sides[:, 1])
+
+    def clipped(self, box: Bounds) -> Pieces:
+        """The parts of pieces that are within a box."""
+        if not len(self):
+            return self
+        rows = self.rows[self.meeting(box)]
+        return Pieces(_cut(rows, self.rank, *self._shared(rows, box)), self.holders)
+
+    def are_runs(self, itemsize: int) -> npt.NDArray[np.bool_]:
+        """Of each whether its elements lie one after the other, in C order."""
+        extents = self.stops - self.starts
+        found: npt.NDArray[np.bool_] = ((extents == 1) | (self.strides == dense_strides(extents, itemsize))).all(axis=1)
+        return found
+
+    def spans(self, itemsize: int) -> tuple[Numbers, Numbers]:
+        """The first byte of each in its holder, and one past its last; strides are not negative."""
+        reach: Numbers = ((self.stops - self.starts - 1) * self.strides).sum(axis=1)
+        return self.offsets, self.offsets + reach + itemsize
+
+    def shared(self, other: Pieces) -> Iterator[tuple[Numbers, Numbers]]:
+        """For each pair that shares elements the number of the holder here, and how many; some pairs at a time."""
+        for ours, theirs in self.pairs(other):
+            source, target = self.chosen(ours), other.chosen(theirs)
+            extents = np.minimum(source.stops, target.stops) - np.maximum(source.starts, target.starts)
+            yield source.numbers, np.maximum(extents, 0).prod(axis=1)
+
+    def common(self, other: Pieces) -> Iterator[tuple[Pieces, Pieces]]:
+        """The parts that pieces here and there share, of both, pair by pair; some pairs at a time."""
+        for ours, theirs in self.pairs(other):
+            source, target = self.chosen(ours), other.chosen(theirs)
+            low, high = np.maximum(source.starts, target.starts), np.minimum(source.stops, target.stops)
+            there = (low < high).all(axis=1)
+            yield (
+                Pieces(_cut(source.rows[there], self.rank, low[there], high[there]), self.holders),
+                Pieces(_cut(target.rows[there], self.rank, low[there], high[there]), other.holders),
+            )
+
+    def runs_into(self, other: Pieces, itemsize: int, few: int = _FEW, at_once: int = _TARGETS) -> int:
+        """The copies from these to others, each of bytes that follow one another on both sides; see `pairs`."""
+        total = 0
+        for ours, theirs in self.pairs(other, few, at_once):
+            source, target = self.chosen(ours), other.chosen(theirs)
+            extents = np.minimum(source.stops, target.stops) - np.maximum(source.starts, target.starts)
+            length = np.full(len(ours), itemsize, np.int64)
+            runs = (extents > 0).all(axis=1).astype(np.int64)
+            joined = np.ones(len(ours), np.bool_)
+            for dim in reversed(range(self.rank)):
+                extent = extents[:, dim]
+                joined &= (extent <= 1) | ((source.strides[:, dim] == length) & (target.strides[:, dim] == length))
+                length = np.where(joined, length * extent, length)
+                runs = np.where(joined, runs, runs * extent)
+            total += int(runs.sum())
+        return total
+
+    def taken(self, dim: int, stretches: Stretches) -> Pieces:
+        """The pieces in stretches of a dim, at their new places."""
+        if not len(self):
+            return self
+        most = max(_PAIRS // max(len(self), 1), 1)
+        blocks = [self._taken(dim, stretches[at : at + most]) for at in range(0, len(stretches), most)]
+        return Pieces.joined(blocks, self.rank)
+
+    def _taken(self, dim: int, stretches: Stretches) -> Pieces:
+        begins, ends = self.starts[:, dim], self.stops[:, dim]
+        low = np.maximum(stretches[:, :1], begins)
+        high = np.minimum(stretches[:, :1] + stretches[:, 2:], ends)
+        of, piece = np.nonzero(low < high)
+        low, high = low[of, piece], high[of, piece]
+        found = self.chosen(piece)
+        shift = stretches[of, 1] - stretches[of, 0]
+        found.rows[:, 1] += (low - begins[piece]) * found.strides[:, dim]
+        found.starts[:, dim], found.stops[:, dim] = low + shift, high + shift
+        return found
+
+    def without(self, dim: int) -> Pieces:
+        """Without a dim, in which all boxes are the first element."""
+        if not len(self):
+            return self
+        return Pieces(np.delete(self.rows, [2 + dim + side * self.rank for side in range(3)], 1), self.holders)
+
+    def within(self, place: int) -> Pieces:
+        """With an additional first dim, at a place in it."""
+        if not len(self):
+            return self
+        # A model has tables by the ten thousand, and np.insert takes its time.
+        rank = self.rank
+        rows = np.empty((len(self), 5 + 3 * rank), np.int64)
+        rows[:, :2] = self.rows[:, :2]
+        for side, first in enumerate((place, place + 1, 0)):
+            begin = 2 + side * (rank + 1)
+            rows[:, begin] = first
+            rows[:, begin + 1 : begin + 1 + rank] = self.rows[:, 2 + side * rank : 2 + (side + 1) * rank]
+        return Pieces(rows, self.holders)
+
+    def transposed(self, order: Sequence[int]) -> Pieces:
+        """With the dims in another order."""
+        if not len(self):
+            return self
+        columns = [2 + side * self.rank + dim for side in range(3) for dim in order]
+        return Pieces(self.rows[:, [0, 1, *columns]], self.holders)
+
+
+#: The table without pieces, of any number of dims.
+NO_PIECES = Pieces(np.zeros((0, 2), np.int64))
+
+
+def _cut(rows: Numbers, rank: int, low: Numbers, high: Numbers) -> Numbers:
+    """Rows, which are changed, of the boxes within these bounds."""
+    rows[:, 1] += ((low - rows[:, 2 : 2 + rank]) * rows[:, 2 + 2 * rank :]).sum(axis=1)
+    rows[:, 2 : 2 + rank], rows[:, 2 + rank : 2 + 2 * rank] = low, high
+    return rows
+
+
+def dense_strides(extents: Numbers, itemsize: int) -> Numbers:
+    """The strides in bytes of boxes in C order, from their extents, int64 of shape (boxes, dims).
+
+    >>> dense_strides(np.array([[2, 3, 4], [1, 1, 5]]), 2).tolist()
+    [[24, 8, 2], [10, 10, 2]]
+    """
+    strides = np.full_like(extents, itemsize)
+    for dim in reversed(range(extents.shape[1] - 1)):
+        strides[:, dim] = strides[:, dim + 1] * extents[:, dim + 1]
+    return strides
+
+
+def repeated(pieces: Pieces) -> npt.NDArray[np.bool_]:
+    """Of each piece whether an earlier one has the same box.
+
+    >>> repeated(Pieces.boxed(np.array([[[0, 2]], [[2, 4]], [[0, 2]]]))).tolist()
+    [False, False, True]
+    """
+    found = np.ones(len(pieces), np.bool_)
+    if pieces.rank:
+        found[np.unique(pieces.rows[:, 2 : 2 + 2 * pieces.rank], axis=0, return_index=True)[1]] = False
+    else:
+        found[:1] = False
+    return found
+
+
+def shared_box(first: Bounds, second: Bounds) -> Bounds:
+    """The box that two boxes share, if they share elements.
+
+    >>> shared_box(((0, 4), (2, 9)), ((1, 6), (0, 3)))
+    ((1, 4), (2, 3))
+    """
+    return tuple((max(a, b), min(c, d)) for (a, c), (b, d) in zip(first, second, strict=True))
+
+
+def within(box: Bounds, around: Bounds) -> tuple[Any, ...]:
+    """The part of an array that holds the box `around` which is the box `box` of it.
+
+    >>> within(((2, 4), (0, 3)), ((1, 6), (0, 3)))
+    (slice(1, 3, None), slice(0, 3, None), Ellipsis)
+    """
+    # With an ellipsis, so that a box without dims is a view too.
+    return (*(slice(a - start, b - start) for (a, b), (start, _) in zip(box, around, strict=True)), ...)

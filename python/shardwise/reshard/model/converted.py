@@ -1,0 +1,206 @@
+"""Rewrites between two deployments: in which arrays of which holders the elements of each new tensor are.
+
+A rewrite of a checkpoint says which boxes of which stored tensors a new tensor is made of. Here each stored tensor is
+in the arrays of its holders, so the boxes are of these arrays: a tiling of the new tensor, and beside it a table of
+where each of its pieces lies. Tensors that are made alike, of tensors that are cut alike, share both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..._boxes import key_of
+from ..._core import Tiling as CoreTiling
+from ..._dtypes import find_dtype
+from ..._text import shown
+from ...conversion.apply import rewritten
+from ...conversion.assembled import Assembled, Stored, Values, Wanted
+from ...errors import LayoutError
+from ...partition import Partition
+from ...pieces import Pieces, dense_strides
+from ...quantized import Components, LogicalTensor, find_components
+from ...rules.rewrites import Rewrites
+from ...tiling import Tiling
+from .descriptors import ZEROS, Places
+
+__all__ = ["Described", "Sources", "quantized_weights", "rewritten_model"]
+
+Numbers = npt.NDArray[np.int64]
+#: The shape and the dtype of a tensor.
+Described = tuple[tuple[int, ...], Any]
+
+
+def rewritten_model(
+    tensors: Mapping[str, Described],
+    rewrites: Rewrites | None,
+    source_rewrites: Rewrites | None,
+    tiling: Callable[[str, tuple[int, ...]], Tiling],
+    weights: Mapping[str, LogicalTensor],
+) -> tuple[dict[str, Described], dict[str, Assembled], tuple[Components, Components]]:
+    """Give the tensors of the source, and those of the destination, made of them.
+
+    Args:
+        tensors: The shapes and dtypes of the tensors.
+        rewrites: How the destination names and stores them.
+        source_rewrites: How the source does.
+        tiling: Who holds what of a tensor of the source, by its name and shape.
+        weights: The quantized weights among the tensors.
+
+    The last two are the quantized weights of the source and of the destination.
+
+    Raises:
+        LayoutError: as `rewritten`; if a dtype is not known.
+    """
+    stored, before = dict(tensors), weights
+    way = rewrites or Rewrites()
+    if source_rewrites:
+        there, before = rewritten(_assembled(tensors, tiling), source_rewrites, weights)
+        stored = {name: (one.shape, one.dtype.name) for name, one in there.items()}
+        back = source_rewrites.inverse()
+        way = back if rewrites is None else back + rewrites
+    made, after = rewritten(_assembled(stored, tiling), way, before)
+    return stored, made, (Components(None, before, ()), Components(None, after, ()))
+
+
+def quantized_weights(tensors: Mapping[str, Described], config: Mapping[str, Any]) -> Components:
+    """Find the quantized weights among tensors in memory, of which no values are read.
+
+    Raises:
+        ParseError: as `find_components`.
+    """
+    outline = {}
+    for name, (shape, dtype) in tensors.items():
+        known = find_dtype(dtype)
+        outline[name] = "" if known is None else known.code or known.name, shape
+    return find_components(outline, config)
+
+
+def _assembled(
+    tensors: Mapping[str, Described], tiling: Callable[[str, tuple[int, ...]], Tiling]
+) -> dict[str, Assembled]:
+    made: dict[str, Assembled] = {}
+    for name, (shape, dtype) in tensors.items():
+        known = find_dtype(dtype)
+        if known is None:
+            raise LayoutError(f"tensor {shown(name)} has the dtype {shown(dtype)}, which cannot be rewritten")
+        made[name] = Stored(name, shape, known, make=partial(_held, name, shape, known, tiling))
+    return made
+
+
+def _held(name: str, shape: tuple[int, ...], dtype: Any, tiling: Callable[[str, tuple[int, ...]], Tiling]) -> Wanted:
+    """A tensor as pieces of the arrays of its holders; the offsets and strides are in elements."""
+    found = tiling(name, shape)
+    if isinstance(found, Partition) and found.layout.unreduced:
+        raise LayoutError(f"tensor {shown(name)} has partial sums, which cannot be rewritten")
+    if not found._is_named:
+        raise LayoutError(f"tensor {shown(name)}: its holders have no labels to send to")
+    rank, rows = len(shape), []
+    labels = found.holders
+    for number, label in enumerate(labels):
+        own = _strides(found.holder_shape(label))
+        for piece in found.pieces(label):
+            starts = [side.start for side in piece.box]
+            stops = [side.stop for side in piece.box]
+            if any(a >= b for a, b in zip(starts, stops, strict=True)):
+                continue
+            if isinstance(piece.start, tuple) and len(piece.start) == rank:
+                strides, offset = own, sum(a * b for a, b in zip(piece.start, own, strict=True))
+            else:  # In a flat array each box lies on its own.
+                strides = _strides([b - a for a, b in zip(starts, stops, strict=True)])
+                offset = piece.start[0] if isinstance(piece.start, tuple) else piece.start
+            rows.append([number, offset, *starts, *stops, *strides])
+    table = np.array(rows, np.int64).reshape(len(rows), 2 + 3 * rank)
+    return Wanted(name, dtype, shape, Pieces(table, [(name, label) for label in labels]))
+
+
+def _strides(shape: Any) -> list[int]:
+    strides: list[int] = dense_strides(np.array([shape], np.int64), 1)[0].tolist() if len(shape) else []
+    return strides
+
+
+class Sources:
+    """The tilings of rewritten tensors before they move: one object for tensors that are made alike.
+
+    Args:
+        tiling: Who holds what of a stored tensor, by its name and shape: one object for those that are cut alike.
+        tensors: The shapes and dtypes of the stored tensors.
+    """
+
+    def __init__(self, tiling: Callable[[str, tuple[int, ...]], Tiling], tensors: Mapping[str, Described]) -> None:
+        self._tiling, self._tensors = tiling, tensors
+        self._made: dict[Any, tuple[Tiling, Places]] = {}
+        #: Tilings are told apart by identity, so they are kept.
+        self._kept: dict[int, Tiling] = {}
+
+    def of(self, name: str, tensor: Assembled, dst: Tiling) -> tuple[Tiling, Places | None, tuple[str, ...]]:
+        """Give a tensor's tiling before it moves, where its pieces are, and the names of what it is made of.
+
+        Args:
+            name: its name.
+            tensor: what it is made of.
+            dst: its tiling afterwards, whose holders have the padding that they want.
+
+        A tensor that is only called differently has the tiling of the stored one, and no table.
+        """
+        if tensor.source is not None:
+            return self.stored(tensor.source), None, (tensor.source,)
+        names: dict[str, int] = {}
+
+        def kind(leaf: Stored | Values) -> Hashable:
+            """The number of a stored tensor in place of its name, and how it is cut."""
+            if isinstance(leaf, Values):
+                return leaf.what
+            return names.setdefault(leaf.origin, len(names)), id(self.stored(leaf.origin))
+
+        key = tensor.tree(kind), tensor.shape, id(dst)
+        if key not in self._made:
+            self._kept[id(dst)] = dst
+            self._made[key] = self._placed(name, tensor, dst, names)
+        return *self._made[key], tuple(names)
+
+    def stored(self, name: str) -> Tiling:
+        """Give the tiling of a stored tensor."""
+        found = self._tiling(name, self._tensors[name][0])
+        self._kept[id(found)] = found
+        return found
+
+    def _placed(self, name: str, tensor: Assembled, dst: Tiling, names: Mapping[str, int]) -> tuple[Tiling, Places]:
+        if not dst._is_named:
+            raise LayoutError(f"tensor {shown(name)}: its holders have no labels to send to")
+        table = tensor.tables().pieces
+        rank = len(tensor.shape)
+        if any(isinstance(holder, np.ndarray) and holder.tobytes().strip(b"\0") for holder in table.holders):
+            raise LayoutError(f"tensor {shown(name)} has values that a rewrite works out, which no holder has to send")
+        labels: dict[Any, int] = {}
+        #: For each holder of the table the tensor and the label that it stands for.
+        of = [
+            (ZEROS, -1)
+            if isinstance(holder, np.ndarray)
+            else (names[holder[0]], labels.setdefault(holder[1], len(labels)))
+            for holder in table.holders
+        ]
+        rows = table.rows if len(table) else np.zeros((0, 2 + 3 * rank), np.int64)
+        who = np.array(of, np.int64).reshape(-1, 2)[rows[:, 0]]
+        rows, zeros = rows[who[:, 0] != ZEROS], rows[who[:, 0] == ZEROS]
+        who = who[who[:, 0] != ZEROS]
+        if len(zeros):
+            # Whoever wants padding has it: nobody sends zeros.
+            wanting = [labels.setdefault(label, len(labels)) for label in dst.holders]
+            more = np.column_stack([np.full(len(wanting) * len(zeros), ZEROS), np.repeat(wanting, len(zeros))])
+            rows = np.concatenate([rows, np.tile(zeros, (len(wanting), 1))])
+            who = np.concatenate([who, more])
+        order = np.argsort(who[:, 1], kind="stable")
+        rows, who = rows[order], who[order]
+        begins = np.searchsorted(who[:, 1], np.arange(len(labels) + 1))
+        places = np.column_stack([who[:, 0], rows[:, 1], rows[:, 2 : 2 + rank], rows[:, 2 + 2 * rank :]])
+        boxes = np.ascontiguousarray(np.stack([rows[:, 2 : 2 + rank], rows[:, 2 + rank : 2 + 2 * rank]], 2))
+        holders: list[Any] = [(boxes[begin:end], end - begin, False) for begin, end in pairwise(begins.tolist())]
+        core = CoreTiling.boxes(tensor.shape, holders, True)
+        key = ("from_boxes", tensor.shape, tuple(labels), tuple(map(key_of, holders)), True)
+        return Tiling._made(core, key), Places(begins, places)

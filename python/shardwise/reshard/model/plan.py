@@ -1,0 +1,616 @@
+"""The plans of all tensors of a model, with the load balanced over all of them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..._arguments import instance, optional
+from ..._drawn import Drawn
+from ..._dtypes import bits_of, bytes_for, dtype_of
+from ..._fork import importing
+from ..._text import bytes_text, shown
+from ...errors import LayoutError
+from ...layout import TensorLayout, UnevenRule
+from ...partition import Partition
+from ...placing import placing_of
+from ...rules.rewrites import Rewrites
+from ...tiling import Tiling
+from ..balance import balanced
+from ..orders import check_packed
+from ..plan import ReshardPlan
+from ..run import checked_arrays
+from ..source import ShardSource
+from .descriptors import Descriptors, Group, descriptors_of
+from .program import ModelProgram, program_of, view_of
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from ...quantized import Components
+    from ...show.picture import Picture
+    from .converted import Described
+    from .descriptors import Places
+
+__all__ = ["ModelPlan", "plan_model"]
+
+
+class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
+    """The moves of all tensors of a model; `plan_model` makes one.
+
+    It is a mapping from the names of the tensors to their plans, which differ from those of `plan_reshard` in who
+    sends: of the replicas of a box, the one that has sent the fewest bytes over all tensors. A plan is made when it is
+    asked for. Totals are by the labels of the holders, in bytes of the tensors' own dtypes.
+
+    >>> from shardwise import DeviceMesh, TensorLayout
+    >>> old, new = DeviceMesh((4,), ("x",)), DeviceMesh((2,), ("x",), ["gpu:0", "gpu:1"])
+    >>> norms = {f"norm.{i}": ((8,), "float32") for i in range(80)}
+    >>> here, there = ({name: TensorLayout((None,), mesh) for name in norms} for mesh in (old, new))
+    >>> plan = plan_model(here, there, norms)
+    >>> plan.bytes_sent()
+    {'cpu:0': 1280, 'cpu:1': 1280, 'cpu:2': 1280, 'cpu:3': 1280, 'gpu:0': 0, 'gpu:1': 0}
+    >>> len(plan), plan.total_bytes(), len(plan["norm.79"])
+    (80, 5120, 2)
+    >>> plan
+    <ModelPlan of 80 tensors, 6 devices: 5.0 KiB move>
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_before",
+        "_bits",
+        "_devices",
+        "_ends",
+        "_given",
+        "_groups",
+        "_kept",
+        "_made",
+        "_names",
+        "_nodes",
+        "_pairs",
+        "_places",
+        "_received",
+        "_senders",
+        "_sent",
+        "_sources",
+        "_stored",
+        "_tensors",
+        "_used",
+    )
+
+    #: The tilings of each tensor, and who sends, where there are replicas.
+    _ends: dict[str, tuple[Tiling, Tiling]]
+    _senders: dict[str, npt.NDArray[np.int64] | None]
+    #: The tensors of the destination and of the source.
+    _tensors: dict[str, Described]
+    _stored: dict[str, Described]
+    #: The node of each holder, if links between nodes count.
+    _nodes: dict[Any, Hashable] | None
+    #: All arguments but the nodes, if tensors are rewritten.
+    _given: tuple[Any, ...] | None
+    _devices: tuple[Any, ...]
+    _made: dict[str, ReshardPlan]
+    #: The pairs of tilings, each with the name of a tensor; for each tensor its pair, and the bits of an element.
+    _pairs: list[tuple[str, Tiling, Tiling]]
+    _used: npt.NDArray[np.int64]
+    _bits: npt.NDArray[np.int64]
+    #: For each pair where the pieces of its source are, if they are of rewritten tensors; for each tensor the names of
+    #: what it is made of, if it is one.
+    _places: list[Places | None]
+    _sources: dict[str, tuple[str, ...]]
+    #: The tilings of these.
+    _before: dict[str, Tiling]
+    #: What descriptors are made of: tensors that share a plan, and the names of all tensors.
+    _groups: list[Group] | None
+    _names: tuple[str, ...]
+
+    def __init__(
+        self,
+        src: Any,
+        dst: Any,
+        tensors: Mapping[str, Any],
+        uneven: UnevenRule = "even",
+        rewrites: Rewrites | None = None,
+        source_rewrites: Rewrites | None = None,
+        config: Mapping[str, Any] | None = None,
+        nodes: Mapping[Any, Hashable] | None = None,
+        devices: tuple[Any, ...] = (),
+    ) -> None:
+        if not isinstance(tensors, Mapping):
+            raise TypeError(f"tensors must map names to (shape, dtype), got {type(tensors).__name__}")
+        optional("nodes", nodes, Mapping)  # type: ignore[type-abstract]
+        self._nodes = None if nodes is None else dict(nodes)
+        self._ends, self._tensors, self._made, self._groups = {}, {}, {}, None
+        ends = [_End("src", src, uneven), _End("dst", dst, uneven)]
+        optional("config", config, Mapping)  # type: ignore[type-abstract]
+        optional("rewrites", rewrites, Rewrites)
+        optional("source_rewrites", source_rewrites, Rewrites)
+        listed: Any = ((name, *_described(name, tensor), None) for name, tensor in tensors.items())
+        self._given, self._stored, sources = None, self._tensors, None
+        quantized: tuple[Components, Components] | None = None
+        if config is not None:
+            with importing:
+                from .converted import quantized_weights
+
+            listed = list(listed)
+            found = quantized_weights({name: (shape, dtype) for name, shape, dtype, _ in listed}, config)
+            quantized = found, found
+        if rewrites or source_rewrites:
+            with importing:
+                from .converted import Sources, rewritten_model
+
+            given = {name: (shape, dtype) for name, shape, dtype, _ in listed}
+            self._stored, made, quantized = rewritten_model(
+                given, rewrites, source_rewrites, ends[0].tiling, quantized[0].tensors if quantized else {}
+            )
+            sources = Sources(ends[0].tiling, self._stored)
+            listed = [(name, one.shape, one.dtype.name, one) for name, one in made.items()]
+            self._given = src, dst, given, uneven, rewrites, source_rewrites, config
+        for end, own in zip(ends, quantized or (), strict=False):
+            end.follow(own)
+        bits: dict[Any, int] = {}
+        #: By the two tilings: the position in `pairs`. They are looked up by identity, so they are kept.
+        sorts: dict[Any, int] = {}
+        pairs: list[tuple[str, Tiling, Tiling]] = []
+        used, sizes = [], []
+        self._places, self._sources, self._before = [], {}, {}
+        for name, shape, dtype, made in listed:
+            places: Places | None = None
+            if sources is None:
+                before, after = ends[0].tiling(name, shape), ends[1].tiling(name, shape)
+            else:
+                after = ends[1].tiling(name, shape)
+                before, places, self._sources[name] = sources.of(name, made, after)
+            key: Any = id(before), id(after)
+            if not (before._is_named and after._is_named):
+                key = (*key, name)
+            if key not in sorts:
+                check_packed(before, after)
+                sorts[key] = len(pairs)
+                pairs.append((name, before, after))
+                self._places.append(places)
+            if isinstance(dtype, list):
+                dtype = dtype_of(dtype, f"the dtype of {shown(name)}")  # The fields of a structured one.
+            if dtype not in bits:
+                bits[dtype] = bits_of(dtype, f"the dtype of {shown(name)}")
+            used.append(sorts[key])
+            sizes.append(bits[dtype])
+            self._ends[name] = before, after
+            self._tensors[name] = shape, dtype
+        # In bytes, or in bits if elements are packed into bytes.
+        packed = any(size % 8 for size in sizes)
+        weights = sizes if packed else [size // 8 for size in sizes]
+        if sources is not None:
+            self._before = {name: sources.stored(name) for names in self._sources.values() for name in names}
+        labels, *totals, senders = balanced(pairs, used, weights, self._nodes)
+        self._pairs, self._used, self._bits = pairs, np.array(used, np.int64), np.array(sizes, np.int64)
+        self._devices = tuple(dict.fromkeys((*devices, *_worlds((src, dst), pairs), *labels)))
+        number_of = {label: number for number, label in enumerate(self._devices)}
+        at = [number_of[label] for label in labels]
+        self._sent, self._received, self._kept = (np.zeros(len(self._devices), total.dtype) for total in totals)
+        for mine, total in zip((self._sent, self._received, self._kept), totals, strict=True):
+            mine[at] = bytes_for(total, 1) if packed else total
+        self._senders = dict(zip(self._tensors, senders, strict=True))
+
+    def __getitem__(self, name: str) -> ReshardPlan:
+        plan = self._made.get(name)
+        if plan is None:
+            src, dst = self._ends[name]
+            plan = self._made[name] = ReshardPlan(src, dst, self._senders[name])
+        return plan
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._ends)
+
+    @property
+    def devices(self) -> tuple[Any, ...]:
+        """The labels of all devices, each once: those of the source in the order of its world, then the destination's.
+
+        Those that hold nothing are there too, so process number `rank` is `devices[rank]`. The world is that of a
+        deployment, or the mesh of a layout map; other mappings have the holders of their tensors, in that order.
+
+        >>> from shardwise import DeviceMesh, LayoutMap
+        >>> from shardwise.deploy import Deployment, DeploymentRule
+        >>> stages = {"embed": DeploymentRule((None,), at={"pp": 0}), "head": DeploymentRule((None,), at={"pp": 1})}
+        >>> trainer = Deployment(["a", "b"], DeviceMesh((2,), ("pp",)), stages)
+        >>> engine = LayoutMap(DeviceMesh((1,), ("x",), ["c"]), default="replicated")
+        >>> plan_model(trainer, engine, {"head": ((4,), "int8"), "embed": ((4,), "int8")}).devices
+        ('a', 'b', 'c')
+        """
+        return self._devices
+
+    def bytes_sent(self) -> dict[Any, int]:
+        """Give the bytes of all tensors that each device sends, by label, in the order of `devices`."""
+        return dict(zip(self._devices, self._sent.tolist(), strict=True))
+
+    def bytes_received(self) -> dict[Any, int]:
+        """Give the bytes of all tensors that each device receives, by label, in the order of `devices`."""
+        return dict(zip(self._devices, self._received.tolist(), strict=True))
+
+    def bytes_kept(self) -> dict[Any, int]:
+        """Give the bytes of all tensors that each device already has, by label, in the order of `devices`."""
+        return dict(zip(self._devices, self._kept.tolist(), strict=True))
+
+    def total_bytes(self) -> int:
+        """Give the bytes that move in all."""
+        return sum(self._sent.tolist())
+
+    def descriptors(self, holder: Any) -> Descriptors:
+        """Give what one holder sends, receives and copies, over all tensors, as arrays for a transport.
+
+        They are made of the holder's own part only, and both sides of a transfer have equal rows: nobody has to send a
+        plan to others. Tensors of equal shapes and layouts share their arithmetic.
+
+        Args:
+            holder: the label of the holder, in the source or in the destination.
+
+        Raises:
+            LayoutError: if there is no such holder; if a tensor has partial sums, or is cut within bytes; if holders
+                have no labels.
+
+        >>> from shardwise import DeviceMesh, TensorLayout
+        >>> mesh = DeviceMesh((2,), ("x",))
+        >>> rows, columns = TensorLayout(("x", None), mesh), TensorLayout((None, "x"), mesh)
+        >>> plan = plan_model({"w": rows}, {"w": columns}, {"w": ((4, 6), "float32")})
+        >>> part = plan.descriptors("cpu:1")
+        >>> print(part.sends.dtype.names)
+        ('peer', 'src_tensor', 'dst_tensor', 'src_offset', 'dst_offset', 'bytes', 'count', 'src_stride', 'dst_stride')
+        >>> part.sends.tolist(), part.copies.tolist()
+        ([(0, 0, 0, 0, 24, 12, 2, 24, 12)], [(1, 0, 0, 12, 24, 12, 2, 24, 12)])
+        """
+        if holder not in self._devices:
+            raise LayoutError(
+                f"holder {shown(holder)} is not in src or dst of the plan; its devices are {shown(list(self._devices))}"
+            )
+        groups = self._grouped()
+        return descriptors_of(holder, self._devices, self._names, groups)
+
+    def explain(self) -> str:
+        """Describe the plan in a few lines: what moves, what stays, and the busiest devices.
+
+        >>> from shardwise import DeviceMesh, TensorLayout
+        >>> old, new = DeviceMesh((2,), ("x",)), DeviceMesh((1,), ("x",), ["gpu:0"])
+        >>> cut, whole = TensorLayout(("x", None), old), TensorLayout((None, None), new)
+        >>> tensors = {f"h.{i}": ((64, 16), "float32") for i in range(4)}
+        >>> print(plan_model(dict.fromkeys(tensors, cut), dict.fromkeys(tensors, whole), tensors).explain())
+        4 tensors, 16.0 KiB, go from 2 devices to 1.
+        8 boxes move, 16.0 KiB in all.
+        The busiest device sends 8.0 KiB ('cpu:0'); the busiest receives 16.0 KiB ('gpu:0').
+        """
+        counts = np.bincount(self._used, minlength=len(self._pairs)).tolist()
+        boxes = sum(
+            count * len(ReshardPlan(src, dst)) for (_, src, dst), count in zip(self._pairs, counts, strict=True)
+        )
+        ends = [len({label for tiling in side for label in tiling.holders}) for side in _sides(self._pairs)]
+        sizes = [tiling.size for _, _, tiling in self._pairs]
+        held = sum(sizes[used] * bits for used, bits in zip(self._used.tolist(), self._bits.tolist(), strict=True))
+        kept, total = sum(self._kept.tolist()), self.total_bytes()
+        made = " of rewritten tensors" if self._sources else ""
+        verb = "goes" if len(self) == 1 else "go"
+        lines = [
+            f"{_counted(len(self), 'tensor')}, {bytes_text(-(-held // 8))}, {verb} from "
+            f"{_counted(ends[0], 'device')} to {ends[1]}."
+        ]
+        stays = f"{bytes_text(kept)} stays in place"
+        if boxes:
+            more = f"; {stays}" if kept else ""
+            verb = "moves" if boxes == 1 else "move"
+            lines.append(f"{_counted(boxes, 'box', 'boxes')}{made} {verb}, {bytes_text(total)} in all{more}.")
+            busiest = [
+                (amount := max(each.values()), next(label for label in each if each[label] == amount))
+                for each in (self.bytes_sent(), self.bytes_received())
+            ]
+            (sent, sender), (received, receiver) = busiest
+            lines.append(
+                f"The busiest device sends {bytes_text(sent)} ({shown(sender)}); the busiest receives "
+                f"{bytes_text(received)} ({shown(receiver)})."
+            )
+        else:
+            lines.append(f"Nothing moves: {stays}.")
+        return "\n".join(lines)
+
+    def program(self, holder: Any, memory: int | None = None) -> ModelProgram:
+        """Give what one holder has to do for all tensors: one list of messages to and from each of its peers.
+
+        Args:
+            holder: the label of the holder, in the source or in the destination.
+            memory: the most bytes of a message, the same for all holders; without it, all that goes from one holder to
+                another is one message.
+
+        Raises:
+            LayoutError: as for `descriptors`; if `memory` is below 1.
+
+        >>> from shardwise import DeviceMesh, TensorLayout
+        >>> mesh = DeviceMesh((2,), ("x",))
+        >>> rows, columns = TensorLayout(("x", None), mesh), TensorLayout((None, "x"), mesh)
+        >>> tensors = {name: ((4, 6), "float32") for name in "abc"}
+        >>> plan = plan_model(dict.fromkeys(tensors, rows), dict.fromkeys(tensors, columns), tensors)
+        >>> program = plan.program("cpu:1")
+        >>> program.messages["sends"].tolist(), program.messages["bytes"].tolist()
+        ([False, True], [72, 72])
+        """
+        return program_of(self.descriptors(holder), memory)
+
+    def _grouped(self) -> list[Group]:
+        """The tensors by the plans that they share."""
+        if self._groups is None:
+            numbers = {label: number for number, label in enumerate(self._devices)}
+            names = list(self._tensors)
+            self._names = tuple(dict.fromkeys((*names, *self._stored)) if self._stored is not self._tensors else names)
+            number_of = {name: number for number, name in enumerate(self._names)} if self._sources else {}
+            groups: dict[tuple[int, bytes | None], Any] = {}
+            # Few have senders of their own; the others are put together at once.
+            alone = np.ones(len(names), bool)
+            for number, senders in enumerate(self._senders.values()):
+                if senders is not None:
+                    groups.setdefault((int(self._used[number]), senders.tobytes()), []).append(number)
+                    alone[number] = False
+            numbered = alone.nonzero()[0]
+            numbered = numbered[self._used[numbered].argsort(kind="stable")]
+            edges = np.diff(self._used[numbered]).nonzero()[0] + 1
+            groups |= {(int(self._used[part[0]]), None): part for part in np.split(numbered, edges) if len(part)}
+            found: list[Group] = []
+            positions: dict[int, npt.NDArray[np.int64]] = {}
+            for (sort, order), members in groups.items():
+                name, src, dst = self._pairs[sort]
+                ends = []
+                for tiling in (src, dst):
+                    if not tiling._is_named:
+                        raise LayoutError(f"tensor {shown(name)}: its holders have no labels to send to")
+                    # Many tilings have the mesh in common.
+                    at = id(tiling.device_mesh) if isinstance(tiling, Partition) else id(tiling)
+                    if at not in positions:
+                        positions[at] = np.array([numbers[label] for label in tiling.holders], np.int64)
+                    ends.append(positions[at])
+                plan = ReshardPlan(src, dst, None if order is None else np.frombuffer(order, np.int64))
+                chosen = np.array(members, np.int64)
+                if self._sources:
+                    listed = [[number_of[one] for one in self._sources[names[member]]] for member in members]
+                    sources = np.array(listed, np.int64)
+                else:
+                    sources = chosen[:, None]
+                found.append(Group(plan, chosen, sources, self._bits[chosen], ends[0], ends[1], self._places[sort], {}))
+            self._groups = found
+        return self._groups
+
+    def run(
+        self, src_shards: Mapping[str, Sequence[npt.NDArray[Any]] | ShardSource]
+    ) -> dict[str, list[npt.NDArray[Any]]]:
+        """Carry out all plans on numpy arrays in the memory of this process.
+
+        Args:
+            src_shards: for each tensor what `ReshardPlan.run` takes: one array per source holder, or a
+                `ShardedArray`.
+
+        Returns:
+            For each tensor one array per destination holder.
+
+        Raises:
+            LayoutError: if a tensor is missing; see `ReshardPlan.run`.
+
+        >>> from shardwise import DeviceMesh, TensorLayout
+        >>> mesh = DeviceMesh((2,), ("x",))
+        >>> cut, whole = TensorLayout(("x",), mesh), TensorLayout((None,), mesh)
+        >>> plan = plan_model({"w": cut}, {"w": whole}, {"w": ((4,), "int8")})
+        >>> plan.run({"w": [np.array([0, 1], "int8"), np.array([2, 3], "int8")]})["w"][1]
+        array([0, 1, 2, 3], dtype=int8)
+        """
+        instance("src_shards", src_shards, Mapping)  # type: ignore[type-abstract]
+        if missing := [name for name in self._before or self if name not in src_shards]:
+            more = f", nor of {len(missing) - 1} other tensors" if len(missing) > 1 else ""
+            raise LayoutError(f"src_shards has no shards of {shown(missing[0])}{more}")
+        if self._sources:
+            return self._run_rewritten(src_shards)
+        return {name: plan.run(src_shards[name]) for name, plan in self.items()}
+
+    def _run_rewritten(
+        self, src_shards: Mapping[str, Sequence[npt.NDArray[Any]] | ShardSource]
+    ) -> dict[str, list[npt.NDArray[Any]]]:
+        """Carry out the descriptors of all receivers."""
+        memory: dict[tuple[Any, str], Any] = {}
+        dtypes: dict[str, np.dtype[Any]] = {}
+        for name, tiling in self._before.items():
+            given = src_shards[name]
+            shards = (
+                given._data()
+                if isinstance(given, ShardSource)
+                else checked_arrays(f"src_shards[{shown(name)}]", given, tiling, None)
+            )
+            for label, shard in zip(tiling.holders, shards, strict=True):
+                dtypes[name] = shard.dtype
+                memory[label, name] = np.ascontiguousarray(shard).reshape(-1).view(np.uint8)
+        made: dict[str, list[npt.NDArray[Any]]] = {}
+        out: dict[tuple[Any, str], Any] = {}
+        for name, (_, after) in self._ends.items():
+            dtype = dtypes[self._sources[name][0]]
+            made[name] = [np.zeros(after.holder_shape(label), dtype) for label in after.holders]
+            for label, array in zip(after.holders, made[name], strict=True):
+                out[label, name] = array.reshape(-1).view(np.uint8)
+        for label in dict.fromkeys(label for label, _ in out):
+            part = self.descriptors(label)
+            for row in (*part.receives, *part.copies):
+                there = memory[part.peers[row["peer"]], part.tensors[row["src_tensor"]]]
+                view_of(out[label, part.tensors[row["dst_tensor"]]], row, "dst")[...] = view_of(there, row, "src")
+        return made
+
+    def _picture(self) -> Picture:
+        with importing:
+            from ..drawn import loads_picture
+
+        loads = {"sent": self.bytes_sent(), "received": self.bytes_received(), "kept": self.bytes_kept()}
+        return loads_picture(f"a plan for {len(self):,} tensor{'s' * (len(self) != 1)}, bytes by holder", loads)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ModelPlan):
+            return NotImplemented
+        # In order, since the order decides who sends what.
+        if list(self._ends.items()) != list(other._ends.items()) or self._tensors != other._tensors:
+            return False
+        if self._nodes != other._nodes:
+            return False
+        return self._sources == other._sources and self._before == other._before
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._ends.items()))
+
+    def __repr__(self) -> str:
+        sizes = f"{_counted(len(self), 'tensor')}, {_counted(len(self._devices), 'device')}"
+        return f"<ModelPlan of {sizes}: {bytes_text(self.total_bytes())} move>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        src, dst = ({name: ends[side] for name, ends in self._ends.items()} for side in (0, 1))
+        if self._given is not None:
+            return ModelPlan, (self._before, dst, *self._given[2:], self._nodes, self._devices)
+        return ModelPlan, (src, dst, self._tensors, "even", None, None, None, self._nodes, self._devices)
+
+
+def plan_model(
+    src: Any,
+    dst: Any,
+    tensors: Mapping[str, Any],
+    *,
+    uneven: UnevenRule = "even",
+    rewrites: Rewrites | None = None,
+    source_rewrites: Rewrites | None = None,
+    config: Mapping[str, Any] | None = None,
+    nodes: Mapping[Any, Hashable] | None = None,
+) -> ModelPlan:
+    """Plan how to go from one layout of a model to another, with the load balanced over all tensors.
+
+    Args:
+        src: who holds what now: a `LayoutMap`, a `Deployment`, or a mapping from names to layouts that have their mesh,
+            partitions or other tilings.
+        dst: who should hold what, given in the same way.
+        tensors: the shape and the dtype of each tensor, by name: a pair, or anything that has them as attributes, such
+            as what a checkpoint has.
+        uneven: how layouts cut dims that do not divide, unless a rule of the map says so; see
+            `TensorLayout.partition`.
+        rewrites: how `dst` names and stores the tensors: fused, stacked, padded, transposed, in another order; by
+            default as `tensors` has them.
+        source_rewrites: how `src` names and stores them. So where both sides differ from `tensors`, such as those of a
+            checkpoint from which both were made, each has its own rewrites.
+        config: what the model's `config.json` says of quantized weights: their scales and other components follow the
+            rules and the rewrites for the weights. By default all tensors have rules of their own.
+        nodes: the node of each holder of either side, by label. Then also the links between nodes are balanced: of
+            replicas that have sent nearly as much, the one sends whose node has sent the fewest bytes to the
+            receiver's, and one on the receiver's own node before any other.
+
+    Raises:
+        LayoutError: if a tensor has no layout, or its layout does not fit; see `plan_reshard`. If a holder has no node.
+            If a rewrite matches nothing or does not fit, as in `reshard_checkpoint`.
+        TypeError: if elements of fewer than eight bits are rewritten.
+
+    Tensors of the same shape, between the same layouts, are planned only once.
+
+    >>> from shardwise import DeviceMesh, LayoutMap, TensorLayout
+    >>> mesh = DeviceMesh((2, 2), ("data", "model"))
+    >>> rows, columns = LayoutMap(mesh), LayoutMap(mesh)
+    >>> rows["kernel"], columns["kernel"] = ("model", None), (None, "model")
+    >>> plan = plan_model(rows, columns, {f"{i}/kernel": ((4, 4), "bfloat16") for i in range(3)})
+    >>> list(plan), len(plan["0/kernel"]), plan.bytes_received()["cpu:0"]
+    (['0/kernel', '1/kernel', '2/kernel'], 4, 24)
+
+    A trainer with fused queries, keys and values, and an engine that has them separate:
+
+    >>> from shardwise import Rewrites
+    >>> fused = Rewrites([{"from": "{q,k,v}", "to": {"name": "qkv", "packed": "(2 [q:2 k:1 v:1])"}}])
+    >>> trainer = {"qkv": TensorLayout((("data", "model"),), mesh)}
+    >>> engine = dict.fromkeys("qkv", TensorLayout((None,), DeviceMesh((1,), ("tp",), ["gpu"])))
+    >>> plan = plan_model(trainer, engine, {"q": ((4,), "int8"), "k": ((2,), "int8"), "v": ((2,), "int8")},
+    ...                   source_rewrites=fused)
+    >>> {name: one[0].tolist() for name, one in plan.run({"qkv": np.arange(8, dtype="int8").reshape(4, 2)}).items()}
+    {'q': [0, 1, 4, 5], 'k': [2, 6], 'v': [3, 7]}
+    """
+    return ModelPlan(src, dst, tensors, uneven, rewrites, source_rewrites, config, nodes)
+
+
+def _sides(pairs: Sequence[tuple[str, Tiling, Tiling]]) -> tuple[list[Tiling], list[Tiling]]:
+    """The tilings of the source, and those of the destination."""
+    return [src for _, src, _ in pairs], [dst for _, _, dst in pairs]
+
+
+def _worlds(layouts: tuple[Any, Any], pairs: Sequence[tuple[str, Tiling, Tiling]]) -> Iterator[Any]:
+    """The devices of both sides, in order: those of a world, or those that hold the tensors."""
+    for given, tilings in zip(layouts, _sides(pairs), strict=True):
+        placing = placing_of(given)
+        if placing.world is not None and placing.names is None:
+            yield from placing.world._all_labels()
+        else:
+            seen: set[int] = set()
+            for one in tilings:
+                # Many tilings have the mesh in common.
+                at = id(one.device_mesh) if isinstance(one, Partition) else id(one)
+                if at not in seen and one._is_named:
+                    seen.add(at)
+                    yield from one.holders
+
+
+def _counted(count: int, noun: str, several: str = "") -> str:
+    return f"{count:,} {noun if count == 1 else several or noun + 's'}"
+
+
+def _described(name: str, tensor: Any) -> tuple[tuple[int, ...], Any]:
+    """The shape and the dtype of a tensor."""
+    try:
+        shape, dtype = tensor if type(tensor) is tuple else (tensor.shape, tensor.dtype)
+        return tuple(map(operator.index, shape)), dtype
+    except (AttributeError, TypeError, ValueError):
+        pass
+    try:
+        shape, dtype = tensor
+        return tuple(map(operator.index, shape)), dtype
+    except (TypeError, ValueError):
+        raise TypeError(f"tensors[{shown(name)}] must be (shape, dtype), got {shown(tensor)}") from None
+
+
+class _End:
+    """The tilings that one side has for tensors: one object for tensors that are cut alike."""
+
+    def __init__(self, side: str, layouts: Any, uneven: UnevenRule) -> None:
+        self._side, self._uneven = side, uneven
+        self._layouts = placing_of(layouts, side)
+        self._known: dict[Any, Tiling] = {}
+        self._followed: dict[str, TensorLayout] = {}
+
+    def follow(self, weights: Components) -> None:
+        """Let the components of quantized weights have the layouts that follow from those of the weights."""
+        with importing:
+            from ...quantized.follow import followed
+
+        self._followed = followed(weights, self._layouts, self._uneven)
+
+    def tiling(self, name: str, shape: tuple[int, ...]) -> Tiling:
+        """Give the tiling of a tensor.
+
+        Raises:
+            LayoutError: if it has none, or a layout does not fit.
+        """
+        found: Any = self._followed.get(name)
+        own = None
+        if found is None:
+            found, own, _ = self._layouts.placed(name, len(shape))
+        tiling = self._known.get((id(found), shape, own))
+        if tiling is None:
+            if found is None:
+                raise LayoutError(f"{self._side} has no layout for {shown(name)}")
+            tiling = self._known[id(found), shape, own] = self._made(found, name, shape, own or self._uneven)
+        return tiling
+
+    def _made(self, given: Any, name: str, shape: tuple[int, ...], uneven: UnevenRule) -> Tiling:
+        if isinstance(given, Tiling):
+            if given.shape != shape:
+                raise LayoutError(f"{self._side}[{shown(name)}] has shape {given.shape}, but the tensor has {shape}")
+            return given
+        if isinstance(given, TensorLayout):
+            try:
+                return given.partition(shape, uneven)
+            except LayoutError as error:
+                raise LayoutError(f"{self._side}[{shown(name)}]: {error}") from None
+        kind = type(given).__name__
+        raise TypeError(f"{self._side}[{shown(name)}] must be a TensorLayout or a Tiling, got {kind}")

@@ -1,0 +1,9 @@
+"""Checkpoints compared with one another, and with what they say of themselves.
+
+| module | answers |
+|---|---|
+| `digests` | digests of tensors |
+| `diff` | what differs between two |
+| `prove` | whether a checkpoint is what was written |
+| `manifest` | who holds what, as data |
+"""

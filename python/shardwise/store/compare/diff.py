@@ -1,0 +1,296 @@
+"""What differs between two checkpoints, however each is cut; also after one is rewritten as a rules file says."""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..._arguments import INTEGER, check_fields, optional
+from ..._boxes import consecutive
+from ..._text import shown
+from ...conversion.apply import kept_objects
+from ...conversion.assembled import Assembled
+from ...errors import ParseError, ShardwiseWarning
+from ...pieces import Bounds, shared_box
+from ...rules.left_out import LeftOut, listed
+from ...rules.pattern import NamePattern
+from ...rules.rewrites import Rewrites
+from ..data.engine import check_memory, check_threads
+from ..data.location import Location, location_of
+from ..formats.open import open_checkpoint
+from ..rewritten.names import names_of
+from ..rewritten.view import rewritten_view
+from ..tensors.checkpoint import StoredCheckpoint
+from ..tensors.companion_files import beside
+from ..tensors.stored import StoredTensor
+from ..write.forms.doubts import asked_for, dropped_by_rules
+from .digests import Progress, tensor_digests
+
+__all__ = ["Difference", "Differences", "diff_checkpoints"]
+
+_MEMORY = 256 * 2**20
+#: Ranges of rows that a difference names; and of tensors with more rows they are not counted.
+_MOST_RANGES, _MOST_ROWS = 8, 2**26
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something in which two checkpoints differ.
+
+    Attributes:
+        name: The tensor.
+        what: `"missing"` (in the first), `"added"`, `"dtype"`, `"shape"`, `"values"`, or `"unreadable"` if one of them
+            has it as a kind of tensor that cannot be read, so that nothing is known about it.
+        first: What the first has: a dtype, a shape or a value; or why it cannot be read.
+        second: What the second has.
+        index: For values, the index of the first element that differs.
+        count: For values, the number of those that differ.
+        rows: For values, the ranges of the first dim in which some differ, (start, stop) each, up to eight.
+    """
+
+    name: str
+    what: str
+    first: Any = None
+    second: Any = None
+    index: tuple[int, ...] | None = None
+    count: int | None = None
+    rows: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        check_fields(self, name=str, what=str, first=Hashable, second=Hashable)
+        check_fields(self, index=(tuple, type(None)), count=(*INTEGER, type(None)), rows=tuple)
+
+    def __str__(self) -> str:
+        if self.what == "missing":
+            return f"{self.name!r} is only in the second"
+        if self.what == "added":
+            return f"{self.name!r} is only in the first"
+        if self.what == "unreadable":
+            return f"{self.name!r} cannot be compared: {self.first or self.second}"
+        if self.what == "values":
+            values = f"{self.first} and {self.second}"
+            ranges = ", ".join(f"{start}:{stop}" for start, stop in self.rows)
+            more = " and more" if len(self.rows) == _MOST_RANGES else ""
+            is_one = sum(stop - start for start, stop in self.rows) < 2
+            where = f", in the rows {ranges}{more}" if not is_one else ""
+            return f"{self.name!r}: {self.count} elements differ, the first at {self.index}: {values}{where}"
+        return f"{self.name!r}: {self.what} {self.first} and {self.second}"
+
+
+class Differences(list[Difference]):
+    """The differences of two checkpoints; equal to any list of the same.
+
+    Attributes:
+        left_out: What is not compared: tensors that the rewrites drop, values that are not tensors, files beside either
+            checkpoint that are not read, and what was left out as the call said.
+    """
+
+    def __init__(self, found: Iterable[Difference] = (), left_out: Iterable[LeftOut] = ()) -> None:
+        super().__init__(found)
+        self.left_out = tuple(left_out)
+
+
+def diff_checkpoints(
+    first: str | os.PathLike[str] | Location,
+    second: str | os.PathLike[str] | Location,
+    *,
+    rewrites: Rewrites | None = None,
+    drop: str | None = None,
+    memory: int = _MEMORY,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> Differences:
+    """List the tensors in which two checkpoints differ, however each is cut; none if they are the same.
+
+    Args:
+        first: A checkpoint of any format, also by URL.
+        second: Another.
+        rewrites: How the first is rewritten before it is compared, as by `reshard_checkpoint`; nothing is written. So
+            a conversion that somebody else has made is checked.
+        drop: A regular expression: tensors and values of either in whose names, before `rewrites`, it is found are not
+            compared.
+        memory: Bytes for the buffers of all threads.
+        threads: How many; one per core if left out.
+        progress: Called now and then with the bytes that are done and the bytes in all, of one and then of the other.
+
+    Warns:
+        ShardwiseWarning: of what is not compared, and was not left out by `drop`.
+
+    Returns:
+        The differences, by name: tensors that one lacks, different dtypes or shapes, and the first different value.
+        Values are compared as bytes: -0.0 is not 0.0, and the bits of a NaN count. Its `left_out` is what was not
+        compared.
+
+    Raises:
+        LayoutError: as for `verify_checkpoint`; if a rewrite does not apply.
+        ParseError, OSError: as for `open_checkpoint`.
+
+    Tensors that both have, with the same dtype and shape, are digested where they are, so neither checkpoint is merged.
+    Only those whose digests differ are read again.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from shardwise import save_checkpoint
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for name, last in (("a", 3), ("b", 4)):
+    ...         _ = save_checkpoint(Path(folder, f"{name}.safetensors"), {"w": np.array([1, 2, last])})
+    ...     print(*diff_checkpoints(Path(folder, "a.safetensors"), Path(folder, "b.safetensors")))
+    'w': 1 elements differ, the first at (2,): 3 and 4
+    """
+    check_memory(memory)
+    check_threads(threads)
+    optional("rewrites", rewrites, Rewrites)
+    optional("drop", drop, str)
+    unwanted = None if drop is None else NamePattern("drop", drop)
+    with open_checkpoint(first) as stored, open_checkpoint(second) as there:
+        dropped: dict[str, Assembled] = {}
+        one, other = _without(stored, unwanted), _without(there, unwanted)
+        one = rewritten_view(one, rewrites, dropped) if rewrites else one
+        left_out = _not_compared([(location_of(first), stored), (location_of(second), there)], unwanted)
+        if rewrites:
+            lost = [name for name in stored.unreadable if not kept_objects([name], rewrites)]
+            left_out += dropped_by_rules(dropped, lost, names_of(stored))
+        for lacking in left_out:
+            if lacking.kind != "asked":
+                warnings.warn(str(lacking), ShardwiseWarning, stacklevel=2)
+        # Tensors that only one of them has, or with another dtype or shape, differ whatever their bytes are.
+        alike = [
+            name
+            for name, tensor in one.items()
+            if name in other and (tensor.dtype, tensor.shape) == (other[name].dtype, other[name].shape)
+        ]
+        digests = [
+            tensor_digests(checkpoint, alike, memory=memory, threads=threads, progress=progress)
+            for checkpoint in (one, other)
+        ]
+        for each in (one, other):
+            for tensor in each.values():
+                tensor.check_decodable(memory)
+        differences = Differences(left_out=left_out)
+        for name in sorted({*one, *other, *one.unreadable, *other.unreadable}):
+            if name in one.unreadable or name in other.unreadable:
+                reasons = one.unreadable.get(name), other.unreadable.get(name)
+                differences.append(Difference(name, "unreadable", *reasons))
+            elif name not in one or name not in other:
+                differences.append(Difference(name, "added" if name in one else "missing"))
+            elif one[name].dtype != other[name].dtype:
+                differences.append(Difference(name, "dtype", one[name].dtype, other[name].dtype))
+            elif one[name].shape != other[name].shape:
+                differences.append(Difference(name, "shape", one[name].shape, other[name].shape))
+            elif digests[0][name] != digests[1][name]:
+                values = _packed_values if one[name].bits % 8 else _values
+                differences.append(values(name, one[name], other[name], memory))
+        return differences
+
+
+def _without(checkpoint: StoredCheckpoint, unwanted: NamePattern | None) -> StoredCheckpoint:
+    """An open checkpoint without what is not to be compared; it is to be closed after this."""
+    if unwanted is None:
+        return checkpoint
+    kept = {name: tensor for name, tensor in checkpoint.items() if not unwanted.is_found(name)}
+    unreadable = {name: why for name, why in checkpoint.unreadable.items() if not unwanted.is_found(name)}
+    return StoredCheckpoint(checkpoint.path, checkpoint.format, kept, [], unreadable=unreadable)
+
+
+def _not_compared(both: Iterable[tuple[Location, StoredCheckpoint]], unwanted: NamePattern | None) -> list[LeftOut]:
+    """What two checkpoints, each with the path that was given for it, have besides the tensors that are compared."""
+    found: list[LeftOut] = []
+    sizes: dict[str, int] = {}
+    values: list[str] = []
+    for given, checkpoint in both:
+        own = [name for name in checkpoint.objects if unwanted is None or not unwanted.is_found(name)]
+        if own:
+            count, which = listed(own, "value")
+            text = f"{count} not compared, of {checkpoint.path}, as they are no tensors: {which}"
+            found.append(LeftOut("values", tuple(own), text))
+        if unwanted is not None:
+            sizes |= {name: each.nbytes for name, each in checkpoint.items() if unwanted.is_found(name)}
+            values += [name for name in (*checkpoint.objects, *checkpoint.unreadable) if unwanted.is_found(name)]
+        found += beside(given, checkpoint, unwanted)
+    return [*found, *asked_for(sizes, dict.fromkeys(values))]
+
+
+def _values(name: str, one: StoredTensor, other: StoredTensor, memory: int) -> Difference:
+    """The first element that differs, and the number of those that do."""
+    # The blocks are those of the chunks of the tensor that must be decoded, so that each is decoded once.
+    is_turned = one.is_addressable and not other.is_addressable
+    count = 0
+    rows = np.zeros(one.shape[0] if len(one.shape) > 1 and one.shape[0] <= _MOST_ROWS else 0, np.bool_)
+    found: tuple[tuple[int, ...], Any, Any] | None = None
+    for box, left, right in _blocks(other, one, memory) if is_turned else _blocks(one, other, memory):
+        times = 1
+        if not any((*left.strides, *right.strides)):  # One element stands for all, of which there may be any number.
+            times, first_of_each = math.prod(left.shape), (slice(0, 1),) * left.ndim
+            left, right = left[first_of_each], right[first_of_each]
+        bits = [np.ascontiguousarray(part).view(np.uint8).reshape(*part.shape, part.itemsize) for part in (left, right)]
+        differs = (bits[0] != bits[1]).any(axis=-1)
+        count += int(np.count_nonzero(differs)) * times
+        if len(rows):
+            own = differs.reshape(len(differs), -1).any(axis=1)
+            rows[slice(*box[0])] |= own if len(own) == box[0][1] - box[0][0] else bool(own.any())
+        if differs.any():
+            at = tuple(int(i) for i in np.argwhere(differs)[0])
+            index = tuple(start + i for (start, _), i in zip(box, at, strict=True))
+            if found is None or index < found[0]:
+                found = index, left[at], right[at]
+    if found is None:
+        raise _changed(name)
+    first, second = (found[2], found[1]) if is_turned else found[1:]
+    edges = np.flatnonzero(np.diff(rows, prepend=False, append=False)).reshape(-1, 2)[:_MOST_RANGES].tolist()
+    return Difference(name, "values", first, second, found[0], count, tuple((start, stop) for start, stop in edges))
+
+
+def _blocks(one: StoredTensor, other: StoredTensor, memory: int) -> Iterator[tuple[Bounds, Any, Any]]:
+    """Boxes of a tensor, with the elements of it and of another; where neither is stored, one element for all."""
+    for piece in one.pieces:
+        if piece.fill is None:
+            for box, values in one.decoded_piece(piece, memory // 2, filled=True):
+                yield box, np.asarray(values), other.read(tuple(slice(*side) for side in box), memory=memory)
+            continue
+        for position in other._overlapping(piece._bounds):
+            there = other.pieces[position]
+            common = shared_box(piece._bounds, there._bounds)
+            sizes = tuple(stop - start for start, stop in common)
+            most = math.prod(sizes) if there.fill is not None else max(memory // (4 * piece.fill.itemsize), 1)
+            for part in consecutive(sizes, most) if 0 not in sizes else ():
+                box = tuple((at + side.start, at + side.stop) for (at, _), side in zip(common, part, strict=True))
+                extents = [stop - start for start, stop in box]
+                right = (
+                    np.broadcast_to(there.fill, extents)
+                    if there.fill is not None
+                    else other.read(tuple(slice(*side) for side in box), memory=memory)
+                )
+                yield box, np.broadcast_to(piece.fill, extents), right
+
+
+def _packed_values(name: str, one: StoredTensor, other: StoredTensor, memory: int) -> Difference:
+    """The same of elements that are packed, several to a byte, the first in the lowest bits; their bits as integers."""
+    count = 0
+    found: tuple[tuple[int, ...], int, int] | None = None
+    # 24 bits hold whole elements of 4 bits and of 6. Both have one shape, so that their bytes do too.
+    first, second = one._packed_bytes(), other._packed_bytes()
+    position = 0
+    for part in consecutive(first.shape, 3 * max(1, memory // 128)):
+        both = [np.unpackbits(each.read(part).reshape(-1), bitorder="little") for each in (first, second)]
+        left, right = (bits.reshape(-1, one.bits) for bits in both)
+        differs = (left != right).any(axis=1)
+        count += int(np.count_nonzero(differs))
+        if found is None and differs.any():
+            at = int(differs.argmax())
+            index = tuple(map(int, np.unravel_index(position * 8 // one.bits + at, one.shape)))
+            values = [int(np.packbits(bits[at], bitorder="little")[0]) for bits in (left, right)]
+            found = index, values[0], values[1]
+        position += math.prod(side.stop - side.start for side in part)
+    if found is None:
+        raise _changed(name)
+    return Difference(name, "values", found[1], found[2], found[0], count)
+
+
+def _changed(name: str) -> ParseError:
+    return ParseError(f"tensor {shown(name)}: the digests differ but the values do not: a file changed meanwhile")

@@ -1,0 +1,420 @@
+"""Proof that a checkpoint is what was written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..._arguments import INTEGER, check_fields
+from ..._dtypes import DTYPES
+from ..._json import MAX_JSON
+from ..._text import shown
+from ...errors import LayoutError, ParseError, ShardwiseWarning
+from ...pieces import Bounds
+from ...rules.left_out import LeftOut
+from ..data.engine import add_digests, check_memory, check_threads
+from ..data.location import Location, location_of, open_file
+from ..data.objects import ObjectPath
+from ..data.text import are_sizes, box_text
+from ..formats import ranks
+from ..formats.open import known_form, open_checkpoint
+from ..formats.sharded import MANIFEST, check_seal, damaged_files, read_manifest
+from ..formats.torch import dcp, dcp_safetensors
+from ..tensors.checkpoint import StoredCheckpoint, StoredSum
+from ..tensors.companion_files import beside
+from ..tensors.headers import Frames
+from ..tensors.stored import StoredPiece, StoredTensor, UnsupportedError
+from .digests import Digested, Progress, piece_digests
+
+__all__ = ["Damage", "DamageError", "VerifyReport", "verify_checkpoint"]
+
+_MEMORY = 256 * 2**20
+#: The damages that a message names.
+_MOST_SHOWN = 20
+_NO_NAME: list[Any] = [None]
+
+
+@dataclass(frozen=True)
+class Damage:
+    """Something in a checkpoint that is not what was written.
+
+    Attributes:
+        tensor: The tensor; None if it is not a tensor's elements that are damaged.
+        file: The file it is in.
+        problem: A sentence that says what is wrong, with their names.
+    """
+
+    tensor: str | None
+    file: str
+    problem: str
+
+    def __post_init__(self) -> None:
+        check_fields(self, tensor=(str, type(None)), file=str, problem=str)
+
+    def __str__(self) -> str:
+        return self.problem
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """The result of verifying a checkpoint.
+
+    Attributes:
+        path: The checkpoint.
+        format: Its format; an empty text if it is too damaged to be opened.
+        tensors: The number of its tensors.
+        bytes: Their bytes, all of which were read.
+        digests: The number of digests compared. If the checkpoint has neither digests nor CRC-32, only its
+            structure, and that all of it can be read, is verified.
+        crcs: The number of CRC-32 compared, of members of PyTorch's zip containers.
+        unreadable: The tensors that were not read, as they are of a kind that is not supported.
+        damaged: Everything that is not what was written.
+        left_out: The files beside it that are not read.
+    """
+
+    path: Location
+    format: str
+    tensors: int
+    bytes: int
+    digests: int
+    crcs: int
+    unreadable: tuple[str, ...] = ()
+    damaged: tuple[Damage, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_fields(self, path=(Path, ObjectPath), format=str, tensors=INTEGER, bytes=INTEGER)
+        check_fields(self, digests=INTEGER, crcs=INTEGER, unreadable=tuple, damaged=tuple, left_out=tuple)
+
+
+class DamageError(ParseError):
+    """A checkpoint that is not what was written; its message has a line for each damage, as far as it fits.
+
+    Attributes:
+        report: What was verified, with everything that is damaged.
+    """
+
+    def __init__(self, message: str, report: VerifyReport | None = None) -> None:
+        super().__init__(message)
+        self.report = report or VerifyReport(Path(), "", 0, 0, 0, 0)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DamageError, (str(self), self.report)
+
+
+def verify_checkpoint(
+    path: str | os.PathLike[str] | Location,
+    *,
+    memory: int = _MEMORY,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> VerifyReport:
+    """Verify that a checkpoint is complete, and that every byte is what was written.
+
+    Args:
+        path: A checkpoint of any format, also by URL. Those that shardwise wrote have a digest for each tensor, in
+            the manifest or the header; those of PyTorch, in its zip containers, a CRC-32 for each member. Others are
+            read in full, and their structure is checked.
+        memory: Bytes for the buffers of all threads, and for a chunk that must be decoded.
+        threads: How many; one per core if left out.
+        progress: Called now and then with the bytes that are done and the bytes in all.
+
+    Warns:
+        ShardwiseWarning: of the report's `left_out`: files beside the checkpoint that are not read.
+
+    Raises:
+        DamageError: if a file is missing, truncated or changed, or a tensor is not what was written. It is a
+            ParseError; its `report.damaged` lists all that is damaged, each tensor with its file.
+        ParseError: if there is no checkpoint of a format that is read.
+        LayoutError: if the memory is less than 16 KiB, or too little for a chunk; or `threads` less than 1.
+        OSError: if a file cannot be read.
+
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from pathlib import Path
+    >>> from shardwise import save_checkpoint
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder, "model.safetensors")
+    ...     _ = save_checkpoint(file, {"w": np.arange(6, dtype="u1")})
+    ...     print(verify_checkpoint(file).digests)
+    ...     _ = file.write_bytes(file.read_bytes()[:-1] + b"x")
+    ...     verify_checkpoint(file)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    shardwise.store.compare.prove.DamageError: ...: tensor 'w' is not what was written: its digest is ...
+    """
+    check_memory(memory)
+    check_threads(threads)
+    given = location_of(path)
+    known_form(given)  # Whatever is wrong from here on is wrong with a checkpoint.
+    report = _Verification(given, memory, threads, progress).report()
+    if report.damaged:
+        lines = [str(one) for one in report.damaged[:_MOST_SHOWN]]
+        more = len(report.damaged) - len(lines)
+        raise DamageError("\n".join([*lines, *([f"and {more} more"] if more > 0 else [])]), report)
+    for each in report.left_out:
+        warnings.warn(str(each), ShardwiseWarning, stacklevel=2)
+    return report
+
+
+class _Verification:
+    """A checkpoint that is verified: what is damaged, as it is found."""
+
+    def __init__(self, path: Location, memory: int, threads: int | None, progress: Progress | None) -> None:
+        self._path = path
+        self._work = (memory, threads, progress)
+        self._damaged: list[Damage] = []
+
+    def report(self) -> VerifyReport:
+        """Verify it, and go on after what is damaged."""
+        try:
+            return self._report()
+        except UnsupportedError:
+            raise
+        except ParseError as error:
+            # What cannot be opened is known by its message only.
+            self._add(None, self._path, str(error))
+            return VerifyReport(self._path, "", 0, 0, 0, 0, (), tuple(self._damaged))
+
+    def _report(self) -> VerifyReport:
+        path, manifest = self._path, None
+        wrong: dict[str, str] = {}
+        if path.is_dir() and (path / MANIFEST).is_file():
+            manifest = read_manifest(path)
+            wrong = damaged_files(path, manifest)
+            for name, said in manifest["files"].items():
+                if name not in wrong and (problem := _wrong_header(path / name, said)):
+                    wrong[name] = problem
+            for name, problem in wrong.items():
+                held = manifest["files"][name].get("digests")
+                for tensor in list(held) if isinstance(held, dict) and held else _NO_NAME:
+                    self._add(tensor, path / name, f"{problem}; it holds {shown(tensor)}" if tensor else problem)
+        if wrong and manifest is not None:
+            found = self._rest(manifest, {name for name in manifest["files"] if name not in wrong})
+        else:
+            found = self._whole(manifest)
+        if manifest is not None:
+            try:
+                check_seal(path)
+            except ParseError as error:
+                self._add(None, path / MANIFEST, str(error))
+        return replace(found, damaged=tuple(self._damaged))
+
+    def _add(self, tensor: str | None, file: Location | str, problem: str) -> None:
+        if all(problem != one.problem for one in self._damaged[-_MOST_SHOWN:]):
+            self._damaged.append(Damage(tensor, str(file), problem))
+
+    def _whole(self, manifest: dict[str, Any] | None) -> VerifyReport:
+        """Verify a checkpoint that can be opened."""
+        path = self._path
+        with open_checkpoint(path) as checkpoint:
+            expected = _expected(path, checkpoint, manifest)
+            files = {} if manifest is None else manifest["files"]
+            frames = Frames(checkpoint, files)
+            found = piece_digests(checkpoint, checkpoint.sums(), *self._work, frames.add)
+            self._unread(checkpoint, found)
+            self._compare(checkpoint, found, expected, files)
+            # Last, since what is wrong with a tensor says more. This finds what nothing else speaks of, as layouts.
+            damaged = {one.file for one in self._damaged}
+            for name in frames.damaged():
+                if str(path / name) not in damaged:
+                    problem = f"{path / name}: what is beside its tensors is not what was written"
+                    self._add(None, path / name, problem)
+            return VerifyReport(
+                path, checkpoint.format, len(checkpoint), checkpoint.nbytes, len(expected), found.sums,
+                tuple(checkpoint.unreadable), left_out=tuple(beside(path, checkpoint)),
+            )  # fmt: skip
+
+    def _compare(
+        self,
+        tensors: Mapping[str, StoredTensor],
+        found: Digested,
+        expected: Mapping[str, int],
+        files: Mapping[str, Mapping[str, Any]],
+    ) -> None:
+        """Compare the digests of tensors with those that were written; of those that differ, by file."""
+        known = {(one.tensor, one.file) for one in self._damaged}
+        for name, digest in expected.items():
+            if name not in tensors:
+                self._add(name, self._path, f"{self._path}: tensor {shown(name)} was written, but is missing")
+                continue
+            have = add_digests(found.digests[name])
+            if name in found.unread or have == digest:
+                continue
+            held: dict[Location, list[int]] = {}
+            for piece, part in zip(tensors[name].pieces, found.digests[name], strict=False):
+                held.setdefault(piece.path, []).append(part)
+            parts = {file: f"{add_digests(digests):032x}" for file, digests in held.items()}
+            wrong = [file for file in parts if _digest_in(files, file, name) not in (None, parts[file])]
+            for file in wrong or list(parts) or [self._path]:
+                digests = (parts[file], _digest_in(files, file, name)) if wrong else (f"{have:032x}", f"{digest:032x}")
+                if (name, str(file)) not in known:
+                    self._add(
+                        name, file,
+                        f"{file}: tensor {shown(name)} is not what was written: its digest is {digests[0]}, but "
+                        f"{digests[1]} was recorded",
+                    )  # fmt: skip
+
+    def _unread(self, tensors: Mapping[str, StoredTensor], found: Digested) -> None:
+        """Name what cannot be read, and the stretches that have another CRC-32."""
+        for name, (file, error) in found.unread.items():
+            self._add(name, file, str(error))
+        for each, crc in found.wrong:
+            file = each.file.path
+            if each.error is not None:
+                self._add(None, file, str(each.error))
+                continue
+            names = list(_held_in(tensors, each))
+            said = f"{file}: byte {each.start}: {shown(each.name)} of {each.size} bytes is not what was written: its "
+            for name in names or _NO_NAME:
+                holds = "" if name is None else f"; tensor {shown(name)} is in it"
+                self._add(name, file, f"{said}CRC-32 is {crc:08x}, but {each.crc:08x} was recorded{holds}")
+
+    def _rest(self, manifest: dict[str, Any], names: set[str]) -> VerifyReport:
+        """Verify those files of a checkpoint that can be read, each by itself: the same box may be in several."""
+        path, form = self._path, str(manifest.get("form"))
+        opened = dcp.open_rest if form == "dcp" else ranks.open_rest if form in ("ranks", "vllm") else None
+        held: dict[Location, dict[str, list[StoredPiece]]] = {}
+        total = count = crcs = 0
+        with ExitStack() as stack:
+            rest = (opened or dcp_safetensors.open_rest)(path, names)
+            for file in rest.files:
+                stack.callback(file.close)
+            for name, pieces in rest.pieces.items():
+                for piece in pieces:
+                    held.setdefault(piece.path, {}).setdefault(name, []).append(piece)
+            sums = list(rest.sums)
+            for file in rest.files:
+                tensors, expected = self._held_by(file.path, held.get(file.path, {}), manifest)
+                found = piece_digests({}, [each for each in sums if each.file is file], *self._work)
+                try:
+                    for turn in _turns(tensors):
+                        more = piece_digests(turn, (), *self._work)
+                        for name, digests in more.digests.items():
+                            found.digests.setdefault(name, []).extend(digests)
+                        found.unread |= more.unread
+                except LayoutError as error:  # Boxes that overlap.
+                    self._add(None, file.path, f"{file.path}: {error}")
+                    continue
+                self._unread(tensors, found)
+                self._compare(tensors, found, expected, manifest["files"])
+                total += sum(tensor._dtype.bits * _volumes(tensor) // 8 for tensor in tensors.values())
+                count, crcs = count + len(expected), crcs + found.sums
+        return VerifyReport(path, form, len(manifest["tensors"]), total, count, crcs)
+
+    def _held_by(
+        self, file: Location, held: Mapping[str, list[StoredPiece]], manifest: dict[str, Any]
+    ) -> tuple[dict[str, StoredTensor], dict[str, int]]:
+        """What a file has of tensors, and the digests that the manifest states for it."""
+        tensors, expected = {}, {}
+        for name, pieces in held.items():
+            entry = manifest["tensors"].get(name, {})
+            shape, dtype = entry.get("shape"), DTYPES.get(str(entry.get("dtype")))
+            digest = _digest_in(manifest["files"], file, name)
+            if dtype is None or not are_sizes(shape) or digest is None:
+                continue
+            outside = next((piece for piece in pieces if not _is_within(piece.box, shape)), None)
+            if outside is not None:
+                self._add(
+                    name, file,
+                    f"{file}: holds {box_text(outside._bounds)} of tensor {shown(name)}, but {MANIFEST} says that it "
+                    f"has the shape {shown(shape)}",
+                )  # fmt: skip
+                continue
+            tensors[name] = StoredTensor(name, dtype, tuple(shape), pieces)
+            expected[name] = _number(digest, self._path / MANIFEST)
+        return tensors, expected
+
+
+def _turns(tensors: Mapping[str, StoredTensor]) -> Iterator[dict[str, StoredTensor]]:
+    """The pieces of tensors in as many turns as one box is repeated, as in files for ranks."""
+    turns: list[dict[str, list[StoredPiece]]] = []
+    for name, tensor in tensors.items():
+        seen: Counter[Bounds] = Counter()
+        for piece in tensor.pieces:
+            turn = seen[piece._bounds]
+            seen[piece._bounds] += 1
+            if turn == len(turns):
+                turns.append({})
+            turns[turn].setdefault(name, []).append(piece)
+    for each in turns:
+        yield {name: StoredTensor(name, tensors[name]._dtype, tensors[name].shape, some) for name, some in each.items()}
+
+
+def _volumes(tensor: StoredTensor) -> int:
+    return sum(math.prod(side.stop - side.start for side in piece.box) for piece in tensor.pieces)
+
+
+def _is_within(box: tuple[slice, ...], shape: list[int]) -> bool:
+    return len(box) == len(shape) and all(side.stop <= size for side, size in zip(box, shape, strict=True))
+
+
+def _held_in(tensors: Mapping[str, StoredTensor], each: StoredSum) -> Iterator[str]:
+    """The tensors of which a piece lies in a stretch of a file."""
+    for name, tensor in tensors.items():
+        for piece in tensor.pieces if tensor.size else ():
+            if piece.path != each.file.path or not piece.is_addressable:
+                continue
+            with suppress(ParseError):
+                if each.start <= piece.extent().offset < each.start + each.size:
+                    yield name
+                    break
+
+
+def _digest_in(files: Mapping[str, Mapping[str, Any]], file: Location, name: str) -> str | None:
+    """The digest that a manifest states for what a file holds of a tensor."""
+    digests = files.get(file.name, {}).get("digests")
+    found = digests.get(name) if isinstance(digests, dict) else None
+    return found if isinstance(found, str) else None
+
+
+def _expected(path: Location, checkpoint: StoredCheckpoint, manifest: dict[str, Any] | None) -> dict[str, int]:
+    """The digests that were written beside the tensors."""
+    if manifest is not None:
+        tensors: dict[str, Any] = manifest["tensors"]
+        return {name: _number(said.get("digest"), path / MANIFEST) for name, said in tensors.items()}
+    text = checkpoint.metadata.get("shardwise.digests")
+    if not isinstance(text, str):
+        return {}
+    try:
+        said = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ParseError(f"{path}: the digests in its header are not JSON") from None
+    if not isinstance(said, dict):
+        raise ParseError(f"{path}: the digests in its header are not a JSON object")
+    return {name: _number(digest, path) for name, digest in said.items()}
+
+
+def _wrong_header(path: Location, said: dict[str, Any]) -> str:
+    """Compare what the manifest says about a file besides its tensors: the digest of its header, or of all of it."""
+    file = open_file(path)
+    try:
+        if "header_sha256" in said:
+            length = int.from_bytes(file.read(0, min(file.size, 8)), "little")
+            is_right = length <= MAX_JSON and _sha256(file.read(0, min(8 + length, file.size))) == said["header_sha256"]
+        else:
+            is_right = "sha256" not in said or _sha256(file.read(0, file.size)) == said["sha256"]
+    finally:
+        file.close()
+    return "" if is_right else f"{path}: {'its header' if 'header_sha256' in said else 'it'} is not what was written"
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _number(text: object, where: Location) -> int:
+    if not isinstance(text, str) or len(text) != 32:
+        raise ParseError(f"{where}: {shown(text)} is not a digest")
+    try:
+        return int(text, 16)
+    except ValueError:
+        raise ParseError(f"{where}: {shown(text)} is not a digest") from None

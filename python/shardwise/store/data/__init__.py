@@ -1,0 +1,12 @@
+"""Bytes in files and objects, and boxes of them read. Nothing here knows the name of a tensor.
+
+| module | answers |
+|---|---|
+| `location`, `objects`, `parts` | paths and URLs; objects of stores; files that are parts of a checkpoint |
+| `own_folders` | folders that others can write to, opened without links |
+| `files`, `object_files`, `mapped` | one open file; objects read as files; arrays mapped from files |
+| `engine`, `boxes`, `codecs` | the compiled engine; boxes read; decompression |
+| `sources`, `same_files` | what a plan reads; files that must keep their names |
+| `block_lists` | long lists in compressed blocks with digests |
+| `text` | names and shapes from files, checked |
+"""

@@ -1,0 +1,211 @@
+"""Long lists of numbers and bytes: in memory, or in a file as compressed blocks, each with its own digest.
+
+What is read of a file is what is asked for: the blocks that it lies in. Each is inflated up to the length that it must
+have, which is at most `BLOCK`, and is used only if its digest is right. So neither a damaged nor a forged file makes a
+reader take more memory than a few blocks, and what is asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ..._arguments import integer
+from ...errors import ParseError
+from .files import Holder
+
+__all__ = ["BLOCK", "Held", "Listed", "Made", "Section", "Stored", "block_digests", "blocks_of", "numbers", "packed"]
+
+#: The bytes of a block, before it is compressed.
+BLOCK = 2**18
+#: How much longer than its compressed form a block may be: so a file has at most so many times its own bytes.
+_RATIO = 64
+#: How many blocks of a file are kept.
+_KEPT = 64
+
+#: How many elements of a list are made together.
+_TOGETHER = 1024
+
+Numbers = npt.NDArray[np.int64]
+Element = TypeVar("Element")
+
+
+class Section(Protocol):
+    """Bytes, or little-endian int64."""
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes."""
+
+    def read(self, begin: int, end: int) -> bytes:
+        """Give the bytes from one place to another."""
+
+
+class Held:
+    """A section in memory."""
+
+    def __init__(self, data: bytes | npt.NDArray[Any]) -> None:
+        numbers = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else np.ascontiguousarray(data, "<i8")
+        self._data = numbers.reshape(-1).view(np.uint8)
+        self.nbytes = self._data.nbytes
+
+    def read(self, begin: int, end: int) -> bytes:
+        """Give the bytes from one place to another."""
+        return self._data[begin:end].tobytes()
+
+
+class Made:
+    """Rows of numbers that are made when they are asked for.
+
+    Args:
+        count: How many.
+        width: The numbers of each.
+        make: What gives the rows from one to another.
+    """
+
+    def __init__(self, count: int, width: int, make: Callable[[int, int], Numbers]) -> None:
+        self._row, self._make = 8 * width, make
+        self.nbytes = count * self._row
+
+    def read(self, begin: int, end: int) -> bytes:
+        """Give the bytes from one place to another."""
+        first, last = begin // self._row, -(-end // self._row)
+        rows = self._make(first, last).astype("<i8", copy=False).tobytes()
+        return rows[begin - first * self._row : end - first * self._row]
+
+
+class Stored:
+    """A section of a file.
+
+    Args:
+        file: The file.
+        nbytes: Its bytes.
+        begins: The bytes of the file at which its blocks begin, and the one after the last.
+        digests: The SHA-256 of each, before it was compressed, in hexadecimal.
+
+    Raises:
+        ParseError: if there are not as many blocks as these bytes have, or one is too short for its contents.
+    """
+
+    def __init__(self, file: Holder, nbytes: int, begins: list[int], digests: list[str]) -> None:
+        self.nbytes = nbytes
+        self._file, self._begins, self._digests = file, begins, digests
+        self._kept: OrderedDict[int, bytes] = OrderedDict()
+        if not len(digests) == len(begins) - 1 == -(-nbytes // BLOCK):
+            raise ParseError(f"{file.path}: the plan has not the blocks that it says")
+        for block in range(len(digests)):
+            if self._length(block) > _RATIO * (begins[block + 1] - begins[block]):
+                raise ParseError(f"{file.path}: the plan has a block that would be longer than its bytes allow")
+
+    def _length(self, block: int) -> int:
+        return min(BLOCK, self.nbytes - block * BLOCK)
+
+    def read(self, begin: int, end: int) -> bytes:
+        """Give the bytes from one place to another.
+
+        Raises:
+            ParseError: if a block is not what was written.
+            ValueError: if there are not so many.
+        """
+        if not 0 <= begin <= end <= self.nbytes:
+            raise ValueError(f"it names the bytes {begin} to {end} of {self.nbytes}")
+        blocks = range(begin // BLOCK, -(-end // BLOCK))
+        if len(blocks) == 1:
+            at = blocks[0] * BLOCK
+            return self._block(blocks[0])[begin - at : end - at]
+        parts = [self._block(block)[max(begin - block * BLOCK, 0) : end - block * BLOCK] for block in blocks]
+        return b"".join(parts)
+
+    def _block(self, block: int) -> bytes:
+        kept = self._kept.get(block)
+        if kept is not None:
+            return kept
+        begin, length = self._begins[block], self._length(block)
+        inflater = zlib.decompressobj()
+        try:
+            data = inflater.decompress(self._file.read(begin, self._begins[block + 1] - begin), length + 1)
+        except zlib.error:
+            data = b""
+        if len(data) != length or hashlib.sha256(data).hexdigest() != self._digests[block]:
+            raise ParseError(f"{self._file.path}: the plan was edited or is damaged: its digest differs")
+        self._kept[block] = data
+        while len(self._kept) > _KEPT:
+            try:
+                self._kept.popitem(last=False)
+            except KeyError:  # Another thread did.
+                break
+        return data
+
+
+def numbers(section: Section, begin: int, end: int) -> Numbers:
+    """Give the numbers of a section from one place to another."""
+    return np.frombuffer(section.read(8 * begin, 8 * end), "<i8").astype(np.int64, copy=False)
+
+
+def blocks_of(section: Section) -> Iterator[bytes]:
+    """Give a section block by block."""
+    for begin in range(0, section.nbytes, BLOCK):
+        yield section.read(begin, min(begin + BLOCK, section.nbytes))
+
+
+def block_digests(section: Section) -> list[str]:
+    """The SHA-256 of each block of a section, in hexadecimal."""
+    return [hashlib.sha256(block).hexdigest() for block in blocks_of(section)]
+
+
+def packed(block: bytes) -> bytes:
+    """Compress a block, but not by more than `_RATIO`: one that repeats itself byte by byte, to an eighth."""
+    short = zlib.compress(block, 1)
+    if len(block) <= _RATIO * len(short):
+        return short
+    deflater = zlib.compressobj(1, strategy=zlib.Z_HUFFMAN_ONLY)
+    return deflater.compress(block) + deflater.flush()
+
+
+class Listed(Sequence[Element], Generic[Element]):
+    """A list whose elements are made when they are asked for.
+
+    Args:
+        what: What one is called.
+        count: How many there are.
+        make: Gives those from one to another.
+        near: How many are made together where one is asked for, of which the last are kept.
+
+    >>> Listed("square", 10**12, lambda begin, end: (n * n for n in range(begin, end)))[-1]
+    999999999998000000000001
+    """
+
+    def __init__(self, what: str, count: int, make: Callable[[int, int], Iterable[Element]], *, near: int = 1) -> None:
+        self._what, self._count, self._make, self._near = what, count, make, near
+        self._kept: tuple[int, Sequence[Element]] = 0, ()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(self._count))]
+        number = integer("index", index)
+        if not -self._count <= number < self._count:
+            raise IndexError(f"{self._what} {number} of {self._count}")
+        number %= self._count
+        begin, made = self._kept
+        if not begin <= number < begin + len(made):
+            begin = number - number % self._near
+            made = list(self._make(begin, min(begin + self._near, self._count)))
+            if self._near > 1:
+                self._kept = begin, made
+        return made[number - begin]
+
+    def __iter__(self) -> Iterator[Element]:
+        for begin in range(0, self._count, _TOGETHER):
+            yield from self._make(begin, min(begin + _TOGETHER, self._count))
+
+    def __repr__(self) -> str:
+        return f"<{self._count} {self._what}s>"

@@ -1,0 +1,177 @@
+"""Copying boxes of bytes out of files with reads by position, as few as worthwhile."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..._arguments import instance
+from ..._text import shown
+from ...errors import SizeOverflowError
+from ...pieces import Bounds, Piece
+from .engine import CopyJob
+from .files import SPAN, Holder
+
+__all__ = [
+    "Located",
+    "Reads",
+    "check_box",
+    "check_out",
+    "contiguous_strides",
+    "expressible",
+    "read_piece",
+]
+
+
+class Reads(NamedTuple):
+    """What is read how.
+
+    Attributes:
+        engine_from: From so many bytes on the engine, which reads each run to its place, takes half the time of also
+            reading what lies between them.
+        run_from: Shorter runs than this cost more calls than they save copies; a single run is one call, for which a
+            thread is enough.
+        gap_from: If they begin this far apart they may have any length: reading what lies between takes 1.3 to 15 times
+            as long, if it is a few megabytes.
+        span: The bytes that are read at once with what lies between runs.
+    """
+
+    engine_from: int = 512 * 1024
+    run_from: int = 2 * 1024
+    gap_from: int = 8 * 1024
+    span: int = SPAN
+
+
+_READS = Reads()
+_BUDGET = 8 * 2**20
+
+
+#: Where the elements of a box lie as they are: the file, the byte at which the first one begins, and the bytes from one
+#: to the next, per dim, which are never negative, and 0 where one element stands for all.
+Located = tuple[Holder, int, tuple[int, ...]]
+
+
+def contiguous_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    """Give the strides in bytes of an array in C order.
+
+    >>> contiguous_strides((2, 3, 4), 2)
+    (24, 8, 2)
+    """
+    strides = [itemsize] * len(shape)
+    for dim in reversed(range(len(strides) - 1)):
+        strides[dim] = strides[dim + 1] * shape[dim + 1]
+    return tuple(strides)
+
+
+def check_box(box: tuple[slice, ...] | None, shape: tuple[int, ...]) -> Bounds:
+    """Give start and stop per dim of a box, checked against the tensor's shape.
+
+    >>> check_box((slice(1, 3), slice(None)), (4, 5))
+    ((1, 3), (0, 5))
+    """
+    if box is None:
+        return tuple((0, size) for size in shape)
+    if not isinstance(box, tuple) or not all(isinstance(part, slice) for part in box):
+        raise TypeError(f"box must be a tuple of slices, got {shown(box)}")
+    if len(box) != len(shape):
+        raise IndexError(f"box has {len(box)} slices; the tensor has {len(shape)} dims, shape {shape}")
+    bounds = []
+    for dim, (part, size) in enumerate(zip(box, shape, strict=True)):
+        start = 0 if part.start is None else operator.index(part.start)
+        stop = size if part.stop is None else operator.index(part.stop)
+        if part.step not in (None, 1) or not 0 <= start <= stop <= size:
+            raise IndexError(f"box: {part} of dim {dim} is not within 0 to {size} with step 1")
+        bounds.append((start, stop))
+    return tuple(bounds)
+
+
+@contextmanager
+def expressible(tensor: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Iterator[None]:
+    """Raise what numpy refuses as an error that names the tensor.
+
+    Raises:
+        SizeOverflowError: if its sizes are too large for an array, as they may be beside one of 0.
+        TypeError: if it has more dims than an array may have.
+    """
+    try:
+        yield
+    except ValueError as error:
+        sizes = f"{shape}" if len(shape) <= 8 else f"{len(shape)} dims"
+        message = f"tensor {tensor} of {sizes}: numpy has no such array: {error}"
+        is_large = math.prod(size for size in shape if size) * dtype.itemsize > 2**63 - 1
+        raise (SizeOverflowError if is_large else TypeError)(message) from None
+
+
+def check_out(out: npt.NDArray[Any], shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return `out` if a box of this shape and dtype can be read into it."""
+    instance("out", out, np.ndarray)
+    if out.shape != shape or out.dtype != dtype:
+        raise ValueError(f"out has shape {out.shape} and dtype {out.dtype}; {shape} and {dtype} are needed")
+    if not (out.flags.c_contiguous and out.flags.writeable):
+        raise ValueError("out must be C-contiguous and writable")
+    return out
+
+
+def read_piece(piece: Piece, starts: Sequence[int], out: npt.NDArray[Any], reads: Reads = _READS) -> None:
+    """Read a box of a piece, which begins at `starts` in it, into a writable array of the box's shape.
+
+    This is the only place where the bytes of pieces are read.
+
+    Raises:
+        ParseError: if the file ends too early; `out` may be partly written.
+        OSError: if the file cannot be read.
+    """
+    if out.size == 0:
+        return
+    if not piece.holder.is_fetched and _is_for_the_engine(piece, out, reads):
+        _read_by_engine(piece.holder, piece, starts, out)
+        return
+    start = piece.offset + sum(map(operator.mul, starts, piece.strides))
+    # The dim whose elements are farthest apart first, as the reads below expect; equal ones keep their order.
+    order = sorted(range(out.ndim), key=lambda dim: -piece.strides[dim])
+    piece.holder.read_box(start, [piece.strides[dim] for dim in order], out.transpose(order), reads.span)
+
+
+def _is_for_the_engine(piece: Piece, out: npt.NDArray[Any], reads: Reads) -> bool:
+    """Whether the engine, which reads each run of a box separately, takes less time."""
+    steps = [(size, step) for size, step in zip(out.shape, piece.strides, strict=True) if size > 1]
+    span = out.itemsize + sum((size - 1) * step for size, step in steps)
+    if max(out.nbytes, span // 16) < reads.engine_from:
+        return False
+    run = _run_of(piece, out)
+    if not 0 < run < out.nbytes:
+        return False
+    between = min((step for _, step in steps if step > run), default=0)
+    return between >= reads.gap_from or (out.nbytes >= reads.engine_from and run >= reads.run_from)
+
+
+def _run_of(piece: Piece, out: npt.NDArray[Any]) -> int:
+    """The bytes of each run of a box, the same in the file and in `out`."""
+    run = out.itemsize
+    for size, have, want in sorted(zip(out.shape, piece.strides, out.strides, strict=True), key=lambda dim: dim[1]):
+        if size > 1:
+            if not have == want == run:
+                return run if have > run else 0  # Elements that share their bytes are for the reads below.
+            run *= size
+    return run
+
+
+def _read_by_engine(file: Any, piece: Piece, starts: Sequence[int], out: npt.NDArray[Any]) -> None:
+    """Read a box by the compiled engine, on all cores."""
+    job = CopyJob()
+    start = piece.offset + sum(map(operator.mul, starts, piece.strides))
+    # A dim of one element needs no stride, and any may be given.
+    strides = [out.itemsize if size == 1 else step for size, step in zip(out.shape, piece.strides, strict=True)]
+    with file.descriptor() as number:
+        source = job.read_file(file.path, file.size, None, number)
+        box = tuple((0, size) for size in out.shape)
+        held = Piece(box, source, start, tuple(strides))
+        wanted = Piece(box, job.write_array(out), 0, out.strides)
+        job.add_tensor(out.shape, out.itemsize, [held], [wanted])
+        job.run(budget=_BUDGET)

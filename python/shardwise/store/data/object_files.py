@@ -1,0 +1,222 @@
+"""One object of a store as a data file: few, large ranges of bytes, several under way at a time.
+
+A request takes as long as reading a few megabytes. So what lies between two needed runs is also read, up to a gap;
+long runs are cut into parts, of which `FLIGHT` are under way; and small reads, such as headers, are served from blocks
+that are kept.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..._fork import ForkLock
+from ..._threads import Threads
+from ...errors import ParseError
+from .files import Holder
+from .objects import ObjectPath, ObjectStatus
+
+__all__ = ["FLIGHT", "ObjectFile", "Requests"]
+
+#: Requests under way at a time.
+FLIGHT = 8
+
+Array = npt.NDArray[Any]
+
+
+class Requests(NamedTuple):
+    """The sizes of requests, in bytes.
+
+    Attributes:
+        part: The most of a request.
+        gap: The most that are read without need, to avoid another request.
+        small: Up to here a read is served from blocks that are kept.
+        block: A block of these.
+        blocks: How many of them are kept.
+    """
+
+    part: int = 8 * 2**20
+    gap: int = 2**20
+    small: int = 64 * 2**10
+    block: int = 256 * 2**10
+    blocks: int = 8
+
+
+_REQUESTS = Requests()
+
+
+class _Span(NamedTuple):
+    """A request: its bytes, and where they go."""
+
+    start: int
+    stop: int
+    part: Array
+    strides: list[int] | None
+
+
+class ObjectFile(Holder):
+    """An object, open for reading: its size and mark are noted, and a different object is refused.
+
+    Args:
+        path: Where it is.
+        noted: Its status when it was last asked for; asked for now if left out.
+        requests: How it is read.
+
+    On S3 every request has the condition that the object is still the same; elsewhere `check` asks after reading.
+    """
+
+    is_fetched = True
+
+    def __init__(self, path: ObjectPath, noted: ObjectStatus | None = None, requests: Requests = _REQUESTS) -> None:
+        self.path = self._object = path
+        self._requests = requests
+        self._noted = path.status() if noted is None else noted
+        self.size = self._noted.size
+        self._closed = False
+        self._lock = ForkLock()
+        self._blocks: OrderedDict[int, bytes] = OrderedDict()
+
+    @property
+    def noted(self) -> tuple[ObjectPath, int, str]:
+        """Where it is, its bytes, and what tells it from another object of the same name."""
+        return self._object, *self._noted
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ObjectFile, (self._object, self._noted, self._requests)
+
+    def close(self) -> None:
+        """Forget the blocks that are kept; nothing is read after that."""
+        self._closed = True
+        self._blocks.clear()
+
+    def map(self) -> mmap.mmap:
+        """Refuse: an object has no map."""
+        raise ValueError(f"{self.path}: lies in an object store, so there is no array of it without a copy; read it")
+
+    def check(self) -> None:
+        """Raise ParseError if this name now has a different object from the one that was opened."""
+        self._check_open()
+        if self._object.is_s3 and self._noted.mark:
+            return  # Every request had the condition.
+        try:
+            now = self._object.status()
+        except FileNotFoundError:
+            raise ParseError(f"{self.path}: no longer exists") from None
+        if now != self._noted:
+            raise ParseError(f"{self.path}: is a different object than before: it was replaced or written to")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError(f"{self.path}: this checkpoint is closed")
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill a buffer of bytes from the object's byte `offset` on; ParseError if it ends before."""
+        self._check_open()
+        end = offset + len(buffer)
+        if end > self.size:
+            raise ParseError(f"{self.path}: ends at byte {self.size}; bytes {offset} to {end} were needed")
+        if len(buffer) <= self._requests.small:
+            self._read_small(buffer, offset)
+        else:
+            out = np.frombuffer(buffer, np.uint8)
+            self._fetch(_sections(offset, out, self._requests))
+
+    def _read_small(self, buffer: memoryview, offset: int) -> None:
+        done = 0
+        while done < len(buffer):
+            number, skipped = divmod(offset + done, self._requests.block)
+            piece = self._block(number)[skipped : skipped + len(buffer) - done]
+            buffer[done : done + len(piece)] = piece
+            done += len(piece)
+
+    def _block(self, number: int) -> bytes:
+        with self._lock:
+            block = self._blocks.get(number)
+            if block is not None:
+                self._blocks.move_to_end(number)
+                return block
+        start = number * self._requests.block
+        block = self._object.read(start, min(start + self._requests.block, self.size), self._noted.mark)
+        with self._lock:
+            self._blocks[number] = block
+            while len(self._blocks) > self._requests.blocks:
+                self._blocks.popitem(last=False)
+        return block
+
+    def read_box(self, start: int, strides: list[int], out: Array, span: int = 0) -> None:
+        """Read a box whose first element is at byte `start`, the dims with the largest strides first."""
+        self._check_open()
+        self._fetch(_spans(start, strides, out, self._requests))
+
+    def _fetch(self, spans: Iterable[_Span]) -> None:
+        spans = iter(spans)
+        first, second = next(spans, None), next(spans, None)
+        if first is not None and second is None:
+            self._put(first)
+        if first is None or second is None:
+            return
+        waiting: deque[Future[None]] = deque()
+        pool = Threads(FLIGHT, "shardwise-read")
+        try:
+            for span in chain((first, second), spans):
+                waiting.append(pool.submit(self._put, span))
+                if len(waiting) >= 2 * FLIGHT:
+                    waiting.popleft().result()
+            while waiting:
+                waiting.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _put(self, span: _Span) -> None:
+        if span.strides is None:
+            self._object.read_into(memoryview(span.part), span.start, self._noted.mark)  # type: ignore[arg-type]
+        else:
+            data = self._object.read(span.start, span.stop, self._noted.mark)
+            span.part[...] = np.ndarray(span.part.shape, span.part.dtype, data, strides=span.strides)
+
+
+def _sections(start: int, out: Array, requests: Requests) -> Iterator[_Span]:
+    """One run of bytes, in requests."""
+    for at in range(0, len(out), requests.part):
+        part = out[at : at + requests.part]
+        yield _Span(start + at, start + at + len(part), part, None)
+
+
+def _spans(start: int, strides: list[int], out: Array, requests: Requests) -> Iterator[_Span]:
+    """The requests for a box whose dims have decreasing strides."""
+    if out.size == 0:
+        return
+    lengths = _lengths(strides, out)
+    if lengths[0] == out.nbytes and out.flags.c_contiguous and _is_run(strides, out):
+        yield from _sections(start, out.reshape(-1).view(np.uint8), requests)
+        return
+    sizes = [dim for dim, size in enumerate(out.shape) if size > 1]
+    # Between two rows of a dim lie the bytes by which its stride is longer than a row.
+    is_dense = all(strides[dim] - lengths[dim + 1] <= requests.gap for dim in sizes)
+    if is_dense and lengths[0] <= requests.part:
+        yield _Span(start, start + lengths[0], out, strides)
+        return
+    dim = sizes[0]
+    rows = max(1, (requests.part - lengths[dim + 1]) // max(strides[dim], 1) + 1) if is_dense else 1
+    for row in range(0, out.shape[dim], rows):
+        part = out[(slice(None),) * dim + (slice(row, row + rows),)]
+        yield from _spans(start + row * strides[dim], strides, part, requests)
+
+
+def _lengths(strides: Sequence[int], out: Array) -> list[int]:
+    """For each dim, the bytes from first to last of a box of it and the later dims; at the end, of one element."""
+    lengths = [out.itemsize]
+    for size, stride in zip(reversed(out.shape), reversed(strides), strict=True):
+        lengths.append(lengths[-1] + (size - 1) * stride)
+    return lengths[::-1]
+
+
+def _is_run(strides: Sequence[int], out: Array) -> bool:
+    return all(size == 1 or have == want for size, have, want in zip(out.shape, strides, out.strides, strict=True))

@@ -1,0 +1,165 @@
+"""Files that are parts of a checkpoint, by their names and by what their headers say; alone they are not one."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import Any
+
+from ..._text import shown
+from ...errors import ParseError
+from .location import Location
+from .text import are_sizes
+
+__all__ = [
+    "BY_RULES",
+    "ENGINE_FILE",
+    "LEGACY",
+    "MANIFEST",
+    "MARK",
+    "PIECES",
+    "RANKS",
+    "RANK_FILE",
+    "SHARDING_INFO",
+    "bare_ranks",
+    "check_whole",
+    "complete_set",
+    "part_mark",
+    "said_files",
+]
+
+#: The file that says what a folder of ours holds.
+MANIFEST = "shardwise.json"
+#: The key of a header's metadata in which PyTorch's files have the offsets of their tensors in the whole ones.
+SHARDING_INFO = "DCP_SHARDING_INFO"
+#: The key in which a file of ours for a rank says which boxes of tensors its arrays are made of.
+PIECES = "shardwise.pieces"
+#: The file that says which rank has which file.
+RANKS = "ranks.json"
+#: The names of files for ranks, as we call them, and as engines do.
+RANK_FILE = r"rank-\d{5,}(?:-[A-Za-z0-9_.]+-\d+)*\.safetensors"
+ENGINE_FILE = r"model-(?:rank-\d+|pp-\d+-tp-\d+)-part-\d+\.safetensors"
+#: The key in which a file of ours says of what it is a part.
+MARK = "shardwise.part"
+_NUMBERED = re.compile(r"(.*?)(\d{5,18})-of-(\d{5,18})(\.[a-z.]+)")
+#: Names of files that hold what one process has, or some of the groups of Keras.
+_ONE_OF_MANY = re.compile(
+    r"shard-\d+-model-\d+-of-\d+\.safetensors|.*_world_size_(?!1_)\d+_rank_\d+\.pt|.*_\d{5}\.weights\.h5"
+)
+#: Names of files of ranks that do not say of what they are a part, such as Meta's; and of Megatron's folders.
+_BARE_RANK = re.compile(
+    r"(?P<start>(?:.*[._-])?(?:consolidated\.|(?:rank|part|shard|tp|mp)[._-]?))(?P<rank>\d{1,6})"
+    r"(?P<end>(?:[._-][A-Za-z][\w.-]*)?\.(?:pth?|bin|ckpt))",
+    re.ASCII,
+)
+_RANK_FOLDER = re.compile(r"(?P<start>mp_rank_)(?P<rank>\d\d)(?P<end>(?:_\d{3})?)", re.ASCII)
+#: What to do with files of ranks that do not say how they are cut, and with those of Megatron.
+BY_RULES = (
+    "nothing in them says how tensors are cut, but rules can: save those of open_checkpoint(FILE, part=True) of each "
+    "rank as rank.0.NAME, rank.1.NAME, …, and reshard that by rewrites such as from = 'rank.{r}.NAME', to = { name = "
+    "'NAME', dims = '(r rows) n -> rows n' } (docs/coming-from.md)"
+)
+LEGACY = (
+    "is a legacy checkpoint of Megatron, which its training script writes as torch_dist if started with "
+    f"--ckpt-convert-format torch_dist --ckpt-convert-save FOLDER; {BY_RULES}"
+)
+_MOST_NAMED = 4
+_ALONE = "open the folder that has them all, or its index; open_checkpoint(..., part=True) opens this file alone"
+
+
+def part_mark(files: int, shapes: Mapping[str, Iterable[int]] | None = None) -> dict[str, str]:
+    """Give the entry of a header that says of what its file is a part.
+
+    Args:
+        files: How many files there are.
+        shapes: The whole shapes of the tensors of which the file has a part.
+    """
+    said: dict[str, Any] = {"files": files}
+    if shapes is not None:
+        said["shapes"] = {name: list(shape) for name, shape in shapes.items()}
+    return {MARK: json.dumps(said, separators=(",", ":"), ensure_ascii=False)}
+
+
+def said_files(texts: Mapping[str, str]) -> int | None:
+    """Give the number of files that a header's metadata says there are; None if it says none."""
+    try:
+        said = json.loads(texts.get(MARK, "null"))
+    except (ValueError, RecursionError):
+        return None
+    files = said.get("files") if isinstance(said, dict) else None
+    return files if are_sizes([files]) else None
+
+
+def check_whole(path: Location, texts: Mapping[str, str] | None = None) -> None:
+    """Refuse a file that is a part of a checkpoint, by its name, or by the metadata of its header.
+
+    Raises:
+        ParseError: if it is; says how many files there are, as far as that is known.
+    """
+    match = _NUMBERED.fullmatch(path.name)
+    if _ONE_OF_MANY.fullmatch(path.name):
+        raise ParseError(f"{path}: is one of several files of a checkpoint, by its name; {_ALONE}")
+    for one, pattern in ((path, _BARE_RANK), (path.parent, _RANK_FOLDER)):
+        bare = pattern.fullmatch(one.name)
+        if bare is not None and any(other.exists() for other in _neighbours(one, bare)):
+            raise ParseError(f"{path}: is what one of several ranks has, by its name; {_ALONE}")
+    if match is not None and int(match[3]) > 1:
+        raise ParseError(f"{path}: is file {int(match[2])} of {int(match[3])} of a checkpoint, by its name; {_ALONE}")
+    files = said_files(texts or {})
+    if files is not None and files > 1:
+        raise ParseError(f"{path}: says that it is one of {files} files of a checkpoint; {_ALONE}")
+
+
+def _neighbours(path: Location, match: re.Match[str]) -> list[Location]:
+    """The files or folders of the ranks before and after this one."""
+    number, width = int(match["rank"]), len(match["rank"])
+    near = (at for at in (number - 1, number + 1) if at >= 0)
+    return [path.with_name(f"{match['start']}{at:0{width}}{match['end']}") for at in near]
+
+
+def bare_ranks(names: Iterable[str]) -> dict[int, str]:
+    """Give the files of ranks among these, of which none says of what it is a part: the most that are named alike."""
+    sets: dict[tuple[str, str], dict[int, str]] = {}
+    for name in sorted(names):
+        match = _BARE_RANK.fullmatch(name)
+        if match is not None:
+            sets.setdefault((match["start"], match["end"]), {})[int(match["rank"])] = name
+    return max(sets.values(), key=len, default={})
+
+
+def complete_set(folder: Location, names: Iterable[str], suffix: str, index: str) -> list[str]:
+    """Give the numbered files of a folder that has no index, `model-00001-of-00002` and so on, if all are there.
+
+    Args:
+        folder: The folder.
+        names: The names in it.
+        suffix: The end of the names that count.
+        index: The name of the index that is missing.
+
+    Raises:
+        ParseError: if some are missing, which are named, or they belong to different checkpoints.
+    """
+    sets: dict[tuple[str, int], dict[int, str]] = {}
+    for name in sorted(names):
+        match = _NUMBERED.fullmatch(name)
+        if match is not None and match[4] == suffix and int(match[3]) > 1:
+            sets.setdefault((match[1], int(match[3])), {})[int(match[2])] = name
+    if len(sets) > 1:
+        held = ", ".join(shown(next(iter(one.values()))) for one in list(sets.values())[:_MOST_NAMED])
+        raise ParseError(
+            f"{folder}: has no {index}, and files of {len(sets)} checkpoints ({held}); put each in a folder"
+        )
+    for (start, count), there in sets.items():
+        if len(there) != count or not 1 <= min(there) <= max(there) <= count:
+            absent = islice((number for number in range(1, count + 1) if number not in there), _MOST_NAMED)
+            more = count - len(there) - _MOST_NAMED
+            named = ", ".join(f"{start}{number:05}-of-{count:05}{suffix}" for number in absent)
+            raise ParseError(
+                f"{folder}: has {len(there)} of the {count} files of a checkpoint, and no {index}; {named}"
+                f"{f' and {more} more' if more > 0 else ''} {'are' if more > 0 or ',' in named else 'is'} missing: the "
+                "copy was interrupted, or files were left out"
+            )
+        return [there[number] for number in sorted(there)]
+    return []

@@ -1,0 +1,233 @@
+"""What a plan reads: files and objects as they were when it was made, and must still be; and arrays in memory."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..._arguments import path_of
+from ..._atomic import naming
+from ..._text import shown
+from ...errors import ParseError
+from .engine import CopyJob
+from .object_files import ObjectFile
+from .objects import ObjectPath, ObjectStatus
+
+__all__ = [
+    "Places",
+    "Source",
+    "SourceFile",
+    "SourceObject",
+    "check_name",
+    "head_digest",
+    "source_for",
+    "source_of",
+]
+
+#: How many bytes of what surrounds the tensors in a file are digested, at its beginning and at its end.
+_MOST_HEAD, _MOST_TAIL = 2**20, 2**16
+
+
+class SourceFile(NamedTuple):
+    """A file to read, as it was when the plan was made, and must still be.
+
+    Attributes:
+        path: Where it is.
+        size: Its bytes.
+        modified: The time when it was last written to (`st_mtime_ns`).
+        changed: The time when it was last changed in any way (`st_ctime_ns`), which no program can set; `None` for a
+            file that each run makes anew.
+        begin: The byte at which the first tensor begins that the plan reads.
+        end: The byte at which the last one ends.
+        digest: The SHA-256 of what is before and after, in hexadecimal; see `head_digest`.
+    """
+
+    path: str
+    size: int
+    modified: int
+    changed: int | None
+    begin: int
+    end: int
+    digest: str
+
+    @property
+    def times(self) -> tuple[int, int | None]:
+        """Both times."""
+        return self.modified, self.changed
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether a later run finds the same file."""
+        return self.changed is not None
+
+    @property
+    def fetched(self) -> None:
+        """Nothing: the I/O engine reads it."""
+        return None
+
+    @property
+    def inside(self) -> str:
+        """Where it is in the memory of this process: nowhere."""
+        return ""
+
+    @property
+    def name(self) -> str:
+        """The path, as long as it must be that of the same file."""
+        return self.path
+
+    def check(self) -> None:
+        """Refuse, with ParseError, a file whose headers are not those of the plan; the engine looks at the time.
+
+        They are read once in a process, and once more if the name is given to another file.
+        """
+        status = Path(self.path).stat()
+        if status.st_size != self.size:
+            raise ParseError(f"{self.path}: has {status.st_size} bytes, but had {self.size} when the plan was made")
+        _check_digest(self, status.st_dev, status.st_ino)
+
+    def read_by(self, job: CopyJob) -> None:
+        """Add it to the sources of a job."""
+        job.read_file(self.path, self.size, self.times)
+
+    def compared_by(self, job: CopyJob) -> None:
+        """Add it to the destinations of a job, to be compared with what is written."""
+        job.compare_file(self.path, self.size, self.times)
+
+
+class SourceObject(NamedTuple):
+    """An object of a store to read: what it was when the plan was made, and must still be.
+
+    Attributes:
+        path: Where it is.
+        size: Its bytes.
+        mark: What tells it from another object of the same name.
+    """
+
+    path: ObjectPath
+    size: int
+    mark: str
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether a later run finds the same object."""
+        return True
+
+    @property
+    def fetched(self) -> ObjectFile:
+        """What is read of it is fetched into memory; the same file for the same object."""
+        return _opened(self)
+
+    @property
+    def inside(self) -> str:
+        """Where it is in the memory of this process, if it is."""
+        return str(self.path) if self.path.protocol == "memory" else ""
+
+    @property
+    def name(self) -> str:
+        """None that must stay: its mark says what it is."""
+        return ""
+
+    def check(self) -> None:
+        """Nothing: each request has its mark."""
+
+    def read_by(self, job: CopyJob) -> None:
+        """Take its place among the sources of a job; what is fetched of it is in arrays that follow."""
+        job.read_array(np.empty(0, np.uint8))
+
+    def compared_by(self, job: CopyJob) -> None:
+        """Take its place among the destinations of a job; it is compared when it is fetched."""
+        job.discard()
+
+
+#: What a plan reads, but for arrays in memory.
+Source = SourceFile | SourceObject
+
+
+@functools.lru_cache(maxsize=4096)
+def _opened(source: SourceObject) -> ObjectFile:
+    return ObjectFile(source.path, ObjectStatus(source.size, source.mark))
+
+
+@functools.lru_cache(maxsize=4096)
+def _check_digest(source: SourceFile, _device: int, _number: int) -> None:
+    if head_digest(source.path, source.size, source.begin, source.end) != source.digest:
+        raise ParseError(f"{source.path}: is not the same file as when the plan was made: its headers differ")
+
+
+def head_digest(path: str | Path, size: int, begin: int, end: int) -> str:
+    """Digest what a file holds before its byte `begin`, up to 1 MiB, and after `end`, the last 64 KiB: its headers."""
+    digest = hashlib.sha256()
+    head, tail = min(begin, _MOST_HEAD), min(size - end, _MOST_TAIL)
+    if head or tail:
+        with naming(path), Path(path).open("rb") as stream:
+            digest.update(stream.read(head))
+            stream.seek(size - tail)
+            digest.update(stream.read(tail))
+    return digest.hexdigest()
+
+
+def source_for(holder: Any, begin: int, end: int) -> Source | npt.NDArray[Any]:
+    """Note what pieces lie in: an open file or object, whose tensors are from one byte to another; or an array."""
+    if isinstance(holder, np.ndarray):
+        return holder
+    if holder.is_fetched:
+        return SourceObject(*holder.noted)
+    path = os.path.abspath(holder.path)  # noqa: PTH100 (a Path would follow `..` through links another way)
+    begin, end = min(begin, holder.size), min(end, holder.size)
+    modified, changed = holder.times
+    return SourceFile(path, holder.size, modified, changed, begin, end, head_digest(path, holder.size, begin, end))
+
+
+def check_name(path: str) -> None:
+    """Refuse, with ValueError, a path that no file can have."""
+    try:
+        path_of(path)
+    except OSError as error:
+        raise ValueError(f"it has the path {shown(path)}: {error.strerror}") from None
+
+
+class Places:
+    """Places by what a plan file calls them; objects of one protocol have one filesystem."""
+
+    def __init__(self) -> None:
+        self._filesystems: dict[str, Any] = {}
+
+    def of(self, said: str) -> Any:
+        """Give the place of this name."""
+        return self.object(said) if "://" in said and not said.startswith("/") else Path(said)
+
+    def object(self, url: str) -> ObjectPath:
+        """Give the object at this URL."""
+        protocol = url.partition("://")[0]
+        path = ObjectPath(url, filesystem=self._filesystems.get(protocol))
+        self._filesystems[protocol] = path.filesystem
+        return path
+
+
+def source_of(said: Any, places: Places) -> Source:
+    """Give the source that a plan file says.
+
+    Raises:
+        ValueError: if it says none.
+    """
+    path, size, *rest = said
+    sizes = [size, *rest[:-1]]
+    if not all(isinstance(text, str) for text in (path, rest[-1])) or not all(type(each) is int for each in sizes):
+        raise ValueError("it has a source that is neither a file nor an object")
+    if not rest[:-1]:
+        if not 0 <= size < 1 << 63:
+            raise ValueError(f"it has an object of {shown(size)} bytes")
+        return SourceObject(places.object(path), size, rest[-1])
+    check_name(path)
+    source = SourceFile(*said)
+    if not all(-1 << 63 <= time < 1 << 63 for time in source.times if time is not None):
+        raise ValueError(f"it has a source of the times {shown(source.times)}, which no file has")
+    if not 0 <= source.begin <= source.end <= source.size < 1 << 63:
+        raise ValueError(f"it has a source of {source.size} bytes, with tensors from {source.begin} to {source.end}")
+    return source

@@ -1,0 +1,83 @@
+"""Megatron's distributed checkpoints, `torch_dist`: PyTorch's, with an extra file that says that they are complete."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..._json import MAX_JSON, strict_json
+from ..._text import shown
+from ...errors import ParseError
+from ..data.location import Location, entries_of, open_file
+from ..data.parts import LEGACY
+from ..tensors.checkpoint import StoredCheckpoint, StoredObject
+from ..tensors.stored import UnsupportedError
+from .torch.dcp import open_folder
+from .torch.tensors import Container
+
+__all__ = ["open_form"]
+
+_LATEST = "latest_checkpointed_iteration.txt"
+
+
+def open_form(path: Location) -> StoredCheckpoint:
+    """Open an iteration's folder, or the last iteration in a folder of them."""
+    if (path / _LATEST).exists():
+        path = path / _latest(path / _LATEST)
+    said = _json(path / "metadata.json")
+    backend = said.get("sharded_backend") if isinstance(said, dict) else None
+    if backend != "torch_dist":
+        raise ParseError(
+            f"{path}: a Megatron checkpoint of the format {shown(backend)}, which cannot be read; start Megatron's "
+            "training script once with --ckpt-convert-format torch_dist --ckpt-convert-save FOLDER"
+        )
+    if not (path / ".metadata").exists():
+        raise ParseError(f"{path}: has no .metadata: files are missing, or the save was interrupted")
+    beside = {}
+    if (path / "common.pt").exists():
+        beside["common"] = StoredObject("common", lambda: _common(path / "common.pt"))
+    return open_folder(path, "megatron", {"megatron": said}, beside)
+
+
+def _latest(path: Location) -> str:
+    file = open_file(path)
+    try:
+        text = file.read(0, min(file.size, 64)).decode("ascii", "replace").strip()
+    finally:
+        file.close()
+    if text == "release":
+        return text
+    if not text.isdecimal() or len(text) > 18:
+        raise ParseError(f"{path}: {shown(text)} is neither an iteration nor the word release")
+    folder = f"iter_{int(text):07d}"
+    if not (path.parent / folder).is_dir():
+        raise ParseError(f"{path}: names the iteration {text}, but there is no folder {folder}")
+    inside = {name for name, _ in entries_of(path.parent / folder)}
+    if any(name.startswith("mp_rank_") for name in inside):
+        raise UnsupportedError(f"{path.parent / folder}: {LEGACY}")
+    if not inside & {"metadata.json", ".metadata"}:
+        raise ParseError(
+            f"{path.parent / folder}: has no metadata.json, which torch_dist writes last: the save was interrupted; "
+            "take an earlier iteration"
+        )
+    return folder
+
+
+def _json(path: Location) -> Any:
+    try:
+        file = open_file(path)
+    except FileNotFoundError:
+        raise ParseError(
+            f"{path.parent}: has no metadata.json, which is written last: the save was interrupted"
+        ) from None
+    try:
+        return strict_json(file.read(0, min(file.size, MAX_JSON + 1)), path)
+    finally:
+        file.close()
+
+
+def _common(path: Location) -> Any:
+    file = open_file(path)
+    try:
+        return Container(file).read_objects()
+    finally:
+        file.close()

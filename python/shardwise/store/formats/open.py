@@ -1,0 +1,397 @@
+"""Opening a checkpoint of any format: what a path is, and which module reads it.
+
+A format is one entry of `FORMS` and one module. The entries are tried in order, with names and first bytes only; the
+first that knows the path opens it. A format that is known but cannot be read is an entry too: its sentence says why,
+and what to do instead.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from importlib import import_module
+from itertools import islice
+from typing import NamedTuple
+
+from ..._arguments import is_true
+from ..._fork import cached_property, importing
+from ..._text import shown
+from ...errors import ParseError
+from ..data.location import Location, entries_of, hub_hint, location_of, open_file, refuse_other, unlisted
+from ..data.parts import BY_RULES, ENGINE_FILE, LEGACY, RANK_FILE, bare_ranks
+from ..tensors.checkpoint import StoredCheckpoint
+from ..tensors.kinds import kind_of
+from ..tensors.stored import UnsupportedError
+
+__all__ = ["FORMS", "Form", "Target", "known_form", "open_checkpoint"]
+
+# A folder of more entries is not listed further: the files that tell formats apart are at most as many as processes.
+_MOST_NAMES = 1_000_000
+# So many names in a folder of no known format are looked at, whether they are folders of one.
+_MOST_FOLDERS = 16
+#: The indexes that tell a folder's format, and that say what belongs to it.
+_MARKERS = ("shardwise.json", ".metadata", "model.safetensors.index.json")
+
+
+#: The modules whose files may be parts of a checkpoint.
+_OF_ONE_FILE = ("safetensors.form", "torch.plain", "keras")
+#: The module of files of ranks, whose tensors may be padded.
+_OF_RANKS = "torch.fsdp"
+
+
+class Target:
+    """A path that may be a checkpoint, looked at once for all formats."""
+
+    def __init__(self, path: Location) -> None:
+        self.path = path
+        self.is_folder = path.is_dir()
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names in the folder, sorted; none for a file."""
+        if not self.is_folder:
+            return ()
+        names = set()
+        for name, _ in entries_of(self.path):
+            names.add(name)
+            if len(names) > _MOST_NAMES:
+                raise ParseError(f"{self.path}: more than {_MOST_NAMES} entries, the limit")
+        # Without its index, a folder would be taken for another format.
+        names |= unlisted(self.path, (name for name in _MARKERS if name not in names))
+        return tuple(sorted(names))
+
+    def matching(self, pattern: str) -> list[str]:
+        """The names in the folder that match a regular expression as a whole."""
+        compiled = re.compile(pattern)
+        return [name for name in self.names if compiled.fullmatch(name)]
+
+    @cached_property
+    def head(self) -> bytes:
+        """The first bytes of the file; none for a folder."""
+        if self.is_folder or not self.path.is_file():
+            return b""
+        file = open_file(self.path)
+        try:
+            return file.read(0, min(file.size, 512))
+        finally:
+            file.close()
+
+
+class Form(NamedTuple):
+    """A format of checkpoints.
+
+    Attributes:
+        name: The value of `StoredCheckpoint.format`.
+        knows: Whether a path has this format.
+        module: The module of this package whose `open_form(path)` opens it; empty if none can.
+        refusal: If there is no module, the sentence that says why, and what to do instead.
+    """
+
+    name: str
+    knows: Callable[[Target], object]
+    module: str = ""
+    refusal: str = ""
+
+
+def _named(*names: str) -> Callable[[Target], object]:
+    wanted = frozenset(names)
+    return lambda target: not wanted.isdisjoint(target.names)
+
+
+def _matching(pattern: str) -> Callable[[Target], object]:
+    return lambda target: target.matching(pattern)
+
+
+def _file(*suffixes: str, magic: bytes = b"") -> Callable[[Target], object]:
+    return lambda target: (
+        not target.is_folder and target.path.name.endswith(suffixes or "") and target.head.startswith(magic)
+    )
+
+
+#: A file of `HuggingFaceStorageWriter`.
+_SHARD = r"shard-\d+-model-\d+-of-\d+\.safetensors"
+_STEP = r"(?:[A-Za-z][A-Za-z0-9]*_)?\d+"
+
+#: The formats, in the order in which they are tried.
+FORMS: list[Form] = [
+    Form(
+        "orbax (unfinished)",
+        lambda target: ".orbax-checkpoint-tmp" in target.path.name,
+        refusal="is what an interrupted save of Orbax left behind; open the last complete step beside it",
+    ),
+    Form("megatron", _named("latest_checkpointed_iteration.txt"), "megatron"),
+    Form("megatron", lambda target: {"metadata.json", "common.pt"} <= set(target.names), "megatron"),
+    Form("dcp", _named(".metadata"), "torch.dcp"),
+    Form("dcp", lambda target: target.path.name == ".metadata" and not target.is_folder, "torch.dcp"),
+    Form(
+        "dcp (without collectives)",
+        _matching(r"__\d+\.metadata"),
+        refusal="has one metadata file per rank, as written with use_collectives=False, and no common one; load and "
+        "save it once with torch.distributed.checkpoint",
+    ),
+    Form(
+        "dcp (unfinished)",
+        lambda target: target.matching(r".*\.distcp") or ".metadata.tmp" in target.names,
+        refusal="has the data of a PyTorch distributed checkpoint but no .metadata, which is written last: the save "
+        "was interrupted, or files are missing; take the last complete checkpoint",
+    ),
+    Form(
+        "dcp (one file)",
+        _file(".distcp"),
+        refusal="is one file of a PyTorch distributed checkpoint, whose .metadata says what is in it; open its folder",
+    ),
+    Form("fsdp2", _matching(r".*model_world_size_\d+_rank_\d+\.pt"), "torch.fsdp"),
+    Form(
+        "fsdp1",
+        _matching(r".*_fsdp(?:_\d+)?_rank_?\d+\.(?:bin|pt)"),
+        refusal="holds the flat parameters of FSDP1, which do not describe the tensors in them; save it once with "
+        "SHARDED_STATE_DICT or FULL_STATE_DICT",
+    ),
+    Form("universal", lambda target: "latest_universal" in target.names or _is_universal(target), "torch.universal"),
+    Form(
+        "deepspeed",
+        lambda target: (
+            target.matching(r".*(?:zero_pp_rank|mp_rank)_\d+.*_states\.pt")
+            or ("latest" in target.names and target.matching(r"global_step\d+"))
+        ),
+        refusal="is a DeepSpeed checkpoint, whose parts are flat ranges of many parameters; convert it once with "
+        "DeepSpeed's own ds_to_universal.py, or with zero_to_fp32.py without options, and open what that writes",
+    ),
+    Form(
+        "megatron (legacy)",
+        _matching(r"mp_rank_\d\d(?:_\d{3})*"),
+        refusal=LEGACY,
+    ),
+    Form("orbax", _named("_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt", "orbax.checkpoint"), "orbax.form"),
+    Form("orbax", lambda target: any(_is_step(target.path / name) for name in target.matching(_STEP)), "orbax.form"),
+    Form("ranks", lambda target: "shardwise.json" in target.names and target.matching(RANK_FILE), "sharded"),
+    Form("vllm", lambda target: "shardwise.json" in target.names and target.matching(ENGINE_FILE), "sharded"),
+    Form(
+        "ranks (unfinished)",
+        lambda target: "shardwise.json" not in target.names and target.matching(RANK_FILE),
+        refusal="has files for ranks but no shardwise.json, which is written last: the run that made it was "
+        "interrupted, or the copy was",
+    ),
+    Form(
+        "vllm",
+        _matching(ENGINE_FILE),
+        refusal="is an engine's sharded state: shards in the engine's own order and perhaps quantised, without the "
+        "shapes of whole tensors; open the model that it was made from",
+    ),
+    Form("sharded", lambda target: "shardwise.json" in target.names and target.matching(r"shard-\d+-.*"), "sharded"),
+    # Without tensors, or all that is left of one: the manifest names the files that are missing.
+    Form("sharded", lambda target: list(target.names) == ["shardwise.json"], "sharded"),
+    Form("dcp-safetensors", _matching(_SHARD), "torch.dcp_safetensors"),
+    Form("safetensors", _matching(r".*\.safetensors(?:\.index\.json)?"), "safetensors.form"),
+    Form("safetensors", _file(".safetensors", ".safetensors.index.json"), "safetensors.form"),
+    Form("keras", _matching(r".*\.weights\.(?:json|h5)"), "keras"),
+    Form("keras", _file(".weights.json"), "keras"),
+    Form("keras", _file(magic=b"\x89HDF\r\n\x1a\n"), "keras"),
+    Form(
+        "keras (archive)",
+        _file(".keras", magic=b"PK\x03\x04"),
+        refusal="is a Keras archive; unzip it and open the model.weights.h5 in it",
+    ),
+    Form("torch", _matching(r"pytorch_model(?:-\d+-of-\d+)?\.bin|pytorch_model\.bin\.index\.json"), "torch.plain"),
+    Form("torch", _file(".bin.index.json"), "torch.plain"),
+    Form(
+        "numpy",
+        _file(".npz", magic=b"PK\x03\x04"),
+        refusal="is an archive of numpy.savez; save_checkpoint(PATH, dict(numpy.load(FILE))) makes a checkpoint of it",
+    ),
+    Form("torch", _file(magic=b"PK\x03\x04"), "torch.plain"),
+    Form(
+        "nemo",
+        _file(".nemo"),
+        refusal="is an archive of NeMo; unpack it (tar xf FILE), and open the folder model_weights or the file "
+        "model_weights.ckpt in it",
+    ),
+    Form(
+        "gguf",
+        _file(magic=b"GGUF"),
+        refusal="is a GGUF file, as used by llama.cpp, whose blocks of weights are not read; open the model that it "
+        "was made from, or what transformers saves after from_pretrained(FOLDER, gguf_file=NAME), which is dequantized",
+    ),
+    Form(
+        "flax",
+        _file(".msgpack"),
+        refusal="is a file of Flax; save_checkpoint(PATH, flax.traverse_util.flatten_dict(flax.serialization."
+        "msgpack_restore(Path(FILE).read_bytes()), sep='.')) makes a checkpoint of it",
+    ),
+    Form(
+        "easylm",
+        lambda target: re.match(r"streaming_(?:params|train_state)", target.path.name),
+        refusal="is a stream of EasyLM's; load it with its StreamingCheckpointer.load_checkpoint, and give the arrays, "
+        "by names with dots, to save_checkpoint",
+    ),
+    Form(
+        "tensorflow",
+        lambda target: (
+            target.matching(r".*\.data-\d+-of-\d+|saved_model\.pb")
+            or re.fullmatch(r".*\.data-\d+-of-\d+", target.path.name)
+        ),
+        refusal="is a checkpoint of TensorFlow; read its arrays with reader = tf.train.load_checkpoint(PATH) and "
+        "reader.get_tensor(NAME), and give them to save_checkpoint",
+    ),
+    Form(
+        "paddle",
+        lambda target: target.matching(r".*\.pdparams") or target.path.name.endswith(".pdparams"),
+        refusal="is a checkpoint of PaddlePaddle; read its arrays with paddle.load(FILE, return_numpy=True), and give "
+        "them to save_checkpoint",
+    ),
+    Form("torch", lambda target: list(bare_ranks(target.names).values()) == ["consolidated.00.pth"], "torch.plain"),
+    Form(
+        "files of ranks",
+        lambda target: len(bare_ranks(target.names)) > 1,
+        refusal=f"has a file for each rank; {BY_RULES}",
+    ),
+    Form(
+        "torch (before 1.6)",
+        lambda target: (
+            re.match(rb"\x80.\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19\.", target.head, re.DOTALL)
+            # A tar archive, which may hold anything: PyTorch put an entry with one of these names first.
+            or (target.head[257:262] == b"ustar" and re.match(rb"(?:sys_info|pickle|tensors|storages)\0", target.head))
+        ),
+        refusal="is in the format that PyTorch wrote before 1.6, or without its zip format, a program that must "
+        "be run; load and save it once with torch.save",
+    ),
+    Form("safetensors", lambda target: target.head[8:9] == b"{", "safetensors.form"),
+    Form(
+        "dcp-safetensors (not consolidated)",
+        lambda target: "sharded" in target.names and Target(target.path / "sharded").matching(_SHARD),
+        refusal="was to be consolidated by PyTorch, but was not; the shards in its folder sharded can be opened",
+    ),
+]
+
+
+def _is_universal(target: Target) -> bool:
+    """Whether a folder has a folder zero of folders of parameters."""
+    if "zero" not in target.names or not (target.path / "zero").is_dir():
+        return False
+    inside = Target(target.path / "zero").names
+    return "optimizer_state.pt" in inside or any(
+        (target.path / "zero" / name / "fp32.pt").exists() for name in inside[:8]
+    )
+
+
+def _is_step(path: Location) -> bool:
+    return any((path / name).exists() for name in ("_CHECKPOINT_METADATA", "commit_success.txt", "_METADATA"))
+
+
+def open_checkpoint(
+    path: str | os.PathLike[str] | Location, *, part: bool = False, padded: bool = False
+) -> StoredCheckpoint:
+    """Open a checkpoint of any format: a mapping from names to stored tensors.
+
+    Only indexes and headers are read. A tensor says its dtype, its shape, and which file holds which box of it;
+    `read` copies any box of it, whatever the pieces are. No framework is imported, and nothing in a file is run.
+
+    Args:
+        path: A safetensors file or a folder of them in Hugging Face's format; a distributed checkpoint of PyTorch,
+            also as safetensors; a folder of `model_world_size_W_rank_R.pt`, as written by FSDP2 trainers; a `.pt` or
+            `.bin` file of `torch.save`; a universal checkpoint of DeepSpeed, whose weights are read; a Megatron
+            `torch_dist` checkpoint; an Orbax checkpoint, or a folder of its steps, whose last one is opened; Keras'
+            `.weights.h5`, alone or sharded. Also a URL that fsspec knows, such as `s3://bucket/model`, or an
+            `ObjectPath`, which takes options.
+        part: Whether one file of a checkpoint in several may be opened by itself. Its tensors are what is in that file;
+            of those that are cut, the shapes are those of the parts.
+        padded: Whether the tensors of ranks, in `model_world_size_W_rank_R.pt`, may be longer than what they hold of
+            the whole: all as long as the first rank's. Their beginnings are read, and what follows is padding. It does
+            not change how other checkpoints are opened.
+
+    Raises:
+        OSError: if a file cannot be opened or read.
+        ParseError: if it is none of these, or one that cannot be read; if it is a part of a checkpoint, whose other
+            files are missing, or that should be opened as a whole; if a file does not follow its format, or the pieces
+            of a tensor leave a gap or overlap. Names the file and the tensor, or the byte.
+        ImportError: if reading this format needs a library that is not installed.
+
+    >>> import json, tempfile
+    >>> from pathlib import Path
+    >>> import numpy as np
+    >>> header = json.dumps({"bias": {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]}}).encode()
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder, "model.safetensors")
+    ...     data = np.arange(3, dtype="<f4").tobytes()
+    ...     _ = file.write_bytes(len(header).to_bytes(8, "little") + header + data)
+    ...     with open_checkpoint(file) as checkpoint:
+    ...         print(checkpoint["bias"], checkpoint.read("bias", (slice(1, 3),)))
+    <StoredTensor 'bias': float32 (3,), 1 piece> [1. 2.]
+    """
+    form = known_form(location_of(path))
+    with importing:
+        module = import_module(f".{form.module}", __package__)
+    how: dict[str, bool] = {}
+    if part and form.module in _OF_ONE_FILE and not form.path.is_dir():
+        how["part"] = True
+    if is_true("padded", padded) and form.module == _OF_RANKS:
+        how["padded"] = True
+    checkpoint: StoredCheckpoint = module.open_form(form.path, **how)
+    return checkpoint
+
+
+def _is_known(path: Location) -> bool:
+    """Whether a path is a folder of a format that can be read."""
+    if not path.is_dir():
+        return False
+    target = Target(path)
+    return any(form.module for form in islice((form for form in FORMS if form.knows(target)), 1))
+
+
+def _file_inside(target: Target) -> tuple[str, str]:
+    """The first file of a known format in a folder that is of none, and what can be done with it; or nothing."""
+    for name in target.names[:_MOST_FOLDERS]:
+        inner = Target(target.path / name)
+        form = None if inner.is_folder else next((form for form in FORMS if form.knows(inner)), None)
+        if form is not None:
+            ends = name.rpartition(".")[2]
+            alike = len(target.matching(rf".*\.{re.escape(ends)}")) if form.module else 1
+            more = f", one of {alike} .{ends} files, of which nothing says what they are together" if alike > 1 else ""
+            return name, f"can be opened by itself{more}" if form.module else form.refusal
+    return "", ""
+
+
+class _Known(NamedTuple):
+    """A path, and the module of this package that opens it."""
+
+    path: Location
+    module: str
+
+
+def known_form(given: Location) -> _Known:
+    """Say which module opens a path, by names and first bytes only.
+
+    Raises:
+        OSError: if there is nothing.
+        UnsupportedError: if it is of a format that cannot be read, or of none.
+    """
+    target = Target(given)
+    if not given.exists():
+        try:
+            given.stat()
+        except FileNotFoundError as error:
+            if isinstance(error.filename, str) and (hint := hub_hint(error.filename)):
+                raise FileNotFoundError(error.errno, f"{error.strerror}{hint}", error.filename) from None
+            raise
+    refuse_other(given)
+    for form in FORMS:
+        if form.knows(target):
+            if not form.module:
+                raise UnsupportedError(f"{given}: {form.refusal}")
+            return _Known(given, form.module)
+    if target.is_folder:
+        names = ", ".join(target.names[:4])
+        inside = next((name for name in target.names[:_MOST_FOLDERS] if _is_known(target.path / name)), None)
+        if inside is not None:
+            raise UnsupportedError(
+                f"{given}: not a checkpoint itself; its folder {shown(inside)} is one, which can be opened"
+            )
+        steps = target.matching(r".*\.orbax-checkpoint-tmp.*")
+        alone, said = ("", "") if steps else _file_inside(target)
+        if alone:
+            raise UnsupportedError(f"{given}: not a checkpoint of any known format; its file {shown(alone)} {said}")
+        hint = "; it only has an interrupted save of Orbax" if steps else ""
+        held = f"it holds {shown(names)}" if names else "the folder is empty"
+        raise UnsupportedError(f"{given}: not a checkpoint of any known format; {held}{hint}")
+    raise UnsupportedError(f"{given}: not a checkpoint of any known format; it is {kind_of(target.head)}")

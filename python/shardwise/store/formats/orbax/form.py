@@ -1,0 +1,151 @@
+"""Orbax's checkpoints: the folder of one item, of a step with items, or of steps.
+
+The names of the arrays are the keys of the saved tree, joined with dots. A step with several items that hold arrays
+has the item before each name.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from ...._json import MAX_JSON, strict_json
+from ...._text import shown
+from ....errors import ParseError
+from ...data.location import Location, open_file
+from ...data.text import checked_name
+from ...tensors.checkpoint import StoredCheckpoint, StoredObject
+from ...tensors.stored import StoredTensor, UnsupportedError
+from .keyvalue import FolderStore, KeyValueStore
+from .ocdbt import MANIFEST, OcdbtStore
+from .zarr import arrays_of, read_array
+
+__all__ = ["open_form"]
+
+_COMMITTED = "commit_success.txt"
+_STEP_METADATA = "_CHECKPOINT_METADATA"
+_ITEM_METADATA = "_METADATA"
+_STEP = re.compile(r"(?:[A-Za-z][A-Za-z0-9]*_)?(\d{1,18})")
+_TEMPORARY = ".orbax-checkpoint-tmp"
+
+
+def open_form(path: Location) -> StoredCheckpoint:
+    """Open an item, a step, or the last complete step of a folder of them."""
+    metadata: dict[str, Any] = {}
+    if not (_is_item(path) or _is_marked(path)):
+        path, metadata["step"] = _last_step(path)
+    _check_committed(path)
+    items = [path] if _is_item(path) else sorted(filter(_is_item, path.iterdir()))
+    if not items:
+        raise ParseError(f"{path}: an Orbax step without an item that holds arrays")
+    if not _is_item(path):
+        metadata["items"] = [item.name for item in items]
+    stores: list[KeyValueStore] = []
+    tensors: dict[str, StoredTensor] = {}
+    objects: dict[str, StoredObject] = {}
+    unreadable: dict[str, str] = {}
+    try:
+        for item in items:
+            _open_item(item, f"{item.name}." if len(items) > 1 else "", stores, tensors, objects, unreadable)
+    except BaseException:
+        for store in stores:
+            store.files.close()
+        raise
+    return StoredCheckpoint(
+        path, "orbax", tensors, [store.files for store in stores], metadata=metadata, objects=objects,
+        unreadable=unreadable,
+    )  # fmt: skip
+
+
+def _is_item(path: Location) -> bool:
+    return any((path / name).exists() for name in (_ITEM_METADATA, MANIFEST))
+
+
+def _is_marked(path: Location) -> bool:
+    return any((path / name).exists() for name in (_STEP_METADATA, "orbax.checkpoint", _COMMITTED))
+
+
+def _last_step(path: Location) -> tuple[Location, int]:
+    """The complete step with the highest number."""
+    steps = []
+    for entry in path.iterdir():
+        match = _STEP.fullmatch(entry.name)
+        if match is not None and entry.is_dir():
+            steps.append((int(match[1]), entry))
+    for number, step in sorted(steps, reverse=True):
+        if (step / _COMMITTED).exists():
+            return step, number
+    raise ParseError(f"{path}: none of its {len(steps)} steps has a {_COMMITTED}, which is written last")
+
+
+def _check_committed(path: Location) -> None:
+    if _TEMPORARY in path.name:
+        raise ParseError(f"{path}: is what an interrupted save of Orbax left behind; open the last complete step")
+    if not any((folder / _COMMITTED).exists() for folder in (path, path.parent)):
+        raise ParseError(
+            f"{path}: has no {_COMMITTED}, which Orbax writes last: the save was interrupted, or files are missing. "
+            "Open another step; or, if an older Orbax wrote it to a local disk, put an empty file of that name there"
+        )
+
+
+def _open_item(
+    item: Location,
+    prefix: str,
+    stores: list[KeyValueStore],
+    tensors: dict[str, StoredTensor],
+    objects: dict[str, StoredObject],
+    unreadable: dict[str, str],
+) -> None:
+    said = _json(item / _ITEM_METADATA)
+    if not isinstance(said, dict):
+        raise ParseError(f"{item / _ITEM_METADATA}: is not a JSON object")
+    if not (item / MANIFEST).exists() and (said.get("use_ocdbt") or any(item.glob("ocdbt.process_*"))):
+        raise ParseError(
+            f"{item}: has no {MANIFEST}: the databases of the processes were not merged, so the save was interrupted"
+        )
+    store: KeyValueStore = OcdbtStore(item) if (item / MANIFEST).exists() else FolderStore(item)
+    stores.append(store)
+    # If chunks that equal the fill value are stored like all others, a missing one was lost.
+    complete = said.get("store_array_data_equal_to_fill_value") is True
+    keys = sorted(store.listing())
+    for name, version in sorted(arrays_of(keys).items()):
+        known = checked_name(f"{prefix}{name}", item)
+        try:
+            tensor = read_array(store, keys, name, version, str(item), complete=complete)
+        except UnsupportedError as error:
+            unreadable[known] = str(error)
+            continue
+        if tensor is not None:
+            tensor.name = known
+            tensors[known] = tensor
+    _check_tree(item, said.get("tree_metadata"), prefix, {*tensors, *unreadable})
+    strings = _json(item / "_strings.json")
+    if isinstance(strings, dict):
+        for name, text in strings.items():
+            objects[f"{prefix}{name}"] = StoredObject(f"{prefix}{name}", lambda text=text: text)  # type: ignore[misc]
+
+
+def _check_tree(item: Location, tree: Any, prefix: str, names: set[str]) -> None:
+    """Check that every array that the tree of an item names exists."""
+    for entry in tree.values() if isinstance(tree, dict) else ():
+        keys = entry.get("key_metadata") if isinstance(entry, dict) else None
+        value = entry.get("value_metadata") if isinstance(entry, dict) else None
+        if not isinstance(keys, list) or not isinstance(value, dict):
+            raise ParseError(f"{item / _ITEM_METADATA}: tree_metadata does not describe a tree")
+        if value.get("skip_deserialize") or value.get("value_type") not in ("jax.Array", "np.ndarray", "scalar"):
+            continue
+        name = ".".join(str(key.get("key")) if isinstance(key, dict) else "" for key in keys)
+        if f"{prefix}{name}" not in names:
+            raise ParseError(f"{item}: its tree names the array {shown(name)}, which does not exist")
+
+
+def _json(path: Location) -> Any:
+    """The JSON in a file; an empty object where there is no such file."""
+    try:
+        file = open_file(path)
+    except FileNotFoundError:
+        return {}
+    try:
+        return strict_json(file.read(0, min(file.size, MAX_JSON + 1)), path)
+    finally:
+        file.close()

@@ -1,0 +1,498 @@
+"""Zarr arrays, versions 2 and 3, as stored tensors whose pieces are chunks."""
+
+from __future__ import annotations
+
+import math
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ...._boxes import positions
+from ...._core import crc32c
+from ...._dtypes import DTYPES, Dtype
+from ...._json import strict_json
+from ...._text import shown
+from ....errors import ParseError
+from ....pieces import Bounds
+from ...data.boxes import Located, contiguous_strides
+from ...data.codecs import COMPRESSORS, decompress
+from ...data.location import Location
+from ...data.text import are_sizes, checked_shape
+from ...tensors.chunks import Cell, grid_pieces, missing_cell, overlapping, stored_cells
+from ...tensors.stored import StoredPiece, StoredTensor, UnsupportedError
+from .keyvalue import KeyValueStore, Value
+
+__all__ = ["arrays_of", "read_array"]
+
+_METADATA = {".zarray": 2, "zarr.json": 3}
+_MAX_METADATA = 1 << 20
+_MISSING = 2**64 - 1
+_NUMBERS = re.compile(r"[0-9]{1,19}")
+#: Of 64 dims, with the letter that may come first.
+_LONGEST_KEY = 64 * 20 + 2
+
+
+class _Array(NamedTuple):
+    """The metadata of an array.
+
+    Attributes:
+        name: Its name.
+        dtype: Its dtype.
+        stored: The numpy dtype text of its elements in a chunk: `>` where they are big-endian.
+        shape: Elements per dim.
+        chunk: The shape of a chunk; those at the edge are just as large, and padded.
+        order: `C` or `F`: the order of the elements in a chunk.
+        key: Gives the key of a chunk.
+        codecs: What was done to a chunk's bytes, in that order.
+        inner: The shape of the chunks in a chunk, if a chunk is a shard of several.
+        index_checked: Whether the index of a shard ends with its CRC-32C.
+        index_first: Whether it is at the beginning of the shard.
+        fill: The bytes of an element of a missing chunk; None if no chunk may be missing.
+    """
+
+    name: str
+    dtype: Dtype
+    stored: str
+    shape: tuple[int, ...]
+    chunk: tuple[int, ...]
+    order: str
+    key: Callable[[tuple[int, ...]], str]
+    codecs: tuple[str, ...]
+    inner: tuple[int, ...] | None
+    index_checked: bool
+    index_first: bool
+    fill: bytes | None
+
+
+def arrays_of(keys: Sequence[str]) -> dict[str, int]:
+    """Give the arrays among the keys of a store by name, with the zarr version of each."""
+    found: dict[str, int] = {}
+    for key in keys:
+        name, _, last = key.rpartition("/")
+        if last in _METADATA and name:
+            found[name] = max(found.get(name, 0), _METADATA[last])
+    return found
+
+
+def read_array(
+    store: KeyValueStore, keys: Sequence[str], name: str, version: int, where: str, *, complete: bool
+) -> StoredTensor | None:
+    """Give an array of a store; None for a group of arrays.
+
+    Args:
+        store: Where it lies.
+        keys: All its keys, sorted.
+        name: Its name there.
+        version: The version of zarr.
+        where: What messages begin with.
+        complete: Whether all its chunks must be there; else missing ones have its fill value.
+
+    Raises:
+        UnsupportedError: if its elements are of a kind, or stored in a way, that is not read.
+        ParseError: if it does not follow the format, or lacks a chunk.
+    """
+    key = f"{name}/{'.zarray' if version == 2 else 'zarr.json'}"
+    value = store.get(key)
+    if value is None:
+        return None
+    said = strict_json(store.files.read(value, _MAX_METADATA), f"{where}: {shown(key)}")
+    if not isinstance(said, dict):
+        raise ParseError(f"{where}: {shown(key)} is not a JSON object")
+    if version == 3 and said.get("node_type") == "group":
+        return None
+    error = partial(_error, where, name)
+    unsupported = partial(_unsupported, where, name)
+    array = _version2(name, said, error, unsupported) if version == 2 else _version3(name, said, error, unsupported)
+    if complete:
+        array = array._replace(fill=None)
+    return _tensor(store, keys, array, where, error)
+
+
+def _unsupported(where: str, name: str, problem: str) -> UnsupportedError:
+    return UnsupportedError(f"{where}: array {shown(name)}: {problem}")
+
+
+def _error(where: str, name: str, problem: str) -> ParseError:
+    return ParseError(f"{where}: array {shown(name)}: {problem}")
+
+
+_Error = Callable[[str], ParseError]
+
+
+def _shapes(name: str, shape: Any, chunk: Any, bits: int, error: _Error) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    sizes = checked_shape(shape, bits, name, str(error("")).rpartition(": array")[0])
+    if not are_sizes(chunk) or len(chunk) != len(sizes) or 0 in chunk:
+        raise error(f"chunks of {shown(chunk)} in the shape {sizes}")
+    if math.prod(chunk) * bits > 8 * (2**63 - 1):
+        raise error(f"chunks of {shown(chunk)} have more than 2**63 - 1 bytes")
+    return sizes, tuple(chunk)
+
+
+def _version2(name: str, said: dict[str, Any], error: _Error, unsupported: _Error) -> _Array:
+    if said.get("zarr_format") != 2 or said.get("filters"):
+        raise unsupported(f"zarr_format {shown(said.get('zarr_format'))} with filters {shown(said.get('filters'))}")
+    dtype, stored = _dtype2(said.get("dtype"))
+    if dtype is None:
+        raise unsupported(f"the dtype {shown(said.get('dtype'))} is not supported")
+    shape, chunk = _shapes(name, said.get("shape"), said.get("chunks"), dtype.bits, error)
+    compressor = said.get("compressor")
+    kind = None if compressor is None else compressor.get("id") if isinstance(compressor, dict) else compressor
+    if kind is not None and kind not in COMPRESSORS:
+        raise unsupported(f"the compressor {shown(kind)} is not supported; {', '.join(COMPRESSORS)} are")
+    separator, order = said.get("dimension_separator", "."), said.get("order")
+    if separator not in (".", "/") or order not in ("C", "F"):
+        raise error(f"dimension_separator {shown(separator)}, order {shown(order)}")
+
+    def key(cell: tuple[int, ...]) -> str:
+        return f"{name}/{separator.join(map(str, cell)) if cell else '0'}"
+
+    fill = _fill(said.get("fill_value"), dtype, stored, error)
+    codecs = () if kind is None else (kind,)
+    return _Array(name, dtype, stored, shape, chunk, order, key, codecs, None, False, False, fill)
+
+
+def _dtype2(text: Any) -> tuple[Dtype | None, str]:
+    if not isinstance(text, str):
+        return None, ""
+    if text in DTYPES:
+        return (DTYPES[text] if DTYPES[text].bits % 8 == 0 else None), "<"
+    if len(text) == 3 and text[0] in "<>|" and text[1] in "biufc":
+        try:
+            name = np.dtype(text[1:]).name
+        except TypeError:
+            return None, ""
+        return DTYPES.get(name), ">" if text[0] == ">" else "<"
+    if text in ("<c16", ">c16"):
+        return DTYPES["complex128"], text[0]
+    return None, ""
+
+
+def _version3(name: str, said: dict[str, Any], error: _Error, unsupported: _Error) -> _Array:
+    if said.get("zarr_format") != 3 or said.get("node_type") != "array" or said.get("storage_transformers"):
+        raise unsupported("not the metadata of a supported zarr 3 array")
+    text = said.get("data_type")
+    dtype = DTYPES.get(text) if isinstance(text, str) else None
+    if dtype is None or dtype.bits % 8:
+        raise unsupported(f"the data_type {shown(text)} is not supported")
+    grid, configuration = _named(said.get("chunk_grid"))
+    if grid != "regular":
+        raise unsupported(f"the chunk_grid {shown(grid)} is not supported; regular is")
+    shape, chunk = _shapes(name, said.get("shape"), configuration.get("chunk_shape"), dtype.bits, error)
+    key = _keys3(name, said.get("chunk_key_encoding"), unsupported)
+    codecs = said.get("codecs")
+    if not isinstance(codecs, list):
+        raise error("codecs is not a list")
+    inner, checked, first = None, False, False
+    kind, configuration = _named(codecs[0]) if codecs else ("", {})
+    if kind == "sharding_indexed":
+        if len(codecs) > 1:
+            raise unsupported("codecs around a shard are not supported")
+        inner = configuration.get("chunk_shape")
+        _, inner = _shapes(name, list(shape), inner, dtype.bits, error)
+        if any(outer % size for outer, size in zip(chunk, inner, strict=True)):
+            raise error(f"shards of {chunk} are not a whole number of chunks of {inner}")
+        checked = _index_is_checked(configuration.get("index_codecs"), unsupported)
+        location = configuration.get("index_location", "end")
+        if location not in ("start", "end"):
+            raise error(f"index_location {shown(location)}")
+        first = location == "start"
+        codecs = configuration.get("codecs")
+    names, endian = _codecs3(codecs, unsupported)
+    fill = _fill(said.get("fill_value"), dtype, endian, error)
+    return _Array(name, dtype, endian, shape, chunk, "C", key, names, inner, checked, first, fill)
+
+
+def _named(value: Any) -> tuple[str, dict[str, Any]]:
+    """Name and configuration of an extension point of zarr 3."""
+    if isinstance(value, str):
+        return value, {}
+    if isinstance(value, dict) and isinstance(value.get("name"), str):
+        configuration = value.get("configuration", {})
+        return value["name"], configuration if isinstance(configuration, dict) else {}
+    return "", {}
+
+
+def _keys3(name: str, value: Any, error: _Error) -> Callable[[tuple[int, ...]], str]:
+    encoding, configuration = _named(value)
+    if encoding not in ("default", "v2"):
+        raise error(f"the chunk_key_encoding {shown(encoding)} is not supported")
+    separator = configuration.get("separator", "/" if encoding == "default" else ".")
+    if separator not in (".", "/"):
+        raise error(f"the separator {shown(separator)} of the chunks' keys")
+    if encoding == "default":
+        return lambda cell: f"{name}/{separator.join(['c', *map(str, cell)])}"
+    return lambda cell: f"{name}/{separator.join(map(str, cell)) if cell else '0'}"
+
+
+def _codecs3(value: Any, error: _Error) -> tuple[tuple[str, ...], str]:
+    """The codecs from elements to bytes, the first of which gives the byte order."""
+    codecs = [_named(codec) for codec in value] if isinstance(value, list) else []
+    names = [name for name, _ in codecs]
+    if not codecs or names[0] != "bytes" or any(name not in (*COMPRESSORS, "crc32c") for name in names[1:]):
+        raise error(f"the codecs {shown(names)} are not supported")
+    endian = codecs[0][1].get("endian", "little")
+    if endian not in ("little", "big"):
+        raise error(f"the byte order {shown(endian)}")
+    return tuple(names[1:]), ">" if endian == "big" else "<"
+
+
+def _index_is_checked(value: Any, error: _Error) -> bool:
+    names, endian = _codecs3(value, error)
+    if endian != "<" or names not in ((), ("crc32c",)):
+        raise error(f"the index_codecs {shown(names)} are not supported")
+    return names == ("crc32c",)
+
+
+def _fill(value: Any, dtype: Dtype, endian: str, error: _Error) -> bytes | None:
+    """The bytes of an element that is not stored; None if there is no value for it."""
+    if value is None:
+        return None
+    size = dtype.bits // 8
+    if value in (0, False) and not isinstance(value, str):
+        return bytes(size)
+    if isinstance(value, str) and value.startswith("0x") and len(value) == 2 + 2 * size:
+        try:
+            raw = bytes.fromhex(value[2:])
+        except ValueError:
+            raise error(f"the fill_value {shown(value)}") from None
+        return raw if endian == ">" else raw[::-1]
+    words = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+    try:
+        number: Any = np.array(words.get(value, value) if isinstance(value, str) else value)
+        if number.ndim != 0 or number.dtype.kind not in "biuf":
+            return None
+        return _swapped(number.astype(dtype.numpy()).tobytes(), endian)
+    except (TypeError, ValueError, OverflowError, ImportError):
+        return None  # Asked for only if a chunk is missing.
+
+
+def _swapped(raw: bytes, endian: str) -> bytes:
+    return raw[::-1] if endian == ">" else raw
+
+
+def _tensor(store: KeyValueStore, keys: Sequence[str], array: _Array, where: str, error: _Error) -> StoredTensor:
+    cells = stored_cells(array.shape, array.chunk, _cells(keys, array))
+    missing = missing_cell(array.shape, array.chunk, cells)
+    if missing is not None and array.fill is None:
+        raise error(f"the chunk {shown(array.key(missing))} is missing")
+    fill = None if missing is None else _filled(array)
+    pieces = grid_pieces(array.shape, array.chunk, cells, partial(_piece, store, array, where), fill, store.folder)
+    chunk = None if _is_plain(array) else array.chunk if array.inner is None else array.inner
+    _check_places(store, array, where, cells)
+    return StoredTensor(array.name, array.dtype, array.shape, pieces, chunk=chunk)
+
+
+def _check_places(store: KeyValueStore, array: _Array, where: str, cells: Sequence[Cell]) -> None:
+    """Refuse chunks that share bytes: a short file could state any number of them."""
+    held: dict[Location, list[tuple[int, int]]] = {}
+    for cell in cells:
+        key = array.key(cell)
+        value = store.get(key)
+        assert value is not None
+        if value.inline is None and value.length is not None:
+            held.setdefault(value.path, []).append((value.offset, value.length))
+        # What must be fetched is looked at when it is read; a damaged index is named when it is.
+        if array.inner is not None and (value.inline is not None or not store.files[value.path].is_fetched):
+            chunk = _Chunk(store, array, f"{where}: {shown(key)}", value, ())
+            try:
+                index = chunk.load()[0]
+            except ParseError:
+                continue
+            chunk.check(index)
+    for path, stretches in held.items():
+        at = overlapping(np.array(stretches, np.uint64))
+        if at is not None:
+            raise ParseError(f"{where}: chunks of the array {shown(array.name)} share bytes: byte {at} of {path}")
+
+
+def _cells(keys: Sequence[str], array: _Array) -> Iterator[Cell]:
+    """The positions of the chunks of an array among the keys of its store."""
+    first = f"{array.name}/"
+    for at in range(bisect_left(keys, first), bisect_left(keys, f"{array.name}0")):  # The character after the slash.
+        rest = keys[at][len(first) :]
+        cell = tuple(map(int, _NUMBERS.findall(rest))) if len(rest) <= _LONGEST_KEY else ()
+        cell = cell if array.shape else ()
+        if len(cell) == len(array.shape) and array.key(cell) == keys[at]:
+            yield cell
+
+
+def _piece(store: KeyValueStore, array: _Array, where: str, cell: Cell, box: Bounds) -> StoredPiece:
+    key = array.key(cell)
+    value = store.get(key)
+    assert value is not None
+    chunk = _Chunk(store, array, f"{where}: {shown(key)}", value, box)
+    if _is_plain(array) and value.inline is None:
+        return StoredPiece(box, value.path, key=key, locate=chunk.locate)
+    decoded = math.prod(array.chunk if array.inner is None else array.inner), array.dtype.bits // 8
+    if array.inner is None or array.fill is None:
+        return StoredPiece(box, value.path, key=key, decode=chunk.read, chunk=decoded)
+    rest = _filled(array)
+    return StoredPiece(box, value.path, key=key, decode=chunk.read, stored=chunk.stored, rest=rest, chunk=decoded)
+
+
+def _is_plain(array: _Array) -> bool:
+    """Whether elements are stored as they are."""
+    return not array.codecs and array.inner is None and (array.stored == "<" or array.dtype.bits == 8)
+
+
+def _stored(array: _Array) -> np.dtype[Any]:
+    """The dtype of the elements in a chunk."""
+    dtype = array.dtype.numpy()
+    return dtype.newbyteorder(">") if array.stored == ">" and dtype.itemsize > 1 else dtype
+
+
+def _filled(array: _Array) -> npt.NDArray[Any]:
+    """The element that is not stored."""
+    assert array.fill is not None
+    return np.frombuffer(array.fill, _stored(array)).astype(array.dtype.numpy()).reshape(())
+
+
+class _Chunk:
+    """A chunk of an array, and where its value lies."""
+
+    def __init__(self, store: KeyValueStore, array: _Array, where: str, value: Value, box: Bounds) -> None:
+        self.store, self.array, self.where, self.value, self.box = store, array, where, value, box
+        self._known: tuple[npt.NDArray[np.uint64], int, int] | None = None
+
+    def locate(self) -> Located:
+        """Say where the elements of an uncompressed chunk lie."""
+        array = self.array
+        file, offset, length = self.store.files.stretch(self.value)
+        itemsize = array.dtype.bits // 8
+        if length != math.prod(array.chunk) * itemsize:
+            raise ParseError(f"{self.where}: has {length} bytes; {math.prod(array.chunk) * itemsize} were expected")
+        if array.order == "C":
+            return (file, offset, contiguous_strides(array.chunk, itemsize))
+        return (file, offset, contiguous_strides(array.chunk[::-1], itemsize)[::-1])
+
+    def read(self, bounds: Bounds) -> npt.NDArray[Any]:
+        """Decode a box of the chunk, which is counted from the chunk's beginning."""
+        array = self.array
+        self.store.files.check_open(self.store.folder)
+        shape = tuple(stop - start for start, stop in bounds)
+        if array.inner is None:
+            whole = self._decoded(self._value(self.value), array.chunk)
+            box: Any = (*(slice(start, stop) for start, stop in bounds), ...)
+            part: npt.NDArray[Any] = whole[box]
+            return part
+        return self._from_shard(array.inner, bounds, shape)
+
+    def _value(self, value: Value) -> bytes:
+        # Compressed data may be slightly longer than the data.
+        most = math.prod(self.array.chunk) * self.array.dtype.bits // 8
+        return self.store.files.read(value, most + most // 8 + 65536)
+
+    def _decoded(self, data: Any, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+        array = self.array
+        size = math.prod(shape) * array.dtype.bits // 8
+        for position in reversed(range(len(array.codecs))):
+            codec = array.codecs[position]
+            if codec == "crc32c":
+                if len(data) < 4 or crc32c(bytes(data[:-4])) != int.from_bytes(data[-4:], "little"):
+                    raise ParseError(f"{self.where}: the checksum of the chunk is wrong")
+                data = data[:-4]
+            else:
+                # Checksums under a compression are 4 bytes each; another compression can have any length up to this.
+                inside = array.codecs[:position]
+                expected = size + 4 * inside.count("crc32c")
+                if any(other != "crc32c" for other in inside):
+                    raise ParseError(f"{self.where}: is compressed twice, which is not supported")
+                data = decompress(codec, data, expected, self.where)
+        if len(data) != size:
+            raise ParseError(f"{self.where}: has {len(data)} bytes; {size} were expected")
+        dtype = array.dtype.numpy()
+        elements = np.frombuffer(data, _stored(array))
+        if array.stored == ">":
+            elements = elements.astype(dtype)
+        return elements.reshape(shape, order="F" if array.order == "F" else "C")
+
+    def _from_shard(self, inner: tuple[int, ...], bounds: Bounds, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+        """Read those chunks of a shard that a box needs."""
+        array, value = self.array, self.value
+        counts = [outer // size for outer, size in zip(array.chunk, inner, strict=True)]
+        index, begin, end = self.index()
+        out: npt.NDArray[Any] = np.empty(shape, array.dtype.numpy())
+        ranges = [range(start // size, -(-stop // size)) for (start, stop), size in zip(bounds, inner, strict=True)]
+        for cell in positions(list(map(len, ranges))):
+            at = [side[position] for side, position in zip(ranges, cell, strict=True)]
+            number = int(np.ravel_multi_index(at, counts)) if at else 0
+            offset, length = int(index[number, 0]), int(index[number, 1])
+            source: list[Any] = []
+            target: list[Any] = []
+            for (start, stop), size, position in zip(bounds, inner, at, strict=True):
+                low, high = max(start, position * size), min(stop, (position + 1) * size)
+                source.append(slice(low - position * size, high - position * size))
+                target.append(slice(low - start, high - start))
+            place = (*target, Ellipsis)  # With an ellipsis, so that the result is an array even without dims.
+            if (offset, length) == (_MISSING, _MISSING):
+                if array.fill is None:
+                    raise ParseError(f"{self.where}: its chunk {number} is missing")
+                out[place] = _filled(array)
+                continue
+            if not begin <= offset <= offset + length <= end:
+                raise ParseError(f"{self.where}: its chunk {number} is at bytes {offset} to {offset + length} of it")
+            data = self._stretch(value, offset, length)
+            out[place] = self._decoded(data, inner)[tuple(source)]
+        return out
+
+    def stored(self) -> Iterator[Bounds]:
+        """The boxes of the chunks of a shard that are stored, as far as they are in the tensor."""
+        inner = self.array.inner
+        assert inner is not None
+        counts = [outer // size for outer, size in zip(self.array.chunk, inner, strict=True)]
+        index, _, _ = self.index()
+        sizes = [stop - start for start, stop in self.box]
+        for number in np.flatnonzero((index != _MISSING).any(axis=1)).tolist():
+            cell = np.unravel_index(number, counts) if counts else ()
+            box = tuple(
+                (int(at) * step, min((int(at) + 1) * step, size))
+                for at, step, size in zip(cell, inner, sizes, strict=True)
+            )
+            if all(start < stop for start, stop in box):
+                yield box
+
+    def _stretch(self, value: Value, offset: int, length: int) -> bytes:
+        if value.inline is not None:
+            return value.inline[offset : offset + length]
+        file, start, _ = self.store.files.stretch(value)
+        return file.read(start + offset, length)
+
+    def index(self) -> tuple[npt.NDArray[np.uint64], int, int]:
+        """Give the offsets and lengths of a shard's chunks, and between which bytes these lie.
+
+        Raises:
+            ParseError: if it is damaged, or chunks share bytes.
+        """
+        if self._known is None:
+            found = self.load()
+            self.check(found[0])
+            self._known = found
+        return self._known
+
+    def check(self, index: npt.NDArray[np.uint64]) -> None:
+        """Refuse chunks of a shard that share bytes, with ParseError."""
+        at = overlapping(index[(index != _MISSING).any(axis=1)])
+        if at is not None:
+            raise ParseError(f"{self.where}: chunks of the shard share bytes: byte {at} of it")
+
+    def load(self) -> tuple[npt.NDArray[np.uint64], int, int]:
+        """Read the index of a shard."""
+        value = self.value
+        assert self.array.inner is not None
+        count = math.prod(self.array.chunk) // math.prod(self.array.inner)
+        size = 16 * count + 4 * self.array.index_checked
+        length = len(value.inline) if value.inline is not None else self.store.files.stretch(value)[2]
+        if length < size:
+            raise ParseError(f"{self.where}: a shard of {length} bytes with an index of {size}")
+        data = self._stretch(value, 0 if self.array.index_first else length - size, size)
+        if self.array.index_checked:
+            if crc32c(data[:-4]) != int.from_bytes(data[-4:], "little"):
+                raise ParseError(f"{self.where}: the checksum of the shard's index is wrong")
+            data = data[:-4]
+        index = np.frombuffer(data, "<u8").reshape(count, 2)
+        return (index, size, length) if self.array.index_first else (index, 0, length - size)

@@ -1,0 +1,176 @@
+"""Folders of files for ranks: each file has what one device holds, and says which boxes of the whole tensors that is.
+
+What several files hold is the tensor's once, and a replica otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..._dtypes import CODES, Dtype, in_bytes
+from ..._json import strict_json
+from ..._text import shown
+from ...errors import ParseError
+from ...pieces import Bounds
+from ..data.boxes import Located, contiguous_strides
+from ..data.files import Holder
+from ..data.location import Location, open_file, opening
+from ..data.parts import MARK, PIECES
+from ..data.text import are_sizes, checked_shape
+from ..tensors.checkpoint import Rest, StoredCheckpoint
+from ..tensors.coverage import tile
+from ..tensors.stored import ListedPieces, StoredPiece, StoredTensor
+from .safetensors.header import Entry, read_header
+
+__all__ = ["open_names", "open_rest"]
+
+Numbers = npt.NDArray[np.int64]
+
+
+class _Held(NamedTuple):
+    """What one file holds of a tensor.
+
+    Attributes:
+        entry: The array.
+        file: The file.
+        shape: The shape of the whole tensor.
+        rows: The boxes: start, stop, and where each begins in the array: int64 of shape (boxes, 3, dims).
+    """
+
+    entry: Entry
+    file: Holder
+    shape: tuple[int, ...]
+    rows: Numbers
+
+
+def open_names(path: Location, names: Iterable[str], form: str) -> StoredCheckpoint:
+    """Open these files of a folder, all of a checkpoint of this form.
+
+    Raises:
+        ParseError: if one does not say what it is a part of, or together they are not all of their tensors.
+    """
+    held: dict[str, list[_Held]] = {}
+    metadata: dict[str, Any] = {}
+    names = sorted(names)
+    with opening([path / name for name in names]) as (open_next, files):
+        for name in names:
+            file = open_next(path / name)
+            entries, texts = read_header(file)
+            parts = _said_parts(file, texts)
+            metadata = {key: text for key, text in texts.items() if key not in (PIECES, MARK)} | metadata
+            for tensor, entry in entries.items():
+                held.setdefault(tensor, []).append(_held(file, entry, parts.get(tensor)))
+        tensors = {name: _tensor(path, name, each) for name, each in held.items()}
+    return StoredCheckpoint(path, form, tensors, files, metadata=metadata)
+
+
+def open_rest(path: Location, names: Iterable[str]) -> Rest:
+    """Open those files of a folder that have these names, whatever else is missing."""
+    pieces: dict[str, list[StoredPiece]] = {}
+    files: list[Holder] = []
+    for name in sorted(name for name in names if name.endswith(".safetensors")):
+        files.append(open_file(path / name))
+        entries, texts = read_header(files[-1])
+        parts = _said_parts(files[-1], texts)
+        for tensor, entry in entries.items():
+            held = _held(files[-1], entry, parts.get(tensor))
+            for row in held.rows:
+                box = tuple((start, stop) for start, stop in row[:2].T.tolist())
+                pieces.setdefault(tensor, []).append(_piece([(held, row[2])], CODES[entry.dtype], 0, box))
+    return Rest(pieces, (), files)
+
+
+def _said_parts(file: Holder, texts: Mapping[str, str]) -> dict[str, Any]:
+    if PIECES not in texts:
+        raise ParseError(f"{file.path}: its metadata has no {PIECES}, which says what its arrays are parts of")
+    found = strict_json(texts[PIECES].encode(), f"{file.path}: {PIECES}")
+    if not isinstance(found, dict):
+        raise ParseError(f"{file.path}: {PIECES}: is not a JSON object")
+    return found
+
+
+def _held(file: Holder, entry: Entry, said: Any) -> _Held:
+    """What a file holds of a tensor, by what its header says of it; all of it, if that says nothing."""
+    dtype, rank, name = CODES[entry.dtype], len(entry.shape), f"{file.path}: {PIECES}: {shown(entry.name)}"
+    own = np.array(entry.shape, np.int64)
+    if said is None:
+        return _Held(entry, file, entry.shape, np.stack([np.zeros_like(own), own, np.zeros_like(own)])[None])
+    shape: Any = said.get("shape") if isinstance(said, dict) else None
+    listed = said.get("pieces") if isinstance(said, dict) else None
+    if not are_sizes(shape) or len(shape) != rank:
+        raise ParseError(f"{name}: its whole shape is {shown(shape)}; the file has {shown(entry.shape)} of it")
+    if not isinstance(listed, list) or not all(are_sizes(row) and len(row) == 3 * rank for row in listed):
+        raise ParseError(f"{name}: its pieces are {shown(listed)}; each must be {3 * rank} sizes")
+    rows = np.array(listed, np.int64).reshape(len(listed), 3, rank)
+    whole = checked_shape(shape, dtype.bits, entry.name, file.path)
+    extents = rows[:, 1] - rows[:, 0]
+    if (extents < 0).any() or (rows[:, 1] > np.array(whole, np.int64)).any() or (extents > own - rows[:, 2]).any():
+        raise ParseError(f"{name}: a piece is not within the tensor, or not within the file's array of {entry.shape}")
+    if sum(math.prod(row) for row in extents.tolist()) > math.prod(entry.shape):  # What is not in one is padding.
+        raise ParseError(f"{name}: its pieces are more than the file's array of {shown(entry.shape)}")
+    if dtype.bits % 8 and not _are_in_bytes(dtype, whole, own, rows[:, 2]):
+        raise ParseError(f"{name}: a row of the file's array of {shown(entry.shape)}, or a piece, begins within a byte")
+    return _Held(entry, file, whole, rows)
+
+
+def _are_in_bytes(dtype: Dtype, whole: tuple[int, ...], own: Numbers, starts: Numbers) -> bool:
+    """Whether all rows of an array of packed elements, and what begins at these places in it, begin with a byte.
+
+    Args:
+        dtype: The dtype.
+        whole: The shape of the tensor.
+        own: That of the array.
+        starts: The places: int64 of shape (pieces, dims).
+    """
+    dim, row = _row_bits(dtype, whole)
+    edges = np.append(starts[:, dim], own[dim]).tolist()
+    return tuple(own[dim + 1 :].tolist()) == whole[dim + 1 :] and not any(edge * row % 8 for edge in edges)
+
+
+def _row_bits(dtype: Dtype, whole: tuple[int, ...]) -> tuple[int, int]:
+    """The dim of a tensor of packed elements of which some make whole bytes, and the bits of an element of this dim."""
+    bits, inner = in_bytes(dtype, whole)[0].packed or (8, ())
+    return len(whole) - 1 - len(inner), math.prod(inner) * bits
+
+
+def _tensor(path: Location, name: str, held: list[_Held]) -> StoredTensor:
+    first = held[0]
+    dtype = CODES[first.entry.dtype]
+    for other in held:
+        if (other.entry.dtype, other.shape) != (first.entry.dtype, first.shape):
+            raise ParseError(
+                f"{path}: tensor {shown(name)} is {first.entry.dtype} of shape {shown(first.shape)} by "
+                f"{first.file.path.name}, but {other.entry.dtype} of shape {shown(other.shape)} by "
+                f"{other.file.path.name}"
+            )
+    rows = np.concatenate([each.rows for each in held])
+    of = np.repeat(np.arange(len(held)), [len(each.rows) for each in held])
+    boxes = rows[:, :2].transpose(0, 2, 1)
+    kept, again = tile(name, first.shape, boxes, lambda at: held[of[at]].file.path.name, path)
+
+    def listed(chosen: list[int]) -> ListedPieces:
+        parts = [(held[of[at]], rows[at, 2]) for at in chosen]
+        return ListedPieces(boxes[chosen], partial(_piece, parts, dtype))
+
+    return StoredTensor(name, dtype, first.shape, listed(kept), replicas=listed(again))
+
+
+def _piece(parts: list[tuple[_Held, Numbers]], dtype: Dtype, position: int, box: Bounds) -> StoredPiece:
+    held, at = parts[position]
+    return StoredPiece(box, held.file.path, locate=partial(_located, held, at, dtype))
+
+
+def _located(held: _Held, at: Numbers, dtype: Dtype) -> Located:
+    start, shape, itemsize = at.tolist(), list(held.entry.shape), dtype.bits // 8
+    if dtype.bits % 8:  # Packed elements have no strides in bytes: they are asked for as bytes.
+        (dim, row), itemsize = _row_bits(dtype, held.shape), 1
+        inner = len(shape) - 1 - dim
+        shape[dim:], start[dim:] = ([size[dim] * row // 8, *[rest] * inner] for size, rest in ((shape, 1), (start, 0)))
+    strides = contiguous_strides(shape, itemsize)
+    return (held.file, held.entry.start + sum(i * step for i, step in zip(start, strides, strict=True)), strides)

@@ -1,0 +1,54 @@
+"""Safetensors files and folders as stored tensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import partial
+
+from ...._dtypes import CODES
+from ...data.boxes import Located, contiguous_strides
+from ...data.files import Holder
+from ...data.location import Location
+from ...tensors.checkpoint import StoredCheckpoint
+from ...tensors.stored import LazyTensors, StoredPiece, StoredTensor, whole_box
+from .folder import locate_checkpoint, open_entries
+from .header import Entry
+
+__all__ = ["open_form", "stored_piece"]
+
+
+def open_form(path: Location, *, part: bool = False) -> StoredCheckpoint:
+    """Open a safetensors file, which may be a part of a checkpoint; a folder in Hugging Face's format, or its index."""
+    located = locate_checkpoint(path)
+    entries, metadata, files = open_entries(located, part=part)
+    by_path = {file.path: file for file in files}
+    tied = {alias: name for alias, name in _aliases(metadata).items() if name in entries and alias not in entries}
+
+    def make(name: str, entry: Entry) -> StoredTensor:
+        piece = stored_piece(entry, by_path[entry.file], whole_box(entry.shape))
+        return StoredTensor(name, CODES[entry.dtype], entry.shape, (piece,), alias_of=tied.get(name))
+
+    rows = entries | {alias: entries[name] for alias, name in tied.items()}
+    tensors = LazyTensors(rows, lambda entry: (CODES[entry.dtype], entry.shape), make)
+    return StoredCheckpoint(located, "safetensors", tensors, files, metadata=metadata)
+
+
+def _aliases(metadata: Mapping[str, str]) -> dict[str, str]:
+    """The names that are tied to others, which the format cannot express; as `save_checkpoint` records them."""
+    try:
+        said = json.loads(metadata.get("shardwise.aliases", "{}"))
+    except (ValueError, RecursionError):
+        return {}
+    pairs = said.items() if isinstance(said, dict) else ()
+    return {alias: name for alias, name in pairs if isinstance(name, str)}
+
+
+def stored_piece(entry: Entry, file: Holder, box: tuple[tuple[int, int], ...]) -> StoredPiece:
+    """Give a file's tensor as a piece: this box of the whole tensor."""
+    return StoredPiece(box, file.path, locate=partial(_locate, entry, file))
+
+
+def _locate(entry: Entry, file: Holder) -> Located:
+    # Packed elements have no strides in bytes; numpy has no array of them, so this is never reached.
+    return (file, entry.start, contiguous_strides(entry.shape, entry.bits // 8))

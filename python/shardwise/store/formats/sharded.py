@@ -1,0 +1,134 @@
+"""The sharded folder: a safetensors file per owner of shards, and a manifest that describes the whole.
+
+The files are those of PyTorch's distributed checkpoints as safetensors, so that its `HuggingFaceStorageReader` reads
+them; the manifest, `shardwise.json`, has what they lack: shapes, layouts, sizes of files, digests. It is written last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from ..._json import MAX_JSON, strict_json
+from ..._text import shown
+from ...errors import ParseError
+from ..data.location import Location, names_in, open_file
+from ..data.parts import MANIFEST
+from ..tensors.checkpoint import StoredCheckpoint
+from ..tensors.stored import StoredTensor
+from . import ranks
+from .torch import dcp_safetensors
+
+__all__ = ["MANIFEST", "check_seal", "damaged_files", "open_form", "read_manifest", "sealed"]
+
+#: What stands before the digest of a manifest, and behind it.
+_SEAL, _END = b',\n "sha256": "', b'"\n}'
+
+
+def sealed(text: bytes) -> bytes:
+    """Give the text of a manifest, a JSON object with an entry on each line, with a SHA-256 of itself as the last."""
+    return text.removesuffix(b"\n}") + _SEAL + hashlib.sha256(text).hexdigest().encode() + _END
+
+
+def check_seal(folder: Location) -> None:
+    """Check that a folder's manifest is what was written, to the last bit.
+
+    Raises:
+        ParseError: if it is not.
+    """
+    path = folder / MANIFEST
+    file = open_file(path)
+    try:
+        text = file.read(0, file.size)
+    finally:
+        file.close()
+    if sealed(text.rpartition(_SEAL)[0] + b"\n}") != text:
+        raise ParseError(f"{path}: is not what was written: its SHA-256 is not the one that it says")
+
+
+def open_form(path: Location) -> StoredCheckpoint:
+    """Open the folder, and check its files against the manifest."""
+    manifest = read_manifest(path)
+    for problem in damaged_files(path, manifest).values():
+        raise ParseError(problem)
+    if not any(manifest[key] for key in ("tensors", "files", "aliases")):
+        return StoredCheckpoint(path, "sharded", {}, [], metadata=manifest)
+    form = manifest.get("form")
+    if form in ("ranks", "vllm"):
+        inner = ranks.open_names(path, [name for name in manifest["files"] if name.endswith(".safetensors")], form)
+    else:
+        form, inner = "sharded", dcp_safetensors.open_names(path, names_in(path, manifest["files"]))
+    try:
+        said: dict[str, Any] = manifest["tensors"]
+        tensors: dict[str, StoredTensor] = {}
+        missing = next((name for name in said if name not in inner), None)
+        if missing is not None:
+            raise ParseError(f"{path}: {MANIFEST} names the tensor {shown(missing)}, which no file holds")
+        for name, tensor in inner.items():
+            expected = said.get(name)
+            if expected is None:
+                raise ParseError(f"{path}: a file holds the tensor {shown(name)}, which {MANIFEST} does not name")
+            if list(tensor.shape) != expected.get("shape") or tensor.dtype != expected.get("dtype"):
+                raise ParseError(
+                    f"{path}: tensor {shown(name)} is {tensor.dtype} of shape {shown(tensor.shape)}, but "
+                    f"{MANIFEST} says {shown(expected.get('dtype'))} of shape {shown(expected.get('shape'))}; a "
+                    "file is missing, or belongs to another checkpoint"
+                )
+            tensors[name] = tensor
+        for alias, name in manifest["aliases"].items():
+            if name not in tensors or alias in tensors:
+                raise ParseError(f"{path}: {MANIFEST} ties {shown(alias)} to {shown(name)}, which does not exist")
+            other = tensors[name]
+            tensors[alias] = StoredTensor(
+                alias, other._dtype, other.shape, other.pieces, replicas=other.replicas, alias_of=name
+            )
+    except BaseException:
+        inner.close()
+        raise
+    return StoredCheckpoint(path, form, tensors, inner._files, metadata=manifest)
+
+
+def read_manifest(folder: Location) -> dict[str, Any]:
+    """Read the manifest of a folder.
+
+    Raises:
+        ParseError: if it is not a manifest.
+        OSError: if it cannot be read.
+    """
+    path = folder / MANIFEST
+    file = open_file(path)
+    try:
+        if file.size > MAX_JSON:
+            raise ParseError(f"{path}: {file.size} bytes; at most {MAX_JSON} are allowed")
+        manifest = strict_json(file.read(0, file.size), path)
+    finally:
+        file.close()
+    if not isinstance(manifest, dict) or manifest.get("format") != "shardwise":
+        raise ParseError(f"{path}: is not the manifest of a checkpoint")
+    if manifest.get("version") != 1:
+        raise ParseError(f"{path}: is of version {shown(manifest.get('version'))}; only version 1 is known")
+    for key in ("tensors", "files", "aliases"):
+        held = manifest.get(key)
+        if not isinstance(held, dict):
+            raise ParseError(f"{path}: {key} is not a JSON object")
+        if key != "aliases" and not all(isinstance(value, dict) for value in held.values()):
+            raise ParseError(f"{path}: an entry of {key} is not a JSON object")
+    for name in manifest["files"]:
+        if "/" in name or "\\" in name or name in ("", ".", "..") or "\0" in name:
+            raise ParseError(f"{path}: names the file {shown(name)}, which is not in its own folder")
+    return manifest
+
+
+def damaged_files(folder: Location, manifest: dict[str, Any]) -> dict[str, str]:
+    """Give the files of a manifest that are missing or have another size, with what is wrong."""
+    found = {}
+    for name, said in manifest["files"].items():
+        try:
+            size, expected = (folder / name).stat().st_size, said.get("size")
+        except FileNotFoundError:
+            found[name] = f"{folder / MANIFEST}: names the file {shown(name)}, which is missing"
+            continue
+        if size != expected:
+            how = "is truncated: it has" if isinstance(expected, int) and size < expected else "has"
+            found[name] = f"{folder / name}: {how} {size} bytes, {MANIFEST} says {shown(expected)}"
+    return found

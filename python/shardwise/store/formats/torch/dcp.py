@@ -1,0 +1,316 @@
+"""PyTorch's distributed checkpoints: a `.metadata` that lists chunks, and `.distcp` files that hold them.
+
+The index says for each tensor its whole shape and its chunks, and for each chunk a stretch of a file, which is a
+container of `torch.save` with only that chunk. The place of the elements in it is looked up when they are read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from functools import partial
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ...._dtypes import Dtype
+from ...._text import shown
+from ....errors import ParseError
+from ....pieces import Bounds
+from ...data.boxes import Located
+from ...data.files import Holder
+from ...data.location import Location, open_file, opening
+from ...data.text import MAX_DIMS, box_text, checked_name, checked_shape, stays_inside
+from ...tensors.checkpoint import Rest, StoredCheckpoint, StoredObject, StoredSum
+from ...tensors.coverage import tile
+from ...tensors.stored import LazyTensors, ListedPieces, StoredPiece, StoredTensor
+from .archive import Archive
+from .pickles import named_dtype, read_index
+from .tensors import Container
+
+__all__ = ["open_folder", "open_form", "open_rest"]
+
+#: The attributes of the index that have a meaning here; planners add others.
+_ATTRIBUTES = ("state_dict_metadata", "storage_data", "storage_meta", "version")
+_MAX_INDEX = 1 << 31
+_MAX_OBJECT = 1 << 30
+_OVERLAPS = "which overlaps what comes before it"
+_MAX_BITS = 8 * (2**63 - 1)
+
+Numbers = npt.NDArray[np.int64]
+
+
+def open_form(path: Location) -> StoredCheckpoint:
+    """Open the folder, or its `.metadata`."""
+    folder = path if path.is_dir() else path.parent
+    return open_folder(folder, "dcp", {})
+
+
+def open_folder(
+    folder: Location, form: str, metadata: Mapping[str, Any], beside: Mapping[str, StoredObject] | None = None
+) -> StoredCheckpoint:
+    """Open a folder with a `.metadata` as a checkpoint of this format, with values that lie beside it."""
+    index = _Index(folder)
+    try:
+        index.open_files()
+        tensors = _tensors(index)
+        objects = {name: index.object(name, place) for name, place in index.objects} | dict(beside or {})
+    except BaseException:
+        for file in index.files:
+            file.close()
+        raise
+    said = {key: value for key, value in index.rest.items() if key in ("version", "planner_data") and value is not None}
+    return StoredCheckpoint(
+        folder, form, tensors, index.files, metadata={**metadata, **said}, objects=objects, sums=index.sums
+    )
+
+
+def open_rest(folder: Location, names: Collection[str]) -> Rest:
+    """Open those files of a folder that have these names, and leave out what lies in others."""
+    index = _Index(folder)
+    opened = {number: open_file(folder / name) for number, name in enumerate(index.names) if name in names}
+    pieces: dict[str, list[StoredPiece]] = {}
+    items: dict[int, _Item] = {}
+    for name, dtype_name, shape, first, count, bounds, _ in index.tensors:
+        dtype = named_dtype(dtype_name)
+        boxes = index.bounds[bounds : bounds + 2 * len(shape) * count].reshape(count, len(shape), 2)
+        for place, sides in zip(index.chunk_places[first : first + count].tolist(), boxes.tolist(), strict=True):
+            file, offset, length = index.places[place].tolist() if place >= 0 else (-1, 0, 0)
+            if file not in opened or dtype is None:
+                continue
+            item = items[place] = _Item(opened[file], offset, length)
+            box = tuple((start, stop) for start, stop in sides)
+            piece = StoredPiece(box, item.file.path, locate=partial(_locate, name, dtype, item, box))
+            pieces.setdefault(name, []).append(piece)
+    return Rest(pieces, chain.from_iterable(map(_sums, items.values())), list(opened.values()))
+
+
+def _sums(item: _Item) -> Iterator[StoredSum]:
+    """Give the CRC-32 of every member of a container, or why it has none."""
+    try:
+        yield from Archive(*item).sums()
+    except ParseError as error:
+        yield StoredSum(*item, 0, f"@{item.offset}", error)
+
+
+class _Item(NamedTuple):
+    """A stretch of a file."""
+
+    file: Holder
+    offset: int
+    length: int
+
+
+class _Index:
+    """The `.metadata` of a folder, in columns; `rust/core/dcp.rs` describes them."""
+
+    def __init__(self, folder: Location) -> None:
+        self.folder = folder
+        self.path = folder / ".metadata"
+        file = open_file(self.path)
+        try:
+            if file.size > _MAX_INDEX:
+                raise self.error(f"an index of {file.size} bytes, over the limit of {_MAX_INDEX}")
+            columns = read_index(file.read(0, file.size), self.path, _ATTRIBUTES)
+        finally:
+            file.close()
+        self.tensors, self.objects, self.bounds, self.chunk_places, places, self.names, self.rest = columns
+        self.places: Numbers = places.reshape(-1, 3)
+        self.files: list[Holder] = []
+        #: For each place the first one that is equal; `None` if all differ.
+        self._first: Numbers | None = None
+
+    def error(self, problem: str) -> ParseError:
+        return ParseError(f"{self.path}: {problem}")
+
+    def open_files(self) -> None:
+        """Open the files, and check that every stretch lies in its file and that no two share bytes."""
+        outside = next((name for name in self.names if not stays_inside(name)), None)
+        if outside is not None:
+            raise self.error(f"names the file {shown(outside)}, outside its own folder")
+        with opening([self.folder / name for name in self.names]) as (open_next, self.files):
+            for name in self.names:
+                try:
+                    open_next(self.folder / name)
+                except FileNotFoundError:
+                    raise self.error(f"names the file {shown(name)}, which does not exist") from None
+        files, offsets, lengths = self.places.T
+        sizes = np.array([file.size for file in self.files], np.int64)[files]
+        beyond = np.flatnonzero((offsets > sizes) | (lengths > sizes - np.minimum(offsets, sizes)))
+        if len(beyond):
+            raise self._wrong_place(beyond[0], f"in a file of {sizes[beyond[0]]} bytes")
+        order = np.lexsort((offsets, files))
+        ordered = self.places[order]
+        ends = ordered[:, 1] + ordered[:, 2]
+        again = (ordered[1:, 0] == ordered[:-1, 0]) & (ordered[1:, 1] < ends[:-1])
+        same = again & (ordered[1:] == ordered[:-1]).all(axis=1)
+        if (again & ~same).any():
+            raise self._wrong_place(order[1:][again & ~same][0], _OVERLAPS)
+        if same.any():
+            # The first of the places that are the same stands for all of them.
+            self._first = np.arange(len(self.places))
+            starts = np.maximum.accumulate(np.where(np.append(False, same), 0, np.arange(len(order))))
+            self._first[order] = order[starts]
+
+    def tied(self) -> dict[str, str]:
+        """Tensors that lie where another does, and so are that one under a second name. Other overlaps are errors."""
+        found: dict[str, str] = {}
+        if self._first is None:
+            return found
+        owners: dict[int, tuple[Any, ...]] = {}
+        claimed: set[int] = set()
+        for name, dtype, shape, first, count, bounds, _ in self.tensors:
+            held = self.chunk_places[first : first + count]
+            held = held[held >= 0]  # Chunks that no file holds are refused when they are read.
+            places = self._first[held].tolist()
+            boxes = self.bounds[bounds : bounds + 2 * len(shape) * count].tobytes()
+            said = (dtype, shape, places, boxes)
+            owner = owners.get(places[0]) if len(places) == count > 0 else None
+            if owner is not None and owner[1:] == said:
+                found[name] = owner[0]
+                continue
+            for place, mine in zip(places, held, strict=True):
+                if place in claimed:
+                    raise self._wrong_place(mine, _OVERLAPS)
+                claimed.add(place)
+            owners |= {places[0]: (name, *said)} if places else {}
+        for _, place in self.objects:
+            if self._first[place] != place or int(place) in claimed:
+                raise self._wrong_place(place, _OVERLAPS)
+        return found
+
+    def _wrong_place(self, place: np.int64, problem: str) -> ParseError:
+        file, offset, length = self.places[place].tolist()
+        name = next((name for name, held in self.objects if held == place), None)
+        chunks = np.flatnonzero(self.chunk_places == place)
+        for tensor, _, _, first, count, _, _ in self.tensors if len(chunks) else ():
+            if first <= chunks[0] < first + count:
+                name = tensor
+        which = "a value without a name" if name is None else shown(name)
+        return self.error(f"{which} is at bytes {offset} to {offset + length} of {shown(self.names[file])}, {problem}")
+
+    def item(self, place: int) -> _Item:
+        """Give a stretch by its number."""
+        file, offset, length = self.places[place].tolist()
+        return _Item(self.files[file], offset, length)
+
+    def object(self, name: str, place: int) -> StoredObject:
+        """Make the value that lies in a stretch."""
+        item = self.item(place)
+        return StoredObject(name, partial(_load, item), item)
+
+    def sums(self) -> Iterator[StoredSum]:
+        """Give the CRC-32 of every member of every container."""
+        for place in range(len(self.places)):
+            if self._first is None or self._first[place] == place:
+                yield from _sums(self.item(place))
+
+    def check(self, name: str, dtype_name: str, dtype: Dtype | None, shape: tuple[int, ...]) -> Dtype:
+        """Check what a row of the index says about a tensor besides its chunks; give the dtype, which is required."""
+        checked_name(name, self.path)
+        if dtype is None:
+            raise self.error(f"tensor {shown(name)}: the dtype {shown(dtype_name)} is not supported")
+        if len(shape) > MAX_DIMS or math.prod(shape) * dtype.bits > _MAX_BITS:
+            checked_shape(shape, dtype.bits, name, self.path)
+        return dtype
+
+    def tensor(
+        self,
+        alias_of: str | None,
+        name: str,
+        dtype_name: str,
+        shape: tuple[int, ...],
+        first: int,
+        count: int,
+        bounds: int,
+        is_tiled: bool,
+    ) -> StoredTensor:
+        """Make the tensor that a row of the index describes."""
+        dtype = self.check(name, dtype_name, named_dtype(dtype_name), shape)
+        if is_tiled:
+            chunks = _Chunks(self, name, dtype, len(shape), first, count, bounds)
+            return StoredTensor(name, dtype, shape, chunks, alias_of=alias_of)
+        boxes = self.bounds[bounds : bounds + 2 * len(shape) * count].reshape(count, len(shape), 2)
+        places = self.chunk_places[first : first + count]
+
+        def where(chunk: int) -> str:
+            place = int(places[chunk])
+            return "no file" if place < 0 else str(self.names[self.places[place, 0]])
+
+        kept, again = (np.array(part, np.int64) for part in tile(name, shape, boxes, where, self.path))
+        pieces = ListedPieces(boxes[kept], partial(self._piece, name, dtype, places[kept]))
+        replicas = ListedPieces(boxes[again], partial(self._piece, name, dtype, places[again]))
+        return StoredTensor(name, dtype, shape, pieces, replicas=replicas, alias_of=alias_of)
+
+    def _piece(self, name: str, dtype: Dtype, places: Numbers, position: int, box: Bounds) -> StoredPiece:
+        return self.piece(name, dtype, int(places[position]), box)
+
+    def piece(self, name: str, dtype: Dtype, place: int, box: Bounds) -> StoredPiece:
+        """Make the piece that lies in a stretch."""
+        if place < 0:
+            raise self.error(f"tensor {shown(name)}: no file holds the chunk {box_text(box)}")
+        item = self.item(place)
+        return StoredPiece(box, item.file.path, key=f"@{item.offset}", locate=partial(_locate, name, dtype, item, box))
+
+
+def _tensors(index: _Index) -> LazyTensors[tuple[Any, ...]]:
+    """The tensors of an index by name, all of them checked."""
+    tied = index.tied()
+    rows = {row[0]: row for row in index.tensors}
+    dtypes = {dtype: named_dtype(dtype) for dtype in {row[1] for row in index.tensors}}
+    checked: dict[str, Dtype] = {}
+    made = {}
+    for name, dtype_name, shape, _, _, _, is_tiled in index.tensors:
+        checked[dtype_name] = index.check(name, dtype_name, dtypes[dtype_name], shape)
+        if not is_tiled:  # An error in its boxes is raised now.
+            made[name] = index.tensor(tied.get(name), *rows[name])
+    return LazyTensors(
+        rows, lambda row: (checked[row[1]], row[2]), lambda name, row: index.tensor(tied.get(name), *row), made
+    )
+
+
+class _Chunks(ListedPieces):
+    """The chunks of one tensor, as a stretch of the columns."""
+
+    def __init__(self, index: _Index, name: str, dtype: Dtype, rank: int, first: int, count: int, bounds: int) -> None:
+        self._index = index
+        self._named = (name, dtype, rank)
+        self._at = (first, count, bounds)
+
+    @property
+    def boxes(self) -> Numbers:
+        """The boxes: int64 of shape (pieces, dims, 2)."""
+        rank, (_, count, bounds) = self._named[2], self._at
+        boxes: Numbers = self._index.bounds[bounds : bounds + 2 * rank * count].reshape(count, rank, 2)
+        return boxes
+
+    def __len__(self) -> int:
+        return self._at[1]
+
+    def make(self, position: int, box: Bounds) -> StoredPiece:
+        """Make one of them."""
+        name, dtype, _ = self._named
+        return self._index.piece(name, dtype, int(self._index.chunk_places[self._at[0] + position]), box)
+
+
+def _locate(name: str, dtype: Dtype, item: _Item, box: Bounds) -> Located:
+    container = Container(item.file, item.offset, item.length)
+    tensor = container.tensor(container.read(), name)
+    sizes = tuple(stop - start for start, stop in box)
+    if tensor is None or tensor.shape != sizes or tensor.dtype != dtype:
+        held = "no tensor" if tensor is None else f"{tensor.dtype.name} of shape {tensor.shape}"
+        raise ParseError(
+            f"{item.file.path}: byte {item.offset}: holds {held}, but .metadata says that it is the chunk "
+            f"{box_text(box)} of {shown(name)}, {dtype.name} of shape {sizes}"
+        )
+    return container.extent(tensor, name)
+
+
+def _load(item: _Item) -> Any:
+    if item.length > _MAX_OBJECT:
+        raise ParseError(
+            f"{item.file.path}: byte {item.offset}: an object of {item.length} bytes, over the limit of {_MAX_OBJECT}"
+        )
+    return Container(item.file, item.offset, item.length).read_objects()

@@ -1,0 +1,302 @@
+"""The tensors of a `torch.save` container: which member holds their elements, and where in it they lie."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+from ...._dtypes import Dtype
+from ...._text import shown
+from ....errors import ParseError
+from ....pieces import Bounds
+from ...data.boxes import Located
+from ...data.files import Holder
+from ...data.text import checked_name, checked_shape
+from ...tensors.checkpoint import StoredObject, StoredSum
+from ...tensors.stored import StoredPiece, UnsupportedError
+from .archive import Archive
+from .pickles import (
+    Persistent,
+    Record,
+    dtype_of_global,
+    holds_tensors,
+    other_tensor,
+    read_objects,
+    read_strict,
+    sizes_of,
+)
+
+__all__ = ["Container", "SavedTensor", "flatten", "sums_of"]
+
+# The pickle of a state dict takes about 200 bytes per tensor.
+_MAX_PICKLE = 1 << 30
+_MAX_DEPTH = 100
+#: The most parts of a key that are written in a name.
+_MOST_KEYS = 16
+#: A view may have more bytes than its storage: so many anyway, or so many times as many.
+_MOST_EXPANDED = 1 << 30
+_MOST_TIMES = 1024
+_REBUILD = {
+    "torch._utils._rebuild_tensor": 4,
+    "torch._utils._rebuild_tensor_v2": 4,
+    "torch._utils._rebuild_tensor_v3": 7,
+}
+#: The position among the arguments of these functions, if any, that says that the elements must still be changed.
+_CHANGED = {"torch._utils._rebuild_tensor_v2": 6, "torch._utils._rebuild_tensor_v3": 7}
+
+
+class SavedTensor(NamedTuple):
+    """A tensor as its pickle describes it.
+
+    Attributes:
+        storage: The key of its storage.
+        dtype: Its dtype.
+        shape: Elements per dim.
+        strides: Elements from one to the next, per dim.
+        offset: The element of the storage that is its first.
+        storage_bytes: The size of the storage according to the pickle.
+    """
+
+    storage: str
+    dtype: Dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    storage_bytes: int
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The byte of the storage at which its first element begins, and the one after its last; it has some."""
+        last = self.offset + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        return self.offset * self.dtype.bits // 8, (last + 1) * self.dtype.bits // 8
+
+
+class Container:
+    """A file of `torch.save`, or a stretch of a file that is one.
+
+    Raises:
+        ParseError: if it is not one, or is one that cannot be read; names the file.
+    """
+
+    def __init__(self, file: Holder, offset: int = 0, length: int | None = None) -> None:
+        self.file = file
+        self.archive = Archive(file, offset, length)
+        found = [name for name in self.archive.members if name.endswith("/data.pkl") and name.count("/") == 1]
+        if len(found) != 1:
+            if any(name.endswith("/constants.pkl") for name in self.archive.members):
+                raise ParseError(f"{file.path}: is a TorchScript program; save its state_dict with torch.save")
+            if self.archive.members and all(name.endswith(".npy") for name in self.archive.members):
+                raise ParseError(
+                    f"{file.path}: is an archive of numpy.savez; save_checkpoint(PATH, dict(numpy.load(FILE))) makes a "
+                    "checkpoint of it"
+                )
+            raise ParseError(f"{file.path}: a zip container without data.pkl, which torch.save writes first")
+        self._root = found[0].removesuffix("data.pkl")
+        order = self.archive.members.get(f"{self._root}byteorder")
+        if order is not None and self.archive.read(order, 16) != b"little":
+            raise ParseError(f"{file.path}: was written on a big-endian machine, which is not supported")
+
+    def read(self) -> Any:
+        """Read what was saved; everything in it must have a meaning here."""
+        return read_strict(self._pickle(), self.file.path, persistent=True)
+
+    def read_objects(self) -> Any:
+        """Read what was saved, with objects of any class as inert records."""
+        return read_objects(self._pickle(), self.file.path)
+
+    def values(self) -> Iterator[tuple[str, Any]]:
+        """Read what was saved; give its values with their names, objects of any class as inert records."""
+        size = self.archive.members[f"{self._root}data.pkl"].size
+        return flatten(self.read_objects(), self.file.path, size)
+
+    def _pickle(self) -> bytes:
+        return self.archive.read(self.archive.members[f"{self._root}data.pkl"], _MAX_PICKLE)
+
+    def tensor(self, value: Any, name: str) -> SavedTensor | None:
+        """Give the tensor that a value is; None if it is something else.
+
+        Raises:
+            UnsupportedError: if it is, or holds, a tensor of a kind that is not read; names it.
+            ParseError: if it is an inconsistent tensor; names it.
+        """
+        found = self._tensor(value, name)
+        if found is None and (why := holds_tensors(value)):
+            where = f"{self.file.path}: {shown(name)}" if name else f"{self.file.path}"
+            raise UnsupportedError(f"{where} is not read: it is {why}")
+        return found
+
+    def _tensor(self, value: Any, name: str) -> SavedTensor | None:
+        while isinstance(value, Record) and (args := value.args) is not None:
+            if value.name in ("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state"):
+                value = args[0] if args else None
+            elif value.name == "torch._tensor._rebuild_from_type_v2" and len(args) == 4:
+                function, _, arguments, _ = args
+                if (
+                    not isinstance(function, Record)
+                    or function.name not in _REBUILD
+                    or not isinstance(arguments, tuple)
+                ):
+                    return None
+                return self._rebuilt(function.name, arguments, name)
+            elif value.name in _REBUILD:
+                return self._rebuilt(value.name, args, name)
+            else:
+                return None
+        return None
+
+    def _rebuilt(self, function: str, args: tuple[Any, ...], name: str) -> SavedTensor:
+        where = self.file.path
+        wrong = ParseError(f"{where}: tensor {shown(name)}: not the arguments of {function}")
+        if len(args) < _REBUILD[function]:
+            raise wrong
+        key, storage_dtype, numel = self._storage(args[0], name)
+        is_typed = storage_dtype is not None
+        dtype = storage_dtype if is_typed else dtype_of_global(args[6]) if len(args) > 6 else None
+        strides = sizes_of(args[3])
+        if dtype is None and len(args) > 6 and (what := other_tensor(args[6])):
+            raise UnsupportedError(f"{where}: tensor {shown(name)} is not read: it is of {what}")
+        if dtype is None or strides is None or type(args[1]) is not int or args[1] < 0:
+            raise wrong
+        if dtype.bits % 8:
+            raise UnsupportedError(f"{where}: tensor {shown(name)}: elements of {dtype.bits} bits are not supported")
+        at = _CHANGED.get(function, len(args))
+        changed = args[at] if len(args) > at else None
+        if changed is not None and not isinstance(changed, dict):
+            raise wrong
+        for change in ("conj", "neg"):
+            if changed and changed.get(change):
+                raise UnsupportedError(
+                    f"{where}: tensor {shown(name)}: is a view whose elements PyTorch changes when it reads them "
+                    f"({change}); save its tensor.resolve_{change}()"
+                )
+        shape = checked_shape(sizes_of(args[2]), dtype.bits, name, where)
+        if len(strides) != len(shape):
+            raise wrong
+        storage_bytes = numel * dtype.bits // 8 if is_typed else numel
+        if 0 not in shape:
+            last = args[1] + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+            if (last + 1) * dtype.bits // 8 > storage_bytes:
+                raise ParseError(
+                    f"{where}: tensor {shown(name)}: its elements end at byte {(last + 1) * dtype.bits // 8} of a "
+                    f"storage of {storage_bytes}"
+                )
+        nbytes = math.prod(shape) * dtype.bits // 8
+        if nbytes > max(_MOST_EXPANDED, _MOST_TIMES * storage_bytes):
+            raise UnsupportedError(
+                f"{where}: tensor {shown(name)}: a view of {nbytes} bytes of a storage of {storage_bytes}, over the "
+                f"limit of {_MOST_TIMES} times as many"
+            )
+        return SavedTensor(key, dtype, shape, strides, args[1], storage_bytes)
+
+    def _storage(self, value: Any, name: str) -> tuple[str, Dtype | None, int]:
+        """Key, dtype and number of elements of a storage; for an untyped one no dtype, and bytes."""
+        where = f"{self.file.path}: tensor {shown(name)}"
+        parts = value.id if isinstance(value, Persistent) else None
+        if not isinstance(parts, tuple) or len(parts) < 5 or parts[0] != "storage":
+            raise ParseError(f"{where}: its storage is not one of this container")
+        _, kind, key, _, numel = parts[:5]
+        dtype = dtype_of_global(kind)
+        untyped = isinstance(kind, Record) and kind.name == "torch.storage.UntypedStorage"
+        if not isinstance(key, str) or type(numel) is not int or numel < 0:
+            raise ParseError(f"{where}: its storage is of an unsupported kind")
+        if dtype is None and not untyped:
+            raise UnsupportedError(f"{where}: its storage is of an unsupported kind")
+        if f"{self._root}data/{key}" not in self.archive.members:
+            raise ParseError(f"{where}: its storage {shown(key)} is not in the container")
+        return key, dtype, numel
+
+    def extent(self, tensor: SavedTensor, name: str) -> Located:
+        """Say where a tensor's elements lie in the file."""
+        member = self.archive.members[f"{self._root}data/{tensor.storage}"]
+        if member.size != tensor.storage_bytes:
+            raise ParseError(
+                f"{self.file.path}: tensor {shown(name)}: its storage has {member.size} bytes, but its pickle says "
+                f"{tensor.storage_bytes}"
+            )
+        itemsize = tensor.dtype.bits // 8
+        start = self.archive.start(member) + tensor.offset * itemsize
+        return (self.file, start, tuple(stride * itemsize for stride in tensor.strides))
+
+    def piece(self, tensor: SavedTensor, name: str, box: Bounds, local: tuple[int, ...] | None = None) -> StoredPiece:
+        """Give the piece that a tensor of this container is, or the part of it that begins at `local`."""
+        member = self.archive.members[f"{self._root}data/{tensor.storage}"]
+        return StoredPiece(box, self.file.path, key=member.name, locate=partial(self._locate, tensor, name, local))
+
+    def _locate(self, tensor: SavedTensor, name: str, local: tuple[int, ...] | None) -> Located:
+        file, start, strides = self.extent(tensor, name)
+        if local is None:
+            return file, start, strides
+        return file, start + sum(at * stride for at, stride in zip(local, strides, strict=True)), strides
+
+
+def sums_of(files: Iterable[Holder]) -> Iterator[StoredSum]:
+    """Give the CRC-32 of every member of files of `torch.save`."""
+    for file in files:
+        yield from Archive(file).sums()
+
+
+def flatten(value: Any, where: object, most: int) -> Iterator[tuple[str, Any]]:
+    """Give the values of nested dicts, lists and tuples with their names: keys and positions, joined with a dot.
+
+    Args:
+        value: The outermost.
+        where: What messages begin with.
+        most: The most values there may be: the bytes of their pickle, since each takes at least one. A container
+            that lies in many others would be visited as often, and 2**100 times if those are nested like this too.
+
+    Raises:
+        ParseError: if two values have the same name, there are too many, or they are nested too deeply.
+    """
+    seen: set[str] = set()
+    for name, leaf in _leaves(value, "", 0, where):
+        if name in seen:
+            raise ParseError(f"{where}: two values have the name {shown(name)}")
+        if len(seen) >= most:
+            raise ParseError(f"{where}: more than {most} values in a pickle of {most} bytes")
+        seen.add(name)
+        yield name, leaf
+
+
+def _leaves(value: Any, name: str, depth: int, where: object) -> Iterator[tuple[str, Any]]:
+    if depth > _MAX_DEPTH:
+        raise ParseError(f"{where}: values are nested more than {_MAX_DEPTH} deep")
+    pairs = children(value)
+    if pairs is None or not pairs:
+        yield name, value
+        return
+    for key, child in pairs:
+        text = checked_name(f"{name}.{_key_text(key)}" if name else _key_text(key), where)
+        yield from _leaves(child, text, depth + 1, where)
+
+
+def _key_text(key: Any) -> str:
+    """The text of a key in a name: an inert record by what it stands for, such as `torch.bfloat16`."""
+    if isinstance(key, tuple) and len(key) <= _MOST_KEYS:
+        return f"({', '.join(map(_part_text, key))}{',' * (len(key) == 1)})"
+    return f"{key}" if isinstance(key, str) else _part_text(key)
+
+
+def _part_text(key: Any) -> str:
+    if isinstance(key, Record):
+        return key.name if key.args is None else f"{key.name}({', '.join(map(shown, key.args[:_MOST_KEYS]))})"
+    return repr(key) if isinstance(key, (str, int, float, bool)) else shown(key)
+
+
+def children(value: Any) -> list[tuple[Any, Any]] | None:
+    """Give what a container holds, by key or position; None if it is not a container."""
+    if isinstance(value, dict):
+        return list(value.items())
+    if isinstance(value, (list, tuple)):
+        return list(enumerate(value))
+    if isinstance(value, Record) and value.name == "dict":
+        return list(value.items)
+    if isinstance(value, Record) and value.name in ("collections.OrderedDict", "collections.defaultdict"):
+        return list(value.items)
+    return None
+
+
+def value_object(name: str, value: Any) -> StoredObject:
+    """Give a value that is not a tensor."""
+    return StoredObject(name, lambda: value)

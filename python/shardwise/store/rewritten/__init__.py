@@ -1,0 +1,10 @@
+"""Checkpoints seen in another way: renamed, rewritten, converted, of one device, or without a file.
+
+| module | answers |
+|---|---|
+| `names`, `wanted` | tensors by their new names; tensors as they are to be written |
+| `components`, `convert` | quantized weights that are cut; elements of other dtypes |
+| `view` | a checkpoint as rewrites name and store it |
+| `ranges` | the bytes that a device reads |
+| `model_tensors` | tensors of a configuration, which no checkpoint holds |
+"""

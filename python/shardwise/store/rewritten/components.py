@@ -1,0 +1,94 @@
+"""Quantized weights that are resharded: their components are cut as the weight's rule says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ..._dtypes import Dtype, in_bytes
+from ...conversion.assembled import Assembled
+from ...conversion.weights import Reader
+from ...layout import UnevenRule
+from ...partition import Partition
+from ...placing import Layouts
+from ...quantized.component import Along, Component, LogicalTensor
+from ...quantized.follow import followed
+from ...quantized.forms import Components, check_known
+from ..tensors.checkpoint import StoredCheckpoint
+from ..tensors.quantized import Outline, components_in
+from ..tensors.quantized import reader_of as stored_reader_of
+
+__all__ = ["component_partitions", "outline_of", "quantized_tensors", "reader_of", "weights_after"]
+
+
+def quantized_tensors(
+    checkpoint: StoredCheckpoint, tensors: Mapping[str, Assembled], config: Mapping[str, Any]
+) -> Components:
+    """Find the quantized weights among the tensors that are written, by their new names.
+
+    Raises:
+        ParseError: if a scale is missing or has another shape than its weight and the configuration make it: it was not
+            fused as its weight was, or left behind.
+    """
+    return components_in(outline_of(tensors), config, reader_of(checkpoint, tensors))
+
+
+def outline_of(tensors: Mapping[str, Assembled]) -> Outline:
+    """Give the shapes and dtypes of tensors."""
+    return {name: (made.shape, made.dtype) for name, made in tensors.items()}
+
+
+def reader_of(checkpoint: StoredCheckpoint, tensors: Mapping[str, Assembled]) -> Reader:
+    """What gives the bytes of a small tensor that is stored as it is, by its new name; `None` of others."""
+    read = stored_reader_of(checkpoint)
+    names = {name: made.stored for name, made in tensors.items()}
+    return lambda name: None if (stored := names[name]) is None else read(stored)
+
+
+def weights_after(
+    checkpoint: StoredCheckpoint,
+    tensors: Mapping[str, Assembled],
+    config: Mapping[str, Any],
+    carried: Mapping[str, LogicalTensor],
+) -> Components:
+    """Find the quantized weights after rewrites, by their new names: those whose components were carried, and others.
+
+    Raises:
+        ParseError: as `quantized_tensors`, of tensors that were rewritten one by one.
+    """
+    taken = {component.name for weight in carried.values() for component in weight.components}
+    others = {name: made for name, made in tensors.items() if name not in taken}
+    found = quantized_tensors(checkpoint, others, config)
+    return Components(found.method, {**found.tensors, **carried}, found.plain)
+
+
+def component_partitions(
+    found: Components, tensors: Outline, layouts: Layouts | None, uneven: UnevenRule
+) -> dict[str, Partition]:
+    """Give how the components of quantized weights are cut, and the bytes of tensors of packed elements, by name.
+
+    Raises:
+        LayoutError: if a cut falls within a block or a byte; names the weight, and what would fit.
+    """
+    if layouts is None:
+        return {}
+    check_known(found, layouts)
+    packed = {name: _bytes_of(name, *each) for name, each in tensors.items() if each[1].bits % 8 and each[0]}
+    answer = followed(Components(None, {**found.tensors, **packed}, ()), layouts, uneven)
+    cut = {name: layout for name, layout in answer.items() if name in tensors}
+    shapes = {name: one.components[0].shape for name, one in packed.items()}
+    return {name: layout.partition(shapes.get(name, tensors[name][0])) for name, layout in cut.items()}
+
+
+def _bytes_of(name: str, whole: tuple[int, ...], elements: Dtype) -> LogicalTensor:
+    """The bytes of a tensor of elements of fewer than eight bits as its only component."""
+    dtype, shape = in_bytes(elements, whole)
+    bits, inner = dtype.packed or (8, ())
+    at, row = len(shape) - 1 - len(inner), math.prod(inner)
+    # So many elements of the dim are whole bytes.
+    unit = 8 // math.gcd(8, row * bits)
+    along = (*map(Along, range(at)), Along(at, unit, unit * row * bits // 8, unit), *(Along(None),) * len(inner))
+    why = "its elements share bytes with those of the dim before"
+    uncut = tuple((dim, why) for dim in range(at + 1, len(shape)))
+    return LogicalTensor(name, whole, elements.name, (Component(name, dtype.name, shape, along),), uncut)

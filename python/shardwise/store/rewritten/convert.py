@@ -1,0 +1,133 @@
+"""Elements converted from one floating-point dtype to another: rounded once, and nothing lost without a word.
+
+A value is rounded to the nearest of the new dtype, of two that are as near to the even one. What is beyond the largest
+would become infinite, or NaN in a dtype without infinities: it is counted, and refused unless the caller wants it so.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from ..._arguments import instance
+from ..._dtypes import Dtype
+from ..._fork import importing
+from ..._text import shown
+from ...errors import LayoutError
+from ..tensors.stored import StoredTensor
+
+__all__ = ["Overflow", "checked_overflow", "converted_values", "is_converted", "is_float", "lost_text"]
+
+#: What becomes of values beyond the range of the new dtype.
+Overflow = Literal["refuse", "saturate", "round"]
+
+#: Elements converted at once, so that what is needed beside them stays in the processor's cache.
+_BLOCK = 1 << 15
+
+
+def is_converted(tensor: StoredTensor, dtype: Dtype | None) -> bool:
+    """Whether it must be converted to another floating-point dtype."""
+    return dtype is not None and is_float(tensor._dtype) and tensor.dtype != dtype.name
+
+
+def is_float(dtype: Dtype) -> bool:
+    """Whether it is a floating-point dtype."""
+    return "float" in dtype.name
+
+
+def checked_overflow(overflow: Any) -> Overflow:
+    """Return the given answer to what becomes of values beyond the range.
+
+    Raises:
+        LayoutError: if there is no such answer.
+    """
+    if instance("overflow", overflow, str) not in get_args(Overflow):
+        raise LayoutError(
+            f"overflow is {shown(overflow)}; it must be one of {', '.join(map(repr, get_args(Overflow)))}"
+        )
+    answer: Overflow = overflow
+    return answer
+
+
+def converted_values(
+    values: np.ndarray[Any, Any], dtype: np.dtype[Any], overflow: Overflow
+) -> tuple[np.ndarray[Any, Any], int]:
+    """Convert floating-point values, and count those that the new dtype cannot hold even roughly.
+
+    Args:
+        values: The values; NaN stays NaN, and is not counted, and so are infinities if the dtype has them.
+        dtype: The new dtype.
+        overflow: `"saturate"` makes the largest value of the same sign of those beyond the range.
+
+    Raises:
+        LayoutError: if there is none of the same sign, as in `float8_e8m0fnu`.
+
+    >>> made, lost = converted_values(np.array([1e6, 1.0]), np.dtype("float16"), "saturate")
+    >>> made.tolist(), lost
+    ([65504.0, 1.0], 1)
+    """
+    given = np.ascontiguousarray(values).reshape(-1)
+    made = np.empty(given.shape, dtype)
+    lost = 0
+    with np.errstate(all="ignore"):  # What numpy would warn of is counted.
+        for start in range(0, given.size, _BLOCK):
+            block = given[start : start + _BLOCK]
+            into = made[start : start + _BLOCK]
+            into[...] = _rounded_to_odd(block, dtype).astype(dtype)
+            if not np.isfinite(into).all():
+                is_lost = ~np.isfinite(into) & ~np.isnan(block) & ~(np.isinf(into) & np.isinf(block))
+                lost += int(is_lost.sum())
+                if overflow == "saturate":
+                    largest = np.copysign(np.float64(_largest(dtype)), block[is_lost].astype(np.float64))
+                    into[is_lost] = largest.astype(dtype)
+                    if not np.isfinite(into[is_lost]).all():
+                        raise LayoutError(
+                            f"{dtype.name} has no negative values, so none can be taken in the place of one: "
+                            "overflow='round' makes NaN of them"
+                        )
+    return made.reshape(values.shape), lost
+
+
+def _rounded_to_odd(values: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """The values, or others from which a narrower dtype is rounded as if from the values themselves.
+
+    ml_dtypes goes from float64 by way of float32, and to float8_e5m2 by way of float16, and would round twice. Where
+    the first step is inexact, the last bit of what is kept is set: it stands for all that was cut off, since what it is
+    kept in has at least two bits more than the narrower dtype.
+    """
+    if dtype.isbuiltin == 1:
+        return values  # numpy rounds to its own once.
+    if dtype.name == "float8_e5m2":
+        near = values.astype(np.float16)
+        values = values if values.dtype.isbuiltin == 1 else values.astype(np.float32)
+    elif values.dtype.itemsize > 4:
+        near = values.astype(np.float32)
+    else:
+        return values
+    exact = near.astype(values.dtype)
+    bits = near.view(f"u{near.itemsize}")
+    bits -= np.abs(exact) > np.abs(values)
+    bits |= (exact != values) & ~np.isnan(values)
+    return near
+
+
+def _largest(dtype: np.dtype[Any]) -> Any:
+    if dtype.isbuiltin == 1:
+        return np.finfo(dtype).max
+    with importing:
+        import ml_dtypes
+
+    return ml_dtypes.finfo(dtype).max
+
+
+def lost_text(name: str, dtype: Dtype, lost: int, overflow: Overflow) -> str:
+    """Say how many values of a tensor are beyond the range of its new dtype, and what became of them."""
+    limit = shown(float(_largest(dtype.numpy())))
+    beyond = f"{'1 value is' if lost == 1 else f'{lost} values are'} beyond the range of {dtype.name}"
+    became = {
+        "refuse": "; overflow='saturate' takes the largest instead, overflow='round' what IEEE 754 says",
+        "saturate": f"; the largest, of the same sign, {'is in its place' if lost == 1 else 'is in their place'}",
+        "round": f"; {'it became' if lost == 1 else 'they became'} infinite, or NaN",
+    }[overflow]
+    return f"tensor {shown(name)}: {beyond} (up to {limit}){became}"

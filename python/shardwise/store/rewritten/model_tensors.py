@@ -1,0 +1,111 @@
+"""The names and shapes of tensors that no checkpoint holds: from a model's configuration, or from a list of them."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ..._dtypes import CODES, DTYPES, Dtype
+from ..._json import MAX_JSON, strict_json
+from ..._text import shown
+from ...conversion.apply import rewritten
+from ...conversion.assembled import Assembled, Stored
+from ...conversion.weights import Reader
+from ...errors import LayoutError, ParseError
+from ...quantized import Components
+from ...quantized.stated import stated_tensors
+from ...rules.model_shapes import model_shapes
+from ...rules.rewrites import Rewrites
+from ...rules.toml import parse_toml
+from ..data.text import are_sizes, checked_name, checked_shape
+from ..tensors.quantized import Outline
+
+__all__ = ["described_tensors", "is_described", "rewritten_outline"]
+
+
+def is_described(path: Path) -> bool:
+    """Whether a path is a file of JSON or TOML that may list tensors, or configure a model."""
+    name = path.name
+    return name.endswith((".json", ".toml")) and not name.endswith((".index.json", ".weights.json")) and path.is_file()
+
+
+def described_tensors(path: Path) -> Outline:
+    """Read the names and shapes of tensors from a model's `config.json`, or from a list in JSON or TOML.
+
+    A list has an entry for each name: a shape, or a table with `shape` and `dtype`; the dtype is bfloat16 if left out.
+
+    Raises:
+        OSError: if it cannot be read.
+        ParseError: if it is neither; names the entry.
+    """
+    if path.stat().st_size > MAX_JSON:
+        raise ParseError(f"{path}: has more than {MAX_JSON} bytes")
+    data = path.read_bytes()
+    said: Any
+    if path.name.endswith(".json"):
+        said = strict_json(data, path)
+    else:
+        try:
+            said = parse_toml(data.decode("utf-8"), str(path))
+        except UnicodeDecodeError as error:
+            raise ParseError(f"{path}: byte {error.start}: not UTF-8") from None
+    if not isinstance(said, dict):
+        raise ParseError(f"{path}: is neither a model's configuration nor a list of tensors with their shapes")
+    if "model_type" in said or "architectures" in said:
+        outline, _ = stated_tensors(model_shapes(said), said)
+        return {name: (shape, CODES[code]) for name, (code, shape) in outline.items()}
+    listed = said.get("tensors", said)
+    if not isinstance(listed, dict):
+        raise ParseError(f"{path}: tensors must be a table of names with shapes, got {shown(listed)}")
+    found = {}
+    for name, entry in listed.items():
+        checked_name(name, path)
+        more = entry if isinstance(entry, dict) else {"shape": entry}
+        shape: Any = more.get("shape")
+        if not set(more) <= {"shape", "dtype"} or not are_sizes(shape):
+            raise ParseError(f"{path}: {shown(name)} is {shown(entry)}; it must be a shape, or have a shape and dtype")
+        dtype = _dtype(path, name, more.get("dtype", "bfloat16"))
+        found[name] = checked_shape(shape, dtype.bits, name, path), dtype
+    return found
+
+
+def _dtype(path: Path, name: str, value: Any) -> Dtype:
+    found = DTYPES.get(value) if isinstance(value, str) else None
+    if found is None:
+        raise ParseError(f"{path}: {shown(name)} has the dtype {shown(value)}, which is unknown")
+    return found
+
+
+def rewritten_outline(
+    outline: Outline,
+    rewrites: Rewrites,
+    weights: Components,
+    read: Reader = lambda name: None,
+    dropped: dict[str, Assembled] | None = None,
+) -> tuple[Outline, Components]:
+    """The names and shapes after rewrites, and the quantized weights; as they are, if the rewrites lead back from them.
+
+    What the rewrites drop is put into `dropped`.
+
+    Raises:
+        LayoutError: if a rewrite does not fit the tensors.
+    """
+    if not rewrites:
+        return outline, weights
+    stored = {name: Stored(name, shape, dtype, make=_unread) for name, (shape, dtype) in outline.items()}
+    lost: dict[str, Assembled] = {}
+    try:
+        made, carried = rewritten(stored, rewrites, weights.tensors, read, lost)
+    except LayoutError:
+        with suppress(LayoutError):
+            rewritten(stored, rewrites.inverse(), weights.tensors, read)
+            return outline, weights
+        raise
+    if dropped is not None:
+        dropped.update(lost)
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in made.items()}, weights._replace(tensors=carried)
+
+
+def _unread() -> NoReturn:
+    raise AssertionError("the bytes of a tensor are not needed for its size")

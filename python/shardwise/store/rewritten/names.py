@@ -1,0 +1,209 @@
+"""The tensors and values of a checkpoint that go into a new one, with their new names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from ..._arguments import instance, optional
+from ..._dtypes import Dtype
+from ..._text import shown
+from ...conversion.apply import kept_objects, rewritten
+from ...conversion.assembled import Assembled, Stored, Wanted
+from ...errors import LayoutError
+from ...partition import Partition
+from ...quantized.forms import Components
+from ...rules.pattern import NamePattern, Replacement
+from ...rules.rewrites import Rewrites
+from ..data.location import Location
+from ..data.text import MAX_NAME
+from ..tensors.checkpoint import KeyPath, StoredCheckpoint
+from ..tensors.stored import UnsupportedError
+from .components import quantized_tensors, reader_of, weights_after
+from .convert import is_converted
+
+__all__ = [
+    "check_name",
+    "chosen",
+    "idle_renames",
+    "kept_values",
+    "key_paths",
+    "names_of",
+    "refuse_unreadable",
+    "renamed_tensors",
+    "replacements",
+]
+
+
+class Renamed(NamedTuple):
+    """The tensors of a checkpoint by their new names.
+
+    Attributes:
+        tensors: The tensors.
+        weights: The quantized weights among them.
+        dropped: The tensors that a rules file drops, by the names by which it does.
+    """
+
+    tensors: dict[str, Assembled]
+    weights: Components
+    dropped: dict[str, Assembled]
+
+
+def replacements(rename: Any) -> list[Replacement]:
+    """Give the patterns with their replacements in `rename`, a mapping or a sequence of pairs."""
+    if not isinstance(rename, (Mapping, Sequence)) or isinstance(rename, (str, bytes)):
+        raise TypeError(f"rename must be a mapping or a sequence of pairs, got {shown(rename)}")
+    pairs = list(rename.items()) if isinstance(rename, Mapping) else list(rename)
+    for position, pair in enumerate(pairs):
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not all(isinstance(part, str) for part in pair):
+            raise TypeError(f"rename[{position}] must be a pair of strings, got {shown(pair)}")
+    return [Replacement("rename", pattern, replacement) for pattern, replacement in pairs]
+
+
+def renamed_tensors(
+    checkpoint: StoredCheckpoint,
+    rename: Sequence[Replacement],
+    rewrites: Rewrites | None,
+    converted: Dtype | None,
+    stored: Callable[[str, str, Partition | None], Wanted],
+    config: Mapping[str, Any],
+    drop: NamePattern | None = None,
+) -> Renamed:
+    """Give the tensors by their new names: renamed, then rewritten; and the quantized weights among them.
+
+    Those in whose names `drop` is found are left out first.
+    """
+    optional("rewrites", rewrites, Rewrites)
+    made: dict[str, Assembled] = {}
+    dropped: dict[str, Assembled] = {}
+    for old, tensor in checkpoint.items():
+        if drop is not None and drop.is_found(old):
+            continue
+        new = _renamed(rename, old)
+        if new in made:
+            raise LayoutError(f"rename gives {shown(made[new].origin)} and {shown(old)} the same name, {shown(new)}")
+        dtype = converted if converted is not None and is_converted(tensor, converted) else tensor._dtype
+        made[new] = Stored(old, tensor.shape, dtype, make=partial(stored, old, old, None))
+    weights = quantized_tensors(checkpoint, made, config)
+    if rewrites is not None:
+        made, carried = rewritten(made, rewrites, weights.tensors, reader_of(checkpoint, made), dropped)
+        weights = weights_after(checkpoint, made, config, carried)
+    for new in made:
+        check_name(new)
+    return Renamed(made, weights, dropped)
+
+
+def refuse_unreadable(
+    checkpoint: StoredCheckpoint,
+    rename: Sequence[Replacement],
+    rewrites: Rewrites | None,
+    only: str | None,
+    drop: NamePattern | None,
+) -> None:
+    """Refuse, with the reason, a tensor that cannot be read, unless it is not asked for."""
+    optional("only", only, str)
+    pattern = None if only is None else NamePattern("only", only)
+    for old, reason in checkpoint.unreadable.items():
+        if drop is not None and drop.is_found(old):
+            continue
+        new = _renamed(rename, old)
+        is_kept = rewrites is None or kept_objects([new], rewrites)
+        if is_kept and (pattern is None or pattern.is_found(new)):
+            raise UnsupportedError(f"{reason}; drop= can leave {shown(old)} out")
+
+
+def chosen(made: dict[str, Assembled], only: str | None, path: Location) -> dict[str, Assembled]:
+    """Give the tensors whose names the regular expression `only` matches; all of them if it is None."""
+    optional("only", only, str)
+    if only is None:
+        return made
+    pattern = NamePattern("only", only)
+    found = {name: tensor for name, tensor in made.items() if pattern.is_found(name)}
+    if not found:
+        raise LayoutError(f"only is {shown(only)}, which does not match any name of {path}")
+    return found
+
+
+def kept_values(
+    checkpoint: StoredCheckpoint,
+    rename: Sequence[Replacement],
+    rewrites: Rewrites | None,
+    only: str | None,
+    tensors: Mapping[str, Assembled],
+    drop: NamePattern | None = None,
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The values that are not tensors and are asked for, with their new names, and what a rules file drops.
+
+    That is values, and tensors that cannot be read. No tensor may have the values' new names.
+    """
+    asked = [old for old in checkpoint.objects if drop is None or not drop.is_found(old)]
+    names = {old: _renamed(rename, old) for old in asked}
+    kept = set(names.values()) if rewrites is None else kept_objects(names.values(), rewrites)
+    origins = {new: tensor.origin for new, tensor in tensors.items()}
+    wanted = None if only is None else NamePattern("only", only)
+    found: dict[str, str] = {}
+    dropped = []
+    for old, new in names.items():
+        if new not in kept:
+            dropped.append(old)
+            continue
+        if checkpoint.objects[old].extent is not None:
+            check_name(new)
+            if new in origins:
+                raise LayoutError(f"rename gives {shown(origins[new])} and {shown(old)} the same name, {shown(new)}")
+            origins[new] = old
+        if wanted is None or wanted.is_found(new):
+            found[old] = new
+    if rewrites is not None:
+        for old in checkpoint.unreadable:
+            if (drop is None or not drop.is_found(old)) and not kept_objects([_renamed(rename, old)], rewrites):
+                dropped.append(old)
+    return found, tuple(dropped)
+
+
+def names_of(checkpoint: StoredCheckpoint) -> tuple[str, ...]:
+    """The names of all that a checkpoint has: tensors, values, and what cannot be read."""
+    return (*checkpoint, *checkpoint.objects, *checkpoint.unreadable)
+
+
+def _renamed(rename: Sequence[Replacement], name: str) -> str:
+    for replacement in rename:
+        name = replacement.applied(name)
+    return name
+
+
+def idle_renames(checkpoint: StoredCheckpoint, rename: Sequence[Replacement]) -> list[str]:
+    """Say of each replacement that changes no name, after those before it, that it does not."""
+    names = names_of(checkpoint)
+    return [
+        f"rename has {shown(replacement.pattern)}, which changes no name of {checkpoint.path}"
+        for at, replacement in enumerate(rename)
+        if all(replacement.applied(name) == name for name in (_renamed(rename[:at], old) for old in names))
+    ]
+
+
+def key_paths(checkpoint: StoredCheckpoint, names: Mapping[str, str]) -> dict[str, KeyPath]:
+    """The places in a nested state dict of the tensors that keep their names, as far as the checkpoint states them."""
+    said = checkpoint.metadata.get("planner_data")
+    if not isinstance(said, Mapping):
+        return {}
+    return {
+        new: path
+        for old, new in names.items()
+        for path in [said.get(old)]
+        if old == new and isinstance(path, tuple) and path and all(type(key) in (str, int) for key in path)
+    }
+
+
+def check_name(name: Any) -> None:
+    """Refuse a name that a tensor in a file cannot have."""
+    instance("the name of a tensor", name, str)
+    if not name or name == "__metadata__":
+        raise LayoutError(f"a tensor cannot be called {name!r}")
+    try:
+        length = len(name.encode())
+    except UnicodeEncodeError:
+        raise LayoutError(f"the name {shown(name)} holds a lone surrogate, which no file can hold") from None
+    if length > MAX_NAME:
+        raise LayoutError(f"the name {shown(name)} has {length} bytes; a name that can be read has at most {MAX_NAME}")

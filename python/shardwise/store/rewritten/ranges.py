@@ -1,0 +1,303 @@
+"""What a device has to read of a checkpoint, as ranges of files, for whoever reads by ranges."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..._arguments import check_fields, instance
+from ..._text import shown
+from ...errors import LayoutError, MeshError, ParseError
+from ...layout import UnevenRule
+from ...mesh import DeviceMesh
+from ...partition import Partition
+from ...pieces import Pieces, dense_strides
+from ...placing import Layouts, placing_of
+from ..tensors.checkpoint import StoredCheckpoint
+from ..tensors.model_config import config_of
+from ..tensors.quantized import components_in, reader_of
+from ..tensors.stored import UnsupportedError
+from .components import component_partitions
+from .wanted import partition_for, refuse_unmatched, wanted_stored
+
+__all__ = ["ReadArray", "ReadPlan", "read_plan"]
+
+_READ = np.dtype([("file", "i8"), ("offset", "i8"), ("length", "i8")])
+_COPY = np.dtype([("read", "i8"), ("offset", "i8"), ("array", "i8"), ("destination", "i8"), ("length", "i8")])
+#: More copies than this are not listed: a layout that cuts between single elements has one for each.
+_MOST = 50_000_000
+
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ReadArray:
+    """An array that a device is to have.
+
+    Attributes:
+        name: The tensor that it is of.
+        device: The device.
+        dtype: Its dtype, as the checkpoint calls it.
+        shape: Elements per dim: the device's own array, with its parts one after the other. What no copy writes in it
+            is padding, which is zero.
+        nbytes: Its bytes.
+    """
+
+    name: str
+    device: Hashable
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+    def __post_init__(self) -> None:
+        check_fields(self, name=str, device=Hashable, dtype=str, shape=tuple, nbytes=int)
+
+
+@dataclass(frozen=True, eq=False)
+class ReadPlan:
+    """What is read of the files of a checkpoint, and where it goes.
+
+    Attributes:
+        files: The files, or objects of a store.
+        arrays: The arrays that are filled.
+        reads: What is read: a structured array with the fields `file` (a position in `files`), `offset` and `length`,
+            in bytes, ordered by file and offset. No two of them have a byte in common.
+        copies: What is copied from a read: a structured array with the fields `read` (a position in `reads`), `offset`
+            (in the read), `array` (a position in `arrays`), `destination` (the byte of the array) and `length`.
+        nbytes: The bytes of the files that are needed, each counted once.
+    """
+
+    files: tuple[Path, ...]
+    arrays: tuple[ReadArray, ...]
+    reads: npt.NDArray[Any]
+    copies: npt.NDArray[Any]
+    nbytes: int
+
+    def __post_init__(self) -> None:
+        check_fields(self, files=tuple, arrays=tuple, reads=np.ndarray, copies=np.ndarray, nbytes=int)
+
+    @property
+    def bytes_read(self) -> int:
+        """The bytes that are read: those that are needed, and the gaps that are read over."""
+        return int(self.reads["length"].sum())
+
+    def fill(self, fetch: Callable[[Path, int, int], Any]) -> list[npt.NDArray[np.uint8]]:
+        """Carry it out, and give the bytes of each array.
+
+        Args:
+            fetch: Reads a range: takes a file, an offset and a length, and gives so many bytes.
+
+        Raises:
+            ParseError: if `fetch` gives another number of bytes.
+
+        The reads may as well be made in any order, or at once, by whatever reads: this is what they mean.
+        """
+        made = [np.zeros(array.nbytes, np.uint8) for array in self.arrays]
+        order = np.argsort(self.copies["read"], kind="stable")
+        ends = np.searchsorted(self.copies["read"][order], np.arange(len(self.reads)), side="right").tolist()
+        begin = 0
+        for (file, offset, length), end in zip(self.reads.tolist(), ends, strict=True):
+            data = np.frombuffer(fetch(self.files[file], offset, length), np.uint8)
+            if len(data) != length:
+                raise ParseError(f"{self.files[file]}: {len(data)} bytes were read from byte {offset} on, not {length}")
+            for _, at, array, to, size in self.copies[order[begin:end]].tolist():
+                made[array][to : to + size] = data[at : at + size]
+            begin = end
+        return made
+
+    def __repr__(self) -> str:
+        return f"<ReadPlan: {len(self.reads)} reads, {self.bytes_read:,} bytes, of which {self.nbytes:,} are needed>"
+
+
+def read_plan(
+    checkpoint: StoredCheckpoint,
+    layouts: Layouts,
+    device: Hashable | list[Hashable],
+    *,
+    uneven: UnevenRule = "even",
+    over_read: float = 0.05,
+) -> ReadPlan:
+    """Plan the ranges of files that a device has to read, and where each byte goes.
+
+    Args:
+        checkpoint: The checkpoint; only its headers and indexes are read.
+        layouts: How its tensors are cut: a `LayoutMap`, a `Deployment` or a mapping by name. A tensor in neither is
+            whole on every device. Of a quantized weight, if the `config.json` beside the checkpoint says so, all
+            components follow the rule for the weight. Elements of fewer than eight bits are cut in whole bytes.
+        device: The label of a device; or a list of labels, such as those of one process or host: then what several of
+            them need is read once.
+        uneven: How a dim that does not divide is cut.
+        over_read: The share of bytes that may be read beside those that are needed, 0.05 for a twentieth: so much of
+            the gaps between ranges, the shortest first, is read over, which gives the fewest reads for it.
+
+    Raises:
+        LayoutError: if a layout does not fit its tensor, `over_read` is not a number from 0 on, or there are more than
+            50 million copies; names the tensor.
+        MeshError: if the layouts do not have the device.
+        UnsupportedError: if a tensor is compressed, or has elements that are not stored, so that no range of a file has
+            its bytes; `StoredTensor.read` reads it.
+
+    A device that has some columns of a tensor whose rows follow one another needs a read for each row, or reads the
+    rows. The devices of a host together need whole rows.
+
+    >>> import tempfile
+    >>> from shardwise import DeviceMesh, TensorLayout, open_checkpoint, save_checkpoint
+    >>> rows = TensorLayout(("x", None), DeviceMesh((2,), ("x",)))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     report = save_checkpoint(Path(folder, "m.safetensors"), {"w": np.arange(8, dtype="f4").reshape(4, 2)})
+    ...     with open_checkpoint(report.path) as checkpoint:
+    ...         plan = read_plan(checkpoint, {"w": rows}, "cpu:1")
+    ...     def fetch(path, offset, length):
+    ...         return path.read_bytes()[offset : offset + length]
+    ...     plan.reads["length"].tolist(), plan.arrays[0].shape, plan.fill(fetch)[0].view("f4").tolist()
+    ([16], (2, 2), [4.0, 5.0, 6.0, 7.0])
+    """
+    instance("checkpoint", checkpoint, StoredCheckpoint)
+    share = over_read.item() if isinstance(over_read, np.generic) else over_read
+    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share < math.inf:
+        raise LayoutError(f"over_read is {shown(over_read)}; it must be a number from 0 on")
+    devices = device if isinstance(device, list) else [device]
+    _check_devices(devices, layouts)
+    files: dict[int, int] = {}
+    paths: list[Path] = []
+    arrays: list[ReadArray] = []
+    tables = [np.zeros((0, 5), np.int64)]
+    count = 0
+    described = {name: (shape, dtype) for name, dtype, shape in checkpoint._described()}
+    weights = components_in(described, config_of(checkpoint.path), reader_of(checkpoint))
+    components = {one.name for each in weights.tensors.values() for one in each.components}
+    ranks = {name: len(shape) for name, (shape, _) in described.items() if name not in components}
+    refuse_unmatched(layouts, ranks | {name: len(each.shape) for name, each in weights.tensors.items()})
+    cuts = component_partitions(weights, described, layouts, uneven)
+    for name, tensor in checkpoint.items():
+        if not tensor.is_addressable:
+            raise UnsupportedError(
+                f"tensor {shown(name)} is compressed, or not stored: no range of a file has its bytes; its read() does"
+            )
+        wanted = wanted_stored(name, tensor, None)
+        partition = cuts.get(name) or partition_for(name, wanted.shape, layouts, uneven)
+        pieces = wanted.pieces
+        for holder in pieces.holders:
+            if files.setdefault(id(holder), len(paths)) == len(paths):
+                paths.append(holder.path)
+        numbers = np.array([files[id(holder)] for holder in pieces.holders], np.int64)
+        for label in devices:
+            found = _array_of(partition, wanted.shape, label)
+            if found is None:
+                continue
+            shape, targets = found
+            own = wanted.dtype.element_shape(shape)
+            arrays.append(ReadArray(name, label, wanted.dtype.stated, tuple(own), math.prod(shape) * wanted.itemsize))
+            for table in _runs(pieces, targets(wanted.itemsize), wanted.itemsize, name, _MOST - count):
+                table[:, 0] = numbers[table[:, 0]]
+                table[:, 3] = len(arrays) - 1
+                tables.append(table)
+                count += len(table)
+    return _planned(tuple(paths), tuple(arrays), np.concatenate(tables), share)
+
+
+def _check_devices(devices: list[Hashable], layouts: Layouts) -> None:
+    """Refuse, with MeshError, a device that is in no mesh of the layouts, if they have any."""
+    placing = placing_of(layouts)
+    known = [*placing.meshes.values()] if placing.world is None else [placing.world]
+    for label in devices:
+        if known and all(_position(mesh, label) is None for mesh in known):
+            known[0].index_of_label(label)  # Says what there is.
+
+
+def _position(mesh: DeviceMesh, label: Hashable) -> int | None:
+    try:
+        return mesh.index_of_label(label)
+    except (MeshError, TypeError):
+        return None
+
+
+def _array_of(
+    partition: Partition | None, shape: tuple[int, ...], label: Hashable
+) -> tuple[tuple[int, ...], Callable[[int], Pieces]] | None:
+    """The shape of what a device has of a tensor, and what gives its boxes and where they lie; None for nothing."""
+    rank = len(shape)
+    if partition is None:
+        own, rows = shape, np.array([[0] * rank, shape, [0] * rank], np.int64)[None]
+    else:
+        position = _position(partition.device_mesh, label)
+        if position is None:
+            return None
+        own = partition.shard_shape(partition.device_mesh.device(position))
+        found = partition.pieces(partition.device_mesh.device(position))
+        rows = np.array(
+            [[[side.start for side in piece.box], [side.stop for side in piece.box], piece.start] for piece in found],
+            np.int64,
+        ).reshape(len(found), 3, rank)
+
+    def targets(itemsize: int) -> Pieces:
+        strides = dense_strides(np.array([own], np.int64).reshape(1, rank), itemsize)
+        offsets = (rows[:, 2] * strides).sum(axis=1)
+        boxes = rows[:, :2].transpose(0, 2, 1)
+        return Pieces.built(np.zeros_like(offsets), offsets, boxes, np.repeat(strides, len(rows), axis=0), ())
+
+    return own, targets
+
+
+def _runs(pieces: Pieces, targets: Pieces, itemsize: int, name: str, most: int) -> list[Numbers]:
+    """The runs of bytes that pieces share with others: holder, offset, length, 0, and the offset there."""
+    found = []
+    rank = pieces.rank
+    for here, there in pieces.common(targets) if len(pieces) and len(targets) else ():
+        for source, target in zip(here.rows, there.rows, strict=True):
+            steps, into = source[2 + 2 * rank :], target[2 + 2 * rank :]
+            offset, to = int(source[1]), int(target[1])
+            start, stop = source[2 : 2 + rank], source[2 + rank : 2 + 2 * rank]
+            extents, length, dim = (stop - start).tolist(), itemsize, rank
+            while dim and (extents[dim - 1] == 1 or steps[dim - 1] == into[dim - 1] == length):
+                dim -= 1
+                length *= extents[dim]
+            if math.prod(extents[:dim]) > most:
+                raise LayoutError(
+                    f"tensor {shown(name)}: what the device has of it is in {math.prod(extents[:dim]):,} stretches of "
+                    f"{length} bytes; at most {_MOST:,} are listed"
+                )
+            most -= math.prod(extents[:dim])
+            places = np.array([[offset, to]], np.int64)
+            for extent, step, other in zip(extents[:dim], steps.tolist(), into.tolist(), strict=False):
+                along = np.arange(extent, dtype=np.int64)[:, None] * np.array([step, other], np.int64)
+                places = (places[:, None] + along).reshape(-1, 2)
+            table = np.zeros((len(places), 5), np.int64)
+            table[:, 0], table[:, 1], table[:, 2], table[:, 4] = source[0], places[:, 0], length, places[:, 1]
+            found.append(table)
+    return found
+
+
+def _planned(files: tuple[Path, ...], arrays: tuple[ReadArray, ...], runs: Numbers, over_read: float) -> ReadPlan:
+    """Join runs to reads."""
+    runs = runs[np.lexsort((runs[:, 1], runs[:, 0]))]
+    file, begin, end = runs[:, 0], runs[:, 1], runs[:, 1] + runs[:, 2]
+    is_first = np.ones(len(runs), np.bool_)
+    reach = np.zeros(len(runs), np.int64)
+    # How far the runs before have come in the same file; runs may overlap, where several devices have the same.
+    for number in np.unique(file).tolist():
+        here = slice(*np.searchsorted(file, [number, number + 1]).tolist())
+        reach[here] = np.maximum.accumulate(end[here])
+    gaps = begin[1:] - reach[:-1]
+    is_next = file[1:] == file[:-1]
+    fresh = np.where(is_next, end[1:] - np.maximum(begin[1:], reach[:-1]), runs[1:, 2])
+    needed = int(np.maximum(fresh, 0).sum()) + (int(runs[0, 2]) if len(runs) else 0)
+    candidates = np.flatnonzero(is_next)
+    order = candidates[np.argsort(gaps[candidates], kind="stable")]
+    joined = order[np.cumsum(np.maximum(gaps[order], 0)) <= needed * over_read]
+    is_first[1 + joined] = False
+    firsts = np.flatnonzero(is_first)
+    of = np.cumsum(is_first) - 1
+    lasts = np.append(firsts[1:], len(runs)) - 1 if len(firsts) else firsts
+    reads = np.zeros(len(firsts), _READ)
+    reads["file"], reads["offset"], reads["length"] = file[firsts], begin[firsts], reach[lasts] - begin[firsts]
+    copies = np.zeros(len(runs), _COPY)
+    copies["read"], copies["offset"], copies["length"] = of, begin - reads["offset"][of], runs[:, 2]
+    copies["array"], copies["destination"] = runs[:, 3], runs[:, 4]
+    return ReadPlan(files, arrays, reads, copies, needed)

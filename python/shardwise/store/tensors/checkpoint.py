@@ -1,0 +1,226 @@
+"""The form in which every checkpoint is opened: its stored tensors by name, and what it holds besides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from itertools import islice
+from types import MappingProxyType, TracebackType
+from typing import Any, NamedTuple, Protocol
+
+import numpy.typing as npt
+
+from ..._dtypes import Dtype, bytes_for
+from ..._fork import importing
+from ..._text import shown
+from ...errors import ParseError
+from ..data.files import Holder, ReadsFiles
+from ..data.location import Location
+from ..data.text import MAX_NAME
+from .stored import LazyTensors, StoredPiece, StoredTensor, UnsupportedError
+
+__all__ = ["KeyPath", "Rest", "StoredCheckpoint", "StoredObject", "StoredSum"]
+
+#: So many names are compared with one that is not there.
+_MOST_COMPARED = 10_000
+
+#: The place of a tensor in the nested state dict that was saved: the keys and positions that lead to it.
+KeyPath = tuple[str | int, ...]
+
+
+class StoredObject(ReadsFiles):
+    """A value of a checkpoint that is not a tensor.
+
+    Attributes:
+        name: Its name.
+        extent: The file, first byte and bytes of a PyTorch container that holds it alone; `None` if none does.
+    """
+
+    __slots__ = ("_load", "extent", "name")
+
+    def __init__(self, name: str, load: Callable[[], Any], extent: tuple[Holder, int, int] | None = None) -> None:
+        self.name = name
+        self.extent = extent
+        self._load = load
+
+    def value(self) -> Any:
+        """Read it: numbers, texts, lists and dicts; an inert record for an object of a class.
+
+        Raises:
+            ParseError: if it cannot be read like this.
+        """
+        return self._load()
+
+    def __repr__(self) -> str:
+        return f"<StoredObject {shown(self.name)}>"
+
+
+class StoredSum(NamedTuple):
+    """A stretch of a file, and the CRC-32 that the checkpoint states for its bytes.
+
+    Attributes:
+        file: The file.
+        start: The stretch's first byte.
+        size: Its bytes.
+        crc: Their CRC-32.
+        name: Its name.
+        error: Why there is no CRC-32 to be had, if the container that should have it is damaged.
+    """
+
+    file: Holder
+    start: int
+    size: int
+    crc: int
+    name: str
+    error: ParseError | None = None
+
+
+class Rest(NamedTuple):
+    """The rest of a checkpoint some of whose files are missing or damaged.
+
+    Attributes:
+        pieces: The pieces of its tensors that are in the other files, by name.
+        sums: The stretches of these files that have a CRC-32.
+        files: These files, open.
+    """
+
+    pieces: Mapping[str, Sequence[StoredPiece]]
+    sums: Iterable[StoredSum]
+    files: Sequence[Holder]
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+class StoredCheckpoint(ReadsFiles, Mapping[str, StoredTensor]):
+    """A checkpoint of any format, open for reading; `open_checkpoint` makes it and lists what it takes.
+
+    As an open file it is equal to itself alone, and cannot be pickled; `diff_checkpoints` compares the tensors of two.
+
+    Attributes:
+        path: The file or folder.
+        format: Its format: `"safetensors"`, `"dcp"`, ...
+        metadata: What it says about itself, besides its tensors.
+        objects: The values in it that are not tensors, by name.
+        unreadable: Why other tensors of it cannot be read, by name; they are not among the names of the mapping, and
+            asking for one is a ParseError.
+        unread: Files that belong to it and are not read, by their paths from its folder.
+    """
+
+    def __init__(
+        self,
+        path: Location,
+        form: str,
+        tensors: Mapping[str, StoredTensor],
+        files: Sequence[_Closable] = (),
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        objects: Mapping[str, StoredObject] | None = None,
+        unreadable: Mapping[str, str] | None = None,
+        sums: Callable[[], Iterable[StoredSum]] = tuple,
+        unread: Sequence[str] = (),
+    ) -> None:
+        maps = isinstance(tensors, Mapping) and all(
+            each is None or isinstance(each, Mapping) for each in (metadata, objects, unreadable)
+        )
+        if not (maps and isinstance(form, str)):
+            raise TypeError("a StoredCheckpoint is made by what opens it, of a path, a format and mappings")
+        self.path = path
+        self.format = form
+        self.metadata: Mapping[str, Any] = MappingProxyType(dict(metadata or {}))
+        self.objects: Mapping[str, StoredObject] = MappingProxyType(dict(objects or {}))
+        self.unreadable: Mapping[str, str] = MappingProxyType(dict(unreadable or {}))
+        self.unread = tuple(unread)
+        self._tensors = tensors
+        self._files = files
+        self._sums = sums
+        self._closed = False
+
+    def __getitem__(self, name: str) -> StoredTensor:
+        """Give a tensor's description.
+
+        Raises:
+            KeyError: if there is no tensor of this name; says which names are like it.
+            ParseError: if it is one that cannot be read.
+        """
+        try:
+            return self._tensors[name]
+        except KeyError:
+            if name in self.unreadable:
+                raise UnsupportedError(self.unreadable[name]) from None
+            raise KeyError(f"{self.path} has no tensor {shown(name)}{_meant(name, self._tensors)}") from None
+
+    def read(
+        self,
+        name: str,
+        box: tuple[slice, ...] | None = None,
+        *,
+        out: npt.NDArray[Any] | None = None,
+        memory: int | None = None,
+    ) -> npt.NDArray[Any]:
+        """Copy a box of a tensor into new memory; see `StoredTensor.read`."""
+        tensor = self[name]
+        if self._closed:
+            raise ValueError(f"{self.path}: this checkpoint is closed")
+        return tensor.read(box, out=out, memory=memory)
+
+    def sums(self) -> Iterable[StoredSum]:
+        """Give the stretches of the files for which the checkpoint has a CRC-32, as far as its format has them.
+
+        Raises:
+            ParseError: if the file does not hold what its index says.
+        """
+        return self._sums()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors; a storage that several share is counted for each."""
+        return sum(bytes_for(math.prod(shape), dtype.bits) for _, dtype, shape in self._described())
+
+    def _described(self) -> Iterator[tuple[str, Dtype, tuple[int, ...]]]:
+        """Give the name, dtype and shape of each tensor, without making any that is not made yet."""
+        if isinstance(self._tensors, LazyTensors):
+            return self._tensors.described()
+        return ((name, tensor._dtype, tensor.shape) for name, tensor in self._tensors.items())
+
+    def close(self) -> None:
+        """Close the files; arrays taken before stay valid. Closing twice is allowed."""
+        self._closed = True
+        for file in self._files:
+            file.close()
+
+    def __enter__(self) -> StoredCheckpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def _repr_html_(self) -> str:
+        with importing:
+            from .notebook import checkpoint_html
+
+        return checkpoint_html(self)
+
+    def __repr__(self) -> str:
+        return f"<StoredCheckpoint {str(self.path)!r}: {self.format}, {len(self)} tensors>"
+
+
+def _meant(name: object, names: Iterable[str]) -> str:
+    """Say which names are like one that is not there."""
+    if not isinstance(name, str):
+        return ""
+    found = get_close_matches(name[:MAX_NAME], islice(names, _MOST_COMPARED), 3)
+    return f"; did you mean {' or '.join(map(shown, found))}?" if found else ""

@@ -1,0 +1,141 @@
+"""Tensors in chunks of one shape, on a grid: those that are stored, and boxes for the rest, which is a fill value.
+
+A grid may have any number of cells, and cost nothing for those that nobody stored: these are merged into boxes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...pieces import Bounds
+from ..data.location import Location
+from .stored import ListedPieces, StoredPiece
+
+__all__ = ["Cell", "grid_pieces", "missing_cell", "overlapping", "stored_cells"]
+
+Cell = tuple[int, ...]
+
+
+def stored_cells(shape: Sequence[int], chunk: Sequence[int], cells: Iterator[Cell]) -> list[Cell]:
+    """Give those of the cells that hold elements of the tensor, in C order."""
+    if 0 in shape:
+        return []
+    counts = _counts(shape, chunk)
+    return sorted(cell for cell in cells if all(at < count for at, count in zip(cell, counts, strict=True)))
+
+
+def missing_cell(shape: Sequence[int], chunk: Sequence[int], cells: Sequence[Cell]) -> Cell | None:
+    """Give the first cell of the grid that is not among these, which are in C order; None if none is missing."""
+    counts = _counts(shape, chunk)
+    if 0 in shape or len(cells) == math.prod(counts):
+        return None
+    expected = next((at for at, cell in enumerate(cells) if _number(cell, counts) != at), len(cells))
+    found = []
+    for count in reversed(counts):
+        expected, at = divmod(expected, count)
+        found.append(at)
+    return tuple(reversed(found))
+
+
+def overlapping(stretches: npt.NDArray[np.uint64]) -> int | None:
+    """Give the first byte that two of these stretches share; None if there is none.
+
+    >>> overlapping(np.array([[8, 4], [0, 4], [4, 4]], np.uint64)) is None
+    True
+    >>> overlapping(np.array([[8, 4], [0, 9], [20, 1]], np.uint64))
+    8
+
+    Args:
+        stretches: First byte and bytes of each.
+    """
+    some = stretches[stretches[:, 1] > 0]
+    begins, lengths = some[np.lexsort((some[:, 1], some[:, 0]))].T
+    shared = np.flatnonzero(begins[1:] - begins[:-1] < lengths[:-1])
+    return int(begins[shared[0] + 1]) if len(shared) else None
+
+
+def grid_pieces(
+    shape: Sequence[int],
+    chunk: Sequence[int],
+    cells: Sequence[Cell],
+    make: Callable[[Cell, Bounds], StoredPiece],
+    fill: npt.NDArray[Any] | None,
+    path: Location,
+) -> ListedPieces:
+    """Give the pieces of a tensor: its stored chunks, then boxes of the others.
+
+    Args:
+        shape: Elements per dim.
+        chunk: The shape of a chunk.
+        cells: The chunks that are stored, by their positions on the grid, in C order.
+        make: Makes the piece of a stored chunk, from its position and its box of the tensor.
+        fill: The element that all others are, an array without dims; None if there are none.
+        path: What messages about the others name.
+    """
+    rank = len(shape)
+    counts, steps, sizes = _counts(shape, chunk), np.array(chunk, np.int64), np.array(shape, np.int64)
+    held = np.array(cells, np.int64).reshape(len(cells), rank)
+    sides = [np.stack([held, held + 1], axis=-1)]
+    if 0 not in shape and len(cells) < math.prod(counts):
+        sides.append(np.array(list(_gaps(counts, cells)), np.int64).reshape(-1, rank, 2))
+    boxes = np.concatenate(sides)
+    # The end of a chunk may be over 2**63 - 1, but not that of a whole one.
+    whole = sizes // steps
+    high = np.where(boxes[..., 1] > whole, sizes, np.minimum(boxes[..., 1], whole) * steps)
+    return ListedPieces(np.stack([boxes[..., 0] * steps, high], axis=-1), partial(_made, cells, make, fill, path))
+
+
+def _made(
+    cells: Sequence[Cell],
+    make: Callable[[Cell, Bounds], StoredPiece],
+    fill: npt.NDArray[Any] | None,
+    path: Location,
+    position: int,
+    box: Bounds,
+) -> StoredPiece:
+    return make(cells[position], box) if position < len(cells) else StoredPiece(box, path, fill=fill)
+
+
+def _counts(shape: Sequence[int], chunk: Sequence[int]) -> list[int]:
+    return [-(-size // step) for size, step in zip(shape, chunk, strict=True)]
+
+
+def _number(cell: Cell, counts: Sequence[int]) -> int:
+    number = 0
+    for at, count in zip(cell, counts, strict=True):
+        number = number * count + at
+    return number
+
+
+def _gaps(counts: Sequence[int], cells: Sequence[Cell]) -> Iterator[Bounds]:
+    """Boxes of cells that tile the grid without these, which are in C order."""
+    at = 0
+    for cell in cells:
+        number = _number(cell, counts)
+        yield from _boxes_of(counts, at, number)
+        at = number + 1
+    yield from _boxes_of(counts, at, math.prod(counts))
+
+
+def _boxes_of(counts: Sequence[int], start: int, stop: int) -> Iterator[Bounds]:
+    """Cut a range of positions in C order into boxes, at most 2 · rank - 1."""
+    if start >= stop:
+        return
+    if not counts:
+        yield ()
+        return
+    row, inner = math.prod(counts[1:]), counts[1:]
+    low, high = -(-start // row), stop // row
+    if low > high:  # Within one row.
+        yield from (((high, high + 1), *box) for box in _boxes_of(inner, start - high * row, stop - high * row))
+        return
+    yield from (((low - 1, low), *box) for box in _boxes_of(inner, start - (low - 1) * row, row) if start < low * row)
+    if low < high:
+        yield ((low, high), *((0, count) for count in inner))
+    yield from (((high, high + 1), *box) for box in _boxes_of(inner, 0, stop - high * row))

@@ -1,0 +1,129 @@
+"""What lies beside the tensors of a checkpoint: what goes along, as `config.json`, and what nobody reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from itertools import islice
+
+from ..._text import bytes_text, shown
+from ...rules.left_out import LeftOut, listed
+from ...rules.pattern import NamePattern
+from ..data.location import Location, entries_of, read_unlinked
+from ..data.parts import MANIFEST, RANKS
+from .checkpoint import StoredCheckpoint
+
+__all__ = ["beside", "carried_files", "carried_names", "is_carried"]
+
+_CARRIED = re.compile(
+    r"[A-Za-z0-9][\w.+-]{0,200}\.(?:json|jsonl|txt|model|jinja|py|md|tiktoken|spm|bpe|yaml|yml)|LICENSE|NOTICE|USE_POLICY"
+)
+#: Bytes of a file, bytes of all, and how many: a tokenizer of a quarter of a million tokens takes 33 MB.
+_MOST_BYTES = 64 * 2**20
+_MOST_IN_ALL = 256 * 2**20
+_MOST_FILES = 256
+
+
+#: The ends of names of files that hold tensors.
+_TENSORS = (
+    ".bin", ".ckpt", ".distcp", ".gguf", ".h5", ".hdf5", ".msgpack", ".npy", ".npz", ".pkl", ".pt", ".pth",
+    ".safetensors",
+)  # fmt: skip
+#: So many entries of a folder are looked at.
+_MOST_NAMES = 1_000_000
+#: Formats whose files are not all open, or lie in folders of their own.
+_UNLISTED = ("orbax",)
+
+
+def beside(given: Location, checkpoint: StoredCheckpoint, unwanted: NamePattern | None = None) -> list[LeftOut]:
+    """Say which files with tensors lie in the folder of an open checkpoint, or in a folder there, and are not read.
+
+    Args:
+        given: The path that it was opened by: around a file that is opened alone anything may lie.
+        checkpoint: The checkpoint.
+        unwanted: What is found in the names of those that nobody is to be warned of.
+    """
+    is_index = given.name.endswith((".index.json", ".weights.json")) or given.name == ".metadata"
+    if checkpoint.format in _UNLISTED or not (is_index or given.is_dir()):
+        return []
+    folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
+    read = {str(file.path) for file in checkpoint._files if hasattr(file, "path")}
+    found, folders = [], []
+    for name, is_folder in sorted(entries_of(folder)):
+        if is_folder and not name.startswith("."):
+            folders.append(name)
+        elif name.endswith(_TENSORS) and str(folder / name) not in read:
+            found.append(name)
+    for name in folders:
+        try:
+            inner = list(islice(entries_of(folder / name), _MOST_NAMES))
+        except OSError:  # Nobody knows what is in it.
+            found.append(f"{name}/")
+            continue
+        inside = sorted(f"{name}/{each}" for each, is_folder in inner if not is_folder and each.endswith(_TENSORS))
+        found += (each for each in inside if str(folder / each) not in read)
+    found = list(dict.fromkeys([*found, *checkpoint.unread]))
+    if "common" in checkpoint.objects and checkpoint.format == "megatron":
+        found = [name for name in found if name != "common.pt"]
+    asked = [] if unwanted is None else [name for name in found if unwanted.is_found(name)]
+    found = [name for name in found if name not in asked]
+    if asked:
+        count, which = listed(asked, "file")
+        text = f"{count} not read, as drop says: {which}"
+        return [*_beside(found, checkpoint), LeftOut("asked", tuple(asked), text)]
+    return _beside(found, checkpoint)
+
+
+def _beside(found: list[str], checkpoint: StoredCheckpoint) -> list[LeftOut]:
+    """Say that these files are not read."""
+    if not found:
+        return []
+    count, which = listed(found, "file")
+    return [LeftOut("beside", tuple(found), f"{count} not read, beside {checkpoint.path}: {which}")]
+
+
+def is_carried(name: str) -> bool:
+    """Whether a file of this name may go along: text of a model's folder, but no index of tensors and no manifest.
+
+    >>> [is_carried(name) for name in ("config.json", "model.safetensors.index.json", "shardwise.json", ".env")]
+    [True, False, False, False]
+    """
+    return (
+        _CARRIED.fullmatch(name) is not None
+        and not name.endswith((".index.json", ".weights.json"))
+        and name not in (MANIFEST, RANKS)
+    )
+
+
+def carried_names(texts: Iterable[str]) -> tuple[str, ...]:
+    """Those of the further files of a new checkpoint that were copied along."""
+    return tuple(sorted(filter(is_carried, texts)))
+
+
+def carried_files(folder: Location) -> tuple[dict[str, bytes], list[str]]:
+    """Read what goes along, and say what does not although it might.
+
+    Args:
+        folder: The folder of the source; its own files only, and nothing below it. Links are not followed, but those
+            that Hugging Face's cache is made of: from a snapshot to the same model's blobs.
+
+    Returns:
+        The files by name, and a sentence for each that is left out.
+    """
+    found: dict[str, bytes] = {}
+    left: list[str] = []
+    room = _MOST_IN_ALL
+    for name, is_folder in sorted(entries_of(folder)):
+        if is_folder or not is_carried(name):
+            continue
+        most = min(_MOST_BYTES, room)
+        data = None if len(found) >= _MOST_FILES else read_unlinked(folder / name, most)
+        if data is None:
+            left.append(
+                f"{shown(name)} is not copied along: it is a link, has a second name, is no regular file, "
+                f"or of more than {bytes_text(most)}; copy it yourself"
+            )
+            continue
+        found[name] = data
+        room -= len(data)
+    return found, left

@@ -1,0 +1,70 @@
+"""All that a file holds besides tensors: headers and pickles of containers, padding, values; against its digest."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..data.files import Holder
+from .checkpoint import StoredCheckpoint, StoredSum
+
+__all__ = ["Frames"]
+
+#: In PyTorch's containers, the end of the name of the member that holds a tensor's elements, if there is one tensor.
+_ELEMENTS = "/data/0"
+_BLOCK = 2**20
+
+
+class Frames:
+    """All beside the tensors in the files of a checkpoint of PyTorch that has a manifest.
+
+    The digest is a SHA-256 of these bytes. A value that is not a tensor counts as its CRC-32: the commit, which writes
+    the digest, knows that and does not read the value again.
+
+    Args:
+        checkpoint: The checkpoint.
+        files: What the manifest says about each file, by name; those without `frames_sha256` are not checked.
+    """
+
+    def __init__(self, checkpoint: StoredCheckpoint, files: Mapping[str, Mapping[str, Any]]) -> None:
+        self._expected = {name: said["frames_sha256"] for name, said in files.items() if "frames_sha256" in said}
+        self._files: dict[str, Holder] = {}
+        self._held: dict[str, list[tuple[int, int, bool]]] = {}
+        for value in checkpoint.objects.values() if self._expected else ():
+            if value.extent is not None:
+                self._note(*value.extent, is_value=True)
+
+    def add(self, member: StoredSum) -> None:
+        """Note where a tensor's elements are, if that is what a member of a container holds."""
+        if self._expected and member.name.endswith(_ELEMENTS):
+            self._note(member.file, member.start, member.size, is_value=False)
+
+    def _note(self, file: Holder, start: int, size: int, *, is_value: bool) -> None:
+        self._files[file.path.name] = file
+        self._held.setdefault(file.path.name, []).append((start, start + size, is_value))
+
+    def damaged(self) -> Iterator[str]:
+        """Give the names of the files in which what surrounds the tensors is not what was written."""
+        for name, expected in self._expected.items():
+            if name not in self._files or _digest(self._files[name], sorted(self._held[name])) != expected:
+                yield name
+
+
+def _digest(file: Holder, held: list[tuple[int, int, bool]]) -> str:
+    digest, at = hashlib.sha256(), 0
+    for begin, end, is_value in [*held, (file.size, file.size, False)]:
+        for block in _blocks(file, at, begin):
+            digest.update(block)
+        if is_value:
+            crc = 0
+            for block in _blocks(file, begin, end):
+                crc = zlib.crc32(block, crc)
+            digest.update(crc.to_bytes(4, "little"))
+        at = max(at, end)
+    return digest.hexdigest()
+
+
+def _blocks(file: Holder, begin: int, end: int) -> Iterator[bytes]:
+    return (file.read(at, min(_BLOCK, end - at)) for at in range(begin, end, _BLOCK))

@@ -1,0 +1,61 @@
+"""What notebooks show of checkpoints and their tensors."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from typing import Any
+
+from ..._dtypes import bytes_for
+from ..._text import bytes_text
+from ...show.html import table_html
+from ...show.names import group_names
+from ...show.picture import Picture
+from ...show.views import tilings_picture
+from ...tiling import Tiling
+
+__all__ = ["checkpoint_html", "tensor_picture"]
+
+#: Tensors of more pieces are drawn as numbered pieces, without the names of their files.
+_MOST_PIECES = 4096
+#: So many tensors are read from the index of a checkpoint that may have millions.
+_MOST_TENSORS = 100_000
+
+
+def tensor_picture(tensor: Any) -> Picture:
+    """Give the picture of a tensor: which file holds which boxes of it; two copies of a box are replicas."""
+    about = f"{tensor.name}: {tensor.dtype}, {bytes_text(tensor.nbytes)}"
+    tiling = tensor.tiling
+    if len(tensor.pieces) + len(tensor.replicas) <= _MOST_PIECES:
+        held: dict[str, list[Any]] = {}
+        for piece in (*tensor.pieces, *tensor.replicas):
+            held.setdefault(str(piece.path).replace("\\", "/").rpartition("/")[2], []).append(piece.box)
+        tiling = Tiling.from_boxes(tensor.shape, held)
+    picture = tilings_picture([tiling], [""])
+    sizes = " × ".join(map(str, tensor.shape)) or "scalar"
+    count = len(tensor.pieces)
+    pieces = f"{sizes} in {'1 piece' if count == 1 else f'{count:,} pieces'}"
+    view = replace(picture.views[0], captions=(about, pieces))
+    return replace(picture, title=tensor.name, about=f"{about}; {pieces}. {picture.about}", views=(view,))
+
+
+def checkpoint_html(checkpoint: Any) -> str:
+    """Give a table of the tensors of a checkpoint, those that differ only in a number as one row, and its totals."""
+    described = itertools.islice(checkpoint._described(), _MOST_TENSORS)
+    groups = group_names((name, (dtype, shape)) for name, dtype, shape in described)
+    rows = []
+    for name, names, (dtype, shape) in groups:
+        size = bytes_for(math.prod(shape), dtype.bits) * len(names)
+        many = f" × {len(names)}" if len(names) > 1 else ""
+        rows.append((f"{name}{many}", " × ".join(map(str, shape)) or "scalar", dtype.name, bytes_text(size)))
+    tensors = "1 tensor" if len(checkpoint) == 1 else f"{len(checkpoint):,} tensors"
+    caption = f"{checkpoint.path}: {checkpoint.format}, {tensors}, {bytes_text(checkpoint.nbytes)}"
+    notes = []
+    if len(checkpoint) > _MOST_TENSORS:
+        notes.append(f"the first {_MOST_TENSORS:,} tensors are listed")
+    if checkpoint.objects:
+        notes.append(f"{len(checkpoint.objects):,} other values: objects has them")
+    if checkpoint.unreadable:
+        notes.append(f"{len(checkpoint.unreadable):,} tensors cannot be read: unreadable says why")
+    return table_html(caption, ("tensor", "shape", "dtype", ">bytes"), rows, notes)

@@ -1,0 +1,47 @@
+"""The quantized weights of a checkpoint, stored or described."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..._dtypes import Dtype
+from ...quantized.forms import METHODS, Components, find_components
+from ...quantized.method import quantization_of
+from .checkpoint import StoredCheckpoint
+
+__all__ = ["Outline", "components_in", "reader_of"]
+
+#: Names, with shapes and dtypes.
+Outline = Mapping[str, tuple[tuple[int, ...], Dtype]]
+
+#: Of larger tensors no values are read.
+_LARGEST_INDEX = 2**24
+
+
+def components_in(
+    tensors: Outline, config: Mapping[str, Any], read: Callable[[str], bytes | None] | None = None
+) -> Components:
+    """Find the quantized weights among tensors of these shapes and dtypes, as a configuration states them.
+
+    Without a `quantization_config` all tensors are plain. With one of a method that is not known they are copied as
+    they are, and refused by the method's name where a rule is to cut them.
+
+    Raises:
+        ParseError: as `find_components`, but for a method that is not known.
+    """
+    given = quantization_of(config)
+    method = given.get("quant_method")
+    if not given or (method is not None and (not isinstance(method, str) or method not in METHODS)):
+        return Components(None if not given else str(method), {}, tuple(tensors))
+    outline = {name: (dtype.code or dtype.name, shape) for name, (shape, dtype) in tensors.items()}
+    return find_components(outline, config, read)
+
+
+def reader_of(checkpoint: StoredCheckpoint) -> Callable[[str], bytes | None]:
+    """Give what reads small tensors: shapes, `quant_state` and orders; `None` for large ones."""
+
+    def read(name: str) -> bytes | None:
+        return None if checkpoint[name].nbytes > _LARGEST_INDEX else checkpoint.read(name).tobytes()
+
+    return read

@@ -1,0 +1,545 @@
+"""Stored tensors, in the form in which they are opened, whatever the format: each with its pieces."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ..._arguments import integer
+from ..._boxes import consecutive
+from ..._drawn import Drawn
+from ..._dtypes import Dtype, bytes_for, in_bytes
+from ..._fork import importing
+from ..._text import bytes_text, shown
+from ...errors import LayoutError, ParseError
+from ...pieces import Bounds, Piece, Pieces, shared_box
+from ...tiling import Tiling
+from ..data.boxes import Located, check_box, check_out, contiguous_strides, expressible, read_piece
+from ..data.files import Holder, ReadsFiles
+from ..data.location import Location
+from ..data.text import box_text
+
+if TYPE_CHECKING:
+    from ...show.picture import Picture
+
+__all__ = [
+    "LazyTensors",
+    "ListedPieces",
+    "StoredPiece",
+    "StoredTensor",
+    "UnsupportedError",
+    "whole_box",
+]
+
+
+Row = TypeVar("Row")
+
+#: So many names are compared with one that is not there.
+_MOST_COMPARED = 10_000
+#: What decoding a chunk may take where nobody says it, unless as much is read.
+_MEMORY = 256 * 2**20
+
+
+class UnsupportedError(ParseError):
+    """A file, or a part of one, that may well follow its format, but is of a kind that is not read."""
+
+
+class StoredPiece(ReadsFiles):
+    """A box of a tensor, and where it lies.
+
+    Attributes:
+        path: The file that holds it.
+        key: The part of the file it is, if the file has named parts; else an empty text.
+        fill: What all its elements are, an array without dims, if none of them is stored; else None.
+        stored: Gives the boxes of its chunks that are stored, counted from its beginning, if not all of them are.
+        rest: What the elements of the other chunks are.
+        chunk: The elements of each of its chunks, which is decoded at once, and the bytes of one; else None.
+    """
+
+    __slots__ = ("_bounds", "_decode", "_locate", "chunk", "fill", "key", "path", "rest", "stored")
+
+    def __init__(
+        self,
+        box: Bounds,
+        path: Location,
+        *,
+        key: str = "",
+        locate: Callable[[], Located] | None = None,
+        decode: Callable[[Bounds], npt.NDArray[Any]] | None = None,
+        fill: npt.NDArray[Any] | None = None,
+        stored: Callable[[], Iterable[Bounds]] | None = None,
+        rest: npt.NDArray[Any] | None = None,
+        chunk: tuple[int, int] | None = None,
+    ) -> None:
+        if not (isinstance(box, tuple) and isinstance(key, str)):
+            raise TypeError("a StoredPiece is made by what opens its checkpoint: box must be a tuple, and key a text")
+        self._bounds = box
+        self.path = path
+        self.key = key
+        self._locate = locate
+        self._decode = decode
+        self.fill = fill
+        self.stored = stored
+        self.rest = rest
+        self.chunk = chunk
+
+    @property
+    def box(self) -> tuple[slice, ...]:
+        """The part of the tensor that it is: a slice per dim, as `Partition.box` gives it and `read` takes it."""
+        return tuple(slice(start, stop) for start, stop in self._bounds)
+
+    @property
+    def is_addressable(self) -> bool:
+        """Whether its elements are stored as they are; else it must be read whole and decoded."""
+        return self._locate is not None
+
+    def extent(self) -> Piece:
+        """Say where its elements lie: its box, the file that holds it, the first byte, and strides in bytes.
+
+        For some formats this looks into the file.
+
+        Raises:
+            ValueError: if it is not addressable.
+            ParseError: if the file does not hold what its index says.
+        """
+        if self._locate is None:
+            raise ValueError(f"{self.path}: the piece {box_text(self._bounds)} is compressed; decode() reads it")
+        return Piece(self._bounds, *self._locate())
+
+    def decode(self, box: tuple[slice, ...] | None = None, *, memory: int | None = None) -> npt.NDArray[Any]:
+        """Read a box of the piece, counted from the piece's own beginning, into an array; all of it if left out.
+
+        Args:
+            box: A slice per dim with step 1.
+            memory: Bytes that decoding a chunk may take; see `StoredTensor.read`.
+
+        Raises:
+            ValueError: if it is addressable, so there is nothing to decode.
+            LayoutError: if a chunk takes more memory.
+            IndexError: if the box reaches outside the piece.
+            ImportError: if that needs a library that is not installed.
+            ParseError: if the file does not hold what its index says.
+        """
+        local = check_box(box, tuple(stop - start for start, stop in self._bounds))
+        if self.chunk is not None:
+            count, itemsize = self.chunk
+            nbytes = math.prod(stop - start for start, stop in local) * itemsize
+            _check_decodable(
+                f"{self.path}: the piece {box_text(self._bounds)}", count * itemsize, _most(memory, nbytes)
+            )
+        return self._decoded(local)
+
+    def _decoded(self, local: Bounds) -> npt.NDArray[Any]:
+        if self.fill is not None:
+            return np.broadcast_to(self.fill, [stop - start for start, stop in local])
+        if self._decode is not None:
+            return self._decode(local)
+        raise ValueError(f"{self.path}: the piece {box_text(self._bounds)} is addressable; extent() says where")
+
+    def __repr__(self) -> str:
+        return f"<StoredPiece {box_text(self._bounds)} in {str(self.path)!r}{f' {self.key!r}' if self.key else ''}>"
+
+
+class ListedPieces(Sequence[StoredPiece]):
+    """Pieces that are made when they are asked for, from their boxes and a function."""
+
+    _table: Pieces | None = None
+
+    def __init__(self, boxes: npt.NDArray[np.int64], make: Callable[[int, Bounds], StoredPiece]) -> None:
+        self._boxes = boxes
+        self._make = make
+
+    @property
+    def table(self) -> Pieces:
+        """The boxes as a table, in which those that meet others are found."""
+        if self._table is None:
+            self._table = Pieces.boxed(self.boxes)
+        return self._table
+
+    @property
+    def boxes(self) -> npt.NDArray[np.int64]:
+        """The boxes: int64 of shape (pieces, dims, 2)."""
+        return self._boxes
+
+    def make(self, position: int, box: Bounds) -> StoredPiece:
+        """Make one of them."""
+        return self._make(position, box)
+
+    def __len__(self) -> int:
+        return len(self._boxes)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[position] for position in range(*index.indices(len(self)))]
+        position = operator.index(index)
+        if not -len(self) <= position < len(self):
+            raise IndexError(f"piece {position} of {len(self)}")
+        position %= len(self)
+        return self.make(position, tuple((start, stop) for start, stop in self.boxes[position].tolist()))
+
+
+class StoredTensor(Drawn, ReadsFiles):
+    """A tensor of a checkpoint: its dtype and shape, and which file holds which box of it.
+
+    Attributes:
+        name: Its name.
+        dtype: Its dtype, as numpy, ml_dtypes and PyTorch call it.
+        shape: Elements per dim.
+        pieces: Boxes that tile it, each with the place where it lies.
+        replicas: Further pieces, which hold what some of `pieces` hold.
+        alias_of: The name of the tensor whose elements it shares, if the file has one storage for both; it may be a
+            part of that tensor, or in another order of dims.
+        chunk: Where elements must be decoded, the shape of what is decoded at once, counted from where a piece begins;
+            None where they are stored as they are.
+    """
+
+    __slots__ = ("_dtype", "alias_of", "chunk", "name", "pieces", "replicas", "shape")
+
+    def __init__(
+        self,
+        name: str,
+        dtype: Dtype,
+        shape: tuple[int, ...],
+        pieces: Sequence[StoredPiece],
+        *,
+        replicas: Sequence[StoredPiece] = (),
+        alias_of: str | None = None,
+        chunk: tuple[int, ...] | None = None,
+    ) -> None:
+        is_one = isinstance(name, str) and isinstance(dtype, Dtype) and isinstance(shape, tuple)
+        if not (is_one and isinstance(pieces, Sequence) and isinstance(alias_of, (str, type(None)))):
+            raise TypeError(
+                "a StoredTensor is made by what opens its checkpoint, of a name, a Dtype, a shape and pieces"
+            )
+        self.name = name
+        self._dtype = dtype
+        self.shape = shape
+        self.pieces = pieces
+        self.replicas = replicas
+        self.alias_of = alias_of
+        self.chunk = chunk
+
+    @property
+    def dtype(self) -> str:
+        """The name of the dtype."""
+        return self._dtype.name
+
+    @property
+    def bits(self) -> int:
+        """The size of one element in bits; not always a multiple of 8."""
+        return self._dtype.bits
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """The dtype of an array of it; ImportError if it needs ml_dtypes, TypeError if numpy has none."""
+        return self._dtype.numpy(f"tensor {shown(self.name)}")
+
+    @property
+    def ndim(self) -> int:
+        """The number of dims."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """The size in bytes, counted once."""
+        return bytes_for(self.size, self.bits)
+
+    @property
+    def boxes(self) -> npt.NDArray[np.int64]:
+        """The boxes of `pieces`: int64 of shape (pieces, dims, 2)."""
+        pieces = self.pieces
+        boxes = np.array(pieces.boxes if isinstance(pieces, ListedPieces) else [p._bounds for p in pieces], np.int64)
+        return boxes.reshape(len(self.pieces), self.ndim, 2)
+
+    @property
+    def tiling(self) -> Tiling:
+        """The boxes of each holder, to plan with: holder i is `pieces[i]`."""
+        return Tiling.from_boxes(self.shape, self.boxes)
+
+    def read(
+        self,
+        box: tuple[slice, ...] | None = None,
+        *,
+        out: npt.NDArray[Any] | None = None,
+        memory: int | None = None,
+    ) -> npt.NDArray[Any]:
+        """Copy a box of the tensor into new memory.
+
+        Args:
+            box: A slice per dim with step 1, as `Partition.box` gives it; the whole tensor if left out.
+            out: A writable C-contiguous array of the box's shape and the tensor's dtype to read into.
+            memory: Bytes that decoding a compressed chunk may take, of which the box may need a few elements only; by
+                default 256 MiB, or twice the bytes of the box if these are more.
+
+        Returns:
+            `out`, or a new array.
+
+        Raises:
+            ImportError: if its dtype needs ml_dtypes, or its pieces need a library to be decoded, which is not
+                installed.
+            TypeError: if numpy has no such dtype, or the tensor has more dims than an array may have.
+            SizeOverflowError: if its sizes are too large for an array, as they may be beside one of 0.
+            IndexError: if the box does not have one slice per dim, or reaches outside the tensor.
+            ValueError: if `out` does not fit, or the checkpoint is closed.
+            LayoutError: if a chunk that must be decoded takes more memory; says how much.
+            ParseError: if a file changed since it was opened, or does not hold what its index says; `out` may be partly
+                written.
+            OSError: if a file cannot be read.
+        """
+        dtype = self.numpy_dtype
+        bounds = check_box(box, self.shape)
+        shape = tuple(stop - start for start, stop in bounds)
+        if out is None:
+            with expressible(shown(self.name), self.shape, dtype):
+                out = np.empty(shape, dtype)
+        target = check_out(out, shape, dtype)
+        files: dict[int, Holder] = {}
+        for position in self._overlapping(bounds) if target.size else ():
+            piece = self.pieces[position]
+            common = shared_box(piece._bounds, bounds)
+            inner = [low - start for (low, _), (start, _) in zip(common, piece._bounds, strict=True)]
+            region = tuple(
+                slice(low - start, high - start) for (low, high), (start, _) in zip(common, bounds, strict=True)
+            )
+            part = target[_index(region)]
+            if piece.is_addressable:
+                extent = piece.extent()
+                files[id(extent.holder)] = extent.holder
+                read_piece(extent, inner, part)
+            else:
+                if piece.fill is None:
+                    self.check_decodable(_most(memory, target.nbytes))
+                part[...] = piece._decoded(tuple((at, at + size) for at, size in zip(inner, part.shape, strict=True)))
+        for file in files.values():
+            file.check()
+        return target
+
+    @property
+    def is_addressable(self) -> bool:
+        """Whether all its elements are stored as they are; else some must be decoded."""
+        return all(piece.is_addressable for piece in self.pieces)
+
+    def check_decodable(self, memory: int, wider: int = 0) -> None:
+        """Refuse a tensor of which one chunk takes more memory than there is.
+
+        Args:
+            memory: Bytes.
+            wider: Bytes of an element of another dtype to which the chunk is converted, if it is.
+
+        Raises:
+            LayoutError: if it is too little; says how much is needed.
+        """
+        if self.chunk is not None:
+            count, itemsize = math.prod(self.chunk), bytes_for(1, self.bits)
+            _check_decodable(f"tensor {shown(self.name)}", count * itemsize, memory, count * wider)
+
+    @property
+    def decoding(self) -> int:
+        """The bytes that decoding one of its chunks takes; 0 where elements are stored as they are."""
+        return 0 if self.chunk is None else 2 * math.prod(self.chunk) * bytes_for(1, self.bits)
+
+    def decoded(self, memory: int) -> Iterator[tuple[Bounds, npt.NDArray[Any]]]:
+        """Read what is stored, as boxes of whole chunks with their elements, so that each chunk is decoded once.
+
+        Args:
+            memory: Bytes for a box; one of a single chunk may take more.
+        """
+        for piece in self.pieces:
+            if piece.fill is None:
+                yield from self.decoded_piece(piece, memory)
+
+    def decoded_piece(
+        self, piece: StoredPiece, memory: int, *, filled: bool = False
+    ) -> Iterator[tuple[Bounds, npt.NDArray[Any]]]:
+        """Read one of its pieces as `decoded` does; `filled` gives what is not stored as well."""
+        for inner in piece.stored() if piece.stored is not None and not filled else self._blocks_of(piece, memory):
+            box = tuple((at + low, at + high) for (at, _), (low, high) in zip(piece._bounds, inner, strict=True))
+            if not piece.is_addressable:
+                yield box, piece._decoded(inner)
+                continue
+            extent = piece.extent()
+            values = np.empty([high - low for low, high in inner], self.numpy_dtype)
+            read_piece(extent, [low for low, _ in inner], values)
+            extent.holder.check()
+            yield box, values
+
+    def _blocks_of(self, piece: StoredPiece, memory: int) -> Iterator[Bounds]:
+        """Boxes of a piece, of whole chunks, counted from its beginning."""
+        chunk = self.chunk or (1,) * self.ndim
+        most = max(memory // (2 * max(math.prod(chunk) * bytes_for(1, self.bits), 1)), 1)
+        sizes = [stop - start for start, stop in piece._bounds]
+        cells = tuple(-(-size // step) for size, step in zip(sizes, chunk, strict=True))
+        for cell in consecutive(cells, most):
+            yield tuple(
+                (side.start * step, min(side.stop * step, size))
+                for side, step, size in zip(cell, chunk, sizes, strict=True)
+            )
+
+    def _overlapping(self, bounds: Bounds) -> Sequence[int]:
+        if len(self.pieces) == 1:
+            return range(1)
+        table = self.pieces.table if isinstance(self.pieces, ListedPieces) else Pieces.boxed(self.boxes)
+        found: list[int] = table.meeting(bounds).tolist()
+        return found
+
+    def _packed_bytes(self) -> StoredTensor:
+        """The bytes of a tensor whose elements are packed, several to a byte; see `in_bytes`.
+
+        Raises:
+            ParseError: if a piece of it begins or ends within a byte.
+        """
+        dtype, shape = in_bytes(self._dtype, self.shape)
+        bits, inner = dtype.packed or (8, ())
+        at = self.ndim - 1 - len(inner)
+        row = math.prod(inner) * bits
+
+        def in_pieces(piece: StoredPiece) -> StoredPiece:
+            box = piece._bounds
+            start, stop = box[at]
+            if start * row % 8 or stop * row % 8 or box[at + 1 :] != tuple((0, size) for size in inner):
+                where = box_text(box)
+                raise ParseError(f"tensor {shown(self.name)}: its piece {where} of {self.dtype} begins within a byte")
+            bounds = (*box[:at], (start * row // 8, stop * row // 8), *((0, 1),) * len(inner))
+
+            def locate() -> Located:
+                extent = piece.extent()
+                dense = contiguous_strides([b - a for a, b in bounds], 1)
+                return (extent.holder, extent.offset, extent.strides if any(extent.strides) else dense)
+
+            return StoredPiece(bounds, piece.path, key=piece.key, locate=locate)
+
+        pieces, replicas = ([in_pieces(piece) for piece in some] for some in (self.pieces, self.replicas))
+        return StoredTensor(self.name, dtype, shape, pieces, replicas=replicas, alias_of=self.alias_of)
+
+    def array(self) -> npt.NDArray[Any]:
+        """Give the tensor as a read-only, memory-mapped array, without a copy.
+
+        The array outlives the checkpoint. Reading it after the file has been truncated kills the process (SIGBUS);
+        `read` is safe.
+
+        Raises:
+            ValueError: if it lies in several pieces or is compressed, so that it needs a copy; or the checkpoint is
+                closed.
+            ImportError, TypeError, SizeOverflowError: as for `read`.
+            ParseError: if the file changed since it was opened.
+        """
+        dtype = self.numpy_dtype
+        if self.size == 0:
+            with expressible(shown(self.name), self.shape, dtype):
+                empty: npt.NDArray[Any] = np.empty(self.shape, dtype)
+            empty.flags.writeable = False
+            return empty
+        if len(self.pieces) != 1 or not self.pieces[0].is_addressable:
+            why = (
+                f"lies in {len(self.pieces)} pieces"
+                if len(self.pieces) != 1
+                else "is compressed, or in another order of bytes"
+            )
+            raise ValueError(f"tensor {shown(self.name)} {why}, so there is no array of it without a copy; read it")
+        extent = self.pieces[0].extent()
+        array: npt.NDArray[Any] = np.ndarray(self.shape, dtype, extent.holder.map(), extent.offset, extent.strides)
+        return array
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        if copy is False:
+            return np.asarray(self.array(), dtype)
+        return np.asarray(self.read(), dtype)
+
+    def _picture(self) -> Picture:
+        with importing:
+            from .notebook import tensor_picture
+
+        return tensor_picture(self)
+
+    def __repr__(self) -> str:
+        pieces = "1 piece" if len(self.pieces) == 1 else f"{len(self.pieces)} pieces"
+        alias = f", shares the storage of {shown(self.alias_of)}" if self.alias_of is not None else ""
+        return f"<StoredTensor {shown(self.name)}: {self.dtype} {_shape_text(self.shape)}, {pieces}{alias}>"
+
+
+def _most(memory: int | None, nbytes: int) -> int:
+    """The bytes that decoding a chunk may take where so many are read."""
+    return max(_MEMORY, 2 * nbytes) if memory is None else integer("memory", memory)
+
+
+def _check_decodable(what: str, chunk: int, memory: int, more: int = 0) -> None:
+    """Refuse chunks of so many bytes if one takes more memory than there is."""
+    # A chunk as it is stored, which may be as long as what it gives, and decoded.
+    needed = 2 * chunk + more
+    if needed > memory:
+        raise LayoutError(
+            f"memory is {bytes_text(memory)}; {what} is stored in chunks of {bytes_text(chunk)}, each of which is "
+            f"decoded at once: at least {bytes_text(needed)} are needed"
+        )
+
+
+class LazyTensors(Mapping[str, StoredTensor], Generic[Row]):
+    """The tensors of a checkpoint by name, each made when it is first asked for, from what its index says about it.
+
+    Checking 10⁵ tensors takes a fraction of the time that it takes to make them. What opens the checkpoint checks all
+    of them; making one must not fail.
+
+    Args:
+        rows: What the index says about each tensor.
+        describe: Gives the dtype and the shape that a row says.
+        make: Makes the tensor of a name and its row.
+        made: Tensors that are made already.
+    """
+
+    def __init__(
+        self,
+        rows: Mapping[str, Row],
+        describe: Callable[[Row], tuple[Dtype, tuple[int, ...]]],
+        make: Callable[[str, Row], StoredTensor],
+        made: Mapping[str, StoredTensor] | None = None,
+    ) -> None:
+        self._rows = rows
+        self._describe = describe
+        self._make = make
+        self._made = dict(made or {})
+
+    def described(self) -> Iterator[tuple[str, Dtype, tuple[int, ...]]]:
+        """Give the name, dtype and shape of each tensor; none is made."""
+        describe = self._describe
+        for name, row in self._rows.items():
+            yield name, *describe(row)
+
+    def __getitem__(self, name: str) -> StoredTensor:
+        made = self._made.get(name)
+        if made is None:
+            # Two threads may make it; both get the first one.
+            made = self._made.setdefault(name, self._make(name, self._rows[name]))
+        return made
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._rows
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
+def _index(box: Iterable[slice]) -> tuple[Any, ...]:
+    # With an ellipsis, so that a box without dims is a view too.
+    return (*box, Ellipsis)
+
+
+def _shape_text(shape: tuple[int, ...]) -> str:
+    return str(shape) if len(shape) <= 8 else f"{len(shape)} dims"
+
+
+def whole_box(shape: tuple[int, ...]) -> Bounds:
+    """Give the box that is the whole tensor."""
+    return tuple((0, size) for size in shape)

@@ -1,0 +1,372 @@
+"""PyTorch's distributed checkpoint: a `.distcp` file for each device that owns shards, and a `.metadata` for all.
+
+A file is one container of `torch.save` after another, each with one box of a tensor, beginning at a multiple of 64
+bytes. It is written as PyTorch 2.15 does, in the older of the formats that it reads.
+
+A container is a zip archive around the elements of one tensor, whose CRC-32 is known when they are written. Members as
+PyTorch's: the pickle, the byte order, the elements, the version; none is compressed, and the elements begin at a
+multiple of 64 bytes. Unlike PyTorch's, the headers before the members have their sizes and CRC-32, as in any zip. What
+does not fit into 32 bits is in zip64 fields.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+import zlib
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ...._dtypes import Dtype
+from ....errors import LayoutError
+from ...formats.torch.archive import END, END64, ENTRY, LOCAL, LOCATOR
+from ...formats.torch.pickles import STORAGE_CLASSES
+from ...tensors.checkpoint import KeyPath
+from .files import Named, Placed, TargetFile, slots_of
+from .pickles import Call, Global, Items, New, Persistent, pickled
+from .slots import Slot, Slots, joined
+
+__all__ = ["ALIGNMENT", "INDEX", "DcpFile", "Frame", "dcp_files", "dcp_index", "frame_of", "is_writable"]
+
+#: The elements begin at a multiple of this many bytes of the container.
+ALIGNMENT = 64
+
+_ROOT = "archive"
+#: The byte of either header at which the CRC-32 is.
+_CRC_IN_LOCAL, _CRC_IN_ENTRY = 14, 16
+_MOST32 = 0xFFFFFFFF
+_PADDING = 0x4246  # "FB", a field that all readers ignore.
+_UTF8 = 1 << 11
+_VERSION, _VERSION64 = 20, 45
+#: 1 January 1980, the first day that a zip knows: the bytes do not depend on the time of writing.
+_DATE = 1 << 5 | 1
+
+
+class _Member(NamedTuple):
+    name: bytes
+    at: int
+    size: int
+    crc: int
+
+
+class Frame(NamedTuple):
+    """The bytes before and after the elements."""
+
+    head: bytes
+    tail: bytes
+
+
+class _Blank(NamedTuple):
+    """A frame of elements whose CRC-32 is 0, and the places of the CRC-32 in its head and its tail."""
+
+    head: bytes
+    tail: bytes
+    in_head: int
+    in_tail: int
+
+
+def frame_of(pickle: bytes, size: int, crc: int) -> Frame:
+    """Give the frame around `size` bytes of elements with this CRC-32; its lengths do not depend on the CRC-32."""
+    blank, said = _blank(pickle, size), crc.to_bytes(4, "little")
+    return Frame(_with(blank.head, blank.in_head, said), _with(blank.tail, blank.in_tail, said))
+
+
+def _with(data: bytes, at: int, said: bytes) -> bytes:
+    return data[:at] + said + data[at + len(said) :]
+
+
+@lru_cache(maxsize=1024)
+def _blank(pickle: bytes, size: int) -> _Blank:
+    # The layers of a model have the same boxes: most frames are made before.
+    head, members = bytearray(), []
+    for name, data in ((f"{_ROOT}/data.pkl", pickle), (f"{_ROOT}/byteorder", b"little")):
+        members.append(_Member(name.encode(), len(head), len(data), zlib.crc32(data)))
+        head += _local(members[-1]) + data
+    elements = _Member(f"{_ROOT}/data/0".encode(), len(head), size, 0)
+    head += _local(elements, -(len(head) + len(_local(elements))) % ALIGNMENT)
+    members.append(elements)
+    start, data = len(head) + size, b"3\n"
+    version = _Member(f"{_ROOT}/version".encode(), start, len(data), zlib.crc32(data))
+    tail = bytearray(_local(version) + data)
+    members.append(version)
+    directory, in_tail = start + len(tail), 0
+    for member in members:
+        if member is elements:
+            in_tail = len(tail) + _CRC_IN_ENTRY
+        tail += _directory_entry(member)
+    tail += _end(len(members), directory, start + len(tail))
+    return _Blank(bytes(head), bytes(tail), elements.at + _CRC_IN_LOCAL, in_tail)
+
+
+def _local(member: _Member, padding: int | None = None) -> bytes:
+    """The header before a member; with padding, an extra field of that many bytes, or of the alignment more."""
+    extra = b""
+    size, needs = member.size, _VERSION
+    if size >= _MOST32:
+        extra, size, needs = struct.pack("<2H2Q", 1, 16, size, size), _MOST32, _VERSION64
+    if padding is not None:
+        padding = (padding - 4) % ALIGNMENT
+        extra += struct.pack("<2H", _PADDING, padding) + bytes(padding)
+    head = (b"PK\3\4", needs, _UTF8, 0, 0, _DATE, member.crc, size, size, len(member.name), len(extra))
+    return LOCAL.pack(*head) + member.name + extra
+
+
+def _directory_entry(member: _Member) -> bytes:
+    large = [value for value in (member.size, member.size, member.at) if value >= _MOST32]
+    extra = struct.pack(f"<2H{len(large)}Q", 1, 8 * len(large), *large) if large else b""
+    needs = _VERSION64 if large else _VERSION
+    size, at = min(member.size, _MOST32), min(member.at, _MOST32)
+    head = (b"PK\1\2", needs, needs, _UTF8, 0, 0, _DATE, member.crc, size, size, len(member.name), len(extra))
+    return ENTRY.pack(*head, 0, 0, 0, 0, at) + member.name + extra
+
+
+def _end(count: int, directory: int, end: int) -> bytes:
+    size, wide = end - directory, b""
+    if directory >= _MOST32:
+        wide = END64.pack(
+            b"PK\6\6", END64.size - 12, _VERSION64, _VERSION64, 0, 0, count, count, size, directory
+        ) + LOCATOR.pack(b"PK\6\7", 0, end, 1)
+    return wide + END.pack(b"PK\5\6", 0, 0, count, count, size, min(directory, _MOST32), 0)
+
+
+#: The name of the index.
+INDEX = ".metadata"
+
+_METADATA = "torch.distributed.checkpoint.metadata"
+_SIZE = Global("torch", "Size")
+_CHUNK, _KEY = Global(_METADATA, "ChunkStorageMetadata"), Global(_METADATA, "MetadataIndex")
+_STORED = Global("torch.distributed.checkpoint.filesystem", "_StorageInfo")
+#: How many boxes are remembered while an index is made.
+_MOST_BOXES = 1 << 16
+
+
+def is_writable(dtype: str) -> bool:
+    """Whether PyTorch has a dtype of this name, and saves it."""
+    return dtype in STORAGE_CLASSES
+
+
+#: A box in the index: its file, its position in it, and its place in the pool.
+_Chunk = tuple["DcpFile", int, int]
+
+
+class DcpFile(TargetFile):
+    """A `.distcp` file.
+
+    Args:
+        name: Its name.
+        slots: Its contents, in order; where they begin is worked out.
+        wanted: All tensors that are written.
+    """
+
+    needs_crcs = True
+
+    def __init__(self, name: str, slots: Slots, wanted: Sequence[Named], known: tuple[int, int] | None = None) -> None:
+        super().__init__(name, slots, wanted)
+        self._places: npt.NDArray[np.int64] | None = None
+        #: The digest of the frame that was made last, and the CRC-32 that it has.
+        self._made: tuple[dict[int, int], str] | None = None
+        if known is None:
+            self.placed(slots)
+            known = 0, self.end
+        self._size = known[1]
+
+    def placed(self, slots: Slots) -> Slots:
+        """Say of slots where they begin: each in a container of its own, which begins at a multiple of 64 bytes."""
+        sizes = slots.nbytes
+        frames = np.zeros((len(slots), 2), np.int64)
+        for rank, chosen in slots.table.by_rank(slots.tensors):
+            sides = slots.table.sides(slots.places[chosen], rank)
+            extents, held = (sides[:, 1] - sides[:, 0]).tolist(), slots.tensors[chosen].tolist()
+            for position, tensor, shape, size in zip(
+                chosen.tolist(), held, extents, sizes[chosen].tolist(), strict=True
+            ):
+                head, tail = self._container(tensor, tuple(shape), size, 0)
+                frames[position] = len(head), len(tail)
+        places = np.zeros((len(slots), 2), np.int64)
+        places[:, 1] = frames.sum(axis=1) + sizes
+        ends = np.cumsum(places[:, 1] + -places[:, 1] % ALIGNMENT)
+        if (ends < 0).any() or float(places[:, 1].sum(dtype=float)) > 2.0**62:
+            raise LayoutError(f"{self.name}: would have more than 2**63 - 1 bytes")
+        places[1:, 0] = ends[:-1]
+        self._places = places
+        slots.begins = places[:, 0] + frames[:, 0]
+        return slots
+
+    @property
+    def end(self) -> int:
+        """One past the last byte, by its slots."""
+        return int(self.places[-1].sum()) if len(self.slots) else 0
+
+    @property
+    def places(self) -> npt.NDArray[np.int64]:
+        """For each slot the container that it lies in: first byte and length."""
+        if self._places is None:
+            self.placed(self.slots)
+            assert self._places is not None
+        return self._places
+
+    @property
+    def start(self) -> int:
+        """Slots are counted from the beginning of the file."""
+        return 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self._size
+
+    def before(self, number: int) -> tuple[int, bytes]:
+        """The end of one container and the beginning of the next."""
+        at, text = 0, b""
+        if number:
+            at, text = self.slots[number - 1].end, self._around(number - 1).tail
+        if number == len(self.slots):
+            return at, text
+        begin = int(self.places[number, 0])
+        return at, text + bytes(begin - at - len(text)) + self._around(number).head
+
+    def frame(self) -> Iterator[tuple[int, bytes]]:
+        """What surrounds tensors, as `before` gives it, slot by slot; with its digest, which the manifest has."""
+        digest, crcs = hashlib.sha256(), dict(self.crcs)
+        at, text = 0, b""
+        for number, slot in enumerate(self.slots):
+            around = self._around(number, slot)
+            text += bytes(int(self.places[number, 0]) - at - len(text)) + around.head
+            digest.update(text)
+            if self._wanted[slot.tensor].is_object:
+                digest.update(crcs.get(number, 0).to_bytes(4, "little"))
+            if text:
+                yield at, text
+            at, text = slot.end, around.tail
+        digest.update(text)
+        if text:
+            yield at, text
+        self._made = crcs, digest.hexdigest()
+
+    def facts(self) -> dict[str, Any]:
+        """A digest of what is beside the tensors, by `tensors.headers`: no CRC-32 of a container covers its headers."""
+        if self._made is None or self._made[0] != self.crcs:
+            deque(self.frame(), 0)
+        assert self._made is not None
+        return {"frames_sha256": self._made[1]}
+
+    def _around(self, number: int, slot: Slot | None = None) -> Frame:
+        slot = self.slots[number] if slot is None else slot
+        shape = tuple(stop - start for start, stop in slot.box)
+        return self._container(slot.tensor, shape, slot.end - slot.begin, self.crcs.get(number, 0))
+
+    def _container(self, tensor: int, shape: tuple[int, ...], size: int, crc: int) -> Frame:
+        wanted = self._wanted[tensor]
+        if wanted.is_object:
+            return Frame(b"", b"")  # It is already a container.
+        return frame_of(tensor_pickle(wanted.dtype, shape), size, crc)
+
+
+def dcp_files(wanted: Sequence[Placed]) -> list[DcpFile]:
+    """A file for each device that owns shards: of the devices that hold the same shard, the first owns it."""
+    held: dict[int, list[Slots]] = {}
+    for (device, _), slots in slots_of(wanted, range(len(wanted))).items():
+        held.setdefault(device, []).append(slots)
+    return [DcpFile(f"__{rank}_0.distcp", joined(held[device]), wanted) for rank, device in enumerate(sorted(held))]
+
+
+@lru_cache(maxsize=1024)
+def tensor_pickle(dtype: Dtype, shape: tuple[int, ...]) -> bytes:
+    """The pickle in a container: how the tensor is rebuilt from its storage."""
+    strides, step = [1] * len(shape), 1
+    for dim in reversed(range(len(shape))):
+        strides[dim] = step
+        step *= max(shape[dim], 1)
+    kind = STORAGE_CLASSES[dtype.name]
+    count = math.prod(shape)
+    hooks = Call(Global("collections", "OrderedDict"), ())
+    if kind is not None:
+        storage = Persistent(("storage", Global("torch", kind), "0", "cpu", count))
+        args: tuple[Any, ...] = (storage, 0, shape, tuple(strides), False, hooks)
+        return pickled(Call(Global("torch._utils", "_rebuild_tensor_v2"), args))
+    storage = Persistent(("storage", Global("torch.storage", "UntypedStorage"), "0", "cpu", count * dtype.bits // 8))
+    args = (storage, 0, shape, tuple(strides), False, hooks, Global("torch", dtype.name))
+    return pickled(Call(Global("torch._utils", "_rebuild_tensor_v3"), args))
+
+
+def dcp_index(
+    files: Sequence[DcpFile], wanted: Sequence[Placed], aliases: Mapping[str, str], paths: Mapping[str, KeyPath]
+) -> bytes:
+    """The `.metadata` of a checkpoint.
+
+    Args:
+        files: Its files.
+        wanted: Its tensors and objects.
+        aliases: Further names of tensors that share the elements of others.
+        paths: The places of tensors in a nested state dict; tensors that are not listed are in the outermost.
+    """
+    chunks: list[list[_Chunk]] = [[] for _ in wanted]
+    for file in files:
+        slots = file.slots
+        for number, (tensor, place) in enumerate(zip(slots.tensors.tolist(), slots.places.tolist(), strict=True)):
+            chunks[tensor].append((file, number, place))
+    named = [(tensor.name, tensor, chunks[i]) for i, tensor in enumerate(wanted)]
+    by_name = {name: (tensor, held) for name, tensor, held in named}
+    named += [(alias, *by_name[name]) for alias, name in aliases.items()]
+    boxes = _Boxes()
+    state = {
+        "state_dict_metadata": Items((name, _entry(tensor, held, boxes)) for name, tensor, held in named),
+        "planner_data": Items((name, paths.get(name, (name,))) for name, *_ in named),
+        "storage_data": Items(pair for name, tensor, held in named for pair in _places(name, tensor, held, boxes)),
+        "storage_meta": None,
+        "version": "1.0.0",
+    }
+    return pickled(New(Global(_METADATA, "Metadata"), state))
+
+
+def _entry(tensor: Placed, chunks: Sequence[_Chunk], boxes: _Boxes) -> New:
+    if tensor.is_object:
+        return New(Global(_METADATA, "BytesStorageMetadata"), {})
+    layout = Call(Global("torch.serialization", "_get_layout"), ("torch.strided",))
+    contiguous = Call(Global(_METADATA, "_MEM_FORMAT_ENCODING"), (0,))
+    # Without strides, which PyTorch has written since about 2.9, but does not need.
+    properties = (Global("torch", tensor.dtype.name), layout, False, contiguous, False)
+    state = {
+        "properties": New(Global(_METADATA, "TensorProperties"), properties),
+        "size": Call(_SIZE, (tensor.shape,)),
+        "chunks": (
+            New(_CHUNK, dict(zip(("offsets", "sizes"), boxes.of(file, place, tensor), strict=True)))
+            for file, _, place in chunks
+        ),
+    }
+    return New(Global(_METADATA, "TensorStorageMetadata"), state)
+
+
+def _places(name: str, tensor: Placed, chunks: Sequence[_Chunk], boxes: _Boxes) -> Iterator[tuple[New, New]]:
+    for index, (file, number, place) in enumerate(chunks):
+        offset, length = file.places[number].tolist()
+        if tensor.is_object:
+            key: dict[str, Any] = {"fqn": name, "index": None}
+        else:
+            key = {"fqn": name, "index": index, "offset": boxes.of(file, place, tensor)[0]}
+        yield New(_KEY, key), New(_STORED, {"relative_path": file.name, "offset": offset, "length": length})
+
+
+class _Boxes:
+    """What an index says of boxes, which layers have in common, by their places in the pool."""
+
+    def __init__(self) -> None:
+        self._said: dict[tuple[int, int], tuple[Call, Call]] = {}
+
+    def of(self, file: DcpFile, place: int, tensor: Placed) -> tuple[Call, Call]:
+        """Where a box of a tensor begins, and its sizes."""
+        key = place, len(tensor.shape)
+        found = self._said.get(key)
+        if found is None:
+            begin, end = file.slots.table.sides(np.array([place]), key[1])[0]
+            found = tuple(Call(_SIZE, (tuple(sizes.tolist()),)) for sizes in (begin, end - begin))  # type: ignore[assignment]
+            assert found is not None
+            if len(self._said) < _MOST_BOXES:
+                self._said[key] = found
+        return found

@@ -1,0 +1,111 @@
+"""Tensors as the sharded loaders of vLLM and SGLang want them: what these would not take is refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from ...._text import shown
+from ....conversion.assembled import Wanted
+from ....errors import LayoutError
+from ....placing import Layouts, placing_of
+from ....rules.templates import parse_template
+from .rank_files import Ranks
+
+__all__ = ["check_names", "check_stages", "with_head"]
+
+#: The output layer, as the engines call it.
+_HEAD = "lm_head.weight"
+#: What is in the name of an embedding: `embed_tokens`, `word_embeddings`, `embed_in`, `wte`.
+_EMBEDDING = re.compile(r"embed|\bwte\b")
+#: Modules beside each other that the engines hold as one, whatever the model is.
+_FUSED = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("query", "key", "value"),
+    ("gate_proj", "up_proj"),
+    ("to_q", "to_k", "to_v"),
+)
+_MODULE = re.compile(
+    rf"(.*?)\b({'|'.join(name for names in _FUSED for name in names)})\.(weight|bias|weight_packed|qweight)$"
+)
+#: An expert that is a tensor of its own; the engines stack them.
+_EXPERT = re.compile(r"\bexperts\.\d+\.")
+_ADVICE = (
+    "rules of the engine's own names make them, as vllm/llama or sglang/qwen3-moe do for their families (`shardwise "
+    "rules` lists them); to='ranks' has files for ranks of any names"
+)
+
+
+def check_names(wanted: Sequence[Wanted], layouts: Layouts | None) -> None:
+    """Refuse tensors of names that the engines' sharded loaders do not know, as they hold several in one parameter.
+
+    Raises:
+        LayoutError: if there are some; names one, and the way on.
+    """
+    names = [tensor.name for tensor in wanted]
+    found = _fused_by(names, layouts) or _fused(names) or next(filter(_EXPERT.search, names), None)
+    if found is not None:
+        raise LayoutError(
+            f"the sharded loaders of vLLM and SGLang take no tensor {shown(found)}, which the engines hold in one "
+            f"parameter with others: {_ADVICE}"
+        )
+
+
+def _fused_by(names: Iterable[str], layouts: Layouts | None) -> str | None:
+    """A tensor that a deployment of an engine has in a parameter with others."""
+    fused = placing_of(layouts).parameters
+    templates = [parse_template(part) for one in fused if len(one.parts) > 1 or one.stack for part in one.parts]
+    return next((name for name in names if any(one.matched(name) is not None for one in templates)), None)
+
+
+def _fused(names: Iterable[str]) -> str | None:
+    """The first of tensors beside each other that an engine fuses."""
+    there: dict[tuple[str, str], dict[str, str]] = {}
+    for name in names:
+        match = _MODULE.search(name)
+        if match is not None:
+            there.setdefault((match[1], match[3]), {})[match[2]] = name
+    for held in there.values():
+        for each in _FUSED:
+            if held.keys() >= set(each):
+                return held[each[0]]
+    return None
+
+
+def check_stages(wanted: Sequence[Wanted], ranks: Ranks) -> None:
+    """Refuse a pipeline all of whose stages would get all layers: a loader takes the tensors of its own only.
+
+    Raises:
+        LayoutError: if no tensor is on some stages only.
+    """
+    mesh = None if ranks.whole is None else ranks.meshes[ranks.whole]
+    if mesh is None or "pp" not in mesh.axis_names or mesh.axis_size("pp") < 2 or not wanted:
+        return
+    for tensor in wanted:
+        own = None if tensor.partition is None else tensor.partition.device_mesh
+        if own is not None and own.size < len(ranks.labels):
+            return
+    raise LayoutError(
+        f"the mesh has {mesh.axis_size('pp')} stages (pp), and no layout says which has which layers, so that the "
+        "files of each would have them all, which vLLM's loader does not take: leave pp out of the mesh, or take a "
+        "Deployment whose rules have `at = { pp = … }`"
+    )
+
+
+def with_head(wanted: list[Wanted], layouts: Layouts | None) -> list[Wanted]:
+    """The tensors, and the output layer if it is tied with the embedding: under its own name the engines look for both.
+
+    It is, if there is none, and the rule of the one embedding is for its name too. A tensor is one by its name: a
+    rule as loose as `"w"` is for `lm_head.weight` as well.
+    """
+    if any(tensor.name == _HEAD for tensor in wanted):
+        return wanted
+    placing = placing_of(layouts)
+    rules = set(placing.matching_rules(_HEAD))
+    embeddings = [
+        tensor
+        for tensor in wanted
+        if rules and _EMBEDDING.search(tensor.name) and rules == set(placing.matching_rules(tensor.name))
+    ]
+    return [*wanted, *(replace(tensor, name=_HEAD) for tensor in embeddings)] if len(embeddings) == 1 else wanted

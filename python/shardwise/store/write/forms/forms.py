@@ -1,0 +1,241 @@
+"""What a checkpoint of each form is made of: its files, their names, and what follows from them: index and manifest.
+
+The manifest has the tensors and how they are cut, and the size and digests of each file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+
+from ...._text import shown
+from ....errors import ParseError
+from ...data.parts import ENGINE_FILE, MANIFEST, RANK_FILE
+from ...formats.sharded import sealed
+from ...tensors.checkpoint import KeyPath
+from .dcp import INDEX, DcpFile, dcp_index
+from .files import Named, Placed, SafetensorsFile, TargetFile, index_of
+from .rank_files import RankFile
+from .slots import Slots
+
+__all__ = [
+    "HF_INDEX",
+    "WRITTEN",
+    "Target",
+    "Texts",
+    "Written",
+    "check_names",
+    "differing_replica",
+    "manifest_text",
+    "target_file",
+]
+
+#: What a new checkpoint may be: a safetensors file; a folder in Hugging Face's format; a folder with a safetensors file
+#: for each owner of shards; one with a file for each rank, of all that it holds; the same as vLLM and SGLang name them;
+#: PyTorch's distributed checkpoint.
+Target = Literal["safetensors", "hf", "sharded", "ranks", "vllm", "dcp"]
+
+HF_INDEX = "model.safetensors.index.json"
+
+#: What of a manifest has an entry on each line.
+_LISTS = ("tensors", "files")
+
+
+class Written(NamedTuple):
+    """A form in which checkpoints are written.
+
+    Attributes:
+        names: What the names of its files with tensors are; `None` for the only file, which has the checkpoint's.
+        is_cut: Whether it holds tensors in pieces, as they are cut.
+        has_arrays: Whether the boxes in its files are parts of arrays, and are as often as there are devices that hold
+            them.
+        has_crcs: Whether it has a CRC-32 of each box.
+        takes_files: Whether the other files of a Hugging Face folder go along.
+        last: Of a folder the file that readers look for, which is written last.
+    """
+
+    names: re.Pattern[str] | None = None
+    is_cut: bool = False
+    has_arrays: bool = False
+    has_crcs: bool = False
+    takes_files: bool = False
+    last: str = MANIFEST
+
+
+#: Each form; `"rank"` is the only file of one rank. PyTorch looks for its own index, and not for the manifest.
+WRITTEN = {
+    "safetensors": Written(),
+    "rank": Written(),
+    "hf": Written(re.compile(r"model(-\d{5,}-of-\d{5,})?\.safetensors"), takes_files=True),
+    "sharded": Written(re.compile(r"shard-\d{5,}-model-\d{5,}-of-\d{5,}\.safetensors"), is_cut=True),
+    "ranks": Written(re.compile(RANK_FILE), is_cut=True, has_arrays=True, takes_files=True),
+    "vllm": Written(re.compile(ENGINE_FILE), is_cut=True, has_arrays=True, takes_files=True),
+    "dcp": Written(re.compile(r"__\d+_0\.distcp"), is_cut=True, has_crcs=True, last=INDEX),
+}
+
+
+def target_file(
+    form: str,
+    name: str,
+    slots: Slots,
+    wanted: Sequence[Placed],
+    metadata: Mapping[str, str],
+    count: int,
+    known: tuple[int, int],
+) -> TargetFile:
+    """Make one of `count` files of a checkpoint of this form; `known` are the first byte of its data, and its size."""
+    if form == "dcp":
+        return DcpFile(name, slots, wanted, known)
+    if WRITTEN[form].has_arrays:
+        return RankFile(name, slots, wanted, metadata, count=count, known=known)
+    return SafetensorsFile(
+        name,
+        slots,
+        wanted,
+        metadata,
+        has_digests=form == "safetensors",
+        has_offsets=form == "sharded",
+        count=count,
+        known=known,
+    )
+
+
+def check_names(form: str, path: str, names: Sequence[str]) -> None:
+    """Refuse, with ParseError, names that no checkpoint of this form has, or two of one name.
+
+    >>> check_names("hf", "/a", ["model.safetensors.index.json"])
+    Traceback (most recent call last):
+    shardwise.errors.ParseError: it has the file 'model.safetensors.index.json', which no checkpoint of the form hf has
+    """
+    own, pattern = path.rpartition("/")[2], WRITTEN[form].names
+    for name in names:
+        if name != own if pattern is None else pattern.fullmatch(name) is None:
+            raise ParseError(f"it has the file {name[:80]!r}, which no checkpoint of the form {form} has")
+    if len(set(names)) < len(names) or (pattern is None and len(names) != 1):
+        raise ParseError("two of its files have one name, or it has none")
+
+
+class Texts(Mapping[str, bytes]):
+    """The files beside those of tensors, by name, each made when it is asked for.
+
+    Args:
+        form: The form of the checkpoint.
+        files: Its files.
+        wanted: Its tensors and objects.
+        aliases: Further names of tensors that share the elements of others.
+        paths: The places of tensors in a nested state dict.
+        beside: What goes along with them; nothing in it replaces another file.
+    """
+
+    def __init__(
+        self,
+        form: str,
+        files: Sequence[TargetFile],
+        wanted: Sequence[Placed],
+        aliases: Mapping[str, str],
+        paths: Mapping[str, KeyPath],
+        beside: Mapping[str, bytes],
+    ) -> None:
+        self._files, self._wanted, self._aliases, self._paths, self._beside = files, wanted, aliases, paths, beside
+        has_index = form == "hf" and len(files) > 1
+        self._names = [INDEX] if form == "dcp" else [HF_INDEX] if has_index else []
+        own = {*self._names, *(file.name for file in files), MANIFEST}
+        self._names += [name for name in beside if name not in own]
+
+    def __getitem__(self, name: str) -> bytes:
+        if name not in self._names:
+            raise KeyError(name)
+        if name == INDEX:
+            return dcp_index(
+                [f for f in self._files if isinstance(f, DcpFile)], self._wanted, self._aliases, self._paths
+            )
+        if name != HF_INDEX:
+            return self._beside[name]
+        files = [file for file in self._files if isinstance(file, SafetensorsFile)]
+        return json.dumps(index_of(files, self._wanted), indent=2).encode()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class _Described(Named, Protocol):
+    """A tensor of a plan, or one that is wanted."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+
+
+def manifest_text(
+    said: Mapping[str, Any],
+    tensors: Sequence[_Described],
+    digests: Sequence[int],
+    files: Sequence[TargetFile],
+    sizes: Sequence[int],
+    texts: Mapping[str, bytes],
+) -> bytes:
+    """Write the manifest.
+
+    Args:
+        said: The format, the aliases, and under `"tensors"` how each tensor is cut.
+        tensors: The tensors, and values that are not tensors, which are left out.
+        digests: One for each tensor.
+        files: The files, with the digests of what they hold.
+        sizes: The bytes of each.
+        texts: The other files, by name.
+    """
+    manifest: dict[str, Any] = {"format": "shardwise", "version": 1, **said}
+    manifest["tensors"] = {
+        tensor.name: {
+            "dtype": tensor.dtype.stated,
+            "shape": tensor.dtype.element_shape(tensor.shape),
+            "digest": f"{digest:032x}",
+            **more,
+        }
+        for tensor, more, digest in zip(tensors, said["tensors"], digests, strict=True)
+        if not tensor.is_object
+    }
+    manifest["files"] = {
+        file.name: {
+            "size": size,
+            **file.facts(),
+            "digests": {
+                tensors[slot.tensor].name: f"{file.digests.get(slot.tensor, 0):032x}"
+                for slot in file.slots
+                if not tensors[slot.tensor].is_object
+            },
+        }
+        for file, size in zip(files, sizes, strict=True)
+    } | {name: {"size": len(text), "sha256": hashlib.sha256(text).hexdigest()} for name, text in texts.items()}
+    return sealed(_by_line(manifest).encode())
+
+
+def _by_line(manifest: Mapping[str, Any]) -> str:
+    """An object as JSON with an entry on each line, also those of `tensors` and `files`."""
+    # One line at a time: indented as a whole, JSON is written by Python and not by its compiled part.
+    said = {key: json.dumps(value, ensure_ascii=False) for key, value in manifest.items() if key not in _LISTS}
+    for key in _LISTS:
+        inner = (
+            f"{json.dumps(name, ensure_ascii=False)}: {json.dumps(value, ensure_ascii=False)}"
+            for name, value in manifest[key].items()
+        )
+        said[key] = "{\n  " + ",\n  ".join(inner) + "\n }"
+    lines = (f'"{key}": {said[key]}' for key in manifest)
+    return "{\n " + ",\n ".join(lines) + "\n}"
+
+
+def differing_replica(name: str, shape: tuple[int, ...], path: object, element: int) -> str:
+    """Say which element of a replica differs, by its offset in the tensor."""
+    index = tuple(map(int, np.unravel_index(element, shape)))
+    return (
+        f"tensor {shown(name)}: replicas disagree; the first element of {path} that differs is {index}; "
+        'replicas="first" takes the first of them'
+    )

@@ -1,0 +1,100 @@
+"""The ranks that layouts have, and what one of them holds, as tensors of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise, product
+
+import numpy as np
+import numpy.typing as npt
+
+from ...._text import shown
+from ....conversion.assembled import Wanted, zero_element
+from ....errors import LayoutError
+from ....pieces import NO_PIECES, Piece, Pieces
+from ....placing import Layouts, placing_of
+from ...data.parts import PIECES, part_mark
+from .files import Placed
+from .rank_files import RankFile, Ranks, arrays_of, rank_slots
+
+__all__ = ["one_rank", "ranks_of"]
+
+#: A box, start and stop, and where it begins in an array.
+_Box = tuple[Sequence[npt.NDArray[np.int64]], npt.NDArray[np.int64]]
+
+
+def ranks_of(layouts: Layouts | None, wanted: Sequence[Placed]) -> Ranks:
+    """The devices of layouts; without any, those of the mesh by which the tensors are cut.
+
+    Raises:
+        LayoutError: if nothing says what devices there are, or several meshes do.
+    """
+    placing = placing_of(layouts)
+    if placing.world is not None:
+        return Ranks(placing.world._all_labels(), placing.meshes or {"world": placing.world})
+    meshes = dict.fromkeys(each.partition.device_mesh for each in wanted if each.partition is not None)
+    if not meshes:
+        raise LayoutError("files for ranks need layouts with a mesh, which says what ranks there are; none was given")
+    if len(meshes) > 1:
+        raise LayoutError(
+            f"the layouts have {len(meshes)} meshes, so nothing says which rank a device is; a Deployment does"
+        )
+    (mesh,) = meshes
+    return Ranks(mesh._all_labels(), {"mesh": mesh})
+
+
+def one_rank(
+    wanted: Sequence[Wanted], ranks: Ranks, metadata: Mapping[str, str], rank: int
+) -> tuple[list[Wanted], dict[str, str]]:
+    """What one rank holds, as tensors of its own shapes; and the texts for the header of its file.
+
+    Raises:
+        LayoutError: if there is no such rank.
+    """
+    if not 0 <= rank < len(ranks.labels):
+        raise LayoutError(f"rank is {shown(rank)}; the layouts have the ranks 0 to {len(ranks.labels) - 1}")
+    slots = rank_slots(wanted, ranks)[rank]
+    file = RankFile("", slots, wanted, metadata, count=len(ranks.labels))
+    found = []
+    for first, stop in arrays_of(slots):
+        tensor = wanted[int(slots.tensors[first])]
+        places, dims = slots.places[first:stop], len(tensor.shape)
+        held = slots.table.held(places, dims)
+        boxes = list(zip(slots.table.sides(places, dims), held[:, 0], strict=True))
+        pieces, replicas = (_moved(table, boxes) for table in (tensor.pieces, tensor.replicas))
+        shape = tuple(held[0, 1].tolist())
+        pieces = Pieces.joined([pieces, _zeros(shape, boxes, tensor.itemsize)], dims)
+        found.append(replace(tensor, shape=shape, pieces=pieces, replicas=replicas, partition=None, identity=None))
+    return found, {**metadata, **part_mark(len(ranks.labels)), PIECES: file.pieces_text()}
+
+
+def _zeros(shape: tuple[int, ...], boxes: Sequence[_Box], itemsize: int) -> Pieces:
+    """What is of no box in an array, which is padding, as zeros."""
+    rank = len(shape)
+    starts = np.array([at for _, at in boxes], np.int64).reshape(len(boxes), rank)
+    stops = starts + np.array([stop - start for (start, stop), _ in boxes], np.int64).reshape(len(boxes), rank)
+    if 0 in shape or int((stops - starts).prod(axis=1).sum()) == math.prod(shape):
+        return NO_PIECES
+    edges = (sorted({0, size, *starts[:, dim].tolist(), *stops[:, dim].tolist()}) for dim, size in enumerate(shape))
+    found = []
+    for box in product(*map(pairwise, edges)):
+        low, high = np.array(box, np.int64).reshape(rank, 2).T
+        if not ((starts <= low) & (high <= stops)).all(axis=1).any():
+            found.append(Piece(box, zero_element(itemsize), 0, (0,) * rank))
+    return Pieces.of(found, rank)
+
+
+def _moved(pieces: Pieces, boxes: Sequence[_Box]) -> Pieces:
+    """What pieces hold of boxes, (start, stop) and where it begins in an array, as pieces of that array."""
+    tables = []
+    for (start, stop), at in boxes:
+        table = pieces.clipped(tuple(zip(start.tolist(), stop.tolist(), strict=True)))
+        if len(table):
+            rows = table.rows.copy()
+            moved = Pieces(rows, table.holders)
+            moved.starts[...] += at - start
+            moved.stops[...] += at - start
+            tables.append(moved)
+    return Pieces.joined(tables, pieces.rank) if tables else NO_PIECES

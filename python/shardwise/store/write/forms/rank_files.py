@@ -1,0 +1,269 @@
+"""Files for ranks: each has all that one device holds, as arrays of the device's own shapes.
+
+So replicas are in the files of all devices that have them, and a dim of several parts is one array with its parts one
+after the other: a box of a tensor may be spread over the array, with strides. `ranks` is a file for each device, `rank`
+one of them alone, and `vllm` the files that vLLM's and SGLang's sharded loaders read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...._fork import cached_property
+from ....errors import LayoutError
+from ....mesh import DeviceMesh
+from ....partition import Partition
+from ...data.parts import PIECES, part_mark
+from .files import FileArray, Placed, SafetensorsFile, begins_of, file_order, slots_by_file
+from .slots import BoxPool, Cut, Slots, SlotTable
+
+__all__ = ["RankFile", "Ranks", "arrays_of", "rank_files", "rank_name", "rank_slots"]
+
+#: What a name of an axis is in the name of a file.
+_UNNAMED = re.compile(r"[^A-Za-z0-9_.]")
+_LONGEST = 200
+#: What vLLM adds once although it is not cut, so that all ranks of tensor parallelism but the first have zeros; and the
+#: names of the files of the first.
+_ADDED_ONCE = re.compile(r"\.experts\..*\bw2_bias$")
+_FIRST = re.compile(r"(rank|tp)-0-part-")
+
+
+@dataclass(frozen=True, eq=False)
+class Ranks:
+    """The devices that get a file each, in their order.
+
+    Attributes:
+        labels: Their labels.
+        meshes: Meshes of all of them, by name, for their coordinates.
+    """
+
+    labels: tuple[Any, ...]
+    meshes: Mapping[str, DeviceMesh]
+
+    def numbers(self, mesh: DeviceMesh | None) -> npt.NDArray[np.int64]:
+        """The ranks of a mesh's devices."""
+        if mesh is None or mesh._all_labels() == self.labels:
+            return np.arange(len(self.labels), dtype=np.int64)
+        known = {label: rank for rank, label in enumerate(self.labels)}
+        return np.array([known[label] for label in mesh._all_labels()], np.int64)
+
+    def coordinates(self, rank: int) -> dict[str, dict[str, int]]:
+        """The coordinates of a rank in each mesh that has it, by the axes' names."""
+        found = {}
+        for name, mesh in self.meshes.items():
+            at = self._positions[name].get(self.labels[rank])
+            if at is not None:
+                found[name] = dict(zip(mesh.axis_names, mesh.coordinate(at), strict=True))
+        return found
+
+    @cached_property
+    def _positions(self) -> dict[str, dict[Any, int]]:
+        """The position of each label in each mesh."""
+        return {name: {label: at for at, label in enumerate(mesh._all_labels())} for name, mesh in self.meshes.items()}
+
+    @property
+    def whole(self) -> str | None:
+        """The name of the first mesh that has all devices; `None` without one."""
+        return next((name for name, mesh in self.meshes.items() if mesh.size == len(self.labels)), None)
+
+    def described(self, names: Sequence[Sequence[str]], sizes: Mapping[str, int]) -> bytes:
+        """The text of `ranks.json`: which rank has which files, where it is in the meshes, and its bytes."""
+        ranks = []
+        for rank, files in enumerate(names):
+            found = self.coordinates(rank)
+            own = next(iter(found.values()), {}) if len(self.meshes) == 1 else found
+            row: dict[str, Any] = {"rank": rank, "device": str(self.labels[rank]), "coordinates": own}
+            row |= {"file": files[0]} if len(files) == 1 else {"files": list(files)}
+            ranks.append(row | {"bytes": sum(sizes[name] for name in files)})
+        meshes = {name: dict(zip(mesh.axis_names, mesh.shape, strict=True)) for name, mesh in self.meshes.items()}
+        head = {"mesh": next(iter(meshes.values()))} if len(meshes) == 1 else {"meshes": meshes}
+        rows = ",\n  ".join(json.dumps(row) for row in ranks)
+        return f'{json.dumps(head)[:-1]},\n "ranks": [\n  {rows}\n ]}}\n'.encode()
+
+
+class RankFile(SafetensorsFile):
+    """A file with what a device holds, or a part of it."""
+
+    def placed(self, slots: Slots) -> Slots:
+        """Say of slots where they begin: each tensor is one array, which its pieces are parts of."""
+        slots.begins = _array_begins(slots)
+        return slots
+
+    @property
+    def end(self) -> int:
+        """One past the last byte, by its slots."""
+        return self.start + int(_array_bytes(self.slots).sum())
+
+    def array_at(self, number: int) -> FileArray | None:
+        """The array that begins with a slot; None if it began with an earlier one."""
+        slots = self.slots
+        tensor = int(slots.tensors[number])
+        if number and slots.tensors[number - 1] == tensor:
+            return None
+        stop = int(np.searchsorted(slots.tensors[number:] != tensor, True)) + number
+        held = slots.table.held(slots.places[number:stop], int(slots.table.ranks[tensor])).tolist()
+        parts = [(at, slots[at].box, begins) for at, (begins, _) in zip(range(number, stop), held, strict=True)]
+        return FileArray(tensor, tuple(held[0][1]), parts)
+
+    def _header(self) -> bytes:
+        metadata: dict[str, str] = {"format": "pt", **self._metadata, **part_mark(self._count)}
+        entries: dict[str, Any] = {"__metadata__": metadata}
+        end = 0
+        for first, _ in arrays_of(self.slots):
+            tensor = self._wanted[int(self.slots.tensors[first])]
+            shape = self._held(first, first + 1, len(tensor.shape))[1][0][1]
+            begin, end = end, end + tensor.itemsize * math.prod(shape)
+            element = tensor.dtype.element_shape(shape)
+            entries[tensor.name] = {"dtype": tensor.dtype.code, "shape": element, "data_offsets": (begin, end)}
+        metadata[PIECES] = self.pieces_text()
+        return self._as_header(entries)
+
+    def _held(self, first: int, stop: int, rank: int) -> tuple[list[Any], list[Any]]:
+        """The boxes of slots, and where each is in its array, and the array's shape."""
+        table, places = self.slots.table, self.slots.places[first:stop]
+        return table.sides(places, rank).tolist(), table.held(places, rank).tolist()
+
+    def pieces_text(self) -> str:
+        """What the header says of tensors that the file has a part of: the whole shape, and its boxes in the array."""
+        found: dict[str, Any] = {}
+        for first, stop in arrays_of(self.slots):
+            tensor = self._wanted[int(self.slots.tensors[first])]
+            sides, held = self._held(first, stop, len(tensor.shape))
+            shape = list(tensor.shape)
+            if sides[0] == [[0] * len(shape), shape] and held[0][1] == shape:
+                continue
+            start = tensor.dtype.element_start
+            boxes = [[*start(low), *start(high), *start(at)] for (low, high), (at, _) in zip(sides, held, strict=True)]
+            found[tensor.name] = {"shape": tensor.dtype.element_shape(tensor.shape), "pieces": boxes}
+        return json.dumps(found, separators=(",", ":"), ensure_ascii=False)
+
+
+def arrays_of(slots: Slots) -> list[tuple[int, int]]:
+    """For each tensor of a file its first slot, and one past its last."""
+    changes = np.flatnonzero(np.diff(slots.tensors)) + 1
+    edges = [0, *changes.tolist(), len(slots)] if len(slots) else [0]
+    return list(pairwise(edges))
+
+
+def _array_bytes(slots: Slots) -> npt.NDArray[np.int64]:
+    """The bytes of the array of each tensor of a file."""
+    firsts = np.array([first for first, _ in arrays_of(slots)], np.int64)
+    return slots.table.array_bytes(slots.tensors[firsts], slots.places[firsts])
+
+
+def _array_begins(slots: Slots) -> npt.NDArray[np.int64]:
+    """Where the box of each slot begins, counted in the file's data."""
+    begins = begins_of(_array_bytes(slots))
+    counts = np.array([stop - first for first, stop in arrays_of(slots)], np.int64)
+    found: npt.NDArray[np.int64] = np.repeat(begins, counts) + slots.table.array_offsets(slots.tensors, slots.places)
+    return found
+
+
+def rank_files(
+    wanted: Sequence[Placed], ranks: Ranks, metadata: Mapping[str, str], form: str, most: int
+) -> tuple[list[RankFile], bytes]:
+    """A file for each rank, or several; and the text that says which.
+
+    Args:
+        wanted: The tensors; those that are not cut are in the files of all ranks.
+        ranks: The ranks.
+        metadata: Texts for the headers.
+        form: `"ranks"` or `"vllm"`.
+        most: Of `"vllm"`, how many bytes of tensors a file may have.
+    """
+    pattern = _vllm_names(ranks) if form == "vllm" else None
+    beginnings = [] if pattern is None else [pattern(rank) for rank in range(len(ranks.labels))]
+    others = [rank for rank, name in enumerate(beginnings) if _FIRST.search(name) is None]
+    held = rank_slots(wanted, ranks, np.array(others, np.int64) if others else None)
+    parts: list[tuple[str, Slots]] = []
+    names: list[list[str]] = []
+    for rank, slots in enumerate(held):
+        cut = [slots] if pattern is None else _cut(slots, most)
+        names.append(
+            [
+                rank_name(ranks, rank) if pattern is None else f"{pattern(rank)}{at}.safetensors"
+                for at in range(len(cut))
+            ]
+        )
+        parts += zip(names[-1], cut, strict=True)
+    files = []
+    for name, slots in parts:
+        slots.begins = _array_begins(slots)
+        files.append(RankFile(name, slots, wanted, metadata, count=len(parts)))
+    return files, ranks.described(names, {file.name: file.size for file in files})
+
+
+def rank_slots(wanted: Sequence[Placed], ranks: Ranks, zeros: npt.NDArray[np.int64] | None = None) -> list[Slots]:
+    """What each rank holds; `zeros` are the ranks that have zeros in place of what is added once."""
+    pool, order = BoxPool(), file_order(wanted)
+    known: dict[Any, Cut] = {}
+    numbers: dict[DeviceMesh | None, npt.NDArray[np.int64]] = {}
+    cuts = []
+    for number in order:
+        partition, shape = wanted[number].partition, wanted[number].shape
+        mesh = None if partition is None else partition.device_mesh
+        if mesh not in numbers:
+            numbers[mesh] = ranks.numbers(mesh)
+        own = None
+        if zeros is not None and _ADDED_ONCE.search(wanted[number].name) and not _is_cut(partition):
+            partition, own = None, zeros
+        key = (shape, own is None) if partition is None else partition
+        if key not in known:
+            known[key] = pool.arrays(partition, shape, numbers[mesh], own)
+        cuts.append(known[key])
+    keys = [(rank, 0) for rank in range(len(ranks.labels))]
+    table = SlotTable.of(pool.numbers, wanted, has_arrays=True)
+    return list(slots_by_file(keys, cuts, order, table).values())
+
+
+def _is_cut(partition: Partition | None) -> bool:
+    return partition is not None and partition.total_shards > 1
+
+
+def rank_name(ranks: Ranks, rank: int) -> str:
+    """The name of a rank's file: its number and its coordinates in the first mesh that has all devices."""
+    own = {} if ranks.whole is None else ranks.coordinates(rank)[ranks.whole]
+    at = "".join(f"-{_UNNAMED.sub('_', axis)}-{position}" for axis, position in own.items())
+    return f"rank-{rank:05}{at if len(at) < _LONGEST else ''}.safetensors"
+
+
+def _vllm_names(ranks: Ranks) -> Any:
+    """What gives the beginning of the names of a rank's files, as the engines' sharded loaders look for them."""
+    whole = ranks.whole
+    mesh = None if whole is None else ranks.meshes[whole]
+    axes = () if mesh is None else tuple(a for a, n in zip(mesh.axis_names, mesh.shape, strict=True) if n > 1)
+    if whole is None or len([axis for axis in axes if axis != "pp"]) > 1:
+        raise LayoutError(
+            f"the mesh has the axes {', '.join(axes) or 'none of all devices'}; the loaders of vLLM and SGLang ask for "
+            "the rank of tensor parallelism and, in vLLM, of the pipeline: a mesh of one axis, or of pp and another"
+        )
+
+    def name(rank: int) -> str:
+        at = ranks.coordinates(rank)[whole]
+        tp = next((at[axis] for axis in axes if axis != "pp"), 0)
+        return f"model-pp-{at['pp']}-tp-{tp}-part-" if "pp" in axes else f"model-rank-{tp}-part-"
+
+    return name
+
+
+def _cut(slots: Slots, most: int) -> list[Slots]:
+    """The slots of the files of a rank, each with tensors of at most so many bytes, or with one."""
+    firsts, filled = [0], 0
+    for (first, _), size in zip(arrays_of(slots), _array_bytes(slots).tolist(), strict=True):
+        if filled and filled + size > most:
+            firsts.append(first)
+            filled = 0
+        filled += size
+    edges = zip(firsts, [*firsts[1:], len(slots)], strict=True)
+    return [
+        Slots(slots.table, *(column[a:b] for column in (slots.tensors, slots.places, slots.begins))) for a, b in edges
+    ]

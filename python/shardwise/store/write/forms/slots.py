@@ -1,0 +1,365 @@
+"""The boxes that files hold, as columns: a few numbers for each, however many millions there are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from ....errors import SizeOverflowError
+from ....partition import Partition
+from ....pieces import Bounds, dense_strides
+
+__all__ = ["BoxPool", "Cut", "Slot", "SlotTable", "Slots", "digits_of", "joined"]
+
+Numbers = npt.NDArray[np.int64]
+
+#: The number of slots that are made at a time while a file's are gone through.
+_CHUNK = 4096
+#: Up to so many slots are made one by one, which takes less time.
+_FEW = 8
+_LARGEST = 2**63 - 1
+
+
+class Slot(NamedTuple):
+    """A box of a tensor in a file.
+
+    Attributes:
+        tensor: The tensor's position among those that are written.
+        box: The box.
+        begin: Its first byte, counted in the file's data.
+        end: One past the last.
+    """
+
+    tensor: int
+    box: Bounds
+    begin: int
+    end: int
+
+
+class Shaped(Protocol):
+    """A tensor, as far as its boxes go."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+
+
+class Cut(NamedTuple):
+    """The boxes of a tensor that are written: for each its device, its number among that device's, and its place.
+
+    Attributes:
+        devices: The device that owns each box.
+        numbers: Its number among the boxes of that device.
+        places: Its place in the pool.
+    """
+
+    devices: Numbers
+    numbers: Numbers
+    places: Numbers
+
+
+class BoxPool:
+    """Boxes, those of equal cuts kept once: each is `start…, stop…` in one list of numbers, and has its place there.
+
+    >>> pool = BoxPool()
+    >>> pool.whole((2, 3)).places.tolist(), pool.whole((4,)).places.tolist(), pool.whole((2, 3)).places.tolist()
+    ([0], [4], [0])
+    >>> pool.numbers.tolist()
+    [0, 0, 2, 3, 0, 4]
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[Numbers] = []
+        self._length = 0
+        self._wholes: dict[tuple[int, ...], Cut] = {}
+        self._cuts: dict[Partition, Cut] = {}
+
+    @property
+    def numbers(self) -> Numbers:
+        """All of them."""
+        if len(self._parts) != 1:
+            self._parts = [np.concatenate([np.zeros(0, np.int64), *self._parts])]
+        return self._parts[0]
+
+    def whole(self, shape: tuple[int, ...]) -> Cut:
+        """Add the box that is a whole tensor, owned by the first device."""
+        found = self._wholes.get(shape)
+        if found is None:
+            try:
+                sides = np.array([[0] * len(shape), shape], np.int64).reshape(1, 2, len(shape))
+            except OverflowError:
+                raise SizeOverflowError("an offset of a file is over 2**63 - 1") from None
+            zero = np.zeros(1, np.int64)
+            found = self._wholes[shape] = Cut(zero, zero, self._add(sides))
+        return found
+
+    def owned(self, partition: Partition) -> Cut:
+        """Add the boxes of a partition: of the devices that hold the same one, the first owns it."""
+        found = self._cuts.get(partition)
+        if found is None:
+            found = self._cuts[partition] = self._owned(partition)
+        return found
+
+    def arrays(
+        self, partition: Partition | None, shape: tuple[int, ...], devices: Numbers, zeros: Numbers | None = None
+    ) -> Cut:
+        """Add the boxes of all devices, each with its array: `start…, stop…`, where it begins there, the array's shape.
+
+        Args:
+            partition: How the tensor is cut; `None` if each device has all of it.
+            shape: Its shape.
+            devices: The number of each device of the partition, or of all devices if there is none.
+            zeros: Without a partition, the devices whose arrays have nothing of it, and are zeros.
+        """
+        rank = len(shape)
+        if partition is None:
+            own, boxes = devices, np.zeros((2, 4, rank), np.int64)
+            boxes[0, 1] = boxes[:, 3] = shape
+            whole, none = self._add(boxes)
+            return Cut(own, np.zeros_like(own), np.where(np.isin(own, [] if zeros is None else zeros), none, whole))
+        begins, rows = partition.all_pieces()
+        arrays = np.array(partition._shapes(), np.int64).reshape(len(begins) - 1, rank)
+        filled = (rows[:, :, 0] < rows[:, :, 1]).all(axis=1)
+        of = np.repeat(np.arange(len(arrays)), np.diff(begins))[filled]
+        boxes = np.concatenate([rows[filled].transpose(0, 2, 1), arrays[of][:, None]], axis=1)
+        # A device without elements has an array nevertheless.
+        none = np.setdiff1d(np.arange(len(arrays)), of)
+        empty = np.zeros((len(none), 4, rank), np.int64)
+        empty[:, 3] = arrays[none]
+        of, boxes = np.concatenate([of, none]), np.concatenate([boxes, empty])
+        order = np.argsort(of, kind="stable")
+        return Cut(devices[of[order]], np.zeros(len(of), np.int64), self._add(boxes[order]))
+
+    def _owned(self, partition: Partition) -> Cut:
+        if 0 in partition.shape:
+            return self.whole(partition.shape)  # Without elements; it belongs to the first device.
+        begins, rows = partition.all_pieces()
+        sides = rows[:, :, :2].transpose(0, 2, 1)
+        counts = np.diff(begins)
+        devices = np.repeat(np.arange(len(counts)), counts)
+        kept = np.flatnonzero((sides[:, 0] < sides[:, 1]).all(axis=1))
+        flat = np.ascontiguousarray(sides[kept]).reshape(len(kept), 2 * sides.shape[2])
+        firsts = np.sort(np.unique(flat, axis=0, return_index=True)[1]) if flat.shape[1] else np.arange(len(kept))[:1]
+        devices = devices[kept][firsts]
+        numbers = np.arange(len(firsts)) - np.searchsorted(devices, devices)
+        return Cut(devices, numbers, self._add(sides[kept][firsts]))
+
+    def _add(self, sides: Numbers) -> Numbers:
+        """Add boxes, int64 of shape (boxes, 2, dims), or 4 with their arrays, and give their places."""
+        count, width, rank = sides.shape
+        first, self._length = self._length, self._length + width * rank * count
+        self._parts.append(np.ascontiguousarray(sides).reshape(-1))
+        return np.arange(first, self._length, width * rank) if rank else np.full(count, first)
+
+
+class SlotTable:
+    """What slots of all files share: the numbers of boxes, and of each tensor its dims and the bytes of an element.
+
+    Args:
+        pool: Of each box `start…, stop…`; with arrays, then where it begins in its array, and the array's shape.
+        ranks: The dims of each tensor.
+        itemsizes: The bytes of its elements.
+        has_arrays: Whether boxes are parts of arrays; else each is dense by itself.
+    """
+
+    def __init__(self, pool: Numbers, ranks: Numbers, itemsizes: Numbers, has_arrays: bool = False) -> None:
+        self.pool, self.ranks, self.itemsizes, self.has_arrays = pool, ranks, itemsizes, has_arrays
+
+    @classmethod
+    def of(cls, pool: Numbers, tensors: Iterable[Shaped], has_arrays: bool = False) -> SlotTable:
+        """Make the table of these tensors."""
+        facts = np.array([(len(each.shape), each.itemsize) for each in tensors], np.int64).reshape(-1, 2)
+        return cls(pool, facts[:, 0], facts[:, 1], has_arrays)
+
+    @property
+    def width(self) -> int:
+        """The numbers of a box in the pool, for each dim."""
+        return 4 if self.has_arrays else 2
+
+    def sides(self, places: npt.NDArray[Any], rank: int) -> Numbers:
+        """Boxes of this rank at these places: int64 of shape (boxes, 2, dims)."""
+        at = places.astype(np.int64)[:, None] + np.arange(2 * rank)
+        found: Numbers = self.pool[at].reshape(len(places), 2, rank)
+        return found
+
+    def held(self, places: npt.NDArray[Any], rank: int) -> Numbers:
+        """Where boxes begin in their arrays, and the arrays' shapes: int64 of shape (boxes, 2, dims)."""
+        if self.has_arrays:
+            return self.sides(places.astype(np.int64) + 2 * rank, rank)
+        sides = self.sides(places, rank)
+        return np.stack([np.zeros_like(sides[:, 0]), sides[:, 1] - sides[:, 0]], axis=1)
+
+    def strides(self, tensors: npt.NDArray[Any], places: npt.NDArray[Any], rank: int) -> Numbers:
+        """The bytes from one element of a box to the next, per dim: int64 of shape (boxes, dims)."""
+        found = dense_strides(self.held(places, rank)[:, 1], 1)
+        found *= self.itemsizes[tensors][:, None]
+        return found
+
+    def array_offsets(self, tensors: npt.NDArray[Any], places: npt.NDArray[Any]) -> Numbers:
+        """The byte of its array at which each box begins."""
+        found = np.zeros(len(tensors), np.int64)
+        for rank, chosen in self.by_rank(tensors):
+            begins = self.held(places[chosen], rank)[:, 0]
+            found[chosen] = (begins * self.strides(tensors[chosen], places[chosen], rank)).sum(axis=1)
+        return found
+
+    def array_bytes(self, tensors: npt.NDArray[Any], places: npt.NDArray[Any]) -> Numbers:
+        """The bytes of the array of each box.
+
+        Raises:
+            SizeOverflowError: if those of one are over 2**63 - 1.
+        """
+        found = np.zeros(len(tensors), np.int64)
+        for rank, chosen in self.by_rank(tensors):
+            shapes = self.held(places[chosen], rank)[:, 1]
+            sizes = self.itemsizes[tensors[chosen]]
+            if (shapes.astype(float).prod(axis=1) * sizes > 2.0**62).any():
+                raise SizeOverflowError("an offset of a file is over 2**63 - 1")
+            found[chosen] = shapes.prod(axis=1) * sizes
+        return found
+
+    def by_rank(self, tensors: npt.NDArray[Any]) -> Iterator[tuple[int, Numbers]]:
+        """The ranks of these tensors, each with the positions of those that have it."""
+        ranks = self.ranks[tensors]
+        for rank in np.unique(ranks).tolist():
+            yield rank, np.flatnonzero(ranks == rank)
+
+    def bytes(self, tensors: npt.NDArray[Any], places: npt.NDArray[Any]) -> Numbers:
+        """The bytes of boxes of these tensors at these places.
+
+        Raises:
+            SizeOverflowError: if those of one are over 2**63 - 1.
+        """
+        if len(tensors) <= _FEW:
+            found = [slot.end for slot in Slots(self, tensors, places, np.zeros(len(tensors), np.int64))]
+            if max(found, default=0) > _LARGEST:
+                raise SizeOverflowError("an offset of a file is over 2**63 - 1")
+            return np.array(found, np.int64)
+        sizes = self.itemsizes[tensors]
+        for rank, chosen in self.by_rank(tensors):
+            held, inner = np.unique(places[chosen], return_inverse=True)  # Many tensors have the same boxes.
+            sides = self.sides(held, rank)
+            extents = sides[:, 1] - sides[:, 0]
+            most = int(sizes[chosen].max())
+            if (np.prod(extents.astype(float), axis=1) * most > 2.0**62).any():
+                volumes = np.array([math.prod(row) for row in extents.tolist()], object)
+                if (volumes[inner] * sizes[chosen].astype(object) > _LARGEST).any():
+                    raise SizeOverflowError("an offset of a file is over 2**63 - 1")
+            sizes[chosen] *= extents.prod(axis=1)[inner.reshape(-1)]
+        whole: Numbers = sizes
+        return whole
+
+
+class Slots(Sequence[Slot]):
+    """The slots of a file, each made when it is asked for.
+
+    Attributes:
+        table: What they share with those of other files.
+        tensors: The tensor of each.
+        places: The place of the box of each in the table's pool.
+        begins: The first byte of each, counted in the file's data.
+    """
+
+    def __init__(self, table: SlotTable, tensors: npt.NDArray[Any], places: npt.NDArray[Any], begins: Numbers) -> None:
+        self.table, self.tensors, self.places, self.begins = table, tensors, places, begins
+
+    @property
+    def nbytes(self) -> Numbers:
+        """The bytes of each."""
+        return self.table.bytes(self.tensors, self.places)
+
+    def strides(self, index: int) -> tuple[int, ...]:
+        """The bytes from one element of a slot to the next, per dim."""
+        tensors, places = self.tensors[index : index + 1], self.places[index : index + 1]
+        found = self.table.strides(tensors, places, int(self.table.ranks[tensors[0]]))
+        return tuple(found[0].tolist())
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    @overload
+    def __getitem__(self, index: int) -> Slot: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Slot]: ...
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return list(self._made(self.tensors[index], self.places[index], self.begins[index]))
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"slot {index} of {len(self)}")
+        return self._one(index % len(self))
+
+    def _one(self, index: int) -> Slot:
+        tensor, at, begin = int(self.tensors[index]), int(self.places[index]), int(self.begins[index])
+        rank, size = int(self.table.ranks[tensor]), int(self.table.itemsizes[tensor])
+        sides: list[int] = self.table.pool[at : at + 2 * rank].tolist()
+        box = tuple(zip(sides[:rank], sides[rank:], strict=True))
+        return Slot(tensor, box, begin, begin + size * math.prod(stop - start for start, stop in box))
+
+    def __iter__(self) -> Iterator[Slot]:
+        if len(self) <= _FEW:
+            yield from map(self._one, range(len(self)))
+            return
+        for at in range(0, len(self), _CHUNK):
+            yield from self[at : at + _CHUNK]
+
+    def _made(self, tensors: npt.NDArray[Any], places: npt.NDArray[Any], begins: Numbers) -> Iterator[Slot]:
+        ends = begins + self.table.bytes(tensors, places)
+        boxes: list[Bounds] = [()] * len(tensors)
+        for rank, chosen in self.table.by_rank(tensors):
+            sides = self.table.sides(places[chosen], rank).transpose(0, 2, 1)
+            for position, box in zip(chosen.tolist(), sides.tolist(), strict=True):
+                boxes[position] = tuple(map(tuple, box))
+        return map(Slot, tensors.tolist(), boxes, begins.tolist(), ends.tolist())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # With the boxes of its own only: a task that has them is sent to a worker.
+        tensors, inner = np.unique(self.tensors, return_inverse=True)
+        places, pool, end = np.zeros(len(self), np.int64), [np.zeros(0, np.int64)], 0
+        for rank, chosen in self.table.by_rank(self.tensors):
+            own, width = self.places[chosen].astype(np.int64), self.table.width * rank
+            pool.append(self.table.pool[own[:, None] + np.arange(width)].reshape(-1))
+            places[chosen] = end + width * np.arange(len(chosen))
+            end += width * len(chosen)
+        table = self.table.ranks[tensors], self.table.itemsizes[tensors], self.table.has_arrays
+        return _again, (tensors, inner.reshape(-1), *table, np.concatenate(pool), places, self.begins)
+
+
+def _again(
+    tensors: Numbers,
+    inner: Numbers,
+    ranks: Numbers,
+    itemsizes: Numbers,
+    has_arrays: bool,
+    pool: Numbers,
+    places: Numbers,
+    begins: Numbers,
+) -> Slots:
+    count = int(tensors.max(initial=-1)) + 1
+    table = SlotTable(pool, np.zeros(count, np.int64), np.zeros(count, np.int64), has_arrays)
+    table.ranks[tensors], table.itemsizes[tensors] = ranks, itemsizes
+    return Slots(table, tensors[inner], places, begins)
+
+
+def digits_of(numbers: Numbers) -> Numbers:
+    """The number of decimal digits of numbers that are not negative.
+
+    >>> digits_of(np.array([0, 9, 10, 2**63 - 1])).tolist()
+    [1, 1, 2, 19]
+    """
+    powers = np.array([10**power for power in range(1, 19)], np.int64)
+    digits: Numbers = np.searchsorted(powers, numbers, side="right") + 1
+    return digits
+
+
+def joined(parts: Sequence[Slots]) -> Slots:
+    """The slots of several files of one table, as those of one; where they begin is to be worked out."""
+    columns = ([getattr(part, name) for part in parts] for name in ("tensors", "places", "begins"))
+    return Slots(parts[0].table, *(np.concatenate(each) for each in columns))

@@ -1,0 +1,207 @@
+"""What a task reads that the I/O engine does not: pieces of objects, and replicas that are compared in memory.
+
+What an object has is fetched in windows: stretches of the object with pieces that lie near each other, in which the
+engine then finds these pieces.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ...._text import bytes_text
+from ...._threads import Threads
+from ....errors import LayoutError, ParseError
+from ....pieces import Bounds, Piece, Pieces, within
+from ...data.boxes import read_piece
+from ...data.engine import CopyJob, JobTensor
+from ...data.object_files import FLIGHT, ObjectFile
+from ..forms.forms import differing_replica
+
+__all__ = ["compare_replicas", "fetch_pieces", "gathered", "memory_for"]
+
+#: A window has at most a quarter more bytes than its pieces, and this many.
+_SLACK = 64 * 2**10
+
+Array = npt.NDArray[Any]
+
+#: Bytes for the buffers of a job that puts a box together.
+_BUDGET = 8 * 2**20
+_NOTHING: Array = np.empty(0, np.uint8)
+
+
+def memory_for(task_bytes: int) -> int:
+    """The memory with which a task of so many bytes is sure to be run: windows, or two pieces that are compared."""
+    return 4 * task_bytes + 2**20
+
+
+class _Span(NamedTuple):
+    """A piece of an object: its tensor, its row there, its bytes, and the first and one past the last in the object."""
+
+    tensor: JobTensor
+    row: int
+    nbytes: int
+    begin: int
+    end: int
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether much of what lies between its first byte and its last is not of it."""
+        return self.end - self.begin > self.nbytes + self.nbytes // 4 + _SLACK
+
+
+def fetch_pieces(
+    tensors: Sequence[JobTensor], files: Sequence[ObjectFile | None], memory: int | None, besides: int
+) -> tuple[list[Array], int]:
+    """Fetch what tensors have in objects, and change their rows so that they find it in arrays instead.
+
+    Args:
+        tensors: The tensors. Of their sources those that are objects are followed by the arrays that are given.
+        files: The sources; `None` for those that the engine reads.
+        memory: Bytes for what is fetched, and `besides`; `None` if that is bounded already.
+        besides: Bytes that are needed for something else.
+
+    Returns:
+        The arrays, and the bytes that were fetched.
+
+    Raises:
+        LayoutError: if the memory is too little.
+        ParseError: if an object is not what it was.
+        OSError: if the store fails.
+    """
+    held: dict[int, list[_Span]] = {}
+    for tensor in tensors:
+        begins, ends = tensor.sources.spans(tensor.itemsize)
+        sizes = tensor.sources.volumes * tensor.itemsize
+        columns = tensor.sources.numbers.tolist(), sizes.tolist(), begins.tolist(), ends.tolist()
+        for row, (holder, nbytes, begin, end) in enumerate(zip(*columns, strict=True)):
+            if files[holder] is not None:
+                held.setdefault(holder, []).append(_Span(tensor, row, nbytes, begin, end))
+    objects = {holder: file for holder, file in enumerate(files) if file is not None}
+    windows = [(objects[holder], window) for holder, spans in held.items() for window in _windows(spans)]
+    total = sum(_window_bytes(window) for _, window in windows)
+    if memory is not None and total + besides > memory:
+        raise LayoutError(
+            f"memory is {bytes_text(memory)} for each worker; a task that fetches {bytes_text(total)} from a store "
+            f"needs {bytes_text(total + besides)}: give more, or make the plan with smaller task_bytes"
+        )
+    if len(windows) > 1:
+        with Threads(FLIGHT, "shardwise-fetch") as pool:
+            arrays = list(pool.map(lambda item: _fetched(*item), windows))
+    else:
+        arrays = [_fetched(*item) for item in windows]
+    for holder in held:
+        objects[holder].check()
+    for at, (_, window) in enumerate(windows):
+        for tensor, row, _, begin, _ in window:
+            numbers = tensor.sources.rows[row]
+            if len(window) == 1 and window[0].is_sparse:
+                numbers[2 + 2 * tensor.sources.rank :] = arrays[at].strides
+            numbers[0], numbers[1] = len(files) + at, begin - window[0].begin
+    return arrays, total
+
+
+def _windows(spans: list[_Span]) -> Iterator[list[_Span]]:
+    """Pieces of one object that are fetched together; one that is sparse is alone."""
+    window: list[_Span] = []
+    end = nbytes = 0
+    for span in sorted(spans, key=lambda span: span.begin):
+        if span.is_sparse:
+            yield [span]
+            continue
+        reach = max(end, span.end)
+        total = nbytes + span.nbytes
+        if window and reach - window[0].begin > total + total // 4 + _SLACK:
+            yield window
+            window, nbytes, reach = [], 0, span.end
+        window.append(span)
+        end, nbytes = reach, nbytes + span.nbytes
+    if window:
+        yield window
+
+
+def _window_bytes(window: list[_Span]) -> int:
+    if len(window) == 1 and window[0].is_sparse:
+        return window[0].nbytes
+    return max(span.end for span in window) - window[0].begin
+
+
+def _fetched(file: ObjectFile, window: list[_Span]) -> Array:
+    """The bytes of a window; of a sparse piece its elements, in C order."""
+    tensor, row, _, begin, _ = window[0]
+    if len(window) == 1 and window[0].is_sparse:
+        piece = tensor.sources.chosen(np.array([row]))
+        values: Array = np.empty((piece.stops - piece.starts)[0], f"V{tensor.itemsize}")
+        read_piece(piece.of_holders(lambda _: file)[0], (0,) * values.ndim, values)
+        return values
+    data = np.empty(_window_bytes(window), np.uint8)
+    file.read_into(memoryview(data), begin)  # type: ignore[arg-type]
+    return data
+
+
+def gathered(pieces: Pieces, box: Bounds, itemsize: int) -> Array:
+    """Give a box of a tensor, whose elements are bytes, from the pieces that tile it: of files, objects and arrays.
+
+    Raises:
+        ParseError: if a file ends too early, or an object is not what it was.
+        OSError: if one cannot be read.
+    """
+    shape = tuple(stop for _, stop in box)
+    out: Array = np.empty([stop - start for start, stop in box], f"V{itemsize}")
+    files = [None if isinstance(each, np.ndarray) or not each.is_fetched else each for each in pieces.holders]
+    target = Pieces.by_number([Piece.dense(box, 0, 0, itemsize)], len(box))
+    tensor = JobTensor(itemsize, 0, shape, Pieces(pieces.rows.copy()), target)
+    arrays, _ = fetch_pieces([tensor], files, None, 0)
+    job = CopyJob.of_tensors([tensor])
+    with ExitStack() as opened:
+        for holder in pieces.holders:
+            if isinstance(holder, np.ndarray):
+                job.read_array(holder)
+            elif holder.is_fetched:
+                job.read_array(_NOTHING)  # The numbers of those that follow stay the same.
+            else:
+                job.read_file(holder.path, holder.size, None, opened.enter_context(holder.descriptor()))
+        for array in arrays:
+            job.read_array(array)
+        job.write_array(out)
+        job.run(budget=_BUDGET)
+    for holder in pieces.holders:
+        if not isinstance(holder, np.ndarray):
+            holder.check()
+    return out
+
+
+def compare_replicas(name: str, shape: tuple[int, ...], replicas: Pieces, box: Bounds, values: Array) -> int:
+    """Compare what was read of a box with the further pieces that hold some of it, and give the bytes that these took.
+
+    Args:
+        name: The tensor.
+        shape: Its shape.
+        replicas: The further pieces, of files and objects.
+        box: The box.
+        values: Its elements.
+
+    Raises:
+        ParseError: if they disagree; names the tensor, and the first element of a replica that differs.
+        OSError: if a replica cannot be read.
+    """
+    read, itemsize = 0, values.dtype.itemsize
+    for replica in replicas.clipped(box):
+        # A scalar stays one, which numpy's ascontiguousarray makes an array of one element.
+        ours = np.array(values[within(replica.box, box)], order="C")
+        theirs = np.empty(ours.shape, f"V{itemsize}")
+        read_piece(replica, (0,) * ours.ndim, theirs)
+        replica.holder.check()
+        read += theirs.nbytes
+        differs = np.flatnonzero(ours.reshape(-1).view(np.uint8) != theirs.reshape(-1).view(np.uint8))
+        if len(differs):
+            index = np.unravel_index(int(differs[0]) // itemsize, ours.shape) if ours.ndim else ()
+            at = map(operator.add, map(int, index), (start for start, _ in replica.box))
+            element = int(np.ravel_multi_index(tuple(at), shape)) if ours.ndim else 0
+            raise ParseError(differing_replica(name, shape, replica.holder.path, element))
+    return read

@@ -1,0 +1,446 @@
+"""Tasks: parts of a checkpoint that any process writes, in any order, once or twice, with a receipt (rule 2.12 c).
+
+What a task reads, from files, objects and arrays, is put where it belongs: into files, or into memory. The I/O engine
+reads files and arrays; what objects have is fetched before.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import compress, groupby
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ...._arguments import check_fields
+from ...._text import bytes_text, shown
+from ....errors import ParseError
+from ....pieces import Bounds, Piece, Pieces, dense_strides
+from ...data.engine import LEAST_MEMORY, CopyJob, CopyReport, JobTensor, check_memory, tensors_of
+from ...data.mapped import MappedFiles
+from ...data.same_files import SameFiles
+from ...data.sources import Source
+from ..forms.forms import differing_replica
+from .gather import compare_replicas, fetch_pieces
+from .work import MEMORY
+
+__all__ = ["Block", "Gathered", "Gatherer", "Share", "Sink", "Task", "TaskReceipt", "Written", "worker_name"]
+
+#: Bytes of the engine's own buffers, besides the memory that it fills.
+_BUDGET = 4 * 2**20
+
+Array = npt.NDArray[Any]
+
+
+#: Of an object that several tasks make: the file's number, the first byte, the one after the last, the part's ETag.
+Share = tuple[int, int, int, str]
+
+
+class TaskReceipt(NamedTuple):
+    """The receipt of a task: what it has written.
+
+    Attributes:
+        plan: The digest of the plan.
+        task: The number of the task.
+        ranges: For each range that was written: the file's number in the plan, the first byte, and the one after
+            the last.
+        digests: The digest of each, as a part of its tensor.
+        crcs: The CRC-32 of each, for files that have them; else none.
+        bytes_read: Bytes read from files and objects.
+        bytes_written: Bytes written.
+        seconds: The time it took.
+        worker: Who wrote it: host and process.
+        part: The part of the plan that it was run in, as `"3/16"`; empty if it was run otherwise.
+        shares: Of objects that several tasks make, what it has put: the file's number, the first byte, the one after
+            the last, and the ETag of the part; without one it is in the object that it has `made` aside.
+        made: For an object of a store, its bytes and what distinguishes it from another object of its name; else none.
+    """
+
+    plan: str
+    task: int
+    ranges: tuple[tuple[int, int, int], ...]
+    digests: tuple[int, ...]
+    crcs: tuple[int, ...]
+    bytes_read: int
+    bytes_written: int
+    seconds: float
+    worker: str
+    part: str = ""
+    shares: tuple[Share, ...] = ()
+    made: tuple[int, str] | None = None
+
+    @property
+    def contents(self) -> tuple[Any, ...]:
+        """The part that any run of the task says alike."""
+        return self.ranges, self.digests, self.crcs
+
+
+def worker_name() -> str:
+    """Say who works here: host and process."""
+    return _worker(os.getpid())
+
+
+@functools.lru_cache(maxsize=4)
+def _worker(process: int) -> str:
+    return f"{socket.gethostname()}:{process}"
+
+
+class Gathered(NamedTuple):
+    """What was put together.
+
+    Attributes:
+        digests: The digest of each of the task's own destination pieces, in order.
+        crcs: The CRC-32 of each; none if not asked for.
+        differs: Whether one of its own destinations, which was compared with what would be written, is not that.
+        bytes_written: Bytes written to files.
+    """
+
+    digests: list[int]
+    crcs: list[int]
+    differs: bool
+    bytes_written: int
+
+
+class Block(NamedTuple):
+    """A box of a tensor, and where it goes in a buffer.
+
+    Attributes:
+        position: The position of what has the box among the tensors of a task.
+        tensor: The tensor of the plan that it is of.
+        box: The box.
+        at: The byte at which it begins.
+        strides: The bytes from one element to the next, per dim.
+    """
+
+    position: int
+    tensor: int
+    box: Bounds
+    at: int
+    strides: tuple[int, ...]
+
+
+class Gatherer:
+    """Puts together the tensors of a task, and compares them with what is stored again of them.
+
+    Args:
+        program: The tensors, as int64 numbers of a program of the engine. Of their destinations the first are the
+            task's own; those that follow are `compared`.
+        own: The number of its own destinations.
+        sources: Files, objects and arrays.
+        compared: The files and objects that hold some of it again.
+        names: The names of the tensors of which they do, by the tensors' positions.
+
+    Attributes:
+        bytes_read: Bytes that were read from files and objects.
+        compares: Whether replicas are compared.
+
+    Raises:
+        ParseError: if a source is not what it was when the plan was made.
+        OSError: if it cannot be looked at.
+    """
+
+    def __init__(
+        self,
+        program: bytes,
+        own: int,
+        sources: Sequence[Source | Array],
+        compared: Sequence[Source],
+        names: Mapping[int, str],
+    ) -> None:
+        self._program, self._own, self._sources, self._compared, self._names = program, own, sources, compared, names
+        self._held: list[tuple[JobTensor, Pieces]] = []
+        self._watched: tuple[MappedFiles, SameFiles] | None = None
+        self.bytes_read = 0
+        self.compares = True
+        for source in self._noted():
+            source.check()
+
+    def _noted(self) -> Iterator[Source]:
+        return (each for each in (*self._sources, *self._compared) if not isinstance(each, np.ndarray))
+
+    def watch(self) -> None:
+        """Note what is read, so that `check` sees whether it is replaced or written to meanwhile."""
+        files = SameFiles(each.name for each in self._noted() if each.name)
+        self._watched = MappedFiles(self._sources), files
+
+    def check(self) -> None:
+        """Refuse, with ParseError, what was read if it was replaced or written to since it is watched."""
+        for each in self._watched or ():
+            each.check()
+
+    def into_files(
+        self,
+        destinations: Callable[[CopyJob], object],
+        memory: int,
+        threads: int | None,
+        *,
+        sync: bool,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> Gathered:
+        """Put all of the tensors into the destinations that the function adds to a job.
+
+        Raises:
+            LayoutError: if the memory is too little.
+            ParseError: if replicas disagree, or a source is not what it was.
+            OSError: if a file cannot be read or written, or a store fails.
+        """
+        given = np.frombuffer(self._program, np.int64)
+        if any(each.fetched for each in self._noted()):
+            tensors = list(tensors_of(given.copy()))
+            arrays, nbytes = self._fetched(tensors, self._names, self._own, memory)
+            job = CopyJob.of_tensors(tensors)
+        else:
+            tensors, arrays, nbytes = [], [], 0
+            job = CopyJob.of_program(self._program)
+        self._add_holders(job, arrays, destinations)
+        done = job.run(budget=max(memory - nbytes, LEAST_MEMORY), threads=threads, sync=sync, progress=progress)
+        if not tensors and (self._compared or done.differences):
+            tensors = list(tensors_of(given))
+        return self._seen(done, tensors, self._names, self._own, nbytes)
+
+    def into_memory(self, buffer: npt.NDArray[np.uint8], blocks: Sequence[Block], threads: int | None) -> Gathered:
+        """Put boxes into a buffer of bytes.
+
+        Raises:
+            ParseError, OSError: as for `into_files`.
+        """
+        if not self._held:
+            for tensor in tensors_of(np.frombuffer(self._program, np.int64)):
+                others = tensor.targets.chosen(np.flatnonzero(tensor.targets.numbers >= self._own))
+                others.rows[:, 0] += 1 - self._own
+                self._held.append((tensor, others))
+        tensors: list[JobTensor] = []
+        names: dict[int, str] = {}
+        # The parts of one array may interleave there, as those of one tensor may.
+        for _, together in groupby(blocks, lambda block: block.tensor):
+            sources, own, again = [], [], []
+            for block in together:
+                tensor, others = self._held[block.position]
+                sources.append(tensor.sources.clipped(block.box).rows)
+                own.append(Pieces.by_number([Piece(block.box, 0, block.at, block.strides)], len(block.box)).rows)
+                if self.compares and len(others):
+                    again.append(others.clipped(block.box).rows)
+                    names[len(tensors)] = self._names[block.position]
+            targets = Pieces(np.concatenate([*own, *again]))
+            tensors.append(tensor._replace(sources=Pieces(np.concatenate(sources)), targets=targets))
+        arrays, nbytes = self._fetched(tensors, names, 1, None)
+        job = CopyJob.of_tensors(tensors)
+        self._add_holders(job, arrays, lambda job: job.write_array(buffer))
+        return self._seen(job.run(budget=_BUDGET, threads=threads), tensors, names, 1, nbytes)
+
+    def _add_holders(self, job: CopyJob, arrays: Sequence[Array], destinations: Callable[[CopyJob], object]) -> None:
+        for source in self._sources:
+            if isinstance(source, np.ndarray):
+                job.read_array(source)
+            else:
+                source.read_by(job)
+        for array in arrays:
+            job.read_array(array)
+        destinations(job)
+        for other in self._compared:
+            other.compared_by(job)
+
+    def _fetched(
+        self, tensors: Sequence[JobTensor], names: Mapping[int, str], own: int, memory: int | None
+    ) -> tuple[list[Array], int]:
+        """Fetch what is in objects, and change the rows of tensors so that they find it in the arrays that are given.
+
+        Pieces of objects that are compared are, and go nowhere after that. Also gives the bytes that were fetched.
+        """
+        files = [None if isinstance(each, np.ndarray) else each.fetched for each in self._sources]
+        others = [each.fetched for each in self._compared]
+        again = [
+            (number, tensor.targets.chosen(np.array([row])), tensor.targets.rows[row])
+            for number, tensor in enumerate(tensors)
+            for row, holder in enumerate(tensor.targets.numbers.tolist())
+            if holder >= own and others[holder - own] is not None
+        ]
+        largest = max((int(piece.volumes[0]) * tensors[number].itemsize for number, piece, _ in again), default=0)
+        arrays, nbytes = fetch_pieces(tensors, files, memory, 2 * largest + LEAST_MEMORY)
+        for number, piece, row in again:
+            tensor = tensors[number]
+            row[1], row[2 + 2 * piece.rank :] = 0, dense_strides(piece.stops - piece.starts, tensor.itemsize)[0]
+            replica = piece.of_holders(lambda holder: others[holder - own])
+            ours = np.empty((piece.stops - piece.starts)[0], f"V{tensor.itemsize}")
+            target = Pieces.dense(np.zeros((1, 2), np.int64), np.stack([piece.starts, piece.stops], 1), tensor.itemsize)
+            job = CopyJob.of_tensors([tensor._replace(wanted=0, targets=target)])
+            self._add_holders(job, arrays, lambda job, ours=ours: job.write_array(ours))  # type: ignore[misc]
+            job.run(budget=_BUDGET, threads=1)
+            self.bytes_read += compare_replicas(names[number], tensor.shape, replica, replica[0].box, ours)
+        return arrays, nbytes
+
+    def _seen(
+        self, done: CopyReport, tensors: Sequence[JobTensor], names: Mapping[int, str], own: int, nbytes: int
+    ) -> Gathered:
+        """What was done, once it is seen that replicas agree."""
+        self.bytes_read += done.bytes_read + nbytes
+        ends = np.cumsum([len(tensor.targets) for tensor in tensors])
+        for piece, element in done.differences:
+            number = int(np.searchsorted(ends, piece, side="right"))
+            tensor = tensors[number]
+            holder = int(tensor.targets.numbers[piece - int(ends[number]) + len(tensor.targets)])
+            if holder < own:
+                return Gathered([], [], True, 0)
+            path = self._compared[holder - own].path
+            raise ParseError(differing_replica(names[number], tensor.shape, path, element))
+        if not self._compared:
+            return Gathered(done.digests, done.crcs, False, done.bytes_written)
+        is_own = np.concatenate([tensor.targets.numbers < own for tensor in tensors]).tolist()
+        return Gathered(
+            list(compress(done.digests, is_own)), list(compress(done.crcs, is_own)), False, done.bytes_written
+        )
+
+
+Progress = Callable[[int], object] | None
+
+
+class Written(NamedTuple):
+    """What a sink has taken.
+
+    Attributes:
+        digests: The digest of each range, as a part of its tensor.
+        crcs: The CRC-32 of each, for files that have them; else none.
+        nbytes: Bytes that were written.
+        made: For an object, its bytes and what distinguishes it from another object of its name; else none.
+        shares: What was put of objects that several tasks make.
+    """
+
+    digests: list[int]
+    crcs: list[int]
+    nbytes: int
+    made: tuple[int, str] | None = None
+    shares: tuple[Share, ...] = ()
+
+
+class Sink(Protocol):
+    """Where a task writes: regions of files in a folder, an object of a store, or parts of several."""
+
+    def count(self, task: Task) -> int:
+        """The number of its own destinations in the task's program."""
+
+    def fill(
+        self, task: Task, gatherer: Gatherer, memory: int, threads: int | None, *, sync: bool, progress: Progress
+    ) -> Written:
+        """Take what the gatherer gives."""
+
+    def compare(self, task: Task, gatherer: Gatherer, memory: int, threads: int | None, progress: Progress) -> Written:
+        """See that what is there is what the gatherer gives."""
+
+
+@dataclass(frozen=True, repr=False)
+class Task:
+    """A part of a checkpoint to write: everything that a worker needs to know, and nothing else.
+
+    It is pickled as a few kilobytes, needs neither its plan nor another task, and can be run any number of times,
+    anywhere its files or objects are visible.
+
+    Attributes:
+        plan: The digest of its plan.
+        number: Its number in the plan.
+        sink: Where it writes.
+        files: The files that it writes parts of: number in the plan, name, bytes.
+        ranges: The ranges that it writes: the file's position in `files`, the tensor's number, first byte, end.
+    """
+
+    plan: str
+    number: int
+    sink: Sink
+    files: tuple[tuple[int, str, int], ...]
+    ranges: tuple[tuple[int, int, int, int], ...]
+    #: Files and objects, or the arrays of a plan of arrays in memory.
+    _sources: tuple[Any, ...]
+    #: Files and objects that are compared with what is written, and the names of the tensors that they hold again.
+    _compared: tuple[Source, ...]
+    _names: tuple[tuple[int, str], ...]
+    #: The tensors, as the numbers of a program of the I/O engine; destinations are those of the sink, then `_compared`.
+    _program: bytes
+    #: The positions of ranges that hold what earlier ones, or those of other tasks, hold.
+    _again: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_fields(self, plan=str, number=int, files=tuple, ranges=tuple, _sources=tuple)
+        check_fields(self, _compared=tuple, _names=tuple, _program=bytes, _again=tuple)
+        for row in self.ranges:
+            if not (isinstance(row, tuple) and len(row) == 4 and isinstance(row[2], int) and isinstance(row[3], int)):
+                raise TypeError(f"ranges must be tuples of four integers, got {shown(row)}")
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of tensors that it writes."""
+        return sum(end - begin for _, _, begin, end in self.ranges)
+
+    @property
+    def written(self) -> tuple[tuple[int, int, int, int], ...]:
+        """The ranges that it writes: the file's number in the plan, the tensor's number, first byte, end."""
+        return tuple((self.files[file][0], tensor, begin, end) for file, tensor, begin, end in self.ranges)
+
+    @property
+    def again(self) -> frozenset[int]:
+        """The positions of ranges that hold what earlier ones hold."""
+        return frozenset(self._again)
+
+    def __repr__(self) -> str:
+        files = "1 file" if len(self.files) == 1 else f"{len(self.files)} files"
+        return f"<Task {self.number}: {bytes_text(self.nbytes)} of {files}>"
+
+    def run(
+        self, *, memory: int = MEMORY, sync: bool = True, threads: int | None = 1, progress: Progress = None
+    ) -> TaskReceipt:
+        """Write it; an object that was made already is compared with what it should be.
+
+        Args:
+            memory: Bytes for buffers; at least 16 KiB.
+            sync: Whether to sync the data to disk before this returns; a store does so anyway.
+            threads: How many read and copy; one per core if `None`.
+            progress: Called now and then with the bytes that were done since the last time.
+
+        Raises:
+            LayoutError: if the memory is too little.
+            ParseError: if a source is not what it was when the plan was made, or replicas disagree.
+            FileExistsError: if another object is there.
+            FileNotFoundError: if the files do not exist: the plan was not begun, or was committed or given up.
+            OSError: if a file cannot be read or written, or a store fails.
+        """
+        return self._ended(
+            memory, lambda given: self.sink.fill(self, given, memory, threads, sync=sync, progress=progress)
+        )
+
+    def check(self, *, memory: int = MEMORY, threads: int | None = 1, progress: Progress = None) -> TaskReceipt:
+        """See that the finished checkpoint has what it would write; nothing is written.
+
+        Args:
+            memory: Bytes for buffers; at least 16 KiB.
+            threads: How many read and copy; one per core if `None`.
+            progress: Called now and then with the bytes that were done since the last time.
+
+        Raises:
+            LayoutError, ParseError, OSError: as for `run`.
+            FileExistsError: if it has something else.
+            FileNotFoundError: if there is none.
+        """
+        return self._ended(memory, lambda given: self.sink.compare(self, given, memory, threads, progress))
+
+    def _ended(self, memory: int, ask: Callable[[Gatherer], Written]) -> TaskReceipt:
+        began = time.perf_counter()
+        check_memory(memory)
+        gatherer = Gatherer(self._program, self.sink.count(self), self._sources, self._compared, dict(self._names))
+        done = ask(gatherer)
+        return TaskReceipt(
+            self.plan,
+            self.number,
+            tuple((file, begin, end) for file, _, begin, end in self.written),
+            tuple(done.digests),
+            tuple(done.crcs),
+            gatherer.bytes_read,
+            done.nbytes,
+            round(time.perf_counter() - began, 6),
+            worker_name(),
+            shares=done.shares,
+            made=done.made,
+        )

@@ -1,0 +1,415 @@
+"""How a plan is run, by whom, what it costs, and what came of it.
+
+The workers that run tasks are threads, or a caller's executor; they run a few at a time, with retries where they may
+help.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, TypeVar
+
+from ...._arguments import INTEGER, check_fields, check_items, integer
+from ...._threads import Threads
+from ....errors import LayoutError, ShardwiseError
+from ....rules.left_out import LeftOut
+from ...data.engine import LEAST_MEMORY, check_threads
+from ...data.location import Location
+from ...data.objects import ObjectPath
+
+__all__ = [
+    "MEMORY",
+    "RETRIES",
+    "Crew",
+    "Flight",
+    "Work",
+    "WriteOutline",
+    "WriteReport",
+    "crew_for",
+    "crew_of",
+    "one_worker",
+    "workers_of",
+]
+
+#: Bytes of memory, and how often a task is retried, unless the caller says otherwise.
+MEMORY = 256 * 2**20
+RETRIES = 2
+#: The number of tasks per worker that are under way or waiting.
+_WINDOW = 2
+#: With less memory per thread, fewer threads with larger buffers are better.
+_SMALL = 512 * 2**10
+#: The work that one thread does before another has started.
+_PARALLEL_FROM = 4 * 2**20
+_MOST_THREADS = 256
+#: System errors that would be the same the next time.
+_LASTING = {
+    errno.EACCES, errno.EDQUOT, errno.EEXIST, errno.ENOENT, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Work:
+    """The way that a plan is run.
+
+    Attributes:
+        executor: What runs the tasks; threads of this process if `None`.
+        workers: The number of workers of the executor; if `None`, as many as it says it has.
+        memory: Bytes for the buffers of all workers of a host.
+        threads: Their number, if there is no executor; one per core if `None`.
+        sync: Whether the data is on the disk before its receipt is; a store does so anyway.
+        retries: How often a task is retried that fails with an error of the system or of its worker.
+        timeout: Seconds after which workers of the executor that have ended no task are given up; `None` for no end.
+        progress: Called now and then with the bytes that are done and the bytes in all.
+        resume: Whether what an interrupted run has done is kept.
+        record_bytes: Of tasks that this process runs, receipts are written when they have written so many bytes,
+        record_seconds: or after so many seconds.
+
+    Raises:
+        LayoutError, TypeError: if a number is too small, or of another type.
+    """
+
+    executor: Executor | None = None
+    workers: int | None = None
+    memory: int = MEMORY
+    threads: int | None = None
+    sync: bool = True
+    retries: int = RETRIES
+    timeout: float | None = None
+    progress: Callable[[int, int], object] | None = None
+    resume: bool = False
+    record_bytes: int = 2**30
+    record_seconds: float = 5.0
+
+    def __post_init__(self) -> None:
+        integer("memory", self.memory)
+        check_threads(self.threads)
+        if integer("retries", self.retries) < 0:
+            raise LayoutError(f"retries is {self.retries}; it must be at least 0")
+        if self.workers is not None and integer("workers", self.workers) < 1:
+            raise LayoutError(f"workers is {self.workers}; it must be at least 1")
+        if self.timeout is not None:
+            if isinstance(self.timeout, bool) or not isinstance(self.timeout, (int, float)):
+                raise TypeError(f"timeout must be a number of seconds, got {type(self.timeout).__name__}")
+            if not self.timeout > 0:
+                raise LayoutError(f"timeout is {self.timeout}; it must be more than 0 seconds")
+        if self.executor is not None and not isinstance(self.executor, Executor):
+            raise TypeError(f"executor must be a concurrent.futures.Executor, got {type(self.executor).__name__}")
+
+
+Task = TypeVar("Task")
+Receipt = TypeVar("Receipt")
+
+
+class _Here(Executor):
+    """Runs each function at once, in the caller's thread."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+@dataclass(frozen=True)
+class Crew:
+    """The workers that run the tasks.
+
+    Attributes:
+        executor: What takes functions.
+        workers: The number that run at a time.
+        memory: Bytes for the buffers of each.
+        is_here: Whether they run in this process.
+        window: The number of tasks that are under way or waiting.
+        threads: The number of threads of each task; one per core if `None`.
+        timeout: Seconds after which workers that have ended no task are given up.
+    """
+
+    executor: Executor
+    workers: int
+    memory: int
+    is_here: bool
+    window: int
+    threads: int | None = 1
+    timeout: float | None = None
+
+    @property
+    def is_one(self) -> bool:
+        """Whether one task at a time runs in the caller's thread."""
+        return isinstance(self.executor, _Here)
+
+
+def crew_of(work: Work) -> Crew:
+    """Give what runs tasks through a caller's executor.
+
+    Raises:
+        LayoutError: if the memory is too little.
+    """
+    assert work.executor is not None
+    workers, sharing = (work.workers,) * 2 if work.workers is not None else _workers(work.executor)
+    is_here = isinstance(work.executor, ThreadPoolExecutor)
+    budget = _budget(work.memory, sharing)
+    return Crew(work.executor, workers, budget, is_here, _WINDOW * workers, timeout=work.timeout)
+
+
+def workers_of(work: Work) -> int:
+    """The number of workers of a caller's executor that share the memory of a host; 1 without one."""
+    return 1 if work.executor is None else work.memory // crew_of(work).memory
+
+
+def one_worker(work: Work) -> Crew:
+    """Give a crew that runs one task after the other, each with all of the memory and the threads."""
+    return Crew(_Here(), 1, _budget(work.memory, 1), True, 1, threads=work.threads)
+
+
+@contextlib.contextmanager
+def crew_for(work: Work, *, nbytes: int, tasks: int, each: int = _SMALL) -> Iterator[Crew]:
+    """Give what runs this many tasks of this many bytes: a caller's executor, or threads for as long as this lasts.
+
+    There are no more threads than have `each` of the memory.
+
+    Raises:
+        LayoutError: if the memory is too little.
+    """
+    if work.executor is not None:
+        yield crew_of(work)
+        return
+    workers = _threads(nbytes, tasks, work.memory // each, work.threads)
+    budget = _budget(work.memory, workers)
+    if workers == 1:
+        yield Crew(_Here(), 1, budget, True, 1)
+        return
+    with Threads(workers) as pool:
+        try:
+            yield Crew(pool, workers, budget, True, _WINDOW * workers)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _threads(nbytes: int, tasks: int, most: int, threads: int | None) -> int:
+    if nbytes < _PARALLEL_FROM:
+        return 1
+    wanted = threads or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else threads or os.cpu_count()
+    return max(min(wanted or 1, tasks, most, _MOST_THREADS), 1)
+
+
+def _budget(memory: int, workers: int) -> int:
+    if memory // workers < LEAST_MEMORY:
+        each = f" for each of {workers} workers" if workers > 1 else ""
+        raise LayoutError(f"memory is {memory} bytes; at least {LEAST_MEMORY} bytes are needed{each}")
+    return memory // workers
+
+
+def _workers(executor: Executor) -> tuple[int, int]:
+    """The number of workers of an executor, and the most of them that share the memory of one host."""
+    client = getattr(executor, "_client", None)
+    if client is not None and hasattr(client, "nthreads"):  # Dask's: addresses such as tcp://10.0.0.1:4711.
+        hosts: dict[str, int] = {}
+        for address, count in client.nthreads().items():
+            host = str(address).rpartition("/")[2].rpartition(":")[0]
+            hosts[host] = hosts.get(host, 0) + int(count)
+        return max(sum(hosts.values()), 1), max([1, *hosts.values()])
+    # The first is that of the standard library, the second that of mpi4py, which does not tell hosts apart.
+    for name in ("_max_workers", "num_workers"):
+        count = getattr(executor, name, None)
+        if isinstance(count, int) and count > 0:
+            return count, count
+    return (os.cpu_count() or 1,) * 2
+
+
+class _GivenUp(TimeoutError):
+    """No worker ends a task any more."""
+
+
+class Flight(Generic[Task, Receipt]):
+    """Tasks under way.
+
+    Args:
+        crew: What runs them.
+        call: What gives the receipt of a task; with its arguments it is sent to the workers.
+        arguments: Its arguments after the task.
+        retries: How often a task is retried.
+        keep: Called with each finished task and its receipt, even if the run ends with another task's error.
+        hint: For a broken executor: what happens to finished tasks, and how to continue.
+    """
+
+    def __init__(
+        self,
+        crew: Crew,
+        call: Callable[..., Receipt],
+        arguments: tuple[Any, ...],
+        retries: int,
+        keep: Callable[[Task, Receipt], object],
+        hint: str,
+    ) -> None:
+        self._crew, self._call, self._arguments = crew, call, arguments
+        self._retries, self._keep, self._hint = retries, keep, hint
+        self._ended: SimpleQueue[tuple[Task, int, Future[Receipt]]] = SimpleQueue()
+        self._under_way: set[Future[Receipt]] = set()
+
+    def run(self, tasks: Iterable[Task], total: int, shown: Callable[[Task], object]) -> int:
+        """Run these `total` tasks, and give how many were run; `shown` is called after each."""
+        count = 0
+        waiting = iter(tasks)
+        try:
+            while True:
+                while len(self._under_way) < self._crew.window:
+                    task = next(waiting, None)
+                    if task is None:
+                        break
+                    self._submit(task, 0)
+                if not self._under_way:
+                    break
+                task = self._next()
+                if task is not None:
+                    count += 1
+                    shown(task)
+        except (BrokenExecutor, CancelledError) as error:
+            self._drain()
+            raise BrokenExecutor(
+                f"a worker died, and the executor with it ({type(error).__name__}), after {count} of {total} tasks; "
+                f"{self._hint}"
+            ) from error
+        except _GivenUp:
+            raise
+        except KeyboardInterrupt:
+            if self._crew.is_here:
+                self._drain()
+            raise KeyboardInterrupt(f"interrupted after {count} of {total} tasks; {self._hint}") from None
+        except Exception:
+            self._drain()
+            raise
+        finally:
+            for future in self._under_way:
+                future.cancel()
+        return count
+
+    def _submit(self, task: Task, attempt: int) -> None:
+        future = self._crew.executor.submit(self._call, task, *self._arguments)
+        self._under_way.add(future)
+        future.add_done_callback(lambda ended: self._ended.put((task, attempt, ended)))
+
+    def _next(self) -> Task | None:
+        """The next finished task; `None` if one failed and is retried."""
+        try:
+            task, attempt, future = self._ended.get(timeout=self._crew.timeout)
+        except Empty:
+            raise _GivenUp(
+                errno.ETIMEDOUT,
+                f"no worker has ended a task for {self._crew.timeout:g} seconds, and {len(self._under_way)} are under "
+                f"way; {self._hint}",
+            ) from None
+        self._under_way.discard(future)
+        try:
+            receipt = future.result()
+        except Exception as error:
+            if attempt >= self._retries or not _may_pass(error):
+                raise
+            self._submit(task, attempt + 1)
+            return None
+        self._keep(task, receipt)
+        return task
+
+    def _drain(self) -> None:
+        """After an error: wait for what has begun, and keep it if it finishes."""
+        for future in list(self._under_way):
+            future.cancel()
+        while self._under_way:
+            try:
+                task, _, future = self._ended.get(timeout=self._crew.timeout)
+            except Empty:
+                return
+            self._under_way.discard(future)
+            if not future.cancelled() and future.exception() is None:
+                self._keep(task, future.result())
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether the same task may succeed another time, perhaps elsewhere."""
+    if isinstance(error, OSError):
+        return error.errno not in _LASTING
+    return not isinstance(
+        error, (ShardwiseError, ValueError, TypeError, MemoryError, ImportError, BrokenExecutor, CancelledError)
+    )
+
+
+@dataclass(frozen=True)
+class WriteOutline:
+    """The cost of writing a checkpoint.
+
+    Attributes:
+        files: The names and bytes of the files.
+        bytes: Bytes of all files.
+        memory: The most bytes of the buffers of all threads.
+        threads: The number of threads.
+        tasks: The number of tasks.
+        free: Bytes that the destination's file system has left; 2**63 - 1 for a destination in a store.
+        bytes_read: Bytes that are read, with those of replicas to be compared. `None` for a destination in a store.
+        operations: The number of copies, each of bytes that are contiguous in a source and in a file; those that are
+            near one another are read and written together. `None` for a destination in a store.
+        seconds: About how long it takes, by a sample of it, in one thread. `None` for a source or a destination in a
+            store, or if nothing can be written beside the destination.
+        warnings: What looks wrong, as in `WriteReport`.
+        left_out: What would not arrive, as in `WriteReport`.
+    """
+
+    files: tuple[tuple[str, int], ...]
+    bytes: int
+    memory: int
+    threads: int
+    tasks: int
+    free: int
+    bytes_read: int | None = None
+    operations: int | None = None
+    seconds: float | None = None
+    warnings: tuple[str, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+
+    def __post_init__(self) -> None:
+        maybe = (*INTEGER, type(None))
+        check_fields(self, files=tuple, bytes=INTEGER, memory=INTEGER, threads=INTEGER, tasks=INTEGER, free=INTEGER)
+        check_fields(self, bytes_read=maybe, operations=maybe, seconds=(float, *maybe), warnings=tuple)
+        check_items("left_out", self.left_out, LeftOut)
+
+
+@dataclass(frozen=True)
+class WriteReport:
+    """The checkpoint that was written.
+
+    Attributes:
+        path: The new checkpoint.
+        tensors: The number of its tensors, not counting aliases.
+        bytes: Bytes of its files.
+        bytes_read: Bytes read from files.
+        bytes_written: Bytes written.
+        bytes_resumed: Bytes that an earlier run had written.
+        warnings: What looks wrong, a sentence each: rules that apply to no name, tensors that match no rule, a pattern
+            of `rename` that changes none, layouts that cut nothing since the format holds tensors whole; values beyond
+            the range of the new dtype; values that the format has no place for.
+        left_out: What does not arrive, by kind; `str` of one is its sentence.
+        carried: The names of files that were copied along with the tensors of a Hugging Face folder.
+    """
+
+    path: Location
+    tensors: int
+    bytes: int
+    bytes_read: int
+    bytes_written: int
+    bytes_resumed: int
+    warnings: tuple[str, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    carried: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_fields(self, path=(Path, ObjectPath), tensors=INTEGER, bytes=INTEGER)
+        check_fields(self, bytes_read=INTEGER, bytes_written=INTEGER, bytes_resumed=INTEGER, warnings=tuple)
+        check_fields(self, left_out=tuple, carried=tuple)
+        check_items("left_out", self.left_out, LeftOut)

@@ -1,0 +1,8 @@
+"""Plans: what is written where, as data, cut into tasks.
+
+| module | answers |
+|---|---|
+| `data` | what a plan says, in sections |
+| `plan` | the plan cut into tasks |
+| `file` | plans as files, and the check of one |
+"""

@@ -1,0 +1,350 @@
+"""The file of a plan: a line that says what it is, a head in JSON, and sections in blocks, each with its digest.
+
+The digest of the head, which has those of all blocks, is the plan's. So a plan is opened by its head alone, and a
+worker reads the blocks that its tasks need. What the file says is checked before anything is done with it: of a small
+plan all when it is opened, of a large one each part when it is read, and all of it before the checkpoint gets its name.
+All that it says is checked against itself: names, boxes, places of bytes, tasks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import Any, TypeVar, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from ...._atomic import naming, replacing
+from ...._dtypes import dtype_named
+from ...._text import shown
+from ....errors import ParseError
+from ....layout import UnevenRule
+from ....pieces import Pieces, repeated
+from ...data.block_lists import BLOCK, Stored, blocks_of, packed
+from ...data.files import DataFile
+from ...data.parts import RANKS
+from ...data.sources import check_name
+from ...tensors.companion_files import is_carried
+from ..forms.files import HeaderLengths
+from ..forms.forms import WRITTEN
+from .data import (
+    CUT,
+    DATA,
+    DTYPE,
+    FILE_NAME,
+    LEAST_ASKED,
+    NAME,
+    OBJECT,
+    REPLICAS,
+    SHAPE,
+    SIZE,
+    SLOTS,
+    SOURCES,
+    START,
+    TARGETS,
+    PlannedTensor,
+    repeated_slots,
+    said_by,
+)
+from .plan import WritePlan, share_ends, shares_of, stretch_runs, task_runs
+
+__all__ = ["check_cut", "check_plan", "load_plan", "save_plan"]
+
+Plan = TypeVar("Plan", bound=WritePlan)
+Numbers = npt.NDArray[np.int64]
+
+_LARGEST = 2**63 - 1
+
+#: The beginning of a plan file: the version, the digest of the head, its bytes, and the number of blocks.
+_HEAD = re.compile(rb"shardwise plan (\d{1,9})(?: ([0-9a-f]{64}) (\d{1,15}) (\d{1,15}))?[ \n]")
+_VERSION = 3
+_MOST_LINE = 128
+#: Plans of up to so many bytes are checked as a whole when they are opened.
+_SMALL = 2**22
+
+_SECTIONS = (
+    "names", "shapes", "tensors", "pieces", "replicas", "targets", "boxes", "file_names", "files", "slots", "sources",
+    "source_ends", "runs", "again", "order", "shares", "share_ends", "aliases", "beside", "paths",
+)  # fmt: skip
+_KEYS = {"path", "form", "task_bytes", "metadata", "dtypes", "cuts", "beside", "sections"}
+
+
+def save_plan(plan: WritePlan, path: Path) -> None:
+    """Write a plan to a file, as a whole or not at all."""
+    head = plan.body()
+    count = sum(-(-held.nbytes // BLOCK) for held in plan.sections.values())
+    lengths = []
+    with replacing(path) as file:
+        line = f"shardwise plan {_VERSION} {plan.digest} {len(head)} {count}\n".encode()
+        file.write(line + head + bytes(8 * count))
+        for held in plan.sections.values():
+            for block in blocks_of(held):
+                short = packed(block)
+                lengths.append(len(short))
+                file.write(short)
+        file.seek(len(line) + len(head))
+        file.write(np.array(lengths, "<i8").tobytes())
+
+
+def load_plan(path: Path, kind: type[Plan]) -> Plan:
+    """Open a plan.
+
+    Raises:
+        ParseError: if it is not a plan, has another version, or was damaged or edited.
+        OSError: if it cannot be read.
+    """
+    with naming(path):
+        file = DataFile(path)
+    line = file.read(0, min(_MOST_LINE, file.size)).partition(b"\n")[0] + b"\n"
+    found = _HEAD.match(line)
+    if found is None:
+        raise ParseError(f"{path}: is not a shardwise plan")
+    if int(found[1]) != _VERSION:
+        raise ParseError(
+            f"{path}: is a plan of version {int(found[1])}; only version {_VERSION} is known: plan it again"
+        )
+    at, blocks = len(line) + int(found[3] or 0), int(found[4] or 0)
+    if found[2] is None or at + 9 * blocks > file.size:
+        raise ParseError(f"{path}: the plan was edited or is damaged: its digest differs")
+    text = file.read(len(line), at - len(line))
+    if hashlib.sha256(text).hexdigest() != found[2].decode():
+        raise ParseError(f"{path}: the plan was edited or is damaged: its digest differs")
+    with said_by(path):
+        head = json.loads(text)
+        _check_head(head)
+        lengths = np.frombuffer(file.read(at, 8 * blocks), "<i8")
+        begins = [at + 8 * blocks, *(at + 8 * blocks + np.cumsum(lengths)).tolist()]
+        if begins[-1] != file.size or (lengths <= 0).any() or (lengths > file.size).any():
+            raise ParseError(f"{path}: the plan was edited or is damaged: its digest differs")
+        sections, first = {}, 0
+        for name, (nbytes, digests) in head.pop("sections").items():
+            end = first + len(digests)
+            sections[name] = Stored(file, nbytes, begins[first : end + 1], digests)
+            first = end
+        if first != blocks:
+            raise ValueError("it has blocks of no section")
+        plan = kind._made(head, sections, file=path, digest=found[2].decode())
+        if sum(held.nbytes for held in sections.values()) <= _SMALL:
+            check_plan(plan)
+    return plan
+
+
+def _check_head(head: Any) -> None:
+    if not isinstance(head, dict) or set(head) != _KEYS:
+        raise ValueError("its head has not the entries of a plan")
+    if not isinstance(head["path"], str) or not isinstance(head["form"], str) or head["form"] not in WRITTEN:
+        raise ValueError(f"its form {shown(head['form'])} is none that is written")
+    if PurePath(head["path"]).name in ("", ".."):
+        raise ValueError(f"its path {shown(head['path'])} ends in no name")
+    check_name(head["path"])
+    if type(head["task_bytes"]) is not int or not LEAST_ASKED <= head["task_bytes"] < 1 << 63:
+        raise ValueError(f"its task_bytes is {shown(head['task_bytes'])}; it must be at least {LEAST_ASKED}")
+    metadata, dtypes, cuts = head["metadata"], head["dtypes"], head["cuts"]
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        raise ValueError("its metadata is not one of texts")
+    for name in dtypes:
+        found = dtype_named(name) if isinstance(name, str) else None
+        if found is None or found.bits % 8:
+            raise ValueError(f"its dtype {shown(name)} is unknown")
+    for cut in cuts:
+        check_cut(cut)
+    form = WRITTEN[head["form"]]
+    if cuts and not form.is_cut:
+        raise ValueError(f"it cuts tensors, which the form {head['form']} does not hold")
+    for name, length in head["beside"].items():
+        goes_along = (form.takes_files and is_carried(name)) or (form.has_arrays and name == RANKS)
+        if not goes_along or type(length) is not int or length < 0:
+            raise ValueError(f"it has the file {shown(name)}, which does not go along with a checkpoint")
+    if tuple(head["sections"]) != _SECTIONS:
+        raise ValueError("it has not the sections of a plan")
+    for nbytes, digests in head["sections"].values():
+        if type(nbytes) is not int or nbytes < 0 or not all(isinstance(each, str) for each in digests):
+            raise ValueError("it has a section without a length")
+    if sum(head["beside"].values()) != head["sections"]["beside"][0]:
+        raise ValueError("what goes along is not as long as it says")
+
+
+def check_cut(cut: Any) -> None:
+    """Refuse, with ValueError, what no manifest says of how a tensor is cut."""
+    is_cut = isinstance(cut, dict) and set(cut) == {"layout", "uneven", "mesh"} and isinstance(cut["mesh"], dict)
+    if not is_cut or set(cut["mesh"]) != {"shape", "axis_names"} or cut["uneven"] not in get_args(UnevenRule):
+        raise ValueError("it has a cut without a layout, a rule or a mesh")
+    layout, shape, names = cut["layout"], cut["mesh"]["shape"], cut["mesh"]["axis_names"]
+    specs = [spec if isinstance(spec, list) else [] if spec is None else [spec] for spec in layout]
+    is_text = all(isinstance(each, str) for each in [*names, *(axis for spec in specs for axis in spec)])
+    if not is_text or len(names) != len(shape) or any(type(size) is not int or size < 1 for size in shape):
+        raise ValueError("it has a cut whose layout or mesh is none")
+
+
+def check_plan(plan: WritePlan) -> None:
+    """Refuse, with ValueError or ParseError, a plan that contradicts itself."""
+    rows = _table(plan, "tensors", 8)
+    lengths = {
+        NAME: plan.sections["names"].nbytes,
+        SHAPE: _count(plan, "shapes"),
+        SOURCES: _count(plan, "pieces"),
+        REPLICAS: _count(plan, "replicas"),
+        TARGETS: _count(plan, "targets") / 3,
+    }
+    for column, length in lengths.items():
+        _check_ends(rows[:, column], length)
+    _check_ends(plan.numbers("source_ends", 0, len(plan.sources)), plan.sections["sources"].nbytes)
+    is_known = (rows[:, DTYPE] >= 0) & (rows[:, DTYPE] < len(plan.dtypes)) & (rows[:, CUT] < len(plan.head["cuts"]))
+    if not (is_known & (rows[:, CUT] >= -1) & ((rows[:, OBJECT] | 1) == 1)).all():
+        raise ValueError("it has a tensor of a dtype or a cut that it does not list")
+    if plan.form != "dcp" and rows[:, OBJECT].any():
+        raise ValueError(f"it has values that are not tensors, which the form {plan.form} does not hold")
+    for _ in plan.sources:
+        pass
+    names = _check_tensors(plan)
+    _check_texts(plan, names)
+    _check_files(plan, rows)
+    if plan.place.takes_whole_files:
+        return
+    counts = zip(plan.tensors, np.diff(rows[:, TARGETS], prepend=0).tolist(), strict=True)
+    shapes = [(t.shape, t.itemsize, len(t.sources) + len(t.replicas) + count) for t, count in counts]
+    if plan.is_shared:
+        order = _table(plan, "order", 1).reshape(-1)
+        if not np.array_equal(np.sort(order), np.arange(len(shapes))):
+            raise ValueError("its order is not one of its tensors")
+        shapes = [shapes[number] for number in order.tolist()]
+    if not np.array_equal(
+        (stretch_runs if plan.is_shared else task_runs)(shapes, plan.task_bytes), _table(plan, "runs", 7)
+    ):
+        raise ValueError("its tasks are not those of its tensors")
+    if plan.is_shared:
+        shares = shares_of(plan, plan.place.least_part)
+        if shares is None or not np.array_equal(shares[:, 1:], _table(plan, "shares", 4)):
+            raise ValueError("what its tasks make of its files is not what they write")
+        if not np.array_equal(share_ends(shares, len(plan.grid)), _table(plan, "share_ends", 1).reshape(-1)):
+            raise ValueError("what its tasks make of its files is not what they write")
+
+
+def _count(plan: WritePlan, section: str) -> float:
+    return plan.sections[section].nbytes / 8
+
+
+def _table(plan: WritePlan, section: str, width: int) -> Numbers:
+    nbytes = plan.sections[section].nbytes
+    if nbytes % (8 * width):
+        raise ValueError(f"its {section} are not whole rows")
+    return plan.numbers(section, 0, nbytes // 8).reshape(-1, width)
+
+
+def _check_ends(ends: Numbers, length: float) -> None:
+    if (np.diff(ends, prepend=0) < 0).any() or (ends[-1] if len(ends) else 0) != length:
+        raise ValueError("it ends too early, or has more than it lists")
+
+
+def _check_tensors(plan: WritePlan) -> set[str]:
+    names: set[str] = set()
+    for tensor in plan.tensors:
+        if tensor.name in names:
+            raise ValueError(f"it has two tensors {shown(tensor.name)}")
+        names.add(tensor.name)
+        if any(size < 0 for size in tensor.shape) or tensor.nbytes > _LARGEST:
+            raise ValueError(f"it has a tensor of shape {shown(tensor.shape)}")
+        for rows in (tensor.sources, tensor.replicas):
+            check_pieces(rows, tensor.shape, len(plan.sources))
+        targets = tensor.targets
+        for rows in (tensor.sources, targets.chosen(~repeated(targets)) if plan.has_arrays else targets):
+            _check_volume(tensor, rows)
+    return names
+
+
+def check_pieces(pieces: Pieces, shape: Sequence[int], sources: int) -> None:
+    """Refuse, with ValueError, pieces that are not in a tensor of this shape, or in none of so many sources."""
+    starts, stops = pieces.starts, pieces.stops
+    inside = (starts >= 0).all() and (starts < stops).all() and (stops <= np.array(shape, np.int64)).all()
+    places = pieces.rows[:, :2]
+    if not inside or (places < 0).any() or (places[:, 0] >= sources).any() or (pieces.strides < 0).any():
+        raise ValueError("it has a piece that is not in its tensor, or in no source")
+
+
+def _check_volume(tensor: PlannedTensor, pieces: Pieces) -> None:
+    """What is read or written of a tensor is as much as it has; the engine finds what overlaps."""
+    if sum(pieces.volumes.tolist()) * tensor.itemsize != tensor.nbytes:
+        raise ValueError(f"its parts of the tensor {shown(tensor.name)} are not all of it")
+
+
+def _check_texts(plan: WritePlan, names: set[str]) -> None:
+    aliases: Any = plan.json("aliases")
+    paths: Any = plan.json("paths")
+    if not isinstance(aliases, Mapping) or not isinstance(paths, Mapping):
+        raise ValueError("its aliases or its paths are none")
+    for alias, name in aliases.items():
+        if alias in names or not isinstance(name, str) or name not in names:
+            raise ValueError(f"it ties {shown(alias)} to {shown(name)}, which it does not write")
+    for name, path in paths.items():
+        is_path = isinstance(path, list) and all(isinstance(key, str) or type(key) is int for key in path)
+        if plan.form != "dcp" or not is_path or not (name in names or name in aliases):
+            raise ValueError(f"it has a path for {shown(name)}, which it does not write")
+
+
+def _check_files(plan: WritePlan, tensors: Numbers) -> None:
+    rows = _table(plan, "files", 5)
+    _check_ends(rows[:, FILE_NAME], plan.sections["file_names"].nbytes)
+    _check_ends(rows[:, SLOTS], _count(plan, "slots") / 2)
+    if (rows[:, START:] < 0).any() or (rows[:, SIZE] < rows[:, START]).any():
+        raise ValueError("it has a file of no size")
+    slots = _table(plan, "slots", 2)
+    _table(plan, "boxes", 1)
+    if (slots < 0).any() or (slots[:, 0] >= len(tensors)).any():
+        raise ValueError("it has a file with a part of no tensor")
+    if (slots[:, 1] + plan.slot_table.width * plan.slot_table.ranks[slots[:, 0]] > len(plan.slot_table.pool)).any():
+        raise ValueError("it has a file with a box that it does not list")
+    _check_boxes(plan, slots)
+    lengths = HeaderLengths(plan.tensors, len(rows)) if plan.form == "sharded" else None
+    expected = []
+    for number, (file, row) in enumerate(zip(plan.files, rows, strict=True)):
+        sizes = file.slots.nbytes
+        if (sizes < 0).any() or int(sizes.sum()) != row[DATA] or file.size != file.end or row[START] != file.start:
+            raise ValueError(f"the file {shown(file.name)} is not as long as it says")
+        if lengths is not None:  # Without making them: they may have millions of entries.
+            header = lengths.header(file.name, file.slots, plan.head["metadata"])
+        else:
+            header = 0 if plan.form == "dcp" else len(file.before(0)[1])
+        if row[START] != header:
+            raise ValueError(f"the file {shown(file.name)} has not the header that it says")
+        kept = np.flatnonzero(sizes)
+        part = np.empty((len(kept), 4), np.int64)
+        part[:, 0], part[:, 1] = file.slots.tensors[kept], number
+        part[:, 2], part[:, 3] = file.start + file.slots.begins[kept], file.slots.places[kept]
+        expected.append(part)
+    again = repeated_slots(plan.files) if plan.has_arrays else b""
+    if plan.sections["again"].nbytes != len(again) or plan.sections["again"].read(0, len(again)) != again:
+        raise ValueError("it has not the boxes a second time that it says")
+    whole = np.concatenate([np.zeros((0, 4), np.int64), *expected])
+    whole = whole[np.argsort(whole[:, 0], kind="stable")]
+    counts = np.bincount(whole[:, 0], minlength=len(tensors)) if len(whole) else np.zeros(len(tensors), np.int64)
+    is_same = np.array_equal(whole[:, 1:], _table(plan, "targets", 3))
+    if not is_same or not np.array_equal(np.cumsum(counts), tensors[:, TARGETS]):
+        raise ValueError("the parts of its files are not those of its tensors")
+
+
+def _check_boxes(plan: WritePlan, slots: Numbers) -> None:
+    """Each slot has a box of its tensor; of one without elements all of it, once."""
+    table, shapes = plan.slot_table, plan.numbers("shapes", 0, plan.sections["shapes"].nbytes // 8)
+    ends = np.cumsum(table.ranks)
+    is_empty = np.zeros(len(table.ranks), np.bool_)
+    for rank, chosen in table.by_rank(slots[:, 0]):
+        tensors = slots[chosen, 0]
+        sides = table.sides(slots[chosen, 1], rank)
+        whole = shapes[(ends[tensors] - rank)[:, None] + np.arange(rank)]
+        is_inside = (sides[:, 0] >= 0) & (sides[:, 0] <= sides[:, 1]) & (sides[:, 1] <= whole)
+        empty = (whole == 0).any(axis=1)
+        is_whole = ((sides[:, 0] == 0) & (sides[:, 1] == whole)).all(axis=1)
+        if not is_inside.all() or not (table.has_arrays or is_whole[empty].all()):
+            raise ValueError("a file has a part of a tensor that is not in it")
+        if table.has_arrays:
+            begins, shapes_of = table.held(slots[chosen, 1], rank).transpose(1, 0, 2)
+            if (begins < 0).any() or (begins + sides[:, 1] - sides[:, 0] > shapes_of).any():
+                raise ValueError("a file has a part of a tensor that is not in its array")
+        is_empty[tensors[empty]] = True
+    counts = np.bincount(slots[:, 0], minlength=len(table.ranks)) if len(slots) else np.zeros(len(table.ranks), int)
+    if (counts == 0).any() or (not table.has_arrays and (counts[is_empty] != 1).any()):
+        raise ValueError("it does not write all of its tensors, or some of them twice")

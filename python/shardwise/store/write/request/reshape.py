@@ -1,0 +1,487 @@
+"""`reshard_checkpoint` and `plan_checkpoint`: a checkpoint from another checkpoint."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any, Literal
+
+from ...._arguments import instance, is_true, optional
+from ...._dtypes import Dtype, find_dtype
+from ...._garbage import uncollected
+from ...._text import shown
+from ....conversion.assembled import Assembled, Wanted
+from ....errors import LayoutError, ParseError
+from ....layout import UnevenRule
+from ....partition import Partition
+from ....placing import Layouts
+from ....quantized.method import quantization_of
+from ....rules.left_out import LeftOut
+from ....rules.numbers import Config, config_text, read_config
+from ....rules.pattern import NamePattern
+from ....rules.rewrites import Rewrites
+from ...data.location import Location, is_sampled, location_of, taken
+from ...formats.open import open_checkpoint
+from ...rewritten.components import component_partitions, outline_of
+from ...rewritten.convert import Overflow, checked_overflow, is_converted, is_float
+from ...rewritten.names import (
+    chosen,
+    idle_renames,
+    kept_values,
+    key_paths,
+    names_of,
+    refuse_unreadable,
+    renamed_tensors,
+    replacements,
+)
+from ...rewritten.wanted import partition_for, refuse_unmatched, wanted_object, wanted_stored
+from ...tensors.checkpoint import StoredCheckpoint
+from ...tensors.companion_files import beside, carried_files
+from ...tensors.model_config import config_of
+from ..forms.doubts import (
+    DoubtsError,
+    asked_for,
+    described,
+    doubts_about,
+    dropped_by_rules,
+    nbytes_of,
+    states_alone,
+    without_a_place,
+)
+from ..forms.forms import WRITTEN
+from ..places import check_writable, claim_name, locked, refuse_source
+from ..places.work import MEMORY, RETRIES, Work, WriteReport, workers_of
+from ..run.checkpoint_plan import CheckpointPlan
+from ..run.run import run_whole
+from .save import FILE_BYTES, Target, chosen_form, plan_form, warn
+from .spool import Spool, opened_spool
+
+__all__ = ["plan_checkpoint", "reshard_checkpoint"]
+
+
+def reshard_checkpoint(
+    src: str | os.PathLike[str] | Location,
+    dst: str | os.PathLike[str] | Location,
+    layouts: Layouts | None = None,
+    *,
+    to: Target | None = None,
+    uneven: UnevenRule = "even",
+    dtype: Any = None,
+    overflow: Overflow = "refuse",
+    rename: Mapping[str, str] | Sequence[tuple[str, str]] = (),
+    rewrites: Rewrites | None = None,
+    only: str | None = None,
+    drop: str | None = None,
+    metadata: Mapping[str, str] | None = None,
+    max_file_bytes: int = FILE_BYTES,
+    memory: int = MEMORY,
+    threads: int | None = None,
+    sync: bool = True,
+    replicas: Literal["check", "first"] = "check",
+    resume: bool = False,
+    executor: Executor | None = None,
+    workers: int | None = None,
+    task_bytes: int | None = None,
+    retries: int = RETRIES,
+    timeout: float | None = None,
+    strict: bool = False,
+    rank: int | None = None,
+    padded: bool = False,
+    config: Config | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> WriteReport:
+    """Reshard a checkpoint: merge it, split it, or go from one layout to another, within a memory limit.
+
+    Args:
+        src: A checkpoint of any format that `open_checkpoint` opens, also by URL; it is only read.
+        dst: The new file or folder, or a URL (`s3://`, `gs://`, `memory://`); nothing may be there.
+        layouts: How the tensors are cut, by the new names: a `LayoutMap`, a `Deployment` or a mapping. Without it they
+            are merged.
+        to: The format of `dst`; see `save_checkpoint`.
+        uneven: How a dim that does not divide is cut.
+        dtype: What floating-point tensors are converted to; by default every tensor keeps its dtype. Converted tensors,
+            tensors whose pieces are compressed, and rewritten ones with very many short stretches, are first written to
+            a file beside `dst`. Values are rounded once, to the nearest, of two that are as near to the even one.
+        overflow: What becomes of values beyond the range of `dtype`: `"refuse"` is an error that says how many of which
+            tensor; `"saturate"` takes the largest value of the same sign, also for an infinity that `dtype` does not
+            have; `"round"` what IEEE 754 and ml_dtypes do, an infinity, or NaN in a dtype without. The report says how
+            many they were.
+        rename: Regular expressions and what replaces their matches in names, one after the other, as by `re.sub`. They
+            are searched for in linear time; what only a backtracking search finds is refused.
+        rewrites: What is named, packed, stacked, transposed or padded differently, after `rename`.
+        only: A regular expression: the tensors in whose (new) names it is found.
+        drop: A regular expression: the tensors and values in whose names in the source it is found are left out. What a
+            rules file drops is warned of, unless it is left out so.
+        metadata: Texts for the headers' `__metadata__`; `"dcp"` has no place for them.
+        max_file_bytes: Of `"hf"` and `"vllm"`, how many bytes of tensors a file may have.
+        memory: Bytes for the buffers of all threads, or of all workers of a host.
+        threads: How many; one per core if left out.
+        sync: Whether the data is on the disk before the checkpoint has its name.
+        progress: Called now and then with the bytes that are done and the bytes in all.
+        replicas: `"check"` compares pieces that are stored more than once, byte for byte, as they are stored: before
+            `dtype` converts them. `"first"` takes the first of them.
+        resume: Whether to continue an interrupted run; its arguments must have been the same. If the checkpoint is
+            finished, it is compared with the sources, and nothing is written.
+        executor: What runs the tasks instead of threads of this process: any `concurrent.futures.Executor`, such as a
+            `ProcessPoolExecutor`, `mpi4py.futures.MPIPoolExecutor` or Dask's `client.get_executor()`, whose workers see
+            the same files or URLs. In a store a task is an object, but on S3 mostly parts of several.
+        workers: The number of workers of the executor; if left out, as many as it says it has.
+        task_bytes: How many bytes a task writes at most; by default 64 MiB, and less for small checkpoints.
+        retries: How often to retry a task that fails with an error of the system or of its worker.
+        timeout: Seconds after which workers of an executor are given up that have ended no task.
+        strict: Whether to refuse what the report would warn of: what does not arrive, as tensors that the rules drop
+            and files beside the source that are not read; tensors that match no rule, rules that apply to no name, axes
+            that no rule uses, a pattern of `rename` that changes none, layouts that cut nothing since the format holds
+            tensors whole.
+        rank: With `to="ranks"`, the only rank whose file is written: `dst` is that file.
+        padded: Whether ranks' tensors in `src` may be padded; see `open_checkpoint`.
+        config: The model's configuration, a file, its folder or what it holds, in place of the `config.json` in the
+            folder of `src`: it says how weights are quantized, and is written beside `"hf"`, `"ranks"` and `"vllm"`.
+
+    Warns:
+        ShardwiseWarning: for each of the report's `warnings`, before anything is written.
+
+    Returns:
+        What was written; `plan_checkpoint(...).outline()` says before what it would take.
+
+    Raises:
+        FileExistsError: if something is there under the new name.
+        ParseError: if the source does not follow its format, changed meanwhile, or has replicas that disagree.
+        LayoutError: if a layout does not fit a tensor, a rewrite matches nothing or does not fit, two tensors get one
+            name, or the memory is too little; if values are beyond the range of `dtype`; with `strict`, on any warning.
+        TypeError: if elements of fewer than eight bits are rewritten, or a dtype is one that the format cannot hold.
+        OSError: if a file cannot be read or written, or the disk is full; with `resume` the next run continues.
+        BrokenExecutor: if a worker died, and its executor with it; with `resume` the next run continues.
+        TimeoutError: if workers were given up; with `resume` the next run continues.
+
+    Every byte that is needed is read once and written once. The new checkpoint gets its name only when it is complete
+    and on the disk.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import numpy as np
+    >>> from shardwise import DeviceMesh, TensorLayout, save_checkpoint
+    >>> rows = TensorLayout(("x", None), DeviceMesh((2,), ("x",)))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     whole, cut = Path(folder, "whole.safetensors"), Path(folder, "cut")
+    ...     _ = save_checkpoint(whole, {"w": np.arange(6).reshape(2, 3)})
+    ...     _ = reshard_checkpoint(whole, cut, {"w": rows})
+    ...     with open_checkpoint(cut) as checkpoint:
+    ...         print(checkpoint["w"], checkpoint.read("w").tolist())
+    <StoredTensor 'w': int64 (2, 3), 2 pieces> [[0, 1, 2], [3, 4, 5]]
+    """
+    work = Work(
+        executor=executor, workers=workers, memory=memory, threads=threads, sync=is_true("sync", sync), retries=retries,
+        timeout=timeout, progress=progress, resume=is_true("resume", resume),
+    )  # fmt: skip
+    target = location_of(dst)
+    planned = _planning(
+        src, target, layouts, to, uneven, dtype, overflow, rename, rewrites, only, drop, metadata, max_file_bytes,
+        memory, replicas, task_bytes, strict, rank, padded, config,
+        is_written=True, workers=workers_of(work), resume=work.resume,
+    )  # fmt: skip
+    with planned as (made, said, left_out):
+        warn(said)
+        return replace(run_whole(made, work), path=target, warnings=said, left_out=left_out)
+
+
+def plan_checkpoint(
+    src: str | os.PathLike[str] | Location,
+    dst: str | os.PathLike[str] | Location,
+    layouts: Layouts | None = None,
+    *,
+    to: Target | None = None,
+    uneven: UnevenRule = "even",
+    dtype: Any = None,
+    overflow: Overflow = "refuse",
+    rename: Mapping[str, str] | Sequence[tuple[str, str]] = (),
+    rewrites: Rewrites | None = None,
+    only: str | None = None,
+    drop: str | None = None,
+    metadata: Mapping[str, str] | None = None,
+    max_file_bytes: int = FILE_BYTES,
+    replicas: Literal["check", "first"] = "check",
+    memory: int = MEMORY,
+    task_bytes: int | None = None,
+    strict: bool = False,
+    rank: int | None = None,
+    padded: bool = False,
+    config: Config | None = None,
+) -> CheckpointPlan:
+    """Plan what `reshard_checkpoint` does, as tasks that can be run anywhere, and write nothing.
+
+    Args:
+        src: As for `reshard_checkpoint`, like all that follow; a path or URL that all machines see that run a part.
+        dst: The new file or folder, which they all see too; or a new folder's URL.
+        layouts: How the tensors are cut.
+        to: The format of `dst`.
+        uneven: How a dim that does not divide is cut.
+        dtype: What floating-point tensors are converted to.
+        overflow: What becomes of values beyond the range of `dtype`.
+        rename: Regular expressions and what replaces their matches in names.
+        rewrites: What is named, packed, stacked, transposed or padded differently.
+        only: A regular expression: the tensors in whose (new) names it is found.
+        drop: A regular expression: the tensors and values in whose names in the source it is found are left out.
+        metadata: Texts for the headers' `__metadata__`.
+        max_file_bytes: Of `"hf"` and `"vllm"`, how many bytes of tensors a file may have.
+        replicas: `"check"` compares pieces that are stored more than once, `"first"` takes the first of them.
+        memory: Bytes that `reshard_checkpoint` would have to convert and decode in; tasks are told when they run.
+        task_bytes: How many bytes a task writes at most; by default 64 MiB, and less for small checkpoints. Where a
+            task makes an object, as in stores but S3, `max_file_bytes` limits those of `"hf"`.
+        strict: Whether to refuse what the plan's `warnings` would say.
+        rank: With `to="ranks"`, the only rank whose file is written.
+        padded: Whether ranks' tensors in `src` may be padded.
+        config: The model's configuration, in place of the `config.json` in the folder of `src`.
+
+    If a tensor is converted, compressed in the source, or in very many short stretches, `reshard_checkpoint` has to put
+    it together first. The plan then only has an outline: `save`, `run` and `commit` raise a TypeError that names the
+    tensor.
+
+    Raises:
+        FileExistsError, ParseError, LayoutError, OSError: as for `reshard_checkpoint`.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import numpy as np
+    >>> from shardwise import save_checkpoint
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     whole, halves = Path(folder, "whole.safetensors"), Path(folder, "halves")
+    ...     _ = save_checkpoint(whole, {"w": np.arange(2**17), "b": np.ones(3)})
+    ...     plan = plan_checkpoint(whole, halves, to="hf", task_bytes=2**19)
+    ...     plan.save(Path(folder, "halves.swplan"))
+    ...     for part in (2, 1):  # On any machine, in any order.
+    ...         print(CheckpointPlan.load(Path(folder, "halves.swplan")).run((part, 2)), "tasks")
+    ...     report = plan.commit()
+    ...     with open_checkpoint(halves) as checkpoint:
+    ...         print(int(checkpoint.read("w").sum()) == 2**16 * (2**17 - 1))
+    1 tasks
+    2 tasks
+    True
+    """
+    target = location_of(dst)
+    planned = _planning(
+        src, target, layouts, to, uneven, dtype, overflow, rename, rewrites, only, drop, metadata, max_file_bytes,
+        memory, replicas, task_bytes, strict, rank, padded, config,
+        is_written=False,
+    )  # fmt: skip
+    with planned as (made, said, left_out):
+        if made.is_finished():
+            raise taken(target)
+        warn(said)
+        made.warnings, made.left_out = said, left_out
+        return made
+
+
+@contextmanager
+def _planning(
+    src: str | os.PathLike[str] | Location,
+    target: Location,
+    layouts: Layouts | None,
+    to: Target | None,
+    uneven: UnevenRule,
+    dtype: Any,
+    overflow: Overflow,
+    rename: Mapping[str, str] | Sequence[tuple[str, str]],
+    rewrites: Rewrites | None,
+    only: str | None,
+    drop: str | None,
+    metadata: Mapping[str, str] | None,
+    max_file_bytes: int,
+    memory: int,
+    replicas: str,
+    task_bytes: int | None,
+    strict: bool,
+    rank: int | None,
+    padded: bool,
+    config: Config | None,
+    *,
+    is_written: bool,
+    workers: int = 1,
+    resume: bool = False,
+) -> Iterator[tuple[CheckpointPlan, tuple[str, ...], tuple[LeftOut, ...]]]:
+    if instance("replicas", replicas, str) not in ("check", "first"):
+        raise LayoutError(f"replicas is {shown(replicas)}; it must be 'check' or 'first'")
+    renamed = replacements(rename)
+    optional("drop", drop, str)
+    unwanted = None if drop is None else NamePattern("drop", drop)
+    overflow, strict = checked_overflow(overflow), is_true("strict", strict)
+    source = location_of(src)
+    refuse_source(source, target)
+    with uncollected():
+        opened = open_checkpoint(source, padded=padded)
+    with (
+        opened as checkpoint,
+        locked(target) if is_written else nullcontext(),
+        opened_spool(target, is_written=is_written, overflow=overflow) as spool,
+    ):
+        claim_name(target, is_written=is_written, resume=resume)
+        refuse_unreadable(checkpoint, renamed, rewrites, only, unwanted)
+        converted = None if dtype is None else _float_dtype(dtype)
+
+        doubts: list[str] = []
+        configuration = _configuration(source, checkpoint.format, doubts) if config is None else read_config(config)
+        left_out: list[LeftOut] = []
+        along: dict[str, bytes] = {}
+        #: Why no task can be run by itself.
+        obstacles: list[str] = []
+
+        def planned(spool: Spool) -> CheckpointPlan:
+            def stored(old: str, new: str, partition: Partition | None) -> Wanted:
+                tensor = checkpoint[old]
+                if tensor.is_addressable and not is_converted(tensor, converted):
+                    return wanted_stored(new, tensor, partition)
+                if is_converted(tensor, converted):
+                    obstacles.append(
+                        f"tensor {shown(old)} is converted; tasks copy bytes: reshard_checkpoint converts it first"
+                    )
+                else:
+                    obstacles.append(_not_in_tasks(old))
+                return spool.tensor(new, tensor, converted, partition, memory, compare=replicas == "check")
+
+            wanted, fine = [], 0
+            #: By their names in the source, the tensors that go to the destination as they are.
+            names: dict[str, str] = {}
+            tensors, weights, dropped = renamed_tensors(
+                checkpoint, renamed, rewrites, converted, stored, configuration, unwanted
+            )
+            kept = chosen(tensors, only, checkpoint.path)
+            refuse_unmatched(layouts, {name: len(shape) for name, shape, _ in described(kept, weights)})
+            components = component_partitions(weights, outline_of(kept), layouts, uneven)
+            for name, made in kept.items():
+                partition = components.get(name) or partition_for(name, made.shape, layouts, uneven)
+                if made.stored is not None:
+                    names[made.stored] = name
+                    wanted.append(stored(made.stored, name, partition))
+                elif not made.is_scattered:
+                    wanted.append(made.wanted(name, partition))
+                elif is_written or (fine := fine + made.expected) > _MOST_FINE:
+                    obstacles.append(
+                        f"tensor {shown(name)} and others in short stretches have {fine} of them, and a plan has at "
+                        f"most {_MOST_FINE}; reshard_checkpoint puts it together first"
+                    )
+                    wanted.append(spool.assembled(name, made, partition, memory))
+                else:
+                    wanted.append(made.wanted(name, partition))
+            form = chosen_form(target, wanted, to)
+            values, dropped_values = kept_values(checkpoint, renamed, rewrites, only, tensors, unwanted)
+            copied = {old: new for old, new in values.items() if form == "dcp" and checkpoint.objects[old].extent}
+            if spool.is_rough:
+                doubts.extend(idle_renames(checkpoint, renamed))
+                lost, said = doubts_about(layouts, tensors, kept, wanted, uneven, form, weights)
+                doubts.extend(said)
+                losses = dropped_by_rules(dropped, dropped_values, names_of(checkpoint))
+                if homeless := [old for old in values if old not in copied]:
+                    losses.append(without_a_place(homeless, form, names_of(checkpoint)))
+                losses += states_alone(kept, checkpoint)
+                unread = beside(source, checkpoint, unwanted)
+                losses += unread
+                doubts.extend(str(each) for each in losses if each.kind != "asked")
+                left_out.extend([*lost, *losses, *_asked(checkpoint, tensors, kept, values, dropped_values, unwanted)])
+                names_there = [*names_of(checkpoint), *(name for each in unread for name in each.names)]
+                if unwanted is not None and not any(map(unwanted.is_found, names_there)):
+                    doubts.append(f"drop is {shown(drop)}, which is found in no name of {checkpoint.path}")
+                if (
+                    WRITTEN[form].takes_files
+                    and rank is None
+                    and checkpoint.format in _FOLDERS
+                    and (folder := _folder_of(source)) is not None
+                ):
+                    found, left = carried_files(folder)
+                    along.update(found)
+                    doubts.extend(left)
+                if config is not None and WRITTEN[form].takes_files and rank is None:
+                    along["config.json"] = config_text(config)
+                    method = quantization_of(configuration).get("quant_method")
+                    if method is not None and not weights.tensors:
+                        doubts.append(
+                            f"config says that weights are quantized by {shown(method)}, but none is; loaders will "
+                            "look for their scales: remove its quantization_config"
+                        )
+                if strict and doubts:
+                    raise DoubtsError(doubts)
+            for old, name in copied.items():
+                names[old] = name
+                wanted.append(wanted_object(name, checkpoint.objects[old]))
+            spool.finish()
+            paths = key_paths(checkpoint, names)
+            with uncollected():
+                return plan_form(
+                    target, wanted, to, metadata, max_file_bytes, memory, task_bytes, workers,
+                    compare=replicas == "check", paths=paths, beside=along, layouts=layouts, rank=rank,
+                )  # fmt: skip
+
+        # What must be written to a file first is counted before anything is.
+        rough = Spool(target, is_rough=True)
+        with uncollected():
+            made = planned(rough)
+        if is_written and rough.nbytes:
+            if not resume:
+                check_writable(made.path, made.nbytes + rough.nbytes)
+                made.place.claim(resume=False)
+            made = planned(spool)
+        elif not is_written:
+            made.obstacle = obstacles[0] if obstacles else ""
+            made.is_sampled = is_sampled(source)
+        yield made, (*doubts, *spool.warnings), tuple(left_out)
+
+
+def _asked(
+    checkpoint: StoredCheckpoint,
+    tensors: Mapping[str, Assembled],
+    kept: Mapping[str, Assembled],
+    values: Collection[str],
+    dropped_values: Collection[str],
+    unwanted: NamePattern | None,
+) -> list[LeftOut]:
+    """What is left out because `only` and `drop` say so."""
+    sizes = {} if unwanted is None else {
+        name: tensor.nbytes for name, tensor in checkpoint.items() if unwanted.is_found(name)
+    }  # fmt: skip
+    sizes |= {name: nbytes_of(made) for name, made in tensors.items() if name not in kept}
+    known = {*values, *dropped_values}
+    return asked_for(sizes, [name for name in (*checkpoint.objects, *checkpoint.unreadable) if name not in known])
+
+
+def _folder_of(source: Location) -> Location | None:
+    """The folder that a source is, or whose index it is; None for one file, around which anything may lie."""
+    if source.is_dir():
+        return source
+    return source.parent if source.name.endswith(".index.json") else None
+
+
+def _configuration(source: Location, form: str, doubts: list[str]) -> Mapping[str, Any]:
+    """What the configuration in a model's folder says; around anything else `config.json` may be of something else.
+
+    Raises:
+        ParseError: if that of a model's folder is not an object of JSON.
+    """
+    try:
+        return config_of(source)
+    except (ParseError, PermissionError) as error:
+        if form in _FOLDERS and _folder_of(source) is not None:
+            raise
+        doubts.append(f"{error}; it is left aside")
+        return {}
+
+
+#: The most pieces of tensors in short stretches that a plan has, each with a row of a hundred bytes or so.
+_MOST_FINE = 1 << 20
+#: The formats of folders whose files beside the tensors say what model it is.
+_FOLDERS = ("safetensors", "torch", "sharded", "ranks", "vllm")
+
+
+def _not_in_tasks(name: str) -> str:
+    return (
+        f"tensor {shown(name)} is compressed in the source, so no task can copy a part of it; reshard_checkpoint puts "
+        "it together first"
+    )
+
+
+def _float_dtype(value: Any) -> Dtype:
+    found = find_dtype(value)
+    if found is None or found.origin is None or not is_float(found) or found.code is None:
+        raise TypeError(f"dtype must be a floating-point dtype that a safetensors file can hold, got {shown(value)}")
+    return found

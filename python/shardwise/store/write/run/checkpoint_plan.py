@@ -1,0 +1,358 @@
+"""`CheckpointPlan`: a plan of a new checkpoint that can be saved, run in parts anywhere, and committed.
+
+Its outline says what it would read and copy, and about how long that would take.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import closing, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...._arguments import integer, path_of
+from ...._text import shown
+from ....errors import LayoutError, ParseError
+from ....pieces import Piece
+from ....rules.left_out import LeftOut
+from ...data.engine import CopyJob, add_digests, check_memory
+from ...data.files import opened_again
+from ...data.location import refuse_options
+from ..places.work import MEMORY, RETRIES, Work, WriteOutline, WriteReport
+from ..plan.data import said_by
+from ..plan.file import check_plan, load_plan, save_plan
+from ..plan.plan import WritePlan
+from .run import Ending, Ledger, confirm_tasks, crew_of_plan, report_of, run_tasks, see_finished
+
+__all__ = ["CheckpointPlan", "bytes_to_read", "estimated_seconds", "runs_to_copy"]
+
+
+class CheckpointPlan(WritePlan):
+    """A new checkpoint as tasks that any process can do, in any order; `plan_checkpoint` makes it.
+
+    For a checkpoint in an object store a task makes an object, and receipts are objects beside it.
+
+    Attributes:
+        path: The place of the new checkpoint.
+        task_bytes: The most bytes of tensors that a task writes; has no meaning for stores.
+        tasks: The tasks, each made when it is asked for.
+        digest: Distinguishes it from any other plan.
+        nbytes: Bytes of all files.
+        warnings: What looks wrong, as in `WriteReport`; a file of a plan does not keep them.
+        left_out: What does not arrive, as in `WriteReport`; a file of a plan does not keep it.
+        obstacle: Why its tasks cannot be run by themselves; empty if they can.
+        is_sampled: Whether a sample of the source tells how long it takes, as none of a store does.
+    """
+
+    warnings: tuple[str, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    is_sampled: bool = True
+
+    def outline(self, memory: int = MEMORY, threads: int | None = None, *, sync: bool = True) -> WriteOutline:
+        """Say what it takes to run it in this process.
+
+        Nothing is written but a sample of up to 16 MiB, to a file without a name beside the destination: it says
+        how fast files are read and written there.
+
+        Args:
+            memory: Bytes for the buffers of all workers.
+            threads: Their number; one per core if left out.
+            sync: Whether the data is to be synced to disk.
+
+        Raises:
+            LayoutError: if the memory is too little.
+            OSError: if the folder for the checkpoint does not exist.
+        """
+        outline = _outline(self, Work(memory=memory, threads=threads, sync=sync))
+        seconds = outline.seconds if self.is_sampled else None
+        return replace(outline, warnings=self.warnings, left_out=self.left_out, seconds=seconds)
+
+    def is_finished(self) -> bool:
+        """Whether there is a checkpoint under the plan's name; `run` and `commit` see whether it is the plan's."""
+        return self.place.is_finished()
+
+    def check(self) -> None:
+        """Check all that the plan says against itself, if it is from a file; `commit` does.
+
+        Raises:
+            ParseError: if it contradicts itself.
+        """
+        if self._file is not None:
+            with said_by(self._file):
+                check_plan(self)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan to a file, which `load` reads on any machine that sees the plan's files.
+
+        Raises:
+            TypeError: if something must be put together first, a part of it is only in memory, or a filesystem of
+                fsspec has options that its URL and the environment do not give.
+            OSError: if the file cannot be written.
+        """
+        self.check_tasks()
+        if not self.is_of_files:
+            raise TypeError("a plan whose tensors are in memory, or in temporary files, cannot be saved")
+        noted = (source.path for source in self.sources if not isinstance(source, np.ndarray))
+        refuse_options([self.path, *noted], "a plan file")
+        save_plan(self, path_of(path))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> CheckpointPlan:
+        """Read a plan that `save` wrote.
+
+        Raises:
+            ParseError: if it is not a plan, has another version, or was damaged or edited.
+            OSError: if it cannot be read.
+        """
+        return load_plan(path_of(path), cls)
+
+    def run(
+        self,
+        part: tuple[int, int] | None = None,
+        *,
+        tasks: Sequence[int] | None = None,
+        executor: Executor | None = None,
+        workers: int | None = None,
+        memory: int = MEMORY,
+        threads: int | None = None,
+        sync: bool = True,
+        retries: int = RETRIES,
+        timeout: float | None = None,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> int:
+        """Run tasks of the plan, and record their receipts beside the files; `commit` finishes the checkpoint.
+
+        Args:
+            part: The part, counted from 1, and the number of parts, as in `(3, 16)`; all tasks if left out.
+            tasks: Numbers of tasks instead, which are run even if there are receipts for them.
+            executor: What runs the tasks; threads of this process if left out. See `reshard_checkpoint`.
+            workers: The number of workers of the executor; if left out, as many as it says it has.
+            memory: Bytes for the buffers of all workers of this host.
+            threads: Their number, if there is no executor; one per core if left out.
+            sync: Whether to sync the data to disk before writing its receipt; a store does so anyway.
+            retries: How often to retry a task that fails with a system error.
+            timeout: Seconds after which workers of an executor are given up that have ended no task.
+            progress: Called now and then with the bytes done and the bytes in all.
+
+        Returns:
+            The number of tasks that were run; those with a receipt from an earlier run are not run again. If the
+            checkpoint is finished, what these tasks would write is compared with it, and none is run.
+
+        Raises:
+            FileExistsError: if there is something else under the checkpoint's name, or in the way of its files.
+            ParseError: if a source is not what it was, replicas disagree, or a receipt is not what was written.
+            LayoutError: if there is no such part or task, or the memory is too little.
+            TypeError: if something must be put together first; see `plan_checkpoint`.
+            BrokenExecutor: if a worker died and its executor with it; finished tasks stay, and the next run continues.
+            TimeoutError: if workers were given up; as before.
+            OSError: if a file cannot be read or written.
+        """
+        work = Work(
+            executor=executor, workers=workers, memory=memory, threads=threads, sync=sync, retries=retries,
+            timeout=timeout, progress=progress,
+        )  # fmt: skip
+        self.check_tasks()
+        span, numbers = _numbers_of(self, part, tasks)
+        place, ledger = self.place, Ledger(self)
+        lock = place.locked() if part is None and tasks is None else nullcontext()
+        with lock, crew_of_plan(self, work) as crew:
+            if place.is_finished():
+                confirm_tasks(self, numbers, crew, ledger, work)
+                return 0
+            place.begin(parts=True)
+            if tasks is None:
+                for receipt in place.receipts(span):
+                    ledger.add(receipt)
+                numbers = [number for number in numbers if number not in ledger]
+            recorder = place.recorder(span, work, "" if part is None else f"{part[0]}/{part[1]}", crew)
+            done = run_tasks(self, numbers, crew, ledger, recorder, work)
+            recorder.flush()
+            return done
+
+    def commit(self, *, check: bool = False, memory: int = MEMORY, sync: bool = True) -> WriteReport:
+        """Finish the checkpoint: write headers and manifest, and give it its name.
+
+        Args:
+            check: Whether to read back all that was written and compare it with the receipts; in a store also with
+                the sources. Without it the receipts are believed: what became of the data after it was written, by
+                another program or by the loss of a disk's cache, is found by `verify_checkpoint` only.
+            memory: Bytes for buffers while checking.
+            sync: Whether to sync the data to disk before the checkpoint gets its name.
+
+        Returns:
+            What was written; of a checkpoint that was finished before, nothing, once it is compared with the sources.
+
+        Raises:
+            FileExistsError: if there is something else under the checkpoint's name.
+            BlockingIOError: if another process is working on it.
+            ParseError: if a receipt is missing (the message says which parts to run again), damaged, of another plan,
+                or contradicts its task or another receipt for it; or, with `check`, if the data is not what a receipt
+                says. Nothing is changed; but a single file of S3 that several tasks have made has its name by then.
+            OSError: if a file cannot be written.
+        """
+        self.check_tasks()
+        self.check()
+        work, place, ledger = Work(memory=memory, sync=sync), self.place, Ledger(self)
+        with place.locked():
+            is_finished = place.is_finished()
+            for receipt in () if is_finished else place.receipts():
+                ledger.add(receipt)
+            # By another process, perhaps, since the first look.
+            if is_finished or (not ledger.is_complete and place.is_finished()):
+                with crew_of_plan(self, work) as crew:
+                    return see_finished(self, crew, work)
+            ledger.check_complete()
+            ending = _checked(self, ledger, work) if check else Ending(self, ledger)
+            place.finish(ending, sync=work.sync)
+        return report_of(self, ledger, 0)
+
+
+def _numbers_of(
+    plan: WritePlan, part: tuple[int, int] | None, tasks: Sequence[int] | None
+) -> tuple[range, Sequence[int]]:
+    """Give the numbers of the tasks of a part, or those asked for, and a range that they are within.
+
+    Raises:
+        LayoutError: if there is no such part or task.
+        TypeError: if both are given, or something else.
+    """
+    if tasks is None and part is None:
+        return range(len(plan.tasks)), range(len(plan.tasks))
+    if tasks is None:
+        if not isinstance(part, tuple) or len(part) != 2:
+            raise TypeError(f"part must be a tuple (part, parts), got {type(part).__name__}")
+        span = plan.part(integer("part", part[0]), integer("parts", part[1]))
+        return span, span
+    if part is not None:
+        raise TypeError("part and tasks cannot both be given")
+    numbers = [integer("a task", number) for number in tasks]
+    wrong = next((number for number in numbers if not 0 <= number < len(plan.tasks)), None)
+    if wrong is not None:
+        raise LayoutError(f"tasks: there is no task {wrong}; the plan has {len(plan.tasks)}")
+    return range(min(numbers, default=0), max(numbers, default=-1) + 1), numbers
+
+
+def _checked(plan: WritePlan, ledger: Ledger, work: Work) -> Ending:
+    """Read all that was written, and compare it with the receipts; what a store has is left to the end of the place.
+
+    Raises:
+        ParseError: if it is not what they say; names the tensor and the file.
+    """
+    check_memory(work.memory)
+    job, slots = CopyJob(), []
+    nowhere = job.discard()
+    for number, (file, size) in enumerate(zip(plan.files, plan.sizes, strict=True)):
+        path = plan.place.unfinished(number)
+        if path is None:
+            return Ending(plan, ledger, work.memory, is_checked=True)  # By the place, when its objects are there.
+        holder = job.read_file(path, size)
+        for at, slot in enumerate(file.slots):
+            if slot.end > slot.begin:
+                tensor = plan.tensors[slot.tensor]
+                piece = Piece(slot.box, holder, file.start + slot.begin, file.slots.strides(at))
+                kept = Piece.dense(slot.box, nowhere, 0, tensor.itemsize)
+                job.add_tensor(tensor.shape, tensor.itemsize, [piece], [kept], digest=True)
+                slots.append((path, number, slot.tensor))
+    found: dict[tuple[Path, int, int], int] = {}
+    for key, digest in zip(slots, job.run(budget=work.memory).digests, strict=True):
+        found[key] = add_digests([found.get(key, 0), digest])
+    for (path, number, held), digest in found.items():
+        if digest != ledger.digest(number, held):
+            raise ParseError(f"{path}: tensor {shown(plan.tensors[held].name)} is not what the receipts say")
+    return Ending(plan, ledger)
+
+
+def _outline(plan: WritePlan, work: Work) -> WriteOutline:
+    """Say what it takes to run a plan in this process."""
+    place = plan.place
+    free = place.free()
+    files = tuple((file.name, size) for file, size in zip(plan.files, plan.sizes, strict=True))
+    with crew_of_plan(plan, work) as crew:
+        workers = crew.threads if crew.threads is not None and crew.is_one else crew.workers
+        outline = WriteOutline(files, plan.nbytes, place.buffers(work, crew), workers, len(plan.tasks), 2**63 - 1)
+    if free is None:
+        return outline
+    to_read = bytes_to_read(plan)
+    is_fetched = any(not isinstance(source, np.ndarray) and source.fetched for source in plan.sources)
+    # A sample of files does not tell how fast a store is.
+    folder = Path(str(plan.path.parent))
+    seconds = None if is_fetched else estimated_seconds(plan, folder, free, to_read, sync=work.sync)
+    return replace(outline, free=free, bytes_read=to_read, operations=runs_to_copy(plan), seconds=seconds)
+
+
+#: The bytes of a sample, and of each of its reads.
+_SAMPLE, _BLOCK = 16 * 2**20, 2**20
+
+
+def bytes_to_read(plan: WritePlan) -> int:
+    """Bytes of the tensors in the sources, and of the replicas that are compared with them."""
+    return sum(
+        sum(pieces.volumes.tolist()) * tensor.itemsize
+        for tensor in plan.tensors
+        for pieces in (tensor.sources, tensor.replicas)
+    )
+
+
+def runs_to_copy(plan: WritePlan) -> int:
+    """The number of copies, each of bytes that are contiguous in a source and in a file."""
+    return sum(tensor.sources.runs_into(tensor.targets, tensor.itemsize) for tensor in plan.tensors)
+
+
+def estimated_seconds(plan: WritePlan, folder: Path, free: int, to_read: int, *, sync: bool) -> float | None:
+    """About how long it takes to carry out a plan of files: as a sample of it, copied to a file that has no name.
+
+    What is not copied as it is goes through a file first. `None` if nothing can be written in the place, or read.
+    """
+    spooled = sum(source.nbytes for source in plan.sources if isinstance(source, np.ndarray))
+    written = plan.nbytes
+    most = min(_SAMPLE, free // 4, max(written, 1))
+    if most < 1:
+        return None
+    try:
+        with tempfile.TemporaryFile(dir=folder) as sample:
+            began = time.perf_counter()
+            blocks = list(_sample(plan, most))
+            read_in = time.perf_counter() - began
+            is_read = bool(blocks)
+            blocks = blocks or [os.urandom(min(_BLOCK, most))] * max(1, most // _BLOCK)
+            began = time.perf_counter()
+            for block in blocks:
+                sample.write(block)
+            sample.flush()
+            if sync:
+                os.fsync(sample.fileno())
+            written_in = time.perf_counter() - began
+    except (OSError, ParseError):
+        return None
+    size = sum(map(len, blocks))
+    if not is_read:
+        read_in = written_in
+    return ((to_read + spooled) * read_in + (written + spooled) * written_in) / size
+
+
+def _sample(plan: WritePlan, most: int) -> Iterator[bytes]:
+    """Blocks of the sources' tensors, as far apart as can be."""
+    noted: Iterator[Any] = (source for source in plan.sources if not isinstance(source, np.ndarray))
+    files = [source for source in noted if source.end > source.begin]
+    total = sum(file.end - file.begin for file in files)
+    most = min(most, total)
+    count = -(-most // _BLOCK)
+    ends = np.cumsum([file.end - file.begin for file in files])
+    for number in range(count):
+        at = (total - min(_BLOCK, most)) * number // max(count - 1, 1)
+        place, left = int(np.searchsorted(ends, at, side="right")), min(_BLOCK, most)
+        begin = files[place].end - (int(ends[place]) - at)
+        while left and place < len(files):
+            file = files[place]
+            begin = max(begin, file.begin)
+            with closing(opened_again(file.path, file.size, file.times)) as source:
+                data = source.read(begin, min(left, file.end - begin))
+            yield data
+            left, place, begin = left - len(data), place + 1, 0

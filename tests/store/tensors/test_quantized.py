@@ -1,0 +1,235 @@
+"""Quantized checkpoints are resharded: one rule cuts a weight and its scales, and merged they are what they were."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardwise as sw
+from shardwise.deploy import Deployment, DeploymentRule
+from shardwise.quantized import component_layouts, find_components
+from shardwise.store.rewritten.ranges import read_plan
+
+from ...checks import refused
+from ...oracle.quantized import folders, read_raw
+
+DATA = Path(__file__).parents[2] / "data" / "quantized"
+QUANTIZED = [folder for folder in folders(DATA) if folder.name != "st-low-bit"]
+
+
+def rules(size: int, **options: Any) -> sw.LayoutMap:
+    made = sw.LayoutMap(sw.DeviceMesh((size,), ("tp",)), default="replicated")
+    made[r"(?:[qkv](?:_b)?|kv_b|gate|up)_proj\.weight$"] = sw.LayoutRule(("tp", None), **options)
+    made[r"(?:o|down)_proj\.weight$"] = sw.LayoutRule((None, "tp"), **options)
+    made[r"experts\.gate_up_proj$"] = sw.LayoutRule((None, "tp", None), **options)
+    made[r"experts\.down_proj$"] = sw.LayoutRule((None, None, "tp"), **options)
+    return made
+
+
+def fitting(folder: Path, size: int) -> bool:
+    """Whether all that the rules cut is on whole blocks, by the numbers of `expected.json`."""
+    for name, said in json.loads((folder / "expected.json").read_text())["tensors"].items():
+        layout = rules(size).layout_of(name, len(said["shape"]))
+        assert layout is not None
+        (dim,) = (dim for dim, spec in enumerate(layout.axes) if spec is not None)
+        per_rank, rest = divmod(said["shape"][dim], size)
+        row = int(np.prod(said["shape"][1:]))
+        for component in said["components"].values():
+            for along in component["dims"]:
+                block = 32 if along.get("of") == "bits" else along.get("block", 1)
+                if along.get("of") == "flat":
+                    if dim > 0 or per_rank * row % block:
+                        return False
+                elif dim in (along.get("of"), along.get("along")) and block != said["shape"][dim] and per_rank % block:
+                    return False
+        if rest or ("actorder" in folder.name and dim == 1):
+            return False
+    return True
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+@pytest.mark.parametrize("folder", QUANTIZED, ids=lambda folder: folder.name)
+def test_cut_and_merged_again(folder: Path, size: int, tmp_path: Path) -> None:
+    cut, merged = tmp_path / "cut", tmp_path / "merged"
+    if size > 1 and not fitting(folder, size):
+        with refused(sw.LayoutError):
+            sw.reshard_checkpoint(folder, cut, rules(size), to="sharded", sync=False)
+        assert not cut.exists()
+        return
+    report = sw.reshard_checkpoint(folder, cut, rules(size), to="sharded", sync=False)
+    assert all(" to no name" in warning for warning in report.warnings)  # Of dense models those of experts.
+    raw = read_raw(folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    found = find_components(raw.outline(), config, lambda name: raw.tensors[name][2])
+    with sw.open_checkpoint(cut) as checkpoint:
+        for name, logical in found.tensors.items():
+            layout = rules(size).layout_of(name, len(logical.shape))
+            assert layout is not None
+            for component, own in component_layouts(logical, layout).items():
+                stored, whole = checkpoint[component], raw.array(component)
+                boxes = sorted({tuple(map(tuple, box)) for box in own.partition(whole.shape).boxes().tolist()})
+                assert sorted(stored.boxes.tolist()) == [[list(side) for side in box] for box in boxes]
+                assert checkpoint.read(component).tobytes() == whole.tobytes()
+    sw.reshard_checkpoint(cut, merged, to="hf", sync=False)
+    again = read_raw(merged / "model.safetensors")
+    assert again.tensors == raw.tensors
+    assert sw.diff_checkpoints(folder, merged) == []
+
+
+def test_blocks_are_shared_if_the_rule_says_so(tmp_path: Path) -> None:
+    text = "[mesh]\nshape = [2]\naxis_names = ['tp']\n[rules]\n'up_proj' = { axes = ['tp', []], shared = true }\n"
+    (tmp_path / "rules.toml").write_text(text)
+    layouts = sw.LayoutMap.from_toml(tmp_path / "rules.toml")
+    layouts.to_toml(tmp_path / "again.toml")
+    assert sw.LayoutMap.from_toml(tmp_path / "again.toml") == layouts
+    assert eval(repr(layouts.rule("up_proj")), {"LayoutRule": sw.LayoutRule, **vars(sw)}) == layouts.rule("up_proj")
+    source = tmp_path / "source"
+    source.mkdir()
+    data = bytes(range(256)) * 2
+    header = {
+        "up_proj.weight": {"dtype": "F8_E4M3", "shape": [128, 4], "data_offsets": [0, 512]},
+        "up_proj.weight_scale_inv": {"dtype": "F32", "shape": [1, 1], "data_offsets": [512, 516]},
+    }
+    text_bytes = json.dumps(header).encode()
+    (source / "model.safetensors").write_bytes(len(text_bytes).to_bytes(8, "little") + text_bytes + data + b"\0\0\x80?")
+    (source / "config.json").write_text('{"quantization_config": {"quant_method": "fp8"}}')
+    sw.reshard_checkpoint(source, tmp_path / "cut", layouts, to="sharded", sync=False)
+    with sw.open_checkpoint(tmp_path / "cut") as checkpoint:
+        assert [piece.box[0] for piece in checkpoint["up_proj.weight"].pieces] == [slice(0, 64), slice(64, 128)]
+        assert checkpoint.read("up_proj.weight_scale_inv").tolist() == [[1.0]]
+    alone = sw.LayoutMap(layouts.device_mesh)
+    alone["up_proj"] = ("tp", None)
+    with refused(sw.LayoutError, "'up_proj.weight': dim 0 has 128 elements, and is cut at 64, within a block of 128"):
+        sw.reshard_checkpoint(source, tmp_path / "refused", alone, to="sharded", sync=False)
+
+
+def test_what_does_not_fit_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    folder = DATA / "fp8-block-ragged"
+    with refused(sw.LayoutError, "within a block of 128 of weight_scale_inv", "it would fit padded to"):
+        sw.reshard_checkpoint(folder, tmp_path / "cut", rules(2), to="sharded")
+    with refused(sw.LayoutError, "g_idx is not in order (desc_act)"):
+        sw.reshard_checkpoint(DATA / "gptq-actorder", tmp_path / "cut", rules(2), to="sharded")
+    source = tmp_path / "source"
+    shutil.copytree(folder, source)
+    config = json.loads((source / "config.json").read_text())
+    config["quantization_config"]["weight_block_size"] = [64, 128]
+    (source / "config.json").write_text(json.dumps(config))
+    with refused(sw.ParseError, "in blocks of 64 x 128 it must be"):
+        sw.reshard_checkpoint(source, tmp_path / "cut", rules(2), to="sharded")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
+
+
+def test_what_is_quantized_by_an_unknown_method_is_not_cut_by_rules_for_weights(tmp_path: Path) -> None:
+    """It is refused by name, unless each stored tensor is named, or the configuration left out, as the refusal says."""
+    source = tmp_path / "source"
+    shutil.copytree(DATA / "gptq", source)
+    (source / "config.json").write_text('{"quantization_config": {"quant_method": "other"}}')
+    layouts = sw.LayoutMap(sw.DeviceMesh((2,), ("tp",)), default="replicated")
+    layouts[r"down_proj\.qweight$"] = (None, "tp")
+    with refused(sw.ParseError, "quant_method is 'other'; known are awq"):
+        sw.reshard_checkpoint(source, tmp_path / "cut", layouts, to="sharded", sync=False)
+    with sw.open_checkpoint(source) as checkpoint:
+        named = {name: layouts.layout_of(name, len(one.shape)) for name, one in checkpoint.items()}
+    ways: tuple[tuple[object, object], ...] = ((None, None), (layouts, {}), (named, None))
+    for number, (given, config) in enumerate(ways):
+        new = tmp_path / f"{number}"
+        sw.reshard_checkpoint(source, new, given, to="sharded", config=config, sync=False)  # type: ignore[arg-type]
+        assert sw.diff_checkpoints(source, new) == []
+
+
+def test_a_mapping_names_weights_or_components(tmp_path: Path) -> None:
+    folder = DATA / "nvfp4-modelopt"
+    raw = read_raw(folder / "model.safetensors")
+    name = "model.layers.0.mlp.down_proj.weight"
+    layout = sw.TensorLayout((None, "tp"), sw.DeviceMesh((3,), ("tp",)))
+    found = find_components(raw.outline(), json.loads((folder / "config.json").read_text()))
+    given = component_layouts(found.tensors[name], layout)
+    for number, layouts in enumerate(({name: layout}, given)):
+        sw.reshard_checkpoint(folder, tmp_path / f"{number}", layouts, to="sharded", sync=False)
+        with sw.open_checkpoint(tmp_path / f"{number}") as checkpoint:
+            assert {one: len(checkpoint[one].pieces) for one in given} == {
+                name: 3,
+                f"{name}_scale": 3,
+                f"{name}_scale_2": 1,
+                name.replace("weight", "input_scale"): 1,
+            }
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_stacked_experts_are_cut_over_expert_ranks(size: int, tmp_path: Path) -> None:
+    folder = DATA / "mxfp4-gptoss"
+    layouts = sw.LayoutMap(sw.DeviceMesh((size,), ("ep",)), default="replicated")
+    layouts[r"experts\.(gate_up|down)_proj$"] = ("ep", None, None)
+    sw.reshard_checkpoint(folder, tmp_path / "cut", layouts, to="sharded", sync=False)
+    with sw.open_checkpoint(tmp_path / "cut") as checkpoint:
+        for tail in ("blocks", "scales"):
+            boxes = checkpoint[f"model.layers.0.mlp.experts.down_proj_{tail}"].boxes
+            assert sorted(boxes[:, 0].tolist()) == [[rank * 4 // size, (rank + 1) * 4 // size] for rank in range(size)]
+    sw.reshard_checkpoint(tmp_path / "cut", tmp_path / "merged", to="hf", sync=False)
+    assert read_raw(tmp_path / "merged" / "model.safetensors").tensors == read_raw(folder / "model.safetensors").tensors
+
+
+def test_more_expert_ranks_than_experts_are_refused(tmp_path: Path) -> None:
+    layouts = sw.LayoutMap(sw.DeviceMesh((8,), ("ep",)), default="replicated")
+    layouts[r"experts\.(gate_up|down)_proj$"] = ("ep", None, None)
+    with refused(sw.LayoutError, "4", "8"):
+        sw.reshard_checkpoint(DATA / "mxfp4-gptoss", tmp_path / "cut", layouts, to="sharded")
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+@pytest.mark.parametrize("folder", QUANTIZED, ids=lambda folder: folder.name)
+def test_experts_one_by_one_are_on_their_rank_with_all_components(folder: Path, size: int, tmp_path: Path) -> None:
+    """Eight experts, each the weights of one layer's down projection."""
+    if folder.name == "mxfp4-gptoss":
+        return
+    raw = read_raw(folder / "model.safetensors").tensors
+    own = {name: one for name, one in raw.items() if ".mlp.down_proj." in name}
+    tensors = {name.replace("mlp.", f"mlp.experts.{expert}."): one for expert in range(8) for name, one in own.items()}
+    source = tmp_path / "source"
+    source.mkdir()
+    header: dict[str, Any] = {}
+    data = b""
+    for name, (dtype, shape, values) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(values)]}
+        data += values
+    text = json.dumps(header).encode()
+    (source / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+    shutil.copy(folder / "config.json", source)
+    mesh = sw.DeviceMesh((size,), ("ep",))
+    rule = DeploymentRule((None, None), at={"ep": f"e // {8 // size}"})
+    deployment = Deployment(size, mesh, {r"experts\.{e}\.": rule})
+    sw.reshard_checkpoint(source, tmp_path / "cut", deployment, to="sharded", sync=False)
+    with sw.open_checkpoint(tmp_path / "cut") as checkpoint:
+        for name in tensors:
+            (piece,) = checkpoint[name].pieces
+            expert = int(name.split("experts.")[1].split(".")[0])
+            # One file for each rank that holds something, in order.
+            assert (
+                sorted(path.name for path in (tmp_path / "cut").glob("*.safetensors"))[expert * size // 8]
+                == Path(str(piece.path)).name
+            )
+    sw.reshard_checkpoint(tmp_path / "cut", tmp_path / "merged", to="hf", sync=False)
+    assert read_raw(tmp_path / "merged" / "model.safetensors").tensors == tensors
+
+
+def test_what_a_device_has_to_read_follows_too() -> None:
+    folder = DATA / "nvfp4-modelopt"
+    layouts = sw.LayoutMap(sw.DeviceMesh((3,), ("tp",)), default="replicated")
+    layouts[r"down_proj\.weight$"] = (None, "tp")
+    raw = read_raw(folder / "model.safetensors")
+    with sw.open_checkpoint(folder) as checkpoint:
+        plan = read_plan(checkpoint, layouts, "cpu:1", over_read=0)
+
+        def fetch(path: Path, offset: int, length: int) -> bytes:
+            return path.read_bytes()[offset : offset + length]
+
+        held = {array.name: values for array, values in zip(plan.arrays, plan.fill(fetch), strict=True)}
+    for tail in ("weight", "weight_scale"):
+        name = f"model.layers.0.mlp.down_proj.{tail}"
+        assert held[name].tobytes() == np.split(raw.array(name), 3, 1)[1].tobytes()
+    assert held["model.layers.0.mlp.down_proj.weight_scale_2"].nbytes == 4
