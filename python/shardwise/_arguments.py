@@ -130,7 +130,7 @@ def integer(name: str, value: object) -> int:
 
 
 def is_true(name: str, value: object) -> bool:
-    """Whether a flag is set; anything may be one that has a truth, which an array does not.
+    """Return whether a flag is set; anything may be one that has a truth, which an array does not.
 
     >>> is_true("sync", np.arange(2))
     Traceback (most recent call last):
@@ -216,7 +216,7 @@ def path_of(file: str | os.PathLike[str]) -> Path:
 
 
 def is_masked(value: object) -> bool:
-    """Whether it is a masked array, whose mask `numpy.asarray` loses; numpy imports `numpy.ma` late."""
+    """Return whether it is a masked array, whose mask `numpy.asarray` loses; numpy imports `numpy.ma` late."""
     return isinstance(value, np.ndarray) and type(value) is not np.ndarray and isinstance(value, np.ma.MaskedArray)
 
 

@@ -69,7 +69,7 @@ def parse_holder(label: Any, value: Any, shape: tuple[int, ...], own: Sequence[i
 
 
 def _is_box(value: Any, rank: int) -> bool:
-    """Whether this is one box, not a list of them."""
+    """Return whether this is one box, not a list of them."""
     if not len(value):
         return rank == 0 and isinstance(value, tuple)
     first = value[0]

@@ -110,7 +110,7 @@ class TensorLayout(Drawn):
 
     @property
     def is_packed(self) -> bool:
-        """Whether a dim is packed, so that a device may hold several pieces of the tensor.
+        """True if a dim is packed, so that a device may hold several pieces of the tensor.
 
         >>> from shardwise import packed
         >>> TensorLayout((packed.gate_up("tp"), None)).is_packed
@@ -183,7 +183,7 @@ class TensorLayout(Drawn):
 
     @property
     def is_fully_replicated(self) -> bool:
-        """Whether every device holds the whole tensor: no axis larger than 1 cuts a dim or is unreduced."""
+        """True if every device holds the whole tensor: no axis larger than 1 cuts a dim or is unreduced."""
         mesh = self._require_mesh("is_fully_replicated")
         return all(n == 1 for n in self.num_shards) and all(mesh.axis_size(name) == 1 for name in self._unreduced)
 

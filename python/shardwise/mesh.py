@@ -172,7 +172,7 @@ class DeviceMesh(Drawn):
 
     @property
     def has_default_devices(self) -> bool:
-        """Whether the labels are `"cpu:0"`, `"cpu:1"`, …, as without the argument `devices`."""
+        """True if the labels are `"cpu:0"`, `"cpu:1"`, …, as without the argument `devices`."""
         return self._labels is None
 
     def axis_size(self, axis_name: str) -> int:

@@ -127,7 +127,7 @@ def _names(argument: str, names: Any) -> tuple[str, ...]:
 
 
 def _positions(mesh: DeviceMesh, names: Sequence[str]) -> list[int]:
-    """Where the axes stand in the mesh, each of which is named once."""
+    """Return the positions of the named axes in the mesh; a name that is unknown or repeated is refused."""
     place = {name: position for position, name in enumerate(mesh.axis_names)}
     for i, name in enumerate(names):
         if name not in place:

@@ -32,7 +32,7 @@ _AT_ONCE = 1 << 16
 
 
 class Partition(Tiling):
-    """Where each shard of a tensor begins and ends, and who holds it: the tiling that a layout makes of a shape.
+    """The shards of a tensor, their bounds and their holders: the tiling that a layout makes of a shape.
 
     Args:
         layout: a layout that has its mesh.
@@ -115,7 +115,7 @@ class Partition(Tiling):
 
     @property
     def is_packed(self) -> bool:
-        """Whether a dim is packed, so that a device may hold several pieces; see `shardwise.packed`."""
+        """True if a dim is packed, so that a device may hold several pieces; see `shardwise.packed`."""
         return isinstance(self._core, CorePackedPartition)
 
     @property

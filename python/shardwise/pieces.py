@@ -193,17 +193,17 @@ class Pieces(Sequence[Piece]):
 
     @property
     def offsets(self) -> Numbers:
-        """Where each begins in its holder, in bytes."""
+        """The byte of its holder at which each piece begins."""
         return self.rows[:, 1]
 
     @property
     def starts(self) -> Numbers:
-        """Where the box of each starts, per dim."""
+        """The start of each piece's box, per dim."""
         return self.rows[:, 2 : 2 + self.rank]
 
     @property
     def stops(self) -> Numbers:
-        """Where it stops."""
+        """The stop of each piece's box, per dim."""
         return self.rows[:, 2 + self.rank : 2 + 2 * self.rank]
 
     @property
@@ -303,7 +303,7 @@ class Pieces(Sequence[Piece]):
         return Pieces(_cut(rows, self.rank, *self._shared(rows, box)), self.holders)
 
     def are_runs(self, itemsize: int) -> npt.NDArray[np.bool_]:
-        """Of each whether its elements lie one after the other, in C order."""
+        """Return for each piece whether its elements lie one after the other, in C order."""
         extents = self.stops - self.starts
         found: npt.NDArray[np.bool_] = ((extents == 1) | (self.strides == dense_strides(extents, itemsize))).all(axis=1)
         return found
@@ -420,7 +420,7 @@ def dense_strides(extents: Numbers, itemsize: int) -> Numbers:
 
 
 def repeated(pieces: Pieces) -> npt.NDArray[np.bool_]:
-    """Of each piece whether an earlier one has the same box.
+    """Return for each piece whether an earlier one has the same box.
 
     >>> repeated(Pieces.boxed(np.array([[[0, 2]], [[2, 4]], [[0, 2]]]))).tolist()
     [False, False, True]

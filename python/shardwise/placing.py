@@ -1,4 +1,4 @@
-"""Who holds what of a tensor, by its name: maps of rules, deployments and plain mappings, asked in one way."""
+"""Holders of a tensor's boxes, by its name: maps of rules, deployments and plain mappings, asked in one way."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ class Placing(Protocol):
 
     @property
     def prefix(self) -> str:
-        """What each key begins with, and reports leave out of keys."""
+        """The text with which each key begins; reports leave it out."""
 
     @property
     def is_whole_elsewhere(self) -> bool:
-        """Whether a tensor without a layout is whole on every device; if not, no device holds it."""
+        """True if a tensor without a layout is whole on every device; if not, no device holds it."""
 
     def report(self, names: Any, *, uneven: UnevenRule = "even") -> Any:
         """Report what the rules do to tensors; `None` if there are no rules."""
@@ -174,7 +174,7 @@ class _Named:
 
     @property
     def parameters(self) -> tuple[Any, ...]:
-        """None: each tensor is by itself."""
+        """An empty tuple: no parameter holds several tensors."""
         return ()
 
     @property

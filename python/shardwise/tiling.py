@@ -283,18 +283,18 @@ class Tiling(Drawn):
         return [self._core_tiling.array_shape(i) for i in range(self._count)]
 
     def _covered(self) -> npt.NDArray[np.bool_] | None:
-        """Whether each holder's pieces fill its array; `None` if all do."""
+        """Return for each holder whether its pieces fill its array; `None` if all do."""
         covered: npt.NDArray[np.bool_] = self._core_tiling.held_sizes() == self._core_tiling.array_sizes()
         return None if covered.all() else covered
 
     @property
     def _has_replicas(self) -> bool:
-        """Whether holders of the identical box are replicas."""
+        """True if holders of the identical box are replicas."""
         return self._key[0] != "grid" and bool(self._key[-1])
 
     @property
     def _is_named(self) -> bool:
-        """Whether the labels were given: only then do they mean the same in another tiling."""
+        """True if the labels were given: only then do they mean the same in another tiling."""
         return self._labels is not None
 
     def _label(self, position: int) -> Any:

@@ -175,7 +175,7 @@ class ShardedArray(Drawn, ShardSource):
 
     @property
     def _is_packed(self) -> bool:
-        """Whether the devices hold several pieces each, because a dim is packed."""
+        """True if the devices hold several pieces each, because a dim is packed."""
         return isinstance(self._tiling, Partition) and self._tiling.is_packed
 
     def _data(self) -> list[npt.NDArray[Any]]:

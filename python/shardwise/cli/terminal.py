@@ -1,4 +1,4 @@
-"""Where output goes: lines of styled text, in colour where there is a terminal and rich is installed.
+"""The output of the command: lines of styled text, in colour where there is a terminal and rich is installed.
 
 The text is the same with rich and without; only the colours, and what rich knows about terminals (NO_COLOR,
 FORCE_COLOR, how many colours there are), come from it.

@@ -1,4 +1,4 @@
-"""What a tensor is made of: stored ones taken apart, arranged anew, put together. Nothing here reads a file.
+"""Tensors made of other tensors: stored ones taken apart, arranged anew, put together. Nothing here reads a file.
 
 | module | answers |
 |---|---|

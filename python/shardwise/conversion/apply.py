@@ -231,7 +231,7 @@ def _apply(
 
 
 def _matches(rewrites: Sequence[Rewrite], name: str, index: NameIndex) -> bool:
-    """Whether one of these rewrites reads a tensor of this name."""
+    """Return whether one of these rewrites reads a tensor of this name."""
     index.count(len(rewrites))
     sources = [rewrite.source for rewrite in rewrites]
     templates = [template for one in sources for template in (*(named for _, named in one.names), *one.also)]
@@ -272,7 +272,7 @@ def _repeated(groups: Mapping[_Values, Mapping[str, str]], tensors: _Tensors, re
 def _taken_apart(
     groups: Mapping[_Values, Mapping[str, str]], tensors: _Tensors, rewrite: Rewrite
 ) -> Iterator[tuple[_Values, _Parts]]:
-    """What is between the two sides: the parts of each layer."""
+    """Apply the left side of a rewrite: yield the parts of each layer, unpacked and unstacked."""
     side = rewrite.source
     for values, names in groups.items():
         for part, template in side.names:

@@ -139,7 +139,7 @@ class _Arranged(Assembled):
 
 
 def _boxes(sizes: _Sizes, merged: Sequence[Sequence[int]]) -> int:
-    """How many boxes a tensor in one piece becomes: one for each place in the dims before the last break of a group."""
+    """Count the boxes that one piece becomes: one for each place in the dims before the last break of a group."""
     count = 1
     for group in merged:
         atoms = [atom for atom in group if sizes[atom] != 1]

@@ -86,7 +86,7 @@ class Tables(NamedTuple):
         return Tables(self.pieces.clipped(box), self.replicas.clipped(box))
 
     def changed(self, change: Callable[[Pieces], Pieces]) -> Tables:
-        """Both, changed in one way; a table without pieces stays as it is."""
+        """Return the two tables, changed in one way; a table without pieces stays as it is."""
         return Tables(*(change(table) if len(table) else table for table in self))
 
     @staticmethod
@@ -120,7 +120,7 @@ class Assembled:
 
     @property
     def what(self) -> Hashable:
-        """What is done to the parts."""
+        """The operation on the parts, as a value that is equal for equal operations."""
         raise NotImplementedError
 
     def _tables(self, box: Bounds | None) -> Tables:
@@ -155,7 +155,7 @@ class Assembled:
 
     @property
     def has_replicas(self) -> bool:
-        """Whether something of it may be stored twice."""
+        """True if elements of the tensor may be stored twice."""
         return any(part.has_replicas for part in self.parts)
 
     @property
@@ -294,7 +294,7 @@ class Stored(Assembled):
 
     @property
     def has_replicas(self) -> bool:
-        """Whether something of it is stored twice."""
+        """True if elements of the tensor are stored twice."""
         return len(self._whole.replicas) > 0
 
     @property

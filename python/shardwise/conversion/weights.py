@@ -145,14 +145,14 @@ class Weight:
         return found
 
     def _number_of(self, held: Held, number: int, count: int) -> Held:
-        """What a part gets of a component that has a number for each part."""
+        """Return the component for one part of a fused weight: its number if there is one per part, else all of it."""
         if not self._is_number(held) or math.prod(held.made.shape[len(self._lead(held)) :]) != count or count == 1:
             return held
         last = len(held.made.shape) - 1
         return replace(held, made=held.made.taken(last, np.array([[number, 0, 1]], np.int64), 1))
 
     def _is_number(self, held: Held) -> bool:
-        """Whether a component is one number for the weight, or for each of its experts or parts."""
+        """Return whether a component is one number for the weight, or for each of its experts or parts."""
         lead = len(self.shape) - 2
         return held.tail != _SHAPE and all(
             each.of is None or 0 <= each.of < lead or each.block == _ALL for each in held.along

@@ -282,7 +282,7 @@ class Deployment(Drawn):
 
     @property
     def match(self) -> MatchMode:
-        """Where in a name a rule has to match."""
+        """The place in a name where a rule has to match: `"search"`, `"match"` or `"fullmatch"`."""
         return self._match
 
     @property
@@ -439,7 +439,7 @@ class Deployment(Drawn):
 
     @property
     def names(self) -> None:
-        """`None`: a rule is for all names that it matches. A plain mapping has names here, where both are asked."""
+        """Always `None`: a rule is for all names that it matches; a plain mapping has names of its tensors here."""
 
     @property
     def prefix(self) -> str:
@@ -448,7 +448,7 @@ class Deployment(Drawn):
 
     @property
     def is_whole_elsewhere(self) -> bool:
-        """Whether there is a default; without it no device holds a tensor that no rule matches."""
+        """True if there is a default; without it no device holds a tensor that no rule matches."""
         return self._default is not None
 
     def uneven_of(self, path: str) -> UnevenRule | None:
@@ -748,7 +748,7 @@ def shapes_of(tensors: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _holds(mesh: DeviceMesh | None, device: Any) -> bool:
-    """Whether a mesh has a device of this label."""
+    """Return whether a mesh has a device of this label."""
     assert mesh is not None
     try:
         at = mesh.index_of_label(device)

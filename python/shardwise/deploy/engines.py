@@ -376,7 +376,7 @@ def _fused_projections(latent: str, shared_stacked: bool) -> list[FusedParameter
 def _expert_places(
     model: _Model, experts: Experts | None, mesh: DeviceMesh, numbers: dict[str, Number], here: dict[str, str]
 ) -> tuple[dict[str, str], str | None]:
-    """Where experts are, and the order in which a device stacks them; the lists go into the numbers."""
+    """Return the coordinates of experts, and the order in which a device stacks them; their lists go into `numbers`."""
     if experts is None:
         return here, None
     maps = [experts] if isinstance(experts, ExpertMap) else list(experts)

@@ -47,7 +47,7 @@ class ManifestTensor:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Manifest(Mapping[str, Tiling]):
-    """Where each tensor of a model is: a mapping from names to tilings; `Deployment.manifest` makes one.
+    """The places of all tensors of a model: a mapping from names to tilings; `Deployment.manifest` makes one.
 
     So do `shardwise.interop.torch.manifest_of`, of the tensors of a running model, `shardwise.store.manifest_of`, of a
     checkpoint, and `from_mooncake`. A manifest goes wherever a mapping of tilings goes:

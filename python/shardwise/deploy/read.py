@@ -44,7 +44,7 @@ def read_rules(
 
 
 def layouts_of(document: Document, device_mesh: DeviceMesh | None, config: Config | None) -> LayoutMap | Deployment:
-    """How the tensors are cut that a rules file is for; see `read_rules`."""
+    """Read the layout map or the deployment that a rules file describes; see `read_rules`."""
     read: Any = document
     if not PLACING & document.tables.keys():
         return LayoutMap.from_toml(read, device_mesh, config=config)

@@ -36,7 +36,7 @@ _ENTRY = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)\s*\[(.*)\]\s*", re.DOTALL)
 
 
 def tells_digits_apart(pattern: str) -> bool:
-    r"""Whether a regular expression may match one of two names that differ in digits only.
+    r"""Return whether a regular expression may match one of two names that differ in digits only.
 
     It does not where it has no digit, nor a way to write one, but in `[0-9]`, `\d` and names of groups.
 
@@ -113,7 +113,7 @@ class DeploymentRule:
 
     @property
     def placed(self) -> LayoutRule:
-        """What it says besides the mesh and the coordinates."""
+        """The rule without its mesh and coordinates."""
         return LayoutRule(self.layout, self.uneven, self.shared, self.optional)
 
     def __repr__(self) -> str:

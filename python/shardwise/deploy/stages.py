@@ -107,7 +107,7 @@ class Stages:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every layer is on one stage, in order along the pipeline.
+        """True if every layer is on one stage, in order along the pipeline.
 
         It is not for Megatron's layout of several chunks without a pipeline, all of which begin at layer 0.
         """

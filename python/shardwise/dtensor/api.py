@@ -246,7 +246,7 @@ def check_layout(tensor: DTensor, layout: Layout) -> None:
 
 
 def is_dtensor(tensor: object) -> bool:
-    """Whether something is a `DTensor`.
+    """Return whether something is a `DTensor`.
 
     >>> is_dtensor(np.arange(4))
     False

@@ -280,7 +280,7 @@ class Layout:
         return LayoutType(self._inner.layout_type)
 
     def is_fully_replicated(self) -> bool:
-        """Whether no dim is cut; a tensor on one device is not replicated.
+        """Return whether no dim is cut; a tensor on one device is not replicated.
 
         >>> Layout.replicated(Mesh.from_string("|x=1|0|0|CPU:0"), 2).is_fully_replicated()
         True
@@ -288,7 +288,7 @@ class Layout:
         return self._inner.is_fully_replicated()
 
     def is_batch_parallel(self) -> bool:
-        """Whether the first dim is cut and no other.
+        """Return whether the first dim is cut and no other.
 
         >>> Layout.batch_sharded(Mesh.from_string("|x=1|0|0|CPU:0"), "x", 2).is_batch_parallel()
         True
@@ -296,7 +296,7 @@ class Layout:
         return self._inner.is_batch_parallel()
 
     def is_single_device(self) -> bool:
-        """Whether this is the layout of a tensor that lies on one device."""
+        """Return whether this is the layout of a tensor that lies on one device."""
         return self.type is LayoutType.SINGLE_DEVICE
 
     def num_shards(self, idx: int) -> int:

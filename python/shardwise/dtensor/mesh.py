@@ -226,7 +226,7 @@ class Mesh:
         return self._inner.single_device or ""
 
     def is_single_device(self) -> bool:
-        """Whether the mesh is one device without axes."""
+        """Return whether the mesh is one device without axes."""
         return self._inner.single_device is not None
 
     def shape(self) -> list[int]:
@@ -234,7 +234,7 @@ class Mesh:
         return self._inner.shape
 
     def contains_dim(self, dim_name: str) -> bool:
-        """Whether the mesh has an axis of this name.
+        """Return whether the mesh has an axis of this name.
 
         >>> mesh = Mesh.from_string("|x=2|0,1|0,1|CPU:0,CPU:1")
         >>> mesh.contains_dim("x"), "y" in mesh
@@ -269,11 +269,11 @@ class Mesh:
         return self._inner.device_type
 
     def use_xla_spmd(self) -> bool:
-        """Whether XLA partitions programs, rather than DTensor."""
+        """Return whether XLA partitions programs, rather than DTensor."""
         return self._inner.use_xla_spmd
 
     def is_remote(self) -> bool:
-        """Whether this client holds none of the devices."""
+        """Return whether this client holds none of the devices."""
         return self.num_local_devices() == 0 and self.size > 0
 
     def num_local_devices(self) -> int:

@@ -69,7 +69,7 @@ class Cut(NamedTuple):
 
     @property
     def on_units(self) -> bool:
-        """Whether every shard is whole units."""
+        """True if every shard is whole units."""
         return self.size % (self.ways * self.unit) == 0
 
 
@@ -104,7 +104,7 @@ class SizeFit(NamedTuple):
 
     @property
     def rests_on(self) -> tuple[str, ...]:
-        """What the verdict rests on, each once; for one that is not `"fits"` that of the cuts which have it."""
+        """The evidence of the verdict, each item once; if it is not `"fits"`, that of the cuts which have it."""
         if self.tp * self.ep == 1 and self.verdict == "fits":
             return ("one rank, which has all tensors whole",)
         cuts = self.cuts if self.verdict == "fits" else [cut for cut in self.cuts if cut.verdict == self.verdict]
@@ -144,7 +144,7 @@ class Fits(NamedTuple):
 
     @property
     def is_known(self) -> bool:
-        """Whether there is a verdict for each size."""
+        """True if there is a verdict for each size."""
         return all(size.verdict != "unknown" for size in self.sizes)
 
     def as_json(self) -> dict[str, Any]:

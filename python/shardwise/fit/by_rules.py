@@ -143,7 +143,7 @@ def _cut(tensor: LogicalTensor, count: int, layout: TensorLayout, layouts: Layou
 
 
 def _verdict(tensor: LogicalTensor, layout: TensorLayout, layouts: LayoutMap) -> tuple[Verdict, str]:
-    """Whether a tensor can be cut so, without padding; and why not on whole blocks."""
+    """Return whether a tensor can be cut so, without padding; and why not on whole blocks."""
     uneven, shared = layouts.uneven_of(tensor.name) or "even", layouts.shared_of(tensor.name)
     why = ""
     for verdict in ORDER[:2]:

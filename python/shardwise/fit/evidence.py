@@ -46,7 +46,7 @@ class Judged(NamedTuple):
 
 
 class _Model(NamedTuple):
-    """What a model's configuration says, and the shapes of its tensors by their names with `*` for numbers."""
+    """A model's configuration, and the shapes of its tensors by their names with `*` for numbers."""
 
     said: Mapping[str, Any]
     types: Sequence[str]
@@ -226,7 +226,7 @@ def _derived(role: Role, n: int, model: _Model) -> int:
 
 
 def _makes(role: Role, n: int, heads: Heads, *, exact: bool) -> bool:
-    """Whether a dim of `n` elements is made of so many heads, of the size that is stated, if it is to be that."""
+    """Return whether a dim of `n` elements is so many heads; with `exact` they must be of the stated size."""
     q, kv, size, value = heads.q, heads.kv, heads.size, heads.value_size
     if role.heads != "q" and not kv:
         return False

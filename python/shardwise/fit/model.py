@@ -1,4 +1,4 @@
-"""What is known of a model: the headers of its checkpoint, or its configuration alone."""
+"""A model as it is known: the headers of its checkpoint, or its configuration alone."""
 
 from __future__ import annotations
 

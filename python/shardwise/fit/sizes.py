@@ -128,7 +128,7 @@ _WHOLE = Role(None)
 
 
 def _reasons(known: Iterable[Judged], method: str | None, types: Sequence[str]) -> tuple[str, ...]:
-    """What the answer rests on as a whole."""
+    """List the evidence of the answer as a whole: names, the configuration, the quantization method, the types."""
     cuts = [one for one in known if one.role.dim is not None]
     if not cuts:
         return ()
@@ -255,7 +255,7 @@ def _verdict(
 
 
 def _in_equal_shares(size: int, per_rank: int, block: int) -> bool:
-    """Whether every shard is in one block, and all blocks have equally many."""
+    """Return whether every shard is in one block, and all blocks have equally many."""
     return size <= block or (size % block == 0 and block % per_rank == 0)
 
 

@@ -562,7 +562,7 @@ def manifest_of(tensors: Mapping[str, Any], world: DeviceMesh | None = None) -> 
 
 
 def _held(placements: Iterable[Any], mesh: DeviceMesh, shape: tuple[int, ...]) -> TensorLayout | Tiling:
-    """What PyTorch gives the ranks: a layout with the uneven rule `"chunk"`, or boxes where none says that."""
+    """Return PyTorch's shards: as a layout with the uneven rule `"chunk"`, or as boxes where no layout gives them."""
     read = read_placements(placements, mesh, len(shape))
     if not any(isinstance(one, StridedShard) for one in read):
         return from_placements(read, mesh, len(shape))

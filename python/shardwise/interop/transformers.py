@@ -151,7 +151,7 @@ def _plan(model: Any, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _loaded(model: Any, tensors: Mapping[str, Sequence[int]] | None) -> tuple[dict[str, LoadedTensor], list[str]]:
-    """What becomes of each tensor of a file, and those of which nothing does."""
+    """Return the parameters that each tensor of a file becomes, and the names of tensors that become none."""
     try:
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import rename_source_key, revert_weight_conversion

@@ -45,7 +45,7 @@ def _as_it_is(rule: str | None, layout: TensorLayout) -> TensorLayout:
 
 @dataclass(frozen=True)
 class PlacedVariable:
-    """Where a variable is: the path that names it, the rule that the path matches, and what follows."""
+    """A variable and its place: the path that names it, the rule that the path matches, layout and partition."""
 
     #: Attribute names and indices, joined by `.`.
     path: str

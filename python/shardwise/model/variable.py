@@ -116,7 +116,7 @@ class Variable:
 
     @property
     def is_initialized(self) -> bool:
-        """Whether the variable holds data."""
+        """True if the variable holds data."""
         return self._whole is not None or self._buffers is not None
 
     @property

@@ -65,7 +65,7 @@ def text_of(dim: Packed) -> str:
 
 
 def says_all(dim: Packed) -> bool:
-    """Whether the text says all about a packed dim: it cannot express a cut by no axes, or a ratio to nothing."""
+    """Return whether the text says all of a packed dim: it cannot express a cut by no axes, or a ratio to nothing."""
     return all(
         (
             one.axes

@@ -177,7 +177,7 @@ def _spec(along: Along, row: int, parts: list[Part], dim: _Dim) -> Spec:
 
 
 def _is_plain(one: Part, mesh: DeviceMesh) -> bool:
-    """Whether any rule cuts the part alike, as a plain dim."""
+    """Return whether any rule cuts the part alike, as a plain dim."""
     shards = _shards(one, mesh)
     (n, *others) = (factor or 0 for factor in one.factors)
     divides = not others and n % (shards * (one.unit or 1)) == 0

@@ -188,7 +188,7 @@ def _words(blocks: tuple[int, int] | None) -> str:
 
 
 def _order(group: Group, tail: str, dim: int, size: int, unordered: bool) -> tuple[tuple[int, str], ...]:
-    """That the columns cannot be cut where `g_idx` is not in order; its values are read, if there is a way to."""
+    """Return the reason why the columns cannot be cut, if `g_idx` is not in order or cannot be read; else no reason."""
     said = group.read(tail)
     if said is None:
         if not unordered:

@@ -140,7 +140,7 @@ class Group(NamedTuple):
 
     @property
     def _fused(self) -> int:
-        """How many weights it holds one after the other, by its name, as engines fuse them; each may have a scale."""
+        """The number of weights that engines fuse under this name, one after the other; each may have a scale."""
         name = re.sub(r"[._]weight[0-9]*$", "", self.name).rpartition(".")[2]
         return next((count for count, names in enumerate(_FUSED, 2) if name in names), 1)
 

@@ -172,7 +172,7 @@ def _group_size(given: Given, default: int) -> int:
 
 
 def _is_scaled(group: Group, tails: tuple[str, ...]) -> bool:
-    """Whether the group is a scaled FP8 weight.
+    """Return whether the group is a scaled FP8 weight.
 
     Raises:
         ParseError: if it is one without scale, or a scale without weight.

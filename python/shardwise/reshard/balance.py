@@ -1,4 +1,4 @@
-"""Who sends what of many tensors, with the load balanced over all of them."""
+"""The senders of the pieces of many tensors, with the load balanced over all of these."""
 
 from __future__ import annotations
 

@@ -131,12 +131,12 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
 
     @property
     def match(self) -> MatchMode:
-        """Where in a path a rule has to match: `"search"`, `"match"` or `"fullmatch"`."""
+        """The place in a path where a rule has to match: `"search"`, `"match"` or `"fullmatch"`."""
         return self._match
 
     @property
     def backtracking(self) -> bool:
-        """Whether rules are accepted that only a backtracking search can find."""
+        """True if rules are accepted that only a backtracking search can find."""
         return self._backtracking
 
     @property
@@ -284,16 +284,16 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
 
     @property
     def names(self) -> None:
-        """`None`: a rule is for all names that it matches. A plain mapping has names here, where both are asked."""
+        """Always `None`: a rule is for all names that it matches; a plain mapping has names of its tensors here."""
 
     @property
     def parameters(self) -> tuple[Any, ...]:
-        """None: each tensor is by itself. A deployment has parameters that hold several."""
+        """An empty tuple: only a deployment has parameters that hold several tensors."""
         return ()
 
     @property
     def prefix(self) -> str:
-        """What a rules file has before each of its rules; reports leave it out."""
+        """The text with which a rules file begins each of its rules; reports leave it out."""
         return self._prefix
 
     @property
@@ -438,7 +438,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         super().update(given, **rules)
 
     def __eq__(self, other: object) -> bool:
-        """Whether the rules are the same; for two layout maps, also everything else that changes an answer.
+        """Return whether the rules are the same; for two layout maps, also everything else that changes an answer.
 
         What a map permits (`backtracking`) changes none, and is not compared.
         """

@@ -77,7 +77,7 @@ class LayoutRule:
 
     @property
     def words(self) -> list[str]:
-        """What it says besides its layout."""
+        """Options that are set, as words: the uneven rule, "shared", "optional"."""
         return [word for word in (self.uneven, "shared" * self.shared, "optional" * self.optional) if word]
 
     def of_rank(self, rank: int) -> TensorLayout | None:

@@ -1,4 +1,4 @@
-"""What does not arrive: counted and named by every verb in the same way (rule 2.23)."""
+"""Tensors, values and files that do not arrive: counted and named by every verb in the same way (rule 2.23)."""
 
 from __future__ import annotations
 

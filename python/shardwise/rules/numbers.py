@@ -100,7 +100,7 @@ class Numbers(Mapping[str, "int | tuple[int, ...]"]):
 
     @property
     def origin(self) -> str:
-        """Where the configuration is from, for messages."""
+        """The source of the configuration, for messages."""
         if self._config is None:
             return "the rules file"
         return "the configuration" if isinstance(self._config, Mapping) else repr(str(_config_file(self._config)))

@@ -49,7 +49,7 @@ class NamePattern:
             )
 
     def is_found(self, name: str) -> bool:
-        """Whether it is found in a name."""
+        """Return whether the expression is found in a name."""
         found, rest = self._search.find(name)
         if rest:
             raise _undecided(self._argument, self._pattern, name)
@@ -83,7 +83,7 @@ class FieldSearch:
             raise _refused("a rule whose fields are used", self._pattern, str(error)) from None
 
     def spans(self, name: str) -> dict[str, slice]:
-        """Where each group is in a name that the expression matches; at nothing, if it has no part in the match."""
+        """Return the slice of the name that each group matches; an empty one for a group that has no part in it."""
         matches = self._search.matches(name)
         if matches is None:
             raise _undecided("a rule whose fields are used", self._pattern, name)

@@ -100,7 +100,7 @@ class TensorReport:
 
     @property
     def is_uneven(self) -> bool:
-        """Whether it can be placed and its shards are of different sizes.
+        """True if the tensor can be placed and its shards are of different sizes.
 
         Where a dim is packed and the mesh has more than 2**20 devices, also if they may be.
         """
@@ -112,7 +112,7 @@ class TensorReport:
 
     @property
     def is_replicated(self) -> bool:
-        """Whether it can be placed and every device of its mesh holds all of it."""
+        """True if the tensor can be placed and every device of its mesh holds all of it."""
         return self.num_shards is not None and self.layout is not None and self.layout.is_fully_replicated
 
     def to_dict(self) -> dict[str, Any]:
@@ -263,7 +263,7 @@ class LayoutReport(Drawn):
         return frozen(result)
 
     def _positions(self, mesh: DeviceMesh) -> dict[DeviceMesh, Any] | None:
-        """Where the devices of each layout's mesh are in the report's; `None` if some are not."""
+        """Return the positions of the devices of each layout's mesh in the report's; `None` if some are not in it."""
         found: dict[DeviceMesh, Any] = {mesh: slice(None)}
         for tensor in self.placed:
             own = None if tensor.layout is None else tensor.layout.device_mesh
@@ -350,7 +350,7 @@ class LayoutReport(Drawn):
 
     @property
     def ok(self) -> bool:
-        """Whether there are no warnings."""
+        """True if there are no warnings."""
         return not self.warnings
 
     def to_dict(self) -> dict[str, Any]:
@@ -499,7 +499,7 @@ class LayoutReport(Drawn):
 
 @lru_cache(maxsize=256)  # the layers of a model have shapes in common
 def _held(layout: TensorLayout, shape: tuple[int, ...], uneven: UnevenRule) -> tuple[bool, int] | None:
-    """Whether all devices hold equally many elements, and how many they hold in all; `None` for too large a mesh."""
+    """Return whether all devices hold equally many elements, and their sum; `None` for too large a mesh."""
     if layout.device_mesh is None or layout.device_mesh.size > _MAX_DEVICES:
         return None
     sizes = layout.partition(shape, uneven).nbytes("uint8")

@@ -272,7 +272,7 @@ class Rewrites:
         return self._of((*self.sets, *other.sets))
 
     def __bool__(self) -> bool:
-        """Whether there is anything to do."""
+        """Return whether there is anything to do."""
         return any(one.rewrites or one.drop or one.unmatched != "keep" for one in self.sets)
 
     @classmethod

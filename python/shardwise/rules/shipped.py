@@ -66,7 +66,7 @@ def rules_file(file: Any) -> Any:
 
 
 def called(path: object) -> str:
-    """What messages call a rules file: one of the package by its name, any other by its path.
+    """Return the text by which messages call a rules file: one of the package by its name, any other by its path.
 
     >>> called(example_rules()["vllm/llama"]), called("own.toml")
     ('vllm/llama', 'own.toml')

@@ -215,7 +215,7 @@ def _cut_of(name: str, style: str) -> _Cut:
 
 
 def _axes_of(plan: Mapping[str, str], name: str, rank: int, axis: str) -> Axes:
-    """How transformers cuts a parameter: by the entry of its own name, or by that of its module."""
+    """Return the axes by which transformers cuts a parameter: by the entry of its name, or by that of its module."""
     starred = re.sub(r"\.\d+(?=\.|$)", ".*", name)
     module, _, last = starred.rpartition(".")
     entry = starred if starred in plan else module
@@ -240,7 +240,7 @@ def _axes_of(plan: Mapping[str, str], name: str, rank: int, axis: str) -> Axes:
 def _axes_in_file(
     name: str, tensor: LoadedTensor, cuts: Mapping[str, Axes], parameters: Mapping[str, Sequence[int]]
 ) -> Axes:
-    """How a tensor is cut that becomes parameters which are cut so: each step undone, the last one first."""
+    """Return the cut of a stored tensor whose parameters are cut so: each step is undone, the last one first."""
     items = [cuts[one] for one in tensor.parameters]
     if not any(spec for axes in items for spec in axes):
         return (None,) * (tensor.rank or 0)
@@ -267,7 +267,7 @@ def _axes_in_file(
 def _undone(
     step: str, dims: tuple[int, ...], items: list[Axes], shapes: list[Sequence[int]], sources: int
 ) -> list[Axes] | None:
-    """How what a step was given is cut, if what it made is cut so; `None` if that is no layout."""
+    """Return the cuts of the inputs of a step from the cuts of its outputs; `None` if no layout expresses them."""
     if step == "stack":
         at = dims[0]
         return None if any(axes[at] for axes in items) else [axes[:at] + axes[at + 1 :] for axes in items]

@@ -158,7 +158,7 @@ def _side(tiling: Tiling, dim: int | None, places: list[Any], at: int) -> Side |
 
 
 def _overlap(places: list[Any]) -> bool:
-    """Whether any two rectangles share a place."""
+    """Return whether any two rectangles share a place."""
     bounds = np.array(places, np.int64).reshape(len(places), 2, 2)
     low = np.maximum(bounds[:, None, :, 0], bounds[None, :, :, 0])
     high = np.minimum(bounds[:, None, :, 1], bounds[None, :, :, 1])

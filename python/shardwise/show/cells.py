@@ -196,7 +196,7 @@ class Block:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has no element."""
+        """True if the block has no element."""
         return any(start >= stop for start, stop in self.box)
 
     def holders(self, most: int = MOST_NAMED) -> tuple[list[Any], int]:
@@ -324,7 +324,7 @@ def held_in(block: Block) -> str:
 
 
 def _prefix(blocks: Sequence[Block]) -> str:
-    """What the names of all holders begin with before their numbers: narrow tiles leave it out."""
+    """Return the beginning that the names of all holders share before their numbers: narrow tiles leave it out."""
     names = [held_text(block.holders(1)[0][:1], 1) for block in blocks]
     prefix = re.sub(r"[0-9]+$", "", min(names, default=""))
     while not all(name.startswith(prefix) for name in names):

@@ -216,7 +216,7 @@ class _View:
 
     @staticmethod
     def fits(view: View, widest: float) -> bool:
-        """Whether a view has room for its labels in this width."""
+        """Return whether a view has room for its labels in this width."""
         return all(panel.row_height is None and _Panel.of(panel, widest).has_room for panel in view.panels)
 
     def draw(self, canvas: _Canvas, x: float, y: float) -> None:
@@ -410,7 +410,7 @@ def _share(side: Side | None, what: Span | tuple[int, int]) -> float:
 
 
 def _place(side: Side | None, bounds: tuple[int, int], length: float) -> tuple[float, float]:
-    """Where a stretch begins in a picture, and how long it is; stretches that touch also touch here."""
+    """Return the begin and the length of a range in a picture; ranges that touch also touch there."""
     size = 1 if side is None else max(side.size, 1)
     low, high = (round(length * bound / size, 2) for bound in bounds)
     return low, high - low

@@ -23,7 +23,7 @@ Cell = tuple[list[str], str]
 
 
 def is_grid(panel: Panel) -> bool:
-    """Whether the tiles of a panel stand in rows and columns; not all places need be taken, if these are few."""
+    """Return whether the tiles of a panel stand in rows and columns; not all places need be taken, if these are few."""
     if panel.row_height is not None or not panel.tiles:
         return False
     rows, columns = (sorted(set(sides)) for sides in zip(*((t.down, t.across) for t in panel.tiles), strict=True))

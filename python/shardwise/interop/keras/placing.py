@@ -1,4 +1,4 @@
-"""Where the values of Keras variables go: to the mesh's devices, if the backend is JAX and they exist."""
+"""Values of Keras variables, put on the mesh's devices, if the backend is JAX and these exist."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def _is_laid_out(variable: Any) -> bool:
 
 
 def waits_for(variable: Any, building: Settler) -> bool:
-    """Whether the variable has no layout, and is not waiting for one that another building will give it."""
+    """Return whether the variable has no layout, and is not waiting for one that another building will give it."""
     return not _is_laid_out(variable) or variable._shardwise.building is building
 
 

@@ -195,7 +195,7 @@ def _volume(rows: Rows) -> int:
 
 
 class Places(NamedTuple):
-    """Where the pieces of the tiling of a rewritten tensor are, before they move.
+    """The pieces of the tiling of a rewritten tensor, each at its place before it moves.
 
     Attributes:
         begins: For each holder its first row; one more entry for the end.
@@ -335,7 +335,7 @@ def _runs_of(group: Group, kept: bool, chosen: npt.NDArray[np.intp]) -> _Looped:
 
 
 class _End(NamedTuple):
-    """Where the boxes of transfers begin in arrays, and the strides of these: in elements."""
+    """One end of transfers: the offset of each box in its array, and the strides of the array, in elements."""
 
     offset: Numbers
     strides: Numbers

@@ -139,7 +139,7 @@ def read_piece(piece: Piece, starts: Sequence[int], out: npt.NDArray[Any], reads
 
 
 def _is_for_the_engine(piece: Piece, out: npt.NDArray[Any], reads: Reads) -> bool:
-    """Whether the engine, which reads each run of a box separately, takes less time."""
+    """Return whether the engine, which reads each run of a box separately, takes less time."""
     steps = [(size, step) for size, step in zip(out.shape, piece.strides, strict=True) if size > 1]
     span = out.itemsize + sum((size - 1) * step for size, step in steps)
     if max(out.nbytes, span // 16) < reads.engine_from:

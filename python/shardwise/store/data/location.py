@@ -80,13 +80,13 @@ class Location(Protocol):
         """Give the location with another last part."""
 
     def exists(self) -> bool:
-        """Whether there is anything."""
+        """Return whether there is anything."""
 
     def is_file(self) -> bool:
-        """Whether there is a file, or an object."""
+        """Return whether there is a file, or an object."""
 
     def is_dir(self) -> bool:
-        """Whether there is a folder."""
+        """Return whether there is a folder."""
 
     def stat(self) -> Any:
         """Give its status; OSError if there is nothing."""
@@ -125,7 +125,7 @@ def refuse_options(locations: Iterable[object], what: str) -> None:
 
 
 def is_sampled(location: Location) -> bool:
-    """Whether a sample of it says how long the rest takes."""
+    """Return whether a sample of it says how long the rest takes."""
     return isinstance(location, Path)
 
 

@@ -180,7 +180,7 @@ class ObjectPath:
 
     @property
     def is_s3(self) -> bool:
-        """Whether the store is S3 through s3fs, whose requests can have conditions."""
+        """True if the store is S3 through s3fs, whose requests can have conditions."""
         return self._protocol in _S3 and hasattr(self._filesystem, "call_s3")
 
     def with_name(self, name: str) -> ObjectPath:
@@ -303,7 +303,7 @@ class ObjectPath:
         return _Stat(0 if self.is_dir() else self.status().size)
 
     def exists(self) -> bool:
-        """Whether there is an object or a folder of this name."""
+        """Return whether there is an object or a folder of this name."""
         try:
             self._info()
         except FileNotFoundError:
@@ -311,14 +311,14 @@ class ObjectPath:
         return True
 
     def is_dir(self) -> bool:
-        """Whether there are objects below this name."""
+        """Return whether there are objects below this name."""
         try:
             return bool(self._info().get("type") == "directory")
         except FileNotFoundError:
             return False
 
     def is_file(self) -> bool:
-        """Whether there is an object of this name."""
+        """Return whether there is an object of this name."""
         try:
             return bool(self._info().get("type") != "directory")
         except FileNotFoundError:
@@ -405,7 +405,7 @@ class ObjectPath:
 
 
 def _are_same(one: Any, other: Any) -> bool:
-    """Whether filesystems are equal, or of one kind with the same options: to fsspec the thread is one of them."""
+    """Return whether filesystems are equal, or of one kind with the same options: fsspec also compares the thread."""
     if one is other or bool(one == other):
         return True
     is_like = type(one) is type(other) and hasattr(one, "storage_options")

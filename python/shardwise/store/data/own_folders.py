@@ -180,7 +180,7 @@ class OpenFolder:
             raise OSError(error.errno, error.strerror, whole) from None
 
     def _is_own(self, status: os.stat_result) -> bool:
-        """Whether something belongs to the user: on some servers all files of all users are one user's."""
+        """Return whether something belongs to the user: on some servers all files of all users are one user's."""
         if not hasattr(os, "geteuid") or status.st_uid == os.geteuid():
             return True
         name = f".shardwise-{secrets.token_hex(8)}.tmp"

@@ -63,7 +63,7 @@ class SourceFile(NamedTuple):
 
     @property
     def is_kept(self) -> bool:
-        """Whether a later run finds the same file."""
+        """True if a later run finds the same file."""
         return self.changed is not None
 
     @property
@@ -115,7 +115,7 @@ class SourceObject(NamedTuple):
 
     @property
     def is_kept(self) -> bool:
-        """Whether a later run finds the same object."""
+        """True if a later run finds the same object."""
         return True
 
     @property

@@ -29,7 +29,7 @@ _MAX_SIZE = 2**63 - 1
 
 
 def are_sizes(value: Any) -> bool:
-    """Whether a value from JSON is a list of integers from 0 to 2**63 - 1."""
+    """Return whether a value from JSON is a list of integers from 0 to 2**63 - 1."""
     if not isinstance(value, list):
         return False
     # `type`, not `isinstance`: a bool is not a size. JSON's 1.0 arrives as a float. A loop, because most lists are
@@ -54,7 +54,7 @@ def box_text(box: Any) -> str:
 
 
 def stays_inside(name: str) -> bool:
-    """Whether a relative path from a file stays inside the folder that it is relative to.
+    """Return whether a relative path from a file stays inside the folder that it is relative to.
 
     Judged by its text alone: a link may lead elsewhere, as in Hugging Face's cache, where every file is a link.
     """

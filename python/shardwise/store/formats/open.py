@@ -266,7 +266,7 @@ FORMS: list[Form] = [
 
 
 def _is_universal(target: Target) -> bool:
-    """Whether a folder has a folder zero of folders of parameters."""
+    """Return whether a folder has a folder zero of folders of parameters."""
     if "zero" not in target.names or not (target.path / "zero").is_dir():
         return False
     inside = Target(target.path / "zero").names
@@ -332,7 +332,7 @@ def open_checkpoint(
 
 
 def _is_known(path: Location) -> bool:
-    """Whether a path is a folder of a format that can be read."""
+    """Return whether a path is a folder of a format that can be read."""
     if not path.is_dir():
         return False
     target = Target(path)

@@ -120,7 +120,7 @@ def _held(file: Holder, entry: Entry, said: Any) -> _Held:
 
 
 def _are_in_bytes(dtype: Dtype, whole: tuple[int, ...], own: Numbers, starts: Numbers) -> bool:
-    """Whether all rows of an array of packed elements, and what begins at these places in it, begin with a byte.
+    """Return whether all rows of an array of packed elements, and what begins at these places in it, begin with a byte.
 
     Args:
         dtype: The dtype.

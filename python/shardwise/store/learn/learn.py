@@ -370,7 +370,7 @@ def _with_names(found: Learned, made: _Printed, config: Mapping[str, Any]) -> Le
 
 
 def _makes(entry: dict[str, Any], names: set[str]) -> bool:
-    """Whether a rewrite makes one of these tensors."""
+    """Return whether a rewrite makes one of these tensors."""
     side = entry["to"]
     texts = [*side.get("parts", {}).values(), *([side["name"]] if "name" in side else []), *side.get("also", ())]
     templates = [each for text in texts for each in parse_template(text).expanded()]

@@ -25,7 +25,7 @@ __all__ = ["described_tensors", "is_described", "rewritten_outline"]
 
 
 def is_described(path: Path) -> bool:
-    """Whether a path is a file of JSON or TOML that may list tensors, or configure a model."""
+    """Return whether a path is a file of JSON or TOML that may list tensors, or configure a model."""
     name = path.name
     return name.endswith((".json", ".toml")) and not name.endswith((".index.json", ".weights.json")) and path.is_file()
 

@@ -83,7 +83,7 @@ def _beside(found: list[str], checkpoint: StoredCheckpoint) -> list[LeftOut]:
 
 
 def is_carried(name: str) -> bool:
-    """Whether a file of this name may go along: text of a model's folder, but no index of tensors and no manifest.
+    """Return whether a file of this name may go along: text of a model's folder, no index of tensors, no manifest.
 
     >>> [is_carried(name) for name in ("config.json", "model.safetensors.index.json", "shardwise.json", ".env")]
     [True, False, False, False]

@@ -95,7 +95,7 @@ class StoredPiece(ReadsFiles):
 
     @property
     def is_addressable(self) -> bool:
-        """Whether its elements are stored as they are; else it must be read whole and decoded."""
+        """True if its elements are stored as they are; else it must be read whole and decoded."""
         return self._locate is not None
 
     def extent(self) -> Piece:
@@ -326,7 +326,7 @@ class StoredTensor(Drawn, ReadsFiles):
 
     @property
     def is_addressable(self) -> bool:
-        """Whether all its elements are stored as they are; else some must be decoded."""
+        """True if all its elements are stored as they are; else some must be decoded."""
         return all(piece.is_addressable for piece in self.pieces)
 
     def check_decodable(self, memory: int, wider: int = 0) -> None:

@@ -336,7 +336,7 @@ def _piece(store: KeyValueStore, array: _Array, where: str, cell: Cell, box: Bou
 
 
 def _is_plain(array: _Array) -> bool:
-    """Whether elements are stored as they are."""
+    """Return whether elements are stored as they are."""
     return not array.codecs and array.inner is None and (array.stored == "<" or array.dtype.bits == 8)
 
 

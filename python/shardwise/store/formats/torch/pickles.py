@@ -221,7 +221,7 @@ def _says_what(error: ParseError) -> str:
 
 
 def _is_allowed(name: str) -> bool:
-    """Whether a global has a meaning here; ParseError if it must not be named anywhere."""
+    """Return whether a global has a meaning here; ParseError if it must not be named anywhere."""
     if name in _ALLOWED or name in _DTYPES or name in _STORAGE_DTYPES:
         return True
     module, _, attribute = name.rpartition(".")

@@ -63,7 +63,7 @@ class _Model(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether one rank has the model as a whole."""
+        """True if one rank has the model as a whole."""
         return len(self.containers) == 1
 
 
@@ -261,7 +261,7 @@ def _others(found: dict[str, StoredTensor], unreadable: dict[str, str], model: _
 
 
 def _is_held(container: Container, value: Any, name: str) -> bool:
-    """Whether the elements of a value are there: with stage 3 a tensor without any stands for each parameter."""
+    """Return whether the elements of a value are there: with stage 3 a tensor without any stands for each parameter."""
     try:
         saved = container.tensor(value, name)
     except UnsupportedError:

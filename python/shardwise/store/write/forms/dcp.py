@@ -147,7 +147,7 @@ _MOST_BOXES = 1 << 16
 
 
 def is_writable(dtype: str) -> bool:
-    """Whether PyTorch has a dtype of this name, and saves it."""
+    """Return whether PyTorch has a dtype of this name, and saves it."""
     return dtype in STORAGE_CLASSES
 
 

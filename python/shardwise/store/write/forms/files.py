@@ -61,7 +61,7 @@ class Named(Shaped, Protocol):
 
     @property
     def is_object(self) -> bool:
-        """Whether it is not a tensor."""
+        """True if it is not a tensor."""
 
 
 class Placed(Named, Protocol):

@@ -38,7 +38,7 @@ __all__ = [
 
 
 def takes_whole_files(location: Location) -> bool:
-    """Whether a task makes a whole file of a checkpoint that is to be there, and not parts of any."""
+    """Return whether a task makes a whole file of a checkpoint that is to be there, and not parts of any."""
     return isinstance(location, ObjectPath)
 
 

@@ -173,7 +173,7 @@ class FolderPlace:
             yield
 
     def is_finished(self) -> bool:
-        """Whether a checkpoint has the name."""
+        """Return whether a checkpoint has the name."""
         return self.path.exists()
 
     def free(self) -> int:

@@ -51,7 +51,7 @@ class _Span(NamedTuple):
 
     @property
     def is_sparse(self) -> bool:
-        """Whether much of what lies between its first byte and its last is not of it."""
+        """True if much of what lies between its first byte and its last is not of it."""
         return self.end - self.begin > self.nbytes + self.nbytes // 4 + _SLACK
 
 

@@ -37,7 +37,7 @@ class NewCheckpoint(Protocol):
 
     @property
     def is_folder(self) -> bool:
-        """Whether that is a folder; else it is the only file."""
+        """True if that is a folder; else it is the only file."""
 
     @property
     def digest(self) -> str:
@@ -61,11 +61,11 @@ class NewCheckpoint(Protocol):
 
     @property
     def is_kept(self) -> bool:
-        """Whether another run finds the same sources, so that receipts are of use to it."""
+        """True if another run finds the same sources, so that receipts are of use to it."""
 
     @property
     def is_shared(self) -> bool:
-        """Whether tasks make parts of several files, which are put together at the end."""
+        """True if tasks make parts of several files, which are put together at the end."""
 
     @property
     def most_shared(self) -> int:
@@ -98,7 +98,7 @@ class Ending(Protocol):
 
     @property
     def is_checked(self) -> bool:
-        """Whether all that a store has is compared with its sources."""
+        """True if all that a store has is compared with its sources."""
 
     def frame(self, number: int) -> Iterable[tuple[int, bytes]]:
         """What surrounds the tensors of a file: stretches of bytes, each with the byte at which it begins."""
@@ -130,7 +130,7 @@ class Place(Protocol):
 
     @property
     def takes_whole_files(self) -> bool:
-        """Whether a task makes a whole file of the checkpoint; else it writes a part of any."""
+        """True if a task makes a whole file of the checkpoint; else it writes a part of any."""
 
     def least_part(self, size: int) -> int:
         """The least bytes of a part of a file of this size, if tasks make parts of files, which are put together."""
@@ -146,7 +146,7 @@ class Place(Protocol):
         """Hold the checkpoint's lock, if there is one: BlockingIOError if another process has it."""
 
     def is_finished(self) -> bool:
-        """Whether a checkpoint has the name."""
+        """Return whether a checkpoint has the name."""
 
     def claim(self, resume: bool) -> None:
         """Refuse, with FileExistsError, a name that is taken; unless `resume`, remove what other runs have left."""

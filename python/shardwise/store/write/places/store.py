@@ -115,7 +115,7 @@ class PartsSink:
         return Written(done.digests, done.crcs, 0)
 
     def _are_made(self, task: Task) -> bool:
-        """Whether another run was faster, and has put the objects together."""
+        """Return whether another run was faster, and has put the objects together."""
         return all(self._upload(task, file).is_made() for file, *_ in self.shares)
 
     def _file(self, task: Task, file: int) -> tuple[str, int]:
@@ -239,7 +239,7 @@ class StorePlace:
 
     @property
     def takes_whole_files(self) -> bool:
-        """Whether a task makes an object of its own; else parts of any."""
+        """True if a task makes an object of its own; else parts of any."""
         return not self._new.is_shared
 
     def least_part(self, size: int) -> int:
@@ -257,7 +257,7 @@ class StorePlace:
 
     @property
     def _is_kept(self) -> bool:
-        """Whether there are receipts: not of what no other run would find again."""
+        """True if there are receipts: not of what no other run would find again."""
         if self._kept is None:
             self._kept = self._new.is_kept
         return self._kept
@@ -273,7 +273,7 @@ class StorePlace:
         return self.path / self._new.last if self._new.is_folder else self.path
 
     def is_finished(self) -> bool:
-        """Whether a checkpoint has the name. A single object that has a receipt still is not committed."""
+        """Return whether a checkpoint has the name. A single object that has a receipt still is not committed."""
         is_at_once = self._new.is_folder or self._new.is_shared
         return self._last.is_file() and (is_at_once or not self._receipt_of(0).is_file())
 
@@ -375,7 +375,7 @@ class StorePlace:
         yield from (receipt for receipt, is_there in zip(found, are_there, strict=True) if is_there)
 
     def _is_there(self, receipt: TaskReceipt, parts: Mapping[int, Mapping[int, tuple[int, str]]]) -> bool:
-        """Whether the store still has what a task has put."""
+        """Return whether the store still has what a task has put."""
         for file, begin, end, mark in receipt.shares:
             there = parts[file]
             number = self._limits.part_number(self._new.sizes[file], begin)
@@ -715,7 +715,7 @@ def _remove(path: ObjectPath) -> None:
 
 
 def _has(path: ObjectPath, text: bytes) -> bool:
-    """Whether there is an object with these bytes."""
+    """Return whether there is an object with these bytes."""
     if not path.is_file():
         return False
     status = path.status()
@@ -723,7 +723,7 @@ def _has(path: ObjectPath, text: bytes) -> bool:
 
 
 def _is(path: ObjectPath, made: tuple[int, str] | None) -> bool:
-    """Whether an object is there that has these bytes and this mark."""
+    """Return whether an object is there that has these bytes and this mark."""
     try:
         return tuple(path.status()) == made
     except FileNotFoundError:
@@ -731,7 +731,7 @@ def _is(path: ObjectPath, made: tuple[int, str] | None) -> bool:
 
 
 def _is_at(path: ObjectPath, status: ObjectStatus, begin: int, data: bytes | bytearray) -> bool:
-    """Whether an object has these bytes at this place."""
+    """Return whether an object has these bytes at this place."""
     if begin + len(data) > status.size:
         return False
     spans = ((at, min(at + _AT_ONCE, len(data))) for at in range(0, len(data), _AT_ONCE))

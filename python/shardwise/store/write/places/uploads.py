@@ -289,7 +289,7 @@ class Multipart:
             self._ask(request, **arguments)
 
     def is_made(self) -> bool:
-        """Whether the object is there, with our mark."""
+        """Return whether the object is there, with our mark."""
         try:
             said = self._ask("head_object").get("Metadata", {})
         except OSError:

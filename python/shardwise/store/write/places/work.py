@@ -143,7 +143,7 @@ class Crew:
 
     @property
     def is_one(self) -> bool:
-        """Whether one task at a time runs in the caller's thread."""
+        """True if one task at a time runs in the caller's thread."""
         return isinstance(self.executor, _Here)
 
 
@@ -333,7 +333,7 @@ class Flight(Generic[Task, Receipt]):
 
 
 def _may_pass(error: Exception) -> bool:
-    """Whether the same task may succeed another time, perhaps elsewhere."""
+    """Return whether the same task may succeed another time, perhaps elsewhere."""
     if isinstance(error, OSError):
         return error.errno not in _LASTING
     return not isinstance(

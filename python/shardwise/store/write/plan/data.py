@@ -111,7 +111,7 @@ class PlannedTensor:
 
     @property
     def has_replicas(self) -> bool:
-        """Whether there are any."""
+        """True if there are any."""
         return self._row[REPLICAS] > self._before[REPLICAS]
 
     @property
@@ -257,7 +257,7 @@ class PlanData:
 
     @property
     def has_arrays(self) -> bool:
-        """Whether the boxes in its files are parts of arrays, and may be in several files: see `SlotTable`."""
+        """True if the boxes in its files are parts of arrays, and may be in several files: see `SlotTable`."""
         return WRITTEN[self.form].has_arrays
 
     def boxes_at(self, places: Numbers, rank: int) -> Numbers:
@@ -343,22 +343,22 @@ class PlanData:
 
     @property
     def is_saved(self) -> bool:
-        """Whether it is from a file."""
+        """True if it is from a file."""
         return self._file is not None
 
     @property
     def is_of_files(self) -> bool:
-        """Whether everything comes from files and objects, so that any process can do a part of it."""
+        """True if everything comes from files and objects, so that any process can do a part of it."""
         return not any(isinstance(source, np.ndarray) for source in self.sources)
 
     @property
     def is_kept(self) -> bool:
-        """Whether every run finds the same sources: no arrays, nor files that each run makes anew."""
+        """True if every run finds the same sources: no arrays, nor files that each run makes anew."""
         return all(not isinstance(source, np.ndarray) and source.is_kept for source in self.sources)
 
     @property
     def is_shared(self) -> bool:
-        """Whether tasks make parts of objects, which are put together at the end."""
+        """True if tasks make parts of objects, which are put together at the end."""
         return self.sections["order"].nbytes > 0
 
     @property

@@ -75,7 +75,7 @@ class CheckpointPlan(WritePlan):
         return replace(outline, warnings=self.warnings, left_out=self.left_out, seconds=seconds)
 
     def is_finished(self) -> bool:
-        """Whether there is a checkpoint under the plan's name; `run` and `commit` see whether it is the plan's."""
+        """Return whether a checkpoint has the plan's name; `run` and `commit` see whether it is the plan's."""
         return self.place.is_finished()
 
     def check(self) -> None:

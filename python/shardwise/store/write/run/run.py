@@ -341,12 +341,12 @@ class Ledger:
         self.bytes_written += receipt.bytes_written
 
     def agrees(self, receipt: TaskReceipt) -> bool:
-        """Whether a receipt says the same as the first one of its task."""
+        """Return whether a receipt says the same as the first one of its task."""
         return int(self._seen[receipt.task]) == _mark(receipt)
 
     @property
     def is_complete(self) -> bool:
-        """Whether there is a receipt of each task."""
+        """True if there is a receipt of each task."""
         return bool((self._seen != 0).all())
 
     def check_complete(self) -> None:
