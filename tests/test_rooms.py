@@ -423,6 +423,34 @@ class TestTheReaders:
         ]
 
 
+#: Words that refer to a thing before it is named: no docstring begins with one.
+RELATIONS = {"What", "Where", "How", "Who", "Whether", "Of", "That", "Nothing", "Both", "None"}
+
+
+def said_backwards(tree: ast.Module) -> Iterator[str]:
+    """Yield the first lines of docstrings that begin with one of `RELATIONS`, with their line numbers."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            text = ast.get_docstring(node) or ""
+            first = re.match(r"\W*(\w*)", text)
+            if first is not None and first[1] in RELATIONS:
+                yield f"{node.body[0].lineno}: {text.splitlines()[0]}"
+
+
+def test_docstrings_begin_with_the_thing() -> None:
+    """A docstring names its thing first, "Return the …", "A …", and then says how it relates to others."""
+    package = ROOT / "python/shardwise"
+    found = [
+        f"{path.relative_to(package).as_posix()}, {line}"
+        for path in sorted(package.rglob("*.py"))
+        for line in said_backwards(tree_of(path))
+    ]
+    assert not found, found
+    backwards = ['"""`None`: all."""', 'class A:\n    def f(self):\n        """What it is."""']
+    assert [len([*said_backwards(ast.parse(text))]) for text in backwards] == [1, 1]
+    assert not [*said_backwards(ast.parse('"""Return what is there."""'))]
+
+
 def answering(docstring: str) -> set[str]:
     """The modules that the table at the top of a package names."""
     rows = [line.split("|")[1] for line in docstring.splitlines() if line.startswith("| `")]

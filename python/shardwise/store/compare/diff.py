@@ -1,4 +1,4 @@
-"""What differs between two checkpoints, however each is cut; also after one is rewritten as a rules file says."""
+"""Differences between two checkpoints, however each is cut; also after one is rewritten as a rules file says."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def _without(checkpoint: StoredCheckpoint, unwanted: NamePattern | None) -> Stor
 
 
 def _not_compared(both: Iterable[tuple[Location, StoredCheckpoint]], unwanted: NamePattern | None) -> list[LeftOut]:
-    """What two checkpoints, each with the path that was given for it, have besides the tensors that are compared."""
+    """List all of two checkpoints besides the tensors that are compared; each comes with the path given for it."""
     found: list[LeftOut] = []
     sizes: dict[str, int] = {}
     values: list[str] = []

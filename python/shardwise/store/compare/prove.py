@@ -313,7 +313,7 @@ class _Verification:
     def _held_by(
         self, file: Location, held: Mapping[str, list[StoredPiece]], manifest: dict[str, Any]
     ) -> tuple[dict[str, StoredTensor], dict[str, int]]:
-        """What a file has of tensors, and the digests that the manifest states for it."""
+        """Return the parts of tensors that a file has, and the digests that the manifest states for them."""
         tensors, expected = {}, {}
         for name, pieces in held.items():
             entry = manifest["tensors"].get(name, {})

@@ -30,7 +30,7 @@ __all__ = [
 
 
 class Reads(NamedTuple):
-    """What is read how.
+    """Thresholds, in bytes, that decide how a box is read: by the I/O engine, run by run, or as one span.
 
     Attributes:
         engine_from: From so many bytes on the engine, which reads each run to its place, takes half the time of also

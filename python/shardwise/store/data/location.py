@@ -1,4 +1,4 @@
-"""Where checkpoints lie: paths on a disk and URLs of stores, by what can be asked of both.
+"""Locations of checkpoints: paths on a disk and URLs of stores, with the questions that both answer.
 
 This and `write.places` are the only modules that ask which of the two a location is.
 """
@@ -80,13 +80,13 @@ class Location(Protocol):
         """Give the location with another last part."""
 
     def exists(self) -> bool:
-        """Return whether there is anything."""
+        """Return whether the path names anything."""
 
     def is_file(self) -> bool:
-        """Return whether there is a file, or an object."""
+        """Return whether the path names a file, or an object."""
 
     def is_dir(self) -> bool:
-        """Return whether there is a folder."""
+        """Return whether the path names a folder."""
 
     def stat(self) -> Any:
         """Give its status; OSError if there is nothing."""
@@ -125,7 +125,7 @@ def refuse_options(locations: Iterable[object], what: str) -> None:
 
 
 def is_sampled(location: Location) -> bool:
-    """Return whether a sample of it says how long the rest takes."""
+    """Return whether the time to read a sample of the checkpoint there says how long the rest takes."""
     return isinstance(location, Path)
 
 

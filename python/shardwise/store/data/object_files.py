@@ -85,7 +85,7 @@ class ObjectFile(Holder):
 
     @property
     def noted(self) -> tuple[ObjectPath, int, str]:
-        """Where it is, its bytes, and what tells it from another object of the same name."""
+        """The object's path, its bytes, and its mark (ETag), which another object of the same name does not have."""
         return self._object, *self._noted
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""What a plan reads: files and objects as they were when it was made, and must still be; and arrays in memory."""
+"""Sources of a plan: files and objects as they were when it was made, and must still be; and arrays in memory."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class SourceFile(NamedTuple):
 
     @property
     def times(self) -> tuple[int, int | None]:
-        """Both times."""
+        """The modification time, and the change time or `None`."""
         return self.modified, self.changed
 
     @property
@@ -68,12 +68,12 @@ class SourceFile(NamedTuple):
 
     @property
     def fetched(self) -> None:
-        """Nothing: the I/O engine reads it."""
+        """Always `None`: a file need not be fetched, the I/O engine reads it."""
         return None
 
     @property
     def inside(self) -> str:
-        """Where it is in the memory of this process: nowhere."""
+        """An empty string: a file is not in the memory of this process."""
         return ""
 
     @property
@@ -120,24 +120,24 @@ class SourceObject(NamedTuple):
 
     @property
     def fetched(self) -> ObjectFile:
-        """What is read of it is fetched into memory; the same file for the same object."""
+        """The object, opened, to be fetched into memory; the same `ObjectFile` for the same object."""
         return _opened(self)
 
     @property
     def inside(self) -> str:
-        """Where it is in the memory of this process, if it is."""
+        """Its URL if it is in the memory of this process, else an empty string."""
         return str(self.path) if self.path.protocol == "memory" else ""
 
     @property
     def name(self) -> str:
-        """None that must stay: its mark says what it is."""
+        """An empty string: an object is recognised by its ETag, so its name need not stay the same."""
         return ""
 
     def check(self) -> None:
-        """Nothing: each request has its mark."""
+        """Do nothing: every request checks the ETag."""
 
     def read_by(self, job: CopyJob) -> None:
-        """Take its place among the sources of a job; what is fetched of it is in arrays that follow."""
+        """Add an empty source to the job, so that sources keep their numbers; fetched bytes follow all sources."""
         job.read_array(np.empty(0, np.uint8))
 
     def compared_by(self, job: CopyJob) -> None:

@@ -34,7 +34,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 class _Held(NamedTuple):
-    """What one file holds of a tensor.
+    """The part of a tensor that one file holds.
 
     Attributes:
         entry: The array.
@@ -96,7 +96,7 @@ def _said_parts(file: Holder, texts: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _held(file: Holder, entry: Entry, said: Any) -> _Held:
-    """What a file holds of a tensor, by what its header says of it; all of it, if that says nothing."""
+    """Return the part of a tensor that a file holds, as its header states it; all of it, if that states none."""
     dtype, rank, name = CODES[entry.dtype], len(entry.shape), f"{file.path}: {PIECES}: {shown(entry.name)}"
     own = np.array(entry.shape, np.int64)
     if said is None:

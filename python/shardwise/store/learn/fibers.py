@@ -61,7 +61,7 @@ class Fibers(NamedTuple):
 
 
 class Match(NamedTuple):
-    """Where the fibers of a tensor along a dim are in another checkpoint.
+    """The places of the fibers of a tensor, along a dim, in another checkpoint.
 
     Attributes:
         dim: The dim.
@@ -120,7 +120,7 @@ def fibers_of(checkpoint: StoredCheckpoint, other: StoredCheckpoint, memory: int
 
 
 def _lengths(checkpoint: StoredCheckpoint) -> set[tuple[int, str]]:
-    """How long the fibers of a checkpoint are, with their dtypes."""
+    """Return the lengths of the fibers of a checkpoint, with their dtypes."""
     found = {(size, tensor.dtype) for tensor in checkpoint.values() for size in tensor.shape}
     return found | {(1, tensor.dtype) for tensor in checkpoint.values() if tensor.ndim < 2}
 
@@ -283,7 +283,7 @@ def _chosen(
 
 
 def _alike(one: str, other: str) -> tuple[bool, float]:
-    """How alike two names are: whether they have the same numbers, and the share of their words that both have."""
+    """Compare two names: whether they have the same numbers, and the share of their words that both have."""
     (numbers, words), (others, other_words) = _said(one), _said(other)
     return numbers == others, len(words & other_words) / max(len(words | other_words), 1)
 

@@ -142,7 +142,7 @@ class _Made:
 
 
 def _relations(here: Fibers, there: Fibers, unexplained: dict[str, str], doubtful: set[str]) -> list[_Made]:
-    """How the tensors of the second are made of those of the first, or these of them."""
+    """Find the relations by which tensors of the second checkpoint are made of those of the first, or these of them."""
     found: list[_Made] = []
     back: dict[int, None] = {}
     why: dict[str, str] = {}

@@ -105,7 +105,7 @@ class _Names:
         return self._name(int(part[2]), order)
 
     def _name(self, size: int, order: Iterable[str]) -> str | int:
-        """What a size is called; the size itself if nothing is as large."""
+        """Return the name or expression of a size; the size itself if nothing is as large."""
         for text in order if size > 1 else ():
             if _value(self._numbers, text) == size:
                 self._found |= set(re.findall(r"[a-z_]+", text))

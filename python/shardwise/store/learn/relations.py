@@ -1,4 +1,4 @@
-"""How a tensor is made of others: stacked, packed, transposed, padded, as its fibers lie in them."""
+"""Relations of a tensor to those it is made of: stacked, packed, transposed, padded, as its fibers lie in them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class IrregularError(Exception):
 
 @dataclass
 class Relation:
-    """How one tensor is made.
+    """The way in which one tensor is made of others.
 
     Attributes:
         target: The tensor.
@@ -58,7 +58,7 @@ class Relation:
 
     @property
     def kind(self) -> str:
-        """What is the same for tensors that are made alike, whatever their sizes."""
+        """A text that is the same for tensors that are made alike, whatever their sizes."""
         return re.sub(r"[0-9]+", "#", repr((list(self.parts), self.stack, self.side, self.own)))
 
 
@@ -309,7 +309,7 @@ def _packed(parts: Numbers, index: Numbers, keys: list[str], inner: dict[str, li
 
 
 def _part_names(names: list[str]) -> list[str]:
-    """What parts are called: the first word in which their names differ, else p0, p1, …."""
+    """Return names for parts: the first word in which their tensors' names differ, else p0, p1, …."""
     words = [re.findall(r"[A-Za-z][A-Za-z0-9]*", name) for name in names]
     if len(set(map(len, words))) == 1:
         for column in zip(*words, strict=True):

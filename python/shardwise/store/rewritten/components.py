@@ -40,7 +40,7 @@ def outline_of(tensors: Mapping[str, Assembled]) -> Outline:
 
 
 def reader_of(checkpoint: StoredCheckpoint, tensors: Mapping[str, Assembled]) -> Reader:
-    """What gives the bytes of a small tensor that is stored as it is, by its new name; `None` of others."""
+    """Return a function that reads a small tensor, stored as it is, by its new name; it gives `None` for others."""
     read = stored_reader_of(checkpoint)
     names = {name: made.stored for name, made in tensors.items()}
     return lambda name: None if (stored := names[name]) is None else read(stored)

@@ -27,12 +27,12 @@ _BLOCK = 1 << 15
 
 
 def is_converted(tensor: StoredTensor, dtype: Dtype | None) -> bool:
-    """Return whether it must be converted to another floating-point dtype."""
+    """Return whether the tensor must be converted to another floating-point dtype."""
     return dtype is not None and is_float(tensor._dtype) and tensor.dtype != dtype.name
 
 
 def is_float(dtype: Dtype) -> bool:
-    """Return whether it is a floating-point dtype."""
+    """Return whether the dtype is a floating-point one."""
     return "float" in dtype.name
 
 

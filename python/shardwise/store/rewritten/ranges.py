@@ -1,4 +1,4 @@
-"""What a device has to read of a checkpoint, as ranges of files, for whoever reads by ranges."""
+"""Ranges of files that a device has to read of a checkpoint, for programs that read by ranges."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class ReadArray:
 
 @dataclass(frozen=True, eq=False)
 class ReadPlan:
-    """What is read of the files of a checkpoint, and where it goes.
+    """The reads from the files of a checkpoint, and the copies from them into arrays.
 
     Attributes:
         files: The files, or objects of a store.

@@ -31,7 +31,7 @@ __all__ = [
 
 
 def partition_for(name: str, shape: tuple[int, ...], layouts: Layouts | None, uneven: UnevenRule) -> Partition | None:
-    """How the tensor of this name is cut by the layouts; `None` if none applies.
+    """Return the partition of the tensor of this name by the layouts; `None` if none applies.
 
     Raises:
         LayoutError: if the layout does not fit the tensor; names it.

@@ -1,4 +1,4 @@
-"""What lies beside the tensors of a checkpoint: what goes along, as `config.json`, and what nobody reads."""
+"""Files beside the tensors of a checkpoint: those that go along, as `config.json`, and those that nobody reads."""
 
 from __future__ import annotations
 

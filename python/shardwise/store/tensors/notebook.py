@@ -1,4 +1,4 @@
-"""What notebooks show of checkpoints and their tensors."""
+"""Views of checkpoints and their tensors in notebooks."""
 
 from __future__ import annotations
 

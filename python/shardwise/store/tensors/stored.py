@@ -95,7 +95,7 @@ class StoredPiece(ReadsFiles):
 
     @property
     def is_addressable(self) -> bool:
-        """True if its elements are stored as they are; else it must be read whole and decoded."""
+        """True if the piece's elements are stored as they are; else it must be read whole and decoded."""
         return self._locate is not None
 
     def extent(self) -> Piece:

@@ -1,4 +1,4 @@
-"""Where zarr arrays lie: keys with values, which are the files of a folder or the entries of a database."""
+"""Stores of zarr arrays: keys with values, which are the files of a folder or the entries of a database."""
 
 from __future__ import annotations
 

@@ -232,7 +232,7 @@ class DcpFile(TargetFile):
         return at, text + bytes(begin - at - len(text)) + self._around(number).head
 
     def frame(self) -> Iterator[tuple[int, bytes]]:
-        """What surrounds tensors, as `before` gives it, slot by slot; with its digest, which the manifest has."""
+        """Yield the bytes around tensors slot by slot, as `before` gives them; set their digest for the manifest."""
         digest, crcs = hashlib.sha256(), dict(self.crcs)
         at, text = 0, b""
         for number, slot in enumerate(self.slots):
@@ -354,13 +354,13 @@ def _places(name: str, tensor: Placed, chunks: Sequence[_Chunk], boxes: _Boxes) 
 
 
 class _Boxes:
-    """What an index says of boxes, which layers have in common, by their places in the pool."""
+    """Entries of boxes in an index, by their places in the pool; layers have boxes in common."""
 
     def __init__(self) -> None:
         self._said: dict[tuple[int, int], tuple[Call, Call]] = {}
 
     def of(self, file: DcpFile, place: int, tensor: Placed) -> tuple[Call, Call]:
-        """Where a box of a tensor begins, and its sizes."""
+        """Return the begin of a box of a tensor, and its sizes, as calls in the index's pickle."""
         key = place, len(tensor.shape)
         found = self._said.get(key)
         if found is None:

@@ -1,4 +1,4 @@
-"""What looks wrong although a checkpoint can be written: what does not arrive, layouts that cut nothing, idle rules."""
+"""Doubts about a checkpoint that can be written: things that do not arrive, layouts that cut nothing, idle rules."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _STATES = (
 
 
 class DoubtsError(LayoutError):
-    """What looks wrong, where the caller wants nothing that does.
+    """Doubts as an error, where the caller allows none.
 
     Attributes:
         warnings: The doubts, a sentence each.

@@ -61,7 +61,7 @@ class Named(Shaped, Protocol):
 
     @property
     def is_object(self) -> bool:
-        """True if it is not a tensor."""
+        """True if the value is not a tensor."""
 
 
 class Placed(Named, Protocol):
@@ -69,7 +69,7 @@ class Placed(Named, Protocol):
 
     @property
     def partition(self) -> Partition | None:
-        """How it is cut; `None` if it is written whole."""
+        """The partition that cuts the tensor; `None` if it is written whole."""
 
     @property
     def nbytes(self) -> int:
@@ -91,7 +91,7 @@ class FileArray(NamedTuple):
 
 
 class Described(NamedTuple):
-    """What a file says of a tensor."""
+    """The facts of a tensor that a file states."""
 
     name: str
     dtype: Dtype
@@ -101,7 +101,7 @@ class Described(NamedTuple):
 
 
 def described(tensor: Named) -> Described:
-    """What a file says of a tensor, without anything else that is known of it."""
+    """Return the facts of a tensor that a file states, without anything else that is known of the tensor."""
     return Described(tensor.name, tensor.dtype, tensor.shape, tensor.itemsize, tensor.is_object)
 
 
@@ -148,7 +148,7 @@ class TargetFile(ABC):
 
     @abstractmethod
     def before(self, number: int) -> tuple[int, bytes]:
-        """What comes before a slot, or after the last, and the byte where it begins; its length does not change."""
+        """Return the byte at which the text before a slot, or after the last, begins, and that text of fixed length."""
 
     def frame(self) -> Iterator[tuple[int, bytes]]:
         """The bytes besides the tensors, with the byte at which each stretch begins."""
@@ -169,7 +169,7 @@ class TargetFile(ABC):
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:
-        """What the manifest says about it, besides its size and digests."""
+        """Return the file's entry in the manifest, without size and digests."""
 
 
 class SafetensorsFile(TargetFile):
@@ -329,7 +329,7 @@ def whole_slots(wanted: Sequence[Placed], groups: Sequence[Sequence[int]]) -> li
 
 
 def begins_of(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Where parts begin that follow one another."""
+    """Return the offsets of parts that follow one another, from their sizes."""
     ends: npt.NDArray[np.int64] = np.cumsum(sizes)
     if (ends < 0).any() or float(np.sum(sizes, dtype=float)) > 2.0**63:
         raise SizeOverflowError("an offset of a file is over 2**63 - 1")
@@ -447,7 +447,7 @@ class HeaderLengths:
         return 8 + length
 
     def _more(self, slot: Any) -> int:
-        """How many characters more the numbers of a box take in elements than in the bytes that are counted."""
+        """Return how many more characters the numbers of a box take in elements than in the bytes that are counted."""
         tensor = self._packed[slot.tensor]
         start, extents = [at for at, _ in slot.box], [stop - start for start, stop in slot.box]
         more = _digits(tensor.dtype.element_start(start)) - _digits(start)

@@ -1,4 +1,4 @@
-"""What a checkpoint of each form is made of: its files, their names, and what follows from them: index and manifest.
+"""Files of a checkpoint of each form, their names, and what follows from them: index and manifest.
 
 The manifest has the tensors and how they are cut, and the size and digests of each file.
 """

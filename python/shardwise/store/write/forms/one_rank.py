@@ -48,7 +48,7 @@ def ranks_of(layouts: Layouts | None, wanted: Sequence[Placed]) -> Ranks:
 def one_rank(
     wanted: Sequence[Wanted], ranks: Ranks, metadata: Mapping[str, str], rank: int
 ) -> tuple[list[Wanted], dict[str, str]]:
-    """What one rank holds, as tensors of its own shapes; and the texts for the header of its file.
+    """Return the tensors of one rank, in the shapes that it holds; and the texts for the header of its file.
 
     Raises:
         LayoutError: if there is no such rank.
@@ -71,7 +71,7 @@ def one_rank(
 
 
 def _zeros(shape: tuple[int, ...], boxes: Sequence[_Box], itemsize: int) -> Pieces:
-    """What is of no box in an array, which is padding, as zeros."""
+    """Return pieces of zeros for the padding of an array, which is in none of its boxes."""
     rank = len(shape)
     starts = np.array([at for _, at in boxes], np.int64).reshape(len(boxes), rank)
     stops = starts + np.array([stop - start for (start, stop), _ in boxes], np.int64).reshape(len(boxes), rank)
@@ -87,7 +87,7 @@ def _zeros(shape: tuple[int, ...], boxes: Sequence[_Box], itemsize: int) -> Piec
 
 
 def _moved(pieces: Pieces, boxes: Sequence[_Box]) -> Pieces:
-    """What pieces hold of boxes, (start, stop) and where it begins in an array, as pieces of that array."""
+    """Return the parts of pieces within boxes as pieces of an array; a box has start, stop and its begin there."""
     tables = []
     for (start, stop), at in boxes:
         table = pieces.clipped(tuple(zip(start.tolist(), stop.tolist(), strict=True)))

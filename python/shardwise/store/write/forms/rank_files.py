@@ -133,7 +133,7 @@ class RankFile(SafetensorsFile):
         return table.sides(places, rank).tolist(), table.held(places, rank).tolist()
 
     def pieces_text(self) -> str:
-        """What the header says of tensors that the file has a part of: the whole shape, and its boxes in the array."""
+        """Return the header's text on tensors of which the file has a part: the whole shape, and the array's boxes."""
         found: dict[str, Any] = {}
         for first, stop in arrays_of(self.slots):
             tensor = self._wanted[int(self.slots.tensors[first])]
@@ -161,7 +161,7 @@ def _array_bytes(slots: Slots) -> npt.NDArray[np.int64]:
 
 
 def _array_begins(slots: Slots) -> npt.NDArray[np.int64]:
-    """Where the box of each slot begins, counted in the file's data."""
+    """Return the offset of each slot's box in the file's data."""
     begins = begins_of(_array_bytes(slots))
     counts = np.array([stop - first for first, stop in arrays_of(slots)], np.int64)
     found: npt.NDArray[np.int64] = np.repeat(begins, counts) + slots.table.array_offsets(slots.tensors, slots.places)
@@ -203,7 +203,7 @@ def rank_files(
 
 
 def rank_slots(wanted: Sequence[Placed], ranks: Ranks, zeros: npt.NDArray[np.int64] | None = None) -> list[Slots]:
-    """What each rank holds; `zeros` are the ranks that have zeros in place of what is added once."""
+    """Return the slots of each rank; the ranks in `zeros` have zeros in place of tensors that are added once."""
     pool, order = BoxPool(), file_order(wanted)
     known: dict[Any, Cut] = {}
     numbers: dict[DeviceMesh | None, npt.NDArray[np.int64]] = {}
@@ -237,7 +237,7 @@ def rank_name(ranks: Ranks, rank: int) -> str:
 
 
 def _vllm_names(ranks: Ranks) -> Any:
-    """What gives the beginning of the names of a rank's files, as the engines' sharded loaders look for them."""
+    """Return a function from a rank to the beginning of its files' names, for which the engines' loaders look."""
     whole = ranks.whole
     mesh = None if whole is None else ranks.meshes[whole]
     axes = () if mesh is None else tuple(a for a, n in zip(mesh.axis_names, mesh.shape, strict=True) if n > 1)

@@ -161,7 +161,7 @@ class BoxPool:
 
 
 class SlotTable:
-    """What slots of all files share: the numbers of boxes, and of each tensor its dims and the bytes of an element.
+    """The table that slots of all files share: the numbers of boxes, and each tensor's dims and bytes per element.
 
     Args:
         pool: Of each box `start…, stop…`; with arrays, then where it begins in its array, and the array's shape.
@@ -191,7 +191,7 @@ class SlotTable:
         return found
 
     def held(self, places: npt.NDArray[Any], rank: int) -> Numbers:
-        """Where boxes begin in their arrays, and the arrays' shapes: int64 of shape (boxes, 2, dims)."""
+        """Return the begins of boxes in their arrays, and the arrays' shapes: int64 of shape (boxes, 2, dims)."""
         if self.has_arrays:
             return self.sides(places.astype(np.int64) + 2 * rank, rank)
         sides = self.sides(places, rank)

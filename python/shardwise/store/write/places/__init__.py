@@ -1,4 +1,4 @@
-"""Where checkpoints are written, and the one question of which kind of place a path is in.
+"""Places where checkpoints are written, and the one question of which kind a path is in.
 
 | module | answers |
 |---|---|
@@ -43,7 +43,7 @@ def takes_whole_files(location: Location) -> bool:
 
 
 def part_limits(location: Location) -> Limits | None:
-    """What the store of a checkpoint that is to be there takes, if several tasks can make parts of one object."""
+    """Return limits on uploads by parts of the store at this path; `None` if tasks cannot share an object there."""
     return LIMITS if isinstance(location, ObjectPath) and location.is_s3 else None
 
 

@@ -163,7 +163,7 @@ class FolderPlace:
         return 1
 
     def sink(self, number: int) -> FolderSink:
-        """Where tasks write, each some of any file."""
+        """Return the sink of tasks, each of which writes some of any file."""
         return FolderSink(str(self.folder), self._finished)
 
     @contextmanager
@@ -350,7 +350,7 @@ class FolderPlace:
                 raise taken(self.path, "exists already, and is not what this plan makes")
 
     def unfinished(self, number: int) -> Path:
-        """Where a file is until the checkpoint has its name."""
+        """Return the path of a file until the checkpoint has its name."""
         return self.folder / self._new.files[number].name
 
     def discard(self, made: Mapping[int, tuple[int, str]] | None = None) -> None:
@@ -444,7 +444,7 @@ def _check_parent(path: Path) -> None:
 
 
 def _mark(name: str) -> str:
-    """What is in the mark of the folder of a plan."""
+    """Return the text of the file that marks the folder of a plan."""
     return f"shardwise plan {name}\n"
 
 

@@ -1,4 +1,4 @@
-"""What a task reads that the I/O engine does not: pieces of objects, and replicas that are compared in memory.
+"""Reads of a task beside the I/O engine: pieces of objects, and replicas that are compared in memory.
 
 What an object has is fetched in windows: stretches of the object with pieces that lie near each other, in which the
 engine then finds these pieces.
@@ -51,7 +51,7 @@ class _Span(NamedTuple):
 
     @property
     def is_sparse(self) -> bool:
-        """True if much of what lies between its first byte and its last is not of it."""
+        """True if much of what lies between its first and last byte belongs to none of its pieces."""
         return self.end - self.begin > self.nbytes + self.nbytes // 4 + _SLACK
 
 

@@ -1,4 +1,4 @@
-"""What each kind of place can do, what it is told of a checkpoint, and the receipts that it keeps.
+"""The protocol of places: their operations, the questions that they ask of a checkpoint, and receipts.
 
 A folder gets its name when all is there; in a store each object has its name from the beginning, and the index that
 readers look for comes last (rule 2.12 h). Whoever runs a plan asks its place, and never what kind of place that is
@@ -41,7 +41,7 @@ class NewCheckpoint(Protocol):
 
     @property
     def digest(self) -> str:
-        """What tells its plan from any other."""
+        """The SHA-256 of the plan."""
 
     @property
     def files(self) -> Sequence[TargetFile]:
@@ -53,11 +53,11 @@ class NewCheckpoint(Protocol):
 
     @property
     def last(self) -> str:
-        """Of a folder the file that readers look for."""
+        """Name of the file that makes a folder a checkpoint (manifest or index); it is written last."""
 
     @property
     def tasks(self) -> Sized:
-        """What writes it."""
+        """The tasks of the plan."""
 
     @property
     def is_kept(self) -> bool:
@@ -72,17 +72,17 @@ class NewCheckpoint(Protocol):
         """The most bytes that a task holds of such files."""
 
     def shares(self, number: int) -> Numbers:
-        """What a task makes of files, int64 of shape (shares, 4): the file, the first byte, the one after the last.
+        """Return a task's shares of files, int64 of shape (shares, 4): the file, the first byte, one past the last.
 
         The fourth is the first byte that is in a part of its own; what is before it is too short for that.
         """
 
     def known_before(self, file: int) -> bytes:
-        """What is before the first tensor of a file, if that does not depend on what tasks write; else nothing."""
+        """Return the bytes before the first tensor of a file, if they do not depend on the tasks; else no bytes."""
 
 
 class Ending(Protocol):
-    """What is written when all tasks are done."""
+    """The part of a checkpoint that is written when all tasks are done."""
 
     @property
     def names(self) -> Sequence[str]:
@@ -101,7 +101,7 @@ class Ending(Protocol):
         """True if all that a store has is compared with its sources."""
 
     def frame(self, number: int) -> Iterable[tuple[int, bytes]]:
-        """What surrounds the tensors of a file: stretches of bytes, each with the byte at which it begins."""
+        """Return the bytes around the tensors of a file: stretches, each with the byte at which it begins."""
 
     def texts(self) -> dict[str, bytes]:
         """The further files of a folder, with the manifest."""
@@ -137,10 +137,10 @@ class Place(Protocol):
 
     @property
     def inside(self) -> str:
-        """Where it is in the memory of this process; empty if it is elsewhere."""
+        """The checkpoint's URL if it is in the memory of this process, else an empty string."""
 
     def sink(self, number: int) -> Sink:
-        """Where the task with this number writes."""
+        """Return the sink into which the task with this number writes."""
 
     def locked(self) -> AbstractContextManager[None]:
         """Hold the checkpoint's lock, if there is one: BlockingIOError if another process has it."""
@@ -185,7 +185,7 @@ class Place(Protocol):
         """Give what keeps the receipts of tasks with these numbers, run in this part."""
 
     def unfinished(self, number: int) -> Path | None:
-        """Where a file is until the checkpoint has its name; `None` if it has its own already."""
+        """Return the path of a file until the checkpoint has its name; `None` if the file has its own already."""
 
     def check_finished(self, ending: Ending) -> None:
         """Refuse, with FileExistsError, a finished checkpoint with other headers, texts or manifest than these."""

@@ -186,7 +186,7 @@ class PartsSink:
 
 
 def mark_of(plan: str, file: int) -> str:
-    """What marks an object that the tasks of a plan make."""
+    """Return the mark of an object that the tasks of a plan make."""
     return f"{plan[:32]}-{file}"
 
 
@@ -234,7 +234,7 @@ class StorePlace:
 
     @property
     def inside(self) -> str:
-        """Where it is in the memory of this process, if it is."""
+        """The checkpoint's URL if it is in the memory of this process, else an empty string."""
         return str(self.path) if self.path.protocol == "memory" else ""
 
     @property
@@ -247,7 +247,7 @@ class StorePlace:
         return self._limits.least_shared(size)
 
     def sink(self, number: int) -> ObjectSink | PartsSink:
-        """Where a task writes: an object of its own, or parts of any."""
+        """Return the sink of a task: an object of its own, or parts of any."""
         if not self._new.is_shared:
             return ObjectSink(self._object(number), self._new.files[number].alone(), self._limits)
         shares: list[tuple[int, int, int, int]] = list(map(tuple, self._new.shares(number).tolist()))
@@ -269,7 +269,7 @@ class StorePlace:
 
     @property
     def _last(self) -> ObjectPath:
-        """What makes it a checkpoint."""
+        """Path of the object that is written last; the checkpoint exists once it does."""
         return self.path / self._new.last if self._new.is_folder else self.path
 
     def is_finished(self) -> bool:
@@ -488,7 +488,7 @@ class StorePlace:
     def _pieces(
         self, number: int, held: Iterable[tuple[int, int, str, int, int]], frame: Iterable[tuple[int, bytes]]
     ) -> list[_Joint]:
-        """What an object consists of, in order.
+        """Return the parts that an object consists of, in order.
 
         Raises:
             ParseError: if that is not all of it.
@@ -630,16 +630,16 @@ class StorePlace:
 
     @property
     def _uploads(self) -> ObjectPath:
-        """What has the names of the uploads."""
+        """Path of the list of multipart uploads."""
         return self._root / "uploads"
 
     def _aside(self, task: int) -> ObjectPath:
-        """Where a task puts what is too short for a part."""
+        """Return the path of the object for bytes of a task that are shorter than the least part."""
         return self._root / f"{task}.aside"
 
     @property
     def _removal(self) -> ObjectPath:
-        """What is there while a run that failed removes what it has made."""
+        """Path of a marker that exists during the clean-up of a failed run."""
         return workplace_of(self.path) / "removal"
 
     def _object(self, number: int) -> ObjectPath:
@@ -706,7 +706,7 @@ class StoreRecorder:
             self._place.keep(receipt._replace(part=self._part))
 
     def flush(self) -> None:
-        """Nothing waits."""
+        """Do nothing: each receipt is stored as soon as it is added."""
 
 
 def _remove(path: ObjectPath) -> None:
@@ -723,7 +723,7 @@ def _has(path: ObjectPath, text: bytes) -> bool:
 
 
 def _is(path: ObjectPath, made: tuple[int, str] | None) -> bool:
-    """Return whether an object is there that has these bytes and this mark."""
+    """Return whether the object exists with this number of bytes and this mark."""
     try:
         return tuple(path.status()) == made
     except FileNotFoundError:
@@ -753,7 +753,7 @@ class _Joint(NamedTuple):
 
 
 def _gaps(pieces: Sequence[_Joint]) -> Iterator[tuple[int, int]]:
-    """What is in no part yet: pieces that follow one another, as one."""
+    """Yield the byte ranges of the object that no uploaded part covers yet; neighbouring ranges are joined."""
     begin = end = 0
     for each in pieces:
         if each.mark:

@@ -92,7 +92,7 @@ def _worker(process: int) -> str:
 
 
 class Gathered(NamedTuple):
-    """What was put together.
+    """The outcome of a gatherer's copies for one task.
 
     Attributes:
         digests: The digest of each of the task's own destination pieces, in order.
@@ -278,7 +278,7 @@ class Gatherer:
     def _seen(
         self, done: CopyReport, tensors: Sequence[JobTensor], names: Mapping[int, str], own: int, nbytes: int
     ) -> Gathered:
-        """What was done, once it is seen that replicas agree."""
+        """Return the outcome of the copies, once replicas agree; refuse, with ParseError, those that differ."""
         self.bytes_read += done.bytes_read + nbytes
         ends = np.cumsum([len(tensor.targets) for tensor in tensors])
         for piece, element in done.differences:
@@ -301,7 +301,7 @@ Progress = Callable[[int], object] | None
 
 
 class Written(NamedTuple):
-    """What a sink has taken.
+    """The outcome of one task in its sink.
 
     Attributes:
         digests: The digest of each range, as a part of its tensor.
@@ -319,7 +319,7 @@ class Written(NamedTuple):
 
 
 class Sink(Protocol):
-    """Where a task writes: regions of files in a folder, an object of a store, or parts of several."""
+    """The destination of a task: regions of files in a folder, an object of a store, or parts of several."""
 
     def count(self, task: Task) -> int:
         """The number of its own destinations in the task's program."""

@@ -46,7 +46,7 @@ FLIGHT = 8
 
 
 class Limits(NamedTuple):
-    """What a store takes: the least and the most bytes of a part, and the most parts.
+    """Limits of a store: the least and the most bytes of a part, and the most parts.
 
     S3 takes at least 5 MiB for each part but the last, and at most 10,000 parts. Where one worker makes an object,
     parts are filled to at least three quarters, with blocks of at most a quarter. Where several do, a part is what one
@@ -72,7 +72,7 @@ LIMITS = Limits()
 
 
 class Parts(NamedTuple):
-    """How objects are cut into parts.
+    """The way in which objects are cut into parts.
 
     Attributes:
         bytes: Of a part.
@@ -197,7 +197,7 @@ class Comparison:
             raise taken(self._path)
 
     def abort(self) -> None:
-        """Nothing was written."""
+        """Do nothing, as nothing was written."""
 
 
 class Multipart:

@@ -1,4 +1,4 @@
-"""How a plan is run, by whom, what it costs, and what came of it.
+"""Runs of a plan: options, workers, cost and report.
 
 The workers that run tasks are threads, or a caller's executor; they run a few at a time, with retries where they may
 help.
@@ -333,7 +333,7 @@ class Flight(Generic[Task, Receipt]):
 
 
 def _may_pass(error: Exception) -> bool:
-    """Return whether the same task may succeed another time, perhaps elsewhere."""
+    """Return whether the task that failed so may succeed another time, perhaps elsewhere."""
     if isinstance(error, OSError):
         return error.errno not in _LASTING
     return not isinstance(

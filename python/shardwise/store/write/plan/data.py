@@ -96,27 +96,27 @@ class PlannedTensor:
 
     @property
     def partition(self) -> None:
-        """Nothing: how it is cut is what its boxes say."""
+        """Always `None`: the tensor's boxes say how it is cut."""
         return None
 
     @property
     def sources(self) -> Pieces:
-        """Where its elements are."""
+        """The stored pieces from which its elements are read."""
         return self._rows("pieces", SOURCES)
 
     @property
     def replicas(self) -> Pieces:
-        """Where they are stored again, to be compared."""
+        """The pieces that store elements again, to be compared."""
         return self._rows("replicas", REPLICAS)
 
     @property
     def has_replicas(self) -> bool:
-        """True if there are any."""
+        """True if some elements are stored again."""
         return self._row[REPLICAS] > self._before[REPLICAS]
 
     @property
     def targets(self) -> Pieces:
-        """Where they go, in C order; holders are the files."""
+        """The pieces to which elements go, in C order; holders are the files."""
         begin, end = self._before[TARGETS], self._row[TARGETS]
         held = self._plan.numbers("targets", 3 * begin, 3 * end).reshape(-1, 3)
         boxes = self._plan.boxes_at(held[:, _PLACE], len(self.shape))
@@ -272,7 +272,7 @@ class PlanData:
 
     @property
     def slot_table(self) -> SlotTable:
-        """What the slots of all files share."""
+        """The table that the slots of all files share."""
         if self._slot_table is None:
             pool = self.numbers("boxes", 0, self.sections["boxes"].nbytes // 8)
             itemsizes = np.array([dtype.bits // 8 for dtype in self.dtypes], np.int64)[self.column("tensors", 8, DTYPE)]
@@ -363,7 +363,7 @@ class PlanData:
 
     @property
     def last(self) -> str:
-        """Of a folder the file that readers look for."""
+        """Name of the file that makes a folder a checkpoint (manifest or index); it is written last."""
         return WRITTEN[self.form].last
 
     @property
@@ -426,7 +426,7 @@ def slot_rows(files: Sequence[TargetFile]) -> Section:
 
 
 def repeated_slots(files: Sequence[TargetFile]) -> bytes:
-    """Of each slot a byte that says whether an earlier one, of any file, has the same box of its tensor, with elements.
+    """Return a byte per slot: 1 if an earlier slot of any file holds the same non-empty box of the same tensor, else 0.
 
     Files for ranks have arrays: the same box may be in two of them at two places, with another array around it.
     """

@@ -266,7 +266,7 @@ def check_pieces(pieces: Pieces, shape: Sequence[int], sources: int) -> None:
 
 
 def _check_volume(tensor: PlannedTensor, pieces: Pieces) -> None:
-    """What is read or written of a tensor is as much as it has; the engine finds what overlaps."""
+    """Check that pieces have as many elements as their tensor; the engine finds those that overlap."""
     if sum(pieces.volumes.tolist()) * tensor.itemsize != tensor.nbytes:
         raise ValueError(f"its parts of the tensor {shown(tensor.name)} are not all of it")
 

@@ -303,7 +303,7 @@ def shares_of(plan: WritePlan, least: Callable[[int], int]) -> Numbers | None:
 
 
 def share_ends(shares: Numbers, tasks: int) -> Numbers:
-    """Where the shares of each task end, among those of all."""
+    """Return the end of each task's shares, among those of all."""
     return np.searchsorted(shares[:, 0], np.arange(tasks), side="right").astype(np.int64)
 
 
@@ -384,7 +384,7 @@ class WritePlan(PlanData):
 
     @property
     def grid(self) -> TaskGrid | FileGrid | StretchGrid:
-        """How it is cut into tasks."""
+        """The cut of the plan into tasks."""
         if self._grid is None:
             if self.place.takes_whole_files:
                 data = self.column("files", 5, DATA)
@@ -402,7 +402,7 @@ class WritePlan(PlanData):
         return self._grid
 
     def shares(self, number: int) -> Numbers:
-        """What a task makes of files, int64 of shape (shares, 4): the file, the first byte, the one after the last.
+        """Return a task's shares of files, int64 of shape (shares, 4): the file, the first byte, one past the last.
 
         The fourth is the first byte that is in a part of its own; what is before it is put aside.
         """
@@ -427,7 +427,7 @@ class WritePlan(PlanData):
             return int(np.diff(ends, prepend=0).max(initial=0))
 
     def known_before(self, file: int) -> bytes:
-        """What is before the first tensor of a file, if that does not depend on what tasks write; else nothing."""
+        """Return the bytes before the first tensor of a file, if they do not depend on the tasks; else no bytes."""
         held = self.files[file]
         return b"" if held.has_digests or held.needs_crcs else held.before(0)[1]
 
@@ -447,7 +447,7 @@ class WritePlan(PlanData):
         return [(slot.tensor, slot.box) for slot in self.files[number].slots if slot.end > slot.begin]
 
     def repeated_in(self, number: int) -> frozenset[int]:
-        """Of the boxes with elements in a file, the positions of those that it or an earlier one has before."""
+        """Return positions among a file's non-empty boxes: of those that this file or an earlier one already has."""
         if not self.has_arrays:
             return frozenset()
         before, row = self._file_rows(number)

@@ -436,7 +436,7 @@ def _asked(
     dropped_values: Collection[str],
     unwanted: NamePattern | None,
 ) -> list[LeftOut]:
-    """What is left out because `only` and `drop` say so."""
+    """List the tensors and values that are left out because of `only` and `drop`."""
     sizes = {} if unwanted is None else {
         name: tensor.nbytes for name, tensor in checkpoint.items() if unwanted.is_found(name)
     }  # fmt: skip
@@ -453,7 +453,7 @@ def _folder_of(source: Location) -> Location | None:
 
 
 def _configuration(source: Location, form: str, doubts: list[str]) -> Mapping[str, Any]:
-    """What the configuration in a model's folder says; around anything else `config.json` may be of something else.
+    """Return the configuration in a model's folder; around anything else `config.json` may be of something else.
 
     Raises:
         ParseError: if that of a model's folder is not an object of JSON.

@@ -319,7 +319,7 @@ def _blocks(tensor: StoredTensor, memory: int) -> Iterable[tuple[slice, ...]]:
 
 
 def _rows_of(tensor: StoredTensor, memory: int) -> int:
-    """How many rows of a tensor are converted at once.
+    """Return the number of rows of a tensor that are converted at once.
 
     Raises:
         LayoutError: if the memory is too little for one.

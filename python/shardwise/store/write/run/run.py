@@ -57,7 +57,7 @@ def _run(
 
 @contextmanager
 def crew_of_plan(plan: WritePlan, work: Work) -> Iterator[Crew]:
-    """What runs the tasks.
+    """Yield the workers that run the tasks.
 
     Raises:
         LayoutError: if the memory is too little.
@@ -411,7 +411,7 @@ def parts_of(receipts: Mapping[str, int]) -> int | None:
 
 
 class Ending:
-    """What follows from the receipts of all tasks: what surrounds tensors, the manifest, and the other files.
+    """The bytes that follow from the receipts of all tasks: around tensors, of the manifest, of the other files.
 
     Args:
         plan: The plan.
@@ -443,7 +443,7 @@ class Ending:
         self._is_known = True
 
     def frame(self, number: int) -> Iterable[tuple[int, bytes]]:
-        """What surrounds the tensors of a file: stretches of bytes, each with the byte at which it begins."""
+        """Return the bytes around the tensors of a file: stretches, each with the byte at which it begins."""
         self._note()
         return self._plan.files[number].frame()
 
