@@ -407,7 +407,7 @@ def _add_completion(commands: "argparse._SubParsersAction[_Parser]") -> None:
 
 def _form(text: str) -> str:
     if text in ("orbax", "keras", "megatron", "torch_dist"):
-        from ..store.write.request.save import only_read
+        from ..store.write.request.planner import only_read
 
         raise argparse.ArgumentTypeError(only_read(text))
     return text

@@ -36,7 +36,7 @@ class NamePattern:
 
     def __init__(self, argument: str, pattern: str) -> None:
         _compiled(argument, pattern)
-        self._argument, self._pattern = argument, pattern
+        self._argument, self.pattern = argument, pattern
         self._search = RuleSet((pattern,), "search")
         for _, steps in self._search.too_large():
             raise LayoutError(f"{argument}: {shown(pattern)} {too_large(steps)}")
@@ -52,7 +52,7 @@ class NamePattern:
         """Return whether the expression is found in a name."""
         found, rest = self._search.find(name)
         if rest:
-            raise _undecided(self._argument, self._pattern, name)
+            raise _undecided(self._argument, self.pattern, name)
         return bool(found)
 
 

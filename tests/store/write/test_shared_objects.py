@@ -32,7 +32,7 @@ from shardwise.store.data.objects import ObjectPath
 from shardwise.store.write.places.store import StorePlace, mark_of
 from shardwise.store.write.places.uploads import Limits
 from shardwise.store.write.places.work import Work
-from shardwise.store.write.request.save import with_shares
+from shardwise.store.write.request.planner import with_shares
 from shardwise.store.write.run.run import run_whole
 from tests.store.stores import Store, wrapped
 from tests.store.tasks import files, forge, unpacked, write_replica

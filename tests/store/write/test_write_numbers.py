@@ -31,7 +31,8 @@ from shardwise.store.write.places import uploads
 from shardwise.store.write.places.folder import _may_hold
 from shardwise.store.write.plan.file import check_pieces
 from shardwise.store.write.request import spool
-from shardwise.store.write.request.save import make_plan
+from shardwise.store.write.request.planner import Contents, make_plan
+from shardwise.store.write.request.request import Request
 
 MIB = 2**20
 EDGES = sorted(
@@ -141,11 +142,8 @@ def test_blocks_to_be_converted_take_a_quarter_of_the_memory(memory: int, rows: 
 
 def of(count: int, task_bytes: int | None = None) -> Any:
     """A plan for so many bytes, of which nothing is there."""
-    settings: dict[str, Any] = {"form": "hf", "metadata": {}, "aliases": {}, "paths": {}, "cuts": [{}]}
-    settings |= {"compare_replicas": True, "beside": {}, "memory": MIB << 8, "workers": 1}
-    return make_plan(
-        Path("x"), [Wanted("a", DTYPES["uint8"], (count,), NO_PIECES)], [], task_bytes=task_bytes, **settings
-    )
+    request = Request(Path("x"), task_bytes=task_bytes, memory=MIB << 8, compares=True)
+    return make_plan(request, Contents([Wanted("a", DTYPES["uint8"], (count,), NO_PIECES)], [], "hf"))
 
 
 def test_tasks_have_from_16_to_64_mib_and_128_of_them_in_between() -> None:

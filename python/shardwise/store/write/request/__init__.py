@@ -2,7 +2,9 @@
 
 | module | answers |
 |---|---|
-| `save` | arrays saved; the planner of both verbs |
+| `request` | a request, as one value that checks itself |
+| `planner` | from tensors that are wanted to a plan |
+| `save` | arrays saved |
 | `reshape` | checkpoints cut anew, or planned |
 | `spool` | tensors that are put together in a file first |
 """

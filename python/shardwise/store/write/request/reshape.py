@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
-from ...._arguments import instance, is_true, optional
-from ...._dtypes import Dtype, find_dtype
+from ...._arguments import is_true
 from ...._garbage import uncollected
 from ...._text import shown
 from ....conversion.assembled import Assembled, Wanted
-from ....errors import LayoutError, ParseError
+from ....errors import ParseError
 from ....layout import UnevenRule
 from ....partition import Partition
 from ....placing import Layouts
+from ....quantized.forms import Components
 from ....quantized.method import quantization_of
 from ....rules.left_out import LeftOut
 from ....rules.numbers import Config, config_text, read_config
@@ -26,7 +27,7 @@ from ....rules.rewrites import Rewrites
 from ...data.location import Location, is_sampled, location_of, taken
 from ...formats.open import open_checkpoint
 from ...rewritten.components import component_partitions, outline_of
-from ...rewritten.convert import Overflow, checked_overflow, is_converted, is_float
+from ...rewritten.convert import Overflow, is_converted
 from ...rewritten.names import (
     chosen,
     idle_renames,
@@ -35,7 +36,6 @@ from ...rewritten.names import (
     names_of,
     refuse_unreadable,
     renamed_tensors,
-    replacements,
 )
 from ...rewritten.wanted import partition_for, refuse_unmatched, wanted_object, wanted_stored
 from ...tensors.checkpoint import StoredCheckpoint
@@ -51,12 +51,14 @@ from ..forms.doubts import (
     states_alone,
     without_a_place,
 )
-from ..forms.forms import WRITTEN
+from ..forms.forms import WRITTEN, Target
 from ..places import check_writable, claim_name, locked, refuse_source
 from ..places.work import MEMORY, RETRIES, Work, WriteReport, workers_of
 from ..run.checkpoint_plan import CheckpointPlan
 from ..run.run import run_whole
-from .save import FILE_BYTES, Target, chosen_form, plan_form, warn
+from .planner import chosen_form, plan_form
+from .request import FILE_BYTES, Request
+from .save import warn
 from .spool import Spool, opened_spool
 
 __all__ = ["plan_checkpoint", "reshard_checkpoint"]
@@ -178,14 +180,15 @@ def reshard_checkpoint(
         timeout=timeout, progress=progress, resume=is_true("resume", resume),
     )  # fmt: skip
     target = location_of(dst)
-    planned = _planning(
-        src, target, layouts, to, uneven, dtype, overflow, rename, rewrites, only, drop, metadata, max_file_bytes,
-        memory, replicas, task_bytes, strict, rank, padded, config,
-        is_written=True, workers=workers_of(work), resume=work.resume,
+    request = Request.of(
+        target, layouts=layouts, to=to, uneven=uneven, dtype=dtype, overflow=overflow, rename=rename, rewrites=rewrites,
+        only=only, drop=drop, metadata=metadata, max_file_bytes=max_file_bytes, memory=memory, replicas=replicas,
+        task_bytes=task_bytes, strict=strict, rank=rank, padded=padded, config=config, workers=workers_of(work),
+        resume=work.resume,
     )  # fmt: skip
-    with planned as (made, said, left_out):
-        warn(said)
-        return replace(run_whole(made, work), path=target, warnings=said, left_out=left_out)
+    with _planned(src, request) as made:
+        warn(made.warnings)
+        return replace(run_whole(made, work), path=target, warnings=made.warnings, left_out=made.left_out)
 
 
 def plan_checkpoint(
@@ -262,170 +265,180 @@ def plan_checkpoint(
     True
     """
     target = location_of(dst)
-    planned = _planning(
-        src, target, layouts, to, uneven, dtype, overflow, rename, rewrites, only, drop, metadata, max_file_bytes,
-        memory, replicas, task_bytes, strict, rank, padded, config,
-        is_written=False,
+    request = Request.of(
+        target, layouts=layouts, to=to, uneven=uneven, dtype=dtype, overflow=overflow, rename=rename, rewrites=rewrites,
+        only=only, drop=drop, metadata=metadata, max_file_bytes=max_file_bytes, memory=memory, replicas=replicas,
+        task_bytes=task_bytes, strict=strict, rank=rank, padded=padded, config=config, is_written=False,
     )  # fmt: skip
-    with planned as (made, said, left_out):
+    with _planned(src, request) as made:
         if made.is_finished():
             raise taken(target)
-        warn(said)
-        made.warnings, made.left_out = said, left_out
+        warn(made.warnings)
         return made
 
 
 @contextmanager
-def _planning(
-    src: str | os.PathLike[str] | Location,
-    target: Location,
-    layouts: Layouts | None,
-    to: Target | None,
-    uneven: UnevenRule,
-    dtype: Any,
-    overflow: Overflow,
-    rename: Mapping[str, str] | Sequence[tuple[str, str]],
-    rewrites: Rewrites | None,
-    only: str | None,
-    drop: str | None,
-    metadata: Mapping[str, str] | None,
-    max_file_bytes: int,
-    memory: int,
-    replicas: str,
-    task_bytes: int | None,
-    strict: bool,
-    rank: int | None,
-    padded: bool,
-    config: Config | None,
-    *,
-    is_written: bool,
-    workers: int = 1,
-    resume: bool = False,
-) -> Iterator[tuple[CheckpointPlan, tuple[str, ...], tuple[LeftOut, ...]]]:
-    if instance("replicas", replicas, str) not in ("check", "first"):
-        raise LayoutError(f"replicas is {shown(replicas)}; it must be 'check' or 'first'")
-    renamed = replacements(rename)
-    optional("drop", drop, str)
-    unwanted = None if drop is None else NamePattern("drop", drop)
-    overflow, strict = checked_overflow(overflow), is_true("strict", strict)
-    source = location_of(src)
+def _planned(src: str | os.PathLike[str] | Location, request: Request) -> Iterator[CheckpointPlan]:
+    """Plan a request on a source, which is open, and its destination locked, until the plan has been run."""
+    source, target = location_of(src), request.target
     refuse_source(source, target)
     with uncollected():
-        opened = open_checkpoint(source, padded=padded)
+        opened = open_checkpoint(source, padded=request.padded)
     with (
         opened as checkpoint,
-        locked(target) if is_written else nullcontext(),
-        opened_spool(target, is_written=is_written, overflow=overflow) as spool,
+        locked(target) if request.is_written else nullcontext(),
+        opened_spool(target, is_written=request.is_written, overflow=request.overflow) as spool,
     ):
-        claim_name(target, is_written=is_written, resume=resume)
-        refuse_unreadable(checkpoint, renamed, rewrites, only, unwanted)
-        converted = None if dtype is None else _float_dtype(dtype)
-
-        doubts: list[str] = []
-        configuration = _configuration(source, checkpoint.format, doubts) if config is None else read_config(config)
-        left_out: list[LeftOut] = []
-        along: dict[str, bytes] = {}
-        #: Why no task can be run by itself.
-        obstacles: list[str] = []
-
-        def planned(spool: Spool) -> CheckpointPlan:
-            def stored(old: str, new: str, partition: Partition | None) -> Wanted:
-                tensor = checkpoint[old]
-                if tensor.is_addressable and not is_converted(tensor, converted):
-                    return wanted_stored(new, tensor, partition)
-                if is_converted(tensor, converted):
-                    obstacles.append(
-                        f"tensor {shown(old)} is converted; tasks copy bytes: reshard_checkpoint converts it first"
-                    )
-                else:
-                    obstacles.append(_not_in_tasks(old))
-                return spool.tensor(new, tensor, converted, partition, memory, compare=replicas == "check")
-
-            wanted, fine = [], 0
-            #: By their names in the source, the tensors that go to the destination as they are.
-            names: dict[str, str] = {}
-            tensors, weights, dropped = renamed_tensors(
-                checkpoint, renamed, rewrites, converted, stored, configuration, unwanted
-            )
-            kept = chosen(tensors, only, checkpoint.path)
-            refuse_unmatched(layouts, {name: len(shape) for name, shape, _ in described(kept, weights)})
-            components = component_partitions(weights, outline_of(kept), layouts, uneven)
-            for name, made in kept.items():
-                partition = components.get(name) or partition_for(name, made.shape, layouts, uneven)
-                if made.stored is not None:
-                    names[made.stored] = name
-                    wanted.append(stored(made.stored, name, partition))
-                elif not made.is_scattered:
-                    wanted.append(made.wanted(name, partition))
-                elif is_written or (fine := fine + made.expected) > _MOST_FINE:
-                    obstacles.append(
-                        f"tensor {shown(name)} and others in short stretches have {fine} of them, and a plan has at "
-                        f"most {_MOST_FINE}; reshard_checkpoint puts it together first"
-                    )
-                    wanted.append(spool.assembled(name, made, partition, memory))
-                else:
-                    wanted.append(made.wanted(name, partition))
-            form = chosen_form(target, wanted, to)
-            values, dropped_values = kept_values(checkpoint, renamed, rewrites, only, tensors, unwanted)
-            copied = {old: new for old, new in values.items() if form == "dcp" and checkpoint.objects[old].extent}
-            if spool.is_rough:
-                doubts.extend(idle_renames(checkpoint, renamed))
-                lost, said = doubts_about(layouts, tensors, kept, wanted, uneven, form, weights)
-                doubts.extend(said)
-                losses = dropped_by_rules(dropped, dropped_values, names_of(checkpoint))
-                if homeless := [old for old in values if old not in copied]:
-                    losses.append(without_a_place(homeless, form, names_of(checkpoint)))
-                losses += states_alone(kept, checkpoint)
-                unread = beside(source, checkpoint, unwanted)
-                losses += unread
-                doubts.extend(str(each) for each in losses if each.kind != "asked")
-                left_out.extend([*lost, *losses, *_asked(checkpoint, tensors, kept, values, dropped_values, unwanted)])
-                names_there = [*names_of(checkpoint), *(name for each in unread for name in each.names)]
-                if unwanted is not None and not any(map(unwanted.is_found, names_there)):
-                    doubts.append(f"drop is {shown(drop)}, which is found in no name of {checkpoint.path}")
-                if (
-                    WRITTEN[form].takes_files
-                    and rank is None
-                    and checkpoint.format in _FOLDERS
-                    and (folder := _folder_of(source)) is not None
-                ):
-                    found, left = carried_files(folder)
-                    along.update(found)
-                    doubts.extend(left)
-                if config is not None and WRITTEN[form].takes_files and rank is None:
-                    along["config.json"] = config_text(config)
-                    method = quantization_of(configuration).get("quant_method")
-                    if method is not None and not weights.tensors:
-                        doubts.append(
-                            f"config says that weights are quantized by {shown(method)}, but none is; loaders will "
-                            "look for their scales: remove its quantization_config"
-                        )
-                if strict and doubts:
-                    raise DoubtsError(doubts)
-            for old, name in copied.items():
-                names[old] = name
-                wanted.append(wanted_object(name, checkpoint.objects[old]))
-            spool.finish()
-            paths = key_paths(checkpoint, names)
-            with uncollected():
-                return plan_form(
-                    target, wanted, to, metadata, max_file_bytes, memory, task_bytes, workers,
-                    compare=replicas == "check", paths=paths, beside=along, layouts=layouts, rank=rank,
-                )  # fmt: skip
-
+        claim_name(target, is_written=request.is_written, resume=request.resume)
+        refuse_unreadable(checkpoint, request.rename, request.rewrites, request.only, request.unwanted)
+        planning = _Planning(request, source, checkpoint)
         # What must be written to a file first is counted before anything is.
         rough = Spool(target, is_rough=True)
         with uncollected():
-            made = planned(rough)
-        if is_written and rough.nbytes:
-            if not resume:
+            made = planning.plan(rough)
+        if request.is_written and rough.nbytes:
+            if not request.resume:
                 check_writable(made.path, made.nbytes + rough.nbytes)
                 made.place.claim(resume=False)
-            made = planned(spool)
-        elif not is_written:
-            made.obstacle = obstacles[0] if obstacles else ""
-            made.is_sampled = is_sampled(source)
-        yield made, (*doubts, *spool.warnings), tuple(left_out)
+            made = planning.plan(spool)
+        obstacle = planning.obstacles[0] if planning.obstacles and not request.is_written else ""
+        yield made.noted(
+            warnings=(*planning.doubts, *spool.warnings),
+            left_out=tuple(planning.left_out),
+            obstacle=obstacle,
+            is_sampled=request.is_written or is_sampled(source),
+        )
+
+
+class _Planning:
+    """The way from a request to a plan, and the findings on it.
+
+    Attributes:
+        doubts: What looks wrong, a sentence each.
+        left_out: What does not arrive.
+        obstacles: Why no task can be run by itself.
+    """
+
+    def __init__(self, request: Request, source: Location, checkpoint: StoredCheckpoint) -> None:
+        self._request, self._source, self._checkpoint = request, source, checkpoint
+        self.doubts: list[str] = []
+        self.left_out: list[LeftOut] = []
+        self.obstacles: list[str] = []
+        self._along: dict[str, bytes] = {}
+        self._config = (
+            _configuration(source, checkpoint.format, self.doubts)
+            if request.config is None
+            else read_config(request.config)
+        )
+
+    def plan(self, spool: Spool) -> CheckpointPlan:
+        """Plan the new checkpoint; with a rough spool nothing is written, and what looks wrong is found.
+
+        Raises:
+            DoubtsError: if something does, and the request is strict.
+            LayoutError, TypeError, ParseError, OSError: as `reshard_checkpoint`.
+        """
+        request, checkpoint = self._request, self._checkpoint
+        tensors, weights, dropped = renamed_tensors(
+            checkpoint, request.rename, request.rewrites, request.dtype, partial(self._stored, spool), self._config,
+            request.unwanted,
+        )  # fmt: skip
+        kept = chosen(tensors, request.only, checkpoint.path)
+        names, wanted = self._wanted(spool, kept, weights)
+        form = chosen_form(request, wanted)
+        values, dropped_values = kept_values(
+            checkpoint, request.rename, request.rewrites, request.only, tensors, request.unwanted
+        )
+        copied = {old: new for old, new in values.items() if form == "dcp" and checkpoint.objects[old].extent}
+        if spool.is_rough:
+            self.doubts += idle_renames(checkpoint, request.rename)
+            lost, said = doubts_about(request.layouts, tensors, kept, wanted, request.uneven, form, weights)
+            self.doubts += said
+            losses = dropped_by_rules(dropped, dropped_values, names_of(checkpoint))
+            if homeless := [old for old in values if old not in copied]:
+                losses.append(without_a_place(homeless, form, names_of(checkpoint)))
+            losses += states_alone(kept, checkpoint)
+            self._note(lost, losses)
+            self.left_out += _asked(checkpoint, tensors, kept, values, dropped_values, request.unwanted)
+            self._take_along(form, weights)
+            if request.strict and self.doubts:
+                raise DoubtsError(self.doubts)
+        for old, name in copied.items():
+            names[old] = name
+            wanted.append(wanted_object(name, checkpoint.objects[old]))
+        spool.finish()
+        paths = key_paths(checkpoint, names)
+        with uncollected():
+            return plan_form(request, wanted, paths, self._along)
+
+    def _stored(self, spool: Spool, old: str, new: str, partition: Partition | None) -> Wanted:
+        """A stored tensor, to be copied from where it is, or put into the spool if it cannot be."""
+        request, tensor = self._request, self._checkpoint[old]
+        is_other = is_converted(tensor, request.dtype)
+        if tensor.is_addressable and not is_other:
+            return wanted_stored(new, tensor, partition)
+        self.obstacles.append(
+            f"tensor {shown(old)} is converted; tasks copy bytes: reshard_checkpoint converts it first"
+            if is_other
+            else f"tensor {shown(old)} is compressed in the source, so no task can copy a part of it; "
+            "reshard_checkpoint puts it together first"
+        )
+        return spool.tensor(new, tensor, request.dtype, partition, request.memory, compare=request.compares)
+
+    def _wanted(
+        self, spool: Spool, kept: Mapping[str, Assembled], weights: Components
+    ) -> tuple[dict[str, str], list[Wanted]]:
+        """The tensors to be written; and those that go as they are, by their names in the source."""
+        request, layouts = self._request, self._request.layouts
+        names: dict[str, str] = {}
+        wanted, fine = [], 0
+        refuse_unmatched(layouts, {name: len(shape) for name, shape, _ in described(kept, weights)})
+        components = component_partitions(weights, outline_of(kept), layouts, request.uneven)
+        for name, made in kept.items():
+            partition = components.get(name) or partition_for(name, made.shape, layouts, request.uneven)
+            if made.stored is not None:
+                names[made.stored] = name
+                wanted.append(self._stored(spool, made.stored, name, partition))
+            elif not made.is_scattered:
+                wanted.append(made.wanted(name, partition))
+            elif request.is_written or (fine := fine + made.expected) > _MOST_FINE:
+                self.obstacles.append(
+                    f"tensor {shown(name)} and others in short stretches have {fine} of them, and a plan has at "
+                    f"most {_MOST_FINE}; reshard_checkpoint puts it together first"
+                )
+                wanted.append(spool.assembled(name, made, partition, request.memory))
+            else:
+                wanted.append(made.wanted(name, partition))
+        return names, wanted
+
+    def _note(self, lost: Iterable[LeftOut], losses: list[LeftOut]) -> None:
+        """Note tensors that do not arrive, by the rules or otherwise, and a `drop` that is found in no name."""
+        checkpoint, unwanted = self._checkpoint, self._request.unwanted
+        unread = beside(self._source, checkpoint, unwanted)
+        losses += unread
+        self.doubts += [str(each) for each in losses if each.kind != "asked"]
+        self.left_out += [*lost, *losses]
+        there = [*names_of(checkpoint), *(name for each in unread for name in each.names)]
+        if unwanted is not None and not any(map(unwanted.is_found, there)):
+            self.doubts.append(f"drop is {shown(unwanted.pattern)}, which is found in no name of {checkpoint.path}")
+
+    def _take_along(self, form: str, weights: Components) -> None:
+        """Take the files that go along with a model, and the configuration that is given."""
+        request, folder = self._request, _folder_of(self._source)
+        if not WRITTEN[form].takes_files or request.rank is not None:
+            return
+        if self._checkpoint.format in _FOLDERS and folder is not None:
+            found, left = carried_files(folder)
+            self._along.update(found)
+            self.doubts += left
+        if request.config is not None:
+            self._along["config.json"] = config_text(request.config)
+            method = quantization_of(self._config).get("quant_method")
+            if method is not None and not weights.tensors:
+                self.doubts.append(
+                    f"config says that weights are quantized by {shown(method)}, but none is; loaders will "
+                    "look for their scales: remove its quantization_config"
+                )
 
 
 def _asked(
@@ -471,17 +484,3 @@ def _configuration(source: Location, form: str, doubts: list[str]) -> Mapping[st
 _MOST_FINE = 1 << 20
 #: The formats of folders whose files beside the tensors say what model it is.
 _FOLDERS = ("safetensors", "torch", "sharded", "ranks", "vllm")
-
-
-def _not_in_tasks(name: str) -> str:
-    return (
-        f"tensor {shown(name)} is compressed in the source, so no task can copy a part of it; reshard_checkpoint puts "
-        "it together first"
-    )
-
-
-def _float_dtype(value: Any) -> Dtype:
-    found = find_dtype(value)
-    if found is None or found.origin is None or not is_float(found) or found.code is None:
-        raise TypeError(f"dtype must be a floating-point dtype that a safetensors file can hold, got {shown(value)}")
-    return found

@@ -5,6 +5,7 @@ Its outline says what it would read and copy, and about how long that would take
 
 from __future__ import annotations
 
+import copy
 import os
 import tempfile
 import time
@@ -54,6 +55,14 @@ class CheckpointPlan(WritePlan):
     warnings: tuple[str, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     is_sampled: bool = True
+
+    def noted(
+        self, *, warnings: tuple[str, ...], left_out: tuple[LeftOut, ...], obstacle: str, is_sampled: bool
+    ) -> CheckpointPlan:
+        """Give the same plan with what was found when it was made."""
+        made = copy.copy(self)
+        made.warnings, made.left_out, made.obstacle, made.is_sampled = warnings, left_out, obstacle, is_sampled
+        return made
 
     def outline(self, memory: int = MEMORY, threads: int | None = None, *, sync: bool = True) -> WriteOutline:
         """Say what it takes to run it in this process.

@@ -1,0 +1,412 @@
+"""The planner of all verbs: from tensors that are wanted to a plan of a format's files.
+
+They become sections of numbers: their pieces, and the files that they lie in.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from ...._arguments import instance, integer
+from ...._text import shown
+from ....conversion.assembled import Wanted
+from ....errors import LayoutError, SizeOverflowError
+from ....partition import Partition
+from ....pieces import NO_PIECES, Pieces
+from ...data.block_lists import Held, Section
+from ...data.files import Holder
+from ...data.location import absolute
+from ...data.parts import RANKS
+from ...data.sources import source_for
+from ...tensors.checkpoint import KeyPath
+from ..forms.dcp import dcp_files, is_writable
+from ..forms.engines import check_names, check_stages, with_head
+from ..forms.files import TargetFile, hugging_face_files, sharded_files, single_file
+from ..forms.forms import WRITTEN, Target
+from ..forms.one_rank import one_rank, ranks_of
+from ..forms.rank_files import rank_files
+from ..places import part_limits, takes_whole_files
+from ..places.gather import memory_for
+from ..places.uploads import Limits
+from ..plan.data import (
+    CUT,
+    DTYPE,
+    LEAST_ASKED,
+    NAME,
+    OBJECT,
+    REPLICAS,
+    SHAPE,
+    SOURCES,
+    TARGETS,
+    file_rows,
+    repeated_slots,
+    slot_rows,
+    target_rows,
+)
+from ..plan.plan import share_ends, shares_of, stretch_runs, task_runs
+from ..run.checkpoint_plan import CheckpointPlan
+from .request import Request
+
+__all__ = [
+    "Contents",
+    "chosen_form",
+    "make_plan",
+    "only_read",
+    "plan_form",
+    "with_shares",
+]
+
+#: The most bytes of a task and, for small checkpoints, the least.
+_TASK, _LEAST_TASK = 64 * 2**20, 16 * 2**20
+#: The most bytes of a task that fetches them from a store into memory.
+_FETCHED_TASK = 16 * 2**20
+#: Of no pieces.
+_NO_ROWS = np.zeros(0, np.int64)
+#: The most bytes of a task that makes parts of objects.
+_MOST_STRETCH = 256 * 2**20
+#: Of what such tasks write at most one part in so many may be put aside; and with more slots objects are made whole.
+_ASIDE, _MOST_SLOTS = 4, 2**17
+#: A checkpoint has at least about this many tasks, unless they would be smaller than `_LEAST_TASK`.
+_TASKS = 128
+
+#: What to do instead of writing a format that can only be read.
+_ONLY_READ = {
+    "orbax": "write safetensors or hf, load that into JAX, and save it with Orbax",
+    "keras": "write safetensors or hf, set a model's weights from it, and save them with Keras",
+    "megatron": "write dcp, and put the metadata.json and common.pt of a checkpoint of Megatron's own into its folder, "
+    "of the same model",
+}
+_ONLY_READ["torch_dist"] = _ONLY_READ["megatron"]
+#: No texts beside the tensors.
+NONE: Mapping[str, Any] = MappingProxyType({})
+
+
+def plan_form(
+    request: Request,
+    wanted: list[Wanted],
+    paths: Mapping[str, KeyPath] = NONE,
+    beside: Mapping[str, bytes] = NONE,
+) -> CheckpointPlan:
+    """Plan a checkpoint of these tensors, in the format that is asked for or that the path and the cuts suggest.
+
+    Args:
+        request: The request.
+        wanted: The tensors; those of one identity are written once, under the other names as well.
+        paths: For `"dcp"`, where tensors lie in a nested state dict.
+        beside: Further files of a folder; they replace none of its own.
+
+    Raises:
+        LayoutError: if the form is not one that is written, or does not go with the metadata; two tensors have one
+            name; a layout does not say what ranks there are.
+        TypeError: if the form cannot hold a tensor's dtype.
+    """
+    path, layouts, rank = request.target, request.layouts, request.rank
+    to = chosen_form(request, wanted)
+    for tensor in wanted:
+        if to == "dcp" and not is_writable(tensor.dtype.name):
+            raise TypeError(f"tensor {shown(tensor.name)} is {tensor.dtype.stated}, which PyTorch does not have")
+        if to != "dcp" and tensor.dtype.code is None:
+            raise TypeError(f"tensor {shown(tensor.name)} is {tensor.dtype.name}, which a safetensors file cannot hold")
+    if to == "dcp" and request.metadata:
+        raise LayoutError("metadata is given, but PyTorch's distributed checkpoint has no place for it")
+    if to == "vllm":
+        check_names(wanted, layouts)
+        wanted = with_head(wanted, layouts)
+    kept, aliases = _without_ties(wanted, to)
+    said = dict(request.metadata or {})
+    if aliases:
+        said["shardwise.aliases"] = json.dumps(aliases)
+    if rank is not None and to != "ranks":
+        raise LayoutError(f"rank is {shown(rank)}, but {to!r} has no files for ranks; 'ranks' has")
+    form: str = to
+    files: Sequence[TargetFile]
+    if to == "safetensors":
+        files = single_file(path.name, kept, said)
+    elif to == "hf":
+        files = hugging_face_files(kept, request.max_file_bytes, said)
+    elif WRITTEN[to].has_arrays:
+        ranks = ranks_of(layouts, kept)
+        if to == "vllm":
+            check_stages(kept, ranks)
+        if rank is None:
+            files, text = rank_files(kept, ranks, said, to, request.max_file_bytes)
+            beside = {**beside, RANKS: text}
+        else:
+            kept, said = one_rank(kept, ranks, said, rank)
+            files, aliases, form = single_file(path.name, kept, said, has_digests=False), {}, "rank"
+    else:
+        files = dcp_files(kept) if to == "dcp" else sharded_files(kept, said)
+    said_of: dict[Any, dict[str, Any]] = {}
+    are_cut = WRITTEN[form].is_cut
+    cuts = [_cut(tensor.partition, said_of) if are_cut else {} for tensor in kept]
+    return make_plan(request, Contents(kept, files, form, said, aliases, paths, cuts, beside))
+
+
+def chosen_form(request: Request, wanted: Iterable[Wanted]) -> Target:
+    """Give the format that is asked for, or the one that the path and the cuts suggest.
+
+    Raises:
+        LayoutError: if it is not one that is written.
+    """
+    to = request.to
+    if to is None:
+        if request.target.name.endswith(".safetensors"):
+            return "safetensors"
+        return "sharded" if any(tensor.partition is not None for tensor in wanted) else "hf"
+    if instance("to", to, str) not in get_args(Target):
+        why = f"; {only_read(to)}" if only_read(to) else ""
+        raise LayoutError(f"to is {shown(to)}; it must be one of {', '.join(map(repr, get_args(Target)))}{why}")
+    return to
+
+
+def only_read(form: Any) -> str:
+    """Why a format that can be read cannot be written, and what to do; empty for any other format.
+
+    >>> only_read("dcp"), only_read("orbax")
+    ('', 'orbax is read, not written: write safetensors or hf, load that into JAX, and save it with Orbax')
+    """
+    instead = _ONLY_READ.get(form) if isinstance(form, str) else None
+    return "" if instead is None else f"{form} is read, not written: {instead}"
+
+
+def _cut(partition: Partition | None, known: dict[Any, dict[str, Any]]) -> dict[str, Any]:
+    """Say how a tensor is cut; the same object for the same cut, which many tensors have."""
+    if partition is None:
+        return {}
+    found = known.get((partition.layout, partition.uneven))
+    if found is not None:
+        return found
+    mesh = partition.device_mesh
+    known[partition.layout, partition.uneven] = found = {
+        "layout": [
+            list(spec) if isinstance(spec, tuple) else spec if spec is None else str(spec)
+            for spec in partition.layout.axes
+        ],
+        "uneven": partition.uneven,
+        "mesh": {"shape": list(mesh.shape), "axis_names": list(mesh.axis_names)},
+    }
+    return found
+
+
+def _without_ties(wanted: Iterable[Wanted], to: Target) -> tuple[list[Wanted], dict[str, str]]:
+    """The tensors, each once, and which further names are tied to which.
+
+    Of tied tensors the engines' loaders look for the first by name. In files for ranks they are cut alike.
+    """
+    wanted = sorted(wanted, key=lambda tensor: tensor.name) if to == "vllm" else wanted
+    first: dict[Any, Wanted] = {}
+    kept, names, aliases = [], set(), dict[str, str]()
+    for tensor in wanted:
+        if tensor.name in names:
+            raise LayoutError(f"two values would be called {shown(tensor.name)}")
+        names.add(tensor.name)
+        key = tensor.identity
+        key = key if key is None or not WRITTEN[to].has_arrays else (key, tensor.partition)
+        other = first.setdefault(key, tensor) if key is not None and tensor.pieces else tensor
+        if other is tensor:
+            kept.append(tensor)
+        else:
+            aliases[tensor.name] = other.name
+    return kept, aliases
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The contents of a new checkpoint.
+
+    Attributes:
+        wanted: its tensors, each once.
+        files: its files.
+        form: its format, or `"rank"` for the file of one rank.
+        metadata: texts for the headers.
+        aliases: further names of tensors, each with the name of the tensor.
+        paths: for `"dcp"`, where tensors lie in a nested state dict.
+        cuts: how each tensor is cut, in words.
+        beside: further files of a folder.
+    """
+
+    wanted: Sequence[Wanted]
+    files: Sequence[TargetFile]
+    form: str
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    paths: Mapping[str, KeyPath] = field(default_factory=dict)
+    cuts: Sequence[dict[str, Any]] = ()
+    beside: Mapping[str, bytes] = field(default_factory=dict)
+
+
+def make_plan(request: Request, contents: Contents) -> CheckpointPlan:
+    """Put together the plan of these tensors and files.
+
+    Raises:
+        LayoutError: if `task_bytes` is too small.
+    """
+    path, task_bytes, memory = request.target, request.task_bytes, request.memory
+    wanted, files, form, beside = contents.wanted, contents.files, contents.form, contents.beside
+    cuts = contents.cuts or [{}] * len(wanted)
+    total = sum(tensor.nbytes for tensor in wanted)
+    if task_bytes is not None and integer("task_bytes", task_bytes) < LEAST_ASKED:
+        raise LayoutError(f"task_bytes is {task_bytes}; it must be at least {LEAST_ASKED}")
+    held = _Holders()
+    tensors = np.zeros((len(wanted), 8), np.int64)
+    ends = {NAME: 0, SHAPE: 0, SOURCES: 0, REPLICAS: 0}
+    lists: dict[int, list[Any]] = {column: [] for column in ends}
+    dtypes: dict[str, int] = {}
+    kinds = {id(cut): cut for cut in cuts if cut}
+    at_cut = {which: number for number, which in enumerate(kinds)}
+    for number, (tensor, cut) in enumerate(zip(wanted, cuts, strict=True)):
+        others = tensor.replicas if request.compares else NO_PIECES
+        if any(isinstance(holder, np.ndarray) for holder in others.holders):  # They were compared before.
+            is_file = np.array([not isinstance(holder, np.ndarray) for holder in others.holders], np.bool_)
+            others = others.chosen(np.flatnonzero(is_file[others.numbers]))
+        added: dict[int, Any] = {
+            NAME: tensor.name.encode(),
+            SHAPE: tensor.shape,
+            SOURCES: held.rows(tensor.pieces, tensor.itemsize),
+            REPLICAS: held.rows(others, tensor.itemsize),
+        }
+        for column, more in added.items():
+            lists[column].append(more)
+            ends[column] += len(more)
+            tensors[number, column] = ends[column]
+        tensors[number, DTYPE] = dtypes.setdefault(tensor.dtype.name, len(dtypes))
+        tensors[number, CUT] = at_cut.get(id(cut), -1)
+        tensors[number, OBJECT] = tensor.is_object
+    is_given = task_bytes is not None
+    if task_bytes is None:
+        task_bytes = min(max(total // _TASKS, _LEAST_TASK), _TASK)
+        if any(not isinstance(holder, np.ndarray) and holder.is_fetched for holder in held.held):
+            task_bytes = max(min(memory // 16 or _FETCHED_TASK, _FETCHED_TASK), LEAST_ASKED)
+    targets, written = target_rows(files, len(wanted))
+    tensors[:, TARGETS] = np.cumsum(written)
+    counts = np.diff(tensors[:, [SOURCES, REPLICAS]], axis=0, prepend=0).sum(axis=1).tolist()
+    shapes = (
+        (tensor.shape, tensor.itemsize, count // (2 + 3 * len(tensor.shape)) + more)
+        for tensor, count, more in zip(wanted, counts, written.tolist(), strict=True)
+    )
+    runs = np.zeros((0, 7), np.int64) if takes_whole_files(path) else task_runs(shapes, task_bytes)
+    sources = [source_for(holder, *span) for holder, span in zip(held.held, held.spans, strict=True)]
+    # Of what is in a store, the URL; an array is not saved.
+    said = ["null" if isinstance(each, np.ndarray) else json.dumps(each, default=str) for each in sources]
+    lines = [line.encode() for line in said]
+    names = [file.name.encode() for file in files]
+    sections: dict[str, Section] = {
+        "names": Held(b"".join(lists[NAME])),
+        "shapes": Held(_flat(lists[SHAPE])),
+        "tensors": Held(tensors),
+        "pieces": Held(np.concatenate([_NO_ROWS, *lists[SOURCES]])),
+        "replicas": Held(np.concatenate([_NO_ROWS, *lists[REPLICAS]])),
+        "targets": targets,
+        "boxes": Held(files[0].slots.table.pool if files else np.zeros(0, np.int64)),
+        "file_names": Held(b"".join(names)),
+        "files": Held(file_rows(names, files)),
+        "slots": slot_rows(files),
+        "sources": Held(b"".join(lines)),
+        "source_ends": Held(np.cumsum([len(line) for line in lines], dtype=np.int64)),
+        "runs": Held(runs),
+        "again": Held(repeated_slots(files) if WRITTEN[form].has_arrays else b""),
+        **{name: Held(b"") for name in ("order", "shares", "share_ends")},
+        "aliases": Held(json.dumps(dict(contents.aliases)).encode()),
+        "beside": Held(b"".join(beside.values())),
+        "paths": Held(json.dumps({name: at for name, at in contents.paths.items() if tuple(at) != (name,)}).encode()),
+    }
+    place = absolute(path)
+    head = {
+        "path": str(place),
+        "form": form,
+        "task_bytes": task_bytes,
+        "metadata": dict(contents.metadata),
+        "dtypes": list(dtypes),
+        "cuts": list(kinds.values()),
+        "beside": {name: len(text) for name, text in beside.items()},
+    }
+    plan = CheckpointPlan._made(head, sections, path=place, sources=sources)
+    limits = part_limits(place)
+    if limits is None or not plan.is_kept or max(plan.sizes, default=0) < limits.shared:
+        return plan
+    each = memory // request.workers
+    # What a task writes and, at most four times, what it fetches is to be in the memory.
+    sizes = {task_bytes} if is_given else {min(each * 2 // 11, most) for most in (_FETCHED_TASK, _MOST_STRETCH)}
+    tried = (with_shares(plan, limits, size, each) for size in sorted(sizes) if size >= LEAST_ASKED)
+    return next((shared for shared in tried if shared is not None), plan)
+
+
+def with_shares(plan: CheckpointPlan, limits: Limits, task_bytes: int, memory: int) -> CheckpointPlan | None:
+    """Give the plan with tasks that each write a stretch of all tensors, and so parts of objects.
+
+    `None` if that is of no use, if too much would be too short for a part, or if the memory does not hold what a task
+    writes.
+    """
+    if plan.sections["slots"].nbytes // 16 > _MOST_SLOTS:
+        return None
+    tensors = np.concatenate([file.slots.tensors for file in plan.files])
+    found, first = np.unique(tensors, return_index=True)
+    order = found[np.argsort(first)].astype(np.int64)
+    shapes = []
+    for number in order.tolist():
+        tensor = plan.tensors[number]
+        count = sum(map(len, (tensor.sources, tensor.replicas, tensor.targets)))
+        shapes.append((tensor.shape, tensor.itemsize, count))
+    sections = {**plan.sections, "order": Held(order), "runs": Held(stretch_runs(shapes, task_bytes))}
+    head = {**plan.head, "task_bytes": task_bytes}
+    made = CheckpointPlan._made(head, sections, path=plan.path, sources=plan.sources)
+    shares = shares_of(made, limits.least_shared)
+    if shares is None or not len(shares):
+        return None
+    tasks, files, begins, ends, parts = shares.T
+    is_one_each = len(shares) == len(np.unique(tasks)) == len(np.unique(files))
+    aside, total = int((parts - begins).sum()), int((ends - begins).sum())
+    most = int(np.bincount(tasks, weights=ends - begins).max())
+    if is_one_each or aside > total // _ASIDE or most + memory_for(int(made.grid.bytes.max())) > memory:
+        return None
+    sections |= {"shares": Held(shares[:, 1:]), "share_ends": Held(share_ends(shares, len(made.grid)))}
+    return CheckpointPlan._made(head, sections, path=plan.path, sources=plan.sources)
+
+
+class _Holders:
+    """The files and arrays that pieces lie in, numbered as they come, and from where to where each is read."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, int] = {}
+        self.held: list[Holder | npt.NDArray[Any]] = []
+        self.spans: list[tuple[int, int]] = []
+
+    def rows(self, pieces: Pieces, itemsize: int) -> npt.NDArray[np.int64]:
+        """The rows of pieces, one after the other, with the numbers that their holders have here."""
+        if not len(pieces):
+            return pieces.rows.reshape(-1)
+        numbers = []
+        for holder in pieces.holders:
+            numbers.append(self._numbers.setdefault(id(holder), len(self.held)))
+            if numbers[-1] == len(self.held):
+                self.held.append(holder)
+                self.spans.append((2**63 - 1, 0))
+        rows = pieces.rows.copy()
+        rows[:, 0] = np.array(numbers, np.int64)[rows[:, 0]]
+        begins, ends = pieces.spans(itemsize)
+        spans: Iterable[tuple[int, int, int]] = [(numbers[0], min(begins.tolist()), max(ends.tolist()))]
+        if len(numbers) > 1:
+            spans = zip(rows[:, 0].tolist(), begins.tolist(), ends.tolist(), strict=True)
+        for at, begin, end in spans:
+            first, last = self.spans[at]
+            self.spans[at] = min(first, begin), max(last, end)
+        flat: npt.NDArray[np.int64] = rows.reshape(-1)
+        return flat
+
+
+def _flat(lists: Iterable[Sequence[int]]) -> npt.NDArray[np.int64]:
+    found = array("q")
+    try:
+        for each in lists:
+            found.extend(each)
+    except OverflowError:
+        raise SizeOverflowError("a size, an offset or a stride of a piece is over 2**63 - 1") from None
+    return np.frombuffer(found, np.int64) if found else np.zeros(0, np.int64)

@@ -1,0 +1,102 @@
+"""A request to the write path: one value that checks itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...._arguments import instance, integer, is_true, optional
+from ...._dtypes import Dtype, find_dtype
+from ...._text import shown
+from ....errors import LayoutError
+from ....layout import UnevenRule
+from ....placing import Layouts
+from ....rules.numbers import Config
+from ....rules.pattern import NamePattern, Replacement
+from ....rules.rewrites import Rewrites
+from ...data.location import Location
+from ...rewritten.convert import Overflow, checked_overflow, is_float
+from ...rewritten.names import replacements
+from ..forms.forms import Target
+from ..places.work import MEMORY
+
+__all__ = ["FILE_BYTES", "Request"]
+
+#: The most bytes that Hugging Face's own `save_pretrained` puts in a file.
+FILE_BYTES = 5 * 10**9
+
+
+@dataclass(frozen=True)
+class Request:
+    """A new checkpoint, as a user asks for it: `reshard_checkpoint` says what each field means.
+
+    Attributes:
+        target: where it is to be.
+        layouts: how its tensors are cut.
+        to: its format; `None` for the one that the path and the cuts suggest.
+        memory: bytes for all `workers`.
+        unwanted: the pattern of `drop`.
+        compares: whether pieces that are stored more than once are compared.
+        is_written: whether it is written now, by this process, or planned for tasks.
+    """
+
+    target: Location
+    layouts: Layouts | None = None
+    to: Target | None = None
+    uneven: UnevenRule = "even"
+    dtype: Dtype | None = None
+    overflow: Overflow = "refuse"
+    rename: tuple[Replacement, ...] = ()
+    rewrites: Rewrites | None = None
+    only: str | None = None
+    unwanted: NamePattern | None = None
+    metadata: Mapping[str, str] | None = None
+    max_file_bytes: int = FILE_BYTES
+    memory: int = MEMORY
+    workers: int = 1
+    compares: bool = False
+    task_bytes: int | None = None
+    strict: bool = False
+    rank: int | None = None
+    padded: bool = False
+    config: Config | None = None
+    is_written: bool = True
+    resume: bool = False
+
+    @classmethod
+    def of(
+        cls, target: Location, *, dtype: Any, rename: Any, drop: str | None, replicas: str, overflow: Any, **asked: Any
+    ) -> Request:
+        """Make a request of what `reshard_checkpoint` takes.
+
+        Raises:
+            LayoutError: if a value is not one of those that there are; names the argument.
+            TypeError: if a value is of the wrong type.
+        """
+        if instance("replicas", replicas, str) not in ("check", "first"):
+            raise LayoutError(f"replicas is {shown(replicas)}; it must be 'check' or 'first'")
+        return cls(
+            target,
+            rename=tuple(replacements(rename)),
+            unwanted=None if drop is None else NamePattern("drop", instance("drop", drop, str)),
+            overflow=checked_overflow(overflow),
+            dtype=None if dtype is None else _float_dtype(dtype),
+            compares=replicas == "check",
+            **asked,
+        )
+
+    def __post_init__(self) -> None:
+        is_true("strict", self.strict)
+        optional("metadata", self.metadata, Mapping)  # type: ignore[type-abstract]
+        if integer("max_file_bytes", self.max_file_bytes) < 1:
+            raise LayoutError(f"max_file_bytes is {shown(self.max_file_bytes)}; it must be a positive integer")
+        if self.rank is not None:
+            integer("rank", self.rank)
+
+
+def _float_dtype(value: Any) -> Dtype:
+    found = find_dtype(value)
+    if found is None or found.origin is None or not is_float(found) or found.code is None:
+        raise TypeError(f"dtype must be a floating-point dtype that a safetensors file can hold, got {shown(value)}")
+    return found
