@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -41,45 +42,67 @@ __all__ = [
 #: The most pieces that the small tensors of one task have, besides the first: a task must stay small too.
 _MOST_PIECES = 1024
 
-
-#: Of consecutive tasks, which are of one tensor, or one task of several: the first tensor and one past the last, the
-#: number of tasks, the dim that is cut and its length, how many rows of it a task has (0 if it has all of its tensors),
-#: and the bytes of a row, or of all tensors.
-_FIRST, _END, _TASKS, _DIM, _LENGTH, _ROWS, _BYTES = range(7)
-
 Numbers = npt.NDArray[np.int64]
 
 
+class TaskRun(NamedTuple):
+    """Consecutive tasks of one tensor, or one task of several tensors: the columns of what `task_runs` gives.
+
+    Attributes:
+        first: The number of the first tensor.
+        end: One past the number of the last tensor.
+        tasks: The number of tasks.
+        dim: The dim that is cut into slabs; tasks have one position of each dim before it.
+        length: The size of that dim.
+        rows: Positions along that dim that a task has; 0 if it has all of its tensors.
+        nbytes: The bytes of one such position, or of all tensors.
+    """
+
+    first: int
+    end: int
+    tasks: int
+    dim: int
+    length: int
+    rows: int
+    nbytes: int
+
+
+#: A row of the table, by the names of its columns.
+_ROW = np.dtype([(name, np.int64) for name in TaskRun._fields])
+
+
 def task_runs(tensors: Iterable[tuple[tuple[int, ...], int, int]], task_bytes: int) -> Numbers:
-    """Cut tensors into tasks: int64 of shape (runs, 7), each run consecutive tasks.
+    """Cut tensors into tasks: int64 of shape (runs, 7), with the columns of `TaskRun`.
 
     Args:
         tensors: For each, the shape, the bytes of an element, and the number of pieces involved.
         task_bytes: How many bytes of tensors a task writes at most.
     """
-    runs: list[list[int]] = []
-    held = pieces = 0
+    runs: list[TaskRun] = []
+    first = end = held = pieces = 0
     for number, (shape, itemsize, count) in enumerate(tensors):
         size = math.prod(shape) * itemsize
         if size == 0:
             continue
+        if held and (held + size > task_bytes or pieces + count > _MOST_PIECES):
+            runs.append(TaskRun(first, end, 1, 0, 0, 0, held))
+            held = 0
         if size > task_bytes:
             runs.append(_slabs(number, shape, itemsize, task_bytes))
-            held = 0
-        elif held and held + size <= task_bytes and pieces + count <= _MOST_PIECES:
-            held, pieces = held + size, pieces + count
-            runs[-1][_END], runs[-1][_BYTES] = number + 1, held
-        else:
-            runs.append([number, number + 1, 1, 0, 0, 0, size])
-            held, pieces = size, count
-    return np.array(runs, np.int64).reshape(len(runs), 7)
+            continue
+        if not held:
+            first, pieces = number, 0
+        end, held, pieces = number + 1, held + size, pieces + count
+    if held:
+        runs.append(TaskRun(first, end, 1, 0, 0, 0, held))
+    return np.array(runs, np.int64).reshape(len(runs), len(TaskRun._fields))
 
 
 class TaskGrid:
     """The tasks of tensors.
 
     Args:
-        runs: How they are cut; see `task_runs`.
+        runs: One row per run of equal tasks, as `task_runs` gives them.
         tensor: What gives the shape of a tensor, and the bytes of an element.
 
     >>> tensors = [((4, 6), 1), ((2, 3, 5), 2), ((3,), 1)]
@@ -91,8 +114,8 @@ class TaskGrid:
     """
 
     def __init__(self, runs: Numbers, tensor: Callable[[int], tuple[tuple[int, ...], int]]) -> None:
-        self._runs, self._tensor = runs, tensor
-        self._firsts = np.concatenate([[0], np.cumsum(runs[:, _TASKS])])
+        self._runs, self._tensor = np.ascontiguousarray(runs, np.int64).view(_ROW).reshape(-1), tensor
+        self._firsts = np.concatenate([[0], np.cumsum(self._runs["tasks"])])
 
     def __len__(self) -> int:
         return int(self._firsts[-1])
@@ -100,50 +123,51 @@ class TaskGrid:
     def boxes(self, task: int) -> list[tuple[int, Bounds]]:
         """The boxes that a task writes, each with its tensor's number."""
         at = int(np.searchsorted(self._firsts, task, side="right")) - 1
-        first, end, _, dim, _, rows, _ = self._runs[at].tolist()
+        run = TaskRun._make(self._runs[at].item())
+        dim, rows = run.dim, run.rows
         if not rows:
-            shapes = ((tensor, self._tensor(tensor)[0]) for tensor in range(first, end))
+            shapes = ((tensor, self._tensor(tensor)[0]) for tensor in range(run.first, run.end))
             return [(tensor, tuple((0, size) for size in shape)) for tensor, shape in shapes if 0 not in shape]
-        shape, box = self._tensor(first)[0], []
+        shape, box = self._tensor(run.first)[0], []
         outer, slab = divmod(task - int(self._firsts[at]), -(-shape[dim] // rows))
         for size in reversed(shape[:dim]):
             outer, position = divmod(outer, size)
             box.append((position, position + 1))
         box.reverse()
         box.append((slab * rows, min((slab + 1) * rows, shape[dim])))
-        return [(first, (*box, *((0, size) for size in shape[dim + 1 :])))]
+        return [(run.first, (*box, *((0, size) for size in shape[dim + 1 :])))]
 
     @property
     def bytes(self) -> Numbers:
         """The bytes that each task writes."""
-        runs = np.repeat(np.arange(len(self._runs)), self._runs[:, _TASKS])
-        rows = self._runs[runs, _ROWS]
-        sizes: Numbers = self._runs[runs, _BYTES]
+        runs = np.repeat(np.arange(len(self._runs)), self._runs["tasks"])
+        rows = self._runs["rows"][runs]
+        sizes: Numbers = self._runs["nbytes"][runs]
         if rows.any():
-            length = self._runs[runs, _LENGTH]
+            length = self._runs["length"][runs]
             slab = (np.arange(len(runs)) - self._firsts[runs]) % np.maximum(-(-length // np.maximum(rows, 1)), 1)
             sizes = sizes * np.where(rows > 0, np.minimum(rows, length - slab * rows), 1)
         return sizes
 
     def add_overlaps(self, tensor: int, pieces: Pieces, found: Numbers) -> None:
         """Add to each task the bytes that it shares with pieces of a tensor."""
-        at = int(np.searchsorted(self._runs[:, _FIRST], tensor, side="right")) - 1
-        _, _, tasks, cut, _, rows, _ = self._runs[at].tolist()
+        at = int(np.searchsorted(self._runs["first"], tensor, side="right")) - 1
+        run = TaskRun._make(self._runs[at].item())
         begin, (shape, itemsize) = int(self._firsts[at]), self._tensor(tensor)
-        if not rows:
+        if not run.rows:
             found[begin] += int(pieces.volumes.sum()) * itemsize
             return
         for box in pieces.boxes:
             shared = np.full(1, itemsize, np.int64)
             for dim, (start, stop) in enumerate(box.tolist()):
-                if dim > cut:
+                if dim > run.dim:
                     shared = shared * (stop - start)
                     continue
-                step = rows if dim == cut else 1
+                step = run.rows if dim == run.dim else 1
                 edges = np.arange(0, shape[dim], step)
                 lengths = np.clip(np.minimum(edges + step, stop) - np.maximum(edges, start), 0, None)
                 shared = np.multiply.outer(shared, lengths).reshape(-1)
-            found[begin : begin + tasks] += shared
+            found[begin : begin + run.tasks] += shared
 
 
 class FileGrid:
@@ -333,7 +357,7 @@ def _file_runs(plan: WritePlan, task: int) -> Numbers | None:
     return np.array(runs, np.int64).reshape(-1, 4)
 
 
-def _slabs(number: int, shape: tuple[int, ...], itemsize: int, task_bytes: int) -> list[int]:
+def _slabs(number: int, shape: tuple[int, ...], itemsize: int, task_bytes: int) -> TaskRun:
     row, dim = math.prod(shape) * itemsize, -1
     while row > task_bytes and dim < len(shape) - 1:
         dim += 1
@@ -342,7 +366,7 @@ def _slabs(number: int, shape: tuple[int, ...], itemsize: int, task_bytes: int) 
     slabs = -(-shape[dim] // max(task_bytes // row, 1))
     rows = -(-shape[dim] // slabs)
     tasks = math.prod(shape[:dim]) * -(-shape[dim] // rows)
-    return [number, number + 1, tasks, dim, shape[dim], rows, row]
+    return TaskRun(number, number + 1, tasks, dim, shape[dim], rows, row)
 
 
 class WritePlan(PlanData):
