@@ -45,7 +45,7 @@ _LONGEST_PATH = 1 << 15 if os.name == "nt" else 1 << 12
 
 Kind = TypeVar("Kind")
 
-#: What a message calls types that have another name than their own.
+#: The words for types whose own names messages do not use.
 _CALLED: dict[type, str] = {
     str: "a string",
     bool: "True or False",

@@ -24,7 +24,7 @@ __all__ = ["naming", "read_file", "replace_file", "replacing"]
 #: The name of a temporary file: whose it is, in as many characters for any name, and which one.
 _TEMPORARY = ".shardwise-{digest}-{token}.tmp"
 
-#: Where the system shows the open files of a process by their numbers.
+#: The folders where the system shows the open files of a process by their numbers.
 _DESCRIPTORS = re.compile(r"/proc/(\d+)(?:/task/\d+)?/fd|/dev/fd")
 
 

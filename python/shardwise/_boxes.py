@@ -23,7 +23,7 @@ __all__ = ["Holder", "arguments_of", "chunks_key", "consecutive", "key_of", "one
 #: A holder's boxes as int64 (boxes, dims, 2), their number, and its array: True for the one box's own, False for a flat
 #: one, or its shape and where the boxes begin in it.
 Holder = tuple["Corners", int, "bool | tuple[tuple[int, ...], list[int]]"]
-#: What a key begins with that has the shape of the chunks and no boxes.
+#: The beginning of a key that has the shape of the chunks and no boxes.
 _CHUNKS = "chunks"
 
 

@@ -50,7 +50,7 @@ class Dtype(NamedTuple):
     bits: int
     code: str | None = None
     origin: str | None = None
-    #: Of elements of fewer than eight bits whose bytes are counted instead: the bits of one, and the sizes of the dims
+    #: For elements of fewer than eight bits whose bytes are counted instead: the bits of one, and the sizes of the dims
     #: whose elements share bytes with those of the dim before.
     packed: tuple[int, tuple[int, ...]] | None = None
 
@@ -171,7 +171,7 @@ DTYPES = {dtype.name: dtype for dtype in _table()}
 #: Every dtype that the safetensors format has, by its code there.
 CODES = {dtype.code: dtype for dtype in DTYPES.values() if dtype.code is not None}
 
-#: What ml_dtypes has beyond them, and no file has; small elements have a byte each.
+#: Dtypes that ml_dtypes has beyond them, and no file has; small elements have a byte each.
 _ARRAYS_ONLY = {
     name: Dtype(name, 32 if name == "bcomplex32" else 8, None, "ml_dtypes")
     for name in (

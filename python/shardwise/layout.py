@@ -25,7 +25,7 @@ __all__ = ["Axes", "TensorLayout", "UnevenRule"]
 Spec = str | tuple[str, ...] | PackedDim | None
 #: One spec per dim.
 Axes = tuple[Spec, ...]
-#: How a dim that does not divide is cut.
+#: The rule by which a dim that does not divide is cut.
 UnevenRule = Literal["even", "ceil", "chunk", "balanced", "floor"]
 
 

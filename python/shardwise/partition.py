@@ -27,7 +27,7 @@ __all__ = ["Partition"]
 #: Up to this many devices, one call for each is faster than arithmetic on an array of all.
 _FEW = 16
 
-#: Of more devices, so many are listed in one call, which does not look at signals.
+#: The number of devices listed in one call, which does not look at signals.
 _AT_ONCE = 1 << 16
 
 

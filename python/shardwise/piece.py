@@ -29,8 +29,8 @@ class Piece:
 
     #: The box of the tensor.
     box: Slices
-    #: Where it begins in the holder's own array: one position per dim, or, in an array of one dim in which the box lies
-    #: flattened in C order, the offset of its first element.
+    #: The place where it begins in the holder's own array: one position per dim, or, in an array of one dim in which
+    #: the box lies flattened in C order, the offset of its first element.
     start: tuple[int, ...] | int
 
     def __post_init__(self) -> None:

@@ -401,7 +401,7 @@ NO_PIECES = Pieces(np.zeros((0, 2), np.int64))
 
 
 def _cut(rows: Numbers, rank: int, low: Numbers, high: Numbers) -> Numbers:
-    """Rows, which are changed, of the boxes within these bounds."""
+    """Shrink the boxes of the rows to these bounds, in place, and return the rows."""
     rows[:, 1] += ((low - rows[:, 2 : 2 + rank]) * rows[:, 2 + 2 * rank :]).sum(axis=1)
     rows[:, 2 : 2 + rank], rows[:, 2 + rank : 2 + 2 * rank] = low, high
     return rows

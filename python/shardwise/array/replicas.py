@@ -20,8 +20,8 @@ __all__ = ["check_replicas", "first_difference", "texts_of"]
 
 Array = npt.NDArray[Any]
 
-#: How many words of 8 bytes are compared at a time, few enough to stay in the cache; and the most bytes for which a
-#: copy costs less than the calls that would avoid it.
+#: The number of words of 8 bytes that are compared at a time, few enough to stay in the cache; and the most bytes for
+#: which a copy costs less than the calls that would avoid it.
 _WORDS, _SMALL = 1 << 14, 1 << 15
 
 

@@ -19,7 +19,7 @@ __all__ = [
     "parse_shape",
 ]
 
-#: How a packed dim begins: with a bracket that is not a sub-axis's.
+#: The beginning of a packed dim: a bracket that is not a sub-axis's.
 _PACKED = re.compile(r"(?:[A-Za-z_][\w.]*:)?\((?!\d+\)\d)", re.ASCII)
 _NOT_CUT = {"", "-", "*", "None"}
 

@@ -61,7 +61,7 @@ def _about(path: Path) -> str:
     return " ".join(lines).partition(", tensor-parallel")[0]
 
 
-#: How many names a comment lists.
+#: The most names that a comment lists.
 _LISTED = 4
 
 

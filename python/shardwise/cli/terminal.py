@@ -21,7 +21,7 @@ __all__ = ["Screen", "as_options", "say"]
 _ASCII = str.maketrans("┌┬┐├┼┤└┴┘─│…≤↓→×·█▓▒", "+++++++++-|.<v>x-#=%")
 
 
-#: How the options are written of which a message of the library speaks.
+#: The command's options for those arguments of which a message of the library speaks.
 _OPTIONS = {
     'uneven="ceil", "chunk", "balanced" or "floor"': "--uneven ceil, chunk, balanced or floor",
     "LayoutMap(..., backtracking=True)": "backtracking = true in the rules file",

@@ -238,7 +238,7 @@ def _matches(rewrites: Sequence[Rewrite], name: str, index: NameIndex) -> bool:
     return any(template.matched(name) is not None for template in templates)
 
 
-#: Of further names it is not asked whether they are of a model within another.
+#: The most names of which it is asked whether they are of a model within another.
 _MOST_ASKED = 4096
 
 

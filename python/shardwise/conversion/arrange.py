@@ -16,7 +16,7 @@ __all__ = ["arranged"]
 
 #: More boxes than these are not copied one by one, however long they are.
 _MOST_BOXES = 1 << 20
-#: Of a part with very many pieces those of a box are looked for at once with up to so many times its elements, rather
+#: In a part with very many pieces those of a box are looked for at once with up to so many times its elements, rather
 #: than row by row.
 _MOST_OVER = 4
 

@@ -24,9 +24,9 @@ from .assembled import Assembled, Values
 
 __all__ = ["Reader", "Tensor", "Weight", "arranged", "packed", "repeated", "stacked"]
 
-#: What speaks of the whole weight: its shape, which is stated anew, and the order of its groups.
+#: Components that are about the whole weight: its shape, which is stated anew, and the order of its groups.
 _SHAPE, _ORDERS = "weight_shape", ("g_idx", "weight_g_idx")
-#: What is about the layer's input, and may be left out.
+#: Components that are about the layer's input, and may be left out.
 _ACTIVATIONS = frozenset(["input_scale", "input_global_scale", "input_zero_point", "activation_scale"])
 #: The block of a dim that has one element for all of the weight's: `Along` has no dim for these.
 _ALL = 0
@@ -218,7 +218,7 @@ class Weight:
         return f"{shown(self.origin)}: its {held.tail}"
 
 
-#: What rewrites are about.
+#: The tensors that rewrites take and make.
 Tensor = Assembled | Weight
 
 

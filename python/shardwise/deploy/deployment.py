@@ -52,7 +52,7 @@ class _Known(NamedTuple):
     pattern: re.Pattern[str] | None
     #: The other names that are used: sizes of axes, and the deployment's numbers.
     numbers: dict[str, Number]
-    #: What finds the fields in a name, if some are used.
+    #: The search for the fields in a name, if some are used.
     fields: FieldSearch | None
 
 

@@ -25,7 +25,7 @@ World = Sequence[Hashable] | DeviceMesh | None
 #: One map for all layers, or one for each layer by its number.
 Experts = ExpertMap | Sequence[ExpertMap]
 
-#: What comes before the names of a language model's own tensors, also within a model of text and images.
+#: The beginning, before the names of a language model's own tensors, also within a model of text and images.
 _LANGUAGE = r"^(?:(?:model|language_model|language|text_model|llm|thinker)\.)*"
 
 #: The architectures in which SGLang 0.5.23 stacks shared experts after the routed ones, on CUDA from capability 8.0 on
@@ -201,7 +201,7 @@ class _Model:
     vocab: int | None
     experts: int
     tied: bool
-    #: Of multi-head latent attention: rows per head of queries, and of keys and values; `None` without it.
+    #: For multi-head latent attention, rows per head of queries, and of keys and values; `None` without it.
     latent: tuple[int, int] | None
     v_head_dim: int
     #: Shared experts, and by what SGLang knows the model: its type, and its architecture, if that is known.

@@ -314,7 +314,7 @@ def _number(field: str, text: str, tensor: str) -> int:
 def _joined(
     name: str, rows: Sequence[tuple[str, ...]], stacked: bool, device: Any, tensors: Mapping[str, Held]
 ) -> LocalParameter:
-    """One parameter of its tensors."""
+    """Join the tensors of a fused parameter into one `LocalParameter`."""
     pieces: list[ParameterPiece] = []
     slabs: list[tuple[str, int | None, int, int]] = []
     shapes = []

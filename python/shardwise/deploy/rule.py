@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 __all__ = ["At", "Coordinates", "DeploymentRule", "names_of", "with_fields"]
 
-#: Where along an axis: one place, or several that hold the same.
+#: A place along an axis: one, or several that hold the same.
 At = int | str | Sequence[int | str]
 
 #: A field of a name within the key of a rule.
 _FIELD = re.compile(r"(?<!\\)\{([A-Za-z_][A-Za-z0-9_]*)\}")
-#: What stands for any digit, and names of groups; and what may stand for one of them.
+#: Texts in an expression that stand for any digit, and names of groups; and texts that may stand for one digit.
 _ANY_DIGIT = re.compile(r"\[0-9\]|\\d|\(\?P<\w+>")
 _DIGIT = re.compile(r"\d|\\[NUux0]")
-#: How many coordinates are remembered.
+#: The most coordinates that are remembered.
 _MOST_FOUND = 1 << 16
 #: A look-up in a named list whose entries may be lists.
 _ENTRY = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)\s*\[(.*)\]\s*", re.DOTALL)
@@ -178,7 +178,7 @@ class Coordinates:
         for part in self._parts:
             if isinstance(part, tuple):
                 names.update(dict.fromkeys([*([part[0]] if part[0] is not None else []), *part[1].names]))
-        #: What it is written with.
+        #: The names with which it is written.
         self.names = tuple(names)
         self._found: dict[tuple[str, ...], tuple[int, ...]] = {}
 

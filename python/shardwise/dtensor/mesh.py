@@ -69,7 +69,7 @@ class Mesh:
     __slots__ = ("__weakref__", "_device_mesh", "_host_mesh", "_inner")
 
     _inner: DtensorMesh
-    #: Both are made when they are asked for.
+    #: The two meshes are made when they are asked for.
     _device_mesh: DeviceMesh | None
     _host_mesh: Mesh | None
 

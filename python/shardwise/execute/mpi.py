@@ -40,7 +40,8 @@ _WINDOW = 4
 _MEMORY = 64 * 2**20
 #: MPI counts the bytes of a message in 32 bits.
 _LONGEST = 2**30
-#: What ranks tell each other: whether all is well, the plan's digest, the bytes of a message, dtype or trouble.
+#: The message that ranks send each other: whether all is well, the plan's digest, the bytes of a message, dtype or
+#: trouble.
 _WORD = struct.Struct("<?32sq512s")
 #: Turns in which nothing arrived, after which a rank lets others have its core.
 _PATIENCE = 64

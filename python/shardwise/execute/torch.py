@@ -116,12 +116,12 @@ def _move(torch: Any, dist: Any, program: ModelProgram, at: list[int], before: A
     device = _device(torch, before, after)
     buffers = torch.empty((_BUFFERS, _BUFFER + _ROOM), dtype=torch.uint8, device=device)
     free = deque(buffers)
-    #: What is under way, the oldest first: the work, its bytes, the rows to put them in, the buffer if it is in one,
+    #: Messages under way, the oldest first: the work, its bytes, the rows to put them in, the buffer if it is in one,
     #: and of a receive its last byte.
     under_way: deque[tuple[Any, Any, list[Row], Any, int | None]] = deque()
     #: The parts sent to a peer so far, and received from it: the number of the next one.
     numbers: dict[tuple[bool, int], int] = {}
-    #: Of each part that is received the peer and its bytes; of those that are there whether the last byte is.
+    #: The peer and the bytes of each part that is received; for those that are there, whether the last byte is.
     expected: list[tuple[int, int]] = []
     came: list[Any] = []
     lasts = _last_bytes(torch, dist, program, at, before, device, group)

@@ -33,13 +33,13 @@ class Cut(NamedTuple):
 
     #: The names, with `*` for numbers.
     name: str
-    #: How many tensors these are.
+    #: The number of these tensors.
     tensors: int
     form: str
     dim: int
     #: The elements that are cut: those of one part, where a dim holds several (gate and up).
     size: int
-    #: What the elements are called, and in whole numbers of how many they are cut: heads.
+    #: The name of the heads in whole numbers of which the elements are cut, and the elements of one.
     heads: str
     head_size: int
     #: Into how many shards.
@@ -48,18 +48,18 @@ class Cut(NamedTuple):
     unit: int
     blocks: tuple[tuple[str, int], ...]
     verdict: Verdict
-    #: What is wrong; empty if it fits.
+    #: The reason why it does not fit; empty if it fits.
     why: str
     #: The least size that is cut into whole units when padded; `None` if it is already, or padding does not help.
     padded: int | None
-    #: Whether the dim cannot be cut at all, whatever the size.
+    #: True if the dim cannot be cut at all, whatever the size.
     never: bool
     #: The numbers of shards, of 1 to 64, that cut whole units, and whole heads.
     sizes: tuple[int, ...]
     #: The lengths of the shards where engines cut in whole units under the rule `"ceil"`; empty if it fits.
     ceil: tuple[int, ...]
     limits: tuple[Limit, ...] = ()
-    #: What the verdict rests on: the name, numbers of the configuration, shapes, or a rule.
+    #: The evidence of the verdict: the name, numbers of the configuration, shapes, or a rule.
     rests_on: str = ""
 
     @property
@@ -78,7 +78,7 @@ class Unknown(NamedTuple):
 
     #: The names, with `*` for numbers.
     name: str
-    #: How many tensors these are.
+    #: The number of these tensors.
     tensors: int
     shape: tuple[int, ...]
     why: str
@@ -139,7 +139,7 @@ class Fits(NamedTuple):
     unknown: tuple[Unknown, ...] = ()
     #: The names of tensors of other networks than the language model, of which the verdicts say nothing.
     elsewhere: tuple[str, ...] = ()
-    #: What the answer as a whole rests on: names, a configuration, a method, rules.
+    #: The evidence of the answer as a whole: names, a configuration, a method, rules.
     rests_on: tuple[str, ...] = ()
 
     @property

@@ -34,9 +34,9 @@ class Judged(NamedTuple):
     kind: Kind
     role: Role
     heads: Heads
-    #: What the role rests on, in words.
+    #: The evidence of the role, in words.
     rests_on: str
-    #: Whether engines put other matrices after it, or it is the last of several: `"first"`, `"last"`.
+    #: `"first"` if engines put other matrices after it, `"last"` if it is the last of several; else empty.
     merged: str = ""
 
     @property

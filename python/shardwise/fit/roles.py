@@ -13,7 +13,7 @@ from ..rules.wrapped import language_config
 
 __all__ = ["TYPES", "Heads", "Role", "heads_of", "role_of"]
 
-#: Of these values of `model_type` transformers 5.24 has tensor-parallel plans, which cut the dims that are cut here.
+#: Values of `model_type` for which transformers 5.24 has tensor-parallel plans, which cut the dims that are cut here.
 _OF_PLANS = """
     apertus apertus1p5_text arcee aria_text beam codegen cohere cohere2 cohere2_moe cwm deepseek_v2 deepseek_v32
     ernie4_5 exaone exaone4 flex_olmo gemma gemma2 gemma3_text glm glm4 glm4_moe glm4v_moe_text glm4v_text glm_moe_dsa
@@ -34,17 +34,17 @@ class Role(NamedTuple):
 
     #: The dim that tensor parallelism cuts, counted from the end; `None` if there is none, or it is not known.
     dim: int | None
-    #: What the rows or columns are made of: heads of queries, of keys and values, all three, or of linear attention.
+    #: The units of the rows or columns: heads of queries, of keys and values, all three, or of linear attention.
     heads: Literal["", "q", "kv", "qkv", "linear"] = ""
-    #: How many parts lie one after the other in the dim, each cut separately.
+    #: The number of parts that lie one after the other in the dim, each cut separately.
     parts: int = 1
-    #: Whether it is a weight of an expert: `"one"`, or `"stacked"` in dim 0.
+    #: `"one"` for a weight of an expert, `"stacked"` for those of several in dim 0; else empty.
     expert: Literal["", "one", "stacked"] = ""
-    #: Whether it is a vocabulary, which engines pad.
+    #: True if it is a vocabulary, which engines pad.
     vocabulary: bool = False
     #: Why nothing is known of it; empty for what is known, also that every rank has the whole weight.
     unknown: str = ""
-    #: Whether it is of another network than the language model, which is not looked at.
+    #: True if it is of another network than the language model, which is not looked at.
     elsewhere: bool = False
 
 
@@ -77,7 +77,7 @@ _COLUMNS: dict[str, Role] = {
     **dict.fromkeys(("down_proj", "w2", "fc2", "fc_out", "dense_4h_to_h"), Role(-1)),
     "o_proj": Role(-1, "q"),
 }
-#: What other modules have under the same names: only those of attention are meant.
+#: Roles of names that other modules have too: only those of attention are meant.
 _OF_ATTENTION: dict[str, Role] = {
     "wq": Role(-2, "q"),
     **dict.fromkeys(("wk", "wv"), Role(-2, "kv")),
@@ -102,7 +102,7 @@ _WHOLE = re.compile(
     r"|embed_positions|position_ids|token_type_embeddings|eh_proj|[a-z0-9_]*norm|ln_[a-z0-9]+)(?:\.weight)?$"
     r"|\.indexer\.|\.attn\.(?:masked_)?bias$"
 )
-#: Of other networks than the language model; engines cut these by other rules, or not at all.
+#: Names of other networks than the language model; engines cut these by other rules, or not at all.
 _ELSEWHERE = re.compile(
     r"(?:^|\.)(?:visual|vision\w*|audio\w*|speech\w*|vit|image\w*|mm_projector|multi_modal_projector"
     r"|vpm|apm|resampler|aligner|talker|token2wav)\."

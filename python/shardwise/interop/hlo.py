@@ -116,7 +116,7 @@ class HloSharding:
     tile: tuple[int, ...] = ()
     #: Which device holds which tile: the device numbers in the C order of the tiles.
     order: Iota | tuple[int, ...] = ()
-    #: What each of the last entries of `tile` means: `"replicated"`, `"unreduced"` or `"manual"`.
+    #: The meaning of each of the last entries of `tile`: `"replicated"`, `"unreduced"` or `"manual"`.
     subgroups: tuple[str, ...] = ()
     #: The device of a `"maximal"` sharding.
     device: int = 0

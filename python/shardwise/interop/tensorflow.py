@@ -20,7 +20,7 @@ from ..mesh import DeviceMesh
 __all__ = ["from_tensorflow", "to_tensorflow"]
 
 
-#: What a device name means by default.
+#: The default meaning of a device name.
 _THIS_TASK = DeviceSpec(job="localhost", replica=0, task=0)
 
 

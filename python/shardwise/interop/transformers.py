@@ -20,7 +20,7 @@ with importing:
 
 __all__ = ["tp_plan_of", "tp_rules_of", "version"]
 
-#: That of transformers.
+#: The version of transformers.
 version: str = transformers.__version__
 
 #: The operations of transformers' `core_model_loading` that move elements only, by what they do to a layout.

@@ -28,7 +28,7 @@ from .written import AXIS, NAME, text_of
 __all__ = ["parse", "parse_with", "text_of"]
 
 _CUT = re.compile(rf"@(?P<axes>{AXIS}(?:\+{AXIS})*)(?P<options>(?:/[a-z]+[0-9]*[a-z]*)*)")
-#: What may be left to the shape: a name, or a number of times a name.
+#: A size that may be left to the shape: a name, or a number of times a name.
 _UNKNOWN = re.compile(rf"(?:([0-9]{{1,19}})\*)?({NAME})")
 _LABEL = re.compile(rf"({NAME}):")
 _OPEN = re.compile(rf"(?:({NAME}):)?\(")
@@ -37,7 +37,7 @@ _OPTION = re.compile(
     r"|pad(?P<pad>[0-9]{1,19})(?P<each>each)?|unit(?P<unit>[0-9]{1,19})"
 )
 _SPACE = re.compile(r"\s*")
-#: How the expression of a size may begin.
+#: The characters with which the expression of a size may begin.
 _BEGINS = frozenset("(-_" + string.digits + string.ascii_letters)
 #: After a part, if another follows; after the bracket of a sub-axis comes its size.
 _NEXT = re.compile(r"\)\s*\+")

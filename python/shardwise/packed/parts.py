@@ -42,13 +42,13 @@ class Part:
     axes: tuple[str, ...]
     #: The rule where it does not divide; `None` is the partition's.
     uneven: str | None
-    #: What multiplies the unknown factor.
+    #: The number that multiplies the unknown factor.
     ratio: int
     #: The most shards that it is cut into.
     at_most: int | None
-    #: Whether elements of the factor are cut too where there are more shards than elements.
+    #: True if elements of the factor are cut too where there are more shards than elements.
     split: bool
-    #: How many elements of the cut factor stay together; `None` is one.
+    #: The number of elements of the cut factor that stay together; `None` is one.
     unit: int | None
     #: The cut factor is padded to a multiple of this,
     pad_to: int | None

@@ -40,7 +40,7 @@ class Component(NamedTuple):
     #: Its dtype, as the safetensors format writes it.
     dtype: str
     shape: tuple[int, ...]
-    #: What each of its dims stands for.
+    #: The meaning of each of its dims.
     along: tuple[Along, ...]
 
 

@@ -62,7 +62,7 @@ _TAILS = frozenset(
     ]
 )
 _TAILS_BY_LENGTH = sorted(_TAILS, key=len, reverse=True)
-#: How the names of what belongs to stacked experts end, `experts.gate_up_proj_scale_inv`, and what that is called where
+#: Ends of names of what belongs to stacked experts, `experts.gate_up_proj_scale_inv`, and what that is called where
 #: a weight has a part of its own.
 _ENDS = {
     "_blocks": "blocks",
@@ -75,7 +75,7 @@ _ENDS = {
     "_scale_2": "weight_scale_2",
     "_scale": "weight_scale",
 }
-#: What bitsandbytes puts beside the weight, and after its name.
+#: Names of bitsandbytes for tensors beside the weight, and after its name.
 _BESIDE = frozenset(["SCB", "weight_format"])
 _ORDERS = frozenset(["g_idx", "weight_g_idx"])
 _NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.|$)")

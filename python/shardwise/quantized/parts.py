@@ -21,7 +21,7 @@ LARGEST = 2**31 - 1
 WHOLE = Along(None)
 
 
-#: What engines call fused weights, which keep a scale for each part where parts have one: two parts, three parts.
+#: Names of fused weights in engines, which keep a scale for each part where parts have one: two parts, three parts.
 _FUSED = (
     frozenset(["gate_up_proj", "w13", "linear_fc1", "fused_qkv_a_proj"]),
     frozenset(["qkv_proj", "linear_qkv", "query_key_value", "c_attn"]),
@@ -35,7 +35,7 @@ class Given:
     config: Mapping[str, Any]
     #: `None` for what is not to be read.
     read: Callable[[str], bytes | None] | None
-    #: What is worked out once for all groups.
+    #: Values that are worked out once for all groups.
     kept: dict[str, Any] = field(default_factory=dict)
 
     def integer(self, *keys: str, least: int = 1) -> int | None:

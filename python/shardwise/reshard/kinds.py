@@ -38,7 +38,7 @@ class Collective:
     Collective(kind='all-gather', axes=('x',), from_dim=0, to_dim=None, layout=None)
     """
 
-    #: What it does.
+    #: The kind of collective.
     kind: CollectiveKind
     #: The axes or sub-axes of the mesh that it is along, major first.
     axes: tuple[str, ...]

@@ -74,7 +74,7 @@ class Step:
     src: LocalBox | None
     #: The box in the holder's destination array; `None` if it sends.
     dst: LocalBox | None
-    #: Whether the values are added to what is there: the second and further addends of partial sums.
+    #: True if the values are added to what is there: the second and further addends of partial sums.
     adds: bool = False
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ from ..show.picture import Panel, Picture, View
 
 __all__ = ["KINDS", "MOST_DEVICES", "kind_of", "layout_map_html", "report_picture"]
 
-#: What may happen to a tensor, as the legend says it.
+#: The fates of a tensor, in the words of the legend.
 KINDS = ("cut", "replicated by a rule", "replicated, no rule matches", "cannot be placed")
 MOST_DEVICES = 1 << 20
 

@@ -78,9 +78,9 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
     None
     """
 
-    #: What all rules of the file begin with from which the map was made; reports leave it out.
+    #: The text with which all rules of the map's file begin; reports leave it out.
     _prefix = ""
-    #: What looks wrong about that file.
+    #: Sentences on what looks wrong about that file.
     _notes: tuple[str, ...] = ()
 
     def __init__(

@@ -13,7 +13,7 @@ from ..show.names import group_names
 
 __all__ = ["Kind", "LeftOut", "listed", "named"]
 
-#: What becomes of the things of each kind is in `LeftOut`.
+#: The kinds of things that are left out; `LeftOut` says what becomes of each.
 Kind = Literal["dropped", "asked", "values", "unmatched", "axes", "states", "beside"]
 
 _SHOWN = 4

@@ -63,7 +63,7 @@ class Numbers(Mapping[str, "int | tuple[int, ...]"]):
         self._config = config
         self._keys: Mapping[str, Any] | None = None
         self._found: dict[str, int | tuple[int, ...]] = {}
-        #: Of each number that is missing, the keys of the configuration that would do.
+        #: The keys of the configuration that would do, for each number that is missing.
         self._lacking: dict[str, list[str]] = {}
         self._choices = {name: self._checked(name, value) for name, value in (table or {}).items()}
 
@@ -229,7 +229,7 @@ def numbered(text: Any, sizes: Mapping[str, Any], numbers: Numbers) -> PackedDim
 
 
 class _Both(Mapping[str, "int | Sequence[int]"]):
-    """Sizes of a dim's own, and then a file's numbers, which are worked out when they are looked up."""
+    """A mapping that looks a name up in the sizes of a dim, then in a file's numbers, which it works out only then."""
 
     def __init__(self, own: Mapping[str, int], numbers: Numbers) -> None:
         self._own, self._numbers = own, numbers

@@ -26,7 +26,7 @@ from .drawn import KINDS, MOST_DEVICES, kind_of, report_picture
 __all__ = ["notebook_of", "page_of"]
 
 _LONGEST, _MOST_NAMES = 400, 200
-#: How many blocks the page draws of a tensor: for each there is room for a name, if it stands upright.
+#: The most blocks of a tensor that the page draws: for each there is room for a name, if it stands upright.
 _MOST_BLOCKS = 64
 #: If there are more packed cuts, the page only names them: their pieces would make it large.
 _MOST_PACKED = 64

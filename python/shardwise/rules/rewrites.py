@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Rewrite", "RewriteSet", "Rewrites", "Side"]
 
-#: What happens to a tensor that no rewrite takes.
+#: The fate of a tensor that no rewrite takes.
 Unmatched = Literal["keep", "drop", "refuse"]
 
 _SIDE_KEYS = ("name", "parts", "where", "also", "packed", "dim", "transpose", "dims", "stack", "pad_to", "zigzag")

@@ -45,7 +45,7 @@ _LONGEST_RULE = 1 << 20
 #: The most rules that a message names for one path.
 _LISTED = 10
 
-#: What a message says about rules that need it.
+#: The words by which a message asks for it, if rules need it.
 ASKED_FOR = "LayoutMap(..., backtracking=True)"
 
 

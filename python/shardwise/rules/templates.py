@@ -22,7 +22,7 @@ _SEPARATOR = re.compile(r"[./]")
 #: Names have up to 4,096 bytes; longer templates never match.
 _LONGEST = 4096
 _MOST_WAYS = 1024
-#: How often names are compared with templates for one set of rewrites: some ten seconds.
+#: The most comparisons of names with templates for one set of rewrites: some ten seconds.
 _MOST_TRIED = 20_000_000
 #: So many comparisons take as long as what is done to a tensor that is rewritten.
 _AS_LONG = 8
@@ -33,8 +33,8 @@ _SHIFTED = re.compile(r"([A-Za-z_][A-Za-z_0-9]*|[0-9]{1,18})\s*([+-])\s*(\w+)")
 _CYCLED = re.compile(r"([A-Za-z_][A-Za-z_0-9]*)\s*\*\s*(\w+)\s*\+\s*([A-Za-z_][A-Za-z_0-9]*)")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 
-#: What a token is: literal text; a field within one part of a name; a field that spans parts; a field that is a number,
-#: with what is added to it; two fields of a number, its quotient and its remainder; a choice of texts.
+#: The kinds of tokens: literal text; a field within one part of a name; a field that spans parts; a field that is a
+#: number, with what is added to it; two fields of a number, its quotient and its remainder; a choice of texts.
 _Kind = Literal["text", "field", "rest", "shifted", "cycled", "choice"]
 
 

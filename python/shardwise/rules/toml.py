@@ -365,7 +365,7 @@ def _nearest(key: str, known: Iterable[str]) -> str | None:
     return found[0] if found else None
 
 
-#: Of longer keys only the beginning is compared.
+#: The length of keys that is compared; of longer ones only the beginning is.
 _LONGEST_COMPARED = 40
 
 
@@ -408,7 +408,7 @@ def read_layout(value: Any, place: str, numbers: Numbers) -> LayoutRule:
         return LayoutRule(TensorLayout(tuple(axes), unreduced=tuple(unreduced)), uneven, **flags)
 
 
-#: What a dim that is not cut is called elsewhere: in Python, in JSON, on the command line.
+#: The words elsewhere for a dim that is not cut: in Python, in JSON, on the command line.
 _NOT_CUT = ("None", "none", "null", "-", "*")
 #: The most axes that a message names.
 _MOST_AXES = 8

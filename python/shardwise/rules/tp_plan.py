@@ -22,7 +22,7 @@ __all__ = ["LoadedTensor", "rules_of_loaded", "rules_of_plan"]
 
 _Cut = Literal["rows", "columns", "dim 0", "dim 1", "packed rows", "packed columns", "experts", "nothing"]
 
-#: What each style does to the parameters: rows are the dim before the last, columns the last, and dims 0 and 1 are
+#: The cut of the parameters by each style: rows are the dim before the last, columns the last, and dims 0 and 1 are
 #: themselves. A parameter of one dim has rows only, except that one not called bias has columns too. Packed ones are
 #: two matrices, each cut separately (PyTorch's `_StridedShard` with a split factor of 2), except that a bias of packed
 #: rows is cut as if it were not packed.

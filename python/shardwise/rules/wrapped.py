@@ -13,7 +13,7 @@ __all__ = ["language_config", "model_types"]
 
 #: The keys under which configurations have that of their language model, the likeliest first.
 _PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
-#: How deep they are looked for: Qwen 2.5 Omni has it in `thinker_config.text_config`.
+#: The deepest level at which they are looked for: Qwen 2.5 Omni has it in `thinker_config.text_config`.
 _DEEPEST = 3
 
 _SIZES = (
@@ -25,8 +25,8 @@ _SIZES = (
     "vocab_size",
     "num_hidden_layers",
 )
-#: What a part leaves out where it is transformers' default for its type: files of transformers 4 have the others only.
-#: `None` is worked out from the others.
+#: Values that a part leaves out where they are transformers' default for its type: files of transformers 4 have the
+#: others only. `None` is worked out from the others.
 _DEFAULTS: dict[str, tuple[int | None, ...]] = {
     "llama": (32, None, None, 4096, 11008, 32000, 32),
     "mistral": (32, 8, None, 4096, 14336, 32000, 32),

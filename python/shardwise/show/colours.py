@@ -9,7 +9,7 @@ __all__ = ["FILLS", "HEAT", "INK", "NEUTRAL", "PALE", "PATTERNS", "THEMES", "hea
 #: one kind of them (Machado, Oliveira, Fernandes 2009). docs/pictures/palette.py finds them.
 FILLS = ("#8db8ff", "#f3a539", "#0fd4bb", "#8fcb6c", "#e499e2", "#c7b49b")
 
-#: What is drawn over a fill, in a square of 8: nothing, stripes that rise, that fall, dots, lines across, lines down.
+#: The drawings over a fill, in a square of 8: nothing, stripes that rise, that fall, dots, lines across, lines down.
 PATTERNS = ("", "M-2 2l4 -4M0 8l8 -8M6 10l4 -4", "M-2 6l4 4M0 0l8 8M6 -2l4 4", "M1 2h2M5 6h2", "M0 4h8", "M4 0v8")
 
 #: Greys for amounts, from little to much, in equal steps of OKLCH lightness away from the page: colours are shards.

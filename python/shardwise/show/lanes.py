@@ -18,7 +18,7 @@ __all__ = ["ROW", "bars", "packed_view"]
 #: The height of a row.
 ROW = 20
 _MOST_LANES, _MOST_PIECES, _MOST_BARS = 32, 1024, 32
-#: Of how many pieces the places are asked for.
+#: The most pieces whose places are asked for.
 _MOST_READ = 1 << 14
 
 

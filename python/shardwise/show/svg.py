@@ -24,9 +24,9 @@ _MOST_LEFT = 0.42
 #: The least extent of a stretch whose label is written upright along it.
 _UPRIGHT = 14
 _MOST_TEXT = 160
-#: Of tiles of a smaller extent nothing but the rim would be seen.
+#: The least extent of a tile; of a smaller one only the rim would be seen.
 _THIN = 3
-#: How the fill of a pattern begins.
+#: The beginning of the fill of a pattern.
 _OVER = 'fill="url(#'
 
 
@@ -110,7 +110,7 @@ def _lines(text: str, width: float) -> list[str]:
     return wrapped(short(plain(text), _MOST_TEXT), int(width / _CHAR))
 
 
-#: Where something is drawn: left, top, width, height.
+#: The place of something that is drawn: left, top, width, height.
 _Extent = tuple[float, float, float, float]
 #: Lines of text, whether they stand upright, and whether they say who holds what.
 _Written = tuple[tuple[str, ...], bool, bool]
@@ -244,7 +244,7 @@ class _Panel:
     across: float
     down: float
     upright: bool
-    #: Whether the label of each row stands above it.
+    #: True if the label of each row stands above it.
     above: bool
     has_room: bool
 

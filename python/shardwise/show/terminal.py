@@ -12,13 +12,13 @@ from .picture import Panel, Side, Tile, short
 
 __all__ = ["is_grid", "named", "panel_lines"]
 
-#: What stands in a terminal for the patterns of pictures, in their order.
+#: The styles in a terminal that stand for the patterns of pictures, in their order.
 _LETTERS = ("", "underline ", "bold ", "italic ", "bold underline ", "italic underline ")
 
 #: Up to how many rows and columns a grid of which some places are free is drawn as one.
 _MOST_SPARSE = 16
 
-#: What stands in a place of a grid: lines of text, and their style.
+#: The contents of a place of a grid: lines of text, and their style.
 Cell = tuple[list[str], str]
 
 

@@ -12,12 +12,12 @@ from .terminal import is_grid, named, panel_lines
 
 __all__ = ["lines_of", "text_of"]
 
-#: How wide a picture is, unless a name or a number alone is wider.
+#: The width of a picture, unless a name or a number alone is wider.
 _WIDTH = 80
-#: How long a bar is, and how short one may be that leaves room for labels.
+#: The length of a bar, and the least of one that leaves room for labels.
 _BAR, _SHORTEST = 40, 12
 _MOST = 56
-#: Of how many pieces in a row all are named.
+#: The most pieces in a row that are all named.
 _MOST_NAMED = 4
 
 

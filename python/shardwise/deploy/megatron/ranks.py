@@ -18,10 +18,10 @@ __all__ = ["Groups", "Ranks"]
 #: Ranks that communicate with each other, one tuple for each group, ordered as Megatron orders both.
 Groups = tuple[tuple[int, ...], ...]
 
-#: Their groups are lists of all of them.
+#: Most ranks supported: each kind of group lists every rank once.
 _MOST_RANKS = 1 << 20
 _NAMES = ("tp", "pp", "dp", "ep", "cp")
-#: What the axes of the expert mesh are called; those of the dense one have Megatron's names.
+#: The names of axes of the expert mesh, by Megatron's names, which the dense mesh has.
 _EXPERT_NAMES = {"tp": "etp", "dp": "edp"}
 
 _DENSE_GROUPS = {
@@ -211,5 +211,5 @@ class Ranks:
 
 
 def _runs(groups: Groups, length: int) -> Groups:
-    """Each group in runs of a length."""
+    """Split each group into runs of `length` ranks."""
     return tuple(ranks[first : first + length] for ranks in groups for first in range(0, len(ranks), length))

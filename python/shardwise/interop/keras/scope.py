@@ -41,7 +41,7 @@ _OWN_ATTRIBUTES = frozenset().union(
     *(_own_attributes(make(name="shardwise")) for make in (keras.Layer, keras.Model, keras.Sequential))
 )
 
-#: What holds data.
+#: The types that hold data.
 _LEAVES = (keras.Variable, keras.random.SeedGenerator)
 
 #: The types of attributes on the way to a variable; besides them Keras tracks only sets, which have no order.
@@ -63,7 +63,7 @@ class Building:
         #: If two threads want a value, one makes it and the other waits.
         self._lock = ForkLock()
         self._is_settling = False
-        #: Whether the scope has ended. A model that is built later has all its attributes.
+        #: True if the scope has ended. A model that is built later has all its attributes.
         self.is_closed = False
 
     def add_layer(self, layer: Any) -> None:

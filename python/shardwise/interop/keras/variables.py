@@ -36,9 +36,9 @@ __all__ = [
     "waits_for",
 ]
 
-#: What shardwise needs of `keras.Variable` beyond its public interface: the value, which is `None` while it waits; the
-#: sharding that assignments keep to; the initializer; and the method by which Keras, back from a `StatelessScope`,
-#: makes the value. Beside these it needs `in_stateless_scope`, which has no public name.
+#: The members of `keras.Variable` that shardwise needs beyond its public interface: the value, which is `None` while it
+#: waits; the sharding that assignments keep to; the initializer; and the method by which Keras, back from a
+#: `StatelessScope`, makes the value. Beside these it needs `in_stateless_scope`, which has no public name.
 PRIVATE_NAMES = ("_value", "_dtype", "_layout", "_initializer", "_deferred_initialize")
 
 
@@ -50,7 +50,7 @@ AFTER_BUILD, AFTER_TRACKING = "_post_build", "_post_track_variable"
 class Settler(Protocol):
     """The source of the layouts of waiting variables: the `Building` of the scope that they were made in."""
 
-    #: Whether the scope has ended.
+    #: True if the scope has ended.
     is_closed: bool
 
     def settle(self) -> None:
@@ -65,9 +65,9 @@ class _State:
     def __init__(
         self, building: Settler | None, initializer: Any = None, placement: PlacedVariable | None = None
     ) -> None:
-        #: What will give it a layout; `None` once it has one.
+        #: The building that will give it a layout; `None` once it has one.
         self.building = building
-        #: What will make its value, while it waits.
+        #: The function that will make its value, while it waits.
         self.initializer = initializer
         self.placement = placement
 

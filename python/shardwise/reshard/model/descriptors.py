@@ -46,7 +46,7 @@ DESCRIPTOR = np.dtype(
 #: In place of the number of a tensor: padding, which has none.
 ZEROS = -1
 
-#: Of so few transfers all are worked out at once.
+#: The most transfers that are all worked out at once.
 _FEW = 4096
 
 _MAGIC = b"shardwise descriptors 2\n"

@@ -103,7 +103,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
     _sources: dict[str, tuple[str, ...]]
     #: The tilings of these.
     _before: dict[str, Tiling]
-    #: What descriptors are made of: tensors that share a plan, and the names of all tensors.
+    #: The sources of descriptors: tensors that share a plan, and the names of all tensors.
     _groups: list[Group] | None
     _names: tuple[str, ...]
 

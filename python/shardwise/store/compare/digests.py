@@ -147,7 +147,7 @@ def _digests(
         result.digests[name] = []
         if tensor.size:
             tensor.check_decodable(memory)
-    #: Of tied tensors with the same pieces, the first; they are read once.
+    #: The first of tied tensors with the same pieces; they are read once.
     first_of: dict[tuple[Any, ...], str] = {}
     tied: dict[str, str] = {}
     for name, tensor in tensors.items():

@@ -24,12 +24,12 @@ __all__ = ["BLOCK", "Held", "Listed", "Made", "Section", "Stored", "block_digest
 
 #: The bytes of a block, before it is compressed.
 BLOCK = 2**18
-#: How much longer than its compressed form a block may be: so a file has at most so many times its own bytes.
+#: The most bytes of a block per byte of its compressed form: so a file has at most so many times its own bytes.
 _RATIO = 64
-#: How many blocks of a file are kept.
+#: The number of blocks of a file that are kept.
 _KEPT = 64
 
-#: How many elements of a list are made together.
+#: The number of elements of a list that are made together.
 _TOGETHER = 1024
 
 Numbers = npt.NDArray[np.int64]

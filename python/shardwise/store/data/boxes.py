@@ -52,8 +52,8 @@ _READS = Reads()
 _BUDGET = 8 * 2**20
 
 
-#: Where the elements of a box lie as they are: the file, the byte at which the first one begins, and the bytes from one
-#: to the next, per dim, which are never negative, and 0 where one element stands for all.
+#: The place of elements of a box that are stored as they are: the file, the byte at which the first one begins, and the
+#: bytes from one to the next, per dim, which are never negative, and 0 where one element stands for all.
 Located = tuple[Holder, int, tuple[int, ...]]
 
 

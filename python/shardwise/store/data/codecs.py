@@ -17,9 +17,9 @@ from ...errors import ParseError
 __all__ = ["COMPRESSORS", "decompress", "decompress_node"]
 
 _UNKNOWN = 2**64 - 1
-#: What can be decompressed, with more bytes than one compressed byte can give.
+#: The formats that can be decompressed, with more bytes than one compressed byte can give.
 _MOST_PER_BYTE = {"zstd": 1 << 16, "gzip": 1 << 11, "zlib": 1 << 11, "bz2": 1 << 17}
-#: The names of what can be decompressed.
+#: The names of these formats.
 COMPRESSORS = tuple(_MOST_PER_BYTE)
 #: The bytes that are decompressed in one step, and a frame's head and checks.
 _STEP = 1 << 18

@@ -46,7 +46,7 @@ _LOCAL = ("file", "local")
 #: The name of a repository of Hugging Face, and the ends of names of files.
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _FILES = (".bin", ".ckpt", ".gguf", ".h5", ".json", ".pt", ".pth", ".safetensors", ".swplan", ".toml")
-#: What a file in a snapshot of Hugging Face's cache, `models--ORG--NAME/snapshots/COMMIT/`, is a link to.
+#: The target of a link in a snapshot of Hugging Face's cache, `models--ORG--NAME/snapshots/COMMIT/`.
 _BLOB = re.compile(r"\.\.[/\\]\.\.[/\\]blobs[/\\]([0-9a-f]{40}|[0-9a-f]{64})")
 _FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 

@@ -28,8 +28,8 @@ from ...errors import LayoutError, ParseError, ShardwiseError
 
 __all__ = ["ATTEMPTS", "ObjectPath", "ObjectStatus"]
 
-#: How often a request is made before its failure is final: with the pauses between, some 40 seconds. A store that has
-#: slowed down its callers needs that long; one that was never reached is probably not there.
+#: The number of attempts at a request before its failure is final: with the pauses between, some 40 seconds. A store
+#: that has slowed down its callers needs that long; one that was never reached is probably not there.
 ATTEMPTS = 12
 _UNREACHED_ATTEMPTS = 5
 #: Seconds before the second attempt, doubled for each further one up to the longest; half of each is left to chance.
@@ -43,7 +43,7 @@ _UNREACHED = {
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _LOCAL = ("file", "local")
 _S3 = ("s3", "s3a")
-#: Where credentials come from, by the protocol.
+#: Advice on credentials, by the protocol.
 _CREDENTIALS = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; ObjectPath(url, anon=True) needs none",
     "gs": "set GOOGLE_APPLICATION_CREDENTIALS to a file of credentials; ObjectPath(url, token='anon') needs none",
@@ -52,7 +52,7 @@ _CREDENTIALS = {
 _SAME = {"s3a": "s3", "gcs": "gs", "abfs": "az", "adl": "az"}
 #: The packages whose exceptions report failures of networks and services, besides OSError.
 _NETWORK = {"aiobotocore", "aiohttp", "asyncio", "azure", "botocore", "fsspec", "gcsfs", "google", "http", "urllib3"}
-#: What a filesystem raises that is asked for what it does not have, or was made without what it needs.
+#: The errors of a filesystem that is asked for what it does not have, or was made without what it needs.
 _FAILURES = (TypeError, AttributeError, LookupError, NotImplementedError, ValueError)
 
 Answer = TypeVar("Answer")

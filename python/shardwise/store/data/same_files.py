@@ -1,4 +1,4 @@
-"""Files that must keep their names for as long as a job reads them."""
+"""Detection of source files that are replaced (same name, other file) while a job reads them."""
 
 from __future__ import annotations
 

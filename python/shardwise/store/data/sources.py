@@ -30,7 +30,7 @@ __all__ = [
     "source_of",
 ]
 
-#: How many bytes of what surrounds the tensors in a file are digested, at its beginning and at its end.
+#: The most bytes around the tensors in a file that are digested, at its beginning and at its end.
 _MOST_HEAD, _MOST_TAIL = 2**20, 2**16
 
 
@@ -145,7 +145,7 @@ class SourceObject(NamedTuple):
         job.discard()
 
 
-#: What a plan reads, but for arrays in memory.
+#: A source of a plan other than an array in memory.
 Source = SourceFile | SourceObject
 
 

@@ -21,7 +21,7 @@ from .torch import dcp_safetensors
 
 __all__ = ["MANIFEST", "check_seal", "damaged_files", "open_form", "read_manifest", "sealed"]
 
-#: What stands before the digest of a manifest, and behind it.
+#: The texts before and after the digest of a manifest.
 _SEAL, _END = b',\n "sha256": "', b'"\n}'
 
 

@@ -32,8 +32,8 @@ _BYTES_EACH = 64
 _MOST_ELEMENTS = 1 << 20
 #: The fibers of a tensor of zeros that are looked for, each of which is everywhere that another one is.
 _MOST_ZEROS = 64
-#: Of more fibers that are alike those are looked at whose tensors have the same numbers in their names, or are known to
-#: be in the tensor; if there are none, so many.
+#: The most fibers that are alike and all looked at. Of more, those are looked at whose tensors have the same numbers in
+#: their names, or are known to be in the tensor; if there are none, as many as the second number.
 _MANY, _MOST_ALIKE = 64, 4096
 
 Marks = npt.NDArray[np.uint64]

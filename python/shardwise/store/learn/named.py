@@ -11,7 +11,7 @@ from ...rules.numbers import Config, Numbers
 
 __all__ = ["named"]
 
-#: What models call their sizes, as `[numbers]` of a rules file.
+#: The names of models' sizes, as `[numbers]` of a rules file.
 _NUMBERS: Mapping[str, str | list[str]] = {
     "heads": ["num_attention_heads", "n_head"],
     "groups": ["num_key_value_heads", "heads"],
@@ -22,7 +22,8 @@ _NUMBERS: Mapping[str, str | list[str]] = {
     "hidden": ["hidden_size", "n_embd"],
     "words": "vocab_size",
 }
-#: What a size may be. Several may be equal, as in a model with as many groups as heads: the first is taken.
+#: The expressions that a size may be. Several may be equal, as in a model with as many groups as heads: the first is
+#: taken.
 _QUERIES = ("heads*d", "heads//groups*d")
 _KEYS = ("groups*d", "d")
 _OTHERS = ("inner", "expert_inner", "hidden", "words", "experts")

@@ -19,7 +19,7 @@ from ..tensors.stored import StoredTensor
 
 __all__ = ["Overflow", "checked_overflow", "converted_values", "is_converted", "is_float", "lost_text"]
 
-#: What becomes of values beyond the range of the new dtype.
+#: The treatment of values beyond the range of the new dtype.
 Overflow = Literal["refuse", "saturate", "round"]
 
 #: Elements converted at once, so that what is needed beside them stays in the processor's cache.

@@ -32,7 +32,7 @@ _MAGICS = (
 )
 
 
-#: How JSON goes on after its first bracket, and a header or an entry of TOML on a line of its own.
+#: The text of JSON after its first bracket, and a header or an entry of TOML on a line of its own.
 _JSON = re.compile(r"\s*(?:\{\s*[\"}]|\[\s*(?:[\[{\"\]\-\d]|true|false|null))")
 _TOML = re.compile(r"^(?:\[\[?[\w\"'. -]+\]\]?|[\w.-]+ *= *(?:[\"'\[{\d]|true|false).*)\s*(?:#.*)?$", re.MULTILINE)
 

@@ -15,7 +15,7 @@ __all__ = ["Outline", "components_in", "reader_of"]
 #: Names, with shapes and dtypes.
 Outline = Mapping[str, tuple[tuple[int, ...], Dtype]]
 
-#: Of larger tensors no values are read.
+#: The bytes of the largest tensor whose values are read.
 _LARGEST_INDEX = 2**24
 
 

@@ -41,7 +41,7 @@ Row = TypeVar("Row")
 
 #: So many names are compared with one that is not there.
 _MOST_COMPARED = 10_000
-#: What decoding a chunk may take where nobody says it, unless as much is read.
+#: The bytes that decoding a chunk may take by default, unless as much is read.
 _MEMORY = 256 * 2**20
 
 

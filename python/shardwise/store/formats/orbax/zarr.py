@@ -33,7 +33,7 @@ _METADATA = {".zarray": 2, "zarr.json": 3}
 _MAX_METADATA = 1 << 20
 _MISSING = 2**64 - 1
 _NUMBERS = re.compile(r"[0-9]{1,19}")
-#: Of 64 dims, with the letter that may come first.
+#: The longest key: of 64 dims, with the letter that may come first.
 _LONGEST_KEY = 64 * 20 + 2
 
 

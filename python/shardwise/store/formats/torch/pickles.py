@@ -153,7 +153,7 @@ _DTYPES |= {"torch.float": DTYPES["float32"], "torch.double": DTYPES["float64"],
 _DTYPES |= {"torch.long": DTYPES["int64"], "torch.int": DTYPES["int32"], "torch.short": DTYPES["int16"]}
 
 
-#: What a tensor is whose pickle names a global without a meaning here, and what to save instead.
+#: The kinds of tensors whose pickles name a global without a meaning here, and what to save instead.
 _OTHER_TENSORS = {
     "torch._utils._rebuild_sparse_tensor": "a sparse tensor; save tensor.to_dense()",
     "torch._utils._rebuild_nested_tensor": "a nested tensor; save tensor.unbind()",
@@ -203,7 +203,7 @@ def holds_tensors(value: Any) -> str:
     return f"an object of {shown(other)} that holds tensors, and has no meaning here{known}"
 
 
-#: What may hold a record.
+#: The types that may hold a record.
 _NESTED = (Record, Persistent, tuple, list, dict)
 
 

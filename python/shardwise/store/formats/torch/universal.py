@@ -29,7 +29,7 @@ LATEST = "latest_universal"
 #: The files of a trainer that are copied.
 MODEL_STATES = re.compile(r"(?:zero_pp_rank_(\d{1,9})_)?mp_rank_(\d{1,9})_model_states\.pt")
 _VERSION = 0.4
-#: What an entry for a parameter may say besides its tensor: none of it changes what the tensor is.
+#: Keys that an entry for a parameter may have besides its tensor: none of it changes what the tensor is.
 _SAID = frozenset(
     [
         "param",

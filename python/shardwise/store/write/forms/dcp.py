@@ -142,7 +142,7 @@ _METADATA = "torch.distributed.checkpoint.metadata"
 _SIZE = Global("torch", "Size")
 _CHUNK, _KEY = Global(_METADATA, "ChunkStorageMetadata"), Global(_METADATA, "MetadataIndex")
 _STORED = Global("torch.distributed.checkpoint.filesystem", "_StorageInfo")
-#: How many boxes are remembered while an index is made.
+#: The most boxes that are remembered while an index is made.
 _MOST_BOXES = 1 << 16
 
 

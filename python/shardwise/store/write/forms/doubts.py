@@ -27,11 +27,11 @@ __all__ = [
 ]
 
 _SHOWN = 3
-#: Of no quantized weights.
+#: The components of no quantized weights.
 NO_WEIGHTS = Components(None, {}, ())
 #: The most alternatives of an expression that a message advises.
 _MOST_ADVISED = 16
-#: What a name may hold if it is to be a part of such an expression, which a shell takes as it is.
+#: A name that may be a part of such an expression, which a shell takes as it is.
 _PLAIN = re.compile(r"[\w./:-]+", re.ASCII)
 _MOMENT = (
     "(?:max_)?exp_avg(?:_sq)?|exp_avg_sq_(?:row|col)|momentum_buffer|fp32_(?:param|from_fp16_params)|master_param|"

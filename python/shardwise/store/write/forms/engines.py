@@ -17,7 +17,7 @@ __all__ = ["check_names", "check_stages", "with_head"]
 
 #: The output layer, as the engines call it.
 _HEAD = "lm_head.weight"
-#: What is in the name of an embedding: `embed_tokens`, `word_embeddings`, `embed_in`, `wte`.
+#: The texts in names of embeddings: `embed_tokens`, `word_embeddings`, `embed_in`, `wte`.
 _EMBEDDING = re.compile(r"embed|\bwte\b")
 #: Modules beside each other that the engines hold as one, whatever the model is.
 _FUSED = (

@@ -115,9 +115,9 @@ class TargetFile(ABC):
         crcs: The CRC-32 of each slot, by its position, once they are known.
     """
 
-    #: Whether the CRC-32 of each slot is needed.
+    #: True if the CRC-32 of each slot is needed.
     needs_crcs = False
-    #: Whether the digests are in the file.
+    #: True if the digests are in the file.
     has_digests = False
 
     def __init__(self, name: str, slots: Slots, wanted: Sequence[Named]) -> None:

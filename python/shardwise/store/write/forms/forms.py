@@ -35,14 +35,14 @@ __all__ = [
     "target_file",
 ]
 
-#: What a new checkpoint may be: a safetensors file; a folder in Hugging Face's format; a folder with a safetensors file
-#: for each owner of shards; one with a file for each rank, of all that it holds; the same as vLLM and SGLang name them;
-#: PyTorch's distributed checkpoint.
+#: The forms of a new checkpoint: a safetensors file; a folder in Hugging Face's format; a folder with a safetensors
+#: file for each owner of shards; one with a file for each rank, of all that it holds; the same as vLLM and SGLang name
+#: them; PyTorch's distributed checkpoint.
 Target = Literal["safetensors", "hf", "sharded", "ranks", "vllm", "dcp"]
 
 HF_INDEX = "model.safetensors.index.json"
 
-#: What of a manifest has an entry on each line.
+#: The tables of a manifest that have an entry on each line.
 _LISTS = ("tensors", "files")
 
 

@@ -28,11 +28,11 @@ from .slots import BoxPool, Cut, Slots, SlotTable
 
 __all__ = ["RankFile", "Ranks", "arrays_of", "rank_files", "rank_name", "rank_slots"]
 
-#: What a name of an axis is in the name of a file.
+#: The characters of an axis's name that are replaced in the name of a file.
 _UNNAMED = re.compile(r"[^A-Za-z0-9_.]")
 _LONGEST = 200
-#: What vLLM adds once although it is not cut, so that all ranks of tensor parallelism but the first have zeros; and the
-#: names of the files of the first.
+#: Tensors that vLLM adds once although they are not cut, so that all ranks of tensor parallelism but the first have
+#: zeros; and the names of the files of the first.
 _ADDED_ONCE = re.compile(r"\.experts\..*\bw2_bias$")
 _FIRST = re.compile(r"(rank|tp)-0-part-")
 

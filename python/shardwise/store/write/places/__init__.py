@@ -95,7 +95,7 @@ def check_writable(path: Location, nbytes: int = 0) -> None:
         folder.check_room(path, nbytes, "the checkpoint, with what is written beside it first,")
 
 
-#: What the mark of the folder beside a destination says.
+#: The text of the file that marks the folder beside a destination.
 _MARK = "shardwise spool\n"
 
 

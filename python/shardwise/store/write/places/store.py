@@ -228,7 +228,7 @@ class StorePlace:
             raise ParseError(f"{self.path}: the plan is for a store whose objects are put together from parts")
         self._root: ObjectPath = workplace_of(self.path) / new.digest[:16]
         self._kept: bool | None = None
-        #: Whether all uploads are complete, so that there is none to abort.
+        #: True if all uploads are complete, so that there is none to abort.
         self._is_complete = False
         check_writable(self.path)
 
@@ -747,7 +747,7 @@ class _Joint(NamedTuple):
     mark: str
     #: The task; -1 for a text.
     task: int
-    #: Where it begins in what the task has put aside.
+    #: The byte at which it begins in what the task has put aside.
     at: int
     text: bytes
 

@@ -58,7 +58,7 @@ class ObjectSink:
         return self.path, self.limits, type(file), file.name, file.size, list(file.slots), list(file.frame())
 
     def count(self, task: Task) -> int:
-        """One: the object."""
+        """Return the number of files that the task writes: always 1."""
         return len(task.files)
 
     def fill(
@@ -87,7 +87,7 @@ class ObjectSink:
     def _made(
         self, task: Task, gatherer: Gatherer, memory: int, threads: int | None, progress: Progress, run: str | None
     ) -> Written:
-        file = copy.copy(self.file)  # It learns digests.
+        file = copy.copy(self.file)  # A copy, because writing sets its digests.
         part_bytes, flight, holds = parts_for([file], memory, limits=self.limits)
         is_new = run is not None
         upload: Upload = upload_to(self.path, flight=flight, is_new=True, run=run) if is_new else Comparison(self.path)

@@ -38,7 +38,8 @@ _BUDGET = 4 * 2**20
 Array = npt.NDArray[Any]
 
 
-#: Of an object that several tasks make: the file's number, the first byte, the one after the last, the part's ETag.
+#: A task's part of an object that several make: the file's number, the first byte, the one after the last, the part's
+#: ETag.
 Share = tuple[int, int, int, str]
 
 
@@ -77,7 +78,7 @@ class TaskReceipt(NamedTuple):
 
     @property
     def contents(self) -> tuple[Any, ...]:
-        """The part that any run of the task says alike."""
+        """The fields that do not depend on when and where the task ran; used to compare two receipts."""
         return self.ranges, self.digests, self.crcs
 
 

@@ -115,7 +115,7 @@ def parts_of_crew(files: Sequence[TargetFile], memory: int, crew: Crew, limits: 
 class Upload(Protocol):
     """An object in the making."""
 
-    #: Whether parts may come in any order.
+    #: True if parts may come in any order.
     any_order: bool
 
     def put(self, number: int, part: bytearray) -> None:

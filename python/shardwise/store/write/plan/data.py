@@ -47,7 +47,7 @@ FILE_NAME, SLOTS, START, SIZE, DATA = range(5)
 _FILE, _OFFSET, _PLACE = range(3)
 _TENSOR, _BOX = range(2)
 
-#: How many tensors are made at a time where one is asked for: which is asked for next is mostly near.
+#: The number of tensors that are made at a time where one is asked for: the next one asked for is mostly near.
 _NEAR = 32
 #: Below this a task is nothing but overhead.
 LEAST_ASKED = 64 * 2**10

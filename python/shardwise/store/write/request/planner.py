@@ -68,16 +68,18 @@ __all__ = [
 _TASK, _LEAST_TASK = 64 * 2**20, 16 * 2**20
 #: The most bytes of a task that fetches them from a store into memory.
 _FETCHED_TASK = 16 * 2**20
-#: Of no pieces.
+#: A table without rows.
 _NO_ROWS = np.zeros(0, np.int64)
 #: The most bytes of a task that makes parts of objects.
 _MOST_STRETCH = 256 * 2**20
-#: Of what such tasks write at most one part in so many may be put aside; and with more slots objects are made whole.
-_ASIDE, _MOST_SLOTS = 4, 2**17
+#: Tasks make parts of shared objects only if at most one byte in so many is in pieces too short for a part.
+_ASIDE = 4
+#: With more slots than this objects are made whole.
+_MOST_SLOTS = 2**17
 #: A checkpoint has at least about this many tasks, unless they would be smaller than `_LEAST_TASK`.
 _TASKS = 128
 
-#: What to do instead of writing a format that can only be read.
+#: Advice for formats that can only be read.
 _ONLY_READ = {
     "orbax": "write safetensors or hf, load that into JAX, and save it with Orbax",
     "keras": "write safetensors or hf, set a model's weights from it, and save them with Keras",

@@ -149,7 +149,7 @@ class Spool:
         #: Bytes of all the tensors.
         self.nbytes = 0
         self._file: _GrowingFile | None = None
-        #: What was written, by what it is made of.
+        #: The tensors that were written, by what they are made of.
         self._known: dict[Any, Wanted] = {}
 
     def tensor(
