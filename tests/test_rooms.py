@@ -423,18 +423,23 @@ class TestTheReaders:
         ]
 
 
-#: Words that refer to a thing before it is named: no docstring begins with one.
-RELATIONS = {"What", "Where", "How", "Who", "Whether", "Of", "That", "Nothing", "Both", "None"}
+#: Words that refer to a thing before it is named: no docstring begins with one, and no comment of an attribute.
+RELATIONS = ("What", "Where", "How", "Who", "Whether", "Of", "That", "Nothing", "Both", "None")
+_BACKWARDS = re.compile(rf"\W*(?:{'|'.join(RELATIONS)})\b")
 
 
-def said_backwards(tree: ast.Module) -> Iterator[str]:
-    """Yield the first lines of docstrings that begin with one of `RELATIONS`, with their line numbers."""
-    for node in ast.walk(tree):
+def said_backwards(text: str) -> Iterator[str]:
+    """Yield the first lines of docstrings, and of comments with `#:`, that begin with one of `RELATIONS`."""
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            text = ast.get_docstring(node) or ""
-            first = re.match(r"\W*(\w*)", text)
-            if first is not None and first[1] in RELATIONS:
-                yield f"{node.body[0].lineno}: {text.splitlines()[0]}"
+            docstring = ast.get_docstring(node) or ""
+            if _BACKWARDS.match(docstring):
+                yield f"{node.body[0].lineno}: {docstring.splitlines()[0]}"
+    before = ""
+    for number, line in enumerate(map(str.strip, text.splitlines()), 1):
+        if line.startswith("#: ") and not before.startswith("#:") and _BACKWARDS.match(line[3:]):
+            yield f"{number}: {line}"
+        before = line
 
 
 def test_docstrings_begin_with_the_thing() -> None:
@@ -443,12 +448,14 @@ def test_docstrings_begin_with_the_thing() -> None:
     found = [
         f"{path.relative_to(package).as_posix()}, {line}"
         for path in sorted(package.rglob("*.py"))
-        for line in said_backwards(tree_of(path))
+        for line in said_backwards(path.read_text(encoding="utf-8"))
     ]
-    assert not found, found
-    backwards = ['"""`None`: all."""', 'class A:\n    def f(self):\n        """What it is."""']
-    assert [len([*said_backwards(ast.parse(text))]) for text in backwards] == [1, 1]
-    assert not [*said_backwards(ast.parse('"""Return what is there."""'))]
+    assert not found, "\n".join(found)
+    nested = 'class A:\n    def f(self):\n        """What it is."""'
+    for text in ('"""`None`: all."""', nested, "#: How often.\nN = 1"):
+        assert len([*said_backwards(text)]) == 1, text
+    for text in ('"""Return what is there."""', "#: The length.\n#: None is all.\nN = 1"):
+        assert not [*said_backwards(text)], text
 
 
 def answering(docstring: str) -> set[str]:

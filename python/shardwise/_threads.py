@@ -21,7 +21,7 @@ class Threads(ThreadPoolExecutor):
     """Threads that do what is submitted; as many as asked for, or as there is memory for.
 
     Args:
-        threads: How many.
+        threads: The number of threads.
         prefix: How their names begin.
 
     Raises:

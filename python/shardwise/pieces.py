@@ -34,7 +34,7 @@ class Piece(NamedTuple):
 
     Attributes:
         box: Start and stop per dim.
-        holder: What holds it.
+        holder: Its holder: a device, a file or an array.
         offset: In a file the byte at which the box's first element begins; in an array the bytes from its element 0.
         strides: The bytes from one element to the next, per dim; never negative in a file.
     """
@@ -66,8 +66,8 @@ class Pieces(Sequence[Piece]):
     this package says which boxes share elements, and where their bytes then are.
 
     Args:
-        rows: The rows.
-        holders: What the numbers of holders stand for.
+        rows: The rows, as above.
+        holders: The holders that the numbers in rows stand for.
 
     >>> pieces = Pieces.of([Piece(((0, 4), (0, 6)), "a", 10, (6, 1)), Piece(((4, 8), (0, 6)), "b", 0, (6, 1))], 2)
     >>> pieces.meeting(((5, 6), (0, 2))).tolist()
@@ -138,7 +138,7 @@ class Pieces(Sequence[Piece]):
             places: Holder and offset of each: int64 of shape (pieces, 2).
             sides: The boxes: int64 of shape (pieces, 2, dims).
             itemsize: Bytes per element.
-            holders: What the numbers of holders stand for.
+            holders: The holders that the numbers in rows stand for.
             arrays: The shapes of these arrays, int64 of shape (pieces, dims), if there are any.
         """
         count, _, rank = sides.shape

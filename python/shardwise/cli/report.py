@@ -79,10 +79,10 @@ class Applied(NamedTuple):
 
     Attributes:
         path: Its place.
-        mesh: The mesh.
-        report: What each device would hold.
-        layouts: The layouts.
-        left_out: What of the checkpoint the report is not about.
+        mesh: The mesh of all devices.
+        report: The tensors that each device would hold.
+        layouts: The layout map or the deployment.
+        left_out: The parts of the checkpoint that the report leaves out.
     """
 
     path: Location

@@ -27,7 +27,7 @@ def arranged(tensor: Assembled, split: Sequence[_Sizes], merged: Sequence[Sequen
     """The tensor with each of its dims split into several, which are put together to new ones.
 
     Args:
-        tensor: The tensor.
+        tensor: The tensor whose dims are split.
         split: For each dim the sizes that it is split into, major first; their product is the dim's size.
         merged: For each new dim which of these it is made of, by their numbers, major first. Those that are in none
             have one element.

@@ -42,7 +42,7 @@ class Wanted:
         shape: Its shape.
         pieces: What its elements come from: boxes that tile it.
         replicas: Further boxes, which should hold the same as some of `pieces`.
-        partition: How it is cut; `None` if it is written whole.
+        partition: Its cut; `None` if it is written whole.
         identity: Equal for two tensors that share their elements; `None` if that is not known.
         is_object: Whether it is not a tensor, but a value in a PyTorch container, with these bytes.
     """

@@ -34,7 +34,7 @@ class ManifestTensor:
         shape: Its shape.
         dtype: The name of its dtype.
         layout: How it is cut, over the devices that hold it; or who holds which boxes, if no layout says that.
-        uneven: How dims that do not divide are cut by a layout.
+        uneven: The rule by which dims that do not divide are cut by a layout.
         digest: A digest of its elements, in whatever way the two sides agree on, or `None`.
     """
 

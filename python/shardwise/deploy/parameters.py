@@ -172,7 +172,7 @@ class Held(NamedTuple):
     """The part of a tensor on one device.
 
     Attributes:
-        partition: How the tensor is cut.
+        partition: The cut of the tensor.
         mesh: The mesh of its rule, all of it.
         at: The coordinates that the rule gives, by axis, and the fields of the name on which they depend.
         is_here: Whether the device holds a part of it.

@@ -58,7 +58,7 @@ def tp_rules_of(
     """Give rules that cut a checkpoint as transformers does with `tp_plan="auto"`.
 
     Args:
-        config: What the model's `config.json` holds.
+        config: The contents of the model's `config.json`.
         axis: The axis of the mesh that cuts.
         tensors: The shapes of the checkpoint's tensors; if left out, the rules are for the names that transformers
             writes and for those that it has in memory.

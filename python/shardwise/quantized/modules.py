@@ -19,7 +19,7 @@ class Modules:
     Args:
         what: What messages call the texts.
         texts: Names, or after `re:` regular expressions, which are not to run for ever.
-        pattern: What gives the regular expression of a name; it is matched from the beginning.
+        pattern: Gives the regular expression of a name; it is matched from the beginning.
 
     >>> Modules("ignore", ["lm_head", r"re:.*\.gate"], re.escape).named("layers.0.gate")
     [1]

@@ -33,7 +33,7 @@ class Given:
     """The configuration, and how small tensors are read."""
 
     config: Mapping[str, Any]
-    #: `None` for what is not to be read.
+    #: The reader of small tensors by name, if any; it gives `None` for those that are not to be read.
     read: Callable[[str], bytes | None] | None
     #: Values that are worked out once for all groups.
     kept: dict[str, Any] = field(default_factory=dict)

@@ -36,7 +36,7 @@ def stated_tensors(
 
     Args:
         shapes: The tensors before they are quantized, as `rules.model_shapes` gives them.
-        config: What the model's `config.json` says.
+        config: The contents of the model's `config.json`.
 
     Raises:
         ParseError: if the method is not known, or says what it cannot.

@@ -37,8 +37,8 @@ class LocalBox:
 
     #: The box in the array; if that is flat, in the part of it that `window` gives.
     box: Slices
-    #: `None` if the array has the tensor's rank. If it has one dim, offset and shape of the piece there: the box lies
-    #: in `array[offset : offset + prod(shape)].reshape(shape)`.
+    #: Offset and shape of the piece in an array of one dim: the box lies in
+    #: `array[offset : offset + prod(shape)].reshape(shape)`. `None` if the array has the tensor's rank.
     window: Window | None = None
 
     def __post_init__(self) -> None:

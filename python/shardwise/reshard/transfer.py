@@ -35,8 +35,8 @@ class Transfer:
     dst_box: Slices
     #: The number of its elements.
     size: int
-    #: `None` if the sender's array has the tensor's rank. If it has one dim, offset and shape of the piece there:
-    #: `src_box` lies in `array[offset : offset + prod(shape)].reshape(shape)`.
+    #: Offset and shape of the piece in the sender's array, if that has one dim: `src_box` lies in
+    #: `array[offset : offset + prod(shape)].reshape(shape)`. `None` if the array has the tensor's rank.
     src_window: Window | None = None
     #: The same for the receiver.
     dst_window: Window | None = None

@@ -43,7 +43,7 @@ class Numbers(Mapping[str, "int | tuple[int, ...]"]):
             and of the keys of the configuration, nested ones with dots; or a list of these, of which the first counts
             that has all its names. A key whose value is null is not there.
         config: The model's configuration.
-        source: What messages call the rules file.
+        source: The rules file's name in messages.
 
     Raises:
         ParseError: if a value is none of these, or names itself.

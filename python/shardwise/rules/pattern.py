@@ -24,7 +24,7 @@ class NamePattern:
     r"""A regular expression to be found anywhere in names, as `re.search` finds it.
 
     Args:
-        argument: What messages call it.
+        argument: Its name in messages.
         pattern: The expression.
 
     Raises:
@@ -95,7 +95,7 @@ class Replacement:
     r"""A regular expression, and what is put in the place of each of its matches in a name, as by `re.sub`.
 
     Args:
-        argument: What messages call it.
+        argument: Its name in messages.
         pattern: The expression.
         replacement: The text, in which `\1`, `\g<1>` and `\g<name>` are what a group of the match has found.
 

@@ -70,7 +70,7 @@ class Document(NamedTuple):
 
     Attributes:
         tables: What it holds.
-        source: What messages call it.
+        source: Its name in messages.
         file: Its path, or the open file.
     """
 
@@ -314,8 +314,8 @@ def parse_toml(text: str, source: str) -> dict[str, Any]:
     """Parse a text of TOML.
 
     Args:
-        text: The text.
-        source: What it is, for messages.
+        text: The contents of a file.
+        source: Its name in messages.
 
     Raises:
         ParseError: if it is not TOML.

@@ -70,10 +70,10 @@ class Descriptors:
         holder: The label of the holder.
         peers: The labels of all holders of the plan.
         tensors: The names of all tensors of the plan: those of the destination, then others of the source.
-        sends: What it sends to others.
-        receives: What it receives from others.
-        copies: What it copies from its own source array to its own destination array.
-        zeros: What it fills with zeros: the padding of rewritten tensors. The fields of the source mean nothing.
+        sends: The runs that it sends to others.
+        receives: The runs that it receives from others.
+        copies: The runs that it copies from its own source array to its own destination array.
+        zeros: The runs that it fills with zeros: the padding of rewritten tensors. Fields of the source mean nothing.
     """
 
     holder: Any
@@ -212,13 +212,13 @@ class Group(NamedTuple):
     """Tensors that share a plan.
 
     Attributes:
-        plan: The plan.
+        plan: The plan that they share.
         tensors: The positions of the tensors.
         sources: The positions of the tensors that each is made of.
         bits: The bits of an element of each.
         src: The position in the peers of each source holder.
         dst: The same of each destination holder.
-        places: Where the pieces of the source are, if the tensors are rewritten.
+        places: The places of the pieces of the source, if the tensors are rewritten.
         lowered: The runs of all transfers and of all that stays, if they were worked out.
     """
 

@@ -55,7 +55,7 @@ class Block(NamedTuple):
     """A run of bytes in memory.
 
     Attributes:
-        name: What messages call it.
+        name: Its name in messages.
         start: The address of its first byte.
         stop: The address after its last.
         space: Whose addresses these are, such as a device.

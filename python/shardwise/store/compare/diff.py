@@ -47,8 +47,8 @@ class Difference:
         name: The tensor.
         what: `"missing"` (in the first), `"added"`, `"dtype"`, `"shape"`, `"values"`, or `"unreadable"` if one of them
             has it as a kind of tensor that cannot be read, so that nothing is known about it.
-        first: What the first has: a dtype, a shape or a value; or why it cannot be read.
-        second: What the second has.
+        first: The value in the first: a dtype, a shape or a value; or why it cannot be read.
+        second: The same of the second.
         index: For values, the index of the first element that differs.
         count: For values, the number of those that differ.
         rows: For values, the ranges of the first dim in which some differ, (start, stop) each, up to eight.
@@ -116,7 +116,7 @@ def diff_checkpoints(
         drop: A regular expression: tensors and values of either in whose names, before `rewrites`, it is found are not
             compared.
         memory: Bytes for the buffers of all threads.
-        threads: How many; one per core if left out.
+        threads: The number of threads; one per core if left out.
         progress: Called now and then with the bytes that are done and the bytes in all, of one and then of the other.
 
     Warns:

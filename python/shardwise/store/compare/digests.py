@@ -89,7 +89,7 @@ def piece_digests(
         tensors: The tensors, by name, of which some pieces may be missing.
         sums: The stretches that have a CRC-32.
         memory: Bytes for the buffers of all threads.
-        threads: How many.
+        threads: The number of threads.
         progress: Called now and then with the bytes done and the bytes in all.
         note: Called with each stretch that has a CRC-32.
     """
@@ -124,10 +124,10 @@ def _digests(
     """Digest each tensor; check the CRC-32 of these stretches, by file and first byte, in the same read.
 
     Args:
-        tensors: The tensors.
+        tensors: The tensors that are read, by name.
         sums: The stretches.
         memory: Bytes.
-        threads: How many.
+        threads: The number of threads.
         progress: Called now and then.
         found: To which what is found is added; None if a tensor that cannot be read is an error.
     """

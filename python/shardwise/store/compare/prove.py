@@ -125,7 +125,7 @@ def verify_checkpoint(
             the manifest or the header; those of PyTorch, in its zip containers, a CRC-32 for each member. Others are
             read in full, and their structure is checked.
         memory: Bytes for the buffers of all threads, and for a chunk that must be decoded.
-        threads: How many; one per core if left out.
+        threads: The number of threads; one per core if left out.
         progress: Called now and then with the bytes that are done and the bytes in all.
 
     Warns:

@@ -66,7 +66,7 @@ class Made:
     Args:
         count: How many.
         width: The numbers of each.
-        make: What gives the rows from one to another.
+        make: Gives the rows from one to another.
     """
 
     def __init__(self, count: int, width: int, make: Callable[[int, int], Numbers]) -> None:
@@ -84,7 +84,6 @@ class Stored:
     """A section of a file.
 
     Args:
-        file: The file.
         nbytes: Its bytes.
         begins: The bytes of the file at which its blocks begin, and the one after the last.
         digests: The SHA-256 of each, before it was compressed, in hexadecimal.

@@ -87,7 +87,7 @@ class Holder(ReadsFiles, ABC):
     """Something that holds the bytes of pieces: a file, or an object of a store.
 
     Attributes:
-        path: Where it is.
+        path: Its place.
         size: Its bytes.
         is_fetched: Whether each read is a request that takes long, and is made of few large ones; the I/O engine does
             not read it.

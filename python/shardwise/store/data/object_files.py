@@ -39,7 +39,7 @@ class Requests(NamedTuple):
         gap: The most that are read without need, to avoid another request.
         small: Up to here a read is served from blocks that are kept.
         block: A block of these.
-        blocks: How many of them are kept.
+        blocks: The number of them that are kept.
     """
 
     part: int = 8 * 2**20
@@ -65,7 +65,7 @@ class ObjectFile(Holder):
     """An object, open for reading: its size and mark are noted, and a different object is refused.
 
     Args:
-        path: Where it is.
+        path: Its place.
         noted: Its status when it was last asked for; asked for now if left out.
         requests: How it is read.
 

@@ -63,7 +63,7 @@ class ObjectStatus(NamedTuple):
 
     Attributes:
         size: Its bytes.
-        mark: What distinguishes it from another object of the same name: its etag or generation, else its creation
+        mark: A text that tells it from another object of the same name: its etag or generation, else its creation
             time.
     """
 
@@ -75,7 +75,7 @@ class _Patience:
     """The number of repeated requests, and whether one was ever answered; shared by all paths made from one.
 
     Attributes:
-        attempts: How often a request is made in all.
+        attempts: The most attempts at a request.
         pause: Seconds before the second attempt.
         is_answered: Whether the store was ever reached.
     """
@@ -99,7 +99,7 @@ class ObjectPath:
     Args:
         url: `s3://bucket/model`, `gs://bucket/model`, `memory://model`, or any other that fsspec knows.
         filesystem: An fsspec filesystem, used as it is; made from the URL's protocol if left out.
-        attempts: How often a request is made, in all, that fails for a temporary reason.
+        attempts: The most attempts at a request that fails for a temporary reason.
         pause: Seconds before the second attempt, doubled for each further one up to 10; up to half less by chance.
         options: Options of fsspec's filesystem: for S3 `key`, `secret`, `profile`, `anon`, `endpoint_url`, ….
 

@@ -109,7 +109,7 @@ class OpenFolder:
 
         Args:
             name: Its name.
-            flags: Of `os.open`.
+            flags: The flags of `os.open`.
 
         Raises:
             FileExistsError: if it is something else.

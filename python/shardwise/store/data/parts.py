@@ -73,7 +73,7 @@ def part_mark(files: int, shapes: Mapping[str, Iterable[int]] | None = None) -> 
     """Give the entry of a header that says of what its file is a part.
 
     Args:
-        files: How many files there are.
+        files: The number of files.
         shapes: The whole shapes of the tensors of which the file has a part.
     """
     said: dict[str, Any] = {"files": files}
@@ -133,7 +133,7 @@ def complete_set(folder: Location, names: Iterable[str], suffix: str, index: str
     """Give the numbered files of a folder that has no index, `model-00001-of-00002` and so on, if all are there.
 
     Args:
-        folder: The folder.
+        folder: The folder, which messages name.
         names: The names in it.
         suffix: The end of the names that count.
         index: The name of the index that is missing.

@@ -38,7 +38,7 @@ class SourceFile(NamedTuple):
     """A file to read, as it was when the plan was made, and must still be.
 
     Attributes:
-        path: Where it is.
+        path: Its place.
         size: Its bytes.
         modified: The time when it was last written to (`st_mtime_ns`).
         changed: The time when it was last changed in any way (`st_ctime_ns`), which no program can set; `None` for a
@@ -104,9 +104,9 @@ class SourceObject(NamedTuple):
     """An object of a store to read: what it was when the plan was made, and must still be.
 
     Attributes:
-        path: Where it is.
+        path: Its place.
         size: Its bytes.
-        mark: What tells it from another object of the same name.
+        mark: Its ETag or the like, which another object of the same name does not have.
     """
 
     path: ObjectPath

@@ -38,7 +38,7 @@ class _Held(NamedTuple):
 
     Attributes:
         entry: The array.
-        file: The file.
+        file: The file that has it.
         shape: The shape of the whole tensor.
         rows: The boxes: start, stop, and where each begins in the array: int64 of shape (boxes, 3, dims).
     """
@@ -123,7 +123,7 @@ def _are_in_bytes(dtype: Dtype, whole: tuple[int, ...], own: Numbers, starts: Nu
     """Return whether all rows of an array of packed elements, and what begins at these places in it, begin with a byte.
 
     Args:
-        dtype: The dtype.
+        dtype: The dtype, whose elements may have fewer than eight bits.
         whole: The shape of the tensor.
         own: That of the array.
         starts: The places: int64 of shape (pieces, dims).

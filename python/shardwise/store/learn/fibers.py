@@ -64,7 +64,7 @@ class Match(NamedTuple):
     """The places of the fibers of a tensor, along a dim, in another checkpoint.
 
     Attributes:
-        dim: The dim.
+        dim: The dim along which the tensor has them.
         tensor: For each fiber the position of its tensor there; -1 for one of zeros.
         position: Its position in that tensor.
         along: The dim along which it lies there, by tensor.
@@ -82,10 +82,10 @@ def fibers_of(checkpoint: StoredCheckpoint, other: StoredCheckpoint, memory: int
     """Look at a few elements of each fiber of each tensor, of those that another checkpoint may have.
 
     Args:
-        checkpoint: The checkpoint.
+        checkpoint: The checkpoint whose fibers are looked at.
         other: The other one, whose fibers are as long as they are.
         memory: Bytes for what is read and worked on by all threads.
-        threads: How many.
+        threads: The number of threads.
     """
     names, tensors = list(checkpoint), [checkpoint[name] for name in checkpoint]
     lengths = _lengths(other)

@@ -78,7 +78,7 @@ def learn_rewrites(
         memory: Bytes for the buffers of all threads. Beside these there are some 60 for each row and column of both;
             rows along a short dim of a stack, of which there are very many, are left aside where they alone would take
             more than this.
-        threads: How many; one per core if left out.
+        threads: The number of threads; one per core if left out.
         config: The model's configuration: a size that it has a name for is written as one of the file's `[numbers]`. By
             default the `config.json` in the folder of `first`.
 

@@ -40,7 +40,7 @@ class Renamed(NamedTuple):
     """The tensors of a checkpoint by their new names.
 
     Attributes:
-        tensors: The tensors.
+        tensors: The tensors that are not dropped.
         weights: The quantized weights among them.
         dropped: The tensors that a rules file drops, by the names by which it does.
     """

@@ -42,7 +42,7 @@ class ReadArray:
 
     Attributes:
         name: The tensor that it is of.
-        device: The device.
+        device: The label of the device.
         dtype: Its dtype, as the checkpoint calls it.
         shape: Elements per dim: the device's own array, with its parts one after the other. What no copy writes in it
             is padding, which is zero.
@@ -127,12 +127,12 @@ def read_plan(
 
     Args:
         checkpoint: The checkpoint; only its headers and indexes are read.
-        layouts: How its tensors are cut: a `LayoutMap`, a `Deployment` or a mapping by name. A tensor in neither is
+        layouts: The cuts of its tensors: a `LayoutMap`, a `Deployment` or a mapping by name. A tensor in neither is
             whole on every device. Of a quantized weight, if the `config.json` beside the checkpoint says so, all
             components follow the rule for the weight. Elements of fewer than eight bits are cut in whole bytes.
         device: The label of a device; or a list of labels, such as those of one process or host: then what several of
             them need is read once.
-        uneven: How a dim that does not divide is cut.
+        uneven: The rule by which a dim that does not divide is cut.
         over_read: The share of bytes that may be read beside those that are needed, 0.05 for a twentieth: so much of
             the gaps between ranges, the shortest first, is read over, which gives the fewest reads for it.
 

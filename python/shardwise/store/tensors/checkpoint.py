@@ -60,7 +60,7 @@ class StoredSum(NamedTuple):
     """A stretch of a file, and the CRC-32 that the checkpoint states for its bytes.
 
     Attributes:
-        file: The file.
+        file: The file, open.
         start: The stretch's first byte.
         size: Its bytes.
         crc: Their CRC-32.

@@ -40,7 +40,7 @@ def beside(given: Location, checkpoint: StoredCheckpoint, unwanted: NamePattern 
 
     Args:
         given: The path that it was opened by: around a file that is opened alone anything may lie.
-        checkpoint: The checkpoint.
+        checkpoint: The open checkpoint, whose own files are not listed.
         unwanted: What is found in the names of those that nobody is to be warned of.
     """
     is_index = given.name.endswith((".index.json", ".weights.json")) or given.name == ".metadata"

@@ -32,7 +32,7 @@ def tile(
         shape: Its shape.
         boxes: Start and stop: int64 of shape (boxes, dims, 2).
         where: Says which file holds the box of a position.
-        checkpoint: What the messages begin with.
+        checkpoint: The beginning of messages.
 
     Raises:
         ParseError: if a box reaches outside the tensor, two overlap without being equal, or some elements are in none;

@@ -24,7 +24,6 @@ class Frames:
     the digest, knows that and does not read the value again.
 
     Args:
-        checkpoint: The checkpoint.
         files: What the manifest says about each file, by name; those without `frames_sha256` are not checked.
     """
 

@@ -111,7 +111,7 @@ class OcdbtStore:
     """The latest version of a database.
 
     Args:
-        folder: Where it is.
+        folder: Its place.
         most_key_bytes: The most bytes that keys and paths may take in memory.
 
     Raises:

@@ -89,7 +89,7 @@ def read_array(
         keys: All its keys, sorted.
         name: Its name there.
         version: The version of zarr.
-        where: What messages begin with.
+        where: The beginning of messages.
         complete: Whether all its chunks must be there; else missing ones have its fill value.
 
     Raises:

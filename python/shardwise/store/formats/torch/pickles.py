@@ -239,7 +239,7 @@ def read_strict(
 
     Args:
         data: The pickle.
-        where: What messages begin with.
+        where: The beginning of messages.
         attributes: The attributes of the outermost object for which that is required; others may hold anything inert.
         persistent: Whether the container of the pickle may hold values.
 
@@ -258,7 +258,7 @@ def read_index(data: bytes, where: object, attributes: Collection[str]) -> Any:
 
     Args:
         data: The pickle.
-        where: What messages begin with.
+        where: The beginning of messages.
         attributes: The attributes of the index in which everything must have a meaning here.
 
     Raises:

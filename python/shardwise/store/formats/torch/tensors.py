@@ -242,7 +242,7 @@ def flatten(value: Any, where: object, most: int) -> Iterator[tuple[str, Any]]:
 
     Args:
         value: The outermost.
-        where: What messages begin with.
+        where: The beginning of messages.
         most: The most values there may be: the bytes of their pickle, since each takes at least one. A container
             that lies in many others would be visited as often, and 2**100 times if those are nested like this too.
 

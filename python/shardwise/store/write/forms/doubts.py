@@ -195,7 +195,7 @@ def doubts_about(
         tensors: The names of all tensors, the new ones.
         kept: Those that are written.
         wanted: The same, with their partitions.
-        uneven: How a dim that does not divide is cut.
+        uneven: The rule by which a dim that does not divide is cut.
         form: The format that they are written in.
         weights: The quantized weights among them, whose components have no rules of their own.
     """

@@ -509,9 +509,9 @@ def slots_by_file(
 
     Args:
         keys: The devices and numbers.
-        cuts: How tensors are cut.
+        cuts: The cuts of the tensors.
         order: The positions of these tensors.
-        table: What all slots share.
+        table: The table that all slots share.
     """
     distinct = {id(cut): cut for cut in cuts}
     numbered = {key: number for number, key in enumerate(keys)}

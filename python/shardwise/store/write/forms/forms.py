@@ -56,7 +56,7 @@ class Written(NamedTuple):
             them.
         has_crcs: Whether it has a CRC-32 of each box.
         takes_files: Whether the other files of a Hugging Face folder go along.
-        last: Of a folder the file that readers look for, which is written last.
+        last: Name of the file that makes a folder a checkpoint (manifest or index); it is written last.
     """
 
     names: re.Pattern[str] | None = None

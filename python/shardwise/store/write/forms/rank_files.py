@@ -175,10 +175,10 @@ def rank_files(
 
     Args:
         wanted: The tensors; those that are not cut are in the files of all ranks.
-        ranks: The ranks.
+        ranks: The ranks of all meshes of the layouts.
         metadata: Texts for the headers.
         form: `"ranks"` or `"vllm"`.
-        most: Of `"vllm"`, how many bytes of tensors a file may have.
+        most: For `"vllm"`, the most bytes of tensors in a file.
     """
     pattern = _vllm_names(ranks) if form == "vllm" else None
     beginnings = [] if pattern is None else [pattern(rank) for rank in range(len(ranks.labels))]

@@ -29,7 +29,7 @@ class Slot(NamedTuple):
 
     Attributes:
         tensor: The tensor's position among those that are written.
-        box: The box.
+        box: The box, in elements of the tensor.
         begin: Its first byte, counted in the file's data.
         end: One past the last.
     """
@@ -114,7 +114,7 @@ class BoxPool:
         """Add the boxes of all devices, each with its array: `start…, stop…`, where it begins there, the array's shape.
 
         Args:
-            partition: How the tensor is cut; `None` if each device has all of it.
+            partition: The cut of the tensor; `None` if each device has all of it.
             shape: Its shape.
             devices: The number of each device of the partition, or of all devices if there is none.
             zeros: Without a partition, the devices whose arrays have nothing of it, and are zeros.
@@ -262,7 +262,7 @@ class Slots(Sequence[Slot]):
     """The slots of a file, each made when it is asked for.
 
     Attributes:
-        table: What they share with those of other files.
+        table: The table that they share with those of other files.
         tensors: The tensor of each.
         places: The place of the box of each in the table's pool.
         begins: The first byte of each, counted in the file's data.

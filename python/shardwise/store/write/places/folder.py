@@ -395,9 +395,8 @@ class FolderRecorder:
     """Writes receipts to a file, each after its data is on the disk.
 
     Args:
-        place: The place.
         path: The file, which is made when the first receipt comes.
-        work: How tasks are run.
+        work: The options by which tasks are run.
         part: The part that they are of.
         gather: Whether the tasks ran in this process without syncing their data, so that this must be done here,
             for many of them at once.

@@ -183,7 +183,7 @@ def compare_replicas(name: str, shape: tuple[int, ...], replicas: Pieces, box: B
         name: The tensor.
         shape: Its shape.
         replicas: The further pieces, of files and objects.
-        box: The box.
+        box: The box that was read, in elements of the tensor.
         values: Its elements.
 
     Raises:

@@ -56,7 +56,7 @@ class PartsSink:
         shares: What it makes: the number of the file, the first byte, the one after the last, and the first byte that
             is in a part of its own.
         texts: What is before the first tensor of a file, for each share; empty if that is not in it.
-        limits: What the store takes.
+        limits: The limits of the store on parts.
     """
 
     path: ObjectPath

@@ -37,7 +37,7 @@ class ObjectSink:
     Attributes:
         path: Its name.
         file: What it is.
-        limits: What the store takes.
+        limits: The limits of the store on parts.
     """
 
     path: ObjectPath
@@ -123,7 +123,7 @@ def stream_of(file: TargetFile, gatherer: Gatherer, part_bytes: int, threads: in
         file: What it is.
         gatherer: Gives the boxes of its tensors.
         part_bytes: The bytes of a part.
-        threads: How many copy; one per core if `None`.
+        threads: The number of threads that copy; one per core if `None`.
         holds: Whether there is room for a part that is held back, and parts may come in any order.
     """
     depends = file.has_digests or file.needs_crcs
@@ -155,7 +155,7 @@ class Stream:
         file: What it is.
         gatherer: Gives the boxes of its tensors: of each slot that has bytes, in order.
         part_bytes: The bytes of a part.
-        threads: How many copy; one per core if `None`.
+        threads: The number of threads that copy; one per core if `None`.
         holds: Whether a part is held back that depends on what comes after it.
         known: A stream of the same object that was read to its end, so that what depends on it is known.
 

@@ -56,7 +56,7 @@ class TaskReceipt(NamedTuple):
         bytes_read: Bytes read from files and objects.
         bytes_written: Bytes written.
         seconds: The time it took.
-        worker: Who wrote it: host and process.
+        worker: The host and the process that wrote it.
         part: The part of the plan that it was run in, as `"3/16"`; empty if it was run otherwise.
         shares: Of objects that several tasks make, what it has put: the file's number, the first byte, the one after
             the last, and the ETag of the part; without one it is in the object that it has `made` aside.
@@ -114,7 +114,7 @@ class Block(NamedTuple):
     Attributes:
         position: The position of what has the box among the tensors of a task.
         tensor: The tensor of the plan that it is of.
-        box: The box.
+        box: The box, in elements of the tensor.
         at: The byte at which it begins.
         strides: The bytes from one element to the next, per dim.
     """
@@ -344,7 +344,7 @@ class Task:
     Attributes:
         plan: The digest of its plan.
         number: Its number in the plan.
-        sink: Where it writes.
+        sink: The destination into which it writes.
         files: The files that it writes parts of: number in the plan, name, bytes.
         ranges: The ranges that it writes: the file's position in `files`, the tensor's number, first byte, end.
     """
@@ -398,7 +398,7 @@ class Task:
         Args:
             memory: Bytes for buffers; at least 16 KiB.
             sync: Whether to sync the data to disk before this returns; a store does so anyway.
-            threads: How many read and copy; one per core if `None`.
+            threads: The number of threads that read and copy; one per core if `None`.
             progress: Called now and then with the bytes that were done since the last time.
 
         Raises:
@@ -417,7 +417,7 @@ class Task:
 
         Args:
             memory: Bytes for buffers; at least 16 KiB.
-            threads: How many read and copy; one per core if `None`.
+            threads: The number of threads that read and copy; one per core if `None`.
             progress: Called now and then with the bytes that were done since the last time.
 
         Raises:

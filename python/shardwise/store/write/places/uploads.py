@@ -75,8 +75,8 @@ class Parts(NamedTuple):
     """The way in which objects are cut into parts.
 
     Attributes:
-        bytes: Of a part.
-        flight: How many are under way at a time.
+        bytes: The bytes of a part.
+        flight: The number of parts that are under way at a time.
         holds: Whether there is room for a part that is held back.
     """
 

@@ -59,12 +59,12 @@ class Work:
     """The way that a plan is run.
 
     Attributes:
-        executor: What runs the tasks; threads of this process if `None`.
+        executor: The executor that runs the tasks; threads of this process if `None`.
         workers: The number of workers of the executor; if `None`, as many as it says it has.
         memory: Bytes for the buffers of all workers of a host.
         threads: Their number, if there is no executor; one per core if `None`.
         sync: Whether the data is on the disk before its receipt is; a store does so anyway.
-        retries: How often a task is retried that fails with an error of the system or of its worker.
+        retries: The most retries of a task that fails with an error of the system or of its worker.
         timeout: Seconds after which workers of the executor that have ended no task are given up; `None` for no end.
         progress: Called now and then with the bytes that are done and the bytes in all.
         resume: Whether what an interrupted run has done is kept.
@@ -124,7 +124,7 @@ class Crew:
     """The workers that run the tasks.
 
     Attributes:
-        executor: What takes functions.
+        executor: Takes functions to run.
         workers: The number that run at a time.
         memory: Bytes for the buffers of each.
         is_here: Whether they run in this process.
@@ -233,10 +233,10 @@ class Flight(Generic[Task, Receipt]):
     """Tasks under way.
 
     Args:
-        crew: What runs them.
-        call: What gives the receipt of a task; with its arguments it is sent to the workers.
+        crew: The workers that run them.
+        call: Gives the receipt of a task; with its arguments it is sent to the workers.
         arguments: Its arguments after the task.
-        retries: How often a task is retried.
+        retries: The most retries of a task.
         keep: Called with each finished task and its receipt, even if the run ends with another task's error.
         hint: For a broken executor: what happens to finished tasks, and how to continue.
     """
@@ -357,8 +357,8 @@ class WriteOutline:
             near one another are read and written together. `None` for a destination in a store.
         seconds: About how long it takes, by a sample of it, in one thread. `None` for a source or a destination in a
             store, or if nothing can be written beside the destination.
-        warnings: What looks wrong, as in `WriteReport`.
-        left_out: What would not arrive, as in `WriteReport`.
+        warnings: Things that look wrong, as in `WriteReport`.
+        left_out: Things that would not arrive, as in `WriteReport`.
     """
 
     files: tuple[tuple[str, int], ...]
@@ -391,10 +391,10 @@ class WriteReport:
         bytes_read: Bytes read from files.
         bytes_written: Bytes written.
         bytes_resumed: Bytes that an earlier run had written.
-        warnings: What looks wrong, a sentence each: rules that apply to no name, tensors that match no rule, a pattern
+        warnings: Doubts, a sentence each: rules that apply to no name, tensors that match no rule, a pattern
             of `rename` that changes none, layouts that cut nothing since the format holds tensors whole; values beyond
             the range of the new dtype; values that the format has no place for.
-        left_out: What does not arrive, by kind; `str` of one is its sentence.
+        left_out: Things that do not arrive, by kind; `str` of one is its sentence.
         carried: The names of files that were copied along with the tensors of a Hugging Face folder.
     """
 

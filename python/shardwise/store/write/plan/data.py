@@ -162,7 +162,7 @@ class PlanData:
         dtypes: The dtypes of its tensors.
         tensors: What is written, each made when it is asked for.
         sources: The files, the objects, or the arrays, that it is read from.
-        head: What is said of it besides the sections.
+        head: The entries of the plan besides its sections.
         sections: The sections by name.
     """
 
@@ -197,8 +197,8 @@ class PlanData:
         """Make a plan.
 
         Args:
-            head: What is said of it besides the sections.
-            sections: The sections.
+            head: The entries of the plan besides its sections.
+            sections: The tables of the plan, by name.
             path: The place of the checkpoint, if it need not be made from the head.
             sources: The sources, if some of them are not in the sections.
             file: The file that it is read from.

@@ -76,7 +76,7 @@ def task_runs(tensors: Iterable[tuple[tuple[int, ...], int, int]], task_bytes: i
 
     Args:
         tensors: For each, the shape, the bytes of an element, and the number of pieces involved.
-        task_bytes: How many bytes of tensors a task writes at most.
+        task_bytes: The most bytes of tensors that a task writes.
     """
     runs: list[TaskRun] = []
     first = end = held = pieces = 0
@@ -103,7 +103,7 @@ class TaskGrid:
 
     Args:
         runs: One row per run of equal tasks, as `task_runs` gives them.
-        tensor: What gives the shape of a tensor, and the bytes of an element.
+        tensor: Gives the shape of a tensor, and the bytes of an element.
 
     >>> tensors = [((4, 6), 1), ((2, 3, 5), 2), ((3,), 1)]
     >>> grid = TaskGrid(task_runs([(*each, 1) for each in tensors], 12), tensors.__getitem__)
@@ -175,8 +175,8 @@ class FileGrid:
 
     Args:
         sizes: The bytes of tensors that each writes.
-        boxes: What gives the boxes of a task, each with its tensor's number.
-        written: What gives, for a tensor, the pieces that are written, whose holders are the tasks, and the bytes of
+        boxes: Gives the boxes of a task, each with its tensor's number.
+        written: Gives, for a tensor, the pieces that are written, whose holders are the tasks, and the bytes of
             an element.
 
     >>> held = Pieces.dense(np.array([[0, 0], [1, 0]]), np.array([[[0, 0], [2, 6]], [[2, 0], [4, 6]]]), 1)
@@ -224,7 +224,7 @@ class StretchGrid:
     Args:
         slabs: The slabs and small tensors that stretches are made of; its tensors are numbered in that order.
         order: The number in the plan of each of these.
-        task_bytes: How many bytes of tensors a task writes at most.
+        task_bytes: The most bytes of tensors that a task writes.
 
     >>> shapes = [(1, 8), (6, 8)]
     >>> runs = stretch_runs([((6, 8), 1, 1), ((1, 8), 1, 1)], 64)
@@ -292,7 +292,7 @@ def shares_of(plan: WritePlan, least: Callable[[int], int]) -> Numbers | None:
     the beginning of a run after bytes that are known only at the end.
 
     Args:
-        plan: The plan.
+        plan: The plan whose tasks make parts of objects.
         least: Gives the least bytes of a part of a file of so many bytes.
 
     Returns:

@@ -100,7 +100,7 @@ def plan_form(
     """Plan a checkpoint of these tensors, in the format that is asked for or that the path and the cuts suggest.
 
     Args:
-        request: The request.
+        request: The request, which has the path, the form and the layouts.
         wanted: The tensors; those of one identity are written once, under the other names as well.
         paths: For `"dcp"`, where tensors lie in a nested state dict.
         beside: Further files of a folder; they replace none of its own.

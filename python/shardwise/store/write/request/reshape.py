@@ -100,39 +100,39 @@ def reshard_checkpoint(
     Args:
         src: A checkpoint of any format that `open_checkpoint` opens, also by URL; it is only read.
         dst: The new file or folder, or a URL (`s3://`, `gs://`, `memory://`); nothing may be there.
-        layouts: How the tensors are cut, by the new names: a `LayoutMap`, a `Deployment` or a mapping. Without it they
+        layouts: The cuts of the tensors, by the new names: a `LayoutMap`, a `Deployment` or a mapping. Without it they
             are merged.
         to: The format of `dst`; see `save_checkpoint`.
-        uneven: How a dim that does not divide is cut.
-        dtype: What floating-point tensors are converted to; by default every tensor keeps its dtype. Converted tensors,
+        uneven: The rule by which a dim that does not divide is cut.
+        dtype: The new dtype of floating-point tensors; by default every tensor keeps its dtype. Converted tensors,
             tensors whose pieces are compressed, and rewritten ones with very many short stretches, are first written to
             a file beside `dst`. Values are rounded once, to the nearest, of two that are as near to the even one.
-        overflow: What becomes of values beyond the range of `dtype`: `"refuse"` is an error that says how many of which
+        overflow: The fate of values beyond the range of `dtype`: `"refuse"` is an error that says how many of which
             tensor; `"saturate"` takes the largest value of the same sign, also for an infinity that `dtype` does not
             have; `"round"` what IEEE 754 and ml_dtypes do, an infinity, or NaN in a dtype without. The report says how
             many they were.
         rename: Regular expressions and what replaces their matches in names, one after the other, as by `re.sub`. They
             are searched for in linear time; what only a backtracking search finds is refused.
-        rewrites: What is named, packed, stacked, transposed or padded differently, after `rename`.
+        rewrites: Tensors that are named, packed, stacked, transposed or padded differently, after `rename`.
         only: A regular expression: the tensors in whose (new) names it is found.
         drop: A regular expression: the tensors and values in whose names in the source it is found are left out. What a
             rules file drops is warned of, unless it is left out so.
         metadata: Texts for the headers' `__metadata__`; `"dcp"` has no place for them.
-        max_file_bytes: Of `"hf"` and `"vllm"`, how many bytes of tensors a file may have.
+        max_file_bytes: For `"hf"` and `"vllm"`, the most bytes of tensors in a file.
         memory: Bytes for the buffers of all threads, or of all workers of a host.
-        threads: How many; one per core if left out.
+        threads: The number of threads; one per core if left out.
         sync: Whether the data is on the disk before the checkpoint has its name.
         progress: Called now and then with the bytes that are done and the bytes in all.
         replicas: `"check"` compares pieces that are stored more than once, byte for byte, as they are stored: before
             `dtype` converts them. `"first"` takes the first of them.
         resume: Whether to continue an interrupted run; its arguments must have been the same. If the checkpoint is
             finished, it is compared with the sources, and nothing is written.
-        executor: What runs the tasks instead of threads of this process: any `concurrent.futures.Executor`, such as a
+        executor: Runs the tasks instead of threads of this process: any `concurrent.futures.Executor`, such as a
             `ProcessPoolExecutor`, `mpi4py.futures.MPIPoolExecutor` or Dask's `client.get_executor()`, whose workers see
             the same files or URLs. In a store a task is an object, but on S3 mostly parts of several.
         workers: The number of workers of the executor; if left out, as many as it says it has.
-        task_bytes: How many bytes a task writes at most; by default 64 MiB, and less for small checkpoints.
-        retries: How often to retry a task that fails with an error of the system or of its worker.
+        task_bytes: The most bytes that a task writes; by default 64 MiB, and less for small checkpoints.
+        retries: The most retries of a task that fails with an error of the system or of its worker.
         timeout: Seconds after which workers of an executor are given up that have ended no task.
         strict: Whether to refuse what the report would warn of: what does not arrive, as tensors that the rules drop
             and files beside the source that are not read; tensors that match no rule, rules that apply to no name, axes
@@ -219,20 +219,20 @@ def plan_checkpoint(
     Args:
         src: As for `reshard_checkpoint`, like all that follow; a path or URL that all machines see that run a part.
         dst: The new file or folder, which they all see too; or a new folder's URL.
-        layouts: How the tensors are cut.
+        layouts: The cuts of the tensors.
         to: The format of `dst`.
-        uneven: How a dim that does not divide is cut.
-        dtype: What floating-point tensors are converted to.
-        overflow: What becomes of values beyond the range of `dtype`.
+        uneven: The rule by which a dim that does not divide is cut.
+        dtype: The new dtype of floating-point tensors.
+        overflow: The fate of values beyond the range of `dtype`.
         rename: Regular expressions and what replaces their matches in names.
-        rewrites: What is named, packed, stacked, transposed or padded differently.
+        rewrites: Tensors that are named, packed, stacked, transposed or padded differently.
         only: A regular expression: the tensors in whose (new) names it is found.
         drop: A regular expression: the tensors and values in whose names in the source it is found are left out.
         metadata: Texts for the headers' `__metadata__`.
-        max_file_bytes: Of `"hf"` and `"vllm"`, how many bytes of tensors a file may have.
+        max_file_bytes: For `"hf"` and `"vllm"`, the most bytes of tensors in a file.
         replicas: `"check"` compares pieces that are stored more than once, `"first"` takes the first of them.
         memory: Bytes that `reshard_checkpoint` would have to convert and decode in; tasks are told when they run.
-        task_bytes: How many bytes a task writes at most; by default 64 MiB, and less for small checkpoints. Where a
+        task_bytes: The most bytes that a task writes; by default 64 MiB, and less for small checkpoints. Where a
             task makes an object, as in stores but S3, `max_file_bytes` limits those of `"hf"`.
         strict: Whether to refuse what the plan's `warnings` would say.
         rank: With `to="ranks"`, the only rank whose file is written.
@@ -314,8 +314,8 @@ class _Planning:
     """The way from a request to a plan, and the findings on it.
 
     Attributes:
-        doubts: What looks wrong, a sentence each.
-        left_out: What does not arrive.
+        doubts: Things that look wrong, a sentence each.
+        left_out: Things that do not arrive.
         obstacles: Why no task can be run by itself.
     """
 

@@ -52,7 +52,7 @@ def save_checkpoint(
         path: The new file or folder, or a URL (`s3://`, `gs://`, `memory://`); nothing may be there.
         tensors: Arrays by name, with any strides, and `ShardedArray`s. Names that share one array, with the same shape
             and strides, are tied: the elements are written once.
-        layouts: How the tensors are cut, but for `"safetensors"` and `"hf"`: a `LayoutMap`, a `Deployment` or a mapping
+        layouts: The cuts of the tensors, but for `"safetensors"` and `"hf"`: a `LayoutMap`, a `Deployment` or a mapping
             by name. A `ShardedArray` that it does not name keeps its own partition; any other tensor is written whole.
         to: `"safetensors"`, a file; `"hf"`, a folder in Hugging Face's format; `"sharded"`, a folder in which
             every shard is once, in a file of a device that owns it, which PyTorch's `HuggingFaceStorageReader` also
@@ -60,11 +60,11 @@ def save_checkpoint(
             `"ranks"`, a folder with a file for each device, with all that the device holds, and `ranks.json`, which
             says which file; `"vllm"`, the same as the sharded loaders of vLLM and SGLang read it. By default a file if
             the path ends in `.safetensors`, else sharded if anything is cut, else `"hf"`.
-        uneven: How a dim that does not divide is cut.
+        uneven: The rule by which a dim that does not divide is cut.
         metadata: Texts for the headers' `__metadata__`; `"dcp"` has no place for them.
-        max_file_bytes: Of `"hf"` and `"vllm"`, how many bytes of tensors a file may have.
+        max_file_bytes: For `"hf"` and `"vllm"`, the most bytes of tensors in a file.
         memory: Bytes for the buffers of all threads.
-        threads: How many; one per core if left out.
+        threads: The number of threads; one per core if left out.
         sync: Whether the data is on the disk before the checkpoint has its name.
         check: Whether to compare replicas of sharded arrays; `False` takes the first.
         progress: Called now and then with the bytes that are done and the bytes in all.

@@ -135,7 +135,7 @@ class Spool:
     Args:
         target: The destination.
         is_rough: Whether to write nothing: the tensors then have no values, and `nbytes` says what they would take.
-        overflow: What becomes of values beyond the range of the dtype that they are converted to.
+        overflow: The fate of values beyond the range of the dtype that they are converted to.
 
     Attributes:
         warnings: For each tensor that has such values, how many.
@@ -283,7 +283,7 @@ def opened_spool(target: Location, *, is_written: bool, overflow: Overflow) -> I
     Args:
         target: The new checkpoint.
         is_written: Whether it is written now, under its lock: then what a killed run has left is removed.
-        overflow: What becomes of values beyond the range of the dtype that they are converted to.
+        overflow: The fate of values beyond the range of the dtype that they are converted to.
     """
     if is_written:
         Scratch(target).clear()

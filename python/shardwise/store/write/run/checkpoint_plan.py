@@ -46,8 +46,8 @@ class CheckpointPlan(WritePlan):
         tasks: The tasks, each made when it is asked for.
         digest: Distinguishes it from any other plan.
         nbytes: Bytes of all files.
-        warnings: What looks wrong, as in `WriteReport`; a file of a plan does not keep them.
-        left_out: What does not arrive, as in `WriteReport`; a file of a plan does not keep it.
+        warnings: Things that look wrong, as in `WriteReport`; a file of a plan does not keep them.
+        left_out: Things that do not arrive, as in `WriteReport`; a file of a plan does not keep them.
         obstacle: Why its tasks cannot be run by themselves; empty if they can.
         is_sampled: Whether a sample of the source tells how long it takes, as none of a store does.
     """
@@ -141,12 +141,12 @@ class CheckpointPlan(WritePlan):
         Args:
             part: The part, counted from 1, and the number of parts, as in `(3, 16)`; all tasks if left out.
             tasks: Numbers of tasks instead, which are run even if there are receipts for them.
-            executor: What runs the tasks; threads of this process if left out. See `reshard_checkpoint`.
+            executor: The executor that runs the tasks; threads of this process if left out. See `reshard_checkpoint`.
             workers: The number of workers of the executor; if left out, as many as it says it has.
             memory: Bytes for the buffers of all workers of this host.
             threads: Their number, if there is no executor; one per core if left out.
             sync: Whether to sync the data to disk before writing its receipt; a store does so anyway.
-            retries: How often to retry a task that fails with a system error.
+            retries: The most retries of a task that fails with a system error.
             timeout: Seconds after which workers of an executor are given up that have ended no task.
             progress: Called now and then with the bytes done and the bytes in all.
 

@@ -128,14 +128,14 @@ def run_tasks(
     """Run the tasks with these numbers, and give how many were run; if one fails, the receipts of the others are kept.
 
     Args:
-        plan: The plan.
-        numbers: The numbers.
-        crew: What runs them.
+        plan: The plan that has the tasks.
+        numbers: The numbers of the tasks.
+        crew: The workers that run them.
         ledger: Gets their receipts.
         recorder: Keeps their receipts, some of which it may still hold afterwards; without it, tasks only see that what
             is there is right.
-        work: How they are run.
-        hint: How another run continues.
+        work: The options by which they are run.
+        hint: Advice on how another run continues.
     """
     sizes = plan.bytes_of(numbers)
     by_number = np.argsort(numbers)
@@ -297,7 +297,7 @@ class Ledger:
         """Check a receipt and add it, once.
 
         Args:
-            receipt: The receipt.
+            receipt: A receipt of this plan, by this run or another.
             task: Its task, if that was made.
 
         Raises:
@@ -414,7 +414,7 @@ class Ending:
     """The bytes that follow from the receipts of all tasks: around tensors, of the manifest, of the other files.
 
     Args:
-        plan: The plan.
+        plan: The plan that has the tasks.
         ledger: The receipts.
         memory: Bytes in which `confirm` compares, with all threads; without it one thread does.
 
