@@ -40,9 +40,9 @@ class Dtype(NamedTuple):
     """A dtype that a checkpoint may have.
 
     Attributes:
-        name: What numpy, ml_dtypes and PyTorch call it; the code where none of them has it.
+        name: Its name in numpy, ml_dtypes and PyTorch; the code where none of them has it.
         bits: The size of one element; less than 8 where several are packed into a byte.
-        code: What the safetensors format calls it, or `None`.
+        code: Its name in the safetensors format, or `None`.
         origin: `"numpy"`, `"ml_dtypes"`, or `None` where no numpy array can have it.
     """
 

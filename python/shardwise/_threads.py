@@ -22,7 +22,7 @@ class Threads(ThreadPoolExecutor):
 
     Args:
         threads: The number of threads.
-        prefix: How their names begin.
+        prefix: The beginning of their names.
 
     Raises:
         MemoryError: if there is no memory for one.

@@ -40,7 +40,7 @@ class Wanted:
         name: Its name in the new checkpoint.
         dtype: Its dtype.
         shape: Its shape.
-        pieces: What its elements come from: boxes that tile it.
+        pieces: The sources of its elements: boxes that tile it.
         replicas: Further boxes, which should hold the same as some of `pieces`.
         partition: Its cut; `None` if it is written whole.
         identity: Equal for two tensors that share their elements; `None` if that is not known.

@@ -76,9 +76,9 @@ class _Kind(NamedTuple):
 
     Attributes:
         known: Their rule.
-        spans: Where the fields that `at` uses are in these names.
-        counts: How many of them each entry of `at` uses.
-        places: What was found, by the texts of the fields.
+        spans: The slices of the fields that `at` uses, in these names.
+        counts: The number of them that each entry of `at` uses.
+        places: The places that were found, by the texts of the fields.
     """
 
     known: _Known

@@ -93,7 +93,7 @@ class ParameterPiece:
     Attributes:
         tensor: The name of the tensor.
         box: The box in the tensor.
-        start: Where it begins in the parameter, one number per dim of the parameter.
+        start: The position in the parameter at which it begins, one number per dim of the parameter.
     """
 
     tensor: str
@@ -108,7 +108,7 @@ class LocalParameter:
     Attributes:
         name: Its name.
         shape: Its shape on the device.
-        pieces: What it is made of, in order.
+        pieces: The pieces that it is made of, in order.
         slabs: Where the device's own array of each tensor lies in it: the tensor, the place in a stack or `None`, and
             the first row and the end of its rows.
     """

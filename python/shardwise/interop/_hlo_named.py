@@ -42,8 +42,8 @@ class Named(NamedTuple):
         tile: Tiles per dim, followed by those of the subgroups.
         reshape: The sizes into which the device numbers, 0, 1, …, are reshaped.
         perm: The order into which these are transposed; the devices themselves if no order gives them.
-        subgroups: What each of the last entries of `tile` means.
-        device: That of a maximal sharding.
+        subgroups: The meaning of each of the last entries of `tile`.
+        device: The device of a maximal sharding.
     """
 
     kind: str

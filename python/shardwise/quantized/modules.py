@@ -17,7 +17,7 @@ class Modules:
     r"""Texts that name modules, one to many.
 
     Args:
-        what: What messages call the texts.
+        what: The name of the texts in messages.
         texts: Names, or after `re:` regular expressions, which are not to run for ever.
         pattern: Gives the regular expression of a name; it is matched from the beginning.
 

@@ -61,7 +61,7 @@ class FieldSearch:
 
     Args:
         pattern: The expression.
-        match: Where in a name it has to match.
+        match: The place in a name where it has to match.
 
     Raises:
         LayoutError: if no linear search gives its groups; see `Replacement`.

@@ -148,7 +148,7 @@ class LayoutReport(Drawn):
         indivisible: The dims that do not divide; under `"even"` their tensors cannot be placed.
         misfits: The tensors whose sizes do not fit a packed dim, and those for which a deployment has no coordinates;
             they cannot be placed.
-        default: What the map gives to names to which no key applies.
+        default: The layout that the map gives to names to which no key applies.
         meshes: The meshes of a deployment by name, all of devices of `device_mesh`.
         notes: What looks wrong about the rules themselves, such as that they are for another model.
         unused_axes: The axes of more than one coordinate that no rule uses which applies to a tensor, by mesh, and

@@ -50,7 +50,7 @@ class Side:
         packed: The order of the parts in a dim; `None` if no dim is packed.
         dim: The dim that is packed, padded or in zigzag order, in the tensor after it is taken apart and transposed.
         transpose: Whether the last two dims are swapped.
-        dims: How all dims are split, merged and permuted, and along which of them tensors are stacked.
+        dims: The way in which all dims are split, merged and permuted, and the dims along which tensors are stacked.
         stack: The fields along which tensors are stacked in first dims.
         pad_to: The dim is padded with zeros to a multiple of this.
         zigzag: The dim is in so many pairs of chunks, each the next from its beginning and the next from its end.

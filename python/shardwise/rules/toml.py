@@ -69,7 +69,7 @@ class Document(NamedTuple):
     """A rules file that has been read.
 
     Attributes:
-        tables: What it holds.
+        tables: Its tables, as read.
         source: Its name in messages.
         file: Its path, or the open file.
     """

@@ -139,7 +139,7 @@ class LoadedTensor:
         rank: The number of its dims; `None` if it is not known.
         parameters: The parameters that it becomes, or a part of, in order.
         source: Which of the tensors it is that are put together, and of how many.
-        steps: What is done, in order, each with the dims that it is about.
+        steps: The steps that make parameters of it, in order, each with the dims that it is about.
     """
 
     rank: int | None

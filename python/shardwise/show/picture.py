@@ -58,7 +58,7 @@ class Tile:
         key: The number of its shard, from which it has its look, and of its entry in the legend; `None` for a tile that
             is no shard, or one of too many.
         labels: What to write on it, as lines; the first for which there is room.
-        place: What part of the whole it is.
+        place: The part of the whole that it is.
         held: Who holds it, or what it amounts to.
         seams_down: Where it is cut inside, if it stands for several.
         seams_across: The same from left to right.
@@ -109,7 +109,7 @@ class Picture:
     Attributes:
         title: What the picture shows, in a few words.
         about: What it says, in sentences, for those who cannot see it.
-        views: What is drawn.
+        views: The views that are drawn.
         legend: Who holds each shard; `Tile.key` counts these. It is drawn only if tiles have no room for their names.
         turns: Whether an arrow leads from the first view to the second, which is beside it if there is room.
     """

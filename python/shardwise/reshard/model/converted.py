@@ -47,8 +47,8 @@ def rewritten_model(
 
     Args:
         tensors: The shapes and dtypes of the tensors.
-        rewrites: How the destination names and stores them.
-        source_rewrites: How the source does.
+        rewrites: The rewrites by which the destination names and stores them.
+        source_rewrites: The same of the source.
         tiling: Who holds what of a tensor of the source, by its name and shape.
         weights: The quantized weights among the tensors.
 

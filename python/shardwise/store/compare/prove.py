@@ -100,7 +100,7 @@ class DamageError(ParseError):
     """A checkpoint that is not what was written; its message has a line for each damage, as far as it fits.
 
     Attributes:
-        report: What was verified, with everything that is damaged.
+        report: The report of `verify_checkpoint`, with everything that is damaged.
     """
 
     def __init__(self, message: str, report: VerifyReport | None = None) -> None:

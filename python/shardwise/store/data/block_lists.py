@@ -64,7 +64,7 @@ class Made:
     """Rows of numbers that are made when they are asked for.
 
     Args:
-        count: How many.
+        count: The number of rows.
         width: The numbers of each.
         make: Gives the rows from one to another.
     """
@@ -171,8 +171,8 @@ class Listed(Sequence[Element], Generic[Element]):
     """A list whose elements are made when they are asked for.
 
     Args:
-        what: What one is called.
-        count: How many there are.
+        what: The word for one, in messages.
+        count: The number of them.
         make: Gives those from one to another.
         near: How many are made together where one is asked for, of which the last are kept.
 

@@ -67,7 +67,7 @@ class ObjectFile(Holder):
     Args:
         path: Its place.
         noted: Its status when it was last asked for; asked for now if left out.
-        requests: How it is read.
+        requests: The sizes of requests by which it is read.
 
     On S3 every request has the condition that the object is still the same; elsewhere `check` asks after reading.
     """

@@ -125,7 +125,7 @@ def _are_in_bytes(dtype: Dtype, whole: tuple[int, ...], own: Numbers, starts: Nu
     Args:
         dtype: The dtype, whose elements may have fewer than eight bits.
         whole: The shape of the tensor.
-        own: That of the array.
+        own: The shape of the array.
         starts: The places: int64 of shape (pieces, dims).
     """
     dim, row = _row_bits(dtype, whole)

@@ -219,8 +219,8 @@ def matched(number: int, there: Fibers, here: Fibers) -> Match | None:
 
     Args:
         number: The tensor.
-        there: Where it is.
-        here: Where its fibers are looked for.
+        there: The checkpoint that has it.
+        here: The checkpoint in which its fibers are looked for.
     """
     tensor = there.tensors[number]
     dims = sorted(range(tensor.ndim), key=lambda dim: -tensor.shape[dim])

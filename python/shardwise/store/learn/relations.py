@@ -43,8 +43,8 @@ class Relation:
         parts: What it is made of: names by part, under `""` if there is one. A stacked number is that of the first.
         stack: The positions of the stacked numbers in these names.
         used: The names of all tensors that are in it.
-        side: What its side says besides the name.
-        own: What the side of its sources says.
+        side: The keys of its side of the rewrite besides the name.
+        own: The keys of the side of its sources.
         size: The size of a padded dim without padding.
     """
 

@@ -102,7 +102,7 @@ class StoredCheckpoint(ReadsFiles, Mapping[str, StoredTensor]):
     Attributes:
         path: The file or folder.
         format: Its format: `"safetensors"`, `"dcp"`, ...
-        metadata: What it says about itself, besides its tensors.
+        metadata: Its statements about itself, besides its tensors.
         objects: The values in it that are not tensors, by name.
         unreadable: Why other tensors of it cannot be read, by name; they are not among the names of the mapping, and
             asking for one is a ParseError.

@@ -57,7 +57,7 @@ class StoredPiece(ReadsFiles):
         key: The part of the file it is, if the file has named parts; else an empty text.
         fill: What all its elements are, an array without dims, if none of them is stored; else None.
         stored: Gives the boxes of its chunks that are stored, counted from its beginning, if not all of them are.
-        rest: What the elements of the other chunks are.
+        rest: The value of the elements of the other chunks.
         chunk: The elements of each of its chunks, which is decoded at once, and the bytes of one; else None.
     """
 
@@ -490,7 +490,7 @@ class LazyTensors(Mapping[str, StoredTensor], Generic[Row]):
     of them; making one must not fail.
 
     Args:
-        rows: What the index says about each tensor.
+        rows: The entries of each tensor in the index.
         describe: Gives the dtype and the shape that a row says.
         make: Makes the tensor of a name and its row.
         made: Tensors that are made already.

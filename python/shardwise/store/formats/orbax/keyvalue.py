@@ -21,7 +21,7 @@ class Value(NamedTuple):
 
     Attributes:
         path: The file.
-        offset: Where it begins in it.
+        offset: The byte at which it begins in it.
         length: Its bytes; None if it is the whole file.
         inline: The bytes, if the database holds them.
     """

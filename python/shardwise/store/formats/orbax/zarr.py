@@ -48,7 +48,7 @@ class _Array(NamedTuple):
         chunk: The shape of a chunk; those at the edge are just as large, and padded.
         order: `C` or `F`: the order of the elements in a chunk.
         key: Gives the key of a chunk.
-        codecs: What was done to a chunk's bytes, in that order.
+        codecs: The codecs that were applied to a chunk's bytes, in that order.
         inner: The shape of the chunks in a chunk, if a chunk is a shard of several.
         index_checked: Whether the index of a shard ends with its CRC-32C.
         index_first: Whether it is at the beginning of the shard.
@@ -85,7 +85,7 @@ def read_array(
     """Give an array of a store; None for a group of arrays.
 
     Args:
-        store: Where it lies.
+        store: The store that has its keys.
         keys: All its keys, sorted.
         name: Its name there.
         version: The version of zarr.

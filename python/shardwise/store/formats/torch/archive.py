@@ -41,8 +41,8 @@ class Member(NamedTuple):
         name: Its name.
         size: Its bytes.
         crc: Their CRC-32.
-        header: Where its header begins in the container.
-        limit: Where the next header begins, or the directory.
+        header: The byte at which its header begins in the container.
+        limit: The byte at which the next header begins, or the directory.
     """
 
     name: str

@@ -50,7 +50,7 @@ class Written(NamedTuple):
     """A form in which checkpoints are written.
 
     Attributes:
-        names: What the names of its files with tensors are; `None` for the only file, which has the checkpoint's.
+        names: The names of its files with tensors; `None` for the only file, which has the checkpoint's.
         is_cut: Whether it holds tensors in pieces, as they are cut.
         has_arrays: Whether the boxes in its files are parts of arrays, and are as often as there are devices that hold
             them.
@@ -129,7 +129,7 @@ class Texts(Mapping[str, bytes]):
         wanted: Its tensors and objects.
         aliases: Further names of tensors that share the elements of others.
         paths: The places of tensors in a nested state dict.
-        beside: What goes along with them; nothing in it replaces another file.
+        beside: The files that go along with them; nothing in it replaces another file.
     """
 
     def __init__(

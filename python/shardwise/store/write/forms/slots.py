@@ -164,7 +164,7 @@ class SlotTable:
     """The table that slots of all files share: the numbers of boxes, and each tensor's dims and bytes per element.
 
     Args:
-        pool: Of each box `start…, stop…`; with arrays, then where it begins in its array, and the array's shape.
+        pool: For each box `start…, stop…`; with arrays, then its begin in its array, and the array's shape.
         ranks: The dims of each tensor.
         itemsizes: The bytes of its elements.
         has_arrays: Whether boxes are parts of arrays; else each is dense by itself.

@@ -89,8 +89,8 @@ class FolderSink:
     """The unfinished files of a folder, of which tasks write regions.
 
     Attributes:
-        folder: Where they are.
-        finished: Where the files of the finished checkpoint are.
+        folder: Their folder.
+        finished: The folder of the files of the finished checkpoint.
     """
 
     folder: str

@@ -52,10 +52,10 @@ class PartsSink:
         path: The checkpoint.
         is_folder: Whether that has objects in it; else it is the only one.
         uploads: The object that has the names of the uploads.
-        aside: Where what is too short for a part is put.
+        aside: The object that gets bytes which are too short for a part.
         shares: What it makes: the number of the file, the first byte, the one after the last, and the first byte that
             is in a part of its own.
-        texts: What is before the first tensor of a file, for each share; empty if that is not in it.
+        texts: The bytes before the first tensor of a file, for each share; empty if they are not in it.
         limits: The limits of the store on parts.
     """
 

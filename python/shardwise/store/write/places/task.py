@@ -309,7 +309,7 @@ class Written(NamedTuple):
         crcs: The CRC-32 of each, for files that have them; else none.
         nbytes: Bytes that were written.
         made: For an object, its bytes and what distinguishes it from another object of its name; else none.
-        shares: What was put of objects that several tasks make.
+        shares: The parts that were put of objects that several tasks make.
     """
 
     digests: list[int]

@@ -206,7 +206,7 @@ class Multipart:
     Args:
         path: The object.
         run: The mark of who makes it, which is kept with it.
-        name: What the store calls the upload; empty before it is begun.
+        name: The store's name of the upload; empty before it is begun.
     """
 
     def __init__(self, path: ObjectPath, run: str, name: str = "") -> None:

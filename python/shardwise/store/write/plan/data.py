@@ -160,7 +160,7 @@ class PlanData:
         task_bytes: The most bytes of tensors that a task writes.
         form: Its format.
         dtypes: The dtypes of its tensors.
-        tensors: What is written, each made when it is asked for.
+        tensors: The tensors that are written, each made when it is asked for.
         sources: The files, the objects, or the arrays, that it is read from.
         head: The entries of the plan besides its sections.
         sections: The sections by name.
