@@ -300,6 +300,14 @@ STRANGERS: dict[str, tuple[Outline, dict[str, Any], tuple[int, ...]]] = {
         {"num_attention_heads": 32, "head_dim": 128, "hidden_size": 4096},
         (32, 2),
     ),
+    "Idefics 2: a resampler of 16 heads between two networks": (
+        {
+            "model.text_model.layers.0.self_attn.q_proj.weight": ("BF16", (4096, 4096)),
+            "model.connector.perceiver_resampler.layers.0.self_attn.q_proj.weight": ("BF16", (1536, 4096)),
+        },
+        {"model_type": "idefics2", "text_config": {"model_type": "mistral", "hidden_size": 4096}},
+        (32, 2),
+    ),
     "integers without a method": ({"layers.0.mlp.down_proj.weight": ("I8", (4096, 4096))}, {}, (2,)),
     "FP8 without scales": ({"layers.0.mlp.down_proj.weight": ("F8_E4M3", (4096, 4096))}, {}, (2,)),
     "flat values of a column, beside weights that are known": (

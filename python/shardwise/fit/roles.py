@@ -107,6 +107,9 @@ _ELSEWHERE = re.compile(
     r"(?:^|\.)(?:visual|vision\w*|audio\w*|speech\w*|vit|image\w*|mm_projector|multi_modal_projector"
     r"|vpm|apm|resampler|aligner|talker|token2wav)\."
 )
+#: What stands before the layers of a language model, and what stands before those of others.
+_BEFORE_LAYERS = re.compile(r"((?:[^.]+\.)*?)(?!experts\.)[^.]+\.[0-9]+\.")
+_LANGUAGE = frozenset("base_model gpt_neox language language_model llm lm model module mtp text_model thinker transformer".split())
 _NOT_KNOWN = Role(None, unknown="its name is not known")
 #: No model has more heads.
 _MOST = 2**31 - 1
@@ -124,6 +127,9 @@ def role_of(name: str, rank: int, family: object = None) -> Role:
         return Role(None, elsewhere=True)
     if rank < 2 or _WHOLE.search(name):
         return Role(None)
+    before = _BEFORE_LAYERS.match(name)
+    if before is not None and not _LANGUAGE.issuperset(before[1].split(".")[:-1]):
+        return Role(None, unknown=f"whether {shown(before[1][:-1])} is a part of the language model is not known")
     parts = name.removesuffix(".weight").split(".")
     last, within = parts[-1], parts[-2] if len(parts) > 1 else ""
     if family == "gpt2" and rank == 2 and (own := _GPT2.get(f"{within}.{last}")):

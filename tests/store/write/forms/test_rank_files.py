@@ -339,6 +339,22 @@ def test_names_that_the_engines_do_not_have(tmp_path: Path, names: list[str]) ->
     sw.save_checkpoint(tmp_path / "b", alone, rules, to="vllm", sync=False)
 
 
+def test_linear_layers_of_gpt2_are_turned_round_for_the_engines(tmp_path: Path) -> None:
+    """transformers has them as (inputs, outputs); vLLM, under the same names, as (outputs, inputs)."""
+    config = {"model_type": "gpt2", "n_head": 2, "n_embd": 4}
+    shapes = {"attn.c_attn": (4, 12), "attn.c_proj": (4, 4), "mlp.c_fc": (4, 16), "mlp.c_proj": (16, 4)}
+    for name, shape in shapes.items():
+        path = tmp_path / name
+        sw.save_checkpoint(path, {f"h.0.{name}.weight": np.ones(shape, "f4")}, to="hf", sync=False)
+        rules = sw.LayoutMap.from_toml("hf/gpt2", sw.DeviceMesh((2,), ("tp",)), config=config)
+        with pytest.raises(sw.LayoutError, match=rf"take 'h\.0\.{name}\.weight' as \(outputs, inputs\).*vllm/llama"):
+            sw.reshard_checkpoint(path, tmp_path / "no", rules, to="vllm")
+        sw.reshard_checkpoint(path, tmp_path / f"{name}-ranks", rules, to="ranks", sync=False)
+        own = sw.LayoutMap(sw.DeviceMesh((2,), ("tp",)))
+        own["c_"] = (None, "tp") if "c_proj" in name else ("tp", None)
+        sw.reshard_checkpoint(path, tmp_path / f"{name}-out", own, to="vllm", sync=False)
+
+
 def test_deployments_and_rules_of_other_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`deploy.vllm` is for Hugging Face's names; `hf/llama` too; the rules that the refusals name are carried out."""
     config = {"model_type": "llama", "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 8,

@@ -31,6 +31,9 @@ _MODULE = re.compile(
 )
 #: An expert that is a tensor of its own; the engines stack them.
 _EXPERT = re.compile(r"\bexperts\.\d+\.")
+#: Linear layers of GPT-2, which has them as (inputs, outputs) and the engines as (outputs, inputs), under one name: with
+#: the dim that tensor parallelism cuts in the engines.
+_CONV1D = re.compile(r"\b(?:(c_attn|c_fc)|c_proj)\.weight$")
 _ADVICE = (
     "rules of the engine's own names make them, as vllm/llama or sglang/qwen3-moe do for their families (`shardwise "
     "rules` lists them); to='ranks' has files for ranks of any names"
@@ -50,6 +53,18 @@ def check_names(wanted: Sequence[Wanted], layouts: Layouts | None) -> None:
             f"the sharded loaders of vLLM and SGLang take no tensor {shown(found)}, which the engines hold in one "
             f"parameter with others: {_ADVICE}"
         )
+    for tensor in wanted:
+        linear = _CONV1D.search(tensor.name)
+        if linear is not None and len(tensor.shape) == 2 and _is_cut(tensor, 1 if linear[1] else 0):
+            raise LayoutError(
+                f"the sharded loaders of vLLM and SGLang take {shown(tensor.name)} as (outputs, inputs), and the layouts "
+                f"cut it as (inputs, outputs), as Hugging Face has it: {_ADVICE}"
+            )
+
+
+def _is_cut(tensor: Wanted, dim: int) -> bool:
+    layout = None if tensor.partition is None else tensor.partition.layout
+    return layout is not None and layout.rank > dim and layout.axes[dim] is not None
 
 
 def _fused_by(names: Iterable[str], layouts: Layouts | None) -> str | None:
