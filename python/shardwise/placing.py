@@ -67,6 +67,10 @@ class Placing(Protocol):
         """The text with which each key begins; reports leave it out."""
 
     @property
+    def models(self) -> tuple[str, ...]:
+        """The types of the models that the rules are for, whose weights they know; empty if they do not say."""
+
+    @property
     def is_whole_elsewhere(self) -> bool:
         """True if a tensor without a layout is whole on every device; if not, no device holds it."""
 
@@ -181,6 +185,11 @@ class _Named:
     def prefix(self) -> str:
         """Empty: each key is a name."""
         return ""
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Give no types: each layout is for the tensor of a name."""
+        return ()
 
     @property
     def is_whole_elsewhere(self) -> bool:

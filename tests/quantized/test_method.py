@@ -8,8 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import pytest
 
+import shardwise as sw
+from shardwise import deploy
 from shardwise.cli import main
 from shardwise.errors import ParseError
 from shardwise.quantized import LogicalTensor, find_components
@@ -245,3 +249,51 @@ def forge(file: Path, tail: str, shape: list[int]) -> None:
     raw = json.dumps(new).encode()
     raw += b" " * (-len(raw) % 8)
     file.write_bytes(len(raw).to_bytes(8, "little") + raw + b"".join(parts))
+
+
+def test_rules_of_a_model_are_not_for_quantized_weights_that_nothing_states(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The parts as EETQ, HQQ, AutoAWQ and compressed-tensors store them, beside a `config.json` that says nothing."""
+    config = {"model_type": "llama", "num_attention_heads": 4, "num_key_value_heads": 4, "hidden_size": 128}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    down = "model.layers.0.mlp.down_proj."
+    forms: dict[str, dict[str, Any]] = {
+        "weight": {"weight": np.ones((256, 128), "int8"), "weight_scales": np.ones(128, "f2")},
+        "W_q": {"W_q": np.ones((64, 256), "u1"), "scale": np.ones((512, 1), "f2"), "zero": np.ones((512, 1), "f2")},
+        "qweight": {
+            **{"qweight": np.ones((256, 16), "i4"), "qzeros": np.ones((2, 16), "i4")},
+            "scales": np.ones((2, 128), "f2"),
+        },
+        "weight_scale": {
+            "weight": np.ones((128, 256), ml_dtypes.float8_e4m3fn),
+            "weight_scale": np.ones((128, 1), "f4"),
+        },
+    }
+    for odd, parts in forms.items():
+        path = tmp_path / odd
+        sw.save_checkpoint(path, {f"{down}{name}": value for name, value in parts.items()}, to="hf", sync=False)
+        given = [str(path), "--config", str(tmp_path / "config.json"), "--mesh", "tp=2", "--rules"]
+        assert main(["report", *given, "hf/llama"]) == 2
+        assert f"'{down}{odd}'" in capsys.readouterr().err
+        assert main(["reshard", *given, "hf/llama", str(tmp_path / f"{odd}-no")]) == 2
+        assert "nothing says how it is quantized" in capsys.readouterr().err
+        with pytest.raises(sw.ShardwiseError, match=r"models of the type llama|no rule of the deployment"):
+            sw.reshard_checkpoint(path, tmp_path / "no", deploy.vllm({**config, "num_hidden_layers": 1}, tp=2))
+        # As the refusal says: rules for the names of what is stored.
+        (tmp_path / "own.toml").write_text(f"default = []\n[rules]\n'{odd}$' = ['tp', []]\n")
+        assert main(["report", *given, str(tmp_path / "own.toml")]) == 0
+        capsys.readouterr()
+    # And a configuration that says it.
+    stated = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": stated}))
+    path = tmp_path / "qweight"
+    assert (
+        main(["report", str(path), "--config", str(tmp_path / "config.json"), "--mesh", "tp=2", "--rules", "hf/llama"])
+        == 0
+    )
+    # Weights that are 8 bits wide and have nothing beside them are only converted.
+    cast = {f"{down}weight": np.ones((128, 256), ml_dtypes.float8_e4m3fn)}
+    sw.save_checkpoint(tmp_path / "cast", cast, to="hf", sync=False)
+    assert main(["report", str(tmp_path / "cast"), "--mesh", "tp=2", "--rules", "hf/llama"]) == 2  # No sizes.
+    assert "quantized" not in capsys.readouterr().err

@@ -269,6 +269,34 @@ def test_rules_that_are_for_another_model_say_so(tmp_path: Path, capsys: pytest.
     assert main(target) == 0
     assert said in capsys.readouterr().err
 
+    # A file of a deployment, and one whose rewrites are undone.
+    (tmp_path / "own.toml").write_text(
+        "models = ['qwen3']\n[meshes]\nm = { shape = [2], axis_names = ['tp'] }\n[rules]\n'norm' = ['tp']\n"
+    )
+    arguments[3:] = []
+    assert main(["report", *arguments]) == 0
+    assert said in capsys.readouterr().out
+    target = ["reshard", arguments[0], str(tmp_path / "placed"), *arguments[1:], "--to", "ranks", "--no-sync"]
+    assert main([*target, "--strict"]) == 1
+    assert said in capsys.readouterr().err
+    assert main(target) == 0
+    assert said in capsys.readouterr().err
+    (tmp_path / "own.toml").write_text(
+        "models = ['qwen3']\n[[rewrite]]\nfrom = 'a.norm.weight'\nto = 'model.norm.weight'\n"
+    )
+    undone = ["reshard", arguments[0], str(tmp_path / "undone"), "--source-rules", arguments[2], "--no-sync"]
+    assert main([*undone, "--strict"]) == 1
+    assert said in capsys.readouterr().err
+    assert main([*undone, "--json"]) == 0
+    assert any(said in each for each in json.loads(capsys.readouterr().out)["warnings"])
+    config = {"model_type": "llama", **sizes}
+    with pytest.warns(sw.ShardwiseWarning, match=said):
+        rewrites = sw.Rewrites.from_toml(tmp_path / "own.toml", config=config)
+    assert rewrites == rewrites.inverse().inverse()
+    with pytest.warns(sw.ShardwiseWarning) as found:
+        sw.read_rules("vllm/qwen3", mesh, config=config)
+    assert len(found) == 1
+
 
 @pytest.mark.parametrize("name", RULES)
 def test_all_files_say_of_which_types_their_models_are(name: str) -> None:

@@ -16,6 +16,7 @@ from ..deploy.deployment import Deployment
 from ..layout import UnevenRule
 from ..mesh import DeviceMesh
 from ..quantized import followers
+from ..quantized.forms import check_elements
 from ..rules.layout_map import LayoutMap
 from ..rules.left_out import LeftOut
 from ..rules.numbers import config_beside, read_config
@@ -143,6 +144,7 @@ def make_report(
                 rewritten_outline(stored, rewrites, components_in(stored, said, read), read, dropped),
             )
     outline, weights = known
+    check_elements(outline, weights, layouts)
     following = followers(weights, layouts, uneven)
     left_out += dropped_by_rules(dropped, lost, names)
     report = layouts.report(_described(outline), uneven=uneven, followers=following)

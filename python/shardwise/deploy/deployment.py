@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import numpy as np
@@ -12,7 +14,7 @@ from .._drawn import Drawn
 from .._dtypes import find_dtype
 from .._fork import importing
 from .._text import shown
-from ..errors import LayoutError, MeshError, ShardwiseError
+from ..errors import LayoutError, MeshError, ShardwiseError, ShardwiseWarning
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 from ..placing import NOT_PLACED, Placed
@@ -136,7 +138,7 @@ class Deployment(Drawn):
 
     __slots__ = (
         "__weakref__", "_default", "_found_at", "_held", "_is_blind", "_key", "_kinds", "_known", "_match", "_meshes",
-        "_numbers", "_parameters", "_replicated", "_rules", "_search", "_world",
+        "_models", "_notes", "_numbers", "_parameters", "_replicated", "_rules", "_search", "_world",
     )  # fmt: skip
 
     def __init__(
@@ -166,6 +168,9 @@ class Deployment(Drawn):
         self._parameters = tuple(parameters)
         check_items("parameters", self._parameters, FusedParameter)
         self._replicated = checked_axes("replicated", replicated)
+        self._models: tuple[str, ...] = ()
+        #: Notes on the file that it was made from: what looks wrong.
+        self._notes: tuple[str, ...] = ()
         self._known: dict[str, _Known] = {}
         searched = {}
         for key, rule in self._rules.items():
@@ -447,6 +452,11 @@ class Deployment(Drawn):
         return ""
 
     @property
+    def models(self) -> tuple[str, ...]:
+        """The types of the models that the rules are for, as the rules file or the preset says."""
+        return self._models
+
+    @property
     def is_whole_elsewhere(self) -> bool:
         """True if there is a default; without it no device holds a tensor that no rule matches."""
         return self._default is not None
@@ -507,7 +517,7 @@ class Deployment(Drawn):
         used: dict[str | None, Used] = {with_fields(key): self._used(rule) for key, rule in self._rules.items()}
         if self._default is not None:
             used[None] = self._used(self._default)
-        return make_report(
+        report = make_report(
             self._search,
             self._world,
             default,
@@ -520,6 +530,7 @@ class Deployment(Drawn):
             used=used,
             replicated=self._replicated,
         )
+        return replace(report, notes=self._notes) if self._notes else report
 
     def _used(self, rule: DeploymentRule) -> Used:
         """The name of a rule's mesh, and those of its axes that the rule uses."""
@@ -547,6 +558,7 @@ class Deployment(Drawn):
             LayoutError: if a rule names what is not there, or a number is missing.
             MeshError: if a mesh does not fit the world.
             OSError: if the file cannot be read.
+            ShardwiseWarning: if the file says of which types its models are, and the configuration's is another.
 
         >>> import io
         >>> stages = Deployment.from_toml(io.StringIO(r'''
@@ -561,13 +573,19 @@ class Deployment(Drawn):
         ('cpu:4', 'cpu:5', 'cpu:6', 'cpu:7')
         """
         with importing:
-            from ..rules.toml import located, read_document
+            from ..rules.toml import located, other_model, read_document, read_models
             from .toml import read_deployment
 
-        document = read_document(file)
+        document: Any = read_document(file)
         arguments, keywords = read_deployment(document, config, world)
         with located(document.source):
-            return cls(*arguments, **keywords)
+            made = cls(*arguments, **keywords)
+        made._models = read_models(document)
+        note = other_model(made._models, config, document.source)
+        if note is not None:
+            made._notes = (note,)
+            warnings.warn(note, ShardwiseWarning, stacklevel=2)
+        return made
 
     def to_toml(self, file: str | os.PathLike[str] | TextIO) -> None:
         r"""Write the deployment as a rules file, from which `from_toml` makes an equal one.

@@ -353,9 +353,11 @@ def _engine(
                 after = tuple(f"{name}.shared_experts.{x}.weight" for x in kinds) if shared_stacked else ()
                 fused.append(FusedParameter(f"{name}.{stacked}.{stack}", parts, "e", slots, after))
     size = meshes["attention"].size
-    return Deployment(
+    made = Deployment(
         size if world is None else world, meshes, rules, numbers=numbers, parameters=fused, replicated=["dp"]
     )
+    made._models = (model.kind,) if model.kind else ()
+    return made
 
 
 def _fused_projections(latent: str, shared_stacked: bool) -> list[FusedParameter]:

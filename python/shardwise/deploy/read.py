@@ -40,7 +40,8 @@ def read_rules(
     ((None, 'tp'), True)
     """
     document: Any = read_document(file)
-    return layouts_of(document, device_mesh, config), Rewrites.from_toml(document, config=config)
+    # What looks wrong about the file is said of the layouts already.
+    return layouts_of(document, device_mesh, config), Rewrites._read(document, config, 0)
 
 
 def layouts_of(document: Document, device_mesh: DeviceMesh | None, config: Config | None) -> LayoutMap | Deployment:

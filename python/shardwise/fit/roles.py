@@ -107,9 +107,14 @@ _ELSEWHERE = re.compile(
     r"(?:^|\.)(?:visual|vision\w*|audio\w*|speech\w*|vit|image\w*|mm_projector|multi_modal_projector"
     r"|vpm|apm|resampler|aligner|talker|token2wav)\."
 )
-#: What stands before the layers of a language model, and what stands before those of others.
+#: The part of a name before its layers, and the words of which it is made in a language model.
 _BEFORE_LAYERS = re.compile(r"((?:[^.]+\.)*?)(?!experts\.)[^.]+\.[0-9]+\.")
-_LANGUAGE = frozenset("base_model gpt_neox language language_model llm lm model module mtp text_model thinker transformer".split())
+_LANGUAGE = frozenset(
+    [
+        *("base_model", "gpt_neox", "language", "language_model", "llm", "lm", "model", "module", "mtp"),
+        *("text_model", "thinker", "transformer"),
+    ]
+)
 _NOT_KNOWN = Role(None, unknown="its name is not known")
 #: No model has more heads.
 _MOST = 2**31 - 1

@@ -19,12 +19,15 @@ The forms and where they are defined:
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
+from .._dtypes import Dtype
 from .._text import shown
 from ..errors import ParseError
+from ..placing import placing_of
 from . import flat, integers, scaled
 from .component import Along, Component, LogicalTensor
 from .method import quantization_of, stated_method
@@ -34,6 +37,7 @@ __all__ = [
     "METHODS",
     "Components",
     "Kind",
+    "check_elements",
     "check_known",
     "find_components",
     "find_kinds",
@@ -230,6 +234,45 @@ def check_known(found: Components, layouts: Any = None) -> None:
         raise ParseError(
             f"{error}; to cut each stored tensor by a rule for its own name, give a configuration without it (--config)"
         ) from None
+
+
+def check_elements(tensors: Mapping[str, tuple[tuple[int, ...], Dtype]], found: Components, layouts: Any) -> None:
+    """Refuse to cut by the rules of a model what is quantized in a form that nothing states.
+
+    The rules of a model's type are for its weights as they are without quantization. A tensor of integers under a
+    weight's name has other dims, perhaps; one beside it, or beside a weight of 8 bits, which no rule matches, is a part
+    of it. Rules that do not say for which models they are name what is stored, and cut it.
+
+    Raises:
+        ParseError: names the first of these.
+    """
+    placing = placing_of(layouts)
+    if found.method is not None or not placing.models:
+        return
+    taken = {component.name for weight in found.tensors.values() for component in weight.components}
+    for name, (shape, dtype) in tensors.items():
+        if name in taken:
+            continue
+        beside = f"{name.rpartition('.')[0]}.weight", name.rpartition("_")[0]
+        weight = next((one for one in beside if placing.matching_rules(one)), name)
+        is_beside = weight != name and not placing.matching_rules(name)
+        if _is_integer(dtype) and math.prod(shape) > 1:
+            layout = placing.placed(name, len(shape)).layout
+            is_odd = is_beside or (layout is not None and any(getattr(layout, "axes", ())))
+        else:
+            is_odd = is_beside and weight in tensors and tensors[weight][1].bits <= 8
+        if is_odd:
+            where = f", a part of {shown(weight)}," if is_beside else ""
+            raise ParseError(
+                f"{shown(name)}{where} is of {dtype.name}, as of a quantized weight, and nothing says how it is "
+                f"quantized; rules for models of the type {' or '.join(placing.models)} are for weights that are not: "
+                "give a configuration with its quantization_config (--config), or rules for the names of what is "
+                "stored that do not say models"
+            )
+
+
+def _is_integer(dtype: Dtype) -> bool:
+    return re.match(r"u?int", dtype.name) is not None
 
 
 def _method_of(tensors: Mapping[str, object]) -> str | None:

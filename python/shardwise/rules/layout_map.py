@@ -82,6 +82,8 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
     _prefix = ""
     #: Sentences on what looks wrong about that file.
     _notes: tuple[str, ...] = ()
+    #: The types of the models that it is for.
+    _models: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -295,6 +297,11 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
     def prefix(self) -> str:
         """The text with which a rules file begins each of its rules; reports leave it out."""
         return self._prefix
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The types of the models that the rules are for, as the rules file or the preset says."""
+        return self._models
 
     @property
     def is_whole_elsewhere(self) -> bool:
@@ -634,6 +641,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
                 said = "" if mesh is None else axes_said(rules.layouts.values(), mesh)
                 raise type(error)(f"{error}{said}") from None
         layout_map._prefix = rules.prefix
+        layout_map._models = rules.models
         note = other_model(rules.models, config, rules.source)
         if note is not None:
             layout_map._notes = (note,)

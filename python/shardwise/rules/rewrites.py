@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TextIO, get_args
@@ -16,7 +17,7 @@ from .._arguments import integer
 from .._expressions import parse_expression
 from .._fork import importing
 from .._text import shown
-from ..errors import LayoutError, ParseError, ShardwiseError
+from ..errors import LayoutError, ParseError, ShardwiseError, ShardwiseWarning
 from ..packed import PackedDim
 from .arrangement import Arrangement, parse_arrangement
 from .numbers import Numbers, numbered
@@ -177,6 +178,8 @@ class Rewrites:
     """
 
     sets: tuple[RewriteSet, ...]
+    #: Notes on the files that they are from, such as that these are for models of another type.
+    _notes: tuple[str, ...] = field(default=(), compare=False)
 
     def __init__(
         self,
@@ -220,21 +223,25 @@ class Rewrites:
                 configuration is not JSON.
             LayoutError: as for `Rewrites`, and if a number that a rewrite needs is missing.
             OSError: if the file cannot be read.
+            ShardwiseWarning: if the file says of which types its models are, and the configuration's is another.
 
         >>> import io
         >>> Rewrites.from_toml(io.StringIO("[[rewrite]]\nfrom = 'h.{i}.w'\nto = 'layers.{i}.w'"))
         Rewrites([{'from': 'h.{i}.w', 'to': 'layers.{i}.w'}])
         """
         with importing:
-            return cls._read(file, config, 0)
+            made = cls._read(file, config, 0)
+        for note in made._notes:
+            warnings.warn(note, ShardwiseWarning, stacklevel=2)
+        return made
 
     @classmethod
     def _read(cls, file: Any, config: Config | None, depth: int) -> Rewrites:
         with importing:
             from .shipped import rules_named
-            from .toml import located, read_document, read_rewrites
+            from .toml import located, other_model, read_document, read_models, read_rewrites
 
-        document = read_document(file)
+        document: Any = read_document(file)
         found, numbers, source = read_rewrites(document, config)
         before = cls()
         if "after" in found:
@@ -250,7 +257,9 @@ class Rewrites:
                 unmatched=found.get("unmatched", "keep"),
                 numbers=numbers,
             )
-        return before + own if before else own
+        note = other_model(read_models(document), config, source)
+        notes = (*before._notes, *([] if note is None else [note]))
+        return cls._of([*(before.sets if before else ()), *own.sets], notes)
 
     def inverse(self) -> Rewrites:
         """Give the rewrites that lead back: the last one first, each from its `to` to its `from`.
@@ -261,24 +270,26 @@ class Rewrites:
         >>> Rewrites([{"from": "a.{i}", "to": "b.{i}"}]).inverse()
         Rewrites([{'from': 'b.{i}', 'to': 'a.{i}'}])
         """
-        return self._of(
+        sets = [
             replace(one, rewrites=tuple(rewrite.turned() for rewrite in reversed(one.rewrites)))
             for one in reversed(self.sets)
-        )
+        ]
+        return self._of(sets, self._notes)
 
     def __add__(self, other: Rewrites) -> Rewrites:
         if not isinstance(other, Rewrites):
             return NotImplemented
-        return self._of((*self.sets, *other.sets))
+        return self._of((*self.sets, *other.sets), (*self._notes, *other._notes))
 
     def __bool__(self) -> bool:
         """Return whether there is anything to do."""
         return any(one.rewrites or one.drop or one.unmatched != "keep" for one in self.sets)
 
     @classmethod
-    def _of(cls, sets: Iterable[RewriteSet]) -> Rewrites:
+    def _of(cls, sets: Iterable[RewriteSet], notes: Iterable[str]) -> Rewrites:
         made = cls()
         object.__setattr__(made, "sets", tuple(sets))
+        object.__setattr__(made, "_notes", tuple(dict.fromkeys(notes)))
         return made
 
     def __repr__(self) -> str:

@@ -374,3 +374,23 @@ class TestBeside:
         with pytest.warns(sw.ShardwiseWarning, match="__7_0"):
             (found,) = sw.verify_checkpoint(tmp_path / "d").left_out
         assert (found.kind, found.names) == ("beside", ("__7_0.distcp",))
+
+    def test_names_tell_only_what_holds_no_tensors(self, tmp_path: Path) -> None:
+        """What is not known to be a text, a picture or a log may be an optimizer, as deep as it may lie."""
+        sw.save_checkpoint(tmp_path / "a", WEIGHTS, to="hf", sync=False)
+        lost = ["model.ema", "moments.zst", "optimizer", "a/b/c/state.db", "optim.zarr/0.0"]
+        for name in [
+            *lost,
+            "README.md",
+            "a/figure.png",
+            "LICENSE",
+            "latest",
+            ".cache/x.bin",
+            "events.out.tfevents.1.x",
+        ]:
+            (tmp_path / "a" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "a" / name).write_bytes(b"x")
+        with pytest.warns(sw.ShardwiseWarning, match="5 files are not read"):
+            report = sw.reshard_checkpoint(tmp_path / "a", tmp_path / "b", to="hf", sync=False)
+        (found,) = report.left_out
+        assert sorted(found.names) == sorted(lost)

@@ -14,7 +14,7 @@ from ...partition import Partition
 from ...placing import Layouts
 from ...quantized.component import Along, Component, LogicalTensor
 from ...quantized.follow import followed
-from ...quantized.forms import Components, check_known
+from ...quantized.forms import Components, check_elements, check_known
 from ..tensors.checkpoint import StoredCheckpoint
 from ..tensors.quantized import Outline, components_in
 from ..tensors.quantized import reader_of as stored_reader_of
@@ -74,6 +74,7 @@ def component_partitions(
     if layouts is None:
         return {}
     check_known(found, layouts)
+    check_elements(tensors, found, layouts)
     packed = {name: _bytes_of(name, *each) for name, each in tensors.items() if each[1].bits % 8 and each[0]}
     answer = followed(Components(None, {**found.tensors, **packed}, ()), layouts, uneven)
     cut = {name: layout for name, layout in answer.items() if name in tensors}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from ..._text import bytes_text, shown
@@ -24,13 +24,16 @@ _MOST_IN_ALL = 256 * 2**20
 _MOST_FILES = 256
 
 
-#: The ends of names of files that hold tensors.
-_TENSORS = (
-    ".bin", ".ckpt", ".distcp", ".gguf", ".h5", ".hdf5", ".msgpack", ".npy", ".npz", ".pkl", ".pt", ".pth",
-    ".safetensors",
-)  # fmt: skip
-#: So many entries of a folder are looked at.
+#: Files that hold no tensors: texts, pictures, logs, code.
+_WITHOUT_TENSORS = re.compile(
+    r"\..*|.*\.(?:json|jsonl|txt|model|jinja|py|pyc|md|rst|tiktoken|spm|bpe|yaml|yml|toml|ini|cfg|sh|xml|csv|tsv|log|lock|tmp"
+    r"|png|jpe?g|gif|svg|webp|ico|mp[34]|wav|pdf|html|css|js|ipynb|so|dll|dylib|c|cc|cpp|h|cu|rs)"
+    r"|[A-Z_]{1,30}|latest\w{0,30}|Dockerfile|Makefile|events\.out\.tfevents\..*",
+    re.DOTALL,
+)
+#: So many entries of a folder are looked at, and so deep.
 _MOST_NAMES = 1_000_000
+_DEEPEST = 4
 #: Formats whose files are not all open, or lie in folders of their own.
 _UNLISTED = ("orbax",)
 
@@ -48,20 +51,7 @@ def beside(given: Location, checkpoint: StoredCheckpoint, unwanted: NamePattern 
         return []
     folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
     read = {str(file.path) for file in checkpoint._files if hasattr(file, "path")}
-    found, folders = [], []
-    for name, is_folder in sorted(entries_of(folder)):
-        if is_folder and not name.startswith("."):
-            folders.append(name)
-        elif name.endswith(_TENSORS) and str(folder / name) not in read:
-            found.append(name)
-    for name in folders:
-        try:
-            inner = list(islice(entries_of(folder / name), _MOST_NAMES))
-        except OSError:  # Nobody knows what is in it.
-            found.append(f"{name}/")
-            continue
-        inside = sorted(f"{name}/{each}" for each, is_folder in inner if not is_folder and each.endswith(_TENSORS))
-        found += (each for each in inside if str(folder / each) not in read)
+    found = [name for name in _with_tensors(folder, "", _DEEPEST) if str(folder / name) not in read]
     found = list(dict.fromkeys([*found, *checkpoint.unread]))
     if "common" in checkpoint.objects and checkpoint.format == "megatron":
         found = [name for name in found if name != "common.pt"]
@@ -72,6 +62,29 @@ def beside(given: Location, checkpoint: StoredCheckpoint, unwanted: NamePattern 
         text = f"{count} not read, as drop says: {which}"
         return [*_beside(found, checkpoint), LeftOut("asked", tuple(asked), text)]
     return _beside(found, checkpoint)
+
+
+def _with_tensors(folder: Location, within: str, deep: int) -> Iterator[str]:
+    """The files of a folder, and of those in it, that may hold tensors; and folders that cannot be listed."""
+    try:
+        entries = sorted(islice(entries_of(folder / within if within else folder), _MOST_NAMES))
+    except OSError:  # Nobody knows what is in it.
+        if not within:
+            raise
+        yield f"{within}/"
+        return
+    folders = []
+    for name, is_folder in entries:
+        path = f"{within}/{name}" if within else name
+        if is_folder:
+            folders += [path] if not name.startswith(".") else []
+        elif _WITHOUT_TENSORS.fullmatch(name) is None:
+            yield path
+    for path in folders:
+        if deep > 1:
+            yield from _with_tensors(folder, path, deep - 1)
+        else:
+            yield f"{path}/"
 
 
 def _beside(found: list[str], checkpoint: StoredCheckpoint) -> list[LeftOut]:

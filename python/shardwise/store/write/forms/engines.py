@@ -31,8 +31,8 @@ _MODULE = re.compile(
 )
 #: An expert that is a tensor of its own; the engines stack them.
 _EXPERT = re.compile(r"\bexperts\.\d+\.")
-#: Linear layers of GPT-2, which has them as (inputs, outputs) and the engines as (outputs, inputs), under one name: with
-#: the dim that tensor parallelism cuts in the engines.
+#: Linear layers of GPT-2, which has them as (inputs, outputs) and the engines as (outputs, inputs), under one name;
+#: first those of which tensor parallelism cuts the outputs.
 _CONV1D = re.compile(r"\b(?:(c_attn|c_fc)|c_proj)\.weight$")
 _ADVICE = (
     "rules of the engine's own names make them, as vllm/llama or sglang/qwen3-moe do for their families (`shardwise "
@@ -57,8 +57,8 @@ def check_names(wanted: Sequence[Wanted], layouts: Layouts | None) -> None:
         linear = _CONV1D.search(tensor.name)
         if linear is not None and len(tensor.shape) == 2 and _is_cut(tensor, 1 if linear[1] else 0):
             raise LayoutError(
-                f"the sharded loaders of vLLM and SGLang take {shown(tensor.name)} as (outputs, inputs), and the layouts "
-                f"cut it as (inputs, outputs), as Hugging Face has it: {_ADVICE}"
+                f"the sharded loaders of vLLM and SGLang take {shown(tensor.name)} as (outputs, inputs), and the "
+                f"layouts cut it as (inputs, outputs), as Hugging Face has it: {_ADVICE}"
             )
 
 

@@ -354,6 +354,7 @@ class _Planning:
             self.doubts += idle_renames(checkpoint, request.rename)
             lost, said = doubts_about(request.layouts, tensors, kept, wanted, request.uneven, form, weights)
             self.doubts += said
+            self.doubts += [note for note in (request.rewrites or Rewrites())._notes if note not in said]
             losses = dropped_by_rules(dropped, dropped_values, names_of(checkpoint))
             if homeless := [old for old in values if old not in copied]:
                 losses.append(without_a_place(homeless, form, names_of(checkpoint)))
