@@ -346,6 +346,20 @@ mod tests {
     }
 
     #[test]
+    fn a_replica_is_chosen_up_to_what_is_sent_now() {
+        // Two replicas on the nodes 0 and 1, a receiver on node 2; the link of the first is the busier one.
+        let links = || Links { nodes: &[0, 1, 2], sent: HashMap::from([((0, 2), 7), ((1, 2), 3)]) };
+        let choices = [(10, 0), (11, 1)];
+        let chosen = |busy: i64| links().least(&choices, 2, 5, 4, &[100, busy, 0]);
+        // By 20 bytes, which are to be sent, the other may be busier, and by no more.
+        assert_eq!([chosen(100), chosen(119), chosen(120), chosen(121)], [(11, 1), (11, 1), (11, 1), (10, 0)]);
+        // If it is as busy as the least, that one is the other.
+        assert_eq!(links().least(&[(11, 1), (10, 0)], 2, 5, 4, &[121, 100, 0]), (11, 1));
+        assert_eq!(links().least(&[(11, 1), (10, 0)], 2, 5, 4, &[0, 20, 0]), (11, 1));
+        assert_eq!(links().least(&[(11, 1), (10, 0)], 2, 5, 4, &[0, 21, 0]), (10, 0));
+    }
+
+    #[test]
     fn replicated_tensors_are_sent_by_all_replicas_alike() {
         // As many norms as 80, each of which 40 replicas hold and 3 others want: 6 of 240 for each.
         let ranges: Vec<(i64, i64)> = vec![(0, 16); 40];
