@@ -71,7 +71,7 @@ impl Boxes {
     /// [`Error::TooMany`] if there is no memory for the list.
     pub fn one_each(shape: &[i64], regions: Regions, replicas: bool) -> Result<Self> {
         checked_shape(shape)?;
-        for (holder, region) in regions.iter().enumerate() {
+        for (holder, region) in with_bounds(&regions) {
             check_bounds(shape, holder, 0, region)?;
         }
         let (shape, pieces) = (shape.to_vec(), Arc::new(Pieces::one_each(regions)?));
@@ -93,7 +93,7 @@ impl Boxes {
             if holder % STEPS_PER_POLL == 0 {
                 poll()?;
             }
-            for (piece, region) in regions.iter().enumerate() {
+            for (piece, region) in with_bounds(regions) {
                 check_bounds(shape, holder, piece, region)?;
             }
             let own = place(holder, regions, array, shape.len(), &mut pieces, poll)?;
@@ -114,6 +114,11 @@ impl Boxes {
         let listed = Listed::new(self.pieces.clone(), self.replicas, poll)?;
         Ok(self.tiles.get_or_init(|| listed))
     }
+}
+
+/// The boxes whose bounds can be wrong, with their numbers. Boxes of no dims have none, and there may be any number of them.
+fn with_bounds(regions: &Regions) -> impl Iterator<Item = (usize, Region<'_>)> {
+    regions.iter().enumerate().take(if regions.rank() == 0 { 0 } else { regions.len() })
 }
 
 fn check_bounds(shape: &[i64], holder: usize, piece: usize, region: Region<'_>) -> Result<()> {
@@ -146,6 +151,7 @@ fn place(
         }
         Array::Flat => {
             let mut offset = 0_i64;
+            pieces.reserve_flat(regions.len())?;
             for region in regions.iter() {
                 pieces.push(Piece { region, place: Place::Flat(offset) })?;
                 offset = offset
@@ -168,6 +174,9 @@ fn place(
                 )));
             }
             checked_shape(shape)?;
+            if shape.is_empty() && regions.len() > 1 {
+                return Err(wrong("has its boxes 0 and 1 in the same place".to_owned()));
+            }
             let mut local = Regions::new(shape.len());
             for (piece, region) in regions.iter().enumerate() {
                 let start = &starts[piece * numbers..(piece + 1) * numbers];

@@ -87,6 +87,16 @@ impl Pieces {
         Ok(())
     }
 
+    /// Room for `more` pieces in flat arrays.
+    ///
+    /// # Errors
+    /// [`Error::TooMany`](crate::error::Error::TooMany) if there is no memory for them.
+    pub(super) fn reserve_flat(&mut self, more: usize) -> Result<()> {
+        self.regions.reserve(more)?;
+        let missing = self.regions.len() - self.offsets.len();
+        reserve(&mut self.offsets, more.saturating_add(missing))
+    }
+
     /// Ends the holder at hand; the pieces that follow are the next one's.
     ///
     /// # Errors

@@ -21,6 +21,7 @@ use crate::{
     arrays,
     convert::{Numbers, integers},
     errors::{answer, detached, guard, to_py},
+    memory,
     packed::PackedPartition,
     partition::Partition,
     views,
@@ -152,6 +153,10 @@ impl Tiling {
     }
 }
 
+/// No box has more numbers, and so many bytes for each dim are needed for the rows that the tree works with.
+const LONGEST_ROW: usize = 1 << 28;
+const ROWS_AT_ONCE: usize = 64;
+
 /// Boxes that may share elements, found by where they lie.
 #[pyclass(frozen, module = "shardwise._core")]
 pub(crate) struct BoxTree {
@@ -168,6 +173,7 @@ impl BoxTree {
         guard(|| {
             let rows = Numbers::new("boxes", rows)?;
             let rows = whole_rows(rows.slice()?, rank)?;
+            memory::room("boxes", rank.saturating_mul(ROWS_AT_ONCE))?;
             let core = detached(py, |poll| {
                 let mut regions = Regions::new(rank);
                 regions.reserve(rows.len() / (2 * rank))?;
@@ -184,6 +190,7 @@ impl BoxTree {
         guard(|| {
             let rows = Numbers::new("boxes", rows)?;
             let rows = whole_rows(rows.slice()?, self.rank)?;
+            memory::room("boxes", self.rank.saturating_mul(ROWS_AT_ONCE))?;
             let [ours, theirs] = detached(py, |poll| self.core.pairs(rows, poll))?;
             arrays::filled(py, &[2, ours.len()], |out, _| {
                 let (first, second) = out.split_at_mut(ours.len());
@@ -197,7 +204,8 @@ impl BoxTree {
 
 /// Rows of `start…, stop…`, whole ones.
 fn whole_rows(rows: &[i64], rank: usize) -> PyResult<&[i64]> {
-    if rank == 0 || !rows.len().is_multiple_of(2 * rank) {
+    let length = rank.checked_mul(2).filter(|&length| length > 0 && length <= LONGEST_ROW);
+    if !length.is_some_and(|length| rows.len().is_multiple_of(length)) {
         return Err(PyValueError::new_err(format!("boxes: {} numbers are no boxes of {rank} dims", rows.len())));
     }
     Ok(rows)
