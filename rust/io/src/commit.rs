@@ -111,13 +111,30 @@ impl Drop for Lock {
 const TOGETHER_FROM: usize = 32;
 const TOGETHER: usize = 8;
 
+/// The error of the first file that failed, with the file's number: threads find them in any order.
+#[derive(Default)]
+struct Failure(Mutex<Option<(usize, Error)>>);
+
+impl Failure {
+    fn add(&self, at: usize, error: Error) {
+        let mut found = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if found.as_ref().is_none_or(|&(first, _)| at < first) {
+            *found = Some((at, error));
+        }
+    }
+
+    fn reported(self) -> Result<()> {
+        self.0.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), |(_, error)| Err(error))
+    }
+}
+
 /// Brings files to the disk, and then the folders that hold them; `poll` is asked before each file of the calling thread.
 ///
 /// # Errors
 /// [`Error::Os`] of the first file that failed; what `poll` returns.
 pub fn sync(paths: &[PathBuf], poll: &mut dyn FnMut() -> Result<()>) -> Result<()> {
     let next = AtomicUsize::new(0);
-    let failure: Mutex<Option<(usize, Error)>> = Mutex::new(None);
+    let failure = Failure::default();
     let worker = |poll: &mut dyn FnMut() -> Result<()>| {
         while let Some((at, path)) =
             Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|at| Some((at, paths.get(at)?)))
@@ -125,10 +142,7 @@ pub fn sync(paths: &[PathBuf], poll: &mut dyn FnMut() -> Result<()>) -> Result<(
             let opened = poll().and_then(|()| file::open_source(path));
             if let Err(error) = opened.and_then(|(file, _)| file::sync(&file, path)) {
                 next.store(paths.len(), Ordering::Relaxed);
-                let mut found = failure.lock().unwrap_or_else(PoisonError::into_inner);
-                if found.as_ref().is_none_or(|&(first, _)| at < first) {
-                    *found = Some((at, error));
-                }
+                failure.add(at, error);
             }
         }
     };
@@ -140,9 +154,7 @@ pub fn sync(paths: &[PathBuf], poll: &mut dyn FnMut() -> Result<()>) -> Result<(
         }
         worker(poll);
     });
-    if let Some((_, error)) = failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        return Err(error);
-    }
+    failure.reported()?;
     let mut folders: Vec<&Path> = paths.iter().map(|path| folder_of(path)).collect();
     folders.sort_unstable();
     folders.dedup();
@@ -266,4 +278,39 @@ pub fn free_space(folder: &Path) -> Result<i64> {
 #[cfg(not(unix))]
 pub fn free_space(_: &Path) -> Result<i64> {
     Ok(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_files_that_failed_the_first_is_reported() {
+        let missing = |at: usize| Error::Taken { path: PathBuf::from(at.to_string()), what: "is missing" };
+        // Whatever the order in which threads find them.
+        for order in [[2, 3, 5], [2, 5, 3], [3, 2, 5], [3, 5, 2], [5, 2, 3], [5, 3, 2]] {
+            let failure = Failure::default();
+            order.into_iter().for_each(|at| failure.add(at, missing(at)));
+            assert_eq!(failure.reported().unwrap_err().to_string(), missing(2).to_string(), "{order:?}");
+        }
+        let alone = Failure::default();
+        alone.add(4, missing(4));
+        assert_eq!(alone.reported().unwrap_err().to_string(), missing(4).to_string());
+        assert!(Failure::default().reported().is_ok());
+    }
+
+    #[test]
+    fn of_many_files_that_are_missing_the_first_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        for count in [1, TOGETHER_FROM - 1, TOGETHER_FROM, 4 * TOGETHER_FROM] {
+            let paths: Vec<PathBuf> = (0..count).map(|at| folder.path().join(format!("file{at}"))).collect();
+            // The calling thread is late: others, if there are, have failed by then.
+            let mut late = || {
+                thread::sleep(std::time::Duration::from_millis(20));
+                Ok(())
+            };
+            let Err(Error::Os { path, .. }) = sync(&paths, &mut late) else { panic!("{count}") };
+            assert_eq!(path, paths[0], "{count}");
+        }
+    }
 }

@@ -210,10 +210,7 @@ impl<'a> Worker<'a> {
                 }
             }
         }
-        if (self.shared.len().max(shared as usize) + self.reading.len()) as i64 > self.limit {
-            (self.shared, self.reading) = (Vec::new(), Vec::new());
-        }
-        let buffer = Pointer::new(grown(&mut self.shared, shared)?.as_mut_ptr());
+        let buffer = Pointer::new(self.room_to_share(shared)?.as_mut_ptr());
         let (mut reads, mut forms, mut copies) = (Vec::new(), Vec::new(), Vec::new());
         let mut used = 0;
         for (piece, group, slots, alone) in wanted {
@@ -246,6 +243,15 @@ impl<'a> Worker<'a> {
             }
         }
         Ok((reads, forms, copies))
+    }
+
+    /// Room for so many bytes that several slots want. Both buffers are given up, and grow again as they must, if they would
+    /// be larger than the limit together.
+    fn room_to_share(&mut self, shared: i64) -> Result<&mut [u8]> {
+        if (self.shared.len().max(shared as usize) + self.reading.len()) as i64 > self.limit {
+            (self.shared, self.reading) = (Vec::new(), Vec::new());
+        }
+        grown(&mut self.shared, shared)
     }
 
     /// Reads, in the order of the files, and copies to the slots.
@@ -450,4 +456,35 @@ fn grown(buffer: &mut Vec<u8>, bytes: i64) -> Result<&mut [u8]> {
         buffer.resize(bytes, 0);
     }
     Ok(&mut buffer[..bytes])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_shared_and_what_is_read_are_within_the_limit_together() {
+        let job = Job::new(Vec::new(), Vec::new()).unwrap();
+        let sources = Table::sources(&job.sources).unwrap();
+        let destinations = Table::destinations(&job.destinations, &sources, &mut Vec::new()).unwrap();
+        let compared = Table::compared(&job.destinations).unwrap();
+        let files = Files { sources, destinations, compared, memory: None };
+        // Of 100 bytes: those of the two buffers, those that are to be shared, and those of the buffers afterwards.
+        for (shared, reading, more, after) in [
+            (0, 0, 0, (0, 0)),
+            (0, 60, 40, (40, 60)),
+            (0, 60, 41, (41, 0)),
+            (10, 60, 40, (40, 60)),
+            (40, 60, 10, (40, 60)), // No less than it has.
+            (50, 60, 10, (10, 0)),  // What it has counts, if it is more.
+            (10, 0, 100, (100, 0)),
+            (100, 0, 5, (100, 0)),
+            (90, 11, 5, (5, 0)),
+        ] {
+            let mut worker = Worker::new(&job, &files, 100);
+            (worker.shared, worker.reading) = (vec![0; shared], vec![0; reading]);
+            assert_eq!(worker.room_to_share(more).unwrap().len() as i64, more);
+            assert_eq!((worker.shared.len(), worker.reading.len()), after, "{shared} {reading} {more}");
+        }
+    }
 }
