@@ -366,6 +366,24 @@ fn boxes_that_do_not_fit_their_arrays_are_refused() {
 }
 
 #[test]
+fn scalar_boxes_are_refused_or_listed_without_a_look_at_each() {
+    let scalars = |count| Regions::of_bounds(0, count, &[]).unwrap();
+    let one =
+        |count, array| Boxes::new(&[], &[(scalars(count), array)], false, &mut never).map(|boxes| boxes.holders());
+    let given = || Array::Given { shape: Vec::new(), starts: Vec::new() };
+    assert_eq!([one(1, Array::Own), one(1, Array::Flat), one(1, given())], [Ok(1), Ok(1), Ok(1)]);
+    assert_eq!(one(3, Array::Flat), Ok(1));
+    let text = |array, count| one(count, array).unwrap_err().to_string();
+    assert_eq!(text(given(), 2), "holders[0] has its boxes 0 and 1 in the same place");
+    // So many could not be looked at one by one.
+    let many = usize::MAX / 4;
+    assert_eq!(text(given(), many), "holders[0] has its boxes 0 and 1 in the same place");
+    assert!(text(Array::Own, many).starts_with(&format!("holders[0] has {many} boxes, but only one")));
+    assert!(matches!(one(many, Array::Flat), Err(Error::TooMany { .. })));
+    assert!(matches!(Boxes::one_each(&[], scalars(many), true), Err(Error::TooMany { .. })));
+}
+
+#[test]
 fn grids_of_any_size_cost_nothing_until_they_are_asked() {
     let grid = Grid::new(&[1 << 40, 1 << 20], &[3, 7], false).unwrap();
     assert_eq!(grid.counts(), [366_503_875_926, 149_797]);
