@@ -67,7 +67,7 @@ def test_what_a_rule_says_besides_its_layout_is_in_the_place() -> None:
         partition = partition_of(placing, "w", (9,), "balanced")
         assert partition is not None
         # Ceil cuts 9 into 3, 3, 3 and nothing; balanced would give 3, 2, 2, 2.
-        assert [partition.shard_shape(f"cpu:{i}") for i in range(4)] == [(3,), (3,), (3,), (0,)]
+        assert [partition.holder_shape(f"cpu:{i}") for i in range(4)] == [(3,), (3,), (3,), (0,)]
 
 
 def test_only_a_plain_mapping_has_names() -> None:

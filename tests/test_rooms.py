@@ -28,6 +28,7 @@ HOUSES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("mesh", "tiling"),
         ("partition",),
         ("layout",),
+        ("shared_tiling",),
         ("placing", "show"),
         ("rules",),
         ("quantized",),

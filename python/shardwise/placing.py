@@ -9,6 +9,7 @@ from ._arguments import instance
 from ._text import shown
 from .errors import LayoutError
 from .layout import TensorLayout
+from .shared_tiling import SharedTiling
 
 if TYPE_CHECKING:
     from .layout import UnevenRule
@@ -79,7 +80,7 @@ class Placing(Protocol):
 
 
 #: Layouts by name; tensors in none of them are not cut.
-Layouts: TypeAlias = "Placing | Mapping[str, TensorLayout]"
+Layouts: TypeAlias = "Placing | Mapping[str, TensorLayout | SharedTiling]"
 
 
 def placing_of(layouts: Layouts | None, argument: str = "layouts") -> Placing:
@@ -108,8 +109,10 @@ def placing_of(layouts: Layouts | None, argument: str = "layouts") -> Placing:
     return _Named(layouts)
 
 
-def partition_of(layouts: Placing, path: str, shape: tuple[int, ...], uneven: UnevenRule) -> Partition | None:
-    """Give the partition of a tensor by its layout; `None` if it has none.
+def partition_of(
+    layouts: Placing, path: str, shape: tuple[int, ...], uneven: UnevenRule
+) -> Partition | SharedTiling | None:
+    """Give the partition of a tensor by its layout, or the tiling that it has instead; `None` if it has none.
 
     Args:
         layouts: the layouts.
@@ -129,6 +132,10 @@ def partition_of(layouts: Placing, path: str, shape: tuple[int, ...], uneven: Un
     layout, own, _ = layouts.placed(path, len(shape))
     if layout is None:
         return None
+    if isinstance(layout, SharedTiling):
+        if layout.shape != shape:
+            raise LayoutError(f"tensor {shown(path)} has shape {shape}, and its tiling {layout.shape}")
+        return layout
     instance(f"layouts[{shown(path)}]", layout, TensorLayout)
     assert isinstance(layout, TensorLayout)
     if layout.device_mesh is None:

@@ -191,9 +191,11 @@ def test_the_answer_is_what_the_layouts_of_components_allow() -> None:
             for shared in (False, True):
                 try:
                     layout.partition(logical.shape)
-                    component_layouts(logical, layout, shared=shared)
+                    made = component_layouts(logical, layout, shared=shared)
                 except LayoutError:
                     continue
+                if not all(isinstance(one, sw.TensorLayout) for one in made.values()):
+                    continue  # A rank's blocks are not those that are counted from its first element.
                 found = ("fits", "shared")[shared]
                 break
             verdict = size.verdict

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import warnings
 
+import numpy as np
 import pytest
 
 import shardwise as sw
 from shardwise import packed
 from shardwise.quantized import Along, Component, LogicalTensor, component_layouts, find_components
+from shardwise.shared_tiling import SharedTiling
 
 from ..checks import refused
 from ..prove.against_quantized import FORMS, Weight, check, draw
@@ -87,11 +90,10 @@ def test_a_cut_within_a_block_is_refused(columns: int, devices: int, message: st
 
 def test_a_block_is_shared_if_the_rule_says_so() -> None:
     layouts = component_layouts(fp8(256, 512), over(8, None, "tp"), shared=True)
-    scale = layouts["a.weight_scale_inv"].partition((2, 4))
+    layout = layouts["a.weight_scale_inv"]
+    assert isinstance(layout, sw.TensorLayout)
+    scale = layout.partition((2, 4))
     assert [scale.pieces(i)[0].box[1].start for i in range(8)] == [0, 0, 1, 1, 2, 2, 3, 3]
-    # 192 columns are one block and a half: the shares are not equal.
-    with refused(sw.LayoutError, "the tiles would not be equal shares"):
-        component_layouts(fp8(256, 1536), over(8, None, "tp"), shared=True)
     # Packed values are never cut apart.
     tensors = {"a.weight_packed": ("I32", (4, 1)), "a.weight_scale": ("BF16", (4, 1))}
     weights = {"strategy": "channel", "num_bits": 4}
@@ -107,16 +109,71 @@ def test_a_block_is_shared_if_the_rule_says_so() -> None:
 def test_blocks_are_shared_where_shards_are_held_by_several_devices() -> None:
     """By hand: 256 rows in at most 4 shards of 64 on 8 devices: two have each, so four have each block of 128."""
     layouts = component_layouts(fp8(256, 256), over(8, packed.parse("(256@tp/max4)"), None), shared=True)
-    scale = layouts["a.weight_scale_inv"].partition((2, 2))
-    assert [scale.pieces(i)[0].box[0].start for i in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
+    layout = layouts["a.weight_scale_inv"]
+    assert isinstance(layout, sw.TensorLayout)
+    assert [layout.partition((2, 2)).pieces(i)[0].box[0].start for i in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
 
 
-@pytest.mark.parametrize(("spec", "rows"), [("(2 256@tp)", 512), ("(200@tp/pad256)", 200)])
-def test_blocks_of_stretches_and_of_padded_dims_are_not_shared(spec: str, rows: int) -> None:
-    """Shards of 64 rows, two of each block: of two stretches of 256, and of 200 that are padded to 256."""
-    for shared, message in ((True, "the tiles would not be equal shares"), (False, "both sides hold the block")):
-        with refused(sw.LayoutError, "is cut at 64, within a block of 128", message):
-            component_layouts(fp8(rows, 256), over(4, packed.parse(spec), None), shared=shared)
+def rows_of(logical: LogicalTensor, layout: sw.TensorLayout, uneven: sw.UnevenRule = "even") -> list[list[int]]:
+    """The rows of scales that each device has, in the order of its own array."""
+    tiling = component_layouts(logical, layout, uneven, shared=True)["a.weight_scale_inv"]
+    assert isinstance(tiling, SharedTiling)
+    tiling.check()
+    found = []
+    for device in tiling.holders:
+        own = np.full(tiling.holder_shape(device), -1)
+        for piece in tiling.pieces(device):
+            piece.view(own)[...] = np.arange(piece.box[0].start, piece.box[0].stop)[:, None]
+        found.append(own[:, 0].tolist())
+    return found
+
+
+def test_neighbours_share_a_block_of_unequal_shares() -> None:
+    """By hand: 14,848 rows in 8 are 1,856 each, 14.5 blocks of 128: each touches 15, and every second begins within."""
+    found = rows_of(fp8(8 * 1856, 128), over(8, "tp", None))
+    assert found == [list(range(29 * i // 2, 29 * i // 2 + 15)) for i in range(8)]
+    assert found[:3] == [list(range(15)), list(range(14, 29)), list(range(29, 44))]
+    # The same as eight groups of 1,856 rows.
+    assert rows_of(fp8(8 * 1856, 128), over(8, packed.parse("(8@tp 1856)"), None)) == found
+
+
+def test_blocks_are_shared_by_uneven_shards_and_by_devices_without_elements() -> None:
+    """By hand: 500 rows by `ceil` in 3 are 167, 167, 166; in 7 of units of 96 they are 96 each, at last 20, and 0."""
+    assert rows_of(fp8(500, 128), over(3, "tp", None), "ceil") == [[0, 1], [1, 2], [2, 3]]
+    spec = packed.parse("(n@tp/ceil/unit96)")
+    assert rows_of(fp8(500, 128), over(7, spec, None)) == [[0], [0, 1], [1, 2], [2], [3], [3], []]
+
+
+def test_blocks_of_stretches_and_of_parts_are_shared() -> None:
+    """By hand: shards of 96 rows of 384, three blocks of 128, touch block 0, 0 and 1, 1 and 2, and 2, in each part."""
+    expected = [[0, 3], [0, 1, 3, 4], [1, 2, 4, 5], [2, 5]]
+    assert rows_of(fp8(768, 128), over(4, packed.parse("(2 384@tp)"), None)) == expected
+    assert rows_of(fp8(768, 128), over(4, packed.parse("gate:(384@tp) + up:(384@tp)"), None)) == expected
+    # A part that every device has whole comes after.
+    spec = packed.parse("q:(384@tp) + k:(128)")
+    assert rows_of(fp8(512, 128), over(4, spec, None)) == [[0, 3], [0, 1, 3], [1, 2, 3], [2, 3]]
+
+
+def test_a_tiling_of_shared_blocks_is_a_value() -> None:
+    made = component_layouts(fp8(384, 384), over(2, "tp", None), shared=True)["a.weight_scale_inv"]
+    other = component_layouts(fp8(384, 384), over(2, "tp", None), shared=True)["a.weight_scale_inv"]
+    turned = component_layouts(fp8(384, 384), over(2, None, "tp"), shared=True)["a.weight_scale_inv"]
+    again = pickle.loads(pickle.dumps(made))
+    assert made == other == again
+    assert len({made, other, again, turned}) == 2
+    assert isinstance(again, SharedTiling)
+    assert again.layout.axes == ("tp", None)
+    # 384 rows in 2 are 192, a block and a half: the second begins within block 1, and has two.
+    assert again.begins_within
+    assert again.holder_shape("cpu:1") == (2, 3)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_blocks_of_padded_dims_are_not_shared(shared: bool) -> None:
+    """Shards of 64 rows, two of each block, of 200 that are padded to 256."""
+    message = "blocks of a dim that is padded are not shared"
+    with refused(sw.LayoutError, "is cut at 64, within a block of 128", message):
+        component_layouts(fp8(200, 256), over(4, packed.parse("(200@tp/pad256)"), None), shared=shared)
 
 
 def test_parts_of_a_fused_weight_that_share_a_block_are_refused() -> None:

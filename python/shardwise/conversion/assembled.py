@@ -22,6 +22,7 @@ from .._text import shown
 from ..errors import LayoutError, SizeOverflowError
 from ..partition import Partition
 from ..pieces import NO_PIECES, Bounds, Piece, Pieces, Stretches
+from ..shared_tiling import SharedTiling
 
 __all__ = ["MOST_STRETCHES", "SHORT", "Assembled", "Stored", "Tables", "Values", "Wanted", "zero_element"]
 
@@ -52,7 +53,7 @@ class Wanted:
     shape: tuple[int, ...]
     pieces: Pieces
     replicas: Pieces = NO_PIECES
-    partition: Partition | None = None
+    partition: Partition | SharedTiling | None = None
     identity: Any = None
     is_object: bool = False
 
@@ -163,7 +164,7 @@ class Assembled:
         """About how many pieces its table has."""
         return sum(part.expected for part in self.parts)
 
-    def wanted(self, name: str, partition: Partition | None) -> Wanted:
+    def wanted(self, name: str, partition: Partition | SharedTiling | None) -> Wanted:
         """The tensor, to be written under a name."""
         tables = self.tables()
         identity = None if self.is_apart or 0 in self.shape else self.identity()

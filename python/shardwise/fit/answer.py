@@ -10,8 +10,8 @@ from ..quantized import LogicalTensor
 __all__ = ["ORDER", "WAYS", "Cut", "Fits", "Limit", "SizeFit", "Unknown", "Verdict", "forms_of"]
 
 #: From the best to the worst. `"fits"`: all cuts are on whole blocks. `"shared"`: some are within a block whose scale
-#: both sides hold. `"padded"`: some dims have to be padded. `"unknown"`: it cannot be said, because some tensors are
-#: not recognised. `"refused"`: none of these would do, whatever is not recognised.
+#: all ranks in it hold, each of them in no other. `"padded"`: some dims have to be padded. `"unknown"`: it cannot be
+#: said, because some tensors are not recognised. `"refused"`: none of these would do, whatever is not recognised.
 Verdict = Literal["fits", "shared", "padded", "unknown", "refused"]
 ORDER: tuple[Verdict, ...] = ("fits", "shared", "padded", "unknown", "refused")
 #: The numbers of shards that are looked at for those that would do.

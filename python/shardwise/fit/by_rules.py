@@ -149,7 +149,10 @@ def _verdict(tensor: LogicalTensor, layout: TensorLayout, layouts: LayoutMap) ->
     for verdict in ORDER[:2]:
         try:
             layout.partition(tensor.shape, uneven)
-            component_layouts(tensor, layout, uneven, shared=shared or verdict == "shared")
+            made = component_layouts(tensor, layout, uneven, shared=shared or verdict == "shared")
+            if not all(isinstance(one, TensorLayout) for one in made.values()):
+                # Engines count blocks from a rank's first row. The reason is that of a cut where nothing is shared.
+                component_layouts(tensor, layout, uneven)
         except LayoutError as error:
             why = why or str(error).removeprefix(f"{shown(tensor.name)}: ")
         else:

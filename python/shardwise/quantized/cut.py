@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from ..layout import Spec, TensorLayout, UnevenRule
 from ..mesh import DeviceMesh
 from ..packed import PackedDim, Part, concat, part
 from ..partition import Partition
+from ..shared_tiling import SharedTiling, Windows
 from .component import Along, LogicalTensor
 
 __all__ = ["component_layouts", "padded_size", "sizes_that_fit"]
@@ -27,6 +28,7 @@ class _Key(NamedTuple):
     """The inputs of the layouts of components, without names: equal for the layers of a model."""
 
     shape: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
     along: tuple[tuple[Along, ...], ...]
     tails: tuple[str, ...]
     uncut: tuple[tuple[int, str], ...]
@@ -35,10 +37,21 @@ class _Key(NamedTuple):
     shared: bool
 
 
+@overload
+def component_layouts(
+    tensor: LogicalTensor, layout: TensorLayout, uneven: UnevenRule = "even", *, shared: Literal[False] = False
+) -> dict[str, TensorLayout]: ...
+@overload
+def component_layouts(
+    tensor: LogicalTensor, layout: TensorLayout, uneven: UnevenRule = "even", *, shared: bool
+) -> dict[str, TensorLayout | SharedTiling]: ...
 def component_layouts(
     tensor: LogicalTensor, layout: TensorLayout, uneven: UnevenRule = "even", *, shared: bool = False
-) -> dict[str, TensorLayout]:
+) -> dict[str, Any]:
     """Give the layout of each component: a device holds the blocks that its box of the logical tensor touches.
+
+    Where devices share blocks, but each not one block with as many others, no layout says who holds what. A
+    `Tiling` over the devices of the mesh does: what neighbours share is a box of its own there, and both hold it.
 
     Args:
         tensor: the logical tensor.
@@ -46,7 +59,7 @@ def component_layouts(
         uneven: the rule for dims that do not divide. The layouts that are returned have it in them, so that they do not
             depend on the rule that is given with them.
         shared: whether a cut may fall within a block that has one scale. The devices on both sides hold the scale
-            then, as replicas; they must have equal shares of the block.
+            then, as replicas.
 
     Raises:
         LayoutError: if a cut falls within a block, or within values that are packed together; if a part of a fused dim
@@ -68,6 +81,11 @@ def component_layouts(
     shared = true both sides hold the block
     >>> component_layouts(down, layout, shared=True)["down.weight_scale_inv"].shard_shape("cpu:1", (2, 4))
     (2, 1)
+    >>> layout = TensorLayout(("tp", None), DeviceMesh((8,), ("tp",)))
+    >>> wide = LogicalTensor("up.weight", (1536, 128), "FP8 in blocks", (scale._replace(shape=(12, 1)),))
+    >>> tiling = component_layouts(wide, layout, shared=True)["down.weight_scale_inv"]
+    >>> [[piece.box[0].indices(12)[:2] for piece in tiling.pieces(f"cpu:{rank}")] for rank in (0, 1)]
+    [[(0, 1), (1, 2)], [(1, 2), (2, 3)]]
     """
     if layout.rank != len(tensor.shape):
         raise LayoutError(f"{shown(tensor.name)} has {len(tensor.shape)} dims, and its layout {layout.rank}")
@@ -75,7 +93,8 @@ def component_layouts(
         raise LayoutError(f"{shown(tensor.name)}: its layout {shown(layout)} has no mesh")
     along = tuple(component.along for component in tensor.components)
     tails = tuple(component.name.removeprefix(tensor.name.rpartition(".")[0] + ".") for component in tensor.components)
-    key = _Key(tensor.shape, along, tails, tensor.uncut, layout, uneven, shared)
+    shapes = tuple(component.shape for component in tensor.components)
+    key = _Key(tensor.shape, shapes, along, tails, tensor.uncut, layout, uneven, shared)
     try:
         layouts = _layouts(key)
     except LayoutError as error:
@@ -102,16 +121,16 @@ def sizes_that_fit(n: int, unit: int, among: Iterable[int]) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _layouts(key: _Key) -> tuple[TensorLayout, ...]:
+def _layouts(key: _Key) -> tuple[TensorLayout | SharedTiling, ...]:
     mesh = key.layout.device_mesh
     assert mesh is not None
     dims = [_parts(spec, n, key.uneven) for spec, n in zip(key.layout.axes, key.shape, strict=True)]
     for dim, why in key.uncut:
         if any(_is_cut(one, mesh) for one in dims[dim]):
             raise LayoutError(f"dim {dim} cannot be cut: {why}")
-    made = []
-    for along, tail in zip(key.along, key.tails, strict=True):
-        specs: list[Spec] = []
+    made: list[TensorLayout | SharedTiling] = []
+    for shape, along, tail in zip(key.shapes, key.along, key.tails, strict=True):
+        specs: list[Spec | _Shared] = []
         for each in along:
             if each.of is None:
                 specs.append(None)
@@ -122,7 +141,16 @@ def _layouts(key: _Key) -> tuple[TensorLayout, ...]:
                 specs.append(_spec(each, row, dims[dim], _Dim(dim, tail, mesh, key.shared)))
             else:
                 specs.append(None)
-        made.append(TensorLayout(specs, mesh))
+        alone = [spec for spec in specs if not isinstance(spec, _Shared)]
+        if len(alone) == len(specs):
+            made.append(TensorLayout(alone, mesh))
+            continue
+        windows = [
+            spec.windows if isinstance(spec, _Shared) else _windows(spec, size, mesh)
+            for spec, size in zip(specs, shape, strict=True)
+        ]
+        within = any(spec.begins_within for spec in specs if isinstance(spec, _Shared))
+        made.append(SharedTiling.of(shape, key.layout, windows, begins_within=within))
     return tuple(made)
 
 
@@ -156,7 +184,38 @@ class _Dim(NamedTuple):
     shared: bool
 
 
-def _spec(along: Along, row: int, parts: list[Part], dim: _Dim) -> Spec:
+class _Shared(NamedTuple):
+    """A component's dim of which devices have stretches that overlap."""
+
+    windows: Windows
+    #: True if the first of several blocks of a device begins before the device's elements.
+    begins_within: bool
+
+
+def _windows(spec: Spec, n: int, mesh: DeviceMesh) -> Windows:
+    """The stretches of a dim of `n` elements that each device has by a spec."""
+    partition = TensorLayout((spec,), mesh).partition((n,))
+    begins, rows = partition.all_pieces()
+    return Windows(begins, rows[:, 0], np.array(partition._shapes(), np.int64)[:, 0])
+
+
+def _together(found: list[Part | _Shared], sizes: list[int], mesh: DeviceMesh) -> _Shared:
+    """The stretches of all parts of a dim, which are of these sizes, one after the other."""
+    devices: list[list[npt.NDArray[np.int64]]] = [[] for _ in range(mesh.size)]
+    base, places, within = 0, np.zeros(mesh.size, np.int64), False
+    for one, size in zip(found, sizes, strict=True):
+        windows = one.windows if isinstance(one, _Shared) else _windows(concat(one), size, mesh)
+        within = within or (isinstance(one, _Shared) and one.begins_within)
+        for number, own in enumerate(devices):
+            rows = windows.rows[windows.begins[number] : windows.begins[number + 1]]
+            own.append(rows + np.array([base, base, places[number]]))
+        base, places = base + size, places + windows.sizes
+    each = [np.concatenate(own) for own in devices]
+    begins = np.cumsum([0, *map(len, each)], dtype=np.int64)
+    return _Shared(Windows(begins, np.concatenate(each), places), within)
+
+
+def _spec(along: Along, row: int, parts: list[Part], dim: _Dim) -> Spec | _Shared:
     """The spec of a component's dim; an element of the logical dim is `row` of those that the blocks count."""
     sizes = [math.prod(factor or 0 for factor in one.factors) * row for one in parts]
     for number, base in enumerate(accumulate(sizes[:-1]), 1):
@@ -165,15 +224,18 @@ def _spec(along: Along, row: int, parts: list[Part], dim: _Dim) -> Spec:
                 f"dim {dim.number}: part {number} begins at {base // row}, within a block of {along.block} of "
                 f"{dim.component}; the parts of a fused weight share it"
             )
-    found = [
+    found: list[Part | _Shared] = [
         _coarse(along, row, one, dim)
         if _is_cut(one, dim.mesh) or one.pad_to is not None
         else part(along.elements(size), name=one.name)
         for one, size in zip(parts, sizes, strict=True)
     ]
-    if len(found) == 1 and _is_plain(found[0], dim.mesh):
-        return found[0].axes
-    return concat(*found)
+    cut = [one for one in found if isinstance(one, Part)]
+    if len(cut) < len(found):
+        return _together(found, [along.elements(size) for size in sizes], dim.mesh)
+    if len(cut) == 1 and _is_plain(cut[0], dim.mesh):
+        return cut[0].axes
+    return concat(*cut)
 
 
 def _is_plain(one: Part, mesh: DeviceMesh) -> bool:
@@ -184,8 +246,8 @@ def _is_plain(one: Part, mesh: DeviceMesh) -> bool:
     return divides and one.pad_to is None and (one.at_most is None or one.at_most >= shards)
 
 
-def _coarse(along: Along, row: int, one: Part, dim: _Dim) -> Part:
-    """The part of a component that has the blocks of a part which is cut."""
+def _coarse(along: Along, row: int, one: Part, dim: _Dim) -> Part | _Shared:
+    """The part of a component that has the blocks of a part which is cut, or what devices have of it."""
     block, words = along.block, along.words
     assert one.cut is not None
     factors = [factor or 0 for factor in one.factors]
@@ -205,10 +267,10 @@ def _coarse(along: Along, row: int, one: Part, dim: _Dim) -> Part:
     within = next((at for at in cuts[:, 0].tolist() if at < n and at * inner % block), None)
     count = along.elements(n * inner)
     if within is not None:
-        coarse = _shared(along, one, count, cuts * inner, dim)
-        if coarse is None:
-            raise LayoutError(_within(along, dim, n, inner, row, shards, within))
-        return coarse
+        why_not = _why_not_shared(along, one)
+        if why_not is not None or not dim.shared:
+            raise LayoutError(_within(along, dim, n, inner, row, shards, within, why_not))
+        return _shared(along, one, outer, count, cuts * inner, dim)
     # Every shard has the same room if the factor is padded.
     room = None if one.pad_to is None else _partition(one, n, dim.mesh).largest_shard_shape[0] * inner
     if room is not None and room % block:
@@ -234,19 +296,30 @@ def _coarse(along: Along, row: int, one: Part, dim: _Dim) -> Part:
     return coarse
 
 
-def _shared(along: Along, one: Part, count: int, cuts: npt.NDArray[np.int64], dim: _Dim) -> Part | None:
-    """The part with the blocks that each device's share touches, if each block has equal shares."""
-    # Of several stretches each would need its own, and room of padding may reach into blocks that a share does not.
-    whole = len(one.factors[: one.cut]) == 0 and one.pad_to is None
-    if not (dim.shared and whole and along.packing == 1):
-        return None
+def _why_not_shared(along: Along, one: Part) -> str | None:
+    """The reason why devices cannot share the blocks of a part: empty for packed values, `None` if they can."""
+    if along.packing > 1:
+        return ""
+    # The room of padding may reach into blocks that a share does not.
+    return None if one.pad_to is None else "blocks of a dim that is padded are not shared"
+
+
+def _shared(along: Along, one: Part, outer: int, count: int, cuts: npt.NDArray[np.int64], dim: _Dim) -> Part | _Shared:
+    """The blocks that each device's share touches, of `count` in each of `outer` stretches: a part if one has them."""
     start, stop = cuts.T
-    touched = np.where(start == stop, count, np.stack([start // along.block, -(-stop // along.block)])).T
-    coarse = part(count, 0, one.axes, one.uneven, at_most=count, name=one.name)
-    try:
-        return coarse if np.array_equal(_cuts(coarse, count, dim.mesh), touched) else None
-    except LayoutError:  # So many devices cannot have so many blocks in equal shares.
-        return None
+    low, high = np.where(start == stop, count, [start // along.block, -(-stop // along.block)])
+    if outer == 1:
+        coarse = part(count, 0, one.axes, one.uneven, at_most=count, name=one.name)
+        try:
+            if np.array_equal(_cuts(coarse, count, dim.mesh), np.stack([low, high]).T):
+                return coarse
+        except LayoutError:  # So many devices cannot have so many blocks in equal shares.
+            pass
+    size, stretch = high - low, np.arange(outer, dtype=np.int64)
+    rows = np.stack([np.add.outer(side, stretch * count) for side in (low, high)] + [np.multiply.outer(size, stretch)])
+    begins = np.arange(len(size) + 1, dtype=np.int64) * outer
+    within = bool(((start % along.block != 0) & (size > 1)).any())
+    return _Shared(Windows(begins, rows.reshape(3, -1).T, size * outer), within)
 
 
 def _partition(one: Part, n: int, mesh: DeviceMesh) -> Partition:
@@ -260,21 +333,15 @@ def _cuts(one: Part, n: int, mesh: DeviceMesh) -> npt.NDArray[np.int64]:
     return _partition(one, n, mesh).boxes()[:, 0]
 
 
-def _within(along: Along, dim: _Dim, n: int, inner: int, row: int, shards: int, at: int) -> str:
-    """The message of a cut within a block."""
+def _within(along: Along, dim: _Dim, n: int, inner: int, row: int, shards: int, at: int, why_not: str | None) -> str:
+    """The message of a cut within a block, and why it cannot be shared."""
     block = along.block
     unit = block // math.gcd(block, inner)
     what = f"{block} values packed together" if along.packing > 1 else f"a block of {block}"
     fits = [str(k) for k in sizes_that_fit(n, unit, range(1, 65))]
     fits = fits if len(fits) > 1 else []
     ways = f"{', '.join(fits[:-1])} or {fits[-1]}" if fits else ""
-    share = ""
-    if along.packing == 1:
-        share = (
-            "; with shared = true the tiles would not be equal shares of the devices"
-            if dim.shared
-            else "; with shared = true both sides hold the block"
-        )
+    share = "; with shared = true both sides hold the block" if why_not is None else f"; {why_not}" if why_not else ""
     elements = f"{n} elements" if inner == row else f"{n} units of {inner // row} elements"
     return (
         f"dim {dim.number} has {elements}, and is cut at {at}, within {what} of {dim.component}; whole blocks need a "

@@ -9,6 +9,7 @@ from .._text import shown
 from ..errors import LayoutError, ShardwiseError
 from ..layout import TensorLayout, UnevenRule
 from ..placing import placing_of
+from ..shared_tiling import SharedTiling
 from .component import LogicalTensor
 from .cut import component_layouts
 from .forms import Components, check_known
@@ -16,7 +17,7 @@ from .forms import Components, check_known
 __all__ = ["followed", "followers"]
 
 
-def followed(found: Components, layouts: Any, uneven: UnevenRule = "even") -> dict[str, TensorLayout]:
+def followed(found: Components, layouts: Any, uneven: UnevenRule = "even") -> dict[str, TensorLayout | SharedTiling]:
     """Give the layouts of the components of all tensors for which there is one.
 
     `layouts` is a layout map, a deployment or a mapping by name. A rule names the weight, as
@@ -36,7 +37,7 @@ def followed(found: Components, layouts: Any, uneven: UnevenRule = "even") -> di
     down.weight (None, 'tp')
     down.weight_scale_inv (None, 'tp')
     """
-    answer: dict[str, TensorLayout] = {}
+    answer: dict[str, TensorLayout | SharedTiling] = {}
     for logical, layout, own, shared in _with_rules(found, layouts, uneven):
         answer.update(_cut(logical, layout, own, shared=shared))
     return answer
@@ -44,8 +45,10 @@ def followed(found: Components, layouts: Any, uneven: UnevenRule = "even") -> di
 
 def followers(
     found: Components, layouts: Any, uneven: UnevenRule = "even"
-) -> dict[str, tuple[str, TensorLayout | str]]:
+) -> dict[str, tuple[str, TensorLayout | SharedTiling | str]]:
     """Give for each component the weight whose rule it follows, and its layout, or why it has none.
+
+    Where neighbours share blocks, it may be a tiling; see `component_layouts`.
 
     >>> from shardwise import DeviceMesh, LayoutMap
     >>> from shardwise.quantized import find_components
@@ -56,7 +59,7 @@ def followers(
     >>> print(weight, "|", why[:73])
     down.weight | dim 1 has 512 elements, and is cut at 64, within a block of 128 of weight
     """
-    answer: dict[str, tuple[str, TensorLayout | str]] = {}
+    answer: dict[str, tuple[str, TensorLayout | SharedTiling | str]] = {}
     for logical, layout, own, shared in _with_rules(found, layouts, uneven):
         try:
             made: dict[str, Any] = dict(_cut(logical, layout, own, shared=shared))
@@ -89,7 +92,9 @@ def _with_rules(
         yield logical, layout, own or uneven, shared
 
 
-def _cut(logical: LogicalTensor, layout: TensorLayout, uneven: UnevenRule, *, shared: bool) -> dict[str, TensorLayout]:
+def _cut(
+    logical: LogicalTensor, layout: TensorLayout, uneven: UnevenRule, *, shared: bool
+) -> dict[str, TensorLayout | SharedTiling]:
     if layout.unreduced:
         said = shown(layout.unreduced)
         raise LayoutError(f"{shown(logical.name)}: values of quantized weights are no sums over {said}")

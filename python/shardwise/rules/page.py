@@ -317,10 +317,14 @@ class _Page:
         layout, shape = tensor.layout, tensor.shape
         if tensor.num_shards is None or layout is None or len(shape) > 64:
             return None
-        key = layout, shape, tensor.uneven
+        key = tensor.tiling or layout, shape, tensor.uneven
         if key not in self._cuts:
             self._cuts[key] = len(self.cuts)
-            self.cuts.append(self._packed_cut(*key) if layout.is_packed else self._regular_cut(*key))
+            if tensor.tiling is not None:
+                self.cuts.append(self._shared_cut(layout, shape))
+            else:
+                made = self._packed_cut if layout.is_packed else self._regular_cut
+                self.cuts.append(made(layout, shape, tensor.uneven))
         return self._cuts[key]
 
     def _regular_cut(self, layout: TensorLayout, shape: tuple[int, ...], uneven: Any) -> dict[str, Any]:
@@ -339,6 +343,11 @@ class _Page:
             "held": self._held[key],
             "plane": [plane[0] if len(plane) > 1 else None, plane[-1] if plane else None],
         }
+
+    def _shared_cut(self, layout: TensorLayout, shape: tuple[int, ...]) -> dict[str, Any]:
+        about = short(plain(f"{_sizes(shape)}, {_layout(self._report, layout)}"), _LONGEST)
+        note = "neighbours share blocks; shardwise.draw draws what shardwise.quantized.followers gives"
+        return {"about": about, "notes": [note], "pieces": [], "shape": [], "plane": [None, None]}
 
     def _packed_cut(self, layout: TensorLayout, shape: tuple[int, ...], uneven: Any) -> dict[str, Any]:
         self._packed += 1
@@ -360,4 +369,5 @@ class _Page:
     def _look(self, tensor: Any) -> tuple[Any, ...]:
         """The properties that tensors in one row have in common."""
         reason = self._reasons.get(tensor.name, ("", ""))[1]
-        return tensor.shape, tensor.dtype, tensor.layout, tensor.rule, tensor.uneven, tensor.num_shards, reason
+        held = tensor.layout, tensor.tiling, tensor.num_shards
+        return tensor.shape, tensor.dtype, *held, tensor.rule, tensor.uneven, reason

@@ -24,6 +24,7 @@ from ..errors import LayoutError, MeshError, SizeOverflowError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 from ..packed import PackedDim
+from ..shared_tiling import SharedTiling
 from ..show.table import table_lines
 from .layout_rule import LayoutRule
 from .left_out import LeftOut
@@ -59,6 +60,8 @@ class TensorReport:
         num_shards: Shards per dim, or `None` if it cannot be placed.
         shard_shape: The shape of the largest shard, or `None` if it cannot be placed.
         uneven: The uneven rule: the key's own, or else the report's.
+        tiling: Who holds what of a tensor whose blocks neighbours share, as no layout says that; `layout` and
+            `num_shards` are those of the quantized weight that it belongs to. `None` for all others.
     """
 
     name: str
@@ -70,6 +73,7 @@ class TensorReport:
     num_shards: tuple[int, ...] | None
     shard_shape: tuple[int, ...] | None
     uneven: UnevenRule = "even"
+    tiling: SharedTiling | None = None
 
     @property
     def nbytes(self) -> int | None:
@@ -92,6 +96,9 @@ class TensorReport:
         mesh = None if self.layout is None else self.layout.device_mesh
         if self.bits is None or self.nbytes is None or self.num_shards is None or self.layout is None or mesh is None:
             return None
+        if self.tiling is not None:
+            elements: int = sum(self.tiling.nbytes("uint8").tolist())
+            return bytes_for(elements, self.bits)
         if self.layout.is_packed:
             # Parts may be cut into different numbers of shards, and padded.
             held = _held(self.layout, self.shape, self.uneven)
@@ -105,6 +112,8 @@ class TensorReport:
         Where a dim is packed and the mesh has more than 2**20 devices, also if they may be.
         """
         counts = self.num_shards
+        if self.tiling is not None:
+            return len(set(self.tiling.nbytes("uint8").tolist())) > 1
         if counts is not None and self.layout is not None and self.layout.is_packed:
             held = _held(self.layout, self.shape, self.uneven)
             return held is None or not held[0]
@@ -113,7 +122,8 @@ class TensorReport:
     @property
     def is_replicated(self) -> bool:
         """True if the tensor can be placed and every device of its mesh holds all of it."""
-        return self.num_shards is not None and self.layout is not None and self.layout.is_fully_replicated
+        is_placed = self.num_shards is not None and self.layout is not None and self.tiling is None
+        return is_placed and self.layout is not None and self.layout.is_fully_replicated
 
     def to_dict(self) -> dict[str, Any]:
         """The tensor's entry, ready for JSON; the layout as its axes."""
@@ -240,7 +250,7 @@ class LayoutReport(Drawn):
         # Tensors that are cut evenly are the same on all devices of their mesh. For the rest, whole bytes are added up,
         # so that a shape is cut once for all its dtypes.
         alike: Counter[DeviceMesh] = Counter()
-        counts: Counter[tuple[TensorLayout, tuple[int, ...], UnevenRule, int]] = Counter()
+        counts: Counter[tuple[TensorLayout | SharedTiling, tuple[int, ...], UnevenRule, int]] = Counter()
         for tensor in self.placed:
             if tensor.layout is None or tensor.layout.device_mesh is None or tensor.bits is None:
                 continue
@@ -248,7 +258,7 @@ class LayoutReport(Drawn):
                 alike[tensor.layout.device_mesh] += tensor.bytes_per_device or 0
                 continue
             packed = tensor.bits % 8 != 0
-            key = tensor.layout, tensor.shape, tensor.uneven, tensor.bits if packed else 8
+            key = tensor.tiling or tensor.layout, tensor.shape, tensor.uneven, tensor.bits if packed else 8
             counts[key] += 1 if packed else tensor.bits // 8
         try:
             result = np.zeros(mesh.size, np.int64)
@@ -258,7 +268,8 @@ class LayoutReport(Drawn):
             result[positions[own]] += size
         for (layout, shape, uneven, bits), count in counts.items():
             assert layout.device_mesh is not None
-            sizes = bytes_for(layout.partition(shape, uneven).nbytes("uint8"), bits) * count
+            tiling = layout if isinstance(layout, SharedTiling) else layout.partition(shape, uneven)
+            sizes = bytes_for(tiling.nbytes("uint8"), bits) * count
             result[positions[layout.device_mesh]] += sizes
         return frozen(result)
 

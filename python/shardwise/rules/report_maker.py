@@ -13,6 +13,7 @@ from ..errors import LayoutError, ShardwiseError
 from ..layout import TensorLayout, UnevenRule
 from ..mesh import DeviceMesh
 from ..packed import PackedDim
+from ..shared_tiling import SharedTiling
 from .layout_rule import LayoutRule, checked_uneven
 from .problems import Clash, IndivisibleDim, Misfit, RankMismatch
 from .report import LayoutReport, TensorReport, checked_size
@@ -20,7 +21,7 @@ from .search import RuleSearch
 
 __all__ = ["Followers", "Names", "Used", "make_report"]
 
-Followers = Mapping[str, tuple[str, "TensorLayout | str"]]
+Followers = Mapping[str, tuple[str, "TensorLayout | SharedTiling | str"]]
 """By name the tensors that are cut as others are, as the scales of a quantized weight: the name of the other, and the
 layout, or why there is none."""
 Names = Mapping[str, Any] | Iterable[tuple[Any, ...]]
@@ -91,7 +92,8 @@ class _Maker:
         replicated: Sequence[str],
     ) -> None:
         for name, entry in instance("followers", followers, Mapping).items():  # type: ignore[type-abstract]
-            if type(entry) is not tuple or len(entry) != 2 or not isinstance(entry[1], (TensorLayout, str)):
+            kinds = TensorLayout, SharedTiling, str
+            if type(entry) is not tuple or len(entry) != 2 or not isinstance(entry[1], kinds):
                 raise TypeError(
                     f"followers[{shown(name)}] must be the name of a tensor and a layout, got {shown(entry)}"
                 )
@@ -192,11 +194,16 @@ class _Maker:
             shard_shape = self._largest_shard(layout, shape, uneven)
         return TensorReport(name, shape, dtype, bits, rule, layout, num_shards, shard_shape, uneven)
 
-    def _follower(self, tensor: _Tensor, rule: str | None, layout: TensorLayout | str) -> TensorReport:
+    def _follower(self, tensor: _Tensor, rule: str | None, layout: TensorLayout | SharedTiling | str) -> TensorReport:
         """A tensor that is cut as another is."""
         name, shape, dtype, bits = tensor
         said = None if rule is None else self._keys.get(rule, rule)
         why = layout if isinstance(layout, str) else ""
+        if isinstance(layout, SharedTiling):
+            most, counts = layout.largest_shard_shape, layout.layout.num_shards
+            return TensorReport(
+                name, shape, dtype, bits, said, layout.layout, counts, most, self._uneven, layout
+            )  # fmt: skip
         if not isinstance(layout, str):
             try:
                 shard_shape = self._largest_shard(layout, shape, self._uneven)

@@ -73,6 +73,32 @@ def test_fused_in_memory_with_their_scales() -> None:
             assert made[f"gate_up.{tail}"][rank].tobytes() == expected.tobytes()
 
 
+def test_blocks_that_neighbours_share_go_to_both() -> None:
+    """By hand: 12 rows in blocks of 2 are 6 scales; in 4 they are 3 rows each, which touch two blocks.
+
+    Of three trainers each has 4 rows and 2 scales; the four engines have the scales 0 and 1, 1 and 2, 3 and 4, 4 and 5.
+    """
+    tensors = {"gate.weight": ((12, 4), "float8_e4m3fn"), "gate.weight_scale_inv": ((6, 1), "float32")}
+    scales = np.arange(6, dtype="f4").reshape(6, 1)
+    weight = np.arange(48, dtype="u1").view("V1").reshape(12, 4)
+    shared = sw.LayoutRule(("tp", None), shared=True)
+    three, four = rules(["a", "b", "c"], gate=("tp", None)), rules(["e", "f", "g", "h"], gate=shared)
+    plan = plan_model(three, four, tensors, config=CONFIG)
+    assert pickle.loads(pickle.dumps(plan)) == plan
+    cut = {"gate.weight": np.split(weight, 3), "gate.weight_scale_inv": np.split(scales, 3)}
+    made = plan.run({name: [each.copy() for each in arrays] for name, arrays in cut.items()})
+    held = [each.ravel().tolist() for each in made["gate.weight_scale_inv"]]
+    assert held == [[0, 1], [1, 2], [3, 4], [4, 5]]
+    assert [each.tobytes() for each in made["gate.weight"]] == [each.tobytes() for each in np.split(weight, 4)]
+    # And back, from two that have the same scale each of which may send it.
+    back = plan_model(four, three, tensors, config=CONFIG).run(made)
+    assert [each.ravel().tolist() for each in back["gate.weight_scale_inv"]] == [[0, 1], [2, 3], [4, 5]]
+    # To others that share other blocks: units of 5 rows are the rows 0 to 4, 5 to 9, 10 and 11.
+    unit = sw.LayoutRule((sw.packed.parse("(n@tp/ceil/unit5)"), None), shared=True)
+    other = plan_model(four, rules(["x", "y", "z"], gate=unit), tensors, config=CONFIG).run(made)
+    assert [each.ravel().tolist() for each in other["gate.weight_scale_inv"]] == [[0, 1, 2], [2, 3, 4], [5]]
+
+
 def test_cuts_within_blocks_and_wrong_scales_are_refused() -> None:
     whole = rules(["a"])
     with refused(sw.LayoutError, "'gate.weight'", "within a block of 2 of weight_scale_inv"):

@@ -12,7 +12,7 @@ import pytest
 
 import shardwise as sw
 from shardwise.deploy import Deployment, DeploymentRule
-from shardwise.quantized import component_layouts, find_components
+from shardwise.quantized import component_layouts, find_components, followers
 from shardwise.store.rewritten.ranges import read_plan
 
 from ...checks import refused
@@ -233,3 +233,129 @@ def test_what_a_device_has_to_read_follows_too() -> None:
         name = f"model.layers.0.mlp.down_proj.{tail}"
         assert held[name].tobytes() == np.split(raw.array(name), 3, 1)[1].tobytes()
     assert held["model.layers.0.mlp.down_proj.weight_scale_2"].nbytes == 4
+
+
+#: By hand: of 768 rows in 4 each has 192, a block and a half of 128.
+HELD = [[0, 1], [1, 2], [3, 4], [4, 5]]
+
+
+def shared_blocks(folder: Path, ways: int = 4) -> sw.LayoutMap:
+    """Write FP8 of 768 rows, six blocks of 128 with the numbers 0 to 5 as scales; and give rules that share them."""
+    arrays = {"up.weight": np.arange(768 * 2).astype("u1").reshape(768, 2)}
+    arrays["up.weight_scale_inv"] = np.arange(6, dtype="<f4").reshape(6, 1)
+    header, at = {}, 0
+    for (name, array), dtype in zip(arrays.items(), ("F8_E4M3", "F32"), strict=True):
+        header[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": [at, at + array.nbytes]}
+        at += array.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    data = b"".join(array.tobytes() for array in arrays.values())
+    folder.mkdir(exist_ok=True)
+    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+    config = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    (folder / "config.json").write_text(json.dumps(config))
+    layouts = sw.LayoutMap(sw.DeviceMesh((ways,), ("tp",)))
+    layouts[r"up\.weight$"] = sw.LayoutRule(("tp", None), shared=True)
+    return layouts
+
+
+def test_files_of_ranks_have_the_blocks_that_neighbours_share(tmp_path: Path) -> None:
+    layouts = shared_blocks(tmp_path / "hf")
+    sw.reshard_checkpoint(tmp_path / "hf", tmp_path / "ranks", layouts, to="ranks", sync=False)
+    for rank, held in enumerate(HELD):
+        alone = tmp_path / f"{rank}.safetensors"
+        sw.reshard_checkpoint(tmp_path / "hf", alone, layouts, to="ranks", rank=rank, sync=False)
+        for file in (alone, tmp_path / "ranks" / f"rank-{rank:05}-tp-{rank}.safetensors"):
+            raw = read_raw(file)
+            assert raw.array("up.weight_scale_inv").view("<f4").tolist() == [[each] for each in held]
+            first = 2 * 192 * rank
+            assert raw.tensors["up.weight"][2] == bytes(at % 256 for at in range(first, first + 2 * 192))
+    # Read again it is the whole, and what two files say of a block has to be the same.
+    whole = tmp_path / "hf" / "model.safetensors"
+    assert sw.diff_checkpoints(whole, tmp_path / "ranks") == []
+    sw.reshard_checkpoint(tmp_path / "ranks", tmp_path / "merged.safetensors", sync=False)
+    assert read_raw(tmp_path / "merged.safetensors").tensors == read_raw(whole).tensors
+    file = tmp_path / "ranks" / "rank-00001-tp-1.safetensors"
+    before, after = (np.array(each, "<f4").tobytes() for each in ([1, 2], [9, 2]))
+    data = file.read_bytes()
+    assert data.count(before) == 1
+    file.write_bytes(data.replace(before, after))
+    with refused(sw.ParseError, "'up.weight_scale_inv': replicas disagree", "differs is (1, 0)"):
+        sw.reshard_checkpoint(tmp_path / "ranks", tmp_path / "again.safetensors", sync=False)
+
+
+@pytest.mark.parametrize("to", ["sharded", "dcp"])
+def test_formats_that_hold_elements_once_have_a_shared_block_once(to: Any, tmp_path: Path) -> None:
+    layouts = shared_blocks(tmp_path / "hf")
+    sw.reshard_checkpoint(tmp_path / "hf", tmp_path / "cut", layouts, to=to, sync=False)
+    with sw.open_checkpoint(tmp_path / "cut") as checkpoint:
+        found = checkpoint["up.weight_scale_inv"].boxes[:, 0].tolist()
+        assert sorted(found) == [[0, 1], [1, 2], [2, 3], [3, 4], [4, 5], [5, 6]]
+        read = np.frombuffer(checkpoint.read("up.weight_scale_inv").tobytes(), "<f4")
+        assert read.tolist() == [0, 1, 2, 3, 4, 5]
+    assert sw.verify_checkpoint(tmp_path / "cut").damaged == ()
+
+
+def test_engines_would_take_wrong_scales_of_shared_blocks(tmp_path: Path) -> None:
+    """They count blocks from a rank's first row: of rank 1 row 64 is in block 2, and would get the scale of block 1."""
+    layouts = shared_blocks(tmp_path / "hf")
+    with refused(sw.LayoutError, "'up.weight_scale_inv'", "count blocks from the rank's first", "to='ranks' has files"):
+        sw.reshard_checkpoint(tmp_path / "hf", tmp_path / "vllm", layouts, to="vllm", sync=False)
+    assert not (tmp_path / "vllm").exists()
+    # A rank within one block is right: half a block of 128 each.
+    halves = shared_blocks(tmp_path / "hf", 12)
+    sw.reshard_checkpoint(tmp_path / "hf", tmp_path / "vllm", halves, to="vllm", sync=False)
+    for rank in range(12):
+        raw = read_raw(tmp_path / "vllm" / f"model-rank-{rank}-part-0.safetensors")
+        assert raw.array("up.weight_scale_inv").view("<f4").tolist() == [[rank // 2]]
+
+
+@pytest.mark.parametrize("is_mapping", [False, True])
+def test_ranges_of_shared_blocks_are_read(is_mapping: bool, tmp_path: Path) -> None:
+    rules = shared_blocks(tmp_path / "hf")
+    layouts: Any = rules
+    if is_mapping:  # From the names of the components to what each has.
+        stored = {"up.weight": ("F8_E4M3", (768, 2)), "up.weight_scale_inv": ("F32", (6, 1))}
+        found = find_components(stored, json.loads((tmp_path / "hf" / "config.json").read_text()))
+        layouts = {name: layout for name, (_, layout) in followers(found, rules).items()}
+    with sw.open_checkpoint(tmp_path / "hf" / "model.safetensors") as checkpoint:
+        for rank, held in enumerate(HELD):
+            plan = read_plan(checkpoint, layouts, f"cpu:{rank}")
+            made = dict(zip([array.name for array in plan.arrays], plan.fill(fetched), strict=True))
+            assert made["up.weight_scale_inv"].view("<f4").tolist() == held
+            assert plan.nbytes == 192 * 2 + 2 * 4
+        if is_mapping:
+            wrong = {"up.weight": layouts["up.weight_scale_inv"], "up.weight_scale_inv": layouts["up.weight_scale_inv"]}
+            with refused(sw.LayoutError, "tensor 'up.weight' has shape (768, 2), and its tiling (6, 1)"):
+                read_plan(checkpoint, wrong, "cpu:0")
+
+
+def fetched(path: Path, offset: int, length: int) -> bytes:
+    return path.read_bytes()[offset : offset + length]
+
+
+def test_a_report_counts_shared_blocks_on_both_sides(tmp_path: Path) -> None:
+    """By hand: each of four ranks has 192 · 2 bytes of the weight, and 2 scales of 4 bytes."""
+    layouts = shared_blocks(tmp_path / "hf")
+    stored = {"up.weight": ("F8_E4M3", (768, 2)), "up.weight_scale_inv": ("F32", (6, 1))}
+    found = find_components(stored, json.loads((tmp_path / "hf" / "config.json").read_text()))
+    described = {"up.weight": ((768, 2), "float8_e4m3fn"), "up.weight_scale_inv": ((6, 1), "float32")}
+    report = layouts.report(described, followers=followers(found, layouts))
+    assert report.problems == ()
+    assert report.device_bytes is not None
+    assert report.device_bytes.tolist() == [392] * 4
+    _, scale = report.tensors
+    assert (scale.shard_shape, scale.num_shards, scale.bytes_per_device, scale.bytes_total) == ((2, 1), (4, 1), 8, 32)
+    assert not scale.is_uneven
+    assert not scale.is_replicated
+    assert json.loads(json.dumps(report.to_dict()))["tensors"][1]["shard_shape"] == [2, 1]
+    assert "neighbours share blocks" in report.to_html()
+    # 500 rows by ceil in 3 touch 2 blocks each; in 3 of units of 192 they touch 2, 2 and 1.
+    stored = {"up.weight": ("F8_E4M3", (500, 2)), "up.weight_scale_inv": ("F32", (4, 1))}
+    described = {"up.weight_scale_inv": ((4, 1), "float32")}
+    layouts = sw.LayoutMap(sw.DeviceMesh((3,), ("tp",)))
+    layouts["up"] = sw.LayoutRule((sw.packed.parse("(n@tp/ceil/unit192)"), None), shared=True)
+    report = layouts.report(described, followers=followers(find_components(stored, {}), layouts))
+    assert report.device_bytes is not None
+    assert report.device_bytes.tolist() == [8, 8, 4]
+    assert report.tensors[0].is_uneven

@@ -576,7 +576,7 @@ class _End:
         self._side, self._uneven = side, uneven
         self._layouts = placing_of(layouts, side)
         self._known: dict[Any, Tiling] = {}
-        self._followed: dict[str, TensorLayout] = {}
+        self._followed: Mapping[str, TensorLayout | Tiling] = {}
 
     def follow(self, weights: Components) -> None:
         """Let the components of quantized weights have the layouts that follow from those of the weights."""

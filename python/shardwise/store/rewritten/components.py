@@ -15,6 +15,7 @@ from ...placing import Layouts
 from ...quantized.component import Along, Component, LogicalTensor
 from ...quantized.follow import followed
 from ...quantized.forms import Components, check_elements, check_known
+from ...shared_tiling import SharedTiling
 from ..tensors.checkpoint import StoredCheckpoint
 from ..tensors.quantized import Outline, components_in
 from ..tensors.quantized import reader_of as stored_reader_of
@@ -65,7 +66,7 @@ def weights_after(
 
 def component_partitions(
     found: Components, tensors: Outline, layouts: Layouts | None, uneven: UnevenRule
-) -> dict[str, Partition]:
+) -> dict[str, Partition | SharedTiling]:
     """Give how the components of quantized weights are cut, and the bytes of tensors of packed elements, by name.
 
     Raises:
@@ -79,7 +80,10 @@ def component_partitions(
     answer = followed(Components(None, {**found.tensors, **packed}, ()), layouts, uneven)
     cut = {name: layout for name, layout in answer.items() if name in tensors}
     shapes = {name: one.components[0].shape for name, one in packed.items()}
-    return {name: layout.partition(shapes.get(name, tensors[name][0])) for name, layout in cut.items()}
+    return {
+        name: layout if isinstance(layout, SharedTiling) else layout.partition(shapes.get(name, tensors[name][0]))
+        for name, layout in cut.items()
+    }
 
 
 def _bytes_of(name: str, whole: tuple[int, ...], elements: Dtype) -> LogicalTensor:

@@ -16,6 +16,7 @@ from ...partition import Partition
 from ...quantized.forms import Components
 from ...rules.pattern import NamePattern, Replacement
 from ...rules.rewrites import Rewrites
+from ...shared_tiling import SharedTiling
 from ..data.location import Location
 from ..data.text import MAX_NAME
 from ..tensors.checkpoint import KeyPath, StoredCheckpoint
@@ -66,7 +67,7 @@ def renamed_tensors(
     rename: Sequence[Replacement],
     rewrites: Rewrites | None,
     converted: Dtype | None,
-    stored: Callable[[str, str, Partition | None], Wanted],
+    stored: Callable[[str, str, Partition | SharedTiling | None], Wanted],
     config: Mapping[str, Any],
     drop: NamePattern | None = None,
 ) -> Renamed:

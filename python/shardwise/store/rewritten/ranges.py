@@ -19,6 +19,7 @@ from ...mesh import DeviceMesh
 from ...partition import Partition
 from ...pieces import Pieces, dense_strides
 from ...placing import Layouts, placing_of
+from ...shared_tiling import SharedTiling
 from ..tensors.checkpoint import StoredCheckpoint
 from ..tensors.model_config import config_of
 from ..tensors.quantized import components_in, reader_of
@@ -219,7 +220,7 @@ def _position(mesh: DeviceMesh, label: Hashable) -> int | None:
 
 
 def _array_of(
-    partition: Partition | None, shape: tuple[int, ...], label: Hashable
+    partition: Partition | SharedTiling | None, shape: tuple[int, ...], label: Hashable
 ) -> tuple[tuple[int, ...], Callable[[int], Pieces]] | None:
     """The shape of what a device has of a tensor, and what gives its boxes and where they lie; None for nothing."""
     rank = len(shape)
@@ -229,7 +230,7 @@ def _array_of(
         position = _position(partition.device_mesh, label)
         if position is None:
             return None
-        own = partition.shard_shape(partition.device_mesh.device(position))
+        own = partition.holder_shape(partition.device_mesh.device(position))
         found = partition.pieces(partition.device_mesh.device(position))
         rows = np.array(
             [[[side.start for side in piece.box], [side.stop for side in piece.box], piece.start] for piece in found],

@@ -11,6 +11,7 @@ from ...conversion.assembled import Assembled, Wanted
 from ...partition import Partition
 from ...pieces import Piece
 from ...rules.rewrites import Rewrites
+from ...shared_tiling import SharedTiling
 from ..data.location import Location
 from ..tensors.checkpoint import StoredCheckpoint
 from ..tensors.model_config import config_of
@@ -35,7 +36,7 @@ def rewritten_view(
         UnsupportedError: if one is for a tensor that is compressed.
     """
 
-    def stored(old: str, new: str, partition: Partition | None) -> Wanted:
+    def stored(old: str, new: str, partition: Partition | SharedTiling | None) -> Wanted:
         tensor = checkpoint[old]
         if not tensor.is_addressable:
             raise UnsupportedError(f"tensor {old!r} is compressed, so it cannot be rewritten where it is; reshard it")

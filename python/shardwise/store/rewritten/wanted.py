@@ -18,6 +18,7 @@ from ...partition import Partition
 from ...pieces import NO_PIECES, Bounds, Piece, Pieces
 from ...placing import Layouts, partition_of, placing_of
 from ...rules.left_out import named
+from ...shared_tiling import SharedTiling
 from ..data.boxes import contiguous_strides
 from ..tensors.checkpoint import StoredObject
 from ..tensors.stored import StoredTensor
@@ -30,14 +31,16 @@ __all__ = [
 ]
 
 
-def partition_for(name: str, shape: tuple[int, ...], layouts: Layouts | None, uneven: UnevenRule) -> Partition | None:
+def partition_for(
+    name: str, shape: tuple[int, ...], layouts: Layouts | None, uneven: UnevenRule
+) -> Partition | SharedTiling | None:
     """Return the partition of the tensor of this name by the layouts; `None` if none applies.
 
     Raises:
         LayoutError: if the layout does not fit the tensor; names it.
     """
     partition = partition_of(placing_of(layouts), name, shape, uneven)
-    if partition is not None and partition.layout.unreduced:
+    if isinstance(partition, Partition) and partition.layout.unreduced:
         axes = partition.layout.unreduced
         raise LayoutError(f"tensor {shown(name)}: a layout with unreduced axes {axes} cannot be written")
     return partition
@@ -61,7 +64,7 @@ def refuse_unmatched(layouts: Layouts | None, ranks: Mapping[str, int]) -> None:
         )
 
 
-def wanted_stored(name: str, tensor: StoredTensor, partition: Partition | None) -> Wanted:
+def wanted_stored(name: str, tensor: StoredTensor, partition: Partition | SharedTiling | None) -> Wanted:
     """A tensor of a checkpoint, whose pieces are addressable, to be written under a name.
 
     Of elements that are packed, several to a byte, the bytes are written; the partition is of these.
@@ -84,7 +87,7 @@ def wanted_object(name: str, value: StoredObject) -> Wanted:
     return Wanted(name, DTYPES["uint8"], (size,), Pieces.of([piece] if size else [], 1), is_object=True)
 
 
-def wanted_array(name: str, value: Any, partition: Partition | None) -> Wanted:
+def wanted_array(name: str, value: Any, partition: Partition | SharedTiling | None) -> Wanted:
     """An array in memory, whole or sharded, with any strides, to be written under a name.
 
     Raises:
@@ -105,7 +108,7 @@ def wanted_array(name: str, value: Any, partition: Partition | None) -> Wanted:
     return Wanted(name, dtype, array.shape, pieces, NO_PIECES, partition, identity)
 
 
-def _wanted_sharded(name: str, value: ShardedArray, partition: Partition | None) -> Wanted:
+def _wanted_sharded(name: str, value: ShardedArray, partition: Partition | SharedTiling | None) -> Wanted:
     dtype = _file_dtype(name, value.dtype)
     tiling = value.tiling
     if isinstance(tiling, Partition) and any(

@@ -10,10 +10,12 @@ from ...._text import shown
 from ....conversion.assembled import Wanted
 from ....errors import LayoutError
 from ....placing import Layouts, placing_of
+from ....rules.left_out import named
 from ....rules.templates import parse_template
+from ....shared_tiling import SharedTiling
 from .rank_files import Ranks
 
-__all__ = ["check_names", "check_stages", "with_head"]
+__all__ = ["check_blocks", "check_names", "check_stages", "with_head"]
 
 #: The output layer, as the engines call it.
 _HEAD = "lm_head.weight"
@@ -106,6 +108,21 @@ def check_stages(wanted: Sequence[Wanted], ranks: Ranks) -> None:
         "files of each would have them all, which vLLM's loader does not take: leave pp out of the mesh, or take a "
         "Deployment whose rules have `at = { pp = … }`"
     )
+
+
+def check_blocks(wanted: Sequence[Wanted]) -> None:
+    """Refuse scales whose blocks begin before a rank's rows: the engines count blocks from the rank's first row.
+
+    Raises:
+        LayoutError: if there are some; names them, and the way on.
+    """
+    names = [one.name for one in wanted if isinstance(one.partition, SharedTiling) and one.partition.begins_within]
+    if names:
+        raise LayoutError(
+            f"{named(names)}: what a rank has begins within a block, which it shares with the rank before (shared = "
+            "true), and vLLM and SGLang count blocks from the rank's first element, so they would take wrong scales: "
+            "to='ranks' has files for ranks; `shardwise fits` says which sizes are cut between blocks"
+        )
 
 
 def with_head(wanted: list[Wanted], layouts: Layouts | None) -> list[Wanted]:

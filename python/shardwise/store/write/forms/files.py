@@ -19,6 +19,7 @@ from ....errors import LayoutError, ParseError, SizeOverflowError
 from ....mesh import DeviceMesh
 from ....partition import Partition
 from ....pieces import Bounds
+from ....shared_tiling import SharedTiling
 from ...data.parts import SHARDING_INFO, part_mark
 from .slots import BoxPool, Cut, Shaped, Slots, SlotTable, digits_of
 
@@ -68,7 +69,7 @@ class Placed(Named, Protocol):
     """A tensor with the way in which it is cut."""
 
     @property
-    def partition(self) -> Partition | None:
+    def partition(self) -> Partition | SharedTiling | None:
         """The partition that cuts the tensor; `None` if it is written whole."""
 
     @property

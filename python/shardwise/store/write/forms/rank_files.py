@@ -22,6 +22,7 @@ from ...._fork import cached_property
 from ....errors import LayoutError
 from ....mesh import DeviceMesh
 from ....partition import Partition
+from ....shared_tiling import SharedTiling
 from ...data.parts import PIECES, part_mark
 from .files import FileArray, Placed, SafetensorsFile, begins_of, file_order, slots_by_file
 from .slots import BoxPool, Cut, Slots, SlotTable
@@ -225,7 +226,7 @@ def rank_slots(wanted: Sequence[Placed], ranks: Ranks, zeros: npt.NDArray[np.int
     return list(slots_by_file(keys, cuts, order, table).values())
 
 
-def _is_cut(partition: Partition | None) -> bool:
+def _is_cut(partition: Partition | SharedTiling | None) -> bool:
     return partition is not None and partition.total_shards > 1
 
 

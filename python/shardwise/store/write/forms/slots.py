@@ -12,6 +12,7 @@ import numpy.typing as npt
 from ....errors import SizeOverflowError
 from ....partition import Partition
 from ....pieces import Bounds, dense_strides
+from ....shared_tiling import SharedTiling
 
 __all__ = ["BoxPool", "Cut", "Slot", "SlotTable", "Slots", "digits_of", "joined"]
 
@@ -80,7 +81,7 @@ class BoxPool:
         self._parts: list[Numbers] = []
         self._length = 0
         self._wholes: dict[tuple[int, ...], Cut] = {}
-        self._cuts: dict[Partition, Cut] = {}
+        self._cuts: dict[Partition | SharedTiling, Cut] = {}
 
     @property
     def numbers(self) -> Numbers:
@@ -101,7 +102,7 @@ class BoxPool:
             found = self._wholes[shape] = Cut(zero, zero, self._add(sides))
         return found
 
-    def owned(self, partition: Partition) -> Cut:
+    def owned(self, partition: Partition | SharedTiling) -> Cut:
         """Add the boxes of a partition: of the devices that hold the same one, the first owns it."""
         found = self._cuts.get(partition)
         if found is None:
@@ -109,7 +110,11 @@ class BoxPool:
         return found
 
     def arrays(
-        self, partition: Partition | None, shape: tuple[int, ...], devices: Numbers, zeros: Numbers | None = None
+        self,
+        partition: Partition | SharedTiling | None,
+        shape: tuple[int, ...],
+        devices: Numbers,
+        zeros: Numbers | None = None,
     ) -> Cut:
         """Add the boxes of all devices, each with its array: `start…, stop…`, where it begins there, the array's shape.
 
@@ -138,7 +143,7 @@ class BoxPool:
         order = np.argsort(of, kind="stable")
         return Cut(devices[of[order]], np.zeros(len(of), np.int64), self._add(boxes[order]))
 
-    def _owned(self, partition: Partition) -> Cut:
+    def _owned(self, partition: Partition | SharedTiling) -> Cut:
         if 0 in partition.shape:
             return self.whole(partition.shape)  # Without elements; it belongs to the first device.
         begins, rows = partition.all_pieces()

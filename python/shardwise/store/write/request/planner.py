@@ -21,6 +21,7 @@ from ....conversion.assembled import Wanted
 from ....errors import LayoutError, SizeOverflowError
 from ....partition import Partition
 from ....pieces import NO_PIECES, Pieces
+from ....shared_tiling import SharedTiling
 from ...data.block_lists import Held, Section
 from ...data.files import Holder
 from ...data.location import absolute
@@ -28,7 +29,7 @@ from ...data.parts import RANKS
 from ...data.sources import source_for
 from ...tensors.checkpoint import KeyPath
 from ..forms.dcp import dcp_files, is_writable
-from ..forms.engines import check_names, check_stages, with_head
+from ..forms.engines import check_blocks, check_names, check_stages, with_head
 from ..forms.files import TargetFile, hugging_face_files, sharded_files, single_file
 from ..forms.forms import WRITTEN, Target
 from ..forms.one_rank import one_rank, ranks_of
@@ -138,6 +139,7 @@ def plan_form(
         ranks = ranks_of(layouts, kept)
         if to == "vllm":
             check_stages(kept, ranks)
+            check_blocks(kept)
         if rank is None:
             files, text = rank_files(kept, ranks, said, to, request.max_file_bytes)
             beside = {**beside, RANKS: text}
@@ -179,9 +181,9 @@ def only_read(form: Any) -> str:
     return "" if instead is None else f"{form} is read, not written: {instead}"
 
 
-def _cut(partition: Partition | None, known: dict[Any, dict[str, Any]]) -> dict[str, Any]:
+def _cut(partition: Partition | SharedTiling | None, known: dict[Any, dict[str, Any]]) -> dict[str, Any]:
     """Say how a tensor is cut; the same object for the same cut, which many tensors have."""
-    if partition is None:
+    if partition is None or isinstance(partition, SharedTiling):  # No layout says how it is cut.
         return {}
     found = known.get((partition.layout, partition.uneven))
     if found is not None:

@@ -24,6 +24,7 @@ from ....rules.left_out import LeftOut
 from ....rules.numbers import Config, config_text, read_config
 from ....rules.pattern import NamePattern
 from ....rules.rewrites import Rewrites
+from ....shared_tiling import SharedTiling
 from ...data.location import Location, is_sampled, location_of, taken
 from ...formats.open import open_checkpoint
 from ...rewritten.components import component_partitions, outline_of
@@ -372,7 +373,7 @@ class _Planning:
         with uncollected():
             return plan_form(request, wanted, paths, self._along)
 
-    def _stored(self, spool: Spool, old: str, new: str, partition: Partition | None) -> Wanted:
+    def _stored(self, spool: Spool, old: str, new: str, partition: Partition | SharedTiling | None) -> Wanted:
         """A stored tensor, to be copied from where it is, or put into the spool if it cannot be."""
         request, tensor = self._request, self._checkpoint[old]
         is_other = is_converted(tensor, request.dtype)

@@ -22,6 +22,7 @@ from ....conversion.assembled import Assembled, Wanted
 from ....errors import LayoutError
 from ....partition import Partition
 from ....pieces import NO_PIECES, Bounds, Piece, Pieces
+from ....shared_tiling import SharedTiling
 from ...data.boxes import contiguous_strides
 from ...data.engine import CopyJob
 from ...data.files import DataFile, status_of
@@ -157,7 +158,7 @@ class Spool:
         name: str,
         tensor: StoredTensor,
         dtype: Dtype | None,
-        partition: Partition | None,
+        partition: Partition | SharedTiling | None,
         memory: int,
         *,
         compare: bool = False,
@@ -188,7 +189,9 @@ class Spool:
             self._known[identity] = replace(made, identity=identity)
         return replace(self._known[identity], name=name, partition=partition)
 
-    def assembled(self, name: str, tensor: Assembled, partition: Partition | None, memory: int) -> Wanted:
+    def assembled(
+        self, name: str, tensor: Assembled, partition: Partition | SharedTiling | None, memory: int
+    ) -> Wanted:
         """Put a tensor together in that file, whose pieces are too many and too short to be copied one by one."""
         identity = tensor.identity()
         if identity not in self._known:
