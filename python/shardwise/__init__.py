@@ -15,7 +15,7 @@ import numpy as _numpy  # noqa: F401
 # isort: split
 from typing import TYPE_CHECKING
 
-from . import packed
+from . import packed as packed
 from ._core import __version__
 from ._drawn import draw_with
 from ._lazy import lazy
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         CheckpointPlan,
         ObjectPath,
         diff_checkpoints,
+        digest,
         open_checkpoint,
         plan_checkpoint,
         reshard_checkpoint,
@@ -93,6 +94,7 @@ __all__ = [
     "Variable",
     "__version__",
     "diff_checkpoints",
+    "digest",
     "distribute_tensor",
     "draw",
     "example_rules",
@@ -100,7 +102,6 @@ __all__ = [
     "layout_map_scope",
     "list_devices",
     "open_checkpoint",
-    "packed",
     "plan_checkpoint",
     "plan_model",
     "plan_refit",
@@ -128,6 +129,7 @@ _LAZY = {
         "CheckpointPlan",
         "ObjectPath",
         "diff_checkpoints",
+        "digest",
         "open_checkpoint",
         "plan_checkpoint",
         "reshard_checkpoint",
@@ -137,7 +139,9 @@ _LAZY = {
 }
 
 __getattr__, __dir__ = lazy(
-    globals(), _LAZY, ("array", "deploy", "dtensor", "execute", "interop", "quantized", "reshard", "rules", "store")
+    globals(),
+    _LAZY,
+    ("array", "deploy", "dtensor", "execute", "interop", "packed", "quantized", "reshard", "rules", "store"),
 )
 
 # A framework that is not imported needs nothing from this package.

@@ -274,6 +274,7 @@ VALUES: dict[type, Callable[[], list[Any]]] = {
         store.Difference("a", "shape", (2, 3), (3, 2)),
         store.Difference("a", "values", 1.5, -0.0, (1, 2), 3),
     ],
+    store.Digest: lambda: [store.Digest(5, "float32", (2, 3)), store.Digest(0, ">f4", ())],
     store.Damage: lambda: [store.Damage("w", "a.safetensors", "x"), store.Damage(None, "a.safetensors", "y")],
     store.VerifyReport: lambda: [store.VerifyReport(Path("model"), "safetensors", 2, 24, 0, 0)],
     store.WriteOutline: lambda: [

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .compare.digests import tensor_digests
     from .compare.manifest import manifest_of
     from .compare.prove import Damage, DamageError, VerifyReport, verify_checkpoint
+    from .data.digest import Digest, digest
     from .data.objects import ObjectPath
     from .formats.open import open_checkpoint
     from .learn.learn import Learned, learn_rewrites
@@ -38,6 +39,7 @@ __all__ = [
     "DamageError",
     "Difference",
     "Differences",
+    "Digest",
     "Learned",
     "ObjectPath",
     "ReadArray",
@@ -52,6 +54,7 @@ __all__ = [
     "WriteOutline",
     "WriteReport",
     "diff_checkpoints",
+    "digest",
     "learn_rewrites",
     "manifest_of",
     "open_checkpoint",
@@ -70,6 +73,7 @@ __getattr__, __dir__ = lazy(
         "compare.digests": ("tensor_digests",),
         "compare.manifest": ("manifest_of",),
         "compare.prove": ("Damage", "DamageError", "VerifyReport", "verify_checkpoint"),
+        "data.digest": ("Digest", "digest"),
         "data.objects": ("ObjectPath",),
         "formats.open": ("open_checkpoint",),
         "learn.learn": ("Learned", "learn_rewrites"),
