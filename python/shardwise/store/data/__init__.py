@@ -6,6 +6,7 @@
 | `own_folders` | folders that others can write to, opened without links |
 | `files`, `object_files`, `mapped` | one open file; objects read as files; arrays mapped from files |
 | `engine`, `boxes`, `codecs` | the compiled engine; boxes read; decompression |
+| `digest`, `digest_torch` | digests of arrays; of PyTorch's tensors where they lie |
 | `sources`, `same_files` | what a plan reads; files that must keep their names |
 | `block_lists` | long lists in compressed blocks with digests |
 | `text` | names and shapes from files, checked |
