@@ -17,7 +17,7 @@ from ..._text import shown
 from ...errors import LayoutError, ParseError
 from ...piece import Piece, Slices, check_box
 from ...pieces import Piece as StoredAt
-from .digest_torch import KEYS, RADIX
+from .digest_torch import KEYS, RADIX, digest_boxes, integers
 from .engine import DIGEST_MODULUS, CopyJob, check_threads
 
 __all__ = ["Digest", "digest"]
@@ -156,8 +156,6 @@ def digest(
         parts = [(_bounds(tuple(slice(0, size) for size in whole) if box is None else box, memory, whole), memory)]
     if isinstance(memory, np.ndarray):
         return Digest(_of_boxes(parts, memory.itemsize, whole, threads), dtype, whole)
-    from .digest_torch import digest_boxes
-
     return Digest(digest_boxes(parts, whole), dtype, whole)
 
 
@@ -231,8 +229,6 @@ def _is_torch(array: Any) -> bool:
 
 def _tensor(tensor: Any) -> Any:
     """A tensor of integers in the memory of this one; a numpy array, if that is on the CPU."""
-    from .digest_torch import integers
-
     found = integers(tensor)
     return found.numpy() if found.device.type == "cpu" else found
 
