@@ -3,7 +3,7 @@
     python examples/demo.py                        # writes a small GPT-2, which stays in target/demo
     python examples/demo.py model.safetensors      # or uses your checkpoint: a file, or a Hugging Face folder
 
-Nothing here needs a device: the mesh of 2 x 4 is arithmetic.
+Nothing here needs a device: the mesh of 4 is arithmetic.
 """
 
 import os
@@ -18,10 +18,10 @@ import shardwise
 from shardwise import store
 from shardwise.cli import main as run
 
-AXES = "data=2,model=4"
+AXES = "data=1,model=4"
 #: The checkpoint that stays, to try other commands on.
 KEPT = Path(__file__).parents[1] / "target" / "demo" / "model.safetensors"
-MESH = shardwise.DeviceMesh((2, 4), ("data", "model"))
+MESH = shardwise.DeviceMesh((1, 4), ("data", "model"))
 
 
 def gpt2_tensors(
@@ -125,7 +125,7 @@ def demo(path: Path) -> None:
     with shardwise.open_checkpoint(path) as checkpoint:
         rules = choose_rules(checkpoint)
         layout_map = shardwise.LayoutMap.from_toml(shardwise.example_rules()[rules], MESH)
-        print(f"What would each device of a mesh of 2 x 4 hold, by the rules of {rules}?")
+        print(f"What would each device of a mesh of 4 hold, by the rules of {rules}?")
         say("report", str(path), "--mesh", AXES, "--rules", rules)
         name = choose_tensor(checkpoint, layout_map)
         if name is None:

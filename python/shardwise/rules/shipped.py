@@ -57,12 +57,23 @@ def rules_file(file: Any) -> Any:
     >>> rules_file("hf/llama").name
     'llama.toml'
     """
-    if not isinstance(file, str) or "\0" in file or os.path.lexists(file):
+    if not isinstance(file, str) or not _is_missing(file):
         return file
     known = example_rules()
     if file not in known:
         raise FileNotFoundError(errno.ENOENT, f"no such file, and {no_rules(file)}", file)
     return known[file]
+
+
+def _is_missing(path: str) -> bool:
+    """Return whether there is nothing at a path; a path that no file can have is for whoever opens it to refuse."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except (OSError, ValueError):
+        return False
+    return False
 
 
 def called(path: object) -> str:

@@ -426,7 +426,7 @@ def test_interrupted_by_a_signal(tmp_path: Path) -> None:
 import _thread, sys
 from pathlib import Path
 sys.path.insert(0, {str(Path(__file__).parents[3])!r})
-from tests.store.test_engine import TABLE, merge
+from tests.store.data.test_engine import TABLE, merge
 folder = Path({str(tmp_path)!r})
 job = merge(folder, TABLE, 2, folder / "made")
 try:

@@ -98,7 +98,7 @@ def test_a_process_that_may_have_few_descriptors(tmp_path: Path, limit: int) -> 
     code = """
 import os, resource, sys
 from pathlib import Path
-from shardwise.store.files import DataFile
+from shardwise.store.data.files import DataFile
 limit = int(sys.argv[2])
 resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 held = [DataFile(Path(sys.argv[1], str(number))) for number in range(100)]

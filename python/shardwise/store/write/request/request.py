@@ -89,10 +89,13 @@ class Request:
     def __post_init__(self) -> None:
         is_true("strict", self.strict)
         optional("metadata", self.metadata, Mapping)  # type: ignore[type-abstract]
-        if integer("max_file_bytes", self.max_file_bytes) < 1:
-            raise LayoutError(f"max_file_bytes is {shown(self.max_file_bytes)}; it must be a positive integer")
+        most = integer("max_file_bytes", self.max_file_bytes)
+        if most < 1:
+            raise LayoutError(f"max_file_bytes is {shown(most)}; it must be a positive integer")
+        # Integers of numpy become Python's, which do not overflow.
+        object.__setattr__(self, "max_file_bytes", most)
         if self.rank is not None:
-            integer("rank", self.rank)
+            object.__setattr__(self, "rank", integer("rank", self.rank))
 
 
 def _float_dtype(value: Any) -> Dtype:
