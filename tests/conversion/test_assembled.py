@@ -45,7 +45,7 @@ def leaf(name: str, values: Array, rows: int = 1) -> Stored:
 def trees(draw: st.DrawFn, depth: int = 3) -> Made:
     """Any tree of up to this depth, over tensors of up to three dims."""
     if depth == 0 or draw(st.integers(0, 4)) == 0:
-        shape = draw(st.lists(st.sampled_from([1, 2, 3, 4, 6]), min_size=1, max_size=3))
+        shape = draw(st.lists(st.sampled_from([0, 1, 2, 3, 4, 6]), min_size=1, max_size=3))
         values = np.arange(np.prod(shape), dtype="u2").reshape(shape) + draw(st.integers(0, 9)) * 1000
         return leaf(f"t{draw(st.integers(0, 99))}", values, draw(st.integers(1, 3))), values
     tree, values = draw(trees(depth=depth - 1))
