@@ -336,7 +336,7 @@ def cases() -> list[Any]:
 
 #: What a `repr` may name, besides the class itself.
 NAMES: dict[str, Any] = {
-    **{name: getattr(sw, name) for name in sw.__all__},
+    **{name: getattr(sw, name) for name in dir(sw)},
     **{kind.__name__: kind for kind in VALUES},
     **{type(Path()).__name__: Path},
 }
