@@ -89,14 +89,14 @@ frameworks: build tools
 	$(QUIETLY) "Installing the frameworks (minutes; some 2 GB)" $(BIN)/python -m pip install --group frameworks
 
 test-oracle: frameworks ### install the frameworks and compare with them
-	$(BIN)/python -m pytest tests/oracle tests/interop tests/test_documents.py -rs --slow-seconds $(SLOW_SECONDS) --slow-seed $(SLOW_SEED)
+	$(BIN)/python -m pytest tests/oracle tests/interop tests/docs/test_documents.py -rs --slow-seconds $(SLOW_SECONDS) --slow-seed $(SLOW_SEED)
 
 # The S3 server and the MPI come from PyPI as well.
 test-clusters: build tools ### install Dask, an MPI and an S3 server, and run the tests of clusters and object stores
 	$(QUIETLY) "Installing Dask, an MPI and an S3 server" $(BIN)/python -m pip install --group clusters
 	$(BIN)/python -m pytest tests/store/write/test_clusters.py tests/store/data/test_objects.py tests/store/write/test_object_tasks.py \
 	  tests/store/write/test_object_plans.py tests/store/write/test_shared_objects.py tests/store/write/test_trips.py tests/store/write/test_carried.py \
-	  tests/execute tests/test_page_blocks.py -rs
+	  tests/execute tests/docs/test_page_blocks.py -rs
 
 prove: frameworks ### compare millions of cases with oracles; Ctrl-C stops, the same command continues; SEED=… repeats
 	$(BIN)/python -m tests.prove --resume --jobs $(JOBS) --scale $(SCALE) $(if $(SEED),--seed $(SEED)) \
@@ -135,14 +135,14 @@ fuzz: build tools ### run every fuzzer for SECONDS each (60), from a new seed ea
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
 
 valgrind: build tools ### run views and copies under valgrind, which must be installed
-	PYTHONMALLOC=malloc valgrind --log-file=target/valgrind.log $(BIN)/python -m tests.test_guard_pages heap
+	PYTHONMALLOC=malloc valgrind --log-file=target/valgrind.log $(BIN)/python -m tests.process.test_guard_pages heap
 	@if grep -B5 -A20 '_core\.' target/valgrind.log; then exit 1; else echo "no report in which the compiled module has a part"; fi
 
 coverage: frameworks ### what the tests reach: lines and branches of the Python package, lines of the core
 	$(BIN)/python -m coverage erase
 	$(BIN)/python -m coverage run -m pytest -q; status=$$?; \
 	  $(BIN)/python -m coverage combine --quiet && $(BIN)/python -m coverage report && exit $$status
-	$(BIN)/python -m tests.core_coverage
+	$(BIN)/python -m tests.rust.coverage
 
 # Takes hours; FILE chooses one.
 FILE ?= rust/core/**/*.rs

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import shardwise as sw
 from tests.fuzz.limits import limited
-from tests.guarded import FORMS, Placed
+from tests.process.guarded import FORMS, Placed
 from tests.strategies import layouts
 
 AXES = ("x", "y", "z")

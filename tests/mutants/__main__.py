@@ -41,36 +41,43 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "python" / "shardwise"
 
 #: Of every kind of value, and of every entry.
-VALUES = ["tests/laws/test_values.py", "tests/test_hard_arguments.py", "tests/test_edges.py"]
+VALUES = ["tests/laws/test_values.py", "tests/laws/test_arguments.py", "tests/test_edges.py"]
 
 #: Where the tests of a room are, besides its own doctests.
 TESTS = {
-    "array": ["tests/array", "tests/test_arrays.py", "tests/test_replicas.py", "tests/laws"],
+    "array": ["tests/array", "tests/laws"],
     "cli": ["tests/cli", "tests/store/write/test_tasks.py"],
     "deploy": ["tests/deploy", "tests/rules"],
     "dtensor": ["tests/dtensor", *VALUES],
     "execute": ["tests/execute"],
     "fit": ["tests/fit"],
-    "interop": ["tests/interop", "tests/test_packed.py", *VALUES],
+    "interop": ["tests/interop", "tests/packed", *VALUES],
     "model": ["tests/model", "tests/array", *VALUES],
-    "packed": ["tests/test_packed.py", "tests/laws", "tests/reshard", "tests/test_edges.py"],
+    "packed": ["tests/packed", "tests/laws", "tests/reshard", "tests/test_edges.py"],
     "quantized": ["tests/quantized", "tests/fit", "tests/store/tensors/test_quantized.py"],
     "reshard": [
         "tests/reshard",
         "tests/laws",
         "tests/array",
         "tests/test_edges.py",
-        "tests/test_packed.py",
-        "tests/test_sub_axes.py",
+        "tests/packed",
+        "tests/test_sub_axis.py",
     ],
     "rules": ["tests/rules", "tests/model", *VALUES],
     "show": ["tests/show"],
     "store": ["tests/store"],
-    "": ["tests/test_*.py", "tests/laws", "tests/array", "tests/reshard"],
+    "": [
+        "tests/test_*.py",
+        "tests/process/test_signals.py",
+        "tests/process/test_threads.py",
+        "tests/laws",
+        "tests/packed",
+        "tests/array",
+        "tests/reshard",
+    ],
 }
 #: Tests that run programs and see none of the changes, or that read the files of the project.
-LEFT_OUT = ["benchmarks", "documents", "examples", "fused_examples", "guard_pages", "memory", "page_blocks"]
-LEFT_OUT += ["release", "rooms"]
+LEFT_OUT = ["rooms", "shipped"]
 
 OPTIONS = ["-x", "-q", "-m", "not slow", "--assert=plain", "--hypothesis-profile=mutants", "--hypothesis-seed=0"]
 OPTIONS += ["-p", "no:cacheprovider", "-p", "no:faulthandler", "--continue-on-collection-errors"]

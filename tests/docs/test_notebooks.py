@@ -11,7 +11,7 @@ import pytest
 
 from release.site.hooks import notebook_page
 
-FOLDER = Path(__file__).parents[1] / "docs" / "notebooks"
+FOLDER = Path(__file__).parents[2] / "docs" / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
 

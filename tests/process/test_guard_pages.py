@@ -22,7 +22,7 @@ import pytest
 
 import shardwise as sw
 from tests.checks import view_index
-from tests.guarded import FORMS, Placed, guarded
+from tests.process.guarded import FORMS, Placed, guarded
 
 Array = npt.NDArray[Any]
 
@@ -155,7 +155,7 @@ def copy_in_the_heap() -> int:
 
 
 def child(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.test_guard_pages", *arguments]
+    command = [sys.executable, "-m", "tests.process.test_guard_pages", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False)
 
 

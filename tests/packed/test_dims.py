@@ -20,9 +20,9 @@ from shardwise.interop.shardy import to_shardy
 from shardwise.interop.torch import to_placements
 from shardwise.interop.translation import translate
 
-from .checks import poisoned_memory, refused
+from ..checks import poisoned_memory, refused
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def line(size: int) -> sw.DeviceMesh:

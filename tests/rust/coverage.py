@@ -1,4 +1,4 @@
-"""Lines and regions of the Rust core that its own tests reach: `python -m tests.core_coverage`.
+"""Lines and regions of the Rust core that its own tests reach: `python -m tests.rust.coverage`.
 
 The unit tests and the ordinary part of the exhaustive tests, compiled with the compiler's instrumentation, and read by
 the `llvm-cov` of the compiler's own LLVM: `rustup component add llvm-tools`, or, say, Debian's package `llvm-22`. The
@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 CORE = ROOT / "rust" / "core"
 TARGET = ROOT / "target" / "coverage"
 TESTS = ["--lib", "--test", "exhaustive", "--test", "exhaustive_reshard"]

@@ -13,7 +13,7 @@ import sys
 import pytest
 
 from tests.oracle.worker import ROOT
-from tests.out_of_memory import CALLS
+from tests.process.out_of_memory import CALLS
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="limits the address space as Linux does")
 
@@ -23,7 +23,7 @@ LITTLE = {"box", "boxes by hand", "label that is not there", "partition"}
 
 def outcomes(call: str, backtrace: str) -> dict[str, int]:
     environment = {**os.environ, "RUST_BACKTRACE": backtrace}
-    command = [sys.executable, "-m", "tests.out_of_memory", call]
+    command = [sys.executable, "-m", "tests.process.out_of_memory", call]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=False, timeout=3600)
     assert done.returncode == 0, done.stderr.decode(errors="replace")
     found = json.loads(done.stdout)["outcomes"]

@@ -9,8 +9,8 @@ import pytest
 
 import shardwise as sw
 
-from .oracle import fused
-from .oracle.families.models import DATA, read
+from ..oracle import fused
+from ..oracle.families.models import DATA, read
 
 RULES = sw.example_rules()
 #: Query heads, key-value heads, head dim.

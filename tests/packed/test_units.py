@@ -15,8 +15,8 @@ from shardwise.interop.hlo import to_hlo
 from shardwise.interop.torch import to_placements
 from shardwise.layout import UnevenRule
 
-from .checks import refused
-from .oracle.numpy_oracle import pieces
+from ..checks import refused
+from ..oracle.numpy_oracle import pieces
 
 RULES: tuple[UnevenRule, ...] = get_args(UnevenRule)
 #: Meshes, and the axes by which the factor is cut.

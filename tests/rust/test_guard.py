@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-SOURCES = Path(__file__).parent.parent / "rust" / "python" / "src"
+SOURCES = Path(__file__).parents[2] / "rust" / "python" / "src"
 FUNCTION = re.compile(r"^(?P<indent> *)(?:pub(?:\([^)]*\))? )?fn (?P<name>r?#?\w+)", re.MULTILINE)
 
 

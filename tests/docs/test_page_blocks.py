@@ -27,10 +27,10 @@ import pytest
 import shardwise as sw
 from shardwise.cli import main
 
-from .checks import same_tensors
-from .execute.test_mpi import mpirun
-from .oracle import engines
-from .store.torch_files import save, tensor
+from ..checks import same_tensors
+from ..execute.test_mpi import mpirun
+from ..oracle import engines
+from ..store.torch_files import save, tensor
 from .test_documents import PAGES, ROOT
 
 FENCE = re.compile(r"^ *(```+|~~~+)(.*)$")

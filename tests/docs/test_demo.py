@@ -11,9 +11,9 @@ import pytest
 
 from shardwise.cli import main
 
-from .cli.conftest import Tensors, write_checkpoint
+from ..cli.conftest import Tensors, write_checkpoint
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def run_demo(*arguments: object) -> "subprocess.CompletedProcess[str]":

@@ -15,7 +15,7 @@ import pytest
 
 import shardwise as sw
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benches" / "elsewhere"
 
 
