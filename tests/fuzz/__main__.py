@@ -14,12 +14,13 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis.strategies import SearchStrategy
 
+from shardwise.cli import arguments
 from tests.fuzz import api, command, parsers, plans, rules_files
 from tests.fuzz.arguments import SHARDWISE, made
 from tests.fuzz.limits import limit_memory
@@ -68,6 +69,8 @@ def main() -> int:
     # An end like any other, which leaves no temporary files.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     limit_memory()
+    # To make the parser takes longer than most commands do here; what it reads leaves nothing in it.
+    arguments.make_parser = cache(arguments.make_parser)
     for name in options.names or FUZZERS:
         number, end = options.seed, time.monotonic() + options.seconds
         while time.monotonic() < end:

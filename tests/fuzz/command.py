@@ -392,7 +392,9 @@ def spoil(example: tuple[str, int]) -> tuple[int, str]:
     arguments = [word.replace("OUT", "out") for word in rng.choice(case.commands)]
     kept = set(HERE.iterdir())
     # A spoilt plan may be for the same place, and a commit takes that away.
-    shutil.copytree(HERE / ".of-sharded.partial", HERE.parent / "kept")
+    is_run = arguments[0] in ("run", "commit")
+    if is_run:
+        shutil.copytree(HERE / ".of-sharded.partial", HERE.parent / "kept")
     case.path.write_bytes(data)
     try:
         with _inside():
@@ -401,9 +403,10 @@ def spoil(example: tuple[str, int]) -> tuple[int, str]:
     finally:
         for each in set(HERE.iterdir()) - kept:
             _remove(each)
-        _remove(HERE / "of-sharded")
-        _remove(HERE / ".of-sharded.partial")
-        shutil.move(HERE.parent / "kept", HERE / ".of-sharded.partial")
+        if is_run:
+            _remove(HERE / "of-sharded")
+            _remove(HERE / ".of-sharded.partial")
+            shutil.move(HERE.parent / "kept", HERE / ".of-sharded.partial")
         case.path.write_bytes(good)
 
 

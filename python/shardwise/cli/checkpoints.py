@@ -89,11 +89,13 @@ def contents_of(options: argparse.Namespace) -> tuple[LayoutMap | Deployment | N
 
 def _check_names(rules: Path | None, to: str | None) -> None:
     """Refuse rules of the package whose names are not an engine's, where an engine's loader is to read them."""
+    if to != "vllm":
+        return
     known = example_rules()
     name = next((name for name, path in known.items() if path == rules), None)
-    family = "" if name is None else name.rpartition("/")[2]
-    if to != "vllm" or name is None or name.startswith(("vllm/", "sglang/")):
+    if name is None or name.startswith(("vllm/", "sglang/")):
         return
+    family = name.rpartition("/")[2]
     others = [each for each in known if each.endswith(f"/{family}") and each.startswith(("vllm/", "sglang/"))]
     instead = f"--rules {' or '.join(others)}" if others else "`shardwise rules` lists those that are"
     raise ValueError(
