@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import signal
 import sys
@@ -20,6 +21,23 @@ import pytest
 import shardwise as sw
 
 INT64_MAX = 2**63 - 1
+#: 5,000 digits: more than Python writes of an integer.
+HUGE = 10**5000
+
+
+def cyclic() -> list[Any]:
+    made: list[Any] = []
+    made.append(made)
+    return made
+
+
+@functools.cache
+def deep() -> list[Any]:
+    """Made once: the collector looks at each list again and again while they are made."""
+    made: list[Any] = []
+    for _ in range(100_000):
+        made = [made]
+    return made
 
 
 @contextmanager

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 import shardwise as sw
-from shardwise import LayoutError, MeshError
+from shardwise import LayoutError, MeshError, packed
 from tests.checks import linear, refused
+
+MESH = sw.DeviceMesh((2, 4), ("dp", "tp"))
 
 
 def mesh() -> sw.DeviceMesh:
@@ -144,6 +146,16 @@ class TestMesh:
         assert sw.TensorLayout(("one",), one, unreduced=()).is_fully_replicated
         assert not sw.TensorLayout(("four",), one).is_fully_replicated
 
+    def test_a_mesh_that_comes_later_leaves_unreduced_axes(self) -> None:
+        bound = sw.TensorLayout((None,), unreduced=("tp",)).with_mesh(MESH)
+        assert bound == sw.TensorLayout((None,), MESH, unreduced=("tp",))
+
+    @pytest.mark.parametrize(("size", "whole"), [(1, True), (2, False)])
+    def test_an_unreduced_axis_of_one_device_is_a_whole(self, size: int, whole: bool) -> None:
+        mesh = sw.DeviceMesh((size,), ("x",))
+        assert sw.TensorLayout((None,), mesh, unreduced=("x",)).is_fully_replicated is whole
+        assert sw.TensorLayout((None,), mesh).is_fully_replicated
+
 
 class TestValue:
     def test_immutable(self) -> None:
@@ -191,3 +203,45 @@ class TestShorthands:
             sw.TensorLayout(("y",), mesh()).shard_shape((6,), (6,))
         with refused(LayoutError, "dim 0", "4 elements", "3 shards"):
             sw.TensorLayout(("y",), mesh()).shard_shape("cpu:0", (4,))
+
+
+class TestRefined:
+    @pytest.mark.parametrize(
+        "axes",
+        [
+            ("dp", packed.gate_up("tp:(1)2")),
+            (("tp:(2)2", "dp"), packed.gate_up("tp:(1)2")),
+            ("tp:(2)2", packed.gate_up("dp")),
+            (None, packed.gate_up(("tp:(1)2", "tp:(2)2"))),
+        ],
+    )
+    @pytest.mark.parametrize("unreduced", [(), ("pp",), ("ep:(2)3",), ("ep:(1)6",), ("pp:(1)2", "ep")])
+    def test_a_refined_layout_with_packed_dims_gives_every_device_the_same(self, axes: Any, unreduced: Any) -> None:
+        mesh = sw.DeviceMesh((2, 4, 2, 6), ("dp", "tp", "pp", "ep"))
+        layout = sw.TensorLayout(axes, mesh, unreduced=unreduced)
+        refined = layout.refined()
+        assert refined.device_mesh is not None
+        assert "tp" not in refined.device_mesh.axis_names
+        assert [refined.device_mesh.axis_size(name) for name in refined.unreduced] == [
+            mesh.axis_size(name) for name in unreduced
+        ]
+        for mine, theirs in zip(
+            layout.partition((8, 16)).all_pieces(), refined.partition((8, 16)).all_pieces(), strict=True
+        ):
+            assert mine.tolist() == theirs.tolist()
+
+    @pytest.mark.parametrize(
+        "axes",
+        [
+            ("dp", packed.gate_up("tp:(1)4")),
+            ("tp:(1)4", packed.gate_up("dp")),
+            ("tp:(1)1", packed.gate_up("dp:(1)2")),
+            ("tp:(4)1", packed.gate_up("tp:(1)4")),
+            ("tp:(1)2", packed.gate_up("tp:(2)1")),
+            (("dp:(1)2", "tp:(1)4"), packed.gate_up("tp:(2)1")),
+        ],
+    )
+    def test_sub_axes_that_are_whole_axes_or_nothing_stay_so_when_refined(self, axes: Any) -> None:
+        layout = sw.TensorLayout(axes, MESH)
+        mine, theirs = (each.partition((8, 16)).all_pieces() for each in (layout, layout.refined()))
+        assert [array.tolist() for array in mine] == [array.tolist() for array in theirs]

@@ -317,3 +317,53 @@ class TestListDevices:
             sw.list_devices("gpu")
         with refused(TypeError, "device_type", "5"):
             sw.list_devices(5)  # type: ignore[arg-type]
+
+
+def _is_possible(dims: int) -> bool:
+    try:
+        np.empty((1,) * dims)
+    except ValueError:
+        return False
+    return True
+
+
+class TestLabels:
+    def test_a_label_that_comes_twice_is_named_with_both_places(self) -> None:
+        with refused(sw.MeshError, "devices[2] repeats the label 'a' of devices[0]"):
+            sw.DeviceMesh((3,), ("x",), ["a", "b", "a"])
+
+    def test_an_array_of_devices_has_as_many_dims_as_numpy_allows(self) -> None:
+        most = max(dims for dims in (32, 64) if _is_possible(dims))
+        names = [f"a{i}" for i in range(most + 1)]
+        assert sw.DeviceMesh((1,) * most, names[:most]).devices.shape == (1,) * most
+        with refused(sw.MeshError, f"{most + 1} axes", f"at most {most} dims"):
+            _ = sw.DeviceMesh((1,) * (most + 1), names).devices
+
+    def test_positions_end_with_the_mesh(self) -> None:
+        mesh = sw.DeviceMesh((4,), ("x",))
+        assert [mesh.index_of_label(i) for i in range(4)] == [0, 1, 2, 3]
+        for position in (-1, 4):
+            with refused(sw.MeshError, f"device {position} is not in the mesh"):
+                mesh.index_of_label(position)
+
+    def test_only_positions_within_the_mesh_are_offered(self) -> None:
+        mesh = sw.DeviceMesh((2,), ("x",), ["a", "b"])
+        for position in (0, 1):
+            with refused(sw.MeshError, f"give mesh.device({position})"):
+                mesh.index_of_label(position)
+        for position in (-1, 2):
+            with pytest.raises(sw.MeshError) as raised:
+                mesh.index_of_label(position)
+            assert str(raised.value).endswith("labelled 'a', 'b'")
+
+    def test_up_to_four_labels_are_listed(self) -> None:
+        for labels, shown in (("abcd", "'a', 'b', 'c', 'd'"), ("abcde", "'a', 'b', … 'e'")):
+            with pytest.raises(sw.MeshError) as raised:
+                sw.DeviceMesh((len(labels),), ("x",), list(labels)).index_of_label("z")
+            assert str(raised.value).endswith(f"labelled {shown}")
+
+    def test_labels_from_arrays_are_plain_values(self) -> None:
+        numbers = sw.DeviceMesh((2,), ("x",), np.array([5, 6]))
+        assert [type(numbers.device(i)) for i in range(2)] == [int, int]
+        objects = sw.DeviceMesh((2,), ("x",), np.array(["a", 3], object))
+        assert [objects.device(i) for i in range(2)] == ["a", 3]

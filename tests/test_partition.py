@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 import shardwise as sw
-from shardwise import LayoutError, MeshError, SizeOverflowError
+from shardwise import LayoutError, MeshError, SizeOverflowError, packed
 from tests.checks import INT64_MAX, peak_of, refused
 from tests.strategies import RULES
 
 UNEVEN: list[sw.UnevenRule] = ["ceil", "chunk", "balanced", "floor"]
+
+ONE = sw.DeviceMesh((1,), ("x",))
 
 
 def cut(n: int, sizes: tuple[int, ...], rule: sw.UnevenRule) -> sw.Partition:
@@ -459,6 +461,27 @@ class TestBytes:
         with pytest.raises(TypeError, match="nope"):
             grid().nbytes("nope")
 
+    def test_a_partition_may_have_as_many_as_int64_holds(self) -> None:
+        partition = sw.TensorLayout(("x",), ONE).partition((INT64_MAX,))
+        assert partition.nbytes("int8").tolist() == [INT64_MAX]
+        with refused(sw.SizeOverflowError, f"{INT64_MAX} elements of 2 bytes"):
+            partition.nbytes("int16")
+
+    def test_a_byte_too_many_is_refused(self) -> None:
+        partition = sw.TensorLayout(("x",), ONE).partition((2**62,))
+        assert sw.TensorLayout(("x",), ONE).partition((2**62 - 1,)).nbytes("int16").tolist() == [2**63 - 2]
+        with refused(sw.SizeOverflowError, f"{2**62} elements of 2 bytes", INT64_MAX):
+            partition.nbytes("int16")
+
+    def test_the_padding_counts(self) -> None:
+        layout = sw.TensorLayout((packed.padded_vocab(10, "x", 2**62, per_shard=True),), ONE)
+        partition = layout.partition((10,))
+        assert partition.nbytes("int8").tolist() == [2**62]
+        with refused(sw.SizeOverflowError, f"{2**62} elements of 16 bits", "padding"):
+            partition.nbytes("int16")
+        most = sw.TensorLayout((packed.padded_vocab(10, "x", INT64_MAX, per_shard=True),), ONE).partition((10,))
+        assert most.nbytes("int8").tolist() == [INT64_MAX]
+
 
 class TestValue:
     def test_immutable(self) -> None:
@@ -476,3 +499,13 @@ class TestValue:
         assert len(values) == 4
         assert grid() in values
         assert cast(object, grid()) != (6, 8)
+
+
+def test_all_pieces_of_a_plain_partition_are_its_boxes() -> None:
+    partition = sw.TensorLayout(("tp", None), sw.DeviceMesh((2, 4), ("dp", "tp"))).partition((8, 3))
+    begins, rows = partition.all_pieces()
+    assert begins.tolist() == list(range(9))
+    assert begins.dtype == rows.dtype == np.int64
+    assert rows.shape == (8, 2, 3)
+    assert rows[:, :, :2].tolist() == partition.boxes().tolist()
+    assert not rows[:, :, 2].any()

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shardwise as sw
-from tests.checks import interrupted
+from tests.checks import INT64_MAX, interrupted, refused
 from tests.tilings import SHAPES, cut_boxes, held, numbered, tilings
 
 
@@ -228,3 +228,81 @@ def test_a_million_boxes_of_a_grid_are_kept_in_little_memory() -> None:
     tiling = sw.Tiling.from_boxes((side, side), np.concatenate([corners, corners + 1], axis=2))
     assert len(tiling.holders) == side**2
     assert len(pickle.dumps(tiling)) < 1000
+
+
+class TestConstruction:
+    def test_a_label_that_comes_twice_is_named_with_both_places(self) -> None:
+        with refused(sw.LayoutError, "holders[2] repeats the label 'a' of holders[0]"):
+            sw.Tiling.grid((3,), (1,), ["a", "b", "a"])
+
+    def test_shapes_of_arrays_need_labels(self) -> None:
+        with refused(sw.LayoutError, "arrays is for holders with labels"):
+            sw.Tiling.from_boxes((4,), [[(0, 4)]], arrays={0: (4,)})
+
+    @pytest.mark.parametrize("ranges", [[], {}, np.empty((0, 2), np.int64)])
+    def test_no_ranges_are_no_holders(self, ranges: Any) -> None:
+        assert sw.Tiling.from_flat_ranges((0,), ranges).holders == ()
+
+    def test_one_range_is_one_holder(self) -> None:
+        assert sw.Tiling.from_flat_ranges((4,), [(0, 4)]).holders == (0,)
+        with refused(sw.LayoutError, "(1, 1)"):
+            sw.Tiling.from_flat_ranges((4,), [(0,)])  # type: ignore[list-item]
+
+    def test_a_shape_has_one_dim(self) -> None:
+        with refused(TypeError, "shape must be a sequence of integers"):
+            sw.Tiling.from_boxes(np.ones((2, 2), np.int64), [])  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize(("count", "shown"), [(3, "3 holders: 0, 1, 2"), (4, "4 holders: 0, 1, 2, …")])
+    def test_up_to_three_holders_are_listed(self, count: int, shown: str) -> None:
+        with pytest.raises(sw.LayoutError) as raised:
+            sw.Tiling.from_boxes((count,), [[(i, i + 1)] for i in range(count)]).pieces("nobody")
+        assert str(raised.value).endswith(shown)
+
+    def test_a_plan_says_what_sort_of_tilings_there_are(self) -> None:
+        chunks, ranges = sw.Tiling.grid((4,), (3,)), sw.Tiling.from_flat_ranges((4,), [(0, 4)])
+        text = sw.plan_reshard(chunks, ranges).explain()
+        assert "chunks of shape (3,)" in text
+        assert "ranges of the flattened tensor" in text
+        assert "explicit boxes" in sw.plan_reshard(sw.Tiling.from_boxes((4,), [[(0, 4)]]), ranges).explain()
+
+    def test_boxes_of_another_rank_are_refused_with_their_shape(self) -> None:
+        with refused(sw.LayoutError, "boxes is of shape (2, 1, 2)", "(boxes, 2, 2)"):
+            sw.Tiling.from_boxes((4, 4), np.zeros((2, 1, 2), np.int64))
+
+        with refused(sw.LayoutError, "boxes['a'] is of shape (2, 1, 2)", "(boxes, 2, 2)"):
+            sw.Tiling.from_boxes((4, 4), {"a": np.zeros((2, 1, 2), np.int64)})
+
+    def test_no_boxes_are_of_any_rank(self) -> None:
+        tiling = sw.Tiling.from_boxes((4, 0), {"a": [], "b": np.empty((0, 2, 2), np.int64)})
+        assert tiling.pieces("a") == tiling.pieces("b") == []
+
+    def test_pieces_and_boxes_are_not_mixed(self) -> None:
+        piece = sw.Piece((slice(0, 2),), (0,))
+        with refused(TypeError, "Pieces and other boxes"):
+            sw.Tiling.from_boxes((4,), {"a": [piece, (slice(2, 4),)]}, arrays={"a": (4,)})
+
+    def test_arrays_of_their_own_come_back_from_a_repr(self) -> None:
+        flat = {"a": [sw.Piece((slice(0, 1), slice(0, 3)), 2), sw.Piece((slice(1, 2), slice(0, 3)), 5)]}
+        full = {"a": [sw.Piece((slice(0, 1), slice(0, 3)), (1, 0)), sw.Piece((slice(1, 2), slice(0, 3)), (0, 0))]}
+        for pieces, own in ((flat, (8,)), (full, (2, 3))):
+            tiling = sw.Tiling.from_boxes((2, 3), pieces, arrays={"a": own})
+            again = eval(repr(tiling), {"Tiling": sw.Tiling, "Piece": sw.Piece})
+            assert again == tiling
+            assert again.pieces("a") == pieces["a"]
+            assert again.holder_shape("a") == own
+
+    @pytest.mark.parametrize("step", [None, 1])
+    def test_a_step_of_one_is_none(self, step: int | None) -> None:
+        assert sw.Tiling.from_boxes((4,), {"a": (slice(0, 4, step),)}).pieces("a")[0].box == (slice(0, 4),)
+
+    @pytest.mark.parametrize("step", [-1, 0, 2])
+    def test_other_steps_are_refused(self, step: int) -> None:
+        with refused(sw.LayoutError, "no steps"):
+            sw.Tiling.from_boxes((4,), {"a": (slice(0, 4, step),)})
+
+
+def test_a_tiling_may_have_as_many_as_int64_holds() -> None:
+    assert sw.Tiling.from_boxes((INT64_MAX,), [[(0, INT64_MAX)]]).nbytes("int8").tolist() == [INT64_MAX]
+    assert sw.Tiling.from_boxes((2**62 - 1,), [[(0, 2**62 - 1)]]).nbytes("int16").tolist() == [2**63 - 2]
+    with refused(sw.SizeOverflowError, f"{2**62} elements of 16 bits", INT64_MAX):
+        sw.Tiling.from_boxes((2**62,), [[(0, 2**62)]]).nbytes("int16")

@@ -41,7 +41,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "python" / "shardwise"
 
 #: Of every kind of value, and of every entry.
-VALUES = ["tests/laws/test_values.py", "tests/laws/test_arguments.py", "tests/test_edges.py"]
+VALUES = ["tests/laws/test_values.py", "tests/laws/test_arguments.py"]
 
 #: Where the tests of a room are, besides its own doctests.
 TESTS = {
@@ -53,13 +53,12 @@ TESTS = {
     "fit": ["tests/fit"],
     "interop": ["tests/interop", "tests/packed", *VALUES],
     "model": ["tests/model", "tests/array", *VALUES],
-    "packed": ["tests/packed", "tests/laws", "tests/reshard", "tests/test_edges.py"],
+    "packed": ["tests/packed", "tests/laws", "tests/reshard"],
     "quantized": ["tests/quantized", "tests/fit", "tests/store/tensors/test_quantized.py"],
     "reshard": [
         "tests/reshard",
         "tests/laws",
         "tests/array",
-        "tests/test_edges.py",
         "tests/packed",
         "tests/test_sub_axis.py",
     ],

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import shardwise as sw
+from shardwise import packed
 from tests.checks import interrupted
 
 MESH = sw.DeviceMesh((2, 2), ("x", "y"))
@@ -388,3 +389,22 @@ class TestAllToAll:
             sw.array.all_to_all(rows, "y", dim="1")  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="sharded must be a ShardedArray"):
             sw.array.all_to_all(ARRAY, "y", dim=0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("from_packed", "to_packed"), [(True, False), (False, True), (True, True)])
+def test_a_packed_dim_of_either_side_has_no_collectives(from_packed: bool, to_packed: bool) -> None:
+    plain = sw.TensorLayout(("x",), MESH).partition((16,))
+    fused = sw.TensorLayout((packed.gate_up("x"),), MESH).partition((16,))
+    plan = sw.plan_reshard(fused if from_packed else plain, fused if to_packed else plain)
+    assert plan.obstacle is not None
+    assert plan.obstacle.kind == "packed"
+    assert plan.collectives("float32") is None
+
+
+def test_the_last_step_gives_the_layout_that_was_asked_for() -> None:
+    mesh = sw.DeviceMesh((4, 1), ("x", "one"))
+    src = sw.TensorLayout(("x", None), mesh).partition((8, 8))
+    dst = sw.TensorLayout((None, ("x", "one")), mesh).partition((8, 8))
+    steps = sw.plan_reshard(src, dst).collectives("float32")
+    assert steps is not None
+    assert steps[-1].layout == dst.layout

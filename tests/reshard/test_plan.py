@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import shardwise as sw
-from tests.checks import lets_others_run, refused
+from tests.checks import INT64_MAX, lets_others_run, refused
 
 MESH = sw.DeviceMesh((2, 2), ("x", "y"))
 ROWS = sw.TensorLayout((("x", "y"), None), MESH)
@@ -491,3 +491,20 @@ class TestShardedArray:
                 sharded.reshard(("x", None))  # type: ignore[arg-type]
             with pytest.raises(sw.LayoutError):
                 sharded.reshard(sw.TensorLayout(("x",), MESH))
+
+
+def test_devices_that_only_the_larger_mesh_has_receive() -> None:
+    here, there = (sw.TensorLayout((None,), sw.DeviceMesh((size,), ("x",))).partition((3,)) for size in (2, 4))
+    plan = sw.plan_reshard(here, there)
+    assert plan.kept["dst_device"].tolist() == [0, 1]
+    assert plan.transfers["dst_device"].tolist() == [2, 3]
+    assert plan.bytes_received("int16").tolist() == [0, 0, 6, 6]
+
+
+def test_as_many_bytes_may_move_as_int64_holds() -> None:
+    for size, dtype in ((INT64_MAX, "int8"), (2**62 - 1, "int16")):
+        one, other = (sw.Tiling.from_boxes((size,), [[(0, size)]]) for _ in range(2))
+        assert sw.plan_reshard(one, other).bytes_sent(dtype).tolist() == [size * np.dtype(dtype).itemsize]
+    one, other = (sw.Tiling.from_boxes((2**62,), [[(0, 2**62)]]) for _ in range(2))
+    with refused(sw.SizeOverflowError, f"{2**62} elements of 2 bytes", INT64_MAX):
+        sw.plan_reshard(one, other).bytes_sent("int16")

@@ -25,6 +25,7 @@ from shardwise import (
     save_checkpoint,
 )
 from shardwise.rules.search import REMEMBERED_PATHS
+from tests.checks import refused
 
 MESH = DeviceMesh((2, 4), ("data", "model"))
 
@@ -541,3 +542,32 @@ class TestUneven:
     def test_what_is_not_a_rule(self, uneven: Any) -> None:
         with pytest.raises((LayoutError, TypeError), match="uneven"):
             LayoutRule(("x",), uneven)
+
+
+@pytest.mark.heavy
+def test_rules_that_match_one_path_are_listed_in_short() -> None:
+    layout_map = LayoutMap(MESH)
+    for i in range(200):
+        layout_map[f"kernel|{i}" + "x" * 500] = ("data",)
+    with pytest.raises(LayoutError, match="200 rules") as raised:
+        _ = layout_map["kernel"]
+    assert "'kernel|0xxx" in str(raised.value)
+    assert len(str(raised.value)) < 1500
+
+
+@pytest.mark.parametrize("given", ["ab", b"ab", 3, ["ab"], [("a",)], [("a", ("data",), 3)], [1], [None], {"a"}])
+def test_rules_that_are_no_pairs_are_refused_and_change_nothing(given: Any) -> None:
+    layout_map = LayoutMap(MESH)
+    layout_map["k"] = ("data",)
+    with refused(TypeError, "update"):
+        layout_map.update(given)
+    assert list(layout_map) == ["k"]
+
+
+def test_rules_come_as_mappings_pairs_and_keywords() -> None:
+    layout_map = LayoutMap(MESH)
+    layout_map["k"] = ("data",)
+    layout_map.update({"a": ("data",)}, b=("model",))
+    layout_map.update(pair for pair in [("c", (None,)), ["d", ["data"]]])
+    layout_map.update()
+    assert [layout.axes for layout in layout_map.values()] == [("data",), ("data",), ("model",), (None,), ("data",)]

@@ -322,3 +322,20 @@ class TestDevices:
             source_rewrites=fused,
         )
         assert "4 boxes of rewritten tensors move, 6 B in all." in plan.explain()
+
+
+def test_plans_of_models_are_equal_if_all_of_them_is() -> None:
+    mesh = sw.DeviceMesh((2,), ("tp",))
+    cut, whole = (sw.TensorLayout((axis,), mesh) for axis in ("tp", None))
+    src, dst, tensors = {"a": cut, "b": whole}, {"a": whole, "b": cut}, {"a": ((4,), "f4"), "b": ((4,), "f4")}
+    plan, again = sw.plan_model(src, dst, tensors), sw.plan_model(src, dst, tensors)
+    assert plan == again
+    assert hash(plan) == hash(again)
+    others = [
+        sw.plan_model(src, dst, {"a": ((4,), "f4"), "b": ((4,), "i4")}),
+        sw.plan_model(src, {"a": whole, "b": whole}, tensors),
+        sw.plan_model(src, dst, {"a": ((4,), "f4")}),
+        # The order of the tensors decides who sends what.
+        sw.plan_model(src, dst, dict(reversed(tensors.items()))),
+    ]
+    assert all(plan != other for other in others)
