@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +241,56 @@ def test_a_method_that_is_no_text_is_not_known(tmp_path: Path, capsys: pytest.Ca
             fits(tmp_path / "m", (2,), rules=given)
     assert main(["report", str(tmp_path / "m"), "--rules", str(rules), "--mesh", "tp=2"]) == 2
     assert "quant_method is" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "stated", [{"quant_method": "hqq", "nbits": 4}, {"quant_method": "awq", "bits": 4, "version": "gemv"}]
+)
+def test_a_form_that_is_not_known_has_no_sizes_and_a_way_on(
+    stated: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the refusal says: rules for what is stored, and a configuration without it, show how it is cut."""
+    down = "model.layers.0.mlp.down_proj.weight"
+    tensors = {down: np.ones((64, 128), "i1"), f"{down}_scales": np.ones(64, "f4")}
+    sw.save_checkpoint(tmp_path / "m", tensors, to="hf", sync=False)
+    plain = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 8}
+    (tmp_path / "m" / "config.json").write_text(json.dumps(plain | {"quantization_config": stated}))
+    rules, config = tmp_path / "own.toml", tmp_path / "plain.json"
+    rules.write_text("[rules]\n'down_proj.weight$' = [[], 'tp']\n'scales$' = [[]]\n")
+    config.write_text(json.dumps(plain))
+    for more in ([], ["--rules", str(rules)], ["--rules", "hf/llama"]):
+        assert main(["fits", str(tmp_path / "m"), *more]) == 2
+        assert re.search("`shardwise report`.*--config", capsys.readouterr().err)
+    cut = ["report", str(tmp_path / "m"), "--rules", str(rules), "--mesh", "tp=2"]
+    assert main([*cut, "--config", str(config)]) == 0
+    assert "-,tp    64 x 64" in capsys.readouterr().out
+    # Without the method it stays unknown, whatever rules say, and so does the advice.
+    for more in ([], ["--rules", str(rules)]):
+        assert main(["fits", str(tmp_path / "m"), "--config", str(config), "--tp", "2", *more]) == 4
+        said = capsys.readouterr().out
+        assert "`shardwise report`" in said
+        assert not re.search("none is of quantized weights|to tell it, ", said)
+    # A configuration that states a known form tells it: a scale for each row, so no cut of columns is within a block.
+    form = {"weights": {"num_bits": 8, "type": "int", "strategy": "channel"}, "targets": ["Linear"]}
+    known = {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": {"group_0": form}}
+    config.write_text(json.dumps(plain | {"quantization_config": known}))
+    renamed = {down: tensors[down], f"{down}_scale": np.ones((64, 1), "f4")}
+    sw.save_checkpoint(tmp_path / "known", renamed, to="hf", sync=False)
+    assert main(["fits", str(tmp_path / "known"), "--config", str(config), "--tp", "2"]) == 0
+
+
+def test_a_configuration_of_an_unknown_form_answers_without_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = {key: value for key, value in QWEN.items() if key != "quantization_config"} | {"num_hidden_layers": 1}
+    for stated in ({"quant_method": "hqq"}, {"bits": 4}):
+        (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": stated}))
+        for command in (["fits"], ["report", "--rules", "hf/qwen3-moe", "--mesh", "tp=2"]):
+            assert main([command[0], str(tmp_path / "config.json"), *command[1:]]) == 2
+            assert "a configuration without it tells of weights that are not quantized" in capsys.readouterr().err
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert main(["fits", str(tmp_path / "config.json"), "--tp", "2"]) == 0
+    assert main(["report", str(tmp_path / "config.json"), "--rules", "hf/qwen3-moe", "--mesh", "tp=2"]) == 0
 
 
 def test_infinities_of_a_configuration_beside_a_checkpoint(tmp_path: Path) -> None:

@@ -126,7 +126,11 @@ def _bytes(data: bytes, rng: random.Random) -> bytes:
 def _json(data: bytes, rng: random.Random) -> bytes:
     if rng.random() < 0.1:
         return _bytes(data, rng)
-    return json.dumps(edited(json.loads(data), rng)).encode(errors="replace")
+    try:
+        said = json.loads(data)
+    except ValueError:  # It was changed before.
+        return _bytes(data, rng)
+    return json.dumps(edited(said, rng)).encode(errors="replace")
 
 
 def _manifest(data: bytes, rng: random.Random) -> bytes:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from ..errors import ParseError
 from ..fit import Cut, Fits, SizeFit, Unknown, fits
+from ..fit.evidence import is_of_elements
 from ..show.lines import Part
 from .terminal import Screen
 
@@ -83,7 +84,13 @@ def _print_unknown(screen: Screen, answer: Fits, *, by_rules: bool) -> None:
     rules = (
         "add rules for them" if by_rules else "say how each tensor is cut in a rules file, and give it: --rules FILE"
     )
-    screen.write(f"to tell it, {rules}; with default = [] what no rule matches is whole on every rank")
+    if any(not is_of_elements(one) for one in answer.unknown):
+        screen.write(f"to tell it, {rules}; with default = [] what no rule matches is whole on every rank")
+    if any(map(is_of_elements, answer.unknown)):
+        screen.write(
+            "to tell it of elements that may be quantized, give a configuration that states how (--config); in a form "
+            "that is not known, `shardwise report`, with rules for the names of what is stored, shows how that is cut"
+        )
 
 
 def _some(names: Sequence[str]) -> str:

@@ -11,15 +11,17 @@ from .._text import shown
 from ..quantized import LogicalTensor
 from ..quantized.forms import Kind, starred
 from ..rules.wrapped import language_config, model_types
+from .answer import Unknown
 from .roles import TYPES, Heads, Role, heads_of, role_of
 
-__all__ = ["Judged", "judged", "number_of_experts", "odd_elements"]
+__all__ = ["Judged", "is_of_elements", "judged", "number_of_experts", "odd_elements"]
 
 #: The elements of weights that are not quantized.
 _FLOATS = frozenset(["F64", "F32", "F16", "BF16", "C64", "C128", "complex64", "complex128"])
 _OTHER = "its name is known, but not what it means where model_type is {}"
 #: Positions and masks, which are no weights.
 _INTEGERS = re.compile(r"(?:^|\.)(?:position_ids|num_batches_tracked|(?:masked_|causal_)?(?:bias|mask))$")
+_UNSTATED = ", and no quantization of it is stated (quantization_config of config.json)"
 _HIDDEN = ("hidden_size", "n_embd", "d_model")
 _EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts")
 #: Weights whose other dim is a latent one.
@@ -89,7 +91,12 @@ def odd_elements(tensor: LogicalTensor) -> str:
     dtype = tensor.components[0].dtype
     if tensor.form != "plain" or dtype in _FLOATS or math.prod(tensor.shape) < 2:
         return ""
-    return f"its elements are {dtype}, and no quantization of it is stated (quantization_config of config.json)"
+    return f"its elements are {dtype}{_UNSTATED}"
+
+
+def is_of_elements(unknown: Unknown) -> bool:
+    """Return whether a tensor is not recognised because it may be quantized, which no rule tells."""
+    return unknown.why.endswith(_UNSTATED)
 
 
 def _first(said: Mapping[str, Any], keys: Iterable[str]) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from .._arguments import integers_of
 from .._fork import importing
 from .._text import shown
-from ..errors import LayoutError
+from ..errors import LayoutError, ParseError
 from ..quantized import LogicalTensor
 from ..quantized.cut import padded_size, sizes_that_fit
 from ..quantized.forms import Kind, find_kinds, starred
@@ -50,7 +50,8 @@ def fits(
 
     Raises:
         OSError: if a file cannot be read.
-        ParseError: if a file does not follow its format, or scales do not agree with their weights.
+        ParseError: if a file does not follow its format, scales do not agree with their weights, or the quantization
+            that the configuration states is not known.
         LayoutError: if a size is less than 1, `config` is given beside a configuration, or rewrites of the rules do
             not apply.
 
@@ -63,6 +64,7 @@ def fits(
     '8 heads do not divide into 16'
     """
     with opened_model(model, config) as (outline, given, read):
+        _check_method(given)
         if rules is not None:
             with importing:
                 from .by_rules import fits_by_rules
@@ -127,7 +129,18 @@ def fits_tensors(
 _WHOLE = Role(None)
 
 
-def _reasons(known: Iterable[Judged], method: str | None, types: Sequence[str]) -> tuple[str, ...]:
+def _check_method(config: Mapping[str, Any]) -> None:
+    """Refuse a form of quantized weights that is not known, and say what can be asked of them all the same."""
+    try:
+        stated_method(quantization_of(config))
+    except ParseError as error:
+        raise ParseError(
+            f"{error}; its blocks are not known, so neither is a size that fits: `shardwise report`, with rules "
+            "for the names of what is stored and a configuration without it (--config), shows how that is cut"
+        ) from None
+
+
+def _reasons(known: Sequence[Judged], method: str | None, types: Sequence[str]) -> tuple[str, ...]:
     """List the evidence of the answer as a whole: names, the configuration, the quantization method, the types."""
     cuts = [one for one in known if one.role.dim is not None]
     if not cuts:
@@ -135,11 +148,12 @@ def _reasons(known: Iterable[Judged], method: str | None, types: Sequence[str]) 
     said = dict.fromkeys(part for one in cuts for part in one.rests_on.split("; ")[1:])
     names = sorted({one.rests_on.split("; ")[0].removeprefix("the name ") for one in cuts})
     if method is None:
-        method = "dtypes, of which none is of quantized weights"
+        is_plain = not any(odd_elements(one.kind.tensor) for one in known)
+        method = "dtypes, of which none is of quantized weights" if is_plain else ""
     elif "=" not in method:
         method = f"names of scales, as of {method}"
     types = [f"model_type = {one}" for one in types]
-    return (f"names as in Hugging Face's checkpoints: {', '.join(names)}", *said, method, *types)
+    return (f"names as in Hugging Face's checkpoints: {', '.join(names)}", *said, *filter(None, (method, *types)))
 
 
 def _is_large(kind: Kind) -> bool:

@@ -99,6 +99,8 @@ class Components(NamedTuple):
     tensors: Mapping[str, LogicalTensor]
     #: The names of the other tensors.
     plain: tuple[str, ...]
+    #: The reason why the method, or its version, is not known; empty if it is.
+    refused: str = ""
 
 
 class Kind(NamedTuple):
@@ -212,13 +214,14 @@ def _method(
     method = stated_method(given) or _method_of(tensors)
     if method is None and given:
         raise ParseError(
-            f"quantization_config has no quant_method, and the tensors' names tell none; it says {shown(dict(given))}"
+            f"quantization_config has no quant_method, and the tensors' names tell none; it says {shown(dict(given))}; "
+            "give a configuration that has one, or no quantization_config (--config)"
         )
     return method, given
 
 
 def check_known(found: Components, layouts: Any = None) -> None:
-    """Refuse to cut quantized weights of a method that is not known by rules, which name weights.
+    """Refuse to cut quantized weights of a method or version that is not known by rules, which name weights.
 
     A mapping of stored tensors to layouts names each of them, and cuts it.
 
@@ -226,14 +229,11 @@ def check_known(found: Components, layouts: Any = None) -> None:
         ParseError: names the method.
     """
     is_by_name = layouts is not None and not hasattr(type(layouts), "placed")
-    if found.method is None or found.method in METHODS or is_by_name:
-        return
-    try:
-        stated_method({"quant_method": found.method})
-    except ParseError as error:
+    if found.refused and not is_by_name:
         raise ParseError(
-            f"{error}; to cut each stored tensor by a rule for its own name, give a configuration without it (--config)"
-        ) from None
+            f"{found.refused}; to cut each stored tensor by a rule for its own name, give a configuration without it "
+            "(--config)"
+        )
 
 
 def check_elements(tensors: Mapping[str, tuple[tuple[int, ...], Dtype]], found: Components, layouts: Any) -> None:

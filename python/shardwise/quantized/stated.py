@@ -50,9 +50,12 @@ def stated_tensors(
     norm.weight ('BF16', (2048,))
     """
     given = quantization_of(config)
-    method = stated_method(given)
-    if method is None and given:
-        raise ParseError(f"quantization_config has no quant_method; it says {shown(dict(given))}")
+    try:
+        method = stated_method(given)
+        if method is None and given:
+            raise ParseError(f"quantization_config has no quant_method; it says {shown(dict(given))}")
+    except ParseError as error:
+        raise ParseError(f"{error}; a configuration without it tells of weights that are not quantized") from None
     said = config.get("dtype") or config.get("torch_dtype")
     dtype = _DTYPES.get(said, "BF16") if isinstance(said, str) else "BF16"
     made = None if method is None else _MAKERS[method](Given(given, None), dtype)

@@ -142,6 +142,22 @@ def test_what_is_quantized_by_an_unknown_method_is_not_cut_by_rules_for_weights(
         assert sw.diff_checkpoints(source, new) == []
 
 
+def test_a_version_that_is_not_known_is_as_an_unknown_method(tmp_path: Path) -> None:
+    """It is copied as it is, and refused by its name where rules for weights would cut it."""
+    source = tmp_path / "source"
+    shutil.copytree(DATA / "gptq", source)
+    stated = {"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "bitblas"}
+    (source / "config.json").write_text(json.dumps({"quantization_config": stated}))
+    layouts = sw.LayoutMap(sw.DeviceMesh((2,), ("tp",)), default="replicated")
+    layouts[r"down_proj\.qweight$"] = (None, "tp")
+    sw.reshard_checkpoint(source, tmp_path / "copy", sync=False)
+    assert sw.diff_checkpoints(source, tmp_path / "copy") == []
+    with refused(sw.ParseError, "checkpoint_format is 'bitblas'", "give a configuration without it (--config)"):
+        sw.reshard_checkpoint(source, tmp_path / "cut", layouts, to="sharded", sync=False)
+    sw.reshard_checkpoint(source, tmp_path / "cut", layouts, to="sharded", config={}, sync=False)
+    assert sw.diff_checkpoints(source, tmp_path / "cut") == []
+
+
 def test_a_mapping_names_weights_or_components(tmp_path: Path) -> None:
     folder = DATA / "nvfp4-modelopt"
     raw = read_raw(folder / "model.safetensors")

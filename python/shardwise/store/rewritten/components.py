@@ -61,7 +61,7 @@ def weights_after(
     taken = {component.name for weight in carried.values() for component in weight.components}
     others = {name: made for name, made in tensors.items() if name not in taken}
     found = quantized_tensors(checkpoint, others, config)
-    return Components(found.method, {**found.tensors, **carried}, found.plain)
+    return found._replace(tensors={**found.tensors, **carried})
 
 
 def component_partitions(

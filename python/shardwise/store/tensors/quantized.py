@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..._dtypes import Dtype
-from ...quantized.forms import METHODS, Components, find_components
-from ...quantized.method import quantization_of
+from ...errors import ParseError
+from ...quantized.forms import Components, find_components
+from ...quantized.method import quantization_of, stated_method
 from .checkpoint import StoredCheckpoint
 
 __all__ = ["Outline", "components_in", "reader_of"]
@@ -24,16 +25,19 @@ def components_in(
 ) -> Components:
     """Find the quantized weights among tensors of these shapes and dtypes, as a configuration states them.
 
-    Without a `quantization_config` all tensors are plain. With one of a method that is not known they are copied as
-    they are, and refused by the method's name where a rule is to cut them.
+    Without a `quantization_config` all tensors are plain. With one of a method or a version that is not known they are
+    copied as they are, and refused by its name where a rule is to cut them.
 
     Raises:
         ParseError: as `find_components`, but for a method that is not known.
     """
     given = quantization_of(config)
-    method = given.get("quant_method")
-    if not given or (method is not None and (not isinstance(method, str) or method not in METHODS)):
-        return Components(None if not given else str(method), {}, tuple(tensors))
+    if not given:
+        return Components(None, {}, tuple(tensors))
+    try:
+        stated_method(given)
+    except ParseError as error:
+        return Components(str(given["quant_method"]), {}, tuple(tensors), str(error))
     outline = {name: (dtype.code or dtype.name, shape) for name, (shape, dtype) in tensors.items()}
     return find_components(outline, config, read)
 
