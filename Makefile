@@ -95,7 +95,7 @@ test-oracle: frameworks ### install the frameworks and compare with them
 test-clusters: build tools ### install Dask, an MPI and an S3 server, and run the tests of clusters and object stores
 	$(QUIETLY) "Installing Dask, an MPI and an S3 server" $(BIN)/python -m pip install --group clusters
 	$(BIN)/python -m pytest tests/store/write/test_clusters.py tests/store/data/test_objects.py tests/store/write/test_object_tasks.py \
-	  tests/store/write/test_object_plans.py tests/store/write/test_shared_objects.py tests/store/write/test_trips.py tests/store/write/test_carried.py \
+	  tests/store/write/test_object_plans.py tests/store/write/places/test_shared_objects.py tests/store/write/test_trips.py tests/store/write/request/test_companion_files.py \
 	  tests/execute tests/docs/test_page_blocks.py -rs
 
 prove: frameworks ### compare millions of cases with oracles; Ctrl-C stops, the same command continues; SEED=… repeats

@@ -30,7 +30,7 @@ from shardwise.store.write.places.work import Work
 from shardwise.store.write.request import reshape
 from shardwise.store.write.run import checkpoint_plan
 
-from ..faulty import Machine, Outcome, why_not
+from ...faulty import Machine, Outcome, why_not
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 

@@ -12,7 +12,7 @@ import pytest
 import shardwise as sw
 from tests.store.tasks import write_replica
 
-from ..torch_files import Storage, save, tensor
+from ...torch_files import Storage, save, tensor
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 

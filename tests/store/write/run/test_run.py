@@ -22,8 +22,8 @@ from shardwise.store.write.places.uploads import Comparison
 from tests.store.stores import Store
 from tests.store.tasks import TASK, contents, direct, folder_of, planned, rules, saved
 
-from ..torch_files import save as torch_file
-from ..torch_files import tensor
+from ...torch_files import save as torch_file
+from ...torch_files import tensor
 
 
 @pytest.fixture

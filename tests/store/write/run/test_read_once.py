@@ -15,8 +15,8 @@ import pytest
 import shardwise as sw
 from shardwise.store.data.objects import ObjectPath
 
-from ..stores import Store
-from ..tasks import write_replica
+from ...stores import Store
+from ...tasks import write_replica
 
 SIZE = 2**23
 VALUES = np.random.default_rng(3).random((1024, SIZE // 4096), np.float32)

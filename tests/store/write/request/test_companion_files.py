@@ -14,7 +14,7 @@ import shardwise as sw
 from shardwise.store.data.location import read_unlinked
 from tests.store.stores import Store
 
-from ..torch_files import Dcp, ones, save, tensor
+from ...torch_files import Dcp, ones, save, tensor
 
 BESIDE = {
     "config.json": b'{"a": 1}',
