@@ -49,7 +49,7 @@ def test_parts_of_any_kind_are_the_file(
     google = GoogleLike()
     place = ObjectPath(f"gs://bucket/{name}", filesystem=google) if kind == "gs" else memory.place(name)
     plan = sw.plan_checkpoint(folder / name, place, to=to)
-    plan.place = StorePlace(plan, Limits(part, part))
+    plan = plan.with_place(StorePlace(plan, Limits(part, part)))
     report = run_whole(plan, Work(memory=4 * part if "little" in kind else 10 * part))
     if kind == "gs":
         top = f"bucket/{name}"

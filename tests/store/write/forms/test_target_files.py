@@ -14,7 +14,15 @@ import shardwise as sw
 from shardwise._dtypes import CODES
 from shardwise.conversion.assembled import Wanted
 from shardwise.pieces import NO_PIECES
-from shardwise.store.write.forms.files import hugging_face_files, index_of, sharded_files, slots_of
+from shardwise.store.write.forms.dcp import dcp_files
+from shardwise.store.write.forms.files import (
+    FileDigests,
+    hugging_face_files,
+    index_of,
+    sharded_files,
+    single_file,
+    slots_of,
+)
 
 MESH = sw.DeviceMesh((2, 2), ("x", "y"))
 
@@ -117,3 +125,21 @@ def test_the_length_of_a_header_is_known_before_it_is_made(tensors: dict[str, tu
         assert begin == 0
         assert len(header) == file.start == 8 + int.from_bytes(header[:8], "little")
         assert set(json.loads(header[8:])) == {"__metadata__", *(held[slot.tensor].name for slot in file.slots)}
+
+
+def test_headers_follow_from_digests_and_the_files_stay_as_they_are() -> None:
+    """Each header has the digests that it is asked for with, in any order; nobody can write into a file."""
+    tensors = [wanted("a", (2,)), wanted("b", (3,))]
+    (single,) = single_file("a.safetensors", tensors, {})
+    (container,) = dcp_files(tensors)
+    for file in (single, container):
+        known = [FileDigests({0: n, 1: n}, {0: n, 1: n}) for n in range(3)]
+        first = [list(file.headers(digests)) for digests in known]
+        assert [list(file.headers(digests)) for digests in reversed(known)] == first[::-1]
+        assert first[0] != first[1] != first[2]
+        assert [[at for at, _ in headers] for headers in first[1:]] == [[at for at, _ in first[0]]] * 2
+        assert list(file.alone().headers(known[2])) == first[2]
+        with pytest.raises(AttributeError):
+            setattr(file, "name", "b")  # noqa: B010
+    header = json.loads(next(iter(single.headers(FileDigests({0: 1, 1: 255}, {}))))[1][8:])
+    assert json.loads(header["__metadata__"]["shardwise.digests"]) == {"a": f"{1:032x}", "b": f"{255:032x}"}

@@ -27,7 +27,8 @@ from shardwise import packed
 from shardwise._core import joined_crc
 from shardwise.store.data.files import DataFile
 from shardwise.store.formats.torch.archive import Archive
-from shardwise.store.write.forms.dcp import DcpFile, frame_of
+from shardwise.store.write.forms.dcp import DcpFile, container_of
+from shardwise.store.write.forms.files import NO_DIGESTS, FileDigests, Headers
 from shardwise.store.write.forms.pickles import Call, Global, Items, New, pickled
 
 from ...torch_files import Dcp, save, tensor
@@ -186,9 +187,9 @@ def test_joined_crcs_are_those_of_the_bytes_together(parts: list[bytes]) -> None
 @pytest.mark.parametrize("size", [0, 1, 2**32 - 1, 2**32, 5 * 2**30])
 def test_containers_of_any_size(tmp_path: Path, size: int) -> None:
     """The directory of a zip64 is read by Python's own; the file has a hole for the elements."""
-    head, tail = frame_of(b"pickle", size, 0x12345678)
+    head, tail = container_of(b"pickle", size, 0x12345678)
     assert len(head) % 64 == 0
-    assert [len(part) for part in frame_of(b"pickle", size, 0)] == [len(head), len(tail)]
+    assert [len(part) for part in container_of(b"pickle", size, 0)] == [len(head), len(tail)]
     if size >= 2**32 - 1:
         # What Python does not look at, by sections 4.5.3 and 4.3.15 of PKWARE's description: the sizes in the header
         # before the elements, and the locator: the record's disk and byte, and how many disks there are.
@@ -425,25 +426,26 @@ def test_stretches_that_are_shared_must_be_one_tensor(tmp_path: Path) -> None:
         sw.open_checkpoint(dcp.write(tmp_path / "a"))
 
 
-@pytest.mark.parametrize("stretches", [0, 1, 3, 4])
-def test_a_run_that_ends_while_the_frames_are_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stretches: int
+@pytest.mark.parametrize("runs", [0, 1, 3, 4])
+def test_a_run_that_ends_while_the_headers_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: int
 ) -> None:
     """What stands around the elements is written when all of them are there; it is written again by the next run."""
     value, source, target = np.arange(600, dtype="f4").reshape(6, 100), tmp_path / "a.safetensors", tmp_path / "b"
     sw.save_checkpoint(source, {"w": value, "n": np.array(7)})
-    whole = DcpFile.frame
+    whole = DcpFile.headers
     written: list[tuple[int, bytes]] = []
 
-    def frame(file: DcpFile) -> Iterator[tuple[int, bytes]]:
-        for stretch in whole(file):
-            if len(written) == stretches:
+    def headers(file: DcpFile, digests: FileDigests = NO_DIGESTS) -> Headers:
+        for run in whole(file, digests):
+            if len(written) == runs:
                 raise OSError(28, "No space left on device")
-            written.append(stretch)
-            yield stretch
+            written.append(run)
+            yield run
+        return file.headers_digest(digests)
 
     with monkeypatch.context() as patched:
-        patched.setattr(DcpFile, "frame", frame)
+        patched.setattr(DcpFile, "headers", headers)
         with pytest.raises(OSError, match=r"No space left on device: (['\"]).*__[01]_0\.distcp\1"):
             sw.reshard_checkpoint(source, target, {"w": ROWS}, to="dcp")
     assert not target.exists()

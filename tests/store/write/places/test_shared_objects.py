@@ -92,8 +92,7 @@ def shared(plan: sw.CheckpointPlan, limits: Limits = SMALL, task_bytes: int = TA
     """The plan of a small checkpoint by tasks that make parts of objects."""
     made = with_shares(plan, limits, task_bytes, 2**28)
     assert made is not None
-    made.place = StorePlace(made, limits)
-    return made
+    return made.with_place(StorePlace(made, limits))
 
 
 def planned(source: Any, place: ObjectPath, to: Any = "sharded") -> sw.CheckpointPlan:

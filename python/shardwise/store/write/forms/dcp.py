@@ -15,24 +15,25 @@ import hashlib
 import math
 import struct
 import zlib
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ...._dtypes import Dtype
+from ...._fork import cached_property
 from ....errors import LayoutError
 from ...formats.torch.archive import END, END64, ENTRY, LOCAL, LOCATOR
 from ...formats.torch.pickles import STORAGE_CLASSES
 from ...tensors.checkpoint import KeyPath
-from .files import Named, Placed, TargetFile, slots_of
+from .files import NO_DIGESTS, Extent, FileDigests, Headers, Placed, TargetFile, slots_of
 from .pickles import Call, Global, Items, New, Persistent, pickled
 from .slots import Slot, Slots, joined
 
-__all__ = ["ALIGNMENT", "INDEX", "DcpFile", "Frame", "dcp_files", "dcp_index", "frame_of", "is_writable"]
+__all__ = ["ALIGNMENT", "INDEX", "Container", "DcpFile", "container_of", "dcp_files", "dcp_index", "is_writable"]
 
 #: The elements begin at a multiple of this many bytes of the container.
 ALIGNMENT = 64
@@ -55,15 +56,15 @@ class _Member(NamedTuple):
     crc: int
 
 
-class Frame(NamedTuple):
-    """The bytes before and after the elements."""
+class Container(NamedTuple):
+    """The bytes of a container before and after the elements."""
 
     head: bytes
     tail: bytes
 
 
 class _Blank(NamedTuple):
-    """A frame of elements whose CRC-32 is 0, and the places of the CRC-32 in its head and its tail."""
+    """A container of elements whose CRC-32 is 0, and the places of the CRC-32 in its head and its tail."""
 
     head: bytes
     tail: bytes
@@ -71,10 +72,10 @@ class _Blank(NamedTuple):
     in_tail: int
 
 
-def frame_of(pickle: bytes, size: int, crc: int) -> Frame:
-    """Give the frame around `size` bytes of elements with this CRC-32; its lengths do not depend on the CRC-32."""
+def container_of(pickle: bytes, size: int, crc: int) -> Container:
+    """Give the container of `size` bytes of elements with this CRC-32, on which its lengths do not depend."""
     blank, said = _blank(pickle, size), crc.to_bytes(4, "little")
-    return Frame(_with(blank.head, blank.in_head, said), _with(blank.tail, blank.in_tail, said))
+    return Container(_with(blank.head, blank.in_head, said), _with(blank.tail, blank.in_tail, said))
 
 
 def _with(data: bytes, at: int, said: bytes) -> bytes:
@@ -83,7 +84,7 @@ def _with(data: bytes, at: int, said: bytes) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _blank(pickle: bytes, size: int) -> _Blank:
-    # The layers of a model have the same boxes: most frames are made before.
+    # The layers of a model have the same boxes: most containers are made before.
     head, members = bytearray(), []
     for name, data in ((f"{_ROOT}/data.pkl", pickle), (f"{_ROOT}/byteorder", b"little")):
         members.append(_Member(name.encode(), len(head), len(data), zlib.crc32(data)))
@@ -155,61 +156,56 @@ def is_writable(dtype: str) -> bool:
 _Chunk = tuple["DcpFile", int, int]
 
 
-class DcpFile(TargetFile):
-    """A `.distcp` file.
+class Containers(NamedTuple):
+    """The containers of the slots of a file: for each its first byte, its bytes, and those before the elements."""
 
-    Args:
-        name: Its name.
-        slots: Its contents, in order; where they begin is worked out.
-        wanted: All tensors that are written.
+    begins: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int64]
+    heads: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class DcpFile(TargetFile):
+    """A `.distcp` file, each of whose slots is in a container of its own, which begins at a multiple of 64 bytes.
+
+    Attributes:
+        known: The first byte of its data, which is 0, and the bytes of the file, if they are known.
     """
 
-    needs_crcs = True
+    needs_crcs: ClassVar[bool] = True
+    headers_key: ClassVar[str] = "frames_sha256"
 
-    def __init__(self, name: str, slots: Slots, wanted: Sequence[Named], known: tuple[int, int] | None = None) -> None:
-        super().__init__(name, slots, wanted)
-        self._places: npt.NDArray[np.int64] | None = None
-        #: The digest of the frame that was made last, and the CRC-32 that it has.
-        self._made: tuple[dict[int, int], str] | None = None
-        if known is None:
-            self.placed(slots)
-            known = 0, self.end
-        self._size = known[1]
+    known: Extent | None = None
 
-    def placed(self, slots: Slots) -> Slots:
-        """Say of slots where they begin: each in a container of its own, which begins at a multiple of 64 bytes."""
-        sizes = slots.nbytes
-        frames = np.zeros((len(slots), 2), np.int64)
-        for rank, chosen in slots.table.by_rank(slots.tensors):
-            sides = slots.table.sides(slots.places[chosen], rank)
-            extents, held = (sides[:, 1] - sides[:, 0]).tolist(), slots.tensors[chosen].tolist()
-            for position, tensor, shape, size in zip(
-                chosen.tolist(), held, extents, sizes[chosen].tolist(), strict=True
-            ):
-                head, tail = self._container(tensor, tuple(shape), size, 0)
-                frames[position] = len(head), len(tail)
-        places = np.zeros((len(slots), 2), np.int64)
-        places[:, 1] = frames.sum(axis=1) + sizes
-        ends = np.cumsum(places[:, 1] + -places[:, 1] % ALIGNMENT)
-        if (ends < 0).any() or float(places[:, 1].sum(dtype=float)) > 2.0**62:
+    @cached_property
+    def containers(self) -> Containers:
+        """The containers of the slots.
+
+        Raises:
+            LayoutError: if the file would be too large.
+        """
+        boxes, sizes = self.boxes, self.boxes.nbytes
+        heads, tails = np.zeros(len(boxes), np.int64), np.zeros(len(boxes), np.int64)
+        for rank, chosen in boxes.table.by_rank(boxes.tensors):
+            sides = boxes.table.sides(boxes.places[chosen], rank)
+            columns = chosen.tolist(), boxes.tensors[chosen].tolist(), (sides[:, 1] - sides[:, 0]).tolist()
+            for position, tensor, shape, size in zip(*columns, sizes[chosen].tolist(), strict=True):
+                around = self._container(tensor, tuple(shape), size, 0)
+                heads[position], tails[position] = len(around.head), len(around.tail)
+        lengths = heads + tails + sizes
+        ends = np.cumsum(lengths + -lengths % ALIGNMENT)
+        if (ends < 0).any() or float(lengths.sum(dtype=float)) > 2.0**62:
             raise LayoutError(f"{self.name}: would have more than 2**63 - 1 bytes")
-        places[1:, 0] = ends[:-1]
-        self._places = places
-        slots.begins = places[:, 0] + frames[:, 0]
-        return slots
+        begins = np.concatenate([np.zeros(1, np.int64), ends])[:-1]
+        return Containers(begins, lengths, heads)
+
+    def _begins(self) -> npt.NDArray[np.int64]:
+        return self.containers.begins + self.containers.heads
 
     @property
     def end(self) -> int:
         """One past the last byte, by its slots."""
-        return int(self.places[-1].sum()) if len(self.slots) else 0
-
-    @property
-    def places(self) -> npt.NDArray[np.int64]:
-        """For each slot the container that it lies in: first byte and length."""
-        if self._places is None:
-            self.placed(self.slots)
-            assert self._places is not None
-        return self._places
+        return int(self.containers.begins[-1] + self.containers.sizes[-1]) if len(self.boxes) else 0
 
     @property
     def start(self) -> int:
@@ -219,53 +215,48 @@ class DcpFile(TargetFile):
     @property
     def size(self) -> int:
         """Bytes of the file."""
-        return self._size
+        return self.end if self.known is None else self.known.size
 
-    def before(self, number: int) -> tuple[int, bytes]:
+    def before(self, number: int, digests: FileDigests = NO_DIGESTS) -> tuple[int, bytes]:
         """The end of one container and the beginning of the next."""
         at, text = 0, b""
         if number:
-            at, text = self.slots[number - 1].end, self._around(number - 1).tail
+            at, text = self.slots[number - 1].end, self._around(number - 1, self.slots[number - 1], digests).tail
         if number == len(self.slots):
             return at, text
-        begin = int(self.places[number, 0])
-        return at, text + bytes(begin - at - len(text)) + self._around(number).head
+        begin = int(self.containers.begins[number])
+        return at, text + bytes(begin - at - len(text)) + self._around(number, self.slots[number], digests).head
 
-    def frame(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the bytes around tensors slot by slot, as `before` gives them; set their digest for the manifest."""
-        digest, crcs = hashlib.sha256(), dict(self.crcs)
+    def headers(self, digests: FileDigests = NO_DIGESTS) -> Headers:
+        """Yield the bytes around tensors slot by slot, as `before` gives them.
+
+        Their digest is that of `tensors.headers`, as no CRC-32 of a container covers its headers.
+        """
+        digest = hashlib.sha256()
         at, text = 0, b""
         for number, slot in enumerate(self.slots):
-            around = self._around(number, slot)
-            text += bytes(int(self.places[number, 0]) - at - len(text)) + around.head
+            around = self._around(number, slot, digests)
+            text += bytes(int(self.containers.begins[number]) - at - len(text)) + around.head
             digest.update(text)
-            if self._wanted[slot.tensor].is_object:
-                digest.update(crcs.get(number, 0).to_bytes(4, "little"))
+            if self.wanted[slot.tensor].is_object:
+                digest.update(digests.crcs.get(number, 0).to_bytes(4, "little"))
             if text:
                 yield at, text
             at, text = slot.end, around.tail
         digest.update(text)
         if text:
             yield at, text
-        self._made = crcs, digest.hexdigest()
+        return digest.hexdigest()
 
-    def facts(self) -> dict[str, Any]:
-        """A digest of what is beside the tensors, by `tensors.headers`: no CRC-32 of a container covers its headers."""
-        if self._made is None or self._made[0] != self.crcs:
-            deque(self.frame(), 0)
-        assert self._made is not None
-        return {"frames_sha256": self._made[1]}
-
-    def _around(self, number: int, slot: Slot | None = None) -> Frame:
-        slot = self.slots[number] if slot is None else slot
+    def _around(self, number: int, slot: Slot, digests: FileDigests) -> Container:
         shape = tuple(stop - start for start, stop in slot.box)
-        return self._container(slot.tensor, shape, slot.end - slot.begin, self.crcs.get(number, 0))
+        return self._container(slot.tensor, shape, slot.end - slot.begin, digests.crcs.get(number, 0))
 
-    def _container(self, tensor: int, shape: tuple[int, ...], size: int, crc: int) -> Frame:
-        wanted = self._wanted[tensor]
+    def _container(self, tensor: int, shape: tuple[int, ...], size: int, crc: int) -> Container:
+        wanted = self.wanted[tensor]
         if wanted.is_object:
-            return Frame(b"", b"")  # It is already a container.
-        return frame_of(tensor_pickle(wanted.dtype, shape), size, crc)
+            return Container(b"", b"")  # It is already a container.
+        return container_of(tensor_pickle(wanted.dtype, shape), size, crc)
 
 
 def dcp_files(wanted: Sequence[Placed]) -> list[DcpFile]:
@@ -345,7 +336,7 @@ def _entry(tensor: Placed, chunks: Sequence[_Chunk], boxes: _Boxes) -> New:
 
 def _places(name: str, tensor: Placed, chunks: Sequence[_Chunk], boxes: _Boxes) -> Iterator[tuple[New, New]]:
     for index, (file, number, place) in enumerate(chunks):
-        offset, length = file.places[number].tolist()
+        offset, length = int(file.containers.begins[number]), int(file.containers.sizes[number])
         if tensor.is_object:
             key: dict[str, Any] = {"fqn": name, "index": None}
         else:

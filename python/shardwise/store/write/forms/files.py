@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ...._dtypes import Dtype
+from ...._fork import cached_property
 from ...._text import bytes_text
 from ....errors import LayoutError, ParseError, SizeOverflowError
 from ....mesh import DeviceMesh
@@ -24,12 +25,18 @@ from ...data.parts import SHARDING_INFO, part_mark
 from .slots import BoxPool, Cut, Shaped, Slots, SlotTable, digits_of
 
 __all__ = [
+    "NO_DIGESTS",
+    "Extent",
     "FileArray",
+    "FileDigests",
     "HeaderLengths",
+    "HeaderText",
+    "Headers",
     "Named",
     "Placed",
     "SafetensorsFile",
     "TargetFile",
+    "WrittenFile",
     "begins_of",
     "file_order",
     "hugging_face_files",
@@ -106,27 +113,75 @@ def described(tensor: Named) -> Described:
     return Described(tensor.name, tensor.dtype, tensor.shape, tensor.itemsize, tensor.is_object)
 
 
+class FileDigests(NamedTuple):
+    """The digests of what a file holds, as far as they are known.
+
+    Attributes:
+        tensors: The digest of what it holds of each tensor, by the tensor's position.
+        crcs: The CRC-32 of each slot, by its position, for files that have them.
+    """
+
+    tensors: Mapping[int, int]
+    crcs: Mapping[int, int]
+
+
+NO_DIGESTS = FileDigests({}, {})
+
+#: The bytes of a file besides those of tensors, each run with the byte at which it begins; returns their SHA-256.
+Headers = Generator[tuple[int, bytes], None, str]
+
+
+class Extent(NamedTuple):
+    """The first byte of a file's data, and the bytes of the file."""
+
+    start: int
+    size: int
+
+
+class HeaderText(NamedTuple):
+    """The contents of headers besides tensors.
+
+    Attributes:
+        metadata: The contents of `__metadata__`, besides what follows from the slots.
+        has_digests: Whether there is a digest for each tensor; else the manifest has them.
+        has_offsets: Whether it is said, for PyTorch, where in its tensor each box begins; and whole shapes.
+        files: The number of files of the checkpoint, which is said if there may be more than one.
+    """
+
+    metadata: Mapping[str, str]
+    has_digests: bool = False
+    has_offsets: bool = False
+    files: int = 1
+
+
+@dataclass(frozen=True, eq=False)
 class TargetFile(ABC):
     """A file to be written: boxes of tensors, and what surrounds them.
 
     Attributes:
         name: Its name.
-        slots: The boxes, in order.
-        digests: The digests of what it holds of each tensor, by the tensor's position, once they are known.
-        crcs: The CRC-32 of each slot, by its position, once they are known.
+        boxes: The boxes, in order; `slots` has them with the bytes at which they begin.
+        wanted: The tensors, by their positions.
     """
 
     #: True if the CRC-32 of each slot is needed.
-    needs_crcs = False
-    #: True if the digests are in the file.
-    has_digests = False
+    needs_crcs: ClassVar[bool] = False
+    #: The key in the manifest of the digest of what surrounds the tensors.
+    headers_key: ClassVar[str] = "header_sha256"
 
-    def __init__(self, name: str, slots: Slots, wanted: Sequence[Named]) -> None:
-        self.name = name
-        self.slots = slots
-        self._wanted: Sequence[Named] | Mapping[int, Named] = wanted
-        self.digests: dict[int, int] = {}
-        self.crcs: dict[int, int] = {}
+    name: str
+    boxes: Slots
+    wanted: Sequence[Named] | Mapping[int, Named] = field(repr=False)
+
+    @property
+    def has_digests(self) -> bool:
+        """True if the digests are in the file."""
+        return False
+
+    @property
+    def needs_values(self) -> bool:
+        """True if bytes before a tensor depend on its values."""
+        return self.has_digests or self.needs_crcs
 
     @property
     @abstractmethod
@@ -143,18 +198,31 @@ class TargetFile(ABC):
     def end(self) -> int:
         """One past the last byte, by its slots."""
 
-    @abstractmethod
-    def placed(self, slots: Slots) -> Slots:
-        """Say of slots where they begin, if they are those of this file."""
+    @cached_property
+    def slots(self) -> Slots:
+        """The boxes, in order, with the bytes at which they begin."""
+        return self.boxes.at(self._begins())
 
     @abstractmethod
-    def before(self, number: int) -> tuple[int, bytes]:
+    def _begins(self) -> npt.NDArray[np.int64]:
+        """Return the first byte of each slot."""
+
+    @abstractmethod
+    def before(self, number: int, digests: FileDigests = NO_DIGESTS) -> tuple[int, bytes]:
         """Return the byte at which the text before a slot, or after the last, begins, and that text of fixed length."""
 
-    def frame(self) -> Iterator[tuple[int, bytes]]:
-        """The bytes besides the tensors, with the byte at which each stretch begins."""
-        stretches = map(self.before, range(len(self.slots) + 1))
-        return (stretch for stretch in stretches if stretch[1])
+    @abstractmethod
+    def headers(self, digests: FileDigests = NO_DIGESTS) -> Headers:
+        """Yield the bytes besides the tensors, with the byte at which each run begins; return their digest."""
+
+    def headers_digest(self, digests: FileDigests = NO_DIGESTS) -> str:
+        """Return the SHA-256 of the bytes besides the tensors, as the manifest has it."""
+        headers = self.headers(digests)
+        while True:
+            try:
+                next(headers)
+            except StopIteration as end:
+                return str(end.value)
 
     def array_at(self, number: int) -> FileArray | None:
         """The array that begins with a slot; None if it began with an earlier one."""
@@ -162,105 +230,71 @@ class TargetFile(ABC):
         return FileArray(slot.tensor, tuple(b - a for a, b in slot.box), [(number, slot.box, (0,) * len(slot.box))])
 
     def alone(self) -> TargetFile:
-        """Give a copy without digests, which knows only the tensors that it holds."""
-        other, held = copy.copy(self), set(self.slots.tensors.tolist())
-        other._wanted = {tensor: described(self._wanted[tensor]) for tensor in held}
-        other.digests, other.crcs = {}, {}
-        return other
-
-    @abstractmethod
-    def facts(self) -> dict[str, Any]:
-        """Return the file's entry in the manifest, without size and digests."""
+        """Give the same file, which knows only the tensors that it holds."""
+        own = {tensor: described(self.wanted[tensor]) for tensor in set(self.boxes.tensors.tolist())}
+        return replace(self, wanted=own)
 
 
+@dataclass(frozen=True, eq=False)
 class SafetensorsFile(TargetFile):
-    """A safetensors file.
+    """A safetensors file, whose boxes have no gaps.
 
-    Args:
-        name: Its name.
-        slots: The boxes, without gaps.
-        wanted: All tensors that are written.
-        metadata: The contents of `__metadata__`, besides what follows from the slots.
-        has_digests: Whether the header has a digest for each tensor; else the manifest has them.
-        has_offsets: Whether the header says, for PyTorch, where in its tensor each box begins; and whole shapes.
-        count: The number of files of the checkpoint, which the header says if there may be more than one.
+    Attributes:
+        text: The contents of the header besides tensors.
         known: The length of the header and the bytes of the file, if they are known.
     """
 
-    def __init__(
-        self,
-        name: str,
-        slots: Slots,
-        wanted: Sequence[Named],
-        metadata: Mapping[str, str],
-        has_digests: bool = False,
-        has_offsets: bool = False,
-        count: int = 1,
-        known: tuple[int, int] | None = None,
-    ) -> None:
-        super().__init__(name, slots, wanted)
-        #: The digest of the header that was made last, and the digests that it has.
-        self._made: tuple[dict[int, int], str] | None = None
-        self._metadata = metadata
-        self.has_digests, self._has_offsets, self._count = has_digests, has_offsets, count
-        if known is None:
-            self._start = len(self._header())
-            known = self._start, self.end
-        self._start, self._size = known
+    text: HeaderText
+    known: Extent | None = None
 
     @property
+    def has_digests(self) -> bool:
+        """True if the digests are in the header."""
+        return self.text.has_digests
+
+    @cached_property
     def start(self) -> int:
         """The length of the header, which does not depend on the digests."""
-        return self._start
+        return len(self._header(NO_DIGESTS)) if self.known is None else self.known.start
 
     @property
     def data_bytes(self) -> int:
         """Bytes after the header."""
-        return self._size - self._start
+        return self.size - self.start
 
     @property
     def end(self) -> int:
         """One past the last byte, by its slots."""
-        return self._start + (self.slots[-1].end if len(self.slots) else 0)
+        return self.start + (self.slots[-1].end if len(self.slots) else 0)
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Bytes of the file."""
-        return self._size
+        return self.end if self.known is None else self.known.size
 
-    def placed(self, slots: Slots) -> Slots:
-        """Say of slots where they begin: without gaps."""
-        slots.begins = begins_of(slots.nbytes)
-        return slots
+    def _begins(self) -> npt.NDArray[np.int64]:
+        return begins_of(self.boxes.nbytes)
 
-    def before(self, number: int) -> tuple[int, bytes]:
+    def before(self, number: int, digests: FileDigests = NO_DIGESTS) -> tuple[int, bytes]:
         """The header; nothing between tensors."""
         if number == 0:
-            header = self._header()
-            if len(header) != self._start:
-                raise ParseError(f"{self.name}: has a header of {len(header)} bytes; its plan says {self._start}")
+            header = self._header(digests)
+            if len(header) != self.start:
+                raise ParseError(f"{self.name}: has a header of {len(header)} bytes; its plan says {self.start}")
             return 0, header
-        return self._start + self.slots[number - 1].end, b""
+        return self.start + self.slots[number - 1].end, b""
 
-    def frame(self) -> Iterator[tuple[int, bytes]]:
+    def headers(self, digests: FileDigests = NO_DIGESTS) -> Headers:
         """The header."""
-        yield self.before(0)
+        at, header = self.before(0, digests)
+        yield at, header
+        return hashlib.sha256(header).hexdigest()
 
-    def facts(self) -> dict[str, Any]:
-        """A digest of the header, which is not made once more for it."""
-        if self._made is None or self._made[0] != self._digests_within():
-            self._header()
-        assert self._made is not None
-        return {"header_sha256": self._made[1]}
-
-    def _digests_within(self) -> dict[int, int]:
-        return self.digests if self.has_digests else {}
-
-    def _header(self) -> bytes:
+    def _header(self, digests: FileDigests) -> bytes:
         slots = list(self.slots)
-        wanted = {number: self._wanted[number] for number in {slot.tensor for slot in slots}}
-        metadata = {"format": "pt", **self._metadata}
-        if self._has_offsets:
+        wanted = {number: self.wanted[number] for number in {slot.tensor for slot in slots}}
+        metadata = {"format": "pt", **self.text.metadata}
+        if self.text.has_offsets:
             offsets = {
                 tensor.name: {"saved_offsets": tensor.dtype.element_start([start for start, _ in slot.box])}
                 for slot in slots
@@ -270,12 +304,13 @@ class SafetensorsFile(TargetFile):
             parts = (slot for slot in slots if slot.box != tuple((0, size) for size in whole[slot.tensor]))
             cut = [wanted[slot.tensor] for slot in parts]
             shapes = {tensor.name: tuple(tensor.dtype.element_shape(tensor.shape)) for tensor in cut}
-            metadata |= _sharding(json.dumps(offsets)) | part_mark(self._count, shapes)
-        elif self._count > 1:
-            metadata |= part_mark(self._count)
+            metadata |= _sharding(json.dumps(offsets)) | part_mark(self.text.files, shapes)
+        elif self.text.files > 1:
+            metadata |= part_mark(self.text.files)
         if self.has_digests:
-            digests = {wanted[slot.tensor].name: self._digest(slot.tensor) for slot in slots}
-            metadata["shardwise.digests"] = json.dumps(digests, separators=(",", ":"))
+            known = {wanted[slot.tensor].name: digests.tensors.get(slot.tensor) for slot in slots}
+            stated = {name: _NO_DIGEST if digest is None else f"{digest:032x}" for name, digest in known.items()}
+            metadata["shardwise.digests"] = json.dumps(stated, separators=(",", ":"))
         entries: dict[str, Any] = {"__metadata__": metadata}
         for number, box, begin, end in slots:
             tensor = wanted[number]
@@ -291,12 +326,15 @@ class SafetensorsFile(TargetFile):
         text += b" " * (-len(text) % 8)
         if len(text) > _MOST_HEADER:
             raise _too_long(self.name, len(text), len(entries) - 1)
-        header = len(text).to_bytes(8, "little") + text
-        self._made = dict(self._digests_within()), hashlib.sha256(header).hexdigest()
-        return header
+        return len(text).to_bytes(8, "little") + text
 
-    def _digest(self, tensor: int) -> str:
-        return f"{self.digests[tensor]:032x}" if tensor in self.digests else _NO_DIGEST
+
+class WrittenFile(NamedTuple):
+    """A file with the digests of what was written to it; `headers` is that of the bytes besides the tensors."""
+
+    file: TargetFile
+    digests: FileDigests
+    headers: str
 
 
 def _sharding(offsets: str) -> dict[str, str]:
@@ -316,7 +354,7 @@ def file_order(wanted: Sequence[Named]) -> list[int]:
 
 
 def whole_slots(wanted: Sequence[Placed], groups: Sequence[Sequence[int]]) -> list[Slots]:
-    """The slots of files of whole tensors: those of each group."""
+    """The slots of files of whole tensors, those of each group; where they begin is for the files to say."""
     pool = BoxPool()
     places = np.array([int(pool.whole(tensor.shape).places[0]) for tensor in wanted], np.int64)
     table = SlotTable.of(pool.numbers, wanted)
@@ -325,7 +363,7 @@ def whole_slots(wanted: Sequence[Placed], groups: Sequence[Sequence[int]]) -> li
     found = []
     for group in groups:
         tensors = np.array(sorted(group, key=lambda i: int(ranks[i])), np.int64)
-        found.append(Slots(table, tensors, places[tensors], begins_of(table.bytes(tensors, places[tensors]))))
+        found.append(Slots(table, tensors, places[tensors], np.zeros(len(tensors), np.int64)))
     return found
 
 
@@ -342,7 +380,7 @@ def single_file(
 ) -> list[SafetensorsFile]:
     """All tensors whole, in one file."""
     (slots,) = whole_slots(wanted, [range(len(wanted))])
-    return [SafetensorsFile(name, slots, wanted, metadata, has_digests=has_digests)]
+    return [SafetensorsFile(name, slots, wanted, HeaderText(metadata, has_digests))]
 
 
 def hugging_face_files(wanted: Sequence[Placed], most: int, metadata: Mapping[str, str]) -> list[SafetensorsFile]:
@@ -358,8 +396,8 @@ def hugging_face_files(wanted: Sequence[Placed], most: int, metadata: Mapping[st
     names = [f"model-{number:05}-of-{len(groups):05}.safetensors" for number in range(1, len(groups) + 1)]
     names = names if len(names) > 1 else ["model.safetensors"]
     slots = whole_slots(wanted, groups)
-    count = len(names)
-    return [SafetensorsFile(name, held, wanted, metadata, count=count) for name, held in zip(names, slots, strict=True)]
+    text = HeaderText(metadata, files=len(names))
+    return [SafetensorsFile(name, held, wanted, text) for name, held in zip(names, slots, strict=True)]
 
 
 def index_of(files: Sequence[SafetensorsFile], wanted: Sequence[Named]) -> dict[str, Any]:
@@ -383,14 +421,14 @@ def sharded_files(wanted: Sequence[Placed], metadata: Mapping[str, str]) -> list
         parts[device] = max(parts.get(device, 0), number + 1)
     ranks = {device: rank for rank, device in enumerate(sorted(parts), 1)}
     lengths = HeaderLengths(wanted, len(held))
+    text = HeaderText(metadata, has_offsets=True, files=len(held))
     files = []
     for (device, number), slots in held.items():
         sizes = slots.nbytes
-        slots.begins = begins_of(sizes)
         name = f"shard-{ranks[device]:05}-model-{number + 1:05}-of-{parts[device]:05}.safetensors"
-        start = lengths.header(name, slots, metadata)
-        known = start, start + int(sizes.sum())
-        files.append(SafetensorsFile(name, slots, wanted, metadata, has_offsets=True, count=len(held), known=known))
+        start = lengths.header(name, slots.at(begins_of(sizes)), metadata)
+        known = Extent(start, start + int(sizes.sum()))
+        files.append(SafetensorsFile(name, slots, wanted, text, known))
     return files
 
 

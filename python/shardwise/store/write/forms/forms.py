@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -19,7 +19,7 @@ from ...data.parts import ENGINE_FILE, MANIFEST, RANK_FILE
 from ...formats.sharded import sealed
 from ...tensors.checkpoint import KeyPath
 from .dcp import INDEX, DcpFile, dcp_index
-from .files import Named, Placed, SafetensorsFile, TargetFile, index_of
+from .files import Extent, HeaderText, Named, Placed, SafetensorsFile, TargetFile, WrittenFile, index_of
 from .rank_files import RankFile
 from .slots import Slots
 
@@ -31,6 +31,7 @@ __all__ = [
     "Written",
     "check_names",
     "differing_replica",
+    "header_text",
     "manifest_text",
     "target_file",
 ]
@@ -84,25 +85,18 @@ def target_file(
     name: str,
     slots: Slots,
     wanted: Sequence[Placed],
-    metadata: Mapping[str, str],
-    count: int,
-    known: tuple[int, int],
+    text: HeaderText,
+    known: Extent,
 ) -> TargetFile:
-    """Make one of `count` files of a checkpoint of this form; `known` are the first byte of its data, and its size."""
+    """Make one of the files of a checkpoint of this form, whose slots begin where the form has them."""
     if form == "dcp":
         return DcpFile(name, slots, wanted, known)
-    if WRITTEN[form].has_arrays:
-        return RankFile(name, slots, wanted, metadata, count=count, known=known)
-    return SafetensorsFile(
-        name,
-        slots,
-        wanted,
-        metadata,
-        has_digests=form == "safetensors",
-        has_offsets=form == "sharded",
-        count=count,
-        known=known,
-    )
+    return (RankFile if WRITTEN[form].has_arrays else SafetensorsFile)(name, slots, wanted, text, known)
+
+
+def header_text(form: str, metadata: Mapping[str, str], files: int) -> HeaderText:
+    """Return the contents of the headers of so many files of a checkpoint of this form, besides tensors."""
+    return HeaderText(metadata, has_digests=form == "safetensors", has_offsets=form == "sharded", files=files)
 
 
 def check_names(form: str, path: str, names: Sequence[str]) -> None:
@@ -178,8 +172,7 @@ def manifest_text(
     said: Mapping[str, Any],
     tensors: Sequence[_Described],
     digests: Sequence[int],
-    files: Sequence[TargetFile],
-    sizes: Sequence[int],
+    files: Iterable[WrittenFile],
     texts: Mapping[str, bytes],
 ) -> bytes:
     """Write the manifest.
@@ -189,7 +182,6 @@ def manifest_text(
         tensors: The tensors, and values that are not tensors, which are left out.
         digests: One for each tensor.
         files: The files, with the digests of what they hold.
-        sizes: The bytes of each.
         texts: The other files, by name.
     """
     manifest: dict[str, Any] = {"format": "shardwise", "version": 1, **said}
@@ -205,15 +197,15 @@ def manifest_text(
     }
     manifest["files"] = {
         file.name: {
-            "size": size,
-            **file.facts(),
+            "size": file.size,
+            file.headers_key: headers,
             "digests": {
-                tensors[slot.tensor].name: f"{file.digests.get(slot.tensor, 0):032x}"
+                tensors[slot.tensor].name: f"{known.tensors.get(slot.tensor, 0):032x}"
                 for slot in file.slots
                 if not tensors[slot.tensor].is_object
             },
         }
-        for file, size in zip(files, sizes, strict=True)
+        for file, known, headers in files
     } | {name: {"size": len(text), "sha256": hashlib.sha256(text).hexdigest()} for name, text in texts.items()}
     return sealed(_by_line(manifest).encode())
 

@@ -17,7 +17,7 @@ from ....pieces import NO_PIECES, Piece, Pieces
 from ....placing import Layouts, placing_of
 from ...data.parts import PIECES, part_mark
 from .files import Placed
-from .rank_files import RankFile, Ranks, arrays_of, rank_slots
+from .rank_files import Ranks, arrays_of, pieces_text, rank_slots
 
 __all__ = ["one_rank", "ranks_of"]
 
@@ -56,7 +56,6 @@ def one_rank(
     if not 0 <= rank < len(ranks.labels):
         raise LayoutError(f"rank is {shown(rank)}; the layouts have the ranks 0 to {len(ranks.labels) - 1}")
     slots = rank_slots(wanted, ranks)[rank]
-    file = RankFile("", slots, wanted, metadata, count=len(ranks.labels))
     found = []
     for first, stop in arrays_of(slots):
         tensor = wanted[int(slots.tensors[first])]
@@ -67,7 +66,7 @@ def one_rank(
         shape = tuple(held[0, 1].tolist())
         pieces = Pieces.joined([pieces, _zeros(shape, boxes, tensor.itemsize)], dims)
         found.append(replace(tensor, shape=shape, pieces=pieces, replicas=replicas, partition=None, identity=None))
-    return found, {**metadata, **part_mark(len(ranks.labels)), PIECES: file.pieces_text()}
+    return found, {**metadata, **part_mark(len(ranks.labels)), PIECES: pieces_text(slots, wanted)}
 
 
 def _zeros(shape: tuple[int, ...], boxes: Sequence[_Box], itemsize: int) -> Pieces:

@@ -24,10 +24,20 @@ from ....mesh import DeviceMesh
 from ....partition import Partition
 from ....shared_tiling import SharedTiling
 from ...data.parts import PIECES, part_mark
-from .files import FileArray, Placed, SafetensorsFile, begins_of, file_order, slots_by_file
+from .files import (
+    FileArray,
+    FileDigests,
+    HeaderText,
+    Named,
+    Placed,
+    SafetensorsFile,
+    begins_of,
+    file_order,
+    slots_by_file,
+)
 from .slots import BoxPool, Cut, Slots, SlotTable
 
-__all__ = ["RankFile", "Ranks", "arrays_of", "rank_files", "rank_name", "rank_slots"]
+__all__ = ["RankFile", "Ranks", "arrays_of", "pieces_text", "rank_files", "rank_name", "rank_slots"]
 
 #: The characters of an axis's name that are replaced in the name of a file.
 _UNNAMED = re.compile(r"[^A-Za-z0-9_.]")
@@ -91,18 +101,17 @@ class Ranks:
         return f'{json.dumps(head)[:-1]},\n "ranks": [\n  {rows}\n ]}}\n'.encode()
 
 
+@dataclass(frozen=True, eq=False)
 class RankFile(SafetensorsFile):
-    """A file with what a device holds, or a part of it."""
+    """A file with what a device holds, or a part of it: each tensor is one array, which its pieces are parts of."""
 
-    def placed(self, slots: Slots) -> Slots:
-        """Say of slots where they begin: each tensor is one array, which its pieces are parts of."""
-        slots.begins = _array_begins(slots)
-        return slots
+    def _begins(self) -> npt.NDArray[np.int64]:
+        return _array_begins(self.boxes)
 
     @property
     def end(self) -> int:
         """One past the last byte, by its slots."""
-        return self.start + int(_array_bytes(self.slots).sum())
+        return self.start + int(_array_bytes(self.boxes).sum())
 
     def array_at(self, number: int) -> FileArray | None:
         """The array that begins with a slot; None if it began with an earlier one."""
@@ -115,37 +124,39 @@ class RankFile(SafetensorsFile):
         parts = [(at, slots[at].box, begins) for at, (begins, _) in zip(range(number, stop), held, strict=True)]
         return FileArray(tensor, tuple(held[0][1]), parts)
 
-    def _header(self) -> bytes:
-        metadata: dict[str, str] = {"format": "pt", **self._metadata, **part_mark(self._count)}
+    def _header(self, digests: FileDigests) -> bytes:
+        metadata: dict[str, str] = {"format": "pt", **self.text.metadata, **part_mark(self.text.files)}
         entries: dict[str, Any] = {"__metadata__": metadata}
         end = 0
         for first, _ in arrays_of(self.slots):
-            tensor = self._wanted[int(self.slots.tensors[first])]
-            shape = self._held(first, first + 1, len(tensor.shape))[1][0][1]
+            tensor = self.wanted[int(self.slots.tensors[first])]
+            shape = _held(self.slots, first, first + 1, len(tensor.shape))[1][0][1]
             begin, end = end, end + tensor.itemsize * math.prod(shape)
             element = tensor.dtype.element_shape(shape)
             entries[tensor.name] = {"dtype": tensor.dtype.code, "shape": element, "data_offsets": (begin, end)}
-        metadata[PIECES] = self.pieces_text()
+        metadata[PIECES] = pieces_text(self.slots, self.wanted)
         return self._as_header(entries)
 
-    def _held(self, first: int, stop: int, rank: int) -> tuple[list[Any], list[Any]]:
-        """The boxes of slots, and where each is in its array, and the array's shape."""
-        table, places = self.slots.table, self.slots.places[first:stop]
-        return table.sides(places, rank).tolist(), table.held(places, rank).tolist()
 
-    def pieces_text(self) -> str:
-        """Return the header's text on tensors of which the file has a part: the whole shape, and the array's boxes."""
-        found: dict[str, Any] = {}
-        for first, stop in arrays_of(self.slots):
-            tensor = self._wanted[int(self.slots.tensors[first])]
-            sides, held = self._held(first, stop, len(tensor.shape))
-            shape = list(tensor.shape)
-            if sides[0] == [[0] * len(shape), shape] and held[0][1] == shape:
-                continue
-            start = tensor.dtype.element_start
-            boxes = [[*start(low), *start(high), *start(at)] for (low, high), (at, _) in zip(sides, held, strict=True)]
-            found[tensor.name] = {"shape": tensor.dtype.element_shape(tensor.shape), "pieces": boxes}
-        return json.dumps(found, separators=(",", ":"), ensure_ascii=False)
+def _held(slots: Slots, first: int, stop: int, rank: int) -> tuple[list[Any], list[Any]]:
+    """The boxes of slots, and where each is in its array, and the array's shape."""
+    places = slots.places[first:stop]
+    return slots.table.sides(places, rank).tolist(), slots.table.held(places, rank).tolist()
+
+
+def pieces_text(slots: Slots, wanted: Sequence[Named] | Mapping[int, Named]) -> str:
+    """Return the header's text on tensors of which a file has a part: the whole shape, and the array's boxes."""
+    found: dict[str, Any] = {}
+    for first, stop in arrays_of(slots):
+        tensor = wanted[int(slots.tensors[first])]
+        sides, held = _held(slots, first, stop, len(tensor.shape))
+        shape = list(tensor.shape)
+        if sides[0] == [[0] * len(shape), shape] and held[0][1] == shape:
+            continue
+        start = tensor.dtype.element_start
+        boxes = [[*start(low), *start(high), *start(at)] for (low, high), (at, _) in zip(sides, held, strict=True)]
+        found[tensor.name] = {"shape": tensor.dtype.element_shape(tensor.shape), "pieces": boxes}
+    return json.dumps(found, separators=(",", ":"), ensure_ascii=False)
 
 
 def arrays_of(slots: Slots) -> list[tuple[int, int]]:
@@ -196,10 +207,8 @@ def rank_files(
             ]
         )
         parts += zip(names[-1], cut, strict=True)
-    files = []
-    for name, slots in parts:
-        slots.begins = _array_begins(slots)
-        files.append(RankFile(name, slots, wanted, metadata, count=len(parts)))
+    text = HeaderText(metadata, files=len(parts))
+    files = [RankFile(name, slots, wanted, text) for name, slots in parts]
     return files, ranks.described(names, {file.name: file.size for file in files})
 
 

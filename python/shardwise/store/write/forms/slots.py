@@ -287,6 +287,10 @@ class Slots(Sequence[Slot]):
         found = self.table.strides(tensors, places, int(self.table.ranks[tensors[0]]))
         return tuple(found[0].tolist())
 
+    def at(self, begins: Numbers) -> Slots:
+        """Give the same boxes, which begin at these bytes."""
+        return Slots(self.table, self.tensors, self.places, begins)
+
     def __len__(self) -> int:
         return len(self.tensors)
 
@@ -329,28 +333,30 @@ class Slots(Sequence[Slot]):
         tensors, inner = np.unique(self.tensors, return_inverse=True)
         places, pool, end = np.zeros(len(self), np.int64), [np.zeros(0, np.int64)], 0
         for rank, chosen in self.table.by_rank(self.tensors):
-            own, width = self.places[chosen].astype(np.int64), self.table.width * rank
-            pool.append(self.table.pool[own[:, None] + np.arange(width)].reshape(-1))
+            held, width = self.places[chosen].astype(np.int64), self.table.width * rank
+            pool.append(self.table.pool[held[:, None] + np.arange(width)].reshape(-1))
             places[chosen] = end + width * np.arange(len(chosen))
             end += width * len(chosen)
-        table = self.table.ranks[tensors], self.table.itemsizes[tensors], self.table.has_arrays
-        return _again, (tensors, inner.reshape(-1), *table, np.concatenate(pool), places, self.begins)
+        ranks, itemsizes = self.table.ranks[tensors], self.table.itemsizes[tensors]
+        own = _Part(np.concatenate(pool), tensors, ranks, itemsizes, self.table.has_arrays)
+        return _unpickled, (own, inner.reshape(-1), places, self.begins)
 
 
-def _again(
-    tensors: Numbers,
-    inner: Numbers,
-    ranks: Numbers,
-    itemsizes: Numbers,
-    has_arrays: bool,
-    pool: Numbers,
-    places: Numbers,
-    begins: Numbers,
-) -> Slots:
-    count = int(tensors.max(initial=-1)) + 1
-    table = SlotTable(pool, np.zeros(count, np.int64), np.zeros(count, np.int64), has_arrays)
-    table.ranks[tensors], table.itemsizes[tensors] = ranks, itemsizes
-    return Slots(table, tensors[inner], places, begins)
+class _Part(NamedTuple):
+    """The rows of a `SlotTable` that some tensors have: its pool, their numbers, and what it has of each."""
+
+    pool: Numbers
+    tensors: Numbers
+    ranks: Numbers
+    itemsizes: Numbers
+    has_arrays: bool
+
+
+def _unpickled(own: _Part, inner: Numbers, places: Numbers, begins: Numbers) -> Slots:
+    count = int(own.tensors.max(initial=-1)) + 1
+    table = SlotTable(own.pool, np.zeros(count, np.int64), np.zeros(count, np.int64), own.has_arrays)
+    table.ranks[own.tensors], table.itemsizes[own.tensors] = own.ranks, own.itemsizes
+    return Slots(table, own.tensors[inner], places, begins)
 
 
 def digits_of(numbers: Numbers) -> Numbers:

@@ -285,7 +285,7 @@ class FolderPlace:
         if not len(self._new.tasks):
             self.begin(parts=True)  # Tensors without elements have no tasks.
         with opened_below(self.folder, 3) as folder:
-            self._write_frames(folder, ending)
+            self._write_headers(folder, ending)
             for name, text in ending.texts().items() if self._new.is_folder else ():
                 folder.write(name, text, sync=sync)
             if sync:
@@ -298,7 +298,7 @@ class FolderPlace:
                 self._publish(self.folder / file.name, folder, sync=sync)
         self.discard()
 
-    def _write_frames(self, folder: OpenFolder, ending: Ending) -> None:
+    def _write_headers(self, folder: OpenFolder, ending: Ending) -> None:
         """Write what surrounds the tensors of each file.
 
         Raises:
@@ -314,7 +314,7 @@ class FolderPlace:
                 found = os.fstat(stream.fileno()).st_size
                 if found != size:
                     raise ParseError(f"{folder.path / file.name}: has {found} bytes, but was made with {size}")
-                for at, text in ending.frame(number):
+                for at, text in ending.headers(number):
                     stream.seek(at)
                     write_all(stream, text)
 
@@ -337,7 +337,7 @@ class FolderPlace:
         wanted = [
             (Path(self._finished, file.name), at, text)
             for number, file in enumerate(self._new.files)
-            for at, text in ending.frame(number)
+            for at, text in ending.headers(number)
         ]
         if self._new.is_folder:
             wanted += [(self.path / name, 0, text) for name, text in ending.texts().items()]

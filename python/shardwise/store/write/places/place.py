@@ -100,8 +100,8 @@ class Ending(Protocol):
     def is_checked(self) -> bool:
         """True if all that a store has is compared with its sources."""
 
-    def frame(self, number: int) -> Iterable[tuple[int, bytes]]:
-        """Return the bytes around the tensors of a file: stretches, each with the byte at which it begins."""
+    def headers(self, number: int) -> Iterator[tuple[int, bytes]]:
+        """Yield the bytes around the tensors of a file, each run with the byte at which it begins."""
 
     def texts(self) -> dict[str, bytes]:
         """The further files of a folder, with the manifest."""

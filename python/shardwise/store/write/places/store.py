@@ -426,7 +426,7 @@ class StorePlace:
         for number in range(len(self._new.files)) if self._new.is_shared else ():
             there = self._object(number)
             status = there.status()
-            if not all(_is_at(there, status, at, text) for at, text in ending.frame(number)):
+            if not all(_is_at(there, status, at, text) for at, text in ending.headers(number)):
                 raise taken(there)
 
     def unfinished(self, number: int) -> None:
@@ -471,8 +471,8 @@ class StorePlace:
                 if file in held:
                     held[file].append((begin, end, mark, task, at))
                 at += 0 if mark else end - begin
-        frames = {number: list(ending.frame(number)) for number in left}
-        pieces = {number: self._pieces(number, held[number], frames[number]) for number in left}
+        headers = {number: list(ending.headers(number)) for number in left}
+        pieces = {number: self._pieces(number, held[number], headers[number]) for number in left}
 
         def make(number: int) -> None:
             try:
@@ -486,7 +486,7 @@ class StorePlace:
             list(pool.map(make, left))
 
     def _pieces(
-        self, number: int, held: Iterable[tuple[int, int, str, int, int]], frame: Iterable[tuple[int, bytes]]
+        self, number: int, held: Iterable[tuple[int, int, str, int, int]], headers: Iterable[tuple[int, bytes]]
     ) -> list[_Joint]:
         """Return the parts that an object consists of, in order.
 
@@ -494,7 +494,7 @@ class StorePlace:
             ParseError: if that is not all of it.
         """
         found = [_Joint(*each, b"") for each in held]
-        found += [_Joint(at, at + len(text), "", -1, 0, text) for at, text in frame if text]
+        found += [_Joint(at, at + len(text), "", -1, 0, text) for at, text in headers if text]
         found.sort(key=lambda each: (each.begin, each.task < 0))
         end, joined = 0, []
         for each in found:

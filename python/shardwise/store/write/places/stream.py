@@ -7,7 +7,6 @@ it is held back until it is known, so that everything is read once; otherwise ev
 
 from __future__ import annotations
 
-import copy
 import errno
 import math
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ from ....errors import ParseError
 from ...data.boxes import contiguous_strides
 from ...data.engine import add_digests
 from ...data.objects import ObjectPath
-from ..forms.files import TargetFile
+from ..forms.files import FileDigests, TargetFile
 from .task import Block, Gatherer, Progress, Task, Written
 from .uploads import LIMITS, Comparison, Limits, Upload, parts_for, upload_to
 
@@ -55,7 +54,7 @@ class ObjectSink:
     def _said(self) -> tuple[Any, ...]:
         """All that it says; a file is what surrounds its tensors, and the boxes of these."""
         file = self.file
-        return self.path, self.limits, type(file), file.name, file.size, list(file.slots), list(file.frame())
+        return self.path, self.limits, type(file), file.name, file.size, list(file.slots), list(file.headers())
 
     def count(self, task: Task) -> int:
         """Return the number of files that the task writes: always 1."""
@@ -87,7 +86,7 @@ class ObjectSink:
     def _made(
         self, task: Task, gatherer: Gatherer, memory: int, threads: int | None, progress: Progress, run: str | None
     ) -> Written:
-        file = copy.copy(self.file)  # A copy, because writing sets its digests.
+        file = self.file
         part_bytes, flight, holds = parts_for([file], memory, limits=self.limits)
         is_new = run is not None
         upload: Upload = upload_to(self.path, flight=flight, is_new=True, run=run) if is_new else Comparison(self.path)
@@ -126,10 +125,9 @@ def stream_of(file: TargetFile, gatherer: Gatherer, part_bytes: int, threads: in
         threads: The number of threads that copy; one per core if `None`.
         holds: Whether there is room for a part that is held back, and parts may come in any order.
     """
-    depends = file.has_digests or file.needs_crcs
-    holds = depends and holds and len(file.before(0)[1]) <= part_bytes
+    holds = file.needs_values and holds and len(file.before(0)[1]) <= part_bytes
     known = None
-    if depends and not holds:
+    if file.needs_values and not holds:
         known = Stream(file, gatherer, part_bytes, threads, holds=False, known=None)
         for _ in known.parts():
             pass
@@ -182,8 +180,9 @@ class Stream:
         self.digests: dict[int, int] = {}
         self.crcs: dict[int, int] = {}
         self.slots: dict[int, int] = {}
-        file.digests = self.digests if known is None else known.digests
-        file.crcs = self.crcs if known is None else known.crcs
+        source = self if known is None else known
+        #: For the bytes around tensors; grows while the elements are read, if it is not known before.
+        self._file_digests = FileDigests(source.digests, source.crcs)
         self._number = self._filled = 0
         self._texts: list[_Text] = []
         #: Boxes of slots, and where they are in the part.
@@ -285,5 +284,5 @@ class Stream:
     def _text(self, number: int) -> bytes:
         # The header may take several parts; it is made once for each.
         if self._cache is None or self._cache[0] != number:
-            self._cache = number, self._file.before(number)[1]
+            self._cache = number, self._file.before(number, self._file_digests)[1]
         return self._cache[1]

@@ -103,7 +103,7 @@ def parts_for(files: Sequence[TargetFile], memory: int, workers: int = 1, limits
             f"memory is {bytes_text(memory)}{each}; at least {bytes_text(4 * part)} are needed for objects that "
             f"are uploaded in parts of {bytes_text(part)}"
         )
-    holds = any(file.has_digests or file.needs_crcs for file in files) and memory >= 5 * part
+    holds = any(file.needs_values for file in files) and memory >= 5 * part
     return Parts(part, max(1, min(memory // part - 3 - holds, FLIGHT)), holds)
 
 

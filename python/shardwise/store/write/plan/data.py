@@ -8,7 +8,7 @@ import json
 import math
 import secrets
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,8 +21,8 @@ from ...data.block_lists import Listed, Made, Section, block_digests, numbers
 from ...data.location import Location
 from ...data.sources import Places, Source, source_of
 from ...formats.sharded import MANIFEST
-from ..forms.files import TargetFile
-from ..forms.forms import WRITTEN, Texts, check_names, manifest_text, target_file
+from ..forms.files import Extent, TargetFile, WrittenFile
+from ..forms.forms import WRITTEN, Texts, check_names, header_text, manifest_text, target_file
 from ..forms.slots import Slots, SlotTable
 
 __all__ = [
@@ -296,13 +296,11 @@ class PlanData:
 
         def load() -> Slots:
             rows = self.numbers("slots", 2 * before[SLOTS], 2 * row[SLOTS]).reshape(-1, 2)
-            slots = Slots(self.slot_table, rows[:, _TENSOR], rows[:, _BOX], np.zeros(len(rows), np.int64))
-            return file.placed(slots)
+            return Slots(self.slot_table, rows[:, _TENSOR], rows[:, _BOX], np.zeros(len(rows), np.int64))
 
-        known = row[START], row[SIZE]
-        count = self.sections["files"].nbytes // 40
-        file = target_file(self.form, name, _LoadedSlots(load), self.tensors, self.head["metadata"], count, known)
-        return file
+        text = header_text(self.form, self.head["metadata"], self.sections["files"].nbytes // 40)
+        known = Extent(row[START], row[SIZE])
+        return target_file(self.form, name, _LoadedSlots(load), self.tensors, text, known)
 
     def _file_rows(self, number: int) -> tuple[list[int], list[int]]:
         rows = self.numbers("files", 5 * max(number - 1, 0), 5 * number + 5).reshape(-1, 5).tolist()
@@ -324,12 +322,12 @@ class PlanData:
             end += length
         return Texts(self.form, self.files, self.tensors, self.json("aliases"), paths, beside)
 
-    def texts_of(self, digests: list[int]) -> dict[str, bytes]:
-        """All further files of the folder, with the manifest, which is as long whatever the tensors' digests are."""
+    def texts_of(self, digests: list[int], files: Iterable[WrittenFile]) -> dict[str, bytes]:
+        """All further files of the folder, with the manifest, which is as long whatever the digests are."""
         cuts, texts = self.head["cuts"], dict(self.texts)  # An index takes a while to make.
         found = [cuts[cut] if cut >= 0 else {} for cut in self.column("tensors", 8, CUT).tolist()]
         said = {"form": self.form, "aliases": self.json("aliases"), "tensors": found}
-        return {MANIFEST: manifest_text(said, list(self.tensors), digests, self.files, self.sizes, texts), **texts}
+        return {MANIFEST: manifest_text(said, list(self.tensors), digests, files, texts), **texts}
 
     def json(self, section: str) -> Any:
         """Give what a section says in JSON."""

@@ -8,9 +8,11 @@ one another share a task.
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +23,7 @@ from ....errors import LayoutError
 from ....pieces import NO_PIECES, Bounds, Pieces, repeated
 from ...data.block_lists import Listed
 from ...data.engine import JobTensor
+from ..forms.files import NO_DIGESTS, WrittenFile
 from ..forms.forms import WRITTEN
 from ..places import place_for
 from ..places.place import Place
@@ -369,6 +372,9 @@ def _slabs(number: int, shape: tuple[int, ...], itemsize: int, task_bytes: int) 
     return TaskRun(number, number + 1, tasks, dim, shape[dim], rows, row)
 
 
+_Plan = TypeVar("_Plan", bound="WritePlan")
+
+
 class WritePlan(PlanData):
     """A new checkpoint as data, and as tasks that any process can do, in any order.
 
@@ -389,9 +395,11 @@ class WritePlan(PlanData):
             self._place = place_for(self)
         return self._place
 
-    @place.setter
-    def place(self, place: Place) -> None:
-        self._place = place
+    def with_place(self: _Plan, place: Place) -> _Plan:
+        """Give the same plan for a place that is made for it otherwise, as with other limits of a store."""
+        made = copy.copy(self)
+        made._place, made._grid, made._written_bytes = place, None, None
+        return made
 
     def check_room(self) -> None:
         """Raise OSError if the destination's file system does not have room for it.
@@ -399,7 +407,9 @@ class WritePlan(PlanData):
         Files that an interrupted run has left there make room; a store does not say how much it has.
         """
         none = [0] * len(self.tensors)
-        self.place.check_room(lambda: map(len, self.texts_of(none).values() if self.is_folder else ()))
+        # As long as what will be known.
+        files = (WrittenFile(file, NO_DIGESTS, hashlib.sha256().hexdigest()) for file in self.files)
+        self.place.check_room(lambda: map(len, self.texts_of(none, files).values() if self.is_folder else ()))
 
     def check_tasks(self) -> None:
         """Raise TypeError if tasks cannot be run by themselves, because something must be put together first."""
@@ -453,7 +463,7 @@ class WritePlan(PlanData):
     def known_before(self, file: int) -> bytes:
         """Return the bytes before the first tensor of a file, if they do not depend on the tasks; else no bytes."""
         held = self.files[file]
-        return b"" if held.has_digests or held.needs_crcs else held.before(0)[1]
+        return b"" if held.needs_values else held.before(0)[1]
 
     @property
     def written_bytes(self) -> npt.NDArray[np.int64]:

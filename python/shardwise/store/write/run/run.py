@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
@@ -21,6 +21,7 @@ from ...data.mapped import MappedFiles
 from ...data.same_files import SameFiles
 from ...formats.sharded import MANIFEST
 from ...tensors.companion_files import carried_names
+from ..forms.files import FileDigests, WrittenFile
 from ..places.gather import memory_for
 from ..places.place import Recorder
 from ..places.task import Progress, Share, Task, TaskReceipt
@@ -365,7 +366,13 @@ class Ledger:
             text = f"receipts of {len(missing)} of {len(self._seen)} tasks are missing: {some}{more}{hint}"
             raise ParseError(f"{self._plan.path}: {text}")
 
-    def crcs(self, number: int) -> dict[int, int]:
+    def file_digests(self, number: int) -> FileDigests:
+        """Return the digests of what a file holds."""
+        file = self._plan.files[number]
+        own = {tensor: self.digest(number, tensor) for tensor in set(file.slots.tensors.tolist())}
+        return FileDigests(own, self._crcs_of(number) if file.needs_crcs else {})
+
+    def _crcs_of(self, number: int) -> dict[int, int]:
         """The CRC-32 of each slot of a file, by its position."""
         file, found = self._plan.files[number], sorted(self._crcs.get(number, []))
         begins = [begin for begin, _, _ in found]
@@ -427,30 +434,23 @@ class Ending:
 
     def __init__(self, plan: WritePlan, ledger: Ledger, memory: int | None = None, *, is_checked: bool = False) -> None:
         self._plan, self._ledger, self._memory, self.is_checked = plan, ledger, memory, is_checked
-        self._is_known = False
+        self._headers: dict[int, str] = {}
         self.names = [MANIFEST, *plan.texts]
         self.made, self.shares = ledger.made, ledger.shares
 
-    def _note(self) -> None:
-        """Say to each file the digests and the CRC-32 of what it holds."""
-        if self._is_known:
-            return
-        for number, file in enumerate(self._plan.files):
-            file.digests, file.crcs = {}, self._ledger.crcs(number) if file.needs_crcs else {}
-            for slot in file.slots:
-                if slot.tensor not in file.digests:
-                    file.digests[slot.tensor] = self._ledger.digest(number, slot.tensor)
-        self._is_known = True
-
-    def frame(self, number: int) -> Iterable[tuple[int, bytes]]:
-        """Return the bytes around the tensors of a file: stretches, each with the byte at which it begins."""
-        self._note()
-        return self._plan.files[number].frame()
+    def headers(self, number: int) -> Iterator[tuple[int, bytes]]:
+        """Yield the bytes around the tensors of a file, each run with the byte at which it begins."""
+        # Their digest is kept for the manifest: they are not made once more for it.
+        self._headers[number] = yield from self._plan.files[number].headers(self._ledger.file_digests(number))
 
     def texts(self) -> dict[str, bytes]:
         """The further files of a folder, with the manifest."""
-        self._note()
-        return self._plan.texts_of(self._ledger.digests)
+        return self._plan.texts_of(self._ledger.digests, map(self._written, range(len(self._plan.files))))
+
+    def _written(self, number: int) -> WrittenFile:
+        file, digests = self._plan.files[number], self._ledger.file_digests(number)
+        headers = self._headers.get(number)
+        return WrittenFile(file, digests, file.headers_digest(digests) if headers is None else headers)
 
     def confirm(self, number: int) -> None:
         """Compare what a task has made with its sources and its receipt.
