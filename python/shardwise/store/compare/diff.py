@@ -26,7 +26,7 @@ from ..data.location import Location, location_of
 from ..formats.open import open_checkpoint
 from ..rewritten.names import names_of
 from ..rewritten.view import rewritten_view
-from ..tensors.checkpoint import StoredCheckpoint
+from ..tensors.checkpoint import Besides, StoredCheckpoint
 from ..tensors.companion_files import beside
 from ..tensors.stored import StoredTensor
 from ..write.forms.doubts import asked_for, dropped_by_rules
@@ -195,7 +195,7 @@ def _without(checkpoint: StoredCheckpoint, unwanted: NamePattern | None) -> Stor
         return checkpoint
     kept = {name: tensor for name, tensor in checkpoint.items() if not unwanted.is_found(name)}
     unreadable = {name: why for name, why in checkpoint.unreadable.items() if not unwanted.is_found(name)}
-    return StoredCheckpoint(checkpoint.path, checkpoint.format, kept, [], unreadable=unreadable)
+    return StoredCheckpoint(checkpoint.path, checkpoint.format, kept, [], Besides(unreadable=unreadable))
 
 
 def _not_compared(both: Iterable[tuple[Location, StoredCheckpoint]], unwanted: NamePattern | None) -> list[LeftOut]:

@@ -27,9 +27,9 @@ from ..data.files import Holder
 from ..data.location import open_file
 from ..data.parts import check_whole
 from ..data.text import checked_name, checked_shape, stays_inside
-from ..tensors.checkpoint import StoredCheckpoint, StoredObject
+from ..tensors.checkpoint import Besides, StoredCheckpoint, StoredObject
 from ..tensors.chunks import Cell, grid_pieces, overlapping, stored_cells
-from ..tensors.stored import StoredPiece, StoredTensor, whole_box
+from ..tensors.stored import Decoding, StoredPiece, StoredTensor, whole_box
 
 __all__ = ["open_form"]
 
@@ -65,7 +65,11 @@ def open_form(path: Path, *, part: bool = False) -> StoredCheckpoint:
             file.close()
         raise
     return StoredCheckpoint(
-        path, "keras", tensors, files, metadata={**metadata, "layers": layers}, objects=objects, unreadable=unreadable
+        path,
+        "keras",
+        tensors,
+        files,
+        Besides(metadata={**metadata, "layers": layers}, objects=objects, unreadable=unreadable),
     )
 
 
@@ -258,7 +262,7 @@ def _tensor(file: Holder, each: _Dataset, dtype: Dtype) -> StoredTensor:
     alias = each.alias_of
     if each.chunk is None or each.chunks is None:
         if each.offset is None:
-            piece = StoredPiece(box, file.path, key=name, decode=partial(_decoded, file, name, dtype))
+            piece = StoredPiece(box, file.path, key=name, decoding=Decoding(partial(_decoded, file, name, dtype)))
         else:
             locate = partial(_extent, file, each.offset, shape, dtype.bits // 8)
             piece = StoredPiece(box, file.path, key=name, locate=locate)
@@ -275,8 +279,8 @@ def _tensor(file: Holder, each: _Dataset, dtype: Dtype) -> StoredTensor:
             locate = partial(_extent, file, stored.offset, each.chunk, dtype.bits // 8)
             return StoredPiece(box, file.path, key=name, locate=locate)
         decoded = int(np.prod(each.chunk, dtype=object)), dtype.bits // 8
-        decode = partial(_chunk_of, file, each, stored, dtype)
-        return StoredPiece(box, file.path, key=name, decode=decode, chunk=decoded)
+        decoding = Decoding(partial(_chunk_of, file, each, stored, dtype), decoded)
+        return StoredPiece(box, file.path, key=name, decoding=decoding)
 
     cells = stored_cells(shape, each.chunk, iter(each.chunks))
     pieces = grid_pieces(shape, each.chunk, cells, make, each.fill, file.path)

@@ -23,7 +23,7 @@ from ..data.files import Holder
 from ..data.location import Location, open_file, opening
 from ..data.parts import MARK, PIECES
 from ..data.text import are_sizes, checked_shape
-from ..tensors.checkpoint import Rest, StoredCheckpoint
+from ..tensors.checkpoint import Besides, Rest, StoredCheckpoint
 from ..tensors.coverage import tile
 from ..tensors.stored import ListedPieces, StoredPiece, StoredTensor
 from .safetensors.header import Entry, read_header
@@ -67,7 +67,7 @@ def open_names(path: Location, names: Iterable[str], form: str) -> StoredCheckpo
             for tensor, entry in entries.items():
                 held.setdefault(tensor, []).append(_held(file, entry, parts.get(tensor)))
         tensors = {name: _tensor(path, name, each) for name, each in held.items()}
-    return StoredCheckpoint(path, form, tensors, files, metadata=metadata)
+    return StoredCheckpoint(path, form, tensors, files, Besides(metadata=metadata))
 
 
 def open_rest(path: Location, names: Iterable[str]) -> Rest:

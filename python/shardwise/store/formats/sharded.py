@@ -14,7 +14,7 @@ from ..._text import shown
 from ...errors import ParseError
 from ..data.location import Location, names_in, open_file
 from ..data.parts import MANIFEST
-from ..tensors.checkpoint import StoredCheckpoint
+from ..tensors.checkpoint import Besides, StoredCheckpoint
 from ..tensors.stored import StoredTensor
 from . import ranks
 from .torch import dcp_safetensors
@@ -52,7 +52,7 @@ def open_form(path: Location) -> StoredCheckpoint:
     for problem in damaged_files(path, manifest).values():
         raise ParseError(problem)
     if not any(manifest[key] for key in ("tensors", "files", "aliases")):
-        return StoredCheckpoint(path, "sharded", {}, [], metadata=manifest)
+        return StoredCheckpoint(path, "sharded", {}, [], Besides(metadata=manifest))
     form = manifest.get("form")
     if form in ("ranks", "vllm"):
         inner = ranks.open_names(path, [name for name in manifest["files"] if name.endswith(".safetensors")], form)
@@ -85,7 +85,7 @@ def open_form(path: Location) -> StoredCheckpoint:
     except BaseException:
         inner.close()
         raise
-    return StoredCheckpoint(path, form, tensors, inner._files, metadata=manifest)
+    return StoredCheckpoint(path, form, tensors, inner._files, Besides(metadata=manifest))
 
 
 def read_manifest(folder: Location) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..._arguments import check_fields
 from ..._text import shown
@@ -115,8 +115,26 @@ def learn_rewrites(
         doubtful: set[str] = set()
         relations = _relations(here, there, unexplained, doubtful)
         entries, unused = _checked(one, relations, unexplained, here)
-        found, printed = _verified(one, other, entries, unused, unexplained, doubtful, memory, threads)
+        compared = _Compared(one, other, memory, threads)
+        found, printed = _verified(compared, entries, _Rest(unused, unexplained, doubtful))
         return _with_names(found, printed, config_of(one.path) if config is None else read_config(config))
+
+
+class _Compared(NamedTuple):
+    """The two checkpoints, and the memory and the threads with which they are compared."""
+
+    one: StoredCheckpoint
+    other: StoredCheckpoint
+    memory: int
+    threads: int | None
+
+
+class _Rest(NamedTuple):
+    """The tensors that `Learned` names besides the rewrites; more become unexplained when these are carried out."""
+
+    unused: tuple[str, ...]
+    unexplained: dict[str, str]
+    doubtful: set[str]
 
 
 @dataclass
@@ -315,11 +333,9 @@ def _joined(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [entry for entry in by_source.values() if entry["from"] != entry["to"] or "size" in entry]
 
 
-def _verified(
-    one: StoredCheckpoint, other: StoredCheckpoint, entries: list[dict[str, Any]], unused: tuple[str, ...],
-    unexplained: dict[str, str], doubtful: set[str], memory: int, threads: int | None,
-) -> tuple[Learned, _Printed]:  # fmt: skip
+def _verified(compared: _Compared, entries: list[dict[str, Any]], rest: _Rest) -> tuple[Learned, _Printed]:
     """The rewrites as a file, after they were carried out and what they make was compared; and what it is made of."""
+    (one, other, memory, threads), (unused, unexplained, doubtful) = compared, rest
     drop = [_template(name, {}) for name in unused] if not unexplained else []
     error: LayoutError | None = None
     for is_aside in (False, True):
@@ -341,17 +357,17 @@ def _verified(
     for name in wanted:
         if name not in made or not _are_alike(made[name], other[name]):
             unexplained[name] = "the rewrites do not make it"
-    compared = [name for name in wanted if name not in unexplained]
+    alike = [name for name in wanted if name not in unexplained]
     # First the second, which was read last: of large checkpoints the page cache still has it.
-    digests = [tensor_digests(each, compared, memory=memory, threads=threads) for each in (other, made)]
-    for name in compared:
+    digests = [tensor_digests(each, alike, memory=memory, threads=threads) for each in (other, made)]
+    for name in alike:
         if digests[0][name] != digests[1][name]:
             unexplained[name] = "some of its elements are others than those of the tensors whose rows it has"
     if any(name in unexplained for name in wanted):
         # A rewrite that does not hold is not printed; those that remain were compared.
         kept = [entry for entry in entries if not _makes(entry, set(unexplained))]
         if len(kept) < len(entries):
-            return _verified(one, other, kept, unused, unexplained, doubtful, memory, threads)
+            return _verified(compared, kept, rest)
     found = Learned(text, rewrites, dict(unexplained), unused, tuple(sorted(doubtful - set(unexplained))))
     return found, (entries, drop, is_aside)
 

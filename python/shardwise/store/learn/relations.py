@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -122,7 +122,7 @@ def related(number: int, match: Match, there: Fibers, here: Fibers) -> Relation:
     sizes = inner[keys[0]] if len(keys) == 1 else list(parts.shape)
     factors = [_cut(each, sizes) for each in factors]
     source = _in_dims(sizes, sorted((one for each in factors for one in each), key=lambda one: -one[1]))
-    _arrange(found, dim, along, what, stacked, factors, source, tensor.ndim)
+    _arrange(found, _Target(tensor.ndim, dim, along, what, stacked), factors, source)
     rest = [at for at in range(len(grid)) if at not in axes]
     if pad is not None:
         at, found.size, padded = pad
@@ -346,11 +346,34 @@ def _in_dims(sizes: list[int], factors: _Factors) -> list[_Factors]:
     return found
 
 
-def _arrange(
-    found: Relation, dim: int, along: int, what: list[int], stacked: list[tuple[int, int]], factors: list[_Factors],
-    source: list[_Factors], rank: int,
-) -> None:  # fmt: skip
-    """Say how the dims of the target are those of the source, stacked, split, merged and permuted."""
+class _Target(NamedTuple):
+    """The dims of a tensor, as a grid of fibers.
+
+    Attributes:
+        rank: The number of its dims.
+        dim: The dim along which its fibers lie; -1 if they are elements.
+        along: The dim along which they lie in its sources; -1 if they are elements.
+        what: For each dim of the grid, which dim it is of, the fibers' not counted.
+        stacked: The positions of stacked numbers in names, each with the dim of the grid.
+    """
+
+    rank: int
+    dim: int
+    along: int
+    what: list[int]
+    stacked: list[tuple[int, int]]
+
+
+def _arrange(found: Relation, tensor: _Target, factors: list[_Factors], source: list[_Factors]) -> None:
+    """Say how the dims of the target are those of the source, stacked, split, merged and permuted.
+
+    Args:
+        found: The relation, of which this is said.
+        tensor: The dims of the target.
+        factors: For each dim of its grid that is not stacked, the factors of the source's dims that it is.
+        source: For each dim of the source, the same factors.
+    """
+    rank, dim, along, what, stacked = tensor
     atoms = [one for each in source for one in each]
     letters = {one: _FACTORS[at] for at, one in enumerate(atoms[: len(_FACTORS)])}
     if len(atoms) > len(_FACTORS) or len(set(atoms)) < len(atoms):

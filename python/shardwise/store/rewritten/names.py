@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from .components import quantized_tensors, reader_of, weights_after
 from .convert import is_converted
 
 __all__ = [
+    "Naming",
     "check_name",
     "chosen",
     "idle_renames",
@@ -35,6 +37,38 @@ __all__ = [
     "renamed_tensors",
     "replacements",
 ]
+
+
+@dataclass(frozen=True)
+class Naming:
+    """The choice of the tensors and values of a checkpoint that go into another, and their names there.
+
+    Attributes:
+        rename: Patterns and what replaces their matches, one after the other.
+        rewrites: Tensors that are named and stored differently, after that.
+        only: The pattern that is found in the new names of those that are asked for; `None` for all.
+        unwanted: The pattern that is found in the old names of those that are left out.
+    """
+
+    rename: tuple[Replacement, ...] = ()
+    rewrites: Rewrites | None = None
+    only: NamePattern | None = None
+    unwanted: NamePattern | None = None
+
+    def __post_init__(self) -> None:
+        optional("rewrites", self.rewrites, Rewrites)
+
+    def renamed(self, name: str) -> str:
+        """Return the name that `rename` makes of one in the source."""
+        return _renamed(self.rename, name)
+
+    def is_dropped(self, name: str) -> bool:
+        """Return whether what has this name in the source is left out."""
+        return self.unwanted is not None and self.unwanted.is_found(name)
+
+    def is_chosen(self, name: str) -> bool:
+        """Return whether what gets this name is asked for."""
+        return self.only is None or self.only.is_found(name)
 
 
 class Renamed(NamedTuple):
@@ -64,85 +98,64 @@ def replacements(rename: Any) -> list[Replacement]:
 
 def renamed_tensors(
     checkpoint: StoredCheckpoint,
-    rename: Sequence[Replacement],
-    rewrites: Rewrites | None,
+    naming: Naming,
     converted: Dtype | None,
     stored: Callable[[str, str, Partition | SharedTiling | None], Wanted],
     config: Mapping[str, Any],
-    drop: NamePattern | None = None,
 ) -> Renamed:
     """Give the tensors by their new names: renamed, then rewritten; and the quantized weights among them.
 
-    Those in whose names `drop` is found are left out first.
+    Those that are not wanted are left out first.
     """
-    optional("rewrites", rewrites, Rewrites)
     made: dict[str, Assembled] = {}
     dropped: dict[str, Assembled] = {}
     for old, tensor in checkpoint.items():
-        if drop is not None and drop.is_found(old):
+        if naming.is_dropped(old):
             continue
-        new = _renamed(rename, old)
+        new = naming.renamed(old)
         if new in made:
             raise LayoutError(f"rename gives {shown(made[new].origin)} and {shown(old)} the same name, {shown(new)}")
         dtype = converted if converted is not None and is_converted(tensor, converted) else tensor._dtype
         made[new] = Stored(old, tensor.shape, dtype, make=partial(stored, old, old, None))
     weights = quantized_tensors(checkpoint, made, config)
-    if rewrites is not None:
-        made, carried = rewritten(made, rewrites, weights.tensors, reader_of(checkpoint, made), dropped)
+    if naming.rewrites is not None:
+        made, carried = rewritten(made, naming.rewrites, weights.tensors, reader_of(checkpoint, made), dropped)
         weights = weights_after(checkpoint, made, config, carried)
     for new in made:
         check_name(new)
     return Renamed(made, weights, dropped)
 
 
-def refuse_unreadable(
-    checkpoint: StoredCheckpoint,
-    rename: Sequence[Replacement],
-    rewrites: Rewrites | None,
-    only: str | None,
-    drop: NamePattern | None,
-) -> None:
+def refuse_unreadable(checkpoint: StoredCheckpoint, naming: Naming) -> None:
     """Refuse, with the reason, a tensor that cannot be read, unless it is not asked for."""
-    optional("only", only, str)
-    pattern = None if only is None else NamePattern("only", only)
     for old, reason in checkpoint.unreadable.items():
-        if drop is not None and drop.is_found(old):
+        if naming.is_dropped(old):
             continue
-        new = _renamed(rename, old)
-        is_kept = rewrites is None or kept_objects([new], rewrites)
-        if is_kept and (pattern is None or pattern.is_found(new)):
+        new = naming.renamed(old)
+        is_kept = naming.rewrites is None or kept_objects([new], naming.rewrites)
+        if is_kept and naming.is_chosen(new):
             raise UnsupportedError(f"{reason}; drop= can leave {shown(old)} out")
 
 
-def chosen(made: dict[str, Assembled], only: str | None, path: Location) -> dict[str, Assembled]:
-    """Give the tensors whose names the regular expression `only` matches; all of them if it is None."""
-    optional("only", only, str)
-    if only is None:
-        return made
-    pattern = NamePattern("only", only)
-    found = {name: tensor for name, tensor in made.items() if pattern.is_found(name)}
-    if not found:
-        raise LayoutError(f"only is {shown(only)}, which does not match any name of {path}")
+def chosen(made: dict[str, Assembled], naming: Naming, path: Location) -> dict[str, Assembled]:
+    """Give the tensors that are asked for; refuse a pattern that is found in none of their names."""
+    found = {name: tensor for name, tensor in made.items() if naming.is_chosen(name)}
+    if naming.only is not None and not found:
+        raise LayoutError(f"only is {shown(naming.only.pattern)}, which does not match any name of {path}")
     return found
 
 
 def kept_values(
-    checkpoint: StoredCheckpoint,
-    rename: Sequence[Replacement],
-    rewrites: Rewrites | None,
-    only: str | None,
-    tensors: Mapping[str, Assembled],
-    drop: NamePattern | None = None,
+    checkpoint: StoredCheckpoint, naming: Naming, tensors: Mapping[str, Assembled]
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """The values that are not tensors and are asked for, with their new names, and what a rules file drops.
 
     That is values, and tensors that cannot be read. No tensor may have the values' new names.
     """
-    asked = [old for old in checkpoint.objects if drop is None or not drop.is_found(old)]
-    names = {old: _renamed(rename, old) for old in asked}
+    rewrites = naming.rewrites
+    names = {old: naming.renamed(old) for old in checkpoint.objects if not naming.is_dropped(old)}
     kept = set(names.values()) if rewrites is None else kept_objects(names.values(), rewrites)
     origins = {new: tensor.origin for new, tensor in tensors.items()}
-    wanted = None if only is None else NamePattern("only", only)
     found: dict[str, str] = {}
     dropped = []
     for old, new in names.items():
@@ -154,11 +167,11 @@ def kept_values(
             if new in origins:
                 raise LayoutError(f"rename gives {shown(origins[new])} and {shown(old)} the same name, {shown(new)}")
             origins[new] = old
-        if wanted is None or wanted.is_found(new):
+        if naming.is_chosen(new):
             found[old] = new
     if rewrites is not None:
         for old in checkpoint.unreadable:
-            if (drop is None or not drop.is_found(old)) and not kept_objects([_renamed(rename, old)], rewrites):
+            if not naming.is_dropped(old) and not kept_objects([naming.renamed(old)], rewrites):
                 dropped.append(old)
     return found, tuple(dropped)
 

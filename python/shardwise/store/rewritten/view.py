@@ -13,10 +13,10 @@ from ...pieces import Piece
 from ...rules.rewrites import Rewrites
 from ...shared_tiling import SharedTiling
 from ..data.location import Location
-from ..tensors.checkpoint import StoredCheckpoint
+from ..tensors.checkpoint import Besides, StoredCheckpoint
 from ..tensors.model_config import config_of
 from ..tensors.stored import StoredPiece, StoredTensor, UnsupportedError
-from .names import renamed_tensors
+from .names import Naming, renamed_tensors
 from .wanted import wanted_stored
 
 __all__ = ["rewritten_view"]
@@ -42,12 +42,12 @@ def rewritten_view(
             raise UnsupportedError(f"tensor {old!r} is compressed, so it cannot be rewritten where it is; reshard it")
         return wanted_stored(new, tensor, partition)
 
-    made, _, lost = renamed_tensors(checkpoint, (), rewrites, None, stored, config_of(checkpoint.path))
+    made, _, lost = renamed_tensors(checkpoint, Naming(rewrites=rewrites), None, stored, config_of(checkpoint.path))
     if dropped is not None:
         dropped.update(lost)
     tensors = {name: _tensor(checkpoint, name, one) for name, one in made.items()}
     unreadable = {name: checkpoint.unreadable[name] for name in kept_objects(checkpoint.unreadable, rewrites)}
-    return StoredCheckpoint(checkpoint.path, checkpoint.format, tensors, [], unreadable=unreadable)
+    return StoredCheckpoint(checkpoint.path, checkpoint.format, tensors, [], Besides(unreadable=unreadable))
 
 
 def _tensor(checkpoint: StoredCheckpoint, name: str, made: Assembled) -> StoredTensor:

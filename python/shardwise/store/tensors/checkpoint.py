@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import islice
 from types import MappingProxyType, TracebackType
@@ -20,7 +21,7 @@ from ..data.location import Location
 from ..data.text import MAX_NAME
 from .stored import LazyTensors, StoredPiece, StoredTensor, UnsupportedError
 
-__all__ = ["KeyPath", "Rest", "StoredCheckpoint", "StoredObject", "StoredSum"]
+__all__ = ["Besides", "KeyPath", "Rest", "StoredCheckpoint", "StoredObject", "StoredSum"]
 
 #: So many names are compared with one that is not there.
 _MOST_COMPARED = 10_000
@@ -94,6 +95,25 @@ class _Closable(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True)
+class Besides:
+    """The contents of a checkpoint besides the tensors that can be read; see `StoredCheckpoint`.
+
+    Attributes:
+        metadata: Its statements about itself.
+        objects: The values in it that are not tensors, by name.
+        unreadable: Why other tensors of it cannot be read, by name.
+        sums: Gives the stretches of its files that have a CRC-32.
+        unread: Files that belong to it and are not read.
+    """
+
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    objects: Mapping[str, StoredObject] = field(default_factory=dict)
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    sums: Callable[[], Iterable[StoredSum]] = tuple
+    unread: Sequence[str] = ()
+
+
 class StoredCheckpoint(ReadsFiles, Mapping[str, StoredTensor]):
     """A checkpoint of any format, open for reading; `open_checkpoint` makes it and lists what it takes.
 
@@ -115,27 +135,20 @@ class StoredCheckpoint(ReadsFiles, Mapping[str, StoredTensor]):
         form: str,
         tensors: Mapping[str, StoredTensor],
         files: Sequence[_Closable] = (),
-        *,
-        metadata: Mapping[str, Any] | None = None,
-        objects: Mapping[str, StoredObject] | None = None,
-        unreadable: Mapping[str, str] | None = None,
-        sums: Callable[[], Iterable[StoredSum]] = tuple,
-        unread: Sequence[str] = (),
+        besides: Besides | None = None,
     ) -> None:
-        maps = isinstance(tensors, Mapping) and all(
-            each is None or isinstance(each, Mapping) for each in (metadata, objects, unreadable)
-        )
-        if not (maps and isinstance(form, str)):
+        besides = Besides() if besides is None else besides
+        if not (isinstance(tensors, Mapping) and isinstance(besides, Besides) and isinstance(form, str)):
             raise TypeError("a StoredCheckpoint is made by what opens it, of a path, a format and mappings")
         self.path = path
         self.format = form
-        self.metadata: Mapping[str, Any] = MappingProxyType(dict(metadata or {}))
-        self.objects: Mapping[str, StoredObject] = MappingProxyType(dict(objects or {}))
-        self.unreadable: Mapping[str, str] = MappingProxyType(dict(unreadable or {}))
-        self.unread = tuple(unread)
+        self.metadata: Mapping[str, Any] = MappingProxyType(dict(besides.metadata))
+        self.objects: Mapping[str, StoredObject] = MappingProxyType(dict(besides.objects))
+        self.unreadable: Mapping[str, str] = MappingProxyType(dict(besides.unreadable))
+        self.unread = tuple(besides.unread)
         self._tensors = tensors
         self._files = files
-        self._sums = sums
+        self._sums = besides.sums
         self._closed = False
 
     def __getitem__(self, name: str) -> StoredTensor:

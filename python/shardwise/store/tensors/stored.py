@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ...show.picture import Picture
 
 __all__ = [
+    "Decoding",
     "LazyTensors",
     "ListedPieces",
     "StoredPiece",
@@ -47,6 +48,25 @@ _MEMORY = 256 * 2**20
 
 class UnsupportedError(ParseError):
     """A file, or a part of one, that may well follow its format, but is of a kind that is not read."""
+
+
+class Decoding(NamedTuple):
+    """The way in which a piece is read that is not stored as it is.
+
+    Attributes:
+        read: Gives a box of it, counted from its beginning; `None` if there is nothing to decode.
+        chunk: The elements of each of its chunks, which is decoded at once, and the bytes of one, if it has chunks.
+        stored: Gives the boxes of its chunks that are stored, counted from its beginning, if not all of them are.
+        rest: The value of the elements of the other chunks, an array without dims.
+    """
+
+    read: Callable[[Bounds], npt.NDArray[Any]] | None
+    chunk: tuple[int, int] | None = None
+    stored: Callable[[], Iterable[Bounds]] | None = None
+    rest: npt.NDArray[Any] | None = None
+
+
+_NO_DECODING = Decoding(None)
 
 
 class StoredPiece(ReadsFiles):
@@ -70,11 +90,8 @@ class StoredPiece(ReadsFiles):
         *,
         key: str = "",
         locate: Callable[[], Located] | None = None,
-        decode: Callable[[Bounds], npt.NDArray[Any]] | None = None,
+        decoding: Decoding | None = None,
         fill: npt.NDArray[Any] | None = None,
-        stored: Callable[[], Iterable[Bounds]] | None = None,
-        rest: npt.NDArray[Any] | None = None,
-        chunk: tuple[int, int] | None = None,
     ) -> None:
         if not (isinstance(box, tuple) and isinstance(key, str)):
             raise TypeError("a StoredPiece is made by what opens its checkpoint: box must be a tuple, and key a text")
@@ -82,11 +99,8 @@ class StoredPiece(ReadsFiles):
         self.path = path
         self.key = key
         self._locate = locate
-        self._decode = decode
+        self._decode, self.chunk, self.stored, self.rest = decoding or _NO_DECODING
         self.fill = fill
-        self.stored = stored
-        self.rest = rest
-        self.chunk = chunk
 
     @property
     def box(self) -> tuple[slice, ...]:

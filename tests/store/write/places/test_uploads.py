@@ -15,8 +15,8 @@ from shardwise.store.write.places.uploads import Multipart, parts_for
 KIB, MIB = 2**10, 2**20
 
 
-def file(size: int, has_digests: bool = False, needs_crcs: bool = False) -> Any:
-    return SimpleNamespace(name="a", size=size, has_digests=has_digests, needs_crcs=needs_crcs)
+def file(size: int, needs_values: bool = False) -> Any:
+    return SimpleNamespace(name="a", size=size, needs_values=needs_values)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def file(size: int, has_digests: bool = False, needs_crcs: bool = False) -> Any:
 def test_parts_are_within_the_memory(
     size: int, digests: bool, memory: int, part: int, flight: int, holds: bool
 ) -> None:
-    for files in ([file(size, digests)], [file(0), file(size, needs_crcs=digests)]):
+    for files in ([file(size, digests)], [file(0), file(size, digests)]):
         assert parts_for(files, memory) == (part, flight, holds)
         assert part * (3 + holds + flight) <= max(memory, 11 * part)
 

@@ -14,7 +14,7 @@ from ...._text import shown
 from ....errors import ParseError
 from ...data.location import Location, open_file
 from ...data.text import checked_name
-from ...tensors.checkpoint import StoredCheckpoint, StoredObject
+from ...tensors.checkpoint import Besides, StoredCheckpoint, StoredObject
 from ...tensors.stored import StoredTensor, UnsupportedError
 from .keyvalue import FolderStore, KeyValueStore
 from .ocdbt import MANIFEST, OcdbtStore
@@ -52,9 +52,8 @@ def open_form(path: Location) -> StoredCheckpoint:
             store.files.close()
         raise
     return StoredCheckpoint(
-        path, "orbax", tensors, [store.files for store in stores], metadata=metadata, objects=objects,
-        unreadable=unreadable,
-    )  # fmt: skip
+        path, "orbax", tensors, [store.files for store in stores], Besides(metadata=metadata, objects=objects,
+        unreadable=unreadable))  # fmt: skip
 
 
 def _is_item(path: Location) -> bool:

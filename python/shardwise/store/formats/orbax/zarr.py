@@ -24,7 +24,7 @@ from ...data.codecs import COMPRESSORS, decompress
 from ...data.location import Location
 from ...data.text import are_sizes, checked_shape
 from ...tensors.chunks import Cell, grid_pieces, missing_cell, overlapping, stored_cells
-from ...tensors.stored import StoredPiece, StoredTensor, UnsupportedError
+from ...tensors.stored import Decoding, StoredPiece, StoredTensor, UnsupportedError
 from .keyvalue import KeyValueStore, Value
 
 __all__ = ["arrays_of", "read_array"]
@@ -330,9 +330,9 @@ def _piece(store: KeyValueStore, array: _Array, where: str, cell: Cell, box: Bou
         return StoredPiece(box, value.path, key=key, locate=chunk.locate)
     decoded = math.prod(array.chunk if array.inner is None else array.inner), array.dtype.bits // 8
     if array.inner is None or array.fill is None:
-        return StoredPiece(box, value.path, key=key, decode=chunk.read, chunk=decoded)
+        return StoredPiece(box, value.path, key=key, decoding=Decoding(chunk.read, decoded))
     rest = _filled(array)
-    return StoredPiece(box, value.path, key=key, decode=chunk.read, stored=chunk.stored, rest=rest, chunk=decoded)
+    return StoredPiece(box, value.path, key=key, decoding=Decoding(chunk.read, decoded, chunk.stored, rest))
 
 
 def _is_plain(array: _Array) -> bool:

@@ -10,7 +10,7 @@ from ...._dtypes import CODES
 from ...data.boxes import Located, contiguous_strides
 from ...data.files import Holder
 from ...data.location import Location
-from ...tensors.checkpoint import StoredCheckpoint
+from ...tensors.checkpoint import Besides, StoredCheckpoint
 from ...tensors.stored import LazyTensors, StoredPiece, StoredTensor, whole_box
 from .folder import locate_checkpoint, open_entries
 from .header import Entry
@@ -31,7 +31,7 @@ def open_form(path: Location, *, part: bool = False) -> StoredCheckpoint:
 
     rows = entries | {alias: entries[name] for alias, name in tied.items()}
     tensors = LazyTensors(rows, lambda entry: (CODES[entry.dtype], entry.shape), make)
-    return StoredCheckpoint(located, "safetensors", tensors, files, metadata=metadata)
+    return StoredCheckpoint(located, "safetensors", tensors, files, Besides(metadata=metadata))
 
 
 def _aliases(metadata: Mapping[str, str]) -> dict[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping
 from functools import partial
-from itertools import chain
+from itertools import chain, starmap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +23,7 @@ from ...data.boxes import Located
 from ...data.files import Holder
 from ...data.location import Location, open_file, opening
 from ...data.text import MAX_DIMS, box_text, checked_name, checked_shape, stays_inside
-from ...tensors.checkpoint import Rest, StoredCheckpoint, StoredObject, StoredSum
+from ...tensors.checkpoint import Besides, Rest, StoredCheckpoint, StoredObject, StoredSum
 from ...tensors.coverage import tile
 from ...tensors.stored import LazyTensors, ListedPieces, StoredPiece, StoredTensor
 from .archive import Archive
@@ -63,7 +63,7 @@ def open_folder(
         raise
     said = {key: value for key, value in index.rest.items() if key in ("version", "planner_data") and value is not None}
     return StoredCheckpoint(
-        folder, form, tensors, index.files, metadata={**metadata, **said}, objects=objects, sums=index.sums
+        folder, form, tensors, index.files, Besides(metadata={**metadata, **said}, objects=objects, sums=index.sums)
     )
 
 
@@ -73,10 +73,10 @@ def open_rest(folder: Location, names: Collection[str]) -> Rest:
     opened = {number: open_file(folder / name) for number, name in enumerate(index.names) if name in names}
     pieces: dict[str, list[StoredPiece]] = {}
     items: dict[int, _Item] = {}
-    for name, dtype_name, shape, first, count, bounds, _ in index.tensors:
-        dtype = named_dtype(dtype_name)
-        boxes = index.bounds[bounds : bounds + 2 * len(shape) * count].reshape(count, len(shape), 2)
-        for place, sides in zip(index.chunk_places[first : first + count].tolist(), boxes.tolist(), strict=True):
+    for row in index.tensors:
+        name, dtype = row.name, named_dtype(row.dtype)
+        boxes = index.boxes(row).tolist()
+        for place, sides in zip(index.chunk_places[row.chunks].tolist(), boxes, strict=True):
             file, offset, length = index.places[place].tolist() if place >= 0 else (-1, 0, 0)
             if file not in opened or dtype is None:
                 continue
@@ -93,6 +93,33 @@ def _sums(item: _Item) -> Iterator[StoredSum]:
         yield from Archive(*item).sums()
     except ParseError as error:
         yield StoredSum(*item, 0, f"@{item.offset}", error)
+
+
+class _Row(NamedTuple):
+    """A tensor of an index.
+
+    Attributes:
+        name: its name.
+        dtype: the name of its dtype.
+        shape: its shape.
+        first: the position of its first chunk among the chunks of all tensors.
+        number: the number of its chunks.
+        bounds: the position of the first number of their boxes in `bounds`.
+        is_tiled: whether the chunks are known to tile it.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    first: int
+    number: int
+    bounds: int
+    is_tiled: bool
+
+    @property
+    def chunks(self) -> slice:
+        """Its chunks among those of all tensors."""
+        return slice(self.first, self.first + self.number)
 
 
 class _Item(NamedTuple):
@@ -116,7 +143,8 @@ class _Index:
             columns = read_index(file.read(0, file.size), self.path, _ATTRIBUTES)
         finally:
             file.close()
-        self.tensors, self.objects, self.bounds, self.chunk_places, places, self.names, self.rest = columns
+        tensors, self.objects, self.bounds, self.chunk_places, places, self.names, self.rest = columns
+        self.tensors = list(starmap(_Row, tensors))
         self.places: Numbers = places.reshape(-1, 3)
         self.files: list[Holder] = []
         #: For each place the first one that is equal; `None` if all differ.
@@ -161,12 +189,12 @@ class _Index:
             return found
         owners: dict[int, tuple[Any, ...]] = {}
         claimed: set[int] = set()
-        for name, dtype, shape, first, count, bounds, _ in self.tensors:
-            held = self.chunk_places[first : first + count]
+        for row in self.tensors:
+            name, count = row.name, row.number
+            held = self.chunk_places[row.chunks]
             held = held[held >= 0]  # Chunks that no file holds are refused when they are read.
             places = self._first[held].tolist()
-            boxes = self.bounds[bounds : bounds + 2 * len(shape) * count].tobytes()
-            said = (dtype, shape, places, boxes)
+            said = (row.dtype, row.shape, places, self.boxes(row).tobytes())
             owner = owners.get(places[0]) if len(places) == count > 0 else None
             if owner is not None and owner[1:] == said:
                 found[name] = owner[0]
@@ -185,9 +213,9 @@ class _Index:
         file, offset, length = self.places[place].tolist()
         name = next((name for name, held in self.objects if held == place), None)
         chunks = np.flatnonzero(self.chunk_places == place)
-        for tensor, _, _, first, count, _, _ in self.tensors if len(chunks) else ():
-            if first <= chunks[0] < first + count:
-                name = tensor
+        for row in self.tensors if len(chunks) else ():
+            if row.first <= chunks[0] < row.first + row.number:
+                name = row.name
         which = "a value without a name" if name is None else shown(name)
         return self.error(f"{which} is at bytes {offset} to {offset + length} of {shown(self.names[file])}, {problem}")
 
@@ -216,24 +244,20 @@ class _Index:
             checked_shape(shape, dtype.bits, name, self.path)
         return dtype
 
-    def tensor(
-        self,
-        alias_of: str | None,
-        name: str,
-        dtype_name: str,
-        shape: tuple[int, ...],
-        first: int,
-        count: int,
-        bounds: int,
-        is_tiled: bool,
-    ) -> StoredTensor:
+    def boxes(self, row: _Row) -> Numbers:
+        """Return the boxes of a tensor's chunks: int64 of shape (chunks, dims, 2)."""
+        rank = len(row.shape)
+        boxes: Numbers = self.bounds[row.bounds : row.bounds + 2 * rank * row.number].reshape(row.number, rank, 2)
+        return boxes
+
+    def tensor(self, alias_of: str | None, row: _Row) -> StoredTensor:
         """Make the tensor that a row of the index describes."""
-        dtype = self.check(name, dtype_name, named_dtype(dtype_name), shape)
-        if is_tiled:
-            chunks = _Chunks(self, name, dtype, len(shape), first, count, bounds)
+        name, shape = row.name, row.shape
+        dtype = self.check(name, row.dtype, named_dtype(row.dtype), shape)
+        if row.is_tiled:
+            chunks = _Chunks(self, row, dtype)
             return StoredTensor(name, dtype, shape, chunks, alias_of=alias_of)
-        boxes = self.bounds[bounds : bounds + 2 * len(shape) * count].reshape(count, len(shape), 2)
-        places = self.chunk_places[first : first + count]
+        boxes, places = self.boxes(row), self.chunk_places[row.chunks]
 
         def where(chunk: int) -> str:
             place = int(places[chunk])
@@ -255,44 +279,40 @@ class _Index:
         return StoredPiece(box, item.file.path, key=f"@{item.offset}", locate=partial(_locate, name, dtype, item, box))
 
 
-def _tensors(index: _Index) -> LazyTensors[tuple[Any, ...]]:
+def _tensors(index: _Index) -> LazyTensors[_Row]:
     """The tensors of an index by name, all of them checked."""
     tied = index.tied()
-    rows = {row[0]: row for row in index.tensors}
-    dtypes = {dtype: named_dtype(dtype) for dtype in {row[1] for row in index.tensors}}
+    rows = {row.name: row for row in index.tensors}
+    dtypes = {dtype: named_dtype(dtype) for dtype in {row.dtype for row in index.tensors}}
     checked: dict[str, Dtype] = {}
     made = {}
-    for name, dtype_name, shape, _, _, _, is_tiled in index.tensors:
-        checked[dtype_name] = index.check(name, dtype_name, dtypes[dtype_name], shape)
-        if not is_tiled:  # An error in its boxes is raised now.
-            made[name] = index.tensor(tied.get(name), *rows[name])
+    for row in index.tensors:
+        checked[row.dtype] = index.check(row.name, row.dtype, dtypes[row.dtype], row.shape)
+        if not row.is_tiled:  # An error in its boxes is raised now.
+            made[row.name] = index.tensor(tied.get(row.name), rows[row.name])
     return LazyTensors(
-        rows, lambda row: (checked[row[1]], row[2]), lambda name, row: index.tensor(tied.get(name), *row), made
+        rows, lambda row: (checked[row.dtype], row.shape), lambda name, row: index.tensor(tied.get(name), row), made
     )
 
 
 class _Chunks(ListedPieces):
     """The chunks of one tensor, as a stretch of the columns."""
 
-    def __init__(self, index: _Index, name: str, dtype: Dtype, rank: int, first: int, count: int, bounds: int) -> None:
-        self._index = index
-        self._named = (name, dtype, rank)
-        self._at = (first, count, bounds)
+    def __init__(self, index: _Index, row: _Row, dtype: Dtype) -> None:
+        self._index, self._row, self._dtype = index, row, dtype
 
     @property
     def boxes(self) -> Numbers:
         """The boxes: int64 of shape (pieces, dims, 2)."""
-        rank, (_, count, bounds) = self._named[2], self._at
-        boxes: Numbers = self._index.bounds[bounds : bounds + 2 * rank * count].reshape(count, rank, 2)
-        return boxes
+        return self._index.boxes(self._row)
 
     def __len__(self) -> int:
-        return self._at[1]
+        return self._row.number
 
     def make(self, position: int, box: Bounds) -> StoredPiece:
         """Make one of them."""
-        name, dtype, _ = self._named
-        return self._index.piece(name, dtype, int(self._index.chunk_places[self._at[0] + position]), box)
+        place = int(self._index.chunk_places[self._row.first + position])
+        return self._index.piece(self._row.name, self._dtype, place, box)
 
 
 def _locate(name: str, dtype: Dtype, item: _Item, box: Bounds) -> Located:

@@ -23,7 +23,7 @@ from ...data.files import Holder
 from ...data.location import Location, entries_of, open_file, opening
 from ...data.parts import MANIFEST, MARK, SHARDING_INFO, said_files
 from ...data.text import are_sizes, checked_shape
-from ...tensors.checkpoint import Rest, StoredCheckpoint
+from ...tensors.checkpoint import Besides, Rest, StoredCheckpoint
 from ...tensors.coverage import tile
 from ...tensors.stored import ListedPieces, StoredPiece, StoredTensor
 from ..safetensors.form import stored_piece
@@ -72,7 +72,7 @@ def open_names(path: Location, listed: Iterable[str], *, is_ours: bool = True) -
                     raise ParseError(f"{file.path}: {SHARDING_INFO} does not list the tensor {shown(tensor)}")
                 parts.setdefault(tensor, []).append(_Part(entry, file, offsets[tensor]))
         tensors = {name: _tensor(path, name, held) for name, held in parts.items()}
-    return StoredCheckpoint(path, "dcp-safetensors", tensors, files, metadata={**metadata, "ranks": ranks})
+    return StoredCheckpoint(path, "dcp-safetensors", tensors, files, Besides(metadata={**metadata, "ranks": ranks}))
 
 
 def open_rest(path: Location, names: Iterable[str]) -> Rest:

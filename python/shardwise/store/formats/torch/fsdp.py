@@ -23,7 +23,7 @@ from ....errors import ParseError
 from ....pieces import Bounds
 from ...data.location import Location, entries_of, opening
 from ...data.text import checked_shape
-from ...tensors.checkpoint import StoredCheckpoint, StoredObject
+from ...tensors.checkpoint import Besides, StoredCheckpoint, StoredObject
 from ...tensors.coverage import tile
 from ...tensors.stored import ListedPieces, StoredPiece, StoredTensor, UnsupportedError
 from .pickles import Record, dtype_of_global, sizes_of, state_of
@@ -116,10 +116,12 @@ def open_form(path: Location, *, padded: bool = False) -> StoredCheckpoint:
         "fsdp2",
         tensors,
         files,
-        metadata={"world_size": len(names), "meshes": meshes},
-        objects=objects,
-        unreadable=unreadable,
-        sums=partial(sums_of, files),
+        Besides(
+            metadata={"world_size": len(names), "meshes": meshes},
+            objects=objects,
+            unreadable=unreadable,
+            sums=partial(sums_of, files),
+        ),
     )
 
 

@@ -15,7 +15,7 @@ from ...data.files import Holder
 from ...data.location import entries_of, open_file
 from ...data.parts import check_whole, complete_set
 from ...data.text import are_sizes
-from ...tensors.checkpoint import StoredCheckpoint, StoredObject
+from ...tensors.checkpoint import Besides, StoredCheckpoint, StoredObject
 from ...tensors.stored import StoredTensor, UnsupportedError, whole_box
 from ..safetensors.folder import read_index
 from .pickles import Record
@@ -69,7 +69,7 @@ def open_form(path: Path, *, part: bool = False) -> StoredCheckpoint:
             file.close()
         raise
     return StoredCheckpoint(
-        path, "torch", tensors, files, objects=objects, unreadable=unreadable, sums=partial(sums_of, files)
+        path, "torch", tensors, files, Besides(objects=objects, unreadable=unreadable, sums=partial(sums_of, files))
     )
 
 

@@ -17,7 +17,7 @@ from ....errors import ParseError
 from ...data.files import Holder
 from ...data.location import Location, entries_of, open_file, opening
 from ...data.text import checked_name, checked_shape
-from ...tensors.checkpoint import StoredCheckpoint
+from ...tensors.checkpoint import Besides, StoredCheckpoint
 from ...tensors.stored import StoredTensor, UnsupportedError, whole_box
 from .pickles import sizes_of
 from .tensors import Container, SavedTensor, children, sums_of
@@ -109,9 +109,8 @@ def open_form(path: Location) -> StoredCheckpoint:
     if (zero / "optimizer_state.pt").exists():
         unread.append("zero/optimizer_state.pt")
     return StoredCheckpoint(
-        path, "universal", found, files, metadata=metadata, unreadable=unreadable, sums=partial(sums_of, files),
-        unread=unread,
-    )  # fmt: skip
+        path, "universal", found, files, Besides(metadata=metadata, unreadable=unreadable, sums=partial(sums_of, files),
+        unread=unread))  # fmt: skip
 
 
 def _latest(path: Location) -> str:

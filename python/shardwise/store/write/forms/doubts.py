@@ -181,23 +181,21 @@ def _ends(names: Iterable[str]) -> set[str]:
 
 def doubts_about(
     layouts: Layouts | None,
-    tensors: Collection[str],
-    kept: Mapping[str, Assembled | Wanted],
-    wanted: Sequence[Wanted],
     uneven: UnevenRule,
     form: str,
-    weights: Components = NO_WEIGHTS,
+    wanted: Sequence[Wanted],
+    tensors: Collection[str],
+    described: Sequence[tuple[str, tuple[int, ...], str]],
 ) -> tuple[list[LeftOut], list[str]]:
     """Say what looks wrong: what does not arrive as it seems, and all of this and the rest, a sentence each.
 
     Args:
         layouts: The layouts by name.
-        tensors: The names of all tensors, the new ones.
-        kept: Those that are written.
-        wanted: The same, with their partitions.
         uneven: The rule by which a dim that does not divide is cut.
         form: The format that they are written in.
-        weights: The quantized weights among them, whose components have no rules of their own.
+        wanted: The tensors that are written.
+        tensors: The names of all tensors, the new ones.
+        described: The tensors to which rules apply, of those that are written; see `described`.
     """
     lost: list[LeftOut] = []
     found: list[str] = []
@@ -208,9 +206,10 @@ def doubts_about(
             "is cut; 'sharded', 'ranks' and 'dcp' hold them in pieces"
         )
     placing = placing_of(layouts)
-    report = placing.report(described(kept, weights), uneven=uneven)
+    report = placing.report(described, uneven=uneven)
     if report is not None:
         # A rule for tensors that are not wanted is a rule like any other.
+        kept = {each.name for each in wanted}
         rest = {
             rule.removeprefix(placing.prefix)
             for name in tensors

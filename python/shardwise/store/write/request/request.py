@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...._arguments import instance, integer, is_true, optional
@@ -13,11 +13,10 @@ from ....errors import LayoutError
 from ....layout import UnevenRule
 from ....placing import Layouts
 from ....rules.numbers import Config
-from ....rules.pattern import NamePattern, Replacement
-from ....rules.rewrites import Rewrites
+from ....rules.pattern import NamePattern
 from ...data.location import Location
 from ...rewritten.convert import Overflow, checked_overflow, is_float
-from ...rewritten.names import replacements
+from ...rewritten.names import Naming, replacements
 from ..forms.forms import Target
 from ..places.work import MEMORY
 
@@ -36,7 +35,7 @@ class Request:
         layouts: how its tensors are cut.
         to: its format; `None` for the one that the path and the cuts suggest.
         memory: bytes for all `workers`.
-        unwanted: the pattern of `drop`.
+        naming: which tensors and values of a source are written, under which names.
         compares: whether pieces that are stored more than once are compared.
         is_written: whether it is written now, by this process, or planned for tasks.
     """
@@ -47,10 +46,7 @@ class Request:
     uneven: UnevenRule = "even"
     dtype: Dtype | None = None
     overflow: Overflow = "refuse"
-    rename: tuple[Replacement, ...] = ()
-    rewrites: Rewrites | None = None
-    only: str | None = None
-    unwanted: NamePattern | None = None
+    naming: Naming = field(default_factory=Naming)
     metadata: Mapping[str, str] | None = None
     max_file_bytes: int = FILE_BYTES
     memory: int = MEMORY
@@ -66,9 +62,9 @@ class Request:
 
     @classmethod
     def of(
-        cls, target: Location, *, dtype: Any, rename: Any, drop: str | None, replicas: str, overflow: Any, **asked: Any
+        cls, target: Location, *, dtype: Any, names: Mapping[str, Any], replicas: str, overflow: Any, **asked: Any
     ) -> Request:
-        """Make a request of what `reshard_checkpoint` takes.
+        """Make a request of what `reshard_checkpoint` takes; `names` are its rename, rewrites, only and drop.
 
         Raises:
             LayoutError: if a value is not one of those that there are; names the argument.
@@ -78,8 +74,7 @@ class Request:
             raise LayoutError(f"replicas is {shown(replicas)}; it must be 'check' or 'first'")
         return cls(
             target,
-            rename=tuple(replacements(rename)),
-            unwanted=None if drop is None else NamePattern("drop", instance("drop", drop, str)),
+            naming=_naming(**names),
             overflow=checked_overflow(overflow),
             dtype=None if dtype is None else _float_dtype(dtype),
             compares=replicas == "check",
@@ -96,6 +91,14 @@ class Request:
         object.__setattr__(self, "max_file_bytes", most)
         if self.rank is not None:
             object.__setattr__(self, "rank", integer("rank", self.rank))
+
+
+def _naming(rename: Any, rewrites: Any, only: Any, drop: Any) -> Naming:
+    patterns = [
+        None if text is None else NamePattern(name, instance(name, text, str))
+        for name, text in (("only", only), ("drop", drop))
+    ]
+    return Naming(tuple(replacements(rename)), rewrites, *patterns)
 
 
 def _float_dtype(value: Any) -> Dtype:

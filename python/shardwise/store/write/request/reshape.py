@@ -182,9 +182,10 @@ def reshard_checkpoint(
     )  # fmt: skip
     target = location_of(dst)
     request = Request.of(
-        target, layouts=layouts, to=to, uneven=uneven, dtype=dtype, overflow=overflow, rename=rename, rewrites=rewrites,
-        only=only, drop=drop, metadata=metadata, max_file_bytes=max_file_bytes, memory=memory, replicas=replicas,
-        task_bytes=task_bytes, strict=strict, rank=rank, padded=padded, config=config, workers=workers_of(work),
+        target, layouts=layouts, to=to, uneven=uneven, dtype=dtype, overflow=overflow,
+        names={"rename": rename, "rewrites": rewrites, "only": only, "drop": drop},
+        metadata=metadata, max_file_bytes=max_file_bytes, memory=memory, replicas=replicas, task_bytes=task_bytes,
+        strict=strict, rank=rank, padded=padded, config=config, workers=workers_of(work),
         resume=work.resume,
     )  # fmt: skip
     with _planned(src, request) as made:
@@ -267,9 +268,10 @@ def plan_checkpoint(
     """
     target = location_of(dst)
     request = Request.of(
-        target, layouts=layouts, to=to, uneven=uneven, dtype=dtype, overflow=overflow, rename=rename, rewrites=rewrites,
-        only=only, drop=drop, metadata=metadata, max_file_bytes=max_file_bytes, memory=memory, replicas=replicas,
-        task_bytes=task_bytes, strict=strict, rank=rank, padded=padded, config=config, is_written=False,
+        target, layouts=layouts, to=to, uneven=uneven, dtype=dtype, overflow=overflow,
+        names={"rename": rename, "rewrites": rewrites, "only": only, "drop": drop},
+        metadata=metadata, max_file_bytes=max_file_bytes, memory=memory, replicas=replicas, task_bytes=task_bytes,
+        strict=strict, rank=rank, padded=padded, config=config, is_written=False,
     )  # fmt: skip
     with _planned(src, request) as made:
         if made.is_finished():
@@ -291,7 +293,7 @@ def _planned(src: str | os.PathLike[str] | Location, request: Request) -> Iterat
         opened_spool(target, is_written=request.is_written, overflow=request.overflow) as spool,
     ):
         claim_name(target, is_written=request.is_written, resume=request.resume)
-        refuse_unreadable(checkpoint, request.rename, request.rewrites, request.only, request.unwanted)
+        refuse_unreadable(checkpoint, request.naming)
         planning = _Planning(request, source, checkpoint)
         # What must be written to a file first is counted before anything is.
         rough = Spool(target, is_rough=True)
@@ -339,29 +341,26 @@ class _Planning:
             DoubtsError: if something does, and the request is strict.
             LayoutError, TypeError, ParseError, OSError: as `reshard_checkpoint`.
         """
-        request, checkpoint = self._request, self._checkpoint
+        request, checkpoint, naming = self._request, self._checkpoint, self._request.naming
         tensors, weights, dropped = renamed_tensors(
-            checkpoint, request.rename, request.rewrites, request.dtype, partial(self._stored, spool), self._config,
-            request.unwanted,
-        )  # fmt: skip
-        kept = chosen(tensors, request.only, checkpoint.path)
+            checkpoint, naming, request.dtype, partial(self._stored, spool), self._config
+        )
+        kept = chosen(tensors, naming, checkpoint.path)
         names, wanted = self._wanted(spool, kept, weights)
         form = chosen_form(request, wanted)
-        values, dropped_values = kept_values(
-            checkpoint, request.rename, request.rewrites, request.only, tensors, request.unwanted
-        )
+        values, dropped_values = kept_values(checkpoint, naming, tensors)
         copied = {old: new for old, new in values.items() if form == "dcp" and checkpoint.objects[old].extent}
         if spool.is_rough:
-            self.doubts += idle_renames(checkpoint, request.rename)
-            lost, said = doubts_about(request.layouts, tensors, kept, wanted, request.uneven, form, weights)
+            self.doubts += idle_renames(checkpoint, naming.rename)
+            lost, said = doubts_about(request.layouts, request.uneven, form, wanted, tensors, described(kept, weights))
             self.doubts += said
-            self.doubts += [note for note in (request.rewrites or Rewrites())._notes if note not in said]
+            self.doubts += [note for note in (naming.rewrites or Rewrites())._notes if note not in said]
             losses = dropped_by_rules(dropped, dropped_values, names_of(checkpoint))
             if homeless := [old for old in values if old not in copied]:
                 losses.append(without_a_place(homeless, form, names_of(checkpoint)))
             losses += states_alone(kept, checkpoint)
             self._note(lost, losses)
-            self.left_out += _asked(checkpoint, tensors, kept, values, dropped_values, request.unwanted)
+            self.left_out += _asked(checkpoint, tensors, kept, (*values, *dropped_values), naming.unwanted)
             self._take_along(form, weights)
             if request.strict and self.doubts:
                 raise DoubtsError(self.doubts)
@@ -415,7 +414,7 @@ class _Planning:
 
     def _note(self, lost: Iterable[LeftOut], losses: list[LeftOut]) -> None:
         """Note tensors that do not arrive, by the rules or otherwise, and a `drop` that is found in no name."""
-        checkpoint, unwanted = self._checkpoint, self._request.unwanted
+        checkpoint, unwanted = self._checkpoint, self._request.naming.unwanted
         unread = beside(self._source, checkpoint, unwanted)
         losses += unread
         self.doubts += [str(each) for each in losses if each.kind != "asked"]
@@ -448,15 +447,14 @@ def _asked(
     tensors: Mapping[str, Assembled],
     kept: Mapping[str, Assembled],
     values: Collection[str],
-    dropped_values: Collection[str],
     unwanted: NamePattern | None,
 ) -> list[LeftOut]:
-    """List the tensors and values that are left out because of `only` and `drop`."""
+    """List the tensors and values that are left out because of `only` and `drop`; not these `values`."""
     sizes = {} if unwanted is None else {
         name: tensor.nbytes for name, tensor in checkpoint.items() if unwanted.is_found(name)
     }  # fmt: skip
     sizes |= {name: nbytes_of(made) for name, made in tensors.items() if name not in kept}
-    known = {*values, *dropped_values}
+    known = set(values)
     return asked_for(sizes, [name for name in (*checkpoint.objects, *checkpoint.unreadable) if name not in known])
 
 

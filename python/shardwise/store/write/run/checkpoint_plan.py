@@ -173,7 +173,7 @@ class CheckpointPlan(WritePlan):
         lock = place.locked() if part is None and tasks is None else nullcontext()
         with lock, crew_of_plan(self, work) as crew:
             if place.is_finished():
-                confirm_tasks(self, numbers, crew, ledger, work)
+                confirm_tasks(ledger, numbers, crew, work)
                 return 0
             place.begin(parts=True)
             if tasks is None:
@@ -181,7 +181,7 @@ class CheckpointPlan(WritePlan):
                     ledger.add(receipt)
                 numbers = [number for number in numbers if number not in ledger]
             recorder = place.recorder(span, work, "" if part is None else f"{part[0]}/{part[1]}", crew)
-            done = run_tasks(self, numbers, crew, ledger, recorder, work)
+            done = run_tasks(ledger, numbers, crew, recorder, work)
             recorder.flush()
             return done
 

@@ -117,27 +117,20 @@ class _Shown:
 
 
 def run_tasks(
-    plan: WritePlan,
-    numbers: Sequence[int],
-    crew: Crew,
-    ledger: Ledger,
-    recorder: Recorder | None,
-    work: Work,
-    *,
-    hint: str = "",
+    ledger: Ledger, numbers: Sequence[int], crew: Crew, recorder: Recorder | None, work: Work, *, hint: str = ""
 ) -> int:
     """Run the tasks with these numbers, and give how many were run; if one fails, the receipts of the others are kept.
 
     Args:
-        plan: The plan that has the tasks.
+        ledger: Gets their receipts; it is of the plan that has the tasks.
         numbers: The numbers of the tasks.
         crew: The workers that run them.
-        ledger: Gets their receipts.
         recorder: Keeps their receipts, some of which it may still hold afterwards; without it, tasks only see that what
             is there is right.
         work: The options by which they are run.
         hint: Advice on how another run continues.
     """
+    plan = ledger.plan
     sizes = plan.bytes_of(numbers)
     by_number = np.argsort(numbers)
     in_order = np.asarray(numbers, np.int64)[by_number]
@@ -187,24 +180,26 @@ def _spread(numbers: Sequence[int], sizes: npt.NDArray[np.int64], workers: int) 
     return order
 
 
-def confirm_tasks(plan: WritePlan, numbers: Sequence[int], crew: Crew, ledger: Ledger, work: Work) -> None:
+def confirm_tasks(ledger: Ledger, numbers: Sequence[int], crew: Crew, work: Work) -> None:
     """See that the finished checkpoint has what these tasks would write.
 
     Raises:
         FileExistsError: if it is another one, or the sources are no longer there to tell.
     """
     try:
-        run_tasks(plan, numbers, crew, ledger, None, work)
+        run_tasks(ledger, numbers, crew, None, work)
     except FileExistsError:
         raise
     except (OSError, ParseError) as error:
-        raise taken(plan.path, f"exists already, and cannot be compared with what this plan makes: {error}") from error
+        raise taken(
+            ledger.plan.path, f"exists already, and cannot be compared with what this plan makes: {error}"
+        ) from error
 
 
 def see_finished(plan: WritePlan, crew: Crew, work: Work) -> WriteReport:
     """Report a checkpoint that was finished before, once it is seen that it is the plan's."""
     ledger = Ledger(plan)
-    confirm_tasks(plan, range(len(plan.tasks)), crew, ledger, work)
+    confirm_tasks(ledger, range(len(plan.tasks)), crew, work)
     plan.place.check_finished(Ending(plan, ledger, work.memory))
     plan.place.discard()
     ledger.bytes_written = 0
@@ -233,7 +228,7 @@ def run_whole(plan: WritePlan, work: Work) -> WriteReport:
             ledger.bytes_read = ledger.bytes_written = 0
             numbers = [number for number in range(len(plan.tasks)) if number not in ledger]
             recorder = place.recorder(None, work, "", crew)
-            run_tasks(plan, numbers, crew, ledger, recorder, work, hint=" (resume=True)")
+            run_tasks(ledger, numbers, crew, recorder, work, hint=" (resume=True)")
             try:
                 ledger.check_complete()
                 mapped.check()
@@ -271,6 +266,7 @@ class Ledger:
     """The tasks that are done, and the sum of the digests of what they wrote.
 
     Attributes:
+        plan: The plan that has the tasks.
         bytes_read: Bytes that they read from files.
         bytes_written: Bytes that they wrote.
         made: For tasks that made an object of a store, its bytes and its mark.
@@ -279,7 +275,7 @@ class Ledger:
     """
 
     def __init__(self, plan: WritePlan) -> None:
-        self._plan = plan
+        self.plan = plan
         # For each finished task a number made from its contents, to compare with a second receipt.
         self._seen = np.zeros(len(plan.tasks), np.uint64)
         self._digests: dict[tuple[int, int], int] = {}
@@ -304,17 +300,17 @@ class Ledger:
         Raises:
             ParseError: if it is of another plan, or contradicts its task or an earlier receipt.
         """
-        if receipt.plan != self._plan.digest:
-            raise ParseError(f"a receipt is of another plan, {shown(receipt.plan)}, not of {self._plan.digest[:16]}")
+        if receipt.plan != self.plan.digest:
+            raise ParseError(f"a receipt is of another plan, {shown(receipt.plan)}, not of {self.plan.digest[:16]}")
         number = receipt.task
         if not 0 <= number < len(self._seen):
             raise ParseError(f"a receipt is of task {number}; the plan has {len(self._seen)}")
-        written, again = self._plan.written_by(number) if task is None else (task.written, task.again)
+        written, again = self.plan.written_by(number) if task is None else (task.written, task.again)
         if receipt.ranges != tuple((file, begin, end) for file, _, begin, end in written):
             raise ParseError(f"the receipt of task {number} says that it wrote ranges that are not the plan's")
         if len(receipt.digests) != len(receipt.ranges):
             raise ParseError(f"the receipt of task {number} has {len(receipt.digests)} digests for its ranges")
-        has_crcs = any(self._plan.files[file].needs_crcs for file, _, _ in receipt.ranges)
+        has_crcs = any(self.plan.files[file].needs_crcs for file, _, _ in receipt.ranges)
         if len(receipt.crcs) != (len(receipt.ranges) if has_crcs else 0):
             raise ParseError(f"the receipt of task {number} has {len(receipt.crcs)} CRC-32 for its ranges")
         if receipt.made is not None:
@@ -355,7 +351,7 @@ class Ledger:
         missing = np.flatnonzero(self._seen == 0)
         parts, hint = parts_of(self._parts), ""
         if parts is not None and len(missing):
-            ends = np.array([self._plan.part(part, parts).stop for part in range(1, parts + 1)], np.int64)
+            ends = np.array([self.plan.part(part, parts).stop for part in range(1, parts + 1)], np.int64)
             again = (np.unique(np.searchsorted(ends, missing, side="right")) + 1).tolist()
             some = ", ".join(f"{part}/{parts}" for part in again[:_MOST_AGAIN])
             more = f" and {len(again) - _MOST_AGAIN} more" if len(again) > _MOST_AGAIN else ""
@@ -364,17 +360,17 @@ class Ledger:
             some = ", ".join(map(str, missing[:_MOST_SHOWN]))
             more = f" and {len(missing) - _MOST_SHOWN} more" if len(missing) > _MOST_SHOWN else ""
             text = f"receipts of {len(missing)} of {len(self._seen)} tasks are missing: {some}{more}{hint}"
-            raise ParseError(f"{self._plan.path}: {text}")
+            raise ParseError(f"{self.plan.path}: {text}")
 
     def file_digests(self, number: int) -> FileDigests:
         """Return the digests of what a file holds."""
-        file = self._plan.files[number]
+        file = self.plan.files[number]
         own = {tensor: self.digest(number, tensor) for tensor in set(file.slots.tensors.tolist())}
         return FileDigests(own, self._crcs_of(number) if file.needs_crcs else {})
 
     def _crcs_of(self, number: int) -> dict[int, int]:
         """The CRC-32 of each slot of a file, by its position."""
-        file, found = self._plan.files[number], sorted(self._crcs.get(number, []))
+        file, found = self.plan.files[number], sorted(self._crcs.get(number, []))
         begins = [begin for begin, _, _ in found]
         crcs = {}
         for position, slot in enumerate(file.slots):
