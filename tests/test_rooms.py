@@ -47,9 +47,7 @@ HOUSES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("tensors",),
         ("formats",),
         ("rewritten",),
-        ("write",),
-        ("compare",),
-        ("learn",),
+        ("compare", "learn", "write"),
         ("__init__",),
     ),
     "python/shardwise/store/write": (

@@ -29,11 +29,11 @@ from ..show.names import brief, group_names
 from ..show.table import table_lines
 from ..store import open_checkpoint
 from ..store.data.location import Location, location_of
+from ..store.rewritten.left_out import asked_for, dropped_by_rules
 from ..store.rewritten.model_tensors import described_tensors, is_described, rewritten_outline
 from ..store.rewritten.names import names_of
 from ..store.tensors.companion_files import beside
 from ..store.tensors.quantized import Outline, components_in, reader_of
-from ..store.write.forms.doubts import asked_for, dropped_by_rules
 from ..store.write.forms.one_rank import ranks_of
 from ..store.write.forms.rank_files import rank_name
 from .layouts import no_mesh, read_layouts, reading_for

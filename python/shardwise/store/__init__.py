@@ -17,7 +17,6 @@ from .._lazy import lazy
 
 if TYPE_CHECKING:
     from .compare.diff import Difference, Differences, diff_checkpoints
-    from .compare.digests import tensor_digests
     from .compare.manifest import manifest_of
     from .compare.prove import Damage, DamageError, VerifyReport, verify_checkpoint
     from .data.digest import Digest, digest
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from .learn.learn import Learned, learn_rewrites
     from .rewritten.ranges import ReadArray, ReadPlan, read_plan
     from .tensors.checkpoint import StoredCheckpoint, StoredObject
+    from .tensors.digests import tensor_digests
     from .tensors.stored import StoredPiece, StoredTensor
     from .write.places.task import Task, TaskReceipt
     from .write.places.work import WriteOutline, WriteReport
@@ -70,7 +70,6 @@ __getattr__, __dir__ = lazy(
     globals(),
     {
         "compare.diff": ("Difference", "Differences", "diff_checkpoints"),
-        "compare.digests": ("tensor_digests",),
         "compare.manifest": ("manifest_of",),
         "compare.prove": ("Damage", "DamageError", "VerifyReport", "verify_checkpoint"),
         "data.digest": ("Digest", "digest"),
@@ -79,6 +78,7 @@ __getattr__, __dir__ = lazy(
         "learn.learn": ("Learned", "learn_rewrites"),
         "rewritten.ranges": ("ReadArray", "ReadPlan", "read_plan"),
         "tensors.checkpoint": ("StoredCheckpoint", "StoredObject"),
+        "tensors.digests": ("tensor_digests",),
         "tensors.stored": ("StoredPiece", "StoredTensor"),
         "write.places.task": ("Task", "TaskReceipt"),
         "write.places.work": ("WriteOutline", "WriteReport"),

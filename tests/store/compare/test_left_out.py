@@ -13,7 +13,7 @@ import pytest
 import shardwise as sw
 from shardwise.cli import main
 from shardwise.deploy import Deployment, DeploymentRule
-from shardwise.store.write.forms.doubts import expression_for
+from shardwise.store.rewritten.left_out import expression_for
 
 from ..torch_files import ones, save, tensor
 

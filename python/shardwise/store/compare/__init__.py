@@ -2,7 +2,6 @@
 
 | module | answers |
 |---|---|
-| `digests` | digests of tensors |
 | `diff` | what differs between two |
 | `prove` | whether a checkpoint is what was written |
 | `manifest` | who holds what, as data |

@@ -24,13 +24,13 @@ from ...rules.rewrites import Rewrites
 from ..data.engine import check_memory, check_threads
 from ..data.location import Location, location_of
 from ..formats.open import open_checkpoint
+from ..rewritten.left_out import asked_for, dropped_by_rules
 from ..rewritten.names import names_of
 from ..rewritten.view import rewritten_view
 from ..tensors.checkpoint import Besides, StoredCheckpoint
 from ..tensors.companion_files import beside
+from ..tensors.digests import Progress, tensor_digests
 from ..tensors.stored import StoredTensor
-from ..write.forms.doubts import asked_for, dropped_by_rules
-from .digests import Progress, tensor_digests
 
 __all__ = ["Difference", "Differences", "diff_checkpoints"]
 

@@ -9,7 +9,7 @@ from ..._arguments import is_true
 from ...deploy.manifest import Manifest, ManifestTensor
 from ...tiling import Tiling
 from ..tensors.checkpoint import StoredCheckpoint
-from .digests import tensor_digests
+from ..tensors.digests import tensor_digests
 
 __all__ = ["manifest_of"]
 

@@ -31,9 +31,9 @@ from ..formats.sharded import MANIFEST, check_seal, damaged_files, read_manifest
 from ..formats.torch import dcp, dcp_safetensors
 from ..tensors.checkpoint import StoredCheckpoint, StoredSum
 from ..tensors.companion_files import beside
+from ..tensors.digests import Digested, Progress, piece_digests
 from ..tensors.headers import Frames
 from ..tensors.stored import StoredPiece, StoredTensor, UnsupportedError
-from .digests import Digested, Progress, piece_digests
 
 __all__ = ["Damage", "DamageError", "VerifyReport", "verify_checkpoint"]
 

@@ -15,12 +15,12 @@ from ...errors import LayoutError
 from ...rules.numbers import Config, read_config
 from ...rules.rewrites import Rewrites
 from ...rules.templates import parse_template
-from ..compare.digests import tensor_digests
 from ..data.engine import check_memory, check_threads
 from ..data.location import Location
 from ..formats.open import open_checkpoint
 from ..rewritten.view import rewritten_view
 from ..tensors.checkpoint import StoredCheckpoint
+from ..tensors.digests import tensor_digests
 from ..tensors.model_config import config_of
 from ..tensors.stored import StoredTensor
 from .fibers import Fibers, fibers_of, matched, unseen

@@ -3,6 +3,7 @@
 | module | answers |
 |---|---|
 | `names`, `wanted` | tensors by their new names; tensors as they are to be written |
+| `left_out` | what does not go into another checkpoint |
 | `components`, `convert` | quantized weights that are cut; elements of other dtypes |
 | `view` | a checkpoint as rewrites name and store it |
 | `ranges` | the bytes that a device reads |

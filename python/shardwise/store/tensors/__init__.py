@@ -3,6 +3,7 @@
 | module | answers |
 |---|---|
 | `stored`, `checkpoint` | a tensor and its pieces; a checkpoint of any format |
+| `digests` | digests of tensors, and stated CRC-32 |
 | `chunks`, `coverage`, `kinds` | grids of chunks; gaps and overlaps; kinds of files |
 | `model_config`, `quantized` | `config.json`; quantized weights among the tensors |
 | `companion_files`, `headers` | files that go along with a model; digests of what surrounds tensors |

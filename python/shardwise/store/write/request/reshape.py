@@ -29,6 +29,7 @@ from ...data.location import Location, is_sampled, location_of, taken
 from ...formats.open import open_checkpoint
 from ...rewritten.components import component_partitions, outline_of
 from ...rewritten.convert import Overflow, is_converted
+from ...rewritten.left_out import asked_for, dropped_by_rules, nbytes_of, states_alone, without_a_place
 from ...rewritten.names import (
     chosen,
     idle_renames,
@@ -42,16 +43,7 @@ from ...rewritten.wanted import partition_for, refuse_unmatched, wanted_object, 
 from ...tensors.checkpoint import StoredCheckpoint
 from ...tensors.companion_files import beside, carried_files
 from ...tensors.model_config import config_of
-from ..forms.doubts import (
-    DoubtsError,
-    asked_for,
-    described,
-    doubts_about,
-    dropped_by_rules,
-    nbytes_of,
-    states_alone,
-    without_a_place,
-)
+from ..forms.doubts import DoubtsError, described, doubts_about
 from ..forms.forms import WRITTEN, Target
 from ..places import check_writable, claim_name, locked, refuse_source
 from ..places.work import MEMORY, RETRIES, Work, WriteReport, workers_of

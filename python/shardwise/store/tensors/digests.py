@@ -15,9 +15,8 @@ from ...errors import ParseError
 from ...pieces import Bounds, Piece, Pieces
 from ..data.engine import DIGEST_MODULUS, CopyJob, add_digests, digest_array
 from ..data.location import Location
-from ..rewritten.wanted import wanted_stored
-from ..tensors.checkpoint import StoredCheckpoint, StoredSum
-from ..tensors.stored import StoredTensor
+from .checkpoint import StoredCheckpoint, StoredSum
+from .stored import StoredTensor
 
 __all__ = ["Digested", "Progress", "piece_digests", "tensor_digests"]
 
@@ -163,20 +162,21 @@ def _digests(
             arrays[name] = tensor
             continue
         try:
-            wanted = wanted_stored(name, tensor, None)
+            pieces = Pieces.of((piece.extent() for piece in tensor.pieces), tensor.ndim)
         except ParseError as error:
             if found is None:
                 raise
             result.unread[name] = _unreadable_file(tensor), error
             continue
-        if any(holder.is_fetched for holder in wanted.pieces.holders):
+        if any(holder.is_fetched for holder in pieces.holders):
             arrays[name] = tensor
             continue
-        held = [piece._replace(holder=source(piece.holder)) for piece in wanted.pieces]
-        whole = [_summed(sums, piece, wanted.itemsize) for piece in wanted.pieces]
+        itemsize = tensor.bits // 8
+        held = [piece._replace(holder=source(piece.holder)) for piece in pieces]
+        whole = [_summed(sums, piece, itemsize) for piece in pieces]
         # One by one: the digest of each piece says which file is damaged.
-        kept = [Piece.dense(piece.box, sink, 0, wanted.itemsize) for piece in held]
-        first = job.add_tensor(tensor.shape, wanted.itemsize, held, kept, digest=True, crc=any(whole))
+        kept = [Piece.dense(piece.box, sink, 0, itemsize) for piece in held]
+        first = job.add_tensor(tensor.shape, itemsize, held, kept, digest=True, crc=any(whole))
         checked |= {first + i: each for i, each in enumerate(whole) if each is not None}
         numbers[name] = range(first, first + len(kept))
     for each in sums.values():

@@ -1,0 +1,148 @@
+"""Tensors and values that do not go into another checkpoint, and how a call says that this is wanted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from ..._dtypes import bytes_for
+from ..._text import shown
+from ...conversion.assembled import Assembled
+from ...rules.left_out import LeftOut, listed, named
+
+__all__ = ["asked_for", "dropped_by_rules", "expression_for", "nbytes_of", "states_alone", "without_a_place"]
+
+_SHOWN = 3
+#: The most alternatives of an expression that a message advises.
+_MOST_ADVISED = 16
+#: A name that may be a part of such an expression, which a shell takes as it is.
+_PLAIN = re.compile(r"[\w./:-]+", re.ASCII)
+_MOMENT = (
+    "(?:max_)?exp_avg(?:_sq)?|exp_avg_sq_(?:row|col)|momentum_buffer|fp32_(?:param|from_fp16_params)|master_param|"
+    "(?:row|col)_var|variance"
+)
+#: The names of states: of torch's optimizers, whose parameter comes first, and of Megatron's.
+_STATES = (
+    re.compile(rf"(?:^|\.)state\.(?P<weight>.+)\.(?:{_MOMENT})$"),
+    re.compile(rf"(?:^|\.)state\.(?:{_MOMENT})\.(?P<weight>.+)$"),
+)
+
+
+def without_a_place(names: Sequence[str], form: str, others: Collection[str]) -> LeftOut:
+    """Say that values that are not tensors are not written, and how a call says that this is wanted."""
+    why = "in a form that cannot be copied" if form == "dcp" else f"without a place in {form!r}"
+    count = "1 value is" if len(names) == 1 else f"{len(names)} values are"
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    text = f"{count} not written, {why}: {', '.join(map(shown, names[:_SHOWN]))}{more}; {_wanted(names, others)}"
+    return LeftOut("values", tuple(names), text)
+
+
+def _wanted(names: Collection[str], others: Collection[str]) -> str:
+    advice = expression_for(names, others)
+    return ("drop" if advice is None else f"drop={advice!r}") + " says that this is wanted"
+
+
+def dropped_by_rules(
+    dropped: Mapping[str, Assembled], values: Iterable[str] = (), others: Collection[str] = ()
+) -> list[LeftOut]:
+    """Say which tensors and values the rules drop, and how a call says that this is wanted.
+
+    Args:
+        dropped: The tensors, by the names by which the rules drop them.
+        values: Names of values that are not tensors, and of tensors that cannot be read.
+        others: The names in the source, with those of all these.
+    """
+    names = [made.stored or name for name, made in dropped.items()]
+    values = list(values)
+    if not names and not values:
+        return []
+    nbytes = sum(nbytes_of(made) for made in dropped.values())
+    count, _ = listed(names, "tensor", nbytes)
+    if not names:
+        count, _ = listed(values, "value")
+    elif values:
+        count = f"{count.rpartition(' ')[0]} and {len(values)} value{'s' * (len(values) != 1)} are"
+    all_names = (*names, *values)
+    text = f"{count} dropped by the rules: {named(all_names)}; {_wanted(all_names, others)}"
+    return [LeftOut("dropped", all_names, text, nbytes)]
+
+
+def asked_for(tensors: Mapping[str, int], values: Iterable[str] = ()) -> list[LeftOut]:
+    """Say what is left out because the call says so: the bytes of tensors by name, and names of values."""
+    names = (*tensors, *values)
+    if not names:
+        return []
+    count, which = listed(names, "tensor or value" if len(names) > len(tensors) else "tensor")
+    return [LeftOut("asked", names, f"{count} left out, as only and drop say: {which}", sum(tensors.values()))]
+
+
+def nbytes_of(made: Assembled) -> int:
+    """The bytes of a tensor's elements."""
+    count = 1
+    for size in made.shape:
+        count *= size
+    return bytes_for(count, made.dtype.bits)
+
+
+def expression_for(names: Collection[str], others: Collection[str]) -> str | None:
+    """A regular expression that is found in all of these names and in none of the others; `None` if none is short.
+
+    >>> expression_for(["optimizer.a.0", "optimizer.b"], ["optimizer.a.0", "optimizer.b", "model.a.0"])
+    '^(optimizer)[.]'
+    >>> expression_for(["h.0.inv_freq", "h.1.inv_freq"], ["h.0.w"])
+    '[.](inv_freq)$'
+    >>> expression_for(["h.0.w", "h.1.w"], ["x.0.w", "h.0.b"])
+    '^(h[.][0-9]+[.]w)$'
+    """
+    if not all(map(_PLAIN.fullmatch, names)):
+        return None
+    wanted = set(names)
+    rest = [name for name in others if name not in wanted]
+    parts = (
+        ("^({})[.]", [name.partition(".")[0] for name in names]),
+        ("[.]({})$", [name.rpartition(".")[2] for name in names]),
+        ("^({})$", [re.sub("[0-9]+", "0", name) for name in names]),
+    )
+    for form, pieces in parts:
+        distinct = sorted(set(pieces))
+        if len(distinct) > _MOST_ADVISED:
+            continue
+        texts = [text.replace(".", "[.]") for text in distinct]
+        if form == "^({})$":
+            texts = [re.sub("[0-9]+", "[0-9]+", text) for text in texts]
+        found = form.format("|".join(texts))
+        pattern = re.compile(found)
+        if all(map(pattern.search, names)) and not any(map(pattern.search, rest)):
+            return found
+    return None
+
+
+def states_alone(names: Collection[str], source: Collection[str]) -> list[LeftOut]:
+    """Say which states of an optimizer are among these tensors without the weights that the source has for them."""
+    found: dict[str, str] = {}
+    for name in names:
+        for pattern in _STATES:
+            match = pattern.search(name)
+            if match is not None:
+                found[name] = match["weight"]
+                break
+    if not found:
+        return []
+    there, before = (_ends(name for name in each if name not in found) for each in (names, source))
+    alone = tuple(name for name, weight in found.items() if weight in before and weight not in there)
+    if not alone:
+        return []
+    count, which = listed(alone, "optimizer state")
+    whose = "its weight" if len(alone) == 1 else "their weights"
+    return [LeftOut("states", alone, f"{count} among the tensors without {whose}: {which}")]
+
+
+def _ends(names: Iterable[str]) -> set[str]:
+    """All names, also without their first parts."""
+    found = set()
+    for name in names:
+        at = 0
+        while at >= 0:
+            found.add(name[at:])
+            at = name.find(".", at) + 1 or -1
+    return found
