@@ -46,6 +46,7 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "another shape": (lambda m: m["tensors"]["b"].update(shape=[4]), r"'b' is uint8 of shape \(3,\), but .* of shape"),
     "another dtype": (lambda m: m["tensors"]["b"].update(dtype="I8"), "'b' is uint8 .* says 'I8' of shape"),
     "a tie to nothing": (lambda m: m["aliases"].update(tied="v"), "ties 'tied' to 'v', which does not exist"),
+    "a tie to no text": (lambda m: m["aliases"].update(tied={}), "ties 'tied' to {}, which does not exist"),
     "a tie of a tensor": (lambda m: m["aliases"].update(b="w"), "ties 'b' to 'w'"),
     "a digest that is none": (lambda m: m["tensors"]["b"].update(digest=5), "5 is not a digest"),
     "another digest": (lambda m: m["tensors"]["b"].update(digest="0" * 32), "tensor 'b' is not what was written"),

@@ -76,7 +76,7 @@ def open_form(path: Location) -> StoredCheckpoint:
                 )
             tensors[name] = tensor
         for alias, name in manifest["aliases"].items():
-            if name not in tensors or alias in tensors:
+            if not isinstance(name, str) or name not in tensors or alias in tensors:
                 raise ParseError(f"{path}: {MANIFEST} ties {shown(alias)} to {shown(name)}, which does not exist")
             other = tensors[name]
             tensors[alias] = StoredTensor(
