@@ -292,8 +292,37 @@ def test_rules_of_a_model_are_not_for_quantized_weights_that_nothing_states(
         main(["report", str(path), "--config", str(tmp_path / "config.json"), "--mesh", "tp=2", "--rules", "hf/llama"])
         == 0
     )
-    # Weights that are 8 bits wide and have nothing beside them are only converted.
-    cast = {f"{down}weight": np.ones((128, 256), ml_dtypes.float8_e4m3fn)}
-    sw.save_checkpoint(tmp_path / "cast", cast, to="hf", sync=False)
-    assert main(["report", str(tmp_path / "cast"), "--mesh", "tp=2", "--rules", "hf/llama"]) == 2  # No sizes.
-    assert "quantized" not in capsys.readouterr().err
+
+
+def test_weights_of_8_bits_with_no_scales_are_said_unless_they_are_stated_to_be_cast(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An element of float8 is one value, so they are cut; but their scales may be lost."""
+    config = {"model_type": "llama", "num_attention_heads": 4, "num_key_value_heads": 4, "hidden_size": 128}
+    down = "model.layers.0.mlp.down_proj.weight"
+    path = tmp_path / "cast"
+    sw.save_checkpoint(path, {down: np.ones((128, 256), ml_dtypes.float8_e4m3fn)}, to="hf", sync=False)
+    (tmp_path / "llama.toml").write_text("models = ['llama']\n[rules]\n'down_proj' = [[], 'tp']\n")
+    cut = ["--mesh", "tp=2", "--rules", str(tmp_path / "llama.toml")]
+    for number, (dtype, is_said) in enumerate(
+        [(None, True), ("bfloat16", True), ("float8_e5m2", True), ("float8_e4m3fn", False)]
+    ):
+        (path / "config.json").write_text(json.dumps({**config, "torch_dtype": dtype}))
+        for command in (["report", str(path), *cut], ["reshard", str(path), str(tmp_path / f"{number}"), *cut]):
+            assert main([*command, "--strict"]) == is_said
+            assert ("nothing says that they were only cast" in "".join(capsys.readouterr())) == is_said, dtype
+            if is_said:
+                assert main([*command, "--json"]) == 0
+                out = capsys.readouterr().out
+                said = json.loads(out)["left_out"]
+                assert [(one["kind"], one["names"], one["bytes"]) for one in said] == [("cast", [down], 128 * 256)]
+        assert main(["fits", str(path), "--tp", "2"]) == (4 if is_said else 0)
+        assert main(["fits", str(path), "--tp", "2", "--rules", "hf/llama"]) == (4 if is_said else 0)
+        capsys.readouterr()
+        # Copied as it is, nothing depends on it.
+        assert main(["reshard", str(path), str(tmp_path / f"copy {number}"), "--strict"]) == 0
+        assert "cast" not in capsys.readouterr().err
+    # Rules for the names of what is stored, which do not say models, cut what they name.
+    (tmp_path / "own.toml").write_text("[rules]\n'down_proj' = [[], 'tp']\n")
+    (path / "config.json").write_text(json.dumps(config))
+    assert main(["report", str(path), "--mesh", "tp=2", "--rules", str(tmp_path / "own.toml"), "--strict"]) == 0

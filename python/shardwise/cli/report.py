@@ -16,7 +16,7 @@ from ..deploy.deployment import Deployment
 from ..layout import UnevenRule
 from ..mesh import DeviceMesh
 from ..quantized import followers
-from ..quantized.forms import check_elements
+from ..quantized.forms import cast_weights, check_elements
 from ..rules.layout_map import LayoutMap
 from ..rules.left_out import LeftOut
 from ..rules.numbers import config_beside, read_config
@@ -145,6 +145,7 @@ def make_report(
             )
     outline, weights = known
     check_elements(outline, weights, layouts)
+    left_out += cast_weights(outline, weights, layouts, said)
     following = followers(weights, layouts, uneven)
     left_out += dropped_by_rules(dropped, lost, names)
     report = layouts.report(_described(outline), uneven=uneven, followers=following)

@@ -62,7 +62,7 @@ def fits_by_rules(
                 elsewhere.add(name)
                 continue
             found = [] if layout is None else _cuts(tensor, count, layout, layouts, tp)
-            why = odd_elements(tensor) if layout is None or found else ""
+            why = odd_elements(tensor, config) if layout is None or found else ""
             if layout is None and (why or sum(size > 1 for size in tensor.shape) > 1):
                 why = "no rule matches it, and there is no default"
             if why:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from .._text import shown
 from ..quantized import LogicalTensor
 from ..quantized.forms import Kind, starred
+from ..quantized.method import cast_dtype
 from ..rules.wrapped import language_config, model_types
 from .answer import Unknown
 from .roles import TYPES, Heads, Role, heads_of, role_of
@@ -86,10 +87,14 @@ def number_of_experts(roles: Iterable[tuple[Kind, Role]]) -> int:
     return count
 
 
-def odd_elements(tensor: LogicalTensor) -> str:
-    """Give the reason why a tensor that is stored as it is may be quantized all the same; empty for floats."""
-    dtype = tensor.components[0].dtype
-    if tensor.form != "plain" or dtype in _FLOATS or math.prod(tensor.shape) < 2:
+def odd_elements(tensor: LogicalTensor, config: Mapping[str, Any]) -> str:
+    """Give the reason why a tensor that is stored as it is may be quantized all the same.
+
+    It is empty for floats of more than 8 bits, and of the dtype that the configuration says weights were cast to.
+    """
+    dtype, cast = tensor.components[0].dtype, cast_dtype(config)
+    is_cast = cast is not None and dtype in (cast.code, cast.name)
+    if tensor.form != "plain" or dtype in _FLOATS or is_cast or math.prod(tensor.shape) < 2:
         return ""
     return f"its elements are {dtype}{_UNSTATED}"
 
@@ -106,7 +111,7 @@ def _first(said: Mapping[str, Any], keys: Iterable[str]) -> int:
 def _judged(kind: Kind, model: _Model) -> Judged:
     tensor = kind.tensor
     role = role_of(tensor.name, len(tensor.shape), "gpt2" if "gpt2" in model.types else None)
-    odd = odd_elements(tensor) if _INTEGERS.search(tensor.name) is None else ""
+    odd = odd_elements(tensor, model.said) if _INTEGERS.search(tensor.name) is None else ""
     if odd and not role.elsewhere:  # Flat values may have one dim.
         role = Role(None, unknown=odd)
     if role.elsewhere or role.unknown:

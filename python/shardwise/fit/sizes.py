@@ -102,7 +102,7 @@ def fits_tensors(
     unknown = tuple(
         Unknown(one.name, len(one.kind.names), one.kind.tensor.shape, one.role.unknown)
         for one in known
-        if one.role.unknown and (_is_large(one.kind) or odd_elements(one.kind.tensor))
+        if one.role.unknown and (_is_large(one.kind) or odd_elements(one.kind.tensor, config))
     )
     # Where nothing is recognised that is cut, there is no reason why a size should fit.
     is_known = not unknown and any(one.role.dim is not None for one in known)
@@ -121,7 +121,7 @@ def fits_tensors(
         unknown,
         tuple(sorted({one.name for one in known if one.role.elsewhere})),
         _reasons(
-            known, method if stated_method(quantization_of(config)) is None else f"quant_method = {method}", types
+            known, method if stated_method(quantization_of(config)) is None else f"quant_method = {method}", config
         ),
     )
 
@@ -140,7 +140,7 @@ def _check_method(config: Mapping[str, Any]) -> None:
         ) from None
 
 
-def _reasons(known: Sequence[Judged], method: str | None, types: Sequence[str]) -> tuple[str, ...]:
+def _reasons(known: Sequence[Judged], method: str | None, config: Mapping[str, Any]) -> tuple[str, ...]:
     """List the evidence of the answer as a whole: names, the configuration, the quantization method, the types."""
     cuts = [one for one in known if one.role.dim is not None]
     if not cuts:
@@ -148,11 +148,11 @@ def _reasons(known: Sequence[Judged], method: str | None, types: Sequence[str]) 
     said = dict.fromkeys(part for one in cuts for part in one.rests_on.split("; ")[1:])
     names = sorted({one.rests_on.split("; ")[0].removeprefix("the name ") for one in cuts})
     if method is None:
-        is_plain = not any(odd_elements(one.kind.tensor) for one in known)
+        is_plain = not any(odd_elements(one.kind.tensor, config) for one in known)
         method = "dtypes, of which none is of quantized weights" if is_plain else ""
     elif "=" not in method:
         method = f"names of scales, as of {method}"
-    types = [f"model_type = {one}" for one in types]
+    types = [f"model_type = {one}" for one in model_types(config)]
     return (f"names as in Hugging Face's checkpoints: {', '.join(names)}", *said, *filter(None, (method, *types)))
 
 

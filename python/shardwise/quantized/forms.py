@@ -24,19 +24,21 @@ import re
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
-from .._dtypes import Dtype
+from .._dtypes import Dtype, bytes_for
 from .._text import shown
 from ..errors import ParseError
 from ..placing import placing_of
+from ..rules.left_out import LeftOut, listed
 from . import flat, integers, scaled
 from .component import Along, Component, LogicalTensor
-from .method import quantization_of, stated_method
+from .method import cast_dtype, quantization_of, stated_method
 from .parts import Given, Group
 
 __all__ = [
     "METHODS",
     "Components",
     "Kind",
+    "cast_weights",
     "check_elements",
     "check_known",
     "find_components",
@@ -250,10 +252,12 @@ def check_elements(tensors: Mapping[str, tuple[tuple[int, ...], Dtype]], found: 
     if found.method is not None or not placing.models:
         return
     taken = {component.name for weight in found.tensors.values() for component in weight.components}
+    narrow = {name for name, (_, dtype) in tensors.items() if dtype.bits <= 8}
     for name, (shape, dtype) in tensors.items():
-        if name in taken:
-            continue
         beside = f"{name.rpartition('.')[0]}.weight", name.rpartition("_")[0]
+        # Most tensors are floats beside floats: nothing is looked up for these.
+        if name in taken or not (_is_integer(dtype) or narrow.intersection(beside)):
+            continue
         weight = next((one for one in beside if placing.matching_rules(one)), name)
         is_beside = weight != name and not placing.matching_rules(name)
         if _is_integer(dtype) and math.prod(shape) > 1:
@@ -269,6 +273,43 @@ def check_elements(tensors: Mapping[str, tuple[tuple[int, ...], Dtype]], found: 
                 "give a configuration with its quantization_config (--config), or rules for the names of what is "
                 "stored that do not say models"
             )
+
+
+def cast_weights(
+    tensors: Mapping[str, tuple[tuple[int, ...], Dtype]], found: Components, layouts: Any, config: Mapping[str, Any]
+) -> list[LeftOut]:
+    """Say which weights in floats of 8 bits or less the rules of a model cut, where nothing says that they were cast.
+
+    An element of such a weight is one value, so the cut is right where weights were cast, which some checkpoints are.
+    Where they are quantized it is not known to be: their scales, and the blocks of these, are elsewhere or lost.
+
+    Args:
+        tensors: The shapes and dtypes of the tensors.
+        found: The quantized weights among them.
+        layouts: The rules by which they are cut.
+        config: What `config.json` says; its dtype states that weights were cast to it.
+    """
+    placing = placing_of(layouts)
+    if found.method is not None or not placing.models:
+        return []
+    taken = {component.name for weight in found.tensors.values() for component in weight.components}
+    names = [
+        name
+        for name, (shape, dtype) in tensors.items()
+        if (dtype.bits <= 8 and dtype.name != "bool" and not _is_integer(dtype) and dtype != cast_dtype(config))
+        and name not in taken
+        and any(getattr(placing.placed(name, len(shape)).layout, "axes", ()))
+    ]
+    if not names:
+        return []
+    nbytes = sum(bytes_for(math.prod(tensors[name][0]), tensors[name][1].bits) for name in names)
+    count, which = listed(names, "tensor", nbytes)
+    dtypes = " and ".join(sorted({tensors[name][1].name for name in names}))
+    text = (
+        f"{count} of {dtypes}, without scales, and nothing says that they were only cast: the rules cut them as if "
+        f"they were: {which}; config.json says it with its dtype, or how they are quantized (--config)"
+    )
+    return [LeftOut("cast", tuple(names), text, nbytes)]
 
 
 def _is_integer(dtype: Dtype) -> bool:

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .._arguments import instance
+from .._dtypes import DTYPES, Dtype
 from .._text import shown
 from ..errors import ParseError
 from ..rules.wrapped import language_config
 
-__all__ = ["KNOWN", "quantization_of", "stated_method"]
+__all__ = ["KNOWN", "cast_dtype", "quantization_of", "stated_method"]
 
 _GPTQ = {
     **dict.fromkeys(("checkpoint_format", "format"), ("gptq", "gptq_v2")),
@@ -69,6 +70,18 @@ def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if is_of_mlx and {"bits", "group_size"} <= given.keys():
         return {**given, "quant_method": "mlx"}
     return given
+
+
+def cast_dtype(config: Mapping[str, Any]) -> Dtype | None:
+    """Give the dtype of 8 bits or less in which a configuration says that weights are; `None` if it says another.
+
+    >>> cast_dtype({"torch_dtype": "float8_e4m3fn"}).code, cast_dtype({"dtype": "bfloat16"})
+    ('F8_E4M3', None)
+    """
+    said = language_config(config)
+    stated = said.get("dtype") or said.get("torch_dtype")
+    found = DTYPES.get(stated.removeprefix("torch.")) if isinstance(stated, str) else None
+    return found if found is not None and found.bits <= 8 else None
 
 
 def _is_named(given: Mapping[str, Any]) -> bool:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import pickle
+import re
+import warnings
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 import shardwise as sw
+from shardwise.deploy import fsdp2, vllm
 from shardwise.reshard.model.plan import plan_model
 
 from ...checks import refused
@@ -71,6 +75,62 @@ def test_fused_in_memory_with_their_scales() -> None:
             half = slice(rank * rows // 2, (rank + 1) * rows // 2)
             expected = np.concatenate([values(f"gate.{tail}")[half], values(f"up.{tail}")[half]])
             assert made[f"gate_up.{tail}"][rank].tobytes() == expected.tobytes()
+
+
+LLAMA = {
+    **{"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "vocab_size": 99, "num_hidden_layers": 1},
+    **{"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 8},
+}
+LAYER = "model.layers.0."
+DOWN = f"{LAYER}mlp.down_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("tensors", "odd"),
+    [
+        ({DOWN: ((64, 128), "int8")}, DOWN),
+        ({DOWN: ((64, 32), "uint8"), "norm.weight": ((64,), "bfloat16")}, DOWN),
+        ({f"{LAYER}self_attn.q_proj.qweight": ((8, 64), "int32")}, f"{LAYER}self_attn.q_proj.qweight"),
+        ({DOWN: ((64, 128), "float8_e4m3fn"), f"{DOWN}_scale": ((64, 1), "float32")}, f"{DOWN}_scale"),
+        ({f"{LAYER}mlp.gate_proj.W_q": ((64, 64), "uint8")}, f"{LAYER}mlp.gate_proj.W_q"),
+    ],
+)
+def test_rules_of_a_model_plan_no_quantized_weights_that_nothing_states(tensors: dict[str, Any], odd: str) -> None:
+    """The same question as in `report` and `reshard`, on either side, and after rewrites."""
+    trainer, engine = fsdp2(2, world=["a", "b"]), vllm(LLAMA, tp=2)
+    same = sw.Rewrites([{"from": odd, "to": odd}])
+    for src, dst in ((trainer, engine), (engine, trainer)):
+        for rewrites in (None, same):
+            with refused(sw.ParseError, repr(odd), "nothing says how it is quantized"):
+                plan_model(src, dst, tensors, rewrites=rewrites)
+    # As it says: rules that do not say models name what is stored.
+    own = sw.LayoutMap(sw.DeviceMesh((2,), ("tp",)), default="replicated")
+    own[re.escape(odd)] = ("tp", None)
+    assert list(plan_model(trainer, own, tensors)) == list(tensors)
+
+
+def test_a_configuration_states_how_weights_are_quantized_in_a_plan() -> None:
+    """A scale for each row of int8, as of compressed-tensors: columns are cut, scales are whole."""
+    form = {"weights": {"num_bits": 8, "type": "int", "strategy": "channel"}, "targets": ["Linear"]}
+    known = {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": {"group_0": form}}
+    tensors = {DOWN: ((64, 128), "int8"), f"{DOWN}_scale": ((64, 1), "float32")}
+    plan = plan_model(
+        fsdp2(2, world=["a", "b"]), vllm(LLAMA, tp=2), tensors, config={**LLAMA, "quantization_config": known}
+    )
+    assert [plan[name].dst.pieces("cpu:1")[0].box[1] for name in tensors] == [slice(64, 128), slice(0, 1)]
+
+
+def test_weights_of_8_bits_that_may_be_cast_are_said_in_a_plan() -> None:
+    trainer, engine = fsdp2(2, world=["a", "b"]), vllm(LLAMA, tp=2)
+    tensors = {DOWN: ((64, 128), "float8_e4m3fn")}
+    with pytest.warns(sw.ShardwiseWarning, match="nothing says that they were only cast") as said:
+        plan = plan_model(trainer, engine, tensors)
+    assert len(said) == 1
+    assert said[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert pickle.loads(pickle.dumps(plan)) == plan
+        assert plan_model(trainer, engine, tensors, config={"dtype": "float8_e4m3fn"}) == plan
 
 
 def test_blocks_that_neighbours_share_go_to_both() -> None:

@@ -24,7 +24,7 @@ from ...conversion.assembled import Assembled, Stored, Values, Wanted
 from ...errors import LayoutError
 from ...partition import Partition
 from ...pieces import Pieces, dense_strides
-from ...quantized import Components, LogicalTensor, find_components
+from ...quantized import Components, find_components
 from ...rules.rewrites import Rewrites
 from ...tiling import Tiling
 from .descriptors import ZEROS, Places
@@ -41,7 +41,7 @@ def rewritten_model(
     rewrites: Rewrites | None,
     source_rewrites: Rewrites | None,
     tiling: Callable[[str, tuple[int, ...]], Tiling],
-    weights: Mapping[str, LogicalTensor],
+    weights: Components,
 ) -> tuple[dict[str, Described], dict[str, Assembled], tuple[Components, Components]]:
     """Give the tensors of the source, and those of the destination, made of them.
 
@@ -57,23 +57,25 @@ def rewritten_model(
     Raises:
         LayoutError: as `rewritten`; if a dtype is not known.
     """
-    stored, before = dict(tensors), weights
+    stored, before = dict(tensors), weights.tensors
     way = rewrites or Rewrites()
     if source_rewrites:
-        there, before = rewritten(_assembled(tensors, tiling), source_rewrites, weights)
+        there, before = rewritten(_assembled(tensors, tiling), source_rewrites, before)
         stored = {name: (one.shape, one.dtype.name) for name, one in there.items()}
         back = source_rewrites.inverse()
         way = back if rewrites is None else back + rewrites
     made, after = rewritten(_assembled(stored, tiling), way, before)
-    return stored, made, (Components(None, before, ()), Components(None, after, ()))
+    return stored, made, (weights._replace(tensors=before), weights._replace(tensors=after))
 
 
-def quantized_weights(tensors: Mapping[str, Described], config: Mapping[str, Any]) -> Components:
-    """Find the quantized weights among tensors in memory, of which no values are read.
+def quantized_weights(tensors: Mapping[str, Described], config: Mapping[str, Any] | None) -> Components:
+    """Find the quantized weights among tensors in memory, of which no values are read; none without a configuration.
 
     Raises:
         ParseError: as `find_components`.
     """
+    if config is None:
+        return Components(None, {}, ())
     outline = {}
     for name, (shape, dtype) in tensors.items():
         known = find_dtype(dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +11,10 @@ import numpy as np
 
 from ..._arguments import instance, optional
 from ..._drawn import Drawn
-from ..._dtypes import bits_of, bytes_for, dtype_of
+from ..._dtypes import bits_of, bytes_for, dtype_of, find_dtype
 from ..._fork import importing
 from ..._text import bytes_text, shown
-from ...errors import LayoutError
+from ...errors import LayoutError, ShardwiseWarning
 from ...layout import TensorLayout, UnevenRule
 from ...partition import Partition
 from ...placing import placing_of
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from ...quantized import Components
+    from ...rules.left_out import LeftOut
     from ...show.picture import Picture
     from .converted import Described
     from .descriptors import Places
@@ -67,6 +69,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         "_given",
         "_groups",
         "_kept",
+        "_left_out",
         "_made",
         "_names",
         "_nodes",
@@ -130,27 +133,24 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         optional("source_rewrites", source_rewrites, Rewrites)
         listed: Any = ((name, *_described(name, tensor), None) for name, tensor in tensors.items())
         self._given, self._stored, sources = None, self._tensors, None
-        quantized: tuple[Components, Components] | None = None
-        if config is not None:
+        self._left_out: tuple[LeftOut, ...] = ()
+        if config is not None or rewrites or source_rewrites or any(end.is_for_models for end in ends):
             with importing:
-                from .converted import quantized_weights
-
-            listed = list(listed)
-            found = quantized_weights({name: (shape, dtype) for name, shape, dtype, _ in listed}, config)
-            quantized = found, found
-        if rewrites or source_rewrites:
-            with importing:
-                from .converted import Sources, rewritten_model
+                from .converted import Sources, quantized_weights, rewritten_model
 
             given = {name: (shape, dtype) for name, shape, dtype, _ in listed}
-            self._stored, made, quantized = rewritten_model(
-                given, rewrites, source_rewrites, ends[0].tiling, quantized[0].tensors if quantized else {}
-            )
-            sources = Sources(ends[0].tiling, self._stored)
-            listed = [(name, one.shape, one.dtype.name, one) for name, one in made.items()]
-            self._given = src, dst, given, uneven, rewrites, source_rewrites, config
-        for end, own in zip(ends, quantized or (), strict=False):
-            end.follow(own)
+            found = quantized_weights(given, config)
+            sides = (given, found), (given, found)
+            listed = [(name, *each, None) for name, each in given.items()]
+            if rewrites or source_rewrites:
+                self._stored, made, quantized = rewritten_model(given, rewrites, source_rewrites, ends[0].tiling, found)
+                sources = Sources(ends[0].tiling, self._stored)
+                listed = [(name, one.shape, one.dtype.name, one) for name, one in made.items()]
+                self._given = src, dst, given, uneven, rewrites, source_rewrites, config
+                new = {name: (shape, dtype) for name, shape, dtype, _ in listed}
+                sides = (self._stored, quantized[0]), (new, quantized[1])
+            for end, side in zip(ends, sides, strict=True):
+                self._left_out += tuple(end.follow(*side, config or {}))
         bits: dict[Any, int] = {}
         #: By the two tilings: the position in `pairs`. They are looked up by identity, so they are kept.
         sorts: dict[Any, int] = {}
@@ -504,7 +504,12 @@ def plan_model(
     Raises:
         LayoutError: if a tensor has no layout, or its layout does not fit; see `plan_reshard`. If a holder has no node.
             If a rewrite matches nothing or does not fit, as in `reshard_checkpoint`.
+        ParseError: if `config` says of quantized weights what is not known, or what the tensors do not agree with; if
+            rules for models would cut integers of which it does not say how they are quantized.
         TypeError: if elements of fewer than eight bits are rewritten.
+
+    Warns:
+        ShardwiseWarning: if rules for models cut floats of 8 bits, and `config` does not say that they were only cast.
 
     Tensors of the same shape, between the same layouts, are planned only once.
 
@@ -527,7 +532,10 @@ def plan_model(
     >>> {name: one[0].tolist() for name, one in plan.run({"qkv": np.arange(8, dtype="int8").reshape(4, 2)}).items()}
     {'q': [0, 1, 4, 5], 'k': [2, 6], 'v': [3, 7]}
     """
-    return ModelPlan(src, dst, tensors, uneven, rewrites, source_rewrites, config, nodes)
+    made = ModelPlan(src, dst, tensors, uneven, rewrites, source_rewrites, config, nodes)
+    for each in dict.fromkeys(map(str, made._left_out)):
+        warnings.warn(each, ShardwiseWarning, stacklevel=2)
+    return made
 
 
 def _sides(pairs: Sequence[tuple[str, Tiling, Tiling]]) -> tuple[list[Tiling], list[Tiling]]:
@@ -578,12 +586,28 @@ class _End:
         self._known: dict[Any, Tiling] = {}
         self._followed: Mapping[str, TensorLayout | Tiling] = {}
 
-    def follow(self, weights: Components) -> None:
-        """Let the components of quantized weights have the layouts that follow from those of the weights."""
+    @property
+    def is_for_models(self) -> bool:
+        """True if the layouts are by the rules of a model, which are for weights that are not quantized."""
+        return bool(self._layouts.models)
+
+    def follow(self, tensors: Mapping[str, Described], weights: Components, config: Mapping[str, Any]) -> list[LeftOut]:
+        """Let the components of quantized weights have the layouts that follow from those of the weights.
+
+        What the rules of a model cut otherwise than it may be is refused, or given as what is said of it.
+        """
         with importing:
             from ...quantized.follow import followed
+            from ...quantized.forms import cast_weights, check_elements
 
+        said: list[LeftOut] = []
+        if self.is_for_models:
+            outline = {name: (shape, find_dtype(dtype)) for name, (shape, dtype) in tensors.items()}
+            known = {name: (shape, dtype) for name, (shape, dtype) in outline.items() if dtype is not None}
+            check_elements(known, weights, self._layouts)
+            said = cast_weights(known, weights, self._layouts, config)
         self._followed = followed(weights, self._layouts, self._uneven)
+        return said
 
     def tiling(self, name: str, shape: tuple[int, ...]) -> Tiling:
         """Give the tiling of a tensor.

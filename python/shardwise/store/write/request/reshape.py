@@ -18,7 +18,7 @@ from ....errors import ParseError
 from ....layout import UnevenRule
 from ....partition import Partition
 from ....placing import Layouts
-from ....quantized.forms import Components
+from ....quantized.forms import Components, cast_weights
 from ....quantized.method import quantization_of
 from ....rules.left_out import LeftOut
 from ....rules.numbers import Config, config_text, read_config
@@ -351,6 +351,7 @@ class _Planning:
             if homeless := [old for old in values if old not in copied]:
                 losses.append(without_a_place(homeless, form, names_of(checkpoint)))
             losses += states_alone(kept, checkpoint)
+            losses += cast_weights(outline_of(kept), weights, request.layouts, self._config)
             self._note(lost, losses)
             self.left_out += _asked(checkpoint, tensors, kept, (*values, *dropped_values), naming.unwanted)
             self._take_along(form, weights)
