@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,18 @@ def test_what_is_within_a_box_is_at_the_same_bytes(drawn: tuple[list[Piece], Any
     inside = {
         at: where for at, where in elements(held).items() if all(a <= x < b for x, (a, b) in zip(at, box, strict=True))
     }
-    assert elements(table.clipped(box)) == inside
+    clipped = table.clipped(box)
+    assert elements(clipped) == inside
+    meets = [all(max(a, c) < min(b, d) for (a, b), (c, d) in zip(piece.box, box, strict=True)) for piece in held]
+    assert table.meeting(box).tolist() == np.flatnonzero(meets).tolist()
+    assert len(clipped) == sum(meets)
+    # Holders by numbers of their own, as files of a plan have them.
+    numbers = dict[int, int]()
+    numbered = clipped.numbered(numbers, 7)
+    called = {7 + number: holder for holder, number in numbers.items()}
+    assert [called[number] for number in numbered.rows[:, 0].tolist()] == clipped.numbers.tolist()
+    assert sorted(called) == list(range(7, 7 + len(called)))
+    assert numbered.rows[:, 1:].tolist() == clipped.rows[:, 1:].tolist()
     assert table.volumes.sum() == sum(map(len, elements(held).values()))
 
 
@@ -167,3 +178,16 @@ def test_dense_pieces_are_runs(box: Any, itemsize: int) -> None:
 def test_the_table_without_pieces_is_of_any_number_of_dims() -> None:
     changed = NO_PIECES.transposed([1, 0]), NO_PIECES.within(3), NO_PIECES.without(1), NO_PIECES.clipped(((0, 1),) * 2)
     assert all(table is NO_PIECES for table in changed)
+
+
+def addresses(sizes: Sequence[int], strides: Sequence[int]) -> list[int]:
+    """Where the elements begin, in C order."""
+    return [sum(map(int.__mul__, at, strides)) for at in itertools.product(*map(range, sizes))]
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.sampled_from([2, 4, 6, 12, 8])), max_size=3))
+def test_a_piece_is_one_run_if_its_elements_follow_one_another(dims: list[tuple[int, int]]) -> None:
+    sizes, strides = tuple(size for size, _ in dims), tuple(stride for _, stride in dims)
+    box = tuple((5, 5 + size) for size in sizes)
+    expected = addresses(sizes, strides) == list(range(0, 2 * int(np.prod(sizes)), 2))
+    assert Pieces.of([Piece(box, "x", 0, strides)], len(dims)).are_runs(2).tolist() == [expected]

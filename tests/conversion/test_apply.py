@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shardwise as sw
+from shardwise.conversion.apply import kept_objects
 
 from ..checks import same_tensors
 from ..oracle import engines, fused
@@ -456,3 +457,11 @@ def test_a_stack_of_anything_is_refused(tmp_path: Path) -> None:
     rewrites = sw.Rewrites([{"from": {"name": "x", "stack": "i"}, "to": "x.{i}"}])
     with pytest.raises(sw.LayoutError, match="'x' is a stack of 1000000000000 tensors, over the limit"):
         sw.reshard_checkpoint(tmp_path / "a.safetensors", tmp_path / "b", rewrites=rewrites)
+
+
+def test_values_that_are_dropped_are_not_kept() -> None:
+    names = ["epoch", "opt.lr", "opt.step", "x"]
+    rename = {"from": "w", "to": "v"}
+    assert kept_objects(names, sw.Rewrites([rename])) == set(names)
+    assert kept_objects(names, sw.Rewrites([rename], drop=["opt.{a}"])) == {"epoch", "x"}
+    assert kept_objects(names, sw.Rewrites([rename], unmatched="drop")) == set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,9 @@ import numpy.typing as npt
 import pytest
 
 import shardwise as sw
+from shardwise._dtypes import DTYPES
 from shardwise.cli import main
+from shardwise.store.rewritten import convert
 from shardwise.store.rewritten.convert import converted_values
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
@@ -142,3 +145,16 @@ def test_negative_values_have_no_place_in_a_dtype_without_a_sign(given: str) -> 
     assert (made.astype("f4")[:2].tolist(), bool(np.isnan(made.astype("f4")[2])), lost) == ([1, 4], True, 1)
     made, lost = converted_values(values[:2], dtype, "saturate")
     assert (made.astype("f4").tolist(), lost) == ([1, 4], 0)
+
+
+def test_what_is_converted_is_of_another_floating_point_dtype() -> None:
+    def is_converted(stored: str, to: str | None) -> bool:
+        tensor: Any = SimpleNamespace(_dtype=DTYPES[stored], dtype=stored)
+        return convert.is_converted(tensor, None if to is None else DTYPES[to])
+
+    assert is_converted("float32", "float16")
+    assert is_converted("bfloat16", "float32")
+    assert not is_converted("float32", "float32")
+    assert not is_converted("float32", None)
+    assert not is_converted("int32", "float16")
+    assert not is_converted("bool", "float16")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import shardwise as sw
 from shardwise import _core
 from shardwise.store.data.own_folders import OpenFolder
+from shardwise.store.write.places.folder import _may_hold
 from tests.store.stores import Store
 from tests.store.tasks import folder_of
 
@@ -336,3 +338,12 @@ def test_a_folder_that_takes_the_place_of_a_file_is_refused(tmp_path: Path) -> N
         with pytest.raises(FileExistsError), folder.file("receipt", os.O_RDONLY):
             pass
         assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+def test_receipts_are_looked_for_where_they_may_be() -> None:
+    for first, end, start, stop in itertools.product(range(4), repeat=4):
+        if first < end and start < stop:
+            meets = bool(set(range(first, end)) & set(range(start, stop)))
+            assert _may_hold(f"{first}-{end}-host-7-1-9.jsonl", range(start, stop)) == meets
+    assert _may_hold("other-9.jsonl", range(1))
+    assert _may_hold("9-other.jsonl", range(1))

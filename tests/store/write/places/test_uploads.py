@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import shardwise as sw
-from shardwise.store.data.objects import ObjectPath
+from shardwise.store.data.objects import ObjectPath, ObjectStatus
+from shardwise.store.write.places import uploads
 from shardwise.store.write.places.uploads import Multipart, parts_for
 
 KIB, MIB = 2**10, 2**20
@@ -97,3 +99,43 @@ def test_parts_are_listed_page_by_page() -> None:
     for same in ([{"PartNumber": 1, "Size": 5, "ETag": "a"}], []):
         with pytest.raises(OSError, match="parts of an upload without an end"):
             upload(list_parts={"Parts": same, "IsTruncated": True}).parts()
+
+
+class Held:
+    """An object of a store, as far as a comparison asks."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.mark = data, "1"
+
+    def status(self) -> ObjectStatus:
+        return ObjectStatus(len(self.data), self.mark)
+
+    def read(self, begin: int, end: int, mark: str) -> bytes:
+        assert mark == self.mark
+        assert 0 < end - begin <= 4
+        return self.data[begin:end]
+
+
+def test_what_is_there_is_compared_to_its_last_byte() -> None:
+    wanted = bytes(range(11))
+
+    def compare(data: bytes, sizes: Sequence[int], changes: bool = False) -> None:
+        held: Any = Held(data)
+        comparison, at = uploads.Comparison(held, 4), 0
+        for number, size in enumerate(sizes):
+            comparison.put(number, bytearray(wanted[at : at + size]))
+            at += size
+        if changes:
+            held.mark = "2"
+        comparison.commit()
+
+    for sizes in ([11], [4, 7], [5, 5, 1], [8, 3]):
+        compare(wanted, sizes)
+        for at in range(11):
+            with pytest.raises(FileExistsError, match="exists already"):
+                compare(wanted[:at] + b"\xff" + wanted[at + 1 :], sizes)
+        for other in (wanted[:-1], wanted + b"\x0b", b""):
+            with pytest.raises(FileExistsError, match="exists already"):
+                compare(other, sizes)
+        with pytest.raises(FileExistsError, match="exists already"):
+            compare(wanted, sizes, changes=True)
