@@ -6,7 +6,7 @@
 | `rule`, `numbers` | one rule: mesh, coordinates, layout; whole numbers in it |
 | `deployment` | rules over a world; who holds what of a tensor, by its name |
 | `stages`, `experts`, `fsdp` | pipelines, expert maps, flat units |
-| `engines`, `megatron` | presets of vLLM, SGLang and Megatron |
+| `engines`, `engine_rules`, `megatron` | presets of vLLM, SGLang and Megatron; what engines' presets are made of |
 | `parameters` | arrays of a process that hold several tensors |
 | `manifest` | who holds what, as JSON |
 | `toml`, `read`, `drawn` | files of deployments; all that a rules file says; notebooks |

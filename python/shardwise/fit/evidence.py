@@ -11,6 +11,7 @@ from .._text import shown
 from ..quantized import LogicalTensor
 from ..quantized.forms import Kind, starred
 from ..quantized.method import cast_dtype
+from ..rules.names import keys_of, merged_names, types_with, weight_named
 from ..rules.wrapped import language_config, model_types
 from .answer import Unknown
 from .roles import TYPES, Heads, Role, heads_of, role_of
@@ -23,12 +24,6 @@ _OTHER = "its name is known, but not what it means where model_type is {}"
 #: Positions and masks, which are no weights.
 _INTEGERS = re.compile(r"(?:^|\.)(?:position_ids|num_batches_tracked|(?:masked_|causal_)?(?:bias|mask))$")
 _UNSTATED = ", and no quantization of it is stated (quantization_config of config.json)"
-_HIDDEN = ("hidden_size", "n_embd", "d_model")
-_EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts")
-#: Weights whose other dim is a latent one.
-_LATENT = frozenset(["q_b_proj", "q_up_proj", "wq_b", "kv_b_proj"])
-#: Engines make one matrix of these, in this order.
-_MERGED = (("gate_proj", "up_proj"), ("w1", "w3"), ("q_proj", "k_proj", "v_proj"))
 
 
 class Judged(NamedTuple):
@@ -68,10 +63,10 @@ def judged(kinds: Iterable[Kind], config: Mapping[str, Any]) -> list[Judged]:
     kinds = tuple(kinds)
     said, types = language_config(config), model_types(config)
     shapes = {starred(kind.tensor.name): kind.tensor.shape for kind in kinds}
-    experts = _first(said, _EXPERTS) or number_of_experts(
+    experts = _first(said, "experts") or number_of_experts(
         (kind, role_of(kind.tensor.name, len(kind.tensor.shape))) for kind in kinds
     )
-    model = _Model(said, types, heads_of(config), _first(said, _HIDDEN), experts, shapes)
+    model = _Model(said, types, heads_of(config), _first(said, "hidden"), experts, shapes)
     return [_judged(kind, model) for kind in kinds]
 
 
@@ -104,8 +99,9 @@ def is_of_elements(unknown: Unknown) -> bool:
     return unknown.why.endswith(_UNSTATED)
 
 
-def _first(said: Mapping[str, Any], keys: Iterable[str]) -> int:
-    return next((said[key] for key in keys if type(said.get(key)) is int and said[key] > 0), 0)
+def _first(said: Mapping[str, Any], size: str) -> int:
+    """The number that a configuration states for a size; 0 if it states none that could be one."""
+    return next((said[key] for key in keys_of(size) if type(said.get(key)) is int and said[key] > 0), 0)
 
 
 def _judged(kind: Kind, model: _Model) -> Judged:
@@ -159,12 +155,18 @@ def _check_shape(found: Judged, last: str, model: _Model) -> None:
     size = tensor.shape[role.dim]
     if size % role.parts:
         raise _UnknownError(f"its dim of {size} does not make {role.parts} parts")
-    if role.dim == -3 or last in _LATENT or not model.hidden or dict(tensor.uncut).keys() >= {0, 1}:
+    if role.dim == -3 or _is_latent(tensor.name) or not model.hidden or dict(tensor.uncut).keys() >= {0, 1}:
         return
     other = tensor.shape[-3 - role.dim]
     if other != model.hidden:
         what = "columns" if role.dim == -2 else "rows"
         raise _UnknownError(f"it has {other} {what}, and hidden_size is {model.hidden}: the name {last} means another")
+
+
+def _is_latent(name: str) -> bool:
+    """Return whether the dim of a weight that is not cut is a latent one."""
+    weight = weight_named(name.removesuffix(".weight"), ())
+    return weight is not None and weight.latent
 
 
 def _oriented(found: Judged, model: _Model) -> Judged:
@@ -188,7 +190,9 @@ def _oriented(found: Judged, model: _Model) -> Judged:
     if not votes:
         if any(each.packing > 1 for one in tensor.components for each in one.along if each.of == len(tensor.shape) - 1):
             votes[False] = "the form, in which columns are packed"
-        elif "llama4_text" in model.types or ("gpt_oss" in model.types and tensor.form == "plain"):
+        elif any(
+            one in types_with("experts_in_out") and (one != "gpt_oss" or tensor.form == "plain") for one in model.types
+        ):
             votes[True] = "model_type"
         elif out == columns and tensor.unit(len(tensor.shape) - 2) == tensor.unit(len(tensor.shape) - 1):
             votes[False] = "its equal dims"
@@ -252,7 +256,7 @@ def _makes(role: Role, n: int, heads: Heads, *, exact: bool) -> bool:
 def _merged(name: str, model: _Model) -> str:
     """The place of a matrix among those that engines put one after the other, if the model has all of them."""
     last, base = _last(name), starred(name).removesuffix(".weight").rpartition(".")[0]
-    for names in _MERGED:
-        if last in names and all(f"{base}.{one}.weight" in model.shapes for one in names):
-            return "last" if last == names[-1] else "first"
+    for merged in merged_names():
+        if last in merged.parts and all(f"{base}.{one}.weight" in model.shapes for one in merged.parts):
+            return "last" if last == merged.parts[-1] else "first"
     return ""

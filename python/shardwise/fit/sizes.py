@@ -15,6 +15,7 @@ from ..quantized import LogicalTensor
 from ..quantized.cut import padded_size, sizes_that_fit
 from ..quantized.forms import Kind, find_kinds, starred
 from ..quantized.method import quantization_of, stated_method
+from ..rules.names import types_with
 from ..rules.numbers import Config
 from ..rules.shipped import rules_named
 from ..rules.wrapped import model_types
@@ -195,7 +196,7 @@ def _cuts(one: Judged, experts: int, tp: int, ep: int, types: Sequence[str]) -> 
         cut = _cut(kind, dim, size, what, head, ways, unit, verdict, why, padded=padded)
         found.append(cut._replace(limits=limits, rests_on=one.rests_on))
         base += size
-    if role.heads == "qkv" and unit > 1 and tp > 1 and "phi3" not in types:
+    if role.heads == "qkv" and unit > 1 and tp > 1 and types_with("queries_first").isdisjoint(types):
         worst = max((cut.verdict for cut in found), key=ORDER.index)
         if worst != (other := _in_groups(tensor, dim, one.heads, tp)):
             why = (

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from .._text import shown
 from ..errors import ParseError
+from ..rules.names import weight_named
 from .component import Along, Component, LogicalTensor
 
 __all__ = ["LARGEST", "WHOLE", "Given", "Group"]
@@ -19,13 +20,6 @@ LARGEST = 2**31 - 1
 
 #: A dim that every device holds whole.
 WHOLE = Along(None)
-
-
-#: Names of fused weights in engines, which keep a scale for each part where parts have one: two parts, three parts.
-_FUSED = (
-    frozenset(["gate_up_proj", "w13", "linear_fc1", "fused_qkv_a_proj"]),
-    frozenset(["qkv_proj", "linear_qkv", "query_key_value", "c_attn"]),
-)
 
 
 @dataclass(frozen=True)
@@ -141,8 +135,8 @@ class Group(NamedTuple):
     @property
     def _fused(self) -> int:
         """The number of weights that engines fuse under this name, one after the other; each may have a scale."""
-        name = re.sub(r"[._]weight[0-9]*$", "", self.name).rpartition(".")[2]
-        return next((count for count, names in enumerate(_FUSED, 2) if name in names), 1)
+        weight = weight_named(re.sub(r"[._]weight[0-9]*$", "", self.name), elsewhere=True)
+        return 1 if weight is None else weight.parts
 
     def made(
         self,

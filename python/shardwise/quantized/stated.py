@@ -10,6 +10,7 @@ from typing import Any
 
 from .._text import shown
 from ..errors import ParseError
+from ..rules.names import weight_named
 from .integers import Schemes
 from .method import quantization_of, stated_method
 from .modules import Modules
@@ -19,8 +20,6 @@ from .scaled import block_size
 __all__ = ["stated_tensors"]
 
 _WORD = 32
-#: Two-dim tensors that no method quantizes: embeddings, routers, gates of one column, and the output unless it is said.
-_PLAIN = re.compile(r"(?:^|\.)(?:embed_tokens|wte|wpe|lm_head|gate|router|shared_expert_gate|in_proj_ba)\.weight$")
 _EXPERTS = re.compile(r"\.experts\.(?:gate_up_proj|down_proj)$")
 
 _Outline = dict[str, tuple[str, tuple[int, ...]]]
@@ -90,7 +89,11 @@ _Maker = Callable[[str, tuple[int, ...]], _Parts | None]
 def _is_linear(name: str, shape: tuple[int, ...], method: str | None) -> bool:
     if method == "mxfp4":  # Experts only, which gpt-oss has stacked.
         return len(shape) == 3 and _EXPERTS.search(name) is not None
-    return len(shape) == 2 and name.endswith(".weight") and _PLAIN.search(name) is None
+    if len(shape) != 2 or not name.endswith(".weight"):
+        return False
+    # Embeddings, routers, gates of one column, and the output unless it is said.
+    weight = weight_named(name.removesuffix(".weight"))
+    return weight is None or not weight.plain
 
 
 #: The keys of what is not quantized.

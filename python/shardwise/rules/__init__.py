@@ -5,6 +5,7 @@
 | `layout_rule`, `layout_map` | one rule; rules by pattern |
 | `search`, `pattern`, `templates` | which rule matches a name |
 | `toml`, `shipped` | rules files; those of the package, in the folder of examples |
+| `names` | what names of sizes and of weights mean: `names.toml`, and what engines of a version do: `engines.toml` |
 | `numbers`, `model_shapes` | sizes by name; shapes from a configuration |
 | `rewrites`, `arrangement` | other names, orders and dims |
 | `wrapped` | models within models for text and images |

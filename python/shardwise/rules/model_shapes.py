@@ -12,6 +12,7 @@ from typing import Any, TypeGuard
 from .._expressions import parse_expression
 from .._text import shown
 from ..errors import ParseError
+from .names import expert_names, keys_of
 from .numbers import Config, Numbers, read_config
 from .wrapped import language_config
 
@@ -20,29 +21,27 @@ __all__ = ["model_shapes"]
 #: Names in a layer, with the sizes of their dims.
 _Shapes = dict[str, str]
 
+#: Sizes by the names that are used here: what configurations call them, or what they are worked out from.
 _NUMBERS: dict[str, Any] = {
-    "hidden": ["hidden_size", "n_embd"],
-    "inner": ["intermediate_size", "n_inner", "4 * n_embd"],
-    "heads": ["num_attention_heads", "n_head"],
-    "groups": ["num_key_value_heads", "num_attention_heads"],
-    "d": ["head_dim", "hidden_size // num_attention_heads"],
-    "words": "vocab_size",
-    "places": ["n_positions", "max_position_embeddings"],
-    "layers": ["num_hidden_layers", "n_layer"],
-    "experts": ["n_routed_experts", "num_experts", "num_local_experts"],
-    "width": ["moe_intermediate_size", "intermediate_size"],
-    "common": ["shared_expert_intermediate_size", "moe_intermediate_size * n_shared_experts", "intermediate_size"],
-    "q_rank": "q_lora_rank",
-    "kv_rank": "kv_lora_rank",
-    "rope": "qk_rope_head_dim",
-    "nope": "qk_nope_head_dim",
-    "v": "v_head_dim",
+    **{name: keys_of(name) for name in ("hidden", "heads", "layers", "experts")},
+    "inner": [*keys_of("inner"), "4 * n_embd"],
+    "groups": [*keys_of("kv_heads"), "heads"],
+    "d": [*keys_of("head_dim"), "hidden // heads"],
+    "words": keys_of("vocabulary"),
+    "places": keys_of("positions"),
+    "width": [*keys_of("expert_inner"), "intermediate_size"],
+    "common": [*keys_of("shared_inner"), "moe_intermediate_size * n_shared_experts", "intermediate_size"],
+    "q_rank": keys_of("q_rank"),
+    "kv_rank": keys_of("kv_rank"),
+    "rope": keys_of("rope_head_dim"),
+    "nope": keys_of("nope_head_dim"),
+    "v": keys_of("v_head_dim"),
     "dense": ["intermediate_size_mlp", "intermediate_size"],
-    "keys": "linear_num_key_heads",
-    "values": "linear_num_value_heads",
-    "kd": "linear_key_head_dim",
-    "vd": "linear_value_head_dim",
-    "kernel": ["linear_conv_kernel_dim", 4],
+    "keys": keys_of("linear_k_heads"),
+    "values": keys_of("linear_v_heads"),
+    "kd": keys_of("linear_k_head_dim"),
+    "vd": keys_of("linear_v_head_dim"),
+    "kernel": [*keys_of("linear_kernel"), 4],
 }
 #: More tensors than any model has.
 _MOST = 1 << 21
@@ -106,8 +105,12 @@ _PHI3 = {
 }
 
 
-def _gated(prefix: str, size: str, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")) -> _Shapes:
-    gate, up, down = (f"{prefix}.{name}.weight" for name in names)
+#: The names of an expert's gate, up and down; those of `mlp` are those of dense layers too.
+_GATED = {expert.block: expert.projections for expert in expert_names()}
+
+
+def _gated(prefix: str, size: str, block: str = "mlp") -> _Shapes:
+    gate, up, down = (f"{prefix}.{name}.weight" for name in _GATED[block])
     return {gate: f"{size},hidden", up: f"{size},hidden", down: f"hidden,{size}"}
 
 
@@ -178,7 +181,7 @@ def _qwen3_next(config: Mapping[str, Any], layer: int) -> _Shapes:
 
 
 def _mixtral(config: Mapping[str, Any], _: int) -> _Shapes:
-    experts = _gated("block_sparse_moe.experts.{e}", "inner", ("w1", "w3", "w2"))
+    experts = _gated("block_sparse_moe.experts.{e}", "inner", "block_sparse_moe")
     return {**_ATTENTION, **_NORMS, "block_sparse_moe.gate.weight": "experts,hidden", **experts}
 
 

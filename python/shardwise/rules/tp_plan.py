@@ -17,6 +17,7 @@ from ..errors import LayoutError
 from ..layout import Axes, Spec
 from ..packed import PackedDim, concat, part
 from .layout_rule import LayoutRule
+from .names import expert_names
 
 __all__ = ["LoadedTensor", "rules_of_loaded", "rules_of_plan"]
 
@@ -58,13 +59,17 @@ _STYLES: dict[str, _Cut] = {
 }
 
 
-#: The names of projections in files that have each expert by itself, by the name of the stacked one in memory:
-#: Mixtral's, and those of others.
-_OF_EXPERTS = {"gate_up_proj": "(?:gate_proj|up_proj|w1|w3)", "up_proj": "up_proj", "down_proj": "(?:down_proj|w2)"}
+def _of_experts(first: int, last: int) -> str:
+    """The names of some of an expert's gate, up and down, as an expression."""
+    return f"(?:{'|'.join(name for expert in expert_names() for name in expert.projections[first:last])})"
+
+
+#: The names of projections in files that have each expert by itself, by the name of the stacked one in memory.
+_OF_EXPERTS = {"gate_up_proj": _of_experts(0, 2), "up_proj": "up_proj", "down_proj": _of_experts(2, 3)}
 #: Modules that files name otherwise than transformers does in memory: those of Mixtral, GPT-NeoX, and of text models in
 #: others, whose files have `language_model.model.` for `model.language_model.`.
 _IN_FILES = {
-    "mlp": "(?:mlp|block_sparse_moe)",
+    "mlp": f"(?:{'|'.join(expert.block for expert in expert_names())})",
     "lm_head": "(?:lm_head|embed_out)",
     "language_model": r"language_model(?:\.model)?",
 }

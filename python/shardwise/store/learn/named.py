@@ -7,20 +7,21 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...errors import ShardwiseError
+from ...rules.names import keys_of, weight_named
 from ...rules.numbers import Config, Numbers
 
 __all__ = ["named"]
 
 #: The names of models' sizes, as `[numbers]` of a rules file.
-_NUMBERS: Mapping[str, str | list[str]] = {
-    "heads": ["num_attention_heads", "n_head"],
-    "groups": ["num_key_value_heads", "heads"],
-    "d": ["head_dim", "hidden_size // heads", "n_embd // heads"],
-    "inner": ["intermediate_size", "n_inner"],
-    "expert_inner": "moe_intermediate_size",
-    "experts": ["num_experts", "n_routed_experts", "num_local_experts"],
-    "hidden": ["hidden_size", "n_embd"],
-    "words": "vocab_size",
+_NUMBERS: Mapping[str, list[str]] = {
+    "heads": keys_of("heads"),
+    "groups": [*keys_of("kv_heads"), "heads"],
+    "d": [*keys_of("head_dim"), *(f"{key} // heads" for key in keys_of("hidden"))],
+    "inner": keys_of("inner"),
+    "expert_inner": keys_of("expert_inner"),
+    "experts": keys_of("experts"),
+    "hidden": keys_of("hidden"),
+    "words": keys_of("vocabulary"),
 }
 #: The expressions that a size may be. Several may be equal, as in a model with as many groups as heads: the first is
 #: taken.
@@ -28,8 +29,6 @@ _QUERIES = ("heads*d", "heads//groups*d")
 _KEYS = ("groups*d", "d")
 _OTHERS = ("inner", "expert_inner", "hidden", "words", "experts")
 _COUNTS = ("groups", "heads", *_OTHERS, "d")
-#: The parts that are of groups, where others are of heads.
-_OF_GROUPS = re.compile(r"(k|v|key|value)s?(_proj)?")
 _BLOCK, _EACH = re.compile(r"(\w+):\((\d+)\)"), re.compile(r"(\w+):(\d+)")
 _PERIOD = re.compile(r"\((\d+) \[([^\]]*)\]\)")
 _FACTOR = re.compile(r"(\w+)=(\d+)")
@@ -67,8 +66,7 @@ class _Names:
         if found & {"groups", "d"}:
             found.add("heads")
         made: dict[str, str | list[str]] = {}
-        for name, given in _NUMBERS.items():
-            choices = [given] if isinstance(given, str) else given
+        for name, choices in _NUMBERS.items():
             there = [one for one in choices if _value(Numbers({**_NUMBERS, name: one}, self._config), name) is not None]
             if name in found:
                 made[name] = there[0] if len(there) == 1 else there
@@ -100,7 +98,9 @@ class _Names:
         return f"({count} [{_EACH.sub(lambda part: f'{part[1]}:{self._part(part)}', found[2])}])"
 
     def _part(self, part: re.Match[str]) -> str | int:
-        first, then = (_KEYS, _QUERIES) if _OF_GROUPS.fullmatch(part[1]) else (_QUERIES, _KEYS)
+        weight = weight_named(part[1], elsewhere=True)
+        # Parts of keys and values are of groups, where others are of heads.
+        first, then = (_KEYS, _QUERIES) if weight is not None and weight.heads == "kv" else (_QUERIES, _KEYS)
         is_attention = re.fullmatch(r"q\w*|k\w*|v\w*", part[1]) is not None
         order = (*first, *then, *_OTHERS) if is_attention else (*_OTHERS, *first, *then)
         return self._name(int(part[2]), order)

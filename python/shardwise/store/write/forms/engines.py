@@ -11,6 +11,7 @@ from ....conversion.assembled import Wanted
 from ....errors import LayoutError
 from ....placing import Layouts, placing_of
 from ....rules.left_out import named
+from ....rules.names import Weight, merged_names, weights
 from ....rules.templates import parse_template
 from ....shared_tiling import SharedTiling
 from .rank_files import Ranks
@@ -22,20 +23,12 @@ _HEAD = "lm_head.weight"
 #: The texts in names of embeddings: `embed_tokens`, `word_embeddings`, `embed_in`, `wte`.
 _EMBEDDING = re.compile(r"embed|\bwte\b")
 #: Modules beside each other that the engines hold as one, whatever the model is.
-_FUSED = (
-    ("q_proj", "k_proj", "v_proj"),
-    ("query", "key", "value"),
-    ("gate_proj", "up_proj"),
-    ("to_q", "to_k", "to_v"),
-)
+_FUSED = tuple(merged.parts for merged in merged_names() if merged.always)
 _MODULE = re.compile(
     rf"(.*?)\b({'|'.join(name for names in _FUSED for name in names)})\.(weight|bias|weight_packed|qweight)$"
 )
 #: An expert that is a tensor of its own; the engines stack them.
 _EXPERT = re.compile(r"\bexperts\.\d+\.")
-#: Linear layers of GPT-2, which has them as (inputs, outputs) and the engines as (outputs, inputs), under one name;
-#: first those of which tensor parallelism cuts the outputs.
-_CONV1D = re.compile(r"\b(?:(c_attn|c_fc)|c_proj)\.weight$")
 _ADVICE = (
     "rules of the engine's own names make them, as vllm/llama or sglang/qwen3-moe do for their families (`shardwise "
     "rules` lists them); to='ranks' has files for ranks of any names"
@@ -56,12 +49,19 @@ def check_names(wanted: Sequence[Wanted], layouts: Layouts | None) -> None:
             f"parameter with others: {_ADVICE}"
         )
     for tensor in wanted:
-        linear = _CONV1D.search(tensor.name)
-        if linear is not None and len(tensor.shape) == 2 and _is_cut(tensor, 1 if linear[1] else 0):
+        # Linear layers of GPT-2 are stored as (inputs, outputs), and the engines have them as (outputs, inputs).
+        linear = _linear_of_gpt2(tensor.name)
+        if linear is not None and len(tensor.shape) == 2 and _is_cut(tensor, 1 if linear.cut == "rows" else 0):
             raise LayoutError(
                 f"the sharded loaders of vLLM and SGLang take {shown(tensor.name)} as (outputs, inputs), and the "
                 f"layouts cut it as (inputs, outputs), as Hugging Face has it: {_ADVICE}"
             )
+
+
+def _linear_of_gpt2(name: str) -> Weight | None:
+    """Return the role of a linear layer that is stored as (inputs, outputs)."""
+    last = name.removesuffix(".weight").rpartition(".")[2] if name.endswith(".weight") else ""
+    return next((one for one in weights() if one.in_out and last in one.names), None)
 
 
 def _is_cut(tensor: Wanted, dim: int) -> bool:

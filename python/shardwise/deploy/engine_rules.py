@@ -1,0 +1,272 @@
+"""The rules of inference engines for a model, by the names of Hugging Face's checkpoints, and what they fuse."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from .._arguments import instance, integer
+from .._text import shown
+from ..errors import LayoutError
+from ..mesh import DeviceMesh
+from ..packed import concat, part
+from ..rules.names import architecture_of, expert_names, keys_of, merged_names, module_words, shipped_table, stated
+from ..rules.wrapped import language_config
+from .deployment import Deployment
+from .experts import ExpertMap
+from .numbers import Number
+from .parameters import FusedParameter
+from .rule import DeploymentRule
+from .stages import Stages
+
+__all__ = ["SGLANG", "VLLM", "EngineModel", "Experts", "Placement", "World", "deployment_of", "model_of"]
+
+World = Sequence[Hashable] | DeviceMesh | None
+#: One map for all layers, or one for each layer by its number.
+Experts = ExpertMap | Sequence[ExpertMap]
+
+#: The beginning, before the names of a language model's own tensors, also within a model of text and images.
+_LANGUAGE = rf"^(?:(?:{'|'.join(module_words('language'))})\.)*"
+#: The facts about each engine, with its version, date and source.
+VLLM, SGLANG = (shipped_table("engines.toml")["engines"][name] for name in ("vllm", "sglang"))
+
+
+@dataclass(frozen=True)
+class EngineModel:
+    """The numbers of a model's configuration that the rules need."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int | None
+    experts: int
+    tied: bool
+    #: For multi-head latent attention, rows per head of queries, and of keys and values; `None` without it.
+    latent: tuple[int, int] | None
+    v_head_dim: int
+    #: Shared experts, and by what SGLang knows the model: its type, and its architecture, if that is known.
+    shared: int
+    kind: str
+    architecture: str | None
+
+    def shared_stacked(self, ep: int) -> bool:
+        """Tell if SGLang stacks shared experts after the routed ones, by default on CUDA."""
+        stacked, apart = SGLANG["shared_stacked"], SGLANG["shared_apart"]
+        if not self.experts or not self.shared or ep > 1 or self.architecture in apart:
+            return False
+        if self.architecture not in stacked:
+            what = "names no architecture" if self.architecture is None else f"is of a {self.architecture}"
+            raise LayoutError(
+                f"config has shared experts and {what}; whether SGLang stacks these after the routed ones is known of "
+                f"{', '.join([*stacked, *apart])}: give fuse_shared_experts=True or False"
+            )
+        counts = {"routed": self.experts, "shared": self.shared}
+        return all(counts[name] == count for name, count in stacked[self.architecture].items())
+
+    def check_heads(self, tp: int) -> None:
+        """Refuse numbers of heads that so many devices neither divide nor repeat.
+
+        Raises:
+            LayoutError: if they do not.
+        """
+        kv = self.heads if self.latent is not None else self.kv_heads
+        for name, heads in (("num_attention_heads", self.heads), ("num_key_value_heads", kv)):
+            if heads % tp and (name == "num_attention_heads" or tp % heads):
+                raise LayoutError(f"{name} is {heads}, and {tp} devices neither divide it nor are a multiple of it")
+
+
+def model_of(config: Any) -> EngineModel:
+    """Read the numbers of a model's configuration, or of its part for text.
+
+    Raises:
+        LayoutError: if a number is missing or below 0.
+        TypeError: if it is no mapping, or a number is no integer.
+    """
+    instance("config", config, Mapping)  # type: ignore[type-abstract]
+    named = config.get("architectures")
+    config = language_config(config)
+    kind = str(config.get("model_type", ""))
+
+    def number(size: str, default: int | None = None) -> int:
+        found = stated(config, size)
+        if found is not None:
+            value = integer(f"config[{found[0]!r}]", found[1])
+            if value < 0:
+                raise LayoutError(f"config[{found[0]!r}] is {value}; it must be 0 or more")
+            return value
+        if default is None:
+            raise LayoutError(f"config has no {' or '.join(keys_of(size))}")
+        return default
+
+    heads = number("heads")
+    if not heads:
+        key, _ = stated(config, "heads") or ("", 0)
+        raise LayoutError(f"config[{key!r}] is 0; it must be at least 1")
+    is_latent = stated(config, "kv_rank") is not None
+    dim = number("head_dim", default=number("hidden") // heads) if not is_latent else 0
+    nope, v_dim = (number("nope_head_dim"), number("v_head_dim")) if is_latent else (0, dim)
+    return EngineModel(
+        layers=number("layers"),
+        heads=heads,
+        kv_heads=number("kv_heads", default=heads) or heads,
+        head_dim=dim,
+        vocab=number("vocabulary") if any(key in config for key in keys_of("vocabulary")) else None,
+        experts=number("experts", default=0),
+        tied=bool(config.get("tie_word_embeddings", False)),
+        latent=(nope + number("rope_head_dim"), nope + v_dim) if is_latent else None,
+        v_head_dim=v_dim,
+        shared=number("shared_experts", default=0) or number("shared_inner", default=0),
+        kind=kind,
+        architecture=str(named[0]) if isinstance(named, Sequence) and named else architecture_of(kind),
+    )
+
+
+class Placement(NamedTuple):
+    """The devices of a model in an engine, and where engines differ.
+
+    Attributes:
+        engine: The engine, as `engines.toml` has it.
+        meshes: The meshes `"attention"` and `"experts"`, and another one if `outer` names it.
+        stages: The layers of each stage.
+        world: The labels of the devices.
+        experts: The places of experts; `None` if all devices hold all of them, with their features cut.
+        pads: The numbers to multiples of which the rows of the embedding and of the output layer are padded.
+        outer: The mesh of the output layer and of dense MLPs.
+        shared_stacked: Whether shared experts are stacked after the routed ones.
+        tied_head: Whether the last stage has an output layer of its own although it is tied.
+    """
+
+    engine: Mapping[str, Any]
+    meshes: dict[str, DeviceMesh]
+    stages: Stages
+    world: World
+    experts: Experts | None
+    pads: tuple[int, int]
+    outer: str = "attention"
+    shared_stacked: bool = False
+    tied_head: bool = False
+
+
+def deployment_of(model: EngineModel, placed: Placement) -> Deployment:
+    """Make the deployment of a model in an engine: rules over its meshes, and the parameters that it fuses.
+
+    Raises:
+        LayoutError: if the stages or the experts are not those of the meshes.
+    """
+    meshes, stages = placed.meshes, placed.stages
+    if stages.pp != meshes["attention"].axis_size("pp"):
+        raise LayoutError(f"stages has {stages.pp} stages, which is not pp")
+    numbers: dict[str, Number] = {"stage": stages.stage}
+    here = {"pp": "stage[i]"}
+    layer = rf"{_LANGUAGE}layers\.{{i}}\."
+    attention = rf"{layer}self_attn\."
+    heads = concat(part((model.heads, model.latent[0] if model.latent else model.head_dim), axes="tp"))
+    kv_heads = (
+        concat(part((model.kv_heads, model.head_dim), axes="tp", at_most=model.kv_heads)) if not model.latent else None
+    )
+
+    def rule(axes: Sequence[Any], mesh: str = "attention", at: Any = here) -> DeploymentRule:
+        return DeploymentRule(axes, mesh, at)
+
+    def vocabulary(pad: int) -> Any:
+        return concat(part((None,), axes="tp", pad_to=pad))
+
+    ends = sorted({stages.first, stages.last}) if model.tied else [stages.first]
+    rules = {
+        rf"{_LANGUAGE}embed_tokens\.weight$": rule((vocabulary(placed.pads[0]), None), at={"pp": ends}),
+        rf"{_LANGUAGE}lm_head\.weight$": rule((vocabulary(placed.pads[1]), None), placed.outer, {"pp": stages.last}),
+        rf"{_LANGUAGE}norm\.weight$": rule((None,), at={"pp": stages.last}),
+        rf"{layer}(?:\w+_)?(?:layernorm|norm)\.weight$": rule((None,)),
+        rf"{attention}[\w]*norm\.weight$": rule((None,)),
+        rf"{attention}o_proj\.weight$": rule((None, "tp")),
+        rf"{attention}o_proj\.bias$": rule((None,)),
+        rf"{attention}q_proj\.weight$": rule((heads, None)),
+    }
+    if model.latent is not None:
+        both = concat(part((model.heads, model.latent[1]), axes="tp"))
+        rules |= {
+            rf"{attention}(?:q_a_proj|kv_a_proj_with_mqa)\.weight$": rule((None, None)),
+            rf"{attention}q_b_proj\.weight$": rule((heads, None)),
+            rf"{attention}kv_b_proj\.weight$": rule((both, None)),
+        }
+    else:
+        rules |= {
+            rf"{attention}q_proj\.bias$": rule((heads,)),
+            rf"{attention}[kv]_proj\.weight$": rule((kv_heads, None)),
+            rf"{attention}[kv]_proj\.bias$": rule((kv_heads,)),
+        }
+    for mlp in (r"mlp\.", r"(?:mlp|block_sparse_moe)\.shared_experts?\."):
+        rules[rf"{layer}{mlp}(?:gate|up)_proj\.weight$"] = rule(("tp", None), placed.outer)
+        rules[rf"{layer}{mlp}down_proj\.weight$"] = rule((None, "tp"), placed.outer)
+    rules |= {
+        rf"{layer}(?:mlp|block_sparse_moe)\.(?:gate|shared_expert_gate)\.weight$": rule((None, None)),
+        rf"{layer}(?:mlp|block_sparse_moe)\.gate\.e_score_correction_bias$": rule((None,)),
+    }
+    fused = _fused_projections(placed)
+    if placed.tied_head:
+        fused += [
+            FusedParameter(f"{start}lm_head.weight", (f"{start}model.embed_tokens.weight",), at={"pp": stages.last})
+            for start in ("", "{rest*}.")
+        ]
+    if model.experts:
+        at, slots = _expert_places(model, placed.experts, meshes["experts"], numbers, here)
+        features = "moe_tp" if "moe_tp" in meshes["experts"].axis_names else None
+        for group, (gate, up, down) in expert_names():
+            start = rf"{layer}{group}\.experts\.{{e}}\."
+            rules[rf"{start}(?:{gate}|{up})\.weight$"] = rule((features, None), "experts", at)
+            rules[rf"{start}{down}\.weight$"] = rule((None, features), "experts", at)
+            name = f"{{rest*}}.layers.{{i}}.{group}"
+            for stack, kinds in (("w13_weight", (gate, up)), ("w2_weight", (down,))):
+                parts = tuple(f"{name}.experts.{{e}}.{x}.weight" for x in kinds)
+                after = tuple(f"{name}.shared_experts.{x}.weight" for x in kinds) if placed.shared_stacked else ()
+                fused.append(FusedParameter(f"{name}.{placed.engine['experts']}.{stack}", parts, "e", slots, after))
+    size = meshes["attention"].size
+    made = Deployment(
+        size if placed.world is None else placed.world,
+        meshes,
+        rules,
+        numbers=numbers,
+        parameters=fused,
+        replicated=["dp"],
+    )
+    made._models = (model.kind,) if model.kind else ()
+    return made
+
+
+def _fused_projections(placed: Placement) -> list[FusedParameter]:
+    """The parameters of attention and of dense MLPs."""
+    attention = "{rest*}.self_attn."
+    (heads,) = (one.parts for one in merged_names() if one.parts[0] == "q_proj")
+    (halves,) = (one.parts for one in merged_names() if one.parts[0] == "gate_proj")
+    downs = tuple(f"{attention}{x}.weight" for x in ("q_a_proj", "kv_a_proj_with_mqa"))
+    found = [
+        FusedParameter(f"{attention}qkv_proj.{{kind}}", tuple(f"{attention}{x}.{{kind}}" for x in heads)),
+        FusedParameter(f"{attention}{placed.engine['latent']}.weight", downs),
+    ]
+    for mlp in ("mlp", "shared_expert", *(() if placed.shared_stacked else ("shared_experts",))):
+        parts = tuple(f"{{rest*}}.{mlp}.{x}.weight" for x in halves)
+        found.append(FusedParameter(f"{{rest*}}.{mlp}.gate_up_proj.weight", parts))
+    return found
+
+
+def _expert_places(
+    model: EngineModel, experts: Experts | None, mesh: DeviceMesh, numbers: dict[str, Number], here: dict[str, str]
+) -> tuple[dict[str, str], str | None]:
+    """Return the coordinates of experts, and the order in which a device stacks them; their lists go into `numbers`."""
+    if experts is None:
+        return here, None
+    maps = [experts] if isinstance(experts, ExpertMap) else list(experts)
+    ep = mesh.axis_size("ep")
+    for each in maps:
+        if not isinstance(each, ExpertMap) or each.ep != ep or each.num_experts != model.experts:
+            raise LayoutError(f"experts must be of {model.experts} experts on {ep} ranks, got {shown(each)}")
+    if not isinstance(experts, ExpertMap) and len(maps) != model.layers:
+        raise LayoutError(f"experts has maps for {len(maps)} layers; the model has {model.layers}")
+    numbers["where"] = tuple(places for each in maps for places in each.where)
+    numbers["slots"] = tuple(row for each in maps for row in each.slots)
+    if isinstance(experts, ExpertMap):
+        return {**here, "ep": "where[e]"}, "slots[ep]"
+    numbers["experts"] = model.experts
+    return {**here, "ep": "where[i * experts + e]"}, f"slots[i * {ep} + ep]"
