@@ -177,17 +177,6 @@ def test_archives_of_numpy_and_nemo(tmp_path: Path) -> None:
     same_tensors(tmp_path / "out" / "model_weights.ckpt", FULL)
 
 
-def test_files_of_flax(tmp_path: Path) -> None:
-    flax = pytest.importorskip("flax")
-    nested = {"params": {"dense": {"kernel": FULL["norm.weight"]}}}
-    (tmp_path / "a.msgpack").write_bytes(flax.serialization.msgpack_serialize(nested))
-    with pytest.raises(sw.ParseError, match=r"flax\.traverse_util\.flatten_dict"):
-        sw.open_checkpoint(tmp_path / "a.msgpack")
-    read = flax.serialization.msgpack_restore((tmp_path / "a.msgpack").read_bytes())
-    sw.save_checkpoint(tmp_path / "a.safetensors", flax.traverse_util.flatten_dict(read, sep="."))
-    same_tensors(tmp_path / "a.safetensors", {"params.dense.kernel": FULL["norm.weight"]})
-
-
 def test_tensors_and_programs_of_pytorch(tmp_path: Path) -> None:
     """Two elements to a byte, whose view as bytes is read, and does not close the others; and TorchScript."""
     packed = np.arange(6, dtype=np.uint8)

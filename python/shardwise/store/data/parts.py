@@ -45,9 +45,9 @@ ENGINE_FILE = r"model-(?:rank-\d+|pp-\d+-tp-\d+)-part-\d+\.safetensors"
 MARK = "shardwise.part"
 _NUMBERED = re.compile(r"(.*?)(\d{5,18})-of-(\d{5,18})(\.[a-z.]+)")
 #: Names of files that hold what one process has, or some of the groups of Keras.
-_ONE_OF_MANY = re.compile(
-    r"shard-\d+-model-\d+-of-\d+\.safetensors|.*_world_size_(?!1_)\d+_rank_\d+\.pt|.*_\d{5}\.weights\.h5"
-)
+_ONE_OF_MANY = re.compile(r"shard-\d+-model-\d+-of-\d+\.safetensors|.*_\d{5}\.weights\.h5")
+#: Names of files of trainers' ranks, whose tensors may be DTensors, which are not read one by one.
+_OF_A_RANK = re.compile(r".*_world_size_(?!1_)\d+_rank_\d+\.pt")
 #: Names of files of ranks that do not say of what they are a part, such as Meta's; and of Megatron's folders.
 _BARE_RANK = re.compile(
     r"(?P<start>(?:.*[._-])?(?:consolidated\.|(?:rank|part|shard|tp|mp)[._-]?))(?P<rank>\d{1,6})"
@@ -99,6 +99,8 @@ def check_whole(path: Location, texts: Mapping[str, str] | None = None) -> None:
         ParseError: if it is; says how many files there are, as far as that is known.
     """
     match = _NUMBERED.fullmatch(path.name)
+    if _OF_A_RANK.fullmatch(path.name):
+        raise ParseError(f"{path}: is what one of several ranks has, by its name; open the folder that has them all")
     if _ONE_OF_MANY.fullmatch(path.name):
         raise ParseError(f"{path}: is one of several files of a checkpoint, by its name; {_ALONE}")
     for one, pattern in ((path, _BARE_RANK), (path.parent, _RANK_FOLDER)):

@@ -112,6 +112,14 @@ def _file(*suffixes: str, magic: bytes = b"") -> Callable[[Target], object]:
 #: A file of `HuggingFaceStorageWriter`.
 _SHARD = r"shard-\d+-model-\d+-of-\d+\.safetensors"
 _STEP = r"(?:[A-Za-z][A-Za-z0-9]*_)?\d+"
+#: A file of the data of a checkpoint of TensorFlow, or a SavedModel.
+_TENSORFLOW = r".*\.data-\d+-of-\d+|saved_model\.pb"
+_BY_TENSORFLOW = (
+    "is a checkpoint of TensorFlow; after reader = tf.train.load_checkpoint(PREFIX), save_checkpoint(PATH, {name: "
+    "reader.get_tensor(name) for name in reader.get_variable_to_shape_map() if name != "
+    "'_CHECKPOINTABLE_OBJECT_GRAPH'}) makes a checkpoint of it; PREFIX is what its files begin with, in a SavedModel "
+    "variables/variables"
+)
 
 #: The formats, in the order in which they are tried.
 FORMS: list[Form] = [
@@ -127,8 +135,8 @@ FORMS: list[Form] = [
     Form(
         "dcp (without collectives)",
         _matching(r"__\d+\.metadata"),
-        refusal="has one metadata file per rank, as written with use_collectives=False, and no common one; load and "
-        "save it once with torch.distributed.checkpoint",
+        refusal="has one metadata file per rank, as written with use_collectives=False, and no common one; load it "
+        "with torch.distributed.checkpoint by as many ranks, and save it once without use_collectives=False",
     ),
     Form(
         "dcp (unfinished)",
@@ -211,7 +219,8 @@ FORMS: list[Form] = [
         "gguf",
         _file(magic=b"GGUF"),
         refusal="is a GGUF file, as used by llama.cpp, whose blocks of weights are not read; open the model that it "
-        "was made from, or what transformers saves after from_pretrained(FOLDER, gguf_file=NAME), which is dequantized",
+        "was made from, or what save_pretrained of transformers writes after from_pretrained(FOLDER, gguf_file=NAME, "
+        "quantization_config=GgufConfig(dequantize=True))",
     ),
     Form(
         "flax",
@@ -222,23 +231,24 @@ FORMS: list[Form] = [
     Form(
         "easylm",
         lambda target: re.match(r"streaming_(?:params|train_state)", target.path.name),
-        refusal="is a stream of EasyLM's; load it with its StreamingCheckpointer.load_checkpoint, and give the arrays, "
-        "by names with dots, to save_checkpoint",
+        refusal="is a stream of EasyLM's; save_checkpoint(PATH, {'.'.join(key): flax.serialization.from_bytes(None, "
+        "value) for key, value in msgpack.Unpacker(open(FILE, 'rb'), max_buffer_size=0)}) makes a checkpoint of it",
     ),
     Form(
         "tensorflow",
         lambda target: (
-            target.matching(r".*\.data-\d+-of-\d+|saved_model\.pb")
-            or re.fullmatch(r".*\.data-\d+-of-\d+", target.path.name)
+            target.matching(_TENSORFLOW)
+            or (not target.is_folder and re.fullmatch(_TENSORFLOW, target.path.name))
+            or (target.path.name.endswith(".index") and _is_prefix(target.path.with_name(target.path.name[:-6])))
         ),
-        refusal="is a checkpoint of TensorFlow; read its arrays with reader = tf.train.load_checkpoint(PATH) and "
-        "reader.get_tensor(NAME), and give them to save_checkpoint",
+        refusal=_BY_TENSORFLOW,
     ),
     Form(
         "paddle",
         lambda target: target.matching(r".*\.pdparams") or target.path.name.endswith(".pdparams"),
-        refusal="is a checkpoint of PaddlePaddle; read its arrays with paddle.load(FILE, return_numpy=True), and give "
-        "them to save_checkpoint",
+        refusal="is a checkpoint of PaddlePaddle; save_checkpoint(PATH, paddle.load(FILE, return_numpy=True)) makes a "
+        "checkpoint of it, if the values are arrays; bfloat16 comes as uint16, which array.view(ml_dtypes.bfloat16) "
+        "undoes",
     ),
     Form("torch", lambda target: list(bare_ranks(target.names).values()) == ["consolidated.00.pth"], "torch.plain"),
     Form(
@@ -263,6 +273,12 @@ FORMS: list[Form] = [
         refusal="was to be consolidated by PyTorch, but was not; the shards in its folder sharded can be opened",
     ),
 ]
+
+
+def _is_prefix(path: Location) -> bool:
+    """Return whether a path is what the files of a checkpoint of TensorFlow begin with."""
+    data = re.compile(re.escape(path.name) + r"\.data-\d+-of-\d+")
+    return any(data.fullmatch(name) for name, _ in entries_of(path.parent))
 
 
 def _is_universal(target: Target) -> bool:
@@ -371,6 +387,8 @@ def known_form(given: Location) -> _Known:
         try:
             given.stat()
         except FileNotFoundError as error:
+            if given.with_name(f"{given.name}.index").exists() and _is_prefix(given):
+                raise UnsupportedError(f"{given}: {_BY_TENSORFLOW}") from None
             if isinstance(error.filename, str) and (hint := hub_hint(error.filename)):
                 raise FileNotFoundError(error.errno, f"{error.strerror}{hint}", error.filename) from None
             raise

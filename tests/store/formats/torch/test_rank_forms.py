@@ -229,7 +229,9 @@ def test_folders_that_are_not_of_all_ranks(tmp_path: Path) -> None:
     with pytest.raises(sw.ParseError, match="several kinds or world sizes"):
         sw.open_checkpoint(path)
     path = ranks(tmp_path, pair())
-    with pytest.raises(sw.ParseError, match="is one of several files of a checkpoint, by its name; open the folder"):
+    with pytest.raises(
+        sw.ParseError, match="is what one of several ranks has, by its name; open the folder that has them all"
+    ):
         sw.open_checkpoint(path / "model_world_size_2_rank_1.pt")
 
 

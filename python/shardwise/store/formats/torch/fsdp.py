@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from functools import lru_cache, partial
 from itertools import product
 from typing import Any, NamedTuple
@@ -27,13 +26,12 @@ from ...tensors.checkpoint import Besides, StoredCheckpoint, StoredObject
 from ...tensors.coverage import tile
 from ...tensors.stored import ListedPieces, StoredPiece, StoredTensor, UnsupportedError
 from .pickles import Record, dtype_of_global, sizes_of, state_of
-from .tensors import Container, SavedTensor, sums_of, value_object
+from .tensors import SAVE_AGAIN, Container, SavedTensor, sums_of, value_object
 
 __all__ = ["open_form"]
 
 _NAME = re.compile(r"(.*)model_world_size_(\d+)_rank_(\d+)\.pt")
 _MAX_RANKS = 1_000_000
-_SAVE = "load it in its trainer, and save it once with FULL_STATE_DICT, or with SHARDED_STATE_DICT and a device mesh"
 
 
 class _Sharding(NamedTuple):
@@ -84,11 +82,11 @@ def open_form(path: Location, *, padded: bool = False) -> StoredCheckpoint:
         for name in names:
             file = open_next(path / name)
             container = Container(file)
-            for key, value in _values(container):
+            for key, value in container.values():
                 if key.rpartition(".")[2] in ("_flat_param", "flat_param"):
                     raise ParseError(
                         f"{file.path}: {shown(key)} is a flat parameter of FSDP1, which does not describe the "
-                        f"tensors in it; {_SAVE}"
+                        f"tensors in it; {SAVE_AGAIN}"
                     )
                 try:
                     is_tensor = _gather(
@@ -123,19 +121,6 @@ def open_form(path: Location, *, padded: bool = False) -> StoredCheckpoint:
             sums=partial(sums_of, files),
         ),
     )
-
-
-def _values(container: Container) -> Iterator[tuple[str, Any]]:
-    """Read the values of a rank's file; ShardedTensors of FSDP1 are pickled as calls of what other calls give."""
-    try:
-        yield from container.values()
-    except ParseError as error:
-        if "calls something that is not a global" not in str(error):
-            raise
-        raise UnsupportedError(
-            f"{container.file.path}: holds what cannot be read without running it, such as a ShardedTensor of FSDP1 "
-            f"({str(error).rpartition(': ')[2]}); {_SAVE}"
-        ) from None
 
 
 def _files(path: Location) -> list[str]:

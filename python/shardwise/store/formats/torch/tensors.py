@@ -28,11 +28,16 @@ from .pickles import (
     sizes_of,
 )
 
-__all__ = ["Container", "SavedTensor", "flatten", "sums_of"]
+__all__ = ["SAVE_AGAIN", "Container", "SavedTensor", "flatten", "sums_of"]
 
 # The pickle of a state dict takes about 200 bytes per tensor.
 _MAX_PICKLE = 1 << 30
 _MAX_DEPTH = 100
+#: Advice for what FSDP1 saves otherwise.
+SAVE_AGAIN = (
+    "load it in its trainer, and save it once with FULL_STATE_DICT, with SHARDED_STATE_DICT and a device mesh, or with "
+    "SHARDED_STATE_DICT by torch.distributed.checkpoint"
+)
 #: The most parts of a key that are written in a name.
 _MOST_KEYS = 16
 #: A view may have more bytes than its storage: so many anyway, or so many times as many.
@@ -92,6 +97,10 @@ class Container:
                     f"{file.path}: is an archive of numpy.savez; save_checkpoint(PATH, dict(numpy.load(FILE))) makes a "
                     "checkpoint of it"
                 )
+            if any(name.endswith("/archive_format") for name in self.archive.members):
+                raise ParseError(
+                    f"{file.path}: is an exported program (torch.export); save its state_dict with torch.save"
+                )
             raise ParseError(f"{file.path}: a zip container without data.pkl, which torch.save writes first")
         self._root = found[0].removesuffix("data.pkl")
         order = self.archive.members.get(f"{self._root}byteorder")
@@ -109,7 +118,16 @@ class Container:
     def values(self) -> Iterator[tuple[str, Any]]:
         """Read what was saved; give its values with their names, objects of any class as inert records."""
         size = self.archive.members[f"{self._root}data.pkl"].size
-        return flatten(self.read_objects(), self.file.path, size)
+        try:
+            read = self.read_objects()
+        except ParseError as error:  # A ShardedTensor of FSDP1 is pickled as a call of what another call gives.
+            if "calls something that is not a global" not in str(error):
+                raise
+            raise UnsupportedError(
+                f"{self.file.path}: holds what cannot be read without running it, such as a ShardedTensor of FSDP1 "
+                f"({str(error).rpartition(': ')[2]}); {SAVE_AGAIN}"
+            ) from None
+        return flatten(read, self.file.path, size)
 
     def _pickle(self) -> bytes:
         return self.archive.read(self.archive.members[f"{self._root}data.pkl"], _MAX_PICKLE)
