@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import pickle
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 import shardwise as sw
 from shardwise import DeviceMesh, LayoutError, LayoutMap, MeshError, TensorLayout, plan_model
-from shardwise.deploy import Deployment, DeploymentRule, ExpertMap, FusedParameter, Repeat, Stages
+from shardwise.deploy import Deployment, DeploymentRule, ExpertMap, FusedParameter, Repeat, Stages, vllm
 
 DENSE = DeviceMesh((2, 2, 2), ("pp", "dp", "tp"))
 EXPERT = DeviceMesh((2, 4), ("pp", "ep"))
@@ -288,9 +289,22 @@ class TestParameters:
         with pytest.raises(LayoutError, match="has a choice"):
             FusedParameter("qk.{i}", ("{q,k}.{i}",))
 
-    def test_without_all_parts_they_stay_what_they_are(self) -> None:
+    def test_without_all_parts_it_is_refused(self) -> None:
         one = Deployment(1, DeviceMesh((1,), ("x",)), {".": (None,)}, parameters=[FusedParameter("qk", ("q", "k"))])
-        assert [each.name for each in one.parameters_of("cpu:0", {"q": (2,), "o": (2,)})] == ["q", "o"]
+        with pytest.raises(LayoutError, match="'cpu:0' holds 'q' in 'qk', with 'k', which is not among the tensors"):
+            one.parameters_of("cpu:0", {"q": (2,), "o": (2,)})
+        assert [each.name for each in one.parameters_of("cpu:0", {"o": (2,)})] == ["o"]
+
+    def test_copies_are_for_the_same_models(self) -> None:
+        """A copy that had forgotten them would plan quantized weights that nothing states."""
+        config = {"model_type": "llama", "num_attention_heads": 4, "hidden_size": 8, "num_hidden_layers": 1}
+        one = vllm(config, tp=2)
+        for made in (pickle.loads(pickle.dumps(one)), copy.copy(one), copy.deepcopy(one)):
+            assert made == one
+            assert made.models == one.models == ("llama",)
+        rules = LayoutMap.from_toml("hf/llama", DeviceMesh((2,), ("tp",)), config=config)
+        for copied in (pickle.loads(pickle.dumps(rules)), copy.copy(rules), copy.deepcopy(rules)):
+            assert copied.models == rules.models == ("llama",)
 
 
 class TestStages:

@@ -22,6 +22,8 @@ from shardwise.deploy import (
     vllm,
 )
 
+from ..checks import refused
+
 #: Layers of each stage by `get_pp_indices` of vLLM 0.33.0 and of SGLang 0.5.23, executed.
 PIPELINES = [
     (8, 3, [3, 3, 2], [2, 3, 3]),
@@ -229,8 +231,11 @@ class TestSharedExperts:
         glm = config(1, model_type="glm4_moe", n_routed_experts=4, n_shared_experts=1)
         apart = sglang(glm, fuse_shared_experts=False)
         assert len(parameters(apart, "cpu:0", expert_tensors(4, shared=True))) == 4
-        # Layers without all of them are left as they are.
-        assert len(parameters(sglang(glm), "cpu:0", expert_tensors(4))) == 12
+        with refused(
+            LayoutError,
+            "'model.layers.0.mlp.experts.w13_weight', with 'model.layers.0.mlp.shared_experts.gate_proj.weight', which",
+        ):
+            parameters(sglang(glm), "cpu:0", expert_tensors(4))
         with pytest.raises(LayoutError, match="fuse_shared_experts is True, but ep is 2"):
             sglang(glm, tp=2, ep=2, fuse_shared_experts=True)
 
@@ -248,6 +253,57 @@ class TestSharedExperts:
                 one = sglang(unknown, fuse_shared_experts=given)
                 assert len(parameters(one, "cpu:0", expert_tensors(4, shared=True))) == count
             assert sglang(unknown, tp=2, ep=2) == sglang(unknown, tp=2, ep=2, fuse_shared_experts=False)
+
+
+class TestPartsOfParameters:
+    """Half of a parameter is no parameter of an engine, whose loaders `--to vllm` writes for: it is refused alike."""
+
+    @pytest.mark.parametrize("made", [vllm, sglang])
+    @pytest.mark.parametrize(
+        ("given", "parameter", "missing"),
+        [
+            ("self_attn.q_proj.weight", "self_attn.qkv_proj.weight", "self_attn.k_proj.weight"),
+            ("self_attn.k_proj.bias", "self_attn.qkv_proj.bias", "self_attn.q_proj.bias"),
+            ("mlp.gate_proj.weight", "mlp.gate_up_proj.weight", "mlp.up_proj.weight"),
+            ("mlp.up_proj.weight", "mlp.gate_up_proj.weight", "mlp.gate_proj.weight"),
+            ("mlp.experts.2.up_proj.weight", "w13_weight", "mlp.experts.2.gate_proj.weight"),
+        ],
+    )
+    def test_half_of_it_is_refused(self, made: Any, given: str, parameter: str, missing: str) -> None:
+        one = made(config(1, num_experts=4), tp=2)
+        name, others = f"model.layers.0.{given}", {"model.layers.0.input_layernorm.weight": (16,)}
+        shape = (16,) if given.endswith("bias") else (16, 16)
+        said = (f"'cpu:1' holds {name!r} in ", f"{parameter}', with 'model.layers.0.{missing}', which is not among")
+        with refused(LayoutError, *said):
+            one.parameters_of("cpu:1", {**others, name: shape})
+        # As it says: none of them, or all.
+        assert list(parameters(one, "cpu:1", others)) == list(others)
+        if parameter == "mlp.gate_up_proj.weight":
+            both = {f"model.layers.0.{name}": shape for name in (given, missing)}
+            assert list(parameters(one, "cpu:1", both)) == [f"model.layers.0.{parameter}"]
+
+    @pytest.mark.parametrize("sizes", [{"tp": 2}, {"tp": 2, "expert_parallel": True}])
+    def test_a_stack_of_some_experts_is_refused(self, sizes: dict[str, Any]) -> None:
+        one = vllm(config(1, num_experts=4), **sizes)
+        for experts, said in (((0, 2, 3), "has 1 on 'cpu:0'"), ((0, 1, 2, 3, 4), "none at 4|has no 4")):
+            names = [f"model.layers.0.mlp.experts.{e}.down_proj.weight" for e in experts]
+            with pytest.raises(LayoutError, match=said):
+                one.parameters_of("cpu:0", dict.fromkeys(names, (16, 8)))
+        (w2,) = one.parameters_of("cpu:0", {name: (16, 8) for name in expert_tensors(4) if "down" in name})
+        assert w2.shape == ((2, 16, 8) if "expert_parallel" in sizes else (4, 16, 4))
+
+    def test_latent_attention_has_its_queries_alone(self) -> None:
+        """DeepSeek-V2-Lite: `q_lora_rank` is null, so vLLM has `q_proj` and `kv_a_proj_with_mqa` as they are."""
+        latent = {"kv_lora_rank": 4, "qk_nope_head_dim": 6, "qk_rope_head_dim": 2, "v_head_dim": 10}
+        start = "model.layers.0.self_attn."
+        shapes = {f"{start}q_proj.weight": (64, 16), f"{start}kv_a_proj_with_mqa.weight": (6, 16)}
+        for made in (vllm, sglang):
+            assert list(parameters(made(config(1, q_lora_rank=None, **latent)), "cpu:0", shapes)) == list(shapes)
+        down = {f"{start}{name}.weight": (rows, 16) for name, rows in (("q_a_proj", 12), ("kv_a_proj_with_mqa", 6))}
+        one = vllm(config(1, q_lora_rank=12, **latent))
+        assert list(parameters(one, "cpu:0", down)) == [f"{start}fused_qkv_a_proj.weight"]
+        with refused(LayoutError, "'cpu:0' holds", "with 'model.layers.0.self_attn.q_a_proj.weight'"):
+            one.parameters_of("cpu:0", {f"{start}kv_a_proj_with_mqa.weight": (6, 16)})
 
 
 class TestRanksWithoutExperts:

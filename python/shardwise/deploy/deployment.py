@@ -168,6 +168,7 @@ class Deployment(Drawn):
         self._parameters = tuple(parameters)
         check_items("parameters", self._parameters, FusedParameter)
         self._replicated = checked_axes("replicated", replicated)
+        #: The types of the models that the rules are for.
         self._models: tuple[str, ...] = ()
         #: Notes on the file that it was made from: what looks wrong.
         self._notes: tuple[str, ...] = ()
@@ -663,10 +664,9 @@ class Deployment(Drawn):
 
         Raises:
             MeshError: if the world has no such device.
-            LayoutError: as `partition`; if tensors of one parameter do not fit together.
+            LayoutError: as `partition`; if tensors of one parameter do not fit together, or some of them are missing.
 
-        A tensor that is in none of `parameters` is a parameter of its own; so are those of a parameter of which some
-        are missing among the tensors.
+        A tensor that is in none of `parameters` is a parameter of its own.
 
         >>> from shardwise import DeviceMesh
         >>> fused = FusedParameter("qkv", ("q", "k", "v"))
@@ -739,17 +739,19 @@ class Deployment(Drawn):
         return f"Deployment({', '.join([repr(world), repr(self._meshes), repr(self._rules), *more])})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        arguments = self._world, self._meshes, self._rules, self._numbers, self._default, self._parameters
-        return _restored, (*arguments, self._match, self._replicated)
+        given: dict[str, Any] = {
+            "numbers": self._numbers, "default": self._default, "parameters": self._parameters
+        }  # fmt: skip
+        given |= {"match": self._match, "replicated": self._replicated}
+        return _restored, (self._world, self._meshes, self._rules, given, self._models, self._notes)
 
 
 def _restored(
-    world: Any, meshes: Any, rules: Any, numbers: Any, default: Any, parameters: Any, match: Any, replicated: Any
+    world: Any, meshes: Any, rules: Any, given: dict[str, Any], models: tuple[str, ...], notes: tuple[str, ...]
 ) -> Deployment:
-    return Deployment(
-        world, meshes, rules, numbers=numbers, default=default, parameters=parameters, match=match,
-        replicated=replicated,
-    )  # fmt: skip
+    made = Deployment(world, meshes, rules, **given)
+    made._models, made._notes = models, notes
+    return made
 
 
 def shapes_of(tensors: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

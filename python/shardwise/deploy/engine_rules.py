@@ -45,6 +45,8 @@ class EngineModel:
     tied: bool
     #: For multi-head latent attention, rows per head of queries, and of keys and values; `None` without it.
     latent: tuple[int, int] | None
+    #: True if the queries of latent attention are projected down first.
+    latent_queries: bool
     v_head_dim: int
     #: Shared experts, and by what SGLang knows the model: its type, and its architecture, if that is known.
     shared: int
@@ -116,6 +118,7 @@ def model_of(config: Any) -> EngineModel:
         experts=number("experts", default=0),
         tied=bool(config.get("tie_word_embeddings", False)),
         latent=(nope + number("rope_head_dim"), nope + v_dim) if is_latent else None,
+        latent_queries=stated(config, "q_rank") is not None,
         v_head_dim=v_dim,
         shared=number("shared_experts", default=0) or number("shared_inner", default=0),
         kind=kind,
@@ -204,7 +207,7 @@ def deployment_of(model: EngineModel, placed: Placement) -> Deployment:
         rf"{layer}(?:mlp|block_sparse_moe)\.(?:gate|shared_expert_gate)\.weight$": rule((None, None)),
         rf"{layer}(?:mlp|block_sparse_moe)\.gate\.e_score_correction_bias$": rule((None,)),
     }
-    fused = _fused_projections(placed)
+    fused = _fused_projections(model, placed)
     if placed.tied_head:
         fused += [
             FusedParameter(f"{start}lm_head.weight", (f"{start}model.embed_tokens.weight",), at={"pp": stages.last})
@@ -235,16 +238,17 @@ def deployment_of(model: EngineModel, placed: Placement) -> Deployment:
     return made
 
 
-def _fused_projections(placed: Placement) -> list[FusedParameter]:
+def _fused_projections(model: EngineModel, placed: Placement) -> list[FusedParameter]:
     """The parameters of attention and of dense MLPs."""
     attention = "{rest*}.self_attn."
     (heads,) = (one.parts for one in merged_names() if one.parts[0] == "q_proj")
     (halves,) = (one.parts for one in merged_names() if one.parts[0] == "gate_proj")
     downs = tuple(f"{attention}{x}.weight" for x in ("q_a_proj", "kv_a_proj_with_mqa"))
-    found = [
-        FusedParameter(f"{attention}qkv_proj.{{kind}}", tuple(f"{attention}{x}.{{kind}}" for x in heads)),
-        FusedParameter(f"{attention}{placed.engine['latent']}.weight", downs),
-    ]
+    found = []
+    if model.latent is None:
+        found.append(FusedParameter(f"{attention}qkv_proj.{{kind}}", tuple(f"{attention}{x}.{{kind}}" for x in heads)))
+    elif model.latent_queries:
+        found.append(FusedParameter(f"{attention}{placed.engine['latent']}.weight", downs))
     for mlp in ("mlp", "shared_expert", *(() if placed.shared_stacked else ("shared_experts",))):
         parts = tuple(f"{{rest*}}.{mlp}.{x}.weight" for x in halves)
         found.append(FusedParameter(f"{{rest*}}.{mlp}.gate_up_proj.weight", parts))
@@ -255,8 +259,9 @@ def _expert_places(
     model: EngineModel, experts: Experts | None, mesh: DeviceMesh, numbers: dict[str, Number], here: dict[str, str]
 ) -> tuple[dict[str, str], str | None]:
     """Return the coordinates of experts, and the order in which a device stacks them; their lists go into `numbers`."""
-    if experts is None:
-        return here, None
+    if experts is None:  # All of them in turn, on each device.
+        numbers["slots"] = (tuple(range(model.experts)),)
+        return here, "slots[0]"
     maps = [experts] if isinstance(experts, ExpertMap) else list(experts)
     ep = mesh.axis_size("ep")
     for each in maps:

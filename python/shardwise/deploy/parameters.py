@@ -191,14 +191,21 @@ def local_parameters(
     found: dict[str, LocalParameter] = {}
     taken: set[str] = set()
     here = {name: held for name, held in tensors.items() if held.is_here}
+    lacking: dict[str, tuple[str, str]] = {}
     for each in fused:
-        for name, rows, stacked in _groups(each, device, here, numbers):
+        for name, rows, stacked in _groups(each, device, here, numbers, lacking):
             if name in found:
                 raise LayoutError(f"two parameters of {shown(device)} are called {shown(name)}")
             found[name] = _joined(name, rows, stacked, device, here)
             taken.update(part for row in rows for part in row)
         if each.slots is not None and len(here) < len(tensors):
             found |= {name: LocalParameter(name, shape, ()) for name, shape in _empty(each, device, tensors, numbers)}
+    if alone := next((name for name in lacking if name not in taken), None):
+        parameter, missing = lacking[alone]
+        raise LayoutError(
+            f"{shown(device)} holds {shown(alone)} in {shown(parameter)}, with {shown(missing)}, which is not among "
+            "the tensors: give all that are in it, or none of them"
+        )
     tensors = here
     if clashing := [name for name in found if name in tensors and name not in taken]:
         raise LayoutError(
@@ -217,9 +224,16 @@ def local_parameters(
 
 
 def _groups(
-    fused: FusedParameter, device: Any, tensors: Mapping[str, Held], numbers: Mapping[str, Number]
+    fused: FusedParameter,
+    device: Any,
+    tensors: Mapping[str, Held],
+    numbers: Mapping[str, Number],
+    lacking: dict[str, tuple[str, str]],
 ) -> Iterator[tuple[str, list[tuple[str, ...]], bool]]:
-    """The names of parameters, with their tensors: a row for each that is stacked."""
+    """The names of parameters, with their tensors: a row for each that is stacked.
+
+    Tensors of parameters of which others are missing go into `lacking`, with the parameter and one that is missing.
+    """
     patterns = [parse_template(part) for part in fused.parts]
     target, last = parse_template(fused.name), [parse_template(part) for part in fused.after]
     #: By the fields of the name, by the number in the stack: the tensors of the parts.
@@ -232,21 +246,32 @@ def _groups(
             number = 0 if fused.stack is None else _number(fused.stack, fields.pop(fused.stack), tensor)
             groups.setdefault(tuple(sorted(fields.items())), {}).setdefault(number, {})[part] = tensor
     for given, by_number in groups.items():
-        if any(len(parts) < len(patterns) for parts in by_number.values()):
-            continue  # Not all parts are there: the tensors stay parameters of their own.
         values = dict(given)
         order = sorted(by_number)
-        mesh = tensors[by_number[order[0]][0]].mesh
+        mesh = tensors[next(iter(by_number[order[0]].values()))].mesh
         place = dict(zip(mesh.axis_names, mesh.coordinate(mesh.index_of_label(device)), strict=True))
+        if any(place.get(axis) != at for axis, at in dict(fused.at).items()):
+            continue
         after = tuple(pattern.filled(values) for pattern in last)
-        if any(place.get(axis) != at for axis, at in dict(fused.at).items()) or any(
-            name not in tensors for name in after
-        ):
+        missing = [
+            pattern.filled(values if fused.stack is None else {**values, fused.stack: str(number)})
+            for number in order
+            for part, pattern in enumerate(patterns)
+            if part not in by_number[number]
+        ]
+        missing += [name for name in after if name not in tensors]
+        if missing:
+            those = (part for parts in by_number.values() for part in parts.values())
+            lacking.update(dict.fromkeys(those, (target.filled(values), missing[0])))
             continue
         if fused.slots is not None:
             order = _slots(fused.slots, values, device, mesh, numbers)
-            if missing := [number for number in order if number not in by_number]:
-                raise LayoutError(f"{fused.slots} has {missing[0]} on {shown(device)}, but the tensors there lack it")
+            if missing_numbers := [number for number in order if number not in by_number]:
+                raise LayoutError(
+                    f"{fused.slots} has {missing_numbers[0]} on {shown(device)}, but the tensors there lack it"
+                )
+            if more := sorted(by_number.keys() - {*order}):
+                raise LayoutError(f"{fused.slots} has no {more[0]} on {shown(device)}, but a tensor there is of it")
         rows = [tuple(by_number[number][part] for part in range(len(patterns))) for number in order]
         yield target.filled(values), [*rows, after] if after else rows, fused.stack is not None
 

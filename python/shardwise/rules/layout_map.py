@@ -474,14 +474,16 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
 
     def __getstate__(self) -> tuple[Any, ...]:
         rules = tuple(self.rules().items())
-        return self._device_mesh, self._match, self._backtracking, self._default, self._replicated, rules
+        made_of = self._models, self._notes
+        return self._device_mesh, self._match, self._backtracking, self._default, self._replicated, rules, made_of
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        device_mesh, match, backtracking, default, replicated, rules = state
+        device_mesh, match, backtracking, default, replicated, rules, made_of = state
         LayoutMap.__init__(
             self, device_mesh, match=match, backtracking=backtracking, default=default, replicated=replicated
         )
         self.update(rules)
+        self._models, self._notes = made_of
 
     def report(self, names: Names, *, uneven: UnevenRule = "even", followers: Followers | None = None) -> LayoutReport:
         """Report what the rules do to tensors of these names: layouts, bytes per device, and all that looks wrong.
