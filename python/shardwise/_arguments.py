@@ -58,6 +58,7 @@ _CALLED: dict[type, str] = {
 
 #: An integer of a value's field, which is kept as it is.
 INTEGER: tuple[type, ...] = (int, np.integer)
+_OF_SEQUENCES = "; np.asarray turns a sequence into an array"
 
 
 def instance(name: str, value: object, kind: type[Kind], alternative: str = "") -> Kind:
@@ -70,7 +71,8 @@ def instance(name: str, value: object, kind: type[Kind], alternative: str = "") 
     if isinstance(value, kind):
         return value
     given = shown(value) if kind in (str, bool) else type(value).__name__
-    raise TypeError(f"{name} must be {_called(kind)}{alternative}, got {given}")
+    way = _OF_SEQUENCES if kind is np.ndarray and isinstance(value, (list, tuple)) else ""
+    raise TypeError(f"{name} must be {_called(kind)}{alternative}, got {given}{way}")
 
 
 def _called(kind: type | tuple[type, ...]) -> str:
@@ -279,8 +281,7 @@ def array_of(name: str, value: Any) -> npt.NDArray[Any]:
         except (BufferError, RuntimeError, ValueError) as error:
             raise TypeError(f"{name}: numpy cannot take this {type(value).__name__} by DLPack: {error}") from error
     raise TypeError(
-        f"{name} must be a numpy array, or have __array__ or __dlpack__, got {type(value).__name__}; "
-        "np.asarray turns a sequence into an array"
+        f"{name} must be a numpy array, or have __array__ or __dlpack__, got {type(value).__name__}{_OF_SEQUENCES}"
     )
 
 

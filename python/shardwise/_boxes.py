@@ -48,7 +48,7 @@ def parse_holder(label: Any, value: Any, shape: tuple[int, ...], own: Sequence[i
     if isinstance(value, (str, bytes, Mapping, Set)) or not hasattr(value, "__len__"):
         raise TypeError(f"{name} must be a box or a list of boxes, got {shown(value)}")
     rank = len(shape)
-    if len(value) and not isinstance(value, np.ndarray) and isinstance(value[0], Piece):
+    if not isinstance(value, np.ndarray) and any(isinstance(piece, Piece) for piece in value):
         if not all(isinstance(piece, Piece) for piece in value):
             raise TypeError(f"{name} mixes Pieces and other boxes; give one or the other")
         if own is None:

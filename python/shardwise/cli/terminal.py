@@ -24,7 +24,7 @@ _ASCII = str.maketrans("┌┬┐├┼┤└┴┘─│…≤↓→×·█▓�
 #: The command's options for those arguments of which a message of the library speaks.
 _OPTIONS = {
     'uneven="ceil", "chunk", "balanced" or "floor"': "--uneven ceil, chunk, balanced or floor",
-    "LayoutMap(..., backtracking=True)": "backtracking = true in the rules file",
+    "LayoutMap(..., backtracking=True), or backtracking = true in a rules file,": "backtracking = true in the file",
     "resume=True": "--resume",
     "open_checkpoint(..., padded=True) and reshard_checkpoint(..., padded=True)": "inspect and reshard --padded",
     "device_mesh is given": "--mesh is given",

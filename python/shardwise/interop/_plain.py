@@ -115,8 +115,8 @@ def whole_axes_layout(layout: TensorLayout, who: str) -> TensorLayout:
     for place, name in [*places, *(("unreduced", name) for name in plain.unreduced)]:
         if is_sub_axis(name, () if mesh is None else mesh.axis_names):
             raise LayoutError(
-                f"{place} names the sub-axis {name!r}; {who} has whole axes only. layout.refined() is the same "
-                "layout over a mesh in which it is a whole axis"
+                f"{place} names the sub-axis {name!r}; {who} has whole axes only. layout.refined() is the same layout "
+                "over a mesh in which it is a whole axis; mesh.unflatten gives such axes names of your own"
             )
     return plain
 

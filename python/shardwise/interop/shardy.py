@@ -177,9 +177,8 @@ def _device_ids(mesh: DeviceMesh, devices: Sequence[Hashable] | None) -> list[in
     own = list(mesh._all_labels())
     if len(labels) != len(number_of) or set(own) != set(number_of):
         raise MeshError(
-            f"devices: Shardy numbers devices and has no labels; give the {mesh.size} labels of {shown(mesh)} in "
-            "the order "
-            "of their numbers"
+            f"devices: Shardy numbers devices and has no labels; mesh_to_shardy(mesh, devices=…) takes the "
+            f"{mesh.size} labels of {shown(mesh)} in the order of their numbers"
         )
     ids = [number_of[label] for label in own]
     return [] if ids == list(range(mesh.size)) else ids

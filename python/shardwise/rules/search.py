@@ -46,7 +46,7 @@ _LONGEST_RULE = 1 << 20
 _LISTED = 10
 
 #: The words by which a message asks for it, if rules need it.
-ASKED_FOR = "LayoutMap(..., backtracking=True)"
+ASKED_FOR = "LayoutMap(..., backtracking=True), or backtracking = true in a rules file,"
 
 
 class Rule(NamedTuple):
