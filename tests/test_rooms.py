@@ -33,7 +33,7 @@ HOUSES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("rules",),
         ("quantized",),
         ("conversion",),
-        ("reshard",),
+        ("reshard", "state"),
         ("array", "deploy"),
         ("model", "store"),
         ("execute", "fit"),

@@ -15,7 +15,7 @@ LEFT_OUT = {"shardwise.__version__", "shardwise.packed", "shardwise.deploy.megat
 
 def public_names() -> list[str]:
     """Give all public names: of the package, of its public modules, and of the modules that convert dialects."""
-    modules = ["", "packed", "quantized", "fit", "dtensor", "deploy", "deploy.megatron"]
+    modules = ["", "packed", "quantized", "fit", "state", "dtensor", "deploy", "deploy.megatron"]
     modules += ["execute.mpi", "execute.mpi_model", "execute.torch"]
     for path in sorted((PACKAGE / "interop").iterdir()):
         name = path.stem

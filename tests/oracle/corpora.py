@@ -25,7 +25,7 @@ import shardwise as sw
 from shardwise import deploy
 from shardwise.deploy import ExpertMap, megatron
 
-from . import quantized, quantized_cases
+from . import allocations, quantized, quantized_cases
 
 #: How many differences are shown for each file.
 SHOWN = 5
@@ -379,6 +379,7 @@ KNOWN: dict[str, Callable[[list[Case]], Iterator[tuple[str, str]]]] = {
     "experts": compare_experts,
     "engine": compare_engine,
     "deployments": compare_deployments,
+    **{name: partial(allocations.compare, name, compared) for name in allocations.DIFFER},
 }
 
 

@@ -190,7 +190,10 @@ def some(cases: list[Case], count: int) -> list[Case]:
             if case["who"] == "vllm" and any(len(set(row)) < len(row) for row in case["load"]):
                 continue  # How numpy orders equal loads depends on the processor.
         if len(json.dumps(case)) < LARGEST:
-            kind = case.get("kind"), case.get("who"), case.get("strategy"), case.get("how"), "refused" in case
+            kind = (
+                *(case.get(key) for key in ("kind", "who", "strategy", "how", "framework", "stage")),
+                "refused" in case,
+            )
             by_kind.setdefault(kind, []).append(case)
     kept = []
     for of_kind in by_kind.values():

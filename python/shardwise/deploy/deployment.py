@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ..rules.report import LayoutReport
     from ..rules.report_maker import Followers, Names, Used
     from ..show.picture import Picture
+    from ..state.result import TrainingState
 
 __all__ = ["Deployment", "shapes_of"]
 
@@ -686,6 +687,37 @@ class Deployment(Drawn):
             at = {axis: (places, fields) for (axis, _), places, (_, _, fields) in entries}
             held[name] = Held(partition, found.known.mesh, at, _holds(partition.device_mesh, device))
         return local_parameters(self._parameters, device, held, self._numbers)
+
+    def state(
+        self,
+        tensors: Mapping[str, Any],
+        optimizer: str | Mapping[str, Any] | None = None,
+        sharding: str = "none",
+        **given: Any,
+    ) -> TrainingState:
+        """Work out what each device holds and allocates of a training state: weights, gradients, masters, moments.
+
+        Args:
+            tensors: the shape and dtype of each tensor, in the order of the model.
+            optimizer: its name, or dtypes by hand; without one nothing is trained.
+            sharding: the way in which data-parallel ranks share the state.
+            given: the further arguments of `shardwise.state.training_state`.
+
+        Raises:
+            LayoutError: as `training_state`.
+
+        >>> from shardwise import DeviceMesh
+        >>> mesh = DeviceMesh((2, 2), ("dp", "tp"))
+        >>> trainer = Deployment(4, mesh, {"up": ("tp", None)}, replicated=["dp"])
+        >>> state = trainer.state({"up": ((6, 4), "bfloat16")}, "adamw", "zero1")
+        >>> {kind: sizes.tolist() for kind, sizes in state.allocated.items()}
+        {'weights': [24, 24, 24, 24], 'gradients': [12, 12, 12, 12], 'masters': [24, 24, 24, 24], \
+'optimizer': [52, 52, 52, 52]}
+        """
+        with importing:
+            from ..state.training import training_state
+
+        return training_state(tensors, self, optimizer, sharding, **given)
 
     def manifest(
         self, tensors: Mapping[str, Any], uneven: UnevenRule = "even", digests: Mapping[str, str] | None = None

@@ -1,0 +1,33 @@
+"""Training state: what each device of a deployment holds and allocates of weights, gradients, masters, moments, caches.
+
+| module | answers |
+|---|---|
+| `optimizers` | which arrays an optimizer keeps for a parameter |
+| `shardings` | what the ranks that share a state hold and allocate, as each framework cuts and pads it |
+| `adapters`, `caches` | adapters of LoRA; caches of keys and values |
+| `asked`, `described` | what is asked: ways to shard and settings; the tensors of a model |
+| `homes`, `training`, `result` | who has which parts; all of a model on all devices; the figures |
+| `drawn` | bars |
+"""
+
+from .adapters import Lora
+from .caches import Cache, key_value_caches
+from .optimizers import OPTIMIZERS, Optimizer, optimizer_of
+from .result import NOT_COUNTED, Kept, TrainingState
+from .shardings import KINDS, SHARDINGS
+from .training import training_state
+
+__all__ = [
+    "KINDS",
+    "NOT_COUNTED",
+    "OPTIMIZERS",
+    "SHARDINGS",
+    "Cache",
+    "Kept",
+    "Lora",
+    "Optimizer",
+    "TrainingState",
+    "key_value_caches",
+    "optimizer_of",
+    "training_state",
+]

@@ -1,0 +1,122 @@
+"""The questions about a training state: a way to shard, an optimizer, and settings of a framework, checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
+from .._arguments import instance, integer
+from .._dtypes import bits_of
+from .._text import shown
+from ..errors import LayoutError
+from .optimizers import Optimizer
+from .shardings import SHARDINGS, Recipe
+
+__all__ = ["pattern_of", "recipe_of", "units_of"]
+
+#: The module that FSDP wraps: up to the first number in a name.
+_NUMBERED = re.compile(r"^(?:[^.]+\.)*?[0-9]+(?=\.)")
+#: The settings of frameworks by their own names, with the ways to shard that have them, and what they are here.
+_SETTINGS: dict[str, tuple[tuple[str, ...], str]] = {
+    "use_orig_params": (("fsdp1",), "aligned"),
+    "param_dtype": (("fsdp1",), "compute"),
+    "param_groups": (("zero1", "zero2", "zero3"), "groups"),
+    "round_robin_gradients": (("zero1", "zero2"), "round_robin"),
+    "stage3_param_persistence_threshold": (("zero3",), "persistent"),
+    "sub_group_size": (("zero3",), "sub_group"),
+    "bucket_size": (("megatron",), "bucket"),
+    "pad_buckets_for_high_nccl_busbw": (("megatron",), "high_bandwidth"),
+    "shared_embedding": (("megatron",), ""),
+}
+#: The least and the most of settings that are numbers.
+_LIMITS = {"groups": (1, 2), "persistent": (0, 2**63 - 1)}
+
+
+def pattern_of(argument: str, text: Any) -> re.Pattern[str] | None:
+    """Give a regular expression, or `None` for `None`.
+
+    Raises:
+        LayoutError: if it is not one.
+    """
+    if text is None:
+        return None
+    try:
+        return re.compile(instance(argument, text, str))
+    except re.error as error:
+        raise LayoutError(f"{argument} is {shown(text)}, which is not a regular expression: {error}") from None
+
+
+def units_of(sharding: str, units: Any) -> Callable[[str], Hashable] | None:
+    """Give the function from names to what is flattened together; `None` if all is.
+
+    Raises:
+        LayoutError: if the way to shard has no units, or it is not a regular expression.
+    """
+    if units is not None and sharding not in ("fsdp1", "megatron"):
+        raise LayoutError(f"units is for fsdp1 and megatron; sharding is {shown(sharding)}")
+    if callable(units):
+        return units  # type: ignore[no-any-return]
+    pattern = pattern_of("units", units)
+    if pattern is None:
+        if sharding != "fsdp1":
+            return None
+        pattern = _NUMBERED
+    return lambda name: "" if (found := pattern.search(name)) is None else found.group()
+
+
+def recipe_of(
+    sharding: Any, optimizer: Optimizer | None, gradients: Any, masters: Any, settings: Mapping[str, Any]
+) -> tuple[Recipe, re.Pattern[str] | None]:
+    """The arrays that are kept of each parameter; and which embeddings Megatron shares, if that is set.
+
+    Raises:
+        LayoutError: if the way to shard or a setting is not known, or the optimizer does not go with it.
+    """
+    if not isinstance(sharding, str) or sharding not in SHARDINGS:
+        raise LayoutError(f"sharding is {shown(sharding)}, which is not known; known are {', '.join(SHARDINGS)}")
+    _check_together(sharding, optimizer)
+    values: dict[str, Any] = {}
+    shared = None
+    for name, value in instance("settings", settings, Mapping).items():  # type: ignore[type-abstract]
+        known, called = _SETTINGS.get(name, ((), ""))
+        if sharding not in known:
+            there = [one for one, (ways, _) in _SETTINGS.items() if sharding in ways]
+            raise LayoutError(
+                f"settings has {shown(name)}, which {sharding} does not know; it knows {', '.join(there) or 'none'}"
+            )
+        if name == "shared_embedding":
+            shared = pattern_of(f"settings[{name!r}]", value)
+        elif name == "param_dtype":
+            values[called] = bits_of(value, f"settings[{name!r}]")
+        elif called in ("aligned", "round_robin", "high_bandwidth"):
+            values[called] = instance(f"settings[{name!r}]", value, bool)
+        else:
+            values[called] = integer(f"settings[{name!r}]", value)
+            least, most = _LIMITS.get(called, (1, 2**63 - 1))
+            if not least <= values[called] <= most:
+                raise LayoutError(f"settings[{name!r}] is {shown(value)}; it must be from {least} to {most}")
+    if gradients is not None:
+        values["gradients"] = bits_of(gradients, "gradients")
+    if masters is not None:
+        values["masters"] = 0 if masters == "none" else bits_of(masters, "masters")
+    return Recipe(sharding, optimizer, **values), shared
+
+
+def _check_together(sharding: str, optimizer: Optimizer | None) -> None:
+    """Refuse what no framework does."""
+    name = None if optimizer is None else optimizer.name
+    if name == "muon" and sharding in ("fsdp1", "zero1", "zero2", "zero3", "megatron"):
+        raise LayoutError(
+            f"optimizer is 'muon', which takes matrices, and {sharding} has flat parts of them: what it "
+            "keeps there is not known; known are none, ddp, zero-redundancy, fsdp2, hsdp and megatron-ddp"
+        )
+    if name == "adafactor" and sharding in ("fsdp2", "hsdp"):
+        raise LayoutError(
+            f"optimizer is 'adafactor', whose rows and columns under {sharding} are not known; known are ddp and fsdp1"
+        )
+    if name == "adam8bit" and sharding in ("fsdp2", "hsdp"):
+        raise LayoutError(
+            f"optimizer is 'adam8bit', whose blocks under {sharding} are not known; known are ddp, fsdp1, "
+            "zero1, zero2 and zero3"
+        )

@@ -1,0 +1,96 @@
+"""The tensors of a model: shapes, dtypes, and adapters beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from .._arguments import sizes_of
+from .._dtypes import bits_of, find_dtype
+from .._text import shown
+from ..errors import LayoutError
+from .adapters import Lora, adapted
+
+__all__ = ["Tensor", "described", "with_adapters"]
+
+#: The dtypes of weights that may be trained, and converted.
+_FLOATS = frozenset(["float64", "float32", "float16", "bfloat16"])
+
+
+class Tensor(NamedTuple):
+    """One tensor of the model.
+
+    Attributes:
+        name: Its name.
+        shape: Its shape.
+        bits: The bits of an element.
+        floating: Whether it is of a dtype that can be trained.
+        follows: The name of the tensor by whose rule it is cut, and which of that one's dims its own are; `None` for
+            dims that are not cut.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    bits: int
+    floating: bool
+    follows: tuple[str, tuple[int | None, ...]] | None = None
+
+
+def described(tensors: Mapping[str, Any], weights: Any) -> list[Tensor]:
+    """Give the tensors of a mapping by name, floating-point ones in another dtype if `weights` is one.
+
+    Raises:
+        TypeError: if a tensor has no shape or no dtype.
+    """
+    if not isinstance(tensors, Mapping):
+        raise TypeError(f"tensors must map names to shapes and dtypes, got {type(tensors).__name__}")
+    bits = None if weights is None else bits_of(weights, "weights")
+    found, known = [], dict[Any, tuple[int, bool]]()
+    shapes: dict[Any, tuple[int, ...]] = {}
+    for name, given in tensors.items():
+        shape, dtype = getattr(given, "shape", None), getattr(given, "dtype", None)
+        if shape is None:
+            if not isinstance(given, (tuple, list)) or len(given) != 2 or not isinstance(given[0], (tuple, list)):
+                if weights is None or not isinstance(given, (tuple, list)):
+                    raise TypeError(
+                        f"tensors[{shown(name)}] must be a shape and a dtype, got {shown(given)}; with weights a shape "
+                        "will do"
+                    )
+                given = given, weights
+            shape, dtype = given
+        try:
+            of = known[dtype]
+        except (KeyError, TypeError):
+            stated = dtype if isinstance(dtype, str) else find_dtype(dtype)
+            of = bits_of(dtype if stated is None else getattr(stated, "name", stated)), _is_float(dtype)
+            if isinstance(dtype, str):
+                known[dtype] = of
+        try:
+            sizes = shapes[shape]
+        except (KeyError, TypeError):
+            sizes = sizes_of(f"the shape of {shown(name)}", shape)
+            if type(shape) is tuple and all(type(size) is int for size in shape):
+                shapes[shape] = sizes
+        found.append(Tensor(name, sizes, bits if bits and of[1] else of[0], of[1]))
+    return found
+
+
+def _is_float(dtype: Any) -> bool:
+    found = find_dtype(dtype)
+    return found is not None and found.name in _FLOATS
+
+
+def with_adapters(tensors: list[Tensor], lora: Lora) -> list[Tensor]:
+    """Give the tensors with the adapters of each after it.
+
+    Raises:
+        LayoutError: if there are none.
+    """
+    made: list[Tensor] = []
+    for tensor in tensors:
+        made.append(tensor)
+        for name, shape, dims in adapted(lora, tensor.name, tensor.shape):
+            made.append(Tensor(name, shape, lora.bits, True, (tensor.name, dims)))
+    if len(made) == len(tensors):
+        raise LayoutError(f"lora: {shown(lora.targets)} is found in no name of a matrix")
+    return made

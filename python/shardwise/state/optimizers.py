@@ -1,0 +1,157 @@
+"""Optimizers: which arrays each of them keeps for a parameter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from .._dtypes import bits_of
+from .._text import shown
+from ..errors import LayoutError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Count = int | npt.NDArray[np.int64]
+
+__all__ = ["OPTIMIZERS", "Kept", "Optimizer", "optimizer_of"]
+
+#: The optimizers that are known, with what they keep.
+OPTIMIZERS = {
+    "adamw": "Adam and AdamW of PyTorch: two moments, and a float32 number of the step for each parameter",
+    "adam8bit": "Adam8bit and AdamW8bit of bitsandbytes 0.50: moments in 8 bits, with a scale for each 256 of them",
+    "sgd": "SGD of PyTorch without momentum: nothing",
+    "sgd-momentum": "SGD of PyTorch with momentum: one moment",
+    "lion": "Lion: one moment",
+    "muon": "Muon of PyTorch: one moment of each matrix in a layer; AdamW for all else, embeddings and heads included",
+    "adafactor": "Adafactor of PyTorch: rows and columns of the second moment, whole for a vector; the step",
+}
+
+#: bitsandbytes keeps the moments of smaller tensors in float32, and a scale for so many elements of larger ones.
+_LEAST_8BIT, _BLOCK = 4096, 256
+#: Its two tables of 256 float32 numbers, which all parameters of a process have in common.
+_TABLES = 2 * 256 * 4
+
+
+class Kept(NamedTuple):
+    """One array that an optimizer keeps for a parameter.
+
+    Attributes:
+        name: Its name.
+        elements: The number of its elements; for several ranks an array.
+        bits: The bits of an element.
+    """
+
+    name: str
+    elements: Count
+    bits: int
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """An optimizer, by the arrays that it keeps.
+
+    Attributes:
+        name: Its name.
+        moments: The arrays of the parameter's shape, each with the bits of an element; `None` for those of the
+            parameter's dtype.
+        steps: Whether each parameter has a float32 number of its own for the step.
+    """
+
+    name: str
+    moments: tuple[tuple[str, int | None], ...] = ()
+    steps: bool = False
+
+    def kept(self, sizes: tuple[Count, ...], bits: int, *, is_matrix: bool = False) -> list[Kept]:
+        """List the arrays for a parameter.
+
+        Args:
+            sizes: The sizes of its dims as the optimizer sees it; those of several ranks as arrays.
+            bits: The bits of its elements.
+            is_matrix: Whether it is a matrix within a layer, as Muon takes them.
+
+        >>> optimizer_of("adamw").kept((4, 3), 32)
+        [Kept(name='exp_avg', elements=12, bits=32), Kept(name='exp_avg_sq', elements=12, bits=32), \
+Kept(name='step', elements=1, bits=32)]
+        """
+        elements = math.prod(sizes)
+        if self.name == "muon":
+            if is_matrix:
+                return [Kept("momentum_buffer", elements, bits)]
+            return optimizer_of("adamw").kept(sizes, bits)
+        if self.name == "adam8bit":
+            return _eight_bits(elements)
+        if self.name == "adafactor":
+            second = [Kept("variance", elements, bits)]
+            if len(sizes) > 1:
+                rows, columns = math.prod(sizes[:-1]), math.prod(sizes[:-2]) * sizes[-1]
+                second = [Kept("row_var", rows, bits), Kept("col_var", columns, bits)]
+            return [*second, Kept("step", 1, 32)]
+        moments = [Kept(name, elements, own or bits) for name, own in self.moments]
+        return [*moments, Kept("step", 1, 32)] if self.steps else moments
+
+    @property
+    def tables(self) -> int:
+        """The bytes that all parameters of a rank have in common."""
+        return _TABLES if self.name == "adam8bit" else 0
+
+
+def _eight_bits(elements: Count) -> list[Kept]:
+    """The arrays of bitsandbytes: of small tensors in float32, of others in 8 bits with a scale for each block."""
+    is_small = np.asarray(elements) < _LEAST_8BIT
+    states: Any = np.where(is_small, 4, 1) * elements
+    scales: Any = np.where(is_small, 0, -(-np.asarray(elements) // _BLOCK))
+    if isinstance(elements, int):
+        states, scales = int(states), int(scales)
+    kept = [Kept(f"state{number}", states, 8) for number in (1, 2)]
+    return kept + [Kept(f"absmax{number}", scales, 32) for number in (1, 2)]
+
+
+_SIMPLE = {
+    "adamw": Optimizer("adamw", (("exp_avg", None), ("exp_avg_sq", None)), steps=True),
+    "sgd": Optimizer("sgd"),
+    "sgd-momentum": Optimizer("sgd-momentum", (("momentum_buffer", None),)),
+    "lion": Optimizer("lion", (("exp_avg", None),)),
+}
+
+
+def optimizer_of(given: Any, argument: str = "optimizer") -> Optimizer:
+    """Give the optimizer of a name, or of dtypes that are given by hand.
+
+    Args:
+        given: One of `OPTIMIZERS`, or a mapping from names of arrays of the parameter's shape to their dtypes.
+        argument: Its name, for errors.
+
+    Raises:
+        LayoutError: if there is no such optimizer.
+        TypeError: if it is neither, or a dtype is not known.
+
+    >>> optimizer_of({"exp_avg": "float32", "exp_avg_sq": "bfloat16"}).moments
+    (('exp_avg', 32), ('exp_avg_sq', 16))
+    >>> optimizer_of("shampoo")
+    Traceback (most recent call last):
+    shardwise.errors.LayoutError: optimizer is 'shampoo', which is not known; known are adamw, adam8bit, sgd, \
+sgd-momentum, lion, muon, adafactor, and dtypes by hand, as in {'exp_avg': 'float32'}
+    """
+    if isinstance(given, Optimizer):
+        return given
+    if isinstance(given, Mapping):
+        moments = []
+        for name, dtype in given.items():
+            if not isinstance(name, str) or not name:
+                raise TypeError(f"{argument}: {shown(name)} must be the name of an array")
+            moments.append((name, bits_of(dtype, f"{argument}[{shown(name)}]")))
+        return Optimizer("by hand", tuple(moments))
+    if not isinstance(given, str):
+        raise TypeError(f"{argument} must be a name, or dtypes by the names of arrays, got {shown(given)}")
+    if given not in OPTIMIZERS:
+        known = ", ".join(OPTIMIZERS)
+        raise LayoutError(
+            f"{argument} is {shown(given)}, which is not known; known are {known}, and dtypes by hand, as in "
+            "{'exp_avg': 'float32'}"
+        )
+    return _SIMPLE.get(given) or Optimizer(given)

@@ -1,0 +1,332 @@
+"""The figures of a training state: what devices hold and allocate, as one value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from .._drawn import Drawn
+from .._fork import importing
+from .._frozen import frozen, handed_out
+from .._text import bytes_text, shown
+from ..errors import MeshError
+from ..mesh import DeviceMesh
+from ..show.names import group_names
+from .shardings import Entry, Recipe
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from ..show.picture import Picture
+
+__all__ = ["NOT_COUNTED", "Kept", "Row", "TrainingState"]
+
+#: Said at the end of every answer.
+NOT_COUNTED = (
+    "not counted: activations, workspaces and buffers of communication, what a framework keeps of its own, and "
+    "fragmentation"
+)
+#: The most tensors that are named as the reason why a device has more than another.
+_NAMED = 3
+
+
+class Row(NamedTuple):
+    """Devices that share a state, and what each of them has.
+
+    Attributes:
+        devices: Their numbers, in the order of their ranks.
+        numbers: The number of the tensor of each part.
+        entries: What they have; its tensors are numbers of parts.
+        sums: The bytes of each kind, held and allocated.
+    """
+
+    devices: npt.NDArray[np.int64]
+    numbers: tuple[int, ...]
+    entries: tuple[Entry, ...]
+    sums: tuple[tuple[str, Any, Any], ...]
+
+
+class Kept(NamedTuple):
+    """The part of one tensor that a device has, of one kind.
+
+    Attributes:
+        tensor: The tensor's name; empty for what belongs to several, such as padding.
+        kind: `"weights"`, `"gradients"`, `"masters"`, `"optimizer"`, `"whole"` or `"caches"`.
+        name: The array: `"weight"`, `"exp_avg"`, `"padding"`, …
+        held: The bytes of elements that are the tensor's.
+        allocated: The bytes that are allocated.
+    """
+
+    tensor: str
+    kind: str
+    name: str
+    held: int
+    allocated: int
+
+
+class TrainingState(Drawn):
+    """The bytes that each device holds and allocates of a training state, as `training_state` works them out.
+
+    *Held* are elements that belong to a tensor; *allocated* is what the framework has asked for, with its padding.
+    Arrays are read-only, int64, in the order of the devices.
+    """
+
+    __slots__ = ("__weakref__", "_caches", "_figures", "_meshes", "_names", "_over", "_recipe", "_rows", "_unmatched",
+                 "_world")  # fmt: skip
+
+    _world: DeviceMesh
+    _meshes: dict[str, DeviceMesh]
+    _recipe: Recipe
+    _figures: dict[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]
+    _rows: list[Row]
+    _caches: list[tuple[str, Any, Any, Any]]
+    _names: tuple[str, ...]
+    _over: tuple[str, ...]
+    _unmatched: tuple[str, ...]
+
+    def __init__(self) -> None:
+        raise TypeError("a TrainingState is made by training_state")
+
+    @classmethod
+    def _made(
+        cls,
+        world: DeviceMesh,
+        meshes: dict[str, DeviceMesh],
+        recipe: Recipe,
+        figures: dict[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]],
+        rows: list[Row],
+        caches: list[tuple[str, Any, Any, Any]],
+        names: tuple[str, ...],
+        over: tuple[str, ...],
+        unmatched: tuple[str, ...],
+    ) -> TrainingState:
+        made = TrainingState.__new__(TrainingState)
+        made._world, made._meshes, made._recipe, made._rows, made._caches = world, meshes, recipe, rows, caches
+        made._figures = {kind: (frozen(held), frozen(room)) for kind, (held, room) in figures.items() if room.any()}
+        made._names, made._over, made._unmatched = names, over, unmatched
+        return made
+
+    @property
+    def device_mesh(self) -> DeviceMesh:
+        """The mesh of all devices."""
+        return self._world
+
+    @property
+    def sharding(self) -> str:
+        """The way in which the state is sharded."""
+        return self._recipe.sharding
+
+    @property
+    def optimizer(self) -> str | None:
+        """The name of the optimizer; `None` if nothing is trained."""
+        return None if self._recipe.optimizer is None else self._recipe.optimizer.name
+
+    @property
+    def over(self) -> tuple[str, ...]:
+        """The axes over which the state is sharded."""
+        return self._over
+
+    @property
+    def unmatched(self) -> tuple[str, ...]:
+        """The names of the tensors that no rule matches, which every device has whole."""
+        return self._unmatched
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of which there is something, in the order of `KINDS`."""
+        return tuple(self._figures)
+
+    @property
+    def held(self) -> dict[str, npt.NDArray[np.int64]]:
+        """The bytes of elements of each kind on each device."""
+        return {kind: handed_out(held) for kind, (held, _) in self._figures.items()}
+
+    @property
+    def allocated(self) -> dict[str, npt.NDArray[np.int64]]:
+        """The bytes of each kind that each device allocates."""
+        return {kind: handed_out(room) for kind, (_, room) in self._figures.items()}
+
+    @property
+    def device_bytes(self) -> npt.NDArray[np.int64]:
+        """The bytes of all kinds together that each device allocates."""
+        return self._sum(1)
+
+    def _sum(self, which: int) -> npt.NDArray[np.int64]:
+        total = np.zeros(self._world.size, np.int64)
+        for each in self._figures.values():
+            total += each[which]
+        return total
+
+    @property
+    def fullest(self) -> tuple[Any, int]:
+        """The label of the device that allocates most, the first of them, and its bytes."""
+        each = self.device_bytes
+        at = int(each.argmax())
+        return self._world.device(at), int(each[at])
+
+    @property
+    def why(self) -> str:
+        """The reason why the fullest device has more than the emptiest, in a sentence."""
+        each = self.device_bytes
+        most, least = int(each.argmax()), int(each.argmin())
+        if each[most] == each[least]:
+            return "all devices allocate as much" if len(each) > 1 else "it is the only device"
+        more: dict[str, int] = {}
+        for sign, at in ((1, most), (-1, least)):
+            for kept in self._kept(at):
+                called = kept.tensor or f"{kept.kind}: {kept.name}"
+                more[called] = more.get(called, 0) + sign * kept.allocated
+        found = [
+            (text, sum(more[name] for name in names))
+            for text, names, _ in group_names((name, sign > 0) for name, sign in more.items() if sign)
+        ]
+        found = sorted((one for one in found if one[1] > 0), key=lambda one: -one[1])
+        named = ", ".join(f"{bytes_text(size)} more of {text}" for text, size in found[:_NAMED])
+        rest = f" and of {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+        return (
+            f"it has {bytes_text(int(each[most] - each[least]))} more than {self._world.device(least)}, the emptiest: "
+            f"{named}{rest}"
+        )
+
+    def totals(self) -> dict[str, tuple[int, int]]:
+        """Give the bytes of each kind on all devices together, held and allocated."""
+        return {kind: (int(held.sum()), int(room.sum())) for kind, (held, room) in self._figures.items()}
+
+    def of(self, device: Any) -> list[Kept]:
+        """List what a device has, tensor by tensor.
+
+        Args:
+            device: its label.
+
+        Raises:
+            MeshError: if there is no such device.
+
+        >>> from shardwise import DeviceMesh, LayoutMap
+        >>> from shardwise.state import training_state
+        >>> rules = LayoutMap(DeviceMesh((2,), ("data",)), default=())
+        >>> for kept in training_state({"w": ((3, 2), "float32")}, rules, "lion", "fsdp2", over=["data"]).of("cpu:1"):
+        ...     print(kept)
+        Kept(tensor='w', kind='weights', name='weight', held=8, allocated=16)
+        Kept(tensor='w', kind='gradients', name='gradient', held=8, allocated=16)
+        Kept(tensor='w', kind='optimizer', name='exp_avg', held=8, allocated=8)
+        """
+        return list(self._kept(self._world.index_of_label(device)))
+
+    def _kept(self, at: int) -> Iterator[Kept]:
+        for row in self._rows:
+            places = np.flatnonzero(row.devices == at)
+            if not len(places):
+                continue
+            place = int(places[0])
+            for entry in row.entries:
+                held, room = _at(entry.held, place), _at(entry.allocated, place)
+                if room or held:
+                    name = "" if entry.tensor is None else self._names[row.numbers[entry.tensor]]
+                    yield Kept(name, entry.kind, entry.name, held, room)
+        for name, devices, held, allocated in self._caches:
+            places = np.flatnonzero(devices == at)
+            if len(places) and allocated[places[0]]:
+                yield Kept(name, "caches", "cache", int(held[places[0]]), int(allocated[places[0]]))
+
+    def along(self, axis: str, mesh: str | None = None) -> npt.NDArray[np.int64]:
+        """Give the fewest and the most bytes that a device allocates at each coordinate of an axis: of each stage.
+
+        Args:
+            axis: the name of the axis.
+            mesh: the name of its mesh in a deployment; the first one that has the axis, if not given.
+
+        Returns:
+            int64 of shape (coordinates, 2).
+
+        Raises:
+            MeshError: if there is no such axis or mesh.
+        """
+        known = self._meshes or {"mesh": self._world}
+        for found in known.values() if mesh is None else [known[name] for name in known if name == mesh]:
+            if axis in found.axis_names:
+                break
+        else:
+            said = ", ".join(f"{name} {one.axis_names}" for name, one in known.items())
+            raise MeshError(f"axis is {shown(axis)}, of mesh {shown(mesh)}; the meshes are {said}")
+        at = np.array([self._world.index_of_label(label) for label in found._all_labels()], np.int64)
+        moved: Any = np.moveaxis(self.device_bytes[at].reshape(found.shape), found.axis_names.index(axis), 0)
+        moved = moved.reshape(len(moved), -1)
+        return frozen(np.stack([moved.min(axis=1), moved.max(axis=1)], axis=1))
+
+    def alike(self) -> list[tuple[tuple[int, ...], dict[str, tuple[int, int]]]]:
+        """List the numbers of devices that have as much of each kind, with the bytes, held and allocated."""
+        columns = [array for pair in self._figures.values() for array in pair]
+        if not columns:
+            return [(tuple(range(self._world.size)), {})]
+        _, first, inverse = np.unique(np.stack(columns, axis=1), axis=0, return_index=True, return_inverse=True)
+        inverse = inverse.ravel()
+        found = []
+        for number in np.argsort(first).tolist():
+            devices = np.flatnonzero(inverse == number)
+            at = int(devices[0])
+            sizes = {kind: (int(held[at]), int(room[at])) for kind, (held, room) in self._figures.items()}
+            found.append((tuple(devices.tolist()), sizes))
+        return found
+
+    def fits(self, memory: int) -> bool:
+        """Return whether every device allocates at most so many bytes."""
+        return self.fullest[1] <= memory
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give all figures as objects, lists and numbers."""
+        device, most = self.fullest
+        meshes = self._meshes or {"mesh": self._world}
+        stages = next((name for name, one in meshes.items() if "pp" in one.axis_names), None)
+        return {
+            "devices": self._world.size,
+            "meshes": {name: dict(zip(one.axis_names, one.shape, strict=True)) for name, one in meshes.items()},
+            "sharding": self.sharding,
+            "over": list(self._over),
+            "optimizer": self.optimizer,
+            "tensors": len(self._names),
+            "unmatched": list(self._unmatched),
+            "fullest": {
+                "device": str(device),
+                "allocated": most,
+                "held": int(self._sum(0)[int(self.device_bytes.argmax())]),
+                "kinds": {
+                    kind: _pair(held, room, int(self.device_bytes.argmax()))
+                    for kind, (held, room) in self._figures.items()
+                },
+                "why": self.why,
+            },
+            "totals": {kind: {"held": held, "allocated": room} for kind, (held, room) in self.totals().items()},
+            "ranks": [
+                {"devices": list(devices), "kinds": {k: {"held": h, "allocated": a} for k, (h, a) in sizes.items()}}
+                for devices, sizes in self.alike()
+            ],
+            "stages": None
+            if stages is None
+            else [{"least": least, "most": top} for least, top in self.along("pp", stages).tolist()],
+            "not_counted": NOT_COUNTED.removeprefix("not counted: "),
+        }
+
+    def _picture(self) -> Picture:
+        with importing:
+            from .drawn import state_picture
+
+        return state_picture(self)
+
+    def __str__(self) -> str:
+        device, most = self.fullest
+        lines = [f"{kind}: {bytes_text(int(room.max()))}" for kind, (_, room) in self._figures.items()]
+        return f"{bytes_text(most)} on {device}, the fullest of {self._world.size} devices: {', '.join(lines)}"
+
+    def __repr__(self) -> str:
+        device, most = self.fullest
+        return f"<TrainingState of {len(self._names)} tensors on {self._world.size} devices: {most} bytes on {device}>"
+
+
+def _at(value: Any, place: int) -> int:
+    return int(value) if np.ndim(value) == 0 else int(value[place])
+
+
+def _pair(held: npt.NDArray[np.int64], room: npt.NDArray[np.int64], at: int) -> dict[str, int]:
+    return {"held": int(held[at]), "allocated": int(room[at])}

@@ -1,0 +1,482 @@
+"""The training state of a model on the devices of a mesh or a deployment: what each device holds and allocates."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .._arguments import checked_axes, integer, optional
+from .._dtypes import bytes_for
+from .._garbage import uncollected
+from .._text import shown
+from ..errors import LayoutError, ShardwiseError
+from ..layout import TensorLayout, UnevenRule
+from ..mesh import DeviceMesh
+from ..placing import Layouts, Placing, placing_of
+from ..rules.layout_rule import checked_uneven
+from ..rules.search import REMEMBERED_PATHS
+from ..shared_tiling import SharedTiling
+from .adapters import Lora
+from .asked import pattern_of, recipe_of, units_of
+from .caches import Cache
+from .described import Tensor, described, with_adapters
+from .homes import Cut, Home
+from .optimizers import Optimizer, optimizer_of
+from .result import Row, TrainingState
+from .shardings import KINDS, Entry, Local, entries
+
+__all__ = ["training_state"]
+
+#: Every digit as the same one.
+_DIGITS = str.maketrans("123456789", "0" * 9)
+
+#: Vocabularies, which Muon leaves to AdamW, and of which Megatron ties the first and the last stage's.
+_VOCABULARY = re.compile(r"(?:^|[._])(?:embed\w*|lm_head|wte|wpe|word_embeddings|output_layer|head)(?:\.|$)")
+
+
+def training_state(
+    tensors: Mapping[str, Any],
+    layouts: Layouts,
+    optimizer: str | Mapping[str, Any] | Optimizer | None = None,
+    sharding: str = "none",
+    *,
+    over: Sequence[str] | None = None,
+    group: int | None = None,
+    weights: Any = None,
+    gradients: Any = None,
+    masters: Any = None,
+    frozen: str | None = None,
+    lora: Lora | None = None,
+    tied: Mapping[str, str] | None = None,
+    units: str | Callable[[str], Hashable] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    caches: Iterable[Cache] = (),
+    followers: Mapping[str, tuple[str, Any]] | None = None,
+    uneven: UnevenRule = "even",
+) -> TrainingState:
+    """Work out what each device holds and allocates of weights, gradients, masters, states of the optimizer and caches.
+
+    Args:
+        tensors: the shape and dtype of each tensor, by name, in the order of the model.
+        layouts: a layout map with a mesh, a deployment, or layouts by name.
+        optimizer: one of `OPTIMIZERS`, or dtypes by hand: `{"exp_avg": "float32"}`; without one nothing is trained.
+        sharding: one of `SHARDINGS`.
+        over: the axes of data parallelism, over which it shards. If not given: the axes by which a deployment's default
+            cuts everything, else those that it says to be replicated; of a layout map those that no rule uses.
+        group: the ranks that share a state, if these are not all along `over`: those of a group of HSDP or FSDP's
+            `HYBRID_SHARD`, of an instance of Megatron's distributed optimizer.
+        weights: the dtype of floating-point weights, instead of their own.
+        gradients: the dtype of gradients; that of the weights if not given.
+        masters: the dtype of master copies, or `"none"`; if not given what the framework does.
+        frozen: a regular expression that is found in the names of what is not trained.
+        lora: adapters to be trained; all else is then frozen.
+        tied: names of tensors that are another tensor, by its name, wherever that is.
+        units: what is flattened together, as a regular expression for the part of a name that they have in common, or a
+            function of names: for FSDP1 the wrapped modules, by default up to the first number; for Megatron the chunks
+            of a stage.
+        settings: settings of the framework by its own names: `use_orig_params`, `round_robin_gradients`, `bucket_size`.
+        caches: caches of keys and values; see `shardwise.state.key_value_caches`.
+        followers: the tensors that are cut as others are, as `shardwise.quantized.followers` gives them.
+        uneven: how dims that do not divide are cut, unless the rules say so.
+
+    Raises:
+        LayoutError: if a name, a setting or a way to shard is not known; if a tensor has no place or does not fit; if a
+            framework cannot do it.
+        TypeError: if an argument is of the wrong type.
+
+    >>> from shardwise import DeviceMesh, LayoutMap
+    >>> rules = LayoutMap(DeviceMesh((4, 2), ("data", "model")))
+    >>> rules["up"] = ("model", None)
+    >>> found = training_state({"up": ((6, 3), "float32"), "norm": ((3,), "float32")}, rules, "adamw", "fsdp2")
+    >>> found.allocated["weights"].tolist(), found.held["weights"].tolist()
+    ([16, 16, 16, 16, 16, 16, 16, 16], [16, 16, 16, 16, 16, 16, 0, 0])
+    >>> found.fullest
+    ('cpu:0', 72)
+    """
+    with uncollected():
+        maker = _Maker(
+            placing_of(layouts), tensors, optimizer, sharding, over, group, weights, gradients, masters, frozen, lora,
+            tied, units, settings, followers, checked_uneven(uneven),
+        )  # fmt: skip
+        return maker.state(caches)
+
+
+class _Maker:
+    def __init__(
+        self,
+        placing: Placing,
+        tensors: Mapping[str, Any],
+        optimizer: Any,
+        sharding: str,
+        over: Sequence[str] | None,
+        group: int | None,
+        weights: Any,
+        gradients: Any,
+        masters: Any,
+        frozen: str | None,
+        lora: Lora | None,
+        tied: Mapping[str, str] | None,
+        units: Any,
+        settings: Mapping[str, Any] | None,
+        followers: Mapping[str, tuple[str, Any]] | None,
+        uneven: UnevenRule,
+    ) -> None:
+        self._placing = placing
+        self._uneven = uneven
+        world = placing.world
+        if world is None:
+            raise LayoutError("layouts has no mesh of all devices; give a layout map with a mesh, or a deployment")
+        self._world = world
+        self._tensors = described(tensors, weights)
+        self._lora = optional("lora", lora, Lora)
+        if lora is not None:
+            self._tensors = with_adapters(self._tensors, lora)
+        by_name = {tensor.name: tensor for tensor in self._tensors}
+        self._frozen = pattern_of("frozen", frozen)
+        self._tied = dict(tied or {})
+        for name, main in self._tied.items():
+            if name not in by_name or main not in by_name:
+                raise LayoutError(f"tied[{shown(name)}] is {shown(main)}; tensors has not both of them")
+        self._followers = dict(followers or {})
+        self._optimizer = None if optimizer is None else optimizer_of(optimizer)
+        self._recipe, self._shared = recipe_of(sharding, self._optimizer, gradients, masters, settings or {})
+        self._units = units_of(sharding, units)
+        self._group = None if group is None else integer("group", group)
+        if self._group is not None and self._group < 1:
+            raise LayoutError(f"group is {shown(group)}; it must be at least 1")
+        if sharding == "hsdp" and self._group is None and over is None:
+            raise LayoutError("hsdp shards within groups of ranks: give their size as group, or their axes as over")
+        self._over = self._axes_of(over)
+        if sharding not in ("none", "ddp", "megatron-ddp") and not self._over and self._world.size > 1:
+            raise LayoutError(
+                f"sharding is {shown(sharding)}, but no axis of data parallelism is known; give it as over, one of "
+                f"{', '.join(dict.fromkeys(axis for mesh in self._meshes() for axis in mesh.axis_names))}"
+            )
+        self._homes: dict[DeviceMesh, Home] = {}
+        self._cuts: dict[Any, Cut] = {}
+        #: Homes and cuts by the numbers of layouts, which are kept.
+        self._places: dict[tuple[int, tuple[int, ...], UnevenRule], tuple[Home, Cut]] = {}
+        self._kept: list[Any] = []
+        #: The properties that tell tensors of one home apart.
+        self._looks: dict[Any, tuple[Any, ...]] = {}
+        self._is_blind = self._frozen is None and self._units is None and self._lora is None and self._shared is None
+        self._is_blind = self._is_blind and not self._tied
+        self._index: dict[Any, int] | None = None
+        self._unmatched: list[str] = []
+
+    def _meshes(self) -> list[DeviceMesh]:
+        return list(self._placing.meshes.values()) or [self._world]
+
+    def _axes_of(self, over: Sequence[str] | None) -> tuple[str, ...]:
+        """The axes of data parallelism: as given, as the deployment says, or those that no rule uses."""
+        if self._recipe.sharding == "none":
+            if over is not None:
+                raise LayoutError(
+                    "over is for what shards; sharding is 'none', by which everything is as the rules cut it"
+                )
+            return ()
+        known = dict.fromkeys(axis for mesh in self._meshes() for axis in mesh.axis_names)
+        if over is not None:
+            given = checked_axes("over", over)
+            if unknown := [axis for axis in given if axis not in known]:
+                raise LayoutError(f"over names the axis {shown(unknown[0])}; the meshes have {', '.join(known)}")
+            return given
+        replicated: tuple[str, ...] = getattr(self._placing, "replicated", ())
+        default = getattr(self._placing, "default", None)
+        by_default = () if default is None else tuple(default.layout._named_axes())
+        if by_default or replicated:
+            return by_default or replicated
+        used: set[str] = set()
+        seen: set[Any] = set()
+        for tensor in self._tensors:
+            key = re.sub(r"[0-9]+", "#", tensor.name), len(tensor.shape)
+            if key in seen:
+                continue
+            seen.add(key)
+            layout = self._placed(tensor)[0]
+            if isinstance(layout, TensorLayout):
+                used |= {axis.partition(":(")[0] for axis in layout._named_axes()}
+        return tuple(axis for axis in known if axis not in used)
+
+    def _placed(self, tensor: Tensor) -> tuple[TensorLayout | SharedTiling | None, UnevenRule]:
+        """The layout or the tiling of a tensor, and how dims that do not divide are cut."""
+        if tensor.name in self._followers:
+            leader, made = self._followers[tensor.name]
+            if isinstance(made, str):
+                raise LayoutError(f"tensor {shown(tensor.name)}, which is cut as {shown(leader)} is: {made}")
+            return made, self._uneven
+        name, dims = tensor.follows or (tensor.name, None)
+        layout, own, _ = self._placing.placed(name, len(tensor.shape) if dims is None else 2)
+        if layout is not None and not isinstance(layout, (TensorLayout, SharedTiling)):
+            raise TypeError(f"layouts[{shown(name)}] must be a TensorLayout, got {shown(layout)}")
+        if dims is not None and isinstance(layout, TensorLayout):
+            axes = [None if dim is None else layout.axes[dim] for dim in dims]
+            layout = TensorLayout(axes, layout.device_mesh)
+        return layout, own or self._uneven
+
+    def state(self, caches: Iterable[Cache]) -> TrainingState:
+        """Work all of it out."""
+        for number, tensor in enumerate(self._tensors):
+            self._place(number, tensor)
+        for home in self._homes.values():
+            home.grouped(self._group)
+        size = self._world.size
+        figures = {kind: (np.zeros(size, np.int64), np.zeros(size, np.int64)) for kind in KINDS}
+        rows = list(self._rows())
+        for row in rows:
+            for kind, held, allocated in row.sums:
+                figures[kind][0][row.devices] += held
+                figures[kind][1][row.devices] += allocated
+        kept = [self._cache(cache) for cache in caches]
+        for _, devices, held, allocated in kept:
+            figures["caches"][0][devices] += held
+            figures["caches"][1][devices] += allocated
+        return TrainingState._made(
+            self._world, dict(self._placing.meshes), self._recipe, figures, rows, kept,
+            tuple(tensor.name for tensor in self._tensors), self._over, tuple(self._unmatched),
+        )  # fmt: skip
+
+    def _place(self, number: int, tensor: Tensor) -> None:
+        """Give a tensor to the devices that hold it."""
+        layout, uneven = self._placed(tensor)
+        try:
+            home, cut = self._places[id(layout), tensor.shape, uneven]
+        except KeyError:
+            home, cut = self._placed_anew(tensor, layout, uneven)
+        if layout is None:
+            self._unmatched.append(tensor.name)
+        if self._tied and (main := self._tied.get(tensor.name)) is not None and self._is_there(main, home):
+            return
+        # Names that differ in digits only look alike, unless an expression of the user's may tell them apart.
+        key = home.number, tensor.name.translate(_DIGITS) if self._is_blind else tensor.name, tensor.shape, tensor.bits
+        try:
+            looks = self._looks[key]
+        except KeyError:
+            unit = 0 if self._units is None else self._units(tensor.name)
+            looks = tensor.bits, self._is_trained(tensor), unit, self._is_matrix(tensor), self._is_apart(tensor, home)
+            self._looks[key] = looks
+        home.tensors.append((number, cut, looks))
+
+    def _placed_anew(
+        self, tensor: Tensor, layout: TensorLayout | SharedTiling | None, uneven: UnevenRule
+    ) -> tuple[Home, Cut]:
+        if layout is None and not self._placing.is_whole_elsewhere:
+            raise LayoutError(
+                f"no rule matches the tensor {shown(tensor.name)}, and there is no default: its place is unknown"
+            )
+        try:
+            if isinstance(layout, SharedTiling):
+                found = self._of_tiling(layout)
+            else:
+                home, axes = self._stripped(layout or TensorLayout((None,) * len(tensor.shape), self._world))
+                found = home, self._cut(home.mesh, axes, tensor.shape, uneven)
+        except ShardwiseError as error:
+            raise type(error)(f"tensor {shown(tensor.name)}: {error}") from None
+        if len(self._places) >= REMEMBERED_PATHS:
+            self._places.clear()
+            self._kept.clear()
+        self._kept.append(layout)  # So that its number stays its own.
+        self._places[id(layout), tensor.shape, uneven] = found
+        return found
+
+    def _is_trained(self, tensor: Tensor) -> bool:
+        if self._optimizer is None:
+            return False
+        if self._lora is not None:
+            return tensor.follows is not None
+        if self._frozen is not None and self._frozen.search(tensor.name):
+            return False
+        if not tensor.floating:
+            raise LayoutError(
+                f"tensor {shown(tensor.name)} is not of a dtype that is trained; freeze it with frozen, or train "
+                "adapters: lora"
+            )
+        return True
+
+    def _is_matrix(self, tensor: Tensor) -> bool:
+        """Return whether Muon takes a tensor: two dims, and no vocabulary."""
+        return len(tensor.shape) == 2 and _VOCABULARY.search(tensor.name) is None
+
+    def _is_apart(self, tensor: Tensor, home: Home) -> bool:
+        """Return whether Megatron has a bucket for this tensor alone: a vocabulary on several stages of a pipeline."""
+        name = tensor.name
+        if self._recipe.sharding != "megatron":
+            return False
+        if self._shared is not None:
+            return self._shared.search(name) is not None
+        if _VOCABULARY.search(name) is None:
+            return False
+        stages = dict(zip(home.mesh.axis_names, home.mesh.shape, strict=True)).get("pp", 1)
+        is_tied = name in self._tied or name in self._tied.values()
+        return stages > 1 or (
+            is_tied and any("pp" in mesh.axis_names and mesh.axis_size("pp") > 1 for mesh in self._meshes())
+        )
+
+    def _is_there(self, main: str, home: Home) -> bool:
+        """Return whether a tensor that another is tied to is on all devices of a home; it may be on none of them."""
+        tensor = next(one for one in self._tensors if one.name == main)
+        layout, _ = self._placed(tensor)
+        mesh = self._world if layout is None else layout.device_mesh if isinstance(layout, TensorLayout) else None
+        if mesh is None:
+            raise LayoutError(f"tied: {shown(main)} has no mesh")
+        there, here = set(self._devices(mesh).tolist()), set(home.rows.ravel().tolist())
+        if here & there and not here <= there:
+            raise LayoutError(
+                f"tied: {shown(main)} is on some of the devices of the tensor that is tied to it, not on all"
+            )
+        return bool(here & there)
+
+    def _home(self, mesh: DeviceMesh) -> Home:
+        home = self._homes.get(mesh)
+        if home is None:
+            home = self._homes[mesh] = Home(len(self._homes), mesh, self._devices(mesh), self._over)
+        return home
+
+    def _devices(self, mesh: DeviceMesh) -> npt.NDArray[np.int64]:
+        """The numbers of a mesh's devices among all."""
+        if mesh.has_default_devices and self._world.has_default_devices:
+            return np.arange(mesh.size)
+        if self._index is None:
+            self._index = {label: at for at, label in enumerate(self._world._all_labels())}
+        return np.array([self._index[label] for label in mesh._all_labels()], np.int64)
+
+    def _stripped(self, layout: TensorLayout) -> tuple[Home, tuple[Any, ...]]:
+        """The home of a layout, and its axes without those over which the state is sharded."""
+        if layout.device_mesh is None:
+            raise LayoutError("its layout has no mesh")
+        home = self._home(layout.device_mesh)
+        axes = layout.axes
+        cut = {name.partition(":(")[0] for name in layout._named_axes()}
+        if both := cut.intersection(home.axes):
+            axes = tuple(self._without(dim, spec, both) for dim, spec in enumerate(axes))
+        return home, axes
+
+    def _without(self, dim: int, spec: Any, both: set[str]) -> Any:
+        names = (spec,) if isinstance(spec, str) else spec or ()
+        if isinstance(names, tuple):
+            kept = tuple(name for name in names if name not in both)
+            if len(kept) == len(names):
+                return spec
+            by_rows = self._recipe.sharding in ("fsdp2", "hsdp") and dim == 0 and names[: len(kept)] == kept
+            if by_rows:
+                return kept
+        elif not any(name.partition(":(")[0] in both for name in TensorLayout((spec,))._named_axes()):
+            return spec
+        raise LayoutError(
+            f"the rules cut dim {dim} over {', '.join(sorted(both))}, over which {self._recipe.sharding} would shard; "
+            "say over which axes with over, or sharding none for what the rules cut"
+        )
+
+    def _cut(self, mesh: DeviceMesh, axes: tuple[Any, ...], shape: tuple[int, ...], uneven: UnevenRule) -> Cut:
+        key = axes, mesh.shape, mesh.axis_names, shape, uneven
+        found = self._cuts.get(key)
+        if found is None:
+            partition = TensorLayout(axes, mesh).partition(shape, uneven)
+            shapes = tuple(partition._shapes())
+            if len(set(shapes)) == 1:
+                shapes = shapes[:1]
+            # XLA has the same room on every device.
+            is_padded = self._recipe.sharding == "none" and uneven == "ceil" and len(shapes) > 1
+            found = self._cuts[key] = Cut(shapes, partition.largest_shard_shape if is_padded else None)
+        return found
+
+    def _of_tiling(self, tiling: SharedTiling) -> tuple[Home, Cut]:
+        mesh = tiling.layout.device_mesh
+        if mesh is None:
+            raise LayoutError("its layout has no mesh")
+        home = self._home(mesh)
+        cut = {name.partition(":(")[0] for name in tiling.layout._named_axes()}
+        if cut.intersection(home.axes):
+            raise LayoutError("its blocks are shared over the axes over which the state is sharded")
+        return home, Cut(tuple(tiling._shapes()), None)
+
+    def _rows(self) -> Iterable[Row]:
+        """Everything that each group of ranks has; equal groups are worked out once."""
+        together: dict[bytes, list[tuple[Home, int]]] = {}
+        for home in self._homes.values():
+            if home.tensors:
+                for number, row in enumerate(home.rows):
+                    together.setdefault(row.tobytes(), []).append((home, number))
+        first = self._first_devices()
+        orders: dict[Any, tuple[tuple[int, ...], Any]] = {}
+        known: dict[Any, Any] = {}
+        for homes in together.values():
+            devices = homes[0][0].rows[homes[0][1]]
+            is_first = first is None or bool(first[devices[0]])
+            key = tuple((home.number, home.variants()[row]) for home, row in homes), is_first
+            if key not in orders:
+                parts = [part for home, row in homes for part in home.parts(row)]
+                if len(homes) > 1:
+                    parts.sort(key=lambda part: part[0])
+                content = tuple([part[1:] for part in parts]), len(devices), is_first
+                if content not in known:
+                    found = tuple(self._entries(self._locals(content[0]), len(devices), is_first=is_first))
+                    known[content] = found, _sums(found)
+                orders[key] = tuple([part[0] for part in parts]), known[content]
+            numbers, (found, sums) = orders[key]
+            yield Row(devices, numbers, found, sums)
+
+    def _entries(self, parts: Sequence[Local], ways: int, *, is_first: bool) -> Iterable[Entry]:
+        recipe = self._recipe
+        if recipe.bucket is not None and not is_first:
+            recipe = replace(recipe, bucket=None)
+        return entries(recipe, parts, ways)
+
+    def _locals(self, parts: Sequence[tuple[Cut, tuple[int, ...], tuple[Any, ...]]]) -> list[Local]:
+        """Give the parts in their order, each with the number of its place; Megatron's stacked experts one by one."""
+        is_megatron = self._recipe.sharding in ("megatron", "megatron-ddp")
+        found: list[Local] = []
+        for at, (cut, shape, (bits, trained, unit, is_matrix, apart)) in enumerate(parts):
+            count = 1
+            if is_megatron and len(shape) == 3:  # Only experts have weights of three dims there.
+                count, shape = shape[0], shape[1:]
+            found += [Local(at, shape, bits, trained, unit, is_matrix, apart, cut.room)] * count
+        return found
+
+    def _first_devices(self) -> npt.NDArray[np.bool_] | None:
+        """Which devices are on the first stage of a pipeline; `None` if there is none."""
+        for mesh in self._meshes():
+            if "pp" in mesh.axis_names:
+                first = np.zeros(self._world.size, bool)
+                at = mesh.coordinates()[:, mesh.axis_names.index("pp")] == 0
+                first[self._devices(mesh)[at]] = True
+                return first
+        return None
+
+    def _cache(self, cache: Cache) -> tuple[str, Any, Any, Any]:
+        """The name of a cache, the devices that have it, and their bytes, held and allocated."""
+        tensor = next((one for one in self._tensors if one.name == cache.follows), None)
+        if tensor is None:
+            raise LayoutError(f"the cache {shown(cache.name)} follows {shown(cache.follows)}, which tensors has not")
+        layout, uneven = self._placed(tensor)
+        if not isinstance(layout, TensorLayout):
+            layout = TensorLayout((None,) * len(tensor.shape), self._world)
+        mesh = layout.device_mesh
+        assert mesh is not None
+        if cache.rows is None:
+            rows: Any = np.ones(mesh.size, np.int64)
+        else:
+            partition = layout.partition(tensor.shape, uneven)
+            start, stop = cache.rows
+            rows = np.zeros(mesh.size, np.int64)
+            for at, label in enumerate(mesh._all_labels()):
+                for piece in partition.pieces(label):
+                    box = piece.box[0]
+                    rows[at] += max(min(box.stop, stop) - max(box.start, start), 0)
+        devices = self._devices(mesh)
+        return cache.name, devices, *(bytes_for(rows * each, cache.bits) for each in (cache.held, cache.allocated))
+
+
+def _sums(found: Iterable[Entry]) -> tuple[Any, ...]:
+    """The bytes of each kind."""
+    sums: dict[str, list[Any]] = {}
+    for entry in found:
+        own = sums.setdefault(entry.kind, [0, 0])
+        own[0] = own[0] + entry.held
+        own[1] = own[1] + entry.allocated
+    return tuple((kind, held, allocated) for kind, (held, allocated) in sums.items())

@@ -1,0 +1,283 @@
+"""Training states by hand arithmetic; `tests/deploy/test_corpora.py` has what frameworks allocate."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardwise as sw
+from shardwise.deploy import Deployment, DeploymentRule, fsdp2
+from shardwise.state import SHARDINGS, Lora, key_value_caches, training_state
+
+MESH = sw.DeviceMesh((4, 2), ("data", "tp"))
+
+
+def rules() -> sw.LayoutMap:
+    found = sw.LayoutMap(MESH)
+    found["up"] = ("tp", None)
+    found["down"] = (None, "tp")
+    found["norm"] = (None,)
+    return found
+
+
+#: 3 x 5 over 2 is cut in no dim that does not divide.
+MODEL = {"0.up": ((6, 5), "bfloat16"), "0.down": ((5, 6), "bfloat16"), "0.norm": ((5,), "bfloat16")}
+
+
+def of_kind(state: Any, kind: str) -> list[tuple[int, int]]:
+    return list(zip(state.held[kind].tolist(), state.allocated[kind].tolist(), strict=True))
+
+
+def test_everything_whole() -> None:
+    """3*5 + 5*3 + 5 = 35 elements; masters of twice their bytes; two moments, three steps."""
+    state = training_state(MODEL, rules(), "adamw", "ddp", masters="float32")
+    assert of_kind(state, "weights") == of_kind(state, "gradients") == [(70, 70)] * 8
+    assert of_kind(state, "masters") == [(140, 140)] * 8
+    assert of_kind(state, "optimizer") == [(2 * 140 + 3 * 4,) * 2] * 8
+    assert state.over == ("data",)
+
+
+def test_moments_are_of_the_dtype_of_the_weights_where_there_is_no_master() -> None:
+    state = training_state(MODEL, rules(), "adamw", "ddp")
+    assert of_kind(state, "optimizer") == [(2 * 70 + 3 * 4,) * 2] * 8
+    assert "masters" not in state.kinds
+
+
+def test_rows_of_fully_shard() -> None:
+    """Rows of (3, 5), (5, 3) and (5,) over 4: one each of 3; two each of 5, so 2, 2, 1, 0."""
+    state = training_state(MODEL, rules(), "sgd-momentum", "fsdp2")
+    held = [2 * (5 + 2 * 3 + 2), 2 * (5 + 2 * 3 + 2), 2 * (5 + 3 + 1), 0]
+    expected = [size for size in held for _ in range(2)]
+    assert state.held["weights"].tolist() == expected
+    assert state.allocated["weights"].tolist() == [2 * (5 + 2 * 3 + 2)] * 8
+    assert of_kind(state, "optimizer") == [(size, size) for size in expected]
+
+
+def test_flat_parameters() -> None:
+    """35 elements in one flat one over 4: 9 each, of which the last holds 8."""
+    state = training_state(MODEL, rules(), "adamw", "fsdp1")
+    assert of_kind(state, "weights") == [(18, 18)] * 6 + [(16, 18)] * 2
+    assert of_kind(state, "optimizer") == [(2 * 18 + 4, 2 * 18 + 4)] * 6 + [(2 * 16 + 4, 2 * 18 + 4)] * 2
+    # Aligned to 16 bytes, eight elements: 0..15, 16..31, 32..37, and 40 in all: 10 each, with 10, 5 + 4, 10, 1 + 5.
+    aligned = training_state(MODEL, rules(), "adamw", "fsdp1", settings={"use_orig_params": True})
+    assert [room for _, room in of_kind(aligned, "weights")] == [20] * 8
+    assert [held for held, _ in of_kind(aligned, "weights")][::2] == [20, 18, 20, 12]
+
+
+def test_partitions_of_zero() -> None:
+    """35 elements, padded to a multiple of 2 * 4, are 40: 10 each in float32."""
+    for sharding in ("zero1", "zero2"):
+        state = training_state(MODEL, rules(), "adamw", sharding)
+        assert of_kind(state, "weights") == [(70, 80)] * 8
+        assert [room for _, room in of_kind(state, "masters")] == [40] * 8
+        assert [held for held, _ in of_kind(state, "masters")][::2] == [40, 40, 40, 20]
+        assert of_kind(state, "optimizer")[-1] == (2 * 20 + 4, 2 * 40 + 4)
+    state = training_state(MODEL, rules(), "adamw", "zero3", settings={"stage3_param_persistence_threshold": 5})
+    # 15, 15 and 5 over 4: 4 + 4 + 2 each; the norm is whole besides after a step, 4 * 2 for its 5.
+    assert [room for _, room in of_kind(state, "weights")] == [20] * 8
+    assert [held for held, _ in of_kind(state, "weights")][::2] == [20, 20, 2 * (4 + 4 + 1), 2 * (3 + 3)]
+    assert of_kind(state, "whole") == [(10, 16)] * 8
+
+
+def test_buckets_of_megatron() -> None:
+    """From the last: 5 at 0, 15 at 64, 15 at 128 to 143; the bucket ends at a multiple of 128: 256, and 64 each."""
+    state = training_state(MODEL, rules(), "adamw", "megatron", gradients="float32")
+    assert of_kind(state, "weights") == [(70, 512)] * 8
+    assert of_kind(state, "gradients") == [(140, 1024)] * 8
+    assert [held for held, _ in of_kind(state, "masters")][::2] == [20, 60, 60, 0]
+    assert of_kind(state, "optimizer")[::2] == [(2 * 20 + 4,) * 2, (2 * 60 + 4,) * 2, (2 * 60 + 4,) * 2, (0, 0)]
+    assert [tuple(kept) for kept in state.of("cpu:2") if kept.kind == "masters"] == [
+        ("0.down", "masters", "master", 60, 60)
+    ]
+
+
+@pytest.mark.parametrize("sharding", [name for name in SHARDINGS if name != "hsdp"])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd-momentum", "lion"])
+def test_what_all_ranks_hold_is_the_model(sharding: str, optimizer: str) -> None:
+    """Whatever is sharded, the parts that are held add up to all elements, as often as they are repeated."""
+    state = training_state(MODEL, rules(), optimizer, sharding)
+    moments = {"adamw": 2, "sgd-momentum": 1, "lion": 1}[optimizer]
+    size = {"masters": 4}.get("masters" if "masters" in state.kinds else "", 2)
+    copies = 1 if sharding not in ("none", "ddp", "megatron-ddp") else 4
+    # Elements that tp cuts, 30 + 30, are once in all; the norm of 5 is on both.
+    elements = (30 + 30 + 2 * 5) * copies
+    found = {"moments": 0, "steps": 0}
+    for device in MESH.devices.ravel():
+        for kept in state.of(device):
+            if kept.kind == "optimizer":
+                found["steps" if kept.name == "step" else "moments"] += kept.held
+    assert found["moments"] == moments * size * elements
+    assert all((state.held[kind] <= state.allocated[kind]).all() for kind in state.kinds)
+    by_device = np.array([sum(kept.allocated for kept in state.of(device)) for device in MESH.devices.ravel()])
+    assert np.array_equal(by_device, state.device_bytes)
+
+
+def test_groups_within_the_ranks() -> None:
+    """Two groups of two ranks: rows of 3, 5 and 5 over 2."""
+    state = training_state(MODEL, rules(), "lion", "hsdp", group=2)
+    assert state.allocated["weights"].tolist() == [2 * (2 * 5 + 3 * 3 + 3)] * 8
+    same = training_state(
+        MODEL, fsdp2(2, 2, tp=2, tp_rules={"up": ("tp", None), "down": (None, "tp")}), "lion", "fsdp2"
+    )
+    assert same.over == ("shard",)
+    assert np.array_equal(same.device_bytes, state.device_bytes)
+
+
+def test_xla_has_the_same_room_everywhere() -> None:
+    """7 rows over 4 under `ceil`: 2, 2, 2, 1."""
+    layouts = sw.LayoutMap(MESH)
+    layouts["w"] = sw.LayoutRule(("data", None), "ceil")
+    state = training_state({"w": ((7, 3), "float32")}, layouts)
+    assert of_kind(state, "weights")[::2] == [(24, 24), (24, 24), (24, 24), (12, 24)]
+
+
+def test_eight_bits() -> None:
+    """Below 4096 elements float32; beyond, a byte and a scale of four bytes for each 256; tables of 2 KiB once."""
+    layouts = sw.LayoutMap(sw.DeviceMesh((1,), ("data",)))
+    tensors = {"a": ((64, 64), "bfloat16"), "b": ((4095,), "bfloat16"), "c": ((4097,), "bfloat16")}
+    state = training_state(tensors, layouts, "adam8bit", "ddp")
+    expected = 2 * (4096 + 4 * 16) + 2 * 4 * 4095 + 2 * (4097 + 4 * 17) + 2048
+    assert of_kind(state, "optimizer") == [(expected, expected)]
+
+
+def test_muon_and_adafactor() -> None:
+    layouts = sw.LayoutMap(sw.DeviceMesh((1,), ("data",)))
+    tensors = {
+        "embed_tokens.weight": ((10, 4), "float32"),
+        "layers.0.q.weight": ((4, 4), "float32"),
+        "norm.weight": ((4,), "float32"),
+        "layers.0.experts": ((2, 3, 5), "float32"),
+    }
+    state = training_state(tensors, layouts, "muon", "ddp")
+    adam = (40 + 4 + 30) * 2 * 4 + 3 * 4
+    assert of_kind(state, "optimizer") == [(adam + 16 * 4,) * 2]
+    # Rows and columns: 10 + 4, 4 + 4, whole 4, 2 * 3 + 2 * 5; four steps.
+    factored = training_state(tensors, layouts, "adafactor", "ddp")
+    assert of_kind(factored, "optimizer") == [(4 * (14 + 8 + 4 + 16) + 4 * 4,) * 2]
+
+
+def test_frozen_and_adapters() -> None:
+    state = training_state(MODEL, rules(), "adamw", "ddp", frozen="up|down")
+    assert of_kind(state, "gradients") == [(10, 10)] * 8
+    # A of (2, 5) whole and B of (6, 2) cut over tp; of down A of (2, 6) cut and B of (5, 2) whole.
+    adapted = training_state(MODEL, rules(), "adamw", "ddp", lora=Lora(2, "up|down", "float32"))
+    trained = 2 * 5 + 3 * 2 + 2 * 3 + 5 * 2
+    assert of_kind(adapted, "gradients") == [(4 * trained, 4 * trained)] * 8
+    assert of_kind(adapted, "weights") == [(70 + 4 * trained,) * 2] * 8
+
+
+def test_tied_tensors() -> None:
+    tensors = {"embed": ((8, 2), "float32"), "head": ((8, 2), "float32")}
+    layouts = sw.LayoutMap(sw.DeviceMesh((2,), ("data",)), default=())
+    state = training_state(tensors, layouts, "lion", "ddp", over=["data"], tied={"head": "embed"})
+    assert of_kind(state, "weights") == [(64, 64)] * 2
+    stages = Deployment(
+        2,
+        sw.DeviceMesh((2,), ("pp",)),
+        {"embed": DeploymentRule((None, None), at={"pp": 0}), "head": DeploymentRule((None, None), at={"pp": 1})},
+    )
+    apart = training_state(tensors, stages, "lion", "ddp", tied={"head": "embed"})
+    assert of_kind(apart, "weights") == [(64, 64)] * 2
+    # A bucket of its own on both stages: 16 elements, padded to 128.
+    buckets = training_state(
+        {**tensors, "embed.norm": ((3,), "float32")},
+        Deployment(
+            2,
+            sw.DeviceMesh((2, 1), ("pp", "dp")),
+            {
+                "embed$": DeploymentRule((None, None), at={"pp": 0}),
+                "head": DeploymentRule((None, None), at={"pp": 1}),
+                "norm": DeploymentRule((None,), at={"pp": 0}),
+            },
+            replicated=["dp"],
+        ),
+        "lion",
+        "megatron",
+        tied={"head": "embed"},
+    )
+    assert buckets.allocated["gradients"].tolist() == [4 * (128 + 128), 4 * 128]
+
+
+def test_stages() -> None:
+    stages = Deployment(
+        4,
+        sw.DeviceMesh((2, 2), ("pp", "dp")),
+        {"h.{i}": DeploymentRule((None,), at={"pp": "i // 2"})},
+        replicated=["dp"],
+    )
+    state = stages.state({f"h.{i}": ((8,), "float32") for i in range(3)}, "lion", "fsdp2")
+    assert state.along("pp").tolist() == [[2 * 3 * 16, 2 * 3 * 16], [3 * 16, 3 * 16]]
+    assert state.fullest == ("cpu:0", 96)
+    assert state.why == "it has 48 B more than cpu:2, the emptiest: 96 B more of h.{0,1}"
+    assert state.fits(96)
+    assert not state.fits(95)
+    assert [(devices, sizes["weights"]) for devices, sizes in state.alike()] == [((0, 1), (32, 32)), ((2, 3), (16, 16))]
+    assert state.to_dict()["stages"] == [{"least": 96, "most": 96}, {"least": 48, "most": 48}]
+    assert "96 B on cpu:0" in str(state)
+    assert pickle.loads(pickle.dumps(state.to_dict()))["fullest"]["device"] == "cpu:0"
+    assert sw.draw(state)
+
+
+def test_caches() -> None:
+    config = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32, "num_hidden_layers": 2,
+              "layer_types": ["full_attention", "sliding_attention"], "sliding_window": 10}  # fmt: skip
+    tensors = {f"layers.{i}.self_attn.{x}_proj.weight": ((16, 32), "bfloat16") for i in range(2) for x in "kv"}
+    layouts = sw.LayoutMap(MESH)
+    layouts["[kv]_proj"] = ("tp", None)
+    caches = key_value_caches(config, tensors, batch=3, context=100, block=16)
+    state = training_state(tensors, layouts, caches=caches)
+    # Eight rows each of keys and values: 100 tokens, 112 in blocks, and 10, in a block of 16; two bytes.
+    assert of_kind(state, "caches") == [(2 * 3 * (100 + 10) * 2 * 8, 2 * 3 * (112 + 16) * 2 * 8)] * 8
+    latent = {"layers.0.self_attn.kv_a_proj_with_mqa.weight": ((512 + 64, 32), "bfloat16")}
+    caches = key_value_caches({"num_hidden_layers": 1}, latent, batch=1, context=7, dtype="float8_e4m3fn")
+    layouts["kv_a"] = (None, None)
+    assert of_kind(training_state(latent, layouts, caches=caches), "caches") == [(7 * 576, 7 * 576)] * 8
+    fused = {"layers.0.self_attn.qkv_proj.weight": (((4 + 2 + 2) * 8, 32), "bfloat16")}
+    caches = key_value_caches({**config, "num_hidden_layers": 1, "layer_types": None}, fused, batch=1, context=5)
+    packed = sw.LayoutMap(MESH)
+    packed["qkv"] = (sw.packed.qkv(4, 2, 8, "tp"), None)
+    assert sum(held for held, _ in of_kind(training_state(fused, packed, caches=caches), "caches")) == 4 * 2 * 5 * 32
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"optimizer": "shampoo"}, "optimizer is 'shampoo', which is not known"),
+        ({"sharding": "zero4"}, "sharding is 'zero4', which is not known"),
+        ({"settings": {"overlap": True}}, "settings has 'overlap', which fsdp2 does not know; it knows none"),
+        ({"sharding": "zero1", "settings": {"param_groups": 3}}, "must be from 1 to 2"),
+        ({"sharding": "hsdp"}, "give their size as group"),
+        ({"group": 3}, "group is 3, which does not divide the 4"),
+        ({"over": ["rows"]}, "over names the axis 'rows'; the meshes have data, tp"),
+        ({"over": ["tp"], "sharding": "zero1"}, "the rules cut dim 0 over tp"),
+        ({"frozen": "("}, "frozen is '\\(', which is not a regular expression"),
+        ({"lora": Lora(2, "nothing")}, "lora: 'nothing' is found in no name"),
+        ({"tied": {"a": "b"}}, "tensors has not both"),
+        ({"optimizer": "muon", "sharding": "zero1"}, "takes matrices"),
+        ({"units": "x"}, "units is for fsdp1 and megatron"),
+        ({"sharding": "none", "over": ["data"]}, "over is for what shards"),
+    ],
+)
+def test_refused_by_name(given: dict[str, Any], message: str) -> None:
+    arguments: dict[str, Any] = {"optimizer": "adamw", "sharding": "fsdp2", **given}
+    with pytest.raises(sw.LayoutError, match=message):
+        training_state(MODEL, rules(), **arguments)
+
+
+def test_tensors_that_are_not_known() -> None:
+    with pytest.raises(sw.LayoutError, match=r"'q' is not of a dtype that is trained; freeze it with frozen"):
+        training_state({"q": ((4,), "int8")}, rules(), "adamw", "ddp")
+    assert training_state({"q": ((4,), "int8")}, rules(), "adamw", "ddp", frozen="q").fullest[1] == 4
+    nowhere = Deployment(2, sw.DeviceMesh((2,), ("dp",)), {"w": DeploymentRule((None,))}, replicated=["dp"])
+    with pytest.raises(sw.LayoutError, match="no rule matches the tensor 'v', and there is no default"):
+        training_state({"v": ((4,), "int8")}, nowhere)
+    with pytest.raises(sw.LayoutError, match="a parameter without dims cannot be cut in rows"):
+        training_state({"w": ((), "float32")}, sw.LayoutMap(MESH, default=()), "adamw", "fsdp2", over=["data"])
+    with pytest.raises(TypeError, match="must be a shape and a dtype"):
+        training_state({"w": (4, 4)}, rules())
+    assert training_state({"up.w": (4, 4)}, rules(), weights="int8").fullest[1] == 8
+    unmatched = training_state({"v": ((4,), "int8")}, rules())
+    assert unmatched.unmatched == ("v",)
