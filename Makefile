@@ -21,8 +21,13 @@ SLOW_SEED ?= 20261121
 # Where Python may not keep what it has compiled, each process that a test starts compiles all it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help help-all build dev demo tools test test-fast test-rust test-release test-python test-oracle test-clusters \
-  test-slow prove frameworks check format bench fuzz valgrind coverage mutants mutants-python docs look wheel licences clean
+# Of the tests: files or folders instead of all, further groups of pyproject.toml to install first (frameworks, clusters),
+# and further options of pytest.
+WHAT ?=
+WITH ?=
+ARGS ?=
+
+.PHONY: help help-all build dev demo test test-fast prove check format bench fuzz valgrind coverage mutants docs look wheel clean
 .DEFAULT_GOAL := help
 
 # What every contributor needs is marked with two number signs, the rest with three.
@@ -59,53 +64,32 @@ dev test-fast: PROFILE :=
 dev: $(VENV)/.extras ## build it unoptimised: an edit in Rust is seen from Python in seconds
 	$(QUIETLY) "Building shardwise, unoptimised" env VIRTUAL_ENV=$(VENV) $(BIN)/maturin develop --skip-install
 
-# What tests and checks are run with.
-$(VENV)/.tools: pyproject.toml $(BIN)/maturin
-	$(QUIETLY) "Installing what tests and checks need" $(BIN)/python -m pip install 'pip>=25.1' --group test --group check
+# A dependency group of pyproject.toml, when that changes.
+$(VENV)/.group-%: pyproject.toml $(BIN)/maturin
+	$(QUIETLY) "Installing the group $*$(if $(filter frameworks,$*), (minutes; some 2 GB))" \
+	  $(BIN)/python -m pip install 'pip>=25.1' --group $*
 	@touch $@
 
-tools: $(VENV)/.tools
+# What tests and checks are run with.
+TOOLS := $(VENV)/.group-test $(VENV)/.group-check
+FRAMEWORKS := $(TOOLS) $(VENV)/.group-frameworks
 
 demo: build ## report on a checkpoint, cut it for 4 devices and for 8, merge it and compare; CKPT=… uses yours
 	@$(BIN)/python examples/demo.py $(if $(CKPT),"$(CKPT)")
 
-test: test-rust test-python ## run the tests, in minutes: Rust, Python, doctests, pages; slow ones for SLOW_SECONDS (20) in all
+test: build $(TOOLS) $(addprefix $(VENV)/.group-,$(WITH)) ## run the tests, in minutes: Rust, Python, doctests, pages; WHAT=tests/store runs one folder
+	$(if $(WHAT),,cargo test --quiet --workspace)
+	$(BIN)/python -m pytest $(WHAT) --slow-seconds $(SLOW_SECONDS) --slow-seed $(SLOW_SEED) $(ARGS)
 
-test-fast: dev tools ## in a minute: few cases and examples of each test, none that takes long, the unit tests of Rust
-	PROPTEST_CASES=16 cargo test --quiet --lib
-	$(BIN)/python -m pytest -q --slow-seconds 0 --cases 2 --hypothesis-profile fast
+test-fast: dev $(TOOLS) ## in a minute: few cases and examples of each test, none that takes long, the unit tests of Rust; WHAT=… too
+	$(if $(WHAT),,PROPTEST_CASES=16 cargo test --quiet --lib)
+	$(BIN)/python -m pytest $(WHAT) -q --slow-seconds 0 --cases 2 --hypothesis-profile fast $(ARGS)
 
-test-rust:
-	cargo test --quiet --workspace
-
-# Without debug assertions, as users have it.
-test-release:
-	cargo test --quiet --profile release-test --lib
-
-test-python: build tools
-	$(BIN)/python -m pytest --slow-seconds $(SLOW_SECONDS) --slow-seed $(SLOW_SEED)
-
-frameworks: build tools
-	$(QUIETLY) "Installing the frameworks (minutes; some 2 GB)" $(BIN)/python -m pip install --group frameworks
-
-test-oracle: frameworks ### install the frameworks and compare with them
-	$(BIN)/python -m pytest tests/oracle tests/interop tests/docs/test_documents.py -rs --slow-seconds $(SLOW_SECONDS) --slow-seed $(SLOW_SEED)
-
-# The S3 server and the MPI come from PyPI as well.
-test-clusters: build tools ### install Dask, an MPI and an S3 server, and run the tests of clusters and object stores
-	$(QUIETLY) "Installing Dask, an MPI and an S3 server" $(BIN)/python -m pip install --group clusters
-	$(BIN)/python -m pytest tests/store/write/test_clusters.py tests/store/data/test_objects.py tests/store/write/test_object_tasks.py \
-	  tests/store/write/test_object_plans.py tests/store/write/places/test_shared_objects.py tests/store/write/test_trips.py tests/store/write/request/test_companion_files.py \
-	  tests/execute tests/docs/test_page_blocks.py -rs
-
-prove: frameworks ### compare millions of cases with oracles; Ctrl-C stops, the same command continues; SEED=… repeats
+prove: build $(FRAMEWORKS) ### compare millions of cases with oracles; Ctrl-C stops, the same command continues; SEED=… repeats
 	$(BIN)/python -m tests.prove --resume --jobs $(JOBS) --scale $(SCALE) $(if $(SEED),--seed $(SEED)) \
 	  $(if $(LIMIT),--limit $(LIMIT))
 
-test-slow: frameworks ### run all tests that are marked slow, however long they take
-	$(BIN)/python -m pytest -m slow -rs
-
-check: build tools ## formats, lints, types and the tests, as continuous integration does: some 10 minutes
+check: build $(TOOLS) ## formats, lints, types and the tests, as continuous integration does: some 10 minutes
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --quiet -- -D warnings
 	$(BIN)/ruff format --check
@@ -118,46 +102,47 @@ check: build tools ## formats, lints, types and the tests, as continuous integra
 	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
 	$(BIN)/zizmor --offline --quiet .github
-	$(MAKE) test test-release
+	$(MAKE) test
+	# Without debug assertions, as users have it.
+	cargo test --quiet --profile release-test --lib
 
-format: tools ## format the Rust and Python code
+format: $(TOOLS) ## format the Rust and Python code
 	cargo fmt --all
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
 # PyTorch may be missing, as in the group `frameworks`; where it is installed, it is compared with.
-bench: frameworks ## time the kernels, and the same work in other libraries, for an hour: writes docs/benchmarks.md
-	$(QUIETLY) "Installing what draws charts and builds wheels" $(BIN)/python -m pip install --group bench --group release
+bench: build $(FRAMEWORKS) $(VENV)/.group-bench $(VENV)/.group-release ## time the kernels, and the same work in other libraries, for an hour: writes docs/benchmarks.md
 	cargo bench --bench kernels --bench reshard
 	$(BIN)/python benches/peers/run.py --allow-missing torch,mooncake
 
-fuzz: build tools ### run every fuzzer for SECONDS each (60), from a new seed each time
+fuzz: build $(TOOLS) ### run every fuzzer for SECONDS each (60), from a new seed each time
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
 
-valgrind: build tools ### run views and copies under valgrind, which must be installed
+valgrind: build $(TOOLS) ### run views and copies under valgrind, which must be installed
 	PYTHONMALLOC=malloc valgrind --log-file=target/valgrind.log $(BIN)/python -m tests.process.test_guard_pages heap
 	@if grep -B5 -A20 '_core\.' target/valgrind.log; then exit 1; else echo "no report in which the compiled module has a part"; fi
 
-coverage: frameworks ### what the tests reach: lines and branches of the Python package, lines of the core
+coverage: build $(FRAMEWORKS) ### what the tests reach: lines and branches of the Python package, lines of the core
 	$(BIN)/python -m coverage erase
 	$(BIN)/python -m coverage run -m pytest -q; status=$$?; \
 	  $(BIN)/python -m coverage combine --quiet && $(BIN)/python -m coverage report && exit $$status
 	$(BIN)/python -m tests.rust.coverage
 
-# Takes hours; FILE chooses one.
+# Of Rust, hours; of Python a second for each change, of which COUNT are drawn by SEED from each file, or one in EVERY is made.
 FILE ?= rust/core/**/*.rs
-mutants: ### change the core's arithmetic line by line and see whether its unit tests notice
+COUNT ?=
+EVERY ?=
+mutants: build $(TOOLS) ### change arithmetic line by line and see whether tests notice: FILE=rust/core/uneven.rs, or Python with COUNT=50 or EVERY=4
+ifeq ($(filter %.py,$(FILE)),)
 	cargo install --quiet --locked cargo-mutants
 	PROPTEST_CASES=64 cargo mutants --package shardwise-core --file '$(FILE)' --output target -- --lib
-
-# A second for each change, of which COUNT are drawn by SEED from each file; FILE is one or several.
-COUNT ?=
-mutants-python: build tools ### the same for the Python package: FILE=python/shardwise/layout.py, COUNT=50 per file or EVERY=4 for a quarter
+else
 	$(BIN)/python -m tests.mutants $(if $(COUNT),--count $(COUNT)) $(if $(EVERY),--every $(EVERY)) $(if $(SEED),--seed $(SEED)) $(FILE)
+endif
 
 # Needs no network once its tools are there: what the pages link to is theirs, or is not followed.
-docs: build ## build the site into target/site, with every link and name looked up: a minute
-	$(QUIETLY) "Installing what builds the site" $(BIN)/python -m pip install --group docs
+docs: build $(VENV)/.group-docs ## build the site into target/site, with every link and name looked up: a minute
 	$(BIN)/python docs/pictures/make.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs --quiet build --strict --clean
 	$(BIN)/python -m release.site.check target/site
@@ -167,13 +152,8 @@ look: docs ### check every page, a report and all pictures in Chromium: contrast
 	$(BIN)/python -m pip install --quiet --no-deps 'axe-playwright-python>=0.1.7,<1'
 	$(BIN)/python -m release.site.look target/site
 
-wheel: $(BIN)/maturin ## build the sdist and the wheel from it into dist/, check and use them: some 5 minutes
-	$(QUIETLY) "Upgrading pip, which must know dependency groups" $(BIN)/python -m pip install 'pip>=25.1'
-	$(QUIETLY) "Installing what builds wheels" $(BIN)/python -m pip install --group release
+wheel: $(VENV)/.group-release ## build the sdist and the wheel from it into dist/, check and use them: some 5 minutes
 	@$(BIN)/python -m release.wheel
-
-licences: ### list the licences of what is linked in
-	$(PYTHON) -m release.licences
 
 clean: ## remove what was built
 	rm -rf target $(VENV) dist

@@ -39,8 +39,8 @@ ELSEWHERE = {"python", "pycon", "console", "python keras"}
 #: Commands of others than us that the tests do not type, and where the same is done.
 NOT_TYPED = {
     "pip install shardwise": "release/wheel.py installs what is released, into an environment without Rust",
-    "pip install shardwise[mpi] mpich": "installs; its extra is in `make test-clusters`",
-    "pip install shardwise[s3]": "installs; its extra is in `make test-clusters`",
+    "pip install shardwise[mpi] mpich": "installs; its extra is in the group `clusters`",
+    "pip install shardwise[s3]": "installs; its extra is in the group `clusters`",
     "vllm serve SHARDED --load-format sharded_state --tensor-parallel-size 8": (
         "tests/rules/test_families.py compares with what vLLM's loaders hold; its server needs a device"
     ),
