@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from ..._core import mapped_files
@@ -23,7 +22,7 @@ class MappedFiles:
     """The files that arrays are mapped from, as they are when the arrays are added.
 
     Args:
-        holders: The arrays, to which `add` adds more; what is not an array is left out.
+        arrays: The arrays, to which `add` adds more.
 
     Raises:
         ParseError: if a file is shorter than what an array has of it.
@@ -32,15 +31,15 @@ class MappedFiles:
     there on; one that is written anew has old ones and new ones meanwhile. Only Linux says where memory is mapped from.
     """
 
-    def __init__(self, holders: Iterable[object] = ()) -> None:
+    def __init__(self, arrays: Iterable[Array] = ()) -> None:
         self._added: dict[int, Array] = {}
         self._mapped: list[Array] = []
         self._found: dict[str, _Status] = {}
-        self.add(holders)
+        self.add(arrays)
 
-    def add(self, holders: Iterable[object]) -> None:
+    def add(self, arrays: Iterable[Array]) -> None:
         """Add arrays; those that were added before are known, and take no time."""
-        given = {id(holder): holder for holder in holders if isinstance(holder, np.ndarray)}
+        given = {id(array): array for array in arrays}
         new = {key: array for key, array in given.items() if key not in self._added}
         self._added |= new
         for array, path, status in _look(list(new.values())):

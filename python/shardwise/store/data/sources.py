@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +24,7 @@ from .objects import ObjectPath, ObjectStatus
 __all__ = [
     "Places",
     "Source",
+    "SourceArray",
     "SourceFile",
     "SourceObject",
     "check_name",
@@ -32,6 +35,54 @@ __all__ = [
 
 #: The most bytes around the tensors in a file that are digested, at its beginning and at its end.
 _MOST_HEAD, _MOST_TAIL = 2**20, 2**16
+
+
+class Source(Protocol):
+    """A source of a plan: a file or an object as it was when the plan was made, or an array in memory."""
+
+    @property
+    def path(self) -> Any:
+        """Its path or URL; empty for an array."""
+
+    @property
+    def is_kept(self) -> bool:
+        """True if a later run finds the same."""
+
+    @property
+    def is_visible(self) -> bool:
+        """True if another process sees it, so that a plan that reads it can be saved."""
+
+    @property
+    def is_fetched(self) -> bool:
+        """True if it is fetched into memory, as the I/O engine does not read it."""
+
+    @property
+    def fetched(self) -> ObjectFile | None:
+        """The object that is fetched; `None` if the engine reads it."""
+
+    @property
+    def array(self) -> npt.NDArray[Any] | None:
+        """The array that it is; `None` for a file or an object."""
+
+    @property
+    def inside(self) -> str:
+        """Its URL if it is in the memory of this process and looked up there, else an empty string."""
+
+    @property
+    def name(self) -> str:
+        """The path of a file that must keep its name, else an empty string."""
+
+    def stated(self) -> str:
+        """Return the JSON that a plan file says of it."""
+
+    def check(self) -> None:
+        """Refuse, with ParseError, one that is not what the plan says."""
+
+    def read_by(self, job: CopyJob) -> None:
+        """Add it to the sources of a job."""
+
+    def compared_by(self, job: CopyJob) -> None:
+        """Add it to the destinations of a job, to be compared with what is written."""
 
 
 class SourceFile(NamedTuple):
@@ -67,9 +118,28 @@ class SourceFile(NamedTuple):
         return self.changed is not None
 
     @property
+    def is_visible(self) -> bool:
+        """True: any process that sees the file system sees it."""
+        return True
+
+    @property
+    def is_fetched(self) -> bool:
+        """False: the I/O engine reads it."""
+        return False
+
+    @property
     def fetched(self) -> None:
-        """Always `None`: a file need not be fetched, the I/O engine reads it."""
+        """Always `None`: a file need not be fetched."""
         return None
+
+    @property
+    def array(self) -> None:
+        """Always `None`: it is a file."""
+        return None
+
+    def stated(self) -> str:
+        """Return the JSON that a plan file says of it."""
+        return json.dumps(self)
 
     @property
     def inside(self) -> str:
@@ -119,6 +189,25 @@ class SourceObject(NamedTuple):
         return True
 
     @property
+    def is_visible(self) -> bool:
+        """True: any process that reaches the store sees it."""
+        return True
+
+    @property
+    def is_fetched(self) -> bool:
+        """True: it is fetched into memory."""
+        return True
+
+    @property
+    def array(self) -> None:
+        """Always `None`: it is an object."""
+        return None
+
+    def stated(self) -> str:
+        """Return the JSON that a plan file says of it."""
+        return json.dumps(self, default=str)
+
+    @property
     def fetched(self) -> ObjectFile:
         """The object, opened, to be fetched into memory; the same `ObjectFile` for the same object."""
         return _opened(self)
@@ -145,8 +234,61 @@ class SourceObject(NamedTuple):
         job.discard()
 
 
-#: A source of a plan other than an array in memory.
-Source = SourceFile | SourceObject
+@dataclass(frozen=True, eq=False)
+class SourceArray:
+    """An array in memory, which the engine reads where it is."""
+
+    array: npt.NDArray[Any]
+
+    @property
+    def path(self) -> str:
+        """An empty text."""
+        return ""
+
+    @property
+    def is_kept(self) -> bool:
+        """False: another run may have another."""
+        return False
+
+    @property
+    def is_visible(self) -> bool:
+        """False: only this process has it."""
+        return False
+
+    @property
+    def is_fetched(self) -> bool:
+        """False: it is in memory already."""
+        return False
+
+    @property
+    def fetched(self) -> None:
+        """Always `None`: it need not be fetched."""
+        return None
+
+    @property
+    def inside(self) -> str:
+        """An empty string: nobody looks it up."""
+        return ""
+
+    @property
+    def name(self) -> str:
+        """An empty string: it has no path."""
+        return ""
+
+    def stated(self) -> str:
+        """Return `null`: no plan file states it."""
+        return "null"
+
+    def check(self) -> None:
+        """Do nothing: it is held as long as the plan."""
+
+    def read_by(self, job: CopyJob) -> None:
+        """Add it to the sources of a job."""
+        job.read_array(self.array)
+
+    def compared_by(self, job: CopyJob) -> None:
+        """Take its place among the destinations of a job: nothing is compared with it."""
+        job.discard()
 
 
 @functools.lru_cache(maxsize=4096)
@@ -172,10 +314,10 @@ def head_digest(path: str | Path, size: int, begin: int, end: int) -> str:
     return digest.hexdigest()
 
 
-def source_for(holder: Any, begin: int, end: int) -> Source | npt.NDArray[Any]:
+def source_for(holder: Any, begin: int, end: int) -> Source:
     """Note what pieces lie in: an open file or object, whose tensors are from one byte to another; or an array."""
     if isinstance(holder, np.ndarray):
-        return holder
+        return SourceArray(holder)
     if holder.is_fetched:
         return SourceObject(*holder.noted)
     path = os.path.abspath(holder.path)  # noqa: PTH100 (a Path would follow `..` through links another way)
@@ -210,7 +352,7 @@ class Places:
         return path
 
 
-def source_of(said: Any, places: Places) -> Source:
+def source_of(said: Any, places: Places) -> SourceFile | SourceObject:
     """Give the source that a plan file says.
 
     Raises:

@@ -10,7 +10,7 @@ import functools
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress, groupby
 from typing import Any, NamedTuple, Protocol
@@ -150,7 +150,7 @@ class Gatherer:
         self,
         program: bytes,
         own: int,
-        sources: Sequence[Source | Array],
+        sources: Sequence[Source],
         compared: Sequence[Source],
         names: Mapping[int, str],
     ) -> None:
@@ -159,16 +159,13 @@ class Gatherer:
         self._watched: tuple[MappedFiles, SameFiles] | None = None
         self.bytes_read = 0
         self.compares = True
-        for source in self._noted():
+        for source in (*sources, *compared):
             source.check()
-
-    def _noted(self) -> Iterator[Source]:
-        return (each for each in (*self._sources, *self._compared) if not isinstance(each, np.ndarray))
 
     def watch(self) -> None:
         """Note what is read, so that `check` sees whether it is replaced or written to meanwhile."""
-        files = SameFiles(each.name for each in self._noted() if each.name)
-        self._watched = MappedFiles(self._sources), files
+        files = SameFiles(each.name for each in (*self._sources, *self._compared) if each.name)
+        self._watched = MappedFiles(each.array for each in self._sources if each.array is not None), files
 
     def check(self) -> None:
         """Refuse, with ParseError, what was read if it was replaced or written to since it is watched."""
@@ -192,7 +189,7 @@ class Gatherer:
             OSError: if a file cannot be read or written, or a store fails.
         """
         given = np.frombuffer(self._program, np.int64)
-        if any(each.fetched for each in self._noted()):
+        if any(each.is_fetched for each in (*self._sources, *self._compared)):
             tensors = list(tensors_of(given.copy()))
             arrays, nbytes = self._fetched(tensors, self._names, self._own, memory)
             job = CopyJob.of_tensors(tensors)
@@ -237,10 +234,7 @@ class Gatherer:
 
     def _add_holders(self, job: CopyJob, arrays: Sequence[Array], destinations: Callable[[CopyJob], object]) -> None:
         for source in self._sources:
-            if isinstance(source, np.ndarray):
-                job.read_array(source)
-            else:
-                source.read_by(job)
+            source.read_by(job)
         for array in arrays:
             job.read_array(array)
         destinations(job)
@@ -254,7 +248,7 @@ class Gatherer:
 
         Pieces of objects that are compared are, and go nowhere after that. Also gives the bytes that were fetched.
         """
-        files = [None if isinstance(each, np.ndarray) else each.fetched for each in self._sources]
+        files = [each.fetched for each in self._sources]
         others = [each.fetched for each in self._compared]
         again = [
             (number, tensor.targets.chosen(np.array([row])), tensor.targets.rows[row])
@@ -354,8 +348,7 @@ class Task:
     sink: Sink
     files: tuple[tuple[int, str, int], ...]
     ranges: tuple[tuple[int, int, int, int], ...]
-    #: Files and objects, or the arrays of a plan of arrays in memory.
-    _sources: tuple[Any, ...]
+    _sources: tuple[Source, ...]
     #: Files and objects that are compared with what is written, and the names of the tensors that they hold again.
     _compared: tuple[Source, ...]
     _names: tuple[tuple[int, str], ...]

@@ -161,7 +161,7 @@ class PlanData:
         form: Its format.
         dtypes: The dtypes of its tensors.
         tensors: The tensors that are written, each made when it is asked for.
-        sources: The files, the objects, or the arrays, that it is read from.
+        sources: The files, objects and arrays that it is read from.
         head: The entries of the plan besides its sections.
         sections: The sections by name.
     """
@@ -174,7 +174,7 @@ class PlanData:
     sections: Mapping[str, Section]
     dtypes: Sequence[Dtype]
     tensors: Sequence[PlannedTensor]
-    sources: Sequence[Source | npt.NDArray[Any]]
+    sources: Sequence[Source]
     _file: Location | None
     _digest: str | None
     _files: list[TargetFile] | None
@@ -347,12 +347,12 @@ class PlanData:
     @property
     def is_of_files(self) -> bool:
         """True if everything comes from files and objects, so that any process can do a part of it."""
-        return not any(isinstance(source, np.ndarray) for source in self.sources)
+        return all(source.is_visible for source in self.sources)
 
     @property
     def is_kept(self) -> bool:
         """True if every run finds the same sources: no arrays, nor files that each run makes anew."""
-        return all(not isinstance(source, np.ndarray) and source.is_kept for source in self.sources)
+        return all(source.is_kept for source in self.sources)
 
     @property
     def is_shared(self) -> bool:

@@ -631,7 +631,6 @@ class _Making:
                 targets = Pieces(np.concatenate([targets.rows, others.rows]))
             wanted = 1 + 2 * WRITTEN[plan.form].has_crcs
             program.append(JobTensor(tensor.itemsize, wanted, tensor.shape, sources, targets).program())
-        compared = [plan.sources[holder] for holder in self._compared]
         return Task(
             plan.digest,
             number,
@@ -639,7 +638,7 @@ class _Making:
             tuple((file, plan.files[file].name, plan.files[file].size) for file in self._files),
             tuple(self._ranges),
             tuple(plan.sources[holder] for holder in self._sources),
-            tuple(source for source in compared if not isinstance(source, np.ndarray)),
+            tuple(plan.sources[holder] for holder in self._compared),
             tuple(names),
             b"".join(each.tobytes() for each in program),
             tuple(self._again),

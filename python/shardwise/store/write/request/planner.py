@@ -284,10 +284,11 @@ def make_plan(request: Request, contents: Contents) -> CheckpointPlan:
         tensors[number, DTYPE] = dtypes.setdefault(tensor.dtype.name, len(dtypes))
         tensors[number, CUT] = at_cut.get(id(cut), -1)
         tensors[number, OBJECT] = tensor.is_object
+    sources = [source_for(holder, *span) for holder, span in zip(held.held, held.spans, strict=True)]
     is_given = task_bytes is not None
     if task_bytes is None:
         task_bytes = min(max(total // _TASKS, _LEAST_TASK), _TASK)
-        if any(not isinstance(holder, np.ndarray) and holder.is_fetched for holder in held.held):
+        if any(source.is_fetched for source in sources):
             task_bytes = max(min(memory // 16 or _FETCHED_TASK, _FETCHED_TASK), LEAST_ASKED)
     targets, written = target_rows(files, len(wanted))
     tensors[:, TARGETS] = np.cumsum(written)
@@ -297,10 +298,7 @@ def make_plan(request: Request, contents: Contents) -> CheckpointPlan:
         for tensor, count, more in zip(wanted, counts, written.tolist(), strict=True)
     )
     runs = np.zeros((0, 7), np.int64) if takes_whole_files(path) else task_runs(shapes, task_bytes)
-    sources = [source_for(holder, *span) for holder, span in zip(held.held, held.spans, strict=True)]
-    # Of what is in a store, the URL; an array is not saved.
-    said = ["null" if isinstance(each, np.ndarray) else json.dumps(each, default=str) for each in sources]
-    lines = [line.encode() for line in said]
+    lines = [source.stated().encode() for source in sources]
     names = [file.name.encode() for file in files]
     sections: dict[str, Section] = {
         "names": Held(b"".join(lists[NAME])),

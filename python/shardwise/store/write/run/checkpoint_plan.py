@@ -14,7 +14,6 @@ from concurrent.futures import Executor
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -26,6 +25,7 @@ from ....rules.left_out import LeftOut
 from ...data.engine import CopyJob, add_digests, check_memory
 from ...data.files import opened_again
 from ...data.location import refuse_options
+from ...data.sources import SourceFile
 from ..places.work import MEMORY, RETRIES, Work, WriteOutline, WriteReport
 from ..plan.data import said_by
 from ..plan.file import check_plan, load_plan, save_plan
@@ -108,8 +108,7 @@ class CheckpointPlan(WritePlan):
         self.check_tasks()
         if not self.is_of_files:
             raise TypeError("a plan whose tensors are in memory, or in temporary files, cannot be saved")
-        noted = (source.path for source in self.sources if not isinstance(source, np.ndarray))
-        refuse_options([self.path, *noted], "a plan file")
+        refuse_options([self.path, *(source.path for source in self.sources)], "a plan file")
         save_plan(self, path_of(path))
 
     @classmethod
@@ -289,7 +288,7 @@ def _outline(plan: WritePlan, work: Work) -> WriteOutline:
     if free is None:
         return outline
     to_read = bytes_to_read(plan)
-    is_fetched = any(not isinstance(source, np.ndarray) and source.fetched for source in plan.sources)
+    is_fetched = any(source.is_fetched for source in plan.sources)
     # A sample of files does not tell how fast a store is.
     folder = Path(str(plan.path.parent))
     seconds = None if is_fetched else estimated_seconds(plan, folder, free, to_read, sync=work.sync)
@@ -319,7 +318,7 @@ def estimated_seconds(plan: WritePlan, folder: Path, free: int, to_read: int, *,
 
     What is not copied as it is goes through a file first. `None` if nothing can be written in the place, or read.
     """
-    spooled = sum(source.nbytes for source in plan.sources if isinstance(source, np.ndarray))
+    spooled = sum(source.array.nbytes for source in plan.sources if source.array is not None)
     written = plan.nbytes
     most = min(_SAMPLE, free // 4, max(written, 1))
     if most < 1:
@@ -348,8 +347,7 @@ def estimated_seconds(plan: WritePlan, folder: Path, free: int, to_read: int, *,
 
 def _sample(plan: WritePlan, most: int) -> Iterator[bytes]:
     """Blocks of the sources' tensors, as far apart as can be."""
-    noted: Iterator[Any] = (source for source in plan.sources if not isinstance(source, np.ndarray))
-    files = [source for source in noted if source.end > source.begin]
+    files = [source for source in plan.sources if isinstance(source, SourceFile) and source.end > source.begin]
     total = sum(file.end - file.begin for file in files)
     most = min(most, total)
     count = -(-most // _BLOCK)

@@ -66,11 +66,10 @@ def crew_of_plan(plan: WritePlan, work: Work) -> Iterator[Crew]:
     """
     # What a plan file lists is all in stores, or all on disks.
     known = plan.sources[:1] if plan.is_saved else plan.sources
-    noted = [source for source in known if not isinstance(source, np.ndarray)]
-    inside = plan.place.inside or next((source.inside for source in noted if source.inside), "")
+    inside = plan.place.inside or next((source.inside for source in known if source.inside), "")
     if inside and work.executor is not None and not isinstance(work.executor, ThreadPoolExecutor):
         raise TypeError(f"{inside}: is in the memory of this process; give a ThreadPoolExecutor")
-    is_fetched = any(source.fetched for source in noted)
+    is_fetched = any(source.is_fetched for source in known)
     with plan.place.crew(work, memory_for(int(plan.grid.bytes.max(initial=0))) if is_fetched else _SMALL) as crew:
         if not crew.is_here and not plan.is_of_files:
             raise TypeError("tensors in memory are written by threads of this process; give a ThreadPoolExecutor")
@@ -216,9 +215,8 @@ def run_whole(plan: WritePlan, work: Work) -> WriteReport:
         place.claim(work.resume)
         ledger = Ledger(plan)
         try:
-            mapped = MappedFiles(plan.sources)
-            noted = (source for source in plan.sources if not isinstance(source, np.ndarray))
-            files = SameFiles(source.name for source in noted if source.name)
+            mapped = MappedFiles(source.array for source in plan.sources if source.array is not None)
+            files = SameFiles(source.name for source in plan.sources if source.name)
             place.begin(parts=False)
             if work.resume:
                 for receipt in place.receipts():
