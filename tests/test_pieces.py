@@ -17,7 +17,7 @@ from shardwise.pieces import NO_PIECES, Piece, Pieces, dense_strides
 
 #: Functions that look for what is shared along one dim, in which there are no boxes: of tasks, of chunks.
 ALONG_ONE_DIM = {
-    ("store/write/plan/plan.py", "add_overlaps"),
+    ("store/write/plan/grids.py", "add_overlaps"),
     ("store/formats/orbax/zarr.py", "_from_shard"),
 }
 LARGER, SMALLER = {"max", "np.maximum"}, {"min", "np.minimum"}

@@ -247,6 +247,13 @@ class Pieces(Sequence[Piece]):
         """Those at these positions."""
         return Pieces(self.rows[positions], self.holders)
 
+    def moved(self, numbers: Numbers, by: Numbers | int = 0) -> Pieces:
+        """Return the pieces of other holders, by their numbers, so many bytes further on; without the holders."""
+        rows = self.rows.copy()
+        rows[:, 0] = numbers
+        rows[:, 1] += by
+        return Pieces(rows)
+
     def numbered(self, numbers: dict[int, int], first: int = 0) -> Pieces:
         """The same with holders numbered as they come, from `first` on; `numbers` gets what each was called here."""
         rows = self.rows.copy()

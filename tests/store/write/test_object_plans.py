@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 import shardwise as sw
 from shardwise.pieces import Piece, Pieces
 from shardwise.store.data.objects import ObjectPath
-from shardwise.store.write.plan.plan import FileGrid
+from shardwise.store.write.plan.grids import FileGrid
 from tests.store.stores import Store
 from tests.store.tasks import files
 from tests.store.toxic import Times

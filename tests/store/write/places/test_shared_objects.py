@@ -456,7 +456,7 @@ def test_receipts_that_are_forged(small_parts: Store, source: Path, kind: str) -
     place = small_parts.place("new")
     plan = planned(source, place)
     plan.run()
-    number = next(n for n in range(len(plan.tasks)) if (plan.shares(n)[:, 1] == plan.shares(n)[:, 3]).all())
+    number = next(n for n in range(len(plan.tasks)) if all(share.begin == share.part for share in plan.shares(n)))
     key = f"{place.with_name('.new.partial').key}/{plan.digest[:16]}/{number}.receipt"
     said = json.loads(place.filesystem.cat_file(key).partition(b" ")[2])
     place.filesystem.pipe_file(key, resigned([*said[:-2], forge(said[-2]), said[-1]]))
@@ -474,7 +474,7 @@ def test_what_was_put_aside_and_is_longer(small_parts: Store, source: Path) -> N
     place = small_parts.place("new.safetensors")
     plan = planned(source, place, "safetensors")
     plan.run()
-    number = next(n for n in range(len(plan.tasks)) if (plan.shares(n)[:, 1] < plan.shares(n)[:, 3]).any())
+    number = next(n for n in range(len(plan.tasks)) if any(share.begin < share.part for share in plan.shares(n)))
     top = place.with_name(f".{place.name}.partial") / plan.digest[:16]
     other, receipt = top / f"{number}.aside", top / f"{number}.receipt"
     place.filesystem.pipe_file(other.key, place.filesystem.cat_file(other.key) + b"!")
@@ -524,7 +524,7 @@ def test_memory_of_what_is_put_aside(s3: Store, large: Path) -> None:
     plan = sw.plan_checkpoint(large, place, rules(), to="safetensors")
     plan = shared(plan, Limits(shared=2**22), 6 * 2**20)
     plan.run(tasks=[])
-    ((_, begin, end, part),) = plan.shares(0).tolist()
+    ((_, begin, end, part),) = plan.shares(0)
     assert (begin > 0, part) == (True, end)
     task = plan.tasks[0]
     tracemalloc.start()
@@ -725,7 +725,7 @@ def test_parts_are_as_s3_takes_them(data: st.DataObject) -> None:
     cuts: dict[int, list[tuple[int, int]]] = {number: [] for number in range(len(plan.files))}
     for number in range(len(plan.tasks)):
         assert plan.grid.bytes[number] > 0
-        for file, begin, end, part in plan.shares(number).tolist():
+        for file, begin, end, part in plan.shares(number):
             assert 0 <= begin <= part <= end <= plan.sizes[file]
             if part < end:
                 cuts[file].append((part, end))

@@ -24,7 +24,8 @@ from shardwise.pieces import Piece, Pieces
 from shardwise.store.data.engine import DIGEST_MODULUS
 from shardwise.store.write.places.place import receipt_from_line, receipt_line
 from shardwise.store.write.places.task import TaskReceipt
-from shardwise.store.write.plan.plan import TaskGrid, WritePlan, _joined, task_runs
+from shardwise.store.write.plan.grids import TaskGrid, _joined, task_runs
+from shardwise.store.write.plan.plan import WritePlan
 from shardwise.store.write.run.run import parts_of
 from tests.store.tasks import TASK, contents, direct, planned, rules, saved
 

@@ -187,8 +187,8 @@ class DcpFile(TargetFile):
         boxes, sizes = self.boxes, self.boxes.nbytes
         heads, tails = np.zeros(len(boxes), np.int64), np.zeros(len(boxes), np.int64)
         for rank, chosen in boxes.table.by_rank(boxes.tensors):
-            sides = boxes.table.sides(boxes.places[chosen], rank)
-            columns = chosen.tolist(), boxes.tensors[chosen].tolist(), (sides[:, 1] - sides[:, 0]).tolist()
+            starts, stops = boxes.table.sides(boxes.places[chosen], rank)
+            columns = chosen.tolist(), boxes.tensors[chosen].tolist(), (stops - starts).tolist()
             for position, tensor, shape, size in zip(*columns, sizes[chosen].tolist(), strict=True):
                 around = self._container(tensor, tuple(shape), size, 0)
                 heads[position], tails[position] = len(around.head), len(around.tail)
@@ -355,8 +355,8 @@ class _Boxes:
         key = place, len(tensor.shape)
         found = self._said.get(key)
         if found is None:
-            begin, end = file.slots.table.sides(np.array([place]), key[1])[0]
-            found = tuple(Call(_SIZE, (tuple(sizes.tolist()),)) for sizes in (begin, end - begin))  # type: ignore[assignment]
+            start, stop = file.slots.table.sides(np.array([place]), len(tensor.shape))
+            found = tuple(Call(_SIZE, (tuple(sizes[0].tolist()),)) for sizes in (start, stop - start))  # type: ignore[assignment]
             assert found is not None
             if len(self._said) < _MOST_BOXES:
                 self._said[key] = found

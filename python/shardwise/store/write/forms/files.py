@@ -465,13 +465,13 @@ class HeaderLengths:
         parts = 0
         for rank, chosen in slots.table.by_rank(slots.tensors):
             tensors = slots.tensors[chosen]
-            sides = slots.table.sides(slots.places[chosen], rank)
-            length += int(digits_of(sides[:, 0]).sum() + digits_of(sides[:, 1] - sides[:, 0]).sum())
+            starts, stops = slots.table.sides(slots.places[chosen], rank)
+            length += int(digits_of(starts).sum() + digits_of(stops - starts).sum())
             commas = max(rank - 1, 0)
             length += len(chosen) * 3 * commas
             # And of each that is not whole, in another text, `\\"w\\":[4]`, with `,` before each but the first.
             shapes = self._shapes[(self._ends[tensors] - rank)[:, None] + np.arange(rank)]
-            is_part = ((sides[:, 0] != 0) | (sides[:, 1] != shapes)).any(axis=1)
+            is_part = ((starts != 0) | (stops != shapes)).any(axis=1)
             length += int(digits_of(shapes[is_part]).sum() + self._texts[tensors[is_part]].sum())
             length += int(is_part.sum()) * (len(":[],") + commas)
             parts += int(is_part.sum())

@@ -60,10 +60,10 @@ def one_rank(
     for first, stop in arrays_of(slots):
         tensor = wanted[int(slots.tensors[first])]
         places, dims = slots.places[first:stop], len(tensor.shape)
-        held = slots.table.held(places, dims)
-        boxes = list(zip(slots.table.sides(places, dims), held[:, 0], strict=True))
+        begins, shapes = slots.table.held(places, dims)
+        boxes = list(zip(zip(*slots.table.sides(places, dims), strict=True), begins, strict=True))
         pieces, replicas = (_moved(table, boxes) for table in (tensor.pieces, tensor.replicas))
-        shape = tuple(held[0, 1].tolist())
+        shape = tuple(shapes[0].tolist())
         pieces = Pieces.joined([pieces, _zeros(shape, boxes, tensor.itemsize)], dims)
         found.append(replace(tensor, shape=shape, pieces=pieces, replicas=replicas, partition=None, identity=None))
     return found, {**metadata, **part_mark(len(ranks.labels)), PIECES: pieces_text(slots, wanted)}

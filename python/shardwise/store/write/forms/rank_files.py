@@ -120,9 +120,9 @@ class RankFile(SafetensorsFile):
         if number and slots.tensors[number - 1] == tensor:
             return None
         stop = int(np.searchsorted(slots.tensors[number:] != tensor, True)) + number
-        held = slots.table.held(slots.places[number:stop], int(slots.table.ranks[tensor])).tolist()
-        parts = [(at, slots[at].box, begins) for at, (begins, _) in zip(range(number, stop), held, strict=True)]
-        return FileArray(tensor, tuple(held[0][1]), parts)
+        begins, shapes = slots.table.held(slots.places[number:stop], int(slots.table.ranks[tensor]))
+        parts = [(at, slots[at].box, begin) for at, begin in zip(range(number, stop), begins.tolist(), strict=True)]
+        return FileArray(tensor, tuple(shapes[0].tolist()), parts)
 
     def _header(self, digests: FileDigests) -> bytes:
         metadata: dict[str, str] = {"format": "pt", **self.text.metadata, **part_mark(self.text.files)}
@@ -130,7 +130,7 @@ class RankFile(SafetensorsFile):
         end = 0
         for first, _ in arrays_of(self.slots):
             tensor = self.wanted[int(self.slots.tensors[first])]
-            shape = _held(self.slots, first, first + 1, len(tensor.shape))[1][0][1]
+            shape = _array_shape(self.slots, first, len(tensor.shape))
             begin, end = end, end + tensor.itemsize * math.prod(shape)
             element = tensor.dtype.element_shape(shape)
             entries[tensor.name] = {"dtype": tensor.dtype.code, "shape": element, "data_offsets": (begin, end)}
@@ -138,10 +138,11 @@ class RankFile(SafetensorsFile):
         return self._as_header(entries)
 
 
-def _held(slots: Slots, first: int, stop: int, rank: int) -> tuple[list[Any], list[Any]]:
-    """The boxes of slots, and where each is in its array, and the array's shape."""
-    places = slots.places[first:stop]
-    return slots.table.sides(places, rank).tolist(), slots.table.held(places, rank).tolist()
+def _array_shape(slots: Slots, number: int, rank: int) -> list[int]:
+    """The shape of the array that a slot lies in."""
+    _, shapes = slots.table.held(slots.places[number : number + 1], rank)
+    found: list[int] = shapes[0].tolist()
+    return found
 
 
 def pieces_text(slots: Slots, wanted: Sequence[Named] | Mapping[int, Named]) -> str:
@@ -149,12 +150,12 @@ def pieces_text(slots: Slots, wanted: Sequence[Named] | Mapping[int, Named]) -> 
     found: dict[str, Any] = {}
     for first, stop in arrays_of(slots):
         tensor = wanted[int(slots.tensors[first])]
-        sides, held = _held(slots, first, stop, len(tensor.shape))
-        shape = list(tensor.shape)
-        if sides[0] == [[0] * len(shape), shape] and held[0][1] == shape:
+        shape, places = list(tensor.shape), slots.places[first:stop]
+        lows, highs = (side.tolist() for side in slots.table.sides(places, len(shape)))
+        if (lows[0], highs[0]) == ([0] * len(shape), shape) and _array_shape(slots, first, len(shape)) == shape:
             continue
-        start = tensor.dtype.element_start
-        boxes = [[*start(low), *start(high), *start(at)] for (low, high), (at, _) in zip(sides, held, strict=True)]
+        start, begins = tensor.dtype.element_start, slots.table.held(places, len(shape))[0].tolist()
+        boxes = [[*start(low), *start(high), *start(at)] for low, high, at in zip(lows, highs, begins, strict=True)]
         found[tensor.name] = {"shape": tensor.dtype.element_shape(tensor.shape), "pieces": boxes}
     return json.dumps(found, separators=(",", ":"), ensure_ascii=False)
 

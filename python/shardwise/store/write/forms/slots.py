@@ -189,22 +189,23 @@ class SlotTable:
         """The numbers of a box in the pool, for each dim."""
         return 4 if self.has_arrays else 2
 
-    def sides(self, places: npt.NDArray[Any], rank: int) -> Numbers:
-        """Boxes of this rank at these places: int64 of shape (boxes, 2, dims)."""
+    def sides(self, places: npt.NDArray[Any], rank: int) -> tuple[Numbers, Numbers]:
+        """Return the starts and the stops of the boxes of this rank at these places: int64 of shape (boxes, dims)."""
         at = places.astype(np.int64)[:, None] + np.arange(2 * rank)
-        found: Numbers = self.pool[at].reshape(len(places), 2, rank)
-        return found
+        found: Numbers = self.pool[at]
+        return found[:, :rank], found[:, rank:]
 
-    def held(self, places: npt.NDArray[Any], rank: int) -> Numbers:
-        """Return the begins of boxes in their arrays, and the arrays' shapes: int64 of shape (boxes, 2, dims)."""
+    def held(self, places: npt.NDArray[Any], rank: int) -> tuple[Numbers, Numbers]:
+        """Return the begins of boxes in their arrays, and the arrays' shapes: int64 of shape (boxes, dims)."""
         if self.has_arrays:
             return self.sides(places.astype(np.int64) + 2 * rank, rank)
-        sides = self.sides(places, rank)
-        return np.stack([np.zeros_like(sides[:, 0]), sides[:, 1] - sides[:, 0]], axis=1)
+        starts, stops = self.sides(places, rank)
+        return np.zeros_like(starts), stops - starts
 
     def strides(self, tensors: npt.NDArray[Any], places: npt.NDArray[Any], rank: int) -> Numbers:
         """The bytes from one element of a box to the next, per dim: int64 of shape (boxes, dims)."""
-        found = dense_strides(self.held(places, rank)[:, 1], 1)
+        _, shapes = self.held(places, rank)
+        found = dense_strides(shapes, 1)
         found *= self.itemsizes[tensors][:, None]
         return found
 
@@ -212,7 +213,7 @@ class SlotTable:
         """The byte of its array at which each box begins."""
         found = np.zeros(len(tensors), np.int64)
         for rank, chosen in self.by_rank(tensors):
-            begins = self.held(places[chosen], rank)[:, 0]
+            begins, _ = self.held(places[chosen], rank)
             found[chosen] = (begins * self.strides(tensors[chosen], places[chosen], rank)).sum(axis=1)
         return found
 
@@ -224,7 +225,7 @@ class SlotTable:
         """
         found = np.zeros(len(tensors), np.int64)
         for rank, chosen in self.by_rank(tensors):
-            shapes = self.held(places[chosen], rank)[:, 1]
+            _, shapes = self.held(places[chosen], rank)
             sizes = self.itemsizes[tensors[chosen]]
             if (shapes.astype(float).prod(axis=1) * sizes > 2.0**62).any():
                 raise SizeOverflowError("an offset of a file is over 2**63 - 1")
@@ -251,8 +252,8 @@ class SlotTable:
         sizes = self.itemsizes[tensors]
         for rank, chosen in self.by_rank(tensors):
             held, inner = np.unique(places[chosen], return_inverse=True)  # Many tensors have the same boxes.
-            sides = self.sides(held, rank)
-            extents = sides[:, 1] - sides[:, 0]
+            starts, stops = self.sides(held, rank)
+            extents = stops - starts
             most = int(sizes[chosen].max())
             if (np.prod(extents.astype(float), axis=1) * most > 2.0**62).any():
                 volumes = np.array([math.prod(row) for row in extents.tolist()], object)
@@ -323,7 +324,7 @@ class Slots(Sequence[Slot]):
         ends = begins + self.table.bytes(tensors, places)
         boxes: list[Bounds] = [()] * len(tensors)
         for rank, chosen in self.table.by_rank(tensors):
-            sides = self.table.sides(places[chosen], rank).transpose(0, 2, 1)
+            sides = np.stack(self.table.sides(places[chosen], rank), axis=2)
             for position, box in zip(chosen.tolist(), sides.tolist(), strict=True):
                 boxes[position] = tuple(map(tuple, box))
         return map(Slot, tensors.tolist(), boxes, begins.tolist(), ends.tolist())

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +23,35 @@ from ..forms.files import TargetFile
 from .task import Share, Sink, TaskReceipt
 from .work import Crew, Work
 
-__all__ = ["Ending", "NewCheckpoint", "Place", "Recorder", "receipt_from_line", "receipt_line", "sealed", "unsealed"]
+__all__ = [
+    "Ending",
+    "FileShare",
+    "NewCheckpoint",
+    "Place",
+    "Recorder",
+    "receipt_from_line",
+    "receipt_line",
+    "sealed",
+    "unsealed",
+]
 
 Numbers = npt.NDArray[np.int64]
+
+
+class FileShare(NamedTuple):
+    """A task's share of a file that several tasks make.
+
+    Attributes:
+        file: The number of the file.
+        begin: The first byte.
+        end: One past the last.
+        part: The first byte that is in a part of its own; what is before it is too short for that.
+    """
+
+    file: int
+    begin: int
+    end: int
+    part: int
 
 
 class NewCheckpoint(Protocol):
@@ -71,11 +97,8 @@ class NewCheckpoint(Protocol):
     def most_shared(self) -> int:
         """The most bytes that a task holds of such files."""
 
-    def shares(self, number: int) -> Numbers:
-        """Return a task's shares of files, int64 of shape (shares, 4): the file, the first byte, one past the last.
-
-        The fourth is the first byte that is in a part of its own; what is before it is too short for that.
-        """
+    def shares(self, number: int) -> Sequence[FileShare]:
+        """Return a task's shares of files."""
 
     def known_before(self, file: int) -> bytes:
         """Return the bytes before the first tensor of a file, if they do not depend on the tasks; else no bytes."""

@@ -250,7 +250,7 @@ class StorePlace:
         """Return the sink of a task: an object of its own, or parts of any."""
         if not self._new.is_shared:
             return ObjectSink(self._object(number), self._new.files[number].alone(), self._limits)
-        shares: list[tuple[int, int, int, int]] = list(map(tuple, self._new.shares(number).tolist()))
+        shares = self._new.shares(number)
         texts = tuple(b"" if begin else self._new.known_before(file) for file, begin, _, _ in shares)
         folder = self._new.is_folder
         return PartsSink(self.path, folder, self._uploads, self._aside(number), tuple(shares), texts, self._limits)
@@ -609,8 +609,7 @@ class StorePlace:
         _remove(self._uploads)
 
     def _puts_aside(self, task: int) -> bool:
-        shares = self._new.shares(task)
-        return bool((shares[:, 3] > shares[:, 1]).any())
+        return any(share.part > share.begin for share in self._new.shares(task))
 
     def _names(self) -> list[str]:
         names = names_of_uploads(self._uploads, self._new.digest)
@@ -662,7 +661,7 @@ class StorePlace:
         if self._new.is_shared:
             put = [
                 (file, *span)
-                for file, begin, end, part in self._new.shares(number).tolist()
+                for file, begin, end, part in self._new.shares(number)
                 for span in ((begin, part), (part, end))
                 if span[0] < span[1]
             ]

@@ -211,8 +211,7 @@ class Gatherer:
         if not self._held:
             for tensor in tensors_of(np.frombuffer(self._program, np.int64)):
                 others = tensor.targets.chosen(np.flatnonzero(tensor.targets.numbers >= self._own))
-                others.rows[:, 0] += 1 - self._own
-                self._held.append((tensor, others))
+                self._held.append((tensor, others.moved(others.numbers + 1 - self._own)))
         tensors: list[JobTensor] = []
         names: dict[int, str] = {}
         # The parts of one array may interleave there, as those of one tensor may.

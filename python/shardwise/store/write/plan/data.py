@@ -7,7 +7,6 @@ import hashlib
 import json
 import math
 import secrets
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -17,38 +16,30 @@ import numpy.typing as npt
 from ...._dtypes import Dtype, dtype_named
 from ....errors import LayoutError, ParseError
 from ....pieces import Pieces
-from ...data.block_lists import Listed, Made, Section, block_digests, numbers
+from ...data.block_lists import Listed, Section, block_digests, numbers
 from ...data.location import Location
 from ...data.sources import Places, Source, source_of
 from ...formats.sharded import MANIFEST
 from ..forms.files import Extent, TargetFile, WrittenFile
 from ..forms.forms import WRITTEN, Texts, check_names, header_text, manifest_text, target_file
 from ..forms.slots import Slots, SlotTable
+from .tables import TABLES, FileRow, SlotRow, TensorRow, table_of
 
 __all__ = [
     "LEAST_ASKED",
     "PlanData",
     "PlannedTensor",
-    "file_rows",
-    "repeated_slots",
     "said_by",
-    "slot_rows",
-    "target_rows",
 ]
 
 Numbers = npt.NDArray[np.int64]
 
-#: The columns of a tensor in a plan: where its name, shape, sources, replicas and targets end, each in its section, its
-#: dtype and its cut among those of the plan, and whether it is an object.
-NAME, SHAPE, SOURCES, REPLICAS, TARGETS, DTYPE, CUT, OBJECT = range(8)
-#: Those of a file: where its name and its slots end, the first byte of its data, its bytes, and those of tensors.
-FILE_NAME, SLOTS, START, SIZE, DATA = range(5)
-#: Those of a target, and of a slot.
-_FILE, _OFFSET, _PLACE = range(3)
-_TENSOR, _BOX = range(2)
+_NO_TENSOR, _NO_FILE = TensorRow._make([0] * 8), FileRow._make([0] * 5)
 
 #: The number of tensors that are made at a time where one is asked for: the next one asked for is mostly near.
 _NEAR = 32
+#: The rows of a box with its array that are the shape of that.
+_SHAPE_OF_ARRAY = 3
 #: Below this a task is nothing but overhead.
 LEAST_ASKED = 64 * 2**10
 
@@ -79,10 +70,10 @@ class PlannedTensor:
     """
 
     def __init__(
-        self, plan: PlanData, name: str, dtype: Dtype, shape: tuple[int, ...], row: list[int], before: list[int]
+        self, plan: PlanData, name: str, dtype: Dtype, shape: tuple[int, ...], row: TensorRow, before: TensorRow
     ):
         self._plan, self._row, self._before = plan, row, before
-        self.name, self.dtype, self.shape, self.is_object = name, dtype, shape, bool(row[OBJECT])
+        self.name, self.dtype, self.shape, self.is_object = name, dtype, shape, bool(row.is_object)
 
     @property
     def itemsize(self) -> int:
@@ -102,29 +93,28 @@ class PlannedTensor:
     @property
     def sources(self) -> Pieces:
         """The stored pieces from which its elements are read."""
-        return self._rows("pieces", SOURCES)
+        return self._rows("pieces", self._before.sources, self._row.sources)
 
     @property
     def replicas(self) -> Pieces:
         """The pieces that store elements again, to be compared."""
-        return self._rows("replicas", REPLICAS)
+        return self._rows("replicas", self._before.replicas, self._row.replicas)
 
     @property
     def has_replicas(self) -> bool:
         """True if some elements are stored again."""
-        return self._row[REPLICAS] > self._before[REPLICAS]
+        return self._row.replicas > self._before.replicas
 
     @property
     def targets(self) -> Pieces:
         """The pieces to which elements go, in C order; holders are the files."""
-        begin, end = self._before[TARGETS], self._row[TARGETS]
-        held = self._plan.numbers("targets", 3 * begin, 3 * end).reshape(-1, 3)
-        boxes = self._plan.boxes_at(held[:, _PLACE], len(self.shape))
-        arrays = boxes[:, 3] if self._plan.has_arrays else None
-        return Pieces.dense(held[:, :_PLACE], boxes[:, :2], self.itemsize, arrays=arrays)
+        held = self._plan.rows("targets", self._before.targets, self._row.targets)
+        boxes = self._plan.boxes_at(held["place"], len(self.shape))
+        arrays = boxes[:, _SHAPE_OF_ARRAY] if self._plan.has_arrays else None
+        return Pieces.dense(np.column_stack([held["file"], held["offset"]]), boxes[:, :2], self.itemsize, arrays=arrays)
 
-    def _rows(self, section: str, column: int) -> Pieces:
-        rows = self._plan.numbers(section, self._before[column], self._row[column])
+    def _rows(self, section: str, begin: int, end: int) -> Pieces:
+        rows = self._plan.numbers(section, begin, end)
         return Pieces(rows.reshape(-1, 2 + 3 * len(self.shape)), self._plan.sources)
 
 
@@ -210,7 +200,7 @@ class PlanData:
         self.form, self.task_bytes = head["form"], head["task_bytes"]
         self.is_folder = WRITTEN[self.form].names is not None
         self.dtypes = [known for name in head["dtypes"] if (known := dtype_named(name)) is not None]
-        self.tensors = Listed("tensor", self.sections["tensors"].nbytes // 64, self._tensors_made, near=_NEAR)
+        self.tensors = Listed("tensor", self.count("tensors"), self._tensors_made, near=_NEAR)
         if sources is None:
             places, count = Places(), self.sections["source_ends"].nbytes // 8
             sources = Listed("source", count, lambda begin, end: (self._source(n, places) for n in range(begin, end)))
@@ -224,16 +214,16 @@ class PlanData:
         """The tensors from one to another."""
         with said_by(self._file):
             first = max(begin - 1, 0)
-            rows = self.numbers("tensors", 8 * first, 8 * end).reshape(-1, 8).tolist()
-            befores, rows = ([[0] * 8, *rows[:-1]], rows) if not begin else (rows[:-1], rows[1:])
+            found = list(map(TensorRow._make, self.rows("tensors", first, end).tolist()))
+            befores, rows = ([_NO_TENSOR, *found[:-1]], found) if not begin else (found[:-1], found[1:])
             start = befores[0]
-            names = self.sections["names"].read(start[NAME], rows[-1][NAME])
-            shapes = self.numbers("shapes", start[SHAPE], rows[-1][SHAPE]).tolist()
+            names = self.sections["names"].read(start.name, rows[-1].name)
+            shapes = self.numbers("shapes", start.shape, rows[-1].shape).tolist()
             made = []
             for before, row in zip(befores, rows, strict=True):
-                name = names[before[NAME] - start[NAME] : row[NAME] - start[NAME]].decode()
-                shape = tuple(shapes[before[SHAPE] - start[SHAPE] : row[SHAPE] - start[SHAPE]])
-                made.append(PlannedTensor(self, name, self.dtypes[row[DTYPE]], shape, row, before))
+                name = names[before.name - start.name : row.name - start.name].decode()
+                shape = tuple(shapes[before.shape - start.shape : row.shape - start.shape])
+                made.append(PlannedTensor(self, name, self.dtypes[row.dtype], shape, row, before))
             return made
 
     def _source(self, number: int, places: Places) -> Source:
@@ -246,13 +236,21 @@ class PlanData:
         """Give numbers of a section from one place to another."""
         return numbers(self.sections[section], begin, end)
 
-    def column(self, section: str, width: int, column: int) -> Numbers:
-        """Give a column of all rows of a section."""
-        held = self.sections[section]
-        found = np.empty(held.nbytes // (8 * width), np.int64)
+    def count(self, section: str) -> int:
+        """The number of rows of a table."""
+        return self.sections[section].nbytes // (8 * len(TABLES[section]._fields))
+
+    def rows(self, section: str, begin: int, end: int) -> npt.NDArray[np.void]:
+        """Give the rows of a table from one to another."""
+        width = len(TABLES[section]._fields)
+        return table_of(section, self.numbers(section, width * begin, width * end))
+
+    def column(self, section: str, column: str) -> Numbers:
+        """Give a column of all rows of a table."""
+        found = np.empty(self.count(section), np.int64)
         for begin in range(0, len(found), 2**14):
             end = min(begin + 2**14, len(found))
-            found[begin:end] = numbers(held, begin * width, end * width).reshape(-1, width)[:, column]
+            found[begin:end] = self.rows(section, begin, end)[column]
         return found
 
     @property
@@ -275,8 +273,8 @@ class PlanData:
         """The table that the slots of all files share."""
         if self._slot_table is None:
             pool = self.numbers("boxes", 0, self.sections["boxes"].nbytes // 8)
-            itemsizes = np.array([dtype.bits // 8 for dtype in self.dtypes], np.int64)[self.column("tensors", 8, DTYPE)]
-            ranks = np.diff(self.column("tensors", 8, SHAPE), prepend=0)
+            itemsizes = np.array([dtype.bits // 8 for dtype in self.dtypes], np.int64)[self.column("tensors", "dtype")]
+            ranks = np.diff(self.column("tensors", "shape"), prepend=0)
             self._slot_table = SlotTable(pool, ranks, itemsizes, self.has_arrays)
         return self._slot_table
 
@@ -285,31 +283,32 @@ class PlanData:
         """The files that it is written to."""
         if self._files is None:
             with said_by(self._file):
-                files = list(map(self._target, range(self.sections["files"].nbytes // 40)))
+                files = list(map(self._target, range(self.count("files"))))
                 check_names(self.form, str(self.path), [file.name for file in files])
             self._files = files
         return self._files
 
     def _target(self, number: int) -> TargetFile:
         before, row = self._file_rows(number)
-        name = self.sections["file_names"].read(before[FILE_NAME], row[FILE_NAME]).decode()
+        name = self.sections["file_names"].read(before.name, row.name).decode()
 
         def load() -> Slots:
-            rows = self.numbers("slots", 2 * before[SLOTS], 2 * row[SLOTS]).reshape(-1, 2)
-            return Slots(self.slot_table, rows[:, _TENSOR], rows[:, _BOX], np.zeros(len(rows), np.int64))
+            rows = self.rows("slots", before.slots, row.slots)
+            tensors, places = (np.ascontiguousarray(rows[column]) for column in SlotRow._fields)
+            return Slots(self.slot_table, tensors, places, np.zeros(len(rows), np.int64))
 
-        text = header_text(self.form, self.head["metadata"], self.sections["files"].nbytes // 40)
-        known = Extent(row[START], row[SIZE])
+        text = header_text(self.form, self.head["metadata"], self.count("files"))
+        known = Extent(row.start, row.size)
         return target_file(self.form, name, _LoadedSlots(load), self.tensors, text, known)
 
-    def _file_rows(self, number: int) -> tuple[list[int], list[int]]:
-        rows = self.numbers("files", 5 * max(number - 1, 0), 5 * number + 5).reshape(-1, 5).tolist()
-        return rows[0] if number else [0] * 5, rows[-1]
+    def _file_rows(self, number: int) -> tuple[FileRow, FileRow]:
+        rows = list(map(FileRow._make, self.rows("files", max(number - 1, 0), number + 1).tolist()))
+        return rows[0] if number else _NO_FILE, rows[-1]
 
     @property
     def sizes(self) -> Sequence[int]:
         """The bytes of each file."""
-        found: list[int] = self.column("files", 5, SIZE).tolist()
+        found: list[int] = self.column("files", "size").tolist()
         return found
 
     @property
@@ -325,7 +324,7 @@ class PlanData:
     def texts_of(self, digests: list[int], files: Iterable[WrittenFile]) -> dict[str, bytes]:
         """All further files of the folder, with the manifest, which is as long whatever the digests are."""
         cuts, texts = self.head["cuts"], dict(self.texts)  # An index takes a while to make.
-        found = [cuts[cut] if cut >= 0 else {} for cut in self.column("tensors", 8, CUT).tolist()]
+        found = [cuts[cut] if cut >= 0 else {} for cut in self.column("tensors", "cut").tolist()]
         said = {"form": self.form, "aliases": self.json("aliases"), "tensors": found}
         return {MANIFEST: manifest_text(said, list(self.tensors), digests, files, texts), **texts}
 
@@ -375,82 +374,3 @@ class PlanData:
         """The head as JSON, with the length of each section and the digests of its blocks: what is digested."""
         sections = {name: [held.nbytes, block_digests(held)] for name, held in self.sections.items()}
         return json.dumps({**self.head, "sections": sections}, separators=(",", ":")).encode()
-
-
-def target_rows(files: Sequence[TargetFile], tensors: int) -> tuple[Section, Numbers]:
-    """The slots that have bytes, by tensor, as file, offset and box; and how many each tensor has."""
-    kept = [np.flatnonzero(file.slots.nbytes) for file in files]
-    ends = np.cumsum([len(chosen) for chosen in kept], dtype=np.int64)
-    count = int(ends[-1]) if len(ends) else 0
-    held = np.zeros(count, np.int32)
-    for file, chosen, end in zip(files, kept, ends.tolist(), strict=True):
-        held[end - len(chosen) : end] = file.slots.tensors[chosen]
-    whole = [len(chosen) == len(file.slots) for file, chosen in zip(files, kept, strict=True)]
-    chosen_of = [None if is_whole else chosen for chosen, is_whole in zip(kept, whole, strict=True)]
-    kept.clear()
-    counts = np.bincount(held, minlength=tensors)
-    order = np.argsort(held, kind="stable").astype(np.int32 if count < 1 << 31 else np.int64)
-
-    def make(begin: int, end: int) -> Numbers:
-        at = order[begin:end]
-        rows = np.empty((len(at), 3), np.int64)
-        rows[:, 0] = np.searchsorted(ends, at, side="right")
-        by_file = np.argsort(rows[:, 0], kind="stable")
-        for here in np.split(by_file, np.flatnonzero(np.diff(rows[by_file, 0])) + 1) if len(at) else ():
-            number = int(rows[here[0], 0])
-            file, chosen = files[number], chosen_of[number]
-            inner = at[here] - (ends[number - 1] if number else 0)
-            inner = inner if chosen is None else chosen[inner]
-            rows[here, 1] = file.start + file.slots.begins[inner]
-            rows[here, 2] = file.slots.places[inner]
-        return rows
-
-    return Made(count, 3, make), counts
-
-
-def slot_rows(files: Sequence[TargetFile]) -> Section:
-    """All slots, those of each file in their order, as tensor and box."""
-    ends = np.cumsum([0, *(len(file.slots) for file in files)]).tolist()
-
-    def make(begin: int, end: int) -> Numbers:
-        parts = [np.zeros((0, 2), np.int64)]
-        for number in range(bisect_right(ends, begin) - 1, bisect_left(ends, end)):
-            slots, first = files[number].slots, ends[number]
-            span = slice(max(begin - first, 0), end - first)
-            parts.append(np.column_stack([slots.tensors[span], slots.places[span]]))
-        return np.concatenate(parts)
-
-    return Made(ends[-1], 2, make)
-
-
-def repeated_slots(files: Sequence[TargetFile]) -> bytes:
-    """Return a byte per slot: 1 if an earlier slot of any file holds the same non-empty box of the same tensor, else 0.
-
-    Files for ranks have arrays: the same box may be in two of them at two places, with another array around it.
-    """
-    table = files[0].slots.table
-    tensors = np.concatenate([file.slots.tensors for file in files])
-    places = np.concatenate([file.slots.places for file in files])
-    kept = np.flatnonzero(np.concatenate([file.slots.nbytes for file in files]))
-    again = np.zeros(len(tensors), np.bool_)
-    for rank, chosen in table.by_rank(tensors[kept]):
-        # There are fewer places than slots, and as many boxes as places or fewer.
-        known, place = np.unique(places[kept[chosen]], return_inverse=True)
-        sides = table.sides(known, rank).reshape(len(known), 2 * rank)
-        box = np.unique(sides, axis=0, return_inverse=True)[1].reshape(-1) if rank else np.zeros(len(known), np.int64)
-        key = tensors[kept[chosen]].astype(np.int64) * len(known) + box[place.reshape(-1)]
-        is_first = np.zeros(len(key), np.bool_)
-        is_first[np.unique(key, return_index=True)[1]] = True
-        again[kept[chosen[~is_first]]] = True
-    return again.tobytes()
-
-
-def file_rows(names: Sequence[bytes], files: Sequence[TargetFile]) -> Numbers:
-    """The files, those with these names."""
-    rows = [
-        [len(name), len(f.slots), f.start, f.size, int(f.slots.nbytes.sum())]
-        for name, f in zip(names, files, strict=True)
-    ]
-    found = np.array(rows, np.int64).reshape(-1, 5)
-    found[:, :2] = np.cumsum(found[:, :2], axis=0)
-    return found

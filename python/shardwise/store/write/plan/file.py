@@ -31,26 +31,11 @@ from ...data.sources import check_name
 from ...tensors.companion_files import is_carried
 from ..forms.files import HeaderLengths
 from ..forms.forms import WRITTEN
-from .data import (
-    CUT,
-    DATA,
-    DTYPE,
-    FILE_NAME,
-    LEAST_ASKED,
-    NAME,
-    OBJECT,
-    REPLICAS,
-    SHAPE,
-    SIZE,
-    SLOTS,
-    SOURCES,
-    START,
-    TARGETS,
-    PlannedTensor,
-    repeated_slots,
-    said_by,
-)
-from .plan import WritePlan, share_ends, shares_of, stretch_runs, task_runs
+from .data import LEAST_ASKED, PlannedTensor, said_by
+from .grids import shared_runs, task_runs
+from .plan import WritePlan
+from .shares import shares_of
+from .tables import blank, repeated_slots, table_of
 
 __all__ = ["check_cut", "check_plan", "load_plan", "save_plan"]
 
@@ -182,21 +167,22 @@ def check_cut(cut: Any) -> None:
 
 def check_plan(plan: WritePlan) -> None:
     """Refuse, with ValueError or ParseError, a plan that contradicts itself."""
-    rows = _table(plan, "tensors", 8)
+    rows = _table(plan, "tensors")
     lengths = {
-        NAME: plan.sections["names"].nbytes,
-        SHAPE: _count(plan, "shapes"),
-        SOURCES: _count(plan, "pieces"),
-        REPLICAS: _count(plan, "replicas"),
-        TARGETS: _count(plan, "targets") / 3,
+        "name": plan.sections["names"].nbytes,
+        "shape": len(_numbers(plan, "shapes")),
+        "sources": len(_numbers(plan, "pieces")),
+        "replicas": len(_numbers(plan, "replicas")),
+        "targets": len(_table(plan, "targets")),
     }
     for column, length in lengths.items():
-        _check_ends(rows[:, column], length)
+        _check_ends(rows[column], length)
     _check_ends(plan.numbers("source_ends", 0, len(plan.sources)), plan.sections["sources"].nbytes)
-    is_known = (rows[:, DTYPE] >= 0) & (rows[:, DTYPE] < len(plan.dtypes)) & (rows[:, CUT] < len(plan.head["cuts"]))
-    if not (is_known & (rows[:, CUT] >= -1) & ((rows[:, OBJECT] | 1) == 1)).all():
+    dtypes, cuts = rows["dtype"], rows["cut"]
+    is_known = (dtypes >= 0) & (dtypes < len(plan.dtypes)) & (cuts >= -1) & (cuts < len(plan.head["cuts"]))
+    if not (is_known & ((rows["is_object"] | 1) == 1)).all():
         raise ValueError("it has a tensor of a dtype or a cut that it does not list")
-    if plan.form != "dcp" and rows[:, OBJECT].any():
+    if plan.form != "dcp" and rows["is_object"].any():
         raise ValueError(f"it has values that are not tensors, which the form {plan.form} does not hold")
     for _ in plan.sources:
         pass
@@ -205,37 +191,36 @@ def check_plan(plan: WritePlan) -> None:
     _check_files(plan, rows)
     if plan.place.takes_whole_files:
         return
-    counts = zip(plan.tensors, np.diff(rows[:, TARGETS], prepend=0).tolist(), strict=True)
+    counts = zip(plan.tensors, np.diff(rows["targets"], prepend=0).tolist(), strict=True)
     shapes = [(t.shape, t.itemsize, len(t.sources) + len(t.replicas) + count) for t, count in counts]
     if plan.is_shared:
-        order = _table(plan, "order", 1).reshape(-1)
+        order = _numbers(plan, "order")
         if not np.array_equal(np.sort(order), np.arange(len(shapes))):
             raise ValueError("its order is not one of its tensors")
         shapes = [shapes[number] for number in order.tolist()]
-    if not np.array_equal(
-        (stretch_runs if plan.is_shared else task_runs)(shapes, plan.task_bytes), _table(plan, "runs", 7)
-    ):
+    runs = (shared_runs if plan.is_shared else task_runs)(shapes, plan.task_bytes)
+    if not np.array_equal(table_of("runs", runs), _table(plan, "runs")):
         raise ValueError("its tasks are not those of its tensors")
     if plan.is_shared:
         shares = shares_of(plan, plan.place.least_part)
-        if shares is None or not np.array_equal(shares[:, 1:], _table(plan, "shares", 4)):
+        if shares is None or not np.array_equal(shares.rows, _table(plan, "shares")):
             raise ValueError("what its tasks make of its files is not what they write")
-        if not np.array_equal(share_ends(shares, len(plan.grid)), _table(plan, "share_ends", 1).reshape(-1)):
+        if not np.array_equal(shares.ends, _numbers(plan, "share_ends")):
             raise ValueError("what its tasks make of its files is not what they write")
 
 
-def _count(plan: WritePlan, section: str) -> float:
-    return plan.sections[section].nbytes / 8
-
-
-def _table(plan: WritePlan, section: str, width: int) -> Numbers:
+def _numbers(plan: WritePlan, section: str) -> Numbers:
     nbytes = plan.sections[section].nbytes
-    if nbytes % (8 * width):
+    if nbytes % 8:
         raise ValueError(f"its {section} are not whole rows")
-    return plan.numbers(section, 0, nbytes // 8).reshape(-1, width)
+    return plan.numbers(section, 0, nbytes // 8)
 
 
-def _check_ends(ends: Numbers, length: float) -> None:
+def _table(plan: WritePlan, section: str) -> npt.NDArray[np.void]:
+    return table_of(section, _numbers(plan, section))
+
+
+def _check_ends(ends: Numbers, length: int) -> None:
     if (np.diff(ends, prepend=0) < 0).any() or (ends[-1] if len(ends) else 0) != length:
         raise ValueError("it ends too early, or has more than it lists")
 
@@ -260,8 +245,8 @@ def check_pieces(pieces: Pieces, shape: Sequence[int], sources: int) -> None:
     """Refuse, with ValueError, pieces that are not in a tensor of this shape, or in none of so many sources."""
     starts, stops = pieces.starts, pieces.stops
     inside = (starts >= 0).all() and (starts < stops).all() and (stops <= np.array(shape, np.int64)).all()
-    places = pieces.rows[:, :2]
-    if not inside or (places < 0).any() or (places[:, 0] >= sources).any() or (pieces.strides < 0).any():
+    numbers, is_negative = pieces.numbers, (pieces.numbers < 0).any() or (pieces.offsets < 0).any()
+    if not inside or is_negative or (numbers >= sources).any() or (pieces.strides < 0).any():
         raise ValueError("it has a piece that is not in its tensor, or in no source")
 
 
@@ -285,66 +270,71 @@ def _check_texts(plan: WritePlan, names: set[str]) -> None:
             raise ValueError(f"it has a path for {shown(name)}, which it does not write")
 
 
-def _check_files(plan: WritePlan, tensors: Numbers) -> None:
-    rows = _table(plan, "files", 5)
-    _check_ends(rows[:, FILE_NAME], plan.sections["file_names"].nbytes)
-    _check_ends(rows[:, SLOTS], _count(plan, "slots") / 2)
-    if (rows[:, START:] < 0).any() or (rows[:, SIZE] < rows[:, START]).any():
+def _check_files(plan: WritePlan, tensors: npt.NDArray[np.void]) -> None:
+    rows, slots = _table(plan, "files"), _table(plan, "slots")
+    _check_ends(rows["name"], plan.sections["file_names"].nbytes)
+    _check_ends(rows["slots"], len(slots))
+    if any((rows[column] < 0).any() for column in ("start", "size", "data")) or (rows["size"] < rows["start"]).any():
         raise ValueError("it has a file of no size")
-    slots = _table(plan, "slots", 2)
-    _table(plan, "boxes", 1)
-    if (slots < 0).any() or (slots[:, 0] >= len(tensors)).any():
+    _numbers(plan, "boxes")
+    numbers, places, table = slots["tensor"], slots["place"], plan.slot_table
+    if (numbers < 0).any() or (places < 0).any() or (numbers >= len(tensors)).any():
         raise ValueError("it has a file with a part of no tensor")
-    if (slots[:, 1] + plan.slot_table.width * plan.slot_table.ranks[slots[:, 0]] > len(plan.slot_table.pool)).any():
+    if (places + table.width * table.ranks[numbers] > len(table.pool)).any():
         raise ValueError("it has a file with a box that it does not list")
-    _check_boxes(plan, slots)
+    _check_boxes(plan, numbers, places)
     lengths = HeaderLengths(plan.tensors, len(rows)) if plan.form == "sharded" else None
-    expected = []
+    expected: list[npt.NDArray[np.void]] = [blank("targets", 0)]
+    owners: list[Numbers] = [np.zeros(0, np.int64)]
     for number, (file, row) in enumerate(zip(plan.files, rows, strict=True)):
         sizes = file.slots.nbytes
-        if (sizes < 0).any() or int(sizes.sum()) != row[DATA] or file.size != file.end or row[START] != file.start:
+        if (sizes < 0).any() or int(sizes.sum()) != row["data"] or file.size != file.end or row["start"] != file.start:
             raise ValueError(f"the file {shown(file.name)} is not as long as it says")
         if lengths is not None:  # Without making them: they may have millions of entries.
             header = lengths.header(file.name, file.slots, plan.head["metadata"])
         else:
             header = 0 if plan.form == "dcp" else len(file.before(0)[1])
-        if row[START] != header:
+        if row["start"] != header:
             raise ValueError(f"the file {shown(file.name)} has not the header that it says")
         kept = np.flatnonzero(sizes)
-        part = np.empty((len(kept), 4), np.int64)
-        part[:, 0], part[:, 1] = file.slots.tensors[kept], number
-        part[:, 2], part[:, 3] = file.start + file.slots.begins[kept], file.slots.places[kept]
+        part = blank("targets", len(kept))
+        part["file"], part["offset"], part["place"] = (
+            number,
+            file.start + file.slots.begins[kept],
+            file.slots.places[kept],
+        )
         expected.append(part)
+        owners.append(file.slots.tensors[kept])
     again = repeated_slots(plan.files) if plan.has_arrays else b""
     if plan.sections["again"].nbytes != len(again) or plan.sections["again"].read(0, len(again)) != again:
         raise ValueError("it has not the boxes a second time that it says")
-    whole = np.concatenate([np.zeros((0, 4), np.int64), *expected])
-    whole = whole[np.argsort(whole[:, 0], kind="stable")]
-    counts = np.bincount(whole[:, 0], minlength=len(tensors)) if len(whole) else np.zeros(len(tensors), np.int64)
-    is_same = np.array_equal(whole[:, 1:], _table(plan, "targets", 3))
-    if not is_same or not np.array_equal(np.cumsum(counts), tensors[:, TARGETS]):
+    owner = np.concatenate(owners)
+    counts = np.bincount(owner, minlength=len(tensors)) if len(owner) else np.zeros(len(tensors), np.int64)
+    by_tensor = np.concatenate(expected)[np.argsort(owner, kind="stable")]
+    is_same = np.array_equal(by_tensor, _table(plan, "targets"))
+    if not is_same or not np.array_equal(np.cumsum(counts), tensors["targets"]):
         raise ValueError("the parts of its files are not those of its tensors")
 
 
-def _check_boxes(plan: WritePlan, slots: Numbers) -> None:
-    """Each slot has a box of its tensor; of one without elements all of it, once."""
+def _check_boxes(plan: WritePlan, numbers: Numbers, places: Numbers) -> None:
+    """Each slot has a box of its tensor, which has this number; of one without elements all of it, once."""
     table, shapes = plan.slot_table, plan.numbers("shapes", 0, plan.sections["shapes"].nbytes // 8)
     ends = np.cumsum(table.ranks)
     is_empty = np.zeros(len(table.ranks), np.bool_)
-    for rank, chosen in table.by_rank(slots[:, 0]):
-        tensors = slots[chosen, 0]
-        sides = table.sides(slots[chosen, 1], rank)
+    for rank, chosen in table.by_rank(numbers):
+        tensors = numbers[chosen]
+        starts, stops = table.sides(places[chosen], rank)
         whole = shapes[(ends[tensors] - rank)[:, None] + np.arange(rank)]
-        is_inside = (sides[:, 0] >= 0) & (sides[:, 0] <= sides[:, 1]) & (sides[:, 1] <= whole)
+        is_inside = (starts >= 0) & (starts <= stops) & (stops <= whole)
         empty = (whole == 0).any(axis=1)
-        is_whole = ((sides[:, 0] == 0) & (sides[:, 1] == whole)).all(axis=1)
+        is_whole = ((starts == 0) & (stops == whole)).all(axis=1)
         if not is_inside.all() or not (table.has_arrays or is_whole[empty].all()):
             raise ValueError("a file has a part of a tensor that is not in it")
         if table.has_arrays:
-            begins, shapes_of = table.held(slots[chosen, 1], rank).transpose(1, 0, 2)
-            if (begins < 0).any() or (begins + sides[:, 1] - sides[:, 0] > shapes_of).any():
+            begins, shapes_of = table.held(places[chosen], rank)
+            if (begins < 0).any() or (begins + stops - starts > shapes_of).any():
                 raise ValueError("a file has a part of a tensor that is not in its array")
         is_empty[tensors[empty]] = True
-    counts = np.bincount(slots[:, 0], minlength=len(table.ranks)) if len(slots) else np.zeros(len(table.ranks), int)
+    counts = np.bincount(numbers, minlength=len(table.ranks)) if len(numbers) else np.zeros(len(table.ranks), int)
     if (counts == 0).any() or (not table.has_arrays and (counts[is_empty] != 1).any()):
         raise ValueError("it does not write all of its tensors, or some of them twice")

@@ -36,23 +36,12 @@ from ..forms.one_rank import one_rank, ranks_of
 from ..forms.rank_files import rank_files
 from ..places import part_limits, takes_whole_files
 from ..places.gather import memory_for
+from ..places.place import FileShare
 from ..places.uploads import Limits
-from ..plan.data import (
-    CUT,
-    DTYPE,
-    LEAST_ASKED,
-    NAME,
-    OBJECT,
-    REPLICAS,
-    SHAPE,
-    SOURCES,
-    TARGETS,
-    file_rows,
-    repeated_slots,
-    slot_rows,
-    target_rows,
-)
-from ..plan.plan import share_ends, shares_of, stretch_runs, task_runs
+from ..plan.data import LEAST_ASKED
+from ..plan.grids import shared_runs, task_runs
+from ..plan.shares import shares_of
+from ..plan.tables import TensorRow, blank, file_rows, repeated_slots, slot_rows, target_rows
 from ..run.checkpoint_plan import CheckpointPlan
 from .request import Request
 
@@ -72,7 +61,7 @@ _FETCHED_TASK = 16 * 2**20
 #: A table without rows.
 _NO_ROWS = np.zeros(0, np.int64)
 #: The most bytes of a task that makes parts of objects.
-_MOST_STRETCH = 256 * 2**20
+_MOST_SHARED_TASK = 256 * 2**20
 #: Tasks make parts of shared objects only if at most one byte in so many is in pieces too short for a part.
 _ASIDE = 4
 #: With more slots than this objects are made whole.
@@ -260,9 +249,9 @@ def make_plan(request: Request, contents: Contents) -> CheckpointPlan:
     if task_bytes is not None and integer("task_bytes", task_bytes) < LEAST_ASKED:
         raise LayoutError(f"task_bytes is {task_bytes}; it must be at least {LEAST_ASKED}")
     held = _Holders()
-    tensors = np.zeros((len(wanted), 8), np.int64)
-    ends = {NAME: 0, SHAPE: 0, SOURCES: 0, REPLICAS: 0}
-    lists: dict[int, list[Any]] = {column: [] for column in ends}
+    tensors = blank("tensors", len(wanted))
+    ends = dict.fromkeys(("name", "shape", "sources", "replicas"), 0)
+    lists: dict[str, list[Any]] = {column: [] for column in ends}
     dtypes: dict[str, int] = {}
     kinds = {id(cut): cut for cut in cuts if cut}
     at_cut = {which: number for number, which in enumerate(kinds)}
@@ -271,19 +260,19 @@ def make_plan(request: Request, contents: Contents) -> CheckpointPlan:
         if any(isinstance(holder, np.ndarray) for holder in others.holders):  # They were compared before.
             is_file = np.array([not isinstance(holder, np.ndarray) for holder in others.holders], np.bool_)
             others = others.chosen(np.flatnonzero(is_file[others.numbers]))
-        added: dict[int, Any] = {
-            NAME: tensor.name.encode(),
-            SHAPE: tensor.shape,
-            SOURCES: held.rows(tensor.pieces, tensor.itemsize),
-            REPLICAS: held.rows(others, tensor.itemsize),
+        added: dict[str, Any] = {
+            "name": tensor.name.encode(),
+            "shape": tensor.shape,
+            "sources": held.rows(tensor.pieces, tensor.itemsize),
+            "replicas": held.rows(others, tensor.itemsize),
         }
         for column, more in added.items():
             lists[column].append(more)
             ends[column] += len(more)
-            tensors[number, column] = ends[column]
-        tensors[number, DTYPE] = dtypes.setdefault(tensor.dtype.name, len(dtypes))
-        tensors[number, CUT] = at_cut.get(id(cut), -1)
-        tensors[number, OBJECT] = tensor.is_object
+        dtype = dtypes.setdefault(tensor.dtype.name, len(dtypes))
+        tensors[number] = TensorRow(
+            **ends, targets=0, dtype=dtype, cut=at_cut.get(id(cut), -1), is_object=tensor.is_object
+        )
     sources = [source_for(holder, *span) for holder, span in zip(held.held, held.spans, strict=True)]
     is_given = task_bytes is not None
     if task_bytes is None:
@@ -291,8 +280,8 @@ def make_plan(request: Request, contents: Contents) -> CheckpointPlan:
         if any(source.is_fetched for source in sources):
             task_bytes = max(min(memory // 16 or _FETCHED_TASK, _FETCHED_TASK), LEAST_ASKED)
     targets, written = target_rows(files, len(wanted))
-    tensors[:, TARGETS] = np.cumsum(written)
-    counts = np.diff(tensors[:, [SOURCES, REPLICAS]], axis=0, prepend=0).sum(axis=1).tolist()
+    tensors["targets"] = np.cumsum(written)
+    counts = (np.diff(tensors["sources"], prepend=0) + np.diff(tensors["replicas"], prepend=0)).tolist()
     shapes = (
         (tensor.shape, tensor.itemsize, count // (2 + 3 * len(tensor.shape)) + more)
         for tensor, count, more in zip(wanted, counts, written.tolist(), strict=True)
@@ -301,15 +290,15 @@ def make_plan(request: Request, contents: Contents) -> CheckpointPlan:
     lines = [source.stated().encode() for source in sources]
     names = [file.name.encode() for file in files]
     sections: dict[str, Section] = {
-        "names": Held(b"".join(lists[NAME])),
-        "shapes": Held(_flat(lists[SHAPE])),
-        "tensors": Held(tensors),
-        "pieces": Held(np.concatenate([_NO_ROWS, *lists[SOURCES]])),
-        "replicas": Held(np.concatenate([_NO_ROWS, *lists[REPLICAS]])),
+        "names": Held(b"".join(lists["name"])),
+        "shapes": Held(_flat(lists["shape"])),
+        "tensors": Held(tensors.view(np.int64)),
+        "pieces": Held(np.concatenate([_NO_ROWS, *lists["sources"]])),
+        "replicas": Held(np.concatenate([_NO_ROWS, *lists["replicas"]])),
         "targets": targets,
         "boxes": Held(files[0].slots.table.pool if files else np.zeros(0, np.int64)),
         "file_names": Held(b"".join(names)),
-        "files": Held(file_rows(names, files)),
+        "files": Held(file_rows(names, files).view(np.int64)),
         "slots": slot_rows(files),
         "sources": Held(b"".join(lines)),
         "source_ends": Held(np.cumsum([len(line) for line in lines], dtype=np.int64)),
@@ -336,18 +325,18 @@ def make_plan(request: Request, contents: Contents) -> CheckpointPlan:
         return plan
     each = memory // request.workers
     # What a task writes and, at most four times, what it fetches is to be in the memory.
-    sizes = {task_bytes} if is_given else {min(each * 2 // 11, most) for most in (_FETCHED_TASK, _MOST_STRETCH)}
+    sizes = {task_bytes} if is_given else {min(each * 2 // 11, most) for most in (_FETCHED_TASK, _MOST_SHARED_TASK)}
     tried = (with_shares(plan, limits, size, each) for size in sorted(sizes) if size >= LEAST_ASKED)
     return next((shared for shared in tried if shared is not None), plan)
 
 
 def with_shares(plan: CheckpointPlan, limits: Limits, task_bytes: int, memory: int) -> CheckpointPlan | None:
-    """Give the plan with tasks that each write a stretch of all tensors, and so parts of objects.
+    """Give the plan with tasks that each write consecutive slabs of all tensors, and so parts of objects.
 
     `None` if that is of no use, if too much would be too short for a part, or if the memory does not hold what a task
     writes.
     """
-    if plan.sections["slots"].nbytes // 16 > _MOST_SLOTS:
+    if plan.count("slots") > _MOST_SLOTS:
         return None
     tensors = np.concatenate([file.slots.tensors for file in plan.files])
     found, first = np.unique(tensors, return_index=True)
@@ -357,19 +346,20 @@ def with_shares(plan: CheckpointPlan, limits: Limits, task_bytes: int, memory: i
         tensor = plan.tensors[number]
         count = sum(map(len, (tensor.sources, tensor.replicas, tensor.targets)))
         shapes.append((tensor.shape, tensor.itemsize, count))
-    sections = {**plan.sections, "order": Held(order), "runs": Held(stretch_runs(shapes, task_bytes))}
+    sections = {**plan.sections, "order": Held(order), "runs": Held(shared_runs(shapes, task_bytes))}
     head = {**plan.head, "task_bytes": task_bytes}
     made = CheckpointPlan._made(head, sections, path=plan.path, sources=plan.sources)
     shares = shares_of(made, limits.least_shared)
-    if shares is None or not len(shares):
+    if shares is None or not len(shares.rows):
         return None
-    tasks, files, begins, ends, parts = shares.T
-    is_one_each = len(shares) == len(np.unique(tasks)) == len(np.unique(files))
+    files, begins, ends, parts = (shares.rows[column] for column in FileShare._fields)
+    counts = np.diff(shares.ends, prepend=0)
+    is_one_each = len(files) == np.count_nonzero(counts) == len(np.unique(files))
     aside, total = int((parts - begins).sum()), int((ends - begins).sum())
-    most = int(np.bincount(tasks, weights=ends - begins).max())
+    most = int(np.bincount(np.repeat(np.arange(len(counts)), counts), weights=ends - begins).max())
     if is_one_each or aside > total // _ASIDE or most + memory_for(int(made.grid.bytes.max())) > memory:
         return None
-    sections |= {"shares": Held(shares[:, 1:]), "share_ends": Held(share_ends(shares, len(made.grid)))}
+    sections |= {"shares": Held(shares.rows.view(np.int64)), "share_ends": Held(shares.ends)}
     return CheckpointPlan._made(head, sections, path=plan.path, sources=plan.sources)
 
 
