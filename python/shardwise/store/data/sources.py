@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import os
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -18,6 +19,7 @@ from ..._atomic import naming
 from ..._text import shown
 from ...errors import ParseError
 from .engine import CopyJob
+from .files import opened_again
 from .object_files import ObjectFile
 from .objects import ObjectPath, ObjectStatus
 
@@ -71,6 +73,13 @@ class Source(Protocol):
     @property
     def name(self) -> str:
         """The path of a file that must keep its name, else an empty string."""
+
+    @property
+    def data(self) -> range:
+        """The bytes of a file from the first tensor that is read to the last; none of an object or an array."""
+
+    def read(self, begin: int, end: int) -> bytes:
+        """Read some of these bytes."""
 
     def stated(self) -> str:
         """Return the JSON that a plan file says of it."""
@@ -137,6 +146,16 @@ class SourceFile(NamedTuple):
         """Always `None`: it is a file."""
         return None
 
+    @property
+    def data(self) -> range:
+        """The bytes from the first tensor that is read to the last."""
+        return range(self.begin, self.end)
+
+    def read(self, begin: int, end: int) -> bytes:
+        """Read some of these bytes."""
+        with closing(opened_again(self.path, self.size, self.times)) as file:
+            return file.read(begin, end - begin)
+
     def stated(self) -> str:
         """Return the JSON that a plan file says of it."""
         return json.dumps(self)
@@ -202,6 +221,15 @@ class SourceObject(NamedTuple):
     def array(self) -> None:
         """Always `None`: it is an object."""
         return None
+
+    @property
+    def data(self) -> range:
+        """No bytes: it is no file."""
+        return range(0)
+
+    def read(self, begin: int, end: int) -> bytes:
+        """Read nothing."""
+        return b""
 
     def stated(self) -> str:
         """Return the JSON that a plan file says of it."""
@@ -274,6 +302,15 @@ class SourceArray:
     def name(self) -> str:
         """An empty string: it has no path."""
         return ""
+
+    @property
+    def data(self) -> range:
+        """No bytes: it is no file."""
+        return range(0)
+
+    def read(self, begin: int, end: int) -> bytes:
+        """Read nothing."""
+        return b""
 
     def stated(self) -> str:
         """Return `null`: no plan file states it."""

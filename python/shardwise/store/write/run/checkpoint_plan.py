@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,9 +23,7 @@ from ....errors import LayoutError, ParseError
 from ....pieces import Piece
 from ....rules.left_out import LeftOut
 from ...data.engine import CopyJob, add_digests, check_memory
-from ...data.files import opened_again
 from ...data.location import refuse_options
-from ...data.sources import SourceFile
 from ..places.work import MEMORY, RETRIES, Work, WriteOutline, WriteReport
 from ..plan.data import said_by
 from ..plan.file import check_plan, load_plan, save_plan
@@ -347,19 +345,18 @@ def estimated_seconds(plan: WritePlan, folder: Path, free: int, to_read: int, *,
 
 def _sample(plan: WritePlan, most: int) -> Iterator[bytes]:
     """Blocks of the sources' tensors, as far apart as can be."""
-    files = [source for source in plan.sources if isinstance(source, SourceFile) and source.end > source.begin]
-    total = sum(file.end - file.begin for file in files)
+    files = [source for source in plan.sources if len(source.data)]
+    total = sum(len(file.data) for file in files)
     most = min(most, total)
     count = -(-most // _BLOCK)
-    ends = np.cumsum([file.end - file.begin for file in files])
+    ends = np.cumsum([len(file.data) for file in files])
     for number in range(count):
         at = (total - min(_BLOCK, most)) * number // max(count - 1, 1)
         place, left = int(np.searchsorted(ends, at, side="right")), min(_BLOCK, most)
-        begin = files[place].end - (int(ends[place]) - at)
+        begin = files[place].data.stop - (int(ends[place]) - at)
         while left and place < len(files):
             file = files[place]
-            begin = max(begin, file.begin)
-            with closing(opened_again(file.path, file.size, file.times)) as source:
-                data = source.read(begin, min(left, file.end - begin))
+            begin = max(begin, file.data.start)
+            data = file.read(begin, min(begin + left, file.data.stop))
             yield data
             left, place, begin = left - len(data), place + 1, 0
