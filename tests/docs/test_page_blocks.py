@@ -386,7 +386,7 @@ FRAGMENTS: dict[str, Callable[[str, Path, pytest.MonkeyPatch], None]] = {
     "checkpoints: state = {": checkpoint_in_pytorch,
     'coming-from: files = sorted(Path("META").glob("consolidated.*.pth"))': files_of_ranks,
     "mpi: from mpi4py import MPI": plan_among_ranks,
-    "mpi: from shardwise.execute import mpi_model": model_among_ranks,
+    "mpi: from shardwise.execute import mpi": model_among_ranks,
     "mpi: from shardwise.execute import torch as executor": model_among_processes,
     "mpi: program = plan.program(rank)": program_of_a_rank,
     "object-stores: import shardwise as sw": object_store,

@@ -234,11 +234,25 @@ def failure_later() -> None:
     rows, columns = (sw.TensorLayout(axes, mesh).partition((4, 8)) for axes in (("x", None), (None, "x")))
     if RANK == 2:
 
-        def fail(part: Any) -> Any:
+        def fail(*arguments: Any) -> Any:
             raise MemoryError("no room for this")
 
-        mpi._outgoing = fail
+        mpi._Transport.send = fail  # type: ignore[assignment, method-assign]
     mpi.run(sw.plan_reshard(rows, columns), COMM, np.full((1, 8), RANK))
+
+
+def too_little() -> None:
+    """One rank sends a byte less than it should, of partial sums: MPI takes it, and says nothing."""
+    mesh = sw.DeviceMesh((4,), ("x",))
+    sums, whole = (sw.TensorLayout((None, None), mesh, unreduced=axes).partition((4, 8)) for axes in (("x",), ()))
+    if RANK == 2:
+        send = mpi._Transport.send
+
+        def shorter(self: Any, peer: int, tag: int, data: Any, part: Any) -> Any:
+            return send(self, peer, tag, data, part._replace(size=part.size - 1))
+
+        mpi._Transport.send = shorter  # type: ignore[method-assign]
+    mpi.run(sw.plan_reshard(sums, whole), COMM, np.full((4, 8), RANK))
 
 
 if __name__ == "__main__":

@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 
 import shardwise as sw
-from shardwise._boxes import consecutive
 from shardwise.execute import mpi
-from tests.checks import peak_of, poisoned_memory, view_index
+from tests.checks import peak_of, poisoned_memory
 
 ROOT = Path(__file__).parents[2]
 # The wheels of an MPI put it beside the interpreter.
@@ -48,6 +47,13 @@ def test_a_failure_in_the_middle_ends_all_ranks() -> None:
     assert "all is well" not in done.stdout
 
 
+def test_a_message_that_is_too_short_ends_all_ranks() -> None:
+    done = mpirun("-m", "tests.execute.mpi_ranks", "too_little")
+    assert done.returncode != 0
+    assert "so all ranks end: LayoutError: rank 2 has sent 255 bytes, not 256" in done.stderr
+    assert "all is well" not in done.stdout
+
+
 def test_the_example() -> None:
     done = mpirun("examples/mpi_ranks.py")
     assert done.returncode == 0, done.stderr[-4000:]
@@ -60,21 +66,6 @@ def test_the_example_of_pytorch() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=3600, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-4000:]
     assert "every one has its columns" in done.stdout
-
-
-@pytest.mark.parametrize("most", [1, 2, 5, 7, 24, 25, 1000])
-@pytest.mark.parametrize("shape", [(), (7,), (2, 3, 4), (5, 1, 3), (1, 1), (0, 3), (3, 0)])
-def test_messages_follow_one_another_and_fill_the_box(shape: tuple[int, ...], most: int) -> None:
-    whole = np.arange(np.prod(shape, dtype=np.int64)).reshape(shape)
-    parts = [whole[view_index(piece)].ravel() for piece in consecutive(shape, most)]
-    assert [value for part in parts for value in part.tolist()] == whole.ravel().tolist()
-    assert all(part.size <= most for part in parts)
-
-
-def test_a_message_is_never_over_what_mpi_counts() -> None:
-    """A box of 64 GiB of bytes, in messages of at most 1 GiB, which has 32 bits to spare."""
-    sizes = [stop.stop - stop.start for stop, _ in consecutive((2**36, 1), 2**30)]
-    assert sizes == [2**30] * 64
 
 
 def test_without_mpi4py(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,34 @@ def tensors_of(plan: ModelPlan, label: str) -> tuple[dict[str, Any], dict[str, A
     return before, out, expected
 
 
+def sums(rank: int) -> None:
+    """Floats whose sum depends on the order: the bytes of adding in the order of the coordinates, as numpy adds."""
+    mesh = DeviceMesh((TRAINERS + ENGINES,), ("x",))
+    before = dict.fromkeys("ab", TensorLayout((None, None), mesh, unreduced=["x"]))
+    after = {"a": TensorLayout(("x", None), mesh), "b": TensorLayout((None, None), mesh)}
+    shapes = {"a": (30, 7), "b": (600, 500)}  # The second is larger than a buffer.
+    plan = plan_model(before, after, {name: (shapes[name], "float32") for name in "ab"}, uneven="ceil")
+    addends = {
+        name: [(np.random.default_rng(i).normal(size=shape) * 10.0**i).astype("f4") for i in range(mesh.size)]
+        for name, shape in shapes.items()
+    }
+    label = plan.devices[rank]
+    for memory, is_spare in ((None, False), (10**5, True)):
+        out = {name: torch.full(plan[name].dst.holder_shape(label), 7.0) for name in "ab"}
+        spare = {"spare": {name: torch.empty_like(tensor) for name, tensor in out.items()}} if is_spare else {}
+        source = {name: torch.from_numpy(addends[name][rank]) for name in "ab"}
+        executor.run(plan.program(label, memory), source, out, **spare)
+        for name in "ab":
+            total = addends[name][0]
+            for one in addends[name][1:]:
+                total = total + one
+            assert out[name].numpy().tobytes() == total[plan[name].dst.pieces(label)[0].box].tobytes()
+    with pytest.raises(
+        LayoutError, match="but the plan adds up float32" if rank == 1 else "rank 1 of the group cannot"
+    ):
+        executor.run(plan.program(label), source, {**out, "a": out["a"].view(torch.int32)} if rank == 1 else out)
+
+
 class Disturbed(ModelProgram):
     """A program that its peers agree with, and that is not carried out."""
 
@@ -164,6 +192,7 @@ def process(rank: int, port: int, failure: str | None, said: Any) -> None:
         assert all(torch.equal(large_out[name], large_expected[name]) for name in large_expected)
         for tensor in large_out.values():
             tensor.zero_()
+    sums(rank)
     for tensor in out.values():
         tensor.zero_()
     small = {

@@ -2,6 +2,6 @@
 
 | module | answers |
 |---|---|
-| `mpi`, `mpi_model`, `torch` | programs run over MPI and PyTorch |
-| `_ranks` | devices as ranks of a communicator |
+| `mpi`, `torch` | programs run over MPI and PyTorch |
+| `_ranks` | devices as ranks of a communicator; what all ranks agree on first |
 """

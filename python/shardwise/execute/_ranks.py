@@ -1,15 +1,21 @@
-"""The holder of a plan that each process is."""
+"""The holder of a plan that each process is, and what all processes of a group agree on before they begin."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from .._arguments import integer
 from .._text import shown
 from ..errors import LayoutError
+from ..reshard.model.program import ModelProgram
 
-__all__ = ["ranks_of"]
+__all__ = ["agree", "ranks_of"]
+
+Bytes = npt.NDArray[np.uint8]
 
 
 def ranks_of(peers: Sequence[Any], ranks: Any, size: int) -> list[int]:
@@ -37,3 +43,42 @@ def ranks_of(peers: Sequence[Any], ranks: Any, size: int) -> list[int]:
         if not 0 <= rank < size:
             raise LayoutError(f"rank {rank} is not there: there are {size} processes")
     return found
+
+
+def agree(
+    program: ModelProgram,
+    failure: Exception | None,
+    positions: Sequence[int],
+    size: int,
+    gather: Callable[[Bytes], Bytes],
+    group: str = "",
+) -> None:
+    """Raise on all processes if one of them cannot begin, or two of them have other plans for each other.
+
+    Args:
+        program: the program of this process.
+        failure: what keeps this process from beginning.
+        positions: the number of each holder's process among those that agree, unless this one cannot begin.
+        size: how many processes agree.
+        gather: a function that gives the bytes of all processes, a row each.
+        group: the name of the group after a rank, in messages.
+
+    Raises:
+        LayoutError: if another process cannot begin, or two have other plans.
+        Exception: `failure`.
+    """
+    # Whether it failed, and then a digest for each process.
+    state = np.zeros((1 + size, 32), np.uint8)
+    state[0] = failure is not None
+    if failure is None:
+        for peer in sorted({peer for phase in program.phases for peer in phase.messages["peer"].tolist()}):
+            digest = program.digest(program.descriptors.peers[peer])
+            state[1 + positions[peer]] = np.frombuffer(digest, np.uint8)
+    heard = gather(state.reshape(-1)).reshape(size, 1 + size, 32)
+    if failure is not None:
+        raise failure
+    for rank in np.flatnonzero(heard[:, 0, 0])[:1].tolist():
+        raise LayoutError(f"rank {rank}{group} cannot begin; its own error says why")
+    digests = heard[:, 1:]
+    for one, other in np.argwhere((digests != digests.transpose(1, 0, 2)).any(2))[:1].tolist():
+        raise LayoutError(f"ranks {one} and {other}{group} have other plans for each other")

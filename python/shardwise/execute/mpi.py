@@ -13,37 +13,38 @@ import hashlib
 import struct
 import sys
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from .._arguments import instance, integer, is_masked
-from .._boxes import consecutive
 from .._dtypes import find_dtype
 from .._text import bytes_text, shown
 from ..errors import LayoutError
 from ..reshard.model.memory import check_disjoint
+from ..reshard.model.program import ONE, ModelProgram, program_of_one
+from ..reshard.model.runner import Part, Transport, carry_out, memory_of
 from ..reshard.plan import ReshardPlan
-from ..reshard.program import Program
 from ..reshard.run import check_addable
 from ..reshard.same import same_holders
+from ._ranks import agree, ranks_of
 
-__all__ = ["run"]
+__all__ = ["run", "run_model"]
 
 Array = npt.NDArray[Any]
 
-#: Sends under way at a time, and also receives.
-_WINDOW = 4
+#: Buffers of a rank.
+_BUFFERS = 8
 _MEMORY = 64 * 2**20
 #: MPI counts the bytes of a message in 32 bits.
 _LONGEST = 2**30
-#: The message that ranks send each other: whether all is well, the plan's digest, the bytes of a message, dtype or
+#: The message that ranks send each other: whether all is well, the plan's digest, the bytes for buffers, dtype or
 #: trouble.
 _WORD = struct.Struct("<?32sq512s")
-#: Turns in which nothing arrived, after which a rank lets others have its core.
+#: Times to ask for a message that is not there, after which a rank lets others have its core.
 _PATIENCE = 64
 
 
@@ -95,18 +96,92 @@ def run(
     array([[0, 1, 2],
            [3, 4, 5]])
     """
+    with _together(comm, "run") as ranks:
+        prepared = _prepared(ranks, plan, (src, out), (src_ranks, dst_ranks), memory)
+        ranks.have_agreed = True
+        return prepared()
+
+
+def run_model(
+    program: ModelProgram,
+    comm: Any,
+    src: Mapping[str, Array],
+    out: Mapping[str, Array],
+    *,
+    ranks: Mapping[Any, int] | Sequence[int] | None = None,
+) -> None:
+    """Carry out the programs of a model among the ranks of a communicator; all of them call this together.
+
+    Args:
+        program: the rank's own, by `ModelPlan.program(holder, memory)`; all with the same `memory`, of at most 2**30
+            bytes. In each round a rank keeps one message to and one from each of its peers.
+        comm: an intracommunicator of mpi4py; a duplicate is used, so that messages never mix with the caller's.
+        src: the arrays before, by name, in C order.
+        out: the arrays to write into, by name, in C order, which share no memory with those of `src`, nor with one
+            another; further places of a tensor (`Repeat`, from `LocalParameter.views`) are filled too.
+        ranks: the rank of each holder, by label or in the order of `descriptors.peers`; that order if not given.
+
+    Raises:
+        ImportError: if mpi4py is not installed.
+        TypeError: if `comm` is not such a communicator.
+        LayoutError: if an array is missing or too small, or one of `out` shares memory with another; if ranks are
+            missing, or a message is too long for MPI; if two ranks have other plans for each other. On all ranks, and
+            before anything is sent.
+        ValueError: if an array is not in C order, or is read-only.
+
+    When something fails later, other ranks may wait for messages that never come: the rank prints what happened and
+    ends all ranks by `Abort`.
+
+    >>> run_model(plan.program(label, 2**26), MPI.COMM_WORLD, before, after)  # doctest: +SKIP
+    """
+    with _together(comm, "run_model") as all_of:
+        failure: Exception | None = None
+        at: list[int] = []
+        try:
+            rows = instance("program", program, ModelProgram).descriptors
+            at = ranks_of(rows.peers, ranks, all_of.size)
+            place = at[rows.peers.index(rows.holder)]
+            if place != all_of.rank:
+                raise LayoutError(f"holder {shown(rows.holder)} is rank {place}, but this is rank {all_of.rank}")
+            transport = _Transport(all_of, at)
+            arrays, dtypes = memory_of(program.phases, transport, src, out)
+        except Exception as error:
+            failure = error
+        agree(program, failure, at, all_of.size, all_of.gather)
+        all_of.have_agreed = True
+        carry_out(program.phases, transport, arrays, dtypes)
+        arrays.repeat()
+
+
+class _Ranks:
+    """The ranks of a communicator that carry out a plan together."""
+
+    def __init__(self, mpi: Any, comm: Any) -> None:
+        self.mpi, self.comm = mpi, comm
+        self.rank, self.size = comm.Get_rank(), comm.Get_size()
+        #: True once all know that all can begin: from then on they wait for each other's messages.
+        self.have_agreed = False
+
+    def gather(self, told: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        """Give the bytes that all ranks tell, a row each."""
+        heard = np.empty((self.size, told.size), np.uint8)
+        self.comm.Allgather([told, self.mpi.BYTE], [heard, self.mpi.BYTE])
+        return heard
+
+
+@contextmanager
+def _together(comm: Any, verb: str) -> Iterator[_Ranks]:
+    """A duplicate of a communicator; a failure that the other ranks cannot know of ends them all."""
     mpi = communicator_of(comm)
     own = comm.Dup()
-    agreed = False
+    ranks = _Ranks(mpi, own)
     try:
-        part = _prepared(mpi, own, plan, src, out, src_ranks, dst_ranks, memory)
-        agreed = True
-        _move(mpi, own, part)
+        yield ranks
     except BaseException as error:
-        if agreed or not isinstance(error, Exception):
+        if ranks.have_agreed or not isinstance(error, Exception):
             said = f"{type(error).__name__}: {error}"
             print(
-                f"shardwise.execute.mpi: rank {own.Get_rank()} failed, so all ranks end: {said}",
+                f"shardwise.execute.mpi.{verb}: rank {ranks.rank} failed, so all ranks end: {said}",
                 file=sys.stderr,
                 flush=True,
             )
@@ -114,7 +189,6 @@ def run(
         raise
     finally:
         own.Free()
-    return part.out
 
 
 def communicator_of(comm: Any) -> Any:
@@ -129,64 +203,103 @@ def communicator_of(comm: Any) -> Any:
     return MPI
 
 
-class _Part(NamedTuple):
-    """The work of one rank: its programs, its arrays, and the buffers for what has to be packed."""
+class _Transport(Transport):
+    """Messages between ranks; those between two arrive in their order, so they need no tags.
 
-    programs: list[Program]
-    src: Array | None
-    out: Array | None
-    #: The rank of each label, of destinations for sends and of sources for receives.
-    receivers: dict[Any, int]
-    senders: dict[Any, int]
-    message_bytes: int
-    send_buffers: list[Array]
-    receive_buffers: list[Array]
+    Args:
+        all_of: The ranks.
+        at: The rank of each peer.
+        most: The bytes of a buffer.
+    """
+
+    buffers = _BUFFERS
+
+    def __init__(self, all_of: _Ranks, at: Sequence[int], most: int = 2**20) -> None:
+        self._all, self._at, self.most = all_of, at, most
+
+    def send(self, peer: int, tag: int, data: Any, part: Part) -> Callable[[], None]:
+        request = self._all.comm.Isend([data[: part.size], self._all.mpi.BYTE], dest=self._at[peer])
+        return lambda: self._wait(request)
+
+    def receive(self, peer: int, tag: int, data: Any, part: Part) -> Callable[[], None]:
+        sender = self._at[peer]
+        request = self._all.comm.Irecv([data[: part.size], self._all.mpi.BYTE], source=sender)
+
+        def wait() -> None:
+            count = self._wait(request).Get_count(self._all.mpi.BYTE)
+            if count != part.size:  # MPI takes a message that is shorter than the memory for it.
+                raise LayoutError(f"rank {sender} has sent {count} bytes, not {part.size}")
+
+        return wait
+
+    def _wait(self, request: Any) -> Any:
+        state, asked = self._all.mpi.Status(), 0
+        while not request.Test(state):
+            asked += 1
+            if asked > _PATIENCE:
+                time.sleep(min(asked - _PATIENCE, 100) * 1e-5)
+        return state
+
+
+class _Told(NamedTuple):
+    """The things that all ranks have alike before they begin: the digest of the plan, bytes for buffers, the dtype."""
+
+    digest: bytes
+    memory: int
+    dtype: np.dtype[Any] | None
 
 
 def _prepared(
-    mpi: Any,
-    comm: Any,
+    all_of: _Ranks,
     plan: ReshardPlan,
-    src: Array | None,
-    out: Array | None,
-    src_ranks: Sequence[int] | None,
-    dst_ranks: Sequence[int] | None,
+    arrays: tuple[Array | None, Array | None],
+    given: tuple[Sequence[int] | None, Sequence[int] | None],
     memory: int,
-) -> _Part:
-    """Check everything on all ranks, before any of them sends."""
-    rank, size = comm.Get_rank(), comm.Get_size()
+) -> Callable[[], Array | None]:
+    """Check everything on all ranks, before any of them sends; give a function that carries out the plan."""
     failure: Exception | None = None
-    digest, dtype = bytes(32), None
+    told = _Told(bytes(32), 0, None)
     try:
         instance("plan", plan, ReshardPlan)
-        ranks = _ranks_of(plan, src_ranks, dst_ranks, size)
+        ranks = _ranks_of(plan, *given, all_of.size)
         memory = _checked_memory(memory)
-        programs = _programs(plan, ranks, rank)
-        src, out = _checked("src", src, programs[0].src_shape), _checked("out", out, programs[-1].dst_shape, False)
-        dtype = _common_dtype(src, out)
-        digest = _digest(plan, ranks)
+        shapes = [
+            tiling._shape_of(side.index(all_of.rank)) if all_of.rank in side else None
+            for tiling, side in zip((plan.src, plan.dst), ranks, strict=True)
+        ]
+        src, out = _checked("src", arrays[0], shapes[0]), _checked("out", arrays[1], shapes[1], False)
+        told = _Told(_digest(plan, ranks), memory, _common_dtype(src, out))
     except Exception as error:
         failure = error
-    said = _agreed(mpi, comm, failure, digest, memory if failure is None else 0, dtype)
+    said = _agreed(all_of, failure, told)
     try:
-        dtype = dtype if dtype is not None else _dtype_of(said)
-        if memory < 2 * _WINDOW * dtype.itemsize:
+        dtype = told.dtype if told.dtype is not None else _dtype_of(said)
+        if memory < _BUFFERS * dtype.itemsize:
             raise LayoutError(
-                f"memory is {bytes_text(memory)}; at least {2 * _WINDOW} buffers for elements of "
+                f"memory is {bytes_text(memory)}; at least {_BUFFERS} buffers for elements of "
                 f"{dtype.itemsize} bytes are needed"
             )
-        if any(step.adds for program in programs for step in program):
+        if plan.addends > 1:
             check_addable(dtype)
-        if out is None and programs[-1].dst_shape is not None:
-            out = np.zeros(programs[-1].dst_shape, dtype)
-        message_bytes = min(memory // (2 * _WINDOW), _LONGEST)
-        buffers = [np.empty(message_bytes, np.uint8) for _ in range(2 * _WINDOW)]
+        program = program_of_one(plan, dtype, all_of.rank, ranks, all_of.size)
+        if out is None and shapes[1] is not None:
+            out = np.zeros(shapes[1], dtype)
+        # Rows are of arrays in C order: others are copied to such ones, and from there.
+        before, after = (None if one is None else np.ascontiguousarray(one) for one in (src, out))
+        transport = _Transport(all_of, range(all_of.size), min(memory // _BUFFERS, _LONGEST))
+        named = [{} if one is None else {ONE: one} for one in (before, after)]
+        bytes_of, dtypes = memory_of(program.phases, transport, named[0], named[1])
     except Exception as error:
         failure = error
-    _agreed(mpi, comm, failure, digest, memory, dtype)
-    receivers = {plan.dst._label(i): at for i, at in enumerate(ranks[1])}
-    senders = {plan.src._label(i): at for i, at in enumerate(ranks[0])}
-    return _Part(programs, src, out, receivers, senders, message_bytes, buffers[:_WINDOW], buffers[_WINDOW:])
+    _agreed(all_of, failure, told)
+
+    def carried() -> Array | None:
+        carry_out(program.phases, transport, bytes_of, dtypes)
+        if out is not None and after is not None and after.base is not out and after is not out:
+            out[...] = after.reshape(out.shape)
+        return out
+
+    return carried
 
 
 def _ranks_of(
@@ -230,19 +343,9 @@ def _listed(name: str, ranks: Sequence[int], count: int) -> list[int]:
 
 def _checked_memory(memory: int) -> int:
     memory = integer("memory", memory)
-    if not 2 * _WINDOW <= memory <= 2**62:
-        raise LayoutError(f"memory is {shown(memory)}; it must be at least {2 * _WINDOW} bytes, and at most 2**62")
+    if not _BUFFERS <= memory <= 2**62:
+        raise LayoutError(f"memory is {shown(memory)}; it must be at least {_BUFFERS} bytes, and at most 2**62")
     return memory
-
-
-def _programs(plan: ReshardPlan, ranks: tuple[list[int], list[int]], rank: int) -> list[Program]:
-    """The rank's programs: one that sends, and one that receives, which may be the same."""
-    source, target = (side.index(rank) if rank in side else -1 for side in ranks)
-    nothing = Program(None, (), None, None)
-    before = plan.program(plan.src._label(source), side="src") if source >= 0 else nothing
-    if source >= 0 and target >= 0 and before.dst_shape is not None:
-        return [before]
-    return [before, plan.program(plan.dst._label(target), side="dst") if target >= 0 else nothing]
 
 
 def _checked(name: str, array: Array | None, shape: tuple[int, ...] | None, needed: bool = True) -> Array | None:
@@ -275,19 +378,16 @@ def _digest(plan: ReshardPlan, ranks: tuple[list[int], list[int]]) -> bytes:
     return digest.digest()
 
 
-def _agreed(
-    mpi: Any, comm: Any, failure: Exception | None, digest: bytes, memory: int, dtype: np.dtype[Any] | None
-) -> str:
+def _agreed(all_of: _Ranks, failure: Exception | None, told: _Told) -> str:
     """Collect what all ranks report; raise on all of them if one failed, or if they disagree.
 
     Returns:
         The dtype of the first rank that has an array.
     """
-    told = "" if dtype is None else f"{dtype.str} {dtype.name}"
-    text = told if failure is None else f"{type(failure).__name__}: {failure}"
-    word = np.frombuffer(_WORD.pack(failure is None, digest, memory, text.encode()[:512]), np.uint8)
-    words = np.empty((comm.Get_size(), _WORD.size), np.uint8)
-    comm.Allgather([word, mpi.BYTE], [words, mpi.BYTE])
+    dtype = "" if told.dtype is None else f"{told.dtype.str} {told.dtype.name}"
+    text = dtype if failure is None else f"{type(failure).__name__}: {failure}"
+    word = _WORD.pack(failure is None, told.digest, told.memory, text.encode()[:512])
+    words = all_of.gather(np.frombuffer(word, np.uint8))
     if failure is not None:
         raise failure
     heard = [_WORD.unpack(bytes(row)) for row in words]
@@ -318,140 +418,3 @@ def _dtype_of(said: str) -> np.dtype[Any]:
     if found is None:
         raise TypeError(f"out must be given, since its dtype, {shown(said)}, cannot be told to another rank by a name")
     return found.numpy("out")
-
-
-class _Message(NamedTuple):
-    """A piece of a box: the rank it is exchanged with, its view of the array and, for a copy, its origin."""
-
-    peer: int
-    view: Array
-    adds: bool
-    source: Array | None
-
-
-def _outgoing(part: _Part) -> Iterator[_Message]:
-    for step in part.programs[0]:
-        if step.kind == "send":
-            assert step.src is not None
-            assert part.src is not None
-            view = step.src.view(part.src)
-            for piece in consecutive(view.shape, part.message_bytes // view.itemsize):
-                index: tuple[Any, ...] = (*piece, ...)
-                yield _Message(part.receivers[step.peer], view[index], False, None)
-
-
-def _incoming(part: _Part) -> Iterator[_Message]:
-    for step in part.programs[-1]:
-        if step.kind == "send":
-            continue
-        assert step.dst is not None
-        assert part.out is not None
-        view = step.dst.view(part.out)
-        source = None
-        if step.kind == "copy":
-            assert step.src is not None
-            assert part.src is not None
-            source = step.src.view(part.src)
-        for piece in consecutive(view.shape, part.message_bytes // view.itemsize):
-            index: tuple[Any, ...] = (*piece, ...)
-            if source is None:
-                yield _Message(part.senders[step.peer], view[index], step.adds, None)
-            else:
-                yield _Message(-1, view[index], step.adds, source[index])
-
-
-class _Arrival:
-    """A message that is awaited, or a copy: where its values will be, and whether they are there."""
-
-    def __init__(self, message: _Message, buffer: Array | None, values: Array | None) -> None:
-        self.message = message
-        self.buffer = buffer
-        self.values = values
-        self.is_there = message.source is not None
-
-    def apply(self) -> None:
-        """Put the values where they belong, unless they were received there."""
-        if self.values is None:
-            return
-        target = self.message.view
-        if self.message.adds:
-            np.add(target, self.values, out=target)
-        else:
-            target[...] = self.values
-
-
-def _move(mpi: Any, comm: Any, part: _Part) -> None:
-    """Send, receive and copy, a few messages at a time."""
-    outgoing, incoming = _outgoing(part), _incoming(part)
-    # Sums are added in the order of the program; copies may arrive in any order.
-    in_order = any(step.adds for step in part.programs[-1])
-    free_to_send, free_to_receive = list(part.send_buffers), list(part.receive_buffers)
-    requests: list[Any] = []
-    owners: list[Array | _Arrival] = []
-    arrivals: deque[_Arrival] = deque()
-    idle = 0
-    while True:
-        while free_to_send and (message := next(outgoing, None)) is not None:
-            buffer = free_to_send.pop()
-            data = _as_bytes(message.view)
-            if data is None:
-                data = buffer[: message.view.nbytes]
-                data.view(message.view.dtype).reshape(message.view.shape)[...] = message.view
-            requests.append(comm.Isend([data, mpi.BYTE], message.peer))
-            owners.append(buffer)
-        while free_to_receive and (message := next(incoming, None)) is not None:
-            if message.source is not None:
-                arrivals.append(_Arrival(message, None, message.source))
-                break  # What is already here is copied while messages are under way.
-            buffer = free_to_receive.pop()
-            data, values = _as_bytes(message.view) if not message.adds else None, None
-            if data is None:
-                data = buffer[: message.view.nbytes]
-                values = data.view(message.view.dtype).reshape(message.view.shape)
-            arrivals.append(_Arrival(message, buffer, values))
-            requests.append(comm.Irecv([data, mpi.BYTE], message.peer))
-            owners.append(arrivals[-1])
-        states = [mpi.Status() for _ in requests]
-        finished = (mpi.Request.Testsome(requests, states) or []) if requests else []
-        # The states are those of the finished ones, in their order.
-        for at, state in zip(finished, states, strict=False):
-            owner = owners[at]
-            if isinstance(owner, _Arrival):
-                if state.Get_count(mpi.BYTE) != owner.message.view.nbytes:  # MPI takes a message that is too short.
-                    raise LayoutError(
-                        f"rank {owner.message.peer} has sent {state.Get_count(mpi.BYTE)} bytes, not "
-                        f"{owner.message.view.nbytes}"
-                    )
-                owner.is_there = True
-            else:
-                free_to_send.append(owner)
-        for at in sorted(finished, reverse=True):
-            del requests[at], owners[at]
-        applied = _apply(arrivals, in_order, free_to_receive)
-        if not requests and not arrivals and not applied and not finished:
-            return
-        idle = 0 if finished or applied else idle + 1
-        if idle > _PATIENCE:
-            time.sleep(min(idle - _PATIENCE, 100) * 1e-5)
-
-
-def _apply(arrivals: deque[_Arrival], in_order: bool, free: list[Array]) -> int:
-    """Put what has arrived where it belongs; give how many messages that were."""
-    if in_order:
-        ready = []
-        while arrivals and arrivals[0].is_there:
-            ready.append(arrivals.popleft())
-    else:
-        ready = [arrival for arrival in arrivals if arrival.is_there]
-        for arrival in ready:
-            arrivals.remove(arrival)
-    for arrival in ready:
-        arrival.apply()
-        if arrival.buffer is not None:
-            free.append(arrival.buffer)
-    return len(ready)
-
-
-def _as_bytes(view: Array) -> Array | None:
-    """The bytes of a view that lies in one run; `None` for any other."""
-    return view.reshape(-1).view(np.uint8) if view.flags.c_contiguous else None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import pickle
+import queue
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -320,3 +323,95 @@ class TestRepeats:
         plan.program("cpu:0").run({"w": np.ones(4, "u1")}, out, lambda *_: None, lambda *_: None)
         assert out["w in place 1"].tolist() == [1] * 4
         assert not other.any()
+
+
+class TestPartialSums:
+    """A program adds what descriptors cannot: addend by addend, in the order of the coordinates."""
+
+    @staticmethod
+    def carried(plan: ModelPlan, source: dict[str, list[Any]], memory: int | None) -> dict[Any, dict[str, Any]]:
+        """All programs at once, over queues by sender, receiver and tag."""
+        mail: dict[Any, queue.Queue[Any]] = collections.defaultdict(queue.Queue)
+        out = out_arrays(plan)
+
+        def run(holder: Any) -> None:
+            before = {name: source[name][plan[name].src.holders.index(holder)] for name in plan}
+            plan.program(holder, memory).run(
+                before,
+                out[holder],
+                lambda peer, tag, data: mail[holder, peer, tag].put(data.copy()),
+                lambda peer, tag, data: np.copyto(data, mail[peer, holder, tag].get(timeout=60)),
+            )
+
+        with ThreadPoolExecutor(len(plan.devices)) as pool:
+            list(pool.map(run, plan.devices))
+        assert all(one.empty() for one in mail.values())
+        return out
+
+    @pytest.mark.parametrize("memory", [None, 8, 100])
+    def test_they_are_those_of_numpy(self, memory: int | None) -> None:
+        mesh = DeviceMesh((2, 3), ("x", "y"))
+        tensors = {"a": ((6, 4), "float64"), "b": ((7,), "float16"), "c": ((5,), "int32"), "d": ((3, 3), "complex64")}
+        layouts = {
+            "a": TensorLayout((None, "x"), mesh, unreduced=["y"]),
+            "b": TensorLayout((None,), mesh, unreduced=["x", "y"]),
+            "c": TensorLayout((None,), mesh),
+            "d": TensorLayout(("x", None), mesh, unreduced=["y"]),
+        }
+        after = {name: TensorLayout(("y", *[None] * (len(shape) - 1)), mesh) for name, (shape, _) in tensors.items()}
+        plan = plan_model(layouts, after, tensors, uneven="balanced")
+        draw = np.random.default_rng(3)
+        source: dict[str, list[Any]] = {}
+        for name, (_, dtype) in tensors.items():
+            source[name] = [
+                (draw.normal(size=plan[name].src.holder_shape(label)) * 4.0**i).astype(dtype)
+                for i, label in enumerate(plan[name].src.holders)
+            ]
+        source["c"] = [np.arange(5, dtype="int32")] * 6
+        out = self.carried(plan, source, memory)
+        for name, (shape, dtype) in tensors.items():
+            total = np.zeros(shape, dtype)
+            # The addends of each box, in the order of the coordinates of the axes that are not reduced.
+            order = list(range(6))  # Those of "x" go with other boxes, where they are not reduced.
+            seen: dict[Any, Any] = {}
+            for i in order if name != "c" else order[:1]:
+                box = tuple((side.start, side.stop) for side in plan[name].src.pieces(plan.devices[i])[0].box)
+                seen[box] = seen[box] + source[name][i] if box in seen else source[name][i]
+            for box, values in seen.items():
+                total[tuple(slice(*side) for side in box)] = values
+            for label in plan.devices:
+                assert out[label][name].tobytes() == total[plan[name].dst.pieces(label)[0].box].tobytes()
+
+    def test_a_message_has_whole_elements(self) -> None:
+        mesh = DeviceMesh((2,), ("x",))
+        sums, cut = TensorLayout((None,), mesh, unreduced=["x"]), TensorLayout(("x",), mesh)
+        plan = plan_model({"w": sums}, {"w": cut}, {"w": ((8,), "float64")})
+        (first, second) = (plan.program(label, 20) for label in ("cpu:0", "cpu:1"))
+        # 4 elements of 8 bytes: the first addends by 20 bytes, the second by 16; tags go on.
+        assert first.sums[0].messages["bytes"].tolist() == [16, 16]
+        assert first.sums[0].messages["sends"].tolist() == [False, False]
+        assert second.messages["sends"].tolist() == [False, False]
+        assert second.messages["bytes"].tolist() == [20, 12]
+        assert second.sums[0].messages["sends"].tolist() == [True, True]
+        assert first.digest("cpu:1") == second.digest("cpu:0")
+        with pytest.raises(LayoutError, match="memory is 7; a message of partial sums has at least 8 bytes"):
+            plan.program("cpu:0", 7)
+
+    def test_dtypes_are_those_of_the_plan(self) -> None:
+        mesh = DeviceMesh((1,), ("x",))
+        sums, whole = TensorLayout((None,), mesh, unreduced=["x"]), TensorLayout((None,), mesh)
+        plan = plan_model({"w": sums}, {"w": whole}, {"w": ((2,), "float32")})
+        assert not plan.program("cpu:0").sums  # One addend is none to be added.
+        mesh = DeviceMesh((2,), ("x",))
+        sums, whole = TensorLayout((None,), mesh, unreduced=["x"]), TensorLayout((None,), mesh)
+
+        def refused(dtype: str, src: Any, out: Any) -> None:
+            plan = plan_model({"w": sums}, {"w": whole}, {"w": ((2,), dtype)})
+            plan.program("cpu:0").run({"w": src}, {"w": out}, *[lambda *_: pytest.fail("nothing is sent")] * 2)
+
+        with pytest.raises(LayoutError, match=r"src\['w'\] is of dtype int32, but the plan adds up float32"):
+            refused("float32", np.zeros(2, "i4"), np.zeros(2, "f4"))
+        with pytest.raises(LayoutError, match=r"out\['w'\] is of dtype >f4, but the plan adds up float32"):
+            refused("float32", np.zeros(2, "f4"), np.zeros(2, ">f4"))
+        with pytest.raises(TypeError, match=r"partial sums of dtype datetime64\[s\] do not add up"):
+            refused("M8[s]", np.zeros(2, "M8[s]"), np.zeros(2, "M8[s]"))

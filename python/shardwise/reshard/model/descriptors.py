@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from ...partition import Partition
 from ...pieces import dense_strides
 from ...tiling import Tiling
 from ..plan import ReshardPlan
+from ..run import addends_of
 
 Rows = npt.NDArray[np.void]
 Numbers = npt.NDArray[np.int64]
@@ -231,6 +232,10 @@ class Group(NamedTuple):
     places: Places | None
     lowered: dict[bool, _Looped]
 
+    def only(self, wanted: npt.NDArray[np.bool_]) -> Group:
+        """Give the group with some of its tensors."""
+        return self._replace(tensors=self.tensors[wanted], sources=self.sources[wanted], bits=self.bits[wanted])
+
 
 class _Template(NamedTuple):
     """The rows of the tensors of a group, which differ in the tensors only.
@@ -248,26 +253,41 @@ class _Template(NamedTuple):
     sources: Numbers
 
 
-def descriptors_of(holder: Any, peers: tuple[Any, ...], names: tuple[str, ...], groups: Sequence[Group]) -> Descriptors:
-    """Make the descriptors of a holder; see `ModelPlan.descriptors`."""
+def descriptors_of(
+    holder: Any, peers: tuple[Any, ...], names: tuple[str, ...], groups: Sequence[Group], addend: int = 0
+) -> Descriptors:
+    """Make the descriptors of a holder; see `ModelPlan.descriptors`.
+
+    Args:
+        holder: The label of the holder.
+        peers: The labels of all holders.
+        names: The names of all tensors.
+        groups: The tensors by their plans.
+        addend: The number of the partial sums that the rows are of; values without partial sums have number 0.
+    """
     own = peers.index(holder)
     found: tuple[list[_Template], ...] = ([], [], [])
     for group in groups:
-        if group.plan.addends > 1:
-            name = names[int(group.tensors[0])]
-            raise LayoutError(f"tensor {shown(name)} has partial sums to be added, which descriptors cannot express")
         (sources,), (targets,) = (group.src == own).nonzero(), (group.dst == own).nonzero()
         if not len(sources) and not len(targets):
             continue
+        is_of_addend = _of_addend(group.plan, addend)
         transfers = group.plan.transfers
         for kind, (field, here, other, there) in enumerate(
             (("src_device", sources, "dst_device", group.dst), ("dst_device", targets, "src_device", group.src))
         ):
-            chosen = _among(transfers[field], here)
+            chosen = is_of_addend(transfers, _among(transfers[field], here))
+            peer = there[transfers[other]]
+            # Of tilings without labels a holder may have one of each side: it sends itself nothing.
+            itself = chosen[peer[chosen] == own]
+            if len(itself):
+                chosen = chosen[peer[chosen] != own]
+                if kind:
+                    found[2].extend(_templates(group, False, itself, peer))
             if len(chosen):
-                found[kind].extend(_templates(group, False, chosen, there[transfers[other]]))
-        kept = group.plan.kept["dst_device"]
-        chosen = _among(kept, targets)
+                found[kind].extend(_templates(group, False, chosen, peer))
+        kept = group.plan.kept
+        chosen = is_of_addend(kept, _among(kept["dst_device"], targets))
         if len(chosen):
             found[2].extend(_templates(group, True, chosen, np.full(len(kept), own)))
     sends, receives, copies = (_expanded(templates, len(names)) for templates in found)
@@ -275,6 +295,15 @@ def descriptors_of(holder: Any, peers: tuple[Any, ...], names: tuple[str, ...], 
     zeros, copies = copies[padding], frozen(copies[~padding])
     zeros["src_tensor"] = zeros["dst_tensor"]
     return Descriptors(holder, peers, names, sends, receives, copies, frozen(zeros))
+
+
+def _of_addend(plan: ReshardPlan, addend: int) -> Callable[[Rows, npt.NDArray[np.intp]], npt.NDArray[np.intp]]:
+    """A function that keeps those of some transfers that are of one addend."""
+    if plan.addends == 1:
+        return lambda _, chosen: chosen if addend == 0 else chosen[:0]
+    assert isinstance(plan.src, Partition)
+    addends = addends_of(plan.src)
+    return lambda transfers, chosen: chosen[addends[transfers["src_device"][chosen]] == addend]
 
 
 def _among(devices: Numbers, wanted: Numbers) -> npt.NDArray[np.intp]:

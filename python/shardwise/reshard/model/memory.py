@@ -29,8 +29,8 @@ class Repeat(str):
         tensor: the name of the tensor.
         place: the place in the stack.
 
-    The runners of plans (`ModelProgram.run`, `execute.mpi_model`, `execute.torch`) copy the tensor there when they have
-    received it.
+    The runners of plans (`ModelProgram.run`, `execute.mpi.run_model`, `execute.torch.run`) copy the tensor there when
+    they have received it.
 
     >>> Repeat("experts.3.up", 5), Repeat("experts.3.up", 5).tensor
     ('experts.3.up in place 5', 'experts.3.up')

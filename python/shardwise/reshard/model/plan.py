@@ -26,7 +26,8 @@ from ..plan import ReshardPlan
 from ..run import checked_arrays
 from ..source import ShardSource
 from .descriptors import Descriptors, Group, descriptors_of
-from .program import ModelProgram, program_of, view_of
+from .program import ModelProgram, program_of
+from .runner import Transport, view_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -264,12 +265,13 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         >>> part.sends.tolist(), part.copies.tolist()
         ([(0, 0, 0, 0, 24, 12, 2, 24, 12)], [(1, 0, 0, 12, 24, 12, 2, 24, 12)])
         """
-        if holder not in self._devices:
-            raise LayoutError(
-                f"holder {shown(holder)} is not in src or dst of the plan; its devices are {shown(list(self._devices))}"
-            )
-        groups = self._grouped()
-        return descriptors_of(holder, self._devices, self._names, groups)
+        for group in self._checked_groups(holder):
+            if group.plan.addends > 1:
+                raise LayoutError(
+                    f"tensor {shown(self._names[int(group.tensors[0])])} has partial sums to be added, which "
+                    "descriptors cannot express; program(holder) can"
+                )
+        return descriptors_of(holder, self._devices, self._names, self._grouped())
 
     def explain(self) -> str:
         """Describe the plan in a few lines: what moves, what stays, and the busiest devices.
@@ -324,7 +326,10 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
                 another is one message.
 
         Raises:
-            LayoutError: as for `descriptors`; if `memory` is below 1.
+            LayoutError: if there is no such holder; if a tensor is cut within bytes; if holders have no labels; if
+                `memory` is below 1, or below an element with partial sums.
+
+        Partial sums are added: `ModelProgram.sums` has them.
 
         >>> from shardwise import DeviceMesh, TensorLayout
         >>> mesh = DeviceMesh((2,), ("x",))
@@ -335,7 +340,16 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         >>> program.messages["sends"].tolist(), program.messages["bytes"].tolist()
         ([False, True], [72, 72])
         """
-        return program_of(self.descriptors(holder), memory)
+        groups = self._checked_groups(holder)
+        return program_of(holder, self._devices, self._names, groups, lambda name: self._tensors[name][1], memory)
+
+    def _checked_groups(self, holder: Any) -> list[Group]:
+        """The tensors by the plans that they share, if there is such a holder."""
+        if holder not in self._devices:
+            raise LayoutError(
+                f"holder {shown(holder)} is not in src or dst of the plan; its devices are {shown(list(self._devices))}"
+            )
+        return self._grouped()
 
     def _grouped(self) -> list[Group]:
         """The tensors by the plans that they share."""
@@ -432,11 +446,14 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
             made[name] = [np.zeros(after.holder_shape(label), dtype) for label in after.holders]
             for label, array in zip(after.holders, made[name], strict=True):
                 out[label, name] = array.reshape(-1).view(np.uint8)
+        numpy_memory = Transport()
         for label in dict.fromkeys(label for label, _ in out):
             part = self.descriptors(label)
-            for row in (*part.receives, *part.copies):
-                there = memory[part.peers[row["peer"]], part.tensors[row["src_tensor"]]]
-                view_of(out[label, part.tensors[row["dst_tensor"]]], row, "dst")[...] = view_of(there, row, "src")
+            for row in (*part.receives.tolist(), *part.copies.tolist()):
+                peer, before, after = row[:3]
+                arrays = {before: memory[part.peers[peer], part.tensors[before]]}
+                values = view_of(numpy_memory, arrays, row, "src")
+                numpy_memory.copy(view_of(numpy_memory, {after: out[label, part.tensors[after]]}, row, "dst"), values)
         return made
 
     def _picture(self) -> Picture:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..._arguments import instance, integer
+from ..._arguments import integer
 from ..._frozen import frozen
 from ..._text import shown
 from ...errors import LayoutError
-from .descriptors import DESCRIPTOR, Descriptors
-from .memory import block_of, check_apart, named, repeats_in
+from ..plan import ReshardPlan
+from .descriptors import DESCRIPTOR, Descriptors, Group, descriptors_of
+from .runner import Part, Phase, Transport, carry_out, memory_of, name_of_dtype
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
     Bytes = npt.NDArray[np.uint8]
     Rows = npt.NDArray[np.void]
 
-__all__ = ["MESSAGE", "Memory", "ModelProgram", "program_of"]
+__all__ = ["MESSAGE", "ONE", "ModelProgram", "program_of", "program_of_one"]
+
+#: The name of the tensor of a plan that has only one.
+ONE = "tensor"
 
 #: The fields of a message: whether it is sent, or else received; the position of the other holder in the peers; its
 #: number among those that the sender sends to the receiver; its bytes; and the rows of `sends` or `receives` in it.
@@ -39,25 +43,6 @@ MESSAGE = np.dtype(
 )
 
 
-class Memory(NamedTuple):
-    """The bytes of a holder's arrays, for those who carry out its program.
-
-    Attributes:
-        before: The arrays before, by the positions of the tensors.
-        after: The arrays to write into, by the positions of the tensors.
-        repeats: Each further place of a tensor in a parameter, and the array that has the tensor.
-    """
-
-    before: dict[int, Bytes]
-    after: dict[int, Bytes]
-    repeats: list[tuple[Bytes, Bytes]]
-
-    def repeat(self) -> None:
-        """Copy tensors to their further places, when everything has been received."""
-        for there, first in self.repeats:
-            there[...] = first
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class ModelProgram:
     """The part of one holder in a plan of a model, message by message; `ModelPlan.program` makes one.
@@ -71,10 +56,19 @@ class ModelProgram:
         descriptors: The rows of the holder, cut where a message ends.
         messages: A structured array: `sends`, `peer`, `tag`, `bytes`, and `first` and `stop`, the message's rows in
             `descriptors.sends` or `descriptors.receives`.
+        sums: What is added then, if there are partial sums: their second addends, their third, …, in the order of the
+            addends' coordinates, each with rows and messages of its own. A runner adds none before it has written or
+            added all of the one before.
     """
 
     descriptors: Descriptors
     messages: Rows
+    sums: tuple[Phase, ...] = ()
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """The rows and messages that are written, and then `sums`."""
+        return Phase(self.descriptors, self.messages), *self.sums
 
     def digest(self, peer: Any) -> bytes:
         """Give 32 bytes that are equal on both sides if two holders agree on all that they send to each other.
@@ -84,16 +78,18 @@ class ModelProgram:
         """
         own, other = (self._position(label) for label in (self.descriptors.holder, peer))
         digest = hashlib.sha256()
-        # The lower of the two first, so that both hash the same.
-        for sends in (True, False) if own < other else (False, True):
-            rows = self.descriptors.sends if sends else self.descriptors.receives
-            mine = rows[rows["peer"] == other].copy()
-            used = np.unique(np.concatenate([mine["src_tensor"], mine["dst_tensor"]]))
-            names = {tensor: self.descriptors.tensors[tensor] for tensor in used.tolist()}
-            mine["peer"] = 0
-            chosen = self.messages[(self.messages["peer"] == other) & (self.messages["sends"] == sends)]
-            digest.update(repr((len(mine), list(names.items()), chosen["bytes"].tolist())).encode())
-            digest.update(mine.tobytes())
+        for phase in self.phases:
+            rows_of = {True: phase.descriptors.sends, False: phase.descriptors.receives}
+            # The lower of the two first, so that both hash the same.
+            for sends in (True, False) if own < other else (False, True):
+                mine = rows_of[sends][rows_of[sends]["peer"] == other].copy()
+                used = np.unique(np.concatenate([mine["src_tensor"], mine["dst_tensor"]])).tolist()
+                names = {tensor: self.descriptors.tensors[tensor] for tensor in used}
+                mine["peer"] = 0
+                chosen = phase.messages[(phase.messages["peer"] == other) & (phase.messages["sends"] == sends)]
+                dtypes = [phase.dtypes.get(tensor) for tensor in used]
+                digest.update(repr((len(mine), list(names.items()), chosen["bytes"].tolist(), dtypes)).encode())
+                digest.update(mine.tobytes())
         return digest.digest()
 
     def run(
@@ -115,8 +111,11 @@ class ModelProgram:
 
         Raises:
             LayoutError: if an array is missing, or too small for the rows; if one to write into shares memory with
-                another. Before anything is sent.
+                another; if one with partial sums is of another dtype than the plan has. Before anything is sent.
             ValueError: if an array is not in C order, or cannot be written.
+            TypeError: if partial sums of a dtype cannot be added.
+
+        Partial sums are added in the order of their coordinates, by `numpy.add`.
 
         >>> import numpy as np
         >>> from queue import Queue
@@ -138,27 +137,10 @@ class ModelProgram:
         ...     list(pool.map(run, ["cpu:0", "cpu:1"], [np.array([[1, 2]]), np.array([[3, 4]])]))
         [[1, 3], [2, 4]]
         """
-        memories = self.memory_of(src, out)
-        self.fill(memories)
-        for sends, peer, tag, size, first, stop in self.messages.tolist():
-            memory, side = (memories.before, "src") if sends else (memories.after, "dst")
-            rows = (self.descriptors.sends if sends else self.descriptors.receives)[first:stop]
-            views = [view_of(memory[int(row[f"{side}_tensor"])], row, side) for row in rows]
-            label = self.descriptors.peers[peer]
-            direct = len(views) == 1 and len(views[0]) == 1
-            data = views[0][0] if direct else np.empty(size, np.uint8)
-            if sends:
-                if not direct:
-                    np.concatenate([view.ravel() for view in views], out=data)
-                send(label, tag, data)
-                continue
-            receive(label, tag, data)
-            if not direct:
-                at = 0
-                for view in views:
-                    view[...] = data[at : at + view.size].reshape(view.shape)
-                    at += view.size
-        memories.repeat()
+        transport = _Functions(self.descriptors.peers, send, receive)
+        memory, dtypes = memory_of(self.phases, transport, src, out)
+        carry_out(self.phases, transport, memory, dtypes)
+        memory.repeat()
 
     def _position(self, label: Any) -> int:
         try:
@@ -166,91 +148,94 @@ class ModelProgram:
         except ValueError:
             raise LayoutError(f"holder {shown(label)} is not in the plan") from None
 
-    def memory_of(self, src: Mapping[str, Array], out: Mapping[str, Array]) -> Memory:
-        """Give the bytes of the arrays that the rows name; for those who carry it out.
-
-        Args:
-            src: the arrays before, by tensor.
-            out: those to write into, by tensor.
-
-        Raises:
-            LayoutError: if an array is missing, or too small for the rows; if one to write into shares memory with
-                another of `out` or `src`.
-            ValueError: if an array is not in C order, or cannot be written.
-        """
-        names = self.descriptors.tensors
-        found: dict[str, dict[int, Bytes]] = {"src": {}, "out": {}}
-        for what, arrays, side in (("src", src, "src"), ("out", out, "dst")):
-            instance(what, arrays, Mapping)  # type: ignore[type-abstract]
-            for tensor, least in self.needed(side):
-                if names[tensor] not in arrays:
-                    raise LayoutError(f"{what} has no array for {shown(names[tensor])}")
-                found[what][tensor] = _bytes_of(what, names[tensor], arrays[names[tensor]], least)
-        after = found["out"]
-        again = repeats_in(out, {names[tensor]: tensor for tensor in after})
-        repeats = [(_bytes_of("out", name, out[name], 0), after[tensor]) for name, tensor in again]
-        for (name, _), (there, first) in zip(again, repeats, strict=True):
-            if there.size != first.size:
-                raise LayoutError(f"{named('out', name)} has {there.size} bytes, but the tensor has {first.size}")
-        written = [block_of(named("out", names[tensor]), memory) for tensor, memory in after.items()]
-        written += [block_of(named("out", name), there) for (name, _), (there, _) in zip(again, repeats, strict=True)]
-        check_apart(written, (block_of(named("src", names[tensor]), memory) for tensor, memory in found["src"].items()))
-        return Memory(found["src"], after, repeats)
-
-    def fill(self, memory: Memory) -> None:
-        """Copy what the holder has itself, and fill padding with zeros, in the memory that `memory_of` gives."""
-        for row in self.descriptors.zeros:
-            view_of(memory.after[int(row["dst_tensor"])], row, "dst")[...] = 0
-        for row in self.descriptors.copies:
-            view_of(memory.after[int(row["dst_tensor"])], row, "dst")[...] = view_of(
-                memory.before[int(row["src_tensor"])], row, "src"
-            )
-
-    def needed(self, side: str) -> Iterator[tuple[int, int]]:
-        """Give the tensors that rows name, each with the bytes that its array must have at least.
-
-        Args:
-            side: `"src"` for those that are read, `"dst"` for those that are written.
-        """
-        rows = self.descriptors
-        used = (rows.sends, rows.copies) if side == "src" else (rows.receives, rows.copies, rows.zeros)
-        least: dict[int, int] = {}
-        for each in used:
-            ends = each[f"{side}_offset"] + np.maximum(each["count"] - 1, 0) * each[f"{side}_stride"] + each["bytes"]
-            for tensor, end in zip(each[f"{side}_tensor"].tolist(), ends.tolist(), strict=True):
-                least[tensor] = max(least.get(tensor, 0), end)
-        return iter(sorted(least.items()))
-
     def __repr__(self) -> str:
-        return f"<ModelProgram of {shown(self.descriptors.holder)}: {len(self.messages)} messages>"
+        count = sum(len(phase.messages) for phase in self.phases)
+        return f"<ModelProgram of {shown(self.descriptors.holder)}: {count} messages>"
 
 
-def _bytes_of(what: str, name: str, array: Any, least: int) -> Bytes:
-    """The bytes of an array that is large enough."""
-    if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
-        raise ValueError(f"{named(what, name)} must be a numpy array in C order")
-    if what == "out" and not array.flags.writeable:
-        raise ValueError(f"{named(what, name)} is read-only")
-    if array.nbytes < least:
-        raise LayoutError(f"{named(what, name)} has {array.nbytes} bytes; the plan needs {least}")
-    return array.reshape(-1).view(np.uint8)
+class _Functions(Transport):
+    """A transport of two functions that wait: see `ModelProgram.run`."""
+
+    most = None
+
+    def __init__(self, peers: Sequence[Any], send: Callable[..., Any], receive: Callable[..., Any]) -> None:
+        self._peers, self._send, self._receive = peers, send, receive
+
+    def send(self, peer: int, tag: int, data: Any, part: Part) -> Callable[[], None]:
+        self._send(self._peers[peer], tag, data)
+        return _done
+
+    def receive(self, peer: int, tag: int, data: Any, part: Part) -> Callable[[], None]:
+        self._receive(self._peers[peer], tag, data)
+        return _done
 
 
-def view_of(memory: Bytes, row: Any, side: str) -> Bytes:
-    """Give the runs of a row as an array (count, bytes) over memory that is known to be large enough."""
-    count, size = int(row["count"]), int(row["bytes"])
-    start, stride = int(row[f"{side}_offset"]), int(row[f"{side}_stride"])
-    if count == 1:
-        return memory[start : start + size].reshape(1, size)
-    return np.lib.stride_tricks.as_strided(memory[start:], (count, size), (stride, 1))
+def _done() -> None:
+    pass
 
 
-def program_of(descriptors: Descriptors, memory: int | None) -> ModelProgram:
-    """Make the program of a holder; see `ModelPlan.program`."""
+def program_of_one(
+    plan: ReshardPlan, dtype: np.dtype[Any], holder: int, holders: tuple[Sequence[int], Sequence[int]], count: int
+) -> ModelProgram:
+    """Make the program of a holder for one tensor, called `ONE`; holders are numbers.
+
+    Args:
+        plan: The plan of the tensor.
+        dtype: Its dtype.
+        holder: The number of the holder.
+        holders: The number of each holder of the source, and of each of the destination.
+        count: The number of all holders.
+    """
+    first, bits = np.zeros(1, np.int64), np.array([8 * dtype.itemsize])
+    ends = [np.array(side, np.int64) for side in holders]
+    group = Group(plan, first, first[:, None], bits, ends[0], ends[1], None, {})
+    return program_of(holder, tuple(range(count)), (ONE,), [group], lambda _: dtype)
+
+
+def program_of(
+    holder: Any,
+    peers: tuple[Any, ...],
+    names: tuple[str, ...],
+    groups: Sequence[Group],
+    dtype_of: Callable[[str], Any],
+    memory: int | None = None,
+) -> ModelProgram:
+    """Make the program of a holder; see `ModelPlan.program`.
+
+    Args:
+        holder: The label of the holder.
+        peers: The labels of all holders.
+        names: The names of all tensors.
+        groups: The tensors by their plans.
+        dtype_of: A function that gives the dtype of a tensor by its name.
+        memory: The most bytes of a message.
+    """
     # No message has more bytes than 64 bits count.
     most = None if memory is None else min(integer("memory", memory), 2**63 - 1)
     if most is not None and most < 1:
         raise LayoutError(f"memory is {shown(most)}; a message has at least one byte")
+    #: The number of messages to and from each peer so far.
+    counts = {sends: np.zeros(len(peers), np.int64) for sends in (True, False)}
+    written = _messages(descriptors_of(holder, peers, names, groups), most, counts)
+    sums = []
+    for addend in range(1, max((group.plan.addends for group in groups), default=1)):
+        having = [group for group in groups if group.plan.addends > addend]
+        for bits in sorted({size for group in having for size in group.bits.tolist()}):
+            alike, itemsize = [group.only(group.bits == bits) for group in having], max(bits // 8, 1)
+            if most is not None and most < itemsize:
+                raise LayoutError(f"memory is {shown(most)}; a message of partial sums has at least {itemsize} bytes")
+            rows = descriptors_of(holder, peers, names, alike, addend)
+            # All rows have elements of one size: so a message ends where an element does.
+            cut = _messages(rows, None if most is None else most // itemsize * itemsize, counts)
+            numbers = [number for group in alike for number in group.tensors.tolist()]
+            sums.append(Phase(*cut, {number: name_of_dtype(dtype_of(names[number])) for number in numbers}, itemsize))
+    return ModelProgram(*written, tuple(sums))
+
+
+def _messages(
+    descriptors: Descriptors, most: int | None, counts: Mapping[bool, npt.NDArray[np.int64]]
+) -> tuple[Descriptors, Rows]:
+    """Cut rows where a message ends, and put the messages in order; `counts` is increased by them."""
     own, count = descriptors.peers.index(descriptors.holder), len(descriptors.peers)
     found: list[Rows] = []
     cut: dict[bool, Rows] = {}
@@ -264,7 +249,9 @@ def program_of(descriptors: Descriptors, memory: int | None) -> ModelProgram:
             np.concatenate([[True], (pieces["peer"][1:] != pieces["peer"][:-1]) | (numbers[1:] != numbers[:-1])])
         )
         messages = np.zeros(len(starts), MESSAGE)
-        messages["sends"], messages["peer"], messages["tag"] = sends, pieces["peer"][starts], numbers[starts]
+        messages["sends"], messages["peer"] = sends, pieces["peer"][starts]
+        messages["tag"] = numbers[starts] + counts[sends][messages["peer"]]
+        np.maximum.at(counts[sends], messages["peer"], messages["tag"] + 1)
         messages["bytes"] = np.add.reduceat(pieces["bytes"] * pieces["count"], starts)
         messages["first"], messages["stop"] = starts, np.append(starts[1:], len(pieces))
         found.append(messages)
@@ -274,7 +261,7 @@ def program_of(descriptors: Descriptors, memory: int | None) -> ModelProgram:
     # Of what two exchange in one turn, the message of the first of them is first.
     sender = np.where(messages["sends"], own, messages["peer"])
     order = np.lexsort((sender, turn, messages["tag"]))
-    return ModelProgram(replace(descriptors, sends=cut[True], receives=cut[False]), frozen(messages[order]))
+    return replace(descriptors, sends=cut[True], receives=cut[False]), frozen(messages[order])
 
 
 def _cut(rows: Rows, most: int) -> tuple[Rows, npt.NDArray[np.int64]]:
