@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .._arguments import sizes_of
+from .._arguments import optional, sizes_of
 from .._atomic import read_file, replace_file
 from .._dtypes import find_dtype
 from .._text import shown
@@ -19,8 +19,9 @@ from ..mesh import DeviceMesh
 from ..packed import PackedDim, parse
 from ..rules.layout_rule import checked_uneven
 from ..tiling import Tiling
+from .parameters import shapes_of
 
-__all__ = ["Manifest", "ManifestTensor"]
+__all__ = ["Manifest", "ManifestTensor", "manifest_of"]
 
 _FORMAT = "shardwise deployment"
 _VERSION = 2
@@ -265,6 +266,25 @@ class Manifest(Mapping[str, Tiling]):
         if boxes:
             raise ParseError(f"{name} has fragments of {shown(next(iter(boxes)))}, which is not among its tensors")
         return cls(tensors)
+
+
+def manifest_of(
+    deployment: Any, tensors: Mapping[str, Any], uneven: UnevenRule, digests: Mapping[str, str] | None
+) -> Manifest:
+    """Give where each tensor of a deployment is; see `Deployment.manifest`."""
+    optional("digests", digests, Mapping)  # type: ignore[type-abstract]
+    found = {}
+    for name, shape in shapes_of(tensors).items():
+        partition, given = deployment.partition(name, shape, uneven), tensors[name]
+        dtype = given.dtype if hasattr(given, "dtype") else given[1] if len(given) == 2 else None
+        known = None if dtype is None else find_dtype(dtype)
+        if known is None:
+            raise LayoutError(f"tensor {shown(name)} has no known dtype, got {shown(dtype)}")
+        digest = None if digests is None else digests.get(name)
+        rule = deployment.uneven_of(name) or uneven
+        layout = deployment.layout_of(name, len(shape))
+        found[name] = ManifestTensor(partition.shape, known.name, layout, rule, optional("digest", digest, str))
+    return Manifest(found)
 
 
 def _read_json(path: str | os.PathLike[str]) -> Any:

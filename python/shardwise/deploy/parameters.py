@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .._arguments import check_items, instance, integer, optional
+from .._arguments import check_items, instance, integer, optional, sizes_of
 from .._text import shown
 from ..errors import LayoutError, MeshError
 from ..piece import Slices
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..mesh import DeviceMesh
     from ..partition import Partition
 
-__all__ = ["FusedParameter", "Held", "LocalParameter", "ParameterPiece", "Repeat", "local_parameters"]
+__all__ = ["FusedParameter", "Held", "LocalParameter", "ParameterPiece", "Repeat", "local_parameters", "shapes_of"]
 
 
 @dataclass(frozen=True)
@@ -369,3 +369,16 @@ def _joined(
         )
     whole = (len(rows), *shapes[0]) if stacked else shapes[0]
     return LocalParameter(name, whole, tuple(pieces), tuple(slabs))
+
+
+def shapes_of(tensors: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Give the shapes of tensors: shapes, pairs of shape and dtype, or what has a shape, by name."""
+    if not isinstance(tensors, Mapping):
+        raise TypeError(f"tensors must map names to shapes, got {type(tensors).__name__}")
+    found = {}
+    for name, given in tensors.items():
+        shape = getattr(given, "shape", given)
+        if isinstance(shape, (tuple, list)) and len(shape) == 2 and isinstance(shape[0], (tuple, list)):
+            shape = shape[0]
+        found[name] = sizes_of(f"the shape of {shown(name)}", shape)
+    return found

@@ -12,14 +12,16 @@ from .._arguments import optional as none_or
 from .._expressions import Expression, parse_expression
 from .._text import shown
 from ..errors import LayoutError, ShardwiseError
-from ..rules.layout_rule import LayoutRule
+from ..layout import TensorLayout
+from ..rules.layout_rule import LayoutRule, is_replicated
 from .numbers import Number
+from .world import WORLD
 
 if TYPE_CHECKING:
-    from ..layout import TensorLayout, UnevenRule
+    from ..layout import UnevenRule
     from ..packed import PackedDim
 
-__all__ = ["At", "Coordinates", "DeploymentRule", "names_of", "with_fields"]
+__all__ = ["At", "Coordinates", "DeploymentRule", "default_rule", "deployment_rule", "names_of", "with_fields"]
 
 #: A place along an axis: one, or several that hold the same.
 At = int | str | Sequence[int | str]
@@ -160,6 +162,28 @@ def _parsed(axis: str, text: str) -> tuple[str | None, Expression]:
         return None, parse_expression(text)
     except ShardwiseError as error:
         raise LayoutError(f"at[{shown(axis)}]: {error}") from None
+
+
+def deployment_rule(what: str, value: Any) -> DeploymentRule:
+    """Give the rule that a value under a key, or a default, stands for.
+
+    Raises:
+        LayoutError: if the axes are not a layout.
+        TypeError: if it is something else.
+    """
+    if isinstance(value, DeploymentRule):
+        return value
+    if not isinstance(value, (TensorLayout, tuple, list)):
+        raise TypeError(f"{what} must be a DeploymentRule or a tuple or list of axes, got {shown(value)}")
+    try:
+        return DeploymentRule(value)
+    except ShardwiseError as error:
+        raise type(error)(f"{what}: {error}") from None
+
+
+def default_rule(default: Any) -> DeploymentRule:
+    """Give the rule that a default stands for; `"replicated"` is on every device of the world."""
+    return DeploymentRule((), WORLD) if is_replicated(default) else deployment_rule("default", default)
 
 
 def names_of(rule: DeploymentRule) -> tuple[str, ...]:

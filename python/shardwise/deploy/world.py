@@ -10,7 +10,7 @@ from .._text import shown
 from ..errors import LayoutError, MeshError
 from ..mesh import DeviceMesh
 
-__all__ = ["WORLD", "named_meshes", "view_of", "world_of"]
+__all__ = ["WORLD", "holds", "named_meshes", "view_of", "world_of"]
 
 #: The name of the mesh that every deployment has: all devices along one axis of this name.
 WORLD = "world"
@@ -61,3 +61,13 @@ def view_of(world: DeviceMesh, name: str, mesh: DeviceMesh) -> DeviceMesh:
         if at < 0 or world.device(at) != label:
             raise MeshError(f"meshes[{shown(name)}] has the device {shown(label)}, which the world has not")
     return mesh
+
+
+def holds(mesh: DeviceMesh | None, device: Any) -> bool:
+    """Return whether a mesh has a device of this label."""
+    assert mesh is not None
+    try:
+        at = mesh.index_of_label(device)
+    except (MeshError, TypeError):
+        return False
+    return bool(mesh.device(at) == device)

@@ -2,7 +2,9 @@
 
 | module | answers |
 |---|---|
-| `layout_rule`, `layout_map` | one rule; rules by pattern |
+| `layout_rule` | one rule |
+| `book` | what layout maps and deployments answer alike |
+| `keyed`, `layout_map` | rules under patterns, as a mapping; their layouts by name |
 | `search`, `pattern`, `templates` | which rule matches a name |
 | `toml`, `shipped` | rules files; those of the package, in the folder of examples |
 | `names` | what names of sizes and of weights mean: `names.toml`, and what engines of a version do: `engines.toml` |

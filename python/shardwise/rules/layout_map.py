@@ -3,38 +3,30 @@
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import ItemsView, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar, overload
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
 
-from .._arguments import checked_axes, instance, integer, optional, sizes_of
-from .._fork import ForkLock, importing
+from .._arguments import checked_axes, instance, integer, sizes_of
+from .._fork import importing
 from .._text import shown
-from ..errors import LayoutError, MeshError, ShardwiseWarning
+from ..errors import LayoutError, MeshError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
-from ..packed import PackedDim
-from ..placing import Placed
-from .layout_rule import REPLICATED, LayoutRule, checked_uneven, rule_of
-from .search import MATCH_MODES, Answers, MatchMode, Rule, checked_path, compiled_rule
+from .book import RuleBook, warned_of_models
+from .keyed import KeyedRules, naming
+from .layout_rule import LayoutRule, checked_uneven, is_replicated, rule_of
+from .search import MatchMode, checked_path
 
 if TYPE_CHECKING:
     from ..layout import UnevenRule
     from ..partition import Partition
     from .numbers import Config
-    from .report import LayoutReport
-    from .report_maker import Followers, Names
+    from .report_maker import Reported
 
 __all__ = ["LayoutMap"]
 
-Default = TypeVar("Default")
 
-_NO_DEFAULT: Any = object()
-
-
-class LayoutMap(MutableMapping[str, TensorLayout]):
+class LayoutMap(RuleBook, KeyedRules):
     r"""Layouts under keys that are regular expressions when a path is looked up.
 
     Args:
@@ -78,13 +70,6 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
     None
     """
 
-    #: The text with which all rules of the map's file begin; reports leave it out.
-    _prefix = ""
-    #: Sentences on what looks wrong about that file.
-    _notes: tuple[str, ...] = ()
-    #: The types of the models that it is for.
-    _models: tuple[str, ...] = ()
-
     def __init__(
         self,
         device_mesh: DeviceMesh | None = None,
@@ -99,27 +84,11 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
             if device_mesh is not None:
                 raise TypeError("device_mesh and mesh are two names of one argument; give one of them")
             device_mesh = mesh
-        optional("device_mesh", device_mesh, DeviceMesh)
-        instance("match", match, str)
-        if match not in MATCH_MODES:
-            raise LayoutError(f"match is {shown(match)}; it must be one of {', '.join(map(repr, MATCH_MODES))}")
-        self._device_mesh = device_mesh
-        self._match: MatchMode = match
-        instance("backtracking", backtracking, bool)
-        self._backtracking = backtracking
+        super().__init__(device_mesh, match, backtracking)
         self._default = self._checked_default(default)
         self._replicated = checked_axes("replicated", replicated)
         #: The layouts of the default, by rank: one object for all tensors of a rank.
         self._defaults: dict[int, TensorLayout | None] = {}
-        self._rules: dict[str, Rule] = {}
-        # Taken by writers. Readers take no lock: writers replace `_answers` as a whole.
-        self._lock = ForkLock()
-        self._answers = Answers(self._rules, match, backtracking)
-
-    @property
-    def device_mesh(self) -> DeviceMesh | None:
-        """The mesh for layouts that have none."""
-        return self._device_mesh
 
     @property
     def world(self) -> DeviceMesh | None:
@@ -132,87 +101,42 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         return {} if self._device_mesh is None else {"mesh": self._device_mesh}
 
     @property
-    def match(self) -> MatchMode:
-        """The place in a path where a rule has to match: `"search"`, `"match"` or `"fullmatch"`."""
-        return self._match
-
-    @property
-    def backtracking(self) -> bool:
-        """True if rules are accepted that only a backtracking search can find."""
-        return self._backtracking
-
-    @property
     def default(self) -> LayoutRule | None:
         """The rule for tensors that no rule matches; its layout is that of their leading dims.
 
         >>> LayoutMap(default="replicated").default
         LayoutRule(layout=TensorLayout(()), uneven=None)
         """
-        return self._default
-
-    @property
-    def replicated(self) -> tuple[str, ...]:
-        """The axes along which all is meant to be held as often as there are coordinates."""
-        return self._replicated
+        default: LayoutRule | None = self._default
+        return default
 
     def _checked_default(self, default: Any) -> LayoutRule | None:
         if default is None:
             return None
-        if isinstance(default, str) and default != REPLICATED:
-            raise LayoutError(f"default is {shown(default)}; the only word it may be is {REPLICATED!r}")
-        with _naming("default"):
-            return rule_of(() if isinstance(default, str) else default).with_mesh(self._device_mesh)
+        axes = () if is_replicated(default) else default
+        with naming("default"):
+            return rule_of(axes).with_mesh(self._device_mesh)
 
-    # The types of a Mapping do not allow for a look-up that finds nothing.
-    def __getitem__(self, path: str) -> TensorLayout | None:  # type: ignore[override]
-        """Look up the layout of a path; see the class.
+    @property
+    def parameters(self) -> tuple[Any, ...]:
+        """An empty tuple: only a deployment has parameters that hold several tensors."""
+        return ()
 
-        Raises:
-            LayoutError: if several rules match the path; lists them.
-            TypeError: if the path is not a string.
-        """
-        try:
-            return self._answers[path]
-        except TypeError:
-            checked_path(path)  # Something that cannot be hashed is not a path either.
-            raise
+    @property
+    def is_whole_elsewhere(self) -> bool:
+        """True: a tensor that no rule matches is whole on every device."""
+        return True
 
-    @overload
-    def get(self, path: str) -> TensorLayout | None: ...
-    @overload
-    def get(self, path: str, default: Default) -> TensorLayout | Default: ...
-    def get(self, path: str, default: Any = None) -> Any:
-        """Look up the layout of a path, or give the default if no rule matches it.
+    def _applied(self, path: str) -> LayoutRule | None:
+        return self._answers[checked_path(path)] or self._default
 
-        >>> LayoutMap().get("dense/kernel", "nothing")
-        'nothing'
-        """
-        layout = self[path]
-        return default if layout is None else layout
+    def _reported(self) -> Reported:
+        with importing:
+            from .report_maker import Reported
 
-    def matching_rules(self, path: str) -> tuple[str, ...]:
-        """List the keys that apply to a path, in the order of the map; a look-up refuses more than one.
-
-        >>> layout_map = LayoutMap()
-        >>> layout_map["kernel"], layout_map["dense"] = ("x", None), ("y", None)
-        >>> layout_map.matching_rules("dense/kernel")
-        ('kernel', 'dense')
-        """
-        return self._answers.search.matching(checked_path(path))
-
-    def rule(self, key: str) -> LayoutRule:
-        """Give what was inserted under exactly this key: its layout and its uneven rule; a `KeyError` if there is none.
-
-        >>> layout_map = LayoutMap()
-        >>> layout_map["kernel"] = LayoutRule(("x", None), uneven="ceil")
-        >>> layout_map.rule("kernel")
-        LayoutRule(layout=TensorLayout(('x', None)), uneven='ceil')
-        """
-        return self._rules[key].value
-
-    def rules(self) -> dict[str, LayoutRule]:
-        """Give all rules by their keys, in the order of insertion."""
-        return {key: rule.value for key, rule in tuple(self._rules.items())}
+        keys = {key: key.removeprefix(self._prefix) for key in self} if self._prefix else {}
+        rules = self._answers.search, self._device_mesh, self._default, self._replicated, self._notes
+        return Reported(*rules, keys)
 
     def layout_of(self, path: str, rank: int) -> TensorLayout | None:
         """Look up the layout of a tensor of this rank: that of its rule, or else of the default.
@@ -254,77 +178,6 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
             )
         return layout
 
-    def uneven_of(self, path: str) -> UnevenRule | None:
-        """Look up the uneven rule that the rule for a path has of its own, or the default's; `None` if there is none.
-
-        Raises:
-            LayoutError: if several rules match the path.
-
-        >>> layout_map = LayoutMap(default=LayoutRule(("fsdp",), uneven="balanced"))
-        >>> layout_map["kernel"] = LayoutRule(("model", None), uneven="ceil")
-        >>> layout_map.uneven_of("dense/kernel"), layout_map.uneven_of("dense/bias")
-        ('ceil', 'balanced')
-        """
-        answers = self._answers  # All from one moment.
-        if answers[checked_path(path)] is None:
-            return None if self._default is None else self._default.uneven
-        own = answers.search.uneven
-        return own.get(answers.search.matching(path)[0]) if own else None
-
-    def placed(self, path: str, rank: int) -> Placed:
-        """Look up the place of a tensor of this rank: layout, uneven rule, and whether blocks are shared.
-
-        Raises:
-            LayoutError: as `layout_of`.
-
-        >>> layout_map = LayoutMap()
-        >>> layout_map["kernel"] = LayoutRule((None, "model"), uneven="ceil")
-        >>> layout_map.placed("dense/kernel", 2)
-        Placed(layout=TensorLayout((None, 'model')), uneven='ceil', shared=False)
-        """
-        return Placed(self.layout_of(path, rank), self.uneven_of(path), self.shared_of(path))
-
-    @property
-    def names(self) -> None:
-        """Always `None`: a rule is for all names that it matches; a plain mapping has names of its tensors here."""
-
-    @property
-    def parameters(self) -> tuple[Any, ...]:
-        """An empty tuple: only a deployment has parameters that hold several tensors."""
-        return ()
-
-    @property
-    def prefix(self) -> str:
-        """The text with which a rules file begins each of its rules; reports leave it out."""
-        return self._prefix
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """The types of the models that the rules are for, as the rules file or the preset says."""
-        return self._models
-
-    @property
-    def is_whole_elsewhere(self) -> bool:
-        """True: a tensor that no rule matches is whole on every device."""
-        return True
-
-    def shared_of(self, path: str) -> bool:
-        """Look up whether the rule for a path, or the default, shares the blocks of a quantized weight.
-
-        Raises:
-            LayoutError: if several rules match the path.
-
-        >>> layout_map = LayoutMap()
-        >>> layout_map["down_proj"] = LayoutRule((None, "tp"), shared=True)
-        >>> layout_map.shared_of("mlp.down_proj.weight"), layout_map.shared_of("norm")
-        (True, False)
-        """
-        answers = self._answers
-        if answers[checked_path(path)] is None:
-            return self._default is not None and self._default.shared
-        shared = answers.search.shared
-        return bool(shared) and answers.search.matching(path)[0] in shared
-
     def partition(self, path: str, shape: Sequence[int], uneven: UnevenRule = "even") -> Partition:
         """Give the partition of a tensor under its rule or the default; without either nothing is cut.
 
@@ -345,104 +198,6 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         sizes = sizes_of("shape", shape)
         layout = self._layout_of_rank(path, len(sizes))
         return layout.partition(sizes, self.uneven_of(path) or checked_uneven(uneven))
-
-    def __setitem__(
-        self, key: str, layout: TensorLayout | LayoutRule | Sequence[str | Sequence[str] | PackedDim | None]
-    ) -> None:
-        """Insert a rule.
-
-        Args:
-            key: a regular expression that is not a key yet.
-            layout: a `TensorLayout`, the tuple or list of its axes, or a `LayoutRule` if it has an uneven rule of its
-                own. If it has no mesh, the map keeps a copy of it over the map's own mesh; the layout that was given
-                does not change.
-
-        Raises:
-            LayoutError: if the key exists already or is not a regular expression, or if the axes are not a layout
-                over the mesh. The map is then unchanged.
-            TypeError: if the key is not a string or is empty, or the layout is something else.
-
-        >>> layout = TensorLayout((None, "model"))
-        >>> for size in (2, 4):
-        ...     layout_map = LayoutMap(DeviceMesh((size,), ("model",)))
-        ...     layout_map["kernel"] = layout
-        ...     print(layout_map["kernel"].num_shards, layout.device_mesh)
-        (1, 2) None
-        (1, 4) None
-        """
-        pattern = compiled_rule(key, self._match, self._backtracking)
-        with _naming(f"rule {shown(key)}"):
-            rule = rule_of(layout)
-        with self._lock:
-            if key in self._rules:
-                axes = self._rules[key].value.layout.axes
-                raise LayoutError(
-                    f"rule {shown(key)} is in the map already, with axes {shown(axes)}; delete it to replace it"
-                )
-            with _naming(f"rule {shown(key)}"):
-                rule = rule.with_mesh(self._device_mesh)
-            self._rules[key] = Rule(rule, pattern)
-            self._answers = Answers(self._rules, self._match, self._backtracking)
-
-    def __delitem__(self, key: str) -> None:
-        """Remove the rule under exactly this key; a `KeyError` if there is none."""
-        with self._lock:
-            del self._rules[key]
-            self._answers = Answers(self._rules, self._match, self._backtracking)
-
-    def __len__(self) -> int:
-        return len(self._rules)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(tuple(self._rules))
-
-    def __contains__(self, key: object) -> bool:
-        """Say whether this is a key; a rule that matches it is not enough."""
-        return key in self._rules
-
-    def items(self) -> ItemsView[str, TensorLayout]:
-        """Give a view of the keys with their layouts, in the order of insertion."""
-        return _Items(self._rules)
-
-    @overload
-    def pop(self, key: str) -> TensorLayout: ...
-    @overload
-    def pop(self, key: str, default: Default) -> TensorLayout | Default: ...
-    def pop(self, key: str, default: Any = _NO_DEFAULT) -> Any:
-        """Remove the rule under exactly this key and give its layout, or the default; without one, a `KeyError`."""
-        with self._lock:
-            if key not in self._rules and default is not _NO_DEFAULT:
-                return default
-            layout = self._rules[key].value.layout
-            del self[key]
-            return layout
-
-    def setdefault(
-        self, key: str, default: TensorLayout | Sequence[str | Sequence[str] | PackedDim | None] | None = None
-    ) -> TensorLayout:
-        """Give the layout under exactly this key, after inserting the default if there is none."""
-        with self._lock:
-            if key not in self._rules:
-                self[key] = default  # type: ignore[assignment]  # None is refused there, by name.
-            return self._rules[key].value.layout
-
-    def update(self, other: Any = (), /, **rules: Any) -> None:
-        """Insert the rules of a mapping or of pairs; those of a layout map with their uneven rules.
-
-        Raises:
-            LayoutError: as for a single rule. The rules before it stay in the map.
-            TypeError: if this is neither a mapping nor made of pairs of a key and a layout.
-
-        >>> layout_map, other = LayoutMap(), LayoutMap()
-        >>> other["kernel"] = LayoutRule(("x", None), uneven="ceil")
-        >>> layout_map.update(other)
-        >>> layout_map == other
-        True
-        """
-        given: Any = other.rules() if isinstance(other, LayoutMap) else other
-        if not hasattr(given, "keys"):
-            given = _pairs(given)
-        super().update(given, **rules)
 
     def __eq__(self, other: object) -> bool:
         """Return whether the rules are the same; for two layout maps, also everything else that changes an answer.
@@ -484,46 +239,6 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         )
         self.update(rules)
         self._models, self._notes = made_of
-
-    def report(self, names: Names, *, uneven: UnevenRule = "even", followers: Followers | None = None) -> LayoutReport:
-        """Report what the rules do to tensors of these names: layouts, bytes per device, and all that looks wrong.
-
-        Args:
-            names: a mapping from each name to a shape, to a pair of shape and dtype, or to anything with a `.shape`
-                (and a `.dtype`); or tuples of `(name, shape)`, `(name, shape, dtype)` or `(name, array)`. A dtype is
-                what numpy accepts as one, or anything with an integer `.itemsize`.
-            uneven: how a dim that does not divide is cut, unless its rule says so; see `TensorLayout.partition`.
-            followers: by name the tensors without rules of their own, each with the name of another, and the layout;
-                `shardwise.quantized.followers` gives those of quantized weights.
-
-        Raises:
-            LayoutError: if a name is repeated, a size is negative, or there is no such uneven rule.
-            SizeOverflowError: if a tensor has more than 2**63 - 1 elements or bytes.
-            TypeError: if a name is not a string, or a shape or dtype is invalid.
-
-        >>> layout_map = LayoutMap(DeviceMesh((2,), ("model",)))
-        >>> layout_map["kernel"] = (None, "model")
-        >>> report = layout_map.report({"dense/kernel": ((4, 6), "float32"), "dense/bias": ((6,), "float32")})
-        >>> [(tensor.name, tensor.rule, tensor.bytes_per_device) for tensor in report.tensors]
-        [('dense/kernel', 'kernel', 48), ('dense/bias', None, 24)]
-        >>> report.warnings
-        ("1 name matches no rule, so every device holds it whole (24 B): 'dense/bias'",)
-        """
-        with importing:
-            from .report_maker import make_report
-
-        keys = {key: key.removeprefix(self._prefix) for key in self} if self._prefix else {}
-        report = make_report(
-            self._answers.search,
-            self._device_mesh,
-            self._default,
-            names,
-            uneven,
-            keys=keys,
-            followers=followers,
-            replicated=self._replicated,
-        )
-        return replace(report, notes=self._notes) if self._notes else report
 
     def apply(self, tree: Any, *, separator: str = "/") -> Any:
         """Give the same nested structure as a tree of arrays, with a layout in place of each array.
@@ -625,7 +340,7 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         (None, 'model')
         """
         with importing:
-            from .toml import axes_said, located, other_model, read_rules
+            from .toml import axes_said, located, read_rules
 
         rules = read_rules(file, config)
         layout_map = cls(
@@ -642,12 +357,8 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
                 mesh = layout_map.device_mesh
                 said = "" if mesh is None else axes_said(rules.layouts.values(), mesh)
                 raise type(error)(f"{error}{said}") from None
-        layout_map._prefix = rules.prefix
-        layout_map._models = rules.models
-        note = other_model(rules.models, config, rules.source)
-        if note is not None:
-            layout_map._notes = (note,)
-            warnings.warn(note, ShardwiseWarning, stacklevel=2)
+        layout_map._prefix, layout_map._models = rules.prefix, rules.models
+        layout_map._notes = warned_of_models(rules.models, config, rules.source)
         return layout_map
 
     def to_toml(self, file: str | os.PathLike[str] | TextIO) -> None:
@@ -684,42 +395,5 @@ class LayoutMap(MutableMapping[str, TensorLayout]):
         return TensorLayout((None,) * rank, self._device_mesh) if layout is None else layout
 
 
-class _Items(ItemsView[str, TensorLayout]):
-    """The rules of a layout map as they are, without a matching look-up."""
-
-    def __init__(self, rules: dict[str, Rule]) -> None:
-        self._rules = rules
-
-    def __len__(self) -> int:
-        return len(self._rules)
-
-    def __iter__(self) -> Iterator[tuple[str, TensorLayout]]:
-        return iter([(key, rule.value.layout) for key, rule in tuple(self._rules.items())])
-
-    def __contains__(self, item: object) -> bool:
-        return item in list(self)
-
-    def __repr__(self) -> str:
-        return f"ItemsView({list(self)!r})"
-
-
 def _short(rule: LayoutRule) -> str:
     return " ".join([f"{rule.layout.axes}", *rule.words])
-
-
-def _pairs(given: Any) -> Iterator[tuple[Any, Any]]:
-    """The pairs of an iterable, one by one: it may never end."""
-    if isinstance(given, (str, bytes)) or not hasattr(given, "__iter__"):
-        raise TypeError(f"update takes a mapping, or pairs of a key and a layout; got {shown(given)}")
-    for position, pair in enumerate(given):
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise TypeError(f"update takes pairs of a key and a layout; entry {position} is {shown(pair)}")
-        yield pair[0], pair[1]
-
-
-@contextmanager
-def _naming(what: str) -> Iterator[None]:
-    try:
-        yield
-    except (LayoutError, TypeError) as error:
-        raise type(error)(f"{what}: {error}") from None

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..mesh import DeviceMesh
     from ..packed import PackedDim
 
-__all__ = ["REPLICATED", "LayoutRule", "checked_uneven", "rule_of"]
+__all__ = ["REPLICATED", "LayoutRule", "checked_uneven", "is_replicated", "rule_of"]
 
 #: The default by name that cuts nothing.
 REPLICATED = "replicated"
@@ -103,6 +103,17 @@ def rule_of(value: Any) -> LayoutRule:
             f"the value must be a TensorLayout, a LayoutRule or a tuple or list of axes, got {type(value).__name__}"
         )
     return LayoutRule(value)
+
+
+def is_replicated(default: Any) -> bool:
+    """Return whether a default is the word for one that cuts nothing.
+
+    Raises:
+        LayoutError: if it is another word.
+    """
+    if isinstance(default, str) and default != REPLICATED:
+        raise LayoutError(f"default is {shown(default)}; the only word it may be is {REPLICATED!r}")
+    return isinstance(default, str)
 
 
 def checked_uneven(uneven: Any) -> UnevenRule:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from .._arguments import instance, sizes_of
@@ -19,7 +20,7 @@ from .problems import Clash, IndivisibleDim, Misfit, RankMismatch
 from .report import LayoutReport, TensorReport, checked_size
 from .search import RuleSearch
 
-__all__ = ["Followers", "Names", "Used", "make_report"]
+__all__ = ["Followers", "Names", "Reported", "Used", "make_report"]
 
 Followers = Mapping[str, tuple[str, "TensorLayout | SharedTiling | str"]]
 """By name the tensors that are cut as others are, as the scales of a quantized weight: the name of the other, and the
@@ -30,44 +31,46 @@ Used = tuple[str, frozenset[str]]
 """The name of the mesh of a rule, of a map an empty one; and those of its axes that it uses."""
 
 
-def make_report(
-    search: RuleSearch,
-    mesh: DeviceMesh | None,
-    default: LayoutRule | None,
-    names: Names,
-    uneven: UnevenRule,
-    *,
-    look_up: LookUp | None = None,
-    keys: Mapping[str, str] | None = None,
-    meshes: Mapping[str, DeviceMesh] | None = None,
-    followers: Followers | None = None,
-    used: Mapping[str | None, Used] | None = None,
-    replicated: Sequence[str] = (),
-) -> LayoutReport:
-    """Make the report on tensors of these names, for the rules of a map with this mesh; see `LayoutMap.report`.
-
-    Args:
-        search: the rules.
-        mesh: the mesh of the map; of a deployment all devices.
-        default: what applies to names that no rule matches.
-        names: the tensors.
-        uneven: how dims are cut that do not divide.
-        look_up: the layout of a tensor of a deployment, by name and rank, in which the rule alone does not say it.
-        keys: what the report calls the rules.
-        meshes: the meshes of a deployment.
-        followers: the tensors that have no rules of their own.
-        used: the mesh and the axes of each rule of a deployment.
-        replicated: the axes that no rule has to use.
-    """
-    following = {} if followers is None else followers
-    maker = _Maker(
-        search, mesh, default, checked_uneven(uneven), look_up, keys or {}, meshes or {}, following, used, replicated
-    )
-    return maker.report(_tensors(names))
-
-
 #: The layout of a tensor by its name and rank; `None` if no rule matches.
 LookUp = Callable[[str, int], "TensorLayout | None"]
+
+
+class Reported(NamedTuple):
+    """Rules as a report needs them.
+
+    Attributes:
+        search: The rules.
+        mesh: The mesh of a map; of a deployment all devices.
+        default: The rule for names that no key matches.
+        replicated: The axes that no rule has to use.
+        notes: What looks wrong about the rules.
+        keys: The texts by which the report calls rules.
+        meshes: The meshes of a deployment.
+        look_up: The layout of a tensor of a deployment, by name and rank, in which the rule alone does not say it.
+        used: The mesh and the axes of each rule of a deployment.
+    """
+
+    search: RuleSearch
+    mesh: DeviceMesh | None
+    default: LayoutRule | None
+    replicated: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    keys: Mapping[str, str] = MappingProxyType({})
+    meshes: Mapping[str, DeviceMesh] = MappingProxyType({})
+    look_up: LookUp | None = None
+    used: Mapping[str | None, Used] | None = None
+
+
+def make_report(rules: Reported, names: Names, uneven: UnevenRule, followers: Followers | None = None) -> LayoutReport:
+    """Make the report on tensors of these names; see `LayoutMap.report`.
+
+    Args:
+        rules: the rules.
+        names: the tensors.
+        uneven: how dims are cut that do not divide.
+        followers: the tensors that have no rules of their own.
+    """
+    return _Maker(rules, checked_uneven(uneven), {} if followers is None else followers).report(_tensors(names))
 
 
 class _Tensor(NamedTuple):
@@ -78,19 +81,7 @@ class _Tensor(NamedTuple):
 
 
 class _Maker:
-    def __init__(
-        self,
-        search: RuleSearch,
-        mesh: DeviceMesh | None,
-        default: LayoutRule | None,
-        uneven: UnevenRule,
-        look_up: LookUp | None,
-        keys: Mapping[str, str],
-        meshes: Mapping[str, DeviceMesh],
-        followers: Followers,
-        used: Mapping[str | None, Used] | None,
-        replicated: Sequence[str],
-    ) -> None:
+    def __init__(self, rules: Reported, uneven: UnevenRule, followers: Followers) -> None:
         for name, entry in instance("followers", followers, Mapping).items():  # type: ignore[type-abstract]
             kinds = TensorLayout, SharedTiling, str
             if type(entry) is not tuple or len(entry) != 2 or not isinstance(entry[1], kinds):
@@ -98,15 +89,13 @@ class _Maker:
                     f"followers[{shown(name)}] must be the name of a tensor and a layout, got {shown(entry)}"
                 )
         self._followers = followers
-        self._search = search
-        self._used = used
-        self._replicated = frozenset(replicated)
-        self._look_up = look_up
-        self._keys = keys
-        self._meshes = meshes
-        self._default = default
-        layouts = [*search.layouts.values(), *([] if default is None else [default.layout])]
-        self._mesh = _shared_mesh(layouts) if mesh is None else mesh
+        self._said = rules
+        self._rules = rules.search.rules
+        self._keys = rules.keys
+        self._look_up = rules.look_up
+        self._default = rules.default
+        layouts = [rule.layout for rule in (*self._rules.values(), rules.default) if rule is not None]
+        self._mesh = _shared_mesh(layouts) if rules.mesh is None else rules.mesh
         self._uneven = uneven
         self._largest_shards: dict[tuple[TensorLayout, tuple[int, ...], UnevenRule], tuple[int, ...]] = {}
         self._clashes: list[Clash] = []
@@ -115,14 +104,14 @@ class _Maker:
         self._misfits: list[Misfit] = []
 
     def report(self, tensors: Iterator[_Tensor]) -> LayoutReport:
-        unused = dict.fromkeys(key for key in self._search.layouts if key not in self._search.optional)
+        unused = dict.fromkeys(key for key, rule in self._rules.items() if not rule.optional)
         reports: dict[str, TensorReport] = {}
         applied: dict[str | None, None] = {}
         for tensor in tensors:
             if tensor.name in reports:
                 raise LayoutError(f"names holds {shown(tensor.name)} twice")
             leader, layout = self._followers.get(tensor.name, (tensor.name, None))
-            rules = self._search.matching(leader)
+            rules = self._said.search.matching(leader)
             for rule in rules:
                 unused.pop(rule, None)
             applied.update(dict.fromkeys(rules or (None,)))
@@ -140,7 +129,8 @@ class _Maker:
             rank_mismatches=tuple(self._rank_mismatches),
             indivisible=tuple(self._indivisible),
             misfits=tuple(self._misfits),
-            meshes=tuple(self._meshes.items()),
+            meshes=tuple(self._said.meshes.items()),
+            notes=self._said.notes,
             unused_axes=tuple(self._unused_axes(applied)),
         )
 
@@ -149,7 +139,7 @@ class _Maker:
 
         Of a mesh by which no rule places anything none are given.
         """
-        meshes = {"": self._mesh} if self._used is None else self._meshes
+        meshes = {"": self._mesh} if self._said.used is None else self._said.meshes
         axes: dict[str, set[str]] = {}
         for rule in applied:
             found = self._used_by(rule)
@@ -158,15 +148,15 @@ class _Maker:
         for name, used in axes.items():
             mesh = meshes.get(name)
             for axis, size in () if mesh is None else zip(mesh.axis_names, mesh.shape, strict=True):
-                if size > 1 and axis not in used and axis not in self._replicated:
+                if size > 1 and axis not in used and axis not in self._said.replicated:
                     yield name, axis, size
 
     def _used_by(self, rule: str | None) -> Used | None:
-        if self._used is not None:
-            return self._used.get(rule)
+        if self._said.used is not None:
+            return self._said.used.get(rule)
         if rule is None:
             return None if self._default is None else ("", _axes_of(self._default.layout))
-        return "", _axes_of(self._search.layouts[rule])
+        return "", _axes_of(self._rules[rule].layout)
 
     def _tensor(self, tensor: _Tensor, rules: tuple[str, ...]) -> TensorReport:
         name, shape, dtype, bits = tensor
@@ -176,7 +166,7 @@ class _Maker:
             self._clashes.append(Clash(name, tuple(self._keys.get(rule, rule) for rule in rules)))
         elif rules:
             rule = self._keys.get(rules[0], rules[0])
-            layout, uneven = self._search.layouts[rules[0]], self._search.uneven.get(rules[0])
+            layout, uneven = self._rules[rules[0]].layout, self._rules[rules[0]].uneven
             if self._look_up is not None and layout.rank == len(shape):
                 layout = self._placed(name, rule, len(shape))
         elif self._look_up is not None:
@@ -213,7 +203,7 @@ class _Maker:
             except LayoutError as error:
                 why = str(error)
         self._misfits.append(Misfit(name, said, why))
-        own = None if rule is None else self._search.layouts[rule]
+        own = None if rule is None else self._rules[rule].layout
         return TensorReport(name, shape, dtype, bits, said, own, None, None, self._uneven)
 
     def _placed(self, name: str, rule: str | None, rank: int) -> TensorLayout | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .._arguments import instance
 from .._core import RuleSet
@@ -17,7 +17,6 @@ from .._text import shown
 from ..errors import LayoutError
 
 if TYPE_CHECKING:
-    from ..layout import TensorLayout
     from .layout_rule import LayoutRule
 
 __all__ = [
@@ -27,6 +26,7 @@ __all__ = [
     "MatchMode",
     "Rule",
     "RuleSearch",
+    "checked_match",
     "checked_path",
     "compiled_rule",
     "too_large",
@@ -36,7 +36,7 @@ MatchMode = Literal["search", "match", "fullmatch"]
 
 MATCH_MODES: tuple[MatchMode, ...] = ("search", "match", "fullmatch")
 
-#: A layout map remembers the layouts of this many paths; then it forgets them all and starts again.
+#: A layout map remembers the rules of this many paths; then it forgets them all and starts again.
 REMEMBERED_PATHS = 65_536
 
 #: For a longer rule, compiling alone takes seconds.
@@ -60,20 +60,13 @@ class RuleSearch:
     """The rules of a layout map at one moment, compiled.
 
     Attributes:
-        layouts: the layout of each key, in the order of the map.
-        uneven: the uneven rule of each key that has one of its own.
-        shared: the keys whose rules share the blocks of quantized weights.
-        optional: the keys whose rules may apply to no path.
+        rules: the rule of each key, in the order of the map.
     """
 
     def __init__(self, rules: Mapping[str, Rule], match: MatchMode, backtracking: bool) -> None:
         self._backtracking = backtracking
-        values = {key: rule.value for key, rule in rules.items()}
-        self.layouts = {key: rule.layout for key, rule in values.items()}
-        self.uneven = {key: rule.uneven for key, rule in values.items() if rule.uneven is not None}
-        self.shared = frozenset(key for key, rule in values.items() if rule.shared)
-        self.optional = frozenset(key for key, rule in values.items() if rule.optional)
-        self._rules = tuple(rules.items())
+        self.rules = {key: rule.value for key, rule in rules.items()}
+        self._entries = tuple(self.rules.items())
         together = RuleSet(tuple(rules), match)
         self._find_together = together.find
         self._too_large = dict(together.too_large())
@@ -81,33 +74,33 @@ class RuleSearch:
 
     def matching(self, path: str) -> tuple[str, ...]:
         """List the key that equals the path, or else all keys that match it, in the order of the map."""
-        if path in self.layouts:
+        if path in self.rules:
             return (path,)
-        return tuple([self._rules[position][0] for position in self._matching(path)])
+        return tuple([self._entries[position][0] for position in self._matching(path)])
 
-    def layout(self, path: str) -> TensorLayout | None:
-        """Look up the layout of the key that applies to the path; `None` if none does.
+    def rule(self, path: str) -> LayoutRule | None:
+        """Look up the rule of the key that applies to the path; `None` if none does.
 
         Raises:
             LayoutError: if several do.
         """
-        layout = self.layouts.get(path)
-        if layout is not None:
-            return layout
+        rule = self.rules.get(path)
+        if rule is not None:
+            return rule
         found = self._matching(path)
         if not found:
             return None
         if len(found) > 1:
-            keys = ", ".join(shown(self._rules[position][0]) for position in found[:_LISTED])
+            keys = ", ".join(shown(self._entries[position][0]) for position in found[:_LISTED])
             keys += ", …" if len(found) > _LISTED else ""
             raise LayoutError(f"path {shown(path)} matches {len(found)} rules, but only one may match: {keys}")
-        return self._rules[found[0]][1].value.layout
+        return self._entries[found[0]][1]
 
     def _matching(self, path: str) -> tuple[int, ...]:
         found, rest = self._find_together(path)
         if rest:
             if path and not self._backtracking:
-                rule = self._rules[rest[0]][0]
+                rule = self._entries[rest[0]][0]
                 if rest[0] in self._too_large:
                     raise LayoutError(
                         f"rule {shown(rule)} {too_large(self._too_large[rest[0]])}; {ASKED_FOR} allows it"
@@ -120,8 +113,8 @@ class RuleSearch:
         return found
 
 
-class Answers(dict[str, "TensorLayout | None"]):
-    """The layouts of paths, each looked up when first asked for.
+class Answers(dict[str, "LayoutRule | None"]):
+    """The rules of paths, each looked up when first asked for.
 
     Threads may share it. The rules are compiled at the first look-up; when the map changes, it makes a new one.
 
@@ -147,12 +140,24 @@ class Answers(dict[str, "TensorLayout | None"]):
                     self._search = RuleSearch(self._rules.copy(), self._match, self._backtracking)
         return self._search
 
-    def __missing__(self, path: str) -> TensorLayout | None:
-        layout = (self._search or self.search).layout(checked_path(path))
+    def __missing__(self, path: str) -> LayoutRule | None:
+        rule = (self._search or self.search).rule(checked_path(path))
         if len(self) >= REMEMBERED_PATHS:
             self.clear()
-        self[path] = layout
-        return layout
+        self[path] = rule
+        return rule
+
+
+def checked_match(match: Any) -> MatchMode:
+    """Return a place in a path where rules have to match.
+
+    Raises:
+        LayoutError: if it is none of the three.
+    """
+    if instance("match", match, str) not in MATCH_MODES:
+        raise LayoutError(f"match is {shown(match)}; it must be one of {', '.join(map(repr, MATCH_MODES))}")
+    mode: MatchMode = match
+    return mode
 
 
 def checked_path(path: object) -> str:

@@ -10,6 +10,7 @@ from .._arguments import integer
 from .._dtypes import bits_of
 from .._text import shown
 from ..errors import LayoutError
+from ..rules.names import keys_of, stated, weight_named
 from ..rules.wrapped import language_config, model_types
 
 __all__ = ["Cache", "key_value_caches"]
@@ -91,19 +92,20 @@ def key_value_caches(
         base = name[: match.start("kind")].removesuffix(".")
         shape = getattr(given, "shape", given)
         rows = (shape[0] if isinstance(shape[0], (tuple, list)) else shape)[0]
-        if kind in ("k_proj", "v_proj"):
+        weight = weight_named(kind)
+        if weight is not None and weight.heads == "kv":
             found.append(Cache(f"{base}.{kind[0]}", name, (0, rows), held, room, bits))
         elif kind == "kv_a_proj_with_mqa":
             found.append(Cache(f"{base}.latent", name, None, held * rows, room * rows, bits))
         elif kind == "qkv_proj":
-            q, kv = _count(said, "num_attention_heads"), _count(said, "num_key_value_heads", "num_attention_heads")
-            size = said.get("head_dim") or rows // (q + 2 * kv)
+            q, kv = _count(said, "heads"), _count(said, "kv_heads", "heads")
+            size = (stated(said, "head_dim") or ("", 0))[1] or rows // (q + 2 * kv)
             keys = q * size, (q + kv) * size
             found.append(Cache(f"{base}.k", name, keys, held, room, bits))
             found.append(Cache(f"{base}.v", name, (keys[1], keys[1] + kv * size), held, room, bits))
         else:
             raise LayoutError(f"the cache of {shown(name)} is not known: where its keys are is not said by its name")
-    layers = said.get("num_hidden_layers", said.get("n_layer"))
+    layers = (stated(said, "layers") or ("", None))[1]
     if not found or (type(layers) is int and len({cache.name.rpartition(".")[0] for cache in found}) < layers):
         raise LayoutError(
             f"the caches of {len({cache.name.rpartition('.')[0] for cache in found})} layers are known, of "
@@ -113,11 +115,13 @@ def key_value_caches(
     return tuple(found)
 
 
-def _count(said: Mapping[str, Any], *keys: str) -> int:
-    for key in keys:
-        if type(said.get(key)) is int and said[key] > 0:
-            return int(said[key])
-    raise LayoutError(f"the configuration does not say {keys[0]}, which the caches need")
+def _count(said: Mapping[str, Any], *sizes: str) -> int:
+    """The number that the configuration states for the first of these sizes that it has."""
+    for size in sizes:
+        found = stated(said, size)
+        if found is not None and type(found[1]) is int and found[1] > 0:
+            return int(found[1])
+    raise LayoutError(f"the configuration does not say {keys_of(sizes[0])[0]}, which the caches need")
 
 
 def _window(said: Mapping[str, Any], config: Mapping[str, Any], layer: int) -> int | None:

@@ -1,0 +1,304 @@
+"""The look-up of a tensor's place in a deployment: its rule, its coordinates, its layout over the devices there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from .._fork import importing
+from .._text import shown
+from ..errors import LayoutError, ShardwiseError
+from ..layout import TensorLayout
+from ..mesh import DeviceMesh
+from ..rules.layout_rule import LayoutRule
+from ..rules.pattern import FieldSearch
+from ..rules.search import REMEMBERED_PATHS, MatchMode, Rule, RuleSearch, checked_path, compiled_rule
+from .numbers import Number
+from .rule import Coordinates, DeploymentRule, tells_digits_apart, with_fields
+from .world import WORLD
+
+if TYPE_CHECKING:
+    import re
+
+    from ..rules.report_maker import Reported, Used
+
+__all__ = ["ReadyRule", "RuleLookup", "TensorPlace"]
+
+#: Every digit as the same one.
+_DIGITS = str.maketrans("123456789", "0" * 9)
+
+
+class ReadyRule(NamedTuple):
+    """A rule, ready to be applied."""
+
+    rule: DeploymentRule
+    #: The rule without its mesh and coordinates.
+    placed: LayoutRule
+    mesh: DeviceMesh
+    #: For each entry of `at`: the position of its axis, its coordinates, and those names in it that are fields.
+    at: tuple[tuple[int, Coordinates, tuple[str, ...]], ...]
+    pattern: re.Pattern[str] | None
+    #: The other names that are used: sizes of axes, and the deployment's numbers.
+    numbers: dict[str, Number]
+    #: The search for the fields in a name, if some are used.
+    fields: FieldSearch | None
+
+
+class TensorPlace:
+    """The place of tensors: their rule, and the coordinates of each entry of its `at`.
+
+    One object for all tensors there, so that those of one rank have one layout, and are planned once.
+    """
+
+    __slots__ = ("at", "layouts", "ready")
+
+    def __init__(self, ready: ReadyRule, at: tuple[tuple[int, ...], ...]) -> None:
+        self.ready = ready
+        self.at = at
+        #: By rank; `None` if the rule is for another.
+        self.layouts: dict[int, TensorLayout | None] = {}
+
+
+class _Kind(NamedTuple):
+    """The findings about names that differ in digits only.
+
+    Attributes:
+        ready: Their rule.
+        spans: The slices of the fields that `at` uses, in these names.
+        counts: The number of them that each entry of `at` uses.
+        places: The places that were found, by the texts of the fields.
+    """
+
+    ready: ReadyRule
+    spans: tuple[slice, ...]
+    counts: tuple[int, ...]
+    places: dict[tuple[str, ...], TensorPlace]
+
+
+class RuleLookup:
+    """The rules of a deployment, ready to be applied, and what has been looked up: layouts, places and devices.
+
+    Args:
+        rules: the rules by their keys.
+        default: the rule for names that no rule matches, if any.
+        meshes: all meshes by name, with that of the world.
+        numbers: the numbers and lists that rules name.
+        match: where in a name a rule has to match.
+
+    Raises:
+        LayoutError: if a key is not a regular expression, or a rule names a mesh, an axis or a number which is unknown.
+    """
+
+    __slots__ = (
+        "_default", "_devices", "_is_blind", "_kinds", "_match", "_meshes", "_numbers", "_places", "_ready",
+        "keys", "search",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        rules: Mapping[str, DeploymentRule],
+        default: DeploymentRule | None,
+        meshes: Mapping[str, DeviceMesh],
+        numbers: Mapping[str, Number],
+        match: MatchMode,
+    ) -> None:
+        self._default, self._meshes, self._numbers, self._match = default, meshes, numbers, match
+        #: The keys by what is searched for, in which the fields are written out.
+        self.keys: dict[str, str] = {}
+        self._ready: dict[str, ReadyRule] = {}
+        searched = {}
+        for key, rule in rules.items():
+            pattern = compiled_rule(with_fields(key), match, False)
+            self.keys[pattern.pattern] = key
+            searched[pattern.pattern] = Rule(rule.placed, pattern)
+            self._ready[pattern.pattern] = self._prepared(f"rule {shown(key)}", rule, pattern)
+        #: The search for the rules of a name.
+        self.search = RuleSearch(searched, match, False)
+        self._is_blind = not any(map(tells_digits_apart, searched))
+        self._kinds: dict[str, _Kind | None] = {}
+        #: Meshes by mesh and coordinates, and places by rule and coordinates.
+        self._devices: dict[tuple[int, tuple[tuple[int, tuple[int, ...]], ...]], DeviceMesh] = {}
+        self._places: dict[tuple[int, tuple[tuple[int, ...], ...]], TensorPlace] = {}
+
+    def _prepared(self, what: str, rule: DeploymentRule, pattern: re.Pattern[str] | None) -> ReadyRule:
+        """A rule with its mesh, its names looked up."""
+        name = rule.mesh
+        if name is None:
+            named = [each for each in self._meshes if each != WORLD]
+            if len(named) != 1:
+                raise LayoutError(f"{what} names no mesh; the deployment has {', '.join(named) or 'none'}")
+            (name,) = named
+        if name not in self._meshes:
+            known = ", ".join(map(repr, self._meshes))
+            raise LayoutError(f"{what} names the mesh {shown(name)}; the deployment has {known}")
+        mesh = self._meshes[name]
+        try:
+            rule.layout.with_mesh(mesh)
+            at: list[tuple[int, Coordinates, tuple[str, ...]]] = []
+            numbers: dict[str, Number] = {}
+            fields = set() if pattern is None else set(pattern.groupindex)
+            sizes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
+            for axis, where in rule.at:
+                if axis not in sizes:
+                    raise LayoutError(f"at names the axis {shown(axis)}; the mesh {name!r} has {mesh.axis_names}")
+                if any(used.partition(":(")[0] == axis for used in rule.layout._named_axes()):
+                    raise LayoutError(f"axis {shown(axis)} is in at, so its sub-axes cannot be in the layout")
+                coordinates = Coordinates(axis, where, sizes[axis])
+                own = tuple(used for used in coordinates.names if used in fields)
+                numbers |= {
+                    used: self._number(axis, used, fields, sizes) for used in coordinates.names if used not in own
+                }
+                at.append((mesh.axis_names.index(axis), coordinates, own))
+                if not own:
+                    coordinates.of((), (), numbers)  # Refused now rather than when a name is looked up.
+            uses_fields = pattern is not None and any(own for _, _, own in at)
+            searched = FieldSearch(pattern, self._match) if pattern is not None and uses_fields else None
+            return ReadyRule(rule, rule.placed, mesh, tuple(at), pattern, numbers, searched)
+        except ShardwiseError as error:
+            raise type(error)(f"{what}: {error}") from None
+
+    def _number(self, axis: str, name: str, fields: set[str], sizes: Mapping[str, int]) -> Number:
+        if name in self._numbers and name in sizes and self._numbers[name] != sizes[name]:
+            raise LayoutError(
+                f"at[{shown(axis)}]: {name} is a number, {shown(self._numbers[name])}, and an axis of another size"
+            )
+        if name in self._numbers:
+            return self._numbers[name]
+        if name in sizes:
+            return sizes[name]
+        known = ", ".join([*sorted(fields), *self._numbers, *sizes])
+        raise LayoutError(f"at[{shown(axis)}] names {shown(name)}; known are {known}")
+
+    def matching(self, path: str) -> tuple[str, ...]:
+        """List the keys that apply to a name, in the order of the rules."""
+        found = set(self.search.matching(checked_path(path)))
+        return tuple(key for pattern, key in self.keys.items() if pattern in found)
+
+    def layout_of(self, path: str, rank: int) -> TensorLayout | None:
+        """Look up the layout of a tensor; `None` if no rule matches and there is no default."""
+        found = self.place(path)
+        return None if found is None else self.layout(found, path, rank)
+
+    def layout(self, found: TensorPlace, path: str, rank: int) -> TensorLayout:
+        """Give the layout of a tensor of this name and rank at a place.
+
+        Raises:
+            LayoutError: if the rule is for another rank.
+        """
+        try:
+            layout = found.layouts[rank]
+        except KeyError:
+            layout = found.layouts[rank] = self._made(found, rank)
+        if layout is None:
+            own = found.ready.rule.layout.rank
+            if found.ready.pattern is None:
+                raise LayoutError(f"tensor {shown(path)} has rank {rank}, the default layout is for ranks from {own}")
+            rule = ", ".join(map(shown, self.matching(path)))
+            raise LayoutError(f"tensor {shown(path)} has rank {rank}, the layout of its rule {rule} has {own}")
+        return layout
+
+    def _made(self, found: TensorPlace, rank: int) -> TensorLayout | None:
+        ready = found.ready
+        layout: TensorLayout | None = ready.rule.layout
+        if ready.pattern is None:
+            layout = LayoutRule(ready.rule.layout).of_rank(rank)
+        if layout is None or layout.rank != rank:
+            return None
+        return layout.with_mesh(self._devices_at(ready, found.at))
+
+    def _devices_at(self, ready: ReadyRule, at: tuple[tuple[int, ...], ...]) -> DeviceMesh:
+        """The part of a mesh at some coordinates, with all of its axes."""
+        mesh = ready.mesh
+        key = id(mesh), tuple((axis, places) for (axis, _, _), places in zip(ready.at, at, strict=True))
+        if key not in self._devices:
+            chosen = [np.arange(size) for size in mesh.shape]
+            for axis, places in key[1]:
+                chosen[axis] = np.array(places)
+            shape = tuple(map(len, chosen))
+            if shape == mesh.shape:
+                self._devices[key] = mesh
+            else:
+                positions = np.arange(mesh.size).reshape(mesh.shape)[np.ix_(*chosen)].ravel().tolist()
+                self._devices[key] = DeviceMesh(shape, mesh.axis_names, mesh._labels_at(positions))
+        return self._devices[key]
+
+    def place(self, path: str) -> TensorPlace | None:
+        """Look up the place of a tensor; `None` if no rule matches and there is no default.
+
+        Raises:
+            LayoutError: if several rules match the name, or a coordinate cannot be worked out.
+        """
+        # Names that differ in digits only match alike, if no rule tells digits apart: they are searched for once.
+        try:
+            key = path.translate(_DIGITS) if self._is_blind else path
+            kind = self._kinds[key]
+        except (AttributeError, KeyError, TypeError):
+            key = checked_path(path).translate(_DIGITS) if self._is_blind else path
+            kind = self._kind_of(path, key)
+        if kind is None:
+            return None
+        texts = tuple([path[span] for span in kind.spans]) if kind.spans else ()
+        found = kind.places.get(texts)
+        return self._place_of(kind, path, texts) if found is None else found
+
+    def _place_of(self, kind: _Kind, path: str, texts: tuple[str, ...]) -> TensorPlace:
+        """The place of a name, by the texts of its fields."""
+        at, used = [], 0
+        try:
+            for (_, coordinates, own), count in zip(kind.ready.at, kind.counts, strict=True):
+                at.append(coordinates.of(texts[used : used + count], own, kind.ready.numbers))
+                used += count
+        except ShardwiseError as error:
+            raise type(error)(f"tensor {shown(path)}: {error}") from None
+        key = id(kind.ready), tuple(at)
+        found = self._places.get(key)
+        if found is None:
+            found = self._places[key] = TensorPlace(kind.ready, tuple(at))
+        if len(kind.places) >= REMEMBERED_PATHS:
+            kind.places.clear()
+        kind.places[texts] = found
+        return found
+
+    def _kind_of(self, path: str, key: str) -> _Kind | None:
+        """The rule of a name and of those like it, and where its fields are in them."""
+        keys = self.search.matching(path)
+        if len(keys) > 1:
+            self.search.rule(path)  # Raises, and lists them.
+        kind = None
+        if keys or self._default is not None:
+            ready = self._ready[keys[0]] if keys else self._ready_default()
+            names = [name for _, _, own in ready.at for name in own]
+            spans = {} if ready.fields is None else ready.fields.spans(path)
+            found = [spans[name] for name in names]
+            kind = _Kind(ready, tuple(found), tuple(len(own) for _, _, own in ready.at), {})
+        if len(self._kinds) >= REMEMBERED_PATHS:
+            self._kinds.clear()
+        self._kinds[key] = kind
+        return kind
+
+    def _ready_default(self) -> ReadyRule:
+        assert self._default is not None
+        return self._ready.get("") or self._ready.setdefault("", self._prepared("default", self._default, None))
+
+    def reported(self, replicated: tuple[str, ...], notes: tuple[str, ...]) -> Reported:
+        """Give the rules as a report needs them, with the axes that no rule has to use, and notes on the rules."""
+        with importing:
+            from ..rules.report_maker import Reported
+
+        meshes = {name: mesh for name, mesh in self._meshes.items() if name != WORLD}
+        rules = {pattern: self._ready[pattern].rule for pattern in self.keys}
+        used: dict[str | None, Used] = {pattern: _used(rule, meshes) for pattern, rule in rules.items()}
+        default = None
+        if self._default is not None:
+            used[None] = _used(self._default, meshes)
+            default = LayoutRule(self._default.layout, self._default.uneven)
+        named = replicated, notes, self.keys, meshes
+        return Reported(self.search, self._meshes[WORLD], default, *named, self.layout_of, used)
+
+
+def _used(rule: DeploymentRule, meshes: Mapping[str, DeviceMesh]) -> Used:
+    """The name of a rule's mesh, and those of its axes that the rule uses."""
+    cut = {name.partition(":(")[0] for name in rule.layout._named_axes()}
+    return rule.mesh or next(iter(meshes), WORLD), frozenset({*cut, *(axis for axis, _ in rule.at)})
