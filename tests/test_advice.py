@@ -1,7 +1,7 @@
 """What errors of the library advise, followed: each is raised, says so, and what it says gets through.
 
 Of files of frameworks `tests/oracle/test_advice.py` and `tests/store/formats/test_advice.py` ask the same, of
-checkpoints that are written, and of the command, `tests/store/test_advice.py`.
+checkpoints `tests/store/test_advice.py`, and of the command `tests/cli/test_advice.py`.
 """
 
 from __future__ import annotations

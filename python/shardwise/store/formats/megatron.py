@@ -50,25 +50,27 @@ def _latest(path: Location) -> str:
         raise ParseError(f"{path}: {shown(text)} is neither an iteration nor the word release")
     folder = f"iter_{int(text):07d}"
     if not (path.parent / folder).is_dir():
-        raise ParseError(f"{path}: names the iteration {text}, but there is no folder {folder}")
+        raise ParseError(f"{path}: names the iteration {text}, but there is no folder {folder}; open another's")
     inside = {name for name, _ in entries_of(path.parent / folder)}
     if any(name.startswith("mp_rank_") for name in inside):
         raise UnsupportedError(f"{path.parent / folder}: {LEGACY}")
     if not inside & {"metadata.json", ".metadata"}:
-        raise ParseError(
-            f"{path.parent / folder}: has no metadata.json, which torch_dist writes last: the save was interrupted; "
-            "take an earlier iteration"
-        )
+        raise _interrupted(path.parent / folder)
     return folder
+
+
+def _interrupted(folder: Location) -> ParseError:
+    return ParseError(
+        f"{folder}: has no metadata.json, which torch_dist writes last: the save was interrupted; take an earlier "
+        "iteration"
+    )
 
 
 def _json(path: Location) -> Any:
     try:
         file = open_file(path)
     except FileNotFoundError:
-        raise ParseError(
-            f"{path.parent}: has no metadata.json, which is written last: the save was interrupted"
-        ) from None
+        raise _interrupted(path.parent) from None
     try:
         return strict_json(file.read(0, min(file.size, MAX_JSON + 1)), path)
     finally:

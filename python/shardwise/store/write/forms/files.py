@@ -344,7 +344,7 @@ def _sharding(offsets: str) -> dict[str, str]:
 def _too_long(name: str, length: int, count: int) -> LayoutError:
     return LayoutError(
         f"{name}: a header of {bytes_text(length)} for {count} tensors is over the format's limit of "
-        f"{bytes_text(_MOST_HEADER)}; a folder can have several files"
+        f"{bytes_text(_MOST_HEADER)}; several files in a folder have shorter ones, and to='dcp' has no such limit"
     )
 
 
