@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ..layout import UnevenRule
     from ..partition import Partition
     from ..rules.numbers import Config
-    from ..rules.report_maker import Reported
+    from ..rules.report_maker import ReportedRules
     from ..show.picture import Picture
     from ..state.result import TrainingState
 
@@ -220,7 +220,7 @@ class Deployment(RuleBook, Drawn):
         found = self._lookup.place(path)
         return None if found is None else found.ready.placed
 
-    def _reported(self) -> Reported:
+    def _reported(self) -> ReportedRules:
         return self._lookup.reported(self._replicated, self._notes)
 
     @classmethod

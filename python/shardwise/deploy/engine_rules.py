@@ -20,7 +20,7 @@ from .parameters import FusedParameter
 from .rule import DeploymentRule
 from .stages import Stages
 
-__all__ = ["SGLANG", "VLLM", "EngineModel", "Experts", "Placement", "World", "deployment_of", "model_of"]
+__all__ = ["SGLANG", "VLLM", "EngineModel", "EnginePlacement", "Experts", "World", "deployment_of", "model_of"]
 
 World = Sequence[Hashable] | DeviceMesh | None
 #: One map for all layers, or one for each layer by its number.
@@ -126,7 +126,7 @@ def model_of(config: Any) -> EngineModel:
     )
 
 
-class Placement(NamedTuple):
+class EnginePlacement(NamedTuple):
     """The devices of a model in an engine, and where engines differ.
 
     Attributes:
@@ -152,7 +152,7 @@ class Placement(NamedTuple):
     tied_head: bool = False
 
 
-def deployment_of(model: EngineModel, placed: Placement) -> Deployment:
+def deployment_of(model: EngineModel, placed: EnginePlacement) -> Deployment:
     """Make the deployment of a model in an engine: rules over its meshes, and the parameters that it fuses.
 
     Raises:
@@ -238,7 +238,7 @@ def deployment_of(model: EngineModel, placed: Placement) -> Deployment:
     return made
 
 
-def _fused_projections(model: EngineModel, placed: Placement) -> list[FusedParameter]:
+def _fused_projections(model: EngineModel, placed: EnginePlacement) -> list[FusedParameter]:
     """The parameters of attention and of dense MLPs."""
     attention = "{rest*}.self_attn."
     (heads,) = (one.parts for one in merged_names() if one.parts[0] == "q_proj")

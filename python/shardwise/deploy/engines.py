@@ -10,7 +10,7 @@ from .._text import shown
 from ..errors import LayoutError, MeshError
 from ..mesh import DeviceMesh
 from .deployment import Deployment
-from .engine_rules import SGLANG, VLLM, Experts, Placement, World, deployment_of, model_of
+from .engine_rules import SGLANG, VLLM, EnginePlacement, Experts, World, deployment_of, model_of
 from .experts import ExpertMap
 from .stages import Stages
 
@@ -67,7 +67,7 @@ def vllm(
     if expert_parallel and model.experts and experts is None:
         experts = _placed(model.experts, instance("placement", placement, str), redundant, dp * tp)
     counts = [model.layers // pp + (0 < pp - 1 - s <= model.layers % pp) for s in range(pp)]
-    placed = Placement(
+    placed = EnginePlacement(
         VLLM,
         {"attention": base, "experts": together},
         stages or Stages.of_counts(counts),
@@ -154,7 +154,7 @@ def sglang(
         raise LayoutError(
             f"{engine} has no output layer on the last stage of a {model.kind} with tied embeddings; give pp=1"
         )
-    placed = Placement(
+    placed = EnginePlacement(
         SGLANG,
         meshes,
         stages or Stages.of_counts(counts),

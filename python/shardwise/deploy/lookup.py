@@ -22,7 +22,7 @@ from .world import WORLD
 if TYPE_CHECKING:
     import re
 
-    from ..rules.report_maker import Reported, Used
+    from ..rules.report_maker import ReportedRules, Used
 
 __all__ = ["ReadyRule", "RuleLookup", "TensorPlace"]
 
@@ -282,10 +282,10 @@ class RuleLookup:
         assert self._default is not None
         return self._ready.get("") or self._ready.setdefault("", self._prepared("default", self._default, None))
 
-    def reported(self, replicated: tuple[str, ...], notes: tuple[str, ...]) -> Reported:
+    def reported(self, replicated: tuple[str, ...], notes: tuple[str, ...]) -> ReportedRules:
         """Give the rules as a report needs them, with the axes that no rule has to use, and notes on the rules."""
         with importing:
-            from ..rules.report_maker import Reported
+            from ..rules.report_maker import ReportedRules
 
         meshes = {name: mesh for name, mesh in self._meshes.items() if name != WORLD}
         rules = {pattern: self._ready[pattern].rule for pattern in self.keys}
@@ -295,7 +295,7 @@ class RuleLookup:
             used[None] = _used(self._default, meshes)
             default = LayoutRule(self._default.layout, self._default.uneven)
         named = replicated, notes, self.keys, meshes
-        return Reported(self.search, self._meshes[WORLD], default, *named, self.layout_of, used)
+        return ReportedRules(self.search, self._meshes[WORLD], default, *named, self.layout_of, used)
 
 
 def _used(rule: DeploymentRule, meshes: Mapping[str, DeviceMesh]) -> Used:

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, cast
 from .._arguments import integer
 from .._text import shown
 from ..errors import ParseError
-from ..rules.names import Weight, module_words, starred_words, stated, types_with, weight_named
+from ..rules.names import WeightRole, module_words, starred_words, stated, types_with, weight_named
 from ..rules.wrapped import language_config
 
 __all__ = ["TYPES", "Heads", "Role", "heads_of", "role_of"]
@@ -113,7 +113,7 @@ def role_of(name: str, rank: int, family: object = None) -> Role:
 _WORDS = {2: "two", 3: "three"}
 
 
-def _role_of(weight: Weight) -> Role:
+def _role_of(weight: WeightRole) -> Role:
     """The role of a weight of this name, of two dims or as many as it always has."""
     dim, heads = _DIMS[weight.cut], cast(_Heads, weight.heads)
     return Role(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._arguments import integers_of
 from .._fork import importing
@@ -176,86 +176,112 @@ def _cuts(one: Judged, experts: int, tp: int, ep: int, types: Sequence[str]) -> 
     tensor = kind.tensor
     if role.expert and ep > 1:
         if experts % ep:
-            why = f"{experts} experts do not divide into {ep}"
-            cut = _cut(kind, 0, experts, "experts", 1, ep, 1, "refused", why)
-            yield cut._replace(rests_on=one.rests_on)
+            refused = _Finding("refused", f"{experts} experts do not divide into {ep}")
+            yield _cut(kind, 0, _Portion(experts, ep, "experts"), 1, refused)._replace(rests_on=one.rests_on)
         tp = max(tp // ep, 1)
     dim = len(tensor.shape) + role.dim
     unit, base = tensor.unit(dim), 0
-    parts = list(_parts(role, one.heads, tensor.shape[dim], tp))
-    found = []
-    for number, (size, ways, what, count) in enumerate(parts):
+    parts = list(_portions(role, one.heads, tensor.shape[dim], tp))
+    cuts = []
+    for number, part in enumerate(parts):
         merged = one.merged if len(parts) == 1 else "last" if number == len(parts) - 1 else "first"
-        split = ways if role.expert else tp
-        limits = limits_of(tensor, role, size // ways, split, merged) if size % ways == 0 else ()
-        verdict, why, padded = _verdict(tensor, dim, size, ways, count, what, tp)
+        split, per_rank = part.ways if role.expert else tp, part.size // part.ways
+        limits = limits_of(tensor, role, per_rank, split, merged) if part.size % part.ways == 0 else ()
+        found = _finding(tensor, dim, part, tp)
         if tp > 1 and base % unit:
-            verdict, padded = "refused", None
             why = f"a part of the fused weight begins at {base}, within a block of {unit}: its parts share a block"
-        head = max(size // count, 1) if count else 1
-        cut = _cut(kind, dim, size, what, head, ways, unit, verdict, why, padded=padded)
-        found.append(cut._replace(limits=limits, rests_on=one.rests_on))
-        base += size
+            found = _Finding("refused", why)
+        cuts.append(_cut(kind, dim, part, unit, found)._replace(limits=limits, rests_on=one.rests_on))
+        base += part.size
     if role.heads == "qkv" and unit > 1 and tp > 1 and types_with("queries_first").isdisjoint(types):
-        worst = max((cut.verdict for cut in found), key=ORDER.index)
+        worst = max((cut.verdict for cut in cuts), key=ORDER.index)
         if worst != (other := _in_groups(tensor, dim, one.heads, tp)):
             why = (
                 f"where queries, keys and values lie one after the other it is {_SAID[worst]}, and where they lie in "
                 f"groups, one for each key-value head, {_SAID[other]}; which of the two is not known"
             )
-            found = [cut._replace(verdict="unknown", why=why, padded=None, ceil=()) for cut in found]
-    yield from found
+            cuts = [cut._replace(verdict="unknown", why=why, padded=None, ceil=()) for cut in cuts]
+    yield from cuts
 
 
 _SAID = {"fits": "cut on whole blocks", "shared": "cut within shared blocks", "padded": "padded", "refused": "refused"}
+
+
+class _Portion(NamedTuple):
+    """A part of a dim that is cut by itself.
+
+    Attributes:
+        size: Its elements.
+        ways: The shards into which it is cut.
+        heads: The name of the units of which it is made.
+        units: The number of these; 0 if they are elements.
+    """
+
+    size: int
+    ways: int
+    heads: str = "elements"
+    units: int = 0
+
+    @property
+    def head_size(self) -> int:
+        """The elements of a unit."""
+        return max(self.size // self.units, 1) if self.units else 1
+
+
+class _Finding(NamedTuple):
+    """A verdict, its reason, and the size that fits when padded."""
+
+    verdict: Verdict
+    why: str = ""
+    padded: int | None = None
 
 
 def _in_groups(tensor: LogicalTensor, dim: int, heads: Heads, tp: int) -> Verdict:
     """The verdict on a fused weight that has the queries, keys and values of each key-value head together."""
     n, unit, kv = tensor.shape[dim], tensor.unit(dim), heads.kv
     if tp <= kv:
-        return _verdict(tensor, dim, n, tp, kv, "groups of queries, keys and values", tp)[0]
+        return _finding(tensor, dim, _Portion(n, tp, "groups of queries, keys and values", kv), tp).verdict
     size = heads.size or n // (heads.q + 2 * kv)
     if heads.q % tp or tp % kv or size % unit or (heads.value_size or size) % unit:
         return "refused"
     return "fits"
 
 
-def _parts(role: Role, heads: Heads, n: int, tp: int) -> Iterable[tuple[int, int, str, int]]:
-    """The parts of a dim: size, into how many shards it is cut, what its units are called, and how many there are."""
+def _portions(role: Role, heads: Heads, n: int, tp: int) -> Iterable[_Portion]:
+    """The parts of a dim of `n` elements."""
+    shared = min(tp, heads.kv), "key-value heads", heads.kv
     if role.heads == "qkv":
         size = heads.size or n // (heads.q + 2 * heads.kv)
-        yield size * heads.q, tp, "heads", heads.q
+        yield _Portion(size * heads.q, tp, "heads", heads.q)
         for each in (size, heads.value_size or size):
-            yield each * heads.kv, min(tp, heads.kv), "key-value heads", heads.kv
+            yield _Portion(each * heads.kv, *shared)
     elif role.heads == "kv":
-        yield n, min(tp, heads.kv), "key-value heads", heads.kv
+        yield _Portion(n, *shared)
     elif role.heads == "q":
-        yield n, tp, "heads", heads.q
+        yield _Portion(n, tp, "heads", heads.q)
     elif role.heads == "linear":
-        yield n, tp, "heads of linear attention", heads.linear
+        yield _Portion(n, tp, "heads of linear attention", heads.linear)
     else:
         for _ in range(role.parts):
-            yield n // role.parts, tp, "elements", 0
+            yield _Portion(n // role.parts, tp)
 
 
-def _verdict(
-    tensor: LogicalTensor, dim: int, size: int, ways: int, count: int, what: str, tp: int
-) -> tuple[Verdict, str, int | None]:
-    """Verdict, reason, and the size that fits when padded."""
+def _finding(tensor: LogicalTensor, dim: int, part: _Portion, tp: int) -> _Finding:
+    """Judge the cut of a part of a dim, over `tp` ranks."""
+    size, ways, heads, count = part
     if ways == 1 and tp == 1:  # Not cut; the last block may be short.
-        return "fits", "", None if size % tensor.unit(dim) == 0 else padded_size(size, tensor.unit(dim), 1)
+        return _Finding("fits", padded=None if size % tensor.unit(dim) == 0 else padded_size(size, tensor.unit(dim), 1))
     if why := tensor.why_uncut(dim) if ways > 1 else "":
-        return "refused", why, None
+        return _Finding("refused", why)
     if count and (count % ways or tp % ways):
-        return "refused", f"{count} {what} do not divide into {ways if count % ways else tp}", None
+        return _Finding("refused", f"{count} {heads} do not divide into {ways if count % ways else tp}")
     unit = tensor.unit(dim)
     padded = None if count else padded_size(size, unit, ways)
     if size % ways:
-        return "padded", f"{size} elements do not divide into {ways}", padded
+        return _Finding("padded", f"{size} elements do not divide into {ways}", padded)
     per_rank = size // ways
     if per_rank % unit == 0:
-        return "fits", "", None
+        return _Finding("fits")
     # Blocks of the flattened tensor count all elements of a row.
     flat = -1 in tensor.blocks
     row = math.prod(tensor.shape[1:]) if flat else 1
@@ -265,8 +291,8 @@ def _verdict(
     why = f"{size} in {ways} is {each}, within blocks of {block} of {_tail(tensor, name)}"
     apart = tensor.unit(dim, shared=True)
     if per_rank % apart == 0 and all(_in_equal_shares(size * row, per_rank * row, block) for _, block in blocks):
-        return "shared", why, padded
-    return ("padded" if padded is not None else "refused"), why, padded
+        return _Finding("shared", why, padded)
+    return _Finding("padded" if padded is not None else "refused", why, padded)
 
 
 def _in_equal_shares(size: int, per_rank: int, block: int) -> bool:
@@ -279,17 +305,15 @@ def _tail(tensor: LogicalTensor, component: str) -> str:
     return component.removeprefix(f"{tensor.name}_") if not tensor.name.endswith("weight") else component.split(".")[-1]
 
 
-def _cut(
-    kind: Kind, dim: int, size: int, what: str, head: int, ways: int, unit: int, verdict: Verdict, why: str,
-    padded: int | None = None,
-) -> Cut:  # fmt: skip
-    tensor = kind.tensor
-    fit = verdict == "fits"
+def _cut(kind: Kind, dim: int, part: _Portion, unit: int, found: _Finding) -> Cut:
+    """The cut of a part of a dim, in which `unit` elements stay together by the format."""
+    tensor, (size, ways, heads, _) = kind.tensor, part
     step = -(-size // (unit * ways)) * unit
-    ceil = tuple(max(min(size - i * step, step), 0) for i in range(ways)) if unit > 1 and not fit and ways <= 64 else ()
-    sizes = sizes_that_fit(size, math.lcm(unit, head), WAYS)
+    is_uneven = unit > 1 and found.verdict != "fits" and ways <= 64
+    ceil = tuple(max(min(size - i * step, step), 0) for i in range(ways)) if is_uneven else ()
+    sizes = sizes_that_fit(size, math.lcm(unit, part.head_size), WAYS)
     return Cut(
-        starred(tensor.name), len(kind.names), tensor.form, dim, size, what, head, ways, unit,
+        starred(tensor.name), len(kind.names), tensor.form, dim, size, heads, part.head_size, ways, unit,
         tuple((name.rpartition(".")[2], block) for name, block in tensor.blocks.get(dim, ())),
-        verdict, why, padded, bool(tensor.why_uncut(dim)), sizes, ceil,
+        *found, bool(tensor.why_uncut(dim)), sizes, ceil,
     )  # fmt: skip

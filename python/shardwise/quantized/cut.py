@@ -269,7 +269,7 @@ def _coarse(along: Along, row: int, one: Part, dim: _Dim) -> Part | _Shared:
     if within is not None:
         why_not = _why_not_shared(along, one)
         if why_not is not None or not dim.shared:
-            raise LayoutError(_within(along, dim, n, inner, row, shards, within, why_not))
+            raise LayoutError(_within(along, dim, _Factor(n, inner, row, shards), within, why_not))
         return _shared(along, one, outer, count, cuts * inner, dim)
     # Every shard has the same room if the factor is padded.
     room = None if one.pad_to is None else _partition(one, n, dim.mesh).largest_shard_shape[0] * inner
@@ -333,9 +333,25 @@ def _cuts(one: Part, n: int, mesh: DeviceMesh) -> npt.NDArray[np.int64]:
     return _partition(one, n, mesh).boxes()[:, 0]
 
 
-def _within(along: Along, dim: _Dim, n: int, inner: int, row: int, shards: int, at: int, why_not: str | None) -> str:
+class _Factor(NamedTuple):
+    """A factor that is cut.
+
+    Attributes:
+        n: Its size.
+        inner: The elements that the blocks count behind each of its steps.
+        row: Those of them for each element of the dim.
+        shards: The shards into which it is cut.
+    """
+
+    n: int
+    inner: int
+    row: int
+    shards: int
+
+
+def _within(along: Along, dim: _Dim, factor: _Factor, at: int, why_not: str | None) -> str:
     """The message of a cut within a block, and why it cannot be shared."""
-    block = along.block
+    block, (n, inner, row, shards) = along.block, factor
     unit = block // math.gcd(block, inner)
     what = f"{block} values packed together" if along.packing > 1 else f"a block of {block}"
     fits = [str(k) for k in sizes_that_fit(n, unit, range(1, 65))]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .layout_rule import LayoutRule
     from .numbers import Config
     from .report import LayoutReport
-    from .report_maker import Followers, Names, Reported
+    from .report_maker import Followers, Names, ReportedRules
 
 __all__ = ["RuleBook", "warned_of_models"]
 
@@ -43,7 +43,7 @@ class RuleBook:
         """The rule that applies to a name, or the default; an error if several match."""
         raise NotImplementedError
 
-    def _reported(self) -> Reported:
+    def _reported(self) -> ReportedRules:
         """The rules as a report needs them."""
         raise NotImplementedError
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..layout import UnevenRule
     from ..partition import Partition
     from .numbers import Config
-    from .report_maker import Reported
+    from .report_maker import ReportedRules
 
 __all__ = ["LayoutMap"]
 
@@ -130,13 +130,13 @@ class LayoutMap(RuleBook, KeyedRules):
     def _applied(self, path: str) -> LayoutRule | None:
         return self._answers[checked_path(path)] or self._default
 
-    def _reported(self) -> Reported:
+    def _reported(self) -> ReportedRules:
         with importing:
-            from .report_maker import Reported
+            from .report_maker import ReportedRules
 
         keys = {key: key.removeprefix(self._prefix) for key in self} if self._prefix else {}
         rules = self._answers.search, self._device_mesh, self._default, self._replicated, self._notes
-        return Reported(*rules, keys)
+        return ReportedRules(*rules, keys)
 
     def layout_of(self, path: str, rank: int) -> TensorLayout | None:
         """Look up the layout of a tensor of this rank: that of its rule, or else of the default.

@@ -16,7 +16,7 @@ from .toml import parse_toml
 __all__ = [
     "Expert",
     "Merged",
-    "Weight",
+    "WeightRole",
     "architecture_of",
     "expert_names",
     "keys_of",
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 
-class Weight(NamedTuple):
+class WeightRole(NamedTuple):
     """A role of weights, and the names of the modules that have it; `names.toml` says what each field means."""
 
     role: str
@@ -93,9 +93,9 @@ def stated(config: Mapping[str, Any], size: str) -> tuple[str, Any] | None:
 
 
 @cache
-def weights() -> tuple[Weight, ...]:
+def weights() -> tuple[WeightRole, ...]:
     """List the roles, the most particular first."""
-    return tuple(Weight(**_frozen(entry)) for entry in shipped_table("names.toml")["weights"])
+    return tuple(WeightRole(**_frozen(entry)) for entry in shipped_table("names.toml")["weights"])
 
 
 @cache
@@ -151,7 +151,7 @@ def _leaf() -> re.Pattern[str]:
     return re.compile(rf"\.(?:{leaves})[0-9]*$|(?:_(?:{leaves}))+$|\.(?:{leaves})\.(?!(?:{leaves})$)\w+$")
 
 
-def weight_named(path: str, models: Sequence[str] | None = None, *, elsewhere: bool = False) -> Weight | None:
+def weight_named(path: str, models: Sequence[str] | None = None, *, elsewhere: bool = False) -> WeightRole | None:
     """Give the role of the weight of a module; `None` if its name has none.
 
     Args:
@@ -168,7 +168,7 @@ def weight_named(path: str, models: Sequence[str] | None = None, *, elsewhere: b
     exact, patterns = _index(elsewhere)
     found = [*exact.get(last, ()), *(at for at, pattern in patterns if pattern.fullmatch(last))]
     for at in sorted(found):
-        weight: Weight = weights()[at]
+        weight: WeightRole = weights()[at]
         if weight.models and models is not None and not {*weight.models}.intersection(models):
             continue
         if not weight.within or any(f".{outer}".endswith(f".{place}") for place in weight.within):

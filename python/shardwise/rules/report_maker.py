@@ -20,7 +20,7 @@ from .problems import Clash, IndivisibleDim, Misfit, RankMismatch
 from .report import LayoutReport, TensorReport, checked_size
 from .search import RuleSearch
 
-__all__ = ["Followers", "Names", "Reported", "Used", "make_report"]
+__all__ = ["Followers", "Names", "ReportedRules", "Used", "make_report"]
 
 Followers = Mapping[str, tuple[str, "TensorLayout | SharedTiling | str"]]
 """By name the tensors that are cut as others are, as the scales of a quantized weight: the name of the other, and the
@@ -35,7 +35,7 @@ Used = tuple[str, frozenset[str]]
 LookUp = Callable[[str, int], "TensorLayout | None"]
 
 
-class Reported(NamedTuple):
+class ReportedRules(NamedTuple):
     """Rules as a report needs them.
 
     Attributes:
@@ -61,7 +61,9 @@ class Reported(NamedTuple):
     used: Mapping[str | None, Used] | None = None
 
 
-def make_report(rules: Reported, names: Names, uneven: UnevenRule, followers: Followers | None = None) -> LayoutReport:
+def make_report(
+    rules: ReportedRules, names: Names, uneven: UnevenRule, followers: Followers | None = None
+) -> LayoutReport:
     """Make the report on tensors of these names; see `LayoutMap.report`.
 
     Args:
@@ -81,7 +83,7 @@ class _Tensor(NamedTuple):
 
 
 class _Maker:
-    def __init__(self, rules: Reported, uneven: UnevenRule, followers: Followers) -> None:
+    def __init__(self, rules: ReportedRules, uneven: UnevenRule, followers: Followers) -> None:
         for name, entry in instance("followers", followers, Mapping).items():  # type: ignore[type-abstract]
             kinds = TensorLayout, SharedTiling, str
             if type(entry) is not tuple or len(entry) != 2 or not isinstance(entry[1], kinds):

@@ -11,7 +11,7 @@ from ....conversion.assembled import Wanted
 from ....errors import LayoutError
 from ....placing import Layouts, placing_of
 from ....rules.left_out import named
-from ....rules.names import Weight, merged_names, weights
+from ....rules.names import WeightRole, merged_names, weights
 from ....rules.templates import parse_template
 from ....shared_tiling import SharedTiling
 from .rank_files import Ranks
@@ -58,7 +58,7 @@ def check_names(wanted: Sequence[Wanted], layouts: Layouts | None) -> None:
             )
 
 
-def _linear_of_gpt2(name: str) -> Weight | None:
+def _linear_of_gpt2(name: str) -> WeightRole | None:
     """Return the role of a linear layer that is stored as (inputs, outputs)."""
     last = name.removesuffix(".weight").rpartition(".")[2] if name.endswith(".weight") else ""
     return next((one for one in weights() if one.in_out and last in one.names), None)
