@@ -162,7 +162,7 @@ class DeviceMesh(Drawn):
                 raise MeshError(
                     f"devices: the mesh has {self.ndim} axes, and a numpy array has at most {_MAX_DIMS} dims"
                 )
-            labels = self._all_labels()
+            labels = self.labels()
             flat = np.empty(self.size, dtype=object)
             # Assigned one by one: numpy would unpack labels that are tuples.
             for i, label in enumerate(labels):
@@ -385,8 +385,12 @@ class DeviceMesh(Drawn):
         labels = self._labels or self._default_labels
         return [f"{_PREFIX}{i}" for i in indices] if labels is None else [labels[i] for i in indices]
 
-    def _all_labels(self) -> tuple[Any, ...]:
-        """All labels, in device-index order."""
+    def labels(self) -> tuple[Any, ...]:
+        """Give the labels of all devices, by device index.
+
+        >>> DeviceMesh((2,), ("x",)).labels()
+        ('cpu:0', 'cpu:1')
+        """
         if self._labels is not None:
             return self._labels
         if self._default_labels is None:

@@ -211,7 +211,7 @@ class Partition(Tiling):
         {'cpu:0': (slice(0, 4, None),), 'cpu:1': (slice(4, 8, None),)}
         """
         mesh = self._mesh
-        return self._core.devices_indices_map(mesh._labels or mesh._default_labels or mesh._all_labels())
+        return self._core.devices_indices_map(mesh._labels or mesh._default_labels or mesh.labels())
 
     def shard_id(self, device: Any) -> int:
         """Give the row-major number of the shard that `device` holds.
@@ -399,7 +399,7 @@ class Partition(Tiling):
     @property
     def holders(self) -> tuple[Any, ...]:
         """The labels of the devices, in device-index order."""
-        return self._mesh._all_labels()
+        return self._mesh.labels()
 
     def holder_shape(self, holder: Any) -> tuple[int, ...]:
         """Give the shape of a device's shard.

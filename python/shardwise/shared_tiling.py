@@ -69,7 +69,7 @@ class SharedTiling(Tiling):
         boxes: dict[Any, list[Piece]] = {}
         arrays: dict[Any, tuple[int, ...]] = {}
         cells = [_cells(each) for each in windows]
-        for number, label in enumerate(layout.device_mesh._all_labels()):
+        for number, label in enumerate(layout.device_mesh.labels()):
             boxes[label] = [
                 Piece(tuple(slice(start, stop) for start, stop, _ in sides), tuple(at for *_, at in sides))
                 for sides in product(*(each[number] for each in cells))

@@ -184,7 +184,7 @@ def held_by(placements: list[Any], mesh: DeviceMesh, size: int) -> list[list[int
 
 def rows_of(layout: TensorLayout, size: int) -> list[list[int]]:
     """What the devices hold of a dim, in the order of their arrays."""
-    pieces = [layout.partition((size,)).pieces(label) for label in mesh_of(layout)._all_labels()]
+    pieces = [layout.partition((size,)).pieces(label) for label in mesh_of(layout).labels()]
     return [[row for one in own for row in range(one.box[0].start, one.box[0].stop)] for own in pieces]
 
 
@@ -225,7 +225,7 @@ def test_placements_that_a_layout_can_say_are_read(cuts: list[tuple[int, Any]]) 
         if isinstance(placement, (Shard, StridedShard)):
             shape[placement.dim] *= size * getattr(placement, "split_factor", 1)
     partition = layout.partition(shape)
-    for rank, label in enumerate(mesh._all_labels()):
+    for rank, label in enumerate(mesh.labels()):
         pieces = partition.pieces(label)
         for dim in range(2):
             ours = {row for one in pieces for row in range(one.box[dim].start, one.box[dim].stop)}

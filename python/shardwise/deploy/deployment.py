@@ -130,7 +130,7 @@ class Deployment(RuleBook, Drawn):
     @property
     def devices(self) -> tuple[Any, ...]:
         """The labels of all devices."""
-        return self._world._all_labels()
+        return self._world.labels()
 
     @property
     def meshes(self) -> dict[str, DeviceMesh]:
@@ -429,7 +429,7 @@ class Deployment(RuleBook, Drawn):
         return hash(self._key)
 
     def __repr__(self) -> str:
-        world = self._world.size if self._world.has_default_devices else list(self._world._all_labels())
+        world = self._world.size if self._world.has_default_devices else list(self._world.labels())
         given: dict[str, Any] = {"numbers": self._numbers, "default": self._default}
         given |= {"parameters": list(self._parameters), "replicated": self._replicated}
         more = [f"{name}={value!r}" for name, value in given.items() if value]

@@ -344,7 +344,7 @@ def _number(value: Any, count: int) -> int:
 def _mesh_dict(mesh: DeviceMesh) -> dict[str, Any]:
     found: dict[str, Any] = {"shape": list(mesh.shape), "axis_names": list(mesh.axis_names)}
     if not mesh.has_default_devices:
-        labels = mesh._all_labels()
+        labels = mesh.labels()
         for label in labels:
             _check_label(label)
         found["devices"] = list(labels)

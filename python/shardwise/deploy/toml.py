@@ -201,7 +201,7 @@ def write_deployment(file: str | os.PathLike[str] | TextIO, deployment: Any) -> 
     if deployment.meshes:
         lines += ["", "[meshes]"]
     for name, mesh in deployment.meshes.items():
-        own = not mesh.has_default_devices and mesh._all_labels() != world._all_labels()
+        own = not mesh.has_default_devices and mesh.labels() != world.labels()
         lines.append(f"{_name_text(name)} = {{ {', '.join(mesh_lines(mesh, own))} }}")
     lines += ["", "[rules]", *(f"{key_text(key)} = {_rule_text(rule)}" for key, rule in rules.items())]
     for one in deployment.parameters:
@@ -221,7 +221,7 @@ def _world_lines(world: DeviceMesh) -> list[str]:
         raise LayoutError(f"the world has {world.size} devices; a rules file has up to {_MOST_DEVICES}")
     if world.has_default_devices:
         return [f"size = {world.size}"]
-    labels = world._all_labels()
+    labels = world.labels()
     label = f"{labels[0][:-1]}{{}}" if isinstance(labels[0], str) and labels[0].endswith("0") else ""
     if label.count("{}") == 1 and all(one == label.replace("{}", str(i)) for i, one in enumerate(labels)):
         return [f"size = {world.size}", f"label = {string_text(label)}"]

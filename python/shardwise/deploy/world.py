@@ -49,11 +49,11 @@ def view_of(world: DeviceMesh, name: str, mesh: DeviceMesh) -> DeviceMesh:
     """
     if mesh.has_default_devices:
         if mesh.size == world.size:
-            return mesh if world.has_default_devices else DeviceMesh(mesh.shape, mesh.axis_names, world._all_labels())
+            return mesh if world.has_default_devices else DeviceMesh(mesh.shape, mesh.axis_names, world.labels())
         if world.has_default_devices and mesh.size < world.size:
             return mesh
         raise MeshError(f"meshes[{shown(name)}] has {mesh.size} devices, but the world has {world.size}")
-    for label in mesh._all_labels():
+    for label in mesh.labels():
         try:
             at = world.index_of_label(label)
         except (MeshError, TypeError):

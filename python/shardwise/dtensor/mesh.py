@@ -160,7 +160,7 @@ class Mesh:
         instance("device_mesh", device_mesh, DeviceMesh)
         if device_mesh.ndim > _MAX_AXES:
             raise MeshError(f"device_mesh has {device_mesh.ndim} axes; a mesh of this dialect has at most {_MAX_AXES}")
-        devices = list(device_mesh._all_labels())
+        devices = list(device_mesh.labels())
         ids = np.arange(device_mesh.size)
         return cls(device_mesh.axis_names, ids.reshape(device_mesh.shape), ids.tolist(), devices, mesh_name)
 

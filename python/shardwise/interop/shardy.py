@@ -174,7 +174,7 @@ def _device_ids(mesh: DeviceMesh, devices: Sequence[Hashable] | None) -> list[in
         return []
     labels = [f"cpu:{number}" for number in range(mesh.size)] if devices is None else list(devices)
     number_of = {label: number for number, label in enumerate(labels)}
-    own = list(mesh._all_labels())
+    own = list(mesh.labels())
     if len(labels) != len(number_of) or set(own) != set(number_of):
         raise MeshError(
             f"devices: Shardy numbers devices and has no labels; mesh_to_shardy(mesh, devices=…) takes the "
@@ -277,7 +277,7 @@ def _one_mesh(given: DeviceMesh | None, written: DeviceMesh | None) -> DeviceMes
     if written is not None and given != written:
         same_axes = (given.shape, given.axis_names) == (written.shape, written.axis_names)
         # The text has numbers instead of labels; they can only differ if they stand for the same labels.
-        reordered = not written.has_default_devices and set(given._all_labels()) == set(written._all_labels())
+        reordered = not written.has_default_devices and set(given.labels()) == set(written.labels())
         if not same_axes or reordered:
             raise LayoutError(f"mesh is {shown(given)}, but the text holds {shown(written)}")
     return given

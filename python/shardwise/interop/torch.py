@@ -394,7 +394,7 @@ def mesh_to_torch(mesh: DeviceMesh, **options: Any) -> Any:
 
 def _types_and_ranks(mesh: DeviceMesh) -> tuple[str, npt.NDArray[np.int64]]:
     pairs = []
-    for label in checked_mesh(mesh)._all_labels():
+    for label in checked_mesh(mesh).labels():
         kind, _, rank = label.rpartition(":") if isinstance(label, str) else ("", "", "")
         if not kind or not (rank.isascii() and rank.isdigit()) or str(int(rank)) != rank:
             raise MeshError(f"mesh has the device {shown(label)}; PyTorch knows a type and a rank, as in 'cuda:5'")
@@ -535,7 +535,7 @@ def manifest_of(tensors: Mapping[str, Any], world: DeviceMesh | None = None) -> 
         if hasattr(tensor, "placements") and id(tensor.device_mesh) not in meshes:
             meshes[id(tensor.device_mesh)] = tensor.device_mesh, mesh_from_torch(tensor.device_mesh)
     if world is None and meshes:
-        labels = dict.fromkeys(label for _, mesh in meshes.values() for label in mesh._all_labels())
+        labels = dict.fromkeys(label for _, mesh in meshes.values() for label in mesh.labels())
         world = DeviceMesh((len(labels),), ("world",), list(labels))
     found = {}
     for name, tensor in tensors.items():
@@ -581,7 +581,7 @@ def _held(placements: Iterable[Any], mesh: DeviceMesh, shape: tuple[int, ...]) -
             return layout
     along = [_pieces_along(dim, size, read, mesh) for dim, size in enumerate(shape)]
     held, arrays = {}, {}
-    for rank, label in enumerate(mesh._all_labels()):
+    for rank, label in enumerate(mesh.labels()):
         ranges = [pieces[ids[rank]] for ids, pieces in along]
         starts = [np.cumsum([0, *(stop - start for start, stop in own)]).tolist() for own in ranges]
         arrays[label] = tuple(begins[-1] for begins in starts)

@@ -87,7 +87,7 @@ def _tf(layout: TensorLayout) -> str:
     if mesh.size > _MAX_LISTED:
         raise MeshError(f"TensorFlow lists all devices; {mesh.size} are over the limit of {_MAX_LISTED}")
     if not mesh.has_default_devices:
-        for label in mesh._all_labels():
+        for label in mesh.labels():
             if not isinstance(label, str):
                 raise MeshError(f"TensorFlow's devices have names, and {shown(label)} is not one")
     from ..dtensor import Layout

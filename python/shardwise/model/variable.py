@@ -343,7 +343,7 @@ def initialize_variables(tree: Tree) -> Tree:
 def _local_devices(scope: LayoutScope | None, placement: PlacedVariable) -> Sequence[Any]:
     if scope is not None and scope.local_devices is not None:
         return scope.local_devices
-    return placement.partition.device_mesh._all_labels()
+    return placement.partition.device_mesh.labels()
 
 
 def _takes_index(initializer: Callable[..., Any]) -> bool:

@@ -40,7 +40,7 @@ def same_devices(src: DeviceMesh, dst: DeviceMesh) -> npt.NDArray[np.int64]:
         same[src.size :] = -1
         same.flags.writeable = False
         return same
-    index = {label: i for i, label in enumerate(src._all_labels())}
-    same = np.array([index.get(label, -1) for label in dst._all_labels()], np.int64)
+    index = {label: i for i, label in enumerate(src.labels())}
+    same = np.array([index.get(label, -1) for label in dst.labels()], np.int64)
     same.flags.writeable = False
     return same

@@ -70,7 +70,7 @@ def report_picture(report: Reported) -> Picture:
     panels = list(kinds_panel(report))
     each = None if mesh is None or mesh.size > MOST_DEVICES else report.device_bytes
     if mesh is not None and each is not None:
-        panels.append(holder_bars("bytes on each device", mesh._all_labels(), each.tolist(), bytes_text))
+        panels.append(holder_bars("bytes on each device", mesh.labels(), each.tolist(), bytes_text))
     view = View((report.totals[0], *report.totals[1:], warnings), tuple(panels))
     return Picture(f"report on {report.totals[0]}", f"{'; '.join(report.totals)}; {warnings}.", (view,))
 

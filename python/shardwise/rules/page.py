@@ -145,7 +145,7 @@ def _layout(report: Any, layout: TensorLayout | None) -> str:
 
 @lru_cache(maxsize=256)  # the tensors of a stage have their mesh in common
 def _devices(mesh: DeviceMesh) -> str:
-    return f"{mesh.size:,} devices" if mesh.size > MOST_DEVICES else brief(list(map(str, mesh._all_labels())))
+    return f"{mesh.size:,} devices" if mesh.size > MOST_DEVICES else brief(list(map(str, mesh.labels())))
 
 
 def _bars(report: Any) -> str:

@@ -282,7 +282,7 @@ class LayoutReport(Drawn):
                 continue
             if not self.meshes:
                 return None
-            found[own] = np.array([mesh.index_of_label(label) for label in own._all_labels()], np.int64)
+            found[own] = np.array([mesh.index_of_label(label) for label in own.labels()], np.int64)
         return found
 
     @property
@@ -327,7 +327,7 @@ class LayoutReport(Drawn):
         else:
             said = ", ".join(f"{name} {one.axis_names}" for name, one in known.items())
             raise MeshError(f"axis is {shown(axis)}, of mesh {shown(mesh)}; the meshes are {said}")
-        at = np.array([self.device_mesh.index_of_label(label) for label in found._all_labels()], np.int64)
+        at = np.array([self.device_mesh.index_of_label(label) for label in found.labels()], np.int64)
         position = found.axis_names.index(axis)
         sizes = np.moveaxis(each[at].reshape(found.shape), position, 0).reshape(found.shape[position], -1)
         return np.stack([sizes.min(1), sizes.max(1)], 1)

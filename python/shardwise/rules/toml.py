@@ -454,7 +454,7 @@ def mesh_lines(mesh: DeviceMesh, with_devices: bool) -> list[str]:
         f"shape = [{', '.join(map(str, mesh.shape))}]",
         f"axis_names = [{', '.join(map(string_text, mesh.axis_names))}]",
     ]
-    return [*lines, f"devices = {labels_text(mesh._all_labels())}"] if with_devices else lines
+    return [*lines, f"devices = {labels_text(mesh.labels())}"] if with_devices else lines
 
 
 def labels_text(labels: Iterable[object]) -> str:

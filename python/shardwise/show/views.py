@@ -242,7 +242,7 @@ def _axes_text(layout: TensorLayout) -> str:
 def _devices_text(mesh: DeviceMesh) -> str:
     """The labels of a mesh's devices, briefly."""
     if mesh.size <= _MOST_CELLS:
-        return short(brief([held_text([label], 1) for label in mesh._all_labels()]), 80)
+        return short(brief([held_text([label], 1) for label in mesh.labels()]), 80)
     return f"{held_text([mesh.device(0)], 1)} to {held_text([mesh.device(mesh.size - 1)], 1)}"
 
 

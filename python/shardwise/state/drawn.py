@@ -30,7 +30,7 @@ def state_picture(state: Any) -> Picture:
     ]
     panels: list[Panel] = [bars(f"bytes of each kind on {device}, the fullest", kinds)] if kinds else []
     if len(each) <= _MOST_DEVICES:
-        labels = state.device_mesh._all_labels()
+        labels = state.device_mesh.labels()
         panels.append(holder_bars("bytes that each device allocates", labels, each.tolist(), bytes_text))
     total = sum(sizes for _, sizes in state.totals().values())
     captions = (

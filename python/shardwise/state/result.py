@@ -250,7 +250,7 @@ class TrainingState(Drawn):
         else:
             said = ", ".join(f"{name} {one.axis_names}" for name, one in known.items())
             raise MeshError(f"axis is {shown(axis)}, of mesh {shown(mesh)}; the meshes are {said}")
-        at = np.array([self._world.index_of_label(label) for label in found._all_labels()], np.int64)
+        at = np.array([self._world.index_of_label(label) for label in found.labels()], np.int64)
         moved: Any = np.moveaxis(self.device_bytes[at].reshape(found.shape), found.axis_names.index(axis), 0)
         moved = moved.reshape(len(moved), -1)
         return frozen(np.stack([moved.min(axis=1), moved.max(axis=1)], axis=1))

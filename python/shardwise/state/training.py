@@ -342,8 +342,8 @@ class _Maker:
         if mesh.has_default_devices and self._world.has_default_devices:
             return np.arange(mesh.size)
         if self._index is None:
-            self._index = {label: at for at, label in enumerate(self._world._all_labels())}
-        return np.array([self._index[label] for label in mesh._all_labels()], np.int64)
+            self._index = {label: at for at, label in enumerate(self._world.labels())}
+        return np.array([self._index[label] for label in mesh.labels()], np.int64)
 
     def _stripped(self, layout: TensorLayout) -> tuple[Home, tuple[Any, ...]]:
         """The home of a layout, and its axes without those over which the state is sharded."""
@@ -464,7 +464,7 @@ class _Maker:
             partition = layout.partition(tensor.shape, uneven)
             start, stop = cache.rows
             rows = np.zeros(mesh.size, np.int64)
-            for at, label in enumerate(mesh._all_labels()):
+            for at, label in enumerate(mesh.labels()):
                 for piece in partition.pieces(label):
                     box = piece.box[0]
                     rows[at] += max(min(box.stop, stop) - max(box.start, start), 0)

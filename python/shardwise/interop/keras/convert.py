@@ -71,7 +71,7 @@ def from_keras(value: Any) -> Any:
 
 
 def _mesh_to_keras(mesh: DeviceMesh) -> Any:
-    for label in mesh._all_labels():
+    for label in mesh.labels():
         if not isinstance(label, (str, int)):
             raise MeshError(f"device {shown(label)}: Keras takes device labels that are strings or ints")
     return keras.distribution.DeviceMesh(mesh.shape, list(mesh.axis_names), np.array(mesh.devices.tolist()))

@@ -565,7 +565,7 @@ def _worlds(layouts: tuple[Any, Any], pairs: Sequence[tuple[str, Tiling, Tiling]
     for given, tilings in zip(layouts, _sides(pairs), strict=True):
         placing = placing_of(given)
         if placing.world is not None and placing.names is None:
-            yield from placing.world._all_labels()
+            yield from placing.world.labels()
         else:
             seen: set[int] = set()
             for one in tilings:

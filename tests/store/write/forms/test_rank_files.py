@@ -394,7 +394,7 @@ def test_a_rank_is_not_looked_for_among_all_others() -> None:
             return str.__eq__(self, other)
 
     mesh = sw.DeviceMesh((8, 8), ("dp", "tp"), tuple(Label(f"gpu:{number}") for number in range(64)))
-    ranks = Ranks(mesh._all_labels(), {"mesh": mesh})
+    ranks = Ranks(mesh.labels(), {"mesh": mesh})
     assert rank_name(ranks, 63) == "rank-00063-dp-7-tp-7.safetensors"
     Label.compared = 0
     assert ranks.coordinates(62) == {"mesh": {"dp": 7, "tp": 6}}

@@ -585,7 +585,7 @@ def _device_numbers(wanted: Sequence[Placed]) -> dict[DeviceMesh | None, npt.NDA
     meshes = dict.fromkeys(tensor.partition.device_mesh for tensor in wanted if tensor.partition is not None)
     if len(meshes) < 2:
         return None
-    labels = {mesh: mesh._all_labels() for mesh in meshes if mesh is not None}
+    labels = {mesh: mesh.labels() for mesh in meshes if mesh is not None}
     known = dict.fromkeys(label for own in labels.values() for label in own)
     # Labels that were not given are numbers of devices already; others are numbered as they come.
     defaults = [_DEFAULT.fullmatch(label) if isinstance(label, str) else None for label in known]

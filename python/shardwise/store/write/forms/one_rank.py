@@ -33,7 +33,7 @@ def ranks_of(layouts: Layouts | None, wanted: Sequence[Placed]) -> Ranks:
     """
     placing = placing_of(layouts)
     if placing.world is not None:
-        return Ranks(placing.world._all_labels(), placing.meshes or {"world": placing.world})
+        return Ranks(placing.world.labels(), placing.meshes or {"world": placing.world})
     meshes = dict.fromkeys(each.partition.device_mesh for each in wanted if each.partition is not None)
     if not meshes:
         raise LayoutError("files for ranks need layouts with a mesh, which says what ranks there are; none was given")
@@ -42,7 +42,7 @@ def ranks_of(layouts: Layouts | None, wanted: Sequence[Placed]) -> Ranks:
             f"the layouts have {len(meshes)} meshes, so nothing says which rank a device is; a Deployment does"
         )
     (mesh,) = meshes
-    return Ranks(mesh._all_labels(), {"mesh": mesh})
+    return Ranks(mesh.labels(), {"mesh": mesh})
 
 
 def one_rank(

@@ -62,10 +62,10 @@ class Ranks:
 
     def numbers(self, mesh: DeviceMesh | None) -> npt.NDArray[np.int64]:
         """The ranks of a mesh's devices."""
-        if mesh is None or mesh._all_labels() == self.labels:
+        if mesh is None or mesh.labels() == self.labels:
             return np.arange(len(self.labels), dtype=np.int64)
         known = {label: rank for rank, label in enumerate(self.labels)}
-        return np.array([known[label] for label in mesh._all_labels()], np.int64)
+        return np.array([known[label] for label in mesh.labels()], np.int64)
 
     def coordinates(self, rank: int) -> dict[str, dict[str, int]]:
         """The coordinates of a rank in each mesh that has it, by the axes' names."""
@@ -79,7 +79,7 @@ class Ranks:
     @cached_property
     def _positions(self) -> dict[str, dict[Any, int]]:
         """The position of each label in each mesh."""
-        return {name: {label: at for at, label in enumerate(mesh._all_labels())} for name, mesh in self.meshes.items()}
+        return {name: {label: at for at, label in enumerate(mesh.labels())} for name, mesh in self.meshes.items()}
 
     @property
     def whole(self) -> str | None:
