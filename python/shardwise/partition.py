@@ -461,17 +461,20 @@ class Partition(Tiling):
         return sizes
 
     @property
-    def _count(self) -> int:
+    def holder_count(self) -> int:
+        """The number of devices."""
         return self._mesh.size
 
-    def _shape_of(self, position: int) -> tuple[int, ...]:
+    def shape_at(self, position: int) -> tuple[int, ...]:
+        """Give the shape of the shard of the device with this index."""
         return self._core.shard_shape(position)
 
-    def _shapes(self) -> list[tuple[int, ...]]:
+    def holder_shapes(self) -> list[tuple[int, ...]]:
+        """Give the shape of every device's shard."""
         if self._few_shapes is not None:
             return self._few_shapes
-        if self._count <= _FEW or isinstance(self._core, CorePackedPartition):
-            shapes = [self._core.shard_shape(device) for device in range(self._count)]
+        if self.holder_count <= _FEW or isinstance(self._core, CorePackedPartition):
+            shapes = [self._core.shard_shape(device) for device in range(self.holder_count)]
             if len(shapes) <= _FEW:  # Kept: small reshards ask for them twice each time.
                 self._few_shapes = shapes
             return shapes
@@ -482,20 +485,24 @@ class Partition(Tiling):
             shapes += map(tuple, sizes[start : start + _AT_ONCE].tolist())
         return shapes
 
-    def _covered(self) -> npt.NDArray[np.bool_] | None:
+    def covered(self) -> npt.NDArray[np.bool_] | None:
+        """Give for each device whether its pieces fill its array; `None` if all do."""
         if isinstance(self._core, CorePackedPartition):
             full: npt.NDArray[np.bool_] = self._core.held_sizes() == self._core.array_sizes()
             return full
         return None
 
     @property
-    def _is_named(self) -> bool:
+    def has_labels(self) -> bool:
+        """True: devices have labels."""
         return True
 
-    def _label(self, position: int) -> Any:
+    def holder_label(self, position: int) -> Any:
+        """Give the label of the device with this index."""
         return self._mesh.device(position)
 
-    def _position(self, holder: Any) -> int:
+    def position_of(self, holder: Any) -> int:
+        """Give the index of the device of this label."""
         return self._mesh.index_of_label(holder)
 
     def __eq__(self, other: object) -> bool:

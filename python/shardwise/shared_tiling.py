@@ -111,7 +111,7 @@ class SharedTiling(Tiling):
     @property
     def largest_shard_shape(self) -> tuple[int, ...]:
         """The shape of the largest array of a device."""
-        return max(self._shapes(), key=math.prod)
+        return max(self.holder_shapes(), key=math.prod)
 
     def all_pieces(self) -> tuple[Numbers, Numbers]:
         """Give the pieces of all devices as `Partition.all_pieces` does."""
@@ -124,7 +124,8 @@ class SharedTiling(Tiling):
         begins = np.cumsum([0, *map(len, found)], dtype=np.int64)
         return begins, np.array(rows, np.int64).reshape(len(rows), len(self.shape), 3)
 
-    def _position(self, holder: Any) -> int:
+    def position_of(self, holder: Any) -> int:
+        """Give the index of the device of this label."""
         return self.device_mesh.index_of_label(holder)
 
     def __eq__(self, other: object) -> bool:

@@ -197,7 +197,7 @@ class Tiling(Drawn):
     @property
     def holders(self) -> tuple[Any, ...]:
         """The labels of the holders, in order."""
-        return tuple(self._label(i) for i in range(self._count))
+        return tuple(self.holder_label(i) for i in range(self.holder_count))
 
     def holder_shape(self, holder: Any) -> tuple[int, ...]:
         """Give the shape of a holder's own array.
@@ -208,7 +208,7 @@ class Tiling(Drawn):
         >>> Tiling.from_boxes((8,), {"file": [[(0, 2)], [(4, 8)]]}).holder_shape("file")
         (6,)
         """
-        return self._core_tiling.array_shape(self._position(holder))
+        return self.core_tiling.array_shape(self.position_of(holder))
 
     def pieces(self, holder: Any) -> list[Piece]:
         """Give the boxes of a holder, and where each begins in its own array.
@@ -219,7 +219,7 @@ class Tiling(Drawn):
         >>> Tiling.from_boxes((8,), {"file": [[(0, 2)], [(4, 8)]]}).pieces("file")[1]
         Piece(box=(slice(4, 8, None),), start=2)
         """
-        return [Piece(box, start) for box, start in self._core_tiling.pieces(self._position(holder))]
+        return [Piece(box, start) for box, start in self.core_tiling.pieces(self.position_of(holder))]
 
     def nbytes(self, dtype: npt.DTypeLike) -> npt.NDArray[np.int64]:
         """Give the bytes of each holder's own array for a dtype: int64 (holders,).
@@ -252,52 +252,54 @@ class Tiling(Drawn):
         Traceback (most recent call last):
         shardwise.errors.LayoutError: the boxes leave a gap: none holds [0:1, 3:4]
         """
-        self._core_tiling.check()
+        self.core_tiling.check()
 
     @property
-    def _core_tiling(self) -> CoreTiling:
+    def core_tiling(self) -> CoreTiling:
+        """The compiled object of a tiling that is no partition; for the package's own modules."""
         assert isinstance(self._core, CoreTiling)
         return self._core
 
     @property
-    def _count(self) -> int:
+    def holder_count(self) -> int:
         """The number of holders."""
-        return self._core_tiling.holders
+        return self.core_tiling.holders
 
-    def _shape_of(self, position: int) -> tuple[int, ...]:
-        """The shape of the array of the holder of this number."""
-        return self._core_tiling.array_shape(position)
+    def shape_at(self, position: int) -> tuple[int, ...]:
+        """Give the shape of the array of the holder of this number."""
+        return self.core_tiling.array_shape(position)
 
     def _array_sizes(self) -> npt.NDArray[np.int64]:
         """The elements of each holder's own array, with its padding: int64 (holders,)."""
-        return self._core_tiling.array_sizes()
+        return self.core_tiling.array_sizes()
 
-    def _kind_text(self) -> str:
-        """The sort of tiling, in plain words."""
+    def kind_text(self) -> str:
+        """Say which sort of tiling it is, in plain words."""
         if self._key[0] == "grid":
             return f"chunks of shape {self._key[3]}"
         return "ranges of the flattened tensor" if self._key[0] == "from_flat_ranges" else "explicit boxes"
 
-    def _shapes(self) -> list[tuple[int, ...]]:
-        """The shape of every holder's own array."""
-        return [self._core_tiling.array_shape(i) for i in range(self._count)]
+    def holder_shapes(self) -> list[tuple[int, ...]]:
+        """Give the shape of every holder's own array."""
+        return [self.core_tiling.array_shape(i) for i in range(self.holder_count)]
 
-    def _covered(self) -> npt.NDArray[np.bool_] | None:
-        """Return for each holder whether its pieces fill its array; `None` if all do."""
-        covered: npt.NDArray[np.bool_] = self._core_tiling.held_sizes() == self._core_tiling.array_sizes()
+    def covered(self) -> npt.NDArray[np.bool_] | None:
+        """Give for each holder whether its pieces fill its array; `None` if all do."""
+        covered: npt.NDArray[np.bool_] = self.core_tiling.held_sizes() == self.core_tiling.array_sizes()
         return None if covered.all() else covered
 
     @property
-    def _has_replicas(self) -> bool:
+    def has_replicas(self) -> bool:
         """True if holders of the identical box are replicas."""
         return self._key[0] != "grid" and bool(self._key[-1])
 
     @property
-    def _is_named(self) -> bool:
+    def has_labels(self) -> bool:
         """True if the labels were given: only then do they mean the same in another tiling."""
         return self._labels is not None
 
-    def _label(self, position: int) -> Any:
+    def holder_label(self, position: int) -> Any:
+        """Give the label of the holder of this number: the one given, or its chunk's index, or the number."""
         if self._labels is not None:
             return self._labels[position]
         return self._chunk(position) if self._key[0] == "grid" else position
@@ -310,17 +312,21 @@ class Tiling(Drawn):
             index.append(digit)
         return tuple(reversed(index))
 
-    def _position(self, holder: Any) -> int:
-        """The number of the holder of this label."""
+    def position_of(self, holder: Any) -> int:
+        """Give the number of the holder of this label.
+
+        Raises:
+            LayoutError: if there is none.
+        """
         if self._index is None:
             self._index = {label: i for i, label in enumerate(self.holders)}
         try:
             return self._index[holder]
         except (KeyError, TypeError):
-            names = ", ".join(shown(self._label(i)) for i in range(min(self._count, 3)))
-            more = ", …" if self._count > 3 else ""
+            names = ", ".join(shown(self.holder_label(i)) for i in range(min(self.holder_count, 3)))
+            more = ", …" if self.holder_count > 3 else ""
             raise LayoutError(
-                f"holder {shown(holder)} is not in the tiling, which has {self._count} holders: {names}{more}"
+                f"holder {shown(holder)} is not in the tiling, which has {self.holder_count} holders: {names}{more}"
             ) from None
 
     def __eq__(self, other: object) -> bool:

@@ -46,7 +46,7 @@ def ranks_of(draw: Any, plan: sw.reshard.ReshardPlan) -> tuple[list[int] | None,
         return None, None
     sources = draw(st.permutations(range(4)))[: len(plan.src.holders)]
     targets = draw(st.permutations(range(4)))[: len(plan.dst.holders)]
-    if plan.src._is_named and plan.dst._is_named:
+    if plan.src.has_labels and plan.dst.has_labels:
         known = dict(zip(plan.src.holders, sources, strict=True))
         free = [rank for rank in range(4) if rank not in [known.get(label) for label in plan.dst.holders]]
         targets = [known[label] if label in known else free.pop() for label in plan.dst.holders]
@@ -55,7 +55,7 @@ def ranks_of(draw: Any, plan: sw.reshard.ReshardPlan) -> tuple[list[int] | None,
 
 def default_ranks(plan: sw.reshard.ReshardPlan) -> tuple[list[int], list[int]]:
     before, after = list(plan.src.holders), list(plan.dst.holders)
-    if not (plan.src._is_named and plan.dst._is_named):
+    if not (plan.src.has_labels and plan.dst.has_labels):
         return list(range(len(before))), list(range(len(after)))
     everyone = before + [label for label in after if label not in before]
     return [everyone.index(label) for label in before], [everyone.index(label) for label in after]
@@ -102,7 +102,7 @@ def random_plans() -> None:
         shape = data.draw(st.lists(st.integers(0, 6), max_size=3).map(tuple))
         src, dst = data.draw(tilings(shape)), data.draw(tilings(shape))
         plan = sw.plan_reshard(src, dst)
-        assume(not (src._is_named and dst._is_named) or len({*src.holders, *dst.holders}) <= 4)
+        assume(not (src.has_labels and dst.has_labels) or len({*src.holders, *dst.holders}) <= 4)
         ranks = ranks_of(data.draw, plan)
         memory = data.draw(st.sampled_from([8 * 16, 1000, 1 << 20]))
         dtype, order = data.draw(st.sampled_from(DTYPES)), data.draw(st.sampled_from("CF"))

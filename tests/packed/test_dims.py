@@ -379,6 +379,6 @@ def test_padding_is_zero_after_a_reshard() -> None:
     # As Megatron pads: 5 to 8, which is 4 for each.
     assert [shard.tolist() for shard in made] == [[1, 2, 3, 4], [5, 0, 0, 0]]
     # New memory is often 0 by itself: what has to be made so is known.
-    covered = padded._covered()
+    covered = padded.covered()
     assert covered is not None
     assert covered.tolist() == [True, False]

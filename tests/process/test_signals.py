@@ -72,7 +72,7 @@ CALLS: dict[str, tuple[Callable[[int], Any], Callable[[Any], object]]] = {
     ),
     "shapes": (
         lambda n: sw.TensorLayout(("x",), sw.DeviceMesh((n >> 2,), ("x",))).partition((n,)),
-        lambda partition: partition._shapes(),
+        lambda partition: partition.holder_shapes(),
     ),
 }
 

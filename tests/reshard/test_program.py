@@ -24,7 +24,7 @@ Array = npt.NDArray[Any]
 def programs_of(plan: sw.reshard.ReshardPlan) -> Iterator[tuple[sw.reshard.Program, int | None, int | None]]:
     """Every program, with the holder's numbers in the source and in the destination."""
     senders, receivers = list(plan.src.holders), list(plan.dst.holders)
-    named = plan.src._is_named and plan.dst._is_named
+    named = plan.src.has_labels and plan.dst.has_labels
     for i, label in enumerate(senders):
         both = named and label in receivers
         side: Any = None if named or label not in receivers else "src"

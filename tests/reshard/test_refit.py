@@ -77,7 +77,7 @@ def test_from_one_order_to_another_and_back(before: int, after: int) -> None:
         assert np.array_equal(sw.ShardedArray(alone[name], apart[name]).numpy(), whole)
     joined = sw.plan_refit(alone, dst).run(apart)
     assert np.array_equal(sw.ShardedArray(dst, joined).numpy(), blocked)
-    needed = sum(math.prod(shape) for shape in dst._shapes()) * 8
+    needed = sum(math.prod(shape) for shape in dst.holder_shapes()) * 8
     kept = sum(int(one.bytes_kept("int64").sum()) for one in plan.plans.values())
     assert plan.total_bytes("int64") + kept == needed
 

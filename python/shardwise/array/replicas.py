@@ -45,7 +45,7 @@ def check_replicas(tiling: Tiling, shards: Sequence[Array]) -> None:
     shardwise.errors.LayoutError: the replicas of shard 0 differ: element (2,) is 3 on device 'cpu:0' and 4 on 'cpu:1'
     """
     if not isinstance(tiling, Partition):
-        if tiling._has_replicas:
+        if tiling.has_replicas:
             _check_pieces(tiling, shards, [0] * len(shards))
         return
     partition = tiling

@@ -133,7 +133,7 @@ class ShardedArray(Drawn, ShardSource):
             LayoutError: if it is another tiling: there is no layout then.
         """
         if not isinstance(self._tiling, Partition):
-            raise LayoutError(f"the array is cut by {self._tiling._kind_text()}, not by a layout; see its tiling")
+            raise LayoutError(f"the array is cut by {self._tiling.kind_text()}, not by a layout; see its tiling")
         return self._tiling
 
     @property
@@ -183,7 +183,7 @@ class ShardedArray(Drawn, ShardSource):
         if self._views is None:
             assert self._array is not None
             if self._is_packed:
-                shapes = self.partition._shapes()
+                shapes = self.partition.holder_shapes()
                 devices = range(self.partition.device_mesh.size)
                 self._views = [assembled(self.partition, self._array, i, shapes[i]) for i in devices]
             else:
@@ -249,7 +249,7 @@ class ShardedArray(Drawn, ShardSource):
                 return assembled(self.partition, self._array, position, self.partition.shard_shape(device))
             shard: npt.NDArray[Any] = self.partition.view(self._array, device)
         else:
-            shard = self._data()[self._tiling._position(device)]
+            shard = self._data()[self._tiling.position_of(device)]
         return shard.copy(order="C") if contiguous and not shard.flags.c_contiguous else shard
 
     def numpy(self, *, check_replicas: bool = True) -> npt.NDArray[Any]:
@@ -350,7 +350,7 @@ class ShardedArray(Drawn, ShardSource):
         return tilings_picture([self._tiling], [f"{self._dtype} array of {bytes_text(self.nbytes)}"])
 
     def __repr__(self) -> str:
-        cut = repr(self._tiling.layout) if isinstance(self._tiling, Partition) else self._tiling._kind_text()
+        cut = repr(self._tiling.layout) if isinstance(self._tiling, Partition) else self._tiling.kind_text()
         return f"<ShardedArray {self.shape} {self._dtype}, {cut}>"
 
 

@@ -369,7 +369,7 @@ def _layout_dict(layout: TensorLayout | Tiling, uneven: UnevenRule, meshes: Mapp
 
 
 def _boxes_dict(tiling: Tiling) -> dict[str, Any]:
-    if not tiling._is_named:
+    if not tiling.has_labels:
         raise LayoutError("a tiling whose holders have no labels cannot be written")
     boxes = []
     for label in tiling.holders:

@@ -264,7 +264,7 @@ def _prepared(
         ranks = _ranks_of(plan, *given, all_of.size)
         memory = _checked_memory(memory)
         shapes = [
-            tiling._shape_of(side.index(all_of.rank)) if all_of.rank in side else None
+            tiling.shape_at(side.index(all_of.rank)) if all_of.rank in side else None
             for tiling, side in zip((plan.src, plan.dst), ranks, strict=True)
         ]
         src, out = _checked("src", arrays[0], shapes[0]), _checked("out", arrays[1], shapes[1], False)
@@ -307,15 +307,19 @@ def _ranks_of(
 ) -> tuple[list[int], list[int]]:
     """The rank of each holder before, and of each after."""
     same = same_holders(plan.src, plan.dst).tolist()
-    sources = list(range(plan.src._count)) if src_ranks is None else _listed("src_ranks", src_ranks, plan.src._count)
+    sources = (
+        list(range(plan.src.holder_count))
+        if src_ranks is None
+        else _listed("src_ranks", src_ranks, plan.src.holder_count)
+    )
     if dst_ranks is not None:
-        targets = _listed("dst_ranks", dst_ranks, plan.dst._count)
-    elif plan.src._is_named and plan.dst._is_named:
+        targets = _listed("dst_ranks", dst_ranks, plan.dst.holder_count)
+    elif plan.src.has_labels and plan.dst.has_labels:
         taken = set(sources)
-        following = (at for at in range(size + plan.dst._count) if at not in taken)
+        following = (at for at in range(size + plan.dst.holder_count) if at not in taken)
         targets = [sources[at] if at >= 0 else next(following) for at in same]
     else:
-        targets = list(range(plan.dst._count))
+        targets = list(range(plan.dst.holder_count))
     for name, ranks in (("src_ranks", sources), ("dst_ranks", targets)):
         seen: set[int] = set()
         for i, at in enumerate(ranks):
@@ -327,7 +331,8 @@ def _ranks_of(
     for i, at in enumerate(same):
         if at >= 0 and sources[at] != targets[i]:
             raise LayoutError(
-                f"dst_ranks[{i}] is {targets[i]}, but {shown(plan.dst._label(i))} is in src too, as rank {sources[at]}"
+                f"dst_ranks[{i}] is {targets[i]}, but {shown(plan.dst.holder_label(i))} is in src too, "
+                f"as rank {sources[at]}"
             )
     return sources, targets
 

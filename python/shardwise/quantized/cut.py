@@ -196,7 +196,7 @@ def _windows(spec: Spec, n: int, mesh: DeviceMesh) -> Windows:
     """The stretches of a dim of `n` elements that each device has by a spec."""
     partition = TensorLayout((spec,), mesh).partition((n,))
     begins, rows = partition.all_pieces()
-    return Windows(begins, rows[:, 0], np.array(partition._shapes(), np.int64)[:, 0])
+    return Windows(begins, rows[:, 0], np.array(partition.holder_shapes(), np.int64)[:, 0])
 
 
 def _together(found: list[Part | _Shared], sizes: list[int], mesh: DeviceMesh) -> _Shared:

@@ -64,7 +64,7 @@ def _participants(pairs: Sequence[tuple[str, Tiling, Tiling]]) -> tuple[tuple[An
                 meshes[key] = listed(tiling.holders)
             return meshes[key]
         # Holders without labels of their own exist in one tiling only.
-        return listed(tiling.holders if tiling._is_named else [(name, side, label) for label in tiling.holders])
+        return listed(tiling.holders if tiling.has_labels else [(name, side, label) for label in tiling.holders])
 
     def listed(labels: Sequence[Any]) -> npt.NDArray[np.int64]:
         return np.array([numbers.setdefault(label, len(numbers)) for label in labels], np.int64)

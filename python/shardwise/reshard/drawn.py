@@ -74,18 +74,18 @@ class _Groups:
     """The holders of a tiling; if there are many, in groups of neighbours."""
 
     def __init__(self, tiling: Tiling) -> None:
-        self._tiling, self._holders = tiling, tiling._count
+        self._tiling, self._holders = tiling, tiling.holder_count
         self.each = 1 if self._holders <= _MOST_SIDE else -(-self._holders // _MOST_GROUPS)
         self.count = -(-self._holders // self.each)
 
     def name(self, group: int) -> str:
         start, stop = group * self.each, min((group + 1) * self.each, self._holders)
-        return held_text(map(self._tiling._label, range(start, stop)), stop - start)
+        return held_text(map(self._tiling.holder_label, range(start, stop)), stop - start)
 
     def side(self, title: str, verb: str, sums: Sequence[int]) -> Side:
         title += f" {self._holders:,} holders" if self.each > 1 else ""
         names = [
-            f"{held_text([self._tiling._label(group * self.each)], 1)} …" if self.each > 1 else self.name(group)
+            f"{held_text([self._tiling.holder_label(group * self.each)], 1)} …" if self.each > 1 else self.name(group)
             for group in range(self.count)
         ]
         spans = tuple(

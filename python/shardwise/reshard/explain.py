@@ -74,9 +74,9 @@ def explain(plan: Explainable, dtype: np.dtype[Any], links: LinkModel | None) ->
 
 
 def _tiling_text(tiling: Tiling) -> str:
-    count = tiling._count
+    count = tiling.holder_count
     if not isinstance(tiling, Partition):
-        return f"{tiling._kind_text()} held by {count} holder{'' if count == 1 else 's'}"
+        return f"{tiling.kind_text()} held by {count} holder{'' if count == 1 else 's'}"
     layout = tiling.layout
     unreduced = f" unreduced over {', '.join(layout.unreduced)}" if layout.unreduced else ""
     rule = "" if tiling.uneven == "even" else f" cut by the rule {tiling.uneven!r}"

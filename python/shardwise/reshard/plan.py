@@ -194,8 +194,8 @@ class ReshardPlan(Drawn):
         src_origin, src_window = self._core.place(0, source, src_piece)
         dst_origin, dst_window = self._core.place(1, device, dst_piece)
         return Transfer(
-            self._src._label(source),
-            self._dst._label(device),
+            self._src.holder_label(source),
+            self._dst.holder_label(device),
             slices_of(start, stop),
             slices_of(start - src_origin, stop - src_origin),
             slices_of(start - dst_origin, stop - dst_origin),
@@ -244,15 +244,15 @@ class ReshardPlan(Drawn):
         >>> plan_reshard(cut.partition((8,)), whole.partition((8,))).bytes_sent("int16").tolist()
         [12, 12, 12, 12]
         """
-        return _bytes_by(self.transfers, "src_device", self._src._count, dtype)
+        return _bytes_by(self.transfers, "src_device", self._src.holder_count, dtype)
 
     def bytes_received(self, dtype: npt.DTypeLike) -> npt.NDArray[np.int64]:
         """Give the bytes that each destination holder receives: int64 (destination holders,); see `bytes_sent`."""
-        return _bytes_by(self.transfers, "dst_device", self._dst._count, dtype)
+        return _bytes_by(self.transfers, "dst_device", self._dst.holder_count, dtype)
 
     def bytes_kept(self, dtype: npt.DTypeLike) -> npt.NDArray[np.int64]:
         """Give the bytes that each destination holder already has: int64 (destination holders,); see `bytes_sent`."""
-        return _bytes_by(self.kept, "dst_device", self._dst._count, dtype)
+        return _bytes_by(self.kept, "dst_device", self._dst.holder_count, dtype)
 
     def total_bytes(self, dtype: npt.DTypeLike) -> int:
         """Give the bytes that move in all.

@@ -219,10 +219,10 @@ def program_of(plan: Runnable, holder: Any, side: str | None) -> Program:
         src_piece, dst_piece = pieces[kind > 0][number].tolist()
         src = local(0, source, src_piece) if kind != 2 else None
         dst = local(1, target, dst_piece) if kind != 1 else None
-        label = plan.dst._label(peer) if kind == 1 else plan.src._label(peer)
+        label = plan.dst.holder_label(peer) if kind == 1 else plan.src.holder_label(peer)
         steps.append(Step(_KINDS[kind], label, number, slices_of(start, stop), src, dst, addend > 0))
-    src_shape = plan.src._shape_of(source) if source >= 0 else None
-    return Program(holder, tuple(steps), src_shape, plan.dst._shape_of(target) if target >= 0 else None)
+    src_shape = plan.src.shape_at(source) if source >= 0 else None
+    return Program(holder, tuple(steps), src_shape, plan.dst.shape_at(target) if target >= 0 else None)
 
 
 def _numbers_of(plan: Runnable, holder: Any, side: str | None) -> tuple[int, int]:
@@ -232,14 +232,14 @@ def _numbers_of(plan: Runnable, holder: Any, side: str | None) -> tuple[int, int
     found = []
     for tiling in (plan.src, plan.dst):
         try:
-            found.append(tiling._position(holder))
+            found.append(tiling.position_of(holder))
         except (LayoutError, MeshError, TypeError):  # TypeError: not a label, since it has no hash
             found.append(-1)
     # A mesh takes device indices too; a holder with this label comes before the one with this number.
     sides = zip((plan.src, plan.dst), found, strict=True)
-    called = [at if at >= 0 and tiling._label(at) == holder else -1 for tiling, at in sides]
+    called = [at if at >= 0 and tiling.holder_label(at) == holder else -1 for tiling, at in sides]
     source, target = found = called if max(called) >= 0 else found
-    if source >= 0 and target >= 0 and not (plan.src._is_named and plan.dst._is_named):
+    if source >= 0 and target >= 0 and not (plan.src.has_labels and plan.dst.has_labels):
         if side is None:
             raise LayoutError(f"holder {shown(holder)} is in src and another one is in dst; say which one by side")
         return (source, -1) if side == "src" else (-1, target)

@@ -124,7 +124,7 @@ class RefitPlan(Drawn):
             if arrays[0].dtype != dtype:
                 raise LayoutError(f"src_shards[{name!r}] is of dtype {arrays[0].dtype}, but others are of {dtype}")
         # Zeros, since nothing writes to padding.
-        results = [np.zeros(shape, dtype) for shape in self._dst._shapes()]
+        results = [np.zeros(shape, dtype) for shape in self._dst.holder_shapes()]
         for name, plan in self._plans.items():
             plan.run(sources[name], out=results)
         return results
@@ -138,7 +138,7 @@ class RefitPlan(Drawn):
         received: dict[Any, int] = {}
         for plan in self._plans.values():
             for holder, elements in enumerate(plan.bytes_received("uint8").tolist()):
-                label = plan.dst._label(holder)
+                label = plan.dst.holder_label(holder)
                 received[label] = received.get(label, 0) + elements
         return loads_picture(
             f"a plan for {len(self._plans):,} tensors, elements by holder", {"received": received}, "{:,}".format
@@ -241,7 +241,7 @@ def _tilings(side: Partition | tuple[tuple[str, Partition], ...]) -> dict[str, T
         return dict(side)
     ((dim, spec),) = named_dims(side)
     begins, rows = side.all_pieces()
-    labels, shapes = side.holders, side._shapes()
+    labels, shapes = side.holders, side.holder_shapes()
     found = {}
     for name, stretches in segments_of(spec, side.shape[dim]).items():
         places, starts, lengths = stretches.T.tolist()

@@ -79,7 +79,7 @@ def run_plan(
         outputs: Sequence[int] = tuple(range(len(copied)))
         _check_copyable(dtype, len(copied))
     else:
-        count = plan.dst._count
+        count = plan.dst.holder_count
         there = {d: view_of(sources[s], w, box) for d, s, w, box in views_of(plan)}
         absent = [device for device in range(count) if device not in there]
         _check_copyable(dtype, len(absent))
@@ -121,7 +121,7 @@ def checked_arrays(name: str, arrays: Sequence[Array], tiling: Tiling, dtype: np
     if type(arrays) is not list and (isinstance(arrays, (str, bytes, dict)) or not hasattr(arrays, "__iter__")):
         raise TypeError(f"{name} must be a sequence of numpy arrays, got {type(arrays).__name__}")
     # One more than allowed: an iterable may never end.
-    shapes = tiling._shapes()
+    shapes = tiling.holder_shapes()
     checked = list(islice(arrays, len(shapes) + 1))
     if len(checked) != len(shapes):
         over = len(checked) > len(shapes)
@@ -136,7 +136,7 @@ def checked_arrays(name: str, arrays: Sequence[Array], tiling: Tiling, dtype: np
         refuse_mask(f"{name}[{i}]", array)
         if array.shape != shape or array.dtype != dtype:
             raise LayoutError(
-                f"{name}[{i}] ({shown(tiling._label(i))}) is of shape {array.shape} and dtype {array.dtype}; "
+                f"{name}[{i}] ({shown(tiling.holder_label(i))}) is of shape {array.shape} and dtype {array.dtype}; "
                 f"it must be of shape {shape} and dtype {dtype}"
             )
     return checked
@@ -166,7 +166,7 @@ def views_of(plan: Runnable) -> Iterator[tuple[int, int, Window | None, tuple[sl
     kept = plan.kept
     if not len(kept):
         return
-    times = np.bincount(kept["dst_device"], minlength=plan.dst._count)
+    times = np.bincount(kept["dst_device"], minlength=plan.dst.holder_count)
     times[plan.transfers["dst_device"]] = 0
     alone = np.flatnonzero(times[kept["dst_device"]] == 1)
     if not len(alone):
@@ -174,7 +174,7 @@ def views_of(plan: Runnable) -> Iterator[tuple[int, int, Window | None, tuple[sl
     boxes = plan._core.local_boxes(0, True).take(alone, axis=0)
     extents = boxes[..., 1] - boxes[..., 0]
     pieces = plan._core.kept_pieces().take(alone, axis=0)
-    shapes = None if isinstance(plan.dst, Partition) and not plan.dst.is_packed else plan.dst._shapes()
+    shapes = None if isinstance(plan.dst, Partition) and not plan.dst.is_packed else plan.dst.holder_shapes()
     for row, (piece, _), box, extent in zip(
         kept[alone], pieces.tolist(), boxes.tolist(), extents.tolist(), strict=True
     ):
@@ -189,7 +189,7 @@ def _allocated(devices: list[int], tiling: Tiling, dtype: np.dtype[Any]) -> dict
 
     A page is made when it is first written to, and for many small arrays that takes longer than the copy itself.
     """
-    all_shapes, covered = tiling._shapes(), tiling._covered()
+    all_shapes, covered = tiling.holder_shapes(), tiling.covered()
     shapes = [all_shapes[device] for device in devices]
     nbytes = [math.prod(shape) * dtype.itemsize for shape in shapes]
     arrays: dict[int, Array] = {}

@@ -23,8 +23,8 @@ def same_holders(src: Tiling, dst: Tiling) -> npt.NDArray[np.int64]:
     """For each holder of `dst`, the position that its label has in `src`, or -1."""
     if isinstance(src, Partition) and isinstance(dst, Partition):
         return same_devices(src._mesh, dst._mesh)
-    if not (src._is_named and dst._is_named):
-        return np.full(dst._count, -1, np.int64)
+    if not (src.has_labels and dst.has_labels):
+        return np.full(dst.holder_count, -1, np.int64)
     index = {label: i for i, label in enumerate(src.holders)}
     return np.array([index.get(label, -1) for label in dst.holders], np.int64)
 

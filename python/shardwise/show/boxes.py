@@ -57,7 +57,7 @@ def boxes_view(tiling: Tiling, captions: tuple[str, ...]) -> tuple[View, list[tu
         tiles = [(box, keys[tuple(boxes[box])], texts[tuple(boxes[box])]) for box in members]
         panels.append(_panel(tiling, heading, tiles, plane))
     # One holder alone has the name that it has in other tilings.
-    names = [tiling._label(own[0]) if each == 1 and len(own) == 1 else (each, *own) for own in owners]
+    names = [tiling.holder_label(own[0]) if each == 1 and len(own) == 1 else (each, *own) for own in owners]
     return View(captions, tuple(panels), tuple(notes)), list(zip(names, texts.values(), strict=True))
 
 
@@ -69,15 +69,15 @@ def _read(tiling: Tiling) -> tuple[list[list[Box]], list[str]]:
     """Give the boxes of each holder, as far as they are read, and what to say of the others."""
     held: list[list[Box]] = []
     room = _MOST_READ
-    for holder in range(tiling._count):
-        pieces = tiling._core_tiling.pieces(holder)
+    for holder in range(tiling.holder_count):
+        pieces = tiling.core_tiling.pieces(holder)
         boxes: list[Box] = [tuple((side.start, side.stop) for side in piece) for piece, _ in pieces]
         boxes = [sides for sides in boxes if all(start < stop for start, stop in sides)]
         if (held and len(boxes) > room) or room <= 0:
-            return held, [f"the boxes of the first {holder:,} of {tiling._count:,} holders are drawn"]
+            return held, [f"the boxes of the first {holder:,} of {tiling.holder_count:,} holders are drawn"]
         held.append(boxes[:room])
         if len(boxes) > room:
-            name = held_text([tiling._label(holder)], 1)
+            name = held_text([tiling.holder_label(holder)], 1)
             return held, [f"the first {room:,} of the {len(boxes):,} boxes of {name} are drawn"]
         room -= max(len(boxes), 1)
     return held, []
@@ -115,7 +115,7 @@ def _held(tiling: Tiling, groups: Sequence[int], each: int, count: int) -> str:
     """Say who has a box: holders each of which has it, or groups of holders that have it together."""
     holders = [range(group * each, min((group + 1) * each, count)) for group in groups]
     many = sum(map(len, holders))
-    text = held_text(map(tiling._label, itertools.chain.from_iterable(holders)), many)
+    text = held_text(map(tiling.holder_label, itertools.chain.from_iterable(holders)), many)
     return f"{text} ({many:,} holders)" if each > 1 else replicas_text(text, many)
 
 

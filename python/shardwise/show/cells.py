@@ -145,7 +145,7 @@ class ChunkCells:
         position = 0
         for part, count in zip(index, self.counts, strict=True):
             position = position * count + part
-        return [self._tiling._label(position)], 1
+        return [self._tiling.holder_label(position)], 1
 
     def title(self, dim: int) -> str:
         """Say what a dim is."""

@@ -219,8 +219,8 @@ def _notes(blocks: Sequence[Block]) -> tuple[str, ...]:
 def _captions(tiling: Tiling) -> tuple[str, ...]:
     sizes = " × ".join(map(str, tiling.shape)) or "scalar"
     if not isinstance(tiling, Partition):
-        count = tiling._count
-        return f"{sizes} in {tiling._kind_text()}", f"{count:,} holder{'s' * (count != 1)}"
+        count = tiling.holder_count
+        return f"{sizes} in {tiling.kind_text()}", f"{count:,} holder{'s' * (count != 1)}"
     mesh = short(_mesh_text(tiling.device_mesh), 60)
     return _axes_text(tiling.layout), f"{sizes} on {mesh}: {_shards_text(tiling)}"
 

@@ -377,7 +377,7 @@ class _Maker:
         found = self._cuts.get(key)
         if found is None:
             partition = TensorLayout(axes, mesh).partition(shape, uneven)
-            shapes = tuple(partition._shapes())
+            shapes = tuple(partition.holder_shapes())
             if len(set(shapes)) == 1:
                 shapes = shapes[:1]
             # XLA has the same room on every device.
@@ -393,7 +393,7 @@ class _Maker:
         cut = {name.partition(":(")[0] for name in tiling.layout._named_axes()}
         if cut.intersection(home.axes):
             raise LayoutError("its blocks are shared over the axes over which the state is sharded")
-        return home, Cut(tuple(tiling._shapes()), None)
+        return home, Cut(tuple(tiling.holder_shapes()), None)
 
     def _rows(self) -> Iterable[Row]:
         """Everything that each group of ranks has; equal groups are worked out once."""

@@ -52,7 +52,7 @@ def test_totals_and_results_are_those_of_the_tensors(model: Any) -> None:
             ("kept", dst[name], "dst", one.bytes_kept(dtype)),
         ):
             for label, count in zip(tiling.holders, counts.tolist(), strict=True):
-                key = label if tiling._is_named else (name, side, label)
+                key = label if tiling.has_labels else (name, side, label)
                 sums[kind][key] = sums[kind].get(key, 0) + count
     for kind, totals in (
         ("sent", plan.bytes_sent()),

@@ -100,7 +100,7 @@ def _held(name: str, shape: tuple[int, ...], dtype: Any, tiling: Callable[[str, 
     found = tiling(name, shape)
     if isinstance(found, Partition) and found.layout.unreduced:
         raise LayoutError(f"tensor {shown(name)} has partial sums, which cannot be rewritten")
-    if not found._is_named:
+    if not found.has_labels:
         raise LayoutError(f"tensor {shown(name)}: its holders have no labels to send to")
     rank, rows = len(shape), []
     labels = found.holders
@@ -173,7 +173,7 @@ class Sources:
         return found
 
     def _placed(self, name: str, tensor: Assembled, dst: Tiling, names: Mapping[str, int]) -> tuple[Tiling, Places]:
-        if not dst._is_named:
+        if not dst.has_labels:
             raise LayoutError(f"tensor {shown(name)}: its holders have no labels to send to")
         table = tensor.tables().pieces
         rank = len(tensor.shape)

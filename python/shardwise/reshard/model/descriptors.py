@@ -386,7 +386,7 @@ def _located(plan: ReshardPlan, side: int, tiling: Tiling, holders: Numbers, pie
         holder, piece = divmod(pair, width)
         _, window = plan._core.place(side, holder, piece)
         # A piece in a flat array is a part of it, of the piece's own shape.
-        offset, shape = (0, tiling._shape_of(holder)) if window is None else window
+        offset, shape = (0, tiling.shape_at(holder)) if window is None else window
         chosen = which == number
         shapes[chosen], offsets[chosen] = shape, offset
     strides = dense_strides(shapes, 1)

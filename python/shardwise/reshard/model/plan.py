@@ -166,7 +166,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
                 after = ends[1].tiling(name, shape)
                 before, places, self._sources[name] = sources.of(name, made, after)
             key: Any = id(before), id(after)
-            if not (before._is_named and after._is_named):
+            if not (before.has_labels and after.has_labels):
                 key = (*key, name)
             if key not in sorts:
                 check_packed(before, after)
@@ -375,7 +375,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
                 name, src, dst = self._pairs[sort]
                 ends = []
                 for tiling in (src, dst):
-                    if not tiling._is_named:
+                    if not tiling.has_labels:
                         raise LayoutError(f"tensor {shown(name)}: its holders have no labels to send to")
                     # Many tilings have the mesh in common.
                     at = id(tiling.device_mesh) if isinstance(tiling, Partition) else id(tiling)
@@ -571,7 +571,7 @@ def _worlds(layouts: tuple[Any, Any], pairs: Sequence[tuple[str, Tiling, Tiling]
             for one in tilings:
                 # Many tilings have the mesh in common.
                 at = id(one.device_mesh) if isinstance(one, Partition) else id(one)
-                if at not in seen and one._is_named:
+                if at not in seen and one.has_labels:
                     seen.add(at)
                     yield from one.holders
 

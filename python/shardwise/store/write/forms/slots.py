@@ -131,7 +131,7 @@ class BoxPool:
             whole, none = self._add(boxes)
             return Cut(own, np.zeros_like(own), np.where(np.isin(own, [] if zeros is None else zeros), none, whole))
         begins, rows = partition.all_pieces()
-        arrays = np.array(partition._shapes(), np.int64).reshape(len(begins) - 1, rank)
+        arrays = np.array(partition.holder_shapes(), np.int64).reshape(len(begins) - 1, rank)
         filled = (rows[:, :, 0] < rows[:, :, 1]).all(axis=1)
         of = np.repeat(np.arange(len(arrays)), np.diff(begins))[filled]
         boxes = np.concatenate([rows[filled].transpose(0, 2, 1), arrays[of][:, None]], axis=1)
