@@ -88,10 +88,8 @@ class TensorLayout(Drawn):
         instance("device_mesh", mesh, DeviceMesh)
         axes: tuple[Any, ...] = self._axes
         if self._packed:
-            axes = tuple(
-                [part._core() for part in spec.parts] if isinstance(spec, PackedDim) else spec for spec in axes
-            )
-        self._bound = CoreLayout(mesh._core, axes, self._unreduced)
+            axes = tuple([part.core() for part in spec.parts] if isinstance(spec, PackedDim) else spec for spec in axes)
+        self._bound = CoreLayout(mesh.core, axes, self._unreduced)
         self._mesh = mesh
 
     @property

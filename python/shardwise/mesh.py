@@ -83,9 +83,10 @@ class DeviceMesh(Drawn):
     DeviceMesh((2, 4), ('data', 'model'))
     """
 
-    __slots__ = ("__weakref__", "_core", "_default_labels", "_devices", "_hash", "_index", "_labels")
+    __slots__ = ("__weakref__", "_default_labels", "_devices", "_hash", "_index", "_labels", "core")
 
-    _core: CoreMesh
+    #: The compiled object; for the modules of the package only.
+    core: CoreMesh
     _labels: tuple[Hashable, ...] | None
     _index: dict[Hashable, int] | None
     _default_labels: tuple[str, ...] | None
@@ -99,7 +100,7 @@ class DeviceMesh(Drawn):
         devices: Sequence[Any] | npt.NDArray[Any] | None = None,
     ) -> None:
         # An empty text has as many names as an empty list: too few, rather than of a wrong type.
-        self._core = CoreMesh(shape, () if isinstance(axis_names, str) and not axis_names else axis_names)
+        self.core = CoreMesh(shape, () if isinstance(axis_names, str) and not axis_names else axis_names)
         self._labels = None
         self._index = None
         self._default_labels = None
@@ -124,27 +125,27 @@ class DeviceMesh(Drawn):
     @property
     def shape(self) -> tuple[int, ...]:
         """The axis sizes."""
-        return self._core.shape
+        return self.core.shape
 
     @property
     def axis_names(self) -> tuple[str, ...]:
         """The axis names, major first."""
-        return self._core.axis_names
+        return self.core.axis_names
 
     @property
     def size(self) -> int:
         """The number of devices."""
-        return self._core.size
+        return self.core.size
 
     @property
     def ndim(self) -> int:
         """The number of axes."""
-        return len(self._core.shape)
+        return len(self.core.shape)
 
     @property
     def strides(self) -> tuple[int, ...]:
         """The growth of the device index along each axis: `[bcd, cd, d, 1]` for a mesh of shape `[a, b, c, d]`."""
-        return self._core.strides
+        return self.core.strides
 
     @property
     def devices(self) -> npt.NDArray[np.object_]:
@@ -295,7 +296,7 @@ class DeviceMesh(Drawn):
         >>> DeviceMesh((3, 2), ("x", "y")).coordinate(3)
         (1, 1)
         """
-        return self._core.coordinate(index)
+        return self.core.coordinate(index)
 
     def device_index(self, coordinate: Sequence[int]) -> int:
         """Give the row-major position of a coordinate: the inverse of `coordinate`; for a label use `index_of_label`.
@@ -307,7 +308,7 @@ class DeviceMesh(Drawn):
         >>> DeviceMesh((3, 2), ("x", "y")).device_index((1, 1))
         3
         """
-        return self._core.device_index(coordinate)
+        return self.core.device_index(coordinate)
 
     def coordinates(self) -> npt.NDArray[np.int64]:
         """Give the coordinates of all devices, in device-index order: int64 of shape (devices, axes).
@@ -315,7 +316,7 @@ class DeviceMesh(Drawn):
         >>> DeviceMesh((3, 2), ("x", "y")).coordinates().tolist()
         [[0, 0], [0, 1], [1, 0], [1, 1], [2, 0], [2, 1]]
         """
-        return self._core.coordinates()
+        return self.core.coordinates()
 
     def device(self, index: int) -> Any:
         """Give the label of the device at row-major position `index`.
@@ -326,7 +327,7 @@ class DeviceMesh(Drawn):
         >>> DeviceMesh((2,), ("x",), devices=["left", "right"]).device(1)
         'right'
         """
-        position = self._core.checked(index)
+        position = self.core.checked(index)
         return f"{_PREFIX}{position}" if self._labels is None else self._labels[position]
 
     def index_of_label(self, device: Hashable) -> int:
@@ -346,7 +347,7 @@ class DeviceMesh(Drawn):
         device at position 0 give mesh.device(0)
         """
         if self._index is None:
-            position = self._core.default_index(device)
+            position = self.core.default_index(device)
         else:
             try:
                 position = self._index.get(device)

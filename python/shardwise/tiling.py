@@ -43,9 +43,10 @@ class Tiling(Drawn):
     Piece(box=(slice(1, 2, None), slice(0, 1, None)), start=3)
     """
 
-    __slots__ = ("__weakref__", "_core", "_index", "_key", "_labels")
+    __slots__ = ("__weakref__", "_index", "_key", "_labels", "core")
 
-    _core: CoreTiling | CorePartition | CorePackedPartition
+    #: The compiled object; for the modules of the package only.
+    core: CoreTiling | CorePartition | CorePackedPartition
     #: The method that made it and its arguments, in a form that can be hashed; the third entry is the labels.
     _key: tuple[Any, ...]
     _labels: tuple[Hashable, ...] | None
@@ -58,7 +59,7 @@ class Tiling(Drawn):
     def _made(cls, core: CoreTiling, key: tuple[Any, ...]) -> Tiling:
         tiling = Tiling.__new__(Tiling)
         labels = key[2]
-        tiling._core, tiling._key, tiling._labels, tiling._index = core, key, labels, None
+        tiling.core, tiling._key, tiling._labels, tiling._index = core, key, labels, None
         if labels is not None:
             tiling._index = positions_of("holders", labels, LayoutError)
         return tiling
@@ -187,7 +188,7 @@ class Tiling(Drawn):
     @property
     def shape(self) -> tuple[int, ...]:
         """The tensor's shape."""
-        return self._core.shape
+        return self.core.shape
 
     @property
     def size(self) -> int:
@@ -257,8 +258,8 @@ class Tiling(Drawn):
     @property
     def core_tiling(self) -> CoreTiling:
         """The compiled object of a tiling that is no partition; for the package's own modules."""
-        assert isinstance(self._core, CoreTiling)
-        return self._core
+        assert isinstance(self.core, CoreTiling)
+        return self.core
 
     @property
     def holder_count(self) -> int:

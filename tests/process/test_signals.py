@@ -64,7 +64,7 @@ CALLS: dict[str, tuple[Callable[[int], Any], Callable[[Any], object]]] = {
     ),
     "pieces": (
         lambda n: sw.Tiling.from_boxes((3 * (n >> 4),), {"a": apart(n >> 4)}),
-        lambda tiling: tiling._core.pieces(0),
+        lambda tiling: tiling.core.pieces(0),
     ),
     "boxes": (
         lambda n: (apart(n >> 5), n >> 5, ((3 * (n >> 5),), apart(n >> 5)[:, 0, 0])),

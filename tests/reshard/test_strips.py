@@ -47,7 +47,7 @@ def check(
     for streaming in (True, False, None):
         for one in out:
             one[...] = np.zeros((), array.dtype)
-        plan._core.run(shards, out, list(range(len(out))), None, streaming)
+        plan.core.run(shards, out, list(range(len(out))), None, streaming)
         assert all(got.tobytes() == want for got, want in zip(out, wanted, strict=True)), streaming
 
 
@@ -159,7 +159,7 @@ def test_some_outputs_one_of_rows_that_are_cut(asked: list[int]) -> None:
     plan, shards = sw.plan_reshard(src, dst), src.views(array)
     for streaming in (True, False, None):
         out = [np.zeros_like(one) for one in apart(expected)]
-        plan._core.run(shards, out, outputs, None, streaming)
+        plan.core.run(shards, out, outputs, None, streaming)
         assert all((got == want).all() for got, want in zip(out, expected, strict=True)), streaming
 
 
@@ -183,9 +183,9 @@ def test_a_copy_that_is_stopped_has_written_right_elements_or_none(after: int) -
     for streaming in (True, False, None):
         memory[:] = 0
         with pytest.raises(InterruptedError):
-            plan._core.run(shards, out, list(range(N)), stop, streaming)
+            plan.core.run(shards, out, list(range(N)), stop, streaming)
         assert all(((got == want) | (got == 0)).all() for got, want in zip(out, expected, strict=True))
         assert not memory[:: size + 1].any()
-        plan._core.run(shards, out, list(range(N)), None, streaming)
+        plan.core.run(shards, out, list(range(N)), None, streaming)
         assert all((got == want).all() for got, want in zip(out, expected, strict=True))
         assert not memory[:: size + 1].any()

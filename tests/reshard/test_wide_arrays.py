@@ -35,5 +35,5 @@ def test_columns_and_one_array(rows: int, widths: list[int], gather: bool, strea
     parts = [np.ascontiguousarray(array[:, start:stop]) for start, stop in pairwise(edges)]
     shards, expected = (parts, [array]) if gather else ([array], parts)
     out = [np.zeros_like(one) for one in expected]
-    sw.plan_reshard(src, dst)._core.run(shards, out, list(range(len(out))), None, streaming)
+    sw.plan_reshard(src, dst).core.run(shards, out, list(range(len(out))), None, streaming)
     assert all((got == want).all() for got, want in zip(out, expected, strict=True))

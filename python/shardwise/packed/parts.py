@@ -74,8 +74,8 @@ class Part:
         """The number of elements; `None` if a factor is unknown."""
         return None if None in self.factors else math.prod(size for size in self.factors if size is not None)
 
-    def _core(self) -> tuple[Any, ...]:
-        """The part as `_core.Layout` takes it."""
+    def core(self) -> tuple[Any, ...]:
+        """Give the part as `_core.Layout` takes it."""
         factors = tuple(-self.ratio if size is None else size for size in self.factors)
         pad = None if self.pad_to is None else (self.pad_to, self.pad_each)
         return factors, self.cut, self.axes, self.uneven, self.at_most, self.split, self.unit, pad

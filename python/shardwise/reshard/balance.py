@@ -70,7 +70,7 @@ def _participants(pairs: Sequence[tuple[str, Tiling, Tiling]]) -> tuple[tuple[An
         return np.array([numbers.setdefault(label, len(numbers)) for label in labels], np.int64)
 
     arguments = [
-        (src._core, dst._core, same_holders(src, dst), ids(src, name, "src"), ids(dst, name, "dst"))
+        (src.core, dst.core, same_holders(src, dst), ids(src, name, "src"), ids(dst, name, "dst"))
         for name, src, dst in pairs
     ]
     return tuple(numbers), arguments

@@ -75,11 +75,11 @@ def device_map(src: DeviceMesh, dst: DeviceMesh) -> npt.NDArray[np.int64] | None
 def _search(src: Tiling, dst: Tiling) -> CollectiveSearch | CollectiveObstacle:
     if not (isinstance(src, Partition) and isinstance(dst, Partition)):
         return _NO_LAYOUT
-    if not (isinstance(src._core, CorePartition) and isinstance(dst._core, CorePartition)):
+    if not (isinstance(src.core, CorePartition) and isinstance(dst.core, CorePartition)):
         return _PACKED
     from_mesh, to_mesh = src.device_mesh, dst.device_mesh
     same = device_map(from_mesh, to_mesh)
-    return CollectiveSearch(from_mesh._core, src._core, to_mesh._core, dst._core, same)
+    return CollectiveSearch(from_mesh.core, src.core, to_mesh.core, dst.core, same)
 
 
 def obstacle_between(src: Tiling, dst: Tiling) -> CollectiveObstacle | None:

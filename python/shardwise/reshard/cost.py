@@ -214,9 +214,9 @@ def timed(given: Sequence[Collective], src: Partition, itemsize: int, links: Lin
         (step.kind, step.axes, step.from_dim, step.to_dim, _bound(number, step, mesh))
         for number, step in enumerate(given)
     ]
-    if not isinstance(src._core, CorePartition):
+    if not isinstance(src.core, CorePartition):
         raise LayoutError("src has a packed dim, whose parts are cut separately; collectives are over whole dims")
-    found = priced_collectives(mesh._core, src._core, fields, itemsize, bandwidth, latency)
+    found = priced_collectives(mesh.core, src.core, fields, itemsize, bandwidth, latency)
     return tuple(priced_steps(found, mesh))
 
 

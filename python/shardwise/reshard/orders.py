@@ -29,7 +29,7 @@ def check_packed(src: Tiling, dst: Tiling) -> None:
 
     The shapes are the same, so nothing else would detect it.
     """
-    if type(src._core) is CorePartition and type(dst._core) is CorePartition:
+    if type(src.core) is CorePartition and type(dst.core) is CorePartition:
         return  # Known sooner than what follows: most plans are of plain partitions, and take some microseconds.
     packed_src = src if isinstance(src, Partition) and src.is_packed else None
     packed_dst = dst if isinstance(dst, Partition) and dst.is_packed else None

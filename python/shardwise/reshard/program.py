@@ -203,17 +203,17 @@ class Program(Sequence[Step]):
 def program_of(plan: Runnable, holder: Any, side: str | None) -> Program:
     """Make the program of one holder; see `ReshardPlan.program`."""
     source, target = _numbers_of(plan, holder, side)
-    pieces = (plan._core.kept_pieces(), plan._core.pieces())
+    pieces = (plan.core.kept_pieces(), plan.core.pieces())
     places: dict[tuple[int, int], tuple[tuple[int, ...], Window | None]] = {}
 
     def local(at: int, number: int, piece: int) -> LocalBox:
         if (at, piece) not in places:
-            places[at, piece] = plan._core.place(at, number, piece)
+            places[at, piece] = plan.core.place(at, number, piece)
         origin, window = places[at, piece]
         return LocalBox(slices_of(start - origin, stop - origin), window)
 
     steps = []
-    for kind, peer, number, addend in plan._core.program(source, target).tolist():
+    for kind, peer, number, addend in plan.core.program(source, target).tolist():
         row = (plan.kept if kind == 0 else plan.transfers)[number]
         start, stop = row["start"], row["stop"]
         src_piece, dst_piece = pieces[kind > 0][number].tolist()

@@ -36,7 +36,8 @@ _LINE = 64
 class Runnable(Protocol):
     """The members of a plan that running it needs; `ReshardPlan` documents each member."""
 
-    _core: CorePlan
+    #: The compiled object; for the modules of the package only.
+    core: CorePlan
 
     @property
     def src(self) -> Tiling: ...
@@ -92,7 +93,7 @@ def run_plan(
     if copied:
         if sources and type(sources[0]) is not np.ndarray:
             refuse_mask("the source", sources[0])  # Views of one array may be, and stay so; all are or none is.
-        plan._core.run(sources, copied, outputs, progress)
+        plan.core.run(sources, copied, outputs, progress)
     elif progress is not None:
         progress(0, 0)
     if addends > 1:
@@ -171,9 +172,9 @@ def views_of(plan: Runnable) -> Iterator[tuple[int, int, Window | None, tuple[sl
     alone = np.flatnonzero(times[kept["dst_device"]] == 1)
     if not len(alone):
         return
-    boxes = plan._core.local_boxes(0, True).take(alone, axis=0)
+    boxes = plan.core.local_boxes(0, True).take(alone, axis=0)
     extents = boxes[..., 1] - boxes[..., 0]
-    pieces = plan._core.kept_pieces().take(alone, axis=0)
+    pieces = plan.core.kept_pieces().take(alone, axis=0)
     shapes = None if isinstance(plan.dst, Partition) and not plan.dst.is_packed else plan.dst.holder_shapes()
     for row, (piece, _), box, extent in zip(
         kept[alone], pieces.tolist(), boxes.tolist(), extents.tolist(), strict=True
@@ -181,7 +182,7 @@ def views_of(plan: Runnable) -> Iterator[tuple[int, int, Window | None, tuple[sl
         source, device = int(row["src_device"]), int(row["dst_device"])
         # A shard of a partition is one box; other arrays may be more than this box, or of one dim.
         if shapes is None or shapes[device] == tuple(extent):
-            yield device, source, plan._core.place(0, source, piece)[1], tuple(slice(*side) for side in box)
+            yield device, source, plan.core.place(0, source, piece)[1], tuple(slice(*side) for side in box)
 
 
 def _allocated(devices: list[int], tiling: Tiling, dtype: np.dtype[Any]) -> dict[int, Array]:
@@ -249,14 +250,12 @@ def _add(plan: Runnable, sources: list[Array], results: list[Array]) -> None:
     assert isinstance(plan.src, Partition)
     addends = addends_of(plan.src)
     rows = np.concatenate([plan.kept, plan.transfers])
-    pieces = np.concatenate([plan._core.kept_pieces(), plan._core.pieces()])[:, 1]
-    sides = [
-        np.concatenate([plan._core.local_boxes(side, True), plan._core.local_boxes(side, False)]) for side in (0, 1)
-    ]
+    pieces = np.concatenate([plan.core.kept_pieces(), plan.core.pieces()])[:, 1]
+    sides = [np.concatenate([plan.core.local_boxes(side, True), plan.core.local_boxes(side, False)]) for side in (0, 1)]
     order = np.argsort(addends[rows["src_device"]], kind="stable")
     for i in order[addends[rows["src_device"][order]] > 0].tolist():
         source, device = int(rows["src_device"][i]), int(rows["dst_device"][i])
         from_box, to_box = (tuple(slice(*side) for side in boxes[i].tolist()) for boxes in sides)
-        window = plan._core.place(1, device, int(pieces[i]))[1]
+        window = plan.core.place(1, device, int(pieces[i]))[1]
         total = view_of(results[device], window, to_box)
         np.add(total, view_of(sources[source], None, from_box), out=total)

@@ -346,13 +346,13 @@ def _lowered(group: Group, kept: bool, chosen: npt.NDArray[np.intp]) -> _Looped:
 def _runs_of(group: Group, kept: bool, chosen: npt.NDArray[np.intp]) -> _Looped:
     plan = group.plan
     moved = (plan.kept if kept else plan.transfers)[chosen]
-    pieces = (plan._core.kept_pieces() if kept else plan.pieces())[chosen]
+    pieces = (plan.core.kept_pieces() if kept else plan.pieces())[chosen]
     extents = (moved["stop"] - moved["start"]).astype(np.int64)
     leaf = np.zeros(len(moved), np.int64)
     ends = []
     for side, (tiling, field) in enumerate(((plan.src, "src_device"), (plan.dst, "dst_device"))):
         if side or group.places is None:
-            boxes = plan._core.local_boxes(side, kept)[chosen, :, 0]
+            boxes = plan.core.local_boxes(side, kept)[chosen, :, 0]
             ends.append(_located(plan, side, tiling, moved[field], pieces[:, side], boxes))
         else:
             rows = group.places.rows[group.places.begins[moved[field]] + pieces[:, 0]]
@@ -384,7 +384,7 @@ def _located(plan: ReshardPlan, side: int, tiling: Tiling, holders: Numbers, pie
     pairs, which = np.unique(holders * width + pieces, return_inverse=True)
     for number, pair in enumerate(pairs.tolist()):
         holder, piece = divmod(pair, width)
-        _, window = plan._core.place(side, holder, piece)
+        _, window = plan.core.place(side, holder, piece)
         # A piece in a flat array is a part of it, of the piece's own shape.
         offset, shape = (0, tiling.shape_at(holder)) if window is None else window
         chosen = which == number
