@@ -110,10 +110,26 @@ def test_diff_lists_twenty_and_counts_the_rest(run: Run) -> None:
     assert len(run("diff", "ones.safetensors", "fewer.safetensors", status=1).splitlines()) == 1
     sw.save_checkpoint("twenty.safetensors", {name: zeros[name] for name in list(zeros)[1:]}, sync=False)
     assert len(run("diff", "twenty.safetensors", "fewer.safetensors", status=1).splitlines()) == 20
+    # Layers of which the same is to be said are one line.
+    layers = {f"layers.{i}.w": np.zeros(2, "i1") for i in range(30)}
+    sw.save_checkpoint("layers.safetensors", layers, sync=False)
+    sw.save_checkpoint("none.safetensors", {"norm": zeros["t00"]}, sync=False)
+    assert run("diff", "layers.safetensors", "none.safetensors", status=1).splitlines() == [
+        "'layers.{0..29}.w' is only in the first (30 tensors)", "'norm' is only in the second",
+    ]  # fmt: skip
     found = json.loads(run("diff", "zeros.safetensors", "ones.safetensors", "--json", status=1))
     assert len(found) == 21
     said = {"name": "t00", "what": "values", "first": "0", "second": "1", "index": [0], "count": 2, "rows": []}
     assert found[0] == said
+
+
+def test_verify_lists_twenty_and_counts_the_rest(run: Run) -> None:
+    sw.save_checkpoint("many", {f"t{i}": np.zeros(8, "u1") for i in range(23)}, to="hf", sync=False)
+    (file,) = Path("many").glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[: -23 * 8] + b"x" * 23 * 8)
+    lines = run("verify", "many", status=3).splitlines()
+    assert len(lines) == 22
+    assert lines[20:] == ["and 3 more (--json lists all)", "many: damaged: 23 of 23 tensors"]
 
 
 def test_a_plan_says_what_it_would_take_and_writes_nothing(run: Run) -> None:

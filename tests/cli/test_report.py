@@ -1,6 +1,7 @@
 """Reports on checkpoints, with bytes counted by hand."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -106,11 +107,11 @@ def test_everything_that_looks_wrong(capsys: pytest.CaptureFixture[str], gpt: Pa
     for text in ("wte.weight", "dim 0", "50", "4 shards"):
         assert text in indivisible
     assert "'lm_head'" in unused
-    assert "without the 7 tensors that cannot be placed, 3 clashing, 3 of another rank, 1 indivisible" in lines
+    assert "7 tensors cannot be placed: 3 clashing, 3 of another rank, 1 indivisible" in lines
     # Of none it is said what devices hold.
     assert not [line for line in lines if "hold" in line or "times" in line]
     strict = reported(capsys, *arguments, "--strict", status=1)
-    assert strict == [*lines[:-1], lines[-1].replace("warning: ", "error: ")]
+    assert strict == [line.replace("warning: ", "error: ") for line in lines]
     plan = reported_json(capsys, *arguments, "--strict", status=1)
     assert [len(plan[kind]) for kind in ("clashes", "rank_mismatches", "indivisible", "unused_rules")] == [3, 3, 1, 1]
     assert plan["bytes_per_device"] == {"least": 0, "most": 0}
@@ -149,7 +150,8 @@ def test_packed_dims_that_do_not_divide_are_rows(capsys: pytest.CaptureFixture[s
     arguments = (gpt, "--mesh", "model=4", "--rules", rules)
     lines = reported(capsys, *arguments, status=1)  # 48 columns are 3 * 12 * 4/3; 16 are not 3 * 4 * 8.
     assert sum("cannot be placed" in line for line in lines) == 3  # A row each, and their count.
-    assert "without the 4 tensors that cannot be placed, 4 of sizes that do not fit:" in lines
+    assert "4 tensors cannot be placed: 4 of sizes that do not fit" in lines
+    assert not [line for line in lines if "each device holds" in line]  # Nor of the rest what devices hold.
     said = [line for line in lines if line.startswith("error: ")]
     assert len(said) == 2
     assert "h.{0..2}.attn.c_attn.weight" in said[0]
@@ -453,3 +455,30 @@ def test_components_of_quantized_weights_follow_their_weight(
     assert "96 x 3" in rows["model.layers.0.mlp.down_proj.weight_scale"]
     assert "cannot be placed" in rows["model.layers.0.self_attn.k_proj.weight_scale"]
     assert "warning" not in output
+
+
+def test_errors_come_last_equal_ones_together(capsys: pytest.CaptureFixture[str], gpt: Path, tmp_path: Path) -> None:
+    """Those of alike names are counted, and what devices hold of the rest is not said."""
+    rules = tmp_path / "rank.toml"
+    rules.write_text("default = []\n[rules]\n'ln|c_attn.weight' = [[], [], []]\n")
+    lines = reported(capsys, gpt, "--mesh", MESH, "--rules", rules, status=1)
+    (count,) = (line for line in lines if "cannot be placed:" in line)
+    said = [line for line in lines if line.startswith("error: ")]
+    assert lines[-len(said) :] == said
+    assert sum(int(match[1]) for line in said if (match := re.search(r"(\d+) tensors\)$", line))) == int(
+        count.split()[0]
+    )
+    assert said == [
+        "error: 'h.{0..2}.attn.c_attn.weight' has rank 2, the layout of its rule 'ln|c_attn.weight' has rank 3 "
+        "(3 tensors)",
+        "error: 'h.{0..2}.ln_1.bias' has rank 1, the layout of its rule 'ln|c_attn.weight' has rank 3 (3 tensors)",
+    ]
+    described = tmp_path / "names.json"
+    described.write_text(json.dumps({f"h.{i}.{kind}": [4, 4] for i in range(3) for kind in "kqv"}))
+    rules.write_text("[rules]\n'h' = ['model']\n")
+    lines = reported(capsys, described, "--mesh", "model=2", "--rules", rules, status=1)
+    assert lines[-1] == (
+        "error: 'h.{0..2}.k' has rank 2, the layout of its rule 'h' has rank 1 "
+        "(the same of 'h.{0..2}.q' and 'h.{0..2}.v'; 9 tensors)"
+    )
+    assert not [line for line in lines if "each device holds" in line]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.show.names import brief, group_names, natural_key
+from shardwise.show.names import brief, group_names, lines_alike, natural_key
 from shardwise.show.picture import short
 
 names = st.builds(
@@ -106,3 +106,20 @@ def test_two_numbers_are_named_and_three_are_a_range() -> None:
 def test_up_to_four_devices_are_named_and_of_more_the_first_two_and_the_last() -> None:
     assert brief([f"cpu:{8 * i}" for i in range(4)]) == "cpu:0,8,16,24"
     assert brief([f"cpu:{8 * i}" for i in range(5)]) == "cpu:0,8,…,32"
+
+
+@given(
+    st.lists(st.tuples(names, st.sampled_from([" is a", " is b", " is c"])), unique_by=lambda pair: pair[0]),
+    st.booleans(),
+)
+def test_lines_about_names_count_each_name_once(said: list[tuple[str, str]], joined: bool) -> None:
+    """Every line but the last is of one text, and the numbers of tensors in all lines add up."""
+    lines = lines_alike(said, 2, joined=joined)
+    assert len(lines) == min(len({what for _, what in said} if joined else group_names(said)), 3)
+    count = 0
+    for number, line in enumerate(lines):
+        more = re.fullmatch(r"and (\d+) more", line)
+        of_many = re.search(r"(\d+) tensors\)$", line)
+        count += int(more[1]) if more else int(of_many[1]) if of_many else 1
+        assert (more is not None) == (number == 2)
+    assert count == len(said)

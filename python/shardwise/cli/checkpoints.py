@@ -18,6 +18,7 @@ from ..rules.numbers import config_beside
 from ..rules.rewrites import Rewrites
 from ..rules.shipped import example_rules
 from ..show.lines import printable
+from ..show.names import lines_alike
 from ..show.table import table_lines
 from ..store import (
     DamageError,
@@ -162,8 +163,10 @@ def run_verify(screen: Screen, options: argparse.Namespace) -> int:
         say("error" if status else "warning", map(str, done.left_out))
         return _DAMAGED if damaged else status
     if damaged:
-        for one in done.damaged:
+        for one in done.damaged[:_MOST_SHOWN]:
             screen.write(printable(str(one)))
+        if len(done.damaged) > _MOST_SHOWN:
+            screen.write(f"and {len(done.damaged) - _MOST_SHOWN:,} more (--json lists all)")
         count = len({one.tensor for one in done.damaged if one.tensor is not None})
         screen.write(
             (str(done.path), "bold"),
@@ -212,10 +215,8 @@ def run_diff(screen: Screen, options: argparse.Namespace) -> int:
     elif not found:
         screen.write("the same tensors" + (", as far as they were compared" if unasked else ""))
     else:
-        for one in found[:_MOST_SHOWN]:
-            screen.write(str(one))
-        if len(found) > _MOST_SHOWN:
-            screen.write(f"and {len(found) - _MOST_SHOWN} more")
+        for line in lines_alike(((one.name, str(one).removeprefix(repr(one.name))) for one in found), _MOST_SHOWN):
+            screen.write(line)
     if not options.json:
         _write_left_out(screen, found.left_out, options.strict)
     return 1 if found or (options.strict and unasked) else 0

@@ -3,7 +3,7 @@
 import argparse
 import json
 
-from .._text import shown
+from ..show.names import lines_alike
 from ..store import learn_rewrites
 from .checkpoints import refused
 from .notation import parse_memory
@@ -33,11 +33,6 @@ def run_learn(options: argparse.Namespace) -> int:
             "could be made of several tensors, which are equal; that with the name most alike was taken",
         ),
     ):
-        say("warning", _lines([f"{shown(name)} {what}" for name in names]))
-    say("error", _lines([f"{shown(name)}: {why}" for name, why in found.unexplained.items()]))
+        say("warning", lines_alike(((name, f" {what}") for name in names), _MOST_SHOWN))
+    say("error", lines_alike(((name, f": {why}") for name, why in found.unexplained.items()), _MOST_SHOWN))
     return 1 if found.unexplained else 0
-
-
-def _lines(texts: list[str]) -> list[str]:
-    more = [f"and {len(texts) - _MOST_SHOWN} more"] if len(texts) > _MOST_SHOWN else []
-    return texts[:_MOST_SHOWN] + more

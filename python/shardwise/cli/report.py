@@ -4,7 +4,6 @@ import argparse
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +24,7 @@ from ..rules.problems import unused_texts
 from ..rules.report import LayoutReport, TensorReport
 from ..rules.rewrites import Rewrites
 from ..show.lines import Part
-from ..show.names import brief, group_names
+from ..show.names import brief, group_names, lines_alike
 from ..show.table import table_lines
 from ..store import open_checkpoint
 from ..store.data.location import Location, location_of
@@ -44,6 +43,7 @@ __all__ = ["doubts", "make_report", "run_report"]
 
 _TITLES = ("tensor", ">shape", "dtype", "layout", ">shard", ">per device")
 _MAX_UNMATCHED = 6
+_MAX_PROBLEMS = 20
 _PROBLEMS = ("unmatched", "unused_rules", "unused_axes", "clashes", "rank_mismatches", "indivisible", "misfits")
 
 
@@ -61,13 +61,13 @@ def run_report(screen: Screen, options: argparse.Namespace) -> int:
         said = [*doubts(applied.report), *_said(applied)]
         if applied.report.problems or said or applied.left_out:
             screen.write("")
-        for text in _grouped(applied.report):
-            screen.write(("error: ", "bold red"), text)
-        for text in said:
-            screen.write(("error: ", "bold red") if options.strict else ("warning: ", "bold yellow"), text)
         for each in applied.left_out:
             if each.kind == "asked":
                 screen.write(as_options(str(each)))
+        for text in said:
+            screen.write(("error: ", "bold red") if options.strict else ("warning: ", "bold yellow"), text)
+        for text in _grouped(applied.report):
+            screen.write(("error: ", "bold red"), text)
         if options.html is not None:
             screen.write("")
             screen.write("the page is in ", (str(options.html), "bold"))
@@ -271,9 +271,8 @@ def _rank_rows(applied: Applied) -> list[dict[str, Any]]:
 
 def _grouped(report: LayoutReport) -> Iterator[str]:
     """Give a line for what prevents tensors of alike names from being placed, where the report has one for each."""
-    problems: list[Any] = list(report.problems)
-    for name, _, problem in group_names((problem.name, replace(problem, name="")) for problem in problems):
-        yield as_options(str(replace(problem, name=name)))
+    said = ((problem.name, str(problem).removeprefix(repr(problem.name))) for problem in report.problems)
+    yield from map(as_options, lines_alike(said, _MAX_PROBLEMS, joined=True))
 
 
 def doubts(report: LayoutReport) -> Iterator[str]:

@@ -394,15 +394,13 @@ class LayoutReport(Drawn):
 
     @cached_property
     def totals(self) -> tuple[str, ...]:
-        """The totals of the devices, in lines; without bytes if a dtype is not known."""
+        """The totals of the devices, in lines; without bytes if a dtype is not known, or a tensor cannot be placed."""
         count, unplaced = len(self.tensors), len(self.unplaced)
         size = "" if self.nbytes is None else f", {bytes_text(self.nbytes)}"
         lines = [f"{count} tensor{'s' * (count != 1)}{size}"]
-        if unplaced:
-            plural = "s" * (unplaced > 1)
-            end = ":" if self.placed else ""
-            lines.append(f"without the {unplaced} tensor{plural} that cannot be placed, {self._reasons()}{end}")
-        if self.nbytes is not None and (self.placed or not self.tensors):
+        if unplaced:  # What devices hold of the rest says nothing of the model.
+            return *lines, f"{unplaced} tensor{'s' * (unplaced > 1)} cannot be placed: {self._reasons()}"
+        if self.nbytes is not None:
             lines += self._held(self.nbytes)
         if self.replicated_share is not None:
             lines.append(f"{100 * self.replicated_share:.3g}% of the bytes are on every device")

@@ -6,9 +6,11 @@ from itertools import groupby
 from math import prod
 from typing import TypeVar
 
+from .._text import shown
+
 Value = TypeVar("Value", bound=Hashable)
 
-__all__ = ["brief", "group_names", "natural_key"]
+__all__ = ["brief", "group_names", "lines_alike", "natural_key"]
 
 # A number that is a part of the path by itself, like the 0 of `h.0.attn` and `dense_0`, but not that of `w0`.
 _NUMBER = re.compile(r"(?<![A-Za-z0-9])(0|[1-9][0-9]{0,8})(?![A-Za-z0-9])")
@@ -43,6 +45,36 @@ def group_names(named: Iterable[tuple[str, Value]]) -> list[tuple[str, list[str]
         alike.setdefault((tuple(parts[::2]), value), []).append(tuple(map(int, parts[1::2])))
     groups = [(*group, value) for (texts, value), numbers in alike.items() for group in _groups(texts, sorted(numbers))]
     return sorted(groups, key=lambda group: natural_key(group[1][0]))
+
+
+def lines_alike(said: Iterable[tuple[str, str]], most: int, *, joined: bool = False) -> list[str]:
+    """Write lines about names, one for those that differ only in their numbers and of which the same is said.
+
+    Args:
+        said: Names, and what is said of each, after its name.
+        most: The number of lines; the names of others are counted in one more.
+        joined: Whether all names share a line of which the same is said, and only the first few are in it.
+
+    >>> for line in lines_alike([("h.0.w", ": is missing"), ("h.1.w", ": is missing"), ("b", ": is of int8")], 9):
+    ...     print(line)
+    'b': is of int8
+    'h.{0,1}.w': is missing (2 tensors)
+    >>> print(*lines_alike([(name, " is missing") for name in "kqv"], 9, joined=True))
+    'k' is missing (the same of 'q' and 'v'; 3 tensors)
+    >>> lines_alike([("q", " is missing"), ("k", " is missing"), ("a", " is too large"), ("v", " is whole")], 1)
+    ["'a' is too large", 'and 3 more']
+    """
+    alike: dict[tuple[str, str], list[tuple[str, int]]] = {}
+    for text, names, what in group_names(said):
+        alike.setdefault((what, "" if joined else text), []).append((text, len(names)))
+    lines = []
+    for (what, _), groups in alike.items():
+        count = sum(number for _, number in groups)
+        others = [shown(text) for text, _ in groups[1:3]] + [f"{len(groups) - 3} more"] * (len(groups) > 3)
+        also = f"the same of {' and '.join(filter(None, (', '.join(others[:-1]), others[-1])))}; " if others else ""
+        lines.append((f"{shown(groups[0][0])}{what}" + (f" ({also}{count} tensors)" if count > 1 else ""), count))
+    more = sum(count for _, count in lines[most:])
+    return [line for line, _ in lines[:most]] + ([f"and {more:,} more"] if more else [])
 
 
 def _split(name: str) -> list[str]:
