@@ -46,7 +46,7 @@ VALUES = ["tests/laws/test_values.py", "tests/laws/test_arguments.py"]
 #: Where the tests of a room are, besides its own doctests.
 TESTS = {
     "array": ["tests/array", "tests/laws"],
-    "cli": ["tests/cli", "tests/store/write/places/test_task.py"],
+    "cli": ["tests/cli"],
     "deploy": ["tests/deploy", "tests/rules"],
     "dtensor": ["tests/dtensor", *VALUES],
     "execute": ["tests/execute"],

@@ -41,6 +41,29 @@ def rules() -> sw.LayoutMap:
     return layout_map
 
 
+def mixed() -> dict[str, np.ndarray[Any, Any]]:
+    """Small tensors of many dtypes and shapes, one without elements and one without dims."""
+    rng = np.random.default_rng(7)
+    return {
+        "wte": rng.standard_normal((48, 16)).astype("f4"),
+        "h.0.w": rng.standard_normal((16, 48)).astype("f4"),
+        "h.0.b": np.arange(48, dtype="i8"),
+        "scalar": np.array(3.5),
+        "none": np.zeros((0, 4), "f2"),
+        "flags": np.array([True, False, True]),
+        "deep": rng.integers(0, 99, (1, 2, 1, 3, 2, 1, 2, 2)).astype("u1"),
+        "complex": np.array([1 + 2j, 3], "c8"),
+    }
+
+
+def mixed_rules() -> sw.LayoutMap:
+    layout_map = sw.LayoutMap(MESH)
+    layout_map["wte"] = (("model", "data"), None)
+    layout_map[r"\.w$"] = ("data", "model")
+    layout_map[r"\.b$"] = ("model",)
+    return layout_map
+
+
 def planned(source: Path, name: str = "new", **settings: Any) -> sw.CheckpointPlan:
     return sw.plan_checkpoint(source, source.parent / name, rules(), **{"task_bytes": TASK, **settings})
 

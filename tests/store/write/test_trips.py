@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
@@ -24,7 +25,7 @@ import pytest
 import shardwise as sw
 from tests.checks import same_tensors
 from tests.store.tasks import MESH, files, rules, saved, write_replica
-from tests.store.trips import FORMS, WAYS, AtOnce, Flaky, Trip, name_of, settings
+from tests.store.trips import FORMS, TRIPS, WAYS, AtOnce, Flaky, Trip, name_of, settings
 
 # Of asynchronous connections that the server closes, and of packages that warn about each other.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -155,16 +156,36 @@ def test_tasks_by_number(trip: Trip, given: Path, expected: Expected) -> None:
     assert trip.made(plan.path) == expected("dcp")
 
 
-def test_tasks_are_small_can_be_sent_and_can_run_twice(trip: Trip, given: Path) -> None:
+@pytest.mark.parametrize(
+    ("trip", "to"),
+    [*WAYS, *[(trip, to) for trip in TRIPS if "s3" not in trip for to in ("ranks", "vllm")]],
+    indirect=["trip"],
+)
+def test_tasks_are_values(trip: Trip, given: Path, to: str) -> None:
+    """Each is small, is what comes out of its pickle and no other one, also of an object of one name (rule 2.12 c)."""
+    source, new, more = trip.put(given), trip.new(name_of(to)), settings(to)
+    if to in ("ranks", "vllm"):
+        more["layouts"] = {"wide": sw.TensorLayout((None, "tp"), sw.DeviceMesh((2,), ("tp",)))}
+    tasks = list(sw.plan_checkpoint(source, new, **more).tasks)
+    for task in tasks:
+        sent = pickle.dumps(task)
+        assert len(sent) < 20_000
+        copy = pickle.loads(sent)
+        assert (copy, hash(copy), copy.sink, copy.number) == (task, hash(task), task.sink, task.number)
+        assert [each for each in tasks if each == copy] == [task]
+    if trip.to_store:  # Where a task makes an object.
+        assert len({task.sink for task in tasks}) == len(tasks)
+        other = sw.plan_checkpoint(source, new, **{**more, "only": "wide"}).tasks[0]
+        assert other.sink != tasks[0].sink
+        assert other.sink != new
+
+
+def test_tasks_can_run_twice(trip: Trip, given: Path) -> None:
     """Rule 2.12 c."""
     plan = sw.plan_checkpoint(trip.put(given), trip.new(), **settings("sharded"))
     plan.run()
     for task in plan.tasks[-2:]:
-        sent = pickle.dumps(task)
-        assert len(sent) < 20_000
-        copy = pickle.loads(sent)
-        assert copy.number == task.number
-        assert copy.run().contents == task.run().contents
+        assert pickle.loads(pickle.dumps(task)).run().contents == task.run().contents
     with pytest.raises(IndexError, match="of"):
         plan.tasks[len(plan.tasks)]
     plan.commit(check=True)
@@ -191,6 +212,47 @@ def test_executors(trip: Trip, given: Path, expected: Expected, processes: Proce
     else:
         assert plan.run(executor=processes) == len(plan.tasks)
         plan.commit()
+
+
+class Counting(ThreadPoolExecutor):
+    """Threads that note how much memory each task may take, and how many are under way at once."""
+
+    def __init__(self, workers: int) -> None:
+        super().__init__(workers)
+        self.memory: list[int] = []
+        self.under_way = self.most = 0
+        self.lock = threading.Lock()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        with self.lock:
+            self.memory.append(args[1])
+            self.under_way += 1
+            self.most = max(self.most, self.under_way)
+        future = super().submit(fn, *args, **kwargs)
+        future.add_done_callback(self.ended)
+        return future
+
+    def ended(self, _: Future[Any]) -> None:
+        with self.lock:
+            self.under_way -= 1
+
+
+def test_memory_is_divided_and_the_window_is_bounded(trip: Trip, given: Path, expected: Expected) -> None:
+    source, new, other = trip.put(given), trip.new(), trip.new("other")
+    with Counting(3) as executor:
+        sw.reshard_checkpoint(source, new, **settings("hf"), executor=executor, memory=6 << 20)
+    assert set(executor.memory) == {2 << 20}
+    assert executor.most <= 6
+    assert trip.made(new) == expected("hf")
+    with Counting(4) as executor, pytest.raises(sw.LayoutError, match=r"(memory is .*|needed) for each of 4"):
+        sw.reshard_checkpoint(source, other, **settings("hf"), executor=executor, memory=50_000)
+    with pytest.raises(TypeError, match="executor must be"):
+        sw.reshard_checkpoint(source, other, **settings("hf"), executor="threads")  # type: ignore[arg-type]
+    plan = sw.plan_checkpoint(source, other, **settings("hf"))
+    with pytest.raises(sw.LayoutError, match=r"memory is 4( B| bytes); at least .* needed"):
+        plan.run(memory=4)
+    with pytest.raises((sw.ParseError, FileNotFoundError)):
+        sw.open_checkpoint(other)
 
 
 class Stopped(Exception):
@@ -387,13 +449,20 @@ def test_what_is_compressed(trip: Trip) -> None:
     assert sw.diff_checkpoints(item, new.with_name(f"{new.name}-None")) == []
 
 
-def test_a_checkpoint_without_elements(trip: Trip, tmp_path: Path) -> None:
-    sw.save_checkpoint(tmp_path / "none", {"none": np.zeros((0, 3))})
-    plan = sw.plan_checkpoint(trip.put(tmp_path / "none"), trip.new(), to="hf")
-    assert len(plan.tasks) == trip.to_store  # An object without tensors is one still.
+@pytest.mark.parametrize(("trip", "to"), WAYS, indirect=["trip"])
+@pytest.mark.parametrize("tensors", [{}, {"none": np.zeros((0, 3))}], ids=["no tensors", "an empty one"])
+def test_a_checkpoint_without_elements(trip: Trip, to: Any, tensors: dict[str, Any]) -> None:
+    made: Any = trip.file(name_of(to))
+    sw.save_checkpoint(made, tensors, to=to)
+    same_tensors(made, tensors)
+    plan = sw.plan_checkpoint(trip.put(made), trip.new(name_of(to)), to=to)
+    # An object without elements is one still.
+    assert len(plan.tasks) == (len(plan.files) if trip.to_store else 0)
     assert (plan.run((1, 2)), plan.run((2, 2))) == (len(plan.part(1, 2)), len(plan.part(2, 2)))
     plan.commit()
-    assert sw.diff_checkpoints(tmp_path / "none", plan.path) == []
+    same_tensors(plan.path, tensors)  # type: ignore[arg-type]
+    sw.verify_checkpoint(plan.path)
+    assert sw.diff_checkpoints(made, plan.path) == []
 
 
 @pytest.mark.parametrize("to", ["safetensors", "sharded", "dcp"])
@@ -468,14 +537,26 @@ def test_a_source_that_changes_is_refused_by_the_worker(trip: Trip, given: Path)
 
 def test_names_that_are_taken_are_refused_when_it_is_planned(trip: Trip, given: Path) -> None:
     source, new = trip.put(given), trip.new()
-    with pytest.raises(FileExistsError, match="dst is the source"):
-        sw.plan_checkpoint(source, source)
+    for call in (sw.plan_checkpoint, sw.reshard_checkpoint):
+        with pytest.raises(FileExistsError, match="dst is the source"):
+            call(source, source)
     sw.save_checkpoint(new, {"w": np.ones(3)}, to="sharded")
     before = trip.made(new)
     for call in (sw.plan_checkpoint, partial(sw.reshard_checkpoint, resume=True)):
         with pytest.raises(FileExistsError, match="exists already"):
             call(source, new, **settings("sharded"))
     assert trip.made(new) == before
+
+
+@pytest.mark.parametrize("trip", ["disk to disk", "memory to memory", "s3 to s3"], indirect=True)
+def test_a_destination_inside_its_source_is_refused(trip: Trip, given: Path) -> None:
+    sw.save_checkpoint(source := trip.new("src"), {"w": np.zeros(3)}, to="hf")
+    before = trip.made(source)
+    for call in (sw.reshard_checkpoint, sw.plan_checkpoint):
+        with pytest.raises(OSError, match="dst lies inside of the source"):
+            call(source, source / "new")
+    assert trip.made(source) == before
+    sw.reshard_checkpoint(source, source.with_name("src-2"))
 
 
 @pytest.mark.parametrize(("trip", "to"), WAYS, indirect=["trip"])

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+import shardwise as sw
 from shardwise import ParseError, open_checkpoint
+from tests.checks import same_tensors
 
 INDEX = "model.safetensors.index.json"
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -116,3 +118,15 @@ def test_an_index_of_any_size_is_not_read(folder: Path) -> None:
         file.truncate(100_000_001)
     with pytest.raises(ParseError, match=r"index of 100000001 bytes; at most 100000000 are allowed"):
         open_checkpoint(folder)
+
+
+def test_ties_in_a_header_that_are_none_are_left_out(tmp_path: Path) -> None:
+    file, value = tmp_path / "m.safetensors", {"w": np.ones(2), "b": np.zeros(3)}
+    for said, tied in (
+        ('{"t": "w"}', {"t": "w"}), ('{"t": "gone"}', {}), ('{"w": "b"}', {}), ('{"t": 5, "u": "b"}', {"u": "b"}),
+        ("{", {}), ("[1]", {}), ("[" * 10**5, {}),
+    ):  # fmt: skip
+        safetensors.numpy.save_file(value, file, {"shardwise.aliases": said})
+        same_tensors(file, {**value, **{alias: value[name] for alias, name in tied.items()}})
+        with sw.open_checkpoint(file) as checkpoint:
+            assert {name: checkpoint[name].alias_of for name in checkpoint if checkpoint[name].alias_of} == tied

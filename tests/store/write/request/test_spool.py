@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import shardwise as sw
 from shardwise.store.write.request import spool
+from tests.checks import same_tensors
 
 
 @pytest.fixture
@@ -216,3 +217,20 @@ def test_blocks_to_be_converted_take_a_quarter_of_the_memory(memory: int, rows: 
     assert all(block[1] == slice(0, 10) for block in blocks)
     with pytest.raises(sw.LayoutError, match=r"memory is 79 B; a row of tensor 'w' takes 40 B .* at least 80 B"):
         list(spool._blocks(tensor, 79))
+
+
+def test_what_a_killed_conversion_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors that are converted wait in files beside the new checkpoint, which a run that is killed leaves there."""
+    sw.save_checkpoint(tmp_path / "a.safetensors", {"w": np.arange(6, dtype="f4")})
+
+    def made(name: str) -> set[str]:
+        sw.reshard_checkpoint(tmp_path / "a.safetensors", tmp_path / name, dtype="float64")
+        same_tensors(tmp_path / name, {"w": np.arange(6.0)})
+        return {path.name for path in tmp_path.iterdir() if path.name.startswith(".")}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(spool.Spool, "close", lambda self: None)
+        (left,) = made("b.safetensors")
+    (tmp_path / "b.safetensors").unlink()
+    assert made("c.safetensors") == {left}  # It is another checkpoint's.
+    assert made("b.safetensors") == set()

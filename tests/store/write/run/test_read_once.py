@@ -14,6 +14,7 @@ import pytest
 
 import shardwise as sw
 from shardwise.store.data.objects import ObjectPath
+from tests.store.tasks import files
 
 from ...stores import Store
 from ...tasks import write_replica
@@ -89,3 +90,24 @@ def test_replicas_are_read_once_each(
         assert np.array_equal(checkpoint.read("w"), VALUES)
     # Headers, receipts and the like take less than a quarter of a replica.
     assert replicas * SIZE <= total < (reads * replicas + 0.25) * SIZE, total / SIZE
+
+
+RULES = sw.LayoutMap(sw.DeviceMesh((2,), ("x",)))
+
+
+RULES["cut"] = ("x",)
+
+
+def test_what_depends_on_all_of_it_is_read_once(s3: Store, tmp_path: Path) -> None:
+    """Two tensors of several parts each, in a container each, and in one file with digests."""
+    tensors = {"cut": np.arange(2_600_000, dtype="f8"), "b": np.arange(9), "c": np.arange(5_000_000, dtype="i2")}
+    sw.save_checkpoint(tmp_path / "source.safetensors", tensors)
+    forms: list[tuple[Any, str]] = [("dcp", "a"), ("safetensors", "a.safetensors")]
+    for to, name in forms:
+        sw.reshard_checkpoint(tmp_path / "source.safetensors", tmp_path / name, RULES, to=to)
+        place = s3.place(name)
+        report = sw.reshard_checkpoint(tmp_path / "source.safetensors", place, RULES, to=to, memory=48 * 2**20)
+        assert isinstance(report, sw.store.WriteReport)
+        assert s3.objects(place) == files(tmp_path / name)
+        nbytes = sum(tensor.nbytes for tensor in tensors.values())
+        assert nbytes <= report.bytes_read < 1.01 * nbytes

@@ -1,8 +1,7 @@
-"""Objects of a store made as tasks: parts that wait for what is behind them, workers that die."""
+"""Runs at one place of a store: several at once, overtaken, interrupted, and what they leave and remove."""
 
 from __future__ import annotations
 
-import pickle
 import threading
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
@@ -60,39 +59,6 @@ def test_parts_of_any_kind_are_the_file(
     assert sw.verify_checkpoint(place).tensors == len(tensors)
 
 
-@pytest.mark.parametrize("to", ["safetensors", "hf", "sharded", "dcp", "ranks", "vllm"])
-@pytest.mark.parametrize("remote", [False, True])
-def test_tasks_are_values(memory: Store, tmp_path: Path, to: Any, remote: bool) -> None:
-    """A task that comes out of a pickle is the same task, and no task is another one, also of an object of one name."""
-    tensors = {"cut": np.arange(4000.0), **{f"{i}": np.full(i, i, "u1") for i in range(12)}}
-    source: Any = memory.place("source.safetensors") if remote else tmp_path / "source.safetensors"
-    sw.save_checkpoint(source, tensors)
-    place = memory.place("b.safetensors" if to == "safetensors" else "b")
-    tasks = list(sw.plan_checkpoint(source, place, RULES, to=to).tasks)
-    for task in tasks:
-        copy = pickle.loads(pickle.dumps(task))
-        assert (copy, hash(copy), copy.sink) == (task, hash(task), task.sink)
-        assert [each for each in tasks if each.sink == copy.sink] == [task]
-    other = sw.plan_checkpoint(source, place, RULES, to=to, only="cut|0").tasks[0]
-    assert other.sink != tasks[0].sink
-    assert other.sink != place
-
-
-def test_what_depends_on_all_of_it_is_read_once(s3: Store, tmp_path: Path) -> None:
-    """Two tensors of several parts each, in a container each, and in one file with digests."""
-    tensors = {"cut": np.arange(2_600_000, dtype="f8"), "b": np.arange(9), "c": np.arange(5_000_000, dtype="i2")}
-    sw.save_checkpoint(tmp_path / "source.safetensors", tensors)
-    forms: list[tuple[Any, str]] = [("dcp", "a"), ("safetensors", "a.safetensors")]
-    for to, name in forms:
-        sw.reshard_checkpoint(tmp_path / "source.safetensors", tmp_path / name, RULES, to=to)
-        place = s3.place(name)
-        report = sw.reshard_checkpoint(tmp_path / "source.safetensors", place, RULES, to=to, memory=48 * 2**20)
-        assert isinstance(report, sw.store.WriteReport)
-        assert s3.objects(place) == files(tmp_path / name)
-        nbytes = sum(tensor.nbytes for tensor in tensors.values())
-        assert nbytes <= report.bytes_read < 1.01 * nbytes
-
-
 def test_the_index_of_pytorch_is_the_last(store: Store, tmp_path: Path) -> None:
     """Nothing that PyTorch looks for is there before all else is; and what is there is not written over."""
     place = store.place()
@@ -126,20 +92,6 @@ def written(source: Path, place: Any, to: Any, executor: Executor | None, **more
     )
     assert isinstance(report, sw.store.WriteReport)
     return report
-
-
-def test_the_memory_of_a_host_is_divided(memory: Store, tmp_path: Path) -> None:
-    sw.save_checkpoint(tmp_path / "a", {"w": np.zeros(9 << 20, "u1")}, sync=False)
-    place = memory.place("b")
-    with (
-        ThreadPoolExecutor(3) as executor,
-        pytest.raises(sw.LayoutError, match=r"memory is 20\.0 MiB for each of 3 workers; at least 32\.0 MiB are"),
-    ):
-        sw.reshard_checkpoint(tmp_path / "a", place, memory=60 << 20, executor=executor)
-    plan = sw.plan_checkpoint(tmp_path / "a", place)
-    with pytest.raises(sw.LayoutError, match=r"memory is 4 B; at least .* are needed"):
-        plan.run(memory=4)
-    assert memory.objects(place) == {}
 
 
 @pytest.mark.parametrize("to", FORMS)

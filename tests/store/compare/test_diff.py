@@ -1,0 +1,49 @@
+"""Checkpoints compared: what differs, where, and what is read for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+import shardwise as sw
+from tests.store.tasks import mixed, mixed_rules
+
+
+def test_a_checkpoint_that_differs_is_told_apart(tmp_path: Path) -> None:
+    whole = mixed()
+    sw.save_checkpoint(tmp_path / "a.safetensors", whole)
+    changed = {**whole, "h.0.w": whole["h.0.w"].copy(), "flags": whole["flags"].astype("u1"), "new": np.zeros(1)}
+    changed["h.0.w"][3, 5] += 1
+    changed["h.0.w"][9, 0] += 1
+    del changed["scalar"]
+    sw.save_checkpoint(tmp_path / "b", changed, mixed_rules())
+    found = {one.name: one for one in sw.diff_checkpoints(tmp_path / "a.safetensors", tmp_path / "b")}
+    assert {name: one.what for name, one in found.items()} == {
+        "h.0.w": "values",
+        "flags": "dtype",
+        "new": "missing",
+        "scalar": "added",
+    }
+    assert (found["h.0.w"].index, found["h.0.w"].count) == ((3, 5), 2)
+
+
+def test_a_comparison_reads_what_can_be_equal(tmp_path: Path) -> None:
+    both, big = np.arange(6.0), np.ones(1000)
+    sw.save_checkpoint(tmp_path / "a.safetensors", {"both": both, "only": big, "dtype": big, "shape": big})
+    other = {"both": both + 1, "dtype": big.astype("f4"), "shape": big.reshape(10, 100), "new": big}
+    sw.save_checkpoint(tmp_path / "b.safetensors", other)
+    read: list[tuple[int, int]] = []
+    found = sw.diff_checkpoints(
+        tmp_path / "a.safetensors",
+        tmp_path / "b.safetensors",
+        progress=lambda done, total: read.append((done, total)),
+    )
+    assert [(each.name, each.what) for each in found] == [
+        ("both", "values"),
+        ("dtype", "dtype"),
+        ("new", "missing"),
+        ("only", "added"),
+        ("shape", "shape"),
+    ]
+    assert {total for _, total in read} == {both.nbytes}
