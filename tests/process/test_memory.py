@@ -69,6 +69,9 @@ COUNTS = {
     "axis": "_core.Mesh((n,), ('x',)).coordinate(n)",
     "participants": "_core.balance_model([], [], [], n, None)",
     "sorts": "_core.balance_model([], [n], [n], 1, None)",
+    "sizes of elements": "_core.balance_model([(grid((4,), (4,), False), grid((4,), (2,), False), -1 - zeros(2), "
+    "zeros(1), zeros(2))], [0] * 9, [min(n, 2**63 - 1)] * 9, 1, None)",
+    "tree, boxes": "_core.BoxTree(np.array([min(n, 2**63 - 1), -n if n < 2**63 else 0, 0, 0] * 20).reshape(-1), 2)",
     "threads": "_core.CopyJob([], [], zeros(0)).run(1 << 20, n, False, None)",
     "budget": "_core.CopyJob([], [], zeros(0)).run(n, 1, False, None)",
     "dims": "_core.CopyJob([], [], np.array([1, 0, n, 0, 0]))",

@@ -137,7 +137,8 @@ impl Model {
         for (position, &(sort, itemsize)) in tensors.iter().enumerate() {
             let limit = sorts.len() as i64;
             let outside = Error::OutOfRange { what: "sorts", position: Some(position), value: sort as i64, limit };
-            *itemsizes.get_mut(sort).ok_or(outside)? += itemsize;
+            let total: &mut i64 = itemsizes.get_mut(sort).ok_or(outside)?;
+            *total = total.checked_add(itemsize).ok_or_else(overflow)?;
         }
         let [sent, received, kept] = &mut totals;
         for (sort, &itemsize) in sorts.iter().zip(&itemsizes) {
@@ -192,9 +193,12 @@ fn zeros(len: usize) -> Result<Vec<i64>> {
 fn add(totals: &mut [i64], who: u32, volume: i64, itemsize: i64) -> Result<()> {
     let total = &mut totals[who as usize];
     let sum = volume.checked_mul(itemsize).and_then(|bytes| total.checked_add(bytes));
-    *total =
-        sum.ok_or_else(|| Error::Overflow { what: "the bytes of one participant of a model's plan".to_owned() })?;
+    *total = sum.ok_or_else(overflow)?;
     Ok(())
+}
+
+fn overflow() -> Error {
+    Error::Overflow { what: "the bytes of one participant of a model's plan".to_owned() }
 }
 
 /// What goes from node to node.

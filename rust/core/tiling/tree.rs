@@ -121,13 +121,13 @@ fn widest<'a>(boxes: impl ExactSizeIterator<Item = Region<'a>> + Clone, row: &mu
         for region in boxes.clone() {
             let (start, stop) = (region.start()[dim], region.stop()[dim]);
             (low, high) = (low.min(start), high.max(stop));
-            sum += (stop - start) as f64;
+            sum += stop as f64 - start as f64;
         }
         if low > high {
             (low, high) = (0, 0); // no boxes at all
         }
         (row[dim], row[rank + dim]) = (low, high);
-        let side_by_side = (high - low) as f64 * count / sum.max(1.0);
+        let side_by_side = (high as f64 - low as f64) * count / sum.max(1.0);
         if side_by_side > best.1 {
             best = (dim, side_by_side);
         }
