@@ -211,7 +211,7 @@ def test_stages() -> None:
     state = stages.state({f"h.{i}": ((8,), "float32") for i in range(3)}, "lion", "fsdp2")
     assert state.along("pp").tolist() == [[2 * 3 * 16, 2 * 3 * 16], [3 * 16, 3 * 16]]
     assert state.fullest == ("cpu:0", 96)
-    assert state.why == "it has 48 B more than cpu:2, the emptiest: 96 B more of h.{0,1}"
+    assert state.why == "it has 48 B more than cpu:2, the emptiest: 48 B more of h.*"
     assert state.fits(96)
     assert not state.fits(95)
     assert [(devices, sizes["weights"]) for devices, sizes in state.alike()] == [((0, 1), (32, 32)), ((2, 3), (16, 16))]

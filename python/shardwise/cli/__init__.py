@@ -4,20 +4,21 @@
 |---|---|
 | `arguments`, `notation` | the arguments; meshes, shapes and layouts as text |
 | `report`, `checkpoints`, `plan`, `tasks`, `learn` | the commands about checkpoints |
-| `fits`, `show`, `translate`, `rules`, `completion` | the other commands |
+| `fits`, `state` | sizes that fit; what ranks need |
+| `show`, `translate`, `rules`, `completion` | the other commands |
 | `layouts` | the layouts of a rules file |
 | `terminal`, `progress` | output; progress |
 
 For checkpoints: `report`, `reshard`, `extract`, `plan`, `run`, `commit`, `verify`, `diff`, `learn`, `inspect`,
-`fits`; for layouts: `show`, `translate`.
+`fits`, `state`; for layouts: `show`, `translate`.
 
 Without a command it prints its help. `rules` prints the rules files that come with the package, `completion` the script
 for shell completion.
 
 Exit status: 0 on success; 1 if `report` finds tensors that cannot be placed (with `--strict`, on any warning, as in
-`reshard`, `inspect`, `verify` and `diff`), `diff` finds a difference, or `learn` no rewrite for a tensor; 2 for bad
-input, with one line on the standard error; 3 if `verify` finds damage; 4 if `fits` cannot tell of a size whether it
-fits; 70 for a fault of shardwise itself.
+`reshard`, `inspect`, `verify` and `diff`), `diff` finds a difference, `learn` no rewrite for a tensor, or `state` needs
+more than `--memory`; 2 for bad input, with one line on the standard error; 3 if `verify` finds damage; 4 if `fits` or
+`state` cannot tell; 70 for a fault of shardwise itself.
 """
 
 import argparse
@@ -160,6 +161,10 @@ def _run(options: argparse.Namespace) -> int:
         from .fits import run_fits
 
         return run_fits(Screen(), options)
+    if options.command == "state":
+        from .state import run_state
+
+        return run_state(Screen(), options)
     if options.command in ("run", "commit"):
         from . import tasks
 

@@ -61,6 +61,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_learn(commands)
     _add_inspect(commands)
     _add_fits(commands)
+    _add_state(commands)
     _add_rules(commands)
     _add_completion(commands)
     return parser
@@ -368,6 +369,82 @@ def _add_fits(commands: "argparse._SubParsersAction[_Parser]") -> None:
     fits.add_argument("--rules", metavar="TOML", type=_rules_file, help=f"{_RULES_HELP}; names say what is cut without")
     _add_config(fits)
     _add_json(fits)
+
+
+def _add_state(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    state = commands.add_parser(
+        "state",
+        help="show what each rank needs for weights, gradients, optimizer and caches, and whether it fits",
+        description=(
+            "Say for each rank, to the byte, what it holds and what its framework allocates of weights, gradients, "
+            "master copies, states of the optimizer, and caches of keys and values. Names of weights say how they are "
+            "cut over --tp, --pp, --dp and --ep, as fits takes them; or rules do, over --mesh. With --memory the exit "
+            "status is 1 if a rank does not fit, and what would is shown. Tensors whose names are not known make it 4."
+        ),
+    )
+    state.add_argument(
+        "model",
+        metavar="MODEL",
+        type=str,
+        help='a checkpoint of any format, a model\'s config.json, or a list of tensors: {"NAME": SHAPE, ...}',
+    )
+    for name, what in (
+        ("tp", "tensor parallelism"),
+        ("pp", "pipeline stages"),
+        ("dp", "data parallelism"),
+        ("ep", "expert parallelism, over the ranks of tp and dp"),
+        ("etp", "tensor parallelism of experts"),
+    ):
+        state.add_argument(f"--{name}", metavar="N", type=int, default=1, help=f"{what}; 1 if left out")
+    state.add_argument("--layers", metavar="COUNTS", help="the layers of each stage, as in 19,20,20,21")
+    state.add_argument("--mesh", metavar="AXES", help=f"{_MESH_HELP}; may be left out if the rules name a mesh")
+    state.add_argument(
+        "--rules", metavar="TOML", type=_rules_file, help=f"{_RULES_HELP}; names say what is cut without"
+    )
+    _add_config(state)
+    state.add_argument(
+        "--optimizer",
+        metavar="NAME",
+        help="adamw, adam8bit, sgd, sgd-momentum, lion, muon, adafactor; or dtypes by hand: exp_avg=float32,...; "
+        "without one nothing is trained",
+    )
+    state.add_argument(
+        "--sharding",
+        metavar="HOW",
+        help="ddp (the default), zero-redundancy, zero1, zero2, zero3, fsdp1, fsdp2, hsdp, megatron, megatron-ddp; "
+        "none for what the rules cut",
+    )
+    state.add_argument(
+        "--over", metavar="AXES", help="the axes over which it shards; those of data parallelism if left out"
+    )
+    state.add_argument(
+        "--group", metavar="N", type=int, help="the ranks that share a state, if these are not all of them"
+    )
+    for name, what in (
+        ("weights", "floating-point weights, instead of their own"),
+        ("gradients", "gradients; that of the weights if left out"),
+        ("masters", "master copies, or none; if left out as the framework does"),
+    ):
+        state.add_argument(f"--{name}", metavar="DTYPE", help=f"the dtype of {what}")
+    state.add_argument("--frozen", metavar="REGEX", help="found in the names of what is not trained")
+    state.add_argument(
+        "--lora", metavar="RANK=REGEX", help="train adapters of the weights whose names it is found in only"
+    )
+    state.add_argument("--lora-dtype", metavar="DTYPE", default="float32", help="of the adapters; float32 if left out")
+    state.add_argument(
+        "--units", metavar="REGEX", help="what is flattened together, by the part of names that it matches"
+    )
+    state.add_argument(
+        "--set", metavar="NAME=VALUE", action="append", help="a setting of the framework: use_orig_params=true, ..."
+    )
+    state.add_argument(
+        "--cache", metavar="SIZES", help="caches of keys and values: batch=8,context=8192, and dtype=..., block=..."
+    )
+    state.add_argument("--memory", metavar="BYTES", help="of a device, as in 80GiB: the status is 1 if it does not fit")
+    state.add_argument("--all", action="store_true", help="a row for each tensor of the fullest rank")
+    state.add_argument("--devices", action="store_true", help="also list the bytes of each device")
+    state.add_argument("--html", metavar="FILE", type=Path, help="also write a page to look at in a browser")
+    _add_json(state)
 
 
 def _add_rules(commands: "argparse._SubParsersAction[_Parser]") -> None:

@@ -6,6 +6,7 @@
 | `answer`, `evidence` | the verdicts; what they rest on |
 | `by_rules` | by rules, and by the form of quantized weights |
 | `engines` | what engines refuse besides |
+| `by_names`, `nearest` | deployments by names of weights; ways to make a training state fit |
 | `model`, `roles` | sizes of a model; what names of weights mean |
 """
 

@@ -7,7 +7,7 @@
 | `adapters`, `caches` | adapters of LoRA; caches of keys and values |
 | `asked`, `described` | what is asked: ways to shard and settings; the tensors of a model |
 | `homes`, `training`, `result` | who has which parts; all of a model on all devices; the figures |
-| `drawn` | bars |
+| `drawn`, `page` | bars; a page of HTML |
 """
 
 from .adapters import Lora

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,7 +14,6 @@ from .._frozen import frozen, handed_out
 from .._text import bytes_text, shown
 from ..errors import MeshError
 from ..mesh import DeviceMesh
-from ..show.names import group_names
 from .shardings import Entry, Recipe
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ NOT_COUNTED = (
 )
 #: The most tensors that are named as the reason why a device has more than another.
 _NAMED = 3
+_NUMBER = re.compile(r"(?<![A-Za-z0-9])[0-9]+(?![A-Za-z0-9])")
 
 
 class Row(NamedTuple):
@@ -125,8 +126,13 @@ class TrainingState(Drawn):
 
     @property
     def over(self) -> tuple[str, ...]:
-        """The axes over which the state is sharded."""
-        return self._over
+        """The axes over which the state is sharded, of more than one coordinate."""
+        sizes = {
+            name: size
+            for mesh in (self._world, *self._meshes.values())
+            for name, size in zip(mesh.axis_names, mesh.shape, strict=True)
+        }
+        return tuple(axis for axis in self._over if sizes[axis] > 1)
 
     @property
     def unmatched(self) -> tuple[str, ...]:
@@ -176,19 +182,16 @@ class TrainingState(Drawn):
         more: dict[str, int] = {}
         for sign, at in ((1, most), (-1, least)):
             for kept in self._kept(at):
-                called = kept.tensor or f"{kept.kind}: {kept.name}"
+                called = _NUMBER.sub("*", kept.tensor) or f"{kept.name} of {kept.kind}"
                 more[called] = more.get(called, 0) + sign * kept.allocated
-        found = [
-            (text, sum(more[name] for name in names))
-            for text, names, _ in group_names((name, sign > 0) for name, sign in more.items() if sign)
-        ]
-        found = sorted((one for one in found if one[1] > 0), key=lambda one: -one[1])
-        named = ", ".join(f"{bytes_text(size)} more of {text}" for text, size in found[:_NAMED])
-        rest = f" and of {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-        return (
-            f"it has {bytes_text(int(each[most] - each[least]))} more than {self._world.device(least)}, the emptiest: "
-            f"{named}{rest}"
-        )
+        gap = int(each[most] - each[least])
+        said = []
+        for sign, word in ((1, "more"), (-1, "less")):
+            found = sorted(((sign * size, name) for name, size in more.items() if sign * size > 0), reverse=True)
+            said += [f"{bytes_text(size)} {word} of {name}" for size, name in found[:_NAMED]]
+            said += [f"{word} of {len(found) - _NAMED} others"] * (len(found) > _NAMED)
+        label = self._world.device(least)
+        return f"it has {bytes_text(gap)} more than {label}, the emptiest: {', '.join(said)}"
 
     def totals(self) -> dict[str, tuple[int, int]]:
         """Give the bytes of each kind on all devices together, held and allocated."""
@@ -283,7 +286,7 @@ class TrainingState(Drawn):
             "devices": self._world.size,
             "meshes": {name: dict(zip(one.axis_names, one.shape, strict=True)) for name, one in meshes.items()},
             "sharding": self.sharding,
-            "over": list(self._over),
+            "over": list(self.over),
             "optimizer": self.optimizer,
             "tensors": len(self._names),
             "unmatched": list(self._unmatched),

@@ -1,0 +1,399 @@
+"""`shardwise state`: what each rank holds and allocates of a training state, and whether it fits."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .._dtypes import CODES, DTYPES, find_dtype
+from .._text import bytes_text, shown
+from ..deploy import Deployment
+from ..errors import ParseError
+from ..fit.by_names import Sizes, deployed_by_names
+from ..fit.model import opened_model
+from ..fit.nearest import Way, nearest
+from ..quantized import find_components, followers
+from ..rules.layout_map import LayoutMap
+from ..rules.numbers import config_beside, read_config
+from ..rules.rewrites import Rewrites
+from ..rules.wrapped import language_config
+from ..show.lines import Part
+from ..show.names import brief, group_names
+from ..show.table import table_lines
+from ..state import NOT_COUNTED, OPTIMIZERS, Lora, TrainingState, key_value_caches, training_state
+from ..state.page import page_of
+from ..store.rewritten.model_tensors import described_tensors, is_described, rewritten_outline
+from ..store.tensors.quantized import components_in
+from .layouts import no_mesh, read_layouts, reading_for
+from .notation import parse_memory, parse_mesh
+from .terminal import Screen
+
+__all__ = ["run_state"]
+
+#: The exit status if what is needed is not known.
+_UNKNOWN = 4
+_NAMED = 6
+#: The rows of tensors that are shown without `--all`.
+_MOST_ROWS = 20
+_CACHE = ("batch", "context", "dtype", "block")
+
+
+class _Model(NamedTuple):
+    """A model as it is known: the dtype and shape of each tensor, its configuration, and how values are read."""
+
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]]
+    config: Mapping[str, Any]
+    read: Callable[[str], bytes | None]
+
+
+def run_state(screen: Screen, options: argparse.Namespace) -> int:
+    """Print what each rank needs, and give the exit status: 1 if it does not fit `--memory`, 4 if it is not known."""
+    asked = _asked(options)
+    memory = None if options.memory is None else parse_memory(options.memory)
+    model = _model(options)
+    if options.rules is None:
+        return _by_names(screen, options, model, asked, memory)
+    return _by_rules(screen, options, model, asked, memory)
+
+
+def _by_names(
+    screen: Screen, options: argparse.Namespace, model: _Model, asked: dict[str, Any], memory: int | None
+) -> int:
+    if options.mesh is not None:
+        raise ParseError("--mesh is for --rules; without rules the sizes are --tp, --pp, --dp, --ep and --etp")
+    sizes = Sizes(options.tp, options.pp, options.dp, options.ep, options.etp)
+    layers = None if options.layers is None else [_number("--layers", one) for one in options.layers.split(",")]
+    named = deployed_by_names(model.tensors, model.config, sizes, layers=layers, read=model.read)
+    if named.unknown:
+        return _print_unknown(screen, options, [f"{one.name}: {one.why}" for one in named.unknown])
+
+    def made(sizes: Sizes, sharding: str, layers: list[int] | None = None) -> TrainingState:
+        own = deployed_by_names(model.tensors, model.config, sizes, layers=layers, read=model.read)
+        return _state(own.deployment, model, options, _sharded(asked, sharding))
+
+    state = made(sizes, asked["sharding"], layers)
+    ways = []
+    if memory is not None and not state.fits(memory):
+        trains = asked["optimizer"] is not None
+        ways = nearest(
+            memory, sizes, state.sharding, lambda s, how: made(s, how).fullest[1], state.fullest[1], trains=trains
+        )
+    return _answer(screen, options, state, memory, ways, named.rests_on, _notes(model, options))
+
+
+def _by_rules(
+    screen: Screen, options: argparse.Namespace, model: _Model, asked: dict[str, Any], memory: int | None
+) -> int:
+    if (options.tp, options.pp, options.dp, options.ep, options.etp) != (1,) * 5 or options.layers is not None:
+        raise ParseError("--tp, --pp, --dp, --ep, --etp and --layers are for names; with --rules give --mesh")
+    mesh = None if options.mesh is None else parse_mesh(options.mesh)
+    given = options.config or config_beside(options.model)
+    with reading_for(options.model):
+        layouts = read_layouts(options.rules, mesh, given or (dict(model.config) or None))
+    if layouts.world is None:
+        raise no_mesh(options.rules, layouts)
+    stored = {name: (shape, CODES.get(code) or DTYPES[code]) for name, (code, shape) in model.tensors.items()}
+    rewrites = Rewrites.from_toml(options.rules, config=given or (dict(model.config) or None))
+    outline, weights = rewritten_outline(stored, rewrites, components_in(stored, model.config, model.read), model.read)
+    following = followers(weights, layouts)
+    tensors = {name: (dtype.code or dtype.name, shape) for name, (shape, dtype) in outline.items()}
+
+    def made(sharding: str) -> TrainingState:
+        own = _Model(tensors, model.config, model.read)
+        return _state(layouts, own, options, _sharded(asked, sharding), following)
+
+    state = made(asked["sharding"])
+    if state.unmatched and isinstance(layouts, LayoutMap) and len(state.unmatched) == len(outline):
+        return _print_unknown(screen, options, [f"{name}: no rule matches it" for name in state.unmatched])
+    ways = []
+    if memory is not None and not state.fits(memory):
+        ways = _other_shardings(memory, state, made, asked["optimizer"] is not None)
+    rests = (f"rules of {options.rules.name}",)
+    return _answer(screen, options, state, memory, ways, rests, _notes(model, options))
+
+
+def _sharded(asked: dict[str, Any], sharding: str) -> dict[str, Any]:
+    """The same with another way to shard, which has settings and units of its own."""
+    if sharding == asked["sharding"]:
+        return asked
+    return {**asked, "sharding": sharding, "settings": {}, "units": None}
+
+
+def _other_shardings(
+    memory: int, state: TrainingState, made: Callable[[str], TrainingState], trains: bool
+) -> list[Way]:
+    """The nearest way to shard that fits; the sizes are those of the rules."""
+    sizes = Sizes(dp=state.device_mesh.size)
+    found = nearest(memory, sizes, state.sharding, lambda _, how: made(how).fullest[1], state.fullest[1], trains=trains)
+    return [way for way in found if way.change == "sharding"]
+
+
+def _state(
+    layouts: LayoutMap | Deployment,
+    model: _Model,
+    options: argparse.Namespace,
+    asked: dict[str, Any],
+    following: Mapping[str, Any] | None = None,
+) -> TrainingState:
+    tensors = {name: (shape, code) for name, (code, shape) in model.tensors.items()}
+    if following is None:
+        following = followers(find_components(model.tensors, model.config, model.read), layouts)
+    caches = [] if options.cache is None else key_value_caches(model.config, tensors, **_cache(options.cache))
+    return training_state(tensors, layouts, caches=caches, followers=following, **asked)
+
+
+def _model(options: argparse.Namespace) -> _Model:
+    path = Path(options.model)
+    is_list = is_described(path) and path.name != "config.json"
+    if is_list:
+        listed = described_tensors(path)
+        config = {} if options.config is None else read_config(options.config)
+        tensors = {name: (dtype.code or dtype.name, shape) for name, (shape, dtype) in listed.items()}
+        return _Model(tensors, config or _described_config(path), lambda name: None)
+    with opened_model(options.model, options.config) as (outline, given, read):
+        kept = {name: read(name) for name in outline if name.endswith(("g_idx", "weight_shape"))}
+        return _Model(outline, given, kept.get)
+
+
+def _described_config(path: Path) -> Mapping[str, Any]:
+    """The configuration that a file of JSON is, if it is one and not a list."""
+    if path.suffix != ".json":
+        return {}
+    said = json.loads(path.read_bytes())
+    return read_config(path) if "model_type" in said or "architectures" in said else {}
+
+
+def _asked(options: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of `training_state` that the options say."""
+    sharding = options.sharding or ("none" if options.optimizer is None else "ddp")
+    lora = None
+    if options.lora is not None:
+        rank, equals, targets = options.lora.partition("=")
+        if not equals:
+            raise ParseError(f"--lora {shown(options.lora)}: give the rank and a regular expression: 16='[qv]_proj'")
+        lora = Lora(_number("--lora", rank), targets, _dtype("--lora-dtype", options.lora_dtype))
+    return {
+        "optimizer": _optimizer(options.optimizer),
+        "sharding": sharding,
+        "over": None if options.over is None else options.over.split(","),
+        "group": options.group,
+        "weights": _dtype("--weights", options.weights),
+        "gradients": _dtype("--gradients", options.gradients),
+        "masters": options.masters if options.masters == "none" else _dtype("--masters", options.masters),
+        "frozen": options.frozen,
+        "lora": lora,
+        "units": options.units,
+        "settings": dict(_setting(one) for one in options.set or ()),
+    }
+
+
+def _optimizer(text: str | None) -> Any:
+    if text is None or text in OPTIMIZERS or "=" not in text:
+        return text
+    pairs = [_pair("--optimizer", one, "exp_avg=float32") for one in text.split(",")]
+    return {name: _dtype("--optimizer", dtype) for name, dtype in pairs}
+
+
+def _dtype(option: str, text: str | None) -> str | None:
+    if text is not None and find_dtype(text) is None:
+        raise ParseError(f"{option}: unknown dtype {shown(text)} (expected e.g. float32, bfloat16, F8_E4M3)")
+    return text
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, value = _pair("--set", text, "round_robin_gradients=true")
+    if value in ("true", "false"):
+        return name, value == "true"
+    return name, int(value) if value.isascii() and value.isdecimal() and len(value) < 19 else value
+
+
+def _cache(text: str) -> dict[str, Any]:
+    given = dict(_pair("--cache", one, "batch=8,context=8192") for one in text.split(","))
+    if unknown := [name for name in given if name not in _CACHE]:
+        raise ParseError(f"--cache has {shown(unknown[0])}; it may have {', '.join(_CACHE)}")
+    if missing := [name for name in _CACHE[:2] if name not in given]:
+        raise ParseError(f"--cache {shown(text)}: {missing[0]} is missing, as in batch=8,context=8192")
+    return {
+        name: _dtype("--cache", value) if name == "dtype" else _number("--cache", value)
+        for name, value in given.items()
+    }
+
+
+def _pair(option: str, text: str, example: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name or not value:
+        raise ParseError(f"{option} {shown(text)}: expected a name and a value, as in {example}")
+    return name.strip(), value.strip()
+
+
+def _number(option: str, text: str) -> int:
+    text = text.strip()
+    if not text.isascii() or not text.isdecimal() or len(text) > 18:
+        raise ParseError(f"{option}: {shown(text)} is not a whole number")
+    return int(text)
+
+
+def _notes(model: _Model, options: argparse.Namespace) -> list[str]:
+    """The parts of the model that are not there to be counted."""
+    said = language_config(model.config)
+    count = said.get("num_nextn_predict_layers")
+    beyond = re.compile(rf"(?:^|\.)(?:mtp\.|layers\.{said.get('num_hidden_layers')}\.)")
+    has_them = any(beyond.search(name) for name in model.tensors)
+    if type(count) is int and count > 0 and not has_them:
+        return [
+            f"not counted: what predicts further tokens (num_nextn_predict_layers = {count}), whose tensors the "
+            "configuration does not say"
+        ]
+    return []
+
+
+def _print_unknown(screen: Screen, options: argparse.Namespace, reasons: list[str]) -> int:
+    if options.json:
+        print(json.dumps({"known": False, "unknown": reasons}, indent=2))
+    else:
+        screen.write(("unknown", "bold magenta"), ": what a rank needs cannot be told, because of")
+        for reason in reasons[:_NAMED]:
+            screen.write(f"  {reason}")
+        if len(reasons) > _NAMED:
+            screen.write(f"  and {len(reasons) - _NAMED} more")
+        screen.write("to tell it, say how each tensor is cut in a rules file, and give it: --rules FILE --mesh AXES")
+    return _UNKNOWN
+
+
+def _answer(
+    screen: Screen,
+    options: argparse.Namespace,
+    state: TrainingState,
+    memory: int | None,
+    ways: list[Way],
+    rests_on: Iterable[str],
+    notes: list[str],
+) -> int:
+    does_fit = memory is None or state.fits(memory)
+    if options.html is not None:
+        options.html.write_text(page_of(state, f"{Path(options.model).name}: training state"), encoding="utf-8")
+    if options.json:
+        found: dict[str, Any] = {"model": options.model, "known": True, **state.to_dict()}
+        if memory is not None:
+            found |= {"memory": memory, "fits": does_fit}
+            found["ways"] = [
+                {"change": way.change, "sharding": way.sharding, **way.sizes._asdict(), "allocated": way.allocated,
+                 "fits": way.fits} for way in ways
+            ]  # fmt: skip
+        if options.all:
+            found["fullest"]["tensors"] = [kept._asdict() for kept in state.of(state.fullest[0])]
+        found |= {"rests_on": list(rests_on), "notes": notes}
+        print(json.dumps(found | ({} if options.html is None else {"html": str(options.html)}), indent=2))
+    else:
+        _print(screen, options, state, memory, ways, rests_on, notes)
+    return 0 if does_fit else 1
+
+
+def _print(
+    screen: Screen,
+    options: argparse.Namespace,
+    state: TrainingState,
+    memory: int | None,
+    ways: list[Way],
+    rests_on: Iterable[str],
+    notes: list[str],
+) -> None:
+    device, most = state.fullest
+    size = state.device_mesh.size
+    trained = "nothing trained" if state.optimizer is None else f"{state.optimizer}, sharded by {state.sharding}"
+    over = f" over {', '.join(state.over)}" if state.over and state.optimizer is not None else ""
+    screen.write((options.model, "bold"), f": {trained}{over}, on {size:,} device{'s' * (size > 1)}")
+    screen.write("")
+    for line in table_lines(("on the fullest", ">held", ">allocated", ">on all together"), _kind_rows(state)):
+        screen.write(*line)
+    screen.write("")
+    screen.write(("fullest: ", "bold"), f"{device}, {bytes_text(most)}; {state.why}")
+    stages = state.to_dict()["stages"]
+    if stages is not None and len(stages) > 1:
+        said = ", ".join(f"{number}: {bytes_text(one['most'])}" for number, one in enumerate(stages))
+        screen.write(f"by stage: {said}")
+    if options.devices:
+        screen.write("")
+        rows = [[(brief([str(state.device_mesh.device(at)) for at in devices]), ""),
+                 (f"{sum(room for _, room in sizes.values()):,}", "")] for devices, sizes in state.alike()]  # fmt: skip
+        for line in table_lines(("devices", ">bytes"), rows):
+            screen.write(*line)
+    screen.write("")
+    for line in table_lines(("tensors of the fullest", ">held", ">allocated"), _tensor_rows(state, options.all),
+                            screen.size and screen.size.columns):  # fmt: skip
+        screen.write(*line)
+    screen.write("")
+    if memory is not None:
+        _print_memory(screen, state, memory, ways)
+    if state.unmatched:
+        names = [name for name, _, _ in group_names((name, None) for name in state.unmatched)]
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        said = f"{len(state.unmatched):,} tensors match no rule and are whole everywhere"
+        screen.write(("warning: ", "bold yellow"), f"{said}: {', '.join(names[:_NAMED])}{more}")
+    for number, reason in enumerate(rests_on):
+        screen.write("rests on " if number == 0 else "  ", reason)
+    if options.html is not None:
+        screen.write("the page is in ", (str(options.html), "bold"))
+    for note in notes:
+        screen.write(note)
+    screen.write(NOT_COUNTED)
+
+
+def _print_memory(screen: Screen, state: TrainingState, memory: int, ways: list[Way]) -> None:
+    most = state.fullest[1]
+    if state.fits(memory):
+        screen.write(("fits", "bold green"), f" {bytes_text(memory)}, with {bytes_text(memory - most)} left")
+        return
+    screen.write(("does not fit", "bold red"), f" {bytes_text(memory)}: {bytes_text(most - memory)} too much")
+    for way in ways:
+        if way.fits:
+            screen.write(f"  would fit: {way.text}, {bytes_text(way.allocated)}")
+        elif way.change == "together":
+            screen.write(f"  nothing that was tried would; least with {way.text}, {bytes_text(way.allocated)}")
+        else:
+            screen.write(f"  by {way.change} alone it would not; least with {way.text}, {bytes_text(way.allocated)}")
+    if not ways:
+        screen.write("  no other way to cut or to shard these devices is known")
+
+
+def _kind_rows(state: TrainingState) -> list[list[Part]]:
+    at = int(state.device_bytes.argmax())
+    held, room, totals = state.held, state.allocated, state.totals()
+    rows = [
+        [(kind, ""), *((bytes_text(size), "") for size in (
+            int(held[kind][at]), int(room[kind][at]), totals[kind][1]))] for kind in state.kinds
+    ]  # fmt: skip
+    whole = sum(int(held[kind][at]) for kind in state.kinds), int(state.device_bytes[at])
+    total = sum(size for _, size in totals.values())
+    return [*rows, [("all", "bold"), *((bytes_text(size), "bold") for size in (*whole, total))]]
+
+
+def _tensor_rows(state: TrainingState, everything: bool) -> list[list[Part]]:
+    """The tensors of the fullest device, those that differ in numbers only together."""
+    sums: dict[str, list[int]] = {}
+    for kept in state.of(state.fullest[0]):
+        own = sums.setdefault(kept.tensor or f"({kept.name} of {kept.kind})", [0, 0])
+        own[0] += kept.held
+        own[1] += kept.allocated
+    if everything:
+        found = [(name, held, room) for name, (held, room) in sums.items()]
+    else:
+        groups = group_names((name, None) for name in sums)
+        found = [
+            (name if len(names) == 1 else f"{name} × {len(names)}",
+             sum(sums[one][0] for one in names), sum(sums[one][1] for one in names))
+            for name, names, _ in groups
+        ]  # fmt: skip
+    found.sort(key=lambda one: -one[2])
+    rows: list[list[Part]] = [
+        [(name, ""), (bytes_text(held), ""), (bytes_text(room), "")] for name, held, room in found
+    ]
+    if not everything and len(rows) > _MOST_ROWS:
+        rest = found[_MOST_ROWS:]
+        sizes = sum(one[1] for one in rest), sum(one[2] for one in rest)
+        rows = [*rows[:_MOST_ROWS], [(f"and {len(rest)} more", ""), *((bytes_text(size), "") for size in sizes)]]
+    return rows
