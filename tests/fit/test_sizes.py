@@ -76,6 +76,25 @@ def test_heads_stay_whole(heads: int, kv: int, tp: int, verdict: str, why: str) 
     assert {cut.tensors for cut in size.cuts} == {2}
 
 
+@pytest.mark.parametrize(
+    ("size", "tp", "block"), [(10, 4, None), (640, 2, 128), (1856, 4, 128), (96, 5, 32), (12, 7, None)]
+)
+def test_each_way_on_of_a_size_that_does_not_fit_fits(size: int, tp: int, block: int | None) -> None:
+    """Padded, and with each of the sizes that would fit."""
+
+    def answer(rows: int, tp: int) -> SizeFit:
+        tensors: Outline = {"mlp.up_proj.weight": ("F8_E4M3" if block else "BF16", (rows, 128))}
+        if block:
+            tensors["mlp.up_proj.weight_scale_inv"] = ("F32", (-(-rows // block), 1))
+        said = {"quant_method": "fp8", "weight_block_size": [block, 128]}
+        return fits_tensors(tensors, {"quantization_config": said} if block else {}, (tp,)).sizes[0]
+
+    (cut,) = answer(size, tp).problems
+    assert cut.padded is not None
+    assert answer(cut.padded, tp).verdict == "fits"
+    assert [answer(size, one).verdict for one in cut.sizes] == ["fits"] * len(cut.sizes)
+
+
 def test_what_is_not_padded_says_no_size_and_no_shards() -> None:
     """Whole blocks need no padding, cut or not; and engines cut single elements evenly or not at all."""
     tensors: Outline = {

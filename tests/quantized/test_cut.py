@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import re
 import warnings
 
 import numpy as np
@@ -86,6 +87,20 @@ def test_queries_keys_and_values_cut_by_heads() -> None:
 def test_a_cut_within_a_block_is_refused(columns: int, devices: int, message: str) -> None:
     with refused(sw.LayoutError, "'down.weight': ", message):
         component_layouts(fp8(256, columns, "down.weight"), over(devices, None, "tp"))
+
+
+@pytest.mark.parametrize(("columns", "devices"), [(512, 8), (1536, 8), (320, 4), (640, 2)])
+def test_each_way_on_of_a_cut_within_a_block_is_cut(columns: int, devices: int) -> None:
+    """The padding, each number of ways, and blocks that are shared."""
+    with pytest.raises(sw.LayoutError) as caught:
+        component_layouts(fp8(256, columns), over(devices, None, "tp"))
+    ways = re.search(r"padded to (\d+)(?:, or cut ([\d, or]+) ways)?; with shared = true", str(caught.value))
+    assert ways is not None
+    component_layouts(fp8(256, int(ways[1])), over(devices, None, "tp"))
+    for number in map(int, re.findall(r"\d+", ways[2] or "")):
+        layouts = component_layouts(fp8(256, columns), over(number, None, "tp"))
+        layouts["a.weight"].partition((256, columns))
+    component_layouts(fp8(256, columns), over(devices, None, "tp"), shared=True)
 
 
 def test_a_block_is_shared_if_the_rule_says_so() -> None:

@@ -471,3 +471,45 @@ EXPECTED = {
     "replicate": WHOLE,
     "replicated_with_grad_allreduce": WHOLE,
 }
+
+
+@pytest.mark.heavy
+@pytest.mark.filterwarnings("ignore")
+def test_what_no_rule_can_say_is_said_of_what_is_saved_otherwise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Experts of text and of images, which a file has in one list, and memory in two stacks."""
+    pytest.importorskip("shardwise.interop.transformers", reason="no transformers or no PyTorch")
+    ernie = pytest.importorskip("transformers.models.ernie4_5_vl_moe")
+    text: dict[str, Any] = {
+        "hidden_size": 128,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 1,
+    }
+    text |= {"num_key_value_heads": 1, "vocab_size": 64, "moe_intermediate_size": [16, 8], "moe_num_experts": 4}
+    text |= {"moe_layer_start_index": 1, "moe_num_shared_experts": 1}
+    vision = {"hidden_size": 16, "depth": 1, "num_heads": 2, "intermediate_size": 24, "in_channels": 3}
+    model = ernie.Ernie4_5_VLMoeForConditionalGeneration(
+        ernie.Ernie4_5_VLMoeConfig(text_config=text, vision_config=vision)
+    )
+    model.save_pretrained(tmp_path / "refused")
+    assert main(["rules", "--from-tp-plan", str(tmp_path / "refused")]) == 2
+    assert "save the model by save_pretrained(…, save_original_format=False)" in capsys.readouterr().err
+    model.save_pretrained(tmp_path / "made", save_original_format=False)
+    assert main(["rules", "--from-tp-plan", str(tmp_path / "made")]) == 0
+    rules = sw.LayoutMap.from_toml(io.StringIO(capsys.readouterr().out), sw.DeviceMesh((2,), ("tp",)))
+    for kind, rows in (("text", 32), ("vision", 16)):
+        name = f"model.language_model.layers.1.mlp.{kind}_moe.experts.gate_up_proj"
+        assert model.state_dict()[name].shape == (4, rows, 128)
+        assert rules.partition(name, (4, rows, 128)).shard_shape("cpu:0") == (4, rows // 2, 128)
+
+
+@pytest.mark.heavy
+def test_a_configuration_of_a_part_names_its_class(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("shardwise.interop.transformers", reason="no transformers or no PyTorch")
+    config: dict[str, Any] = {"model_type": "emu3_text_model", **LAYERS, "pad_token_id": 0}
+    for names, status in ([], 2), (["Emu3TextModel"], 0):
+        (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": names}))
+        assert main(["rules", "--from-tp-plan", str(tmp_path)]) == status
+    assert "has no model for Emu3TextConfig; name its class in architectures" in capsys.readouterr().err

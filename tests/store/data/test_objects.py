@@ -495,3 +495,44 @@ def test_what_is_advised_for_them(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 2
     assert re.fullmatch("shardwise: error: ftp://: .*refused\n", done.stderr), done.stderr
+
+
+def test_what_is_advised_without_credentials(s3: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Keys by the environment, or none at all; and in a plan file, of which no option is kept, the endpoint."""
+    sw.save_checkpoint(tmp_path / "a.safetensors", {"w": np.arange(4)})
+    place = s3.place("a.safetensors")
+    s3.put(tmp_path / "a.safetensors", place)
+    place.filesystem.call_s3("put_object_acl", Bucket="bucket", Key=place.key.partition("/")[2], ACL="public-read")
+    assert s3.toxic is not None
+    url = {"endpoint_url": s3.toxic.url}
+    keys = {name: os.environ[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
+    for name in keys:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    where = str(place)
+    with pytest.raises(PermissionError, match=r"set AWS_ACCESS_KEY_ID and .*; ObjectPath\(url, anon=True\) needs none"):
+        sw.open_checkpoint(ObjectPath(where, **url))
+    with sw.open_checkpoint(ObjectPath(where, anon=True, **url)) as checkpoint:
+        assert checkpoint.read("w").tolist() == [0, 1, 2, 3]
+    for name, key in keys.items():
+        monkeypatch.setenv(name, key)
+    with sw.open_checkpoint(ObjectPath(where, **url)) as checkpoint:
+        assert checkpoint.read("w").tolist() == [0, 1, 2, 3]
+    plan = sw.plan_checkpoint(ObjectPath(where, **url), tmp_path / "b.safetensors")
+    with pytest.raises(TypeError, match=r"give them by the environment, as FSSPEC_S3_ENDPOINT_URL or AWS_ENDPOINT_URL"):
+        plan.save(tmp_path / "plan")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.toxic.url)
+    sw.plan_checkpoint(where, tmp_path / "b.safetensors").save(tmp_path / "plan")
+    own = sw.CheckpointPlan.load(tmp_path / "plan")
+    own.run()
+    own.commit()
+    assert sw.diff_checkpoints(tmp_path / "a.safetensors", tmp_path / "b.safetensors") == []
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    # fsspec reads its variables once, when it is imported.
+    program = "import shardwise as sw, sys; print(sw.open_checkpoint(sys.argv[1]).read('w').tolist())"
+    found = subprocess.run(
+        [sys.executable, "-c", program, where],
+        env={**os.environ, "FSSPEC_S3_ENDPOINT_URL": s3.toxic.url}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert found.stdout == "[0, 1, 2, 3]\n"

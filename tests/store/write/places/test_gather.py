@@ -37,6 +37,8 @@ def test_memory(source: Path, memory: Store) -> None:
     plan = sw.plan_checkpoint(place, new, rules(), task_bytes=1 << 20)
     with pytest.raises(sw.LayoutError, match=r"a task that fetches .* from a store needs .* smaller task_bytes"):
         plan.run(memory=1 << 18, threads=1)
+    tasks = sw.plan_checkpoint(place, source.parent / "tasks", rules(), task_bytes=1 << 16)
+    assert tasks.run(memory=1 << 18, threads=1) == len(tasks.tasks)
     plan.run(memory=4 << 20)
     plan.commit()
     small = sw.reshard_checkpoint(place, source.parent / "small", rules(), memory=1 << 20)
