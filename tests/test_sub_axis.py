@@ -261,7 +261,7 @@ class TestViews:
 
     def test_views_share_labels(self) -> None:
         mesh = sw.DeviceMesh((2, 2), ("a", "b"), ["w", "x", "y", "z"])
-        assert mesh.flatten()._labels is mesh._labels
+        assert mesh.flatten().given_labels is mesh.given_labels
         assert mesh.transpose().devices.tolist() == [["w", "y"], ["x", "z"]]
         assert mesh.transpose().transpose() == mesh
 

@@ -59,12 +59,12 @@ class TensorLayout(Drawn):
     [0, 0, 1, 1, 0, 0, 1, 1]
     """
 
-    __slots__ = ("__weakref__", "_axes", "_bound", "_mesh", "_packed", "_unreduced")
+    __slots__ = ("__weakref__", "_axes", "_mesh", "_packed", "_unreduced", "core")
 
     _axes: Axes
     _unreduced: tuple[str, ...]
     _mesh: DeviceMesh | None
-    _bound: CoreLayout | None
+    core: CoreLayout | None
     #: Asked for by every partition.
     _packed: bool
 
@@ -79,7 +79,7 @@ class TensorLayout(Drawn):
         self._packed = any(isinstance(spec, PackedDim) for spec in self._axes)
         self._unreduced = _names("unreduced", unreduced)
         self._mesh = None
-        self._bound = None
+        self.core = None
         _check_used_once(self._axes, self._unreduced)
         if device_mesh is not None:
             self._bind(device_mesh)
@@ -89,7 +89,7 @@ class TensorLayout(Drawn):
         axes: tuple[Any, ...] = self._axes
         if self._packed:
             axes = tuple([part.core() for part in spec.parts] if isinstance(spec, PackedDim) else spec for spec in axes)
-        self._bound = CoreLayout(mesh.core, axes, self._unreduced)
+        self.core = CoreLayout(mesh.core, axes, self._unreduced)
         self._mesh = mesh
 
     @property
@@ -182,7 +182,7 @@ class TensorLayout(Drawn):
     @property
     def is_fully_replicated(self) -> bool:
         """True if every device holds the whole tensor: no axis larger than 1 cuts a dim or is unreduced."""
-        mesh = self._require_mesh("is_fully_replicated")
+        mesh = self.require_mesh("is_fully_replicated")
         return all(n == 1 for n in self.num_shards) and all(mesh.axis_size(name) == 1 for name in self._unreduced)
 
     def refined(self) -> TensorLayout:
@@ -198,14 +198,14 @@ class TensorLayout(Drawn):
         >>> layout.refined()
         TensorLayout((None, 'tp:(1)4'), DeviceMesh((2, 4, 2), ('dp', 'tp:(1)4', 'tp:(4)2')))
         """
-        bound, mesh = self._require_bound("refined"), self._require_mesh("refined")
+        bound, mesh = self._require_bound("refined"), self.require_mesh("refined")
         names, sizes = bound.mesh_axes
-        if names == mesh.axis_names and all(name in names for name in self._named_axes()):
+        if names == mesh.axis_names and all(name in names for name in self.named_axes()):
             return self
         if self.is_packed:
-            return self._over(mesh._view(sizes, names))
+            return self._over(mesh.with_axes(sizes, names))
         axes = [[names[axis] for axis in spec] for spec in bound.positions]
-        return TensorLayout(axes, mesh._view(sizes, names), unreduced=[names[axis] for axis in bound.unreduced])
+        return TensorLayout(axes, mesh.with_axes(sizes, names), unreduced=[names[axis] for axis in bound.unreduced])
 
     def partition(self, shape: Sequence[int], uneven: UnevenRule = "even") -> Partition:
         """Apply the layout to a tensor of `shape`; costs O(rank) for a mesh of any size.
@@ -254,8 +254,8 @@ class TensorLayout(Drawn):
         """Give start and stop of every device's box; see `Partition.boxes`."""
         return self.partition(shape, uneven).boxes()
 
-    def _named_axes(self) -> list[str]:
-        """The axes and sub-axes that are named anywhere."""
+    def named_axes(self) -> list[str]:
+        """Give the axes and sub-axes that are named anywhere."""
         return [*(name for spec in self._axes for name in _spec_names(spec)), *self._unreduced]
 
     def _over(self, mesh: DeviceMesh) -> TensorLayout:
@@ -266,8 +266,8 @@ class TensorLayout(Drawn):
             if name in place:
                 return [name]
             wanted = parse_sub_axis(name)
-            if wanted is None or wanted.axis not in self._require_mesh("a view").axis_names:
-                wanted = SubAxis(name, 1, self._require_mesh("a view").axis_size(name))
+            if wanted is None or wanted.axis not in self.require_mesh("a view").axis_names:
+                wanted = SubAxis(name, 1, self.require_mesh("a view").axis_size(name))
             parts = [(other, parse_sub_axis(other)) for other in mesh.axis_names]
             if wanted.axis in place:
                 # An axis that is not factored has only the sub-axes of size 1 and the whole axis.
@@ -282,21 +282,26 @@ class TensorLayout(Drawn):
 
         def mapped(spec: Spec) -> PackedDim | list[str]:
             if isinstance(spec, PackedDim):
-                return spec._mapped({name: tuple(factors(name)) for name in spec.axis_names})
+                return spec.mapped({name: tuple(factors(name)) for name in spec.axis_names})
             return [part for name in _spec_names(spec) for part in factors(name)]
 
         axes = [mapped(spec) for spec in self._axes]
         return TensorLayout(axes, mesh, unreduced=[part for name in self._unreduced for part in factors(name)])
 
-    def _require_mesh(self, what: str) -> DeviceMesh:
+    def require_mesh(self, what: str) -> DeviceMesh:
+        """Give the mesh of the layout.
+
+        Raises:
+            LayoutError: if it has none; says that `what` needs one.
+        """
         if self._mesh is None:
             raise self._no_mesh(what)
         return self._mesh
 
     def _require_bound(self, what: str) -> CoreLayout:
-        if self._bound is None:
+        if self.core is None:
             raise self._no_mesh(what)
-        return self._bound
+        return self.core
 
     def _no_mesh(self, what: str) -> LayoutError:
         return LayoutError(f"{what} needs a device_mesh, and the layout {shown(self)} has none yet")

@@ -83,11 +83,11 @@ class DeviceMesh(Drawn):
     DeviceMesh((2, 4), ('data', 'model'))
     """
 
-    __slots__ = ("__weakref__", "_default_labels", "_devices", "_hash", "_index", "_labels", "core")
+    __slots__ = ("__weakref__", "_default_labels", "_devices", "_hash", "_index", "core", "given_labels")
 
     #: The compiled object; for the modules of the package only.
     core: CoreMesh
-    _labels: tuple[Hashable, ...] | None
+    given_labels: tuple[Hashable, ...] | None
     _index: dict[Hashable, int] | None
     _default_labels: tuple[str, ...] | None
     _devices: npt.NDArray[np.object_] | None
@@ -101,7 +101,7 @@ class DeviceMesh(Drawn):
     ) -> None:
         # An empty text has as many names as an empty list: too few, rather than of a wrong type.
         self.core = CoreMesh(shape, () if isinstance(axis_names, str) and not axis_names else axis_names)
-        self._labels = None
+        self.given_labels = None
         self._index = None
         self._default_labels = None
         self._devices = None
@@ -119,7 +119,7 @@ class DeviceMesh(Drawn):
         index = positions_of("devices", labels, MeshError)
         # The default labels, written out, are the default mesh.
         if any(type(label) is not str or label != f"{_PREFIX}{i}" for i, label in enumerate(labels)):
-            self._labels = tuple(labels)
+            self.given_labels = tuple(labels)
             self._index = index
 
     @property
@@ -174,7 +174,7 @@ class DeviceMesh(Drawn):
     @property
     def has_default_devices(self) -> bool:
         """True if the labels are `"cpu:0"`, `"cpu:1"`, …, as without the argument `devices`."""
-        return self._labels is None
+        return self.given_labels is None
 
     def axis_size(self, axis_name: str) -> int:
         """Give the size of the axis called `axis_name`, or of the sub-axis that it spells.
@@ -328,7 +328,7 @@ class DeviceMesh(Drawn):
         'right'
         """
         position = self.core.checked(index)
-        return f"{_PREFIX}{position}" if self._labels is None else self._labels[position]
+        return f"{_PREFIX}{position}" if self.given_labels is None else self.given_labels[position]
 
     def index_of_label(self, device: Hashable) -> int:
         """Give the row-major position of the device labelled `device`: the inverse of `device`.
@@ -370,10 +370,10 @@ class DeviceMesh(Drawn):
             message += "; device_index takes a coordinate"
         return MeshError(message)
 
-    def _view(self, shape: Sequence[int], axis_names: Sequence[str]) -> DeviceMesh:
-        """A mesh of the same devices in the same order, with other axes: it shares the labels."""
+    def with_axes(self, shape: Sequence[int], axis_names: Sequence[str]) -> DeviceMesh:
+        """Give a mesh of the same devices in the same order, with other axes: it shares the labels."""
         mesh = DeviceMesh(shape, axis_names)
-        mesh._labels, mesh._index, mesh._default_labels = self._labels, self._index, self._default_labels
+        mesh.given_labels, mesh._index, mesh._default_labels = self.given_labels, self._index, self._default_labels
         return mesh
 
     def _label_summary(self) -> str:
@@ -381,9 +381,9 @@ class DeviceMesh(Drawn):
             return ", ".join(shown(self.device(i)) for i in range(self.size))
         return f"{shown(self.device(0))}, {shown(self.device(1))}, … {shown(self.device(self.size - 1))}"
 
-    def _labels_at(self, indices: list[int]) -> list[Any]:
-        """The labels of device indices that the mesh is known to have."""
-        labels = self._labels or self._default_labels
+    def labels_at(self, indices: list[int]) -> list[Any]:
+        """Give the labels of device indices that the mesh is known to have."""
+        labels = self.given_labels or self._default_labels
         return [f"{_PREFIX}{i}" for i in indices] if labels is None else [labels[i] for i in indices]
 
     def labels(self) -> tuple[Any, ...]:
@@ -392,8 +392,8 @@ class DeviceMesh(Drawn):
         >>> DeviceMesh((2,), ("x",)).labels()
         ('cpu:0', 'cpu:1')
         """
-        if self._labels is not None:
-            return self._labels
+        if self.given_labels is not None:
+            return self.given_labels
         if self._default_labels is None:
             # If there is no room for so many, this says so at once; made one by one they would first fill memory.
             try:
@@ -411,19 +411,23 @@ class DeviceMesh(Drawn):
             return True
         if not isinstance(other, DeviceMesh):
             return NotImplemented
-        return self.shape == other.shape and self.axis_names == other.axis_names and self._labels == other._labels
+        return (
+            self.shape == other.shape
+            and self.axis_names == other.axis_names
+            and self.given_labels == other.given_labels
+        )
 
     def __hash__(self) -> int:
         if self._hash is None:
-            self._hash = hash((self.shape, self.axis_names, self._labels))
+            self._hash = hash((self.shape, self.axis_names, self.given_labels))
         return self._hash
 
     def __repr__(self) -> str:
-        devices = "" if self._labels is None else f", devices={list(self._labels)!r}"
+        devices = "" if self.given_labels is None else f", devices={list(self.given_labels)!r}"
         return f"DeviceMesh({self.shape}, {self.axis_names}{devices})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        devices = None if self._labels is None else list(self._labels)
+        devices = None if self.given_labels is None else list(self.given_labels)
         return DeviceMesh, (self.shape, self.axis_names, devices)
 
 

@@ -33,7 +33,7 @@ def submesh(mesh: DeviceMesh, names: str | Sequence[str], through: Hashable) -> 
         return whole
     origin = position - sum(whole.coordinate(position)[axis] * whole.strides[axis] for axis in axes)
     sizes, strides = [whole.shape[axis] for axis in axes], [whole.strides[axis] for axis in axes]
-    return type(mesh)(sizes, chosen, whole._labels_at(_positions_along(origin, sizes, strides)))
+    return type(mesh)(sizes, chosen, whole.labels_at(_positions_along(origin, sizes, strides)))
 
 
 def flatten(mesh: DeviceMesh, names: Sequence[str] | None, name: str | None) -> DeviceMesh:
@@ -52,7 +52,7 @@ def flatten(mesh: DeviceMesh, names: Sequence[str] | None, name: str | None) -> 
     size = math.prod(mesh.shape[axis] for axis in axes)
     shape = [*(mesh.shape[axis] for axis in before), size, *(mesh.shape[axis] for axis in after)]
     axis_names = [*(mesh.axis_names[axis] for axis in before), called, *(mesh.axis_names[axis] for axis in after)]
-    return turned._view(shape, axis_names)
+    return turned.with_axes(shape, axis_names)
 
 
 def unflatten(mesh: DeviceMesh, axis: str | int, sizes: Sequence[int], names: Sequence[str]) -> DeviceMesh:
@@ -70,7 +70,7 @@ def unflatten(mesh: DeviceMesh, axis: str | int, sizes: Sequence[int], names: Se
             f"{mesh.shape[position]}"
         )
     shape = (*mesh.shape[:position], *parts.shape, *mesh.shape[position + 1 :])
-    return mesh._view(shape, (*mesh.axis_names[:position], *parts.axis_names, *mesh.axis_names[position + 1 :]))
+    return mesh.with_axes(shape, (*mesh.axis_names[:position], *parts.axis_names, *mesh.axis_names[position + 1 :]))
 
 
 def transpose(mesh: DeviceMesh, names: Sequence[str]) -> DeviceMesh:
@@ -116,7 +116,7 @@ def factored(mesh: DeviceMesh, names: Sequence[str]) -> DeviceMesh:
         if size == 1 and not parts:
             shape.append(1)
             axis_names.append(name)
-    return mesh._view(shape, axis_names)
+    return mesh.with_axes(shape, axis_names)
 
 
 def _names(argument: str, names: Any) -> tuple[str, ...]:
@@ -144,8 +144,8 @@ def _ordered(mesh: DeviceMesh, axes: Sequence[int]) -> DeviceMesh:
     shape, names = [mesh.shape[axis] for axis in axes], [mesh.axis_names[axis] for axis in axes]
     large = [axis for axis in axes if mesh.shape[axis] > 1]
     if large == sorted(large):
-        return mesh._view(shape, names)
-    return type(mesh)(shape, names, mesh._labels_at(_positions_along(0, shape, [mesh.strides[axis] for axis in axes])))
+        return mesh.with_axes(shape, names)
+    return type(mesh)(shape, names, mesh.labels_at(_positions_along(0, shape, [mesh.strides[axis] for axis in axes])))
 
 
 def _positions_along(origin: int, sizes: Sequence[int], strides: Sequence[int]) -> list[int]:

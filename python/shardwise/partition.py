@@ -70,7 +70,7 @@ class Partition(Tiling):
 
     def __init__(self, layout: TensorLayout, shape: Sequence[int], uneven: UnevenRule = "even") -> None:
         try:
-            bound, mesh = layout._bound, layout._mesh
+            bound, mesh = layout.core, layout._mesh
         except AttributeError:
             raise TypeError(f"layout must be a TensorLayout, got {type(layout).__name__}") from None
         if bound is None or mesh is None:
@@ -78,7 +78,7 @@ class Partition(Tiling):
         if type(uneven) is not str:
             instance("uneven", uneven, str)
         try:
-            self.core = (CorePackedPartition if layout._packed else CorePartition)(bound, shape, uneven)
+            self.core = (CorePackedPartition if layout.is_packed else CorePartition)(bound, shape, uneven)
         except LayoutError as error:
             said = "".join(dict.fromkeys(spec._said() for spec in layout.axes if isinstance(spec, PackedDim)))
             if said:
@@ -212,7 +212,7 @@ class Partition(Tiling):
         {'cpu:0': (slice(0, 4, None),), 'cpu:1': (slice(4, 8, None),)}
         """
         mesh = self._mesh
-        return self.core.devices_indices_map(mesh._labels or mesh._default_labels or mesh.labels())
+        return self.core.devices_indices_map(mesh.labels())
 
     def shard_id(self, device: Any) -> int:
         """Give the row-major number of the shard that `device` holds.
@@ -266,7 +266,7 @@ class Partition(Tiling):
         >>> TensorLayout(("y",), DeviceMesh((2, 3), ("x", "y"))).partition((9,)).devices_holding(1)
         ['cpu:1', 'cpu:4']
         """
-        return self._mesh._labels_at(self.core.devices_holding(shard_id))
+        return self._mesh.labels_at(self.core.devices_holding(shard_id))
 
     def canonical_device(self, shard_id: int) -> Any:
         """Give the first of the devices that hold a shard, in device-index order; costs O(rank).

@@ -80,7 +80,12 @@ class SharedTiling(Tiling):
     @classmethod
     def _of(cls, tiling: Tiling, layout: TensorLayout, begins_within: bool) -> SharedTiling:
         made = cls.__new__(cls)
-        made.core, made._key, made._labels, made._index = tiling.core, tiling._key, tiling._labels, tiling._index
+        made.core, made._key, made.given_labels, made._index = (
+            tiling.core,
+            tiling._key,
+            tiling.given_labels,
+            tiling._index,
+        )
         made._layout, made._begins_within = layout, begins_within
         return made
 

@@ -43,13 +43,13 @@ class Tiling(Drawn):
     Piece(box=(slice(1, 2, None), slice(0, 1, None)), start=3)
     """
 
-    __slots__ = ("__weakref__", "_index", "_key", "_labels", "core")
+    __slots__ = ("__weakref__", "_index", "_key", "core", "given_labels")
 
     #: The compiled object; for the modules of the package only.
     core: CoreTiling | CorePartition | CorePackedPartition
     #: The method that made it and its arguments, in a form that can be hashed; the third entry is the labels.
     _key: tuple[Any, ...]
-    _labels: tuple[Hashable, ...] | None
+    given_labels: tuple[Hashable, ...] | None
     _index: dict[Hashable, int] | None
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Tiling(Drawn):
     def _made(cls, core: CoreTiling, key: tuple[Any, ...]) -> Tiling:
         tiling = Tiling.__new__(Tiling)
         labels = key[2]
-        tiling.core, tiling._key, tiling._labels, tiling._index = core, key, labels, None
+        tiling.core, tiling._key, tiling.given_labels, tiling._index = core, key, labels, None
         if labels is not None:
             tiling._index = positions_of("holders", labels, LayoutError)
         return tiling
@@ -297,12 +297,12 @@ class Tiling(Drawn):
     @property
     def has_labels(self) -> bool:
         """True if the labels were given: only then do they mean the same in another tiling."""
-        return self._labels is not None
+        return self.given_labels is not None
 
     def holder_label(self, position: int) -> Any:
         """Give the label of the holder of this number: the one given, or its chunk's index, or the number."""
-        if self._labels is not None:
-            return self._labels[position]
+        if self.given_labels is not None:
+            return self.given_labels[position]
         return self._chunk(position) if self._key[0] == "grid" else position
 
     def _chunk(self, position: int) -> tuple[int, ...]:

@@ -178,7 +178,7 @@ class ShardedArray(Drawn, ShardSource):
         """True if the devices hold several pieces each, because a dim is packed."""
         return isinstance(self._tiling, Partition) and self._tiling.is_packed
 
-    def _data(self) -> list[npt.NDArray[Any]]:
+    def shard_arrays(self) -> list[npt.NDArray[Any]]:
         """One array per device, in device-index order; all views are made in one call."""
         if self._views is None:
             assert self._array is not None
@@ -213,7 +213,7 @@ class ShardedArray(Drawn, ShardSource):
             indices = dict(self.partition.devices_indices_map())
         return [
             Shard(device, index, replica, data)
-            for (device, index), replica, data in zip(indices.items(), replicas, self._data(), strict=True)
+            for (device, index), replica, data in zip(indices.items(), replicas, self.shard_arrays(), strict=True)
         ]
 
     def shard(self, device: Any, *, contiguous: bool = False) -> npt.NDArray[Any]:
@@ -249,7 +249,7 @@ class ShardedArray(Drawn, ShardSource):
                 return assembled(self.partition, self._array, position, self.partition.shard_shape(device))
             shard: npt.NDArray[Any] = self.partition.view(self._array, device)
         else:
-            shard = self._data()[self._tiling.position_of(device)]
+            shard = self.shard_arrays()[self._tiling.position_of(device)]
         return shard.copy(order="C") if contiguous and not shard.flags.c_contiguous else shard
 
     def numpy(self, *, check_replicas: bool = True) -> npt.NDArray[Any]:
@@ -277,13 +277,13 @@ class ShardedArray(Drawn, ShardSource):
         if partial := [axis for axis in unreduced if self.partition.device_mesh.axis_size(axis) > 1]:
             raise LayoutError(f"numpy() needs reduced values, but the layout is unreduced over {tuple(partial)}")
         if is_true("check_replicas", check_replicas):
-            check_equal_replicas(tiling, self._data())
+            check_equal_replicas(tiling, self.shard_arrays())
         if self._is_packed:
-            return put_together(self.partition, self._data())
+            return put_together(self.partition, self.shard_arrays())
         if not isinstance(tiling, Partition) or (self.nbytes >= _PLANNED and not self._dtype.hasobject):
             return gathered(self, check_replicas=False)
         array = np.empty(self.shape, self._dtype)
-        shards, targets = self._data(), tiling.views(array)
+        shards, targets = self.shard_arrays(), tiling.views(array)
         # The canonical owners' shards, each element once.
         for owner in np.flatnonzero(tiling.replica_ids() == 0).tolist():
             targets[owner][...] = shards[owner]
@@ -334,7 +334,7 @@ class ShardedArray(Drawn, ShardSource):
         if self._array is not None and isinstance(target, Partition) and target.shape == self.shape:
             return ShardedArray._of_array(target, self._array)
         if is_true("check_replicas", check_replicas) and self._array is None:
-            check_equal_replicas(self._tiling, self._data())
+            check_equal_replicas(self._tiling, self.shard_arrays())
         return ShardedArray._of_shards(target, plan_reshard(self._tiling, target).run(self), self._dtype)
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
@@ -362,7 +362,7 @@ def gathered(sharded: ShardedArray, check_replicas: bool) -> npt.NDArray[Any]:
     if sharded._is_packed or sharded._array is not None:
         return sharded.numpy(check_replicas=check_replicas)
     if is_true("check_replicas", check_replicas):
-        check_equal_replicas(sharded.tiling, sharded._data())
+        check_equal_replicas(sharded.tiling, sharded.shard_arrays())
 
     whole = TensorLayout((None,) * sharded.ndim, DeviceMesh((1,), ("whole",), [object()]))
     return plan_reshard(sharded.tiling, whole.partition(sharded.shape)).run(sharded)[0]

@@ -164,7 +164,7 @@ def _without(spec: Spec, names: Collection[str]) -> Spec:
     """The rest of a spec without these axes; a packed dim stays packed while any axis cuts it."""
     if not isinstance(spec, PackedDim):
         return tuple(name for name in _spec_names(spec) if name not in names)
-    rest = spec._mapped({name: () if name in names else (name,) for name in spec.axis_names})
+    rest = spec.mapped({name: () if name in names else (name,) for name in spec.axis_names})
     return rest if rest.axis_names else None
 
 

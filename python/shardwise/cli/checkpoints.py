@@ -274,7 +274,7 @@ def _described(checkpoint: StoredCheckpoint) -> dict[str, Any]:
                 "shape": list(tensor.shape),
                 "bytes": tensor.nbytes,
                 "alias_of": tensor.alias_of,
-                "pieces": [{"file": str(piece.path), "box": piece._bounds} for piece in tensor.pieces],
+                "pieces": [{"file": str(piece.path), "box": piece.bounds} for piece in tensor.pieces],
                 "replicas": len(tensor.replicas),
             }
             for name, tensor in checkpoint.items()

@@ -129,7 +129,7 @@ def make_report(
         known = rewritten_outline(stored, rewrites, components_in(stored, said), dropped=dropped)
     else:
         with open_checkpoint(source) as checkpoint:
-            stored = {name: (shape, dtype) for name, dtype, shape in checkpoint._described()}
+            stored = {name: (shape, dtype) for name, dtype, shape in checkpoint.described()}
             stored = _asked(stored, unwanted, left_out)
             names = {*names_of(checkpoint)}
             left_out += beside(location_of(source), checkpoint, unwanted)

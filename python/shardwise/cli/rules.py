@@ -100,7 +100,7 @@ def _tensors_of(source: Path, said: Mapping[str, Any]) -> dict[str, tuple[int, .
     from ..store.tensors.quantized import components_in, reader_of
 
     with open_checkpoint(source) as checkpoint:
-        outline = {name: (shape, dtype) for name, dtype, shape in checkpoint._described()}
+        outline = {name: (shape, dtype) for name, dtype, shape in checkpoint.described()}
         found = components_in(outline, said, reader_of(checkpoint))
     return {name: outline[name][0] for name in found.plain} | {name: one.shape for name, one in found.tensors.items()}
 

@@ -143,7 +143,7 @@ class RuleLookup:
             for axis, where in rule.at:
                 if axis not in sizes:
                     raise LayoutError(f"at names the axis {shown(axis)}; the mesh {name!r} has {mesh.axis_names}")
-                if any(used.partition(":(")[0] == axis for used in rule.layout._named_axes()):
+                if any(used.partition(":(")[0] == axis for used in rule.layout.named_axes()):
                     raise LayoutError(f"axis {shown(axis)} is in at, so its sub-axes cannot be in the layout")
                 coordinates = Coordinates(axis, where, sizes[axis])
                 own = tuple(used for used in coordinates.names if used in fields)
@@ -221,7 +221,7 @@ class RuleLookup:
                 self._devices[key] = mesh
             else:
                 positions = np.arange(mesh.size).reshape(mesh.shape)[np.ix_(*chosen)].ravel().tolist()
-                self._devices[key] = DeviceMesh(shape, mesh.axis_names, mesh._labels_at(positions))
+                self._devices[key] = DeviceMesh(shape, mesh.axis_names, mesh.labels_at(positions))
         return self._devices[key]
 
     def place(self, path: str) -> TensorPlace | None:
@@ -300,5 +300,5 @@ class RuleLookup:
 
 def _used(rule: DeploymentRule, meshes: Mapping[str, DeviceMesh]) -> Used:
     """The name of a rule's mesh, and those of its axes that the rule uses."""
-    cut = {name.partition(":(")[0] for name in rule.layout._named_axes()}
+    cut = {name.partition(":(")[0] for name in rule.layout.named_axes()}
     return rule.mesh or next(iter(meshes), WORLD), frozenset({*cut, *(axis for axis, _ in rule.at)})

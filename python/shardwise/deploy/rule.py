@@ -108,7 +108,7 @@ class DeploymentRule:
         places = none_or("at", at, Mapping) or {}  # type: ignore[type-abstract]
         set_field(self, "at", tuple((_axis(axis), _checked(axis, where)) for axis, where in places.items()))
         for axis, _ in self.at:
-            if axis in self.layout._named_axes():
+            if axis in self.layout.named_axes():
                 raise LayoutError(
                     f"axis {shown(axis)} is in at, so it cannot be in the layout {shown(self.layout.axes)}"
                 )

@@ -19,7 +19,7 @@ WORLD = "world"
 def world_of(world: Any) -> DeviceMesh:
     """Give all devices along one axis: from their number, their labels, or a mesh of them."""
     if isinstance(world, DeviceMesh):
-        return world._view((world.size,), (WORLD,))
+        return world.with_axes((world.size,), (WORLD,))
     if isinstance(world, (str, bytes)) or not (hasattr(world, "__index__") or hasattr(world, "__iter__")):
         raise TypeError(f"world must be a number of devices, their labels or a mesh, got {shown(world)}")
     if hasattr(world, "__index__") and not hasattr(world, "__iter__"):

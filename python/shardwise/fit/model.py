@@ -53,7 +53,7 @@ def opened_model(model: str | os.PathLike[str] | Mapping[str, Any], config: Conf
             yield _configured(given)
             return
         with opened as checkpoint:
-            outline = {name: (dtype.code or dtype.name, shape) for name, dtype, shape in checkpoint._described()}
+            outline = {name: (dtype.code or dtype.name, shape) for name, dtype, shape in checkpoint.described()}
             given = config_of(path) if config is None else read_config(config)
             yield outline, given, reader_of(checkpoint)
 

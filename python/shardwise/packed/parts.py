@@ -198,8 +198,8 @@ class PackedDim:
         """The numbers, for the end of a message."""
         return f", where {', '.join(f'{name} = {value}' for name, value in self.numbers)}" if self.numbers else ""
 
-    def _mapped(self, axes: dict[str, tuple[str, ...]]) -> PackedDim:
-        """The same with each axis replaced by others."""
+    def mapped(self, axes: dict[str, tuple[str, ...]]) -> PackedDim:
+        """Give the same with each axis replaced by others."""
 
         def mapped(one: Part) -> Part:
             names = tuple(new for name in one.axes for new in axes[name])

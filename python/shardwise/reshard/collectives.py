@@ -69,7 +69,7 @@ _PACKED = CollectiveObstacle("packed", "a side of the plan has a packed dim, who
 
 def device_map(src: DeviceMesh, dst: DeviceMesh) -> npt.NDArray[np.int64] | None:
     """The devices of `dst` in `src`, as `same_devices` gives them; `None` if all are the same, or not as many."""
-    return None if src.size != dst.size or src._labels == dst._labels else same_devices(src, dst)
+    return None if src.size != dst.size or src.given_labels == dst.given_labels else same_devices(src, dst)
 
 
 def _search(src: Tiling, dst: Tiling) -> CollectiveSearch | CollectiveObstacle:
@@ -101,7 +101,7 @@ def steps_between(
     assert isinstance(dst, Partition)
     # Of links that nobody knows only the bytes are certain.
     known = LinkModel(latency=0) if links is None else instance("links", links, LinkModel)
-    along = [known._along(*names) for names in search.axes]
+    along = [known.along(*names) for names in search.axes]
     found = search.steps(itemsize, [bandwidth for bandwidth, _ in along], [latency for _, latency in along])
     if isinstance(found, tuple):
         return CollectiveObstacle(*found)

@@ -72,10 +72,10 @@ class LinkModel:
         Raises:
             LayoutError: if the axis is not in a mapping.
         """
-        return self._along(axis)
+        return self.along(axis)
 
-    def _along(self, *names: str) -> tuple[float, float]:
-        """Bandwidth and latency of an axis that has several names: the first that a mapping has."""
+    def along(self, *names: str) -> tuple[float, float]:
+        """Give bandwidth and latency of an axis that has several names: the first that a mapping has."""
         return _of("bandwidth", self._bandwidth, names), _of("latency", self._latency, names)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -226,7 +226,7 @@ def _bound(number: int, step: Collective, mesh: DeviceMesh) -> CoreLayout | None
     layout = step.layout
     if layout.device_mesh != mesh:
         raise LayoutError(f"steps[{number}].layout is on another mesh than src")
-    return layout._bound
+    return layout.core
 
 
 def priced_steps(found: list[Any], mesh: DeviceMesh) -> Iterator[CollectiveStep]:

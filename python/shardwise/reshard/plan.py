@@ -450,7 +450,7 @@ class ReshardPlan(Drawn):
         if not isinstance(src_shards, ShardSource):
             raise TypeError(f"src_shards must be a ShardedArray, got {type(src_shards).__name__}")
         self._check_source(src_shards)
-        shards = src_shards._data()
+        shards = src_shards.shard_arrays()
         refuse_mask("the source", shards[0])  # As in `run`.
         found = self._collectives(shards[0].dtype.itemsize, links)
         if isinstance(found, CollectiveObstacle):

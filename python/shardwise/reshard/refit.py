@@ -281,5 +281,5 @@ def _arrays(name: str, arrays: Any, partition: Partition) -> list[Array]:
     if isinstance(arrays, ShardSource):
         if arrays.tiling != partition:
             raise LayoutError(f"{name} is not cut as the plan's source is")
-        return arrays._data()
+        return arrays.shard_arrays()
     return checked_arrays(name, arrays, partition, None)

@@ -63,7 +63,7 @@ def run_plan(
     # The arrays of a source were checked when it was made. Asking an abstract class takes as long as checking an
     # array, so lists are not asked.
     if type(src_shards) is not list and isinstance(src_shards, ShardSource):
-        sources = src_shards._data()
+        sources = src_shards.shard_arrays()
     else:
         sources = checked_arrays("src_shards", src_shards, plan.src, None)
     if sources:
@@ -236,7 +236,7 @@ def _aligned(nbytes: int) -> int:
 def addends_of(partition: Partition) -> npt.NDArray[np.int64]:
     """The partial sum of its shard that each device holds: its unreduced coordinate, as one number."""
     layout = partition.layout.refined()
-    mesh = layout._require_mesh("a plan")
+    mesh = layout.require_mesh("a plan")
     addends = np.zeros(mesh.size, np.int64)
     if layout.unreduced:
         coordinates = mesh.coordinates()

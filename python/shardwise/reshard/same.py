@@ -32,7 +32,7 @@ def same_holders(src: Tiling, dst: Tiling) -> npt.NDArray[np.int64]:
 @lru_cache(maxsize=16)  # the tensors of a checkpoint share their meshes
 def same_devices(src: DeviceMesh, dst: DeviceMesh) -> npt.NDArray[np.int64]:
     """For each device of `dst`, the device index that its label has in `src`, or -1."""
-    if (src._labels is None and dst._labels is None) or src._labels is dst._labels:
+    if (src.given_labels is None and dst.given_labels is None) or src.given_labels is dst.given_labels:
         try:
             same = np.arange(dst.size, dtype=np.int64)
         except ValueError:  # what numpy raises for a size that no address space holds

@@ -24,5 +24,5 @@ class ShardSource(ABC):
         """The tiling of the shards."""
 
     @abstractmethod
-    def _data(self) -> list[npt.NDArray[Any]]:
+    def shard_arrays(self) -> list[npt.NDArray[Any]]:
         """One array per holder, in their order, checked to be of its shape."""

@@ -254,7 +254,7 @@ class _Maker:
 
 def _axes_of(layout: TensorLayout) -> frozenset[str]:
     """The axes that cut a layout, also those of which only a part does."""
-    return frozenset(name.partition(":(")[0] for name in layout._named_axes())
+    return frozenset(name.partition(":(")[0] for name in layout.named_axes())
 
 
 def _shared_mesh(layouts: Iterable[TensorLayout]) -> DeviceMesh | None:

@@ -234,7 +234,7 @@ def axes_said(rules: Iterable[LayoutRule], mesh: DeviceMesh | None = None) -> st
     >>> axes_said([LayoutRule((None, "tp:(1)8")), LayoutRule((("fsdp", "tp"),))])
     "; the file's axes are called tp, fsdp, as in --mesh tp=4,fsdp=4"
     """
-    named = dict.fromkeys(name.partition(":(")[0] for rule in rules for name in rule.layout._named_axes())
+    named = dict.fromkeys(name.partition(":(")[0] for rule in rules for name in rule.layout.named_axes())
     if not named or len(named) > _MOST_AXES or (mesh is not None and named.keys() <= set(mesh.axis_names)):
         return ""
     axes = f"axis is called {next(iter(named))}" if len(named) == 1 else f"axes are called {', '.join(named)}"

@@ -101,7 +101,7 @@ def _picture(what: Any, shape: Sequence[int] | None, after: Any, uneven: UnevenR
             picture: Picture = own(what)
             return picture
     if after is None and shape is None and isinstance(what, TensorLayout):
-        return layout_picture(what, what._require_mesh("draw"))
+        return layout_picture(what, what.require_mesh("draw"))
     first = _tiling("what", what, shape, uneven)
     if after is None:
         return tilings_picture([first], [""])

@@ -188,7 +188,7 @@ class _Maker:
             return given
         replicated: tuple[str, ...] = getattr(self._placing, "replicated", ())
         default = getattr(self._placing, "default", None)
-        by_default = () if default is None else tuple(default.layout._named_axes())
+        by_default = () if default is None else tuple(default.layout.named_axes())
         if by_default or replicated:
             return by_default or replicated
         used: set[str] = set()
@@ -200,7 +200,7 @@ class _Maker:
             seen.add(key)
             layout = self._placed(tensor)[0]
             if isinstance(layout, TensorLayout):
-                used |= {axis.partition(":(")[0] for axis in layout._named_axes()}
+                used |= {axis.partition(":(")[0] for axis in layout.named_axes()}
         return tuple(axis for axis in known if axis not in used)
 
     def _placed(self, tensor: Tensor) -> tuple[TensorLayout | SharedTiling | None, UnevenRule]:
@@ -351,7 +351,7 @@ class _Maker:
             raise LayoutError("its layout has no mesh")
         home = self._home(layout.device_mesh)
         axes = layout.axes
-        cut = {name.partition(":(")[0] for name in layout._named_axes()}
+        cut = {name.partition(":(")[0] for name in layout.named_axes()}
         if both := cut.intersection(home.axes):
             axes = tuple(self._without(dim, spec, both) for dim, spec in enumerate(axes))
         return home, axes
@@ -365,7 +365,7 @@ class _Maker:
             by_rows = self._recipe.sharding in ("fsdp2", "hsdp") and dim == 0 and names[: len(kept)] == kept
             if by_rows:
                 return kept
-        elif not any(name.partition(":(")[0] in both for name in TensorLayout((spec,))._named_axes()):
+        elif not any(name.partition(":(")[0] in both for name in TensorLayout((spec,)).named_axes()):
             return spec
         raise LayoutError(
             f"the rules cut dim {dim} over {', '.join(sorted(both))}, over which {self._recipe.sharding} would shard; "
@@ -390,7 +390,7 @@ class _Maker:
         if mesh is None:
             raise LayoutError("its layout has no mesh")
         home = self._home(mesh)
-        cut = {name.partition(":(")[0] for name in tiling.layout._named_axes()}
+        cut = {name.partition(":(")[0] for name in tiling.layout.named_axes()}
         if cut.intersection(home.axes):
             raise LayoutError("its blocks are shared over the axes over which the state is sharded")
         return home, Cut(tuple(tiling.holder_shapes()), None)

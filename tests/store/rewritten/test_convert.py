@@ -149,7 +149,7 @@ def test_negative_values_have_no_place_in_a_dtype_without_a_sign(given: str) -> 
 
 def test_what_is_converted_is_of_another_floating_point_dtype() -> None:
     def is_converted(stored: str, to: str | None) -> bool:
-        tensor: Any = SimpleNamespace(_dtype=DTYPES[stored], dtype=stored)
+        tensor: Any = SimpleNamespace(known_dtype=DTYPES[stored], dtype=stored)
         return convert.is_converted(tensor, None if to is None else DTYPES[to])
 
     assert is_converted("float32", "float16")

@@ -432,7 +432,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         for name, tiling in self._before.items():
             given = src_shards[name]
             shards = (
-                given._data()
+                given.shard_arrays()
                 if isinstance(given, ShardSource)
                 else checked_arrays(f"src_shards[{shown(name)}]", given, tiling, None)
             )

@@ -253,9 +253,9 @@ def _blocks(one: StoredTensor, other: StoredTensor, memory: int) -> Iterator[tup
             for box, values in one.decoded_piece(piece, memory // 2, filled=True):
                 yield box, np.asarray(values), other.read(tuple(slice(*side) for side in box), memory=memory)
             continue
-        for position in other._overlapping(piece._bounds):
+        for position in other._overlapping(piece.bounds):
             there = other.pieces[position]
-            common = shared_box(piece._bounds, there._bounds)
+            common = shared_box(piece.bounds, there.bounds)
             sizes = tuple(stop - start for start, stop in common)
             most = math.prod(sizes) if there.fill is not None else max(memory // (4 * piece.fill.itemsize), 1)
             for part in consecutive(sizes, most) if 0 not in sizes else ():
@@ -274,7 +274,7 @@ def _packed_values(name: str, one: StoredTensor, other: StoredTensor, memory: in
     count = 0
     found: tuple[tuple[int, ...], int, int] | None = None
     # 24 bits hold whole elements of 4 bits and of 6. Both have one shape, so that their bytes do too.
-    first, second = one._packed_bytes(), other._packed_bytes()
+    first, second = one.packed_bytes(), other.packed_bytes()
     position = 0
     for part in consecutive(first.shape, 3 * max(1, memory // 128)):
         both = [np.unpackbits(each.read(part).reshape(-1), bitorder="little") for each in (first, second)]

@@ -48,7 +48,7 @@ def manifest_of(checkpoint: StoredCheckpoint, *, digests: bool = False) -> Manif
     for name, tensor in checkpoint.items():
         boxes: dict[str, list[Any]] = {}
         for piece in (*tensor.pieces, *tensor.replicas):
-            boxes.setdefault(_name_of(piece.path, checkpoint), []).append(piece._bounds)
+            boxes.setdefault(_name_of(piece.path, checkpoint), []).append(piece.bounds)
         key = tensor.shape, tuple((file, tuple(own)) for file, own in boxes.items())
         if key not in made:
             given = {file: own[0] if len(own) == 1 else own for file, own in boxes.items()}

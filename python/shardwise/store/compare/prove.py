@@ -306,7 +306,7 @@ class _Verification:
                     continue
                 self._unread(tensors, found)
                 self._compare(tensors, found, expected, manifest["files"])
-                total += sum(tensor._dtype.bits * _volumes(tensor) // 8 for tensor in tensors.values())
+                total += sum(tensor.known_dtype.bits * _volumes(tensor) // 8 for tensor in tensors.values())
                 count, crcs = count + len(expected), crcs + found.sums
         return VerifyReport(path, form, len(manifest["tensors"]), total, count, crcs)
 
@@ -325,7 +325,7 @@ class _Verification:
             if outside is not None:
                 self._add(
                     name, file,
-                    f"{file}: holds {box_text(outside._bounds)} of tensor {shown(name)}, but {MANIFEST} says that it "
+                    f"{file}: holds {box_text(outside.bounds)} of tensor {shown(name)}, but {MANIFEST} says that it "
                     f"has the shape {shown(shape)}",
                 )  # fmt: skip
                 continue
@@ -340,13 +340,16 @@ def _turns(tensors: Mapping[str, StoredTensor]) -> Iterator[dict[str, StoredTens
     for name, tensor in tensors.items():
         seen: Counter[Bounds] = Counter()
         for piece in tensor.pieces:
-            turn = seen[piece._bounds]
-            seen[piece._bounds] += 1
+            turn = seen[piece.bounds]
+            seen[piece.bounds] += 1
             if turn == len(turns):
                 turns.append({})
             turns[turn].setdefault(name, []).append(piece)
     for each in turns:
-        yield {name: StoredTensor(name, tensors[name]._dtype, tensors[name].shape, some) for name, some in each.items()}
+        yield {
+            name: StoredTensor(name, tensors[name].known_dtype, tensors[name].shape, some)
+            for name, some in each.items()
+        }
 
 
 def _volumes(tensor: StoredTensor) -> int:

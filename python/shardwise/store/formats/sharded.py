@@ -80,7 +80,7 @@ def open_form(path: Location) -> StoredCheckpoint:
                 raise ParseError(f"{path}: {MANIFEST} ties {shown(alias)} to {shown(name)}, which does not exist")
             other = tensors[name]
             tensors[alias] = StoredTensor(
-                alias, other._dtype, other.shape, other.pieces, replicas=other.replicas, alias_of=name
+                alias, other.known_dtype, other.shape, other.pieces, replicas=other.replicas, alias_of=name
             )
     except BaseException:
         inner.close()

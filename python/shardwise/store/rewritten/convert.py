@@ -28,7 +28,7 @@ _BLOCK = 1 << 15
 
 def is_converted(tensor: StoredTensor, dtype: Dtype | None) -> bool:
     """Return whether the tensor must be converted to another floating-point dtype."""
-    return dtype is not None and is_float(tensor._dtype) and tensor.dtype != dtype.name
+    return dtype is not None and is_float(tensor.known_dtype) and tensor.dtype != dtype.name
 
 
 def is_float(dtype: Dtype) -> bool:

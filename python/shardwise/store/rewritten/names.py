@@ -115,7 +115,7 @@ def renamed_tensors(
         new = naming.renamed(old)
         if new in made:
             raise LayoutError(f"rename gives {shown(made[new].origin)} and {shown(old)} the same name, {shown(new)}")
-        dtype = converted if converted is not None and is_converted(tensor, converted) else tensor._dtype
+        dtype = converted if converted is not None and is_converted(tensor, converted) else tensor.known_dtype
         made[new] = Stored(old, tensor.shape, dtype, make=partial(stored, old, old, None))
     weights = quantized_tensors(checkpoint, made, config)
     if naming.rewrites is not None:

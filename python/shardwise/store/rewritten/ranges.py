@@ -170,7 +170,7 @@ def read_plan(
     arrays: list[ReadArray] = []
     tables = [np.zeros((0, 5), np.int64)]
     count = 0
-    described = {name: (shape, dtype) for name, dtype, shape in checkpoint._described()}
+    described = {name: (shape, dtype) for name, dtype, shape in checkpoint.described()}
     weights = components_in(described, config_of(checkpoint.path), reader_of(checkpoint))
     components = {one.name for each in weights.tensors.values() for one in each.components}
     ranks = {name: len(shape) for name, (shape, _) in described.items() if name not in components}

@@ -53,7 +53,7 @@ def rewritten_view(
 def _tensor(checkpoint: StoredCheckpoint, name: str, made: Assembled) -> StoredTensor:
     if made.stored is not None:
         known = checkpoint[made.stored]
-        return StoredTensor(name, known._dtype, known.shape, known.pieces, chunk=known.chunk)
+        return StoredTensor(name, known.known_dtype, known.shape, known.pieces, chunk=known.chunk)
     pieces = [_piece(checkpoint.path, made, piece) for piece in made.wanted(name, None).pieces]
     if not pieces:
         box = tuple((0, size) for size in made.shape)

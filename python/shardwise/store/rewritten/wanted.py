@@ -70,13 +70,13 @@ def wanted_stored(name: str, tensor: StoredTensor, partition: Partition | Shared
     Of elements that are packed, several to a byte, the bytes are written; the partition is of these.
     """
     if tensor.bits % 8:
-        tensor = tensor._packed_bytes()
+        tensor = tensor.packed_bytes()
     rank, is_filled = len(tensor.shape), tensor.size > 0
     pieces = Pieces.of((piece.extent() for piece in (tensor.pieces if is_filled else ())), rank)
     again = [piece for piece in tensor.replicas if piece.is_addressable] if is_filled else []
     replicas = Pieces.of((piece.extent() for piece in again), rank) if again else NO_PIECES
     identity = pieces.identity, tensor.dtype, tensor.shape
-    return Wanted(name, tensor._dtype, tensor.shape, pieces, replicas, partition, identity)
+    return Wanted(name, tensor.known_dtype, tensor.shape, pieces, replicas, partition, identity)
 
 
 def wanted_object(name: str, value: StoredObject) -> Wanted:
@@ -118,7 +118,7 @@ def _wanted_sharded(name: str, value: ShardedArray, partition: Partition | Share
     seen: set[Bounds] = set()
     pieces: list[Piece] = []
     replicas: list[Piece] = []
-    for holder, array in zip(tiling.holders, value._data(), strict=True):
+    for holder, array in zip(tiling.holders, value.shard_arrays(), strict=True):
         refuse_mask(f"tensor {shown(name)}", array)
         array = _little_endian(array)
         for piece in tiling.pieces(holder):

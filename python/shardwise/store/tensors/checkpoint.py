@@ -190,13 +190,13 @@ class StoredCheckpoint(ReadsFiles, Mapping[str, StoredTensor]):
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors; a storage that several share is counted for each."""
-        return sum(bytes_for(math.prod(shape), dtype.bits) for _, dtype, shape in self._described())
+        return sum(bytes_for(math.prod(shape), dtype.bits) for _, dtype, shape in self.described())
 
-    def _described(self) -> Iterator[tuple[str, Dtype, tuple[int, ...]]]:
+    def described(self) -> Iterator[tuple[str, Dtype, tuple[int, ...]]]:
         """Give the name, dtype and shape of each tensor, without making any that is not made yet."""
         if isinstance(self._tensors, LazyTensors):
             return self._tensors.described()
-        return ((name, tensor._dtype, tensor.shape) for name, tensor in self._tensors.items())
+        return ((name, tensor.known_dtype, tensor.shape) for name, tensor in self._tensors.items())
 
     def close(self) -> None:
         """Close the files; arrays taken before stay valid. Closing twice is allowed."""

@@ -157,7 +157,7 @@ def _digests(
             tied[name] = owner
             continue
         if tensor.bits % 8:
-            tensor = tensor._packed_bytes()
+            tensor = tensor.packed_bytes()
         if not tensor.is_addressable:
             arrays[name] = tensor
             continue

@@ -42,7 +42,7 @@ def tensor_picture(tensor: Any) -> Picture:
 
 def checkpoint_html(checkpoint: Any) -> str:
     """Give a table of the tensors of a checkpoint, those that differ only in a number as one row, and its totals."""
-    described = itertools.islice(checkpoint._described(), _MOST_TENSORS)
+    described = itertools.islice(checkpoint.described(), _MOST_TENSORS)
     groups = group_names((name, (dtype, shape)) for name, dtype, shape in described)
     rows = []
     for name, names, (dtype, shape) in groups:

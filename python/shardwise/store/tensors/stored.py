@@ -81,7 +81,7 @@ class StoredPiece(ReadsFiles):
         chunk: The elements of each of its chunks, which is decoded at once, and the bytes of one; else None.
     """
 
-    __slots__ = ("_bounds", "_decode", "_locate", "chunk", "fill", "key", "path", "rest", "stored")
+    __slots__ = ("_decode", "_locate", "bounds", "chunk", "fill", "key", "path", "rest", "stored")
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class StoredPiece(ReadsFiles):
     ) -> None:
         if not (isinstance(box, tuple) and isinstance(key, str)):
             raise TypeError("a StoredPiece is made by what opens its checkpoint: box must be a tuple, and key a text")
-        self._bounds = box
+        self.bounds = box
         self.path = path
         self.key = key
         self._locate = locate
@@ -105,7 +105,7 @@ class StoredPiece(ReadsFiles):
     @property
     def box(self) -> tuple[slice, ...]:
         """The part of the tensor that it is: a slice per dim, as `Partition.box` gives it and `read` takes it."""
-        return tuple(slice(start, stop) for start, stop in self._bounds)
+        return tuple(slice(start, stop) for start, stop in self.bounds)
 
     @property
     def is_addressable(self) -> bool:
@@ -122,8 +122,8 @@ class StoredPiece(ReadsFiles):
             ParseError: if the file does not hold what its index says.
         """
         if self._locate is None:
-            raise ValueError(f"{self.path}: the piece {box_text(self._bounds)} is compressed; decode() reads it")
-        return Piece(self._bounds, *self._locate())
+            raise ValueError(f"{self.path}: the piece {box_text(self.bounds)} is compressed; decode() reads it")
+        return Piece(self.bounds, *self._locate())
 
     def decode(self, box: tuple[slice, ...] | None = None, *, memory: int | None = None) -> npt.NDArray[Any]:
         """Read a box of the piece, counted from the piece's own beginning, into an array; all of it if left out.
@@ -139,13 +139,11 @@ class StoredPiece(ReadsFiles):
             ImportError: if that needs a library that is not installed.
             ParseError: if the file does not hold what its index says.
         """
-        local = check_box(box, tuple(stop - start for start, stop in self._bounds))
+        local = check_box(box, tuple(stop - start for start, stop in self.bounds))
         if self.chunk is not None:
             count, itemsize = self.chunk
             nbytes = math.prod(stop - start for start, stop in local) * itemsize
-            _check_decodable(
-                f"{self.path}: the piece {box_text(self._bounds)}", count * itemsize, _most(memory, nbytes)
-            )
+            _check_decodable(f"{self.path}: the piece {box_text(self.bounds)}", count * itemsize, _most(memory, nbytes))
         return self._decoded(local)
 
     def _decoded(self, local: Bounds) -> npt.NDArray[Any]:
@@ -153,10 +151,10 @@ class StoredPiece(ReadsFiles):
             return np.broadcast_to(self.fill, [stop - start for start, stop in local])
         if self._decode is not None:
             return self._decode(local)
-        raise ValueError(f"{self.path}: the piece {box_text(self._bounds)} is addressable; extent() says where")
+        raise ValueError(f"{self.path}: the piece {box_text(self.bounds)} is addressable; extent() says where")
 
     def __repr__(self) -> str:
-        return f"<StoredPiece {box_text(self._bounds)} in {str(self.path)!r}{f' {self.key!r}' if self.key else ''}>"
+        return f"<StoredPiece {box_text(self.bounds)} in {str(self.path)!r}{f' {self.key!r}' if self.key else ''}>"
 
 
 class ListedPieces(Sequence[StoredPiece]):
@@ -212,7 +210,7 @@ class StoredTensor(Drawn, ReadsFiles):
             None where they are stored as they are.
     """
 
-    __slots__ = ("_dtype", "alias_of", "chunk", "name", "pieces", "replicas", "shape")
+    __slots__ = ("alias_of", "chunk", "known_dtype", "name", "pieces", "replicas", "shape")
 
     def __init__(
         self,
@@ -231,7 +229,7 @@ class StoredTensor(Drawn, ReadsFiles):
                 "a StoredTensor is made by what opens its checkpoint, of a name, a Dtype, a shape and pieces"
             )
         self.name = name
-        self._dtype = dtype
+        self.known_dtype = dtype
         self.shape = shape
         self.pieces = pieces
         self.replicas = replicas
@@ -241,17 +239,17 @@ class StoredTensor(Drawn, ReadsFiles):
     @property
     def dtype(self) -> str:
         """The name of the dtype."""
-        return self._dtype.name
+        return self.known_dtype.name
 
     @property
     def bits(self) -> int:
         """The size of one element in bits; not always a multiple of 8."""
-        return self._dtype.bits
+        return self.known_dtype.bits
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
         """The dtype of an array of it; ImportError if it needs ml_dtypes, TypeError if numpy has none."""
-        return self._dtype.numpy(f"tensor {shown(self.name)}")
+        return self.known_dtype.numpy(f"tensor {shown(self.name)}")
 
     @property
     def ndim(self) -> int:
@@ -272,7 +270,7 @@ class StoredTensor(Drawn, ReadsFiles):
     def boxes(self) -> npt.NDArray[np.int64]:
         """The boxes of `pieces`: int64 of shape (pieces, dims, 2)."""
         pieces = self.pieces
-        boxes = np.array(pieces.boxes if isinstance(pieces, ListedPieces) else [p._bounds for p in pieces], np.int64)
+        boxes = np.array(pieces.boxes if isinstance(pieces, ListedPieces) else [p.bounds for p in pieces], np.int64)
         return boxes.reshape(len(self.pieces), self.ndim, 2)
 
     @property
@@ -320,8 +318,8 @@ class StoredTensor(Drawn, ReadsFiles):
         files: dict[int, Holder] = {}
         for position in self._overlapping(bounds) if target.size else ():
             piece = self.pieces[position]
-            common = shared_box(piece._bounds, bounds)
-            inner = [low - start for (low, _), (start, _) in zip(common, piece._bounds, strict=True)]
+            common = shared_box(piece.bounds, bounds)
+            inner = [low - start for (low, _), (start, _) in zip(common, piece.bounds, strict=True)]
             region = tuple(
                 slice(low - start, high - start) for (low, high), (start, _) in zip(common, bounds, strict=True)
             )
@@ -377,7 +375,7 @@ class StoredTensor(Drawn, ReadsFiles):
     ) -> Iterator[tuple[Bounds, npt.NDArray[Any]]]:
         """Read one of its pieces as `decoded` does; `filled` gives what is not stored as well."""
         for inner in piece.stored() if piece.stored is not None and not filled else self._blocks_of(piece, memory):
-            box = tuple((at + low, at + high) for (at, _), (low, high) in zip(piece._bounds, inner, strict=True))
+            box = tuple((at + low, at + high) for (at, _), (low, high) in zip(piece.bounds, inner, strict=True))
             if not piece.is_addressable:
                 yield box, piece._decoded(inner)
                 continue
@@ -391,7 +389,7 @@ class StoredTensor(Drawn, ReadsFiles):
         """Boxes of a piece, of whole chunks, counted from its beginning."""
         chunk = self.chunk or (1,) * self.ndim
         most = max(memory // (2 * max(math.prod(chunk) * bytes_for(1, self.bits), 1)), 1)
-        sizes = [stop - start for start, stop in piece._bounds]
+        sizes = [stop - start for start, stop in piece.bounds]
         cells = tuple(-(-size // step) for size, step in zip(sizes, chunk, strict=True))
         for cell in consecutive(cells, most):
             yield tuple(
@@ -406,19 +404,19 @@ class StoredTensor(Drawn, ReadsFiles):
         found: list[int] = table.meeting(bounds).tolist()
         return found
 
-    def _packed_bytes(self) -> StoredTensor:
+    def packed_bytes(self) -> StoredTensor:
         """The bytes of a tensor whose elements are packed, several to a byte; see `in_bytes`.
 
         Raises:
             ParseError: if a piece of it begins or ends within a byte.
         """
-        dtype, shape = in_bytes(self._dtype, self.shape)
+        dtype, shape = in_bytes(self.known_dtype, self.shape)
         bits, inner = dtype.packed or (8, ())
         at = self.ndim - 1 - len(inner)
         row = math.prod(inner) * bits
 
         def in_pieces(piece: StoredPiece) -> StoredPiece:
-            box = piece._bounds
+            box = piece.bounds
             start, stop = box[at]
             if start * row % 8 or stop * row % 8 or box[at + 1 :] != tuple((0, size) for size in inner):
                 where = box_text(box)

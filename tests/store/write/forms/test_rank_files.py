@@ -469,7 +469,7 @@ def test_pieces_of_packed_elements_begin_with_a_byte(
     else:
         with open_names(tmp_path, ["one.safetensors"], "ranks") as checkpoint:
             # The third and fourth of the four elements of each row: the second byte of two.
-            assert checkpoint["w"]._packed_bytes().read().tolist() == [[1], [3]]
+            assert checkpoint["w"].packed_bytes().read().tolist() == [[1], [3]]
 
 
 def test_a_tensor_without_elements_may_have_no_pieces(tmp_path: Path) -> None:

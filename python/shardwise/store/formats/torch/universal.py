@@ -234,7 +234,7 @@ def _others(found: dict[str, StoredTensor], unreadable: dict[str, str], model: _
         if name in found and alias not in model.shapes:
             owner = found[name]
             checked_name(alias, model.containers[0].file.path)
-            found[alias] = StoredTensor(alias, owner._dtype, owner.shape, owner.pieces, alias_of=name)
+            found[alias] = StoredTensor(alias, owner.known_dtype, owner.shape, owner.pieces, alias_of=name)
     for name, value in model.module.items():
         if name in found or name in unreadable:
             continue

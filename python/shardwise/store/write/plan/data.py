@@ -174,7 +174,7 @@ class PlanData:
         raise TypeError(f"a {type(self).__name__} is made by plan_checkpoint, or read from a file by its load")
 
     @classmethod
-    def _made(
+    def made(
         cls: type[_Plan],
         head: Mapping[str, Any],
         sections: Mapping[str, Section],

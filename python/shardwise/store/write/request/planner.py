@@ -319,7 +319,7 @@ def make_plan(request: Request, contents: Contents) -> CheckpointPlan:
         "cuts": list(kinds.values()),
         "beside": {name: len(text) for name, text in beside.items()},
     }
-    plan = CheckpointPlan._made(head, sections, path=place, sources=sources)
+    plan = CheckpointPlan.made(head, sections, path=place, sources=sources)
     limits = part_limits(place)
     if limits is None or not plan.is_kept or max(plan.sizes, default=0) < limits.shared:
         return plan
@@ -348,7 +348,7 @@ def with_shares(plan: CheckpointPlan, limits: Limits, task_bytes: int, memory: i
         shapes.append((tensor.shape, tensor.itemsize, count))
     sections = {**plan.sections, "order": Held(order), "runs": Held(shared_runs(shapes, task_bytes))}
     head = {**plan.head, "task_bytes": task_bytes}
-    made = CheckpointPlan._made(head, sections, path=plan.path, sources=plan.sources)
+    made = CheckpointPlan.made(head, sections, path=plan.path, sources=plan.sources)
     shares = shares_of(made, limits.least_shared)
     if shares is None or not len(shares.rows):
         return None
@@ -360,7 +360,7 @@ def with_shares(plan: CheckpointPlan, limits: Limits, task_bytes: int, memory: i
     if is_one_each or aside > total // _ASIDE or most + memory_for(int(made.grid.bytes.max())) > memory:
         return None
     sections |= {"shares": Held(shares.rows.view(np.int64)), "share_ends": Held(shares.ends)}
-    return CheckpointPlan._made(head, sections, path=plan.path, sources=plan.sources)
+    return CheckpointPlan.made(head, sections, path=plan.path, sources=plan.sources)
 
 
 class _Holders:

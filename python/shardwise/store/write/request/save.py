@@ -99,7 +99,7 @@ def save_checkpoint(
     for name, value in tensors.items():
         check_name(name)
         if isinstance(value, ShardedArray) and is_true("check", check) and value._array is None:
-            check_replicas(value.tiling, value._data())
+            check_replicas(value.tiling, value.shard_arrays())
         shape = tuple(np.shape(value)) if not isinstance(value, ShardedArray) else value.shape
         wanted.append(wanted_array(name, value, partition_for(name, shape, layouts, uneven)))
     work = Work(memory=memory, threads=threads, sync=is_true("sync", sync), progress=progress)

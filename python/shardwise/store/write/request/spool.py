@@ -51,7 +51,7 @@ def _identity(tensor: StoredTensor, kept: Dtype) -> Any:
 
 def _kept(tensor: StoredTensor, dtype: Dtype | None) -> Dtype:
     """The dtype that a tensor is written with."""
-    return dtype if dtype is not None and is_converted(tensor, dtype) else tensor._dtype
+    return dtype if dtype is not None and is_converted(tensor, dtype) else tensor.known_dtype
 
 
 class _GrowingFile(DataFile):
@@ -174,7 +174,7 @@ class Spool:
         if tensor.is_addressable:
             _rows_of(tensor, memory)
         else:
-            tensor.check_decodable(memory, itemsize if kept != tensor._dtype else 0)
+            tensor.check_decodable(memory, itemsize if kept != tensor.known_dtype else 0)
         if identity not in self._known:
             if tensor.is_addressable or not tensor.size:
                 replicas = wanted_stored(name, tensor, None).replicas if compare and tensor.replicas else NO_PIECES
@@ -240,8 +240,8 @@ class Spool:
             for piece in tensor.pieces:
                 fill = piece.rest if piece.fill is None else piece.fill
                 if fill is not None and any(fill.tobytes()):  # Before what is stored, which may lie within.
-                    sizes = [stop - start for start, stop in piece._bounds]
-                    yield piece._bounds, np.broadcast_to(convert(fill, math.prod(sizes)), sizes)
+                    sizes = [stop - start for start, stop in piece.bounds]
+                    yield piece.bounds, np.broadcast_to(convert(fill, math.prod(sizes)), sizes)
             for box, values in tensor.decoded(memory):
                 yield box, convert(np.asarray(values), 1)
 
