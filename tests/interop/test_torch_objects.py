@@ -184,3 +184,10 @@ def test_from_local_takes_the_tensors_with_the_global_shape(rank: Any) -> None:
         made = dtensor.from_local(tensor, dialect.mesh_to_torch(DP_TP), placements, shape=torch.Size([11]), stride=(1,))
         assert made.shape == (11,)
         assert torch.equal(made.to_local(), tensor)
+
+
+def test_a_cpu_tensor_is_distributed_without_a_copy() -> None:
+    tensor = torch.arange(12).reshape(3, 4)
+    shard = distribute_tensor(tensor, TensorLayout((None, "x"), DeviceMesh((2,), ("x",)))).shard("cpu:1")
+    shard[0, 0] = 100
+    assert tensor[0, 2].item() == 100

@@ -1,4 +1,4 @@
-"""Chunks, and their intersections from one chunking to another, as dask finds them."""
+"""Chunks, of one size or as equal as can be, their blocks, and their intersections, as dask finds them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class ChunkCase:
     before: tuple[int, ...]
     after: tuple[int, ...]
 
-    def partition(self, shards: tuple[int, ...], name: str) -> sw.Partition:
+    def partition(self, shards: tuple[int, ...], name: str, rule: sw.UnevenRule = "balanced") -> sw.Partition:
         """One mesh axis per dim, so that device indices count chunks; `name` keeps the devices apart."""
         names = [f"a{i}" for i in range(len(shards))]
         mesh = sw.DeviceMesh(shards, names, [f"{name}{i}" for i in range(int(np.prod(shards)))])
-        return sw.TensorLayout(names, mesh).partition(self.shape, "balanced")
+        return sw.TensorLayout(names, mesh).partition(self.shape, rule)
 
     def snippet(self) -> str:
         return (
@@ -60,6 +60,17 @@ def check(case: ChunkCase) -> None:
         for shards in (case.before, case.after)
     )
     same("slices", list(dst.devices_indices_map().values()), list(core.slices_from_chunks(new)))
+    same("chunks", core.normalize_chunks(new, shape=case.shape), new)
+    # Chunks of one size are the rule "ceil"; dask has none that are empty.
+    uniform = core.normalize_chunks([-(-n // k) for n, k in zip(case.shape, case.after, strict=True)], shape=case.shape)
+    ceil = case.partition(case.after, "d", "ceil").devices_indices_map().values()
+    held = [index for index in ceil if all(side.start < side.stop for side in index)]
+    same("slices of uniform chunks", held, list(core.slices_from_chunks(uniform)))
+    if sum(case.shape) % 16 == 0:  # Of the few for which there is time, the blocks themselves.
+        values = np.arange(np.prod(case.shape)).reshape(case.shape)
+        blocks = core.from_array(values, chunks=new).blocks
+        for place, view in zip(np.ndindex(case.after), dst.views(values), strict=True):
+            same("a block", view.tolist(), blocks[place].compute(scheduler="synchronous").tolist())
     expected = set()
     for receiver, pieces in enumerate(rechunk.intersect_chunks(old, new)):
         for piece in pieces:

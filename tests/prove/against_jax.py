@@ -59,6 +59,9 @@ def compare(case: LayoutCase, answer: dict[str, Any]) -> None:
     if "data" in answer:
         values = np.arange(partition.size).reshape(case.shape)
         same("views", [view.ravel().tolist() for view in partition.views(values)], answer["data"])
+        shards = sw.distribute_tensor(values, case.layout()).shards
+        same("devices of the shards", [shard.device for shard in shards], list(case.devices or ()))
+        same("shards", [shard.data.ravel().tolist() for shard in shards], answer["data"])
 
 
 def answers(cases: list[LayoutCase]) -> list[Any]:

@@ -21,7 +21,10 @@ from tests.prove import (
     against_engines,
     against_engines_code,
     against_engines_loaders,
+    against_jax,
     against_numpy,
+    against_tensorflow,
+    against_torch,
     laws,
     layout_maps,
     reshards,
@@ -137,6 +140,26 @@ def test_an_interrupted_run_is_taken_up(signal_number: int) -> None:
         first.kill()
         if ledger is not None:
             ledger.path.unlink(missing_ok=True)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    "subject",
+    [*against_dask.SUBJECTS, *against_jax.SUBJECTS, *against_tensorflow.SUBJECTS, *against_torch.SUBJECTS],
+    ids=lambda subject: subject.name,
+)
+def test_some_cases_of_each_framework_that_is_installed(subject: Subject) -> None:
+    """Another seed each time, which a failure prints."""
+    if missing := subject.missing():
+        pytest.skip(f"{subject.oracle} is {missing}")
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    try:
+        outcome = subject.run(seeded(seed, subject.name, 0), 300, 0)
+    finally:
+        subject.stop()
+    assert outcome.cases == 300
+    assert outcome.mismatches == []
 
 
 @pytest.mark.heavy
