@@ -294,6 +294,31 @@ def test_rules_of_a_model_are_not_for_quantized_weights_that_nothing_states(
     )
 
 
+@pytest.mark.parametrize(
+    ("stated", "dtype", "shape"),
+    [
+        ({"load_in_4bit": True}, "u1", (2048, 1)),
+        ({"quant_method": "fp8"}, "i1", (64, 64)),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 32}, "i4", (64, 64)),
+    ],
+)
+def test_integers_without_what_their_method_stores_beside_them_are_not_cut_as_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], stated: dict[str, Any], dtype: str, shape: tuple[int, int]
+) -> None:
+    """They are no weights of the method, nor plain ones: 64 x 64 values of 4 bits, flat, are 2,048 bytes."""
+    config = {"model_type": "llama", "num_attention_heads": 4, "num_key_value_heads": 4, "hidden_size": 64}
+    name = "model.layers.0.self_attn.q_proj.weight"
+    sw.save_checkpoint(tmp_path / "m", {name: np.ones(shape, dtype)}, to="hf", sync=False)
+    (tmp_path / "m" / "config.json").write_text(json.dumps({**config, "quantization_config": stated}))
+    given = [str(tmp_path / "m"), "--mesh", "tp=2", "--rules"]
+    for command in (["report"], ["reshard", str(tmp_path / "no")]):
+        assert main([command[0], *given, "hf/llama", *command[1:]]) == 2
+        assert "nothing says how its rule is to cut it" in capsys.readouterr().err
+    (tmp_path / "own.toml").write_text("[rules]\n'q_proj' = ['tp', []]\n")
+    (tmp_path / "plain.json").write_text(json.dumps(config))
+    assert main(["report", *given, str(tmp_path / "own.toml"), "--config", str(tmp_path / "plain.json")]) == 0
+
+
 def test_weights_of_8_bits_with_no_scales_are_said_unless_they_are_stated_to_be_cast(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

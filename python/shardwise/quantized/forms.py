@@ -249,7 +249,7 @@ def check_elements(tensors: Mapping[str, tuple[tuple[int, ...], Dtype]], found: 
         ParseError: names the first of these.
     """
     placing = placing_of(layouts)
-    if found.method is not None or not placing.models:
+    if found.refused or not placing.models:
         return
     taken = {component.name for weight in found.tensors.values() for component in weight.components}
     narrow = {name for name, (_, dtype) in tensors.items() if dtype.bits <= 8}
@@ -259,7 +259,7 @@ def check_elements(tensors: Mapping[str, tuple[tuple[int, ...], Dtype]], found: 
         if name in taken or not (_is_integer(dtype) or narrow.intersection(beside)):
             continue
         weight = next((one for one in beside if placing.matching_rules(one)), name)
-        is_beside = weight != name and not placing.matching_rules(name)
+        is_beside = found.method is None and weight != name and not placing.matching_rules(name)
         if _is_integer(dtype) and math.prod(shape) > 1:
             layout = placing.placed(name, len(shape)).layout
             is_odd = is_beside or (layout is not None and any(getattr(layout, "axes", ())))
@@ -267,6 +267,13 @@ def check_elements(tensors: Mapping[str, tuple[tuple[int, ...], Dtype]], found: 
             is_odd = is_beside and weight in tensors and tensors[weight][1].bits <= 8
         if is_odd:
             where = f", a part of {shown(weight)}," if is_beside else ""
+            if found.method is not None:
+                raise ParseError(
+                    f"{shown(name)} is of {dtype.name}, without the scales or states of a weight of {found.method}, so "
+                    "nothing says how its rule is to cut it: look for what was left out beside it, or give rules for "
+                    "the names of what is stored that do not say models, and a configuration without "
+                    "quantization_config (--config)"
+                )
             raise ParseError(
                 f"{shown(name)}{where} is of {dtype.name}, as of a quantized weight, and nothing says how it is "
                 f"quantized; rules for models of the type {' or '.join(placing.models)} are for weights that are not: "

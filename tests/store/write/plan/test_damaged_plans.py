@@ -21,6 +21,7 @@ import shardwise as sw
 from shardwise.cli import main
 from shardwise.store.write.forms.files import NO_DIGESTS, WrittenFile
 from shardwise.store.write.places.place import receipt_line
+from shardwise.store.write.plan.tables import TABLES
 from tests.store.tasks import folder_of, forge, planned, saved, unpacked
 
 
@@ -127,6 +128,32 @@ def test_a_forged_head_is_refused_when_it_is_read(source: Path, tmp_path: Path, 
     with pytest.raises(sw.ParseError) as refused:
         sw.CheckpointPlan.load(path)
     assert len(str(refused.value)) < 500
+
+
+@pytest.mark.parametrize("form", ["sharded", "dcp", "ranks"])
+@pytest.mark.parametrize("name", ["", "__metadata__", "\ud800", "w" * 4097, "é" * 2049])
+def test_names_that_no_reader_takes_are_refused_when_a_plan_is_read(
+    source: Path, tmp_path: Path, form: sw.Target, name: str
+) -> None:
+    """Committed it could not be opened. Headers have names, and are as long as planned; DCP's index is written last."""
+    path = tmp_path / "new.swplan"
+    layouts = sw.LayoutMap(sw.DeviceMesh((1,), ("x",)), default="replicated")
+    sw.plan_checkpoint(source, tmp_path / "there", layouts, to=form).save(path)
+    head, sections = unpacked(path)
+    rows = np.frombuffer(sections["tensors"], "<i8").reshape(-1, len(TABLES["tensors"]._fields)).copy()
+    end = int(rows[0, 0])
+    forged = [{"aliases": json.dumps({name: sections["names"][:end].decode()}).encode()}]
+    if form == "dcp":
+        text = name.encode(errors="surrogatepass")
+        rows[:, 0] += len(text) - end
+        forged.append({"names": text + sections["names"][end:], "tensors": rows.tobytes()})
+    for change in forged:
+        forge(path, head, {**sections, **change})
+        with pytest.raises(
+            sw.ParseError, match=r"new.swplan: the plan cannot be read: .*(name|called|utf-8)"
+        ) as refused:
+            sw.CheckpointPlan.load(path)
+        assert len(str(refused.value)) < 500
 
 
 @pytest.mark.parametrize(

@@ -21,13 +21,14 @@ import numpy.typing as npt
 from ...._atomic import naming, replacing
 from ...._dtypes import dtype_named
 from ...._text import shown
-from ....errors import ParseError
+from ....errors import LayoutError, ParseError
 from ....layout import UnevenRule
 from ....pieces import Pieces, repeated
 from ...data.block_lists import BLOCK, Stored, blocks_of, packed
 from ...data.files import DataFile
 from ...data.parts import RANKS
 from ...data.sources import check_name
+from ...rewritten.names import check_name as check_tensor_name
 from ...tensors.companion_files import is_carried
 from ..forms.files import HeaderLengths
 from ..forms.forms import WRITTEN
@@ -230,6 +231,7 @@ def _check_tensors(plan: WritePlan) -> set[str]:
     for tensor in plan.tensors:
         if tensor.name in names:
             raise ValueError(f"it has two tensors {shown(tensor.name)}")
+        _check_name(tensor.name)
         names.add(tensor.name)
         if any(size < 0 for size in tensor.shape) or tensor.nbytes > _LARGEST:
             raise ValueError(f"it has a tensor of shape {shown(tensor.shape)}")
@@ -239,6 +241,14 @@ def _check_tensors(plan: WritePlan) -> set[str]:
         for rows in (tensor.sources, targets.chosen(~repeated(targets)) if plan.has_arrays else targets):
             _check_volume(tensor, rows)
     return names
+
+
+def _check_name(name: str) -> None:
+    """Refuse, with ValueError, a name that no reader of what is written would take."""
+    try:
+        check_tensor_name(name)
+    except LayoutError as error:
+        raise ValueError(str(error)) from None
 
 
 def check_pieces(pieces: Pieces, shape: Sequence[int], sources: int) -> None:
@@ -264,6 +274,7 @@ def _check_texts(plan: WritePlan, names: set[str]) -> None:
     for alias, name in aliases.items():
         if alias in names or not isinstance(name, str) or name not in names:
             raise ValueError(f"it ties {shown(alias)} to {shown(name)}, which it does not write")
+        _check_name(alias)
     for name, path in paths.items():
         is_path = isinstance(path, list) and all(isinstance(key, str) or type(key) is int for key in path)
         if plan.form != "dcp" or not is_path or not (name in names or name in aliases):
