@@ -94,8 +94,12 @@ def check_refusals() -> None:
         to_array(sw.distribute_tensor(np.zeros(5, np.float32), uneven, uneven="ceil"))
     with pytest.raises(sw.LayoutError, match="jax_enable_x64"):
         to_array(sw.distribute_tensor(np.zeros(4), uneven))
-    with pytest.raises(sw.LayoutError, match="SingleDeviceSharding"):
-        from_array(jax.numpy.zeros(3))
+    jax.config.update("jax_enable_x64", True)
+    assert to_array(sw.distribute_tensor(np.zeros(4), uneven)).dtype == np.float64
+    jax.config.update("jax_enable_x64", False)
+    with pytest.raises(sw.LayoutError, match="SingleDeviceSharding, which has no named axes; give a NamedSharding"):
+        from_array(jax.numpy.zeros(4))
+    assert from_array(jax.device_put(np.zeros(4), to_named_sharding(uneven))).layout == uneven
     with pytest.raises(sw.MeshError, match="'tpu:1', which JAX does not have"):
         to_mesh(sw.DeviceMesh((2,), ("x",), devices=["cpu:0", "tpu:1"]))
 

@@ -440,8 +440,11 @@ def test_local_tensors_share_the_memory() -> None:
 @pytest.mark.usefixtures("fake_torch")
 def test_other_uneven_rules_are_refused() -> None:
     layout = TensorLayout((("dp", "tp"),), DP_TP)
-    with pytest.raises(LayoutError, match=r"'cpu:2' holds .* where PyTorch gives it different elements"):
+    with pytest.raises(
+        LayoutError, match=r"'cpu:2' holds .* PyTorch gives .*; uneven=\"chunk\" is its rule for axes in"
+    ):
         dialect.to_local_tensors(distribute_tensor(np.arange(9), layout, uneven="balanced"))
+    dialect.to_local_tensors(distribute_tensor(np.arange(9), layout, uneven="chunk"))
     # 9 over tp, then dp, is 5 + 4, then 2, 2, 1, 0 and 1, 1, 1, 1; PyTorch gives the ninth element to tp 0.
     swapped = TensorLayout((("tp", "dp"),), DP_TP)
     with pytest.raises(LayoutError, match="where PyTorch gives it different elements"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -134,6 +135,59 @@ def test_a_gguf_file_is_saved_by_transformers(tmp_path: Path) -> None:
     assert found["model.layers.0.mlp.up_proj.weight"].tolist() == stored["blk.0.ffn_up.weight"].tolist()
 
 
+# Formats that are read, not written.
+
+
+def advised_of(form: str, tmp_path: Path) -> str:
+    sw.save_checkpoint(tmp_path / "a.safetensors", ARRAYS)
+    with pytest.raises(sw.LayoutError) as caught:
+        sw.reshard_checkpoint(tmp_path / "a.safetensors", tmp_path / "no", to=form)  # type: ignore[arg-type]
+    return str(caught.value)
+
+
+def test_orbax_is_written_by_jax(tmp_path: Path) -> None:
+    orbax = pytest.importorskip("orbax.checkpoint")
+    numpy = pytest.importorskip("jax.numpy")
+    pytest.importorskip("zstandard")
+    load_file = pytest.importorskip("safetensors.flax").load_file
+    said = advised_of("orbax", tmp_path)
+    assert said.endswith("write safetensors or hf, load that into JAX, and save it with Orbax")
+    sw.reshard_checkpoint(tmp_path / "a.safetensors", tmp_path / "b.safetensors", to="safetensors")
+    loaded = {name: numpy.asarray(value) for name, value in load_file(tmp_path / "b.safetensors").items()}
+    with orbax.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "made", loaded)
+    same(opened(tmp_path / "made"), ARRAYS)
+
+
+def test_keras_is_written_by_keras(tmp_path: Path) -> None:
+    keras = pytest.importorskip("keras")
+    pytest.importorskip("h5py")
+    said = advised_of("keras", tmp_path)
+    assert said.endswith("write safetensors or hf, set a model's weights from it, and save them with Keras")
+    sw.reshard_checkpoint(tmp_path / "a.safetensors", tmp_path / "b.safetensors", to="safetensors")
+    read = opened(tmp_path / "b.safetensors")
+    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(3)])
+    model.set_weights([read["w"], read["b"]])
+    model.save_weights(tmp_path / "made.weights.h5")
+    found = {name.rpartition("/")[2]: value for name, value in opened(tmp_path / "made.weights.h5").items()}
+    same(found, {"0": ARRAYS["w"], "1": ARRAYS["b"]})
+
+
+def test_megatron_is_written_as_dcp(tmp_path: Path) -> None:
+    """Beside the files that Megatron itself wrote, what is written is a folder of torch_dist."""
+    own = Path(__file__).parents[1] / "data" / "checkpoints" / "megatron" / "iter_0000100"
+    said = advised_of("megatron", tmp_path)
+    assert (
+        "write dcp, and put the metadata.json and common.pt of a checkpoint of Megatron's own into its folder" in said
+    )
+    sw.reshard_checkpoint(own, tmp_path / "made", to="dcp")
+    for name in ("metadata.json", "common.pt"):
+        shutil.copy(own / name, tmp_path / "made")
+    with sw.open_checkpoint(tmp_path / "made") as checkpoint:
+        assert checkpoint.format == "megatron"
+    assert sw.diff_checkpoints(own, tmp_path / "made") == []
+
+
 # PyTorch.
 
 
@@ -207,6 +261,11 @@ def _rank(rank: int, port: int, top: str) -> None:
             torch.save(state, folder / f"model_world_size_2_rank_{rank}.pt")
             if kind == "SHARDED" and mesh is None:
                 dcp.save(state, checkpoint_id=f"{top}/dcp")
+    tensors = importlib.import_module("torch.distributed.tensor")
+    summed = tensors.DTensor.from_local(torch.ones(2), make_mesh("cpu", (2,)), [tensors.Partial()])
+    for name, value in ("sums", summed), ("redistributed", summed.redistribute(placements=[tensors.Replicate()])):
+        Path(top, name).mkdir(exist_ok=True)
+        torch.save({"v": value}, f"{top}/{name}/model_world_size_2_rank_{rank}.pt")
     state = {"weight": torch.from_numpy(ARRAYS["w"]), "bias": torch.ones(2)}
     dcp.save(state, checkpoint_id=f"{top}/apart", use_collectives=False)
     state = {name: torch.zeros_like(value) for name, value in state.items()}
@@ -236,6 +295,12 @@ def test_what_ranks_save_otherwise(tmp_path: Path) -> None:
             sw.open_checkpoint(alone)
     with refused(UnsupportedError, "load it with torch.distributed.checkpoint by as many ranks"):
         sw.open_checkpoint(tmp_path / "apart")
+    with refused(sw.ParseError, "have no boxes; redistribute it before it is saved"):
+        sw.open_checkpoint(tmp_path / "sums")
+    assert opened(tmp_path / "redistributed")["v"].tolist() == [2, 2]
+    shutil.copy(tmp_path / "SHARDED on a mesh" / "model_world_size_2_rank_1.pt", tmp_path / "alone.pt")
+    with refused(sw.ParseError, "open the folder that has the files of all ranks, named model_world_size_W_rank_R.pt"):
+        sw.open_checkpoint(tmp_path / "alone.pt")
     expected = {"weight": ARRAYS["w"], "bias": np.ones(2)}
     for name in ("FULL", "SHARDED on a mesh", "dcp", "together"):
         same(opened(tmp_path / name), expected)

@@ -78,9 +78,12 @@ def removed(plan: Any, path: Path) -> None:
     shutil.rmtree(caught.value.filename)
 
 
-def strange(path: Path, name: str) -> None:
-    (path / "made.safetensors.shardwise").mkdir(exist_ok=True)
-    (path / "made.safetensors.shardwise" / "mine").write_text("mine")
+def strange(path: Path, name: str, move: bool) -> None:
+    """Write where something lies that no run of shardwise has made."""
+    (path / ".made.safetensors.partial").mkdir()
+    (path / ".made.safetensors.partial" / "mine").write_text("mine")
+    if move:
+        (path / ".made.safetensors.partial").rename(path / "mine")
     reshard(path, name)
 
 
@@ -211,6 +214,16 @@ ADVICE = {
         "a checkpoint is written to a new name",
         lambda path: [reshard(path), reshard(path)],
         lambda path: [reshard(path), reshard(path, "new.safetensors")],
+    ),
+    "what no run has made, moved": Advice(
+        "that no run of shardwise has made; nothing is written through it or removed: move it, or use another name",
+        lambda path: strange(path, "made.safetensors", move=False),
+        lambda path: strange(path, "made.safetensors", move=True),
+    ),
+    "what no run has made, left": Advice(
+        "move it, or use another name",
+        lambda path: strange(path, "made.safetensors", move=False),
+        lambda path: strange(path, "new.safetensors", move=False),
     ),
     "parts of a plan, committed": Advice(
         "commit the plan, or remove this folder", in_parts, lambda path: in_parts(path, committed)

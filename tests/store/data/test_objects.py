@@ -504,7 +504,7 @@ def test_what_is_advised_without_credentials(s3: Store, monkeypatch: pytest.Monk
     s3.put(tmp_path / "a.safetensors", place)
     place.filesystem.call_s3("put_object_acl", Bucket="bucket", Key=place.key.partition("/")[2], ACL="public-read")
     assert s3.toxic is not None
-    url = {"endpoint_url": s3.toxic.url}
+    url: Any = {"endpoint_url": s3.toxic.url}
     keys = {name: os.environ[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
     for name in keys:
         monkeypatch.delenv(name)

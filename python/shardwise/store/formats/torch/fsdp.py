@@ -214,9 +214,11 @@ def _read_dtensor(
     read = tuple(_placement(placement, len(shape), world) for placement in placements)
     for position, placement in enumerate(read):
         if placement is None:
+            given = placements[position]
+            said = given.name.rpartition(".")[2] if isinstance(given, Record) else shown(given)
             raise wrong(
-                f"placements[{position}] is {shown(placements[position])}: partial sums, and placements "
-                "other than Shard, _StridedShard and Replicate, have no boxes; redistribute it before it is saved"
+                f"placements[{position}] is {said}: partial sums, and placements other than Shard, _StridedShard and "
+                "Replicate, have no boxes; redistribute it before it is saved"
             )
     known = tuple(placement for placement in read if placement is not None)
     order = _order(spec.get("shard_order"), known, len(shape))
