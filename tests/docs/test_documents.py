@@ -42,10 +42,12 @@ def test_the_code_of_the_page_runs(
         code, line = block.group(2), text[: block.start()].count("\n") + 1
         if block.group(1) == "console":
             for command, said in COMMAND.findall(code):
-                program, *arguments = shlex.split(command)
+                # A command that is to fail has its status behind it: `# status 1`.
+                wanted = int(found[1]) if (found := re.search(r"# status ([0-9]+)$", command)) else 0
+                program, *arguments = shlex.split(command, comments=True)
                 assert program == "shardwise"
                 status, printed = main(arguments), capsys.readouterr().out
-                if (status, printed) != (0, said):
+                if (status, printed) != (wanted, said):
                     complaints.append(f"{page.name}: $ {command}: status {status}\n{printed}")
         elif any(importlib.util.find_spec(module) is None for module in FRAMEWORK.findall(code)):
             continue

@@ -113,7 +113,7 @@ def _check_together(sharding: str, optimizer: Optimizer | None) -> None:
         )
     if name == "adafactor" and sharding in ("fsdp2", "hsdp"):
         raise LayoutError(
-            f"optimizer is 'adafactor', whose rows and columns under {sharding} are not known; known are ddp and fsdp1"
+            f"optimizer is 'adafactor', which PyTorch 2.15 cannot step under {sharding}; it can under ddp and fsdp1"
         )
     if name == "adam8bit" and sharding in ("fsdp2", "hsdp"):
         raise LayoutError(
