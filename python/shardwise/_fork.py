@@ -11,19 +11,17 @@ for ever. So nothing here waits for a lock that a thread may hold at that moment
 
 from __future__ import annotations
 
-# A module that registers what is to be done before and after a fork must not be imported by the thread that a fork
-# waits for: it would be done after it only. This one does, and `logging`, which it imports; `store` needs them.
-import concurrent.futures.thread  # noqa: F401
 import functools
 import os
-import threading
+import sys
 import weakref
+from _thread import RLock  # That of `threading`, which takes as long to import as half of this package.
 from typing import TYPE_CHECKING, Any
 
 __all__ = ["ForkLock", "cached_property", "importing"]
 
 #: Held while a function imports a module.
-importing = threading.RLock()
+importing = RLock()
 
 
 class ForkLock:
@@ -37,7 +35,7 @@ class ForkLock:
     __slots__ = ("__weakref__", "_held", "_lock")
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = RLock()
         _locks.add(self)
 
     def __enter__(self) -> None:
@@ -53,14 +51,41 @@ class ForkLock:
 _locks: weakref.WeakSet[ForkLock] = weakref.WeakSet()
 
 
+#: Modules of the standard library that register to take a lock before a fork and to release it after, and that lock:
+#: `store` imports them.
+_REGISTERING = {"logging": "_lock", "concurrent.futures.thread": "_global_shutdown_lock"}
+
+
+def _before() -> None:
+    """Wait until no thread imports a module.
+
+    A fork first takes what is registered then, and looks anew at what is registered for after it. So a module that is
+    imported while it waits here would have its lock released that nobody took: it is taken here.
+    """
+    if importing.acquire(blocking=False):
+        return
+    missing = [name for name in _REGISTERING if not _is_imported(name)]
+    importing.acquire()
+    for name in filter(_is_imported, missing):
+        lock = getattr(sys.modules[name], _REGISTERING[name], None)
+        if lock is not None:
+            lock.acquire()
+
+
+def _is_imported(name: str) -> bool:
+    """Say if a module is imported to its end."""
+    module = sys.modules.get(name)
+    return module is not None and not getattr(module.__spec__, "_initializing", False)
+
+
 def _in_child() -> None:
     importing.release()
     for lock in list(_locks):
-        lock._lock = threading.RLock()
+        lock._lock = RLock()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=importing.acquire, after_in_parent=importing.release, after_in_child=_in_child)
+    os.register_at_fork(before=_before, after_in_parent=importing.release, after_in_child=_in_child)
 
 if TYPE_CHECKING:
     from functools import cached_property
