@@ -276,6 +276,19 @@ class TestParameters:
         with pytest.raises(LayoutError, match="the array of 'w13' is of shape"):
             w13.views(memory[:2])
 
+    def test_a_stack_with_others_after_it_is_not_made_where_it_would_have_these_only(self) -> None:
+        """Device 0 has both experts and then the shared one; device 1 has the shared one, as it is."""
+        one = Deployment(
+            2,
+            {"all": DeviceMesh((1, 2), ("x", "all")), "ep": DeviceMesh((2,), ("ep",))},
+            {r"e\.{e}": DeploymentRule((None,), "ep", {"ep": "where[e]"}), "shared": DeploymentRule((None,), "all")},
+            numbers={"where": [[0], [0]], "slots": [[0, 1], []]},
+            parameters=[FusedParameter("w", ("e.{e}",), "e", "slots[ep]", ("shared",))],
+        )
+        tensors = {"e.0": (3,), "e.1": (3,), "shared": (3,)}
+        found = [{each.name: each.shape for each in one.parameters_of(f"cpu:{rank}", tensors)} for rank in (0, 1)]
+        assert found == [{"w": (3, 3)}, {"shared": (3,)}]
+
     def test_tensors_of_other_sizes_are_refused(self) -> None:
         one = Deployment(
             1, DeviceMesh((1,), ("x",)), {".": (None, None)}, parameters=[FusedParameter("qk", ("q", "k"))]
@@ -308,6 +321,13 @@ class TestParameters:
 
 
 class TestStages:
+    def test_a_stage_may_have_no_layer(self) -> None:
+        """Megatron's stages that have the embedding or the output layer only."""
+        stages = Stages.of_counts([0, 2, 0])
+        assert (stages.text, stages.stage, stages.first, stages.last) == ("E|tt|L", (1, 1), 0, 2)
+        with pytest.raises(LayoutError, match="sizes from 0"):
+            Stages.of_counts([1, -1, 2])
+
     def test_lists_of_layers(self) -> None:
         stages = Stages(((0, 3), (1, 2)))
         assert (stages.stage, stages.pp, stages.num_layers) == ((0, 1, 1, 0), 2, 4)

@@ -255,6 +255,15 @@ class TestSharedExperts:
             assert sglang(unknown, tp=2, ep=2) == sglang(unknown, tp=2, ep=2, fuse_shared_experts=False)
 
 
+@pytest.mark.parametrize("balancer", ["vllm", "sglang"])
+def test_groups_that_nodes_do_not_divide_are_as_none(balancer: Any) -> None:
+    """As DeepSeek's `rebalance_experts`: "use global load-balance policy", which knows no nodes."""
+    load = [[9, 1, 5, 3, 7, 2], [1, 2, 3, 4, 5, 6]]
+    given = balanced_experts(load, slots=8, ep=4, groups=3, nodes=2, balancer=balancer)
+    assert given == balanced_experts(load, slots=8, ep=4, balancer=balancer)
+    assert given != balanced_experts(load, slots=8, ep=4, groups=2, nodes=2, balancer=balancer)
+
+
 class TestPartsOfParameters:
     """Half of a parameter is no parameter of an engine, whose loaders `--to vllm` writes for: it is refused alike."""
 

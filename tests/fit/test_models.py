@@ -38,6 +38,9 @@ QWEN = {
 }
 
 
+PLAIN = {"model_type": "llama", "vocab_size": 96, "num_hidden_layers": 1}
+
+
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_a_configuration_answers_as_the_headers_do(folder: Path, tmp_path: Path) -> None:
     alone = tmp_path / "config.json"
@@ -80,6 +83,24 @@ def test_by_the_rules_of_an_engine(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["fits", str(tmp_path / "config.json"), "--rules", "vllm/qwen3-moe", "--tp", "4", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["sizes"][0]["verdict"] == "refused"
+
+
+def test_a_size_that_rules_cannot_be_for_does_not_fit_and_the_others_are_answered(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Two key-value heads over three ranks: neither divides the other."""
+    config = {**PLAIN, "num_attention_heads": 6, "num_key_value_heads": 2, "hidden_size": 48, "intermediate_size": 96}
+    answer = fits(config, (2, 3, 1), rules="vllm/llama")
+    assert [size.verdict for size in answer.sizes] == ["fits", "refused", "fits"]
+    assert "at most 2 shards by 3 devices" in answer.sizes[1].problems[0].why
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert main(["fits", str(tmp_path / "config.json"), "--rules", "vllm/llama", "--tp", "2,3"]) == 0
+    assert "tp 3: does not fit\n  rules of llama.toml: " in capsys.readouterr().out
+    # What is wrong for one rank too is no answer about a size.
+    with pytest.raises(sw.ShardwiseError, match="the number heads is missing"):
+        fits_by_rules(
+            {"q_proj.weight": ("BF16", (8, 8))}, {}, sw.example_rules()["hf/llama"], [(3, 1)], lambda name: None
+        )
 
 
 def test_rules_of_ones_own_with_experts(tmp_path: Path) -> None:

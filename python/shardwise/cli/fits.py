@@ -105,7 +105,7 @@ def _print_size(screen: Screen, size: SizeFit) -> None:
         names = list(dict.fromkeys(cut.name for cut in cuts))
         others = f" and {len(names) - 1} more" if len(names) > 1 else ""
         count = f" ({cuts[0].tensors:,} tensors)" if cuts[0].tensors > 1 else ""
-        dim = f", dim {cuts[0].dim}" if len({cut.dim for cut in cuts}) == 1 else ""
+        dim = f", dim {cuts[0].dim}" if {cut.dim for cut in cuts} == {max(cuts[0].dim, 0)} else ""
         screen.write(f"  {names[0]}{count}{others}{dim}: {why}{ways}")
     if len(alike) > _NAMED:
         screen.write(f"  and {len(alike) - _NAMED} more reasons")

@@ -36,6 +36,7 @@ class Cut(NamedTuple):
     #: The number of these tensors.
     tensors: int
     form: str
+    #: The dim; -1 if rules cannot be made for so many ranks, so that it is all that they cut.
     dim: int
     #: The elements that are cut: those of one part, where a dim holds several (gate and up).
     size: int

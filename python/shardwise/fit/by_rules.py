@@ -48,7 +48,14 @@ def fits_by_rules(
     rests: dict[str, None] = {}
     elsewhere: set[str] = set()
     for tp, ep in sizes:
-        layouts = LayoutMap.from_toml(rules, DeviceMesh((tp, ep), ("tp", "ep")), config=config)
+        try:
+            layouts = LayoutMap.from_toml(rules, DeviceMesh((tp, ep), ("tp", "ep")), config=config)
+        except LayoutError as error:
+            if tp * ep == 1:
+                raise
+            LayoutMap.from_toml(rules, DeviceMesh((1, 1), ("tp", "ep")), config=config)  # Or they are wrong anyhow.
+            answers.append(SizeFit.of(tp, ep, [_uncut(rules, tp * ep, str(error))]))
+            continue
         cuts: list[Cut] = []
         is_known = False
         for tensor, count in kinds:
@@ -85,6 +92,12 @@ def fits_by_rules(
         tuple(sorted(elsewhere)),
         tuple(reasons),
     )
+
+
+def _uncut(rules: Path, ways: int, why: str) -> Cut:
+    """A cut that stands for all that rules would cut, where they cannot be for so many ranks."""
+    said = f"rules of {rules.name}"
+    return Cut(said, 0, "plain", -1, 0, "elements", 1, ways, 1, (), "refused", why, None, True, (), (), (), said)
 
 
 def _kinds(
