@@ -22,7 +22,7 @@ from shardwise import dtensor as dt
 from shardwise import fit, quantized, store
 from shardwise.interop import hlo, megatron, torch
 from shardwise.model.scope import layout_map_scope
-from shardwise.rules import LeftOut, problems, report
+from shardwise.rules import LeftOut, problems, report, tensor_report
 from shardwise.store.formats.open import Form
 
 #: The modules whose names are public; those of frameworks that are not installed are left out.
@@ -42,6 +42,7 @@ MODULES = (
     "shardwise.packed",
     "shardwise.quantized",
     "shardwise.rules.report",
+    "shardwise.rules.tensor_report",
     "shardwise.store",
 )
 
@@ -263,7 +264,7 @@ VALUES: dict[type, Callable[[], list[Any]]] = {
         sw.LayoutRule(layout(), uneven="even"),
     ],
     report.LayoutReport: lambda: [report_of(), report_of(indivisible=False), report_with_a_default()],
-    report.TensorReport: lambda: list(report_of().tensors),
+    tensor_report.TensorReport: lambda: list(report_of().tensors),
     LeftOut: lambda: [LeftOut("dropped", ("a",), "1 tensor is dropped", 4), LeftOut("axes", ("pp",), "unused")],
     problems.Clash: lambda: list(report_of().clashes),
     problems.RankMismatch: lambda: list(report_of().rank_mismatches),

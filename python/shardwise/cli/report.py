@@ -21,8 +21,9 @@ from ..rules.left_out import LeftOut
 from ..rules.numbers import config_beside, read_config
 from ..rules.pattern import NamePattern
 from ..rules.problems import unused_texts
-from ..rules.report import LayoutReport, TensorReport
+from ..rules.report import LayoutReport
 from ..rules.rewrites import Rewrites
+from ..rules.tensor_report import TensorReport
 from ..show.lines import Part
 from ..show.names import brief, group_names, lines_alike
 from ..show.table import table_lines

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
@@ -16,24 +15,28 @@ from ..rules.toml import (
     RulesFile,
     check_table,
     checked_list,
-    key_text,
-    labels_text,
     located,
-    mesh_lines,
     read_document,
     read_layout,
     read_numbers,
     read_replicated,
+)
+from ..rules.toml_text import (
+    key_text,
+    labels_text,
+    mesh_lines,
+    name_text,
     replicated_lines,
     rule_text,
     string_text,
+    value_text,
     write_lines,
 )
 from .experts import ExpertMap
 from .megatron.pipeline import pipeline
 from .numbers import Number
 from .parameters import FusedParameter
-from .rule import At, Coordinates, DeploymentRule, names_of
+from .rule import Coordinates, DeploymentRule, names_of
 from .stages import Stages
 from .world import WORLD
 
@@ -202,17 +205,17 @@ def write_deployment(file: str | os.PathLike[str] | TextIO, deployment: Any) -> 
         lines += ["", "[meshes]"]
     for name, mesh in deployment.meshes.items():
         own = not mesh.has_default_devices and mesh.labels() != world.labels()
-        lines.append(f"{_name_text(name)} = {{ {', '.join(mesh_lines(mesh, own))} }}")
+        lines.append(f"{name_text(name)} = {{ {', '.join(mesh_lines(mesh, own))} }}")
     lines += ["", "[rules]", *(f"{key_text(key)} = {_rule_text(rule)}" for key, rule in rules.items())]
     for one in deployment.parameters:
         lines += ["", "[[parameters]]", f"name = {string_text(one.name)}"]
-        lines.append(f"parts = [{', '.join(map(string_text, one.parts))}]")
+        lines.append(f"parts = {value_text(one.parts)}")
         more = {"stack": one.stack, "slots": one.slots}
         lines += [f"{key} = {string_text(text)}" for key, text in more.items() if text is not None]
         if one.after:
-            lines.append(f"after = [{', '.join(map(string_text, one.after))}]")
+            lines.append(f"after = {value_text(one.after)}")
         if one.at:
-            lines.append(f"at = {{ {', '.join(f'{_name_text(axis)} = {at}' for axis, at in dict(one.at).items())} }}")
+            lines.append(f"at = {value_text(dict(one.at))}")
     write_lines(file, lines)
 
 
@@ -231,14 +234,8 @@ def _world_lines(world: DeviceMesh) -> list[str]:
 def _rule_text(rule: DeploymentRule) -> str:
     more = [] if rule.mesh is None else [f"mesh = {string_text(rule.mesh)}"]
     if rule.at:
-        more.append(f"at = {{ {', '.join(f'{_name_text(axis)} = {_at_text(where)}' for axis, where in rule.at)} }}")
+        more.append(f"at = {value_text(dict(rule.at))}")
     return rule_text(rule.placed, more)
-
-
-def _at_text(where: At) -> str:
-    if isinstance(where, str):
-        return string_text(where)
-    return str(where) if isinstance(where, int) else f"[{', '.join(map(_at_text, where))}]"
 
 
 def _numbers_text(name: str, value: Number) -> str:
@@ -247,7 +244,3 @@ def _numbers_text(name: str, value: Number) -> str:
     if not -(2**63) <= value < 2**63:
         raise LayoutError(f"numbers[{shown(name)}] has {shown(value)}, which is not a 64-bit integer")
     return str(value)
-
-
-def _name_text(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else string_text(name)

@@ -6,15 +6,15 @@
 | `book` | what layout maps and deployments answer alike |
 | `keyed`, `layout_map` | rules under patterns, as a mapping; their layouts by name |
 | `search`, `pattern`, `templates` | which rule matches a name |
-| `toml`, `shipped` | rules files; those of the package, in the folder of examples |
+| `toml`, `toml_text`, `shipped` | rules files, read and written; those of the package, in the folder of examples |
 | `names` | what names of sizes and of weights mean: `names.toml`, and what engines of a version do: `engines.toml` |
 | `numbers`, `model_shapes` | sizes by name; shapes from a configuration |
 | `rewrites`, `arrangement` | other names, orders and dims |
 | `wrapped` | models within models for text and images |
 | `tp_plan` | rules from plans of transformers |
 | `left_out` | tensors and axes without a rule |
-| `report_maker`, `report`, `problems` | what rules do to a model |
-| `page`, `drawn` | reports as pages and pictures |
+| `report_maker`, `report`, `tensor_report`, `problems` | what rules do to a model |
+| `report_text`, `page`, `drawn` | reports as text, pages and pictures |
 """
 
 from typing import TYPE_CHECKING
@@ -24,7 +24,8 @@ from .._lazy import lazy
 if TYPE_CHECKING:
     from .left_out import LeftOut
     from .problems import Clash, IndivisibleDim, Misfit, RankMismatch
-    from .report import LayoutReport, TensorReport
+    from .report import LayoutReport
+    from .tensor_report import TensorReport
 
 __all__ = [
     "Clash",
@@ -41,6 +42,7 @@ __getattr__, __dir__ = lazy(
     {
         "left_out": ("LeftOut",),
         "problems": ("Clash", "IndivisibleDim", "Misfit", "RankMismatch"),
-        "report": ("LayoutReport", "TensorReport"),
+        "report": ("LayoutReport",),
+        "tensor_report": ("TensorReport",),
     },
 )

@@ -385,7 +385,8 @@ class LayoutMap(RuleBook, KeyedRules):
         'attn/kernel$' = [[], "model"]
         """
         with importing:
-            from .toml import Rules, write_rules
+            from .toml import Rules
+            from .toml_text import write_rules
 
         own = self._match, self._backtracking, self._device_mesh, self.rules(), self._default, self._replicated
         write_rules(file, Rules(*own))

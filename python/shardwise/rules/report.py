@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,127 +16,22 @@ from .._drawn import Drawn
 from .._dtypes import bytes_for
 from .._fork import cached_property, importing
 from .._frozen import frozen, handed_out
-from .._text import bytes_text, shown
+from .._text import shown
 from ..errors import LayoutError, MeshError, SizeOverflowError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
-from ..packed import PackedDim
 from ..shared_tiling import SharedTiling
-from ..show.table import table_lines
 from .layout_rule import LayoutRule
 from .left_out import LeftOut
 from .problems import Clash, IndivisibleDim, Misfit, RankMismatch, unused_texts
+from .report_text import report_text, totals_of, unmatched_text
+from .tensor_report import MAX_DEVICES, TensorReport, checked_size, listed, sum_known
 
 if TYPE_CHECKING:
     from ..layout import UnevenRule
     from ..show.picture import Picture
 
-__all__ = ["LayoutReport", "TensorReport", "checked_size"]
-
-_NAMES_SHOWN = 3
-_STAGES_SHOWN = 16
-_TITLES = ("tensor", "shape", "dtype", "layout", "shard", ">bytes per device", "rule")
-#: For larger meshes the bytes of each device are only listed if asked for.
-_MAX_DEVICES = 2**20
-
-
-@dataclass(frozen=True)
-class TensorReport:
-    """One tensor under the rules of a layout map.
-
-    It can be placed if its layout is known, has a mesh, and fits the shape under the uneven rule.
-
-    Attributes:
-        name: The path that was looked up.
-        shape: The shape of the tensor.
-        dtype: The name of its dtype, or `None` if none was given.
-        bits: Bits per element, or `None`.
-        rule: The key whose layout applies; `None` where no key does, or several.
-        layout: The layout of the key; if no key applies, that of the default, or one that cuts nothing; `None` if
-            several do.
-        num_shards: Shards per dim, or `None` if it cannot be placed.
-        shard_shape: The shape of the largest shard, or `None` if it cannot be placed.
-        uneven: The uneven rule: the key's own, or else the report's.
-        tiling: Who holds what of a tensor whose blocks neighbours share, as no layout says that; `layout` and
-            `num_shards` are those of the quantized weight that it belongs to. `None` for all others.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str | None
-    bits: int | None
-    rule: str | None
-    layout: TensorLayout | None
-    num_shards: tuple[int, ...] | None
-    shard_shape: tuple[int, ...] | None
-    uneven: UnevenRule = "even"
-    tiling: SharedTiling | None = None
-
-    @property
-    def nbytes(self) -> int | None:
-        """Bytes of the tensor, counted once; `None` where the dtype is not known."""
-        return None if self.bits is None else bytes_for(math.prod(self.shape), self.bits)
-
-    @property
-    def bytes_per_device(self) -> int | None:
-        """Bytes of the largest shard; `None` if it cannot be placed, or has no dtype."""
-        if self.bits is None or self.shard_shape is None:
-            return None
-        return bytes_for(math.prod(self.shard_shape), self.bits)
-
-    @property
-    def bytes_total(self) -> int | None:
-        """Bytes that all devices of its mesh hold, with replicas; `None` if it cannot be placed or has no dtype.
-
-        `None` too where a dim is packed and the mesh has more than 2**20 devices.
-        """
-        mesh = None if self.layout is None else self.layout.device_mesh
-        if self.bits is None or self.nbytes is None or self.num_shards is None or self.layout is None or mesh is None:
-            return None
-        if self.tiling is not None:
-            elements: int = sum(self.tiling.nbytes("uint8").tolist())
-            return bytes_for(elements, self.bits)
-        if self.layout.is_packed:
-            # Parts may be cut into different numbers of shards, and padded.
-            held = _held(self.layout, self.shape, self.uneven)
-            return None if held is None else bytes_for(held[1], self.bits)
-        return self.nbytes * (mesh.size // math.prod(self.num_shards))
-
-    @property
-    def is_uneven(self) -> bool:
-        """True if the tensor can be placed and its shards are of different sizes.
-
-        Where a dim is packed and the mesh has more than 2**20 devices, also if they may be.
-        """
-        counts = self.num_shards
-        if self.tiling is not None:
-            return len(set(self.tiling.nbytes("uint8").tolist())) > 1
-        if counts is not None and self.layout is not None and self.layout.is_packed:
-            held = _held(self.layout, self.shape, self.uneven)
-            return held is None or not held[0]
-        return counts is not None and any(size % count for size, count in zip(self.shape, counts, strict=True))
-
-    @property
-    def is_replicated(self) -> bool:
-        """True if the tensor can be placed and every device of its mesh holds all of it."""
-        is_placed = self.num_shards is not None and self.layout is not None and self.tiling is None
-        return is_placed and self.layout is not None and self.layout.is_fully_replicated
-
-    def to_dict(self) -> dict[str, Any]:
-        """The tensor's entry, ready for JSON; the layout as its axes."""
-        return {
-            "name": self.name,
-            "shape": list(self.shape),
-            "dtype": self.dtype,
-            "rule": self.rule,
-            "layout": None if self.layout is None else _listed(self.layout.axes),
-            "num_shards": _listed(self.num_shards),
-            "shard_shape": _listed(self.shard_shape),
-            "uneven": self.uneven,
-            "nbytes": self.nbytes,
-            "bytes_per_device": self.bytes_per_device,
-            "bytes_total": self.bytes_total,
-        }
+__all__ = ["LayoutReport"]
 
 
 @dataclass(frozen=True)
@@ -207,7 +99,7 @@ class LayoutReport(Drawn):
     @cached_property
     def nbytes(self) -> int | None:
         """Bytes of all tensors, each counted once; `None` where a dtype is not known."""
-        return _sum(tensor.nbytes for tensor in self.tensors)
+        return sum_known(tensor.nbytes for tensor in self.tensors)
 
     @cached_property
     def replicated_share(self) -> float | None:
@@ -215,8 +107,8 @@ class LayoutReport(Drawn):
 
         `None` where a dtype is not known, or no tensor can be placed.
         """
-        whole = _sum(tensor.nbytes for tensor in self.placed)
-        replicated = _sum(
+        whole = sum_known(tensor.nbytes for tensor in self.placed)
+        replicated = sum_known(
             tensor.nbytes for tensor in self.placed if tensor.is_replicated and self.is_everywhere(tensor)
         )
         return replicated / whole if whole and replicated is not None else None
@@ -240,7 +132,7 @@ class LayoutReport(Drawn):
     @cached_property
     def _device_bytes(self) -> npt.NDArray[np.int64] | None:
         mesh = self.device_mesh
-        largest = _sum(tensor.bytes_per_device for tensor in self.placed)
+        largest = sum_known(tensor.bytes_per_device for tensor in self.placed)
         if mesh is None or largest is None:
             return None
         positions = self._positions(mesh)
@@ -348,8 +240,8 @@ class LayoutReport(Drawn):
         found = []
         if self.unmatched and self.default is None:
             names = tuple(tensor.name for tensor in self.unmatched)
-            nbytes = _sum(tensor.nbytes for tensor in self.unmatched)
-            found.append(LeftOut("unmatched", names, _unmatched_text(self.unmatched), nbytes))
+            nbytes = sum_known(tensor.nbytes for tensor in self.unmatched)
+            found.append(LeftOut("unmatched", names, unmatched_text(self.unmatched), nbytes))
         for mesh, axis, size in self.unused_axes:
             where = f" of the mesh {shown(mesh)}" if mesh else ""
             text = (
@@ -370,13 +262,13 @@ class LayoutReport(Drawn):
         return {
             "tensors": [tensor.to_dict() for tensor in self.tensors],
             "uneven": self.uneven,
-            "default": self.default and {"layout": _listed(self.default.layout.axes), "uneven": self.default.uneven},
+            "default": self.default and {"layout": listed(self.default.layout.axes), "uneven": self.default.uneven},
             **(
                 {"meshes": {name: dict(zip(one.axis_names, one.shape, strict=True)) for name, one in self.meshes}}
                 if self.meshes
                 else {}
             ),
-            "mesh": None if mesh is None else {"shape": _listed(mesh.shape), "axis_names": _listed(mesh.axis_names)},
+            "mesh": None if mesh is None else {"shape": listed(mesh.shape), "axis_names": listed(mesh.axis_names)},
             "unmatched": [tensor.name for tensor in self.unmatched],
             "unused_rules": list(self.unused_rules),
             "unused_axes": [list(each) for each in self.unused_axes],
@@ -395,59 +287,11 @@ class LayoutReport(Drawn):
     @cached_property
     def totals(self) -> tuple[str, ...]:
         """The totals of the devices, in lines; without bytes if a dtype is not known, or a tensor cannot be placed."""
-        count, unplaced = len(self.tensors), len(self.unplaced)
-        size = "" if self.nbytes is None else f", {bytes_text(self.nbytes)}"
-        lines = [f"{count} tensor{'s' * (count != 1)}{size}"]
-        if unplaced:  # What devices hold of the rest says nothing of the model.
-            return *lines, f"{unplaced} tensor{'s' * (unplaced > 1)} cannot be placed: {self._reasons()}"
-        if self.nbytes is not None:
-            lines += self._held(self.nbytes)
-        if self.replicated_share is not None:
-            lines.append(f"{100 * self.replicated_share:.3g}% of the bytes are on every device")
-        return tuple(lines)
-
-    def _reasons(self) -> str:
-        """The reasons why tensors cannot be placed, each counted for one reason."""
-        counts = {
-            "clashing": len(self.clashes),
-            "of another rank": len(self.rank_mismatches),
-            "of sizes that do not fit": len(self.misfits),
-            "indivisible": len({problem.name for problem in self.hindering}),
-        }
-        counts["without a mesh"] = len(self.unplaced) - sum(counts.values())
-        return ", ".join(f"{count} {reason}" for reason, count in counts.items() if count)
-
-    def _held(self, whole: int) -> Iterator[str]:
-        each = self._listed_device_bytes()
-        if each is not None:
-            least, most, total = bytes_text(min(each)), bytes_text(max(each)), sum(each)
-            share = f", {100 * max(each) / whole:.3g}%" if whole else ""
-            yield f"each device holds {least if least == most else f'{least} to {most}'} of {bytes_text(whole)}{share}"
-            times = f", {total / whole:,.2f} times the tensors' size" if whole else ""
-            yield f"all {len(each):,} devices hold {bytes_text(total)}{times}"
-            yield from self._stages()
-        elif self.placed:
-            largest = sum(tensor.bytes_per_device or 0 for tensor in self.placed)
-            yield f"a device holds at most {bytes_text(largest)} of {bytes_text(whole)}"
-
-    def _stages(self) -> Iterator[str]:
-        """The bytes of each stage, and of the fullest device."""
-        named = next((name for name, mesh in self.meshes if "pp" in mesh.axis_names), None)
-        if named is not None:
-            rows = self.bytes_along("pp", named).tolist()
-            texts = [
-                bytes_text(most) if least == most else f"{bytes_text(least)} to {bytes_text(most)}"
-                for least, most in rows
-            ]
-            listed = ", ".join(f"{stage}: {text}" for stage, text in enumerate(texts[:_STAGES_SHOWN]))
-            more = f" and {len(texts) - _STAGES_SHOWN} more" if len(texts) > _STAGES_SHOWN else ""
-            yield f"a device of each stage holds {listed}{more}"
-        if self.meshes and self.fullest is not None:
-            yield f"the fullest is {self.fullest[0]}, with {bytes_text(self.fullest[1])}"
+        return tuple(totals_of(self))
 
     def _listed_device_bytes(self) -> list[int] | None:
         mesh = self.device_mesh
-        each = None if mesh is None or mesh.size > _MAX_DEVICES else self.device_bytes
+        each = None if mesh is None or mesh.size > MAX_DEVICES else self.device_bytes
         return None if each is None else each.tolist()
 
     def to_html(self, title: str = "Layout report") -> str:
@@ -500,65 +344,4 @@ class LayoutReport(Drawn):
         return report_picture(self)
 
     def __str__(self) -> str:
-        rows = [[(text, "") for text in _row(tensor)] for tensor in self.tensors]
-        table = ["".join(text for text, _ in line).rstrip() for line in table_lines(_TITLES, rows)]
-        problems = [f"error: {problem}" for problem in self.problems]
-        return "\n".join([*table, "", *self.totals, *problems, *(f"warning: {text}" for text in self.doubts)])
-
-
-@lru_cache(maxsize=256)  # the layers of a model have shapes in common
-def _held(layout: TensorLayout, shape: tuple[int, ...], uneven: UnevenRule) -> tuple[bool, int] | None:
-    """Return whether all devices hold equally many elements, and their sum; `None` for too large a mesh."""
-    if layout.device_mesh is None or layout.device_mesh.size > _MAX_DEVICES:
-        return None
-    sizes = layout.partition(shape, uneven).nbytes("uint8")
-    return bool((sizes == sizes[0]).all()), sum(sizes.tolist())
-
-
-def _row(tensor: TensorReport) -> tuple[str, ...]:
-    nbytes = tensor.bytes_per_device
-    return (
-        tensor.name,
-        str(tensor.shape),
-        tensor.dtype or "?",
-        "?" if tensor.layout is None else str(tensor.layout.axes),
-        "?" if tensor.shard_shape is None else str(tensor.shard_shape),
-        "?" if nbytes is None else bytes_text(nbytes),
-        "" if tensor.rule is None else repr(tensor.rule),
-    )
-
-
-def checked_size(size: int, what: str) -> int:
-    """Return the given size.
-
-    Raises:
-        SizeOverflowError: if it is over 2**63 - 1; says what it is the size of.
-    """
-    if size > 2**63 - 1:
-        raise SizeOverflowError(f"{what} are {shown(size)}, over the limit of {2**63 - 1}")
-    return size
-
-
-def _unmatched_text(tensors: tuple[TensorReport, ...]) -> str:
-    names = ", ".join(repr(tensor.name) for tensor in tensors[:_NAMES_SHOWN])
-    more = f" and {len(tensors) - _NAMES_SHOWN} more" if len(tensors) > _NAMES_SHOWN else ""
-    nbytes = _sum(tensor.nbytes for tensor in tensors)
-    size = "" if nbytes is None else f" ({bytes_text(nbytes)})"
-    if len(tensors) == 1:
-        return f"1 name matches no rule, so every device holds it whole{size}: {names}"
-    return f"{len(tensors)} names match no rule, so every device holds them whole{size}: {names}{more}"
-
-
-def _sum(numbers: Iterable[int | None]) -> int | None:
-    total = 0
-    for number in numbers:
-        if number is None:
-            return None
-        total += number
-    return total
-
-
-def _listed(value: Any) -> Any:
-    if isinstance(value, PackedDim):
-        return {"packed": str(value)}
-    return [_listed(entry) for entry in value] if isinstance(value, tuple) else value
+        return report_text(self)

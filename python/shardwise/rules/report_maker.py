@@ -17,8 +17,9 @@ from ..packed import PackedDim
 from ..shared_tiling import SharedTiling
 from .layout_rule import LayoutRule, checked_uneven
 from .problems import Clash, IndivisibleDim, Misfit, RankMismatch
-from .report import LayoutReport, TensorReport, checked_size
+from .report import LayoutReport
 from .search import RuleSearch
+from .tensor_report import TensorReport, checked_size
 
 __all__ = ["Followers", "Names", "ReportedRules", "Used", "make_report"]
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from .._atomic import read_file, replace_file
+from .._atomic import read_file
 from .._fork import importing
 from .._text import cut, shown
-from ..errors import LayoutError, ParseError, ShardwiseError
-from ..layout import Spec, TensorLayout
+from ..errors import ParseError, ShardwiseError
+from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 from ..packed import PackedDim
 from .layout_rule import REPLICATED, LayoutRule
@@ -26,17 +26,16 @@ from .shipped import called, example_rules, rules_file
 from .wrapped import model_types
 
 __all__ = [
+    "NOT_CUT",
     "PLACING",
     "Document",
     "Rules",
     "RulesFile",
     "axes_said",
+    "check_file",
     "check_table",
     "checked_list",
-    "key_text",
-    "labels_text",
     "located",
-    "mesh_lines",
     "other_model",
     "parse_toml",
     "read_compared",
@@ -47,11 +46,6 @@ __all__ = [
     "read_replicated",
     "read_rewrites",
     "read_rules",
-    "replicated_lines",
-    "rule_text",
-    "string_text",
-    "write_lines",
-    "write_rules",
 ]
 
 #: The largest have a megabyte; to read more takes minutes.
@@ -134,7 +128,7 @@ def read_rules(file: RulesFile, config: Config | None = None) -> Rules:
         read_replicated(document, source),
         source,
         prefix,
-        _models(document),
+        tuple(document.get("models", ())),
     )
 
 
@@ -178,11 +172,7 @@ def read_compared(file: RulesFile) -> list[str]:
 
 def read_models(file: str | os.PathLike[str] | TextIO) -> tuple[str, ...]:
     """Read for models of which types a rules file is; none if it does not say."""
-    return _models(read_document(file)[0])
-
-
-def _models(document: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(document.get("models", ()))
+    return tuple(read_document(file).tables.get("models", ()))
 
 
 def read_numbers(document: Mapping[str, Any], config: Config | None, source: str) -> Numbers:
@@ -241,47 +231,6 @@ def axes_said(rules: Iterable[LayoutRule], mesh: DeviceMesh | None = None) -> st
     return f"; the file's {axes}, as in --mesh {','.join(f'{name}=4' for name in named)}"
 
 
-def replicated_lines(axes: Sequence[str]) -> list[str]:
-    """Give the line of a rules file for the axes along which all is meant to be replicated, if there are any."""
-    return [f"replicated = [{', '.join(map(string_text, axes))}]"] if axes else []
-
-
-def write_rules(file: str | os.PathLike[str] | TextIO, rules: Rules) -> None:
-    """Write a rules file; see `LayoutMap.to_toml` for what it raises."""
-    lines = [f"match = {string_text(rules.match)}", *["backtracking = true"][: rules.backtracking]]
-    mesh = rules.device_mesh
-    if rules.default is not None:
-        _check_mesh("the default", rules.default, mesh)
-        lines.append(f"default = {rule_text(rules.default)}")
-    lines += replicated_lines(rules.replicated)
-    if mesh is not None:
-        lines += ["", "[mesh]", *mesh_lines(mesh, not mesh.has_default_devices)]
-    lines += ["", "[rules]"]
-    for key, rule in rules.layouts.items():
-        _check_mesh(f"rule {shown(key)}", rule, mesh)
-        lines.append(f"{key_text(key)} = {rule_text(rule)}")
-    write_lines(file, lines)
-
-
-def write_lines(file: str | os.PathLike[str] | TextIO, lines: Iterable[str]) -> None:
-    """Write a rules file of these lines; a path is replaced as a whole or not at all.
-
-    Raises:
-        LayoutError: if a name cannot be written as UTF-8.
-    """
-    _check_file(file, "write")
-    text = "\n".join(lines) + "\n"
-    try:
-        data = text.encode()
-    except UnicodeEncodeError as error:
-        surrogate = text[error.start]
-        raise LayoutError(f"a name or label with the lone surrogate {shown(surrogate)} cannot be written") from None
-    if isinstance(file, (str, os.PathLike)):
-        replace_file(file, data)
-    else:
-        file.write(text)
-
-
 @contextmanager
 def located(place: str) -> Iterator[None]:
     """Put the place in a file before the message of an error inside, unless it is there already."""
@@ -292,13 +241,18 @@ def located(place: str) -> Iterator[None]:
         raise kind(str(error) if str(error).startswith(place) else f"{place}: {error}") from None
 
 
-def _check_file(file: object, method: str) -> None:
+def check_file(file: object, method: str) -> None:
+    """Refuse what is neither a path nor a file with a method.
+
+    Raises:
+        TypeError: if it is neither.
+    """
     if not isinstance(file, (str, os.PathLike)) and not hasattr(file, method):
         raise TypeError(f"file must be a path or a text file with {method}(), got {type(file).__name__}")
 
 
 def _text(file: str | os.PathLike[str] | TextIO, source: str) -> str:
-    _check_file(file, "read")
+    check_file(file, "read")
     if not isinstance(file, (str, os.PathLike)):
         text = file.read()
         if not isinstance(text, str):
@@ -409,7 +363,7 @@ def read_layout(value: Any, place: str, numbers: Numbers) -> LayoutRule:
 
 
 #: The words elsewhere for a dim that is not cut: in Python, in JSON, on the command line.
-_NOT_CUT = ("None", "none", "null", "-", "*")
+NOT_CUT = ("None", "none", "null", "-", "*")
 #: The most axes that a message names.
 _MOST_AXES = 8
 
@@ -435,7 +389,7 @@ def _spec(entry: Any, place: str, numbers: Numbers) -> str | tuple[str, ...] | P
     if entry in ("", []):
         return None
     if isinstance(entry, str):
-        if entry in _NOT_CUT:
+        if entry in NOT_CUT:
             raise ParseError(
                 f"{place} is {entry!r}; a dim that is not cut is [] in a rules file, and an axis of that name "
                 f"[{entry!r}]"
@@ -446,67 +400,3 @@ def _spec(entry: Any, place: str, numbers: Numbers) -> str | tuple[str, ...] | P
     raise ParseError(
         f"{place} must be the name of a mesh axis, a list of names or a table with packed, got {shown(entry)}"
     )
-
-
-def mesh_lines(mesh: DeviceMesh, with_devices: bool) -> list[str]:
-    """Give the entries of a mesh, with the labels of its devices or without."""
-    lines = [
-        f"shape = [{', '.join(map(str, mesh.shape))}]",
-        f"axis_names = [{', '.join(map(string_text, mesh.axis_names))}]",
-    ]
-    return [*lines, f"devices = {labels_text(mesh.labels())}"] if with_devices else lines
-
-
-def labels_text(labels: Iterable[object]) -> str:
-    """Give the labels of devices as a list."""
-    return f"[{', '.join(map(_label, labels))}]"
-
-
-def _label(label: object) -> str:
-    if isinstance(label, str):
-        return string_text(label)
-    if isinstance(label, int) and not isinstance(label, bool) and -(2**63) <= label < 2**63:
-        return str(label)
-    raise LayoutError(f"device {shown(label)} cannot be written: a rules file has labels that are str or 64-bit int")
-
-
-def _check_mesh(what: str, rule: LayoutRule, mesh: DeviceMesh | None) -> None:
-    if rule.layout.device_mesh != mesh:
-        raise LayoutError(f"{what} has a mesh of its own, but a rules file has one mesh for all rules")
-
-
-def rule_text(rule: LayoutRule, more: Iterable[str] = ()) -> str:
-    """Give a rule as it is written in a file, with more entries of its table."""
-    layout = rule.layout
-    axes = f"[{', '.join(map(_entry, layout.axes))}]"
-    more = list(more)
-    if layout.unreduced:
-        more.append(f"unreduced = [{', '.join(map(string_text, layout.unreduced))}]")
-    if rule.uneven is not None:
-        more.append(f"uneven = {string_text(rule.uneven)}")
-    more += [f"{key} = true" for key in ("shared", "optional") if getattr(rule, key)]
-    return f"{{ {', '.join([f'axes = {axes}', *more])} }}" if more else axes
-
-
-def _entry(spec: Spec) -> str:
-    if spec is None:
-        return "[]"
-    if isinstance(spec, PackedDim):
-        return f"{{ packed = {string_text(str(spec))} }}"
-    return (
-        string_text(spec)
-        if isinstance(spec, str) and spec not in _NOT_CUT
-        else f"[{', '.join(map(string_text, (spec,) if isinstance(spec, str) else spec))}]"
-    )
-
-
-def key_text(key: str) -> str:
-    """Give the key of a rule as it is written in a file."""
-    # Nothing is escaped in single quotes, which keeps a regular expression readable.
-    return f"'{key}'" if "'" not in key and key.isprintable() else string_text(key)
-
-
-def string_text(text: str) -> str:
-    """Give a text in quotes, with escapes."""
-    characters = (f"\\{c}" if c in '"\\' else c if c >= " " and c != "\x7f" else f"\\u{ord(c):04x}" for c in text)
-    return f'"{"".join(characters)}"'

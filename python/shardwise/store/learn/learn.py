@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from ...errors import LayoutError
 from ...rules.numbers import Config, read_config
 from ...rules.rewrites import Rewrites
 from ...rules.templates import parse_template
+from ...rules.toml_text import value_text
 from ..data.engine import check_memory, check_threads
 from ..data.location import Location
 from ..formats.open import open_checkpoint
@@ -399,9 +399,9 @@ def _text(
     """The rules file; names are changed in two steps if a new one is an old one of another tensor."""
     lines = []
     if drop:
-        lines += [f"drop = [{', '.join(map(_quoted, drop))}]", ""]
+        lines += [f"drop = {value_text(drop)}", ""]
     if numbers:
-        lines += ["[numbers]", *(f"{name} = {_value(given)}" for name, given in numbers.items()), ""]
+        lines += ["[numbers]", *(f"{name} = {value_text(given)}" for name, given in numbers.items()), ""]
     for entry in entries:
         target = dict(entry["to"])
         if is_aside:
@@ -412,8 +412,8 @@ def _text(
                     target[key] = {part: _ASIDE + name for part, name in value.items()}
                 elif key == "also":
                     target[key] = [_ASIDE + name for name in value]
-        lines += ["[[rewrite]]", f"from = {_value(_short(entry['from']))}", f"to = {_value(_short(target))}"]
-        lines += [f"size = {_value(entry['size'])}"] if "size" in entry else []
+        lines += ["[[rewrite]]", f"from = {value_text(_short(entry['from']))}", f"to = {value_text(_short(target))}"]
+        lines += [f"size = {value_text(entry['size'])}"] if "size" in entry else []
         lines.append("")
     if is_aside and entries:
         lines += ["[[rewrite]]", f'from = "{_ASIDE}{{rest*}}"', 'to = "{rest*}"', ""]
@@ -422,20 +422,3 @@ def _text(
 
 def _short(side: Mapping[str, Any]) -> Any:
     return side["name"] if list(side) == ["name"] else side
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return f"{{ {', '.join(f'{_key(key)} = {_value(one)}' for key, one in value.items())} }}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_value, value))}]"
-    return str(value).lower() if isinstance(value, (bool, int)) else _quoted(value)
-
-
-def _key(key: str) -> str:
-    return key if key.replace("_", "a").replace("-", "a").isalnum() and key.isascii() else _quoted(key)
-
-
-def _quoted(text: str) -> str:
-    # What JSON escapes, TOML does; of one character TOML alone has it that it must be.
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
