@@ -59,6 +59,12 @@ def same_tensors(path: Path, expected: Mapping[str, npt.NDArray[Any]]) -> None:
             assert (found.dtype, found.shape, found.tobytes()) == (value.dtype, value.shape, value.tobytes()), name
 
 
+def swapped(tensor: npt.NDArray[Any], first: slice, second: slice) -> None:
+    """Two stretches of a tensor change places."""
+    kept = tensor[first].copy()
+    tensor[first], tensor[second] = tensor[second], kept
+
+
 def poisoned_memory(shape: tuple[int, ...], dtype: str) -> None:
     """Leave memory that is not zero where the next arrays of such a size will be."""
     arrays = [np.full(shape, -1, dtype) for _ in range(64)]

@@ -11,7 +11,7 @@ import pytest
 
 from shardwise import LayoutError, MeshError, ParseError, SizeOverflowError
 from shardwise.dtensor import Layout, Mesh
-from tests.oracle.worker import Worker
+from tests.oracle.worker import Worker, raised
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed (pip install tensorflow-cpu)"
@@ -34,11 +34,6 @@ TPUS = ",".join(f"/job:a/task:0/device:TPU:{index}" for index in range(2))
 DIES = "dies"
 #: It writes outside of its memory, which crashes it mostly, but not always.
 WRITES_OUTSIDE = "writes outside"
-
-
-def raised(name: str) -> tuple[str, str]:
-    """What the worker answers where TensorFlow raises."""
-    return ("raised", name)
 
 
 def from_text(size: str, ids: str = "0,1,2,3", local_ids: str = "0,1,2,3", more: str = "") -> str:

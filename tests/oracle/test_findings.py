@@ -17,7 +17,7 @@ import pytest
 import shardwise as sw
 from shardwise import LayoutError, MeshError, ParseError, SizeOverflowError
 from shardwise.interop.hlo import parse_hlo
-from tests.oracle.worker import Worker
+from tests.oracle.worker import Worker, raised
 
 JAX = (
     "import jax",
@@ -50,10 +50,6 @@ class Finding:
     ours: Callable[[], Any]
     #: An exception that `ours` raises, or what it gives.
     right: Any
-
-
-def raised(name: str) -> tuple[str, str]:
-    return ("raised", name)
 
 
 def xla(name: str, text: str, theirs: Any) -> Finding:

@@ -52,6 +52,11 @@ def serve(version: Callable[[], str], answer: Callable[[Any], Any]) -> None:
         write(answers, [answer(case) for case in batch])
 
 
+def raised(name: str) -> tuple[str, str]:
+    """What a worker answers where its framework raises."""
+    return ("raised", name)
+
+
 class WorkerDied(Exception):
     """The worker died of a case, which is the argument."""
 

@@ -12,13 +12,12 @@ the compiled program, each as its name and the bytes that a device receives, cou
 from __future__ import annotations
 
 import math
-import os
 import re
 from typing import Any
 
 from tests.oracle.worker import serve
+from tests.oracle.worker_jax import version
 
-DEVICES = int(os.environ.get("SHARDWISE_JAX_DEVICES", "16"))
 KINDS = "all-gather|all-to-all|all-reduce|reduce-scatter|collective-permute"
 COLLECTIVE = re.compile(rf"= (?P<result>.*?) (?P<kind>{KINDS})(?P<start>-start)?\((?P<operands>.*?)\)")
 ARRAY = re.compile(r"\bf32\[([0-9,]*)\]")
@@ -76,14 +75,6 @@ def group_size(line: str) -> int:
     listed = re.search(r"replica_groups=\{\{([0-9,]*)\}", line)
     assert listed is not None, line
     return len(listed[1].split(","))
-
-
-def version() -> str:
-    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={DEVICES}"
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    import jax
-
-    return str(jax.__version__)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any
 from tests.store.stores import Store
 from tests.store.tasks import TASK, files, rules
 
-__all__ = ["FORMS", "TRIPS", "WAYS", "AtOnce", "Flaky", "Trip", "name_of", "settings"]
+__all__ = ["FORMS", "TRIPS", "WAYS", "AtOnce", "Flaky", "Stopped", "Trip", "name_of", "settings"]
 
 FORMS = ("safetensors", "hf", "sharded", "dcp")
 #: From where to where; the tests of those with S3 need its server.
@@ -82,6 +82,10 @@ class Trip:
         hidden = [str(getattr(each, "name", each)) for each in beside]
         assert not [name for name in hidden if name.startswith(".")]
         return files(path) if self._target is None else self._target.objects(path)
+
+
+class Stopped(Exception):
+    """Raised by a caller's own function, to end a run."""
 
 
 class AtOnce(ThreadPoolExecutor):

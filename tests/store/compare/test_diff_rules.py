@@ -12,6 +12,7 @@ import pytest
 
 import shardwise as sw
 from shardwise.cli import main
+from tests.checks import swapped
 
 from ...oracle import engines
 
@@ -37,11 +38,6 @@ def test_a_right_conversion(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
     assert capsys.readouterr().out == "the same tensors\n"
     config = str(source / "config.json")
     assert main(["diff", str(target), str(source), "--source-rules", rules, "--config", config, "--quiet"]) == 0
-
-
-def swapped(tensor: np.ndarray[Any, Any], first: slice, second: slice) -> None:
-    kept = tensor[first].copy()
-    tensor[first], tensor[second] = tensor[second], kept
 
 
 def gate_and_up(converted: Tensors) -> tuple[str, list[tuple[int, int]]]:

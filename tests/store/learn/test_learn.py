@@ -16,6 +16,7 @@ import pytest
 import shardwise as sw
 from shardwise.cli import main
 from shardwise.store import learn_rewrites
+from tests.checks import swapped
 
 from ...cli.conftest import write_checkpoint
 from ...oracle import engines
@@ -132,11 +133,6 @@ def test_conversions_of_engines(tmp_path: Path, name: str, engine: str) -> None:
     forward = learnt(tmp_path / "a", tmp_path / "b")
     assert forward.sets[0].drop == ()
     learnt(tmp_path / "b", tmp_path / "a")
-
-
-def swapped(tensor: np.ndarray[Any, Any], first: slice, second: slice) -> None:
-    kept = tensor[first].copy()
-    tensor[first], tensor[second] = tensor[second], kept
 
 
 @pytest.mark.parametrize("what", ["gate and up", "two heads"])

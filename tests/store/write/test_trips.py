@@ -25,7 +25,7 @@ import pytest
 import shardwise as sw
 from tests.checks import same_tensors
 from tests.store.tasks import MESH, files, rules, saved, write_replica
-from tests.store.trips import FORMS, TRIPS, WAYS, AtOnce, Flaky, Trip, name_of, settings
+from tests.store.trips import FORMS, TRIPS, WAYS, AtOnce, Flaky, Stopped, Trip, name_of, settings
 
 # Of asynchronous connections that the server closes, and of packages that warn about each other.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -253,10 +253,6 @@ def test_memory_is_divided_and_the_window_is_bounded(trip: Trip, given: Path, ex
         plan.run(memory=4)
     with pytest.raises((sw.ParseError, FileNotFoundError)):
         sw.open_checkpoint(other)
-
-
-class Stopped(Exception):
-    """Of the caller's."""
 
 
 @pytest.mark.parametrize(("error", "threads"), [(KeyboardInterrupt, 1), (KeyboardInterrupt, 2), (Stopped, 1)])

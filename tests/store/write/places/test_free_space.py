@@ -12,6 +12,7 @@ import pytest
 import shardwise as sw
 from shardwise.cli import main
 from shardwise.store.write.places import folder as disk
+from tests.store.trips import Stopped
 
 MIB = 2**20
 
@@ -20,10 +21,6 @@ MIB = 2**20
 def source(tmp_path: Path) -> Path:
     sw.save_checkpoint(tmp_path / "src.safetensors", {f"{i}": np.full(MIB // 4, i, "f4") for i in range(4)})
     return tmp_path / "src.safetensors"
-
-
-class Stopped(Exception):
-    pass
 
 
 def stop(done: int, total: int) -> None:

@@ -15,14 +15,9 @@ from shardwise.store.data.object_files import ObjectFile
 from shardwise.store.data.objects import ObjectStatus
 from shardwise.store.write.places.gather import fetch_pieces
 from tests.store.stores import Store
-from tests.store.tasks import rules, saved
+from tests.store.tasks import rules
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return saved(tmp_path)
 
 
 def put(store: Store, source: Path) -> sw.ObjectPath:

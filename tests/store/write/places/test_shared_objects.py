@@ -37,6 +37,7 @@ from shardwise.store.write.run.run import run_whole
 from tests.store.stores import Store, wrapped
 from tests.store.tasks import files, forge, unpacked, write_replica
 from tests.store.toxic import Times
+from tests.store.trips import name_of
 
 # Of asynchronous connections that the server closes, and of packages that warn about each other.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -76,12 +77,8 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "source"
 
 
-def named(to: str) -> str:
-    return "new.safetensors" if to == "safetensors" else "new"
-
-
 def expected(source: Path, to: Any) -> dict[str, bytes]:
-    target = source.parent / to / named(to)
+    target = source.parent / to / name_of(to)
     if not target.exists():
         target.parent.mkdir()
         sw.reshard_checkpoint(source, target, rules(), to=to)
@@ -126,7 +123,7 @@ def test_the_bytes_of_a_disk(small_parts: Store, source: Path, to: Any, remote: 
     if remote:
         src = small_parts.place("source")
         small_parts.put(source, src)
-    place = small_parts.place(named(to))
+    place = small_parts.place(name_of(to))
     plan = planned(src, place, to)
     assert len(plan.tasks) > 4
     done = sum(plan.run((part, 3)) for part in (3, 1, 2, 1))
@@ -165,7 +162,7 @@ def test_once(s3: Store, large: Path, to: Any, src: str, is_planned: bool, monke
     if src == "store":
         source = s3.place("source")
         s3.put(large, source)
-    place = s3.place(named(to))
+    place = s3.place(name_of(to))
     if is_planned:
         plan = sw.plan_checkpoint(source, place, rules(), to=to)
         assert plan.is_shared
@@ -680,9 +677,9 @@ class _Nowhere:
 def test_where_objects_are_made_whole(memory: Store, source: Path, large: Path, to: Any) -> None:
     """Of small ones, in stores without parts in any order, and where most would be too short for a part."""
     nowhere = ObjectPath("s3://bucket/new", filesystem=_Nowhere())
-    place = nowhere.with_name(named(to))
+    place = nowhere.with_name(name_of(to))
     assert not sw.plan_checkpoint(source, place, rules(), to=to).is_shared
-    assert not sw.plan_checkpoint(large, memory.place(named(to)), rules(), to=to).is_shared
+    assert not sw.plan_checkpoint(large, memory.place(name_of(to)), rules(), to=to).is_shared
     assert not sw.plan_checkpoint(large, place, rules(), to=to, task_bytes=2**20).is_shared
     assert sw.plan_checkpoint(large, place, rules(), to=to).is_shared == (to != "dcp")
 
@@ -716,7 +713,7 @@ def test_parts_are_as_s3_takes_them(data: st.DataObject) -> None:
     to: Any = data.draw(st.sampled_from(FORMS))
     with tempfile.TemporaryDirectory() as folder:
         sw.save_checkpoint(Path(folder, "a.safetensors"), tensors, sync=False)
-        place = ObjectPath("s3://bucket/new", filesystem=_Nowhere()).with_name(named(to))
+        place = ObjectPath("s3://bucket/new", filesystem=_Nowhere()).with_name(name_of(to))
         plan = with_shares(
             sw.plan_checkpoint(Path(folder, "a.safetensors"), place, layouts, to=to), limits, task, 2**28
         )

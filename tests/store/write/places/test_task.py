@@ -13,12 +13,7 @@ from shardwise.store.data.engine import DIGEST_MODULUS
 from shardwise.store.write.places.place import receipt_from_line, receipt_line
 from shardwise.store.write.places.task import TaskReceipt
 from shardwise.store.write.run.run import parts_of
-from tests.store.tasks import contents, planned, rules, saved
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return saved(tmp_path)
+from tests.store.tasks import contents, planned, rules
 
 
 @pytest.mark.heavy

@@ -22,12 +22,7 @@ from shardwise.cli import main
 from shardwise.store.write.forms.files import NO_DIGESTS, WrittenFile
 from shardwise.store.write.places.place import receipt_line
 from shardwise.store.write.plan.tables import TABLES
-from tests.store.tasks import folder_of, forge, planned, saved, unpacked
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return saved(tmp_path)
+from tests.store.tasks import folder_of, forge, planned, unpacked
 
 
 def test_a_plan_of_another_version_edited_or_damaged(source: Path, tmp_path: Path) -> None:

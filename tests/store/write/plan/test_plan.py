@@ -14,12 +14,7 @@ from hypothesis import strategies as st
 
 import shardwise as sw
 from shardwise.store.write.plan.plan import WritePlan
-from tests.store.tasks import TASK, planned, saved
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return saved(tmp_path)
+from tests.store.tasks import TASK, planned
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import shardwise as sw
 from shardwise.store.write.request import spool
 from tests.checks import same_tensors
+from tests.store.trips import Stopped
 
 
 @pytest.fixture
@@ -33,10 +34,6 @@ def float32(source: Path) -> dict[str, bytes]:
 def stored(path: Path) -> dict[str, bytes]:
     with sw.open_checkpoint(path) as checkpoint:
         return {name: checkpoint.read(name).tobytes() for name in checkpoint}
-
-
-class Stopped(Exception):
-    pass
 
 
 class After:

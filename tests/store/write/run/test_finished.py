@@ -14,6 +14,7 @@ import pytest
 import shardwise as sw
 from shardwise.cli import main
 from tests.store.tasks import folder_of
+from tests.store.trips import name_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -36,10 +37,6 @@ def weights(seed: int) -> dict[str, np.ndarray[Any, Any]]:
 def source(tmp_path: Path) -> Path:
     sw.save_checkpoint(tmp_path / "src.safetensors", weights(1))
     return tmp_path / "src.safetensors"
-
-
-def name_of(to: str) -> str:
-    return "new.safetensors" if to == "safetensors" else "new"
 
 
 def settings(to: str) -> dict[str, Any]:

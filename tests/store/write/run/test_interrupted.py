@@ -10,12 +10,7 @@ import pytest
 import shardwise as sw
 from shardwise.store.write.places.work import Work, crew_for
 from tests.store.stores import Store
-from tests.store.tasks import TASK, direct, planned, rules, saved
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return saved(tmp_path)
+from tests.store.tasks import TASK, direct, planned, rules
 
 
 @pytest.mark.parametrize(

@@ -20,15 +20,10 @@ from shardwise.store.data.codecs import decompress
 from shardwise.store.write.places.task import Task
 from shardwise.store.write.places.uploads import Comparison
 from tests.store.stores import Store
-from tests.store.tasks import TASK, contents, direct, folder_of, planned, rules, saved
+from tests.store.tasks import TASK, contents, direct, folder_of, planned, rules
 
 from ...torch_files import save as torch_file
 from ...torch_files import tensor
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return saved(tmp_path)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
