@@ -3,11 +3,13 @@
 python docs/pictures/make.py
 """
 
+import functools
 import runpy
 from collections.abc import Iterator
 from pathlib import Path
 
 import shardwise as sw
+from shardwise.propagate import LocalEinsum
 
 
 def pictures() -> Iterator[tuple[str, str]]:
@@ -21,11 +23,29 @@ def pictures() -> Iterator[tuple[str, str]]:
     yield "mesh.svg", sw.draw(sw.DeviceMesh((16, 16), ("data", "model")))
     before, after = sw.TensorLayout(("data", "model"), eight), sw.TensorLayout((None, "model"), eight)
     yield "plan.svg", sw.draw(sw.plan_reshard(before.partition((6, 8)), after.partition((6, 8))))
+    for name, found in einsums():
+        yield f"einsum-{name}.svg", sw.draw(found)
     for name, ranks in (("qkv-4.svg", 4), ("qkv.svg", 16)):
         dim = sw.packed.qkv(64, 8, 128, "tp")
         mesh = sw.DeviceMesh((ranks,), ("tp",), [f"rank {i}" for i in range(ranks)])
         yield name, sw.draw(sw.TensorLayout((dim, None), mesh), (10240, 8192))
     yield "palette.svg", runpy.run_path(str(Path(__file__).with_name("palette.py")))["picture"]()
+
+
+def einsums() -> Iterator[tuple[str, LocalEinsum]]:
+    """Give the einsums of the page about them."""
+    mesh = sw.DeviceMesh((2, 4), ("dp", "tp"))
+    up, down = [(32, 2048, 4096), (4096, 14336)], [(32, 2048, 14336), (14336, 4096)]
+    whole, rows, columns = ("dp", None, None), ("tp", None), (None, "tp")
+    ask = functools.partial(sw.einsum, mesh=mesh, dtype="bfloat16")
+    yield "column", ask("bsd,df->bsf", x=whole, w=columns, shapes=up)
+    yield "row", ask("bsf,fd->bsd", x=("dp", None, "tp"), w=rows, shapes=down)
+    yield "fsdp", ask("bsd,df->bsf", x=whole, w=("dp", "tp"), shapes=up)
+    yield "sequence", ask("bsf,fd->bsd", x=("dp", None, "tp"), w=rows, shapes=down, out=("dp", "tp", None))
+    tokens = [(4096, 8, 640), (4096, 1024)]
+    yield "experts", sw.einsum("tec,td->ecd", mask=whole, x=("dp", None), shapes=tokens, mesh=mesh, out=whole)
+    heads = ("dp", None, "tp", None)
+    yield "attention", ask("bshk,bthk->bhst", q=heads, k=heads, shapes=[(32, 2048, 32, 128)] * 2)
 
 
 if __name__ == "__main__":

@@ -38,10 +38,12 @@ from .tiling import Tiling
 
 if TYPE_CHECKING:
     from . import array as array
+    from . import computation as computation
     from . import deploy as deploy
     from . import dtensor as dtensor
     from . import execute as execute
     from . import interop as interop
+    from . import propagate as propagate
     from . import quantized as quantized
     from . import reshard as reshard
     from . import rules as rules
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from .deploy.read import read_rules
     from .model.scope import layout_map_scope
     from .model.variable import Variable, initialize_variables
+    from .propagate.einsum import einsum
     from .reshard.model.plan import plan_model
     from .reshard.plan import plan_reshard
     from .reshard.refit import plan_refit
@@ -97,6 +100,7 @@ __all__ = [
     "digest",
     "distribute_tensor",
     "draw",
+    "einsum",
     "example_rules",
     "initialize_variables",
     "layout_map_scope",
@@ -117,6 +121,7 @@ _LAZY = {
     "deploy.read": ("read_rules",),
     "model.scope": ("layout_map_scope",),
     "model.variable": ("Variable", "initialize_variables"),
+    "propagate.einsum": ("einsum",),
     "reshard.model.plan": ("plan_model",),
     "reshard.plan": ("plan_reshard",),
     "reshard.refit": ("plan_refit",),
@@ -141,7 +146,20 @@ _LAZY = {
 __getattr__, __dir__ = lazy(
     globals(),
     _LAZY,
-    ("array", "deploy", "dtensor", "execute", "interop", "packed", "quantized", "reshard", "rules", "store"),
+    (
+        "array",
+        "computation",
+        "deploy",
+        "dtensor",
+        "execute",
+        "interop",
+        "packed",
+        "propagate",
+        "quantized",
+        "reshard",
+        "rules",
+        "store",
+    ),
 )
 
 # A framework that is not imported needs nothing from this package.

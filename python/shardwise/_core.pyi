@@ -12,6 +12,7 @@ __all__ = [
     "CopyJob",
     "DtensorLayout",
     "DtensorMesh",
+    "FactorRule",
     "FileLock",
     "Layout",
     "Mesh",
@@ -32,6 +33,7 @@ __all__ = [
     "decode_mesh",
     "encode_layout",
     "encode_mesh",
+    "factor_rule",
     "free_space",
     "joined_crc",
     "mapped_files",
@@ -41,6 +43,7 @@ __all__ = [
     "publish",
     "read_dcp_index",
     "read_pickle",
+    "settle",
     "sync_files",
 ]
 
@@ -121,6 +124,45 @@ class PackedPartition(_Divided):
     def all_pieces(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]: ...
     def array_sizes(self) -> npt.NDArray[np.int64]: ...
     def held_sizes(self) -> npt.NDArray[np.int64]: ...
+
+@final
+class FactorRule:
+    def __new__(
+        cls,
+        text: str,
+        kinds: list[tuple[str, str]],
+        blocked: Sequence[str],
+        sizes: list[tuple[str, int]],
+        reduction: str,
+        order: Sequence[str],
+        /,
+    ) -> FactorRule: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def tensors(self) -> tuple[tuple[tuple[int, ...], ...], ...]: ...
+    @property
+    def operands(self) -> int: ...
+    @property
+    def factors(self) -> tuple[tuple[int, Any, bool], ...]: ...
+    @property
+    def reduction(self) -> str: ...
+    def sized(self, shapes: Sequence[Sequence[int]], /) -> FactorRule: ...
+
+def factor_rule(
+    op: str, operands: Sequence[Sequence[int]], results: Sequence[Sequence[int]], attributes: dict[str, Any], /
+) -> FactorRule: ...
+def settle(
+    mesh: Mesh,
+    rule: FactorRule,
+    shapes: Sequence[Sequence[int]],
+    layouts: Sequence[Sequence[Sequence[str]] | None],
+    itemsizes: Sequence[int],
+    kept: Sequence[str],
+    policy: str,
+    elementwise: bool,
+    /,
+) -> tuple[Any, ...]: ...
 
 @final
 class RuleSet:

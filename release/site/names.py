@@ -25,7 +25,7 @@ def public_names() -> list[str]:
     found = [f"shardwise.{module}.{name}".replace("..", ".") for module in modules for name in _listed(module)]
     # Names of these that are at the top too are there.
     top = set(_listed(""))
-    below = ("array", "execute", "reshard", "rules", "store")
+    below = ("array", "computation", "execute", "propagate", "reshard", "rules", "store")
     found += [f"shardwise.{module}.{name}" for module in below for name in _listed(module) if name not in top]
     # `translation` is where the names of `interop` itself are made.
     found = [name.replace(".interop.translation.", ".interop.") for name in found]

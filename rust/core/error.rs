@@ -459,6 +459,22 @@ pub enum Error {
         /// The box.
         text: String,
     },
+    /// An op that is not known, or whose attributes or shapes are not such an op's.
+    #[error("op {op}: {why}", op = shown::text(op))]
+    Op {
+        /// Its name.
+        op: String,
+        /// What is wrong.
+        why: String,
+    },
+    /// A factor rule that is not one, or does not fit the shapes of an op.
+    #[error("factor rule {rule}: {why}", rule = shown::text(rule))]
+    FactorRule {
+        /// Its text.
+        rule: String,
+        /// What is wrong.
+        why: String,
+    },
     /// A budget below one element.
     #[error("max_bytes_in_flight is {given}; it must hold at least one element of {itemsize} bytes")]
     Budget {
@@ -568,6 +584,8 @@ impl Error {
             | Self::BoxMissing { .. }
             | Self::ManyPieces { .. }
             | Self::Collective { .. }
+            | Self::Op { .. }
+            | Self::FactorRule { .. }
             | Self::Budget { .. }
             | Self::OverlapsItself { .. }
             | Self::OverlapsOther { .. } => ErrorKind::Layout,

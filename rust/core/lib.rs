@@ -20,7 +20,9 @@
 //! | [`pickle`] | what a Python pickle says, with nothing of it run |
 //! | [`dcp`] | the index of PyTorch's distributed checkpoints, from its pickle |
 //! | [`dtensor`] | TensorFlow's mesh and layout: their text and wire format |
+//! | [`factor`] | how an op computes with tensors that are cut |
 //! | [`collective`] | the same as a short sequence of collectives, and what they cost |
+//! | [`propagate`] | what layouts come out of an op, and what it computes with |
 //! | [`copy`] | the same from memory to memory |
 //!
 //! Sizes and offsets are `i64` and never negative; every product of sizes is checked. Nothing here knows of Python,
@@ -45,6 +47,7 @@ pub mod copy;
 pub mod dcp;
 pub mod dtensor;
 pub mod error;
+pub mod factor;
 pub mod index;
 pub mod layout;
 pub mod locate;
@@ -54,6 +57,7 @@ pub mod parallel;
 pub mod partition;
 pub mod pickle;
 pub mod plan;
+pub mod propagate;
 pub mod region;
 mod room;
 pub mod rules;

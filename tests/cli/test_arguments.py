@@ -22,7 +22,7 @@ def test_every_command_and_every_argument_says_what_it_is_for() -> None:
     assert "usage: shardwise [-h] [--version] COMMAND ..." in parser.format_help()
     assert parser.epilog == "Run shardwise COMMAND --help for more about a command."
     found = list(commands(parser))
-    assert len(found) == 16
+    assert len(found) == 17
     for name, summary, command in found:
         assert summary, name
         assert command.description, name
@@ -41,6 +41,7 @@ TRANSLATE = ["translate", "--mesh", "x=2", "--layout", "x"]
     ("arguments", "message"),
     [
         (TRANSLATE[:3], "--layout"),
+        (["einsum", "i->i", "x", "--mesh", "x=2"], "--shapes"),
         ([TRANSLATE[0], *TRANSLATE[3:]], "--mesh"),
         (["report", "a.safetensors", "--mesh", "x=2"], "--rules"),
         (["report", "a", "--rules", "gpt2", "--uneven", "odd"], "invalid choice: 'odd'"),

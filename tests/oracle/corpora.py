@@ -4,6 +4,8 @@ A folder has files `NAME.json.gz`, each `{"source", "seed", "cases": [...]}`, ma
 that the framework refuses has `"refused"` in place of answers. For each file that is known here, this asks the public
 API the same, as a user would, and prints how many cases are equal, how many both refuse, and which differ.
 
+Files of ops have what compilers say about them (see `tests.oracle.computations`).
+
 A folder may have quantized checkpoints instead, each a folder with `expected.json` (see `tests.oracle.quantized`), and
 `cases.json`, of sizes that did not fit (see `tests.oracle.quantized_cases`).
 """
@@ -25,7 +27,7 @@ import shardwise as sw
 from shardwise import deploy
 from shardwise.deploy import ExpertMap, megatron
 
-from . import allocations, quantized, quantized_cases
+from . import allocations, computations, quantized, quantized_cases
 
 #: How many differences are shown for each file.
 SHOWN = 5
@@ -383,6 +385,10 @@ KNOWN: dict[str, Callable[[list[Case]], Iterator[tuple[str, str]]]] = {
 }
 
 
+#: The same of files whose cases are never refused.
+COMPUTATIONS = computations.KNOWN
+
+
 def cases_of(file: Path) -> list[Case]:
     with gzip.open(file) as opened:
         document: dict[str, Any] = json.load(opened)
@@ -393,32 +399,42 @@ def cases_of(file: Path) -> list[Case]:
 def compare(name: str, cases: list[Case]) -> Comparison:
     """Compare all cases of a file."""
     comparison = Comparison()
+    if name in COMPUTATIONS:
+        for case, ask in COMPUTATIONS[name](cases):
+            comparison.add(case, compared(False, ask))
+        return comparison
     for case, outcome in KNOWN[name](cases):
         comparison.add(case, outcome)
     return comparison
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    known = [*KNOWN, *COMPUTATIONS]
     parser = argparse.ArgumentParser(prog="python -m tests.oracle.corpora", description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="a folder with files NAME.json.gz")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"only these of {', '.join(KNOWN)}")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"only these of {', '.join(known)}")
     given = parser.parse_args(arguments)
     failed = False
     if not given.names:
         for name, found in compare_quantized(given.folder):
             failed |= shown(name, found)
-    files = {name: given.folder / f"{name}.json.gz" for name in given.names or KNOWN}
+    files = {name: given.folder / f"{name}.json.gz" for name in given.names or known}
     if not any(file.is_file() for file in files.values()):
         if (given.folder / "cases.json").is_file() or quantized.folders(given.folder):
             return int(failed)
         print(f"{given.folder} has none of {', '.join(f'{name}.json.gz' for name in files)}", file=sys.stderr)
         return 2
     for name, file in files.items():
-        if name not in KNOWN or not file.is_file():
-            print(f"{name}: not there" if name in KNOWN else f"{name}: not known here")
+        if name not in known or not file.is_file():
+            if given.names:
+                print(f"{name}: not there" if name in known else f"{name}: not known here")
             failed |= bool(given.names)
             continue
         failed |= shown(name, compare(name, cases_of(file)))
+    if not given.names:
+        for file in sorted(given.folder.glob("*.json.gz")):
+            if (name := file.name.removesuffix(".json.gz")) not in known:
+                print(f"{name}: not known here")
     return int(failed)
 
 

@@ -5,12 +5,12 @@
 | `arguments`, `notation` | the arguments; meshes, shapes and layouts as text |
 | `report`, `checkpoints`, `plan`, `tasks`, `learn` | the commands about checkpoints |
 | `fits`, `state` | sizes that fit; what ranks need |
-| `show`, `translate`, `rules`, `completion` | the other commands |
+| `show`, `translate`, `einsum`, `rules`, `completion` | the other commands |
 | `layouts` | the layouts of a rules file |
 | `terminal`, `progress` | output; progress |
 
 For checkpoints: `report`, `reshard`, `extract`, `plan`, `run`, `commit`, `verify`, `diff`, `learn`, `inspect`,
-`fits`, `state`; for layouts: `show`, `translate`.
+`fits`, `state`; for layouts: `show`, `translate`, `einsum`.
 
 Without a command it prints its help. `rules` prints the rules files that come with the package, `completion` the script
 for shell completion.
@@ -135,6 +135,10 @@ def _run(options: argparse.Namespace) -> int:
         from .show import run_show
 
         return run_show(Screen(), options)
+    if options.command == "einsum":
+        from .einsum import run_einsum
+
+        return run_einsum(Screen(), options)
     if options.command == "translate":
         from .translate import run_translate
 

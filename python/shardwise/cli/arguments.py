@@ -51,6 +51,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_report(commands)
     _add_show(commands)
     _add_translate(commands)
+    _add_einsum(commands)
     _add_reshard(commands)
     _add_extract(commands)
     _add_plan(commands)
@@ -132,6 +133,37 @@ def _add_translate(commands: "argparse._SubParsersAction[_Parser]") -> None:
         "--to", metavar="DIALECTS", help="jax,torch,tf,keras,hlo,shardy,megatron; the default is all"
     )
     _add_json(translate)
+
+
+def _add_einsum(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    einsum = commands.add_parser(
+        "einsum",
+        help="say what an einsum on cut tensors gives, and what it moves",
+        description=(
+            "Give the layout of an einsum's result, the collectives before and after it with the bytes that each "
+            "device receives, the local shapes, the flops, and why."
+        ),
+    )
+    einsum.add_argument("einsum", metavar="EINSUM", help="one or two operands and a result, as in 'bsd,df->bsf'")
+    einsum.add_argument(
+        "layouts",
+        metavar="LAYOUT",
+        nargs="+",
+        help="the layout of each operand, as in dp,-,- -,tp; ? for one that the policy is to give",
+    )
+    einsum.add_argument("--shapes", metavar="SHAPE", nargs="+", required=True, help="the shape of each operand")
+    einsum.add_argument("--mesh", metavar="AXES", required=True, help=_MESH_HELP)
+    einsum.add_argument("--dtype", metavar="DTYPE", default="float32", help="of all tensors; the default is float32")
+    einsum.add_argument(
+        "--policy",
+        metavar="POLICY",
+        choices=("explicit", "shardy", "least"),
+        default="shardy",
+        help="what decides where layouts disagree: nothing, Shardy's rules (the default), or the fewest bytes",
+    )
+    einsum.add_argument("--out", metavar="LAYOUT", help="the layout that the result is to have")
+    einsum.add_argument("--unreduced", metavar="AXES", help="with --out: axes over which the result stays addends")
+    _add_json(einsum)
 
 
 def _add_reshard(commands: "argparse._SubParsersAction[_Parser]") -> None:
@@ -542,11 +574,14 @@ def _add_work(command: _Parser) -> None:
 
 
 def _joined(arguments: Sequence[str]) -> list[str]:
-    """Join `--layout` with what follows: argparse takes a layout such as `-,model` for an option."""
+    """Join `--layout` and `--out` with what follows: argparse takes such as `-,model` for an option.
+
+    One that stands alone, as those of `einsum` do, begins with a space instead.
+    """
     joined: list[str] = []
     for argument in arguments:
-        if joined and joined[-1] == "--layout":
+        if joined and joined[-1] in ("--layout", "--out"):
             joined[-1] += f"={argument}"
         else:
-            joined.append(argument)
+            joined.append(f" {argument}" if joined[:1] == ["einsum"] and argument.startswith("-,") else argument)
     return joined

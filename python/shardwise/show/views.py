@@ -102,20 +102,27 @@ def _unit_partition(layout: TensorLayout) -> Partition | None:
 
 
 def tilings_picture(tilings: Sequence[Tiling], names: Sequence[str], more: str = "") -> Picture:
-    """Give the picture of who holds which part of a tensor, or of several tilings of one shape.
+    """Give the picture of who holds which part of a tensor, or of several tilings, each of its own shape perhaps.
 
     What they have in common has the same colour in all of them: the first holder of a shard, or all holders of a block.
     If there are more shards than colours, they have none.
     """
-    shape = tilings[0].shape
-    if len(shape) > _MOST_DIMS:
-        text = f"{len(shape)} dims are too many to draw; at most {_MOST_DIMS} are"
+    rank = max(len(tiling.shape) for tiling in tilings)
+    if rank > _MOST_DIMS:
+        text = f"{rank} dims are too many to draw; at most {_MOST_DIMS} are"
         return Picture("tiling", text, (View((text,), ()),))
     grids: list[Cells | None] = [_cells(tiling) for tiling in tilings]
-    regular = [cells.counts for cells in grids if cells is not None]
-    plane = plane_of(regular) if regular else ()
+    # Tilings of one shape are drawn over the same dims.
+    regular: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+    for tiling, cells in zip(tilings, grids, strict=True):
+        if cells is not None:
+            regular.setdefault(tiling.shape, []).append(cells.counts)
+    planes = {shape: plane_of(counts) for shape, counts in regular.items()}
     for most, widest in ((_MOST_CELLS, _MOST_SIDE), (MOST_KEYS, None), (MOST_KEYS // 2, None)):
-        parts = [[] if cells is None else blocks_of(cells, plane, most, widest) for cells in grids]
+        parts = [
+            [] if cells is None else blocks_of(cells, planes[tiling.shape], most, widest)
+            for tiling, cells in zip(tilings, grids, strict=True)
+        ]
         is_single = all(block.size == 1 for blocks in parts for block in blocks)
         if widest is not None and not is_single:
             continue
@@ -131,7 +138,7 @@ def tilings_picture(tilings: Sequence[Tiling], names: Sequence[str], more: str =
         captions = _captions(tiling)
         head = (f"{names[at]}: {captions[0]}" if names[at] else captions[0], *captions[1:])
         if cells is not None:
-            views.append(View(head, tuple(panels_of(cells, plane, blocks, keys[at])), _notes(blocks)))
+            views.append(View(head, tuple(panels_of(cells, planes[tiling.shape], blocks, keys[at])), _notes(blocks)))
         elif isinstance(tiling, Partition):
             view, holders = packed_view(tiling, head[0], head[1:])
             views.append(colours.listed(view, holders))

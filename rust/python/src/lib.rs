@@ -6,6 +6,7 @@ mod collective;
 mod convert;
 mod dtensor;
 mod errors;
+mod factor;
 mod io;
 mod layout;
 mod memory;
@@ -13,6 +14,7 @@ mod mesh;
 mod packed;
 mod partition;
 mod pickle;
+mod propagate;
 mod reshard;
 mod rules;
 mod tiling;
@@ -29,6 +31,7 @@ use crate::errors::{guard, note_panics};
 pub fn fill(module: &Bound<'_, PyModule>) -> PyResult<()> {
     note_panics();
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<factor::FactorRule>()?;
     module.add_class::<layout::Layout>()?;
     module.add_class::<mesh::Mesh>()?;
     module.add_class::<packed::PackedPartition>()?;
@@ -55,12 +58,14 @@ pub fn fill(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(dtensor::encode_mesh, module)?)?;
     module.add_function(wrap_pyfunction!(dtensor::parse_device, module)?)?;
     module.add_function(wrap_pyfunction!(dtensor::print_device, module)?)?;
+    module.add_function(wrap_pyfunction!(factor::factor_rule, module)?)?;
     module.add_function(wrap_pyfunction!(io::free_space, module)?)?;
     module.add_function(wrap_pyfunction!(io::mapped_files, module)?)?;
     module.add_function(wrap_pyfunction!(io::publish, module)?)?;
     module.add_function(wrap_pyfunction!(io::sync_files, module)?)?;
     module.add_function(wrap_pyfunction!(pickle::read_dcp_index, module)?)?;
     module.add_function(wrap_pyfunction!(pickle::read_pickle, module)?)?;
+    module.add_function(wrap_pyfunction!(propagate::settle, module)?)?;
     module.add_function(wrap_pyfunction!(reshard::balance_model, module)?)?;
     module.add_function(wrap_pyfunction!(_panic, module)?)?;
     prepare(module)

@@ -1,0 +1,233 @@
+"""Factor rules: the dims of an op's tensors as products of factors, and what becomes of the op if one is cut."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Literal
+
+from .._arguments import instance, integer, sizes_of
+from .._core import FactorRule as CoreRule
+from .._core import factor_rule as core_rule
+from .._text import shown
+
+__all__ = ["FactorRule", "Kind", "factor_rule"]
+
+_FACTOR = re.compile(r"[A-Za-z](?:_[0-9]+)?")
+
+#: The effect on an op when a factor is cut: each device has its part of the result; an addend of it; the op needs it
+#: whole; each device has its part, and needs a few elements of its neighbours.
+Kind = Literal["pass", "sum", "whole", "shift"]
+
+#: For each dim of a tensor the names of its factors, major first.
+Dims = tuple[tuple[str, ...], ...]
+
+
+class FactorRule:
+    """A rule that says how an op computes with tensors that are cut.
+
+    Args:
+        text: for each operand and result its dims, and for each dim its factors, major first: a letter each, or a
+            letter with a number, such as `z_1`. `"([i,k],[k,j])->([i,j])"` is a matrix product.
+        sum: the factors that the op adds up, so that devices which cut one have addends of the result.
+        whole: those that it needs whole.
+        shift: those of which a device needs a few elements of its neighbours.
+        blocked: those whose cut is not taken over by the other tensors.
+        sizes: the sizes of factors that no shape tells: those of dims with several.
+        reduction: what puts addends together: `"add"`, `"maximum"`, `"minimum"`, `"multiply"`, `"and"` or `"or"`.
+
+    Raises:
+        LayoutError: if the text is not a rule, or there is no such factor.
+
+    Rules are immutable, comparable, hashable and picklable; equal rules may have other names for their factors.
+
+    >>> rule = FactorRule("([i,k],[k,j])->([i,j])", sum="k")
+    >>> rule.kinds["k"], rule.of([(4, 8), (8, 16)], [(4, 16)]).sizes["k"]
+    ('sum', 8)
+    """
+
+    __slots__ = ("_core", "_names")
+
+    _core: CoreRule
+    _names: tuple[str, ...]
+
+    def __init__(
+        self,
+        text: str,
+        *,
+        sum: str | Iterable[str] = (),  # noqa: A002
+        whole: str | Iterable[str] = (),
+        shift: str | Iterable[str] = (),
+        blocked: str | Iterable[str] = (),
+        sizes: Mapping[str, int] = MappingProxyType({}),
+        reduction: str = "add",
+    ) -> None:
+        named = {"sum": _names("sum", sum), "whole": _names("whole", whole), "shift": _names("shift", shift)}
+        kinds = [(name, kind) for kind, names in named.items() for name in names]
+        known = [(instance("sizes", name, str), integer(f"sizes[{name!r}]", size)) for name, size in sizes.items()]
+        core = CoreRule(
+            instance("text", text, str),
+            kinds,
+            _names("blocked", blocked),
+            known,
+            instance("reduction", reduction, str),
+            (),
+        )
+        self._core, self._names = core, tuple(dict.fromkeys(_FACTOR.findall(text)))
+
+    @classmethod
+    def _of(cls, core: CoreRule, names: tuple[str, ...] | None = None) -> FactorRule:
+        rule = object.__new__(cls)
+        rule._core = core
+        rule._names = tuple(map(_factor_name, range(len(core.factors)))) if names is None else names
+        return rule
+
+    @classmethod
+    def _ordered(cls, text: str, summed: Sequence[str], order: tuple[str, ...]) -> FactorRule:
+        """Give a rule whose factors are in this order, by which policies decide between equals."""
+        return cls._of(CoreRule(text, [(name, "sum") for name in summed], (), [], "add", order), order)
+
+    @property
+    def text(self) -> str:
+        """The rule as text."""
+        sides = [
+            ",".join(f"[{','.join(map(''.join, dims))}]" for dims in side) for side in (self.operands, self.results)
+        ]
+        return f"({sides[0]})->({sides[1]})"
+
+    @property
+    def operands(self) -> tuple[Dims, ...]:
+        """For each operand, for each dim the names of its factors."""
+        return self._dims[: self._core.operands]
+
+    @property
+    def results(self) -> tuple[Dims, ...]:
+        """The same of each result."""
+        return self._dims[self._core.operands :]
+
+    @property
+    def _dims(self) -> tuple[Dims, ...]:
+        return tuple(
+            tuple(tuple(self._names[number] for number in dim) for dim in tensor) for tensor in self._core.tensors
+        )
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes of the factors that are known."""
+        return {name: size for name, (size, _, _) in self._factors() if size >= 0}
+
+    @property
+    def kinds(self) -> dict[str, Kind]:
+        """The kind of each factor."""
+        return {name: kind for name, (_, kind, _) in self._factors()}
+
+    @property
+    def blocked(self) -> tuple[str, ...]:
+        """The factors whose cut is not taken over by the other tensors."""
+        return tuple(name for name, (_, _, blocked) in self._factors() if blocked)
+
+    @property
+    def reduction(self) -> str:
+        """The name of the op that puts addends together."""
+        return self._core.reduction
+
+    def _factors(self) -> Iterable[tuple[str, tuple[int, Kind, bool]]]:
+        return zip(self._names, self._core.factors, strict=True)
+
+    def of(self, operands: Sequence[Sequence[int]], results: Sequence[Sequence[int]]) -> FactorRule:
+        """Give the rule with the sizes that these shapes give its factors.
+
+        Raises:
+            LayoutError: if the shapes do not fit the rule, or a size stays unknown.
+        """
+        shapes = [*_shapes("operands", operands), *_shapes("results", results)]
+        return FactorRule._of(self._core.sized(shapes), self._names)
+
+    def to_json(self) -> dict[str, Any]:
+        """Give the rule as JSON has it: its text, and what is to be said of some factors.
+
+        >>> FactorRule("([i,k],[k,j])->([i,j])", sum="k").to_json()
+        {'text': '([i,k],[k,j])->([i,j])', 'sum': ['k']}
+        """
+        kinds = self.kinds
+        found: dict[str, Any] = {"text": self.text}
+        for kind in ("sum", "whole", "shift"):
+            found[kind] = [name for name, known in kinds.items() if known == kind]
+        found |= {"blocked": list(self.blocked), "sizes": self.sizes}
+        found = {name: value for name, value in found.items() if value}
+        return found if self.reduction == "add" else found | {"reduction": self.reduction}
+
+    @property
+    def _key(self) -> tuple[Any, ...]:
+        tensors, factors = self._core.tensors, self._core.factors
+        # Numbered as they are first used: rules that are equal may name their factors in another order.
+        used = dict.fromkeys(number for tensor in tensors for dim in tensor for number in dim)
+        numbers = {number: at for at, number in enumerate(used)}
+        dims = tuple(tuple(tuple(numbers[number] for number in dim) for dim in tensor) for tensor in tensors)
+        return (dims, self._core.operands, tuple(factors[number] for number in used), self.reduction)
+
+    def __eq__(self, other: object) -> bool:
+        return self._key == other._key if isinstance(other, FactorRule) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_from_json, (self.to_json(),))
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        said = self.to_json()
+        text = said.pop("text")
+        return f"FactorRule({text!r}{''.join(f', {name}={value!r}' for name, value in said.items())})"
+
+
+def _from_json(said: Mapping[str, Any]) -> FactorRule:
+    return FactorRule(**said)
+
+
+def _factor_name(number: int) -> str:
+    return chr(ord("i") + number) if number < 18 else f"z_{number - 17}"
+
+
+def _names(argument: str, names: str | Iterable[str]) -> list[str]:
+    found = [names] if isinstance(names, str) else list(names)
+    if isinstance(names, str) and "_" not in names:
+        found = list(names)
+    for name in found:
+        instance(argument, name, str)
+    return found
+
+
+def _shapes(argument: str, shapes: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    if isinstance(shapes, str) or not isinstance(shapes, Sequence):
+        raise TypeError(f"{argument} must be a sequence of shapes, got {shown(shapes)}")
+    return [sizes_of(f"{argument}[{number}]", shape) for number, shape in enumerate(shapes)]
+
+
+def factor_rule(
+    op: str, operands: Sequence[Sequence[int]], results: Sequence[Sequence[int]], **attributes: Any
+) -> FactorRule:
+    """Give the rule of an op for operands and results of these shapes.
+
+    Args:
+        op: its name in StableHLO: `"dot_general"`, `"reshape"`, `"gather"`, `"tanh"`; and `"top_k"`, `"qr"`, `"eigh"`,
+            `"erf"`.
+        operands: the shapes of its operands.
+        results: the shapes of its results.
+        attributes: what StableHLO says of it besides: numbers, lists of numbers, words; `body` is the name of the op
+            within a reduction or a scatter, and `"assign"` for a scatter that overwrites.
+
+    Raises:
+        LayoutError: if no rule of the name is known, an attribute is missing, or the shapes are not such an op's.
+
+    >>> print(factor_rule("reshape", [(8, 24)], [(2, 4, 24)]))
+    ([ij,k])->([i,j,k])
+    >>> factor_rule("reduce", [(4, 6), ()], [(4,)], dimensions=[1], body="add").kinds
+    {'i': 'pass', 'j': 'sum'}
+    """
+    core = core_rule(instance("op", op, str), _shapes("operands", operands), _shapes("results", results), attributes)
+    return FactorRule._of(core)

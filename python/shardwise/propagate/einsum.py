@@ -1,0 +1,433 @@
+"""One einsum on tensors that are cut: the layout of the result, what must move, what each device computes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from .._arguments import instance, sizes_of
+from .._core import settle
+from .._drawn import Drawn
+from .._dtypes import find_dtype, itemsize_of
+from .._fork import importing
+from .._text import bytes_text, shown
+from ..computation.einsum import Einsum
+from ..errors import LayoutError
+from ..layout import TensorLayout
+from ..mesh import DeviceMesh
+from .move import Move, axes_json, move_between
+
+if TYPE_CHECKING:
+    from ..show.picture import Picture
+
+__all__ = ["LocalEinsum", "Policy", "einsum"]
+
+#: The ways to decide a disagreement between layouts: not at all, as Shardy's passes do, by the fewest bytes.
+Policy = Literal["explicit", "shardy", "least"]
+_POLICIES: tuple[str, ...] = get_args(Policy)
+
+Axes = Sequence[str | Sequence[str] | None]
+
+
+@dataclass(frozen=True)
+class LocalEinsum(Drawn):
+    """An einsum on tensors that are cut, and what comes of it; `einsum` makes one.
+
+    In a notebook it shows its picture, as `shardwise.draw` does: the tensors before and after each move.
+    """
+
+    #: The einsum.
+    einsum: Einsum
+    #: The shape of each operand, by its name.
+    shapes: dict[str, tuple[int, ...]]
+    #: The layout of each operand before, by its name.
+    operands: dict[str, TensorLayout]
+    #: The layout of each operand that the devices compute with.
+    local: dict[str, TensorLayout]
+    #: The layout in which the devices compute the result: unreduced over axes that cut what is summed.
+    computed: TensorLayout
+    #: The layout of the result.
+    result: TensorLayout
+    #: The moves before, and after.
+    before: tuple[Move, ...]
+    after: tuple[Move, ...]
+    #: The name of the dtype, and how disagreements were decided.
+    dtype: str
+    policy: Policy
+    #: The axes that cut each letter while the devices compute.
+    cuts: dict[str, tuple[str, ...]] = field(repr=False)
+
+    @property
+    def result_shape(self) -> tuple[int, ...]:
+        """The shape of the result."""
+        sizes = self.einsum.sizes(list(self.shapes.values()))
+        return tuple(sizes[letter] for letter in self.einsum.result)
+
+    @property
+    def moves(self) -> tuple[Move, ...]:
+        """All that must move, in order."""
+        return (*self.before, *self.after)
+
+    @property
+    def bytes_received(self) -> int:
+        """The bytes that each device receives in all."""
+        return sum(move.bytes for move in self.moves)
+
+    @property
+    def local_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes that each device computes with: its operands', by their names, and `"result"`."""
+        found = {name: layout.partition(self.shapes[name]).largest_shard_shape for name, layout in self.local.items()}
+        return found | {"result": self.computed.partition(self.result_shape).largest_shard_shape}
+
+    @property
+    def flops(self) -> int:
+        """The floating-point operations of each device: for a product two for each pair, for a sum one an element."""
+        sizes = self.einsum.sizes([self.local_shapes[name] for name in self.shapes])
+        elements = math.prod(sizes.values())
+        if len(self.einsum.operands) > 1:
+            return 2 * elements if self.einsum.summed else elements
+        return elements if self.einsum.summed else 0
+
+    @property
+    def why(self) -> str:
+        """Why it comes out so, in a sentence or two."""
+        return _why(self)
+
+    def explain(self) -> str:
+        """Describe the einsum in plain words: each operand, what moves and why, the result.
+
+        >>> mesh = DeviceMesh((8, 4), ("dp", "tp"))
+        >>> x, w = ("dp", None, "tp"), ("tp", None)
+        >>> shapes = [(32, 2048, 14336), (14336, 4096)]
+        >>> print(einsum("bsf,fd->bsd", x=x, w=w, mesh=mesh, shapes=shapes, dtype="bfloat16").explain())
+        bsf,fd->bsd in bfloat16 on dp=8, tp=4
+        x: dp,-,tp, 4 x 2048 x 3584 on each device.
+        w: tp,-, 3584 x 4096 on each device.
+        Each device computes 4 x 2048 x 4096 with 240,518,168,576 flops.
+        result: all-reduce over tp, each device receives 96.0 MiB (100,663,296 bytes).
+        result: dp,-,-, 4 x 2048 x 4096 on each device.
+        f is summed and cut over tp: each device has an addend, so the addends are added over tp.
+        """
+        mesh = self._mesh
+        lines = [f"{self.einsum} in {self.dtype} on {_mesh_text(mesh)}"]
+        for name, layout in self.operands.items():
+            lines.append(f"{name}: {_held(layout, self.shapes[name])}.")
+        lines += [f"{_moved(move)}." for move in self.before]
+        shape = _sizes(self.local_shapes["result"])
+        lines.append(f"Each device computes {shape} with {self.flops:,} flops.")
+        lines += [f"{_moved(move)}." for move in self.after]
+        lines.append(f"result: {_held(self.result, self.result_shape)}.")
+        if not self.moves:
+            lines.append("Nothing moves.")
+        lines.append(self.why)
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """Give all of it as JSON has it.
+
+        >>> mesh = DeviceMesh((2,), ("x",))
+        >>> einsum("ik,kj->ij", a=("x", None), b=(None, None), mesh=mesh, shapes=[(4, 6), (6, 8)]).to_json()["result"]
+        {'axes': [['x'], []], 'unreduced': [], 'shape': [4, 8], 'local_shape': [2, 8]}
+        """
+        local = self.local_shapes
+
+        def tensor(layout: TensorLayout, shape: tuple[int, ...], local: tuple[int, ...]) -> dict[str, Any]:
+            return axes_json(layout) | {"shape": list(shape), "local_shape": list(local)}
+
+        return {
+            "einsum": str(self.einsum),
+            "mesh": dict(zip(self._mesh.axis_names, self._mesh.shape, strict=True)),
+            "dtype": self.dtype,
+            "policy": self.policy,
+            "operands": {
+                name: tensor(layout, self.shapes[name], layout.partition(self.shapes[name]).largest_shard_shape)
+                | {"computed_with": axes_json(self.local[name])}
+                for name, layout in self.operands.items()
+            },
+            "computed": tensor(self.computed, self.result_shape, local["result"]),
+            "result": tensor(
+                self.result, self.result_shape, self.result.partition(self.result_shape).largest_shard_shape
+            ),
+            "moves": [move.to_json() for move in self.moves],
+            "bytes_received": self.bytes_received,
+            "flops": self.flops,
+            "why": self.why,
+        }
+
+    @property
+    def _mesh(self) -> DeviceMesh:
+        mesh = self.result.device_mesh
+        assert mesh is not None
+        return mesh
+
+    def _picture(self) -> Picture:
+        with importing:
+            from .drawn import op_picture
+        operands = [(name, self.shapes[name], layout) for name, layout in self.operands.items()]
+        moves = {move.tensor: move for move in self.moves}
+        title = f"{self.einsum}: {bytes_text(self.bytes_received)} received by each device"
+        return op_picture(title, operands, ("result", self.result_shape, self.result), moves, self.why)
+
+    def __str__(self) -> str:
+        return self.explain()
+
+
+def einsum(
+    text: str,
+    *,
+    shapes: Sequence[Sequence[int]],
+    mesh: DeviceMesh | None = None,
+    dtype: Any = "float32",
+    policy: Policy = "shardy",
+    out: TensorLayout | Axes | None = None,
+    **operands: TensorLayout | Axes | None,
+) -> LocalEinsum:
+    """Say what an einsum on tensors that are cut gives, and what it moves.
+
+    Args:
+        text: the einsum, such as `"bsd,df->bsf"`: one or two operands, the result after the arrow.
+        shapes: the shapes of the operands, in their order.
+        mesh: the mesh, if none of the layouts has one.
+        dtype: the dtype of operands and result.
+        policy: what decides where layouts disagree. `"shardy"`: the rules of Shardy's passes, which JAX has by default;
+            `"least"`: the fewest bytes that a device receives; `"explicit"`: nothing, a disagreement is an error, as in
+            JAX's explicit mode.
+        out: the layout that the result is to have. If it is unreduced over axes, the result stays addends over them.
+        operands: the layout of each operand by a name of your choice, in their order: a `TensorLayout`, or its axes.
+            With `None` the policy gives it the layout that the others ask for.
+
+    Raises:
+        LayoutError: if the text is not an einsum, shapes and layouts do not fit it, a dim does not divide, or the
+            policy is `"explicit"` and layouts disagree.
+
+    >>> mesh = DeviceMesh((8, 4), ("dp", "tp"))
+    >>> shapes = [(32, 2048, 4096), (4096, 14336)]
+    >>> column = einsum("bsd,df->bsf", x=("dp", None, None), w=(None, "tp"), mesh=mesh, shapes=shapes)
+    >>> column.result.axes, column.local_shapes["result"], column.bytes_received
+    (('dp', None, 'tp'), (4, 2048, 3584), 0)
+    >>> fsdp = einsum("bsd,df->bsf", x=("dp", None, None), w=("dp", "tp"), mesh=mesh, shapes=shapes, dtype="bfloat16")
+    >>> print(fsdp.before[0])
+    w: all-gather over dp, each device receives 24.5 MiB
+    """
+    parsed = Einsum.parse(text)
+    if not isinstance(policy, str) or policy not in _POLICIES:
+        raise LayoutError(f"policy is {shown(policy)}; it is one of {', '.join(map(repr, _POLICIES))}")
+    if len(operands) != len(parsed.operands):
+        raise LayoutError(
+            f"{len(operands)} operands are given ({', '.join(operands) or 'none'}) for the {len(parsed.operands)} of "
+            f"{str(parsed)!r}; give each as a keyword, such as x=layout"
+        )
+    names = list(operands)
+    extents = [sizes_of(f"shapes[{number}]", shape) for number, shape in enumerate(shapes)]
+    sizes = parsed.sizes(extents)
+    where = _mesh_of(mesh, {**operands, "out": out})
+    layouts = {
+        name: _layout(name, given, where, side)
+        for (name, given), side in zip(operands.items(), parsed.operands, strict=True)
+    }
+    for name, layout in layouts.items():
+        if layout is not None and layout.unreduced:
+            raise LayoutError(f"{name} is unreduced over {', '.join(layout.unreduced)}; reduce it first")
+    goal = _layout("out", out, where, parsed.result)
+    shape = tuple(sizes[letter] for letter in parsed.result)
+    itemsize = itemsize_of(dtype)
+    tensors = [*layouts.values(), goal]
+    for layout, extent in zip(tensors, [*extents, shape], strict=True):
+        if layout is not None:
+            layout.partition(extent)
+    found = settle(
+        where.core,
+        parsed.rule._core,
+        [*extents, shape],
+        [None if layout is None else _specs(layout) for layout in tensors],
+        [itemsize] * len(tensors),
+        () if goal is None else goal.unreduced,
+        policy,
+        False,
+    )
+    if isinstance(found[0], str):
+        raise LayoutError(_conflict(found, parsed, layouts, goal))
+    cuts, settled, local, summed = found
+    held = [TensorLayout(specs, where) for specs in settled]
+    inner = [TensorLayout(specs, where) for specs in local]
+    computed = TensorLayout(local[-1], where, unreduced=summed)
+    result = held[-1] if goal is None else goal
+    given = {name: layout or default for (name, layout), default in zip(layouts.items(), held[:-1], strict=True)}
+    needed = dict(zip(names, inner[:-1], strict=True))
+    moves = [
+        move_between(name, extent, given[name], needed[name], itemsize)
+        for name, extent in zip(names, extents, strict=True)
+    ]
+    last = move_between("result", shape, computed, result, itemsize)
+    known = find_dtype(dtype)
+    return LocalEinsum(
+        parsed,
+        dict(zip(names, extents, strict=True)),
+        given,
+        needed,
+        computed,
+        result,
+        tuple(move for move in moves if move is not None),
+        () if last is None else (last,),
+        str(dtype) if known is None else known.name,
+        policy,
+        dict(zip(parsed.letters, map(tuple, cuts), strict=True)),
+    )
+
+
+def _mesh_of(mesh: DeviceMesh | None, layouts: dict[str, Any]) -> DeviceMesh:
+    found = None if mesh is None else instance("mesh", mesh, DeviceMesh)
+    for name, layout in layouts.items():
+        own = layout.device_mesh if isinstance(layout, TensorLayout) else None
+        if own is not None and found is not None and own != found:
+            raise LayoutError(f"{name} is on the mesh {_mesh_text(own)}, others are on {_mesh_text(found)}")
+        found = found or own
+    if found is None:
+        raise LayoutError("mesh is missing, and no layout has one; give mesh=DeviceMesh(...)")
+    return found
+
+
+def _layout(name: str, given: TensorLayout | Axes | None, mesh: DeviceMesh, letters: str) -> TensorLayout | None:
+    if given is None:
+        return None
+    if isinstance(given, str):
+        raise TypeError(f"{name} must be a TensorLayout, a tuple of axes or None, got {shown(given)}")
+    layout = given if isinstance(given, TensorLayout) else TensorLayout(given)
+    layout = layout if layout.device_mesh is not None else TensorLayout(layout.axes, mesh, unreduced=layout.unreduced)
+    if layout.is_packed:
+        raise LayoutError(f"{name} has a packed dim; einsum takes plain ones")
+    if len(layout.axes) != len(letters):
+        raise LayoutError(f"{name} has {len(layout.axes)} dims, but {letters!r} has {len(letters)}")
+    return layout
+
+
+def _specs(layout: TensorLayout) -> tuple[tuple[str, ...], ...]:
+    specs: Any = layout.axes  # None of them is packed.
+    return tuple(() if spec is None else (spec,) if isinstance(spec, str) else spec for spec in specs)
+
+
+def _conflict(
+    found: tuple[Any, ...], parsed: Einsum, layouts: dict[str, TensorLayout | None], goal: TensorLayout | None
+) -> str:
+    """Say what disagrees, and how to go on."""
+    kind, factors, operands = found
+    letters, names = [parsed.letters[factor] for factor in factors], list(layouts)
+
+    def cut(number: int, letter: str) -> str:
+        return _axes_text(_specs(_given(layouts[names[number]]))[parsed.operands[number].index(letter)])
+
+    on = 'give policy="shardy" or policy="least" to have it decided'
+    if kind == "open":
+        return f"{names[operands[0]]} has no layout, and policy='explicit' gives none; {on}"
+    if kind == "not summed":
+        axes = ", ".join(goal.unreduced) if goal is not None else ""
+        summed = " or ".join(parsed.summed) or "anything"
+        return f"out is unreduced over {axes}, but that does not cut {summed}, which is summed"
+    if kind == "differ":
+        first, second = operands
+        letter = letters[0]
+        return (
+            f"{letter} is cut over {cut(first, letter)} in {names[first]} and over {cut(second, letter)} in "
+            f"{names[second]}; {on}, or give both the same"
+        )
+    if kind == "ambiguous":
+        letter = letters[0]
+        over = dict(zip(parsed.operands[0], _specs(_given(layouts[names[0]])), strict=True))[letter]
+        return (
+            f"{letter} is summed, and cut over {_axes_text(over)} in {' and '.join(names)}, so the result may be "
+            f"whole, cut or left as addends; give out=, or out=TensorLayout(axes, mesh, unreduced={over!r})"
+        )
+    homes = [next(at for at, side in enumerate(parsed.operands) if letter in side) for letter in letters]
+    both = " and ".join(f"{letter} of {names[home]}" for letter, home in zip(letters, homes, strict=True))
+    return f"{cut(homes[1], letters[1])} would cut two dims of the result: it cuts {both}; give out=, or {on}"
+
+
+def _given(layout: TensorLayout | None) -> TensorLayout:
+    assert layout is not None
+    return layout
+
+
+def _why(found: LocalEinsum) -> str:
+    """Sentences about each letter whose cut says something."""
+    parsed, said = found.einsum, []
+    given = {name: dict(zip(side, _specs(found.operands[name]), strict=True)) for name, side in _sides(found)}
+    for letter, axes in found.cuts.items():
+        if axes and letter in parsed.summed:
+            text = _axes_text(axes)
+            kept = found.result.unreduced
+            then = "stay so" if kept else f"are added over {text}" if not _scattered(found) else "are added and cut"
+            said.append(f"{letter} is summed and cut over {text}: each device has an addend, so the addends {then}.")
+    for move in found.before:
+        lost = [(letter, axes) for letter, axes in given[move.tensor].items() if axes != found.cuts[letter]]
+        for letter, axes in lost:
+            said.append(_reason(found, given, move, letter, axes))
+    if not said:
+        cut = [f"{letter} over {_axes_text(axes)}" for letter, axes in found.cuts.items() if axes]
+        said.append(
+            f"The operands agree: each device has what it needs, with {' and '.join(cut)} cut in the result as well."
+            if cut
+            else "Nothing is cut: each device computes the whole result."
+        )
+    return " ".join(said)
+
+
+def _reason(
+    found: LocalEinsum, given: dict[str, dict[str, tuple[str, ...]]], move: Move, letter: str, axes: tuple[str, ...]
+) -> str:
+    now = found.cuts[letter]
+    lost = [axis for axis in axes if axis not in now]
+    others = [
+        f"{other} of {name}"
+        for name, cuts in given.items()
+        for other, used in cuts.items()
+        if (name, other) != (move.tensor, letter) and set(used) & set(lost) and set(found.cuts[other]) & set(lost)
+    ]
+    if not axes or not lost:
+        held = next(
+            (name for name, cuts in given.items() if name != move.tensor and cuts.get(letter) == now), "the result"
+        )
+        return f"{letter} is cut over {_axes_text(now)} in {held}, so {move.tensor} is cut so as well."
+    text = _axes_text(tuple(lost))
+    if others:
+        return (
+            f"{text} cuts {letter} of {move.tensor} and {others[0]}, and can cut one of them only: {move.tensor} is "
+            f"put together over {text}."
+        )
+    if letter in found.einsum.summed:
+        return f"{letter} is summed: {move.tensor} is put together over {text} rather than the result added."
+    return f"The result does not have {letter} cut over {text}, so {move.tensor} is put together over it."
+
+
+def _scattered(found: LocalEinsum) -> bool:
+    return any(step.kind == "reduce-scatter" for move in found.after for step in move.steps)
+
+
+def _sides(found: LocalEinsum) -> list[tuple[str, str]]:
+    return list(zip(found.shapes, found.einsum.operands, strict=True))
+
+
+def _axes_text(axes: Sequence[str]) -> str:
+    return "+".join(axes)
+
+
+def _mesh_text(mesh: DeviceMesh) -> str:
+    return ", ".join(f"{name}={size}" for name, size in zip(mesh.axis_names, mesh.shape, strict=True))
+
+
+def _sizes(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape)) or "a scalar"
+
+
+def _held(layout: TensorLayout, shape: tuple[int, ...]) -> str:
+    partial = f", addends over {', '.join(layout.unreduced)}" if layout.unreduced else ""
+    axes = ",".join(_axes_text(spec) or "-" for spec in _specs(layout)) or "()"
+    return f"{axes}{partial}, {_sizes(layout.partition(shape).largest_shard_shape)} on each device"
+
+
+def _moved(move: Move) -> str:
+    received = (
+        f"each device receives {bytes_text(move.bytes)} ({move.bytes:,} bytes)" if move.bytes else "nothing moves"
+    )
+    return f"{move.tensor}: {move.kinds}, {received}"

@@ -1,0 +1,115 @@
+//! What an op says of itself besides its operands: numbers, lists of them, names.
+
+use crate::error::{Error, Result};
+
+/// The value of an attribute.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Attribute {
+    /// A number, or a truth value as 0 or 1.
+    Integer(i64),
+    /// Numbers.
+    Integers(Vec<i64>),
+    /// Pairs of numbers.
+    Pairs(Vec<[i64; 2]>),
+    /// A word.
+    Word(String),
+    /// Words and numbers, as text.
+    Words(Vec<String>),
+}
+
+/// The attributes of an op by their names.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Attributes(pub Vec<(String, Attribute)>);
+
+/// An op's name and attributes, to ask for the latter with errors that name the former.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Of<'a> {
+    pub(crate) op: &'a str,
+    attributes: &'a [(String, Attribute)],
+}
+
+impl<'a> Of<'a> {
+    pub(crate) fn new(op: &'a str, attributes: &'a Attributes) -> Self {
+        Self { op, attributes: &attributes.0 }
+    }
+
+    pub(crate) fn refused(self, why: impl Into<String>) -> Error {
+        Error::Op { op: self.op.to_owned(), why: why.into() }
+    }
+
+    fn find(self, name: &str) -> Option<&'a Attribute> {
+        self.attributes.iter().find(|(known, _)| known == name).map(|(_, value)| value)
+    }
+
+    fn wrong(self, name: &str, wanted: &str) -> Error {
+        let given = if self.find(name).is_some() { "is something else" } else { "is missing" };
+        self.refused(format!("attribute `{name}` {given}; it is {wanted}"))
+    }
+
+    pub(crate) fn integer(self, name: &str) -> Result<i64> {
+        match self.find(name) {
+            Some(Attribute::Integer(value)) => Ok(*value),
+            _ => Err(self.wrong(name, "an integer")),
+        }
+    }
+
+    /// The number, or `default` if there is none of the name.
+    pub(crate) fn integer_or(self, name: &str, default: i64) -> Result<i64> {
+        if self.find(name).is_none() { Ok(default) } else { self.integer(name) }
+    }
+
+    pub(crate) fn integers(self, name: &str) -> Result<&'a [i64]> {
+        match self.find(name) {
+            Some(Attribute::Integers(values)) => Ok(values),
+            Some(Attribute::Pairs(values)) if values.is_empty() => Ok(&[]),
+            _ => Err(self.wrong(name, "a list of integers")),
+        }
+    }
+
+    /// The numbers, or none if there is none of the name.
+    pub(crate) fn integers_or(self, name: &str) -> Result<&'a [i64]> {
+        if self.find(name).is_none() { Ok(&[]) } else { self.integers(name) }
+    }
+
+    pub(crate) fn pairs(self, name: &str) -> Result<&'a [[i64; 2]]> {
+        match self.find(name) {
+            Some(Attribute::Pairs(values)) => Ok(values),
+            Some(Attribute::Integers(values)) if values.is_empty() => Ok(&[]),
+            _ => Err(self.wrong(name, "a list of pairs of integers")),
+        }
+    }
+
+    pub(crate) fn word(self, name: &str) -> Result<&'a str> {
+        match self.find(name) {
+            Some(Attribute::Word(value)) => Ok(value),
+            _ => Err(self.wrong(name, "a word")),
+        }
+    }
+
+    pub(crate) fn words(self, name: &str) -> Result<&'a [String]> {
+        match self.find(name) {
+            Some(Attribute::Words(values)) => Ok(values),
+            _ => Err(self.wrong(name, "a list of names and numbers of dims")),
+        }
+    }
+
+    /// Dims of a tensor of `rank` dims: in range, each once.
+    pub(crate) fn dims(self, name: &str, rank: usize) -> Result<Vec<usize>> {
+        let given = self.integers_or(name)?;
+        let dims: Vec<usize> = given.iter().filter_map(|dim| usize::try_from(*dim).ok()).collect();
+        let once = dims.iter().enumerate().all(|(at, dim)| *dim < rank && !dims[..at].contains(dim));
+        if once && dims.len() == given.len() {
+            return Ok(dims);
+        }
+        Err(self.refused(format!("`{name}` is {given:?}; it lists dims of a tensor that has {rank}, each once")))
+    }
+
+    /// One number for each of `rank` dims.
+    pub(crate) fn each(self, name: &str, rank: usize) -> Result<&'a [i64]> {
+        let given = self.integers(name)?;
+        if given.len() == rank {
+            return Ok(given);
+        }
+        Err(self.refused(format!("`{name}` has {} entries for {rank} dims", given.len())))
+    }
+}

@@ -1,0 +1,282 @@
+//! Rules: factors, their kinds, and which stand in which dims.
+
+use crate::{
+    error::{Error, Result},
+    shown,
+};
+
+/// What becomes of an op when a factor is cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// Each device computes its part of the result.
+    Pass,
+    /// Each device computes an addend of the result.
+    Sum,
+    /// The op needs the whole factor on each device.
+    Whole,
+    /// Each device computes its part of the result, with a few elements that its neighbours have.
+    Shift,
+}
+
+impl Kind {
+    /// All, with their names.
+    pub const ALL: [(Self, &'static str); 4] =
+        [(Self::Pass, "pass"), (Self::Sum, "sum"), (Self::Whole, "whole"), (Self::Shift, "shift")];
+
+    /// Its name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        Self::ALL[self as usize].1
+    }
+}
+
+/// How the addends of a [`Kind::Sum`] are put together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Reduction {
+    /// By adding them.
+    Add,
+    /// The largest.
+    Maximum,
+    /// The smallest.
+    Minimum,
+    /// By multiplying them.
+    Multiply,
+    /// By the logical and, of bits or of truth values.
+    And,
+    /// By the logical or.
+    Or,
+}
+
+impl Reduction {
+    /// All, with the names of the ops that do it.
+    pub const ALL: [(Self, &'static str); 6] = [
+        (Self::Add, "add"),
+        (Self::Maximum, "maximum"),
+        (Self::Minimum, "minimum"),
+        (Self::Multiply, "multiply"),
+        (Self::And, "and"),
+        (Self::Or, "or"),
+    ];
+
+    /// Its name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        Self::ALL[self as usize].1
+    }
+
+    /// The one of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|(_, known)| *known == name).map(|(reduction, _)| reduction)
+    }
+}
+
+/// The size of a factor that only a shape will tell.
+pub const UNKNOWN: i64 = -1;
+
+/// A factor of a rule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Factor {
+    /// Its size, or [`UNKNOWN`].
+    pub size: i64,
+    /// What becomes of the op when it is cut.
+    pub kind: Kind,
+    /// Whether its cut stays where it is: it is not taken over by the other tensors.
+    pub blocked: bool,
+}
+
+/// How an op computes with tensors that are cut.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Rule {
+    pub(super) factors: Vec<Factor>,
+    /// How addends are put together.
+    reduction: Reduction,
+    /// How many of the tensors are operands.
+    operands: usize,
+    /// Where the dims of each tensor end among those of all.
+    tensors: Vec<u32>,
+    /// Where the factors of each dim end in `numbers`.
+    pub(super) dims: Vec<u32>,
+    /// The factors of all dims of all tensors.
+    pub(super) numbers: Vec<u32>,
+}
+
+impl Rule {
+    /// The factors.
+    #[must_use]
+    pub fn factors(&self) -> &[Factor] {
+        &self.factors
+    }
+
+    /// How the addends of a [`Kind::Sum`] are put together.
+    #[must_use]
+    pub fn reduction(&self) -> Reduction {
+        self.reduction
+    }
+
+    /// The number of operands, which are the first tensors.
+    #[must_use]
+    pub fn operands(&self) -> usize {
+        self.operands
+    }
+
+    /// The number of operands and results together.
+    #[must_use]
+    pub fn tensors(&self) -> usize {
+        self.tensors.len()
+    }
+
+    fn first(ends: &[u32], at: usize) -> usize {
+        if at == 0 { 0 } else { ends[at - 1] as usize }
+    }
+
+    /// The number of dims of a tensor.
+    #[must_use]
+    pub fn rank(&self, tensor: usize) -> usize {
+        self.tensors[tensor] as usize - Self::first(&self.tensors, tensor)
+    }
+
+    /// The factors of a dim of a tensor, major first.
+    #[must_use]
+    pub fn dim(&self, tensor: usize, dim: usize) -> &[u32] {
+        let dim = Self::first(&self.tensors, tensor) + dim;
+        &self.numbers[Self::first(&self.dims, dim)..self.dims[dim] as usize]
+    }
+
+    /// `"operands[0]"`, or `"results[0]"`.
+    #[must_use]
+    pub fn tensor_name(&self, tensor: usize) -> String {
+        match tensor.checked_sub(self.operands) {
+            None => format!("operands[{tensor}]"),
+            Some(result) => format!("results[{result}]"),
+        }
+    }
+
+    /// The rule with the sizes that these shapes give its factors.
+    ///
+    /// # Errors
+    /// [`Error::FactorRule`] if the shapes are not as many as its tensors or have other ranks; if a dim is not the product
+    /// of its factors; if a size stays unknown. Factors that are `whole` or `shift` may be of another size than a dim.
+    pub fn sized(&self, shapes: &[&[i64]]) -> Result<Self> {
+        let refused = |why: String| Error::FactorRule { rule: self.to_string(), why };
+        if shapes.len() != self.tensors() {
+            let why = format!("it has {} operands and results, {} shapes were given", self.tensors(), shapes.len());
+            return Err(refused(why));
+        }
+        let mut rule = self.clone();
+        // A size may follow from one that a later dim gives.
+        for last in [false, false, true] {
+            for (tensor, shape) in shapes.iter().enumerate() {
+                if shape.len() != self.rank(tensor) {
+                    let name = self.tensor_name(tensor);
+                    let why =
+                        format!("{name} has the shape {}, but {} dims here", shown::list(shape), self.rank(tensor));
+                    return Err(refused(why));
+                }
+                for (dim, size) in shape.iter().enumerate() {
+                    rule.fit(tensor, dim, *size, last).map_err(refused)?;
+                }
+            }
+        }
+        Ok(rule)
+    }
+
+    /// Takes over from the size of a dim that of its only factor without one, or compares.
+    fn fit(&mut self, tensor: usize, dim: usize, size: i64, last: bool) -> std::result::Result<(), String> {
+        let of_dim = self.dim(tensor, dim);
+        let unknown = of_dim.iter().filter(|factor| self.factors[**factor as usize].size == UNKNOWN).count();
+        let known = of_dim.iter().map(|factor| self.factors[*factor as usize].size).filter(|size| *size != UNKNOWN);
+        let known = known.fold(1_i64, |product, size| product.saturating_mul(size));
+        let free = of_dim.iter().any(|factor| matches!(self.factors[*factor as usize].kind, Kind::Whole | Kind::Shift));
+        let name = self.tensor_name(tensor);
+        if unknown == 1 && (known == 0 || size % known != 0) {
+            return Err(format!("dim {dim} of {name} is {size}, no multiple of its factors' {known}"));
+        }
+        if unknown == 1 {
+            let at = of_dim.iter().position(|factor| self.factors[*factor as usize].size == UNKNOWN);
+            let at = of_dim[at.unwrap_or(0)] as usize;
+            self.factors[at].size = size / known;
+        } else if unknown > 1 && last {
+            return Err(format!("dim {dim} of {name} has {unknown} factors of no known size; give `sizes`"));
+        } else if unknown == 0 && known != size && !free {
+            return Err(format!("dim {dim} of {name} is {size}, its factors make {known}"));
+        }
+        Ok(())
+    }
+}
+
+/// A rule in the making.
+#[derive(Debug)]
+pub(crate) struct Builder {
+    ranks: Vec<u32>,
+    operands: usize,
+    factors: Vec<Factor>,
+    reduction: Reduction,
+    /// Tensor, dim, factor.
+    placed: Vec<[u32; 3]>,
+}
+
+impl Builder {
+    pub(crate) fn new<'a>(operands: &[&'a [i64]], results: &[&'a [i64]]) -> Self {
+        let ranks = operands.iter().chain(results).map(|shape| shape.len() as u32).collect();
+        Self::of_ranks(ranks, operands.len())
+    }
+
+    pub(crate) fn of_ranks(ranks: Vec<u32>, operands: usize) -> Self {
+        let placed = Vec::with_capacity(ranks.iter().sum::<u32>() as usize);
+        Self { ranks, operands, factors: Vec::with_capacity(8), reduction: Reduction::Add, placed }
+    }
+
+    pub(crate) fn reduced_by(&mut self, reduction: Reduction) {
+        self.reduction = reduction;
+    }
+
+    /// A factor at a dim of each of some tensors: operands first, then results. One of size 1 does not go beside others.
+    pub(crate) fn factor(&mut self, at: &[(usize, usize)], size: i64, kind: Kind) -> &mut Factor {
+        let number = self.factors.len() as u32;
+        for (tensor, dim) in at.iter().map(|(tensor, dim)| (*tensor as u32, *dim as u32)) {
+            if size != 1 || !self.placed.iter().any(|[t, d, _]| (*t, *d) == (tensor, dim)) {
+                self.placed.push([tensor, dim, number]);
+            }
+        }
+        self.factors.push(Factor { size, kind, blocked: false });
+        let last = self.factors.len() - 1;
+        &mut self.factors[last]
+    }
+
+    /// A factor at this dim of every tensor that has dims.
+    pub(crate) fn everywhere(&mut self, dim: usize, size: i64, kind: Kind) -> &mut Factor {
+        let number = self.factors.len() as u32;
+        let ranked = self.ranks.iter().enumerate().filter(|(_, rank)| **rank > 0);
+        self.placed.extend(ranked.map(|(tensor, _)| [tensor as u32, dim as u32, number]));
+        self.factors.push(Factor { size, kind, blocked: false });
+        let last = self.factors.len() - 1;
+        &mut self.factors[last]
+    }
+
+    /// The rule; a dim without a factor gets one of size 1.
+    pub(crate) fn build(self) -> Rule {
+        let Self { ranks, operands, mut factors, reduction, mut placed } = self;
+        // Stable: the factors of a dim stay in the order in which they came.
+        placed.sort_by_key(|[tensor, dim, _]| (*tensor, *dim));
+        let count = ranks.iter().sum::<u32>() as usize;
+        let (mut dims, mut numbers) = (Vec::with_capacity(count), Vec::with_capacity(placed.len()));
+        let mut tensors = Vec::with_capacity(ranks.len());
+        let mut next = placed.iter().peekable();
+        for (tensor, rank) in ranks.iter().enumerate() {
+            for dim in 0..*rank {
+                let before = numbers.len();
+                while let Some([_, _, factor]) = next.next_if(|[t, d, _]| (*t as usize, *d) == (tensor, dim)) {
+                    numbers.push(*factor);
+                }
+                if numbers.len() == before {
+                    numbers.push(factors.len() as u32);
+                    factors.push(Factor { size: 1, kind: Kind::Pass, blocked: false });
+                }
+                dims.push(numbers.len() as u32);
+            }
+            tensors.push(dims.len() as u32);
+        }
+        Rule { factors, reduction, operands, tensors, dims, numbers }
+    }
+}

@@ -1,0 +1,74 @@
+//! An op whose rule is asked for, and what must hold of it.
+
+use crate::{
+    error::Result,
+    factor::{
+        attributes::Of,
+        rule::{Builder, Kind, Rule},
+    },
+};
+
+/// An op with its operands and results.
+#[derive(Clone, Copy)]
+pub(super) struct Given<'a> {
+    pub(super) of: Of<'a>,
+    pub(super) operands: &'a [&'a [i64]],
+    pub(super) results: &'a [&'a [i64]],
+}
+
+impl Given<'_> {
+    pub(super) fn builder(self) -> Builder {
+        Builder::new(self.operands, self.results)
+    }
+
+    pub(super) fn ensure(self, holds: bool, why: impl FnOnce() -> String) -> Result<()> {
+        if holds { Ok(()) } else { Err(self.of.refused(why())) }
+    }
+
+    /// So many operands and results, none of them with a negative dim.
+    pub(super) fn counted(self, operands: usize, results: usize) -> Result<()> {
+        let given = (self.operands.len(), self.results.len());
+        self.ensure(given == (operands, results), || {
+            format!("it has {operands} operands and {results} results, {} and {} were given", given.0, given.1)
+        })?;
+        let negative = self.operands.iter().chain(self.results).find(|shape| shape.iter().any(|size| *size < 0));
+        self.ensure(negative.is_none(), || format!("the shape {negative:?} has a negative dim"))
+    }
+
+    /// At least one operand, and as many results as `results`.
+    pub(super) fn at_least_one(self, results: usize) -> Result<()> {
+        self.ensure(!self.operands.is_empty(), || "it has at least one operand, none was given".to_owned())?;
+        self.counted(self.operands.len(), results)
+    }
+
+    /// A result of the shape that follows from the operands.
+    pub(super) fn result(self, number: usize, expected: &[i64]) -> Result<()> {
+        self.ensure(self.results[number] == expected, || {
+            let given = self.results[number];
+            format!("results[{number}] has the shape {given:?}; from its operands it has {expected:?}")
+        })
+    }
+
+    /// An operand of the shape that follows from others.
+    pub(super) fn operand(self, number: usize, expected: &[i64]) -> Result<()> {
+        self.ensure(self.operands[number] == expected, || {
+            let given = self.operands[number];
+            format!("operands[{number}] has the shape {given:?}; beside the others it has {expected:?}")
+        })
+    }
+
+    /// An operand of at least so many dims.
+    pub(super) fn rank(self, number: usize, least: usize) -> Result<()> {
+        let given = self.operands[number].len();
+        self.ensure(given >= least, || format!("operands[{number}] has {given} dims, it needs at least {least}"))
+    }
+}
+
+/// The rule of an op whose tensors all have the dims of the first result, or none.
+pub(super) fn all_alike(given: Given<'_>, kind: impl Fn(usize) -> Kind) -> Rule {
+    let mut builder = given.builder();
+    for (dim, size) in given.results[0].iter().enumerate() {
+        builder.everywhere(dim, *size, kind(dim));
+    }
+    builder.build()
+}

@@ -1,0 +1,103 @@
+//! Lists of axes and sub-axes, major first: which begins which, and which share a part of an axis.
+
+use crate::{mesh::Mesh, sub_axis::SubAxis};
+
+/// How one list stands at the beginning of another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Prefix {
+    Equal,
+    Strict,
+    Not,
+}
+
+fn next(axis: SubAxis) -> i64 {
+    axis.before * axis.size
+}
+
+fn overlap(a: SubAxis, b: SubAxis) -> bool {
+    a.axis == b.axis && (a == b || (a.before < next(b) && b.before < next(a)))
+}
+
+/// Whether parts of one axis have a common refinement.
+fn coexist(a: SubAxis, b: SubAxis, mesh: &Mesh) -> bool {
+    let whole = |part: SubAxis| part.size == mesh.sizes()[part.axis];
+    if a.axis != b.axis || whole(a) || whole(b) {
+        return true;
+    }
+    let (first, last) = (a.before.min(b.before), a.before.max(b.before));
+    let (least, most) = (next(a).min(next(b)), next(a).max(next(b)));
+    if least > last { least % last == 0 && last % first == 0 && most % least == 0 } else { last % least == 0 }
+}
+
+/// Whether `part` is the major part of `axis`, or all of it.
+fn begins(part: SubAxis, axis: SubAxis) -> bool {
+    part.axis == axis.axis && part.before == axis.before && axis.size % part.size == 0
+}
+
+pub(crate) fn contains(axis: SubAxis, part: SubAxis) -> bool {
+    axis.axis == part.axis && axis.before <= part.before && next(part) <= next(axis)
+}
+
+/// The major part of `axis` that shares nothing with `others`.
+pub(crate) fn free_part(axis: SubAxis, others: &[SubAxis], mesh: &Mesh) -> Option<SubAxis> {
+    others.iter().try_fold(axis, |axis, other| {
+        if !coexist(axis, *other, mesh) {
+            None
+        } else if !overlap(axis, *other) {
+            Some(axis)
+        } else if axis.before >= other.before {
+            None
+        } else {
+            Some(SubAxis { size: other.before / axis.before, ..axis })
+        }
+    })
+}
+
+/// Cuts the list off where it shares something with `others`; whether that took anything away.
+pub(crate) fn cut_off(axes: &mut Vec<SubAxis>, others: &[SubAxis], mesh: &Mesh) -> bool {
+    for at in 0..axes.len() {
+        let free = free_part(axes[at], others, mesh);
+        if free != Some(axes[at]) {
+            axes.truncate(at);
+            axes.extend(free);
+            return true;
+        }
+    }
+    false
+}
+
+pub(crate) fn any_overlap(axes: &[SubAxis], others: &[SubAxis]) -> bool {
+    axes.iter().any(|axis| others.iter().any(|other| overlap(*axis, *other)))
+}
+
+pub(crate) fn prefix(first: &[SubAxis], second: &[SubAxis]) -> Prefix {
+    if first == second {
+        return Prefix::Equal;
+    }
+    let Some((last, before)) = first.split_last() else { return Prefix::Strict };
+    let same = first.len() <= second.len() && before == &second[..before.len()];
+    if same && begins(*last, second[before.len()]) { Prefix::Strict } else { Prefix::Not }
+}
+
+/// How many shards the axes make.
+pub(crate) fn shards(axes: &[SubAxis]) -> i64 {
+    axes.iter().fold(1, |product, axis| product.saturating_mul(axis.size))
+}
+
+/// Adds an axis, as one with the last if it is the next part of the same.
+pub(crate) fn push(axes: &mut Vec<SubAxis>, axis: SubAxis) {
+    match axes.last_mut() {
+        Some(last) if last.axis == axis.axis && next(*last) == axis.before && axis.size > 1 => last.size *= axis.size,
+        _ => axes.push(axis),
+    }
+}
+
+/// The order of lists of equal weight: by length, then by name.
+pub(crate) fn order(a: &[SubAxis], b: &[SubAxis], mesh: &Mesh) -> std::cmp::Ordering {
+    let key = |axis: &SubAxis| {
+        let whole = axis.size == mesh.sizes()[axis.axis];
+        // A whole axis goes before its parts, except for those at its beginning.
+        (&mesh.names()[axis.axis], axis.before, if whole { i64::MAX } else { axis.size })
+    };
+    a.len().cmp(&b.len()).then_with(|| a.iter().map(key).cmp(b.iter().map(key)))
+}

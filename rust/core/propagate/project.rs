@@ -1,0 +1,100 @@
+//! Layouts as cuts of the factors of a rule, and back.
+
+use super::axes;
+use crate::{factor::rule::Rule, sub_axis::SubAxis};
+
+/// The axes of each dim of a tensor, major first.
+pub type Specs = Vec<Vec<SubAxis>>;
+
+/// How a factor is cut in one tensor.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Cut {
+    pub(crate) axes: Vec<SubAxis>,
+    /// The axes of the dim that fit no whole factor from here on.
+    pub(crate) overflow: Vec<SubAxis>,
+    /// Whether no more axes may be added.
+    pub(crate) closed: bool,
+    /// Whether it is the last factor of its dim.
+    pub(crate) minor: bool,
+}
+
+/// The cut of each factor that a tensor has.
+pub(crate) type Tensor = Vec<Option<Cut>>;
+
+fn gcd(a: i64, b: i64) -> i64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// The cuts of the factors of a tensor with this layout; one without a layout is open for any.
+pub(crate) fn project(rule: &Rule, tensor: usize, specs: Option<&Specs>, closed: bool) -> Tensor {
+    let mut cuts: Tensor = vec![None; rule.factors().len()];
+    for dim in 0..rule.rank(tensor) {
+        let given: &[SubAxis] = specs.map_or(&[], |specs| &specs[dim]);
+        // The axis that is next, or what is left of it.
+        let mut rest = given.iter().copied();
+        let mut next = rest.next();
+        let mut over = false;
+        let factors = rule.dim(tensor, dim);
+        for (at, number) in factors.iter().enumerate() {
+            let cut = cuts[*number as usize].insert(Cut::default());
+            cut.minor = at + 1 == factors.len();
+            if over {
+                cut.closed = true;
+                break;
+            }
+            cut.closed = closed;
+            if cut.minor {
+                while let Some(axis) = next {
+                    axes::push(&mut cut.axes, axis);
+                    next = rest.next();
+                }
+                break;
+            }
+            let mut left = rule.factors()[*number as usize].size;
+            while let Some(axis) = next {
+                let common = gcd(left, axis.size);
+                if axis.size > 1 && common == 1 {
+                    break;
+                }
+                if axis.size > common {
+                    cut.axes.push(SubAxis { size: common, ..axis });
+                    next = Some(SubAxis { before: axis.before * common, size: axis.size / common, ..axis });
+                    left /= common;
+                } else {
+                    cut.axes.push(axis);
+                    left /= axis.size;
+                    next = rest.next();
+                }
+            }
+            if left > 1 && next.is_some() {
+                over = true;
+                while let Some(axis) = next {
+                    axes::push(&mut cut.overflow, axis);
+                    next = rest.next();
+                }
+            }
+        }
+    }
+    cuts
+}
+
+/// The layout of a tensor whose factors are cut so.
+pub(crate) fn layout(rule: &Rule, tensor: usize, cuts: &Tensor) -> Specs {
+    let of_dim = |dim: usize| {
+        let mut spec = Vec::new();
+        for number in rule.dim(tensor, dim) {
+            let Some(cut) = &cuts[*number as usize] else { break };
+            for list in [&cut.axes, &cut.overflow] {
+                if let Some((first, others)) = list.split_first() {
+                    axes::push(&mut spec, *first);
+                    spec.extend(others);
+                }
+            }
+            if !cut.overflow.is_empty() || axes::shards(&cut.axes) < rule.factors()[*number as usize].size {
+                break;
+            }
+        }
+        spec
+    };
+    (0..rule.rank(tensor)).map(of_dim).collect()
+}

@@ -1,0 +1,139 @@
+"""Compare with what compilers say about ops: factor rules of Shardy, and how it and JAX treat products.
+
+`tests.oracle.corpora` reads the files; `/tests/data/computations/README.md` says how they were made.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import shardwise as sw
+from shardwise.computation import factor_rule
+
+Case = dict[str, Any]
+
+DATA = Path(__file__).parent.parent / "data" / "computations"
+
+#: The ops that StableHLO calls by the name of a function.
+NAMES = {
+    "custom_call:mhlo.topk": "top_k",
+    "custom_call:Qr": "qr",
+    "custom_call:Eigh": "eigh",
+    "custom_call:mhlo.erf": "erf",
+}
+KINDS = {"passthrough": "pass", "reduction": "sum", "need_replication": "whole", "permutation": "shift"}
+
+
+def rule_differs(case: Case) -> str | None:
+    """Compare a factor rule with Shardy's: the factors of each dim, their sizes and kinds."""
+    operands, results = ([shape for shape, _ in case[side]] for side in ("operands", "results"))
+    rule = factor_rule(NAMES.get(case["op"]) or str(case["op"]), operands, results, **case["attrs"])
+    numbers = {name: number for number, name in enumerate(rule.kinds)}
+    found = {
+        "operands": [[[numbers[name] for name in dim] for dim in dims] for dims in rule.operands],
+        "results": [[[numbers[name] for name in dim] for dim in dims] for dims in rule.results],
+        "sizes": list(rule.sizes.values()),
+        "kinds": list(rule.kinds.values()),
+        "blocked": [numbers[name] for name in rule.blocked],
+    }
+    expected = case["rule"] | {"kinds": [KINDS[kind] for kind in case["rule"]["kinds"]]}
+    return None if found == expected else f"is {found}, expected {expected}"
+
+
+def compare_rules(cases: list[Case]) -> Iterator[tuple[str, Callable[[], str | None]]]:
+    """Factor rules."""
+    for case in cases:
+        yield f"{case['op']} {case['operands']} {case['attrs']}", partial(rule_differs, case)
+
+
+def product_differs(case: Case) -> str | None:
+    """Compare what a product of two tensors gives and moves: with Shardy's passes, and with JAX's explicit mode."""
+    (left, _), (right, _) = case["inputs"]
+    text = einsum_text(len(left), len(right), case["attrs"])
+    mesh = sw.DeviceMesh([size for _, size in case["mesh"]], [name for name, _ in case["mesh"]])
+    given = {"x": case["given"][0], "w": case["given"][1]}
+    ask = partial(sw.einsum, text, shapes=[left, right], mesh=mesh, **given)
+    found, theirs = ask(), case["shardy"]
+    held = [axes_of(layout) for layout in (*found.operands.values(), found.result)]
+    if held != [
+        value or [[] for _ in shape]
+        for value, shape in zip(theirs["values"], (left, right, case["result"][0]), strict=True)
+    ]:
+        return f"shardy: the layouts are {held}, expected {theirs['values']}"
+    needed = {move.tensor: axes_of(move.after) for move in found.before}
+    reshards = {("x", "w")[value]: after for kind, value, _, after, _ in theirs["reshards"] if value < 2}
+    if needed != reshards:
+        return f"shardy: {needed} is needed, expected {reshards}"
+    summed = [axes for kind, value, _, _, axes in theirs["reshards"] if kind == "all_reduce"]
+    if sorted(found.computed.unreduced) != sorted(axis for axes in summed for axis in axes):
+        return f"shardy: added over {found.computed.unreduced}, expected {summed}"
+    computed = axes_of(found.computed)
+    resharded = [before for kind, value, before, _, _ in theirs["reshards"] if kind == "reshard" and value == 2]
+    if [computed] != (resharded or [held[2]]):
+        return f"shardy: computed as {computed}, expected {resharded}"
+    return None if case["jax"] is None else explicit_differs(ask, case["jax"])
+
+
+def explicit_differs(ask: Callable[..., sw.propagate.LocalEinsum], theirs: Any) -> str | None:
+    try:
+        found = ask(policy="explicit")
+    except sw.LayoutError as error:
+        says = {"ambiguous": "may be whole", "consistent": "is cut over", "illegally": "would cut two dims"}
+        refused = (
+            [ours for word, ours in says.items() if word in dict(theirs, error="").get("message", "")]
+            if isinstance(theirs, dict)
+            else []
+        )
+        return (
+            None if any(ours in str(error) for ours in refused) else f"explicit: refused ({error}), expected {theirs}"
+        )
+    return None if axes_of(found.result) == theirs else f"explicit: {axes_of(found.result)}, expected {theirs}"
+
+
+def einsum_text(left: int, right: int, attributes: dict[str, Any]) -> str:
+    """Write a `dot_general` as an einsum."""
+    # Summed letters are taken in their order.
+    letters, summed_letters = iter("jklmnopqrstuvwxyz"), iter("abcdefghi")
+    names = [[next(letters) for _ in range(rank)] for rank in (left, right)]
+    pairs = {
+        kind: list(zip(*(attributes[f"{side}_{kind}_dimensions"] for side in ("lhs", "rhs")), strict=True))
+        for kind in ("batching", "contracting")
+    }
+    for at, other in pairs["batching"]:
+        names[1][other] = names[0][at]
+    for at, other in pairs["contracting"]:
+        names[0][at] = names[1][other] = next(summed_letters)
+    batch = [names[0][dim] for dim in attributes["lhs_batching_dimensions"]]
+    summed = [names[0][dim] for dim in attributes["lhs_contracting_dimensions"]]
+    free = [name for side in names for name in side if name not in batch and name not in summed]
+    return f"{''.join(names[0])},{''.join(names[1])}->{''.join(batch + free)}"
+
+
+def axes_of(layout: sw.TensorLayout) -> list[list[str]]:
+    specs: Any = layout.axes
+    return [[] if spec is None else [spec] if isinstance(spec, str) else list(spec) for spec in specs]
+
+
+def compare_products(cases: list[Case]) -> Iterator[tuple[str, Callable[[], str | None]]]:
+    """Products of two tensors."""
+    for case in cases:
+        yield f"{case['inputs']} {case['attrs']} {case['mesh']} {case['given']}", partial(product_differs, case)
+
+
+def cases_of(name: str) -> list[Case]:
+    """Read the cases that are kept here."""
+    with gzip.open(DATA / f"{name}.json.gz") as file:
+        cases: list[Case] = json.load(file)["cases"]
+    return cases
+
+
+#: What is known of each file.
+KNOWN: dict[str, Callable[[list[Case]], Iterator[tuple[str, Callable[[], str | None]]]]] = {
+    "rules": compare_rules,
+    "products": compare_products,
+}

@@ -1,0 +1,231 @@
+"""Ops in plain numpy, on whole arrays or on one device's views of them.
+
+`Local.start` says where the views of a device begin in the arrays: an op that looks things up does so in what it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Attributes = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Local:
+    """What one device has: its views, where each begins in its array, and the shapes of its results."""
+
+    arrays: Sequence[Array]
+    #: Where each begins, and the shapes of the whole arrays.
+    starts: Sequence[tuple[int, ...]]
+    wholes: Sequence[tuple[int, ...]]
+    #: The shapes of its results.
+    shapes: Sequence[tuple[int, ...]]
+    #: Whether it is the one of those with addends that begins with the operand's own values.
+    first: bool = True
+
+
+REDUCTIONS: dict[str, Callable[[Array, Array], Array]] = {
+    "add": np.add,
+    "multiply": np.multiply,
+    "maximum": np.maximum,
+    "minimum": np.minimum,
+}
+IDENTITY = {"add": 0.0, "multiply": 1.0, "maximum": -np.inf, "minimum": np.inf}
+
+
+def windows(has: Local, attributes: Attributes) -> list[Array]:
+    operand, (shape,) = has.arrays[0], has.shapes
+    window, strides = attributes["window_dimensions"], attributes["window_strides"]
+    padded = np.pad(operand, attributes["padding"], constant_values=IDENTITY[attributes["body"]])
+    result = np.full(shape, IDENTITY[attributes["body"]])
+    for place in np.ndindex(*window):
+        part = padded[tuple(slice(at, None, stride) for at, stride in zip(place, strides, strict=True))]
+        result = REDUCTIONS[attributes["body"]](result, part[tuple(slice(0, size) for size in shape)])
+    return [result]
+
+
+def convolution(has: Local, attributes: Attributes) -> list[Array]:
+    names = attributes["lhs_spec"], attributes["rhs_spec"], attributes["out_spec"]
+    spatial = range(len(names[0]) - 2)
+    lhs = has.arrays[0].transpose([names[0].index(name) for name in ("b", "f", *spatial)])
+    rhs = has.arrays[1].transpose([names[1].index(name) for name in ("o", "i", *spatial)])
+    order = [names[2].index(name) for name in ("b", "f", *spatial)]
+    shape = [has.shapes[0][at] for at in order]
+    lhs = np.pad(lhs, [(0, 0), (0, 0), *attributes["padding"]])
+    features = rhs.shape[1]
+    groups = lhs.shape[1] // features
+    result = np.zeros(shape)
+    outputs = rhs.shape[0] // groups
+    for group in range(groups):
+        of_input = slice(group * features, (group + 1) * features)
+        of_output = slice(group * outputs, (group + 1) * outputs)
+        for place in np.ndindex(*rhs.shape[2:]):
+            strides = zip(place, attributes["window_strides"], shape[2:], strict=True)
+            sides = [slice(at, at + (n - 1) * by + 1, by) for at, by, n in strides]
+            of_lhs, of_rhs = (slice(None), of_input, *sides), (of_output, slice(None), *place)
+            result[:, of_output] += np.einsum("bi...,oi->bo...", lhs[of_lhs], rhs[of_rhs])
+    return [result.transpose(np.argsort(order))]
+
+
+def lookups(attributes: Attributes, indices: Array, slices: tuple[int, ...], rank: int) -> Any:
+    """Give, for each element of the slices, its place in the operand: pairs of places."""
+    offset, collapsed, batch = (
+        attributes[name] for name in ("offset_dims", "collapsed_slice_dims", "operand_batching_dims")
+    )
+    vector = attributes["index_vector_dim"]
+    whole = [dim for dim in range(rank) if dim not in collapsed and dim not in batch]
+    for place in np.ndindex(*slices):
+        batches = [at for dim, at in enumerate(place) if dim not in offset]
+        index: Any = (*batches[:vector], slice(None), *batches[vector:])
+        start = indices[index]
+        found = [0] * rank
+        for at, dim in zip(start, attributes["start_index_map"], strict=True):
+            found[dim] = int(at)
+        numbers = [dim for dim in range(indices.ndim) if dim != vector]
+        for dim, of_indices in zip(batch, attributes["start_indices_batching_dims"], strict=True):
+            found[dim] = batches[numbers.index(of_indices)]
+        for dim, of_slices in zip(whole, offset, strict=True):
+            found[dim] += place[of_slices]
+        yield place, found
+
+
+def gather(has: Local, attributes: Attributes) -> list[Array]:
+    operand, indices = has.arrays
+    result = np.zeros(has.shapes[0])
+    # Dims that a window has whole are cut alike on both sides, as batch dims are; others are looked up in what is held.
+    looked_up = [dim for dim, size in enumerate(attributes["slice_sizes"]) if size != has.wholes[0][dim]]
+    looked_up = sorted({*looked_up, *attributes["collapsed_slice_dims"]} - {*attributes["operand_batching_dims"]})
+    for place, found in lookups(attributes, indices, has.shapes[0], operand.ndim):
+        local = [at - has.starts[0][dim] if dim in looked_up else at for dim, at in enumerate(found)]
+        if all(0 <= at < size for at, size in zip(local, operand.shape, strict=True)):
+            result[place] = operand[tuple(local)]
+    return [result]
+
+
+def scatter(has: Local, attributes: Attributes) -> list[Array]:
+    operand, indices, updates = has.arrays
+    body = attributes["body"]
+    result = operand.copy() if has.first or body == "assign" else np.full_like(operand, IDENTITY[body])
+    for place, found in lookups(attributes, indices, updates.shape, operand.ndim):
+        inserted = attributes["collapsed_slice_dims"]
+        local = tuple(at - has.starts[0][dim] if dim in inserted else at for dim, at in enumerate(found))
+        if all(0 <= at < size for at, size in zip(local, operand.shape, strict=True)):
+            value = updates[place]
+            result[local] = value if body == "assign" else REDUCTIONS[body](result[local], value)
+    return [result]
+
+
+def dynamic_update_slice(has: Local, _attributes: Attributes) -> list[Array]:
+    result, update = has.arrays[0].copy(), has.arrays[1]
+    # Of a dim that is updated in part the update is whole.
+    partly = [part != whole for part, whole in zip(has.wholes[1], has.wholes[0], strict=True)]
+    first = [
+        int(at) - start if cut else 0 for at, start, cut in zip(has.arrays[2:], has.starts[0], partly, strict=True)
+    ]
+    for place in np.ndindex(*update.shape):
+        local = tuple(at + begin for at, begin in zip(place, first, strict=True))
+        if all(0 <= at < size for at, size in zip(local, result.shape, strict=True)):
+            result[local] = update[place]
+    return [result]
+
+
+def reduce(has: Local, attributes: Attributes) -> list[Array]:
+    function: Any = REDUCTIONS[attributes["body"]]
+    return [function.reduce(has.arrays[0], axis=tuple(attributes["dimensions"]))]
+
+
+def slices(has: Local, attributes: Attributes) -> list[Array]:
+    sides = zip(*(attributes[name] for name in ("start_indices", "limit_indices", "strides")), strict=True)
+    # A dim that is not sliced may be cut.
+    parts = [
+        slice(None) if size == whole and stride == 1 else slice(start, stop, stride)
+        for (start, stop, stride), size, whole in zip(sides, has.shapes[0], has.arrays[0].shape, strict=True)
+    ]
+    return [has.arrays[0][tuple(parts)]]
+
+
+def dynamic_slice(has: Local, _attributes: Attributes) -> list[Array]:
+    sides = zip(has.arrays[1:], has.shapes[0], has.arrays[0].shape, strict=True)
+    parts = [slice(None) if size == whole else slice(int(at), int(at) + size) for at, size, whole in sides]
+    return [has.arrays[0][tuple(parts)]]
+
+
+def dot_general(has: Local, attributes: Attributes) -> list[Array]:
+    lhs, rhs = has.arrays
+    letters = iter("abcdefghijklmnopqrstuvwxyz")
+    names = [[next(letters) for _ in range(array.ndim)] for array in (lhs, rhs)]
+    for kind in ("batching", "contracting"):
+        for left, right in zip(*(attributes[f"{side}_{kind}_dimensions"] for side in ("lhs", "rhs")), strict=True):
+            names[1][right] = names[0][left]
+    batch = [names[0][dim] for dim in attributes["lhs_batching_dimensions"]]
+    summed = [names[0][dim] for dim in attributes["lhs_contracting_dimensions"]]
+    free = [name for side in names for name in side if name not in batch and name not in summed]
+    result: Array = np.einsum(f"{''.join(names[0])},{''.join(names[1])}->{''.join(batch + free)}", lhs, rhs)
+    return [result]
+
+
+def broadcast_in_dim(has: Local, attributes: Attributes) -> list[Array]:
+    shape = [1] * len(has.shapes[0])
+    for dim, size in zip(attributes["broadcast_dimensions"], has.arrays[0].shape, strict=True):
+        shape[dim] = size
+    return [np.broadcast_to(has.arrays[0].reshape(shape), has.shapes[0])]
+
+
+def triangular_solve(has: Local, attributes: Attributes) -> list[Array]:
+    a, b = has.arrays
+    a = np.tril(a)
+    a = a.swapaxes(-1, -2) if attributes["transpose_a"] else a
+    if attributes["left_side"]:
+        return [np.linalg.solve(a, b)]
+    return [np.linalg.solve(a.swapaxes(-1, -2), b.swapaxes(-1, -2)).swapaxes(-1, -2)]
+
+
+def batch_norm(has: Local, attributes: Attributes) -> list[Array]:
+    operand, *others = has.arrays
+    shape = [1] * operand.ndim
+    shape[attributes["feature_index"]] = -1
+    scale, offset, mean, variance = (other.reshape(shape) for other in others)
+    return [(operand - mean) / np.sqrt(np.abs(variance) + 1) * scale + offset]
+
+
+def of_arrays(function: Callable[..., Any]) -> Callable[[Local, Attributes], list[Array]]:
+    return lambda has, _attributes: [function(*has.arrays)]
+
+
+#: Each op as a function of what a device has and of the op's attributes.
+OPS: dict[str, Callable[[Local, Attributes], list[Array]]] = {
+    "add": of_arrays(np.add),
+    "multiply": of_arrays(np.multiply),
+    "tanh": of_arrays(np.tanh),
+    "compare": of_arrays(np.less),
+    "clamp": of_arrays(lambda low, x, high: np.clip(x, low, high)),
+    "select": of_arrays(lambda choice, a, b: np.where(choice > 0, a, b)),
+    "transpose": lambda has, attributes: [has.arrays[0].transpose(attributes["permutation"])],
+    "reshape": lambda has, _: [has.arrays[0].reshape(has.shapes[0])],
+    "broadcast_in_dim": broadcast_in_dim,
+    "concatenate": lambda has, attributes: [np.concatenate(has.arrays, attributes["dimension"])],
+    "slice": slices,
+    "dynamic_slice": dynamic_slice,
+    "dynamic_update_slice": dynamic_update_slice,
+    "reverse": lambda has, attributes: [np.flip(has.arrays[0], tuple(attributes["dimensions"]))],
+    "dot_general": dot_general,
+    "convolution": convolution,
+    "reduce": reduce,
+    "reduce_window": windows,
+    "gather": gather,
+    "scatter": scatter,
+    "sort": lambda has, attributes: [np.sort(has.arrays[0], attributes["dimension"])],
+    "top_k": lambda has, _: [-np.sort(-has.arrays[0], -1)[..., : has.shapes[0][-1]]],
+    "cholesky": lambda has, _: [
+        np.linalg.cholesky(has.arrays[0] @ has.arrays[0].swapaxes(-1, -2) + 99 * np.eye(has.arrays[0].shape[-1]))
+    ],
+    "triangular_solve": triangular_solve,
+    "fft": lambda has, attributes: [np.fft.fftn(has.arrays[0], axes=range(-len(attributes["fft_length"]), 0))],
+    "batch_norm_inference": batch_norm,
+}
