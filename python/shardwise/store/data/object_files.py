@@ -62,7 +62,7 @@ class _Span(NamedTuple):
 
 
 class ObjectFile(Holder):
-    """An object, open for reading: its size and mark are noted, and a different object is refused.
+    """An object, open for reading: its size and ETag are noted, and a different object is refused.
 
     Args:
         path: Its place.
@@ -85,7 +85,7 @@ class ObjectFile(Holder):
 
     @property
     def noted(self) -> tuple[ObjectPath, int, str]:
-        """The object's path, its bytes, and its mark (ETag), which another object of the same name does not have."""
+        """The object's path, its bytes, and its ETag or the like, which another of the same name does not have."""
         return self._object, *self._noted
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -103,7 +103,7 @@ class ObjectFile(Holder):
     def check(self) -> None:
         """Raise ParseError if this name now has a different object from the one that was opened."""
         self._check_open()
-        if self._object.is_s3 and self._noted.mark:
+        if self._object.is_s3 and self._noted.etag:
             return  # Every request had the condition.
         try:
             now = self._object.status()
@@ -143,7 +143,7 @@ class ObjectFile(Holder):
                 self._blocks.move_to_end(number)
                 return block
         start = number * self._requests.block
-        block = self._object.read(start, min(start + self._requests.block, self.size), self._noted.mark)
+        block = self._object.read(start, min(start + self._requests.block, self.size), self._noted.etag)
         with self._lock:
             self._blocks[number] = block
             while len(self._blocks) > self._requests.blocks:
@@ -176,9 +176,9 @@ class ObjectFile(Holder):
 
     def _put(self, span: _Span) -> None:
         if span.strides is None:
-            self._object.read_into(memoryview(span.part), span.start, self._noted.mark)  # type: ignore[arg-type]
+            self._object.read_into(memoryview(span.part), span.start, self._noted.etag)  # type: ignore[arg-type]
         else:
-            data = self._object.read(span.start, span.stop, self._noted.mark)
+            data = self._object.read(span.start, span.stop, self._noted.etag)
             span.part[...] = np.ndarray(span.part.shape, span.part.dtype, data, strides=span.strides)
 
 

@@ -63,12 +63,12 @@ class ObjectStatus(NamedTuple):
 
     Attributes:
         size: Its bytes.
-        mark: A text that tells it from another object of the same name: its etag or generation, else its creation
+        etag: A text that tells it from another object of the same name: its etag or generation, else its creation
             time.
     """
 
     size: int
-    mark: str
+    etag: str
 
 
 class _Patience:
@@ -295,8 +295,8 @@ class ObjectPath:
         size = said.get("size")
         if not isinstance(size, int) or size < 0:
             raise ParseError(f"{self}: the store does not say how many bytes it has")
-        marks = (said.get(key) for key in ("ETag", "etag", "generation", "md5Hash", "LastModified", "mtime", "created"))
-        return ObjectStatus(size, str(next((mark for mark in marks if mark), "")))
+        etags = (said.get(key) for key in ("ETag", "etag", "generation", "md5Hash", "LastModified", "mtime", "created"))
+        return ObjectStatus(size, str(next((etag for etag in etags if etag), "")))
 
     def stat(self) -> Any:
         """Give the object's bytes as `st_size`."""
@@ -340,14 +340,14 @@ class ObjectPath:
         """List what lies directly below, and matches a pattern."""
         return (self / name for name, _ in self.names() if fnmatchcase(name, pattern))
 
-    def read(self, start: int, stop: int, mark: str) -> bytes:
+    def read(self, start: int, stop: int, etag: str) -> bytes:
         """Read a range of the object's bytes; see `read_into`."""
         data = bytearray(stop - start)
-        self.read_into(memoryview(data), start, mark)
+        self.read_into(memoryview(data), start, etag)
         return bytes(data)
 
-    def read_into(self, buffer: memoryview, start: int, mark: str) -> None:
-        """Fill a buffer of bytes with those from `start` on; on S3 only of the object with this mark.
+    def read_into(self, buffer: memoryview, start: int, etag: str) -> None:
+        """Fill a buffer of bytes with those from `start` on; on S3 only of the object with this ETag.
 
         Raises:
             ParseError: if there is a different object than before, or none.
@@ -355,7 +355,7 @@ class ObjectPath:
         """
 
         def get() -> None:
-            came = self._get(buffer, start, mark)
+            came = self._get(buffer, start, etag)
             if came != len(buffer):
                 stop = start + len(buffer)
                 raise OSError(errno.EIO, f"bytes {start} to {stop} were needed, but {came} came")
@@ -367,11 +367,11 @@ class ObjectPath:
         except OSError as error:
             # S3's refusal of the condition, which s3fs knows as an invalid argument.
             refused = error.errno == errno.EINVAL and self.is_s3
-            if refused and ("PreconditionFailed" in str(error) or self.status().mark != mark):
+            if refused and ("PreconditionFailed" in str(error) or self.status().etag != etag):
                 raise ParseError(f"{self}: is a different object than before: it was replaced") from None
             raise
 
-    def _get(self, buffer: memoryview, start: int, mark: str) -> int:
+    def _get(self, buffer: memoryview, start: int, etag: str) -> int:
         """Make one request, and give the number of bytes that came."""
         if not self.is_s3:
             data: bytes = self._filesystem.cat_file(self._asked, start=start, end=start + len(buffer))
@@ -383,8 +383,8 @@ class ObjectPath:
 
         bucket, _, name = self._key.partition("/")
         asked = {"Bucket": bucket, "Key": name, "Range": f"bytes={start}-{start + len(buffer) - 1}"}
-        if mark:
-            asked["IfMatch"] = mark
+        if etag:
+            asked["IfMatch"] = etag
 
         async def fill() -> int:
             # Block by block to where they belong: joined first, they would be touched twice.

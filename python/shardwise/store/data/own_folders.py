@@ -1,9 +1,10 @@
-"""Folders of ours among those of others: opened one from the other, never through a link, and known by a mark.
+"""Folders of ours among those of others: opened one from the other, never through a link, and known by a marker.
 
 The names that a run makes beside a checkpoint can be foreseen, so anything may be there already: a link to somebody's
 folder, a folder of the user's, a file with a second name. Each step is therefore opened from its parent without
-following links, must be a real folder that belongs to the user, and is only removed if it bears our mark: a small file,
-which is made first and removed last, so that a process that is killed in between leaves a folder that is ours still.
+following links, must be a real folder that belongs to the user, and is only removed if it has our marker: a small
+file, which is made first and removed last, so that a process that is killed in between leaves a folder that is ours
+still.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ __all__ = [
 ]
 
 #: The file that says that a folder is ours; nothing of a checkpoint has this name.
-_MARK = "shardwise.mark"
-#: No mark is longer.
-_MOST_MARK = 256
+_MARKER = "shardwise.mark"
+#: No marker is longer.
+_MOST_MARKER = 256
 _NOT_THROUGH_LINKS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 _FILE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | _NOT_THROUGH_LINKS
@@ -227,8 +228,8 @@ def opened_below(path: Path, steps: int) -> Iterator[OpenFolder]:
         yield folder
 
 
-def make_marked(parent: OpenFolder, name: str, mark: str) -> OpenFolder:
-    """Make a folder with a mark, which nobody else may enter, or open it if it is there.
+def make_marked(parent: OpenFolder, name: str, marker: str) -> OpenFolder:
+    """Make a folder with a marker, which nobody else may enter, or open it if it is there.
 
     Raises:
         FileExistsError: if something else has the name.
@@ -237,34 +238,34 @@ def make_marked(parent: OpenFolder, name: str, mark: str) -> OpenFolder:
         parent.make(name, 0o700)
     except FileExistsError:
         with parent.enter(name) as folder:
-            refuse_unmarked(folder, mark)
+            refuse_unmarked(folder, marker)
     folder = parent.enter(name)
     try:
         # The same bytes as any other process writes, so that at any time the file has the first of them.
-        with folder.file(_MARK, os.O_RDWR | os.O_CREAT) as stream:
-            if os.fstat(stream.fileno()).st_size < len(mark):
-                write_all(stream, mark.encode())
+        with folder.file(_MARKER, os.O_RDWR | os.O_CREAT) as stream:
+            if os.fstat(stream.fileno()).st_size < len(marker):
+                write_all(stream, marker.encode())
     except BaseException:
         folder.__exit__()
         raise
     return folder
 
 
-def refuse_unmarked(folder: OpenFolder, mark: str) -> None:
-    """Refuse a folder without this mark; one that is empty, or whose mark is half written, is ours."""
+def refuse_unmarked(folder: OpenFolder, marker: str) -> None:
+    """Refuse a folder without this marker; one that is empty, or whose marker is half written, is ours."""
     names = folder.names()
     if not names:
         return
-    if _MARK in names:
-        with folder.file(_MARK, os.O_RDONLY) as stream:
-            found = stream.read(_MOST_MARK)
-        if found == mark.encode() or (names == [_MARK] and mark.encode().startswith(found)):
+    if _MARKER in names:
+        with folder.file(_MARKER, os.O_RDONLY) as stream:
+            found = stream.read(_MOST_MARKER)
+        if found == marker.encode() or (names == [_MARKER] and marker.encode().startswith(found)):
             return
     raise refuse_stranger(folder.path)
 
 
-def remove_marked(parent: OpenFolder, name: str, mark: str) -> None:
-    """Remove a folder with this mark and all that is in it, last the mark; nothing is done if there is none.
+def remove_marked(parent: OpenFolder, name: str, marker: str) -> None:
+    """Remove a folder with this marker and all that is in it, last the marker; nothing is done if there is none.
 
     Raises:
         FileExistsError: if something else has the name.
@@ -274,9 +275,9 @@ def remove_marked(parent: OpenFolder, name: str, mark: str) -> None:
     except FileNotFoundError:
         return
     with folder:
-        refuse_unmarked(folder, mark)
+        refuse_unmarked(folder, marker)
         for each in folder.names():
-            if each != _MARK:
+            if each != _MARKER:
                 folder.remove(each)
-        folder.remove(_MARK)
+        folder.remove(_MARKER)
     parent.remove_empty(name)

@@ -195,12 +195,12 @@ class SourceObject(NamedTuple):
     Attributes:
         path: Its place.
         size: Its bytes.
-        mark: Its ETag or the like, which another object of the same name does not have.
+        etag: Its ETag or the like, which another object of the same name does not have.
     """
 
     path: ObjectPath
     size: int
-    mark: str
+    etag: str
 
     @property
     def is_kept(self) -> bool:
@@ -330,7 +330,7 @@ class SourceArray:
 
 @functools.lru_cache(maxsize=4096)
 def _opened(source: SourceObject) -> ObjectFile:
-    return ObjectFile(source.path, ObjectStatus(source.size, source.mark))
+    return ObjectFile(source.path, ObjectStatus(source.size, source.etag))
 
 
 @functools.lru_cache(maxsize=4096)

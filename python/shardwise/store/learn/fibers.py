@@ -36,7 +36,7 @@ _MOST_ZEROS = 64
 #: their names, or are known to be in the tensor; if there are none, as many as the second number.
 _MANY, _MOST_ALIKE = 64, 4096
 
-Marks = npt.NDArray[np.uint64]
+Hashes = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[np.int64]
 
 
@@ -46,17 +46,17 @@ class Fibers(NamedTuple):
     Attributes:
         names: The tensors.
         tensors: The same, as they are stored.
-        marks: By tensor and dim, a number for each fiber, 0 for one of zeros; the dims are those of the tensor but this
-            one. Of vectors and scalars dim -1 has the elements. Tensors without elements, and with elements that are
-            no whole bytes, have none; nor have dims that are as long as none of the other checkpoint.
+        hashes: By tensor and dim, a number for each fiber, 0 for one of zeros; the dims are those of the tensor but
+            this one. Of vectors and scalars dim -1 has the elements. Tensors without elements, and with elements that
+            are no whole bytes, have none; nor have dims that are as long as none of the other checkpoint.
         table: All of them by length and dtype, in the order of their numbers: number, tensor, dim, position.
         numbered: By the numbers in names, the tensors whose names have these.
     """
 
     names: Sequence[str]
     tensors: Sequence[StoredTensor]
-    marks: dict[tuple[int, int], Marks]
-    table: dict[tuple[int, str], tuple[Marks, Numbers]]
+    hashes: dict[tuple[int, int], Hashes]
+    table: dict[tuple[int, str], tuple[Hashes, Numbers]]
     numbered: dict[tuple[str, ...], list[int]]
 
 
@@ -103,12 +103,12 @@ def fibers_of(checkpoint: StoredCheckpoint, other: StoredCheckpoint, memory: int
     threads = min(threads, memory // max(decoding, 1))
     # Besides what is read there are copies of a window, and the numbers that are made of it.
     most = max(memory // (8 * threads), 1)
-    marks: dict[tuple[int, int], Marks] = {}
-    table: dict[tuple[int, str], list[tuple[Marks, Numbers]]] = {}
+    hashes: dict[tuple[int, int], Hashes] = {}
+    table: dict[tuple[int, str], list[tuple[Hashes, Numbers]]] = {}
     with Threads(threads, "shardwise-learn") as pool:
         found = pool.map(lambda one: _looked_at(tensors[one[0]], one[1], most, memory), work)
         for (number, dim), seen in zip(work, found, strict=True):
-            marks[number, dim] = seen
+            hashes[number, dim] = seen
             rows = np.empty((seen.size, 3), np.int64)
             rows[:, 0], rows[:, 1], rows[:, 2] = number, dim, np.arange(seen.size)
             key = tensors[number].shape[dim] if dim >= 0 else 1, tensors[number].dtype
@@ -116,7 +116,7 @@ def fibers_of(checkpoint: StoredCheckpoint, other: StoredCheckpoint, memory: int
     numbered: dict[tuple[str, ...], list[int]] = {}
     for number, name in enumerate(names):
         numbered.setdefault(_said(name)[0], []).append(number)
-    return Fibers(names, tensors, marks, {key: _sorted(rows) for key, rows in table.items()}, numbered)
+    return Fibers(names, tensors, hashes, {key: _sorted(rows) for key, rows in table.items()}, numbered)
 
 
 def _lengths(checkpoint: StoredCheckpoint) -> set[tuple[int, str]]:
@@ -140,7 +140,7 @@ def _dims(tensor: StoredTensor, lengths: set[tuple[int, str]], memory: int) -> l
     return few or [-1]
 
 
-def _looked_at(tensor: StoredTensor, dim: int, most: int, memory: int) -> Marks:
+def _looked_at(tensor: StoredTensor, dim: int, most: int, memory: int) -> Hashes:
     """The numbers of the fibers of a tensor along a dim, of which so many bytes are read at a time."""
     size, itemsize = tensor.shape[dim] if dim >= 0 else 1, tensor.bits // 8
     start = size // 2 if size > 2 * _WINDOW else 0
@@ -160,7 +160,7 @@ def _looked_at(tensor: StoredTensor, dim: int, most: int, memory: int) -> Marks:
             values = values.reshape(*values.shape, 1)
         elif is_whole:
             values = values[tuple(window if at == dim else slice(None) for at in range(tensor.ndim))]
-        found[box] = _marks(np.moveaxis(values, dim, -1))
+        found[box] = _hashes(np.moveaxis(values, dim, -1))
     return found
 
 
@@ -190,7 +190,7 @@ def unseen(tensor: StoredTensor) -> str:
     return "its elements are of fewer than eight bits" if tensor.bits % 8 else ""
 
 
-def _marks(values: npt.NDArray[Any]) -> Marks:
+def _hashes(values: npt.NDArray[Any]) -> Hashes:
     """A number for each fiber, from its elements, which are along the last dim."""
     data = np.ascontiguousarray(values).view(np.uint8).reshape(*values.shape[:-1], -1)
     width = data.shape[-1]
@@ -201,14 +201,14 @@ def _marks(values: npt.NDArray[Any]) -> Marks:
     with np.errstate(over="ignore"):
         mixed = (held ^ (held >> np.uint64(29))) * factors
         sums = (mixed ^ (mixed >> np.uint64(32))).sum(axis=1, dtype=np.uint64)
-    found: Marks = np.where((held == 0).all(axis=1), np.uint64(0), sums | np.uint64(1))
+    found: Hashes = np.where((held == 0).all(axis=1), np.uint64(0), sums | np.uint64(1))
     return found.reshape(data.shape[:-1])
 
 
-def _sorted(rows: list[tuple[Marks, Numbers]]) -> tuple[Marks, Numbers]:
-    marks, places = np.concatenate([one for one, _ in rows]), np.concatenate([each for _, each in rows])
-    order = np.argsort(marks, kind="stable")
-    return marks[order], places[order]
+def _sorted(rows: list[tuple[Hashes, Numbers]]) -> tuple[Hashes, Numbers]:
+    hashes, places = np.concatenate([one for one, _ in rows]), np.concatenate([each for _, each in rows])
+    order = np.argsort(hashes, kind="stable")
+    return hashes[order], places[order]
 
 
 def matched(number: int, there: Fibers, here: Fibers) -> Match | None:
@@ -225,11 +225,11 @@ def matched(number: int, there: Fibers, here: Fibers) -> Match | None:
     tensor = there.tensors[number]
     dims = sorted(range(tensor.ndim), key=lambda dim: -tensor.shape[dim])
     for dim in [*dims, -1] if tensor.ndim < 2 else dims:
-        marks = there.marks.get((number, dim))
+        hashes = there.hashes.get((number, dim))
         known = here.table.get((1 if dim < 0 else tensor.shape[dim], tensor.dtype))
-        if marks is None or known is None:
+        if hashes is None or known is None:
             continue
-        flat = marks.reshape(-1)
+        flat = hashes.reshape(-1)
         first, end = (np.searchsorted(known[0], flat, side=side) for side in ("left", "right"))
         # Zeros beside others are padding. A tensor of zeros only is like any other, unless it is large.
         is_zero = (flat == 0) & bool(flat.any())
@@ -240,7 +240,7 @@ def matched(number: int, there: Fibers, here: Fibers) -> Match | None:
             chosen, index, along = found
             alone = set(known[1][first[end - first == 1], 0].tolist())
             is_sure = set(chosen[chosen >= 0].tolist()) <= alone
-            return Match(dim, chosen.reshape(marks.shape), index.reshape(marks.shape), along, is_sure)
+            return Match(dim, chosen.reshape(hashes.shape), index.reshape(hashes.shape), along, is_sure)
     return None
 
 

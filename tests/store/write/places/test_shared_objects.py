@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 
 import shardwise as sw
 from shardwise.store.data.objects import ObjectPath
-from shardwise.store.write.places.store import StorePlace, mark_of
+from shardwise.store.write.places.store import StorePlace, upload_tag
 from shardwise.store.write.places.uploads import Limits
 from shardwise.store.write.places.work import Work
 from shardwise.store.write.request.planner import with_shares
@@ -482,14 +482,14 @@ def test_what_was_put_aside_and_is_longer(small_parts: Store, source: Path) -> N
     assert small_parts.objects(place) == {}
 
 
-def test_an_object_of_our_mark_that_is_shorter(small_parts: Store, source: Path) -> None:
+def test_an_object_of_our_tag_that_is_shorter(small_parts: Store, source: Path) -> None:
     """It is taken for one that an earlier commit has made; but no manifest is written for it."""
     place = small_parts.place("new")
     plan = planned(source, place)
     plan.run()
     bucket, _, key = (place / plan.files[1].name).key.partition("/")
-    mark = {"shardwise-run": mark_of(plan.digest, 1)}
-    place.filesystem.call_s3("put_object", Bucket=bucket, Key=key, Body=b"short", Metadata=mark)
+    tag = {"shardwise-run": upload_tag(plan.digest, 1)}
+    place.filesystem.call_s3("put_object", Bucket=bucket, Key=key, Body=b"short", Metadata=tag)
     with pytest.raises(FileExistsError, match=r"has 5 bytes; \d+ were put"):
         plan.commit()
     assert "shardwise.json" not in small_parts.objects(place)

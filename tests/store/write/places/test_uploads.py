@@ -105,13 +105,13 @@ class Held:
     """An object of a store, as far as a comparison asks."""
 
     def __init__(self, data: bytes) -> None:
-        self.data, self.mark = data, "1"
+        self.data, self.etag = data, "1"
 
     def status(self) -> ObjectStatus:
-        return ObjectStatus(len(self.data), self.mark)
+        return ObjectStatus(len(self.data), self.etag)
 
-    def read(self, begin: int, end: int, mark: str) -> bytes:
-        assert mark == self.mark
+    def read(self, begin: int, end: int, etag: str) -> bytes:
+        assert etag == self.etag
         assert 0 < end - begin <= 4
         return self.data[begin:end]
 
@@ -126,7 +126,7 @@ def test_what_is_there_is_compared_to_its_last_byte() -> None:
             comparison.put(number, bytearray(wanted[at : at + size]))
             at += size
         if changes:
-            held.mark = "2"
+            held.etag = "2"
         comparison.commit()
 
     for sizes in ([11], [4, 7], [5, 5, 1], [8, 3]):

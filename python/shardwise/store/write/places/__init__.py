@@ -96,7 +96,7 @@ def check_writable(path: Location, nbytes: int = 0) -> None:
 
 
 #: The text of the file that marks the folder beside a destination.
-_MARK = "shardwise spool\n"
+_MARKER = "shardwise spool\n"
 
 
 class Scratch:
@@ -111,7 +111,7 @@ class Scratch:
         """Remove what a killed run has left; the destination's lock is held."""
         if self._beside is not None:
             with OpenFolder.at(self._beside.parent) as parent:
-                remove_marked(parent, self._beside.name, _MARK)
+                remove_marked(parent, self._beside.name, _MARKER)
 
     def folder(self) -> Path:
         """Give the folder, which is made if it is not there."""
@@ -119,7 +119,7 @@ class Scratch:
             if self._beside is None:
                 self._made = Path(tempfile.mkdtemp(prefix=self._prefix))
             else:
-                with OpenFolder.at(self._beside.parent) as parent, make_marked(parent, self._beside.name, _MARK):
+                with OpenFolder.at(self._beside.parent) as parent, make_marked(parent, self._beside.name, _MARKER):
                     self._made = self._beside
         return self._made
 

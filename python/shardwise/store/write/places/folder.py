@@ -213,7 +213,7 @@ class FolderPlace:
             with suppress(FileExistsError):
                 beside.make(self.root.parent.name, 0o700)
             top = stack.enter_context(beside.enter(self.root.parent.name))
-            root = stack.enter_context(make_marked(top, self.root.name, _mark(self.root.name)))
+            root = stack.enter_context(make_marked(top, self.root.name, _marker(self.root.name)))
             if root.status(_DATA) is None:
                 self._make_files(root)
             with suppress(FileExistsError):
@@ -356,7 +356,7 @@ class FolderPlace:
     def discard(self, made: Mapping[int, tuple[int, str]] | None = None) -> None:
         """Remove what is not finished; what stays is for the next run to remove."""
         with suppress(OSError), opened_below(self.root.parent, 1) as top:
-            remove_marked(top, self.root.name, _mark(self.root.name))
+            remove_marked(top, self.root.name, _marker(self.root.name))
         with (
             suppress(OSError),
             OpenFolder.at(self.root.parent.parent) as beside,
@@ -442,7 +442,7 @@ def _check_parent(path: Path) -> None:
         raise FileNotFoundError(errno.ENOENT, "the folder for the checkpoint does not exist", str(path.parent))
 
 
-def _mark(name: str) -> str:
+def _marker(name: str) -> str:
     """Return the text of the file that marks the folder of a plan."""
     return f"shardwise plan {name}\n"
 
@@ -464,13 +464,13 @@ def _remove_plans(path: Path, *, but: str = "", parts: bool = True) -> None:
             if not _PLAN.fullmatch(name):
                 raise refuse_stranger(top_path / name)
             with top.enter(name) as folder:
-                refuse_unmarked(folder, _mark(name))
+                refuse_unmarked(folder, _marker(name))
                 if not parts and name != but and folder.status(_PARTS) is not None:
                     text = "holds parts of a plan; commit the plan, or remove this folder"
                     raise taken(folder.path, text)
         for name in names:
             if name != but:
-                remove_marked(top, name, _mark(name))
+                remove_marked(top, name, _marker(name))
     if but not in names:
         with suppress(OSError), OpenFolder.at(top_path.parent) as beside:
             beside.remove_empty(top_path.name)

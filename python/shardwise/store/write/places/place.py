@@ -113,7 +113,7 @@ class Ending(Protocol):
 
     @property
     def made(self) -> Mapping[int, tuple[int, str]]:
-        """For tasks that made an object, its bytes and its mark."""
+        """For tasks that made an object, its bytes and its ETag."""
 
     @property
     def shares(self) -> Mapping[int, tuple[Share, ...]]:
@@ -256,7 +256,7 @@ def receipt_from_line(line: bytes, where: object) -> TaskReceipt:
             float(seconds),
             str(worker),
             str(part),
-            tuple((file, begin, end, str(mark)) for file, begin, end, mark in shares),
+            tuple((file, begin, end, str(etag)) for file, begin, end, etag in shares),
             None if made is None else _made(*made),
         )
         numbers = [number for row in receipt.ranges for number in row]
@@ -271,8 +271,8 @@ def receipt_from_line(line: bytes, where: object) -> TaskReceipt:
     return receipt
 
 
-def _made(size: int, mark: str) -> tuple[int, str]:
-    return size, str(mark)
+def _made(size: int, etag: str) -> tuple[int, str]:
+    return size, str(etag)
 
 
 @contextmanager

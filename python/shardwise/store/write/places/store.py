@@ -125,7 +125,7 @@ class PartsSink:
         return self.path / self._file(task, file)[0] if self.is_folder else self.path
 
     def _upload(self, task: Task, file: int, name: str = "") -> Multipart:
-        return Multipart(self._object(task, file), mark_of(task.plan, file), name)
+        return Multipart(self._object(task, file), upload_tag(task.plan, file), name)
 
     def _gathered(self, gatherer: Gatherer, memory: int, threads: int | None) -> tuple[Gathered, list[bytearray]]:
         """Put all shares together in memory."""
@@ -169,7 +169,7 @@ class PartsSink:
             status = there.status()
             if not _is_at(there, status, begin, data):
                 raise taken(there)
-            return file, begin, end, status.mark
+            return file, begin, end, status.etag
 
         with Threads(FLIGHT, "shardwise-write") as pool:
             for share in pool.map(sent, parts):
@@ -185,8 +185,8 @@ class PartsSink:
         return tuple(sorted(shares)), made
 
 
-def mark_of(plan: str, file: int) -> str:
-    """Return the mark of an object that the tasks of a plan make."""
+def upload_tag(plan: str, file: int) -> str:
+    """Return the tag of an object that the tasks of a plan make."""
     return f"{plan[:32]}-{file}"
 
 
@@ -376,14 +376,14 @@ class StorePlace:
 
     def _is_there(self, receipt: TaskReceipt, parts: Mapping[int, Mapping[int, tuple[int, str]]]) -> bool:
         """Return whether the store still has what a task has put."""
-        for file, begin, end, mark in receipt.shares:
+        for file, begin, end, etag in receipt.shares:
             there = parts[file]
             number = self._limits.part_number(self._new.sizes[file], begin)
             if there is _MADE:
                 continue
-            if mark and there.get(number) != (end - begin, mark):
+            if etag and there.get(number) != (end - begin, etag):
                 return False
-            if not mark and not _is(self._aside(receipt.task), receipt.made):
+            if not etag and not _is(self._aside(receipt.task), receipt.made):
                 return False
         return True
 
@@ -467,10 +467,10 @@ class StorePlace:
         held: dict[int, list[tuple[int, int, str, int, int]]] = {number: [] for number in left}
         for task, shares in ending.shares.items():
             at = 0
-            for file, begin, end, mark in shares:
+            for file, begin, end, etag in shares:
                 if file in held:
-                    held[file].append((begin, end, mark, task, at))
-                at += 0 if mark else end - begin
+                    held[file].append((begin, end, etag, task, at))
+                at += 0 if etag else end - begin
         headers = {number: list(ending.headers(number)) for number in left}
         pieces = {number: self._pieces(number, held[number], headers[number]) for number in left}
 
@@ -514,7 +514,7 @@ class StorePlace:
         """Put the parts of an object that no task could, and make it of all."""
         size, upload = self._new.sizes[number], self._upload(number, name)
         least = self._limits.least_shared(size)
-        etags = {self._limits.part_number(size, each.begin): each.mark for each in pieces if each.mark}
+        etags = {self._limits.part_number(size, each.begin): each.etag for each in pieces if each.etag}
         for begin, end in _gaps(pieces):
             # Of at least so many bytes each, and less than twice as many.
             count = max((end - begin) // least, 1)
@@ -618,7 +618,7 @@ class StorePlace:
         return names
 
     def _upload(self, number: int, name: str = "") -> Multipart:
-        return Multipart(self._object(number), mark_of(self._new.digest, number), name)
+        return Multipart(self._object(number), upload_tag(self._new.digest, number), name)
 
     def _parts(self, upload: tuple[int, str]) -> Mapping[int, tuple[int, str]]:
         """The parts of an object that are there, by the file's number and the upload's name."""
@@ -666,7 +666,7 @@ class StorePlace:
                 if span[0] < span[1]
             ]
             is_right &= not receipt.shares or [share[:3] for share in receipt.shares] == put
-            held = sum(end - begin for _, begin, end, mark in receipt.shares if not mark)
+            held = sum(end - begin for _, begin, end, etag in receipt.shares if not etag)
             is_right &= receipt.made[0] == held > 0 if receipt.made is not None else not held
         else:
             is_right &= receipt.made is not None and receipt.made[0] == self._new.sizes[number]
@@ -686,7 +686,7 @@ def _line(place: ObjectPath) -> bytes | None:
     if not 0 < status.size <= _MOST:
         raise ParseError(f"{place}: is damaged: it has {status.size} bytes")
     try:
-        return place.read(0, status.size, status.mark)
+        return place.read(0, status.size, status.etag)
     except ParseError:
         if place.is_file():
             raise
@@ -718,11 +718,11 @@ def _has(path: ObjectPath, text: bytes) -> bool:
     if not path.is_file():
         return False
     status = path.status()
-    return status.size == len(text) and (not text or path.read(0, status.size, status.mark) == text)
+    return status.size == len(text) and (not text or path.read(0, status.size, status.etag) == text)
 
 
 def _is(path: ObjectPath, made: tuple[int, str] | None) -> bool:
-    """Return whether the object exists with this number of bytes and this mark."""
+    """Return whether the object exists with this number of bytes and this ETag."""
     try:
         return tuple(path.status()) == made
     except FileNotFoundError:
@@ -734,7 +734,7 @@ def _is_at(path: ObjectPath, status: ObjectStatus, begin: int, data: bytes | byt
     if begin + len(data) > status.size:
         return False
     spans = ((at, min(at + _AT_ONCE, len(data))) for at in range(0, len(data), _AT_ONCE))
-    return all(path.read(begin + at, begin + to, status.mark) == data[at:to] for at, to in spans)
+    return all(path.read(begin + at, begin + to, status.etag) == data[at:to] for at, to in spans)
 
 
 class _Joint(NamedTuple):
@@ -743,7 +743,7 @@ class _Joint(NamedTuple):
     begin: int
     end: int
     #: The ETag of the part; without one it is in none yet.
-    mark: str
+    etag: str
     #: The task; -1 for a text.
     task: int
     #: The byte at which it begins in what the task has put aside.
@@ -755,7 +755,7 @@ def _gaps(pieces: Sequence[_Joint]) -> Iterator[tuple[int, int]]:
     """Yield the byte ranges of the object that no uploaded part covers yet; neighbouring ranges are joined."""
     begin = end = 0
     for each in pieces:
-        if each.mark:
+        if each.etag:
             if begin < end:
                 yield begin, end
             begin = end = each.end

@@ -111,7 +111,7 @@ class ObjectSink:
             raise ParseError(f"{self.path}: has {status.size} bytes; {file.size} were written")
         slots = [number for number, slot in enumerate(file.slots) if slot.end > slot.begin]
         crcs = [stream.crcs[number] for number in slots] if file.needs_crcs else []
-        made = status.size, status.mark
+        made = status.size, status.etag
         return Written([stream.slots[number] for number in slots], crcs, nbytes if is_new else 0, made)
 
 

@@ -1,7 +1,7 @@
 """One new object in a store: parts of its bytes, within the memory, with nothing visible until all are there.
 
 If the store can, the object is made on condition that its name is free. A lost answer is told from another writer's
-object by a mark that is kept with the object: the request is made again, is refused, and finds its own mark.
+object by a tag that is kept with the object: the request is made again, is refused, and finds its own tag.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
     "upload_to",
 ]
 
-_MARK = "shardwise-run"
+_TAG = "shardwise-run"
 
 
 #: The most parts under way at a time.
@@ -145,7 +145,7 @@ def upload_to(path: ObjectPath, *, flight: int, is_new: bool, run: str | None = 
         path: Its name.
         flight: The number of parts under way at a time.
         is_new: Whether its name must be free.
-        run: A mark of ownership, if the store keeps it: an object with the same mark is the same object.
+        run: A tag of ownership, if the store keeps it: an object with the same tag is the same object.
     """
     if path.is_s3:
         return _InParts(path, flight, is_new, run or uuid.uuid4().hex)
@@ -187,7 +187,7 @@ class Comparison:
             raise taken(self._path)
         for begin in range(0, len(part), self._at_once):
             wanted = part[begin : begin + self._at_once]
-            if self._path.read(self._at, self._at + len(wanted), self._noted.mark) != wanted:
+            if self._path.read(self._at, self._at + len(wanted), self._noted.etag) != wanted:
                 raise taken(self._path)
             self._at += len(wanted)
 
@@ -205,7 +205,7 @@ class Multipart:
 
     Args:
         path: The object.
-        run: The mark of who makes it, which is kept with it.
+        run: The tag of who makes it, which is kept with it.
         name: The store's name of the upload; empty before it is begun.
     """
 
@@ -219,7 +219,7 @@ class Multipart:
 
     def begin(self) -> str:
         """Begin it, and give its name."""
-        self.name = str(self._ask("create_multipart_upload", Metadata={_MARK: self._run})["UploadId"])
+        self.name = str(self._ask("create_multipart_upload", Metadata={_TAG: self._run})["UploadId"])
         return self.name
 
     def put(self, number: int, data: bytes | bytearray) -> str:
@@ -267,7 +267,7 @@ class Multipart:
 
     def put_object(self, data: bytes | bytearray, *, is_new: bool) -> None:
         """Make the object at once, without an upload."""
-        self._finish("put_object", {"Body": data, "Metadata": {_MARK: self._run}}, is_new)
+        self._finish("put_object", {"Body": data, "Metadata": {_TAG: self._run}}, is_new)
 
     def _finish(self, request: str, arguments: dict[str, Any], is_new: bool) -> None:
         condition = {"IfNoneMatch": "*"} if is_new else {}
@@ -289,12 +289,12 @@ class Multipart:
             self._ask(request, **arguments)
 
     def is_made(self) -> bool:
-        """Return whether the object is there, with our mark."""
+        """Return whether the object is there, with our tag."""
         try:
             said = self._ask("head_object").get("Metadata", {})
         except OSError:
             return False
-        return bool(said.get(_MARK) == self._run)
+        return bool(said.get(_TAG) == self._run)
 
     def abort(self) -> None:
         """Forget what was put."""

@@ -267,7 +267,7 @@ class Ledger:
         plan: The plan that has the tasks.
         bytes_read: Bytes that they read from files.
         bytes_written: Bytes that they wrote.
-        made: For tasks that made an object of a store, its bytes and its mark.
+        made: For tasks that made an object of a store, its bytes and its ETag.
         own: Those of them that put it there; the others found it, made by another run perhaps.
         shares: For tasks that made parts of objects, what they have put.
     """
@@ -323,7 +323,7 @@ class Ledger:
                     f"two receipts of task {number} disagree: one is not of this checkpoint, or a source changed"
                 )
             return
-        self._seen[number] = _mark(receipt)
+        self._seen[number] = _fingerprint(receipt)
         self._parts[receipt.part] += 1
         for at, ((file, tensor, _, _), digest) in enumerate(zip(written, receipt.digests, strict=True)):
             key = file, tensor
@@ -337,7 +337,7 @@ class Ledger:
 
     def agrees(self, receipt: TaskReceipt) -> bool:
         """Return whether a receipt says the same as the first one of its task."""
-        return int(self._seen[receipt.task]) == _mark(receipt)
+        return int(self._seen[receipt.task]) == _fingerprint(receipt)
 
     @property
     def is_complete(self) -> bool:
@@ -389,7 +389,7 @@ class Ledger:
         return self._digests.get((file, tensor), 0)
 
 
-def _mark(receipt: TaskReceipt) -> int:
+def _fingerprint(receipt: TaskReceipt) -> int:
     """A number made from what a receipt says that was written, never 0."""
     contents = repr((receipt.digests, receipt.crcs)).encode()
     return int.from_bytes(hashlib.sha256(contents).digest()[:8], "little") | 1
@@ -421,7 +421,7 @@ class Ending:
 
     Attributes:
         names: The names of the further files of a folder.
-        made: For tasks that made an object of a store, its bytes and its mark.
+        made: For tasks that made an object of a store, its bytes and its ETag.
         shares: For tasks that made parts of objects, what they have put.
         is_checked: Whether all that a store has is compared with its sources.
     """
