@@ -19,7 +19,7 @@ from ..._arguments import path_of
 from ..._threads import Threads
 from ...errors import ParseError
 from .files import DataFile, Holder
-from .object_files import FLIGHT, ObjectFile
+from .object_files import WINDOW, ObjectFile
 from .objects import ObjectPath
 
 __all__ = [
@@ -257,7 +257,7 @@ def _opener(locations: Iterable[Location]) -> Callable[[Location], Holder]:
         except (OSError, ParseError) as error:
             return error
 
-    with Threads(FLIGHT, "shardwise-open") as pool:
+    with Threads(WINDOW, "shardwise-open") as pool:
         opened: dict[Any, Holder | Exception] = dict(zip(objects, pool.map(start, objects), strict=True))
 
     def give(location: Location) -> Holder:

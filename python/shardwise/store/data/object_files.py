@@ -1,7 +1,7 @@
 """One object of a store as a data file: few, large ranges of bytes, several under way at a time.
 
 A request takes as long as reading a few megabytes. So what lies between two needed runs is also read, up to a gap;
-long runs are cut into parts, of which `FLIGHT` are under way; and small reads, such as headers, are served from blocks
+long runs are cut into parts, of which `WINDOW` are under way; and small reads, such as headers, are served from blocks
 that are kept.
 """
 
@@ -23,10 +23,10 @@ from ...errors import ParseError
 from .files import Holder
 from .objects import ObjectPath, ObjectStatus
 
-__all__ = ["FLIGHT", "ObjectFile", "Requests"]
+__all__ = ["WINDOW", "ObjectFile", "Requests"]
 
 #: Requests under way at a time.
-FLIGHT = 8
+WINDOW = 8
 
 Array = npt.NDArray[Any]
 
@@ -163,11 +163,11 @@ class ObjectFile(Holder):
         if first is None or second is None:
             return
         waiting: deque[Future[None]] = deque()
-        pool = Threads(FLIGHT, "shardwise-read")
+        pool = Threads(WINDOW, "shardwise-read")
         try:
             for span in chain((first, second), spans):
                 waiting.append(pool.submit(self._put, span))
-                if len(waiting) >= 2 * FLIGHT:
+                if len(waiting) >= 2 * WINDOW:
                     waiting.popleft().result()
             while waiting:
                 waiting.popleft().result()

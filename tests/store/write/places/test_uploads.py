@@ -22,7 +22,7 @@ def file(size: int, needs_values: bool = False) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("size", "digests", "memory", "part", "flight", "holds"),
+    ("size", "digests", "memory", "part", "window", "holds"),
     [
         # A part is filled from another: of a sixth of the memory each, so three are under way, or two and one held.
         (1024 * MIB, False, 96 * MIB, 16 * MIB, 3, False),
@@ -44,11 +44,11 @@ def file(size: int, needs_values: bool = False) -> Any:
     ],
 )
 def test_parts_are_within_the_memory(
-    size: int, digests: bool, memory: int, part: int, flight: int, holds: bool
+    size: int, digests: bool, memory: int, part: int, window: int, holds: bool
 ) -> None:
     for files in ([file(size, digests)], [file(0), file(size, digests)]):
-        assert parts_for(files, memory) == (part, flight, holds)
-        assert part * (3 + holds + flight) <= max(memory, 11 * part)
+        assert parts_for(files, memory) == (part, window, holds)
+        assert part * (3 + holds + window) <= max(memory, 11 * part)
 
 
 def test_too_little_memory_says_what_is_needed() -> None:

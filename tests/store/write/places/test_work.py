@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 import shardwise as sw
-from shardwise.store.write.places.work import Crew, Flight, Work, _Here, crew_for, crew_of
+from shardwise.store.write.places.work import TaskWindow, Work, Workers, _Here, executor_workers, workers_for
 
 KIB, MIB = 2**10, 2**20
 
 
-def of(executor: Executor, memory: int, **more: Any) -> Crew:
-    return crew_of(Work(executor=executor, memory=memory, **more))
+def of(executor: Executor, memory: int, **more: Any) -> Workers:
+    return executor_workers(Work(executor=executor, memory=memory, **more))
 
 
 @pytest.mark.parametrize(
@@ -35,22 +35,22 @@ def of(executor: Executor, memory: int, **more: Any) -> Crew:
     ],
 )
 def test_threads_and_their_memory(memory: int, threads: int, nbytes: int, tasks: int, workers: int) -> None:
-    with crew_for(Work(memory=memory, threads=threads), nbytes=nbytes, tasks=tasks) as crew:
-        assert (crew.workers, crew.memory, crew.is_here) == (workers, memory // workers, True)
-        assert crew.window == (1 if workers == 1 else 2 * workers)
-        assert crew.executor.submit(lambda: 7).result() == 7
-        assert isinstance(crew.executor, ThreadPoolExecutor) == (workers > 1)
+    with workers_for(Work(memory=memory, threads=threads), nbytes=nbytes, tasks=tasks) as found:
+        assert (found.count, found.memory, found.is_here) == (workers, memory // workers, True)
+        assert found.window == (1 if workers == 1 else 2 * workers)
+        assert found.executor.submit(lambda: 7).result() == 7
+        assert isinstance(found.executor, ThreadPoolExecutor) == (workers > 1)
 
 
 def test_a_thread_for_each_core_if_nothing_is_said() -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with crew_for(Work(memory=1024 * MIB), nbytes=4 * MIB, tasks=1000) as crew:
-        assert crew.workers == min(cores, 256)
+    with workers_for(Work(memory=1024 * MIB), nbytes=4 * MIB, tasks=1000) as workers:
+        assert workers.count == min(cores, 256)
 
 
 def test_what_cannot_be() -> None:
     def asked(memory: Any, threads: Any = None, executor: Any = None) -> None:
-        with crew_for(Work(executor=executor, memory=memory, threads=threads), nbytes=4 * MIB, tasks=10):
+        with workers_for(Work(executor=executor, memory=memory, threads=threads), nbytes=4 * MIB, tasks=10):
             raise AssertionError("refused")
 
     for threads in (0, -1):
@@ -89,23 +89,29 @@ class Client:
 
 def test_executors_of_others() -> None:
     with ThreadPoolExecutor(3) as pool:
-        crew = of(pool, 3 * MIB)
-        assert (crew.executor, crew.workers, crew.memory, crew.is_here, crew.window) == (pool, 3, MIB, True, 6)
+        workers = of(pool, 3 * MIB)
+        assert (workers.executor, workers.count, workers.memory, workers.is_here, workers.window) == (
+            pool,
+            3,
+            MIB,
+            True,
+            6,
+        )
     with ProcessPoolExecutor(2) as processes:
-        crew = of(processes, 3 * MIB)
-        assert (crew.workers, crew.memory, crew.is_here) == (2, 3 * MIB // 2, False)
+        workers = of(processes, 3 * MIB)
+        assert (workers.count, workers.memory, workers.is_here) == (2, 3 * MIB // 2, False)
     mpi = of(Given(num_workers=4), 4 * MIB)
-    assert (mpi.workers, mpi.memory) == (4, MIB)
+    assert (mpi.count, mpi.memory) == (4, MIB)
     said = of(Given(num_workers=4), 6 * MIB, workers=3)
-    assert (said.workers, said.memory, said.window) == (3, 2 * MIB, 6)
+    assert (said.count, said.memory, said.window) == (3, 2 * MIB, 6)
     unknown = of(Given(num_workers=0), 2**40)
-    assert unknown.workers == os.cpu_count()
+    assert unknown.count == os.cpu_count()
     # Two workers of 2 and 4 threads share one host, one of 3 has the other: 9 in all, and 6 share memory.
     hosts = {"tcp://10.0.0.1:4711": 2, "tcp://10.0.0.1:4712": 4, "tcp://10.0.0.2:4711": 3}
     dask = of(Given(_client=Client(hosts)), 6 * MIB)
-    assert (dask.workers, dask.memory, dask.window) == (9, MIB, 18)
+    assert (dask.count, dask.memory, dask.window) == (9, MIB, 18)
     nobody = of(Given(_client=Client({})), MIB)
-    assert (nobody.workers, nobody.memory) == (1, MIB)
+    assert (nobody.count, nobody.memory) == (1, MIB)
 
 
 @pytest.mark.parametrize("failures", [0, 1, 2, 3])
@@ -136,17 +142,17 @@ def test_failures_that_may_pass_are_tried_again(error: Exception, may_pass: bool
             raise error
         return task * factor
 
-    flight: Flight[int, int] = Flight(
+    window: TaskWindow[int, int] = TaskWindow(
         of(Given(num_workers=1), MIB), call, (10,), 2, lambda task, receipt: kept.append((task, receipt)), "hint"
     )
     if failures <= (2 if may_pass else 0):
-        assert flight.run(iter([1, 2, 3, 4]), 4, shown.append) == 4
+        assert window.run(iter([1, 2, 3, 4]), 4, shown.append) == 4
         assert sorted(kept) == [(1, 10), (2, 20), (3, 30), (4, 40)]
         assert sorted(shown) == [1, 2, 3, 4]
         assert calls == {1: 1, 2: failures + 1, 3: 1, 4: 1}
     else:
         with pytest.raises(type(error)) as caught:
-            flight.run(iter([1, 2, 3, 4]), 4, shown.append)
+            window.run(iter([1, 2, 3, 4]), 4, shown.append)
         assert caught.value is error
         assert calls[2] == (3 if may_pass else 1)
         # What has ended well is kept.
@@ -161,12 +167,12 @@ def test_a_worker_that_dies_is_named_as_such() -> None:
         return task
 
     kept: list[int] = []
-    flight: Flight[int, int] = Flight(
+    window: TaskWindow[int, int] = TaskWindow(
         of(Given(num_workers=1), MIB), call, (), 2, lambda task, receipt: kept.append(task), "they stay"
     )
     said = r"a worker died, and the executor with it \(BrokenExecutor\), after 2 of 4 tasks; they stay$"
     with pytest.raises(BrokenExecutor, match=said):
-        flight.run(iter([1, 2, 3, 4]), 4, lambda task: None)
+        window.run(iter([1, 2, 3, 4]), 4, lambda task: None)
     assert kept[:2] == [1, 2]
 
 
@@ -186,12 +192,12 @@ class Hanging(Executor):
 
 def test_workers_that_end_no_task_are_given_up() -> None:
     kept: list[int] = []
-    flight: Flight[int, int] = Flight(
+    window: TaskWindow[int, int] = TaskWindow(
         of(Hanging(3), MIB, timeout=0.05), lambda task: task, (), 2, lambda task, _: kept.append(task), "they stay"
     )
     said = r"no worker has ended a task for 0\.05 seconds, and 4 are under way; they stay"
     with pytest.raises(TimeoutError, match=said) as caught:
-        flight.run(iter(range(9)), 9, lambda task: None)
+        window.run(iter(range(9)), 9, lambda task: None)
     assert caught.value.errno == errno.ETIMEDOUT
     assert kept == [0, 1, 2]
 
@@ -200,10 +206,10 @@ def test_after_an_error_workers_that_hang_are_not_waited_for_either() -> None:
     def call(task: int) -> int:
         raise sw.ParseError("wrong")
 
-    flight: Flight[int, int] = Flight(of(Hanging(0), MIB, timeout=0.05), call, (), 0, lambda *_: None, "")
-    flight._crew.executor._ends = 1  # type: ignore[attr-defined]
+    window: TaskWindow[int, int] = TaskWindow(of(Hanging(0), MIB, timeout=0.05), call, (), 0, lambda *_: None, "")
+    window._workers.executor._ends = 1  # type: ignore[attr-defined]
     with pytest.raises((sw.ParseError, TimeoutError)):
-        flight.run(iter(range(9)), 9, lambda task: None)
+        window.run(iter(range(9)), 9, lambda task: None)
 
 
 def test_an_interruption_says_what_is_done() -> None:
@@ -213,11 +219,11 @@ def test_an_interruption_says_what_is_done() -> None:
         return task
 
     kept: list[int] = []
-    flight: Flight[int, int] = Flight(
-        Crew(_Here(), 1, MIB, True, 1), call, (), 2, lambda task, _: kept.append(task), "they stay"
+    window: TaskWindow[int, int] = TaskWindow(
+        Workers(_Here(), 1, MIB, True, 1), call, (), 2, lambda task, _: kept.append(task), "they stay"
     )
     with pytest.raises(KeyboardInterrupt, match=r"^interrupted after 2 of 4 tasks; they stay$"):
-        flight.run(iter(range(4)), 4, lambda task: None)
+        window.run(iter(range(4)), 4, lambda task: None)
     assert kept == [0, 1]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import shardwise as sw
-from shardwise.store.write.places.work import Work, crew_for
+from shardwise.store.write.places.work import Work, workers_for
 from tests.store.stores import Store
 from tests.store.tasks import TASK, direct, planned, rules
 
@@ -27,8 +27,8 @@ def test_receipts_are_written_after_some_bytes_or_some_time(source: Path, option
     plan = planned(source)
     place, work = plan.place, Work(**options)
     place.begin(parts=True)
-    with crew_for(work, nbytes=1, tasks=1) as crew:
-        recorder = place.recorder(None, work, "1/2", crew)
+    with workers_for(work, nbytes=1, tasks=1) as workers:
+        recorder = place.recorder(None, work, "1/2", workers)
     for number in range(1, 4):  # Of 64 KiB each.
         recorder.add(plan.task(number).run())
     assert len(list(place.receipts())) == kept

@@ -37,7 +37,7 @@ from ...data.own_folders import (
 )
 from .place import Ending, NewCheckpoint, receipt_from_line, receipt_line
 from .task import Gatherer, Progress, Task, TaskReceipt, Written
-from .work import Crew, Work, crew_for
+from .work import Work, Workers, workers_for
 
 __all__ = ["FolderPlace", "check_room", "claim_name", "locked", "refuse_existing"]
 
@@ -188,13 +188,13 @@ class FolderPlace:
         more = _RECEIPT * len(self._new.tasks) + _BLOCK * 4 + sum(size + _BLOCK for size in beside())
         check_room(self.path, nbytes + more)
 
-    def crew(self, work: Work, each: int) -> AbstractContextManager[Crew]:
+    def workers(self, work: Work, each: int) -> AbstractContextManager[Workers]:
         """Give what runs the tasks: threads, or an executor; each of which needs so many bytes of memory."""
-        return crew_for(work, nbytes=sum(self._new.sizes), tasks=len(self._new.tasks), each=each)
+        return workers_for(work, nbytes=sum(self._new.sizes), tasks=len(self._new.tasks), each=each)
 
-    def buffers(self, work: Work, crew: Crew) -> int:
-        """The most bytes that the buffers of a crew take."""
-        return crew.workers * min(crew.memory, _MOST_BUFFERS)
+    def buffers(self, work: Work, workers: Workers) -> int:
+        """The most bytes that the buffers of workers take."""
+        return workers.count * min(workers.memory, _MOST_BUFFERS)
 
     def claim(self, resume: bool) -> None:
         """Remove what other runs have left, including runs of this plan unless it is resumed.
@@ -240,13 +240,13 @@ class FolderPlace:
             with suppress(OSError):
                 root.remove(name)
 
-    def recorder(self, numbers: range | None, work: Work, part: str, crew: Crew) -> FolderRecorder:
+    def recorder(self, numbers: range | None, work: Work, part: str, workers: Workers) -> FolderRecorder:
         """Give what writes the receipts of tasks with these numbers to a file of its own."""
         first, end = (numbers.start, numbers.stop) if numbers is not None else (0, len(self._new.tasks))
         token = secrets.token_hex(4)
         host = "".join(letter for letter in socket.gethostname() if letter.isalnum() or letter in "-_")[:64]
         name = f"{first}-{end}-{host}-{os.getpid()}-{token}.jsonl"
-        return FolderRecorder(self, self.root / _RECEIPTS / name, work, part, gather=crew.is_here)
+        return FolderRecorder(self, self.root / _RECEIPTS / name, work, part, gather=workers.is_here)
 
     def sync(self, numbers: Iterable[int]) -> None:
         """Bring the data of files with these numbers to the disk."""

@@ -1,6 +1,6 @@
 """Reads of a task beside the I/O engine: pieces of objects, and replicas that are compared in memory.
 
-What an object has is fetched in windows: stretches of the object with pieces that lie near each other, in which the
+What an object has is fetched in ranges of its bytes with pieces that lie near each other, in which the
 engine then finds these pieces.
 """
 
@@ -20,12 +20,12 @@ from ....errors import LayoutError, ParseError
 from ....pieces import Bounds, Piece, Pieces, within
 from ...data.boxes import read_piece
 from ...data.engine import CopyJob, JobTensor
-from ...data.object_files import FLIGHT, ObjectFile
+from ...data.object_files import WINDOW, ObjectFile
 from ..forms.forms import differing_replica
 
 __all__ = ["compare_replicas", "fetch_pieces", "gathered", "memory_for"]
 
-#: A window has at most a quarter more bytes than its pieces, and this many.
+#: A together has at most a quarter more bytes than its pieces, and this many.
 _SLACK = 64 * 2**10
 
 Array = npt.NDArray[Any]
@@ -36,7 +36,7 @@ _NOTHING: Array = np.empty(0, np.uint8)
 
 
 def memory_for(task_bytes: int) -> int:
-    """The memory with which a task of so many bytes is sure to be run: windows, or two pieces that are compared."""
+    """The memory with which a task of so many bytes is sure to be run: ranges, or two pieces that are compared."""
     return 4 * task_bytes + 2**20
 
 
@@ -83,32 +83,32 @@ def fetch_pieces(
             if files[holder] is not None:
                 held.setdefault(holder, []).append(_Span(tensor, row, nbytes, begin, end))
     objects = {holder: file for holder, file in enumerate(files) if file is not None}
-    windows = [(objects[holder], window) for holder, spans in held.items() for window in _windows(spans)]
-    total = sum(_window_bytes(window) for _, window in windows)
+    ranges = [(objects[holder], together) for holder, spans in held.items() for together in _ranges(spans)]
+    total = sum(_range_bytes(together) for _, together in ranges)
     if memory is not None and total + besides > memory:
         raise LayoutError(
             f"memory is {bytes_text(memory)} for each worker; a task that fetches {bytes_text(total)} from a store "
             f"needs {bytes_text(total + besides)}: give more, or make the plan with smaller task_bytes"
         )
-    if len(windows) > 1:
-        with Threads(FLIGHT, "shardwise-fetch") as pool:
-            arrays = list(pool.map(lambda item: _fetched(*item), windows))
+    if len(ranges) > 1:
+        with Threads(WINDOW, "shardwise-fetch") as pool:
+            arrays = list(pool.map(lambda item: _fetched(*item), ranges))
     else:
-        arrays = [_fetched(*item) for item in windows]
+        arrays = [_fetched(*item) for item in ranges]
     for holder in held:
         objects[holder].check()
-    for at, (_, window) in enumerate(windows):
-        for tensor, row, _, begin, _ in window:
+    for at, (_, together) in enumerate(ranges):
+        for tensor, row, _, begin, _ in together:
             numbers = tensor.sources.rows[row]
-            if len(window) == 1 and window[0].is_sparse:
+            if len(together) == 1 and together[0].is_sparse:
                 numbers[2 + 2 * tensor.sources.rank :] = arrays[at].strides
-            numbers[0], numbers[1] = len(files) + at, begin - window[0].begin
+            numbers[0], numbers[1] = len(files) + at, begin - together[0].begin
     return arrays, total
 
 
-def _windows(spans: list[_Span]) -> Iterator[list[_Span]]:
+def _ranges(spans: list[_Span]) -> Iterator[list[_Span]]:
     """Pieces of one object that are fetched together; one that is sparse is alone."""
-    window: list[_Span] = []
+    together: list[_Span] = []
     end = nbytes = 0
     for span in sorted(spans, key=lambda span: span.begin):
         if span.is_sparse:
@@ -116,30 +116,30 @@ def _windows(spans: list[_Span]) -> Iterator[list[_Span]]:
             continue
         reach = max(end, span.end)
         total = nbytes + span.nbytes
-        if window and reach - window[0].begin > total + total // 4 + _SLACK:
-            yield window
-            window, nbytes, reach = [], 0, span.end
-        window.append(span)
+        if together and reach - together[0].begin > total + total // 4 + _SLACK:
+            yield together
+            together, nbytes, reach = [], 0, span.end
+        together.append(span)
         end, nbytes = reach, nbytes + span.nbytes
-    if window:
-        yield window
+    if together:
+        yield together
 
 
-def _window_bytes(window: list[_Span]) -> int:
-    if len(window) == 1 and window[0].is_sparse:
-        return window[0].nbytes
-    return max(span.end for span in window) - window[0].begin
+def _range_bytes(together: list[_Span]) -> int:
+    if len(together) == 1 and together[0].is_sparse:
+        return together[0].nbytes
+    return max(span.end for span in together) - together[0].begin
 
 
-def _fetched(file: ObjectFile, window: list[_Span]) -> Array:
-    """The bytes of a window; of a sparse piece its elements, in C order."""
-    tensor, row, _, begin, _ = window[0]
-    if len(window) == 1 and window[0].is_sparse:
+def _fetched(file: ObjectFile, together: list[_Span]) -> Array:
+    """The bytes of a together; of a sparse piece its elements, in C order."""
+    tensor, row, _, begin, _ = together[0]
+    if len(together) == 1 and together[0].is_sparse:
         piece = tensor.sources.chosen(np.array([row]))
         values: Array = np.empty((piece.stops - piece.starts)[0], f"V{tensor.itemsize}")
         read_piece(piece.of_holders(lambda _: file)[0], (0,) * values.ndim, values)
         return values
-    data = np.empty(_window_bytes(window), np.uint8)
+    data = np.empty(_range_bytes(together), np.uint8)
     file.read_into(memoryview(data), begin)  # type: ignore[arg-type]
     return data
 

@@ -21,7 +21,7 @@ from ....errors import ParseError
 from ...data.engine import DIGEST_MODULUS
 from ..forms.files import TargetFile
 from .task import Share, Sink, TaskReceipt
-from .work import Crew, Work
+from .work import Work, Workers
 
 __all__ = [
     "Ending",
@@ -187,15 +187,15 @@ class Place(Protocol):
     def begin(self, *, parts: bool) -> None:
         """Make what tasks write to; `parts` says that processes run them that do not know each other."""
 
-    def crew(self, work: Work, each: int) -> AbstractContextManager[Crew]:
+    def workers(self, work: Work, each: int) -> AbstractContextManager[Workers]:
         """Give what runs the tasks, each of which needs so many bytes of memory.
 
         Raises:
             LayoutError: if the memory is too little.
         """
 
-    def buffers(self, work: Work, crew: Crew) -> int:
-        """The most bytes that the buffers of a crew take."""
+    def buffers(self, work: Work, workers: Workers) -> int:
+        """The most bytes that the buffers of workers take."""
 
     def receipts(self, numbers: range | None = None) -> Iterator[TaskReceipt]:
         """Read the receipts; of these tasks only, if given.
@@ -204,7 +204,7 @@ class Place(Protocol):
             ParseError: if one is not what was written.
         """
 
-    def recorder(self, numbers: range | None, work: Work, part: str, crew: Crew) -> Recorder:
+    def recorder(self, numbers: range | None, work: Work, part: str, workers: Workers) -> Recorder:
         """Give what keeps the receipts of tasks with these numbers, run in this part."""
 
     def unfinished(self, number: int) -> Path | None:

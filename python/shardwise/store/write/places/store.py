@@ -26,8 +26,8 @@ from ...data.objects import ATTEMPTS, ObjectPath, ObjectStatus
 from .place import Ending, NewCheckpoint, receipt_from_line, receipt_line, sealed, unsealed
 from .stream import ObjectSink
 from .task import Gathered, Gatherer, Progress, Share, Task, TaskReceipt, Written
-from .uploads import FLIGHT, LIMITS, Limits, Multipart, check_writable, parts_for, parts_of_crew, put_object
-from .work import Crew, Work, crew_for, crew_of, one_worker
+from .uploads import LIMITS, WINDOW, Limits, Multipart, check_writable, parts_for, parts_of_workers, put_object
+from .work import Work, Workers, executor_workers, one_worker, workers_for
 
 __all__ = ["ObjectSink", "PartsSink", "StorePlace", "check_writable"]
 
@@ -171,7 +171,7 @@ class PartsSink:
                 raise taken(there)
             return file, begin, end, status.etag
 
-        with Threads(FLIGHT, "shardwise-write") as pool:
+        with Threads(WINDOW, "shardwise-write") as pool:
             for share in pool.map(sent, parts):
                 shares.append(share)
                 if progress is not None:
@@ -332,31 +332,31 @@ class StorePlace:
         if gone:
             put_object(self._uploads, sealed([self._new.digest, names]), is_new=False)
 
-    def crew(self, work: Work, each: int) -> AbstractContextManager[Crew]:
+    def workers(self, work: Work, each: int) -> AbstractContextManager[Workers]:
         """Give what runs the tasks: one after the other in this process, each with all threads; or an executor."""
         if self._new.is_shared:
-            return self._crew_of_parts(work, each)
+            return self._workers_of_parts(work, each)
         if work.executor is None:
             parts_for(self._new.files, work.memory, limits=self._limits)
             return nullcontext(one_worker(work))
-        crew = crew_of(work)
-        parts_of_crew(self._new.files, work.memory, crew, self._limits)
-        return nullcontext(crew)
+        workers = executor_workers(work)
+        parts_of_workers(self._new.files, work.memory, workers, self._limits)
+        return nullcontext(workers)
 
     @contextmanager
-    def _crew_of_parts(self, work: Work, each: int) -> Iterator[Crew]:
+    def _workers_of_parts(self, work: Work, each: int) -> Iterator[Workers]:
         held, tasks = self._new.most_shared, len(self._new.tasks)
-        with crew_for(work, nbytes=sum(self._new.sizes), tasks=tasks, each=each + held) as crew:
-            if crew.memory < held + LEAST_MEMORY:
-                raise too_little(crew.memory, held)
-            yield crew
+        with workers_for(work, nbytes=sum(self._new.sizes), tasks=tasks, each=each + held) as workers:
+            if workers.memory < held + LEAST_MEMORY:
+                raise too_little(workers.memory, held)
+            yield workers
 
-    def buffers(self, work: Work, crew: Crew) -> int:
-        """The most bytes that the buffers of a crew take."""
+    def buffers(self, work: Work, workers: Workers) -> int:
+        """The most bytes that the buffers of workers take."""
         if self._new.is_shared:
-            return crew.workers * crew.memory
-        part, flight, holds = parts_for(self._new.files, work.memory, limits=self._limits)
-        return part * (3 + holds + flight)
+            return workers.count * workers.memory
+        part, window, holds = parts_for(self._new.files, work.memory, limits=self._limits)
+        return part * (3 + holds + window)
 
     def receipts(self, numbers: range | None = None) -> Iterator[TaskReceipt]:
         """Read the receipts of these tasks, as many as there are, and of parts those that the store still has."""
@@ -387,7 +387,7 @@ class StorePlace:
                 return False
         return True
 
-    def recorder(self, numbers: range | None, work: Work, part: str, crew: Crew) -> StoreRecorder:
+    def recorder(self, numbers: range | None, work: Work, part: str, workers: Workers) -> StoreRecorder:
         """Give what keeps receipts."""
         return StoreRecorder(self, part) if self._is_kept else StoreRecorder(None, part)
 
@@ -482,7 +482,7 @@ class StorePlace:
                     raise
 
         most = 2 * max(self._limits.least_shared(self._new.sizes[number]) for number in left)
-        with Threads(max(1, min(FLIGHT, _TOGETHER // most)), "shardwise-join") as pool:
+        with Threads(max(1, min(WINDOW, _TOGETHER // most)), "shardwise-join") as pool:
             list(pool.map(make, left))
 
     def _pieces(
@@ -648,7 +648,7 @@ class StorePlace:
         return self._root / f"{number}.receipt"
 
     def _each(self, ask: Callable[[Any], Answer], items: Sequence[Any]) -> Iterator[Answer]:
-        with Threads(FLIGHT, "shardwise-ask") as pool:
+        with Threads(WINDOW, "shardwise-ask") as pool:
             yield from pool.map(ask, items)
 
     def _read(self, number: int) -> TaskReceipt | None:

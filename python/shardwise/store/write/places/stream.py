@@ -87,9 +87,9 @@ class ObjectSink:
         self, task: Task, gatherer: Gatherer, memory: int, threads: int | None, progress: Progress, run: str | None
     ) -> Written:
         file = self.file
-        part_bytes, flight, holds = parts_for([file], memory, limits=self.limits)
+        part_bytes, window, holds = parts_for([file], memory, limits=self.limits)
         is_new = run is not None
-        upload: Upload = upload_to(self.path, flight=flight, is_new=True, run=run) if is_new else Comparison(self.path)
+        upload: Upload = upload_to(self.path, window=window, is_new=True, run=run) if is_new else Comparison(self.path)
         gatherer.watch()
         nbytes = 0
         try:

@@ -21,11 +21,11 @@ from ....errors import LayoutError
 from ...data.location import taken
 from ...data.objects import ObjectPath
 from ..forms.files import TargetFile
-from .work import Crew
+from .work import Workers
 
 __all__ = [
-    "FLIGHT",
     "LIMITS",
+    "WINDOW",
     "Comparison",
     "Limits",
     "Multipart",
@@ -33,7 +33,7 @@ __all__ = [
     "Upload",
     "check_writable",
     "parts_for",
-    "parts_of_crew",
+    "parts_of_workers",
     "put_object",
     "upload_to",
 ]
@@ -42,7 +42,7 @@ _TAG = "shardwise-run"
 
 
 #: The most parts under way at a time.
-FLIGHT = 8
+WINDOW = 8
 
 
 class Limits(NamedTuple):
@@ -76,12 +76,12 @@ class Parts(NamedTuple):
 
     Attributes:
         bytes: The bytes of a part.
-        flight: The number of parts that are under way at a time.
+        window: The number of parts that are under way at a time.
         holds: Whether there is room for a part that is held back.
     """
 
     bytes: int
-    flight: int
+    window: int
     holds: bool
 
 
@@ -104,12 +104,12 @@ def parts_for(files: Sequence[TargetFile], memory: int, workers: int = 1, limits
             f"are uploaded in parts of {bytes_text(part)}"
         )
     holds = any(file.needs_values for file in files) and memory >= 5 * part
-    return Parts(part, max(1, min(memory // part - 3 - holds, FLIGHT)), holds)
+    return Parts(part, max(1, min(memory // part - 3 - holds, WINDOW)), holds)
 
 
-def parts_of_crew(files: Sequence[TargetFile], memory: int, crew: Crew, limits: Limits = LIMITS) -> Parts:
-    """Say what parts each worker of a crew makes objects of; the workers of a host share its memory."""
-    return parts_for(files, crew.memory, memory // crew.memory, limits)
+def parts_of_workers(files: Sequence[TargetFile], memory: int, workers: Workers, limits: Limits = LIMITS) -> Parts:
+    """Say what parts each of several workers makes objects of; the workers of a host share its memory."""
+    return parts_for(files, workers.memory, memory // workers.memory, limits)
 
 
 class Upload(Protocol):
@@ -138,23 +138,23 @@ def check_writable(path: ObjectPath) -> None:
         raise LayoutError(f"{path}: checkpoints are written to s3://, gs:// and memory://, not to {path.protocol}://")
 
 
-def upload_to(path: ObjectPath, *, flight: int, is_new: bool, run: str | None = None) -> Upload:
+def upload_to(path: ObjectPath, *, window: int, is_new: bool, run: str | None = None) -> Upload:
     """Begin an object.
 
     Args:
         path: Its name.
-        flight: The number of parts under way at a time.
+        window: The number of parts under way at a time.
         is_new: Whether its name must be free.
         run: A tag of ownership, if the store keeps it: an object with the same tag is the same object.
     """
     if path.is_s3:
-        return _InParts(path, flight, is_new, run or uuid.uuid4().hex)
+        return _InParts(path, window, is_new, run or uuid.uuid4().hex)
     return _Kept(path, is_new) if path.protocol == "memory" else _Stream(path, is_new)
 
 
 def put_object(path: ObjectPath, data: bytes | bytearray, *, is_new: bool) -> None:
     """Make a small object at once; an array of bytes is not copied."""
-    upload = upload_to(path, flight=1, is_new=is_new)
+    upload = upload_to(path, window=1, is_new=is_new)
     try:
         upload.put(0, data if isinstance(data, bytearray) else bytearray(data))
         upload.commit()
@@ -307,11 +307,11 @@ class _InParts:
 
     any_order = True
 
-    def __init__(self, path: ObjectPath, flight: int, is_new: bool, run: str) -> None:
+    def __init__(self, path: ObjectPath, window: int, is_new: bool, run: str) -> None:
         self._upload, self._is_new = Multipart(path, run), is_new
         self._first: tuple[int, bytearray] | None = None
-        self._flight = flight
-        self._pool = Threads(flight, "shardwise-write")
+        self._window = window
+        self._pool = Threads(window, "shardwise-write")
         self._waiting: deque[Future[tuple[int, str]]] = deque()
         self._etags: dict[int, str] = {}
 
@@ -326,7 +326,7 @@ class _InParts:
         self._send(number, part)
 
     def _send(self, number: int, part: bytearray) -> None:
-        while len(self._waiting) >= self._flight:
+        while len(self._waiting) >= self._window:
             self._end_one()
         self._waiting.append(self._pool.submit(self._sent, number + 1, part))
 

@@ -27,15 +27,15 @@ from ...data.objects import ObjectPath
 __all__ = [
     "MEMORY",
     "RETRIES",
-    "Crew",
-    "Flight",
+    "TaskWindow",
     "Work",
+    "Workers",
     "WriteOutline",
     "WriteReport",
-    "crew_for",
-    "crew_of",
+    "executor_workers",
     "one_worker",
-    "workers_of",
+    "worker_count",
+    "workers_for",
 ]
 
 #: Bytes of memory, and how often a task is retried, unless the caller says otherwise.
@@ -120,12 +120,12 @@ class _Here(Executor):
 
 
 @dataclass(frozen=True)
-class Crew:
+class Workers:
     """The workers that run the tasks.
 
     Attributes:
         executor: Takes functions to run.
-        workers: The number that run at a time.
+        count: The number that run at a time.
         memory: Bytes for the buffers of each.
         is_here: Whether they run in this process.
         window: The number of tasks that are under way or waiting.
@@ -134,7 +134,7 @@ class Crew:
     """
 
     executor: Executor
-    workers: int
+    count: int
     memory: int
     is_here: bool
     window: int
@@ -147,7 +147,7 @@ class Crew:
         return isinstance(self.executor, _Here)
 
 
-def crew_of(work: Work) -> Crew:
+def executor_workers(work: Work) -> Workers:
     """Give what runs tasks through a caller's executor.
 
     Raises:
@@ -157,21 +157,21 @@ def crew_of(work: Work) -> Crew:
     workers, sharing = (work.workers,) * 2 if work.workers is not None else _workers(work.executor)
     is_here = isinstance(work.executor, ThreadPoolExecutor)
     budget = _budget(work.memory, sharing)
-    return Crew(work.executor, workers, budget, is_here, _WINDOW * workers, timeout=work.timeout)
+    return Workers(work.executor, workers, budget, is_here, _WINDOW * workers, timeout=work.timeout)
 
 
-def workers_of(work: Work) -> int:
+def worker_count(work: Work) -> int:
     """The number of workers of a caller's executor that share the memory of a host; 1 without one."""
-    return 1 if work.executor is None else work.memory // crew_of(work).memory
+    return 1 if work.executor is None else work.memory // executor_workers(work).memory
 
 
-def one_worker(work: Work) -> Crew:
-    """Give a crew that runs one task after the other, each with all of the memory and the threads."""
-    return Crew(_Here(), 1, _budget(work.memory, 1), True, 1, threads=work.threads)
+def one_worker(work: Work) -> Workers:
+    """Give one worker that runs one task after the other, each with all of the memory and the threads."""
+    return Workers(_Here(), 1, _budget(work.memory, 1), True, 1, threads=work.threads)
 
 
 @contextlib.contextmanager
-def crew_for(work: Work, *, nbytes: int, tasks: int, each: int = _SMALL) -> Iterator[Crew]:
+def workers_for(work: Work, *, nbytes: int, tasks: int, each: int = _SMALL) -> Iterator[Workers]:
     """Give what runs this many tasks of this many bytes: a caller's executor, or threads for as long as this lasts.
 
     There are no more threads than have `each` of the memory.
@@ -180,16 +180,16 @@ def crew_for(work: Work, *, nbytes: int, tasks: int, each: int = _SMALL) -> Iter
         LayoutError: if the memory is too little.
     """
     if work.executor is not None:
-        yield crew_of(work)
+        yield executor_workers(work)
         return
     workers = _threads(nbytes, tasks, work.memory // each, work.threads)
     budget = _budget(work.memory, workers)
     if workers == 1:
-        yield Crew(_Here(), 1, budget, True, 1)
+        yield Workers(_Here(), 1, budget, True, 1)
         return
     with Threads(workers) as pool:
         try:
-            yield Crew(pool, workers, budget, True, _WINDOW * workers)
+            yield Workers(pool, workers, budget, True, _WINDOW * workers)
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
@@ -229,11 +229,11 @@ class _GivenUp(TimeoutError):
     """No worker ends a task any more."""
 
 
-class Flight(Generic[Task, Receipt]):
+class TaskWindow(Generic[Task, Receipt]):
     """Tasks under way.
 
     Args:
-        crew: The workers that run them.
+        workers: The workers that run them.
         call: Gives the receipt of a task; with its arguments it is sent to the workers.
         arguments: Its arguments after the task.
         retries: The most retries of a task.
@@ -243,14 +243,14 @@ class Flight(Generic[Task, Receipt]):
 
     def __init__(
         self,
-        crew: Crew,
+        workers: Workers,
         call: Callable[..., Receipt],
         arguments: tuple[Any, ...],
         retries: int,
         keep: Callable[[Task, Receipt], object],
         hint: str,
     ) -> None:
-        self._crew, self._call, self._arguments = crew, call, arguments
+        self._workers, self._call, self._arguments = workers, call, arguments
         self._retries, self._keep, self._hint = retries, keep, hint
         self._ended: SimpleQueue[tuple[Task, int, Future[Receipt]]] = SimpleQueue()
         self._under_way: set[Future[Receipt]] = set()
@@ -261,7 +261,7 @@ class Flight(Generic[Task, Receipt]):
         waiting = iter(tasks)
         try:
             while True:
-                while len(self._under_way) < self._crew.window:
+                while len(self._under_way) < self._workers.window:
                     task = next(waiting, None)
                     if task is None:
                         break
@@ -281,7 +281,7 @@ class Flight(Generic[Task, Receipt]):
         except _GivenUp:
             raise
         except KeyboardInterrupt:
-            if self._crew.is_here:
+            if self._workers.is_here:
                 self._drain()
             raise KeyboardInterrupt(f"interrupted after {count} of {total} tasks; {self._hint}") from None
         except Exception:
@@ -293,19 +293,19 @@ class Flight(Generic[Task, Receipt]):
         return count
 
     def _submit(self, task: Task, attempt: int) -> None:
-        future = self._crew.executor.submit(self._call, task, *self._arguments)
+        future = self._workers.executor.submit(self._call, task, *self._arguments)
         self._under_way.add(future)
         future.add_done_callback(lambda ended: self._ended.put((task, attempt, ended)))
 
     def _next(self) -> Task | None:
         """The next finished task; `None` if one failed and is retried."""
         try:
-            task, attempt, future = self._ended.get(timeout=self._crew.timeout)
+            task, attempt, future = self._ended.get(timeout=self._workers.timeout)
         except Empty:
             raise _GivenUp(
                 errno.ETIMEDOUT,
-                f"no worker has ended a task for {self._crew.timeout:g} seconds, and {len(self._under_way)} are under "
-                f"way; {self._hint}",
+                f"no worker has ended a task for {self._workers.timeout:g} seconds, and {len(self._under_way)} are "
+                f"under way; {self._hint}",
             ) from None
         self._under_way.discard(future)
         try:
@@ -324,7 +324,7 @@ class Flight(Generic[Task, Receipt]):
             future.cancel()
         while self._under_way:
             try:
-                task, _, future = self._ended.get(timeout=self._crew.timeout)
+                task, _, future = self._ended.get(timeout=self._workers.timeout)
             except Empty:
                 return
             self._under_way.discard(future)

@@ -46,7 +46,7 @@ from ...tensors.model_config import config_of
 from ..forms.doubts import DoubtsError, described, doubts_about
 from ..forms.forms import WRITTEN, Target
 from ..places import check_writable, claim_name, locked, refuse_source
-from ..places.work import MEMORY, RETRIES, Work, WriteReport, workers_of
+from ..places.work import MEMORY, RETRIES, Work, WriteReport, worker_count
 from ..run.checkpoint_plan import CheckpointPlan
 from ..run.run import run_whole
 from .planner import chosen_form, plan_form
@@ -177,7 +177,7 @@ def reshard_checkpoint(
         target, layouts=layouts, to=to, uneven=uneven, dtype=dtype, overflow=overflow,
         names={"rename": rename, "rewrites": rewrites, "only": only, "drop": drop},
         metadata=metadata, max_file_bytes=max_file_bytes, memory=memory, replicas=replicas, task_bytes=task_bytes,
-        strict=strict, rank=rank, padded=padded, config=config, workers=workers_of(work),
+        strict=strict, rank=rank, padded=padded, config=config, workers=worker_count(work),
         resume=work.resume,
     )  # fmt: skip
     with _planned(src, request) as made:

@@ -28,7 +28,7 @@ from ..places.work import MEMORY, RETRIES, Work, WriteOutline, WriteReport
 from ..plan.data import said_by
 from ..plan.file import check_plan, load_plan, save_plan
 from ..plan.plan import WritePlan
-from .run import Ending, Ledger, confirm_tasks, crew_of_plan, report_of, run_tasks, see_finished
+from .run import Ending, Ledger, confirm_tasks, report_of, run_tasks, see_finished, workers_of_plan
 
 __all__ = ["CheckpointPlan", "bytes_to_read", "estimated_seconds", "runs_to_copy"]
 
@@ -168,17 +168,17 @@ class CheckpointPlan(WritePlan):
         span, numbers = _numbers_of(self, part, tasks)
         place, ledger = self.place, Ledger(self)
         lock = place.locked() if part is None and tasks is None else nullcontext()
-        with lock, crew_of_plan(self, work) as crew:
+        with lock, workers_of_plan(self, work) as running:
             if place.is_finished():
-                confirm_tasks(ledger, numbers, crew, work)
+                confirm_tasks(ledger, numbers, running, work)
                 return 0
             place.begin(parts=True)
             if tasks is None:
                 for receipt in place.receipts(span):
                     ledger.add(receipt)
                 numbers = [number for number in numbers if number not in ledger]
-            recorder = place.recorder(span, work, "" if part is None else f"{part[0]}/{part[1]}", crew)
-            done = run_tasks(ledger, numbers, crew, recorder, work)
+            recorder = place.recorder(span, work, "" if part is None else f"{part[0]}/{part[1]}", running)
+            done = run_tasks(ledger, numbers, running, recorder, work)
             recorder.flush()
             return done
 
@@ -212,8 +212,8 @@ class CheckpointPlan(WritePlan):
                 ledger.add(receipt)
             # By another process, perhaps, since the first look.
             if is_finished or (not ledger.is_complete and place.is_finished()):
-                with crew_of_plan(self, work) as crew:
-                    return see_finished(self, crew, work)
+                with workers_of_plan(self, work) as workers:
+                    return see_finished(self, workers, work)
             ledger.check_complete()
             ending = _checked(self, ledger, work) if check else Ending(self, ledger)
             place.finish(ending, sync=work.sync)
@@ -280,9 +280,9 @@ def _outline(plan: WritePlan, work: Work) -> WriteOutline:
     place = plan.place
     free = place.free()
     files = tuple((file.name, size) for file, size in zip(plan.files, plan.sizes, strict=True))
-    with crew_of_plan(plan, work) as crew:
-        workers = crew.threads if crew.threads is not None and crew.is_one else crew.workers
-        outline = WriteOutline(files, plan.nbytes, place.buffers(work, crew), workers, len(plan.tasks), 2**63 - 1)
+    with workers_of_plan(plan, work) as workers:
+        count = workers.threads if workers.threads is not None and workers.is_one else workers.count
+        outline = WriteOutline(files, plan.nbytes, place.buffers(work, workers), count, len(plan.tasks), 2**63 - 1)
     if free is None:
         return outline
     to_read = bytes_to_read(plan)

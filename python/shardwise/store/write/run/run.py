@@ -25,19 +25,19 @@ from ..forms.files import FileDigests, WrittenFile
 from ..places.gather import memory_for
 from ..places.place import Recorder
 from ..places.task import Progress, Share, Task, TaskReceipt
-from ..places.work import Crew, Flight, Work, WriteReport
+from ..places.work import TaskWindow, Work, Workers, WriteReport
 from ..plan.plan import WritePlan
 
 __all__ = [
     "Ending",
     "Ledger",
     "confirm_tasks",
-    "crew_of_plan",
     "parts_of",
     "report_of",
     "run_tasks",
     "run_whole",
     "see_finished",
+    "workers_of_plan",
 ]
 
 #: The memory for each thread of tasks that read files only: with less, fewer threads with larger buffers are better.
@@ -57,7 +57,7 @@ def _run(
 
 
 @contextmanager
-def crew_of_plan(plan: WritePlan, work: Work) -> Iterator[Crew]:
+def workers_of_plan(plan: WritePlan, work: Work) -> Iterator[Workers]:
     """Yield the workers that run the tasks.
 
     Raises:
@@ -70,10 +70,10 @@ def crew_of_plan(plan: WritePlan, work: Work) -> Iterator[Crew]:
     if inside and work.executor is not None and not isinstance(work.executor, ThreadPoolExecutor):
         raise TypeError(f"{inside}: is in the memory of this process; give a ThreadPoolExecutor")
     is_fetched = any(source.is_fetched for source in known)
-    with plan.place.crew(work, memory_for(int(plan.grid.bytes.max(initial=0))) if is_fetched else _SMALL) as crew:
-        if not crew.is_here and not plan.is_of_files:
+    with plan.place.workers(work, memory_for(int(plan.grid.bytes.max(initial=0))) if is_fetched else _SMALL) as workers:
+        if not workers.is_here and not plan.is_of_files:
             raise TypeError("tensors in memory are written by threads of this process; give a ThreadPoolExecutor")
-        yield crew
+        yield workers
 
 
 class _Stopped(BaseException):
@@ -116,14 +116,14 @@ class _Shown:
 
 
 def run_tasks(
-    ledger: Ledger, numbers: Sequence[int], crew: Crew, recorder: Recorder | None, work: Work, *, hint: str = ""
+    ledger: Ledger, numbers: Sequence[int], workers: Workers, recorder: Recorder | None, work: Work, *, hint: str = ""
 ) -> int:
     """Run the tasks with these numbers, and give how many were run; if one fails, the receipts of the others are kept.
 
     Args:
         ledger: Gets their receipts; it is of the plan that has the tasks.
         numbers: The numbers of the tasks.
-        crew: The workers that run them.
+        workers: The workers that run them.
         recorder: Keeps their receipts, some of which it may still hold afterwards; without it, tasks only see that what
             is there is right.
         work: The options by which they are run.
@@ -147,14 +147,14 @@ def run_tasks(
         if recorder is not None:
             recorder.add(receipt)
 
-    arguments = crew.memory, work.sync and not crew.is_here, crew.threads, recorder is None
+    arguments = workers.memory, work.sync and not workers.is_here, workers.threads, recorder is None
     first = plan.place.unfinished(0) if len(plan.sizes) else None
     stays = f"finished tasks stay{'' if first is None else f' in {first.parent}'}, and the next run continues{hint}"
-    call = here if crew.is_one else _run
-    flight: Flight[Task, TaskReceipt] = Flight(crew, call, arguments, work.retries, keep, stays)
+    call = here if workers.is_one else _run
+    window: TaskWindow[Task, TaskReceipt] = TaskWindow(workers, call, arguments, work.retries, keep, stays)
     try:
-        order = _spread(numbers, sizes, crew.workers)
-        return flight.run(map(plan.task, order), len(numbers), end)
+        order = _spread(numbers, sizes, workers.count)
+        return window.run(map(plan.task, order), len(numbers), end)
     except BaseException as error:
         if recorder is not None:
             recorder.flush()
@@ -179,14 +179,14 @@ def _spread(numbers: Sequence[int], sizes: npt.NDArray[np.int64], workers: int) 
     return order
 
 
-def confirm_tasks(ledger: Ledger, numbers: Sequence[int], crew: Crew, work: Work) -> None:
+def confirm_tasks(ledger: Ledger, numbers: Sequence[int], workers: Workers, work: Work) -> None:
     """See that the finished checkpoint has what these tasks would write.
 
     Raises:
         FileExistsError: if it is another one, or the sources are no longer there to tell.
     """
     try:
-        run_tasks(ledger, numbers, crew, None, work)
+        run_tasks(ledger, numbers, workers, None, work)
     except FileExistsError:
         raise
     except (OSError, ParseError) as error:
@@ -195,10 +195,10 @@ def confirm_tasks(ledger: Ledger, numbers: Sequence[int], crew: Crew, work: Work
         ) from error
 
 
-def see_finished(plan: WritePlan, crew: Crew, work: Work) -> WriteReport:
+def see_finished(plan: WritePlan, workers: Workers, work: Work) -> WriteReport:
     """Report a checkpoint that was finished before, once it is seen that it is the plan's."""
     ledger = Ledger(plan)
-    confirm_tasks(ledger, range(len(plan.tasks)), crew, work)
+    confirm_tasks(ledger, range(len(plan.tasks)), workers, work)
     plan.place.check_finished(Ending(plan, ledger, work.memory))
     plan.place.discard()
     ledger.bytes_written = 0
@@ -208,9 +208,9 @@ def see_finished(plan: WritePlan, crew: Crew, work: Work) -> WriteReport:
 def run_whole(plan: WritePlan, work: Work) -> WriteReport:
     """Write a checkpoint, from the first task to the last rename; the caller holds its lock."""
     place = plan.place
-    with crew_of_plan(plan, work) as crew:
+    with workers_of_plan(plan, work) as workers:
         if work.resume and place.is_finished():
-            return see_finished(plan, crew, work)
+            return see_finished(plan, workers, work)
         plan.check_room()
         place.claim(work.resume)
         ledger = Ledger(plan)
@@ -225,8 +225,8 @@ def run_whole(plan: WritePlan, work: Work) -> WriteReport:
             resumed = int(plan.bytes_of(known).sum())
             ledger.bytes_read = ledger.bytes_written = 0
             numbers = [number for number in range(len(plan.tasks)) if number not in ledger]
-            recorder = place.recorder(None, work, "", crew)
-            run_tasks(ledger, numbers, crew, recorder, work, hint=" (resume=True)")
+            recorder = place.recorder(None, work, "", workers)
+            run_tasks(ledger, numbers, workers, recorder, work, hint=" (resume=True)")
             try:
                 ledger.check_complete()
                 mapped.check()
