@@ -94,7 +94,7 @@ def fifo(place: Path, home: Path) -> None:
     os.mkfifo(place)
 
 
-@pytest.mark.parametrize("name", [".out.partial", ".out.spool"])
+@pytest.mark.parametrize("name", [".out.partial", ".out.scratch"])
 @pytest.mark.parametrize("planted", [link, own_folder, plan_without_mark, file, fifo])
 @pytest.mark.parametrize("call", [reshard, save, resume, convert])
 def test_what_no_run_has_made_is_not_removed(
@@ -106,7 +106,7 @@ def test_what_no_run_has_made_is_not_removed(
 ) -> None:
     planted(source.parent / name, home)
     before = tree(source.parent)
-    if name == ".out.spool" and call is save:  # It needs no such folder.
+    if name == ".out.scratch" and call is save:  # It needs no such folder.
         call(source)
         assert tree(home).keys() == {"letter.txt", "photos", "photos/one.jpg"}
         return

@@ -21,7 +21,7 @@ import shardwise as sw
 from shardwise.cli import main
 from shardwise.cli.plan import time_text
 from shardwise.store.write.places import folder as disk
-from shardwise.store.write.request import spool
+from shardwise.store.write.request import scratch
 from shardwise.store.write.run import checkpoint_plan as forecast
 from shardwise.store.write.run.checkpoint_plan import runs_to_copy
 from tests.store.stores import Store
@@ -277,13 +277,13 @@ def test_nothing_is_written_first_for_a_name_that_is_taken_in_a_store(
     source, place = written(tmp_path, "safetensors"), memory.place("new")
     arguments: dict[str, Any] = {"dtype": "float16", "to": "sharded"}
     sw.reshard_checkpoint(source, place, **arguments)
-    tensor = spool.Spool.tensor
+    tensor = scratch.ScratchFile.tensor
 
-    def rough_only(self: spool.Spool, *given: Any, **named: Any) -> Any:
-        assert self.is_rough
+    def dry_only(self: scratch.ScratchFile, *given: Any, **named: Any) -> Any:
+        assert self.is_dry
         return tensor(self, *given, **named)
 
-    monkeypatch.setattr(spool.Spool, "tensor", rough_only)
+    monkeypatch.setattr(scratch.ScratchFile, "tensor", dry_only)
     with pytest.raises(FileExistsError, match="exists already"):
         sw.reshard_checkpoint(source, place, **arguments)
 

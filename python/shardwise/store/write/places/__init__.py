@@ -26,7 +26,7 @@ from .place import NewCheckpoint, Place
 from .uploads import LIMITS, Limits
 
 __all__ = [
-    "Scratch",
+    "ScratchFolder",
     "check_writable",
     "claim_name",
     "locked",
@@ -96,14 +96,14 @@ def check_writable(path: Location, nbytes: int = 0) -> None:
 
 
 #: The text of the file that marks the folder beside a destination.
-_MARKER = "shardwise spool\n"
+_MARKER = "shardwise scratch\n"
 
 
-class Scratch:
+class ScratchFolder:
     """A folder for what is put together before it is written: beside the destination, for a store a temporary one."""
 
     def __init__(self, target: Location) -> None:
-        self._beside = target.with_name(f"{hidden_name(target.name)}.spool") if isinstance(target, Path) else None
+        self._beside = target.with_name(f"{hidden_name(target.name)}.scratch") if isinstance(target, Path) else None
         self._prefix = f"{hidden_name(target.name)}."
         self._made: Path | None = None
 

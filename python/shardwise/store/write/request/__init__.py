@@ -6,5 +6,5 @@
 | `planner` | from tensors that are wanted to a plan |
 | `save` | arrays saved |
 | `reshape` | checkpoints cut anew, or planned |
-| `spool` | tensors that are put together in a file first |
+| `scratch` | tensors that are put together in a file first |
 """

@@ -52,7 +52,7 @@ from ..run.run import run_whole
 from .planner import chosen_form, plan_form
 from .request import FILE_BYTES, Request
 from .save import warn
-from .spool import Spool, opened_spool
+from .scratch import ScratchFile, opened_scratch
 
 __all__ = ["plan_checkpoint", "reshard_checkpoint"]
 
@@ -282,23 +282,23 @@ def _planned(src: str | os.PathLike[str] | Location, request: Request) -> Iterat
     with (
         opened as checkpoint,
         locked(target) if request.is_written else nullcontext(),
-        opened_spool(target, is_written=request.is_written, overflow=request.overflow) as spool,
+        opened_scratch(target, is_written=request.is_written, overflow=request.overflow) as scratch,
     ):
         claim_name(target, is_written=request.is_written, resume=request.resume)
         refuse_unreadable(checkpoint, request.naming)
         planning = _Planning(request, source, checkpoint)
         # What must be written to a file first is counted before anything is.
-        rough = Spool(target, is_rough=True)
+        dry = ScratchFile(target, is_dry=True)
         with uncollected():
-            made = planning.plan(rough)
-        if request.is_written and rough.nbytes:
+            made = planning.plan(dry)
+        if request.is_written and dry.nbytes:
             if not request.resume:
-                check_writable(made.path, made.nbytes + rough.nbytes)
+                check_writable(made.path, made.nbytes + dry.nbytes)
                 made.place.claim(resume=False)
-            made = planning.plan(spool)
+            made = planning.plan(scratch)
         obstacle = planning.obstacles[0] if planning.obstacles and not request.is_written else ""
         yield made.noted(
-            warnings=(*planning.doubts, *spool.warnings),
+            warnings=(*planning.doubts, *scratch.warnings),
             left_out=tuple(planning.left_out),
             obstacle=obstacle,
             is_sampled=request.is_written or is_sampled(source),
@@ -326,8 +326,8 @@ class _Planning:
             else read_config(request.config)
         )
 
-    def plan(self, spool: Spool) -> CheckpointPlan:
-        """Plan the new checkpoint; with a rough spool nothing is written, and what looks wrong is found.
+    def plan(self, scratch: ScratchFile) -> CheckpointPlan:
+        """Plan the new checkpoint; with a dry scratch file nothing is written, and what looks wrong is found.
 
         Raises:
             DoubtsError: if something does, and the request is strict.
@@ -335,14 +335,14 @@ class _Planning:
         """
         request, checkpoint, naming = self._request, self._checkpoint, self._request.naming
         tensors, weights, dropped = renamed_tensors(
-            checkpoint, naming, request.dtype, partial(self._stored, spool), self._config
+            checkpoint, naming, request.dtype, partial(self._stored, scratch), self._config
         )
         kept = chosen(tensors, naming, checkpoint.path)
-        names, wanted = self._wanted(spool, kept, weights)
+        names, wanted = self._wanted(scratch, kept, weights)
         form = chosen_form(request, wanted)
         values, dropped_values = kept_values(checkpoint, naming, tensors)
         copied = {old: new for old, new in values.items() if form == "dcp" and checkpoint.objects[old].extent}
-        if spool.is_rough:
+        if scratch.is_dry:
             self.doubts += idle_renames(checkpoint, naming.rename)
             lost, said = doubts_about(request.layouts, request.uneven, form, wanted, tensors, described(kept, weights))
             self.doubts += said
@@ -360,13 +360,13 @@ class _Planning:
         for old, name in copied.items():
             names[old] = name
             wanted.append(wanted_object(name, checkpoint.objects[old]))
-        spool.finish()
+        scratch.finish()
         paths = key_paths(checkpoint, names)
         with uncollected():
             return plan_form(request, wanted, paths, self._along)
 
-    def _stored(self, spool: Spool, old: str, new: str, partition: Partition | SharedTiling | None) -> Wanted:
-        """A stored tensor, to be copied from where it is, or put into the spool if it cannot be."""
+    def _stored(self, scratch: ScratchFile, old: str, new: str, partition: Partition | SharedTiling | None) -> Wanted:
+        """A stored tensor, to be copied from where it is, or put into the scratch file if it cannot be."""
         request, tensor = self._request, self._checkpoint[old]
         is_other = is_converted(tensor, request.dtype)
         if tensor.is_addressable and not is_other:
@@ -377,10 +377,10 @@ class _Planning:
             else f"tensor {shown(old)} is compressed in the source, so no task can copy a part of it; "
             "reshard_checkpoint puts it together first"
         )
-        return spool.tensor(new, tensor, request.dtype, partition, request.memory, compare=request.compares)
+        return scratch.tensor(new, tensor, request.dtype, partition, request.memory, compare=request.compares)
 
     def _wanted(
-        self, spool: Spool, kept: Mapping[str, Assembled], weights: Components
+        self, scratch: ScratchFile, kept: Mapping[str, Assembled], weights: Components
     ) -> tuple[dict[str, str], list[Wanted]]:
         """The tensors to be written; and those that go as they are, by their names in the source."""
         request, layouts = self._request, self._request.layouts
@@ -392,7 +392,7 @@ class _Planning:
             partition = components.get(name) or partition_for(name, made.shape, layouts, request.uneven)
             if made.stored is not None:
                 names[made.stored] = name
-                wanted.append(self._stored(spool, made.stored, name, partition))
+                wanted.append(self._stored(scratch, made.stored, name, partition))
             elif not made.is_scattered:
                 wanted.append(made.wanted(name, partition))
             elif request.is_written or (fine := fine + made.expected) > _MOST_FINE:
@@ -400,7 +400,7 @@ class _Planning:
                     f"tensor {shown(name)} and others in short stretches have {fine} of them, and a plan has at "
                     f"most {_MOST_FINE}; reshard_checkpoint puts it together first"
                 )
-                wanted.append(spool.assembled(name, made, partition, request.memory))
+                wanted.append(scratch.assembled(name, made, partition, request.memory))
             else:
                 wanted.append(made.wanted(name, partition))
         return names, wanted

@@ -316,7 +316,7 @@ def estimated_seconds(plan: WritePlan, folder: Path, free: int, to_read: int, *,
 
     What is not copied as it is goes through a file first. `None` if nothing can be written in the place, or read.
     """
-    spooled = sum(source.array.nbytes for source in plan.sources if source.array is not None)
+    in_memory = sum(source.array.nbytes for source in plan.sources if source.array is not None)
     written = plan.nbytes
     most = min(_SAMPLE, free // 4, max(written, 1))
     if most < 1:
@@ -340,7 +340,7 @@ def estimated_seconds(plan: WritePlan, folder: Path, free: int, to_read: int, *,
     size = sum(map(len, blocks))
     if not is_read:
         read_in = written_in
-    return ((to_read + spooled) * read_in + (written + spooled) * written_in) / size
+    return ((to_read + in_memory) * read_in + (written + in_memory) * written_in) / size
 
 
 def _sample(plan: WritePlan, most: int) -> Iterator[bytes]:

@@ -30,10 +30,10 @@ from ...data.location import Location
 from ...rewritten.convert import Overflow, converted_values, is_converted, lost_text
 from ...rewritten.wanted import wanted_stored
 from ...tensors.stored import StoredTensor
-from ..places import Scratch
+from ..places import ScratchFolder
 from ..places.gather import compare_replicas, gathered
 
-__all__ = ["Spool", "opened_spool"]
+__all__ = ["ScratchFile", "opened_scratch"]
 
 #: The bytes of memory that each element of a tensor takes while it is put together, if it is a piece by itself.
 _PER_ELEMENT = 512
@@ -130,23 +130,23 @@ class _GrowingFile(DataFile):
         self.size = status.st_size
 
 
-class Spool:
+class ScratchFile:
     """A file beside the destination (for a store, a temporary one), for tensors that are not copied as they are.
 
     Args:
         target: The destination.
-        is_rough: Whether to write nothing: the tensors then have no values, and `nbytes` says what they would take.
+        is_dry: Whether to write nothing: the tensors then have no values, and `nbytes` says what they would take.
         overflow: The fate of values beyond the range of the dtype that they are converted to.
 
     Attributes:
         warnings: For each tensor that has such values, how many.
     """
 
-    def __init__(self, target: Location, *, is_rough: bool = False, overflow: Overflow = "refuse") -> None:
-        self._scratch = Scratch(target)
+    def __init__(self, target: Location, *, is_dry: bool = False, overflow: Overflow = "refuse") -> None:
+        self._folder = ScratchFolder(target)
         self._overflow = overflow
         self.warnings: list[str] = []
-        self.is_rough = is_rough
+        self.is_dry = is_dry
         #: Bytes of all the tensors.
         self.nbytes = 0
         self._file: _GrowingFile | None = None
@@ -184,7 +184,7 @@ class Spool:
                 self.nbytes += math.prod(tensor.shape) * itemsize
                 boxes = self._decoded(name, tensor, kept, memory)
                 blank = _blank(tensor.shape, itemsize), 0
-                place = blank if self.is_rough else self._placed(lambda file: file.fill(tensor.shape, itemsize, boxes))
+                place = blank if self.is_dry else self._placed(lambda file: file.fill(tensor.shape, itemsize, boxes))
                 made = _lying(name, tensor.shape, kept, *place)
             self._known[identity] = replace(made, identity=identity)
         return replace(self._known[identity], name=name, partition=partition)
@@ -200,7 +200,7 @@ class Spool:
             blocks = (gathered(tensor.pieces_in(box).pieces, box, itemsize) for box in boxes)
             made = self._written(name, tensor.shape, tensor.dtype, blocks)
             # Still compared one by one: nothing else would find replicas that disagree.
-            replicas = NO_PIECES if self.is_rough else tensor.replicas()
+            replicas = NO_PIECES if self.is_dry else tensor.replicas()
             self._known[identity] = replace(made, replicas=replicas, identity=identity)
         return replace(self._known[identity], name=name, partition=partition)
 
@@ -212,13 +212,13 @@ class Spool:
             return Wanted(name, dtype, shape, NO_PIECES)
         itemsize = dtype.bits // 8
         self.nbytes += math.prod(shape) * itemsize
-        place = (_blank(shape, itemsize), 0) if self.is_rough else self._placed(lambda file: file.add(blocks))
+        place = (_blank(shape, itemsize), 0) if self.is_dry else self._placed(lambda file: file.add(blocks))
         return _lying(name, shape, dtype, *place)
 
     def _placed(self, write: Callable[[_GrowingFile], int]) -> tuple[DataFile, int]:
         """Add a tensor to the file; say at which byte it begins."""
         if self._file is None:
-            self._file = _GrowingFile(self._scratch.folder() / "making.bin")
+            self._file = _GrowingFile(self._folder.folder() / "making.bin")
         return self._file, write(self._file)
 
     def _converted(
@@ -276,12 +276,12 @@ class Spool:
         """Close and remove what was made."""
         if self._file is not None:
             self._file.close()
-        self._scratch.remove()
+        self._folder.remove()
 
 
 @contextmanager
-def opened_spool(target: Location, *, is_written: bool, overflow: Overflow) -> Iterator[Spool]:
-    """A spool beside the target, removed at the end.
+def opened_scratch(target: Location, *, is_written: bool, overflow: Overflow) -> Iterator[ScratchFile]:
+    """A scratch beside the target, removed at the end.
 
     Args:
         target: The new checkpoint.
@@ -289,12 +289,12 @@ def opened_spool(target: Location, *, is_written: bool, overflow: Overflow) -> I
         overflow: The fate of values beyond the range of the dtype that they are converted to.
     """
     if is_written:
-        Scratch(target).clear()
-    spool = Spool(target, overflow=overflow)
+        ScratchFolder(target).clear()
+    scratch = ScratchFile(target, overflow=overflow)
     try:
-        yield spool
+        yield scratch
     finally:
-        spool.close()
+        scratch.close()
 
 
 def _blank(shape: tuple[int, ...], itemsize: int) -> np.ndarray[Any, Any]:

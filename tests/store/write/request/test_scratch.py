@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardwise as sw
-from shardwise.store.write.request import spool
+from shardwise.store.write.request import scratch
 from tests.checks import same_tensors
 from tests.store.trips import Stopped
 
@@ -196,7 +196,7 @@ def test_runs_of_a_tensor_follow_one_another_and_none_is_too_long(
     shape: tuple[int, ...], itemsize: int, most: int
 ) -> None:
     whole = np.arange(int(np.prod(shape))).reshape(shape)
-    found = [whole[tuple(slice(*side) for side in box)].reshape(-1) for box in spool._runs(shape, itemsize, most)]
+    found = [whole[tuple(slice(*side) for side in box)].reshape(-1) for box in scratch._runs(shape, itemsize, most)]
     assert np.array_equal(np.concatenate([[], *found]), whole.reshape(-1))
     assert all(part.size * itemsize <= most or part.size <= 1 for part in found)
     # What fits is one run.
@@ -208,12 +208,12 @@ def test_runs_of_a_tensor_follow_one_another_and_none_is_too_long(
 def test_blocks_to_be_converted_take_a_quarter_of_the_memory(memory: int, rows: list[int]) -> None:
     """Rows of 40 bytes; two of them must fit in the memory."""
     tensor: Any = SimpleNamespace(shape=(5, 10), nbytes=200, name="w")
-    blocks = list(spool._blocks(tensor, memory))
+    blocks = list(scratch._blocks(tensor, memory))
     assert [block[0].stop - block[0].start for block in blocks] == rows
     assert [block[0].start for block in blocks] == [sum(rows[:i]) for i in range(len(rows))]
     assert all(block[1] == slice(0, 10) for block in blocks)
     with pytest.raises(sw.LayoutError, match=r"memory is 79 B; a row of tensor 'w' takes 40 B .* at least 80 B"):
-        list(spool._blocks(tensor, 79))
+        list(scratch._blocks(tensor, 79))
 
 
 def test_what_a_killed_conversion_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +226,7 @@ def test_what_a_killed_conversion_left_is_removed(tmp_path: Path, monkeypatch: p
         return {path.name for path in tmp_path.iterdir() if path.name.startswith(".")}
 
     with monkeypatch.context() as patch:
-        patch.setattr(spool.Spool, "close", lambda self: None)
+        patch.setattr(scratch.ScratchFile, "close", lambda self: None)
         (left,) = made("b.safetensors")
     (tmp_path / "b.safetensors").unlink()
     assert made("c.safetensors") == {left}  # It is another checkpoint's.
