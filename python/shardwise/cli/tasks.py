@@ -71,9 +71,9 @@ def write_report(screen: Screen, done: WriteReport, as_json: bool) -> None:
         f": {done.tensors} tensors, {bytes_text(done.bytes)}; {bytes_text(done.bytes_read)} read, "
         f"{bytes_text(done.bytes_written)} written{resumed}",
     )
-    if done.carried:
-        names = ", ".join(done.carried[:_MOST_NAMED])
-        more = len(done.carried) - _MOST_NAMED
+    if done.companions:
+        names = ", ".join(done.companions[:_MOST_NAMED])
+        more = len(done.companions) - _MOST_NAMED
         screen.write(f"copied along: {names}{f' and {more} more' if more > 0 else ''}")
 
 

@@ -13,7 +13,7 @@ from ..data.location import Location, entries_of, read_unlinked
 from ..data.parts import MANIFEST, RANKS
 from .checkpoint import StoredCheckpoint
 
-__all__ = ["beside", "carried_files", "carried_names", "is_carried"]
+__all__ = ["beside", "companion_names", "companions_of", "is_companion"]
 
 _CARRIED = re.compile(
     r"[A-Za-z0-9][\w.+-]{0,200}\.(?:json|jsonl|txt|model|jinja|py|md|tiktoken|spm|bpe|yaml|yml)|LICENSE|NOTICE|USE_POLICY"
@@ -95,10 +95,10 @@ def _beside(found: list[str], checkpoint: StoredCheckpoint) -> list[LeftOut]:
     return [LeftOut("beside", tuple(found), f"{count} not read, beside {checkpoint.path}: {which}")]
 
 
-def is_carried(name: str) -> bool:
+def is_companion(name: str) -> bool:
     """Return whether a file of this name may go along: text of a model's folder, no index of tensors, no manifest.
 
-    >>> [is_carried(name) for name in ("config.json", "model.safetensors.index.json", "shardwise.json", ".env")]
+    >>> [is_companion(name) for name in ("config.json", "model.safetensors.index.json", "shardwise.json", ".env")]
     [True, False, False, False]
     """
     return (
@@ -108,12 +108,12 @@ def is_carried(name: str) -> bool:
     )
 
 
-def carried_names(texts: Iterable[str]) -> tuple[str, ...]:
+def companion_names(texts: Iterable[str]) -> tuple[str, ...]:
     """Those of the further files of a new checkpoint that were copied along."""
-    return tuple(sorted(filter(is_carried, texts)))
+    return tuple(sorted(filter(is_companion, texts)))
 
 
-def carried_files(folder: Location) -> tuple[dict[str, bytes], list[str]]:
+def companions_of(folder: Location) -> tuple[dict[str, bytes], list[str]]:
     """Read what goes along, and say what does not although it might.
 
     Args:
@@ -127,7 +127,7 @@ def carried_files(folder: Location) -> tuple[dict[str, bytes], list[str]]:
     left: list[str] = []
     room = _MOST_IN_ALL
     for name, is_folder in sorted(entries_of(folder)):
-        if is_folder or not is_carried(name):
+        if is_folder or not is_companion(name):
             continue
         most = min(_MOST_BYTES, room)
         data = None if len(found) >= _MOST_FILES else read_unlinked(folder / name, most)

@@ -502,11 +502,11 @@ def test_the_file_of_one_rank_brings_nothing_along(tmp_path: Path) -> None:
     out.mkdir()
     report = sw.reshard_checkpoint(tmp_path / "model", out / "one.safetensors", layouts, to="ranks", rank=1)
     assert isinstance(report, sw.store.WriteReport)
-    assert report.carried == ()
+    assert report.companions == ()
     assert [path.name for path in out.iterdir()] == ["one.safetensors"]
     all_of_them = sw.reshard_checkpoint(tmp_path / "model", tmp_path / "all", layouts, to="ranks")
     assert isinstance(all_of_them, sw.store.WriteReport)
-    assert all_of_them.carried == ("config.json",)
+    assert all_of_them.companions == ("config.json",)
 
 
 class Counting:

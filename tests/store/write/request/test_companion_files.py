@@ -44,7 +44,7 @@ def test_they_go_along(tmp_path: Path) -> None:
     (src / "big.bin").write_bytes(b"x")
     report = sw.reshard_checkpoint(src, tmp_path / "new", to="hf")
     assert isinstance(report, sw.store.WriteReport)
-    assert report.carried == tuple(sorted(BESIDE))
+    assert report.companions == tuple(sorted(BESIDE))
     assert others(tmp_path / "new") == BESIDE
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == sorted(
         [*BESIDE, "model.safetensors", "shardwise.json"]
@@ -58,14 +58,14 @@ def test_they_go_along(tmp_path: Path) -> None:
     plan.save(tmp_path / "p.swplan")
     plan = sw.CheckpointPlan.load(tmp_path / "p.swplan")
     plan.run()
-    assert plan.commit().carried == tuple(sorted(BESIDE))
+    assert plan.commit().companions == tuple(sorted(BESIDE))
     assert others(tmp_path / "parts") == BESIDE
     # Of one file nothing is known to belong to it, and other formats have no such files.
     sw.reshard_checkpoint(src, tmp_path / "one.safetensors")
     (tmp_path / "config.json").write_text('{"of": "something else"}')
     for given, to in ((tmp_path / "one.safetensors", "hf"), (src, "dcp"), (src, "sharded")):
         report = sw.reshard_checkpoint(given, tmp_path / to, to=to)  # type: ignore[arg-type]
-        assert report.carried == ()
+        assert report.companions == ()
         assert others(tmp_path / to) == {}
 
 
@@ -142,7 +142,7 @@ def test_of_hugging_faces_cache_the_blobs_go_along(tmp_path: Path) -> None:
     for number, given in enumerate((snapshot, snapshot / "model.safetensors.index.json")):
         report = sw.reshard_checkpoint(given, tmp_path / f"new{number}", to="hf")
         assert isinstance(report, sw.store.WriteReport)
-        assert report.carried == tuple(sorted(BESIDE))
+        assert report.companions == tuple(sorted(BESIDE))
         assert others(tmp_path / f"new{number}") == BESIDE
         assert not any(path.is_symlink() for path in (tmp_path / f"new{number}").iterdir())
         assert [warning.partition(" is ")[0] for warning in report.warnings] == [
@@ -156,7 +156,7 @@ def test_of_hugging_faces_cache_the_blobs_go_along(tmp_path: Path) -> None:
     blobs.symlink_to(tmp_path / "others")
     report = sw.reshard_checkpoint(snapshot, tmp_path / "of others", to="hf")
     assert isinstance(report, sw.store.WriteReport)
-    assert report.carried == ()
+    assert report.companions == ()
     blobs.unlink()
     (tmp_path / "others").rename(blobs)
     # The same links elsewhere are any links.
@@ -165,7 +165,7 @@ def test_of_hugging_faces_cache_the_blobs_go_along(tmp_path: Path) -> None:
     (elsewhere.parent / ("c" * 40)).rename(elsewhere)
     report = sw.reshard_checkpoint(elsewhere, tmp_path / "new", to="hf")
     assert isinstance(report, sw.store.WriteReport)
-    assert report.carried == ()
+    assert report.companions == ()
 
 
 def test_they_replace_nothing_of_the_plan(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_in_a_store(store: Store, tmp_path: Path) -> None:
     src = source(tmp_path / "src")
     place = store.place("new")
     report = sw.reshard_checkpoint(src, place, to="hf")
-    assert report.carried == tuple(sorted(BESIDE))
+    assert report.companions == tuple(sorted(BESIDE))
     assert {name: store.objects(place)[name] for name in BESIDE} == BESIDE
     sw.reshard_checkpoint(place, tmp_path / "back", to="hf")
     assert others(tmp_path / "back") == BESIDE
@@ -240,8 +240,8 @@ def test_a_given_configuration_goes_along(tmp_path: Path, form: Any) -> None:
             config=tmp_path / "given.json",
         )
         assert (new / "config.json").read_bytes() == text
-        assert "config.json" in report.carried
-        assert len(report.carried) == (len(BESIDE) if name == "hf" else 1)
+        assert "config.json" in report.companions
+        assert len(report.companions) == (len(BESIDE) if name == "hf" else 1)
     sw.reshard_checkpoint(tmp_path / "dcp", tmp_path / "from a mapping", to="hf", config={"model_type": "gpt2"})
     assert json.loads((tmp_path / "from a mapping" / "config.json").read_text()) == {"model_type": "gpt2"}
     sw.reshard_checkpoint(tmp_path / "dcp", tmp_path / "again", layouts, to="dcp", config=tmp_path / "given.json")

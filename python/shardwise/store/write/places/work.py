@@ -395,7 +395,7 @@ class WriteReport:
             of `rename` that changes none, layouts that cut nothing since the format holds tensors whole; values beyond
             the range of the new dtype; values that the format has no place for.
         left_out: Things that do not arrive, by kind; `str` of one is its sentence.
-        carried: The names of files that were copied along with the tensors of a Hugging Face folder.
+        companions: The names of files that were copied along with the tensors of a Hugging Face folder.
     """
 
     path: Location
@@ -406,10 +406,10 @@ class WriteReport:
     bytes_resumed: int
     warnings: tuple[str, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
-    carried: tuple[str, ...] = ()
+    companions: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_fields(self, path=(Path, ObjectPath), tensors=INTEGER, bytes=INTEGER)
         check_fields(self, bytes_read=INTEGER, bytes_written=INTEGER, bytes_resumed=INTEGER, warnings=tuple)
-        check_fields(self, left_out=tuple, carried=tuple)
+        check_fields(self, left_out=tuple, companions=tuple)
         check_items("left_out", self.left_out, LeftOut)

@@ -29,7 +29,7 @@ from ...data.files import DataFile
 from ...data.parts import RANKS
 from ...data.sources import check_name
 from ...rewritten.names import check_name as check_tensor_name
-from ...tensors.companion_files import is_carried
+from ...tensors.companion_files import is_companion
 from ..forms.files import HeaderLengths
 from ..forms.forms import WRITTEN
 from .data import LEAST_ASKED, PlannedTensor, said_by
@@ -142,7 +142,7 @@ def _check_head(head: Any) -> None:
     if cuts and not form.is_cut:
         raise ValueError(f"it cuts tensors, which the form {head['form']} does not hold")
     for name, length in head["beside"].items():
-        goes_along = (form.takes_files and is_carried(name)) or (form.has_arrays and name == RANKS)
+        goes_along = (form.takes_files and is_companion(name)) or (form.has_arrays and name == RANKS)
         if not goes_along or type(length) is not int or length < 0:
             raise ValueError(f"it has the file {shown(name)}, which does not go along with a checkpoint")
     if tuple(head["sections"]) != _SECTIONS:

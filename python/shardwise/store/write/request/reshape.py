@@ -41,7 +41,7 @@ from ...rewritten.names import (
 )
 from ...rewritten.wanted import partition_for, refuse_unmatched, wanted_object, wanted_stored
 from ...tensors.checkpoint import StoredCheckpoint
-from ...tensors.companion_files import beside, carried_files
+from ...tensors.companion_files import beside, companions_of
 from ...tensors.model_config import config_of
 from ..forms.doubts import DoubtsError, described, doubts_about
 from ..forms.forms import WRITTEN, Target
@@ -422,7 +422,7 @@ class _Planning:
         if not WRITTEN[form].takes_files or request.rank is not None:
             return
         if self._checkpoint.format in _FOLDERS and folder is not None:
-            found, left = carried_files(folder)
+            found, left = companions_of(folder)
             self._along.update(found)
             self.doubts += left
         if request.config is not None:

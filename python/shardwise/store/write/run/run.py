@@ -20,7 +20,7 @@ from ...data.location import taken
 from ...data.mapped import MappedFiles
 from ...data.same_files import SameFiles
 from ...formats.sharded import MANIFEST
-from ...tensors.companion_files import carried_names
+from ...tensors.companion_files import companion_names
 from ..forms.files import FileDigests, WrittenFile
 from ..places.gather import memory_for
 from ..places.place import Recorder
@@ -256,7 +256,7 @@ def report_of(plan: WritePlan, ledger: Ledger, resumed: int) -> WriteReport:
         ledger.bytes_read,
         ledger.bytes_written,
         resumed,
-        carried=carried_names(plan.texts),
+        companions=companion_names(plan.texts),
     )
 
 
