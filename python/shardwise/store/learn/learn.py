@@ -31,7 +31,7 @@ __all__ = ["Learned", "learn_rewrites"]
 
 _MEMORY = 256 * 2**20
 #: A name that no tensor has while others still have the name that it gets.
-_ASIDE = "learned:"
+_TEMPORARY = "learned:"
 _WEIGHT, _BIAS = ".weight", ".bias"
 #: The rewrites of a text, the names that it drops, and whether names are changed in two steps.
 _Printed = tuple[list[dict[str, Any]], list[str], bool]
@@ -338,8 +338,8 @@ def _verified(compared: _Compared, entries: list[dict[str, Any]], rest: _Rest) -
     (one, other, memory, threads), (unused, unexplained, doubtful) = compared, rest
     drop = [_template(name, {}) for name in unused] if not unexplained else []
     error: LayoutError | None = None
-    for is_aside in (False, True):
-        text = _text(entries, drop, is_aside=is_aside)
+    for in_two_steps in (False, True):
+        text = _text(entries, drop, in_two_steps=in_two_steps)
         try:
             rewrites = Rewrites.from_toml(io.StringIO(text))
             made = rewritten_view(one, rewrites) if rewrites else one
@@ -369,16 +369,16 @@ def _verified(compared: _Compared, entries: list[dict[str, Any]], rest: _Rest) -
         if len(kept) < len(entries):
             return _verified(compared, kept, rest)
     found = Learned(text, rewrites, dict(unexplained), unused, tuple(sorted(doubtful - set(unexplained))))
-    return found, (entries, drop, is_aside)
+    return found, (entries, drop, in_two_steps)
 
 
 def _with_names(found: Learned, made: _Printed, config: Mapping[str, Any]) -> Learned:
     """The same rewrites, with the names that the configuration has for their sizes."""
-    entries, drop, is_aside = made
+    entries, drop, in_two_steps = made
     with_names, numbers = named(entries, config)
     if not numbers:
         return found
-    text = _text(with_names, drop, is_aside=is_aside, numbers=numbers)
+    text = _text(with_names, drop, in_two_steps=in_two_steps, numbers=numbers)
     # What was carried out and compared is what is printed.
     if Rewrites.from_toml(io.StringIO(text), config=config) != found.rewrites:
         return found
@@ -394,7 +394,7 @@ def _makes(entry: dict[str, Any], names: set[str]) -> bool:
 
 
 def _text(
-    entries: Sequence[dict[str, Any]], drop: list[str], *, is_aside: bool, numbers: Mapping[str, Any] | None = None
+    entries: Sequence[dict[str, Any]], drop: list[str], *, in_two_steps: bool, numbers: Mapping[str, Any] | None = None
 ) -> str:
     """The rules file; names are changed in two steps if a new one is an old one of another tensor."""
     lines = []
@@ -404,19 +404,19 @@ def _text(
         lines += ["[numbers]", *(f"{name} = {value_text(given)}" for name, given in numbers.items()), ""]
     for entry in entries:
         target = dict(entry["to"])
-        if is_aside:
+        if in_two_steps:
             for key, value in entry["to"].items():
                 if key == "name":
-                    target[key] = _ASIDE + value
+                    target[key] = _TEMPORARY + value
                 elif key == "parts":
-                    target[key] = {part: _ASIDE + name for part, name in value.items()}
+                    target[key] = {part: _TEMPORARY + name for part, name in value.items()}
                 elif key == "also":
-                    target[key] = [_ASIDE + name for name in value]
+                    target[key] = [_TEMPORARY + name for name in value]
         lines += ["[[rewrite]]", f"from = {value_text(_short(entry['from']))}", f"to = {value_text(_short(target))}"]
         lines += [f"size = {value_text(entry['size'])}"] if "size" in entry else []
         lines.append("")
-    if is_aside and entries:
-        lines += ["[[rewrite]]", f'from = "{_ASIDE}{{rest*}}"', 'to = "{rest*}"', ""]
+    if in_two_steps and entries:
+        lines += ["[[rewrite]]", f'from = "{_TEMPORARY}{{rest*}}"', 'to = "{rest*}"', ""]
     return "\n".join(lines) or 'unmatched = "keep"\n'
 
 

@@ -103,7 +103,7 @@ def uploads(place: ObjectPath) -> list[str]:
     return sorted(each["Key"] for each in found)
 
 
-def aside(store: Store, place: ObjectPath) -> dict[str, bytes]:
+def remains(store: Store, place: ObjectPath) -> dict[str, bytes]:
     """What lies beside a checkpoint that is being written."""
     return store.objects(place.with_name(f".{place.name}.partial"))
 
@@ -135,12 +135,12 @@ def test_the_bytes_of_a_disk(small_parts: Store, source: Path, to: Any, remote: 
     report = plan.commit(check=True)
     assert small_parts.objects(place) == expected(source, to)
     assert report.bytes == plan.nbytes
-    assert (uploads(place), aside(small_parts, place)) == ([], {})
+    assert (uploads(place), remains(small_parts, place)) == ([], {})
     # What is done is done; it is compared with the sources.
     assert (plan.run(), plan.commit().bytes_written) == (0, 0)
     assert sw.diff_checkpoints(source, place) == []
     sw.verify_checkpoint(place)
-    assert (uploads(place), aside(small_parts, place)) == ([], {})
+    assert (uploads(place), remains(small_parts, place)) == ([], {})
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +183,7 @@ def test_once(s3: Store, large: Path, to: Any, src: str, is_planned: bool, monke
         assert sum(int(each[2]) + 1 - int(each[1]) for each in asked if each) <= total * 1.1
     assert set(parts_put(s3).values()) == {1}
     assert s3.objects(place) == expected(large, to)
-    assert (uploads(place), aside(s3, place)) == ([], {})
+    assert (uploads(place), remains(s3, place)) == ([], {})
 
 
 def environment(store: Store) -> dict[str, str]:
@@ -212,7 +212,7 @@ def test_one_object_by_processes_of_which_one_is_killed(s3: Store, large: Path, 
     )
     killed = subprocess.run([sys.executable, "-c", dying, str(saved)], env=env, timeout=3600)
     assert killed.returncode == -signal.SIGKILL
-    assert sorted(name.rpartition(".")[2] for name in aside(s3, place)).count("receipt") == 1
+    assert sorted(name.rpartition(".")[2] for name in remains(s3, place)).count("receipt") == 1
     before = parts_put(s3)
     early = command(env, "commit", saved)
     assert early.returncode == 2
@@ -225,8 +225,8 @@ def test_one_object_by_processes_of_which_one_is_killed(s3: Store, large: Path, 
     done = command(env, "commit", saved)
     assert done.returncode == 0, done.stderr
     assert s3.objects(place) == expected(large, "safetensors")
-    assert (uploads(place), aside(s3, place)) == ([], {})
-    # The first task has the one part that it named, or none if all of it was put aside.
+    assert (uploads(place), remains(s3, place)) == ([], {})
+    # The first task has the one part that it named, or none if all of it is in the remainder.
     put = parts_put(s3)
     named_parts = [key for key in before if put[key] == before[key]]
     assert named_parts or not before
@@ -267,13 +267,15 @@ def test_an_interrupted_run_goes_on(small_parts: Store, source: Path) -> None:
         plan.run()
     place.filesystem.rm_file(
         next(
-            f"{place.parent.key}/.new.partial/{name}" for name in aside(small_parts, place) if name.endswith("/uploads")
+            f"{place.parent.key}/.new.partial/{name}"
+            for name in remains(small_parts, place)
+            if name.endswith("/uploads")
         )
     )
     assert plan.run() > 0
     plan.commit(check=True)
     assert small_parts.objects(place) == expected(source, "sharded")
-    assert aside(small_parts, place) == {}
+    assert remains(small_parts, place) == {}
 
 
 def test_a_run_as_a_whole_begins_dropped_uploads_again(s3: Store, large: Path) -> None:
@@ -290,7 +292,7 @@ def test_a_run_as_a_whole_begins_dropped_uploads_again(s3: Store, large: Path) -
     report = sw.reshard_checkpoint(large, place, rules(), to="sharded", resume=True)
     assert report.bytes_resumed == 0
     assert s3.objects(place) == expected(large, "sharded")
-    assert (uploads(place), aside(s3, place)) == ([], {})
+    assert (uploads(place), remains(s3, place)) == ([], {})
 
 
 def test_a_commit_that_was_interrupted(small_parts: Store, source: Path) -> None:
@@ -315,7 +317,7 @@ def test_a_commit_that_was_interrupted(small_parts: Store, source: Path) -> None
     assert planned(source, place).run() == 0
     planned(source, place).commit(check=True)
     assert small_parts.objects(place) == expected(source, "sharded")
-    assert (uploads(place), aside(small_parts, place)) == ([], {})
+    assert (uploads(place), remains(small_parts, place)) == ([], {})
 
 
 def test_a_commit_that_was_interrupted_and_uploads_that_were_dropped(small_parts: Store, source: Path) -> None:
@@ -338,7 +340,7 @@ def test_a_commit_that_was_interrupted_and_uploads_that_were_dropped(small_parts
         place.filesystem.call_s3("abort_multipart_upload", Bucket=bucket, **which)
     run_whole(planned(source, place), Work(resume=True))
     assert small_parts.objects(place) == expected(source, "sharded")
-    assert (uploads(place), aside(small_parts, place)) == ([], {})
+    assert (uploads(place), remains(small_parts, place)) == ([], {})
 
 
 def test_a_source_that_is_wrong_leaves_no_uploads(s3: Store, tmp_path: Path) -> None:
@@ -354,7 +356,7 @@ def test_a_source_that_is_wrong_leaves_no_uploads(s3: Store, tmp_path: Path) -> 
     with pytest.raises(sw.ParseError, match="'w': replicas disagree"):
         sw.reshard_checkpoint(tmp_path / "source", place, layouts, task_bytes=14 * 2**20, threads=1)
     assert len(parts_put(s3)) == 2
-    assert (uploads(place), aside(s3, place), s3.objects(place)) == ([], {}, {})
+    assert (uploads(place), remains(s3, place), s3.objects(place)) == ([], {}, {})
 
 
 def test_two_drivers_at_once(small_parts: Store, source: Path) -> None:
@@ -381,7 +383,7 @@ def test_two_drivers_at_once(small_parts: Store, source: Path) -> None:
     assert ended.count("run") == 3, ended
     assert sum(isinstance(end, sw.store.WriteReport) for end in ended) == 3, ended
     assert small_parts.objects(place) == expected(source, "sharded")
-    assert (uploads(place), aside(small_parts, place)) == ([], {})
+    assert (uploads(place), remains(small_parts, place)) == ([], {})
 
 
 def test_a_task_that_comes_late_compares(small_parts: Store, source: Path) -> None:
@@ -405,7 +407,7 @@ def test_a_task_that_comes_late_compares(small_parts: Store, source: Path) -> No
         late[-1].check()
     with pytest.raises(FileExistsError, match="exists already"):
         plan.run()
-    assert aside(small_parts, place) == {}
+    assert remains(small_parts, place) == {}
 
 
 def test_objects_in_the_way(small_parts: Store, source: Path) -> None:
@@ -466,14 +468,14 @@ def test_receipts_that_are_forged(small_parts: Store, source: Path, kind: str) -
     assert small_parts.objects(place) == expected(source, "sharded")
 
 
-def test_what_was_put_aside_and_is_longer(small_parts: Store, source: Path) -> None:
+def test_a_remainder_that_is_longer(small_parts: Store, source: Path) -> None:
     """Also if the receipt names it as it is."""
     place = small_parts.place("new.safetensors")
     plan = planned(source, place, "safetensors")
     plan.run()
     number = next(n for n in range(len(plan.tasks)) if any(share.begin < share.part for share in plan.shares(n)))
     top = place.with_name(f".{place.name}.partial") / plan.digest[:16]
-    other, receipt = top / f"{number}.aside", top / f"{number}.receipt"
+    other, receipt = top / f"{number}.remainder", top / f"{number}.receipt"
     place.filesystem.pipe_file(other.key, place.filesystem.cat_file(other.key) + b"!")
     said = json.loads(place.filesystem.cat_file(receipt.key).partition(b" ")[2])
     place.filesystem.pipe_file(receipt.key, resigned([*said[:-1], list(other.status())]))
@@ -505,15 +507,15 @@ def test_uploads_of_which_one_cannot_be_begun(small_parts: Store, source: Path) 
     with pytest.raises(OSError, match="failed"):
         plan.run()
     small_parts.toxic.calm()
-    assert (uploads(place), aside(small_parts, place)) == ([], {})
+    assert (uploads(place), remains(small_parts, place)) == ([], {})
 
 
-def test_memory_of_what_is_put_aside(s3: Store, large: Path) -> None:
+def test_memory_of_the_remainder(s3: Store, large: Path) -> None:
     """It is put together, which is counted, and then put as it is."""
     held: list[int] = []
 
     def noting(call: Any, request: str, **given: Any) -> Any:
-        if given["Key"].endswith(".aside"):
+        if given["Key"].endswith(".remainder"):
             held.append(tracemalloc.get_traced_memory()[0])
         return call(request, **given)
 
@@ -579,14 +581,14 @@ def test_the_name_of_another_objects_upload(small_parts: Store, source: Path) ->
     assert small_parts.objects(place) == {}
 
 
-def test_what_was_put_aside_and_is_another(small_parts: Store, source: Path) -> None:
+def test_a_remainder_that_is_another(small_parts: Store, source: Path) -> None:
     place = small_parts.place("new.safetensors")
     plan = planned(source, place, "safetensors")
     plan.run()
     key = next(
         f"{place.parent.key}/.{place.name}.partial/{name}"
-        for name in aside(small_parts, place)
-        if name.endswith(".aside")
+        for name in remains(small_parts, place)
+        if name.endswith(".remainder")
     )
     data = place.filesystem.cat_file(key)
     for other in (data[:-1] + b"!", data + b"!", None):

@@ -52,7 +52,7 @@ class PartsSink:
         path: The checkpoint.
         is_folder: Whether that has objects in it; else it is the only one.
         uploads: The object that has the names of the uploads.
-        aside: The object that gets bytes which are too short for a part.
+        remainder: The object for bytes that are too short for a part.
         shares: What it makes: the number of the file, the first byte, the one after the last, and the first byte that
             is in a part of its own.
         texts: The bytes before the first tensor of a file, for each share; empty if they are not in it.
@@ -62,7 +62,7 @@ class PartsSink:
     path: ObjectPath
     is_folder: bool
     uploads: ObjectPath
-    aside: ObjectPath
+    remainder: ObjectPath
     shares: tuple[tuple[int, int, int, int], ...]
     texts: tuple[bytes, ...]
     limits: Limits = LIMITS
@@ -146,10 +146,10 @@ class PartsSink:
         self, task: Task, names: Sequence[str], buffers: list[bytearray], progress: Progress
     ) -> tuple[tuple[Share, ...], tuple[int, str] | None]:
         shares: list[Share] = []
-        aside, parts = bytearray(), []
+        remainder, parts = bytearray(), []
         for (file, begin, end, part), data in zip(self.shares, buffers, strict=True):
             if part > begin:
-                aside += data[: part - begin]
+                remainder += data[: part - begin]
                 shares.append((file, begin, part, ""))
                 del data[: part - begin]  # Which moves nothing.
             if end > part:
@@ -177,11 +177,11 @@ class PartsSink:
                 if progress is not None:
                     progress(share[2] - share[1])
         made: tuple[int, str] | None = None
-        if aside:
-            put_object(self.aside, aside, is_new=False)
-            made = self.aside.status()
+        if remainder:
+            put_object(self.remainder, remainder, is_new=False)
+            made = self.remainder.status()
             if progress is not None:
-                progress(len(aside))
+                progress(len(remainder))
         return tuple(sorted(shares)), made
 
 
@@ -253,7 +253,7 @@ class StorePlace:
         shares = self._new.shares(number)
         texts = tuple(b"" if begin else self._new.known_before(file) for file, begin, _, _ in shares)
         folder = self._new.is_folder
-        return PartsSink(self.path, folder, self._uploads, self._aside(number), tuple(shares), texts, self._limits)
+        return PartsSink(self.path, folder, self._uploads, self._remainder(number), tuple(shares), texts, self._limits)
 
     @property
     def _is_kept(self) -> bool:
@@ -383,7 +383,7 @@ class StorePlace:
                 continue
             if etag and there.get(number) != (end - begin, etag):
                 return False
-            if not etag and not _is(self._aside(receipt.task), receipt.made):
+            if not etag and not _is(self._remainder(receipt.task), receipt.made):
                 return False
         return True
 
@@ -524,16 +524,16 @@ class StorePlace:
                 for each in pieces:
                     at = first + len(data)
                     if at < last and each.begin <= at < each.end:
-                        data += self._set_aside(each, at, min(each.end, last), ending)
+                        data += self._remainder_of(each, at, min(each.end, last), ending)
                 number = self._limits.part_number(size, first)
                 etags[number] = upload.put(number, data)
         upload.complete(etags, is_new=True)
 
-    def _set_aside(self, piece: _Joint, begin: int, end: int, ending: Ending) -> bytes:
+    def _remainder_of(self, piece: _Joint, begin: int, end: int, ending: Ending) -> bytes:
         """Bytes of an object that are in no part yet."""
         if piece.task < 0:
             return piece.text[begin - piece.begin : end - piece.begin]
-        there = self._aside(piece.task)
+        there = self._remainder(piece.task)
         if not _is(there, ending.made.get(piece.task)):
             raise ParseError(f"{there}: is not what the receipt of task {piece.task} says; run that task again")
         at = piece.at + begin - piece.begin
@@ -600,15 +600,15 @@ class StorePlace:
                 _remove(self._removal)
 
     def _forget_uploads(self) -> None:
-        """Abort what is not complete, and remove what was put aside."""
+        """Abort what is not complete, and remove the remainders."""
         with suppress(OSError, ParseError):
             names = [] if self._is_complete else self._names()
             list(self._each(lambda number: self._upload(number, names[number]).abort(), range(len(names))))
-        tasks = sorted({task for task in range(len(self._new.tasks)) if self._puts_aside(task)})
-        list(self._each(lambda task: _remove(self._aside(task)), tasks))
+        tasks = sorted({task for task in range(len(self._new.tasks)) if self._has_remainder(task)})
+        list(self._each(lambda task: _remove(self._remainder(task)), tasks))
         _remove(self._uploads)
 
-    def _puts_aside(self, task: int) -> bool:
+    def _has_remainder(self, task: int) -> bool:
         return any(share.part > share.begin for share in self._new.shares(task))
 
     def _names(self) -> list[str]:
@@ -632,9 +632,9 @@ class StorePlace:
         """Path of the list of multipart uploads."""
         return self._root / "uploads"
 
-    def _aside(self, task: int) -> ObjectPath:
+    def _remainder(self, task: int) -> ObjectPath:
         """Return the path of the object for bytes of a task that are shorter than the least part."""
-        return self._root / f"{task}.aside"
+        return self._root / f"{task}.remainder"
 
     @property
     def _removal(self) -> ObjectPath:
@@ -738,7 +738,7 @@ def _is_at(path: ObjectPath, status: ObjectStatus, begin: int, data: bytes | byt
 
 
 class _Joint(NamedTuple):
-    """A piece of an object: a part, or what was put aside by a task, or a text between tensors."""
+    """A piece of an object: a part, or some of the remainder of a task, or a text between tensors."""
 
     begin: int
     end: int
@@ -746,7 +746,7 @@ class _Joint(NamedTuple):
     etag: str
     #: The task; -1 for a text.
     task: int
-    #: The byte at which it begins in what the task has put aside.
+    #: The byte at which it begins in the remainder of the task.
     at: int
     text: bytes
 

@@ -59,7 +59,7 @@ class TaskReceipt(NamedTuple):
         worker: The host and the process that wrote it.
         part: The part of the plan that it was run in, as `"3/16"`; empty if it was run otherwise.
         shares: Of objects that several tasks make, what it has put: the file's number, the first byte, the one after
-            the last, and the ETag of the part; without one it is in the object that it has `made` aside.
+            the last, and the ETag of the part; without one it is in the remainder, which it has `made`.
         made: For an object of a store, its bytes and what distinguishes it from another object of its name; else none.
     """
 

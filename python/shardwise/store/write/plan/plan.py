@@ -104,7 +104,7 @@ class WritePlan(PlanData):
 
     @property
     def most_shared(self) -> int:
-        """The most bytes that a task holds of files that tasks share; what is put aside it has twice."""
+        """The most bytes that a task holds of files that tasks share; its remainder it has twice."""
         with said_by(self._file):
             begins, stops, parts = (self.column("shares", column) for column in ("begin", "end", "part"))
             is_in = (begins >= 0) & (begins <= parts) & (parts <= stops)

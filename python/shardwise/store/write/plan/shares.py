@@ -35,8 +35,8 @@ def shares_of(plan: WritePlan, least: Callable[[int], int]) -> Shares | None:
     """Say what tasks make of files: the share of each row, and the number of its task.
 
     What a task writes of a file is one run of bytes, or a few. A run is a part of the object, if it has the least bytes
-    of a part. What is too short for that is put aside, with as much of the run after it as makes a part of both; so is
-    the beginning of a run after bytes that are known only at the end.
+    of a part. What is too short for that goes to the remainder of the task, with as much of the run after it as makes a
+    part of both; so does the beginning of a run after bytes that are known only at the end.
 
     Args:
         plan: The plan whose tasks make parts of objects.

@@ -63,7 +63,7 @@ _NO_ROWS = np.zeros(0, np.int64)
 #: The most bytes of a task that makes parts of objects.
 _MOST_SHARED_TASK = 256 * 2**20
 #: Tasks make parts of shared objects only if at most one byte in so many is in pieces too short for a part.
-_ASIDE = 4
+_MOST_REMAINDER = 4
 #: With more slots than this objects are made whole.
 _MOST_SLOTS = 2**17
 #: A checkpoint has at least about this many tasks, unless they would be smaller than `_LEAST_TASK`.
@@ -355,9 +355,9 @@ def with_shares(plan: CheckpointPlan, limits: Limits, task_bytes: int, memory: i
     files, begins, ends, parts = (shares.rows[column] for column in FileShare._fields)
     counts = np.diff(shares.ends, prepend=0)
     is_one_each = len(files) == np.count_nonzero(counts) == len(np.unique(files))
-    aside, total = int((parts - begins).sum()), int((ends - begins).sum())
+    remainder, total = int((parts - begins).sum()), int((ends - begins).sum())
     most = int(np.bincount(np.repeat(np.arange(len(counts)), counts), weights=ends - begins).max())
-    if is_one_each or aside > total // _ASIDE or most + memory_for(int(made.grid.bytes.max())) > memory:
+    if is_one_each or remainder > total // _MOST_REMAINDER or most + memory_for(int(made.grid.bytes.max())) > memory:
         return None
     sections |= {"shares": Held(shares.rows.view(np.int64)), "share_ends": Held(shares.ends)}
     return CheckpointPlan.made(head, sections, path=plan.path, sources=plan.sources)
