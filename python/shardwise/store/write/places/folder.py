@@ -35,7 +35,7 @@ from ...data.own_folders import (
     remove_marked,
     write_all,
 )
-from .place import Ending, NewCheckpoint, receipt_from_line, receipt_line
+from .place import Completion, NewCheckpoint, receipt_from_line, receipt_line
 from .task import Gatherer, Progress, Task, TaskReceipt, Written
 from .work import Work, Workers, workers_for
 
@@ -275,7 +275,7 @@ class FolderPlace:
                         if numbers is None or receipt.task in numbers:
                             yield receipt
 
-    def finish(self, ending: Ending, *, sync: bool) -> None:
+    def finish(self, completion: Completion, *, sync: bool) -> None:
         """Write headers, texts and manifest, and give the checkpoint its name.
 
         Raises:
@@ -285,8 +285,8 @@ class FolderPlace:
         if not len(self._new.tasks):
             self.begin(parts=True)  # Tensors without elements have no tasks.
         with opened_below(self.folder, 3) as folder:
-            self._write_headers(folder, ending)
-            for name, text in ending.texts().items() if self._new.is_folder else ():
+            self._write_headers(folder, completion)
+            for name, text in completion.texts().items() if self._new.is_folder else ():
                 folder.write(name, text, sync=sync)
             if sync:
                 self.sync(range(len(self._new.files)))
@@ -298,14 +298,14 @@ class FolderPlace:
                 self._publish(self.folder / file.name, folder, sync=sync)
         self.discard()
 
-    def _write_headers(self, folder: OpenFolder, ending: Ending) -> None:
+    def _write_headers(self, folder: OpenFolder, completion: Completion) -> None:
         """Write what surrounds the tensors of each file.
 
         Raises:
             ParseError: if a file does not have its full size.
             FileExistsError: if there is something else in the folder, or in the place of a file.
         """
-        known = {file.name for file in self._new.files} | set(ending.names if self._new.is_folder else ())
+        known = {file.name for file in self._new.files} | set(completion.names if self._new.is_folder else ())
         strange = next((name for name in folder.names() if name not in known), None)
         if strange is not None:
             raise refuse_stranger(folder.path / strange)
@@ -314,7 +314,7 @@ class FolderPlace:
                 found = os.fstat(stream.fileno()).st_size
                 if found != size:
                     raise ParseError(f"{folder.path / file.name}: has {found} bytes, but was made with {size}")
-                for at, text in ending.headers(number):
+                for at, text in completion.headers(number):
                     stream.seek(at)
                     write_all(stream, text)
 
@@ -332,15 +332,15 @@ class FolderPlace:
             reason = f"{error.strerror}; the checkpoint is complete, but a loss of power may undo its final rename"
             raise OSError(error.errno, reason, str(self.path)) from None
 
-    def check_finished(self, ending: Ending) -> None:
+    def check_finished(self, completion: Completion) -> None:
         """Refuse, with FileExistsError, a finished checkpoint with other headers, texts or manifest than these."""
         wanted = [
             (Path(self._finished, file.name), at, text)
             for number, file in enumerate(self._new.files)
-            for at, text in ending.headers(number)
+            for at, text in completion.headers(number)
         ]
         if self._new.is_folder:
-            wanted += [(self.path / name, 0, text) for name, text in ending.texts().items()]
+            wanted += [(self.path / name, 0, text) for name, text in completion.texts().items()]
         for path, at, text in wanted:
             found = b""
             with suppress(OSError), path.open("rb") as stream:

@@ -24,7 +24,7 @@ from .task import Share, Sink, TaskReceipt
 from .work import Work, Workers
 
 __all__ = [
-    "Ending",
+    "Completion",
     "FileShare",
     "NewCheckpoint",
     "Place",
@@ -104,7 +104,7 @@ class NewCheckpoint(Protocol):
         """Return the bytes before the first tensor of a file, if they do not depend on the tasks; else no bytes."""
 
 
-class Ending(Protocol):
+class Completion(Protocol):
     """The part of a checkpoint that is written when all tasks are done."""
 
     @property
@@ -210,10 +210,10 @@ class Place(Protocol):
     def unfinished(self, number: int) -> Path | None:
         """Return the path of a file until the checkpoint has its name; `None` if the file has its own already."""
 
-    def check_finished(self, ending: Ending) -> None:
+    def check_finished(self, completion: Completion) -> None:
         """Refuse, with FileExistsError, a finished checkpoint with other headers, texts or manifest than these."""
 
-    def finish(self, ending: Ending, *, sync: bool) -> None:
+    def finish(self, completion: Completion, *, sync: bool) -> None:
         """Write what depends on everything, and make it a checkpoint.
 
         Raises:

@@ -23,7 +23,7 @@ from ....errors import LayoutError, ParseError
 from ...data.engine import LEAST_MEMORY, CopyJob
 from ...data.location import taken, workplace_of
 from ...data.objects import ATTEMPTS, ObjectPath, ObjectStatus
-from .place import Ending, NewCheckpoint, receipt_from_line, receipt_line, sealed, unsealed
+from .place import Completion, NewCheckpoint, receipt_from_line, receipt_line, sealed, unsealed
 from .stream import ObjectSink
 from .task import Gathered, Gatherer, Progress, Share, Task, TaskReceipt, Written
 from .uploads import LIMITS, WINDOW, Limits, Multipart, check_writable, parts_for, parts_of_workers, put_object
@@ -417,42 +417,42 @@ class StorePlace:
         if (other.made, other.shares) != (receipt.made, receipt.shares):  # Made again: now these are the objects.
             put_object(place, receipt_line(receipt), is_new=False)
 
-    def check_finished(self, ending: Ending) -> None:
+    def check_finished(self, completion: Completion) -> None:
         """Refuse, with FileExistsError, other texts, index or manifest than these; objects were compared."""
         if self._new.is_folder:
-            for name, text in ending.texts().items():
+            for name, text in completion.texts().items():
                 if not _has(self.path / name, text):
                     raise taken(self.path / name)
         for number in range(len(self._new.files)) if self._new.is_shared else ():
             there = self._object(number)
             status = there.status()
-            if not all(_is_at(there, status, at, text) for at, text in ending.headers(number)):
+            if not all(_is_at(there, status, at, text) for at, text in completion.headers(number)):
                 raise taken(there)
 
     def unfinished(self, number: int) -> None:
         """An object has its name from the beginning."""
 
-    def finish(self, ending: Ending, *, sync: bool) -> None:
+    def finish(self, completion: Completion, *, sync: bool) -> None:
         """See that every object is still the one that was made; write index and manifest, last what makes it one."""
-        texts = ending.texts() if self._new.is_folder else {}
+        texts = completion.texts() if self._new.is_folder else {}
         if self._new.is_shared:
-            self._put_together(ending)
+            self._put_together(completion)
             self._is_complete = True
         found = list(self._each(lambda number: self._object(number).status(), range(len(self._new.files))))
         for number, (status, size) in enumerate(zip(found, self._new.sizes, strict=True)):
             if self._new.is_shared and status.size != size:
                 raise taken(self._object(number), f"has {status.size} bytes; {size} were put")
         for number in range(len(self._new.tasks)):
-            is_same = self._new.is_shared or ending.made.get(number) == tuple(found[number])
-            if ending.is_checked or not is_same:
-                ending.confirm(number)
+            is_same = self._new.is_shared or completion.made.get(number) == tuple(found[number])
+            if completion.is_checked or not is_same:
+                completion.confirm(number)
         if self._new.is_folder:
             for name in sorted(texts, key=lambda name: name == self._new.last):
                 _put_same(self.path / name, texts[name])
         self.discard()
         self._see_that_it_stays(found)
 
-    def _put_together(self, ending: Ending) -> None:
+    def _put_together(self, completion: Completion) -> None:
         """Make the objects of the parts that tasks have put, and of what is between them."""
         numbers = range(len(self._new.files))
         left = [number for number in numbers if not self._upload(number).is_made()]
@@ -465,18 +465,18 @@ class StorePlace:
                 raise
             return  # Another process was faster.
         held: dict[int, list[tuple[int, int, str, int, int]]] = {number: [] for number in left}
-        for task, shares in ending.shares.items():
+        for task, shares in completion.shares.items():
             at = 0
             for file, begin, end, etag in shares:
                 if file in held:
                     held[file].append((begin, end, etag, task, at))
                 at += 0 if etag else end - begin
-        headers = {number: list(ending.headers(number)) for number in left}
+        headers = {number: list(completion.headers(number)) for number in left}
         pieces = {number: self._pieces(number, held[number], headers[number]) for number in left}
 
         def make(number: int) -> None:
             try:
-                self._complete(number, names[number], pieces[number], ending)
+                self._complete(number, names[number], pieces[number], completion)
             except (FileNotFoundError, ParseError):
                 if not self._upload(number).is_made():  # By another process, meanwhile.
                     raise
@@ -510,7 +510,7 @@ class StorePlace:
             )
         return joined
 
-    def _complete(self, number: int, name: str, pieces: Sequence[_Joint], ending: Ending) -> None:
+    def _complete(self, number: int, name: str, pieces: Sequence[_Joint], completion: Completion) -> None:
         """Put the parts of an object that no task could, and make it of all."""
         size, upload = self._new.sizes[number], self._upload(number, name)
         least = self._limits.least_shared(size)
@@ -524,20 +524,20 @@ class StorePlace:
                 for each in pieces:
                     at = first + len(data)
                     if at < last and each.begin <= at < each.end:
-                        data += self._remainder_of(each, at, min(each.end, last), ending)
+                        data += self._remainder_of(each, at, min(each.end, last), completion)
                 number = self._limits.part_number(size, first)
                 etags[number] = upload.put(number, data)
         upload.complete(etags, is_new=True)
 
-    def _remainder_of(self, piece: _Joint, begin: int, end: int, ending: Ending) -> bytes:
+    def _remainder_of(self, piece: _Joint, begin: int, end: int, completion: Completion) -> bytes:
         """Bytes of an object that are in no part yet."""
         if piece.task < 0:
             return piece.text[begin - piece.begin : end - piece.begin]
         there = self._remainder(piece.task)
-        if not _is(there, ending.made.get(piece.task)):
+        if not _is(there, completion.made.get(piece.task)):
             raise ParseError(f"{there}: is not what the receipt of task {piece.task} says; run that task again")
         at = piece.at + begin - piece.begin
-        return there.read(at, at + end - begin, ending.made[piece.task][1])
+        return there.read(at, at + end - begin, completion.made[piece.task][1])
 
     def _see_that_it_stays(self, found: Sequence[ObjectStatus]) -> None:
         """See that no run that failed has removed objects since they were found.

@@ -28,7 +28,7 @@ from ..places.work import MEMORY, RETRIES, Work, WriteOutline, WriteReport
 from ..plan.data import said_by
 from ..plan.file import check_plan, load_plan, save_plan
 from ..plan.plan import WritePlan
-from .run import Ending, Ledger, confirm_tasks, report_of, run_tasks, see_finished, workers_of_plan
+from .run import Ledger, PlanCompletion, confirm_tasks, report_of, run_tasks, see_finished, workers_of_plan
 
 __all__ = ["CheckpointPlan", "bytes_to_read", "estimated_seconds", "runs_to_copy"]
 
@@ -215,8 +215,8 @@ class CheckpointPlan(WritePlan):
                 with workers_of_plan(self, work) as workers:
                     return see_finished(self, workers, work)
             ledger.check_complete()
-            ending = _checked(self, ledger, work) if check else Ending(self, ledger)
-            place.finish(ending, sync=work.sync)
+            completion = _checked(self, ledger, work) if check else PlanCompletion(self, ledger)
+            place.finish(completion, sync=work.sync)
         return report_of(self, ledger, 0)
 
 
@@ -245,7 +245,7 @@ def _numbers_of(
     return range(min(numbers, default=0), max(numbers, default=-1) + 1), numbers
 
 
-def _checked(plan: WritePlan, ledger: Ledger, work: Work) -> Ending:
+def _checked(plan: WritePlan, ledger: Ledger, work: Work) -> PlanCompletion:
     """Read all that was written, and compare it with the receipts; what a store has is left to the end of the place.
 
     Raises:
@@ -257,7 +257,9 @@ def _checked(plan: WritePlan, ledger: Ledger, work: Work) -> Ending:
     for number, (file, size) in enumerate(zip(plan.files, plan.sizes, strict=True)):
         path = plan.place.unfinished(number)
         if path is None:
-            return Ending(plan, ledger, work.memory, is_checked=True)  # By the place, when its objects are there.
+            return PlanCompletion(
+                plan, ledger, work.memory, is_checked=True
+            )  # By the place, when its objects are there.
         holder = job.read_file(path, size)
         for at, slot in enumerate(file.slots):
             if slot.end > slot.begin:
@@ -272,7 +274,7 @@ def _checked(plan: WritePlan, ledger: Ledger, work: Work) -> Ending:
     for (path, number, held), digest in found.items():
         if digest != ledger.digest(number, held):
             raise ParseError(f"{path}: tensor {shown(plan.tensors[held].name)} is not what the receipts say")
-    return Ending(plan, ledger)
+    return PlanCompletion(plan, ledger)
 
 
 def _outline(plan: WritePlan, work: Work) -> WriteOutline:

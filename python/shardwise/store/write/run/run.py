@@ -29,8 +29,8 @@ from ..places.work import TaskWindow, Work, Workers, WriteReport
 from ..plan.plan import WritePlan
 
 __all__ = [
-    "Ending",
     "Ledger",
+    "PlanCompletion",
     "confirm_tasks",
     "parts_of",
     "report_of",
@@ -199,7 +199,7 @@ def see_finished(plan: WritePlan, workers: Workers, work: Work) -> WriteReport:
     """Report a checkpoint that was finished before, once it is seen that it is the plan's."""
     ledger = Ledger(plan)
     confirm_tasks(ledger, range(len(plan.tasks)), workers, work)
-    plan.place.check_finished(Ending(plan, ledger, work.memory))
+    plan.place.check_finished(PlanCompletion(plan, ledger, work.memory))
     plan.place.discard()
     ledger.bytes_written = 0
     return report_of(plan, ledger, plan.nbytes)
@@ -232,7 +232,7 @@ def run_whole(plan: WritePlan, work: Work) -> WriteReport:
                 mapped.check()
                 files.check()
                 # The last receipts are needed only if this fails: with them every file would be synced once more.
-                place.finish(Ending(plan, ledger), sync=work.sync)
+                place.finish(PlanCompletion(plan, ledger), sync=work.sync)
             except BaseException:
                 with suppress(OSError, ParseError):
                     recorder.flush()
@@ -411,7 +411,7 @@ def parts_of(receipts: Mapping[str, int]) -> int | None:
     return counts.most_common(1)[0][0] if counts else None
 
 
-class Ending:
+class PlanCompletion:
     """The bytes that follow from the receipts of all tasks: around tensors, of the manifest, of the other files.
 
     Args:
