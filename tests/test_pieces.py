@@ -24,7 +24,7 @@ LARGER, SMALLER = {"max", "np.maximum"}, {"min", "np.minimum"}
 
 
 def intersections(tree: ast.AST) -> Iterator[str]:
-    """The functions that work out where two stretches both are: from the larger start to the smaller stop."""
+    """The functions that work out where two runs both are: from the larger start to the smaller stop."""
 
     def is_call(node: ast.AST, names: set[str]) -> bool:
         return isinstance(node, ast.Call) and len(node.args) == 2 and ast.unparse(node.func) in names

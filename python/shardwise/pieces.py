@@ -12,18 +12,18 @@ import numpy.typing as npt
 from ._core import BoxTree
 from .errors import SizeOverflowError
 
-__all__ = ["NO_PIECES", "Bounds", "Piece", "Pieces", "Stretches", "dense_strides", "repeated", "shared_box", "within"]
+__all__ = ["NO_PIECES", "Bounds", "Piece", "Pieces", "Runs", "dense_strides", "repeated", "shared_box", "within"]
 
 Bounds = tuple[tuple[int, int], ...]
 """Start and stop per dim."""
 
 Numbers = npt.NDArray[np.int64]
-#: Stretches of a dim, int64 (stretches, 3): where each begins in the old dim, where in the new one, and its length.
-Stretches = Numbers
+#: Runs of a dim, int64 (runs, 3): where each begins in the old dim, where in the new one, and its length.
+Runs = Numbers
 
 #: From so many pieces on, those that meet a box are found by a tree.
 _TREE_FROM = 64
-#: The number of pairs of stretches and pieces that are looked at together.
+#: The number of pairs of runs and pieces that are looked at together.
 _PAIRS = 1 << 20
 #: So few pairs are all looked at; and how many boxes are looked for at a time.
 _FEW, _TARGETS = 16, 1 << 14
@@ -355,22 +355,22 @@ class Pieces(Sequence[Piece]):
             total += int(runs.sum())
         return total
 
-    def taken(self, dim: int, stretches: Stretches) -> Pieces:
-        """The pieces in stretches of a dim, at their new places."""
+    def taken(self, dim: int, runs: Runs) -> Pieces:
+        """The pieces in runs of a dim, at their new places."""
         if not len(self):
             return self
         most = max(_PAIRS // max(len(self), 1), 1)
-        blocks = [self._taken(dim, stretches[at : at + most]) for at in range(0, len(stretches), most)]
+        blocks = [self._taken(dim, runs[at : at + most]) for at in range(0, len(runs), most)]
         return Pieces.joined(blocks, self.rank)
 
-    def _taken(self, dim: int, stretches: Stretches) -> Pieces:
+    def _taken(self, dim: int, runs: Runs) -> Pieces:
         begins, ends = self.starts[:, dim], self.stops[:, dim]
-        low = np.maximum(stretches[:, :1], begins)
-        high = np.minimum(stretches[:, :1] + stretches[:, 2:], ends)
+        low = np.maximum(runs[:, :1], begins)
+        high = np.minimum(runs[:, :1] + runs[:, 2:], ends)
         of, piece = np.nonzero(low < high)
         low, high = low[of, piece], high[of, piece]
         found = self.chosen(piece)
-        shift = stretches[of, 1] - stretches[of, 0]
+        shift = runs[of, 1] - runs[of, 0]
         found.rows[:, 1] += (low - begins[piece]) * found.strides[:, dim]
         found.starts[:, dim], found.stops[:, dim] = low + shift, high + shift
         return found

@@ -238,7 +238,7 @@ def test_there_and_back_is_the_identity(
 
 
 @pytest.mark.parametrize("memory", [1 << 16, 1 << 28])
-def test_many_short_stretches(tmp_path: Path, memory: int) -> None:
+def test_many_short_runs(tmp_path: Path, memory: int) -> None:
     """The experts of gpt-oss have gate and up column by column in turn; vLLM has one after the other, transposed."""
     value = np.random.default_rng(0).integers(0, 1 << 16, (3, 40, 2 * 700)).astype("u2")
     sw.save_checkpoint(tmp_path / "a", {"experts.gate_up": value, "rest": np.ones(3)}, sync=False)
@@ -424,7 +424,7 @@ def test_replicas_are_compared_after_a_rewrite(tmp_path: Path) -> None:
     assert sw.diff_checkpoints(tmp_path / "a", tmp_path / "b") == []
 
 
-def test_replicas_of_too_many_stretches_are_compared_where_they_lie(tmp_path: Path) -> None:
+def test_replicas_of_too_many_runs_are_compared_where_they_lie(tmp_path: Path) -> None:
     """By tasks as by a run that puts them together in a file first, of the first replica."""
     source, values = tmp_path / "source", np.arange(1200, dtype="f4").reshape(600, 2)
     source.mkdir()

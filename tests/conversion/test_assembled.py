@@ -55,9 +55,9 @@ def trees(draw: st.DrawFn, depth: int = 3) -> Made:
     if kind == "taken" and size:
         run = draw(st.sampled_from([count for count in (1, 2, 3) if size % count == 0]))
         order = draw(st.permutations(range(size // run)))[: draw(st.integers(1, size // run))]
-        stretches = np.array([[old * run, new * run, run] for new, old in enumerate(order)], np.int64)
+        runs = np.array([[old * run, new * run, run] for new, old in enumerate(order)], np.int64)
         places = [old * run + at for old in order for at in range(run)]
-        return tree.taken(dim, stretches, len(places)), np.take(values, places, dim)
+        return tree.taken(dim, runs, len(places)), np.take(values, places, dim)
     if kind == "packed" and size:
         other = leaf("other", values + 7)
         places = draw(st.permutations(range(2 * size)))

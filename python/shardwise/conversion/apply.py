@@ -14,7 +14,7 @@ from .._text import shown
 from ..errors import LayoutError, ShardwiseError
 from ..packed import PackedDim
 from ..packed.parts import segments_of
-from ..pieces import Stretches
+from ..pieces import Runs
 from ..quantized.component import LogicalTensor
 from ..rules.rewrites import Rewrite, Rewrites, RewriteSet, Side
 from ..rules.templates import NameIndex, Template
@@ -442,10 +442,10 @@ def _in_chunks(tensor: Tensor, side: Side, pairs: int, *, turned: bool) -> Tenso
         raise LayoutError(f"zigzag is {pairs}, over the limit of {_MOST_STACKED}")
     chunk = np.arange(2 * pairs, dtype=np.int64)
     chunks = np.where(chunk % 2 == 0, chunk // 2, 2 * pairs - 1 - chunk // 2)
-    stretches = np.stack([chunks * size, chunk * size, np.full_like(chunk, size)], 1)
+    runs = np.stack([chunks * size, chunk * size, np.full_like(chunk, size)], 1)
     if turned:
-        stretches = stretches[:, [1, 0, 2]]
-    return tensor if size == 0 else tensor.taken(dim, np.ascontiguousarray(stretches), tensor.shape[dim])
+        runs = runs[:, [1, 0, 2]]
+    return tensor if size == 0 else tensor.taken(dim, np.ascontiguousarray(runs), tensor.shape[dim])
 
 
 def _packed(parts: _Parts, side: Side, order: PackedDim) -> Tensor:
@@ -459,14 +459,14 @@ def _packed(parts: _Parts, side: Side, order: PackedDim) -> Tensor:
         segments = _segments(order, total)
     except LayoutError as error:
         raise LayoutError(f"{_origins(parts)} have {given} = {total} elements in dim {dim}: {error}") from None
-    chosen: list[tuple[Tensor, Stretches]] = []
-    for name, stretches in segments.items():
-        size = int(stretches[:, 2].sum())
+    chosen: list[tuple[Tensor, Runs]] = []
+    for name, runs in segments.items():
+        size = int(runs[:, 2].sum())
         if parts[name].shape[dim] != size:
             raise LayoutError(
                 f"{_origins(parts)} have {given} elements in dim {dim}, but {shown(str(order))} has {size} of {name}"
             )
-        chosen.append((parts[name], stretches))
+        chosen.append((parts[name], runs))
     return packed(dim, chosen)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..pieces import Bounds, Pieces
-from .assembled import MOST_STRETCHES, SHORT, Assembled, Tables
+from .assembled import MOST_RUNS, SHORT, Assembled, Tables
 
 __all__ = ["arranged"]
 
@@ -40,7 +40,7 @@ def arranged(tensor: Assembled, split: Sequence[_Sizes], merged: Sequence[Sequen
     if all(len(group) == 1 for group in split) and list(map(list, merged)) == [[dim] for dim in range(len(split))]:
         return tensor
     boxes, nbytes = _boxes(sizes, merged), math.prod(shape) * (tensor.dtype.bits // 8)
-    scattered = boxes > MOST_STRETCHES and (nbytes < boxes * SHORT or boxes > _MOST_BOXES)
+    scattered = boxes > MOST_RUNS and (nbytes < boxes * SHORT or boxes > _MOST_BOXES)
     return _Arranged(
         tensor.origin, shape, tensor.dtype, (tensor,), tensor.is_scattered or scattered,
         split=tuple(map(tuple, split)), merged=tuple(map(tuple, merged)),

@@ -21,14 +21,14 @@ from .._fork import cached_property
 from .._text import shown
 from ..errors import LayoutError, SizeOverflowError
 from ..partition import Partition
-from ..pieces import NO_PIECES, Bounds, Piece, Pieces, Stretches
+from ..pieces import NO_PIECES, Bounds, Piece, Pieces, Runs
 from ..shared_tiling import SharedTiling
 
-__all__ = ["MOST_STRETCHES", "SHORT", "Assembled", "Stored", "Tables", "Values", "Wanted", "zero_element"]
+__all__ = ["MOST_RUNS", "SHORT", "Assembled", "Stored", "Tables", "Values", "Wanted", "zero_element"]
 
 _LARGEST = 2**63 - 1
-#: With at least this many stretches, of fewer bytes than this on average, an order is too fine to copy piece by piece.
-MOST_STRETCHES, SHORT = 256, 512
+#: With at least this many runs, of fewer bytes than this on average, an order is too fine to copy piece by piece.
+MOST_RUNS, SHORT = 256, 512
 
 _Array = npt.NDArray[Any]
 
@@ -178,15 +178,15 @@ class Assembled:
         """The tensor, never tied to another one."""
         return replace(self, is_apart=True)
 
-    def taken(self, dim: int, stretches: Stretches, size: int) -> Assembled:
-        """The tensor with a dim of this size, made of these stretches of the old one."""
-        return _packed((*self.shape[:dim], size, *self.shape[dim + 1 :]), dim, [(self, stretches)])
+    def taken(self, dim: int, runs: Runs, size: int) -> Assembled:
+        """The tensor with a dim of this size, made of these runs of the old one."""
+        return _packed((*self.shape[:dim], size, *self.shape[dim + 1 :]), dim, [(self, runs)])
 
-    def unpacked(self, dim: int, segments: Mapping[str, Stretches]) -> dict[str, Assembled]:
-        """The parts that are packed in a dim, each of stretches of it: where they begin in it, and in the dim."""
+    def unpacked(self, dim: int, segments: Mapping[str, Runs]) -> dict[str, Assembled]:
+        """The parts that are packed in a dim, each of runs of it: where they begin in it, and in the dim."""
         return {
-            name: self.taken(dim, np.ascontiguousarray(stretches[:, [1, 0, 2]]), int(stretches[:, 2].sum()))
-            for name, stretches in segments.items()
+            name: self.taken(dim, np.ascontiguousarray(runs[:, [1, 0, 2]]), int(runs[:, 2].sum()))
+            for name, runs in segments.items()
         }
 
     def unstacked(self, place: int) -> Assembled:
@@ -243,8 +243,8 @@ class Assembled:
         return _Stacked(first.origin, (len(tensors), *first.shape), first.dtype, tuple(tensors), scattered)
 
     @staticmethod
-    def packed(dim: int, parts: Sequence[tuple[Assembled, Stretches]]) -> Assembled:
-        """Tensors packed in a dim: for each part, the new places of its stretches.
+    def packed(dim: int, parts: Sequence[tuple[Assembled, Runs]]) -> Assembled:
+        """Tensors packed in a dim: for each part, the new places of its runs.
 
         Raises:
             LayoutError: if they differ in another dim, or in dtype.
@@ -364,34 +364,34 @@ class Values(Assembled):
 
 @dataclass(frozen=True, eq=False)
 class _Packed(Assembled):
-    """Stretches of a dim of each part, put one after the other or in turns in the same dim."""
+    """Runs of a dim of each part, put one after the other or in turns in the same dim."""
 
     dim: int = field(kw_only=True)
-    #: For each part where its stretches begin in it, where in the dim, and their lengths.
-    stretches: tuple[Stretches, ...] = field(kw_only=True)
+    #: For each part where its runs begin in it, where in the dim, and their lengths.
+    runs: tuple[Runs, ...] = field(kw_only=True)
 
     @property
     def what(self) -> Hashable:
-        return "packed", self.dim, *(stretches.tobytes() for stretches in self.stretches)
+        return "packed", self.dim, *(runs.tobytes() for runs in self.runs)
 
     @property
     def expected(self) -> int:
-        """A piece of each for each stretch; never more than there are elements."""
-        count = sum(part.expected * len(each) for part, each in zip(self.parts, self.stretches, strict=True))
+        """A piece of each for each run; never more than there are elements."""
+        count = sum(part.expected * len(each) for part, each in zip(self.parts, self.runs, strict=True))
         return min(count, math.prod(self.shape))
 
     def _tables(self, box: Bounds | None) -> Tables:
         made = []
-        for part, every in zip(self.parts, self.stretches, strict=True):
-            stretches, inner = every, box
+        for part, every in zip(self.parts, self.runs, strict=True):
+            runs, inner = every, box
             if box is not None:
-                stretches = _within(every, *box[self.dim])
-                if not len(stretches):
+                runs = _within(every, *box[self.dim])
+                if not len(runs):
                     continue
-                ends = stretches[:, 0] + stretches[:, 2]
-                around = int(stretches[:, 0].min()), int(ends.max())
+                ends = runs[:, 0] + runs[:, 2]
+                around = int(runs[:, 0].min()), int(ends.max())
                 inner = (*box[: self.dim], around, *box[self.dim + 1 :])
-            made.append(part._tables(inner).changed(partial(Pieces.taken, dim=self.dim, stretches=stretches)))
+            made.append(part._tables(inner).changed(partial(Pieces.taken, dim=self.dim, runs=runs)))
         return Tables.joined(made, len(self.shape))
 
 
@@ -508,22 +508,22 @@ class _Repeated(Assembled):
         return Tables(pieces, Pieces.joined([replicas, *again], len(self.shape)))
 
 
-def _packed(shape: tuple[int, ...], dim: int, parts: Sequence[tuple[Assembled, Stretches]]) -> Assembled:
-    """A tensor of which each part has other stretches of a dim."""
+def _packed(shape: tuple[int, ...], dim: int, parts: Sequence[tuple[Assembled, Runs]]) -> Assembled:
+    """A tensor of which each part has other runs of a dim."""
     first = parts[0][0]
-    count = sum(len(stretches) for _, stretches in parts)
+    count = sum(len(runs) for _, runs in parts)
     run = math.prod(shape[dim:]) * (first.dtype.bits // 8)
-    scattered = count > MOST_STRETCHES and run < count * SHORT
+    scattered = count > MOST_RUNS and run < count * SHORT
     scattered = scattered or any(part.is_scattered for part, _ in parts)
-    tensors, stretches = (tuple(each) for each in zip(*parts, strict=True))
-    return _Packed(first.origin, shape, first.dtype, tensors, scattered, dim=dim, stretches=stretches)
+    tensors, runs = (tuple(each) for each in zip(*parts, strict=True))
+    return _Packed(first.origin, shape, first.dtype, tensors, scattered, dim=dim, runs=runs)
 
 
-def _within(stretches: Stretches, low: int, high: int) -> Stretches:
-    """The parts of stretches whose new places are in a range."""
-    begin = np.maximum(stretches[:, 1], low)
-    lengths = np.minimum(stretches[:, 1] + stretches[:, 2], high) - begin
-    found: Stretches = np.stack([stretches[:, 0] + begin - stretches[:, 1], begin, lengths], 1)[lengths > 0]
+def _within(runs: Runs, low: int, high: int) -> Runs:
+    """The parts of runs whose new places are in a range."""
+    begin = np.maximum(runs[:, 1], low)
+    lengths = np.minimum(runs[:, 1] + runs[:, 2], high) - begin
+    found: Runs = np.stack([runs[:, 0] + begin - runs[:, 1], begin, lengths], 1)[lengths > 0]
     return found
 
 

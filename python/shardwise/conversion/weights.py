@@ -16,7 +16,7 @@ import numpy as np
 
 from .._text import shown
 from ..errors import LayoutError
-from ..pieces import Stretches
+from ..pieces import Runs
 from ..quantized.component import Along, Component, LogicalTensor
 from ..quantized.parts import WHOLE
 from . import arrange
@@ -104,23 +104,23 @@ class Weight:
             raise LayoutError(f"{shown(name)}: drop leaves its {needed[0]} out, without which its values mean nothing")
         return replace(self, held=tuple(held for held in self.held if held not in left)) if left else self
 
-    def taken(self, dim: int, stretches: Stretches, size: int) -> Weight:
-        """The weight with a dim of this size, made of these stretches of the old one."""
+    def taken(self, dim: int, runs: Runs, size: int) -> Weight:
+        """The weight with a dim of this size, made of these runs of the old one."""
         shape = (*self.shape[:dim], size, *self.shape[dim + 1 :])
-        return self._changed(shape, lambda held: self._taken(held, dim, stretches, size), self.uncut)
+        return self._changed(shape, lambda held: self._taken(held, dim, runs, size), self.uncut)
 
-    def _taken(self, held: Held, dim: int, stretches: Stretches, size: int) -> Held:
+    def _taken(self, held: Held, dim: int, runs: Runs, size: int) -> Held:
         at = held.position(dim)
         if at is None or held.along[at].block == _ALL:
             return replace(held, made=held.made.apart())
         if held.tail in _ORDERS:
             raise LayoutError(f"{self._said(held)} is the order of all groups, of which no part can be taken")
-        coarse = self._coarse(held, held.along[at], stretches, size, dim)
+        coarse = self._coarse(held, held.along[at], runs, size, dim)
         return replace(held, made=held.made.taken(at, coarse, held.along[at].elements(size)))
 
-    def _coarse(self, held: Held, each: Along, stretches: Stretches, size: int, dim: int) -> Stretches:
-        """The stretches in blocks, of which only the last one of a dim may be short."""
-        begins, places, lengths = stretches.T
+    def _coarse(self, held: Held, each: Along, runs: Runs, size: int, dim: int) -> Runs:
+        """The runs in blocks, of which only the last one of a dim may be short."""
+        begins, places, lengths = runs.T
         block = each.block
         # The last block may be short; of values in one word all go together.
         ends = (places + lengths == size) & ((begins + lengths == self.shape[dim]) | (each.packing == 1))
@@ -134,12 +134,12 @@ class Weight:
             )
         return np.stack([begins // block, places // block, -(-lengths // block)], 1) * each.words
 
-    def unpacked(self, dim: int, segments: Mapping[str, Stretches]) -> dict[str, Weight]:
+    def unpacked(self, dim: int, segments: Mapping[str, Runs]) -> dict[str, Weight]:
         """The parts of a fused weight; a number for the whole of it is one for each part."""
         found = {}
-        for number, (name, stretches) in enumerate(segments.items()):
-            turned = np.ascontiguousarray(stretches[:, [1, 0, 2]])
-            part = self.taken(dim, turned, int(stretches[:, 2].sum()))
+        for number, (name, runs) in enumerate(segments.items()):
+            turned = np.ascontiguousarray(runs[:, [1, 0, 2]])
+            part = self.taken(dim, turned, int(runs[:, 2].sum()))
             held = [self._number_of(one, number, len(segments)) for one in part.held]
             found[name] = replace(part, held=tuple(held))
         return found
@@ -265,8 +265,8 @@ def stacked(tensors: Sequence[Tensor]) -> Tensor:
     )
 
 
-def packed(dim: int, parts: Sequence[tuple[Tensor, Stretches]]) -> Tensor:
-    """Tensors packed in a dim: for each part, the new places of its stretches.
+def packed(dim: int, parts: Sequence[tuple[Tensor, Runs]]) -> Tensor:
+    """Tensors packed in a dim: for each part, the new places of its runs.
 
     The blocks of quantized weights are packed as their elements are. What is one number for each part becomes a row of
     these. The orders of groups have to be the same, since a fused weight has one.
@@ -275,7 +275,7 @@ def packed(dim: int, parts: Sequence[tuple[Tensor, Stretches]]) -> Tensor:
         LayoutError: if the parts differ in another dim, in dtype or in form; if parts would share a block.
         SizeOverflowError: if the dim is over 2**63 - 1.
     """
-    plain = [(part, stretches) for part, stretches in parts if isinstance(part, Assembled)]
+    plain = [(part, runs) for part, runs in parts if isinstance(part, Assembled)]
     if len(plain) == len(parts):
         return Assembled.packed(dim, plain)
     first, weights = _weights([part for part, _ in parts], "cannot be packed")
@@ -288,13 +288,13 @@ def packed(dim: int, parts: Sequence[tuple[Tensor, Stretches]]) -> Tensor:
                 f"tensors {shown(first.origin)} and {shown(weight.origin)} cannot be packed in dim {dim}: one is "
                 f"{first.shape}, the other {weight.shape}"
             )
-    stretches = [each for _, each in parts]
-    held = [_packed(weights, at, dim, stretches, size) for at in range(len(first.held))]
+    runs = [each for _, each in parts]
+    held = [_packed(weights, at, dim, runs, size) for at in range(len(first.held))]
     uncut = {number: why for weight in weights for number, why in weight.uncut}
     return Weight(first.origin, shape, first.form, tuple(held), tuple(uncut.items()), is_whole=False)
 
 
-def _packed(weights: Sequence[Weight], index: int, dim: int, stretches: Sequence[Stretches], size: int) -> Held:
+def _packed(weights: Sequence[Weight], index: int, dim: int, runs: Sequence[Runs], size: int) -> Held:
     """One component of weights that are packed."""
     first = weights[0]
     ours = [weight.held[index] for weight in weights]
@@ -327,7 +327,7 @@ def _packed(weights: Sequence[Weight], index: int, dim: int, stretches: Sequence
         )
     coarse = [
         (one.made, weight._coarse(one, each, where, size, dim))
-        for one, weight, where in zip(ours, weights, stretches, strict=True)
+        for one, weight, where in zip(ours, weights, runs, strict=True)
     ]
     return replace(held, made=Assembled.packed(at, coarse))
 

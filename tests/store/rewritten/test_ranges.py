@@ -125,8 +125,8 @@ def test_what_is_refused(tmp_path: Path) -> None:
             with pytest.raises(sw.LayoutError, match=r"over_read is .*; it must be a number from 0 on"):
                 read_plan(checkpoint, rules, "cpu:0", over_read=share)  # type: ignore[arg-type]
         del rules["wide"]
-        rules["wide"] = (None, sw.packed.parse("(256 4@model)"))  # 2**20 rows in 256 stretches each
-        with pytest.raises(sw.LayoutError, match=r"tensor 'wide': what the device has of it is in .* stretches"):
+        rules["wide"] = (None, sw.packed.parse("(256 4@model)"))  # 2**20 rows in 256 runs each
+        with pytest.raises(sw.LayoutError, match=r"tensor 'wide': what the device has of it is in .* runs"):
             read_plan(checkpoint, rules, "cpu:0")
         rows = sw.TensorLayout(("model", None), MESH)
         with pytest.raises(sw.MeshError, match="device 'cpu:8' is not in the mesh"):

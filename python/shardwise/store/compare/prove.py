@@ -264,7 +264,7 @@ class _Verification:
                     )  # fmt: skip
 
     def _unread(self, tensors: Mapping[str, StoredTensor], found: Digested) -> None:
-        """Name what cannot be read, and the stretches that have another CRC-32."""
+        """Name what cannot be read, and the ranges that have another CRC-32."""
         for name, (file, error) in found.unread.items():
             self._add(name, file, str(error))
         for each, crc in found.wrong:
@@ -361,7 +361,7 @@ def _is_within(box: tuple[slice, ...], shape: list[int]) -> bool:
 
 
 def _held_in(tensors: Mapping[str, StoredTensor], each: StoredSum) -> Iterator[str]:
-    """The tensors of which a piece lies in a stretch of a file."""
+    """The tensors of which a piece lies in a range of a file."""
     for name, tensor in tensors.items():
         for piece in tensor.pieces if tensor.size else ():
             if piece.path != each.file.path or not piece.is_addressable:

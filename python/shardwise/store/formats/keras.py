@@ -226,7 +226,7 @@ def _read(
                 raise
             raise ParseError(f"{file.path}: cannot be read as HDF5: {cut(error)}") from None
     file.check()
-    shared = overlapping(np.array([*_stretches(datasets)], np.uint64).reshape(-1, 2))
+    shared = overlapping(np.array([*_ranges(datasets)], np.uint64).reshape(-1, 2))
     if shared is not None:
         raise ParseError(f"{file.path}: datasets or their chunks share bytes: byte {shared} of the file")
     for each in datasets:
@@ -248,7 +248,7 @@ def _read(
         tensors[name] = _tensor(file, each, dtype)
 
 
-def _stretches(datasets: Iterable[_Dataset]) -> Iterator[tuple[int, int]]:
+def _ranges(datasets: Iterable[_Dataset]) -> Iterator[tuple[int, int]]:
     """First byte and bytes of what is stored of each: a short file could state any number that lie in one place."""
     for each in datasets:
         if each.alias_of is None and each.chunks is not None:

@@ -261,7 +261,7 @@ def _runs(pieces: Pieces, targets: Pieces, itemsize: int, name: str, most: int) 
                 length *= extents[dim]
             if math.prod(extents[:dim]) > most:
                 raise LayoutError(
-                    f"tensor {shown(name)}: what the device has of it is in {math.prod(extents[:dim]):,} stretches of "
+                    f"tensor {shown(name)}: what the device has of it is in {math.prod(extents[:dim]):,} runs of "
                     f"{length} bytes; at most {_MOST:,} are listed"
                 )
             most -= math.prod(extents[:dim])

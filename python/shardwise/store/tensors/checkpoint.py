@@ -58,11 +58,11 @@ class StoredObject(ReadsFiles):
 
 
 class StoredSum(NamedTuple):
-    """A stretch of a file, and the CRC-32 that the checkpoint states for its bytes.
+    """A range of a file, and the CRC-32 that the checkpoint states for its bytes.
 
     Attributes:
         file: The file, open.
-        start: The stretch's first byte.
+        start: The range's first byte.
         size: Its bytes.
         crc: Their CRC-32.
         name: Its name.
@@ -82,7 +82,7 @@ class Rest(NamedTuple):
 
     Attributes:
         pieces: The pieces of its tensors that are in the other files, by name.
-        sums: The stretches of these files that have a CRC-32.
+        sums: The ranges of these files that have a CRC-32.
         files: These files, open.
     """
 
@@ -103,7 +103,7 @@ class Besides:
         metadata: Its statements about itself.
         objects: The values in it that are not tensors, by name.
         unreadable: Why other tensors of it cannot be read, by name.
-        sums: Gives the stretches of its files that have a CRC-32.
+        sums: Gives the ranges of its files that have a CRC-32.
         unread: Files that belong to it and are not read.
     """
 
@@ -180,7 +180,7 @@ class StoredCheckpoint(ReadsFiles, Mapping[str, StoredTensor]):
         return tensor.read(box, out=out, memory=memory)
 
     def sums(self) -> Iterable[StoredSum]:
-        """Give the stretches of the files for which the checkpoint has a CRC-32, as far as its format has them.
+        """Give the ranges of the files for which the checkpoint has a CRC-32, as far as its format has them.
 
         Raises:
             ParseError: if the file does not hold what its index says.

@@ -43,8 +43,8 @@ def missing_cell(shape: Sequence[int], chunk: Sequence[int], cells: Sequence[Cel
     return tuple(reversed(found))
 
 
-def overlapping(stretches: npt.NDArray[np.uint64]) -> int | None:
-    """Give the first byte that two of these stretches share; None if there is none.
+def overlapping(ranges: npt.NDArray[np.uint64]) -> int | None:
+    """Give the first byte that two of these ranges share; None if there is none.
 
     >>> overlapping(np.array([[8, 4], [0, 4], [4, 4]], np.uint64)) is None
     True
@@ -52,9 +52,9 @@ def overlapping(stretches: npt.NDArray[np.uint64]) -> int | None:
     8
 
     Args:
-        stretches: First byte and bytes of each.
+        ranges: First byte and bytes of each.
     """
-    some = stretches[stretches[:, 1] > 0]
+    some = ranges[ranges[:, 1] > 0]
     begins, lengths = some[np.lexsort((some[:, 1], some[:, 0]))].T
     shared = np.flatnonzero(begins[1:] - begins[:-1] < lengths[:-1])
     return int(begins[shared[0] + 1]) if len(shared) else None

@@ -26,7 +26,7 @@ Progress = Callable[[int, int], object]
 _MEMORY = 256 * 2**20
 #: The bytes of a block of the digest; see the module `digest` of the crate `shardwise-io`.
 _BLOCK = 4096
-#: The most bytes of a stretch that are checked at once, without the engine.
+#: The most bytes of a range that are checked at once, without the engine.
 _SMALL = 4096
 
 
@@ -64,7 +64,7 @@ class Digested:
     Attributes:
         digests: For each tensor the digests of its pieces, in their order; of one that is decoded, one of all.
         sums: The number of CRC-32 compared.
-        wrong: The stretches whose CRC-32 is not the one that is stated, each with the one it has.
+        wrong: The ranges whose CRC-32 is not the one that is stated, each with the one it has.
         unread: For each tensor that cannot be read the file, and the error.
     """
 
@@ -86,11 +86,11 @@ def piece_digests(
 
     Args:
         tensors: The tensors, by name, of which some pieces may be missing.
-        sums: The stretches that have a CRC-32.
+        sums: The ranges that have a CRC-32.
         memory: Bytes for the buffers of all threads.
         threads: The number of threads.
         progress: Called now and then with the bytes done and the bytes in all.
-        note: Called with each stretch that has a CRC-32.
+        note: Called with each range that has a CRC-32.
     """
     large: dict[tuple[int, int], StoredSum] = {}
     count = 0
@@ -120,11 +120,11 @@ def _digests(
     progress: Progress | None,
     found: Digested | None,
 ) -> Digested:
-    """Digest each tensor; check the CRC-32 of these stretches, by file and first byte, in the same read.
+    """Digest each tensor; check the CRC-32 of these ranges, by file and first byte, in the same read.
 
     Args:
         tensors: The tensors that are read, by name.
-        sums: The stretches.
+        sums: The ranges.
         memory: Bytes.
         threads: The number of threads.
         progress: Called now and then.
@@ -133,7 +133,7 @@ def _digests(
     job, files, arrays = CopyJob(), {}, {}
     result = Digested() if found is None else found
     sink = job.discard()
-    #: For each tensor, and each stretch, the destination pieces that are digested.
+    #: For each tensor, and each range, the destination pieces that are digested.
     numbers: dict[str, range] = {}
     checked: dict[int, StoredSum] = {}
 
@@ -212,7 +212,7 @@ def _unreadable_file(tensor: StoredTensor) -> Location:
 
 
 def _summed(sums: dict[tuple[int, int], StoredSum], piece: Piece, itemsize: int) -> StoredSum | None:
-    """Take out the stretch that a piece is, if it is one, in order."""
+    """Take out the range that a piece is, if it is one, in order."""
     each = sums.get((id(piece.holder), piece.offset))
     if each is None or not Pieces.of([piece], len(piece.box)).are_runs(itemsize).all():
         return None
@@ -278,7 +278,7 @@ def _constant(element: bytes, nbytes: int) -> int:
 
 
 def _fetched_crc(each: StoredSum, memory: int) -> int:
-    """The CRC-32 of a stretch of an object, one block at a time."""
+    """The CRC-32 of a range of an object, one block at a time."""
     crc, step = 0, max(memory // 2, 1)
     for at in range(0, each.size, step):
         crc = zlib.crc32(each.file.read(each.start + at, min(step, each.size - at)), crc)

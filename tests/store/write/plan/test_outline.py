@@ -220,7 +220,7 @@ def test_a_sample_goes_through_small_files(tmp_path: Path) -> None:
     assert few == whole[:1000]
 
 
-#: More stretches, of fewer bytes, than are copied one by one.
+#: More runs, of fewer bytes, than are copied one by one.
 TURNED_PARTS = sw.Rewrites(
     [{"from": {"name": "w", "packed": "(300 [a:1 b:1])"}, "to": {"name": "w", "packed": "b:(300) + a:(300)"}}]
 )

@@ -150,7 +150,7 @@ def test_tied_tensors_stay_tied_if_they_are_put_together_in_a_file(tmp_path: Pat
 
 
 @pytest.mark.parametrize("to", ["safetensors", "sharded", "dcp"])
-def test_tasks_write_a_tensor_in_short_stretches_as_any_other(tmp_path: Path, to: Any) -> None:
+def test_tasks_write_a_tensor_in_short_runs_as_any_other(tmp_path: Path, to: Any) -> None:
     """A saved plan has its pieces, so each task puts its own part together; nothing is written beside it first."""
     values = np.random.default_rng(5).integers(0, 2**16, (512, 600), "u2")
     sw.save_checkpoint(tmp_path / "a", {"w": values, "v": np.arange(7.0)})
@@ -170,7 +170,7 @@ def test_tasks_write_a_tensor_in_short_stretches_as_any_other(tmp_path: Path, to
         assert checkpoint.read("v").tolist() == [*range(7)]
 
 
-def test_a_plan_has_a_bounded_number_of_short_stretches(tmp_path: Path) -> None:
+def test_a_plan_has_a_bounded_number_of_short_runs(tmp_path: Path) -> None:
     """The refusal says how many there are, and the way that it names leads there."""
     values = np.random.default_rng(5).integers(0, 2**8, (2048, 4096), "u1")
     sw.save_checkpoint(tmp_path / "a", {"w": values})

@@ -17,7 +17,7 @@ _MAX_KEYS = 20_000_000
 
 
 class Value(NamedTuple):
-    """A value: a stretch of a file, or bytes that the database holds itself.
+    """A value: a range of a file, or bytes that the database holds itself.
 
     Attributes:
         path: The file.
@@ -60,7 +60,7 @@ class OpenFiles:
             for file in self._files.values():
                 file.close()
 
-    def stretch(self, value: Value) -> tuple[Holder, int, int]:
+    def range_of(self, value: Value) -> tuple[Holder, int, int]:
         """Give file, offset and length of a value that lies in a file."""
         file = self[value.path]
         length = file.size - value.offset if value.length is None else value.length
@@ -74,7 +74,7 @@ class OpenFiles:
         """Read a value of at most `most` bytes."""
         if value.inline is not None:
             return value.inline
-        file, offset, length = self.stretch(value)
+        file, offset, length = self.range_of(value)
         if length > most:
             raise ParseError(f"{value.path}: a value of {length} bytes, over the limit of {most} here")
         data = file.read(offset, length)

@@ -169,7 +169,7 @@ class OcdbtStore:
         for key, value in self._values.items():
             if value.inline is None:
                 try:
-                    self.files.stretch(value)
+                    self.files.range_of(value)
                 except FileNotFoundError:
                     text = shown(str(value.path))
                     raise ParseError(f"{self.folder}: {shown(key)} is in {text}, which does not exist") from None

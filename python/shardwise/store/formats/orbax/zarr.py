@@ -304,8 +304,8 @@ def _check_places(store: KeyValueStore, array: _Array, where: str, cells: Sequen
             except ParseError:
                 continue
             chunk.check(index)
-    for path, stretches in held.items():
-        at = overlapping(np.array(stretches, np.uint64))
+    for path, ranges in held.items():
+        at = overlapping(np.array(ranges, np.uint64))
         if at is not None:
             raise ParseError(f"{where}: chunks of the array {shown(array.name)} share bytes: byte {at} of {path}")
 
@@ -362,7 +362,7 @@ class _Chunk:
     def locate(self) -> Located:
         """Say where the elements of an uncompressed chunk lie."""
         array = self.array
-        file, offset, length = self.store.files.stretch(self.value)
+        file, offset, length = self.store.files.range_of(self.value)
         itemsize = array.dtype.bits // 8
         if length != math.prod(array.chunk) * itemsize:
             raise ParseError(f"{self.where}: has {length} bytes; {math.prod(array.chunk) * itemsize} were expected")
@@ -436,7 +436,7 @@ class _Chunk:
                 continue
             if not begin <= offset <= offset + length <= end:
                 raise ParseError(f"{self.where}: its chunk {number} is at bytes {offset} to {offset + length} of it")
-            data = self._stretch(value, offset, length)
+            data = self._range(value, offset, length)
             out[place] = self._decoded(data, inner)[tuple(source)]
         return out
 
@@ -456,10 +456,10 @@ class _Chunk:
             if all(start < stop for start, stop in box):
                 yield box
 
-    def _stretch(self, value: Value, offset: int, length: int) -> bytes:
+    def _range(self, value: Value, offset: int, length: int) -> bytes:
         if value.inline is not None:
             return value.inline[offset : offset + length]
-        file, start, _ = self.store.files.stretch(value)
+        file, start, _ = self.store.files.range_of(value)
         return file.read(start + offset, length)
 
     def index(self) -> tuple[npt.NDArray[np.uint64], int, int]:
@@ -486,10 +486,10 @@ class _Chunk:
         assert self.array.inner is not None
         count = math.prod(self.array.chunk) // math.prod(self.array.inner)
         size = 16 * count + 4 * self.array.index_checked
-        length = len(value.inline) if value.inline is not None else self.store.files.stretch(value)[2]
+        length = len(value.inline) if value.inline is not None else self.store.files.range_of(value)[2]
         if length < size:
             raise ParseError(f"{self.where}: a shard of {length} bytes with an index of {size}")
-        data = self._stretch(value, 0 if self.array.index_first else length - size, size)
+        data = self._range(value, 0 if self.array.index_first else length - size, size)
         if self.array.index_checked:
             if crc32c(data[:-4]) != int.from_bytes(data[-4:], "little"):
                 raise ParseError(f"{self.where}: the checksum of the shard's index is wrong")

@@ -53,7 +53,7 @@ class Member(NamedTuple):
 
 
 class Archive:
-    """A zip container that is a file, or a stretch of one.
+    """A zip container that is a file, or a range of one.
 
     Attributes:
         members: The members by name, in the order of the directory.

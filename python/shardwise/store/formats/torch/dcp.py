@@ -1,6 +1,6 @@
 """PyTorch's distributed checkpoints: a `.metadata` that lists chunks, and `.distcp` files that hold them.
 
-The index says for each tensor its whole shape and its chunks, and for each chunk a stretch of a file, which is a
+The index says for each tensor its whole shape and its chunks, and for each chunk a range of a file, which is a
 container of `torch.save` with only that chunk. The place of the elements in it is looked up when they are read.
 """
 
@@ -123,7 +123,7 @@ class _Row(NamedTuple):
 
 
 class _Item(NamedTuple):
-    """A stretch of a file."""
+    """A range of a file."""
 
     file: Holder
     offset: int
@@ -154,7 +154,7 @@ class _Index:
         return ParseError(f"{self.path}: {problem}")
 
     def open_files(self) -> None:
-        """Open the files, and check that every stretch lies in its file and that no two share bytes."""
+        """Open the files, and check that every range lies in its file and that no two share bytes."""
         outside = next((name for name in self.names if not stays_inside(name)), None)
         if outside is not None:
             raise self.error(f"names the file {shown(outside)}, outside its own folder")
@@ -220,12 +220,12 @@ class _Index:
         return self.error(f"{which} is at bytes {offset} to {offset + length} of {shown(self.names[file])}, {problem}")
 
     def item(self, place: int) -> _Item:
-        """Give a stretch by its number."""
+        """Give a range by its number."""
         file, offset, length = self.places[place].tolist()
         return _Item(self.files[file], offset, length)
 
     def object(self, name: str, place: int) -> StoredObject:
-        """Make the value that lies in a stretch."""
+        """Make the value that lies in a range."""
         item = self.item(place)
         return StoredObject(name, partial(_load, item), item)
 
@@ -272,7 +272,7 @@ class _Index:
         return self.piece(name, dtype, int(places[position]), box)
 
     def piece(self, name: str, dtype: Dtype, place: int, box: Bounds) -> StoredPiece:
-        """Make the piece that lies in a stretch."""
+        """Make the piece that lies in a range."""
         if place < 0:
             raise self.error(f"tensor {shown(name)}: no file holds the chunk {box_text(box)}")
         item = self.item(place)
@@ -296,7 +296,7 @@ def _tensors(index: _Index) -> LazyTensors[_Row]:
 
 
 class _Chunks(ListedPieces):
-    """The chunks of one tensor, as a stretch of the columns."""
+    """The chunks of one tensor, as a range of the columns."""
 
     def __init__(self, index: _Index, row: _Row, dtype: Dtype) -> None:
         self._index, self._row, self._dtype = index, row, dtype

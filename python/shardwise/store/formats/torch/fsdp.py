@@ -53,7 +53,7 @@ class _Sharding(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """A stretch of one rank's tensor, and the box of the whole tensor that it covers."""
+    """A range of one rank's tensor, and the box of the whole tensor that it covers."""
 
     container: Container
     tensor: SavedTensor
@@ -328,7 +328,7 @@ def _parts(
         ranges.append(pieces[index])
         longest.append(max(map(_length, pieces)))
     expected = tuple(map(_length, ranges))
-    # Of several stretches in one dim, nothing says whether each is padded.
+    # Of several ranges in one dim, nothing says whether each is padded.
     is_padded = local.shape == tuple(longest) and all(len(held) <= 1 for held in ranges)
     if local.shape != expected and not (padded and is_padded):
         way = (

@@ -79,7 +79,7 @@ class SavedTensor(NamedTuple):
 
 
 class Container:
-    """A file of `torch.save`, or a stretch of a file that is one.
+    """A file of `torch.save`, or a range of a file that is one.
 
     Raises:
         ParseError: if it is not one, or is one that cannot be read; names the file.

@@ -181,7 +181,7 @@ class Place(Protocol):
         """Refuse, with OSError, a checkpoint that there is no room for.
 
         Args:
-            beside: Gives the bytes of each stretch that is written besides the tensors.
+            beside: Gives the bytes of each range that is written besides the tensors.
         """
 
     def begin(self, *, parts: bool) -> None:

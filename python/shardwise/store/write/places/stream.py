@@ -136,7 +136,7 @@ def stream_of(file: TargetFile, gatherer: Gatherer, part_bytes: int, threads: in
 
 
 class _Text(NamedTuple):
-    """A stretch of what surrounds the tensors, in a part."""
+    """A range of what surrounds the tensors, in a part."""
 
     #: The slot that it comes before.
     slot: int

@@ -98,7 +98,7 @@ def reshard_checkpoint(
         to: The format of `dst`; see `save_checkpoint`.
         uneven: The rule by which a dim that does not divide is cut.
         dtype: The new dtype of floating-point tensors; by default every tensor keeps its dtype. Converted tensors,
-            tensors whose pieces are compressed, and rewritten ones with very many short stretches, are first written to
+            tensors whose pieces are compressed, and rewritten ones with very many short runs, are first written to
             a file beside `dst`. Values are rounded once, to the nearest, of two that are as near to the even one.
         overflow: The fate of values beyond the range of `dtype`: `"refuse"` is an error that says how many of which
             tensor; `"saturate"` takes the largest value of the same sign, also for an infinity that `dtype` does not
@@ -233,7 +233,7 @@ def plan_checkpoint(
         padded: Whether ranks' tensors in `src` may be padded.
         config: The model's configuration, in place of the `config.json` in the folder of `src`.
 
-    If a tensor is converted, compressed in the source, or in very many short stretches, `reshard_checkpoint` has to put
+    If a tensor is converted, compressed in the source, or in very many short runs, `reshard_checkpoint` has to put
     it together first. The plan then only has an outline: `save`, `run` and `commit` raise a TypeError that names the
     tensor.
 
@@ -397,7 +397,7 @@ class _Planning:
                 wanted.append(made.wanted(name, partition))
             elif request.is_written or (fine := fine + made.expected) > _MOST_FINE:
                 self.obstacles.append(
-                    f"tensor {shown(name)} and others in short stretches have {fine} of them, and a plan has at "
+                    f"tensor {shown(name)} and others in short runs have {fine} of them, and a plan has at "
                     f"most {_MOST_FINE}; reshard_checkpoint puts it together first"
                 )
                 wanted.append(scratch.assembled(name, made, partition, request.memory))
@@ -473,7 +473,7 @@ def _configuration(source: Location, form: str, doubts: list[str]) -> Mapping[st
         return {}
 
 
-#: The most pieces of tensors in short stretches that a plan has, each with a row of a hundred bytes or so.
+#: The most pieces of tensors in short runs that a plan has, each with a row of a hundred bytes or so.
 _MOST_FINE = 1 << 20
 #: The formats of folders whose files beside the tensors say what model it is.
 _FOLDERS = ("safetensors", "torch", "sharded", "ranks", "vllm")
