@@ -37,7 +37,7 @@ class _NothingError(LayoutError):
 #: Tensors by name.
 _Tensors = dict[str, Tensor]
 #: The values of a template's fields, in the order of the fields' names.
-_Values = tuple[tuple[str, str], ...]
+_Fields = tuple[tuple[str, str], ...]
 #: Tensors by part; under `""` where there are no parts.
 _Parts = dict[str, Tensor]
 
@@ -187,7 +187,7 @@ def _apply(
     Record in `made` what has been made, and forget what has been taken. Where tensors that no rewrite matches are
     dropped, `later` has the rewrites that may still match one.
     """
-    taken: dict[str, tuple[str, _Values]] = {}
+    taken: dict[str, tuple[str, _Fields]] = {}
     where = rewrite.source.where
     for part, template in rewrite.source.names:
         for name, matched in index.matched(template).items():
@@ -208,7 +208,7 @@ def _apply(
         )
     if rewrite.refused is not None:
         raise LayoutError(f"tensor {shown(next(iter(taken)))} cannot be rewritten: {rewrite.refused}")
-    groups: dict[_Values, dict[str, str]] = {}
+    groups: dict[_Fields, dict[str, str]] = {}
     for name in sorted(taken, key=index.order.__getitem__):  # In the checkpoint's order.
         part, values = taken[name]
         groups.setdefault(values, {})[part] = name
@@ -256,7 +256,7 @@ def _within(template: Template, tensors: Iterable[str]) -> str:
     return ""
 
 
-def _repeated(groups: Mapping[_Values, Mapping[str, str]], tensors: _Tensors, rewrite: Rewrite) -> _Tensors:
+def _repeated(groups: Mapping[_Fields, Mapping[str, str]], tensors: _Tensors, rewrite: Rewrite) -> _Tensors:
     """The tensors that have further names, and under these names too, where they are there."""
     found: _Tensors = {}
     for values, names in groups.items():
@@ -270,8 +270,8 @@ def _repeated(groups: Mapping[_Values, Mapping[str, str]], tensors: _Tensors, re
 
 
 def _taken_apart(
-    groups: Mapping[_Values, Mapping[str, str]], tensors: _Tensors, rewrite: Rewrite
-) -> Iterator[tuple[_Values, _Parts]]:
+    groups: Mapping[_Fields, Mapping[str, str]], tensors: _Tensors, rewrite: Rewrite
+) -> Iterator[tuple[_Fields, _Parts]]:
     """Apply the left side of a rewrite: yield the parts of each layer, unpacked and unstacked."""
     side = rewrite.source
     for values, names in groups.items():
@@ -323,8 +323,8 @@ def _arranged_back(tensor: Tensor, side: Side) -> Tensor:
 
 
 def _unstacked(
-    values: _Values, stored: _Parts, fields: Sequence[str], rewrite: Rewrite
-) -> Iterator[tuple[_Values, _Parts]]:
+    values: _Fields, stored: _Parts, fields: Sequence[str], rewrite: Rewrite
+) -> Iterator[tuple[_Fields, _Parts]]:
     """The tensors of a stack, one by one; the first of these fields is the first dim."""
     if not fields:
         yield values, _parts(stored, rewrite)
@@ -370,9 +370,9 @@ def _stripped(tensor: Tensor, side: Side, size: int | None) -> Tensor:
     return tensor if have == size else tensor.taken(dim, np.array([[0, 0, size]], np.int64), size)
 
 
-def _products(instances: Iterable[tuple[_Values, _Parts]], rewrite: Rewrite) -> Iterator[tuple[str, Tensor]]:
+def _products(instances: Iterable[tuple[_Fields, _Parts]], rewrite: Rewrite) -> Iterator[tuple[str, Tensor]]:
     side = rewrite.target
-    stacks: dict[tuple[str, _Values], dict[tuple[str, ...], Tensor]] = {}
+    stacks: dict[tuple[str, _Fields], dict[tuple[str, ...], Tensor]] = {}
     for values, parts in instances:
         named = dict(values)
         places = tuple(named.pop(field) for field in side.stack)

@@ -36,7 +36,7 @@ Reader = Callable[[str], bytes | None]
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
+class MadeComponent:
     """A component: the end of its name, what it is made of, what its dims stand for, and its value if that is known."""
 
     tail: str
@@ -65,7 +65,7 @@ class Weight:
     origin: str
     shape: tuple[int, ...]
     form: str
-    held: tuple[Held, ...]
+    held: tuple[MadeComponent, ...]
     uncut: tuple[tuple[int, str], ...]
     is_whole: bool = True
 
@@ -81,7 +81,9 @@ class Weight:
             if len(along) == rank and len(missing) == 1 and len(whole) == 1 and one.shape[whole[0]] == 1:
                 along = tuple(Along(missing[0], _ALL) if at in whole else each for at, each in enumerate(along))
             tail = _tail(tensor.name, one.name)
-            held.append(Held(tail, made[one.name], along, read(one.name) if tensor.uncut and tail in _ORDERS else None))
+            held.append(
+                MadeComponent(tail, made[one.name], along, read(one.name) if tensor.uncut and tail in _ORDERS else None)
+            )
         return cls(tensor.name, tensor.shape, tensor.form, tuple(held), tensor.uncut)
 
     def named(self, name: str) -> tuple[LogicalTensor, dict[str, Assembled]]:
@@ -109,7 +111,7 @@ class Weight:
         shape = (*self.shape[:dim], size, *self.shape[dim + 1 :])
         return self._changed(shape, lambda held: self._taken(held, dim, runs, size), self.uncut)
 
-    def _taken(self, held: Held, dim: int, runs: Runs, size: int) -> Held:
+    def _taken(self, held: MadeComponent, dim: int, runs: Runs, size: int) -> MadeComponent:
         at = held.position(dim)
         if at is None or held.along[at].block == _ALL:
             return replace(held, made=held.made.apart())
@@ -118,7 +120,7 @@ class Weight:
         coarse = self._coarse(held, held.along[at], runs, size, dim)
         return replace(held, made=held.made.taken(at, coarse, held.along[at].elements(size)))
 
-    def _coarse(self, held: Held, each: Along, runs: Runs, size: int, dim: int) -> Runs:
+    def _coarse(self, held: MadeComponent, each: Along, runs: Runs, size: int, dim: int) -> Runs:
         """The runs in blocks, of which only the last one of a dim may be short."""
         begins, places, lengths = runs.T
         block = each.block
@@ -144,33 +146,33 @@ class Weight:
             found[name] = replace(part, held=tuple(held))
         return found
 
-    def _number_of(self, held: Held, number: int, count: int) -> Held:
+    def _number_of(self, held: MadeComponent, number: int, count: int) -> MadeComponent:
         """Return the component for one part of a fused weight: its number if there is one per part, else all of it."""
         if not self._is_number(held) or math.prod(held.made.shape[len(self._lead(held)) :]) != count or count == 1:
             return held
         last = len(held.made.shape) - 1
         return replace(held, made=held.made.taken(last, np.array([[number, 0, 1]], np.int64), 1))
 
-    def _is_number(self, held: Held) -> bool:
+    def _is_number(self, held: MadeComponent) -> bool:
         """Return whether a component is one number for the weight, or for each of its experts or parts."""
         lead = len(self.shape) - 2
         return held.tail != _SHAPE and all(
             each.of is None or 0 <= each.of < lead or each.block == _ALL for each in held.along
         )
 
-    def _lead(self, held: Held) -> tuple[Along, ...]:
+    def _lead(self, held: MadeComponent) -> tuple[Along, ...]:
         return tuple(itertools.takewhile(lambda each: each.of is not None and each.block != _ALL, held.along))
 
     def unstacked(self, place: int) -> Weight:
         """The weight at a place in the first dim."""
 
-        def change(held: Held) -> Held:
+        def change(held: MadeComponent) -> MadeComponent:
             along = tuple(each._replace(of=each.of - 1) if each.of is not None else each for each in held.along)
             if held.position(0) is None:
                 return replace(held, along=along, made=held.made.apart())
             if held.position(0) != 0 or held.along[0].block != 1:
                 raise LayoutError(f"{self._said(held)} has blocks in dim 0, which cannot be taken apart")
-            return Held(held.tail, held.made.unstacked(place), along[1:])
+            return MadeComponent(held.tail, held.made.unstacked(place), along[1:])
 
         uncut = tuple((dim - 1, why) for dim, why in self.uncut if dim)
         return self._changed(self.shape[1:], change, uncut)
@@ -188,7 +190,7 @@ class Weight:
     def padded(self, dim: int, size: int) -> Weight:
         """The weight with zeros after a dim's elements, and so its scales."""
 
-        def change(held: Held) -> Held:
+        def change(held: MadeComponent) -> MadeComponent:
             at = held.position(dim)
             if at is None or held.along[at].block == _ALL:
                 return held
@@ -209,12 +211,15 @@ class Weight:
         return replace(self, held=tuple(held))
 
     def _changed(
-        self, shape: tuple[int, ...], change: Callable[[Held], Held], uncut: tuple[tuple[int, str], ...]
+        self,
+        shape: tuple[int, ...],
+        change: Callable[[MadeComponent], MadeComponent],
+        uncut: tuple[tuple[int, str], ...],
     ) -> Weight:
         _refuse_flat(self)
         return replace(self, shape=shape, held=tuple(map(change, self.held)), uncut=uncut, is_whole=False)
 
-    def _said(self, held: Held) -> str:
+    def _said(self, held: MadeComponent) -> str:
         return f"{shown(self.origin)}: its {held.tail}"
 
 
@@ -252,7 +257,7 @@ def stacked(tensors: Sequence[Tensor]) -> Tensor:
             f"other {other.shape}"
         )
     held = [
-        Held(
+        MadeComponent(
             one.tail,
             Assembled.stacked([weight.held[at].made for weight in weights]),
             (Along(0), *(each._replace(of=each.of + 1) if each.of is not None else each for each in one.along)),
@@ -294,7 +299,7 @@ def packed(dim: int, parts: Sequence[tuple[Tensor, Runs]]) -> Tensor:
     return Weight(first.origin, shape, first.form, tuple(held), tuple(uncut.items()), is_whole=False)
 
 
-def _packed(weights: Sequence[Weight], index: int, dim: int, runs: Sequence[Runs], size: int) -> Held:
+def _packed(weights: Sequence[Weight], index: int, dim: int, runs: Sequence[Runs], size: int) -> MadeComponent:
     """One component of weights that are packed."""
     first = weights[0]
     ours = [weight.held[index] for weight in weights]
@@ -332,7 +337,7 @@ def _packed(weights: Sequence[Weight], index: int, dim: int, runs: Sequence[Runs
     return replace(held, made=Assembled.packed(at, coarse))
 
 
-def _in_a_row(weight: Weight, held: Held) -> Assembled:
+def _in_a_row(weight: Weight, held: MadeComponent) -> Assembled:
     """A number, or those of parts, in one dim after those of experts."""
     made, lead = held.made, len(weight._lead(held))
     rest = list(range(lead, len(made.shape)))
@@ -361,7 +366,9 @@ def arranged(tensor: Tensor, split: Sequence[_Sizes], merged: Sequence[Sequence[
     return replace(tensor, shape=shape, held=held, uncut=tuple(uncut.items()), is_whole=False)
 
 
-def _arranged(weight: Weight, held: Held, split: Sequence[_Sizes], merged: Sequence[Sequence[int]]) -> Held:
+def _arranged(
+    weight: Weight, held: MadeComponent, split: Sequence[_Sizes], merged: Sequence[Sequence[int]]
+) -> MadeComponent:
     """One component of a weight that is arranged anew."""
     if weight._is_number(held) and not weight._lead(held):
         return held
@@ -411,10 +418,10 @@ def _arranged(weight: Weight, held: Held, split: Sequence[_Sizes], merged: Seque
     made = arrange.arranged(made, [*own_split, *rest], [*groups, *([len(flat) + at] for at in range(len(rest)))])
     if is_swapped and len(new) > 1 and not extra:
         made, new = made.transposed(), [*new[:-2], new[-1], new[-2]]
-    return Held(held.tail, made, (*new, *(held.along[at] for at in extra)))
+    return MadeComponent(held.tail, made, (*new, *(held.along[at] for at in extra)))
 
 
-def _split_sizes(weight: Weight, held: Held, each: Along, sizes: _Sizes, n: int) -> list[int]:
+def _split_sizes(weight: Weight, held: MadeComponent, each: Along, sizes: _Sizes, n: int) -> list[int]:
     """The sizes of a component's dim where the weight's is split into these."""
     if len(sizes) == 1:
         return [1 if each.block == _ALL else each.elements(n)]

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardwise.store.data.sources import Places, head_digest, source_of
+from shardwise.store.data.sources import Locations, head_digest, source_of
 
 MIB = 2**20
 
@@ -24,10 +24,10 @@ def test_headers_are_digested_up_to_their_limits(tmp_path: Path, before: int, af
 
 def test_sources_of_a_plan_are_within_their_size() -> None:
     for begin, end, size in ((0, 0, 0), (0, 7, 7), (7, 7, 7), (2, 3, 2**63 - 1)):
-        assert source_of(["/a", size, 5, 6, begin, end, "d"], Places()) == ("/a", size, 5, 6, begin, end, "d")
+        assert source_of(["/a", size, 5, 6, begin, end, "d"], Locations()) == ("/a", size, 5, 6, begin, end, "d")
     for begin, end, size in ((-1, 3, 7), (4, 3, 7), (0, 8, 7), (0, 1, 2**63)):
         with pytest.raises(ValueError, match=f"it has a source of {size} bytes, with tensors from {begin} to {end}"):
-            source_of(["/a", size, 5, 6, begin, end, "d"], Places())
+            source_of(["/a", size, 5, 6, begin, end, "d"], Locations())
     for said in (
         ["/a", 7, 5, 6, 0, 3, 4],
         [3, 7, 5, 6, 0, 3, "d"],
@@ -35,4 +35,4 @@ def test_sources_of_a_plan_are_within_their_size() -> None:
         ["/a", True, 5, 6, 0, 3, "d"],
     ):
         with pytest.raises(ValueError, match="neither a file nor an object"):
-            source_of(said, Places())
+            source_of(said, Locations())

@@ -32,7 +32,7 @@ from ..formats.torch import dcp, dcp_safetensors
 from ..tensors.checkpoint import StoredCheckpoint, StoredSum
 from ..tensors.companion_files import beside
 from ..tensors.digests import Digested, Progress, piece_digests
-from ..tensors.headers import Frames
+from ..tensors.headers import HeaderDigests
 from ..tensors.stored import StoredPiece, StoredTensor, UnsupportedError
 
 __all__ = ["Damage", "DamageError", "VerifyReport", "verify_checkpoint"]
@@ -218,7 +218,7 @@ class _Verification:
         with open_checkpoint(path) as checkpoint:
             expected = _expected(path, checkpoint, manifest)
             files = {} if manifest is None else manifest["files"]
-            frames = Frames(checkpoint, files)
+            frames = HeaderDigests(checkpoint, files)
             found = piece_digests(checkpoint, checkpoint.sums(), *self._work, frames.add)
             self._unread(checkpoint, found)
             self._compare(checkpoint, found, expected, files)

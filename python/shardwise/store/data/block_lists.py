@@ -20,7 +20,18 @@ from ..._arguments import integer
 from ...errors import ParseError
 from .files import Holder
 
-__all__ = ["BLOCK", "Held", "Listed", "Made", "Section", "Stored", "block_digests", "blocks_of", "numbers", "packed"]
+__all__ = [
+    "BLOCK",
+    "Computed",
+    "InFile",
+    "InMemory",
+    "Listed",
+    "Section",
+    "block_digests",
+    "blocks_of",
+    "numbers",
+    "packed",
+]
 
 #: The bytes of a block, before it is compressed.
 BLOCK = 2**18
@@ -47,7 +58,7 @@ class Section(Protocol):
         """Give the bytes from one place to another."""
 
 
-class Held:
+class InMemory:
     """A section in memory."""
 
     def __init__(self, data: bytes | npt.NDArray[Any]) -> None:
@@ -60,7 +71,7 @@ class Held:
         return self._data[begin:end].tobytes()
 
 
-class Made:
+class Computed:
     """Rows of numbers that are made when they are asked for.
 
     Args:
@@ -80,7 +91,7 @@ class Made:
         return rows[begin - first * self._row : end - first * self._row]
 
 
-class Stored:
+class InFile:
     """A section of a file.
 
     Args:

@@ -24,7 +24,7 @@ from .object_files import ObjectFile
 from .objects import ObjectPath, ObjectStatus
 
 __all__ = [
-    "Places",
+    "Locations",
     "Source",
     "SourceArray",
     "SourceFile",
@@ -371,8 +371,8 @@ def check_name(path: str) -> None:
         raise ValueError(f"it has the path {shown(path)}: {error.strerror}") from None
 
 
-class Places:
-    """Places by what a plan file calls them; objects of one protocol have one filesystem."""
+class Locations:
+    """Locations by what a plan file calls them; objects of one protocol have one filesystem."""
 
     def __init__(self) -> None:
         self._filesystems: dict[str, Any] = {}
@@ -389,7 +389,7 @@ class Places:
         return path
 
 
-def source_of(said: Any, places: Places) -> SourceFile | SourceObject:
+def source_of(said: Any, places: Locations) -> SourceFile | SourceObject:
     """Give the source that a plan file says.
 
     Raises:

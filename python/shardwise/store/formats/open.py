@@ -24,7 +24,7 @@ from ..tensors.checkpoint import StoredCheckpoint
 from ..tensors.kinds import kind_of
 from ..tensors.stored import UnsupportedError
 
-__all__ = ["FORMS", "Form", "Target", "known_form", "open_checkpoint"]
+__all__ = ["FORMS", "Candidate", "Form", "known_form", "open_checkpoint"]
 
 # A folder of more entries is not listed further: the files that tell formats apart are at most as many as processes.
 _MOST_NAMES = 1_000_000
@@ -40,7 +40,7 @@ _OF_ONE_FILE = ("safetensors.form", "torch.plain", "keras")
 _OF_RANKS = "torch.fsdp"
 
 
-class Target:
+class Candidate:
     """A path that may be a checkpoint, looked at once for all formats."""
 
     def __init__(self, path: Location) -> None:
@@ -89,23 +89,23 @@ class Form(NamedTuple):
     """
 
     name: str
-    knows: Callable[[Target], object]
+    knows: Callable[[Candidate], object]
     module: str = ""
     refusal: str = ""
 
 
-def _named(*names: str) -> Callable[[Target], object]:
+def _named(*names: str) -> Callable[[Candidate], object]:
     wanted = frozenset(names)
-    return lambda target: not wanted.isdisjoint(target.names)
+    return lambda candidate: not wanted.isdisjoint(candidate.names)
 
 
-def _matching(pattern: str) -> Callable[[Target], object]:
-    return lambda target: target.matching(pattern)
+def _matching(pattern: str) -> Callable[[Candidate], object]:
+    return lambda candidate: candidate.matching(pattern)
 
 
-def _file(*suffixes: str, magic: bytes = b"") -> Callable[[Target], object]:
-    return lambda target: (
-        not target.is_folder and target.path.name.endswith(suffixes or "") and target.head.startswith(magic)
+def _file(*suffixes: str, magic: bytes = b"") -> Callable[[Candidate], object]:
+    return lambda candidate: (
+        not candidate.is_folder and candidate.path.name.endswith(suffixes or "") and candidate.head.startswith(magic)
     )
 
 
@@ -125,13 +125,13 @@ _BY_TENSORFLOW = (
 FORMS: list[Form] = [
     Form(
         "orbax (unfinished)",
-        lambda target: ".orbax-checkpoint-tmp" in target.path.name,
+        lambda candidate: ".orbax-checkpoint-tmp" in candidate.path.name,
         refusal="is what an interrupted save of Orbax left behind; open the last complete step beside it",
     ),
     Form("megatron", _named("latest_checkpointed_iteration.txt"), "megatron"),
-    Form("megatron", lambda target: {"metadata.json", "common.pt"} <= set(target.names), "megatron"),
+    Form("megatron", lambda candidate: {"metadata.json", "common.pt"} <= set(candidate.names), "megatron"),
     Form("dcp", _named(".metadata"), "torch.dcp"),
-    Form("dcp", lambda target: target.path.name == ".metadata" and not target.is_folder, "torch.dcp"),
+    Form("dcp", lambda candidate: candidate.path.name == ".metadata" and not candidate.is_folder, "torch.dcp"),
     Form(
         "dcp (without collectives)",
         _matching(r"__\d+\.metadata"),
@@ -140,7 +140,7 @@ FORMS: list[Form] = [
     ),
     Form(
         "dcp (unfinished)",
-        lambda target: target.matching(r".*\.distcp") or ".metadata.tmp" in target.names,
+        lambda candidate: candidate.matching(r".*\.distcp") or ".metadata.tmp" in candidate.names,
         refusal="has the data of a PyTorch distributed checkpoint but no .metadata, which is written last: the save "
         "was interrupted, or files are missing; take the last complete checkpoint",
     ),
@@ -156,12 +156,16 @@ FORMS: list[Form] = [
         refusal="holds the flat parameters of FSDP1, which do not describe the tensors in them; save it once with "
         "SHARDED_STATE_DICT or FULL_STATE_DICT",
     ),
-    Form("universal", lambda target: "latest_universal" in target.names or _is_universal(target), "torch.universal"),
+    Form(
+        "universal",
+        lambda candidate: "latest_universal" in candidate.names or _is_universal(candidate),
+        "torch.universal",
+    ),
     Form(
         "deepspeed",
-        lambda target: (
-            target.matching(r".*(?:zero_pp_rank|mp_rank)_\d+.*_states\.pt")
-            or ("latest" in target.names and target.matching(r"global_step\d+"))
+        lambda candidate: (
+            candidate.matching(r".*(?:zero_pp_rank|mp_rank)_\d+.*_states\.pt")
+            or ("latest" in candidate.names and candidate.matching(r"global_step\d+"))
         ),
         refusal="is a DeepSpeed checkpoint, whose parts are flat ranges of many parameters; convert it once with "
         "DeepSpeed's own ds_to_universal.py, or with zero_to_fp32.py without options, and open what that writes",
@@ -172,12 +176,16 @@ FORMS: list[Form] = [
         refusal=LEGACY,
     ),
     Form("orbax", _named("_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt", "orbax.checkpoint"), "orbax.form"),
-    Form("orbax", lambda target: any(_is_step(target.path / name) for name in target.matching(_STEP)), "orbax.form"),
-    Form("ranks", lambda target: "shardwise.json" in target.names and target.matching(RANK_FILE), "sharded"),
-    Form("vllm", lambda target: "shardwise.json" in target.names and target.matching(ENGINE_FILE), "sharded"),
+    Form(
+        "orbax",
+        lambda candidate: any(_is_step(candidate.path / name) for name in candidate.matching(_STEP)),
+        "orbax.form",
+    ),
+    Form("ranks", lambda candidate: "shardwise.json" in candidate.names and candidate.matching(RANK_FILE), "sharded"),
+    Form("vllm", lambda candidate: "shardwise.json" in candidate.names and candidate.matching(ENGINE_FILE), "sharded"),
     Form(
         "ranks (unfinished)",
-        lambda target: "shardwise.json" not in target.names and target.matching(RANK_FILE),
+        lambda candidate: "shardwise.json" not in candidate.names and candidate.matching(RANK_FILE),
         refusal="has files for ranks but no shardwise.json, which is written last: the run that made it was "
         "interrupted, or the copy was",
     ),
@@ -187,9 +195,13 @@ FORMS: list[Form] = [
         refusal="is an engine's sharded state: shards in the engine's own order and perhaps quantised, without the "
         "shapes of whole tensors; open the model that it was made from",
     ),
-    Form("sharded", lambda target: "shardwise.json" in target.names and target.matching(r"shard-\d+-.*"), "sharded"),
+    Form(
+        "sharded",
+        lambda candidate: "shardwise.json" in candidate.names and candidate.matching(r"shard-\d+-.*"),
+        "sharded",
+    ),
     # Without tensors, or all that is left of one: the manifest names the files that are missing.
-    Form("sharded", lambda target: list(target.names) == ["shardwise.json"], "sharded"),
+    Form("sharded", lambda candidate: list(candidate.names) == ["shardwise.json"], "sharded"),
     Form("dcp-safetensors", _matching(_SHARD), "torch.dcp_safetensors"),
     Form("safetensors", _matching(r".*\.safetensors(?:\.index\.json)?"), "safetensors.form"),
     Form("safetensors", _file(".safetensors", ".safetensors.index.json"), "safetensors.form"),
@@ -230,46 +242,54 @@ FORMS: list[Form] = [
     ),
     Form(
         "easylm",
-        lambda target: re.match(r"streaming_(?:params|train_state)", target.path.name),
+        lambda candidate: re.match(r"streaming_(?:params|train_state)", candidate.path.name),
         refusal="is a stream of EasyLM's; save_checkpoint(PATH, {'.'.join(key): flax.serialization.from_bytes(None, "
         "value) for key, value in msgpack.Unpacker(open(FILE, 'rb'), max_buffer_size=0)}) makes a checkpoint of it",
     ),
     Form(
         "tensorflow",
-        lambda target: (
-            target.matching(_TENSORFLOW)
-            or (not target.is_folder and re.fullmatch(_TENSORFLOW, target.path.name))
-            or (target.path.name.endswith(".index") and _is_prefix(target.path.with_name(target.path.name[:-6])))
+        lambda candidate: (
+            candidate.matching(_TENSORFLOW)
+            or (not candidate.is_folder and re.fullmatch(_TENSORFLOW, candidate.path.name))
+            or (
+                candidate.path.name.endswith(".index")
+                and _is_prefix(candidate.path.with_name(candidate.path.name[:-6]))
+            )
         ),
         refusal=_BY_TENSORFLOW,
     ),
     Form(
         "paddle",
-        lambda target: target.matching(r".*\.pdparams") or target.path.name.endswith(".pdparams"),
+        lambda candidate: candidate.matching(r".*\.pdparams") or candidate.path.name.endswith(".pdparams"),
         refusal="is a checkpoint of PaddlePaddle; save_checkpoint(PATH, paddle.load(FILE, return_numpy=True)) makes a "
         "checkpoint of it, if the values are arrays; bfloat16 comes as uint16, which array.view(ml_dtypes.bfloat16) "
         "undoes",
     ),
-    Form("torch", lambda target: list(bare_ranks(target.names).values()) == ["consolidated.00.pth"], "torch.plain"),
+    Form(
+        "torch", lambda candidate: list(bare_ranks(candidate.names).values()) == ["consolidated.00.pth"], "torch.plain"
+    ),
     Form(
         "files of ranks",
-        lambda target: len(bare_ranks(target.names)) > 1,
+        lambda candidate: len(bare_ranks(candidate.names)) > 1,
         refusal=f"has a file for each rank; {BY_RULES}",
     ),
     Form(
         "torch (before 1.6)",
-        lambda target: (
-            re.match(rb"\x80.\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19\.", target.head, re.DOTALL)
+        lambda candidate: (
+            re.match(rb"\x80.\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19\.", candidate.head, re.DOTALL)
             # A tar archive, which may hold anything: PyTorch put an entry with one of these names first.
-            or (target.head[257:262] == b"ustar" and re.match(rb"(?:sys_info|pickle|tensors|storages)\0", target.head))
+            or (
+                candidate.head[257:262] == b"ustar"
+                and re.match(rb"(?:sys_info|pickle|tensors|storages)\0", candidate.head)
+            )
         ),
         refusal="is in the format that PyTorch wrote before 1.6, or without its zip format, a program that must "
         "be run; load and save it once with torch.save",
     ),
-    Form("safetensors", lambda target: target.head[8:9] == b"{", "safetensors.form"),
+    Form("safetensors", lambda candidate: candidate.head[8:9] == b"{", "safetensors.form"),
     Form(
         "dcp-safetensors (not consolidated)",
-        lambda target: "sharded" in target.names and Target(target.path / "sharded").matching(_SHARD),
+        lambda candidate: "sharded" in candidate.names and Candidate(candidate.path / "sharded").matching(_SHARD),
         refusal="was to be consolidated by PyTorch, but was not; the shards in its folder sharded can be opened",
     ),
 ]
@@ -281,13 +301,13 @@ def _is_prefix(path: Location) -> bool:
     return any(data.fullmatch(name) for name, _ in entries_of(path.parent))
 
 
-def _is_universal(target: Target) -> bool:
+def _is_universal(candidate: Candidate) -> bool:
     """Return whether a folder has a folder zero of folders of parameters."""
-    if "zero" not in target.names or not (target.path / "zero").is_dir():
+    if "zero" not in candidate.names or not (candidate.path / "zero").is_dir():
         return False
-    inside = Target(target.path / "zero").names
+    inside = Candidate(candidate.path / "zero").names
     return "optimizer_state.pt" in inside or any(
-        (target.path / "zero" / name / "fp32.pt").exists() for name in inside[:8]
+        (candidate.path / "zero" / name / "fp32.pt").exists() for name in inside[:8]
     )
 
 
@@ -351,38 +371,38 @@ def _is_known(path: Location) -> bool:
     """Return whether a path is a folder of a format that can be read."""
     if not path.is_dir():
         return False
-    target = Target(path)
-    return any(form.module for form in islice((form for form in FORMS if form.knows(target)), 1))
+    candidate = Candidate(path)
+    return any(form.module for form in islice((form for form in FORMS if form.knows(candidate)), 1))
 
 
-def _file_inside(target: Target) -> tuple[str, str]:
+def _file_inside(candidate: Candidate) -> tuple[str, str]:
     """The first file of a known format in a folder that is of none, and what can be done with it; or nothing."""
-    for name in target.names[:_MOST_FOLDERS]:
-        inner = Target(target.path / name)
+    for name in candidate.names[:_MOST_FOLDERS]:
+        inner = Candidate(candidate.path / name)
         form = None if inner.is_folder else next((form for form in FORMS if form.knows(inner)), None)
         if form is not None:
             ends = name.rpartition(".")[2]
-            alike = len(target.matching(rf".*\.{re.escape(ends)}")) if form.module else 1
+            alike = len(candidate.matching(rf".*\.{re.escape(ends)}")) if form.module else 1
             more = f", one of {alike} .{ends} files, of which nothing says what they are together" if alike > 1 else ""
             return name, f"can be opened by itself{more}" if form.module else form.refusal
     return "", ""
 
 
-class _Known(NamedTuple):
+class _KnownForm(NamedTuple):
     """A path, and the module of this package that opens it."""
 
     path: Location
     module: str
 
 
-def known_form(given: Location) -> _Known:
+def known_form(given: Location) -> _KnownForm:
     """Say which module opens a path, by names and first bytes only.
 
     Raises:
         OSError: if there is nothing.
         UnsupportedError: if it is of a format that cannot be read, or of none.
     """
-    target = Target(given)
+    candidate = Candidate(given)
     if not given.exists():
         try:
             given.stat()
@@ -394,22 +414,22 @@ def known_form(given: Location) -> _Known:
             raise
     refuse_other(given)
     for form in FORMS:
-        if form.knows(target):
+        if form.knows(candidate):
             if not form.module:
                 raise UnsupportedError(f"{given}: {form.refusal}")
-            return _Known(given, form.module)
-    if target.is_folder:
-        names = ", ".join(target.names[:4])
-        inside = next((name for name in target.names[:_MOST_FOLDERS] if _is_known(target.path / name)), None)
+            return _KnownForm(given, form.module)
+    if candidate.is_folder:
+        names = ", ".join(candidate.names[:4])
+        inside = next((name for name in candidate.names[:_MOST_FOLDERS] if _is_known(candidate.path / name)), None)
         if inside is not None:
             raise UnsupportedError(
                 f"{given}: not a checkpoint itself; its folder {shown(inside)} is one, which can be opened"
             )
-        steps = target.matching(r".*\.orbax-checkpoint-tmp.*")
-        alone, said = ("", "") if steps else _file_inside(target)
+        steps = candidate.matching(r".*\.orbax-checkpoint-tmp.*")
+        alone, said = ("", "") if steps else _file_inside(candidate)
         if alone:
             raise UnsupportedError(f"{given}: not a checkpoint of any known format; its file {shown(alone)} {said}")
         hint = "; it only has an interrupted save of Orbax" if steps else ""
         held = f"it holds {shown(names)}" if names else "the folder is empty"
         raise UnsupportedError(f"{given}: not a checkpoint of any known format; {held}{hint}")
-    raise UnsupportedError(f"{given}: not a checkpoint of any known format; it is {kind_of(target.head)}")
+    raise UnsupportedError(f"{given}: not a checkpoint of any known format; it is {kind_of(candidate.head)}")

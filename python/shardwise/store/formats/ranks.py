@@ -33,7 +33,7 @@ __all__ = ["open_names", "open_rest"]
 Numbers = npt.NDArray[np.int64]
 
 
-class _Held(NamedTuple):
+class _RankArray(NamedTuple):
     """The part of a tensor that one file holds.
 
     Attributes:
@@ -55,7 +55,7 @@ def open_names(path: Location, names: Iterable[str], form: str) -> StoredCheckpo
     Raises:
         ParseError: if one does not say what it is a part of, or together they are not all of their tensors.
     """
-    held: dict[str, list[_Held]] = {}
+    held: dict[str, list[_RankArray]] = {}
     metadata: dict[str, Any] = {}
     names = sorted(names)
     with opening([path / name for name in names]) as (open_next, files):
@@ -95,12 +95,12 @@ def _said_parts(file: Holder, texts: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
-def _held(file: Holder, entry: Entry, said: Any) -> _Held:
+def _held(file: Holder, entry: Entry, said: Any) -> _RankArray:
     """Return the part of a tensor that a file holds, as its header states it; all of it, if that states none."""
     dtype, rank, name = CODES[entry.dtype], len(entry.shape), f"{file.path}: {PIECES}: {shown(entry.name)}"
     own = np.array(entry.shape, np.int64)
     if said is None:
-        return _Held(entry, file, entry.shape, np.stack([np.zeros_like(own), own, np.zeros_like(own)])[None])
+        return _RankArray(entry, file, entry.shape, np.stack([np.zeros_like(own), own, np.zeros_like(own)])[None])
     shape: Any = said.get("shape") if isinstance(said, dict) else None
     listed = said.get("pieces") if isinstance(said, dict) else None
     if not are_sizes(shape) or len(shape) != rank:
@@ -116,7 +116,7 @@ def _held(file: Holder, entry: Entry, said: Any) -> _Held:
         raise ParseError(f"{name}: its pieces are more than the file's array of {shown(entry.shape)}")
     if dtype.bits % 8 and not _are_in_bytes(dtype, whole, own, rows[:, 2]):
         raise ParseError(f"{name}: a row of the file's array of {shown(entry.shape)}, or a piece, begins within a byte")
-    return _Held(entry, file, whole, rows)
+    return _RankArray(entry, file, whole, rows)
 
 
 def _are_in_bytes(dtype: Dtype, whole: tuple[int, ...], own: Numbers, starts: Numbers) -> bool:
@@ -139,7 +139,7 @@ def _row_bits(dtype: Dtype, whole: tuple[int, ...]) -> tuple[int, int]:
     return len(whole) - 1 - len(inner), math.prod(inner) * bits
 
 
-def _tensor(path: Location, name: str, held: list[_Held]) -> StoredTensor:
+def _tensor(path: Location, name: str, held: list[_RankArray]) -> StoredTensor:
     first = held[0]
     dtype = CODES[first.entry.dtype]
     for other in held:
@@ -161,12 +161,12 @@ def _tensor(path: Location, name: str, held: list[_Held]) -> StoredTensor:
     return StoredTensor(name, dtype, first.shape, listed(kept), replicas=listed(again))
 
 
-def _piece(parts: list[tuple[_Held, Numbers]], dtype: Dtype, position: int, box: Bounds) -> StoredPiece:
+def _piece(parts: list[tuple[_RankArray, Numbers]], dtype: Dtype, position: int, box: Bounds) -> StoredPiece:
     held, at = parts[position]
     return StoredPiece(box, held.file.path, locate=partial(_located, held, at, dtype))
 
 
-def _located(held: _Held, at: Numbers, dtype: Dtype) -> Located:
+def _located(held: _RankArray, at: Numbers, dtype: Dtype) -> Located:
     start, shape, itemsize = at.tolist(), list(held.entry.shape), dtype.bits // 8
     if dtype.bits % 8:  # Packed elements have no strides in bytes: they are asked for as bytes.
         (dim, row), itemsize = _row_bits(dtype, held.shape), 1

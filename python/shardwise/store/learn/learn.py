@@ -116,7 +116,7 @@ def learn_rewrites(
         relations = _relations(here, there, unexplained, doubtful)
         entries, unused = _checked(one, relations, unexplained, here)
         compared = _Compared(one, other, memory, threads)
-        found, printed = _verified(compared, entries, _Rest(unused, unexplained, doubtful))
+        found, printed = _verified(compared, entries, _Unsettled(unused, unexplained, doubtful))
         return _with_names(found, printed, config_of(one.path) if config is None else read_config(config))
 
 
@@ -129,7 +129,7 @@ class _Compared(NamedTuple):
     threads: int | None
 
 
-class _Rest(NamedTuple):
+class _Unsettled(NamedTuple):
     """The tensors that `Learned` names besides the rewrites; more become unexplained when these are carried out."""
 
     unused: tuple[str, ...]
@@ -138,7 +138,7 @@ class _Rest(NamedTuple):
 
 
 @dataclass
-class _Made:
+class _Directed:
     """A relation, with the direction in which it goes: from the first checkpoint, or back from the second."""
 
     relation: Relation
@@ -159,16 +159,16 @@ class _Made:
         return [*self.relation.parts.values(), self.relation.target]
 
 
-def _relations(here: Fibers, there: Fibers, unexplained: dict[str, str], doubtful: set[str]) -> list[_Made]:
+def _relations(here: Fibers, there: Fibers, unexplained: dict[str, str], doubtful: set[str]) -> list[_Directed]:
     """Find the relations by which tensors of the second checkpoint are made of those of the first, or these of them."""
-    found: list[_Made] = []
+    found: list[_Directed] = []
     back: dict[int, None] = {}
     why: dict[str, str] = {}
     numbers = {name: number for number, name in enumerate(here.names)}
     for number, name in enumerate(there.names):
         reason = unseen(there.tensors[number])
         if reason and name in numbers and _are_alike(there.tensors[number], here.tensors[numbers[name]]):
-            found.append(_Made(Relation(name, {"": name}, (), frozenset([name])), is_back=False))
+            found.append(_Directed(Relation(name, {"": name}, (), frozenset([name])), is_back=False))
             continue
         match = matched(number, there, here)
         if match is None:
@@ -177,7 +177,7 @@ def _relations(here: Fibers, there: Fibers, unexplained: dict[str, str], doubtfu
         if not match.is_sure:
             doubtful.add(name)
         try:
-            found.append(_Made(related(number, match, there, here), is_back=False))
+            found.append(_Directed(related(number, match, there, here), is_back=False))
         except IrregularError as error:
             why[name] = str(error)
             back |= dict.fromkeys(int(one) for one in set(match.tensor.reshape(-1).tolist()) if one >= 0)
@@ -189,7 +189,7 @@ def _relations(here: Fibers, there: Fibers, unexplained: dict[str, str], doubtfu
         if match is None:
             continue
         try:
-            made = _Made(related(number, match, here, there), is_back=True)
+            made = _Directed(related(number, match, here, there), is_back=True)
         except IrregularError:
             continue
         if not made.targets & explained:
@@ -209,7 +209,7 @@ def _are_alike(one: StoredTensor, other: StoredTensor) -> bool:
     return (one.dtype, one.shape) == (other.dtype, other.shape)
 
 
-def _sibling(made: _Made) -> _Made | None:
+def _sibling(made: _Directed) -> _Directed | None:
     """The bias beside a weight, whose elements may be alike too often to be found: it is made as the weight is."""
     one = made.relation
     if not all(name.endswith(_WEIGHT) for name in (one.target, *one.used)):
@@ -226,14 +226,14 @@ def _sibling(made: _Made) -> _Made | None:
         side["dims"] = " -> ".join(" ".join(FIBER.split(half)).strip() for half in side["dims"].split(" -> "))
     parts = {part: bias(name) for part, name in one.parts.items()}
     relation = Relation(bias(one.target), parts, one.stack, frozenset(map(bias, one.used)), side, own, one.size)
-    return _Made(relation, made.is_back)
+    return _Directed(relation, made.is_back)
 
 
 def _checked(
-    one: StoredCheckpoint, relations: list[_Made], unexplained: dict[str, str], here: Fibers
+    one: StoredCheckpoint, relations: list[_Directed], unexplained: dict[str, str], here: Fibers
 ) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
     """The entries of the rewrites, without tensors that are made otherwise than their likes; and what is in none."""
-    alike: dict[tuple[Any, ...], list[_Made]] = {}
+    alike: dict[tuple[Any, ...], list[_Directed]] = {}
     for made in relations:
         skeletons = tuple(NUMBER.sub("#", name) for name in made.named())
         alike.setdefault((tuple(sorted(skeletons)), NUMBER.sub("#", made.relation.target), made.is_back), []).append(
@@ -241,7 +241,7 @@ def _checked(
         )
     entries: list[dict[str, Any]] = []
     for group in alike.values():
-        kinds: dict[str, list[_Made]] = {}
+        kinds: dict[str, list[_Directed]] = {}
         for made in group:
             kinds.setdefault(made.relation.kind, []).append(made)
         if len(kinds) > 1:
@@ -252,7 +252,7 @@ def _checked(
                     for name in made.targets:
                         unexplained[name] = reason
             group = usual if 2 * len(usual) > len(group) else []
-        exact: dict[str, list[_Made]] = {}
+        exact: dict[str, list[_Directed]] = {}
         for made in group:
             relation = made.relation
             said = repr((list(relation.parts), relation.stack, relation.side, relation.own, relation.size))
@@ -263,7 +263,7 @@ def _checked(
     return _joined(entries), tuple(name for name in here.names if name not in used)
 
 
-def _entries(group: list[_Made], *, is_general: bool) -> list[dict[str, Any]]:
+def _entries(group: list[_Directed], *, is_general: bool) -> list[dict[str, Any]]:
     """One rewrite for relations that differ in numbers of names only, or one for each.
 
     Args:
@@ -333,7 +333,7 @@ def _joined(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [entry for entry in by_source.values() if entry["from"] != entry["to"] or "size" in entry]
 
 
-def _verified(compared: _Compared, entries: list[dict[str, Any]], rest: _Rest) -> tuple[Learned, _Printed]:
+def _verified(compared: _Compared, entries: list[dict[str, Any]], rest: _Unsettled) -> tuple[Learned, _Printed]:
     """The rewrites as a file, after they were carried out and what they make was compared; and what it is made of."""
     (one, other, memory, threads), (unused, unexplained, doubtful) = compared, rest
     drop = [_template(name, {}) for name in unused] if not unexplained else []

@@ -122,7 +122,7 @@ def related(number: int, match: Match, there: Fibers, here: Fibers) -> Relation:
     sizes = inner[keys[0]] if len(keys) == 1 else list(parts.shape)
     factors = [_cut(each, sizes) for each in factors]
     source = _in_dims(sizes, sorted((one for each in factors for one in each), key=lambda one: -one[1]))
-    _arrange(found, _Target(tensor.ndim, dim, along, what, stacked), factors, source)
+    _arrange(found, _TargetDims(tensor.ndim, dim, along, what, stacked), factors, source)
     rest = [at for at in range(len(grid)) if at not in axes]
     if pad is not None:
         at, found.size, padded = pad
@@ -346,7 +346,7 @@ def _in_dims(sizes: list[int], factors: _Factors) -> list[_Factors]:
     return found
 
 
-class _Target(NamedTuple):
+class _TargetDims(NamedTuple):
     """The dims of a tensor, as a grid of fibers.
 
     Attributes:
@@ -364,7 +364,7 @@ class _Target(NamedTuple):
     stacked: list[tuple[int, int]]
 
 
-def _arrange(found: Relation, tensor: _Target, factors: list[_Factors], source: list[_Factors]) -> None:
+def _arrange(found: Relation, tensor: _TargetDims, factors: list[_Factors], source: list[_Factors]) -> None:
     """Say how the dims of the target are those of the source, stacked, split, merged and permuted.
 
     Args:

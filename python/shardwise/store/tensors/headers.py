@@ -10,14 +10,14 @@ from typing import Any
 from ..data.files import Holder
 from .checkpoint import StoredCheckpoint, StoredSum
 
-__all__ = ["Frames"]
+__all__ = ["HeaderDigests"]
 
 #: In PyTorch's containers, the end of the name of the member that holds a tensor's elements, if there is one tensor.
 _ELEMENTS = "/data/0"
 _BLOCK = 2**20
 
 
-class Frames:
+class HeaderDigests:
     """All beside the tensors in the files of a checkpoint of PyTorch that has a manifest.
 
     The digest is a SHA-256 of these bytes. A value that is not a tensor counts as its CRC-32: the commit, which writes

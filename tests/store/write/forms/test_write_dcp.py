@@ -27,7 +27,7 @@ from shardwise import packed
 from shardwise._core import joined_crc
 from shardwise.store.data.files import DataFile
 from shardwise.store.formats.torch.archive import Archive
-from shardwise.store.write.forms.dcp import DcpFile, container_of
+from shardwise.store.write.forms.dcp import DcpFile, envelope_of
 from shardwise.store.write.forms.files import NO_DIGESTS, FileDigests, Headers
 from shardwise.store.write.forms.pickles import Call, Global, Items, New, pickled
 
@@ -187,9 +187,9 @@ def test_joined_crcs_are_those_of_the_bytes_together(parts: list[bytes]) -> None
 @pytest.mark.parametrize("size", [0, 1, 2**32 - 1, 2**32, 5 * 2**30])
 def test_containers_of_any_size(tmp_path: Path, size: int) -> None:
     """The directory of a zip64 is read by Python's own; the file has a hole for the elements."""
-    head, tail = container_of(b"pickle", size, 0x12345678)
+    head, tail = envelope_of(b"pickle", size, 0x12345678)
     assert len(head) % 64 == 0
-    assert [len(part) for part in container_of(b"pickle", size, 0)] == [len(head), len(tail)]
+    assert [len(part) for part in envelope_of(b"pickle", size, 0)] == [len(head), len(tail)]
     if size >= 2**32 - 1:
         # What Python does not look at, by sections 4.5.3 and 4.3.15 of PKWARE's description: the sizes in the header
         # before the elements, and the locator: the record's disk and byte, and how many disks there are.

@@ -76,7 +76,7 @@ class _Node:
             raise self.error(f"{len(self._data) - self._at} bytes after its end")
 
 
-class _Place(NamedTuple):
+class _NodePlace(NamedTuple):
     """The place of a node."""
 
     path: bytes
@@ -143,7 +143,7 @@ class OcdbtStore:
         """Give all keys, in their order."""
         return iter(self._values)
 
-    def _root(self) -> tuple[_Place, int] | None:
+    def _root(self) -> tuple[_NodePlace, int] | None:
         node = self._manifest(self.folder / MANIFEST)
         numbered = node is None
         if numbered:
@@ -162,7 +162,7 @@ class OcdbtStore:
         if keys[-1] == 0 and lengths[-1] == 0:
             return None
         path, transitive = self._file(node, files, file_ids[-1])
-        return _Place(path, transitive, offsets[-1], lengths[-1]), heights[-1]
+        return _NodePlace(path, transitive, offsets[-1], lengths[-1]), heights[-1]
 
     def _check_values(self) -> None:
         """Check that every value lies in its file."""
@@ -227,7 +227,7 @@ class OcdbtStore:
         if self._key_bytes > self._most_key_bytes:
             raise node.error(f"keys and paths of more than {self._most_key_bytes} bytes")
 
-    def _walk(self, place: _Place, height: int, prefix: bytes) -> None:
+    def _walk(self, place: _NodePlace, height: int, prefix: bytes) -> None:
         if height > _MAX_HEIGHT:
             raise ParseError(f"{self.folder}: a tree of height {height}, over the limit of {_MAX_HEIGHT}")
         path = self._path(place.path, str(self.folder / MANIFEST))
@@ -274,7 +274,7 @@ class OcdbtStore:
             if shared > len(key):
                 raise node.error("a subtree with a common prefix longer than its first key")
             path, transitive = self._file(node, files, number)
-            self._walk(_Place(path, transitive, offset, length), height - 1, prefix + key[:shared])
+            self._walk(_NodePlace(path, transitive, offset, length), height - 1, prefix + key[:shared])
 
     def _leaf(self, node: _Node, files: list[tuple[bytes, bytes]], count: int, prefix: bytes) -> None:
         keys, _ = self._keys(node, count, prefix, interior=False)

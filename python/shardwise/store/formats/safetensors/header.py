@@ -97,7 +97,7 @@ def read_header(file: Holder) -> tuple[dict[str, Entry], dict[str, str]]:
     if not isinstance(header, dict):
         raise ParseError(f"{file.path}: byte {_LENGTH}: the header is not a JSON object")
     metadata = _metadata(header.pop("__metadata__", None), file.path)
-    known: _Known = {}
+    known: _SizesKnown = {}
     entries = {name: _entry(checked_name(name, file.path), info, begin, file, known) for name, info in header.items()}
     _check_coverage(entries, begin, file)
     return entries, metadata
@@ -123,10 +123,10 @@ def _error(file: Holder, name: str, problem: str) -> ParseError:
 
 
 #: The bytes of tensors by dtype and shape, which most tensors of a model have in common with others.
-_Known = dict[tuple[str, tuple[int, ...]], int]
+_SizesKnown = dict[tuple[str, tuple[int, ...]], int]
 
 
-def _entry(name: str, info: Any, begin: int, file: Holder, known: _Known) -> Entry:
+def _entry(name: str, info: Any, begin: int, file: Holder, known: _SizesKnown) -> Entry:
     # What is not exactly like a tensor before it is looked at more closely.
     try:
         dtype, shape, (first, last) = info["dtype"], tuple(info["shape"]), info["data_offsets"]

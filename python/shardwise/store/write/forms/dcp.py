@@ -29,11 +29,11 @@ from ....errors import LayoutError
 from ...formats.torch.archive import END, END64, ENTRY, LOCAL, LOCATOR
 from ...formats.torch.pickles import STORAGE_CLASSES
 from ...tensors.checkpoint import KeyPath
-from .files import NO_DIGESTS, Extent, FileDigests, Headers, Placed, TargetFile, slots_of
+from .files import NO_DIGESTS, CutTensor, Extent, FileDigests, Headers, TargetFile, slots_of
 from .pickles import Call, Global, Items, New, Persistent, pickled
 from .slots import Slot, Slots, joined
 
-__all__ = ["ALIGNMENT", "INDEX", "Container", "DcpFile", "container_of", "dcp_files", "dcp_index", "is_writable"]
+__all__ = ["ALIGNMENT", "INDEX", "DcpFile", "Envelope", "dcp_files", "dcp_index", "envelope_of", "is_writable"]
 
 #: The elements begin at a multiple of this many bytes of the container.
 ALIGNMENT = 64
@@ -56,7 +56,7 @@ class _Member(NamedTuple):
     crc: int
 
 
-class Container(NamedTuple):
+class Envelope(NamedTuple):
     """The bytes of a container before and after the elements."""
 
     head: bytes
@@ -72,10 +72,10 @@ class _Blank(NamedTuple):
     in_tail: int
 
 
-def container_of(pickle: bytes, size: int, crc: int) -> Container:
+def envelope_of(pickle: bytes, size: int, crc: int) -> Envelope:
     """Give the container of `size` bytes of elements with this CRC-32, on which its lengths do not depend."""
     blank, said = _blank(pickle, size), crc.to_bytes(4, "little")
-    return Container(_with(blank.head, blank.in_head, said), _with(blank.tail, blank.in_tail, said))
+    return Envelope(_with(blank.head, blank.in_head, said), _with(blank.tail, blank.in_tail, said))
 
 
 def _with(data: bytes, at: int, said: bytes) -> bytes:
@@ -190,7 +190,7 @@ class DcpFile(TargetFile):
             starts, stops = boxes.table.sides(boxes.places[chosen], rank)
             columns = chosen.tolist(), boxes.tensors[chosen].tolist(), (stops - starts).tolist()
             for position, tensor, shape, size in zip(*columns, sizes[chosen].tolist(), strict=True):
-                around = self._container(tensor, tuple(shape), size, 0)
+                around = self._envelope(tensor, tuple(shape), size, 0)
                 heads[position], tails[position] = len(around.head), len(around.tail)
         lengths = heads + tails + sizes
         ends = np.cumsum(lengths + -lengths % ALIGNMENT)
@@ -248,18 +248,18 @@ class DcpFile(TargetFile):
             yield at, text
         return digest.hexdigest()
 
-    def _around(self, number: int, slot: Slot, digests: FileDigests) -> Container:
+    def _around(self, number: int, slot: Slot, digests: FileDigests) -> Envelope:
         shape = tuple(stop - start for start, stop in slot.box)
-        return self._container(slot.tensor, shape, slot.end - slot.begin, digests.crcs.get(number, 0))
+        return self._envelope(slot.tensor, shape, slot.end - slot.begin, digests.crcs.get(number, 0))
 
-    def _container(self, tensor: int, shape: tuple[int, ...], size: int, crc: int) -> Container:
+    def _envelope(self, tensor: int, shape: tuple[int, ...], size: int, crc: int) -> Envelope:
         wanted = self.wanted[tensor]
         if wanted.is_object:
-            return Container(b"", b"")  # It is already a container.
-        return container_of(tensor_pickle(wanted.dtype, shape), size, crc)
+            return Envelope(b"", b"")  # It is already a container.
+        return envelope_of(tensor_pickle(wanted.dtype, shape), size, crc)
 
 
-def dcp_files(wanted: Sequence[Placed]) -> list[DcpFile]:
+def dcp_files(wanted: Sequence[CutTensor]) -> list[DcpFile]:
     """A file for each device that owns shards: of the devices that hold the same shard, the first owns it."""
     held: dict[int, list[Slots]] = {}
     for (device, _), slots in slots_of(wanted, range(len(wanted))).items():
@@ -287,7 +287,7 @@ def tensor_pickle(dtype: Dtype, shape: tuple[int, ...]) -> bytes:
 
 
 def dcp_index(
-    files: Sequence[DcpFile], wanted: Sequence[Placed], aliases: Mapping[str, str], paths: Mapping[str, KeyPath]
+    files: Sequence[DcpFile], wanted: Sequence[CutTensor], aliases: Mapping[str, str], paths: Mapping[str, KeyPath]
 ) -> bytes:
     """The `.metadata` of a checkpoint.
 
@@ -305,7 +305,7 @@ def dcp_index(
     named = [(tensor.name, tensor, chunks[i]) for i, tensor in enumerate(wanted)]
     by_name = {name: (tensor, held) for name, tensor, held in named}
     named += [(alias, *by_name[name]) for alias, name in aliases.items()]
-    boxes = _Boxes()
+    boxes = _BoxEntries()
     state = {
         "state_dict_metadata": Items((name, _entry(tensor, held, boxes)) for name, tensor, held in named),
         "planner_data": Items((name, paths.get(name, (name,))) for name, *_ in named),
@@ -316,7 +316,7 @@ def dcp_index(
     return pickled(New(Global(_METADATA, "Metadata"), state))
 
 
-def _entry(tensor: Placed, chunks: Sequence[_Chunk], boxes: _Boxes) -> New:
+def _entry(tensor: CutTensor, chunks: Sequence[_Chunk], boxes: _BoxEntries) -> New:
     if tensor.is_object:
         return New(Global(_METADATA, "BytesStorageMetadata"), {})
     layout = Call(Global("torch.serialization", "_get_layout"), ("torch.strided",))
@@ -334,7 +334,7 @@ def _entry(tensor: Placed, chunks: Sequence[_Chunk], boxes: _Boxes) -> New:
     return New(Global(_METADATA, "TensorStorageMetadata"), state)
 
 
-def _places(name: str, tensor: Placed, chunks: Sequence[_Chunk], boxes: _Boxes) -> Iterator[tuple[New, New]]:
+def _places(name: str, tensor: CutTensor, chunks: Sequence[_Chunk], boxes: _BoxEntries) -> Iterator[tuple[New, New]]:
     for index, (file, number, place) in enumerate(chunks):
         offset, length = int(file.containers.begins[number]), int(file.containers.sizes[number])
         if tensor.is_object:
@@ -344,13 +344,13 @@ def _places(name: str, tensor: Placed, chunks: Sequence[_Chunk], boxes: _Boxes) 
         yield New(_KEY, key), New(_STORED, {"relative_path": file.name, "offset": offset, "length": length})
 
 
-class _Boxes:
+class _BoxEntries:
     """Entries of boxes in an index, by their places in the pool; layers have boxes in common."""
 
     def __init__(self) -> None:
         self._said: dict[tuple[int, int], tuple[Call, Call]] = {}
 
-    def of(self, file: DcpFile, place: int, tensor: Placed) -> tuple[Call, Call]:
+    def of(self, file: DcpFile, place: int, tensor: CutTensor) -> tuple[Call, Call]:
         """Return the begin of a box of a tensor, and its sizes, as calls in the index's pickle."""
         key = place, len(tensor.shape)
         found = self._said.get(key)

@@ -16,8 +16,8 @@ from .forms import WRITTEN
 
 __all__ = [
     "DoubtsError",
-    "described",
     "doubts_about",
+    "ruled_tensors",
 ]
 
 _SHOWN = 3
@@ -46,7 +46,7 @@ def doubts_about(
     form: str,
     wanted: Sequence[Wanted],
     tensors: Collection[str],
-    described: Sequence[tuple[str, tuple[int, ...], str]],
+    ruled: Sequence[tuple[str, tuple[int, ...], str]],
 ) -> tuple[list[LeftOut], list[str]]:
     """Say what looks wrong: what does not arrive as it seems, and all of this and the rest, a sentence each.
 
@@ -56,7 +56,7 @@ def doubts_about(
         form: The format that they are written in.
         wanted: The tensors that are written.
         tensors: The names of all tensors, the new ones.
-        described: The tensors to which rules apply, of those that are written; see `described`.
+        ruled: The tensors to which rules apply, of those that are written; see `ruled_tensors`.
     """
     lost: list[LeftOut] = []
     found: list[str] = []
@@ -67,7 +67,7 @@ def doubts_about(
             "is cut; 'sharded', 'ranks' and 'dcp' hold them in pieces"
         )
     placing = placing_of(layouts)
-    report = placing.report(described, uneven=uneven)
+    report = placing.report(ruled, uneven=uneven)
     if report is not None:
         # A rule for tensors that are not wanted is a rule like any other.
         kept = {each.name for each in wanted}
@@ -90,7 +90,7 @@ def doubts_about(
     return lost, found
 
 
-def described(
+def ruled_tensors(
     kept: Mapping[str, Assembled | Wanted], weights: Components = NO_WEIGHTS
 ) -> list[tuple[str, tuple[int, ...], str]]:
     """The tensors to which rules apply, with shape and dtype: in place of components, the weight that they make."""

@@ -22,18 +22,18 @@ from ....partition import Partition
 from ....pieces import Bounds
 from ....shared_tiling import SharedTiling
 from ...data.parts import SHARDING_INFO, part_mark
-from .slots import BoxPool, Cut, Shaped, Slots, SlotTable, digits_of
+from .slots import BoxPool, OwnedBoxes, Shaped, Slots, SlotTable, digits_of
 
 __all__ = [
     "NO_DIGESTS",
+    "CutTensor",
     "Extent",
     "FileArray",
     "FileDigests",
     "HeaderLengths",
     "HeaderText",
     "Headers",
-    "Named",
-    "Placed",
+    "NamedTensor",
     "SafetensorsFile",
     "TargetFile",
     "WrittenFile",
@@ -56,7 +56,7 @@ _NO_DIGEST = "0" * 32
 _DEFAULT = re.compile(r"cpu:(0|[1-9][0-9]{0,17})")
 
 
-class Named(Shaped, Protocol):
+class NamedTensor(Shaped, Protocol):
     """A tensor, as far as the files describe it."""
 
     @property
@@ -72,7 +72,7 @@ class Named(Shaped, Protocol):
         """True if the value is not a tensor."""
 
 
-class Placed(Named, Protocol):
+class CutTensor(NamedTensor, Protocol):
     """A tensor with the way in which it is cut."""
 
     @property
@@ -98,7 +98,7 @@ class FileArray(NamedTuple):
     parts: Sequence[tuple[int, Bounds, Sequence[int]]]
 
 
-class Described(NamedTuple):
+class TensorFacts(NamedTuple):
     """The facts of a tensor that a file states."""
 
     name: str
@@ -108,9 +108,9 @@ class Described(NamedTuple):
     is_object: bool
 
 
-def described(tensor: Named) -> Described:
+def facts_of(tensor: NamedTensor) -> TensorFacts:
     """Return the facts of a tensor that a file states, without anything else that is known of the tensor."""
-    return Described(tensor.name, tensor.dtype, tensor.shape, tensor.itemsize, tensor.is_object)
+    return TensorFacts(tensor.name, tensor.dtype, tensor.shape, tensor.itemsize, tensor.is_object)
 
 
 class FileDigests(NamedTuple):
@@ -171,7 +171,7 @@ class TargetFile(ABC):
 
     name: str
     boxes: Slots
-    wanted: Sequence[Named] | Mapping[int, Named] = field(repr=False)
+    wanted: Sequence[NamedTensor] | Mapping[int, NamedTensor] = field(repr=False)
 
     @property
     def has_digests(self) -> bool:
@@ -231,7 +231,7 @@ class TargetFile(ABC):
 
     def alone(self) -> TargetFile:
         """Give the same file, which knows only the tensors that it holds."""
-        own = {tensor: described(self.wanted[tensor]) for tensor in set(self.boxes.tensors.tolist())}
+        own = {tensor: facts_of(self.wanted[tensor]) for tensor in set(self.boxes.tensors.tolist())}
         return replace(self, wanted=own)
 
 
@@ -348,12 +348,12 @@ def _too_long(name: str, length: int, count: int) -> LayoutError:
     )
 
 
-def file_order(wanted: Sequence[Named]) -> list[int]:
+def file_order(wanted: Sequence[NamedTensor]) -> list[int]:
     """The order of tensors in a file: those with the largest elements first, so that all are aligned; then by name."""
     return sorted(range(len(wanted)), key=lambda i: (-wanted[i].itemsize, wanted[i].name))
 
 
-def whole_slots(wanted: Sequence[Placed], groups: Sequence[Sequence[int]]) -> list[Slots]:
+def whole_slots(wanted: Sequence[CutTensor], groups: Sequence[Sequence[int]]) -> list[Slots]:
     """The slots of files of whole tensors, those of each group; where they begin is for the files to say."""
     pool = BoxPool()
     places = np.array([int(pool.whole(tensor.shape).places[0]) for tensor in wanted], np.int64)
@@ -376,14 +376,14 @@ def begins_of(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def single_file(
-    name: str, wanted: Sequence[Placed], metadata: Mapping[str, str], *, has_digests: bool = True
+    name: str, wanted: Sequence[CutTensor], metadata: Mapping[str, str], *, has_digests: bool = True
 ) -> list[SafetensorsFile]:
     """All tensors whole, in one file."""
     (slots,) = whole_slots(wanted, [range(len(wanted))])
     return [SafetensorsFile(name, slots, wanted, HeaderText(metadata, has_digests))]
 
 
-def hugging_face_files(wanted: Sequence[Placed], most: int, metadata: Mapping[str, str]) -> list[SafetensorsFile]:
+def hugging_face_files(wanted: Sequence[CutTensor], most: int, metadata: Mapping[str, str]) -> list[SafetensorsFile]:
     """All tensors whole, in files of at most `most` bytes, split as by Hugging Face's `save_pretrained`."""
     groups: list[list[int]] = [[]]
     filled = 0
@@ -400,7 +400,7 @@ def hugging_face_files(wanted: Sequence[Placed], most: int, metadata: Mapping[st
     return [SafetensorsFile(name, held, wanted, text) for name, held in zip(names, slots, strict=True)]
 
 
-def index_of(files: Sequence[SafetensorsFile], wanted: Sequence[Named]) -> dict[str, Any]:
+def index_of(files: Sequence[SafetensorsFile], wanted: Sequence[NamedTensor]) -> dict[str, Any]:
     """The index of a folder in Hugging Face's format."""
     return {
         "metadata": {"total_size": sum(file.data_bytes for file in files)},
@@ -408,7 +408,7 @@ def index_of(files: Sequence[SafetensorsFile], wanted: Sequence[Named]) -> dict[
     }
 
 
-def sharded_files(wanted: Sequence[Placed], metadata: Mapping[str, str]) -> list[SafetensorsFile]:
+def sharded_files(wanted: Sequence[CutTensor], metadata: Mapping[str, str]) -> list[SafetensorsFile]:
     """A file for each device that owns shards: of the devices that hold the same shard, the first owns it.
 
     Each says in its header of what it is a part. The names and the entry `DCP_SHARDING_INFO` are those of PyTorch's
@@ -440,7 +440,7 @@ class HeaderLengths:
         count: The number of files.
     """
 
-    def __init__(self, wanted: Sequence[Named], count: int) -> None:
+    def __init__(self, wanted: Sequence[NamedTensor], count: int) -> None:
         self._count = count
         facts = []
         shapes: list[int] = []
@@ -507,7 +507,7 @@ def _name_lengths(name: str) -> tuple[int, int]:
     return len(held.encode()) + len(within) - 2, len(text.encode()) - 2
 
 
-def slots_of(wanted: Sequence[Placed], order: Sequence[int]) -> dict[tuple[int, int], Slots]:
+def slots_of(wanted: Sequence[CutTensor], order: Sequence[int]) -> dict[tuple[int, int], Slots]:
     """The boxes of tensors that each device owns, the tensors in this order; where they begin is not known yet.
 
     Args:
@@ -521,7 +521,7 @@ def slots_of(wanted: Sequence[Placed], order: Sequence[int]) -> dict[tuple[int, 
     """
     pool, cuts = BoxPool(), []
     numbers = _device_numbers(wanted)
-    renumbered: dict[tuple[int, DeviceMesh | None], Cut] = {}
+    renumbered: dict[tuple[int, DeviceMesh | None], OwnedBoxes] = {}
     for i in order:
         partition = wanted[i].partition
         cut = pool.whole(wanted[i].shape) if partition is None else pool.owned(partition)
@@ -542,7 +542,7 @@ def slots_of(wanted: Sequence[Placed], order: Sequence[int]) -> dict[tuple[int, 
 
 
 def slots_by_file(
-    keys: Sequence[tuple[int, int]], cuts: Sequence[Cut], order: Sequence[int], table: SlotTable
+    keys: Sequence[tuple[int, int]], cuts: Sequence[OwnedBoxes], order: Sequence[int], table: SlotTable
 ) -> dict[tuple[int, int], Slots]:
     """The slots of each file, by its device and number.
 
@@ -580,7 +580,7 @@ def _small(most: int) -> type[np.signedinteger[Any]]:
     return np.int32 if most < 1 << 31 else np.int64
 
 
-def _device_numbers(wanted: Sequence[Placed]) -> dict[DeviceMesh | None, npt.NDArray[np.int64]] | None:
+def _device_numbers(wanted: Sequence[CutTensor]) -> dict[DeviceMesh | None, npt.NDArray[np.int64]] | None:
     """A number for each device of each mesh, by its label; `None` if there is only one mesh."""
     meshes = dict.fromkeys(tensor.partition.device_mesh for tensor in wanted if tensor.partition is not None)
     if len(meshes) < 2:

@@ -19,7 +19,7 @@ from ...data.parts import ENGINE_FILE, MANIFEST, RANK_FILE
 from ...formats.sharded import sealed
 from ...tensors.checkpoint import KeyPath
 from .dcp import INDEX, DcpFile, dcp_index
-from .files import Extent, HeaderText, Named, Placed, SafetensorsFile, TargetFile, WrittenFile, index_of
+from .files import CutTensor, Extent, HeaderText, NamedTensor, SafetensorsFile, TargetFile, WrittenFile, index_of
 from .rank_files import RankFile
 from .slots import Slots
 
@@ -28,7 +28,7 @@ __all__ = [
     "WRITTEN",
     "Target",
     "Texts",
-    "Written",
+    "WrittenForm",
     "check_names",
     "differing_replica",
     "header_text",
@@ -47,7 +47,7 @@ HF_INDEX = "model.safetensors.index.json"
 _LISTS = ("tensors", "files")
 
 
-class Written(NamedTuple):
+class WrittenForm(NamedTuple):
     """A form in which checkpoints are written.
 
     Attributes:
@@ -70,13 +70,13 @@ class Written(NamedTuple):
 
 #: Each form; `"rank"` is the only file of one rank. PyTorch looks for its own index, and not for the manifest.
 WRITTEN = {
-    "safetensors": Written(),
-    "rank": Written(),
-    "hf": Written(re.compile(r"model(-\d{5,}-of-\d{5,})?\.safetensors"), takes_files=True),
-    "sharded": Written(re.compile(r"shard-\d{5,}-model-\d{5,}-of-\d{5,}\.safetensors"), is_cut=True),
-    "ranks": Written(re.compile(RANK_FILE), is_cut=True, has_arrays=True, takes_files=True),
-    "vllm": Written(re.compile(ENGINE_FILE), is_cut=True, has_arrays=True, takes_files=True),
-    "dcp": Written(re.compile(r"__\d+_0\.distcp"), is_cut=True, has_crcs=True, last=INDEX),
+    "safetensors": WrittenForm(),
+    "rank": WrittenForm(),
+    "hf": WrittenForm(re.compile(r"model(-\d{5,}-of-\d{5,})?\.safetensors"), takes_files=True),
+    "sharded": WrittenForm(re.compile(r"shard-\d{5,}-model-\d{5,}-of-\d{5,}\.safetensors"), is_cut=True),
+    "ranks": WrittenForm(re.compile(RANK_FILE), is_cut=True, has_arrays=True, takes_files=True),
+    "vllm": WrittenForm(re.compile(ENGINE_FILE), is_cut=True, has_arrays=True, takes_files=True),
+    "dcp": WrittenForm(re.compile(r"__\d+_0\.distcp"), is_cut=True, has_crcs=True, last=INDEX),
 }
 
 
@@ -84,7 +84,7 @@ def target_file(
     form: str,
     name: str,
     slots: Slots,
-    wanted: Sequence[Placed],
+    wanted: Sequence[CutTensor],
     text: HeaderText,
     known: Extent,
 ) -> TargetFile:
@@ -130,7 +130,7 @@ class Texts(Mapping[str, bytes]):
         self,
         form: str,
         files: Sequence[TargetFile],
-        wanted: Sequence[Placed],
+        wanted: Sequence[CutTensor],
         aliases: Mapping[str, str],
         paths: Mapping[str, KeyPath],
         beside: Mapping[str, bytes],
@@ -160,7 +160,7 @@ class Texts(Mapping[str, bytes]):
         return len(self._names)
 
 
-class _Described(Named, Protocol):
+class _ShapedTensor(NamedTensor, Protocol):
     """A tensor of a plan, or one that is wanted."""
 
     @property
@@ -170,7 +170,7 @@ class _Described(Named, Protocol):
 
 def manifest_text(
     said: Mapping[str, Any],
-    tensors: Sequence[_Described],
+    tensors: Sequence[_ShapedTensor],
     digests: Sequence[int],
     files: Iterable[WrittenFile],
     texts: Mapping[str, bytes],

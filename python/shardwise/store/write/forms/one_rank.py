@@ -16,7 +16,7 @@ from ....errors import LayoutError
 from ....pieces import NO_PIECES, Piece, Pieces
 from ....placing import Layouts, placing_of
 from ...data.parts import PIECES, part_mark
-from .files import Placed
+from .files import CutTensor
 from .rank_files import Ranks, arrays_of, pieces_text, rank_slots
 
 __all__ = ["one_rank", "ranks_of"]
@@ -25,7 +25,7 @@ __all__ = ["one_rank", "ranks_of"]
 _Box = tuple[Sequence[npt.NDArray[np.int64]], npt.NDArray[np.int64]]
 
 
-def ranks_of(layouts: Layouts | None, wanted: Sequence[Placed]) -> Ranks:
+def ranks_of(layouts: Layouts | None, wanted: Sequence[CutTensor]) -> Ranks:
     """The devices of layouts; without any, those of the mesh by which the tensors are cut.
 
     Raises:

@@ -25,17 +25,17 @@ from ....partition import Partition
 from ....shared_tiling import SharedTiling
 from ...data.parts import PIECES, part_mark
 from .files import (
+    CutTensor,
     FileArray,
     FileDigests,
     HeaderText,
-    Named,
-    Placed,
+    NamedTensor,
     SafetensorsFile,
     begins_of,
     file_order,
     slots_by_file,
 )
-from .slots import BoxPool, Cut, Slots, SlotTable
+from .slots import BoxPool, OwnedBoxes, Slots, SlotTable
 
 __all__ = ["RankFile", "Ranks", "arrays_of", "pieces_text", "rank_files", "rank_name", "rank_slots"]
 
@@ -86,7 +86,7 @@ class Ranks:
         """The name of the first mesh that has all devices; `None` without one."""
         return next((name for name, mesh in self.meshes.items() if mesh.size == len(self.labels)), None)
 
-    def described(self, names: Sequence[Sequence[str]], sizes: Mapping[str, int]) -> bytes:
+    def as_json(self, names: Sequence[Sequence[str]], sizes: Mapping[str, int]) -> bytes:
         """The text of `ranks.json`: which rank has which files, where it is in the meshes, and its bytes."""
         ranks = []
         for rank, files in enumerate(names):
@@ -145,7 +145,7 @@ def _array_shape(slots: Slots, number: int, rank: int) -> list[int]:
     return found
 
 
-def pieces_text(slots: Slots, wanted: Sequence[Named] | Mapping[int, Named]) -> str:
+def pieces_text(slots: Slots, wanted: Sequence[NamedTensor] | Mapping[int, NamedTensor]) -> str:
     """Return the header's text on tensors of which a file has a part: the whole shape, and the array's boxes."""
     found: dict[str, Any] = {}
     for first, stop in arrays_of(slots):
@@ -182,7 +182,7 @@ def _array_begins(slots: Slots) -> npt.NDArray[np.int64]:
 
 
 def rank_files(
-    wanted: Sequence[Placed], ranks: Ranks, metadata: Mapping[str, str], form: str, most: int
+    wanted: Sequence[CutTensor], ranks: Ranks, metadata: Mapping[str, str], form: str, most: int
 ) -> tuple[list[RankFile], bytes]:
     """A file for each rank, or several; and the text that says which.
 
@@ -210,13 +210,13 @@ def rank_files(
         parts += zip(names[-1], cut, strict=True)
     text = HeaderText(metadata, files=len(parts))
     files = [RankFile(name, slots, wanted, text) for name, slots in parts]
-    return files, ranks.described(names, {file.name: file.size for file in files})
+    return files, ranks.as_json(names, {file.name: file.size for file in files})
 
 
-def rank_slots(wanted: Sequence[Placed], ranks: Ranks, zeros: npt.NDArray[np.int64] | None = None) -> list[Slots]:
+def rank_slots(wanted: Sequence[CutTensor], ranks: Ranks, zeros: npt.NDArray[np.int64] | None = None) -> list[Slots]:
     """Return the slots of each rank; the ranks in `zeros` have zeros in place of tensors that are added once."""
     pool, order = BoxPool(), file_order(wanted)
-    known: dict[Any, Cut] = {}
+    known: dict[Any, OwnedBoxes] = {}
     numbers: dict[DeviceMesh | None, npt.NDArray[np.int64]] = {}
     cuts = []
     for number in order:

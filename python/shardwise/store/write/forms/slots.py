@@ -14,7 +14,7 @@ from ....partition import Partition
 from ....pieces import Bounds, dense_strides
 from ....shared_tiling import SharedTiling
 
-__all__ = ["BoxPool", "Cut", "Slot", "SlotTable", "Slots", "digits_of", "joined"]
+__all__ = ["BoxPool", "OwnedBoxes", "Slot", "SlotTable", "Slots", "digits_of", "joined"]
 
 Numbers = npt.NDArray[np.int64]
 
@@ -53,7 +53,7 @@ class Shaped(Protocol):
         """Bytes per element."""
 
 
-class Cut(NamedTuple):
+class OwnedBoxes(NamedTuple):
     """The boxes of a tensor that are written: for each its device, its number among that device's, and its place.
 
     Attributes:
@@ -80,8 +80,8 @@ class BoxPool:
     def __init__(self) -> None:
         self._parts: list[Numbers] = []
         self._length = 0
-        self._wholes: dict[tuple[int, ...], Cut] = {}
-        self._cuts: dict[Partition | SharedTiling, Cut] = {}
+        self._wholes: dict[tuple[int, ...], OwnedBoxes] = {}
+        self._cuts: dict[Partition | SharedTiling, OwnedBoxes] = {}
 
     @property
     def numbers(self) -> Numbers:
@@ -90,7 +90,7 @@ class BoxPool:
             self._parts = [np.concatenate([np.zeros(0, np.int64), *self._parts])]
         return self._parts[0]
 
-    def whole(self, shape: tuple[int, ...]) -> Cut:
+    def whole(self, shape: tuple[int, ...]) -> OwnedBoxes:
         """Add the box that is a whole tensor, owned by the first device."""
         found = self._wholes.get(shape)
         if found is None:
@@ -99,10 +99,10 @@ class BoxPool:
             except OverflowError:
                 raise SizeOverflowError("an offset of a file is over 2**63 - 1") from None
             zero = np.zeros(1, np.int64)
-            found = self._wholes[shape] = Cut(zero, zero, self._add(sides))
+            found = self._wholes[shape] = OwnedBoxes(zero, zero, self._add(sides))
         return found
 
-    def owned(self, partition: Partition | SharedTiling) -> Cut:
+    def owned(self, partition: Partition | SharedTiling) -> OwnedBoxes:
         """Add the boxes of a partition: of the devices that hold the same one, the first owns it."""
         found = self._cuts.get(partition)
         if found is None:
@@ -115,7 +115,7 @@ class BoxPool:
         shape: tuple[int, ...],
         devices: Numbers,
         zeros: Numbers | None = None,
-    ) -> Cut:
+    ) -> OwnedBoxes:
         """Add the boxes of all devices, each with its array: `start…, stop…`, where it begins there, the array's shape.
 
         Args:
@@ -129,7 +129,9 @@ class BoxPool:
             own, boxes = devices, np.zeros((2, 4, rank), np.int64)
             boxes[0, 1] = boxes[:, 3] = shape
             whole, none = self._add(boxes)
-            return Cut(own, np.zeros_like(own), np.where(np.isin(own, [] if zeros is None else zeros), none, whole))
+            return OwnedBoxes(
+                own, np.zeros_like(own), np.where(np.isin(own, [] if zeros is None else zeros), none, whole)
+            )
         begins, rows = partition.all_pieces()
         arrays = np.array(partition.holder_shapes(), np.int64).reshape(len(begins) - 1, rank)
         filled = (rows[:, :, 0] < rows[:, :, 1]).all(axis=1)
@@ -141,9 +143,9 @@ class BoxPool:
         empty[:, 3] = arrays[none]
         of, boxes = np.concatenate([of, none]), np.concatenate([boxes, empty])
         order = np.argsort(of, kind="stable")
-        return Cut(devices[of[order]], np.zeros(len(of), np.int64), self._add(boxes[order]))
+        return OwnedBoxes(devices[of[order]], np.zeros(len(of), np.int64), self._add(boxes[order]))
 
-    def _owned(self, partition: Partition | SharedTiling) -> Cut:
+    def _owned(self, partition: Partition | SharedTiling) -> OwnedBoxes:
         if 0 in partition.shape:
             return self.whole(partition.shape)  # Without elements; it belongs to the first device.
         begins, rows = partition.all_pieces()
@@ -155,7 +157,7 @@ class BoxPool:
         firsts = np.sort(np.unique(flat, axis=0, return_index=True)[1]) if flat.shape[1] else np.arange(len(kept))[:1]
         devices = devices[kept][firsts]
         numbers = np.arange(len(firsts)) - np.searchsorted(devices, devices)
-        return Cut(devices, numbers, self._add(sides[kept][firsts]))
+        return OwnedBoxes(devices, numbers, self._add(sides[kept][firsts]))
 
     def _add(self, sides: Numbers) -> Numbers:
         """Add boxes, int64 of shape (boxes, 2, dims), or 4 with their arrays, and give their places."""

@@ -36,7 +36,7 @@ from ...data.own_folders import (
     write_all,
 )
 from .place import Completion, NewCheckpoint, receipt_from_line, receipt_line
-from .task import Gatherer, Progress, Task, TaskReceipt, Written
+from .task import Gatherer, Outcome, Progress, Task, TaskReceipt
 from .work import Work, Workers, workers_for
 
 __all__ = ["FolderPlace", "check_room", "claim_name", "locked", "refuse_existing"]
@@ -102,7 +102,7 @@ class FolderSink:
 
     def fill(
         self, task: Task, gatherer: Gatherer, memory: int, threads: int | None, *, sync: bool, progress: Progress
-    ) -> Written:
+    ) -> Outcome:
         """Write what the gatherer gives."""
         with opened_below(Path(self.folder), 3) as folder:
 
@@ -111,9 +111,9 @@ class FolderSink:
                     job.fill_file(folder.path / name, size, folder.descriptor)
 
             done = gatherer.into_files(destinations, memory, threads, sync=sync, progress=_counted(progress))
-        return Written(done.digests, done.crcs, done.bytes_written)
+        return Outcome(done.digests, done.crcs, done.bytes_written)
 
-    def compare(self, task: Task, gatherer: Gatherer, memory: int, threads: int | None, progress: Progress) -> Written:
+    def compare(self, task: Task, gatherer: Gatherer, memory: int, threads: int | None, progress: Progress) -> Outcome:
         """Compare the finished files with what the gatherer gives.
 
         Raises:
@@ -127,7 +127,7 @@ class FolderSink:
         done = gatherer.into_files(destinations, memory, threads, sync=False, progress=_counted(progress))
         if done.differs:
             raise taken(self.finished, "exists already, and has other values than this plan gives it")
-        return Written(done.digests, done.crcs, done.bytes_written)
+        return Outcome(done.digests, done.crcs, done.bytes_written)
 
 
 def _counted(progress: Progress) -> Callable[[int, int], object] | None:

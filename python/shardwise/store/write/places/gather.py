@@ -40,7 +40,7 @@ def memory_for(task_bytes: int) -> int:
     return 4 * task_bytes + 2**20
 
 
-class _Span(NamedTuple):
+class _PieceRange(NamedTuple):
     """A piece of an object: its tensor, its row there, its bytes, and the first and one past the last in the object."""
 
     tensor: JobTensor
@@ -74,14 +74,14 @@ def fetch_pieces(
         ParseError: if an object is not what it was.
         OSError: if the store fails.
     """
-    held: dict[int, list[_Span]] = {}
+    held: dict[int, list[_PieceRange]] = {}
     for tensor in tensors:
         begins, ends = tensor.sources.spans(tensor.itemsize)
         sizes = tensor.sources.volumes * tensor.itemsize
         columns = tensor.sources.numbers.tolist(), sizes.tolist(), begins.tolist(), ends.tolist()
         for row, (holder, nbytes, begin, end) in enumerate(zip(*columns, strict=True)):
             if files[holder] is not None:
-                held.setdefault(holder, []).append(_Span(tensor, row, nbytes, begin, end))
+                held.setdefault(holder, []).append(_PieceRange(tensor, row, nbytes, begin, end))
     objects = {holder: file for holder, file in enumerate(files) if file is not None}
     ranges = [(objects[holder], together) for holder, spans in held.items() for together in _ranges(spans)]
     total = sum(_range_bytes(together) for _, together in ranges)
@@ -106,9 +106,9 @@ def fetch_pieces(
     return arrays, total
 
 
-def _ranges(spans: list[_Span]) -> Iterator[list[_Span]]:
+def _ranges(spans: list[_PieceRange]) -> Iterator[list[_PieceRange]]:
     """Pieces of one object that are fetched together; one that is sparse is alone."""
-    together: list[_Span] = []
+    together: list[_PieceRange] = []
     end = nbytes = 0
     for span in sorted(spans, key=lambda span: span.begin):
         if span.is_sparse:
@@ -125,13 +125,13 @@ def _ranges(spans: list[_Span]) -> Iterator[list[_Span]]:
         yield together
 
 
-def _range_bytes(together: list[_Span]) -> int:
+def _range_bytes(together: list[_PieceRange]) -> int:
     if len(together) == 1 and together[0].is_sparse:
         return together[0].nbytes
     return max(span.end for span in together) - together[0].begin
 
 
-def _fetched(file: ObjectFile, together: list[_Span]) -> Array:
+def _fetched(file: ObjectFile, together: list[_PieceRange]) -> Array:
     """The bytes of a together; of a sparse piece its elements, in C order."""
     tensor, row, _, begin, _ = together[0]
     if len(together) == 1 and together[0].is_sparse:

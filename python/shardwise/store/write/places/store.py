@@ -25,7 +25,7 @@ from ...data.location import taken, workplace_of
 from ...data.objects import ATTEMPTS, ObjectPath, ObjectStatus
 from .place import Completion, NewCheckpoint, receipt_from_line, receipt_line, sealed, unsealed
 from .stream import ObjectSink
-from .task import Gathered, Gatherer, Progress, Share, Task, TaskReceipt, Written
+from .task import Gathered, Gatherer, Outcome, Progress, Share, Task, TaskReceipt
 from .uploads import LIMITS, WINDOW, Limits, Multipart, check_writable, parts_for, parts_of_workers, put_object
 from .work import Work, Workers, executor_workers, one_worker, workers_for
 
@@ -73,7 +73,7 @@ class PartsSink:
 
     def fill(
         self, task: Task, gatherer: Gatherer, memory: int, threads: int | None, *, sync: bool, progress: Progress
-    ) -> Written:
+    ) -> Outcome:
         """Put what the gatherer gives; where the objects are complete already, see that it is that.
 
         Raises:
@@ -96,9 +96,9 @@ class PartsSink:
                 raise FileNotFoundError(errno.ENOENT, why, str(self.path)) from None
             return self.compare(task, gatherer, memory, threads, None)
         nbytes = sum(end - begin for _, begin, end, _ in self.shares)
-        return Written(done.digests, done.crcs, nbytes, made, shares)
+        return Outcome(done.digests, done.crcs, nbytes, made, shares)
 
-    def compare(self, task: Task, gatherer: Gatherer, memory: int, threads: int | None, progress: Progress) -> Written:
+    def compare(self, task: Task, gatherer: Gatherer, memory: int, threads: int | None, progress: Progress) -> Outcome:
         """Compare the objects with what the gatherer gives.
 
         Raises:
@@ -112,7 +112,7 @@ class PartsSink:
                 raise taken(there)
             if progress is not None:
                 progress(len(data))
-        return Written(done.digests, done.crcs, 0)
+        return Outcome(done.digests, done.crcs, 0)
 
     def _are_made(self, task: Task) -> bool:
         """Return whether another run was faster, and has put the objects together."""
@@ -487,14 +487,14 @@ class StorePlace:
 
     def _pieces(
         self, number: int, held: Iterable[tuple[int, int, str, int, int]], headers: Iterable[tuple[int, bytes]]
-    ) -> list[_Joint]:
+    ) -> list[_ObjectPiece]:
         """Return the parts that an object consists of, in order.
 
         Raises:
             ParseError: if that is not all of it.
         """
-        found = [_Joint(*each, b"") for each in held]
-        found += [_Joint(at, at + len(text), "", -1, 0, text) for at, text in headers if text]
+        found = [_ObjectPiece(*each, b"") for each in held]
+        found += [_ObjectPiece(at, at + len(text), "", -1, 0, text) for at, text in headers if text]
         found.sort(key=lambda each: (each.begin, each.task < 0))
         end, joined = 0, []
         for each in found:
@@ -510,7 +510,7 @@ class StorePlace:
             )
         return joined
 
-    def _complete(self, number: int, name: str, pieces: Sequence[_Joint], completion: Completion) -> None:
+    def _complete(self, number: int, name: str, pieces: Sequence[_ObjectPiece], completion: Completion) -> None:
         """Put the parts of an object that no task could, and make it of all."""
         size, upload = self._new.sizes[number], self._upload(number, name)
         least = self._limits.least_shared(size)
@@ -529,7 +529,7 @@ class StorePlace:
                 etags[number] = upload.put(number, data)
         upload.complete(etags, is_new=True)
 
-    def _remainder_of(self, piece: _Joint, begin: int, end: int, completion: Completion) -> bytes:
+    def _remainder_of(self, piece: _ObjectPiece, begin: int, end: int, completion: Completion) -> bytes:
         """Bytes of an object that are in no part yet."""
         if piece.task < 0:
             return piece.text[begin - piece.begin : end - piece.begin]
@@ -737,7 +737,7 @@ def _is_at(path: ObjectPath, status: ObjectStatus, begin: int, data: bytes | byt
     return all(path.read(begin + at, begin + to, status.etag) == data[at:to] for at, to in spans)
 
 
-class _Joint(NamedTuple):
+class _ObjectPiece(NamedTuple):
     """A piece of an object: a part, or some of the remainder of a task, or a text between tensors."""
 
     begin: int
@@ -751,7 +751,7 @@ class _Joint(NamedTuple):
     text: bytes
 
 
-def _gaps(pieces: Sequence[_Joint]) -> Iterator[tuple[int, int]]:
+def _gaps(pieces: Sequence[_ObjectPiece]) -> Iterator[tuple[int, int]]:
     """Yield the byte ranges of the object that no uploaded part covers yet; neighbouring ranges are joined."""
     begin = end = 0
     for each in pieces:

@@ -23,7 +23,7 @@ from ...data.boxes import contiguous_strides
 from ...data.engine import add_digests
 from ...data.objects import ObjectPath
 from ..forms.files import FileDigests, TargetFile
-from .task import Block, Gatherer, Progress, Task, Written
+from .task import BufferBox, Gatherer, Outcome, Progress, Task
 from .uploads import LIMITS, Comparison, Limits, Upload, parts_for, upload_to
 
 __all__ = ["ObjectSink", "Stream", "stream_of"]
@@ -62,7 +62,7 @@ class ObjectSink:
 
     def fill(
         self, task: Task, gatherer: Gatherer, memory: int, threads: int | None, *, sync: bool, progress: Progress
-    ) -> Written:
+    ) -> Outcome:
         """Make it of what the gatherer gives; where it was made already, see that it is that.
 
         Raises:
@@ -75,7 +75,7 @@ class ObjectSink:
             gatherer.compares, progress = True, None  # All bytes were counted.
         return self._made(task, gatherer, memory, threads, progress, None)
 
-    def compare(self, task: Task, gatherer: Gatherer, memory: int, threads: int | None, progress: Progress) -> Written:
+    def compare(self, task: Task, gatherer: Gatherer, memory: int, threads: int | None, progress: Progress) -> Outcome:
         """Compare it with what the gatherer gives.
 
         Raises:
@@ -85,7 +85,7 @@ class ObjectSink:
 
     def _made(
         self, task: Task, gatherer: Gatherer, memory: int, threads: int | None, progress: Progress, run: str | None
-    ) -> Written:
+    ) -> Outcome:
         file = self.file
         part_bytes, window, holds = parts_for([file], memory, limits=self.limits)
         is_new = run is not None
@@ -112,7 +112,7 @@ class ObjectSink:
         slots = [number for number, slot in enumerate(file.slots) if slot.end > slot.begin]
         crcs = [stream.crcs[number] for number in slots] if file.needs_crcs else []
         made = status.size, status.etag
-        return Written([stream.slots[number] for number in slots], crcs, nbytes if is_new else 0, made)
+        return Outcome([stream.slots[number] for number in slots], crcs, nbytes if is_new else 0, made)
 
 
 def stream_of(file: TargetFile, gatherer: Gatherer, part_bytes: int, threads: int | None, *, holds: bool) -> Stream:
@@ -186,7 +186,7 @@ class Stream:
         self._number = self._filled = 0
         self._texts: list[_Text] = []
         #: Boxes of slots, and where they are in the part.
-        self._blocks: list[Block] = []
+        self._blocks: list[BufferBox] = []
         self._held: tuple[int, bytearray, _Text] | None = None
         self._cache: tuple[int, bytes] | None = None
 
@@ -235,7 +235,7 @@ class Stream:
                 if all(low < high for low, high, _, _ in sides):
                     own = tuple((low + shift, high + shift) for low, high, shift, _ in sides)
                     begin = sum((low - first) * step for (low, _, _, first), step in zip(sides, strides, strict=True))
-                    self._blocks.append(Block(slot, array.tensor, own, self._filled + begin, strides))
+                    self._blocks.append(BufferBox(slot, array.tensor, own, self._filled + begin, strides))
             self._filled += nbytes
 
     def _flush(self, at: int) -> Iterator[tuple[int, bytearray]]:

@@ -30,7 +30,7 @@ from ..forms.forms import differing_replica
 from .gather import compare_replicas, fetch_pieces
 from .work import MEMORY
 
-__all__ = ["Block", "Gathered", "Gatherer", "Share", "Sink", "Task", "TaskReceipt", "Written", "worker_name"]
+__all__ = ["BufferBox", "Gathered", "Gatherer", "Outcome", "Share", "Sink", "Task", "TaskReceipt", "worker_name"]
 
 #: Bytes of the engine's own buffers, besides the memory that it fills.
 _BUDGET = 4 * 2**20
@@ -108,7 +108,7 @@ class Gathered(NamedTuple):
     bytes_written: int
 
 
-class Block(NamedTuple):
+class BufferBox(NamedTuple):
     """A box of a tensor, and where it goes in a buffer.
 
     Attributes:
@@ -202,7 +202,7 @@ class Gatherer:
             tensors = list(tensors_of(given))
         return self._seen(done, tensors, self._names, self._own, nbytes)
 
-    def into_memory(self, buffer: npt.NDArray[np.uint8], blocks: Sequence[Block], threads: int | None) -> Gathered:
+    def into_memory(self, buffer: npt.NDArray[np.uint8], blocks: Sequence[BufferBox], threads: int | None) -> Gathered:
         """Put boxes into a buffer of bytes.
 
         Raises:
@@ -294,7 +294,7 @@ class Gatherer:
 Progress = Callable[[int], object] | None
 
 
-class Written(NamedTuple):
+class Outcome(NamedTuple):
     """The outcome of one task in its sink.
 
     Attributes:
@@ -320,10 +320,10 @@ class Sink(Protocol):
 
     def fill(
         self, task: Task, gatherer: Gatherer, memory: int, threads: int | None, *, sync: bool, progress: Progress
-    ) -> Written:
+    ) -> Outcome:
         """Take what the gatherer gives."""
 
-    def compare(self, task: Task, gatherer: Gatherer, memory: int, threads: int | None, progress: Progress) -> Written:
+    def compare(self, task: Task, gatherer: Gatherer, memory: int, threads: int | None, progress: Progress) -> Outcome:
         """See that what is there is what the gatherer gives."""
 
 
@@ -419,7 +419,7 @@ class Task:
         """
         return self._ended(memory, lambda given: self.sink.compare(self, given, memory, threads, progress))
 
-    def _ended(self, memory: int, ask: Callable[[Gatherer], Written]) -> TaskReceipt:
+    def _ended(self, memory: int, ask: Callable[[Gatherer], Outcome]) -> TaskReceipt:
         began = time.perf_counter()
         check_memory(memory)
         gatherer = Gatherer(self._program, self.sink.count(self), self._sources, self._compared, dict(self._names))

@@ -149,7 +149,7 @@ def upload_to(path: ObjectPath, *, window: int, is_new: bool, run: str | None = 
     """
     if path.is_s3:
         return _InParts(path, window, is_new, run or uuid.uuid4().hex)
-    return _Kept(path, is_new) if path.protocol == "memory" else _Stream(path, is_new)
+    return _MemoryUpload(path, is_new) if path.protocol == "memory" else _GoogleUpload(path, is_new)
 
 
 def put_object(path: ObjectPath, data: bytes | bytearray, *, is_new: bool) -> None:
@@ -354,7 +354,7 @@ class _InParts:
             self._upload.name = ""
 
 
-class _Kept:
+class _MemoryUpload:
     """memory://, whose objects are memory: they are put together here."""
 
     any_order = True
@@ -379,7 +379,7 @@ class _Kept:
         self._parts.clear()
 
 
-class _Stream:
+class _GoogleUpload:
     """Google's store: a file of gcsfs, which uploads in order, and makes the object when it is closed."""
 
     any_order = False

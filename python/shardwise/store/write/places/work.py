@@ -103,8 +103,8 @@ class Work:
             raise TypeError(f"executor must be a concurrent.futures.Executor, got {type(self.executor).__name__}")
 
 
-Task = TypeVar("Task")
-Receipt = TypeVar("Receipt")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class _Here(Executor):
@@ -229,7 +229,7 @@ class _GivenUp(TimeoutError):
     """No worker ends a task any more."""
 
 
-class TaskWindow(Generic[Task, Receipt]):
+class TaskWindow(Generic[Item, Result]):
     """Tasks under way.
 
     Args:
@@ -244,18 +244,18 @@ class TaskWindow(Generic[Task, Receipt]):
     def __init__(
         self,
         workers: Workers,
-        call: Callable[..., Receipt],
+        call: Callable[..., Result],
         arguments: tuple[Any, ...],
         retries: int,
-        keep: Callable[[Task, Receipt], object],
+        keep: Callable[[Item, Result], object],
         hint: str,
     ) -> None:
         self._workers, self._call, self._arguments = workers, call, arguments
         self._retries, self._keep, self._hint = retries, keep, hint
-        self._ended: SimpleQueue[tuple[Task, int, Future[Receipt]]] = SimpleQueue()
-        self._under_way: set[Future[Receipt]] = set()
+        self._ended: SimpleQueue[tuple[Item, int, Future[Result]]] = SimpleQueue()
+        self._under_way: set[Future[Result]] = set()
 
-    def run(self, tasks: Iterable[Task], total: int, shown: Callable[[Task], object]) -> int:
+    def run(self, tasks: Iterable[Item], total: int, shown: Callable[[Item], object]) -> int:
         """Run these `total` tasks, and give how many were run; `shown` is called after each."""
         count = 0
         waiting = iter(tasks)
@@ -292,12 +292,12 @@ class TaskWindow(Generic[Task, Receipt]):
                 future.cancel()
         return count
 
-    def _submit(self, task: Task, attempt: int) -> None:
+    def _submit(self, task: Item, attempt: int) -> None:
         future = self._workers.executor.submit(self._call, task, *self._arguments)
         self._under_way.add(future)
         future.add_done_callback(lambda ended: self._ended.put((task, attempt, ended)))
 
-    def _next(self) -> Task | None:
+    def _next(self) -> Item | None:
         """The next finished task; `None` if one failed and is retried."""
         try:
             task, attempt, future = self._ended.get(timeout=self._workers.timeout)

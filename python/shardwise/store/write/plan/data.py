@@ -18,7 +18,7 @@ from ....errors import LayoutError, ParseError
 from ....pieces import Pieces
 from ...data.block_lists import Listed, Section, block_digests, numbers
 from ...data.location import Location
-from ...data.sources import Places, Source, source_of
+from ...data.sources import Locations, Source, source_of
 from ...formats.sharded import MANIFEST
 from ..forms.files import Extent, TargetFile, WrittenFile
 from ..forms.forms import WRITTEN, Texts, check_names, header_text, manifest_text, target_file
@@ -196,13 +196,13 @@ class PlanData:
         """
         self = cls.__new__(cls)
         self.head, self.sections = head, sections
-        self.path = Places().of(head["path"]) if path is None else path
+        self.path = Locations().of(head["path"]) if path is None else path
         self.form, self.task_bytes = head["form"], head["task_bytes"]
         self.is_folder = WRITTEN[self.form].names is not None
         self.dtypes = [known for name in head["dtypes"] if (known := dtype_named(name)) is not None]
         self.tensors = Listed("tensor", self.count("tensors"), self._tensors_made, near=_NEAR)
         if sources is None:
-            places, count = Places(), self.sections["source_ends"].nbytes // 8
+            places, count = Locations(), self.sections["source_ends"].nbytes // 8
             sources = Listed("source", count, lambda begin, end: (self._source(n, places) for n in range(begin, end)))
         self.sources = sources
         self._file, self._digest = file, digest
@@ -226,7 +226,7 @@ class PlanData:
                 made.append(PlannedTensor(self, name, self.dtypes[row.dtype], shape, row, before))
             return made
 
-    def _source(self, number: int, places: Places) -> Source:
+    def _source(self, number: int, places: Locations) -> Source:
         with said_by(self._file):
             ends = self.numbers("source_ends", max(number - 1, 0), number + 1).tolist()
             text = self.sections["sources"].read(ends[0] if number else 0, ends[-1])

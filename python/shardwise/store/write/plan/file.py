@@ -24,7 +24,7 @@ from ...._text import shown
 from ....errors import LayoutError, ParseError
 from ....layout import UnevenRule
 from ....pieces import Pieces, repeated
-from ...data.block_lists import BLOCK, Stored, blocks_of, packed
+from ...data.block_lists import BLOCK, InFile, blocks_of, packed
 from ...data.files import DataFile
 from ...data.parts import RANKS
 from ...data.sources import check_name
@@ -109,7 +109,7 @@ def load_plan(path: Path, kind: type[Plan]) -> Plan:
         sections, first = {}, 0
         for name, (nbytes, digests) in head.pop("sections").items():
             end = first + len(digests)
-            sections[name] = Stored(file, nbytes, begins[first : end + 1], digests)
+            sections[name] = InFile(file, nbytes, begins[first : end + 1], digests)
             first = end
         if first != blocks:
             raise ValueError("it has blocks of no section")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ...data.block_lists import Made, Section
+from ...data.block_lists import Computed, Section
 from ..forms.files import TargetFile
 from ..places.place import FileShare
 
@@ -165,7 +165,7 @@ def target_rows(files: Sequence[TargetFile], tensors: int) -> tuple[Section, Num
             rows["place"][here] = file.slots.places[inner]
         return rows.view(np.int64)
 
-    return Made(count, len(TargetRow._fields), make), counts
+    return Computed(count, len(TargetRow._fields), make), counts
 
 
 def slot_rows(files: Sequence[TargetFile]) -> Section:
@@ -180,7 +180,7 @@ def slot_rows(files: Sequence[TargetFile]) -> Section:
             parts.append(np.column_stack([slots.tensors[span], slots.places[span]]))
         return np.concatenate(parts)
 
-    return Made(ends[-1], len(SlotRow._fields), make)
+    return Computed(ends[-1], len(SlotRow._fields), make)
 
 
 def repeated_slots(files: Sequence[TargetFile]) -> bytes:

@@ -22,7 +22,7 @@ from ....errors import LayoutError, SizeOverflowError
 from ....partition import Partition
 from ....pieces import NO_PIECES, Pieces
 from ....shared_tiling import SharedTiling
-from ...data.block_lists import Held, Section
+from ...data.block_lists import InMemory, Section
 from ...data.files import Holder
 from ...data.location import absolute
 from ...data.parts import RANKS
@@ -290,24 +290,26 @@ def make_plan(request: Request, contents: Contents) -> CheckpointPlan:
     lines = [source.stated().encode() for source in sources]
     names = [file.name.encode() for file in files]
     sections: dict[str, Section] = {
-        "names": Held(b"".join(lists["name"])),
-        "shapes": Held(_flat(lists["shape"])),
-        "tensors": Held(tensors.view(np.int64)),
-        "pieces": Held(np.concatenate([_NO_ROWS, *lists["sources"]])),
-        "replicas": Held(np.concatenate([_NO_ROWS, *lists["replicas"]])),
+        "names": InMemory(b"".join(lists["name"])),
+        "shapes": InMemory(_flat(lists["shape"])),
+        "tensors": InMemory(tensors.view(np.int64)),
+        "pieces": InMemory(np.concatenate([_NO_ROWS, *lists["sources"]])),
+        "replicas": InMemory(np.concatenate([_NO_ROWS, *lists["replicas"]])),
         "targets": targets,
-        "boxes": Held(files[0].slots.table.pool if files else np.zeros(0, np.int64)),
-        "file_names": Held(b"".join(names)),
-        "files": Held(file_rows(names, files).view(np.int64)),
+        "boxes": InMemory(files[0].slots.table.pool if files else np.zeros(0, np.int64)),
+        "file_names": InMemory(b"".join(names)),
+        "files": InMemory(file_rows(names, files).view(np.int64)),
         "slots": slot_rows(files),
-        "sources": Held(b"".join(lines)),
-        "source_ends": Held(np.cumsum([len(line) for line in lines], dtype=np.int64)),
-        "runs": Held(runs),
-        "again": Held(repeated_slots(files) if WRITTEN[form].has_arrays else b""),
-        **{name: Held(b"") for name in ("order", "shares", "share_ends")},
-        "aliases": Held(json.dumps(dict(contents.aliases)).encode()),
-        "beside": Held(b"".join(beside.values())),
-        "paths": Held(json.dumps({name: at for name, at in contents.paths.items() if tuple(at) != (name,)}).encode()),
+        "sources": InMemory(b"".join(lines)),
+        "source_ends": InMemory(np.cumsum([len(line) for line in lines], dtype=np.int64)),
+        "runs": InMemory(runs),
+        "again": InMemory(repeated_slots(files) if WRITTEN[form].has_arrays else b""),
+        **{name: InMemory(b"") for name in ("order", "shares", "share_ends")},
+        "aliases": InMemory(json.dumps(dict(contents.aliases)).encode()),
+        "beside": InMemory(b"".join(beside.values())),
+        "paths": InMemory(
+            json.dumps({name: at for name, at in contents.paths.items() if tuple(at) != (name,)}).encode()
+        ),
     }
     place = absolute(path)
     head = {
@@ -346,7 +348,7 @@ def with_shares(plan: CheckpointPlan, limits: Limits, task_bytes: int, memory: i
         tensor = plan.tensors[number]
         count = sum(map(len, (tensor.sources, tensor.replicas, tensor.targets)))
         shapes.append((tensor.shape, tensor.itemsize, count))
-    sections = {**plan.sections, "order": Held(order), "runs": Held(shared_runs(shapes, task_bytes))}
+    sections = {**plan.sections, "order": InMemory(order), "runs": InMemory(shared_runs(shapes, task_bytes))}
     head = {**plan.head, "task_bytes": task_bytes}
     made = CheckpointPlan.made(head, sections, path=plan.path, sources=plan.sources)
     shares = shares_of(made, limits.least_shared)
@@ -359,7 +361,7 @@ def with_shares(plan: CheckpointPlan, limits: Limits, task_bytes: int, memory: i
     most = int(np.bincount(np.repeat(np.arange(len(counts)), counts), weights=ends - begins).max())
     if is_one_each or remainder > total // _MOST_REMAINDER or most + memory_for(int(made.grid.bytes.max())) > memory:
         return None
-    sections |= {"shares": Held(shares.rows.view(np.int64)), "share_ends": Held(shares.ends)}
+    sections |= {"shares": InMemory(shares.rows.view(np.int64)), "share_ends": InMemory(shares.ends)}
     return CheckpointPlan.made(head, sections, path=plan.path, sources=plan.sources)
 
 

@@ -43,7 +43,7 @@ from ...rewritten.wanted import partition_for, refuse_unmatched, wanted_object, 
 from ...tensors.checkpoint import StoredCheckpoint
 from ...tensors.companion_files import beside, companions_of
 from ...tensors.model_config import config_of
-from ..forms.doubts import DoubtsError, described, doubts_about
+from ..forms.doubts import DoubtsError, doubts_about, ruled_tensors
 from ..forms.forms import WRITTEN, Target
 from ..places import check_writable, claim_name, locked, refuse_source
 from ..places.work import MEMORY, RETRIES, Work, WriteReport, worker_count
@@ -344,7 +344,9 @@ class _Planning:
         copied = {old: new for old, new in values.items() if form == "dcp" and checkpoint.objects[old].extent}
         if scratch.is_dry:
             self.doubts += idle_renames(checkpoint, naming.rename)
-            lost, said = doubts_about(request.layouts, request.uneven, form, wanted, tensors, described(kept, weights))
+            lost, said = doubts_about(
+                request.layouts, request.uneven, form, wanted, tensors, ruled_tensors(kept, weights)
+            )
             self.doubts += said
             self.doubts += [note for note in (naming.rewrites or Rewrites())._notes if note not in said]
             losses = dropped_by_rules(dropped, dropped_values, names_of(checkpoint))
@@ -386,7 +388,7 @@ class _Planning:
         request, layouts = self._request, self._request.layouts
         names: dict[str, str] = {}
         wanted, fine = [], 0
-        refuse_unmatched(layouts, {name: len(shape) for name, shape, _ in described(kept, weights)})
+        refuse_unmatched(layouts, {name: len(shape) for name, shape, _ in ruled_tensors(kept, weights)})
         components = component_partitions(weights, outline_of(kept), layouts, request.uneven)
         for name, made in kept.items():
             partition = components.get(name) or partition_for(name, made.shape, layouts, request.uneven)

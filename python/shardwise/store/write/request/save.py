@@ -19,7 +19,7 @@ from ....placing import Layouts
 from ...data.location import Location, location_of
 from ...rewritten.names import check_name
 from ...rewritten.wanted import partition_for, refuse_unmatched, wanted_array
-from ..forms.doubts import DoubtsError, described, doubts_about
+from ..forms.doubts import DoubtsError, doubts_about, ruled_tensors
 from ..forms.forms import Target
 from ..places import locked
 from ..places.work import MEMORY, Work, WriteReport
@@ -109,7 +109,7 @@ def save_checkpoint(
     )
     made = plan_form(request, wanted)
     named = {each.name: each for each in wanted}
-    lost, said = doubts_about(layouts, uneven, chosen_form(request, wanted), wanted, named, described(named))
+    lost, said = doubts_about(layouts, uneven, chosen_form(request, wanted), wanted, named, ruled_tensors(named))
     if request.strict and said:
         raise DoubtsError(said)
     warn(said)
