@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
@@ -252,6 +253,7 @@ def check_elements(tensors: Mapping[str, tuple[tuple[int, ...], Dtype]], found: 
     if found.refused or not placing.models:
         return
     taken = {component.name for weight in found.tensors.values() for component in weight.components}
+    modules = Counter(name.rpartition(".")[0] for name in tensors)
     narrow = {name for name, (_, dtype) in tensors.items() if dtype.bits <= 8}
     for name, (shape, dtype) in tensors.items():
         beside = f"{name.rpartition('.')[0]}.weight", name.rpartition("_")[0]
@@ -263,6 +265,8 @@ def check_elements(tensors: Mapping[str, tuple[tuple[int, ...], Dtype]], found: 
         if _is_integer(dtype) and math.prod(shape) > 1:
             layout = placing.placed(name, len(shape)).layout
             is_odd = is_beside or (layout is not None and any(getattr(layout, "axes", ())))
+            # By the names of engines, parts of a weight of a known method have rules of their own.
+            is_odd = is_odd and (found.method is None or modules[name.rpartition(".")[0]] == 1)
         else:
             is_odd = is_beside and weight in tensors and tensors[weight][1].bits <= 8
         if is_odd:
