@@ -557,6 +557,27 @@ def test_nobody_asks_what_kind_of_path_it_has() -> None:
     assert found == {}
 
 
+#: Tests of the package as a whole, and folders of tests beside its rooms, of which CONTRIBUTING says what they are.
+WHOLE = {"advice", "package", "rooms"}
+BESIDE = {"benches", "docs", "fuzz", "laws", "mutants", "oracle", "process", "prove", "release", "rust", "slices"}
+
+
+def test_tests_stand_in_the_rooms_of_what_they_test() -> None:
+    """A file at the top is named for a module at the top, a folder for a folder of the package."""
+    tests, package = ROOT / "tests", ROOT / "python/shardwise"
+    wrong = []
+    for path in tests.rglob("test_*.py"):
+        folder = path.parent.relative_to(tests)
+        if folder.parts:
+            if folder.parts[0] not in BESIDE and not (package / folder / "__init__.py").exists():
+                wrong.append(path.relative_to(tests).as_posix())
+        else:
+            name = path.stem.removeprefix("test_")
+            if name not in WHOLE and not any((package / f"{each}.py").exists() for each in (name, f"_{name}")):
+                wrong.append(path.name)
+    assert wrong == []
+
+
 def patched(tree: ast.AST) -> Iterator[str]:
     """The names that a test replaces with `setattr`."""
     for node in ast.walk(tree):

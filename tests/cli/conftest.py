@@ -24,6 +24,29 @@ def write_checkpoint(path: Path, tensors: Tensors) -> Path:
     return path
 
 
+def bert(layers: int, width: int, vocabulary: int = 30522) -> Tensors:
+    """Names and shapes as transformers' BertModel saves them."""
+    tensors: Tensors = {
+        "embeddings.position_ids": ("I64", (1, 512)),
+        "embeddings.word_embeddings.weight": ("F32", (vocabulary, width)),
+        "embeddings.position_embeddings.weight": ("F32", (512, width)),
+        "embeddings.token_type_embeddings.weight": ("F32", (2, width)),
+    }
+    linear = {
+        **{f"attention.self.{name}": (width, width) for name in ("query", "key", "value")},
+        "attention.output.dense": (width, width),
+        "intermediate.dense": (4 * width, width),
+        "output.dense": (width, 4 * width),
+    }
+    dense = {f"encoder.layer.{layer}.{name}": shape for layer in range(layers) for name, shape in linear.items()}
+    for name, (rows, columns) in {**dense, "pooler.dense": (width, width)}.items():
+        tensors |= {f"{name}.weight": ("F32", (rows, columns)), f"{name}.bias": ("F32", (rows,))}
+    blocks = [f"encoder.layer.{layer}.{part}" for layer in range(layers) for part in ("attention.output", "output")]
+    for name in ["embeddings", *blocks]:
+        tensors |= {f"{name}.LayerNorm.{part}": ("F32", (width,)) for part in ("weight", "bias")}
+    return tensors
+
+
 def error_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     assert main([str(argument) for argument in arguments]) == 2
     captured = capsys.readouterr()

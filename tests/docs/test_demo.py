@@ -1,4 +1,4 @@
-"""The examples: the demo runs, and the rules fit the models they are made for, of every size."""
+"""The demo: on a model of its own and on a checkpoint of the user's."""
 
 import os
 import runpy
@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from shardwise.cli import main
-
-from ..cli.conftest import Tensors, write_checkpoint
+from tests.cli.conftest import bert, write_checkpoint
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -20,57 +18,6 @@ def run_demo(*arguments: object) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, str(EXAMPLES / "demo.py"), *map(str, arguments)]
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8"}
     return subprocess.run(command, capture_output=True, encoding="utf-8", env=environment, timeout=3600)
-
-
-def bert(layers: int, width: int, vocabulary: int = 30522) -> Tensors:
-    """Names and shapes as transformers' BertModel saves them."""
-    tensors: Tensors = {
-        "embeddings.position_ids": ("I64", (1, 512)),
-        "embeddings.word_embeddings.weight": ("F32", (vocabulary, width)),
-        "embeddings.position_embeddings.weight": ("F32", (512, width)),
-        "embeddings.token_type_embeddings.weight": ("F32", (2, width)),
-    }
-    linear = {
-        **{f"attention.self.{name}": (width, width) for name in ("query", "key", "value")},
-        "attention.output.dense": (width, width),
-        "intermediate.dense": (4 * width, width),
-        "output.dense": (width, 4 * width),
-    }
-    dense = {f"encoder.layer.{layer}.{name}": shape for layer in range(layers) for name, shape in linear.items()}
-    for name, (rows, columns) in {**dense, "pooler.dense": (width, width)}.items():
-        tensors |= {f"{name}.weight": ("F32", (rows, columns)), f"{name}.bias": ("F32", (rows,))}
-    blocks = [f"encoder.layer.{layer}.{part}" for layer in range(layers) for part in ("attention.output", "output")]
-    for name in ["embeddings", *blocks]:
-        tensors |= {f"{name}.LayerNorm.{part}": ("F32", (width,)) for part in ("weight", "bias")}
-    return tensors
-
-
-def gpt2(prefix: str, **sizes: int) -> Tensors:
-    arrays = runpy.run_path(str(EXAMPLES / "demo.py"))["gpt2_tensors"](**sizes)
-    return {prefix + name: ("F32", array.shape) for name, array in arrays.items()}
-
-
-@pytest.mark.parametrize("mesh", ["model=4", "data=2,model=4", "model=2,data=3"])
-@pytest.mark.parametrize(
-    ("rules", "tensors"),
-    [
-        ("bert", bert(layers=6, width=384)),
-        ("bert", {f"bert.{name}": info for name, info in bert(layers=2, width=768).items()}),
-        ("gpt2", gpt2("", layers=2, width=64, context=8)),
-        ("gpt2", gpt2("transformer.", layers=2, width=96, context=8)),
-    ],
-    ids=["minilm", "bert", "gpt2", "gpt2-lm"],
-)
-def test_rules_fit_their_models(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, rules: str, tensors: Tensors, mesh: str
-) -> None:
-    file = write_checkpoint(tmp_path / "model.safetensors", tensors)
-    status = main(["report", str(file), "--mesh", mesh, "--rules", rules, "--strict"])
-    said = capsys.readouterr().out
-    # The rules cut along `model` only; an axis besides is said, and is all that is.
-    has_data = "data" in mesh
-    assert (status, said.count("warning"), said.count("error:")) == (has_data, 0, has_data)
-    assert said.count("uses the axis 'data'") == has_data
 
 
 @pytest.mark.heavy

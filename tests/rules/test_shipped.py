@@ -1,17 +1,22 @@
-"""The rules for fused weights give every rank what vLLM and Megatron give it, and leave nothing unmatched."""
+"""Shipped rules: every rank has what vLLM and Megatron give it of fused weights, and nothing is left unmatched."""
 
 from __future__ import annotations
 
 import io
+import runpy
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import shardwise as sw
+from shardwise.cli import main
+from tests.cli.conftest import Tensors, bert, write_checkpoint
 
 from ..oracle import fused
 from ..oracle.families.models import DATA, read
 
+DEMO = Path(__file__).parents[2] / "examples" / "demo.py"
 RULES = sw.example_rules()
 #: Query heads, key-value heads, head dim.
 HEADS = {
@@ -176,3 +181,31 @@ def test_the_rules_are_written_back(name: str) -> None:
     written = io.StringIO()
     rules.to_toml(written)
     assert sw.LayoutMap.from_toml(io.StringIO(written.getvalue())) == rules
+
+
+def gpt2(prefix: str, **sizes: int) -> Tensors:
+    arrays = runpy.run_path(str(DEMO))["gpt2_tensors"](**sizes)
+    return {prefix + name: ("F32", array.shape) for name, array in arrays.items()}
+
+
+@pytest.mark.parametrize("mesh", ["model=4", "data=2,model=4", "model=2,data=3"])
+@pytest.mark.parametrize(
+    ("rules", "tensors"),
+    [
+        ("bert", bert(layers=6, width=384)),
+        ("bert", {f"bert.{name}": info for name, info in bert(layers=2, width=768).items()}),
+        ("gpt2", gpt2("", layers=2, width=64, context=8)),
+        ("gpt2", gpt2("transformer.", layers=2, width=96, context=8)),
+    ],
+    ids=["minilm", "bert", "gpt2", "gpt2-lm"],
+)
+def test_rules_fit_their_models(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, rules: str, tensors: Tensors, mesh: str
+) -> None:
+    file = write_checkpoint(tmp_path / "model.safetensors", tensors)
+    status = main(["report", str(file), "--mesh", mesh, "--rules", rules, "--strict"])
+    said = capsys.readouterr().out
+    # The rules cut along `model` only; an axis besides is said, and is all that is.
+    has_data = "data" in mesh
+    assert (status, said.count("warning"), said.count("error:")) == (has_data, 0, has_data)
+    assert said.count("uses the axis 'data'") == has_data
