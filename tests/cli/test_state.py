@@ -100,6 +100,36 @@ def test_experts_and_caches(capsys: pytest.CaptureFixture[str], config: Callable
     assert found["optimizer"] is None
 
 
+def test_tied_embeddings(capsys: pytest.CaptureFixture[str], config: Callable[..., str], tmp_path: Path) -> None:
+    """Once on one stage, and on both ends of two; also where a list has both names."""
+    layers = 4 * (QO + KV + MLP + NORMS) + 64
+    found = answer(capsys, config(tie_word_embeddings=True))
+    assert found["totals"]["weights"]["held"] == 2 * (layers + WORDS)
+    found = answer(capsys, config(tie_word_embeddings=True), "--pp", "2")
+    assert found["totals"]["weights"]["held"] == 2 * (layers + 2 * WORDS)
+    (tmp_path / "list.json").write_text(json.dumps({"embed_tokens.weight": [100, 64], "lm_head.weight": [100, 64]}))
+    listed = str(tmp_path / "list.json"), "--config", config(tie_word_embeddings=True)
+    assert answer(capsys, *listed)["totals"]["weights"]["held"] == 2 * WORDS
+    assert answer(capsys, *listed[:2], config())["totals"]["weights"]["held"] == 2 * 2 * WORDS
+
+
+def test_quantized_weights_are_cut_with_their_scales(
+    capsys: pytest.CaptureFixture[str], config: Callable[..., str]
+) -> None:
+    """A byte for a weight, and four for each block of 128 by 128; halves of both."""
+    fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    path = config(
+        hidden_size=512, intermediate_size=1024, num_attention_heads=4, num_key_value_heads=4, quantization_config=fp8
+    )
+    layer = 4 * (512 * 512 + 4 * 4 * 4) // 2 + 3 * (1024 * 512 + 8 * 4 * 4) // 2 + 2 * 2 * 512
+    found = answer(capsys, path, "--tp", "2")
+    assert found["fullest"]["allocated"] == 4 * layer + 2 * (2 * 100 * 512 // 2 + 512)
+    adapted = answer(capsys, path, *words("--tp 2 --optimizer sgd --lora 4=q_proj --lora-dtype bfloat16"))
+    assert adapted["fullest"]["kinds"]["gradients"]["held"] == 4 * 2 * (4 * 512 + 512 // 2 * 4)
+    assert main(["state", path, *words("--tp 2 --optimizer sgd")]) == 2
+    assert "is not of a dtype that is trained; freeze it with frozen" in capsys.readouterr().err
+
+
 def test_rules_and_lists(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "list.json").write_text(json.dumps({"a.up": {"shape": [6, 4], "dtype": "float32"}, "a.norm": [4]}))
     (tmp_path / "rules.toml").write_text("[rules]\nup = ['tp', []]\nnorm = [[]]\n")

@@ -221,6 +221,15 @@ def test_stages() -> None:
     assert sw.draw(state)
 
 
+def test_axes_of_stages_are_not_of_data() -> None:
+    mesh = sw.DeviceMesh((2, 2, 2), ("pp", "dp", "tp"))
+    rules = {"h.{i}": DeploymentRule(("tp",), at={"pp": "i"}), "words": DeploymentRule(("tp",), at={"pp": [0, 1]})}
+    state = Deployment(8, mesh, rules).state({"h.0": ((8,), "float32"), "words": ((12,), "float32")}, "lion", "zero1")
+    assert state.over == ("dp",)
+    # Halves of 4 + 6 and of 6, padded to 12 and 8, of which each of two ranks has a half.
+    assert state.allocated["masters"].tolist() == [4 * 6] * 4 + [4 * 4] * 4
+
+
 def test_caches() -> None:
     config = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32, "num_hidden_layers": 2,
               "layer_types": ["full_attention", "sliding_attention"], "sliding_window": 10}  # fmt: skip

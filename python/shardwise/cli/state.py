@@ -16,7 +16,7 @@ from ..errors import ParseError
 from ..fit.by_names import Sizes, deployed_by_names
 from ..fit.model import opened_model
 from ..fit.nearest import Way, nearest
-from ..quantized import find_components, followers
+from ..quantized import Components, find_components
 from ..rules.layout_map import LayoutMap
 from ..rules.numbers import config_beside, read_config
 from ..rules.rewrites import Rewrites
@@ -34,6 +34,8 @@ from .terminal import Screen
 
 __all__ = ["run_state"]
 
+_OUTPUT = re.compile(r"(?:^|\.)(?:lm_head|embed_out)\.weight$")
+_WORDS = re.compile(r"(?:^|\.)(?:embed_tokens|wte|embed_in|word_embeddings)\.weight$")
 #: The exit status if what is needed is not known.
 _UNKNOWN = 4
 _NAMED = 6
@@ -99,12 +101,11 @@ def _by_rules(
     stored = {name: (shape, CODES.get(code) or DTYPES[code]) for name, (code, shape) in model.tensors.items()}
     rewrites = Rewrites.from_toml(options.rules, config=given or (dict(model.config) or None))
     outline, weights = rewritten_outline(stored, rewrites, components_in(stored, model.config, model.read), model.read)
-    following = followers(weights, layouts)
     tensors = {name: (dtype.code or dtype.name, shape) for name, (shape, dtype) in outline.items()}
 
     def made(sharding: str) -> TrainingState:
         own = _Model(tensors, model.config, model.read)
-        return _state(layouts, own, options, _sharded(asked, sharding), following)
+        return _state(layouts, own, options, _sharded(asked, sharding), weights)
 
     state = made(asked["sharding"])
     if state.unmatched and isinstance(layouts, LayoutMap) and len(state.unmatched) == len(outline):
@@ -137,13 +138,17 @@ def _state(
     model: _Model,
     options: argparse.Namespace,
     asked: dict[str, Any],
-    following: Mapping[str, Any] | None = None,
+    weights: Components | None = None,
 ) -> TrainingState:
     tensors = {name: (shape, code) for name, (code, shape) in model.tensors.items()}
-    if following is None:
-        following = followers(find_components(model.tensors, model.config, model.read), layouts)
+    if weights is None:
+        weights = find_components(model.tensors, model.config, model.read)
+    said = language_config(model.config)
+    names = [[name for name in tensors if pattern.search(name)] for pattern in (_OUTPUT, _WORDS)]
+    # Where the configuration ties them, and a checkpoint has both, the output layer is the embedding.
+    tied = {names[0][0]: names[1][0]} if said.get("tie_word_embeddings") is True and all(names) else {}
     caches = [] if options.cache is None else key_value_caches(model.config, tensors, **_cache(options.cache))
-    return training_state(tensors, layouts, caches=caches, followers=following, **asked)
+    return training_state(tensors, layouts, caches=caches, quantized=weights, tied=tied, **asked)
 
 
 def _model(options: argparse.Namespace) -> _Model:

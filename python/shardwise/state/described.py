@@ -80,17 +80,33 @@ def _is_float(dtype: Any) -> bool:
     return found is not None and found.name in _FLOATS
 
 
-def with_adapters(tensors: list[Tensor], lora: Lora) -> list[Tensor]:
-    """Give the tensors with the adapters of each after it.
+def with_adapters(
+    tensors: list[Tensor],
+    lora: Lora,
+    leaders: Mapping[str, str],
+    logical: Mapping[str, tuple[int, ...]],
+) -> list[Tensor]:
+    """Give the tensors with the adapters of each weight after it.
+
+    Args:
+        tensors: the tensors.
+        lora: the adapters.
+        leaders: the quantized weight of each component.
+        logical: the shape of each quantized weight.
 
     Raises:
         LayoutError: if there are none.
     """
     made: list[Tensor] = []
+    done: set[str] = set()
     for tensor in tensors:
         made.append(tensor)
-        for name, shape, dims in adapted(lora, tensor.name, tensor.shape):
-            made.append(Tensor(name, shape, lora.bits, True, (tensor.name, dims)))
+        weight = leaders.get(tensor.name, tensor.name)
+        if weight in done:
+            continue
+        done.add(weight)
+        for name, shape, dims in adapted(lora, weight, logical.get(weight, tensor.shape)):
+            made.append(Tensor(name, shape, lora.bits, True, (weight, dims)))
     if len(made) == len(tensors):
         raise LayoutError(f"lora: {shown(lora.targets)} is found in no name of a matrix")
     return made

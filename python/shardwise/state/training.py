@@ -18,6 +18,7 @@ from ..errors import LayoutError, ShardwiseError
 from ..layout import TensorLayout, UnevenRule
 from ..mesh import DeviceMesh
 from ..placing import Layouts, Placing, placing_of
+from ..quantized import Components, followers
 from ..rules.layout_rule import checked_uneven
 from ..rules.search import REMEMBERED_PATHS
 from ..shared_tiling import SharedTiling
@@ -56,7 +57,7 @@ def training_state(
     units: str | Callable[[str], Hashable] | None = None,
     settings: Mapping[str, Any] | None = None,
     caches: Iterable[Cache] = (),
-    followers: Mapping[str, tuple[str, Any]] | None = None,
+    quantized: Components | None = None,
     uneven: UnevenRule = "even",
 ) -> TrainingState:
     """Work out what each device holds and allocates of weights, gradients, masters, states of the optimizer and caches.
@@ -81,7 +82,8 @@ def training_state(
             of a stage.
         settings: settings of the framework by its own names: `use_orig_params`, `round_robin_gradients`, `bucket_size`.
         caches: caches of keys and values; see `shardwise.state.key_value_caches`.
-        followers: the tensors that are cut as others are, as `shardwise.quantized.followers` gives them.
+        quantized: the quantized weights among the tensors, as `shardwise.quantized.find_components` finds them: their
+            components are cut as the rules say of the weights.
         uneven: how dims that do not divide are cut, unless the rules say so.
 
     Raises:
@@ -101,7 +103,7 @@ def training_state(
     with uncollected():
         maker = _Maker(
             placing_of(layouts), tensors, optimizer, sharding, over, group, weights, gradients, masters, frozen, lora,
-            tied, units, settings, followers, checked_uneven(uneven),
+            tied, units, settings, quantized, checked_uneven(uneven),
         )  # fmt: skip
         return maker.state(caches)
 
@@ -123,7 +125,7 @@ class _Maker:
         tied: Mapping[str, str] | None,
         units: Any,
         settings: Mapping[str, Any] | None,
-        followers: Mapping[str, tuple[str, Any]] | None,
+        quantized: Components | None,
         uneven: UnevenRule,
     ) -> None:
         self._placing = placing
@@ -134,15 +136,18 @@ class _Maker:
         self._world = world
         self._tensors = described(tensors, weights)
         self._lora = optional("lora", lora, Lora)
+        found = optional("quantized", quantized, Components) or Components(None, {}, ())
+        self._followers = followers(found, placing, uneven)
         if lora is not None:
-            self._tensors = with_adapters(self._tensors, lora)
+            leaders = {name: leader for name, (leader, _) in self._followers.items()}
+            logical = {name: tensor.shape for name, tensor in found.tensors.items()}
+            self._tensors = with_adapters(self._tensors, lora, leaders, logical)
         by_name = {tensor.name: tensor for tensor in self._tensors}
         self._frozen = pattern_of("frozen", frozen)
         self._tied = dict(tied or {})
         for name, main in self._tied.items():
             if name not in by_name or main not in by_name:
                 raise LayoutError(f"tied[{shown(name)}] is {shown(main)}; tensors has not both of them")
-        self._followers = dict(followers or {})
         self._optimizer = None if optimizer is None else optimizer_of(optimizer)
         self._recipe, self._shared = recipe_of(sharding, self._optimizer, gradients, masters, settings or {})
         self._units = units_of(sharding, units)
@@ -191,7 +196,9 @@ class _Maker:
         by_default = () if default is None else tuple(default.layout.named_axes())
         if by_default or replicated:
             return by_default or replicated
-        used: set[str] = set()
+        # The axes of stages and experts, along which a deployment's rules say where a tensor is.
+        rules: Mapping[str, Any] = getattr(self._placing, "rules", dict)()
+        used = {axis for rule in rules.values() for axis, _ in getattr(rule, "at", ())}
         seen: set[Any] = set()
         for tensor in self._tensors:
             key = re.sub(r"[0-9]+", "#", tensor.name), len(tensor.shape)
