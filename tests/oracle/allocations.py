@@ -173,8 +173,21 @@ def megatron_differs(case: Case) -> str | None:
     return None
 
 
+def optimizers_differ(case: Case) -> str | None:
+    sharding, _, orig = case["framework"].partition("-")
+    settings = {"use_orig_params": bool(orig)} if sharding == "fsdp1" else None
+    tensors = tensors_of(case)
+    if case["optimizer"] == "muon" and any(len(shape) != 2 for shape, _ in tensors.values()):
+        raise sw.LayoutError("PyTorch's Muon takes matrices only; here AdamW has the rest, as is usual")
+    state = training_state(tensors, everywhere(case["world"]), case["optimizer"], sharding, settings=settings)
+    if "aten.add_" in case["ranks"][0].get("refused", ""):
+        raise sw.LayoutError("DTensor lacks an operation of Muon's step for some shapes, whatever is allocated")
+    return all_differ(state, case)
+
+
 #: What is known of each file, by its name.
 DIFFER = {"alloc_torch": torch_differs, "alloc_deepspeed": deepspeed_differs, "alloc_megatron": megatron_differs}
+DIFFER["alloc_optimizers"] = optimizers_differ
 
 
 def compare(name: str, compared: Any, cases: list[Case]) -> Iterator[tuple[str, str]]:
