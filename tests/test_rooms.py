@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 HOUSES: dict[str, tuple[tuple[str, ...], ...]] = {
     "python/shardwise": (
         ("_fork", "_threads"),
-        ("errors", "_core", "_drawn", "_garbage", "_lazy", "_text"),
+        ("errors", "_core", "_drawn", "_garbage", "_lazy", "_text", "_types"),
         ("_arguments", "_dtypes", "_expressions", "_frozen", "_json", "_strided", "piece", "pieces"),
         ("_atomic", "_boxes", "_tree", "packed", "sub_axis"),
         ("mesh_views",),

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._core import BoxTree
+from ._types import Numbers
 from .errors import SizeOverflowError
 
 __all__ = ["NO_PIECES", "Bounds", "Piece", "Pieces", "Runs", "dense_strides", "repeated", "shared_box", "within"]
@@ -17,7 +18,6 @@ __all__ = ["NO_PIECES", "Bounds", "Piece", "Pieces", "Runs", "dense_strides", "r
 Bounds = tuple[tuple[int, int], ...]
 """Start and stop per dim."""
 
-Numbers = npt.NDArray[np.int64]
 #: Runs of a dim, int64 (runs, 3): where each begins in the old dim, where in the new one, and its length.
 Runs = Numbers
 

@@ -8,8 +8,8 @@ from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from ._types import Numbers
 from .layout import TensorLayout
 from .piece import Piece
 from .tiling import Tiling
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from .mesh import DeviceMesh
 
 __all__ = ["SharedTiling", "Windows"]
-
-Numbers = npt.NDArray[np.int64]
 
 
 class Windows(NamedTuple):

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._text import cut, shown
+from .._types import Array
 from ..errors import LayoutError
 from ..partition import Partition
 from ..piece import sides_of
@@ -18,7 +19,6 @@ from ..tiling import Tiling
 
 __all__ = ["check_replicas", "first_difference", "texts_of"]
 
-Array = npt.NDArray[Any]
 
 #: The number of words of 8 bytes that are compared at a time, few enough to stay in the cache; and the most bytes for
 #: which a copy costs less than the calls that would avoid it.

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
-
-import numpy.typing as npt
 
 from .._arguments import instance, integer
 from .._text import shown
+from .._types import Array
 from ..errors import LayoutError
 from ..layout import Spec, TensorLayout, _names, _spec_names
 from ..packed import PackedDim
 from .sharded import ShardedArray, gathered
 
 __all__ = ["all_gather", "all_reduce", "all_to_all", "gather", "reduce_scatter"]
-
-Array = npt.NDArray[Any]
 
 
 def gather(sharded: ShardedArray, *, check_replicas: bool = True) -> Array:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from .._dtypes import Dtype
 from .._fork import cached_property
 from .._text import shown
+from .._types import Array
 from ..errors import LayoutError, SizeOverflowError
 from ..partition import Partition
 from ..pieces import NO_PIECES, Bounds, Piece, Pieces, Runs
@@ -29,8 +30,6 @@ __all__ = ["MOST_RUNS", "SHORT", "Assembled", "Stored", "Tables", "Values", "Wan
 _LARGEST = 2**63 - 1
 #: With at least this many runs, of fewer bytes than this on average, an order is too fine to copy piece by piece.
 MOST_RUNS, SHORT = 256, 512
-
-_Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -330,10 +329,10 @@ class Values(Assembled):
         values: Their bytes, as an array.
     """
 
-    values: _Array = field(kw_only=True)
+    values: Array = field(kw_only=True)
 
     @classmethod
-    def of(cls, origin: str, values: _Array, dtype: Dtype) -> Values:
+    def of(cls, origin: str, values: Array, dtype: Dtype) -> Values:
         """These values, of this dtype."""
         return cls(origin, values.shape, dtype, values=np.ascontiguousarray(values).view(f"V{dtype.bits // 8}"))
 

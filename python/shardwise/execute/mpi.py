@@ -23,6 +23,7 @@ import numpy.typing as npt
 from .._arguments import instance, integer, is_masked
 from .._dtypes import find_dtype
 from .._text import bytes_text, shown
+from .._types import Array
 from ..errors import LayoutError
 from ..reshard.model.memory import check_disjoint
 from ..reshard.model.program import ONE, ModelProgram, program_of_one
@@ -34,7 +35,6 @@ from ._ranks import agree, ranks_of
 
 __all__ = ["run", "run_model"]
 
-Array = npt.NDArray[Any]
 
 #: Buffers of a rank.
 _BUFFERS = 8

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from .._drawn import Drawn
 from .._fork import importing
 from .._text import shown
+from .._types import Array
 from ..errors import LayoutError, SizeOverflowError
 from ..packed.parts import segments_of
 from ..partition import Partition
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["RefitPlan", "plan_refit"]
 
-Array = npt.NDArray[Any]
 #: One partition in which several tensors are packed, or the partitions of the tensors, by name.
 Side = Partition | Mapping[str, Partition]
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from .._arguments import refuse_mask
 from .._core import count_fitting
 from .._text import shown
+from .._types import Array
 from ..errors import LayoutError, SizeOverflowError
 from ..partition import Partition
 from .source import ShardSource
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Window", "addends_of", "check_addable", "checked_arrays", "run_plan", "slices_of", "view_of", "views_of"]
 
-Array = npt.NDArray[Any]
 #: The part of a flat array that a piece is: its offset, and its shape.
 Window = tuple[int, tuple[int, ...]]
 

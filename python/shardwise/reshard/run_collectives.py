@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from .._types import Array
 from ..sub_axis import SubAxis, parse_sub_axis
 from .run import check_addable
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["run_steps"]
 
-Array = npt.NDArray[Any]
 Boxes = npt.NDArray[np.int64]
 
 

@@ -13,7 +13,6 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..._boxes import key_of
 from ..._core import Tiling as CoreTiling
@@ -31,7 +30,6 @@ from .descriptors import ZEROS, Places
 
 __all__ = ["Described", "Sources", "quantized_weights", "rewritten_model"]
 
-Numbers = npt.NDArray[np.int64]
 #: The shape and the dtype of a tensor.
 Described = tuple[tuple[int, ...], Any]
 

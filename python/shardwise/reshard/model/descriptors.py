@@ -15,6 +15,7 @@ import numpy.typing as npt
 from ..._atomic import read_file, replace_file
 from ..._frozen import frozen
 from ..._text import shown
+from ..._types import Numbers
 from ...errors import LayoutError, ParseError
 from ...partition import Partition
 from ...pieces import dense_strides
@@ -23,7 +24,6 @@ from ..plan import ReshardPlan
 from ..run import addends_of
 
 Rows = npt.NDArray[np.void]
-Numbers = npt.NDArray[np.int64]
 
 
 __all__ = ["DESCRIPTOR", "ZEROS", "Descriptors", "Group", "Places", "descriptors_of"]

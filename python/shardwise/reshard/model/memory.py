@@ -9,14 +9,13 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ..._text import shown
+from ..._types import Array
 from ...errors import LayoutError
 
 __all__ = ["Block", "Repeat", "block_of", "check_apart", "check_disjoint", "named", "repeats_in"]
 
-Array = npt.NDArray[Any]
 
 #: Up to how many steps numpy looks for a byte that two strided arrays share; beyond, they are taken to share one.
 _MOST_WORK = 10**6

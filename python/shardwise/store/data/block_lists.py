@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._arguments import integer
+from ..._types import Numbers
 from ...errors import ParseError
 from .files import Holder
 
@@ -43,7 +44,6 @@ _KEPT = 64
 #: The number of elements of a list that are made together.
 _TOGETHER = 1024
 
-Numbers = npt.NDArray[np.int64]
 Element = TypeVar("Element")
 
 

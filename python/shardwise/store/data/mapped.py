@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
-
-import numpy.typing as npt
 
 from ..._core import mapped_files
+from ..._types import Array
 from ...errors import ParseError
 
 __all__ = ["MappedFiles"]
 
 
-Array = npt.NDArray[Any]
 #: The bytes of a file, and when it was last written to and last changed, if that is not for this process to do.
 _Status = tuple[int, tuple[int, int] | None]
 

@@ -15,10 +15,10 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ..._fork import ForkLock
 from ..._threads import Threads
+from ..._types import Array
 from ...errors import ParseError
 from .files import Holder
 from .objects import ObjectPath, ObjectStatus
@@ -27,8 +27,6 @@ __all__ = ["WINDOW", "ObjectFile", "Requests"]
 
 #: Requests under way at a time.
 WINDOW = 8
-
-Array = npt.NDArray[Any]
 
 
 class Requests(NamedTuple):

@@ -11,11 +11,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ..._dtypes import CODES, Dtype, in_bytes
 from ..._json import strict_json
 from ..._text import shown
+from ..._types import Numbers
 from ...errors import ParseError
 from ...pieces import Bounds
 from ..data.boxes import Located, contiguous_strides
@@ -29,8 +29,6 @@ from ..tensors.stored import ListedPieces, StoredPiece, StoredTensor
 from .safetensors.header import Entry, read_header
 
 __all__ = ["open_names", "open_rest"]
-
-Numbers = npt.NDArray[np.int64]
 
 
 class _RankArray(NamedTuple):

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._threads import Threads
+from ..._types import Numbers
 from ..tensors.checkpoint import StoredCheckpoint
 from ..tensors.stored import StoredTensor
 
@@ -37,7 +38,6 @@ _MOST_ZEROS = 64
 _MANY, _MOST_ALIKE = 64, 4096
 
 Hashes = npt.NDArray[np.uint64]
-Numbers = npt.NDArray[np.int64]
 
 
 class Fibers(NamedTuple):

@@ -10,13 +10,12 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from ..._types import Numbers
 from .fibers import Fibers, Match
 
 __all__ = ["FIBER", "FIELDS", "NUMBER", "IrregularError", "Relation", "related"]
 
-Numbers = npt.NDArray[np.int64]
 #: A number in a name.
 NUMBER = re.compile(r"(?<![A-Za-z0-9_])[0-9]+(?![A-Za-z0-9_])")
 #: Parts of one tensor that may follow one another in another order without a period; and parts of a period.

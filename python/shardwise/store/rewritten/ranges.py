@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ..._arguments import check_fields, instance
 from ..._text import shown
+from ..._types import Numbers
 from ...errors import LayoutError, MeshError, ParseError
 from ...layout import UnevenRule
 from ...mesh import DeviceMesh
@@ -33,8 +34,6 @@ _READ = np.dtype([("file", "i8"), ("offset", "i8"), ("length", "i8")])
 _COPY = np.dtype([("read", "i8"), ("offset", "i8"), ("array", "i8"), ("destination", "i8"), ("length", "i8")])
 #: More copies than this are not listed: a layout that cuts between single elements has one for each.
 _MOST = 50_000_000
-
-Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)

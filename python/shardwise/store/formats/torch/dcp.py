@@ -13,10 +13,10 @@ from itertools import chain, starmap
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ...._dtypes import Dtype
 from ...._text import shown
+from ...._types import Numbers
 from ....errors import ParseError
 from ....pieces import Bounds
 from ...data.boxes import Located
@@ -38,8 +38,6 @@ _MAX_INDEX = 1 << 31
 _MAX_OBJECT = 1 << 30
 _OVERLAPS = "which overlaps what comes before it"
 _MAX_BITS = 8 * (2**63 - 1)
-
-Numbers = npt.NDArray[np.int64]
 
 
 def open_form(path: Location) -> StoredCheckpoint:

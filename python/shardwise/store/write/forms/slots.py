@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol, overload
 import numpy as np
 import numpy.typing as npt
 
+from ...._types import Numbers
 from ....errors import SizeOverflowError
 from ....partition import Partition
 from ....pieces import Bounds, dense_strides
@@ -16,7 +17,6 @@ from ....shared_tiling import SharedTiling
 
 __all__ = ["BoxPool", "OwnedBoxes", "Slot", "SlotTable", "Slots", "digits_of", "joined"]
 
-Numbers = npt.NDArray[np.int64]
 
 #: The number of slots that are made at a time while a file's are gone through.
 _CHUNK = 4096

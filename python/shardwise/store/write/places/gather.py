@@ -9,13 +9,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ...._text import bytes_text
 from ...._threads import Threads
+from ...._types import Array
 from ....errors import LayoutError, ParseError
 from ....pieces import Bounds, Piece, Pieces, within
 from ...data.boxes import read_piece
@@ -28,7 +28,6 @@ __all__ = ["compare_replicas", "fetch_pieces", "gathered", "memory_for"]
 #: A together has at most a quarter more bytes than its pieces, and this many.
 _SLACK = 64 * 2**10
 
-Array = npt.NDArray[Any]
 
 #: Bytes for the buffers of a job that puts a box together.
 _BUDGET = 8 * 2**20

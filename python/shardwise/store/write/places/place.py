@@ -14,9 +14,6 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from ....errors import ParseError
 from ...data.engine import DIGEST_MODULUS
 from ..forms.files import TargetFile
@@ -34,8 +31,6 @@ __all__ = [
     "sealed",
     "unsealed",
 ]
-
-Numbers = npt.NDArray[np.int64]
 
 
 class FileShare(NamedTuple):

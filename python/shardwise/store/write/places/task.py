@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from ...._arguments import check_fields
 from ...._text import bytes_text, shown
+from ...._types import Array
 from ....errors import ParseError
 from ....pieces import Bounds, Piece, Pieces, dense_strides
 from ...data.engine import LEAST_MEMORY, CopyJob, CopyReport, JobTensor, check_memory, tensors_of
@@ -34,8 +35,6 @@ __all__ = ["BufferBox", "Gathered", "Gatherer", "Outcome", "Share", "Sink", "Tas
 
 #: Bytes of the engine's own buffers, besides the memory that it fills.
 _BUDGET = 4 * 2**20
-
-Array = npt.NDArray[Any]
 
 
 #: A task's part of an object that several make: the file's number, the first byte, the one after the last, the part's

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...._dtypes import Dtype, dtype_named
+from ...._types import Numbers
 from ....errors import LayoutError, ParseError
 from ....pieces import Pieces
 from ...data.block_lists import Listed, Section, block_digests, numbers
@@ -32,7 +33,6 @@ __all__ = [
     "said_by",
 ]
 
-Numbers = npt.NDArray[np.int64]
 
 _NO_TENSOR, _NO_FILE = TensorRow._make([0] * 8), FileRow._make([0] * 5)
 

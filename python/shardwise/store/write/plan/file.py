@@ -21,6 +21,7 @@ import numpy.typing as npt
 from ...._atomic import naming, replacing
 from ...._dtypes import dtype_named
 from ...._text import shown
+from ...._types import Numbers
 from ....errors import LayoutError, ParseError
 from ....layout import UnevenRule
 from ....pieces import Pieces, repeated
@@ -41,7 +42,6 @@ from .tables import blank, repeated_slots, table_of
 __all__ = ["check_cut", "check_plan", "load_plan", "save_plan"]
 
 Plan = TypeVar("Plan", bound=WritePlan)
-Numbers = npt.NDArray[np.int64]
 
 _LARGEST = 2**63 - 1
 

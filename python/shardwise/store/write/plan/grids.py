@@ -11,14 +11,13 @@ import math
 from collections.abc import Callable, Iterable
 
 import numpy as np
-import numpy.typing as npt
 
+from ...._types import Numbers
 from ....pieces import Bounds, Pieces
 from .tables import RunRow, table_of
 
 __all__ = ["FileGrid", "SharedGrid", "TaskGrid", "shared_runs", "task_runs"]
 
-Numbers = npt.NDArray[np.int64]
 #: The most pieces that the small tensors of one task have, besides the first: a task must stay small too.
 _MOST_PIECES = 1024
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from ...._arguments import integer
 from ...._text import bytes_text
+from ...._types import Numbers
 from ....errors import LayoutError
 from ....pieces import NO_PIECES, Bounds, Pieces, repeated
 from ...data.block_lists import Listed
@@ -29,7 +30,6 @@ __all__ = [
     "WritePlan",
 ]
 
-Numbers = npt.NDArray[np.int64]
 _Plan = TypeVar("_Plan", bound="WritePlan")
 
 

@@ -8,12 +8,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ...._types import Numbers
 from .plan import WritePlan
 from .tables import blank
 
 __all__ = ["Shares", "shares_of"]
-
-Numbers = npt.NDArray[np.int64]
 
 
 class Shares(NamedTuple):

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ...._types import Numbers
 from ...data.block_lists import Computed, Section
 from ..forms.files import TargetFile
 from ..places.place import FileShare
@@ -28,7 +29,6 @@ __all__ = [
     "target_rows",
 ]
 
-Numbers = npt.NDArray[np.int64]
 #: A structured array, with the columns of one of the rows below.
 Table = npt.NDArray[np.void]
 
