@@ -458,6 +458,32 @@ def test_docstrings_begin_with_the_thing() -> None:
         assert not [*said_backwards(text)], text
 
 
+def said_backwards_in_rust(text: str) -> Iterator[str]:
+    """Yield the first lines of comments of Rust's items and modules that begin with one of `RELATIONS`."""
+    before = ""
+    for number, line in enumerate(map(str.strip, text.splitlines()), 1):
+        is_first = not before.startswith(("///", "//!"))
+        if is_first and line.startswith(("/// ", "//! ")) and _BACKWARDS.match(line[4:]):
+            yield f"{number}: {line}"
+        before = line
+
+
+def test_comments_of_rust_begin_with_the_thing() -> None:
+    """As docstrings do; those of `rust/core/copy`, which is finished, stay as they are."""
+    house = ROOT / "rust"
+    found = [
+        f"{path.relative_to(house).as_posix()}, {line}"
+        for path in sorted(house.rglob("*.rs"))
+        if "core/copy" not in path.as_posix() and "tests" not in path.relative_to(house).as_posix()
+        for line in said_backwards_in_rust(path.read_text(encoding="utf-8"))
+    ]
+    assert not found, "\n".join(found)
+    for text in ("/// What it is.\nfn f() {}", "//! How a dim is cut.", "    /// Whether it is there."):
+        assert len([*said_backwards_in_rust(text)]) == 1, text
+    for text in ("/// The name.\n/// None is all.", "//! A dim.", "// What is not documentation."):
+        assert not [*said_backwards_in_rust(text)], text
+
+
 def answering(docstring: str) -> set[str]:
     """The modules that the table at the top of a package names."""
     rows = [line.split("|")[1] for line in docstring.splitlines() if line.startswith("| `")]

@@ -25,11 +25,11 @@ pub struct Tensor<'a> {
     pub shape: Vec<i64>,
     /// The number of its first chunk.
     pub first: usize,
-    /// How many chunks it has.
+    /// The number of its chunks.
     pub chunks: usize,
-    /// Where the numbers of its first chunk begin in [`Index::bounds`].
+    /// The position of the numbers of its first chunk in [`Index::bounds`].
     pub bounds: usize,
-    /// Whether its chunks tile it, each element once; else it has to be looked at more closely.
+    /// True if its chunks tile it, each element once; else it has to be looked at more closely.
     pub is_tiled: bool,
 }
 
@@ -38,7 +38,7 @@ pub struct Tensor<'a> {
 pub struct Place {
     /// The number of the file in [`Index::files`].
     pub file: i64,
-    /// Where it begins.
+    /// Its first byte.
     pub offset: i64,
     /// Its bytes.
     pub length: i64,
@@ -293,7 +293,8 @@ impl<'p, 'a> Reader<'p, 'a> {
     }
 }
 
-/// Whether boxes tile a tensor; `false` also for what is not a tensor, so that it is looked at and refused.
+/// True if boxes tile a tensor; `false` also for what is not a tensor, so that it is looked at and
+/// refused.
 fn tiled(shape: &[i64], count: usize, bounds: &[i64], poll: Poll<'_>) -> Result<bool> {
     if count == 1 {
         return Ok(sides(bounds).zip(shape).all(|(side, &size)| side == (0, size)));

@@ -4,7 +4,7 @@ use thiserror::Error;
 
 use crate::shown;
 
-/// What the core returns.
+/// The result of functions of the core.
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// Everything that the core refuses, and why.
@@ -17,9 +17,9 @@ pub enum Error {
     /// Names and sizes that do not pair up.
     #[error("shape has {sizes} axis sizes but axis_names has {names} names")]
     AxisCount {
-        /// How many names were given.
+        /// The number of names that were given.
         names: usize,
-        /// How many sizes were given.
+        /// The number of sizes that were given.
         sizes: usize,
     },
     /// An axis without a name.
@@ -33,9 +33,9 @@ pub enum Error {
     DuplicateAxisName {
         /// The name.
         name: String,
-        /// Where it stands first.
+        /// Its first position.
         first: usize,
-        /// Where it stands again.
+        /// Its second position.
         second: usize,
     },
     /// An axis size below one.
@@ -88,7 +88,7 @@ pub enum Error {
         }
     )]
     UnknownAxis {
-        /// Where: `axes[1]`, `unreduced`.
+        /// The place: `axes[1]`, `unreduced`.
         place: String,
         /// The name given.
         name: String,
@@ -101,11 +101,11 @@ pub enum Error {
         name = shown::text(name)
     )]
     RepeatedAxis {
-        /// Where it stands again.
+        /// The second place.
         place: String,
         /// The name.
         name: String,
-        /// Where it stands first.
+        /// The first place.
         first: String,
     },
     /// A sub-axis that its axis does not have.
@@ -115,7 +115,7 @@ pub enum Error {
         axis = shown::text(axis)
     )]
     SubAxisSize {
-        /// Where: `axes[1]`, `unreduced`.
+        /// The place: `axes[1]`, `unreduced`.
         place: String,
         /// The sub-axis.
         name: String,
@@ -132,11 +132,11 @@ pub enum Error {
         other = shown::text(other)
     )]
     OverlappingAxes {
-        /// Where the second stands.
+        /// The place of the second.
         place: String,
         /// The second.
         name: String,
-        /// Where the first stands.
+        /// The place of the first.
         first: String,
         /// The first.
         other: String,
@@ -150,9 +150,9 @@ pub enum Error {
     SubAxesClash {
         /// The axis.
         axis: String,
-        /// Where the one begins or ends.
+        /// The start or the end of the one.
         first: i64,
-        /// Where the other does.
+        /// The start or the end of the other.
         second: i64,
     },
     /// A shape of another rank than the layout.
@@ -201,7 +201,7 @@ pub enum Error {
         dim: usize,
         /// Position of the part.
         part: usize,
-        /// What is wrong with it.
+        /// The mistake in it.
         why: String,
     },
     /// A layout with packed dims where one without is needed.
@@ -244,7 +244,7 @@ pub enum Error {
         part: usize,
         /// The cut factor.
         n: i64,
-        /// How many of its elements stay together.
+        /// The number of its elements that stay together.
         unit: i64,
         /// The shards.
         k: i64,
@@ -261,7 +261,7 @@ pub enum Error {
     /// A size or a product of sizes over the limit of 2^63 - 1.
     #[error("{what} is over the limit of 9223372036854775807 (2**63 - 1)")]
     Overflow {
-        /// What was to be computed, with its values.
+        /// The number that was to be computed, with its values.
         what: String,
     },
     /// More values than there is memory for.
@@ -279,7 +279,7 @@ pub enum Error {
     OutOfRange {
         /// Which argument.
         what: &'static str,
-        /// Where in it, counted in C order.
+        /// The position in it, in C order.
         position: Option<usize>,
         /// The number given.
         value: i64,
@@ -292,7 +292,7 @@ pub enum Error {
         position.map(|i| format!("[{i}]")).unwrap_or_default()
     )]
     Padding {
-        /// Where in the argument, counted in C order.
+        /// The position in the argument, in C order.
         position: Option<usize>,
         /// The shard.
         shard: i64,
@@ -335,15 +335,15 @@ pub enum Error {
         if *piece == 0 { String::new() } else { format!(" {piece}") }
     )]
     BoxBounds {
-        /// Whose box.
+        /// The holder of the box.
         holder: usize,
         /// Which of its boxes.
         piece: usize,
         /// Which dim of it.
         dim: usize,
-        /// Where it starts.
+        /// Its start.
         start: i64,
-        /// Where it stops.
+        /// Its stop.
         stop: i64,
         /// The elements of the dim.
         size: i64,
@@ -351,11 +351,11 @@ pub enum Error {
     /// A range that is not within the flattened tensor.
     #[error("holders[{holder}]: its range is [{start}, {stop}), which is not within [0, {size})")]
     FlatRange {
-        /// Whose range.
+        /// The holder of the range.
         holder: usize,
-        /// Where it starts.
+        /// Its start.
         start: i64,
-        /// Where it stops.
+        /// Its stop.
         stop: i64,
         /// The elements of the tensor.
         size: i64,
@@ -363,9 +363,9 @@ pub enum Error {
     /// Boxes that do not fit into their holder's array.
     #[error("holders[{holder}] {what}")]
     Places {
-        /// Whose.
+        /// The holder.
         holder: usize,
-        /// What is wrong with them.
+        /// The mistake in them.
         what: String,
     },
     /// A grid whose chunks are of another rank than the tensor.
@@ -391,9 +391,9 @@ pub enum Error {
         first: i64,
         /// The holder of the other.
         second: i64,
-        /// Where the common part starts.
+        /// The start of the common part.
         start: Vec<i64>,
-        /// Where it stops.
+        /// Its stop.
         stop: Vec<i64>,
     },
     /// One box asked for, where a device has several.
@@ -404,25 +404,25 @@ pub enum Error {
     ManyPieces {
         /// The device.
         device: i64,
-        /// How many it has.
+        /// The number that it has.
         count: i64,
     },
     /// Elements that no box holds.
     #[error("the boxes leave a gap: none holds {}", box_text(start, stop))]
     BoxMissing {
-        /// Where the gap starts.
+        /// The start of the gap.
         start: Vec<i64>,
-        /// Where it stops.
+        /// Its stop.
         stop: Vec<i64>,
     },
     /// Elements that a plan's destination asks for, and its source does not hold.
     #[error("src does not hold {}, which holders[{holder}] of dst needs", box_text(start, stop))]
     NotHeld {
-        /// Who asks for them.
+        /// The holder that asks for them.
         holder: usize,
-        /// Where they start.
+        /// Their start.
         start: Vec<i64>,
-        /// Where they stop.
+        /// Their stop.
         stop: Vec<i64>,
     },
     /// A pickle that stops making sense, or asks for what is not read.
@@ -430,7 +430,7 @@ pub enum Error {
     Pickle {
         /// The byte offset.
         at: usize,
-        /// What is wrong there.
+        /// The mistake there.
         problem: String,
     },
     /// A collective that cannot be made where it stands in a sequence.
@@ -446,7 +446,7 @@ pub enum Error {
     /// The index of a distributed checkpoint that is not one.
     #[error("{problem}")]
     PickledIndex {
-        /// What is wrong with it.
+        /// The mistake in it.
         problem: String,
     },
     /// A sender that does not hold what it is to send.
@@ -523,7 +523,7 @@ fn holders_text(first: i64, second: i64) -> String {
     }
 }
 
-/// What sort of mistake an [`Error`] is; bindings choose their exception by it.
+/// The sort of mistake that an [`Error`] is; bindings choose their exception by it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
     /// The mesh, or a device of it.
@@ -545,7 +545,7 @@ pub enum ErrorKind {
 }
 
 impl Error {
-    /// What sort of mistake this is.
+    /// The sort of mistake.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {

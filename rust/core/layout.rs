@@ -11,7 +11,7 @@ use crate::{
     uneven::Uneven,
 };
 
-/// What a mesh axis does in a layout.
+/// The part that a mesh axis has in a layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AxisRole {
     /// It cuts `dim`; one step along it is `weight` steps of the shard index there.
@@ -55,7 +55,7 @@ pub struct Layout {
     parts: Vec<Option<Vec<LayoutPart>>>,
 }
 
-/// What a layout says of one part of a packed dim.
+/// The cut of one part of a packed dim.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct LayoutPart {
     /// The factors, major first.
@@ -68,9 +68,9 @@ pub struct LayoutPart {
     pub sizes: Vec<i64>,
     /// The rule where it does not divide; none is the partition's.
     pub uneven: Option<Uneven>,
-    /// Whether elements of the factor are cut where there are more shards than elements.
+    /// True if elements of the factor are cut where there are more shards than elements.
     pub split: bool,
-    /// How many elements of the cut factor stay together.
+    /// The number of elements of the cut factor that stay together.
     pub unit: i64,
     /// Padding.
     pub pad: Option<Pad>,
@@ -234,7 +234,7 @@ impl Layout {
         self.parts.get(dim)?.as_deref()
     }
 
-    /// Whether a dim is packed.
+    /// True if a dim is packed.
     #[must_use]
     pub fn is_packed(&self) -> bool {
         !self.parts.is_empty()
@@ -304,7 +304,7 @@ impl Layout {
     }
 }
 
-/// Where in the arguments an axis is named.
+/// The place in the arguments that names an axis.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
     Dim(usize),

@@ -17,10 +17,10 @@ use std::{
 
 use crate::error::{Error, Result};
 
-/// What long calls ask now and then, to be told to stop.
+/// A function that long calls ask now and then, to be told to stop.
 pub type Poll<'a> = &'a mut dyn FnMut() -> Result<()>;
 
-/// How many elements make it worth starting a second thread.
+/// The number of elements from which on a second thread is worth starting.
 pub const PARALLEL_FROM: usize = 1 << 17;
 
 /// The number of elements that a worker does at a time: what fits in its cache, and a few hundred microseconds of work,
@@ -38,7 +38,7 @@ const THREAD_BYTES: usize = 160 << 20;
 /// Into how many pieces for each thread work is cut at least, so that all threads end together.
 pub const PIECES_PER_THREAD: usize = 4;
 
-/// How many threads there are for large inputs: one for each core.
+/// The number of threads for large inputs: one for each core.
 #[must_use]
 pub fn threads() -> usize {
     thread::available_parallelism().map_or(1, |n| n.get())
@@ -106,7 +106,8 @@ where
     failure.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()).map_or(Ok(()), Err)
 }
 
-/// Whether there is memory for so many more threads: their stacks, and what the system keeps of each.
+/// True if there is memory for so many more threads: their stacks, and what the system keeps of
+/// each.
 ///
 /// A thread that is started with less aborts the process: what is its own (thread-local) is allocated when it is first
 /// used, by the C library, which has no other way to say that it cannot.

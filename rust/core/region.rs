@@ -49,13 +49,13 @@ impl<'a> Region<'a> {
         self.start.len()
     }
 
-    /// Where it starts.
+    /// Its start.
     #[must_use]
     pub fn start(self) -> &'a [i64] {
         self.start
     }
 
-    /// Where it stops.
+    /// Its stop.
     #[must_use]
     pub fn stop(self) -> &'a [i64] {
         self.stop
@@ -77,7 +77,7 @@ impl<'a> Region<'a> {
         self.stop[dim] - self.start[dim]
     }
 
-    /// Whether it holds no element.
+    /// True if it holds no element.
     #[must_use]
     pub fn is_empty(self) -> bool {
         self.sides().any(|(start, stop)| start >= stop)
@@ -101,13 +101,13 @@ impl<'a> Region<'a> {
         self.extents().fold(1, i64::saturating_mul)
     }
 
-    /// Whether the two have an element in common.
+    /// True if the two have an element in common.
     #[must_use]
     pub fn meets(self, other: Region<'_>) -> bool {
         self.sides().zip(other.sides()).all(|(a, b)| a.0.max(b.0) < a.1.min(b.1))
     }
 
-    /// Whether all of `other` lies within it.
+    /// True if all of `other` lies within it.
     #[must_use]
     pub fn contains(self, other: Region<'_>) -> bool {
         self.sides().zip(other.sides()).all(|(a, b)| a.0 <= b.0 && b.1 <= a.1)
@@ -124,7 +124,7 @@ impl<'a> Region<'a> {
         common
     }
 
-    /// What the two have in common, if that holds an element.
+    /// The common part of the two, if that holds an element.
     #[must_use]
     pub fn overlap(self, other: Region<'_>) -> Option<RegionBuf> {
         if !self.meets(other) {
@@ -297,7 +297,7 @@ impl Regions {
         self.count
     }
 
-    /// Whether there are none.
+    /// True if there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.count == 0

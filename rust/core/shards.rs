@@ -1,4 +1,5 @@
-//! Who holds which shard: what follows from a layout alone, whatever the shape that it is applied to (rule 2.3).
+//! The shards of each device: answers that follow from a layout alone, whatever the shape that it
+//! is applied to (rule 2.3).
 
 use crate::{
     error::{Error, Result},

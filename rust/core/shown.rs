@@ -2,10 +2,10 @@
 
 use std::fmt::Debug;
 
-/// How many characters of a text a message has at most.
+/// The most characters of a text in a message.
 const LONGEST: usize = 120;
 
-/// How many entries of a list a message has at most.
+/// The most entries of a list in a message.
 const MOST: usize = 8;
 
 /// The text in quotes, with special characters escaped; of a long one both ends.
@@ -72,7 +72,8 @@ pub fn meant(name: &str, known: &[impl AsRef<str>]) -> String {
     nearest.map_or_else(String::new, |(_, other)| format!("; did you mean {}?", text(other)))
 }
 
-/// How many characters to leave out, put in, replace or exchange with the next one make one name the other.
+/// The number of characters to leave out, put in, replace or exchange with the next one that make
+/// one name the other.
 fn changes(one: &[char], other: &[char]) -> usize {
     let mut before: Vec<usize> = Vec::new();
     let mut last: Vec<usize> = (0..=other.len()).collect();

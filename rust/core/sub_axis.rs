@@ -60,7 +60,7 @@ impl SubAxis {
         self.before * self.size
     }
 
-    /// Whether both hold a factor of one axis.
+    /// True if both hold a factor of one axis.
     pub(crate) fn overlaps(self, other: Self) -> bool {
         self.axis == other.axis
             && self.size > 1

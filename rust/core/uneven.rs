@@ -1,4 +1,4 @@
-//! How one dim is cut: the uneven rules (2.4 and 2.9), for one dim at a time.
+//! The cut of one dim: the uneven rules (2.4 and 2.9), for one dim at a time.
 
 use std::str::FromStr;
 
@@ -7,7 +7,7 @@ use crate::{
     radix::ceil_div,
 };
 
-/// How a dim that does not divide is cut.
+/// A rule for a dim that does not divide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Uneven {
     /// It must divide (JAX, TensorFlow DTensor).
@@ -56,7 +56,7 @@ pub struct Cut {
     kind: CutKind,
 }
 
-/// What is left of a rule once `n` and `k` are known.
+/// A rule once `n` and `k` are known.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum CutKind {
     /// Every shard holds `step` elements, except those at the end: `"ceil"`, `"chunk"` over one axis, and whatever divides.
@@ -159,7 +159,7 @@ impl Cut {
     }
 }
 
-/// How one dim is cut: the questions that a plain dim and a packed one answer.
+/// The cut of one dim: the questions that a plain dim and a packed one answer.
 pub trait Dim {
     /// The number of elements.
     fn elements(&self) -> i64;

@@ -1,4 +1,4 @@
-//! What a collective costs, by a model of the links.
+//! The cost of a collective, by a model of the links.
 //!
 //! | collective | bytes that a device receives, along factors of product `n`, from shards of `s` bytes | messages |
 //! |---|---|---|
@@ -17,7 +17,7 @@ use super::{
     views::Views,
 };
 
-/// What the links along each factor can do.
+/// Bandwidth and latency of the links along each factor.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Links {
     /// Bytes per second that a device receives.
@@ -42,7 +42,7 @@ impl Links {
 /// A collective with its price.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Step {
-    /// What is done.
+    /// The collective that is done.
     pub collective: Collective,
     /// The bytes that each device receives.
     pub bytes: i64,
@@ -93,7 +93,7 @@ impl Tensor {
         factors.iter().map(|&factor| self.sizes[factor]).product()
     }
 
-    /// Whether every dim divides.
+    /// True if every dim divides.
     #[must_use]
     pub fn divides(&self, state: &State) -> bool {
         self.shape.iter().zip(&state.specs).all(|(n, spec)| n % self.product(spec) == 0)
@@ -122,7 +122,7 @@ impl Tensor {
         }
     }
 
-    /// How long it takes.
+    /// The seconds that a step takes.
     #[must_use]
     pub fn seconds(&self, before: &State, step: &Collective) -> f64 {
         let waits = match step.kind {

@@ -18,7 +18,7 @@ use crate::{
 /// A collective, with axes and sub-axes of a mesh by name.
 #[derive(Debug, Clone)]
 pub struct Given {
-    /// What it does.
+    /// The kind of collective.
     pub kind: Kind,
     /// Along which axes or sub-axes, major first as they stand on the dim `to_dim`.
     pub axes: Vec<String>,

@@ -12,7 +12,7 @@
 //! Several axes at once are taken off a dim, and put on another, in any order: the devices that differ in them are one
 //! group, and which member of a group has which part is a matter of the order in which each packs what it sends.
 
-/// What a collective does.
+/// Kinds of collectives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// Each device keeps a part of what it has.
@@ -58,7 +58,7 @@ pub struct State {
     pub unreduced: Vec<usize>,
 }
 
-/// What a factor does in a state.
+/// The part that a factor has in a state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
     /// It cuts a dim, at a place in its spec.
@@ -95,7 +95,7 @@ impl State {
 /// One collective.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Collective {
-    /// What it does.
+    /// The kind of collective.
     pub kind: Kind,
     /// Along which factors, major first: as they cut the dim `to_dim`, or else as they did `from_dim`.
     pub axes: Vec<usize>,

@@ -20,9 +20,9 @@ pub struct Factor {
     pub sub_axis: SubAxis,
     /// The position of the axis of the destination's mesh that it is part of.
     pub destination_axis: usize,
-    /// How far apart its neighbours lie among the devices of the source's mesh.
+    /// The distance of its neighbours among the devices of the source's mesh.
     stride: i64,
-    /// How far apart they lie among those of the destination's.
+    /// Their distance among those of the destination's.
     step: i64,
 }
 
@@ -31,7 +31,7 @@ pub struct Factor {
 pub struct Side<'a> {
     /// The mesh.
     pub mesh: &'a Mesh,
-    /// That of the layout.
+    /// The mesh of the layout.
     pub refined: &'a Mesh,
 }
 
@@ -146,7 +146,7 @@ impl Views {
         self.factors.iter().map(|factor| factor.sub_axis.size).collect()
     }
 
-    /// How far apart the neighbours along a factor stand on their axis of the source's mesh.
+    /// The distance of neighbours along a factor on their axis of the source's mesh.
     #[must_use]
     pub fn hops(&self, factor: usize) -> i64 {
         let SubAxis { axis, before, size } = self.factors[factor].sub_axis;

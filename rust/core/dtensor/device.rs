@@ -48,7 +48,7 @@ pub struct DeviceSpec<'a> {
 pub struct DeviceProblem {
     /// The byte offset in the name.
     pub at: usize,
-    /// What is wrong there.
+    /// The mistake at that place.
     pub problem: &'static str,
 }
 
@@ -255,7 +255,7 @@ impl DeviceList {
         self.ends.len()
     }
 
-    /// Whether there are no names.
+    /// True if there are no names.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()

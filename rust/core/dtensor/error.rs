@@ -1,4 +1,4 @@
-//! What this dialect refuses beyond what every mesh and layout refuses.
+//! The refusals of this dialect beyond those of every mesh and layout.
 
 use super::MAX_RANK;
 use crate::{
@@ -6,14 +6,14 @@ use crate::{
     shown,
 };
 
-/// What this dialect returns.
+/// The result of functions of this dialect.
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// Everything that the DTensor dialect refuses, and why.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// What every mesh and layout refuses.
+    /// A refusal of any mesh or layout.
     #[error(transparent)]
     Core(#[from] CoreError),
     /// A text that does not follow its format.
@@ -23,7 +23,7 @@ pub enum Error {
         what: &'static str,
         /// The byte offset at which it stops making sense.
         at: usize,
-        /// What is wrong there.
+        /// The mistake there.
         problem: String,
     },
     /// Bytes that are not the message they should be.
@@ -33,15 +33,15 @@ pub enum Error {
         message: &'static str,
         /// The byte offset at which it stops making sense.
         at: usize,
-        /// What is wrong there.
+        /// The mistake there.
         problem: String,
     },
     /// A mesh of more axes than an array of its device ids could have.
     #[error("dim_names has {given} names; a mesh has at most {limit} axes, the most dims of a numpy array")]
     TooManyAxes {
-        /// How many were given.
+        /// The number that was given.
         given: usize,
-        /// How many are allowed.
+        /// The most that are allowed.
         limit: usize,
     },
     /// Names and dims of the array of ids that do not pair up.
@@ -87,7 +87,7 @@ pub enum Error {
     /// Global ids that do not go up by one.
     #[error("global_device_ids must sequentially increase: position {position} has {given}, expected {expected}")]
     GlobalIdGap {
-        /// Where, in C order.
+        /// Its position, in C order.
         position: usize,
         /// The id there.
         given: i64,
@@ -111,7 +111,7 @@ pub enum Error {
     /// A local id that is not a global id.
     #[error("local_device_ids[{position}] is {id}, which is not one of the global ids {first} to {last}")]
     LocalIdOutside {
-        /// Where it stands.
+        /// Its position.
         position: usize,
         /// The id.
         id: i64,
@@ -125,9 +125,9 @@ pub enum Error {
     LocalIdRepeated {
         /// The id.
         id: i64,
-        /// Where it stands first.
+        /// Its first position.
         first: usize,
-        /// Where it stands again.
+        /// Its second position.
         second: usize,
     },
     /// A mesh without a single device name.
@@ -148,7 +148,7 @@ pub enum Error {
         what: String,
         /// The text.
         text: String,
-        /// What is wrong with it.
+        /// The mistake in it.
         problem: String,
     },
     /// A device name that leaves its type open.
@@ -181,9 +181,9 @@ pub enum Error {
     DuplicateDevice {
         /// Which list.
         list: &'static str,
-        /// Where it stands first.
+        /// Its first position.
         first: usize,
-        /// Where it stands again.
+        /// Its second position.
         second: usize,
         /// Its name there.
         text: String,
@@ -209,7 +209,7 @@ pub enum Error {
     UnknownSpec {
         /// The tensor dim.
         dim: usize,
-        /// What it was to be cut by.
+        /// The spec that was to cut it.
         spec: String,
         /// The names of the mesh.
         axes: Vec<String>,
@@ -275,7 +275,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// What sort of mistake this is.
+    /// The sort of mistake.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {

@@ -8,18 +8,18 @@ use crate::{error::Error as CoreError, layout::Layout as Cuts, partition::Partit
 /// The form of a layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LayoutKind {
-    /// Of no mesh.
+    /// A layout over no mesh.
     Empty,
     /// As declared, on a mesh with axes.
     Static,
-    /// Of a tensor that lies on one device.
+    /// A tensor that lies on one device.
     SingleDevice,
     /// Like static, with dims that TensorFlow treats as independent.
     Parted,
 }
 
 impl LayoutKind {
-    /// What it is, in words for messages.
+    /// The form in words, for messages.
     #[must_use]
     pub fn form(self) -> &'static str {
         match self {
@@ -31,12 +31,12 @@ impl LayoutKind {
     }
 }
 
-/// What a tensor dim is cut by.
+/// The spec of a tensor dim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Spec {
-    /// Nothing.
+    /// Not cut.
     Unsharded,
-    /// What the tensor that is laid out anew is cut by there.
+    /// Cut as the tensor that is laid out anew is cut there.
     Match,
     /// Whatever TensorFlow's propagation likes best.
     Any,
@@ -150,13 +150,13 @@ impl Layout {
         &self.mesh
     }
 
-    /// What each dim is cut by.
+    /// The spec of each dim.
     #[must_use]
     pub fn specs(&self) -> &[Spec] {
         &self.specs
     }
 
-    /// What each dim is cut by, as it is written.
+    /// The spec of each dim, as it is written.
     pub fn spec_texts(&self) -> impl ExactSizeIterator<Item = &str> {
         self.specs.iter().map(|&spec| self.spec_text(spec))
     }
@@ -167,13 +167,13 @@ impl Layout {
         self.specs.len()
     }
 
-    /// Whether no dim is cut. A tensor on one device is not replicated.
+    /// True if no dim is cut. A tensor on one device is not replicated.
     #[must_use]
     pub fn is_fully_replicated(&self) -> bool {
         self.kind != LayoutKind::SingleDevice && self.specs.iter().all(|&spec| spec == Spec::Unsharded)
     }
 
-    /// Whether the first dim is cut and no other.
+    /// True if the first dim is cut and no other.
     #[must_use]
     pub fn is_batch_parallel(&self) -> bool {
         let cut = |spec: &Spec| *spec != Spec::Unsharded;

@@ -22,7 +22,7 @@ pub enum Mesh {
     Tiled(Box<TiledMesh>),
 }
 
-/// What a mesh with axes is made of; [`TiledMesh::new`] checks that it fits together.
+/// The parts of a mesh with axes; [`TiledMesh::new`] checks that they fit together.
 #[derive(Debug, Clone, Default)]
 pub struct MeshParts {
     /// The mesh's own name, often empty.
@@ -39,7 +39,7 @@ pub struct MeshParts {
     pub local_devices: DeviceList,
     /// The names of all devices, or none.
     pub global_devices: DeviceList,
-    /// Whether XLA partitions programs, rather than DTensor.
+    /// True if XLA partitions programs, rather than DTensor.
     pub use_xla_spmd: bool,
 }
 
@@ -48,7 +48,7 @@ pub struct MeshParts {
 pub struct Ids {
     first: i64,
     count: usize,
-    /// Where the ids stopped going up by one: the position and the id there.
+    /// The first gap in the ids: the position and the id there.
     gap: Option<(usize, i64)>,
 }
 
@@ -197,7 +197,7 @@ impl Mesh {
         if let Self::Tiled(tiled) = self { Some(tiled) } else { None }
     }
 
-    /// What it is, in words for messages.
+    /// The form in words, for messages.
     #[must_use]
     pub fn form(&self) -> &'static str {
         match self {
@@ -255,7 +255,7 @@ impl Mesh {
         self.tiled().map(|tiled| &tiled.local_devices)
     }
 
-    /// Whether XLA partitions programs.
+    /// True if XLA partitions programs.
     #[must_use]
     pub fn use_xla_spmd(&self) -> bool {
         self.tiled().is_some_and(|tiled| tiled.use_xla_spmd)

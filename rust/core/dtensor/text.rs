@@ -175,7 +175,7 @@ impl<'a> Field<'a> {
         self.split(',').filter(move |_| some)
     }
 
-    /// How many entries the list has.
+    /// The number of entries of the list.
     fn count(&self) -> usize {
         if self.text.is_empty() { 0 } else { self.text.bytes().filter(|&b| b == b',').count() + 1 }
     }

@@ -6,7 +6,7 @@
 
 use super::{Error, Result};
 
-/// How deep unknown groups may lie in each other.
+/// The most levels of unknown groups in each other.
 const MAX_DEPTH: usize = 100;
 
 const VARINT: u64 = 0;

@@ -49,8 +49,8 @@ pub fn unravel(mut index: i64, sizes: &[i64]) -> Vec<i64> {
     digits
 }
 
-/// Whether two elements of `itemsize` bytes in dims of these extents and strides, in bytes, may share a byte: whether a
-/// stride is within the reach of the smaller ones.
+/// True if two elements of `itemsize` bytes in dims of these extents and strides, in bytes, may
+/// share a byte: whether a stride is within the reach of the smaller ones.
 pub fn overlaps_itself(itemsize: i64, dims: impl Iterator<Item = (i64, i64)>) -> bool {
     let mut dims: Vec<(i128, i128)> = dims
         .filter(|(extent, _)| *extent > 1)
@@ -129,7 +129,8 @@ impl NarrowDivider {
     }
 }
 
-/// What the kernels need of a divider; the narrow and the wide one differ in the width of the numbers.
+/// The interface of dividers for the kernels; the narrow and the wide one differ in the width of
+/// the numbers.
 pub trait Divide: Copy {
     /// `(x / divisor, x % divisor)`.
     fn div_rem(self, x: i64) -> (i64, i64);

@@ -245,7 +245,7 @@ impl FastOwner {
         (owner + index, within, len)
     }
 
-    /// What is at the end of a descent is uniform.
+    /// The uniform cut at the end of a descent.
     fn find_leaf(&self, position: i64) -> (i64, i64, i64) {
         match self {
             Self::Uniform { n, step, by } => uniform_owner(position, *n, *step, *by),

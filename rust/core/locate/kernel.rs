@@ -1,4 +1,4 @@
-//! What the two kernels share.
+//! The code that the two kernels share.
 //!
 //! Nearly every tensor is *narrow*, with at most 2^31 elements, and has at most four dims, cut uniformly. Then all numbers
 //! fit in 32 bits, their products in 64, and a loop over dims whose number is known is compiled to instructions that do
@@ -30,7 +30,7 @@ impl<T: Copy> Unrolled<T> {
     }
 }
 
-/// Whether every offset and shard id fits in 31 bits, and every size in 32.
+/// True if every offset and shard id fits in 31 bits, and every size in 32.
 pub(super) fn is_narrow(partition: &Partition) -> bool {
     // Where one dim has no elements the others may be of any size.
     let sizes = partition.shape().iter().copied().chain([partition.size(), partition.layout().total_shards()]);
@@ -43,7 +43,7 @@ pub(super) fn last_and_tail(n: i64, step: i64) -> (i64, i64) {
     (last, n - last * step)
 }
 
-/// Whether one of `values` is not in `0..limit`.
+/// True if one of `values` is not in `0..limit`.
 #[multiversion(targets("x86_64+avx2+bmi2"))]
 pub(super) fn any_outside(values: &[i64], limit: i64) -> bool {
     // Each of the two is negative if the value is outside, and `|` keeps the sign.

@@ -1,4 +1,4 @@
-//! Where an element lives: global offset ↔ shard id and local offset, for one and for many.
+//! The place of an element: global offset ↔ shard id and local offset, for one and for many.
 //!
 //! The functions for one use plain division and follow the definitions; the bulk kernels replace each division by a
 //! [`Divider`](crate::radix::Divider), and the tests compare the two. Each block of the input is validated while it is on
@@ -173,7 +173,8 @@ impl<D: Kernels> Applied<D> {
     }
 }
 
-/// What a worker says when its piece holds a number outside the range; which one, the caller finds in order.
+/// The error of a worker whose piece holds a number outside the range; the caller finds in order
+/// which one.
 fn outside(what: &'static str) -> Error {
     Error::OutOfRange { what, position: None, value: -1, limit: 0 }
 }

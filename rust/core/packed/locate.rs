@@ -1,4 +1,4 @@
-//! Where many elements of a packed partition live: global offset ↔ shard id and local offset.
+//! The places of many elements of a packed partition: global offset ↔ shard id and local offset.
 //!
 //! The answers for each position along a packed dim are listed first where the dim is not too long for that: then an
 //! element costs one division and one look-up per dim, as it does where the dim is plain.
@@ -65,7 +65,7 @@ impl<'a> Along<'a> {
     }
 }
 
-/// Where the elements of a dim's arrays are in the dim.
+/// The way from positions in a dim's arrays to positions in the dim.
 enum Inverse {
     /// The position of each element of the arrays of all shards, one array after the other; `PADDING` for padding.
     Listed(Vec<u32>),

@@ -213,7 +213,7 @@ impl Packed {
         Ok(())
     }
 
-    /// What `of` says of every shard index of every dim.
+    /// A table of `of` for every shard index of every dim.
     fn tables<T>(&self, of: impl Fn(&Sections, i64) -> T) -> Result<Vec<Vec<T>>> {
         (self.dims().iter())
             .map(|dim| {
@@ -297,7 +297,7 @@ impl Packed {
     }
 }
 
-/// How many devices are looked at in one turn.
+/// The number of devices in one turn.
 const DEVICES: usize = 1 << 10;
 
 /// The product of two sizes of which the one may be that of an array over all limits, of which another dim is empty.

@@ -8,7 +8,7 @@ use crate::{
     sections::part::Interval,
 };
 
-/// What there may be no room for here.
+/// The list that there may be no room for here.
 const RUNS: &str = "the runs of packed shards";
 
 /// The runs of one device in the C-order global array, as few and as long as they can be, in increasing order.

@@ -77,7 +77,7 @@ impl<D> Applied<D> {
         self.uneven
     }
 
-    /// How each dim is cut.
+    /// The cut of each dim.
     #[must_use]
     pub fn dims(&self) -> &[D] {
         &self.dims

@@ -15,7 +15,7 @@ use crate::{
 /// The highest protocol that there is.
 const PROTOCOL: u8 = 5;
 
-/// How many opcodes are read between two polls.
+/// The number of opcodes between two polls.
 const POLL_EVERY: u32 = 1 << 16;
 
 // Values that nothing can change are there once.
@@ -24,7 +24,7 @@ const TRUE: Id = 1;
 const FALSE: Id = 2;
 const EMPTY_TUPLE: Id = 3;
 
-/// What the memo holds: real pickles number without a gap, others may number as they like.
+/// The values of the memo: real pickles number without a gap, others may number as they like.
 #[derive(Default)]
 struct Memo {
     dense: Vec<Id>,
@@ -56,7 +56,7 @@ impl Memo {
 struct Machine<'a> {
     pickle: Pickle<'a>,
     at: usize,
-    /// Where the opcode began that is being read.
+    /// The position of the opcode that is being read.
     opcode_at: usize,
     stack: Vec<Id>,
     marks: Vec<usize>,
@@ -346,7 +346,7 @@ impl<'a> Machine<'a> {
         push(&mut self.stack, id as Id)
     }
 
-    /// How much of the stack the innermost mark leaves alone.
+    /// The height of the stack below the innermost mark.
     fn floor(&self) -> usize {
         self.marks.last().copied().unwrap_or(0)
     }

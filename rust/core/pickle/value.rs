@@ -1,11 +1,11 @@
-//! What a pickle says, in tables.
+//! The contents of a pickle, in tables.
 
 use crate::{
     error::Result,
     room::{self, Room as _},
 };
 
-/// What there may be no room for here.
+/// The list that there may be no room for here.
 pub(super) const VALUES: &str = "the values of a pickle";
 
 /// The longest input in bytes; positions in it are held in 32 bits.
@@ -24,10 +24,11 @@ pub struct Span {
     pub(super) length: u32,
 }
 
-/// What an opcode left on the stack. Containers and records are numbers to ask the [`Pickle`] for.
+/// A value that an opcode left on the stack. Containers and records are numbers to ask the
+/// [`Pickle`] for.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Value {
-    /// `None`.
+    /// Python's `None`.
     None,
     /// `True` or `False`.
     Bool(bool),
@@ -49,7 +50,7 @@ pub enum Value {
     Dict(u32),
     /// A set or a frozenset.
     Set(u32),
-    /// What the input names.
+    /// A name of the input.
     Global(u32),
     /// A call, or an object made of its class.
     Record(u32),
@@ -60,7 +61,7 @@ pub enum Value {
 /// A call that was noted down and not made, and what would then have been done to its result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Record {
-    /// What is called: a [`Value::Global`].
+    /// The callable: a [`Value::Global`].
     pub callee: Id,
     /// Its arguments: a tuple.
     pub arguments: Id,
@@ -74,7 +75,8 @@ pub struct Record {
     pub(super) elements: Option<u32>,
 }
 
-/// What an input says, in tables; a value is never copied, so that what is shared stays shared.
+/// The contents of an input, in tables; a value is never copied, so that what is shared stays
+/// shared.
 #[derive(Debug)]
 pub struct Pickle<'a> {
     pub(super) input: &'a [u8],
@@ -88,13 +90,13 @@ pub struct Pickle<'a> {
 }
 
 impl<'a> Pickle<'a> {
-    /// What the input is.
+    /// The value of the whole input.
     #[must_use]
     pub fn root(&self) -> Id {
         self.root
     }
 
-    /// How many values there are; their numbers are those below.
+    /// The number of values; their numbers are those below.
     #[must_use]
     pub fn len(&self) -> usize {
         self.values.len()
@@ -160,13 +162,13 @@ impl<'a> Pickle<'a> {
         record.items.map_or(&[], |number| self.dict(number))
     }
 
-    /// What would be appended to a record's result.
+    /// The values that would be appended to a record's result.
     #[must_use]
     pub fn elements(&self, record: &Record) -> &[Id] {
         record.elements.map_or(&[], |number| self.list(number))
     }
 
-    /// Whether each value can be reached from `roots`, by its number.
+    /// True if each value can be reached from `roots`, by its number.
     ///
     /// # Errors
     /// [`Error::TooMany`](crate::error::Error::TooMany) if there is not the memory for it.

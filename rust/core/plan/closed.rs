@@ -28,7 +28,7 @@ use crate::{
     },
 };
 
-/// How many devices are walked between two polls.
+/// The number of devices between two polls.
 pub(super) const DEVICES_PER_POLL: usize = 1 << 12;
 
 /// The transfers of a plan between two partitions, found when they are asked for.
@@ -44,7 +44,7 @@ pub(super) struct Closed {
     source_index: Vec<i64>,
     /// Shard indices of all destination devices, (devices, dims).
     destination_index: Vec<i64>,
-    /// What each unreduced coordinate adds to the device index, in order.
+    /// The addition of each unreduced coordinate to the device index, in order.
     addends: Vec<i64>,
     /// A source device's unreduced coordinate, as one number.
     addend: Linear,
@@ -76,12 +76,12 @@ impl Closed {
         Ok(closed)
     }
 
-    /// How many partial sums make one value.
+    /// The number of partial sums that make one value.
     pub(super) fn addends(&self) -> usize {
         self.addends.len()
     }
 
-    /// Whether each addend of a shard is on one device only.
+    /// True if each addend of a shard is on one device only.
     pub(super) fn has_one_replica(&self) -> bool {
         self.source.layout().replicas() == 1
     }
@@ -95,12 +95,13 @@ impl Closed {
         &self.destination_index[device * self.rank()..(device + 1) * self.rank()]
     }
 
-    /// What lies under a device's box along each dim.
+    /// The overlaps under a device's box along each dim.
     pub(super) fn sides(&self, device: usize) -> impl Iterator<Item = &[Placed]> {
         self.overlaps.iter().zip(self.destination_of(device)).map(|(dim, &index)| dim.of(index))
     }
 
-    /// Where, among the overlaps of each dim, the part lies that the device holds itself; false if it holds none.
+    /// The position, among the overlaps of each dim, of the part that the device holds itself;
+    /// false if it holds none.
     fn own_cell(&self, device: usize, cell: &mut [usize]) -> bool {
         let Ok(source) = usize::try_from(self.same[device]) else { return false };
         let have = &self.source_index[source * self.rank()..(source + 1) * self.rank()];
@@ -228,7 +229,7 @@ impl Closed {
 /// the row.
 struct Grid<'a> {
     sides: Vec<&'a [Placed]>,
-    /// What a shard index weighs in the source's shard id.
+    /// The weight of a shard index in the source's shard id.
     weights: &'a [i64],
     cell: Vec<usize>,
     /// The row of the cell's transfer, from the canonical owner.

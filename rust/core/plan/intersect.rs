@@ -15,7 +15,7 @@ use crate::{
     },
 };
 
-/// Where a source interval meets a destination interval.
+/// A source interval that meets a destination interval.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Overlap {
     /// The source's shard index along the dim.
@@ -41,7 +41,8 @@ pub struct Overlap {
 /// ```
 #[derive(Debug, Clone)]
 pub struct Overlaps {
-    /// Where each destination's overlaps begin in `all`; one more entry than there are destinations.
+    /// The start of each destination's overlaps in `all`; one more entry than there are
+    /// destinations.
     begins: Vec<usize>,
     all: Vec<Placed>,
 }
@@ -51,7 +52,7 @@ pub struct Overlaps {
 pub struct Placed {
     /// The overlap.
     pub overlap: Overlap,
-    /// What the source's shard index adds to the device index of the canonical owner.
+    /// The addition of the source's shard index to the device index of the canonical owner.
     pub device: i64,
 }
 

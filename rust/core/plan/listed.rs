@@ -17,7 +17,7 @@ use crate::{
     },
 };
 
-/// What there may be no room for here.
+/// The list that there may be no room for here.
 const TRANSFERS: &str = "the transfers";
 
 /// For how many transfers there is room at once at most, before they are known.

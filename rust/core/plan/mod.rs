@@ -36,7 +36,7 @@ use places::{Places, Seen};
 pub use transfer::Transfer;
 use transfer::zeros;
 
-/// What must move between two tilings of one tensor.
+/// The boxes that must move between two tilings of one tensor.
 ///
 /// ```
 /// use shardwise_core::{layout::Layout, mesh::Mesh, parallel::never, partition::Partition, plan::Plan, uneven::Uneven};
@@ -66,9 +66,9 @@ pub struct Plan {
 /// One of the two ends of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// Where boxes come from.
+    /// The end that boxes come from.
     Source,
-    /// Where they go.
+    /// The end that they go to.
     Destination,
 }
 
@@ -156,7 +156,8 @@ impl Plan {
         Self { source, destination, same: same.into(), transfers: Transfers::Listed(listed), addends, addend }
     }
 
-    /// That two tilings are of one shape, the second one of values, and `same` says who is who.
+    /// Check that two tilings are of one shape, the second one of values, and that `same` says who
+    /// is who.
     ///
     /// # Errors
     /// Those of [`Plan::new`] that say so.
@@ -229,7 +230,7 @@ impl Plan {
         }
     }
 
-    /// How many partial sums make one value.
+    /// The number of partial sums that make one value.
     #[must_use]
     pub fn addends(&self) -> usize {
         self.addends
@@ -401,8 +402,8 @@ impl Plan {
         if kept { self.visit_kept(all, &mut write) } else { self.visit_transfers(all, poll, &mut write) }
     }
 
-    /// Whether the places of all pieces of one end are more than those of some boxes: of a large grid a few chunks may be
-    /// asked for.
+    /// True if the places of all pieces of one end are more than those of some boxes: of a large
+    /// grid a few chunks may be asked for.
     #[must_use]
     pub fn is_far_larger(&self, end: End, boxes: usize) -> bool {
         self.end(end).holders() as u64 > 4 * boxes as u64 + 1024

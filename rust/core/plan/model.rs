@@ -18,13 +18,13 @@ use crate::{
     tiling::{Poll, Tiling, tiles::Ticker},
 };
 
-/// What there may be no room for here.
+/// The list that there may be no room for here.
 const TRANSFERS: &str = "the transfers of a model";
 
 /// Up to how many replicas are compared one by one.
 const FEW: usize = 24;
 
-/// What there is to send between two tilings, whatever the dtype.
+/// The transfers between two tilings, whatever the dtype.
 #[derive(Debug, Default)]
 pub struct Sort {
     /// For each transfer, in the order of a plan's: its box among `choices`, the participant that receives it, and its
@@ -32,7 +32,7 @@ pub struct Sort {
     transfers: Vec<(u32, u32, i64)>,
     /// For each box and addend those who hold it: the number of the source holder, and of the participant that it is.
     choices: Vec<Vec<(u32, u32)>>,
-    /// Whether each box has one holder only.
+    /// True if each box has one holder only.
     is_plain: bool,
     /// The elements that participants receive, and keep.
     received: Vec<(u32, i64)>,
@@ -40,8 +40,8 @@ pub struct Sort {
 }
 
 impl Sort {
-    /// What there is to send from `source` to `destination`. `from[h]` is the participant that holder `h` of the source
-    /// is, `to[h]` the same of the destination; `same` as in [`super::Plan::new`].
+    /// The transfers from `source` to `destination`. `from[h]` is the participant that holder `h`
+    /// of the source is, `to[h]` the same of the destination; `same` as in [`super::Plan::new`].
     ///
     /// # Errors
     /// As [`super::Plan::new`]; [`Error::Length`] if a holder has no participant.
@@ -101,7 +101,7 @@ impl Sort {
     }
 }
 
-/// Who sends what of many tensors.
+/// The senders of many tensors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Model {
     /// For each tensor, the source holder that sends each of its transfers; none if each box has one holder only.
@@ -201,7 +201,7 @@ fn overflow() -> Error {
     Error::Overflow { what: "the bytes of one participant of a model's plan".to_owned() }
 }
 
-/// What goes from node to node.
+/// The bytes that go from node to node.
 struct Links<'a> {
     /// The node of each participant.
     nodes: &'a [u32],
@@ -210,8 +210,9 @@ struct Links<'a> {
 }
 
 impl Links<'_> {
-    /// Of the replicas that have sent hardly more than the least, by at most what is to be sent now, the one whose node
-    /// has sent the fewest bytes to the receiver's; the one that has sent least, and the first, of equals.
+    /// The replica that sends: among those that have sent hardly more than the least, by at most
+    /// what is to be sent now, the one whose node has sent the fewest bytes to the receiver's; the
+    /// one that has sent least, and the first, of equals.
     fn least(&self, choices: &[(u32, u32)], receiver: u32, volume: i64, itemsize: i64, sent: &[i64]) -> (u32, u32) {
         let load = |who: u32| sent[who as usize];
         let least = choices.iter().map(|&(_, who)| load(who)).min().unwrap_or(0);

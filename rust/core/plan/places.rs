@@ -1,4 +1,4 @@
-//! Where the box of a transfer lies in the arrays of its two holders.
+//! The place of a transfer's box in the arrays of its two holders.
 //!
 //! A piece is seen through a *window* on its holder's array. If the array has the tensor's rank, the window is all of it.
 //! If it has one dim, the window is the piece's part of it, in the shape of the piece. The box then lies in the window as
@@ -29,14 +29,14 @@ pub enum Window<'a> {
     Whole,
     /// The elements from `offset` on of an array of one dim, in the shape of the piece.
     Flat {
-        /// Where the piece begins.
+        /// The start of the piece.
         offset: i64,
         /// The piece.
         piece: Region<'a>,
     },
 }
 
-/// Where one piece lies.
+/// The place of one piece.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seen {
     /// The position in the tensor, dim by dim, that is position 0 of the window.
@@ -46,7 +46,8 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// Where the piece number `piece` of `holder` lies; costs no more than to visit the holder's pieces.
+    /// The place of the piece number `piece` of `holder`; costs no more than to visit the holder's
+    /// pieces.
     ///
     /// # Errors
     /// [`Error::OutOfRange`] or [`Error::DeviceIndex`] if there is no such holder or piece.
@@ -123,7 +124,7 @@ impl Places {
         }
     }
 
-    /// Whether any array is flat.
+    /// True if any array is flat.
     #[must_use]
     pub fn has_flat(&self) -> bool {
         !self.offsets.is_empty()

@@ -1,4 +1,4 @@
-//! What each holder has to do in a plan, in which order (rule 2.11).
+//! The steps of each holder in a plan, in their order (rule 2.11).
 //!
 //! A *participant* is a holder of the source, of the destination, or of both; those of the source come first, in their
 //! order, then those of the destination that are no source holders. Everything that a plan does is a step between two
@@ -20,7 +20,7 @@ use crate::{
     tiling::{Poll, tiles::Ticker},
 };
 
-/// What a step is.
+/// The kind of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
     /// From the participant's source array to its destination array.
@@ -34,7 +34,7 @@ pub enum Kind {
 /// One step of a participant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Step {
-    /// What it is.
+    /// The kind of the step.
     pub kind: Kind,
     /// The other participant; itself, if it is a copy.
     pub peer: i64,
@@ -47,14 +47,14 @@ pub struct Step {
 /// The steps of all participants.
 #[derive(Debug)]
 pub struct Programs {
-    /// Of which participant each holder of the destination is.
+    /// The participant that each holder of the destination is.
     destination: Vec<i64>,
     /// Which holder of the destination each participant is, or -1.
     holders: Vec<i64>,
     participants: i64,
     /// All steps in their order: sender, receiver, addend, and the number, or its complement if the box stays.
     order: Vec<(u32, u32, i64, i64)>,
-    /// Where each participant's begin in `own`, and for each its places in the order.
+    /// The start of each participant's steps in `own`, and for each its places in the order.
     begins: Vec<usize>,
     own: Vec<u32>,
 }
@@ -150,7 +150,7 @@ impl Programs {
     }
 }
 
-/// Where each participant's steps begin, and their places in the order.
+/// The start of each participant's steps, and their places in the order.
 fn by_participant(
     order: &[(u32, u32, i64, i64)],
     participants: usize,

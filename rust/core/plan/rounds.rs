@@ -15,7 +15,7 @@ use crate::{
     tiling::{Poll, tiles::Ticker},
 };
 
-/// What there may be no room for here.
+/// The list that there may be no room for here.
 const PARTS: &str = "the pieces that max_bytes_in_flight makes";
 
 /// Transfers in rounds.
@@ -121,7 +121,8 @@ struct Group {
     number: usize,
 }
 
-/// What each holder has under way in each round, in one direction. Only rounds with something under way take memory.
+/// The elements that each holder has under way in each round, in one direction. Only rounds with
+/// something under way take memory.
 struct Loads {
     limit: i64,
     /// For a holder and a round, the elements.

@@ -37,7 +37,7 @@ struct Cells<'p> {
     /// The cell of each holder that comes next, and how many there are from it on.
     cells: Vec<usize>,
     left: Vec<usize>,
-    /// How many turns were taken or left out.
+    /// The number of turns that were taken or left out.
     done: usize,
     row: Option<Row<'p>>,
 }
@@ -48,20 +48,21 @@ struct Cells<'p> {
 struct Row<'p> {
     dim: usize,
     sides: &'p [Placed],
-    /// What the other dims add to the number of the source.
+    /// The addition of the other dims to the number of the source.
     device: i64,
 }
 
-/// What all boxes of a turn have in common, if all are of one source; see [`Turns::next_of_one_source`].
+/// The part that all boxes of a turn have in common, if all are of one source; see
+/// [`Turns::next_of_one_source`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OneSource {
     /// The source holder.
     pub source: i64,
     /// The dim along which the turns differ.
     pub dim: usize,
-    /// Where the boxes start along it, in the tensor.
+    /// The start of the boxes along it, in the tensor.
     pub start: i64,
-    /// Where they stop.
+    /// Their stop.
     pub stop: i64,
 }
 
@@ -81,7 +82,7 @@ impl Plan {
 }
 
 impl Turns<'_> {
-    /// How many turns there are: the most boxes that a holder has.
+    /// The number of turns: the most boxes that a holder has.
     #[must_use]
     pub fn count(&self) -> usize {
         match &self.boxes {

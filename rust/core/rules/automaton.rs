@@ -28,7 +28,8 @@ const PROGRAM_LIMIT: usize = 16 << 20;
 /// The most memory that the states found while searching may take, in bytes; past it they are forgotten.
 const STATES_LIMIT: usize = 16 << 20;
 
-/// How often the states may be forgotten before they are no longer made, unless each has served this many bytes.
+/// The number of times that the states may be forgotten before they are no longer made, unless each
+/// has served this many bytes.
 const FORGOTTEN: usize = 3;
 const BYTES_PER_STATE: usize = 10;
 
@@ -39,10 +40,10 @@ const PIECE: usize = 1 << 21;
 #[derive(Debug)]
 pub(super) struct Automaton {
     nfa: NFA,
-    /// `None` where the least that it needs would be too much.
+    /// The lazy automaton, or `None` where the least that it needs would be too much.
     dfa: Option<DFA>,
-    /// What the last search has left. A search takes it away, so that others at the same time, such as that of a signal
-    /// handler amid this one, make their own.
+    /// The cache that the last search has left. A search takes it away, so that others at the same
+    /// time, such as that of a signal handler amid this one, make their own.
     cache: Mutex<Option<Cache>>,
 }
 

@@ -25,11 +25,11 @@ pub use pattern::Pattern;
 pub use size::{MOST_OF_ALL, MOST_REPEATED};
 use translate::{Ending, Group, LAST_NEWLINE, TAKEN_FOR, Traits, Written, translate};
 
-/// What stands for a lone surrogate, which Python has in its texts and Rust has not. Python takes both for neither a digit,
-/// nor a word character, nor white space.
+/// A character in the place of a lone surrogate, which Python has in its texts and Rust has not.
+/// Python takes both for neither a digit, nor a word character, nor white space.
 pub const SURROGATE: char = '\u{10ffff}';
 
-/// Where in the path a rule has to match.
+/// The place in the path at which a rule has to match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MatchMode {
     /// Anywhere, as `re.search`.
@@ -40,7 +40,7 @@ pub enum MatchMode {
     FullMatch,
 }
 
-/// What Python takes a character beyond ASCII for.
+/// The class that Python takes a character beyond ASCII for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CharClass {
     /// A decimal digit, which is a word character as well.
@@ -64,7 +64,7 @@ impl CharClass {
         }
     }
 
-    /// What the `regex` crate takes a character for.
+    /// The class that the `regex` crate takes a character for.
     fn of_regex(c: char) -> Self {
         static CLASSES: OnceLock<Option<Automaton>> = OnceLock::new();
         let classes = kept(&CLASSES, || Ok(Automaton::new([r"(?u:\d)", r"(?u:\w)", r"(?u:\s)"], b'\n')));
@@ -86,7 +86,7 @@ impl CharClass {
 /// The classes of a path's characters beyond ASCII.
 struct Classes<'a> {
     known: HashMap<char, CharClass>,
-    /// Whether the `regex` crate takes all of them for the same.
+    /// True if the `regex` crate takes all of them for the same.
     agree: bool,
     class_of: &'a mut dyn FnMut(char) -> CharClass,
 }
@@ -213,7 +213,7 @@ impl RuleSet {
         self.find_other(path, class_of, poll)
     }
 
-    /// Whether the rules are compiled that a search for this path needs, as far as that is certain.
+    /// True if the rules are compiled that a search for this path needs, as far as that is certain.
     #[must_use]
     pub fn is_compiled_for(&self, path: &str) -> bool {
         self.plain.get().is_some() && is_plain(path)
@@ -277,8 +277,8 @@ impl RuleSet {
     }
 }
 
-/// What a cell holds, made first if it is empty. Two threads may both make it: if one waited for the other, a process
-/// that forks meanwhile would have a child that waits for ever.
+/// The value of a cell, made first if it is empty. Two threads may both make it: if one waited for
+/// the other, a process that forks meanwhile would have a child that waits for ever.
 fn kept<T>(cell: &OnceLock<T>, make: impl FnOnce() -> Result<T>) -> Result<&T> {
     if let Some(made) = cell.get() {
         return Ok(made);
@@ -287,7 +287,7 @@ fn kept<T>(cell: &OnceLock<T>, make: impl FnOnce() -> Result<T>) -> Result<&T> {
     Ok(cell.get_or_init(|| made))
 }
 
-/// Whether a path is of printable ASCII characters.
+/// True if a path is of printable ASCII characters.
 fn is_plain(path: &str) -> bool {
     !path.is_empty() && path.bytes().all(|byte| matches!(byte, b' '..=b'~'))
 }
@@ -302,7 +302,7 @@ struct Automata {
 }
 
 impl Automata {
-    /// Of the rules of a group (for plain paths, of all), those that are `wanted`.
+    /// The rules of a group (for plain paths, of all) that are `wanted`.
     fn new(
         rules: &RuleSet,
         group: Option<Group>,

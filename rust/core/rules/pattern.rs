@@ -139,7 +139,7 @@ impl Pattern {
     }
 }
 
-/// Whether something is repeated, more than once, that may be empty.
+/// True if something is repeated, more than once, that may be empty.
 fn repeats_empty(hir: &Hir) -> bool {
     match hir.kind() {
         HirKind::Repetition(repetition) => {
@@ -151,7 +151,7 @@ fn repeats_empty(hir: &Hir) -> bool {
     }
 }
 
-/// Whether an empty match is what an expression prefers least of all.
+/// True if an empty match is what an expression prefers least of all.
 fn prefers_longer(hir: &Hir) -> bool {
     if !may_be_empty(hir) || hir.properties().maximum_len() == Some(0) {
         return true;

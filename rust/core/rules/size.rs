@@ -1,4 +1,4 @@
-//! How large an expression becomes once its counted repetitions are written out.
+//! The size of an expression once its counted repetitions are written out.
 //!
 //! What a search costs for each byte of a path grows with the states of the automaton. Those of an expression are as many as
 //! it has characters, but for counted repetitions: `((a{1,50}){1,50}){1,50}` stands for 125,000. So what these add is

@@ -25,8 +25,8 @@
 
 use std::str::Chars;
 
-/// What stands in the place of the newline at the end of a path, where `$` must tell it from the others. It is not a
-/// byte of UTF-8, so no pattern can name it.
+/// A byte in the place of the newline at the end of a path, where `$` must tell it from the others.
+/// It is not a byte of UTF-8, so no pattern can name it.
 pub(super) const LAST_NEWLINE: u8 = 0xff;
 
 /// The characters beyond ASCII that Python takes for ASCII letters when it ignores case, with these letters.
@@ -46,16 +46,16 @@ pub(super) enum Group {
     Original,
 }
 
-/// What is asked of a pattern.
+/// The questions to a pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Written {
     /// If it matches.
     Matches,
-    /// What it matches, and what each of its groups does.
+    /// The text that it matches, and those of its groups.
     Captures,
 }
 
-/// What the end of the path is, on which the meaning of `$` depends.
+/// The end of the path, on which the meaning of `$` depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
     /// Not a newline: `$` is the end.
@@ -66,20 +66,20 @@ pub(super) enum Ending {
     Marked,
 }
 
-/// What is known of a pattern that has been translated.
+/// The traits of a pattern that has been translated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Traits {
-    /// Where it is searched.
+    /// The group in which it is searched.
     pub(super) group: Group,
-    /// Whether it has a `$` that is not a line's end, so that a last newline must be marked.
+    /// True if it has a `$` that is not a line's end, so that a last newline must be marked.
     pub(super) has_end: bool,
-    /// Whether it has an anchor at lines, `^` or `$` under `(?m)`.
+    /// True if it has an anchor at lines, `^` or `$` under `(?m)`.
     pub(super) has_line: bool,
-    /// Whether it has `\d`, `\w`, `\s` or `\b`, whose meaning beyond ASCII is Unicode's.
+    /// True if it has `\d`, `\w`, `\s` or `\b`, whose meaning beyond ASCII is Unicode's.
     pub(super) has_class: bool,
-    /// Whether it has `\B`, which depends on the version of Python for an empty path.
+    /// True if it has `\B`, which depends on the version of Python for an empty path.
     pub(super) has_not_boundary: bool,
-    /// Whether it names a character beyond the surrogates, so that a range may hold those as well.
+    /// True if it names a character beyond the surrogates, so that a range may hold those as well.
     pub(super) beyond_surrogates: bool,
 }
 
@@ -154,7 +154,7 @@ struct Translator<'pattern> {
     /// The flags outside of each group that is open.
     open: Vec<Flags>,
     ending: Ending,
-    /// Whether it is compiled for all characters, or for printable ASCII only.
+    /// True if it is compiled for all characters, or for printable ASCII only.
     unicode: bool,
     written: Written,
     beyond_ascii: bool,
@@ -222,7 +222,7 @@ impl Translator<'_> {
         }
     }
 
-    /// What follows a backslash outside a class.
+    /// The rest of an escape, after a backslash outside a class.
     fn escape(&mut self) -> Option<()> {
         match self.rest.next()? {
             'A' => self.text.push_str(r"\A"),
@@ -317,7 +317,7 @@ impl Translator<'_> {
         }
     }
 
-    /// What follows an opening parenthesis.
+    /// The rest of a group, after its opening parenthesis.
     fn group(&mut self) -> Option<()> {
         let outside = self.flags;
         if self.eat("?#") {
@@ -347,7 +347,7 @@ impl Translator<'_> {
         Some(())
     }
 
-    /// What follows `*`, `+`, `?` or `{`.
+    /// The rest of a repetition, after `*`, `+`, `?` or `{`.
     fn repetition(&mut self, sign: char) -> Option<()> {
         if sign == '{' {
             let Some((low, high, rest)) = count(self.rest.as_str()) else {
@@ -372,7 +372,7 @@ impl Translator<'_> {
         (!repeated).then_some(())
     }
 
-    /// What follows an opening bracket, up to and with its closing one.
+    /// The rest of a class, after its opening bracket, up to and with its closing one.
     fn class(&mut self) -> Option<()> {
         let complement = self.eat("^");
         let mut class = Class { text: String::new(), newline: false };

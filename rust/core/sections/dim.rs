@@ -18,8 +18,8 @@ pub struct Sections {
     parts: Vec<Part>,
     /// No array is longer.
     longest: i64,
-    /// Where each part begins in the arrays, with their ends: (shards, parts + 1), one row if all shards are alike; empty
-    /// if there are too many.
+    /// The start of each part in the arrays, with their ends: (shards, parts + 1), one row if all
+    /// shards are alike; empty if there are too many.
     begins: Vec<i64>,
     uniform: bool,
 }
@@ -55,13 +55,14 @@ impl Sections {
         &self.parts
     }
 
-    /// Whether the arrays of all shards are alike.
+    /// True if the arrays of all shards are alike.
     #[must_use]
     pub fn is_uniform(&self) -> bool {
         self.uniform
     }
 
-    /// Where each part begins in the array of shard `index`, and where the array ends; none if it is not kept.
+    /// The start of each part in the array of shard `index`, and the end of the array; none if it
+    /// is not kept.
     #[inline]
     fn kept(&self, index: i64) -> Option<&[i64]> {
         let row = self.parts.len() + 1;
@@ -69,7 +70,7 @@ impl Sections {
         self.begins.get(at..at + row)
     }
 
-    /// Where part `part` begins in the array of shard `index`.
+    /// The start of part `part` in the array of shard `index`.
     #[inline]
     #[must_use]
     pub fn begin(&self, part: usize, index: i64) -> i64 {

@@ -10,11 +10,11 @@ use crate::{
 /// A stretch of a dim that a holder has in one piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Interval {
-    /// Where it begins in the dim.
+    /// Its start in the dim.
     pub start: i64,
     /// One past its end.
     pub stop: i64,
-    /// Where it begins in the holder's array.
+    /// Its start in the holder's array.
     pub local: i64,
 }
 
@@ -26,21 +26,21 @@ impl Interval {
     }
 }
 
-/// How a part's shard index is read off the dim's: one digit of the latter.
+/// A part's shard index as one digit of the dim's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Digit {
-    /// What the digit counts in the dim's shard index,
+    /// The weight of the digit in the dim's shard index.
     pub(crate) of_dim: i64,
-    /// how many values it has,
+    /// The number of its values.
     pub(crate) size: i64,
-    /// and what it counts in the part's.
+    /// Its weight in the part's shard index.
     pub(crate) of_part: i64,
 }
 
 /// The factors of a part, those on either side of the cut one multiplied out.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Part {
-    /// Where the part begins in the dim.
+    /// The start of the part in the dim.
     base: i64,
     /// The product of the factors before the cut one.
     outer: i64,
@@ -109,7 +109,7 @@ impl Part {
         Ok(Self { base, outer, inner, factor: n, unit, cut, padded, digits: merged(digits) })
     }
 
-    /// Where the part begins in the dim.
+    /// The start of the part in the dim.
     #[must_use]
     pub fn base(&self) -> i64 {
         self.base
@@ -186,7 +186,7 @@ impl Part {
         length * self.inner
     }
 
-    /// Whether every shard of the dim has equal room.
+    /// True if every shard of the dim has equal room.
     pub(crate) fn is_uniform(&self) -> bool {
         let full = self.factor % self.unit == 0;
         self.padded.is_some() || self.digits.is_empty() || (full && self.cut.elements() % self.cut.shards() == 0)
@@ -197,7 +197,7 @@ impl Part {
         self.outer * self.padded.unwrap_or_else(|| self.largest()) * self.inner
     }
 
-    /// Whether shard `shard` of the part is a largest one.
+    /// True if shard `shard` of the part is a largest one.
     pub(crate) fn is_largest(&self, shard: i64) -> bool {
         let (lo, hi) = self.bounds(shard);
         self.padded.is_some() || hi - lo == self.largest()

@@ -1,4 +1,4 @@
-//! What a layout says of a packed dim, before its shape is known.
+//! The spec of a packed dim in a layout, before its shape is known.
 
 use crate::{
     error::{Error, Result},
@@ -38,15 +38,17 @@ pub struct PartSpec<S> {
     pub uneven: Option<Uneven>,
     /// Into at most so many shards: of more devices, those that differ in the minor axes only hold the same shard.
     pub at_most: Option<i64>,
-    /// Whether elements of the factor are cut where there are more shards than elements, and as many as a multiple of them.
+    /// True if elements of the factor are cut where there are more shards than elements, and as
+    /// many as a multiple of them.
     pub split: bool,
-    /// How many elements of the cut factor stay together; none is 1. The last unit may be short.
+    /// The number of elements of the cut factor that stay together; none is 1. The last unit may be
+    /// short.
     pub unit: Option<i64>,
     /// Padding.
     pub pad: Option<Pad>,
 }
 
-/// What a layout says of one dim.
+/// The spec of one dim in a layout.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum DimSpec<S> {
     /// The axes that cut it, major first.
@@ -56,7 +58,7 @@ pub enum DimSpec<S> {
 }
 
 impl<S> DimSpec<S> {
-    /// That the parts of dim `dim` are ones.
+    /// Check that the parts of dim `dim` can be cut so.
     ///
     /// # Errors
     /// [`Error::Parts`] for no parts or too many, [`Error::Part`] for one that cannot be.

@@ -31,7 +31,8 @@ impl Balance {
         Self { replicas: axes.iter().map(|(size, _)| size).product(), axes, addends, sent: Vec::new() }
     }
 
-    /// What is to be added to the device index of the shard's canonical owner, for the next transfer out of it.
+    /// The addition to the device index of the shard's canonical owner, for the next transfer out
+    /// of it.
     pub(crate) fn replica(&mut self, shard: i64, addend: usize, volume: impl FnOnce() -> i64) -> Result<i64> {
         if self.replicas == 1 {
             return Ok(0);
@@ -53,12 +54,12 @@ impl Balance {
         Ok(step)
     }
 
-    /// How many replicas there are of each addend of a shard.
+    /// The number of replicas of each addend of a shard.
     pub(crate) fn replicas(&self) -> i64 {
         self.replicas
     }
 
-    /// What replica `number` adds to the device index.
+    /// The addition of replica `number` to the device index.
     pub(crate) fn step(&self, mut number: i64) -> i64 {
         let mut step = 0;
         for &(size, stride) in self.axes.iter().rev() {

@@ -15,7 +15,7 @@ use crate::{
 /// The array in which a holder has its boxes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Array {
-    /// That of its one box.
+    /// The array of its one box.
     Own,
     /// One dim, with the boxes one after the other, each in C order.
     Flat,
@@ -24,7 +24,7 @@ pub enum Array {
     Given {
         /// The array's shape.
         shape: Vec<i64>,
-        /// Where each box begins.
+        /// The start of each box.
         starts: Vec<i64>,
     },
 }

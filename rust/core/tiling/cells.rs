@@ -2,10 +2,11 @@
 
 use crate::{error::Result, region::Region, room::Room as _, tiling::tiles::Finder, uneven::Cut};
 
-/// What there may be no room for here.
+/// The list that there may be no room for here.
 pub(super) const UNDER: &str = "the tiles under a box";
 
-/// Where the tiles of a grid meet a box along one dim: the index of the tile, start and stop of what is common.
+/// A tile of a grid that meets a box along one dim: its index, and start and stop of the common
+/// part.
 pub(crate) type Common = (i64, i64, i64);
 
 /// The cells of a grid under one box, walked in row-major order.
@@ -13,7 +14,7 @@ pub(crate) type Common = (i64, i64, i64);
 pub(crate) struct Cells {
     /// The common parts of all dims, one dim after the other.
     common: Vec<Common>,
-    /// Where each dim's begin, and the position in each.
+    /// The start of each dim's, and the position in each.
     begins: Vec<usize>,
     at: Vec<usize>,
     row: Vec<i64>,

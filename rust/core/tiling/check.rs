@@ -1,4 +1,4 @@
-//! Whether boxes share elements, and which elements none of them holds.
+//! Checks for boxes that share elements, and for elements that none of them holds.
 //!
 //! That no two share an element is seen while they are put into the cells of a grid, or by looking each up in the tree
 //! of all. If then the volumes do not add up, something is missing: dim by dim, the slabs up to an edge hold ever more
@@ -11,7 +11,7 @@ use crate::{
     tiling::{Pieces, Poll, tiles::Ticker, tree::Tree},
 };
 
-/// That no two of the boxes `tiles` of `pieces`, which are in `tree`, share an element.
+/// Check that no two of the boxes `tiles` of `pieces`, which are in `tree`, share an element.
 pub(super) fn no_overlap(pieces: &Pieces, tiles: &[u32], tree: &Tree, poll: Poll<'_>) -> Result<()> {
     let regions = pieces.regions();
     let (mut stack, mut ticker) = (Vec::new(), Ticker::new());

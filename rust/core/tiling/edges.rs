@@ -12,10 +12,10 @@ use crate::{
     },
 };
 
-/// What there may be no room for here.
+/// The list that there may be no room for here.
 const EDGES: &str = "the edges of the boxes";
 
-/// How many cells there may be for each box; the others are empty.
+/// The most cells for each box; the others are empty.
 const CELLS_PER_BOX: usize = 4;
 /// No tile lies in the cell.
 const NONE: u32 = u32::MAX;

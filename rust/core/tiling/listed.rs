@@ -15,7 +15,7 @@ use crate::{
     },
 };
 
-/// What there may be no room for here.
+/// The list that there may be no room for here.
 const TILES: &str = "the tiles of a list";
 
 /// The tiles of pieces in a list.
@@ -105,7 +105,7 @@ impl Listed {
         self.first.len()
     }
 
-    /// Whether there are none.
+    /// True if there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.first.is_empty()
@@ -165,10 +165,10 @@ impl Tiles for Listed {
     }
 }
 
-/// Of the replicas of a tile the one that has sent least, whichever of its tiles that was; the first of equals.
+/// The replica of a tile that has sent least, whichever of its tiles that was; the first of equals.
 struct ListedSenders<'a> {
     tiles: &'a Listed,
-    /// What each holder has sent.
+    /// The elements that each holder has sent.
     loads: Vec<i64>,
     /// For each tile, what each of its replicas had sent when it was looked at last: less than now, or as much.
     heaps: Vec<BinaryHeap<Reverse<(i64, u32)>>>,

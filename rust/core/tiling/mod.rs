@@ -1,4 +1,4 @@
-//! Who holds which boxes of a tensor (rule 2.10).
+//! The boxes of a tensor that each holder has (rule 2.10).
 //!
 //! A [`Tiling`] has holders (devices, ranks, files), known by their numbers, and for each the shape of its own array and
 //! its pieces: boxes of the tensor, each with its place in that array.
@@ -48,7 +48,7 @@ pub use pieces::{Piece, Pieces, Place, Poll};
 use tiles::{Ticker, Tiles};
 pub use tree::BoxTree;
 
-/// Who holds what of one tensor.
+/// The boxes of one tensor that each holder has.
 ///
 /// ```
 /// use shardwise_core::{error::Error, parallel::never, tiling::{Place, Tiling, flat::FlatRanges}};
@@ -82,7 +82,7 @@ pub trait Tiling: Debug + Send + Sync {
     /// As [`Tiling::array_shape`]; what `visit` returns.
     fn visit_pieces(&self, holder: i64, visit: &mut dyn FnMut(Piece<'_>) -> Result<()>) -> Result<()>;
 
-    /// Whether holders of the identical box are replicas.
+    /// True if holders of the identical box are replicas.
     fn has_replicas(&self) -> bool;
 
     /// The shape of the chunks, if the holders are all the chunks of a regular grid, in C order.
@@ -90,7 +90,8 @@ pub trait Tiling: Debug + Send + Sync {
         None
     }
 
-    /// That the pieces hold every element of the tensor, and no element twice but as replicas.
+    /// Check that the pieces hold every element of the tensor, and no element twice but as
+    /// replicas.
     ///
     /// # Errors
     /// [`Error::BoxesOverlap`], [`Error::BoxMissing`]; what `poll` returns.
@@ -163,7 +164,7 @@ fn pieces_one_by_one(tiling: &(impl Tiling + ?Sized), poll: Poll<'_>) -> Result<
     Ok(Arc::new(pieces))
 }
 
-/// That `shape` is one, and the number of its elements.
+/// The number of elements of `shape`, once it is known to be a shape.
 fn checked_shape(shape: &[i64]) -> Result<i64> {
     if let Some((dim, &size)) = shape.iter().enumerate().find(|&(_, &size)| size < 0) {
         return Err(Error::NegativeDim { dim, size });
@@ -171,7 +172,7 @@ fn checked_shape(shape: &[i64]) -> Result<i64> {
     radix::product("shape", shape)
 }
 
-/// That there is a holder of this number.
+/// The holder of this number, once it is known to be there.
 fn checked_holder(holder: i64, holders: i64) -> Result<i64> {
     if holder < 0 || holder >= holders {
         return Err(Error::OutOfRange { what: "holder", position: None, value: holder, limit: holders });

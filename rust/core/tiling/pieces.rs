@@ -11,7 +11,7 @@ pub use crate::parallel::Poll;
 /// After how many steps of tens of nanoseconds a loop polls.
 pub(crate) const STEPS_PER_POLL: usize = 1 << 14;
 
-/// Where a piece lies in its holder's own array.
+/// The place of a piece in its holder's own array.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place<'a> {
     /// The array has the tensor's rank, and the piece is a box of it that starts here.
@@ -25,14 +25,14 @@ pub enum Place<'a> {
 pub struct Piece<'a> {
     /// The box of the tensor.
     pub region: Region<'a>,
-    /// Where it lies in its holder's own array.
+    /// Its place in its holder's own array.
     pub place: Place<'a>,
 }
 
 /// The pieces of all holders of a tiling, in a list.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Pieces {
-    /// Where each holder's pieces begin; one more entry than there are holders.
+    /// The start of each holder's pieces; one more entry than there are holders.
     begins: Vec<usize>,
     regions: Regions,
     /// For each piece, where it starts in its holder's array, dim by dim; empty as long as all start at its corner.
@@ -119,13 +119,13 @@ impl Pieces {
         self.regions.len()
     }
 
-    /// Whether there are none.
+    /// True if there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.regions.is_empty()
     }
 
-    /// Where the pieces of `holder` are in the list.
+    /// The range of the pieces of `holder` in the list.
     #[must_use]
     pub fn of_holder(&self, holder: usize) -> std::ops::Range<usize> {
         self.begins[holder]..self.begins[holder + 1]

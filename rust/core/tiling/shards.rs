@@ -16,7 +16,8 @@ use crate::{
 /// The shards of a partition.
 pub(crate) struct Shards<'a> {
     partition: &'a Partition,
-    /// What each unreduced coordinate adds to the device index, in order; one 0 if nothing is unreduced.
+    /// The addition of each unreduced coordinate to the device index, in order; one 0 if nothing is
+    /// unreduced.
     pub(crate) addends: Vec<i64>,
     /// A device's unreduced coordinate, as one number.
     addend: Linear,
@@ -83,7 +84,8 @@ impl Senders for ShardSenders<'_> {
     }
 }
 
-/// What the shard index along `dim` contributes to the device index, the axes that cut nothing being at 0.
+/// The addition of the shard index along `dim` to the device index, the axes that cut nothing being
+/// at 0.
 pub(crate) fn device_part(partition: &Partition, dim: usize, index: i64) -> i64 {
     let mesh = partition.mesh();
     let mut rest = index;
@@ -105,7 +107,8 @@ pub(crate) fn addend_function(source: &Partition) -> Linear {
     Linear::new(source.mesh().sizes(), |axis| unreduced.iter().position(|&a| a == axis).map_or(0, |i| weights[i]))
 }
 
-/// What each unreduced coordinate adds to the device index, in order; one 0 if nothing is unreduced.
+/// The addition of each unreduced coordinate to the device index, in order; one 0 if nothing is
+/// unreduced.
 pub(crate) fn addends(source: &Partition) -> Result<Vec<i64>> {
     let mesh = source.mesh();
     let mut all = vec![0];

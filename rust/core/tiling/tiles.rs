@@ -12,7 +12,8 @@ use crate::{
 
 /// The tiles of one tiling.
 pub trait Tiles: Send + Sync {
-    /// How many partial sums make one value: the holders of a tile's different addends hold the same box.
+    /// The number of partial sums that make one value: the holders of a tile's different addends
+    /// hold the same box.
     fn addends(&self) -> usize {
         1
     }
@@ -77,7 +78,7 @@ pub trait Finder {
 
 /// Chooses who sends, so that the load is spread over the replicas.
 pub trait Senders {
-    /// Who sends the next `volume` elements of an addend of a tile.
+    /// The sender of the next `volume` elements of an addend of a tile.
     ///
     /// # Errors
     /// [`Error::TooMany`] if there is no memory for the loads.

@@ -1,4 +1,4 @@
-//! What is refused of a tensor before anything is done.
+//! The refusals of a tensor before anything is done.
 
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ pub(crate) fn check_span(piece: &Piece<'_>, limits: Option<(i64, i64, bool)>) ->
     }
 }
 
-/// What there may be no memory for here.
+/// The list that there may be no memory for here.
 pub(crate) const BOXES: &str = "the boxes of the pieces";
 
 /// The boxes, to be found by position; or two of them, by their numbers, that share an element.
@@ -73,7 +73,7 @@ pub(crate) fn listed<'a>(
 /// Boxes that share no element; or two that do.
 pub(crate) type Apart = std::result::Result<Listed, (i64, i64)>;
 
-/// What is wrong if source pieces overlap, or a destination piece is not covered.
+/// The mistake if source pieces overlap, or a destination piece is not covered.
 ///
 /// # Errors
 /// [`Error::Memory`] if there is none to find out, [`Error::Interrupted`] if `poll` says so.

@@ -1,4 +1,4 @@
-//! What makes a set of files appear at once, and last: syncs, renames, locks, room.
+//! The steps that make a set of files appear at once, and last: syncs, renames, locks, room.
 //!
 //! A checkpoint of several files is complete when its manifest is there under its final name. So: lock the folder, write
 //! the data, [`sync`] it, write the manifest under another name, sync it, and [`publish`] it, which renames it and syncs
@@ -32,7 +32,7 @@ pub struct Lock {
     path: PathBuf,
 }
 
-/// What a lock file begins with, before the number of its process.
+/// The beginning of a lock file, before the number of its process.
 const LOCKED_BY: &[u8] = b"shardwise process ";
 /// No lock file is longer.
 const MOST_LOCK: u64 = 64;
@@ -84,7 +84,7 @@ impl Lock {
     }
 }
 
-/// What a lock file says.
+/// The contents of a lock file.
 fn said_by(file: &mut File) -> Vec<u8> {
     let mut said = Vec::new();
     let _ = file.rewind().and_then(|()| file.take(MOST_LOCK).read_to_end(&mut said));
@@ -209,7 +209,8 @@ fn rename(from: &Path, _: Option<&File>, to: &Path) -> io::Result<()> {
     fs::rename(from, to)
 }
 
-/// Where the system cannot rename and look at once; the lock keeps others of us away in between.
+/// A look before a rename, where the system cannot do both at once; the lock keeps others of us
+/// away in between.
 fn refuse_existing(to: &Path) -> io::Result<()> {
     match fs::symlink_metadata(to) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),

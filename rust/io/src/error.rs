@@ -1,11 +1,11 @@
-//! What can go wrong, with the file and the byte that it went wrong at.
+//! The errors, with the file and the byte at which something went wrong.
 
 use std::{
     io,
     path::{Path, PathBuf},
 };
 
-/// What the functions of this crate return.
+/// The result of functions of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// Why something could not be done.
@@ -14,7 +14,7 @@ pub enum Error {
     /// The operating system refused an operation on a file.
     #[error("{operation} {}{}: {error}", path.display(), offset.map(|at| format!(" at byte {at}")).unwrap_or_default())]
     Os {
-        /// What was to be done, as in "writing".
+        /// The operation, as in "writing".
         operation: &'static str,
         /// To which file.
         path: PathBuf,
@@ -28,7 +28,7 @@ pub enum Error {
     Ends {
         /// The file.
         path: PathBuf,
-        /// Where it ends.
+        /// Its end.
         end: i64,
         /// The first byte that was needed.
         start: i64,
@@ -40,7 +40,7 @@ pub enum Error {
     Kind {
         /// The path.
         path: PathBuf,
-        /// What it is, as in "a directory".
+        /// The kind of file, as in "a directory".
         kind: &'static str,
     },
     /// A source that is not what it was when the job was made.
@@ -48,7 +48,7 @@ pub enum Error {
     Changed {
         /// The file.
         path: PathBuf,
-        /// What changed, with both values.
+        /// The change, with both values.
         what: String,
     },
     /// A job that contradicts itself.
@@ -59,7 +59,7 @@ pub enum Error {
     Budget {
         /// The budget.
         given: i64,
-        /// What would do.
+        /// The least that would do.
         needed: i64,
     },
     /// A file system without room for what is to be written.
@@ -77,7 +77,7 @@ pub enum Error {
     Locked {
         /// The lock file.
         path: PathBuf,
-        /// What the lock file says of who holds it.
+        /// The holder, as the lock file names it.
         owner: String,
     },
     /// Something that is not ours where a file of ours is to be.
@@ -85,7 +85,7 @@ pub enum Error {
     Taken {
         /// The path.
         path: PathBuf,
-        /// What it is, and what to do.
+        /// The thing that it is, and advice.
         what: &'static str,
     },
     /// More values than there is memory for.
@@ -118,7 +118,7 @@ fn holder(owner: &str) -> String {
     if owner.is_empty() { String::new() } else { format!(" by process {owner}") }
 }
 
-/// That there is no memory for `what`, whatever a collection says about it.
+/// An error that there is no memory for `what`, whatever a collection says about it.
 pub(crate) fn no_room<E>(what: &'static str) -> impl FnOnce(E) -> Error {
     move |_| Error::Memory { what }
 }

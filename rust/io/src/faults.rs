@@ -9,7 +9,7 @@ use std::{
     sync::atomic::{AtomicI32, AtomicI64, AtomicU8, Ordering},
 };
 
-/// What happens at the chosen operation.
+/// The fault at the chosen operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// It fails with this error number of the operating system, once.
@@ -46,7 +46,7 @@ pub fn disarm() -> i64 {
     DONE.load(Ordering::SeqCst)
 }
 
-/// How an operation is to be done.
+/// The way in which an operation is to be done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
     Whole,
@@ -54,7 +54,7 @@ pub(crate) enum Step {
 }
 
 impl Step {
-    /// How many of `length` bytes to read or write.
+    /// The number of bytes to read or write of `length`.
     pub(crate) fn part(self, length: usize) -> usize {
         if self == Self::Whole { length } else { length.div_ceil(2) }
     }

@@ -14,7 +14,7 @@ use crate::{
     faults,
 };
 
-/// Who a file is and what it was like when it was looked at.
+/// The identity of a file, and its state when it was looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity {
     /// The file system and the file's number on it; zeros where the system does not tell.
@@ -84,7 +84,8 @@ pub(crate) fn look_at_source(file: &File, path: &Path) -> Result<Identity> {
     Ok(Identity::of(&metadata))
 }
 
-/// How files are opened that are written: never through a link, and a FIFO without waiting for its reader.
+/// The options for files that are written: never through a link, and a FIFO without waiting for its
+/// reader.
 pub(crate) fn written() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.read(true).write(true).truncate(false);
@@ -166,7 +167,7 @@ pub(crate) fn make(path: &Path, folder: Option<&File>) -> Result<(File, Identity
     Ok((file, Identity::of(&metadata)))
 }
 
-/// What is written through one name must not change what has another.
+/// A refusal of files with several names: writing through one must not change what has another.
 fn check_one_name(path: &Path, metadata: &Metadata) -> Result<()> {
     #[cfg(unix)]
     if std::os::unix::fs::MetadataExt::nlink(metadata) > 1 {
@@ -176,7 +177,7 @@ fn check_one_name(path: &Path, metadata: &Metadata) -> Result<()> {
     Ok(())
 }
 
-/// Whether a file is a regular one with one name, which only we have written.
+/// True if a file is a regular one with one name, which only we have written.
 pub(crate) fn is_only_ours(metadata: &Metadata) -> bool {
     metadata.is_file() && check_one_name(Path::new(""), metadata).is_ok()
 }
@@ -210,7 +211,7 @@ pub(crate) fn read(file: &File, path: &Path, buffer: &mut [u8], offset: i64) -> 
     Ok(())
 }
 
-/// How many buffers the system fills in one call.
+/// The most buffers that the system fills in one call.
 pub(crate) const MAX_SCATTERED: usize = 1024;
 
 /// Fills buffers one after the other from byte `offset` on.

@@ -1,4 +1,5 @@
-//! What is to be done: tensors whose pieces lie in sources, and the pieces that destinations are to hold.
+//! The work of a job: tensors whose pieces lie in sources, and the pieces that destinations are to
+//! hold.
 //!
 //! A piece is a box of its tensor, and where its elements are in its holder: the byte offset of the box's first element,
 //! and the byte strides. A pair of a source piece and a destination piece that overlap is a copy; the engine finds the
@@ -86,7 +87,7 @@ pub struct MappedFile {
     pub times: Option<(i64, i64)>,
 }
 
-/// Where pieces are read from.
+/// A source of pieces.
 #[derive(Debug, Clone)]
 pub enum Source {
     /// A file.
@@ -97,7 +98,7 @@ pub enum Source {
     Mapped(Memory, MappedFile),
 }
 
-/// Where pieces go.
+/// A destination of pieces.
 #[derive(Debug, Clone)]
 pub enum Destination {
     /// A file that is made, of this size in the end.
@@ -106,7 +107,8 @@ pub enum Destination {
         path: PathBuf,
         /// Its final size; what no piece covers stays zero.
         size: i64,
-        /// Whether it must be there already, in this size, and what no piece covers stays as it is: others write that.
+        /// True if it must be there already, in this size, and what no piece covers stays as it is:
+        /// others write that.
         there: bool,
         /// The folder that it is in, if the caller has it open: then it is opened from there by its name, and no other
         /// part of the path is followed.

@@ -22,7 +22,7 @@ struct Map<'a> {
     high: i64,
     offset: i64,
     inode: u64,
-    /// Whether this process may write the file through it.
+    /// True if this process may write the file through it.
     is_written: bool,
     path: &'a Path,
 }
@@ -56,7 +56,7 @@ pub fn mapped_files(memories: &[Memory]) -> Vec<Option<MappedFile>> {
     found
 }
 
-/// What the file of a map is like, if it is still there under its name.
+/// The state of the file of a map, if it is still there under its name.
 fn regular(map: &Map<'_>) -> Option<Identity> {
     let metadata = map.path.metadata().ok().filter(|metadata| metadata.is_file())?;
     Some(Identity::of(&metadata)).filter(|identity| identity.file.1 == map.inode)

@@ -1,4 +1,5 @@
-//! What a source piece and a destination piece share: how its bytes are fetched, and where they are put.
+//! The part that a source piece and a destination piece share: how its bytes are fetched, and where
+//! they are put.
 
 use shardwise_core::region::{Region, RegionBuf};
 
@@ -29,13 +30,14 @@ pub(crate) struct Fetch {
     pub(crate) inner: Vec<Dim>,
     /// Bytes of a run.
     pub(crate) run: i64,
-    /// Whether each block is one run that is read to where it belongs.
+    /// True if each block is one run that is read to where it belongs.
     pub(crate) direct: bool,
     /// From the first byte of the file to one past the last.
     pub(crate) span: (i64, i64),
-    /// Where in the slot the first byte goes, from where the box's first element does.
+    /// The offset in the slot of the first byte, from where the box's first element goes.
     pub(crate) to: i64,
-    /// Whether blocks would be longer if the limit were larger: of a smaller box they would not be so many.
+    /// True if blocks would be longer if the limit were larger: of a smaller box they would not be
+    /// so many.
     pub(crate) cramped: bool,
 }
 
@@ -75,13 +77,14 @@ impl Fetch {
         Self { outer, block, inner, run, direct, span: (first, first + reach + block), to: shift, cramped }
     }
 
-    /// How many blocks there are.
+    /// The number of blocks.
     pub(crate) fn blocks(&self) -> i64 {
         self.outer.iter().map(|dim| dim.extent).product()
     }
 }
 
-/// Of so many parts of a piece it is looked which of them overlap; more are taken together or singly.
+/// The most parts of a piece of which it is looked which of them overlap; more are taken together
+/// or singly.
 const FEW: usize = 64;
 
 /// Parts of a source piece, by their numbers, and the box around them. If it is read as a whole, once, each part is

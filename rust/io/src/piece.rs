@@ -39,7 +39,7 @@ impl Piece<'_> {
         Some((low, high))
     }
 
-    /// Whether its bytes follow one another in C order in its holder.
+    /// True if its bytes follow one another in C order in its holder.
     pub(crate) fn is_one_run(&self) -> bool {
         let mut bytes = 1;
         for (extent, &stride) in self.region.extents().zip(self.strides).rev() {
@@ -51,14 +51,14 @@ impl Piece<'_> {
         true
     }
 
-    /// Where element 0 of the tensor would be: pieces of one array agree in it.
+    /// The offset of element 0 of the tensor, if it were there: pieces of one array agree in it.
     pub(crate) fn origin(&self) -> i128 {
         let steps = self.region.start().iter().zip(self.strides);
         steps.fold(i128::from(self.offset), |at, (&start, &stride)| at - i128::from(start) * i128::from(stride))
     }
 
-    /// How many steps of each stride, the longest first, lead from a byte of the holder to the piece's first; those of the
-    /// shortest one, which is that of bytes, lead over the rest.
+    /// The numbers of steps of each stride, the longest first, that lead from a byte of the holder
+    /// to the piece's first; those of the shortest one, which is that of bytes, lead over the rest.
     pub(crate) fn steps_from(&self, byte: i64) -> Vec<i64> {
         let mut dims: Vec<usize> = (0..self.strides.len()).filter(|&dim| self.strides[dim] != 0).collect();
         dims.sort_by_key(|&dim| std::cmp::Reverse(self.strides[dim].unsigned_abs()));
@@ -70,7 +70,7 @@ impl Piece<'_> {
         steps
     }
 
-    /// Whether two elements may share a byte.
+    /// True if two elements may share a byte.
     pub(crate) fn overlaps_itself(&self) -> bool {
         radix::overlaps_itself(1, self.region.extents().zip(self.strides.iter().copied()))
     }
@@ -129,7 +129,7 @@ impl Pieces {
     }
 }
 
-/// What to compute of a tensor on the way.
+/// The digests to compute of a tensor on the way.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Wanted {
     /// The digest of each destination piece ([`crate::digest`]).

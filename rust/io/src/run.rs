@@ -27,7 +27,8 @@ use crate::{
 
 /// Bytes of a thread's buffer, of which it has two: what stays in a core's cache between being read and being written.
 const BUFFER: i64 = 1 << 20;
-/// Of tensors in more pieces than this, buffers are larger, so that the runs of each are not too short, up to a limit.
+/// The number of pieces of a tensor from which on buffers are larger, so that the runs of each are
+/// not too short, up to a limit.
 const PIECES: usize = 8;
 const LARGEST_BUFFER: i64 = 8 << 20;
 /// With less than this, fewer threads with larger buffers are better.
@@ -37,14 +38,14 @@ const LEAST_BUFFER: i64 = 8 << 10;
 /// Below this many bytes, one thread is done before another has started.
 const PARALLEL_FROM: i64 = 4 << 20;
 
-/// How a job is done.
+/// The options of a run.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Bytes of memory for buffers, of all threads together.
     pub budget: i64,
     /// Threads; none for one per core.
     pub threads: Option<usize>,
-    /// Whether what is written is brought to the disk before the run returns.
+    /// True if what is written is brought to the disk before the run returns.
     pub sync: bool,
 }
 
@@ -54,10 +55,10 @@ impl Default for Options {
     }
 }
 
-/// What was done.
+/// The report of a run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Report {
-    /// What was moved.
+    /// The bytes that were moved.
     pub traffic: Traffic,
     /// The digest of each destination piece ([`crate::digest`]); 0 where none was asked for.
     pub digests: Vec<u128>,
@@ -68,7 +69,7 @@ pub struct Report {
     pub differences: Vec<(usize, i64)>,
 }
 
-/// How the budget is shared out: threads, and bytes of each of the two buffers of each.
+/// The shares of the budget: threads, and bytes of each of the two buffers of each.
 fn share(job: &Job, options: &Options, bytes: i64) -> Result<(usize, i64)> {
     if options.budget < 2 * LEAST_BUFFER {
         return Err(Error::Budget { given: options.budget, needed: 2 * LEAST_BUFFER });

@@ -8,7 +8,7 @@ use crate::{
     strided::{Dim, Pointer, collapsed, positions},
 };
 
-/// What was learnt about the destination pieces that a unit wrote to.
+/// The digests of the destination pieces that a unit wrote to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Finding {
     /// The piece, by its number among all.
@@ -21,7 +21,7 @@ pub(crate) struct Finding {
     pub(crate) differs: i64,
 }
 
-/// Where one destination piece's part of a tile is put together.
+/// The memory in which one destination piece's part of a tile is put together.
 pub(crate) struct Slot<'t> {
     pub(crate) tensor: &'t Tensor,
     pub(crate) piece: usize,
@@ -31,7 +31,7 @@ pub(crate) struct Slot<'t> {
 }
 
 impl Slot<'_> {
-    /// Where the element at `position` of the tensor, which is in the slot, begins.
+    /// The address of the element at `position` of the tensor, which is in the slot.
     pub(crate) fn at(&self, position: &[i64]) -> Pointer {
         let steps = position.iter().zip(self.bounds.region().start()).zip(&self.strides);
         self.start.offset(steps.map(|((position, start), stride)| (position - start) * stride).sum())
@@ -99,8 +99,9 @@ impl Slot<'_> {
     }
 }
 
-/// What bytes with this CRC-32 contribute to the CRC-32 of a text in which `after` more bytes follow them: contributions
-/// are combined with exclusive or, in any order, since the CRC is linear.
+/// The contribution of bytes with this CRC-32 to the CRC-32 of a text in which `after` more bytes
+/// follow them: contributions are combined with exclusive or, in any order, since the CRC is
+/// linear.
 #[must_use]
 pub fn crc_before(crc: u32, after: u64) -> u32 {
     let mut hasher = crc32fast::Hasher::new_with_initial(crc);

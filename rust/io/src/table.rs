@@ -17,7 +17,8 @@ use crate::{
     job::{Destination, Source, SourceFile},
 };
 
-/// What is left of a lock after a panic elsewhere is valid: every change of a table is one step.
+/// A lock that is taken even after a panic elsewhere: every change of a table is one step, so what
+/// is left is valid.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
@@ -158,7 +159,7 @@ impl<'a> Table<'a> {
         Ok(())
     }
 
-    /// Whether as many files are open as may be.
+    /// True if as many files are open as may be.
     fn is_full(&self) -> bool {
         let open = lock(&self.open);
         open.files.len() >= open.limit
@@ -218,8 +219,9 @@ fn check_same(path: &Path, known: Identity, found: Identity) -> Result<()> {
     Err(Error::Changed { path: path.to_owned(), what })
 }
 
-/// How many files of one side may be open: a quarter of what the process may have, so that both sides and what the
-/// caller has open leave a quarter for the program. At most 1,024: more are opened again in turn.
+/// The most files of one side that may be open: a quarter of what the process may have, so that
+/// both sides and what the caller has open leave a quarter for the program. At most 1,024: more are
+/// opened again in turn.
 pub(crate) fn descriptors() -> usize {
     #[cfg(unix)]
     {

@@ -47,7 +47,7 @@ pub(crate) struct Units<'a> {
     cost: Cost,
 }
 
-/// What a tile, or a batch of them, takes.
+/// The cost of a tile, or of a batch of them.
 #[derive(Debug, Clone, Copy, Default)]
 struct Cost {
     /// Bytes to read into a buffer.
@@ -139,7 +139,7 @@ impl<'a> Units<'a> {
         }
     }
 
-    /// What a tile takes; what it does not fit in is counted no further.
+    /// The cost of a tile; a limit that is passed is counted no further.
     fn cost_of(&self, tensor: &Tensor, tile: &Tile) -> Cost {
         let mut cost = Cost::default();
         let mut slots = Vec::with_capacity(tile.destinations.len());
@@ -242,5 +242,5 @@ fn copied(indices: &[u32]) -> Result<Vec<u32>> {
     Ok(copy)
 }
 
-/// What there may be no memory for here.
+/// The list that there may be no memory for here.
 const LIST: &str = "the list of pieces";

@@ -33,7 +33,7 @@ pub(crate) struct Files<'a> {
     pub(crate) memory: Option<Arc<File>>,
 }
 
-/// What was moved.
+/// The bytes that were moved.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Bytes read from files, those between needed ones included.
@@ -54,7 +54,7 @@ struct Read {
     form: Option<usize>,
 }
 
-/// How the runs of a block are copied.
+/// The form in which the runs of a block are copied.
 struct Form {
     dims: Vec<Dim>,
     run: i64,
@@ -68,14 +68,14 @@ struct Copy {
 }
 
 impl Form {
-    /// How a box is copied between memories with these strides.
+    /// The form of a box between memories with these strides.
     fn between(bounds: Region<'_>, from: &[i64], to: &[i64]) -> Self {
         let dims = (0..bounds.rank()).map(|dim| Dim { extent: bounds.extent(dim), from: from[dim], to: to[dim] });
         let (dims, run) = collapsed(dims);
         Self { dims, run }
     }
 
-    /// Whether the runs are all of a block of this length, one after the other.
+    /// True if the runs are all of a block of this length, one after the other.
     fn fills(&self, length: i64) -> bool {
         let mut bytes = self.run;
         for dim in self.dims.iter().rev() {
@@ -95,7 +95,8 @@ pub(crate) struct Worker<'a> {
     limit: i64,
     reading: Vec<u8>,
     writing: Vec<u8>,
-    /// What several slots want, until it is copied to them. Together with `reading` it is no larger than `limit`.
+    /// Bytes that several slots want, until they are copied to them. Together with `reading` they
+    /// are no larger than `limit`.
     shared: Vec<u8>,
     pub(crate) traffic: Traffic,
 }
@@ -174,8 +175,8 @@ impl<'a> Worker<'a> {
         Ok((slots, first))
     }
 
-    /// What must be read from files for the slots, and what is then copied to them; what comes from memory is copied at
-    /// once.
+    /// The reads from files for the slots, and the copies that follow; what comes from memory is
+    /// copied at once.
     fn reads(
         &mut self,
         tiles: &[Tile],
@@ -319,7 +320,8 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// What to say of a read that failed: for memory of a mapped file it is an address that cannot be read.
+    /// The error for a read that failed: for memory of a mapped file it is an address that cannot
+    /// be read.
     fn told(&self, holder: usize, error: Error) -> Error {
         match (&self.job.sources[holder], error) {
             (Source::Mapped(_, mapped), Error::Os { .. } | Error::Ends { .. }) => maps::cut_short(mapped),
@@ -396,7 +398,8 @@ impl<'a> Worker<'a> {
     }
 }
 
-/// Whether all of a group is needed, and in runs that are not too short to be read to where they belong.
+/// True if all of a group is needed, and in runs that are not too short to be read to where they
+/// belong.
 fn scatters(group: &[Read], forms: &[Form]) -> bool {
     let mut end = group[0].offset;
     group.iter().all(|read| {

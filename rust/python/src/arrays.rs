@@ -57,7 +57,8 @@ where
     made(py, shape, FEW, &mut |out, poll| kernel.take().map_or(Ok(()), |kernel| kernel(out, poll)))
 }
 
-/// What both do, compiled once for all kernels. For fewer than `kept` numbers the interpreter is kept.
+/// The common part of both, compiled once for all kernels. For fewer than `kept` numbers the
+/// interpreter is kept.
 fn made<'py>(
     py: Python<'py>,
     shape: &[usize],

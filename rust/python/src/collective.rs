@@ -29,7 +29,7 @@ use crate::{
     tiling::numbers,
 };
 
-/// What there is to know of a change of layout before its collectives are looked for.
+/// The facts about a change of layout that are known before its collectives are looked for.
 #[pyclass(frozen, module = "shardwise._core")]
 pub(crate) struct CollectiveSearch {
     source: Arc<CorePartition>,

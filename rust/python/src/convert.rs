@@ -100,7 +100,8 @@ fn sequence<'py>(value: &Bound<'py, PyAny>) -> Option<(usize, Bound<'py, PyItera
     if indexable && !excluded { Some((length, value.try_iter().ok()?)) } else { None }
 }
 
-/// What `entry` makes of each item. A sequence may be longer than any memory: a range is one.
+/// A list of what `entry` makes of each item. A sequence may be longer than any memory: a range is
+/// one.
 pub(crate) fn listed<'py, T>(
     name: &str,
     (length, items): (usize, Bound<'py, PyIterator>),
@@ -178,8 +179,9 @@ fn int64_array<'py>(name: &str, value: &Bound<'py, PyAny>) -> PyResult<Bound<'py
     value.py().import("shardwise._arguments")?.call_method1("int64_array", (name, value))
 }
 
-/// How many of `arrays`, from the first on, are of numpy's own type, of the shape that `shapes` has for them, and of `dtype`
-/// itself. Whether the next one will do all the same is for the caller to say.
+/// The number of `arrays`, from the first on, that are of numpy's own type, of the shape that
+/// `shapes` has for them, and of `dtype` itself. Whether the next one will do all the same is for
+/// the caller to say.
 #[pyfunction]
 #[pyo3(signature = (arrays, shapes, dtype, /))]
 pub(crate) fn count_fitting<'py>(

@@ -93,11 +93,12 @@ pub(crate) fn answer<'py, T: IntoPyObjectExt<'py>>(
     guard(|| body()?.into_bound_py_any(py))
 }
 
-/// What PyO3 panics with where Python gives it no object: constructors of tuples, lists, strings and integers fail for
-/// want of memory only.
+/// The message with which PyO3 panics where Python gives it no object: constructors of tuples,
+/// lists, strings and integers fail for want of memory only.
 const NULL_OBJECT: &str = "PyObject pointer is null";
 
-/// Where the last panic was. For all threads: what is of one thread needs memory, and where there is none, glibc aborts.
+/// The place of the last panic. For all threads: what is of one thread needs memory, and where
+/// there is none, glibc aborts.
 static PLACE: Mutex<String> = Mutex::new(String::new());
 
 /// Notes where a panic is, and writes nothing: every panic becomes an exception, which says it. The usual hook would make

@@ -31,7 +31,7 @@ use crate::{
     views,
 };
 
-/// How often a running job looks for signals and reports its progress.
+/// The time between two looks for signals, and reports of progress, of a running job.
 const POLL_EVERY: Duration = Duration::from_millis(20);
 /// Tensors that are added in between.
 const POLL_TENSORS: usize = 4096;
@@ -263,7 +263,7 @@ fn destination(
     Ok(Destination::File { path, size, there: matches!(how, How::Fill), folder })
 }
 
-/// What becomes of a file that is a destination: the first item of its description.
+/// The treatment of a file that is a destination: the first item of its description.
 enum How {
     /// It is made.
     Write,

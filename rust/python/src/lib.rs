@@ -1,4 +1,5 @@
-//! What is in the compiled module `shardwise._core`: it converts arguments, calls the core, and converts the answers back.
+//! The contents of the compiled module `shardwise._core`: it converts arguments, calls the core,
+//! and converts the answers back.
 
 mod arrays;
 mod checksum;

@@ -1,4 +1,4 @@
-//! What is left when there is no memory left.
+//! A reserve of memory for when there is none left.
 //!
 //! A collection of Rust that grows aborts the process where there is no memory, and there is no other way to ask it. What
 //! is large is therefore asked for first (`try_reserve`, [`room`]), which can be refused. But a process that has used up
@@ -88,7 +88,7 @@ fn take(layout: Layout) -> *mut u8 {
     }
 }
 
-/// Whether the memory is of the reserve; if so, one allocation less lives in it.
+/// True if the memory is of the reserve; if so, one allocation less lives in it.
 fn give_back(memory: *mut u8) -> bool {
     if !is_of_reserve(memory) {
         return false;

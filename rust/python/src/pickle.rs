@@ -1,4 +1,4 @@
-//! What a pickle says, as Python objects that do nothing.
+//! The contents of a pickle, as Python objects that do nothing.
 
 use std::collections::HashSet;
 
@@ -15,10 +15,10 @@ use shardwise_core::{
 
 use crate::errors::{ParseError, answer, detached, guard};
 
-/// How deep values may lie in one another; a value that contains itself is deeper than any.
+/// The most levels of values in one another; a value that contains itself is deeper than any.
 const MAX_DEPTH: usize = 200;
 
-/// How many values are converted between two looks for a signal.
+/// The number of values that are converted between two looks for a signal.
 const SIGNALS_EVERY: usize = 1 << 16;
 
 /// A call that a pickle asks for and that was not made, or a global that it names.
@@ -39,7 +39,7 @@ pub(crate) struct Record {
     /// The pairs that would be set on the result.
     #[pyo3(get)]
     items: Py<PyAny>,
-    /// What would be appended to the result.
+    /// The values that would be appended to the result.
     #[pyo3(get)]
     elements: Py<PyAny>,
 }
@@ -51,7 +51,7 @@ impl Record {
     }
 }
 
-/// What stands for a value that the pickle's container holds.
+/// A placeholder for a value that the pickle's container holds.
 #[pyclass(frozen, module = "shardwise._core")]
 pub(crate) struct Persistent {
     /// Which of them.
@@ -223,7 +223,7 @@ fn reach(pickle: &Pickle<'_>, roots: &[Id]) -> PyResult<Vec<bool>> {
 struct Converter<'a> {
     pickle: &'a Pickle<'a>,
     names: Vec<Py<PyString>>,
-    /// What was made of each value, so that what is shared stays shared and is not made twice.
+    /// The object made of each value, so that what is shared stays shared and is not made twice.
     made: Vec<Option<Py<PyAny>>>,
     persistent: bool,
     free: &'a HashSet<Id>,

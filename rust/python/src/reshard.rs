@@ -32,10 +32,10 @@ use crate::{
     views,
 };
 
-/// How often a running plan looks for signals and reports its progress.
+/// The time between two looks for signals, and reports of progress, of a running plan.
 const POLL_EVERY: Duration = Duration::from_millis(20);
 
-/// What must move from one tiling to another.
+/// The boxes that must move from one tiling to another.
 #[pyclass(frozen, module = "shardwise._core")]
 pub(crate) struct ReshardPlan {
     core: Plan,
@@ -75,7 +75,7 @@ impl ReshardPlan {
         answer(py, || Ok(self.core.transfers()))
     }
 
-    /// How many partial sums make one value.
+    /// The number of partial sums that make one value.
     #[getter]
     fn addends<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         answer(py, || Ok(self.core.addends()))
@@ -104,8 +104,8 @@ impl ReshardPlan {
         guard(|| arrays::filled(py, &[self.core.kept(), 2], |out, _| self.core.kept_pieces_into(out)))
     }
 
-    /// Where each transfer's box lies in what the source's pieces (`side` 0) or the destination's (1) are seen in: int64
-    /// (transfers, dims, 2). `kept`: the same for the boxes that stay.
+    /// The box of each transfer in what the source's pieces (`side` 0) or the destination's (1) are
+    /// seen in: int64 (transfers, dims, 2). `kept`: the same for the boxes that stay.
     #[pyo3(signature = (side, kept, /))]
     fn local_boxes<'py>(&self, py: Python<'py>, side: usize, kept: bool) -> PyResult<Bound<'py, PyAny>> {
         guard(|| {
@@ -117,8 +117,9 @@ impl ReshardPlan {
         })
     }
 
-    /// Where a piece lies: the position in the tensor that is position 0 of what it is seen in; and `None` if that is its
-    /// holder's whole array, or the offset in a flat one and the piece's shape.
+    /// The place of a piece: the position in the tensor that is position 0 of what it is seen in;
+    /// and `None` if that is its holder's whole array, or the offset in a flat one and the piece's
+    /// shape.
     #[pyo3(signature = (side, holder, piece, /))]
     fn place<'py>(&self, py: Python<'py>, side: usize, holder: i64, piece: i64) -> PyResult<Bound<'py, PyTuple>> {
         guard(|| {
@@ -131,9 +132,10 @@ impl ReshardPlan {
         })
     }
 
-    /// What one holder does, in order: int64 (steps, 4) of kind (0 copy, 1 send, 2 receive), the other holder (of the
-    /// destination if it sends, else of the source), the number of the transfer or of the box that stays, and the
-    /// addend. `source` and `destination` are its numbers on the two sides, or -1.
+    /// The steps of one holder, in order: int64 (steps, 4) of kind (0 copy, 1 send, 2 receive), the
+    /// other holder (of the destination if it sends, else of the source), the number of the
+    /// transfer or of the box that stays, and the addend. `source` and `destination` are its
+    /// numbers on the two sides, or -1.
     #[pyo3(signature = (source, destination, /))]
     fn program<'py>(&self, py: Python<'py>, source: i64, destination: i64) -> PyResult<Bound<'py, PyAny>> {
         guard(|| {
@@ -232,8 +234,8 @@ impl ReshardPlan {
         Ok(place.get_or_init(|| places))
     }
 
-    /// That there is an array for every holder. Their shapes are checked by the caller, and whether a box lies in its
-    /// array once more where it is copied.
+    /// Check that there is an array for every holder. Their shapes are checked by the caller, and
+    /// whether a box lies in its array once more where it is copied.
     fn check_counts(&self, sources: usize, destinations: usize, outputs: &[Option<usize>]) -> PyResult<()> {
         let used = outputs.iter().filter_map(|output| *output);
         if sources as i64 == self.core.source().holders() && used.eq(0..destinations) {
@@ -269,10 +271,11 @@ fn memory<'py>(list: &Bound<'py, PyList>, written: bool) -> PyResult<(Vec<Bound<
     Ok((arrays, regions))
 }
 
-/// Who sends what of many tensors. `sorts` are tuples (src, dst, same, from, to): two tilings, and the participants that
-/// their holders are; each tensor has one of them, and the bytes of its elements; `nodes` has the node of each participant,
-/// or is None. Gives the bytes that each participant
-/// sends, receives and keeps, and for each tensor the senders of its transfers, or None if no box has replicas.
+/// The senders of many tensors. `sorts` are tuples (src, dst, same, from, to): two tilings, and the
+/// participants that their holders are; each tensor has one of them, and the bytes of its elements;
+/// `nodes` has the node of each participant, or is None. Gives the bytes that each participant
+/// sends, receives and keeps, and for each tensor the senders of its transfers, or None if no box
+/// has replicas.
 #[pyfunction]
 #[pyo3(signature = (sorts, tensors, itemsizes, participants, nodes, /))]
 pub(crate) fn balance_model<'py>(

@@ -32,7 +32,7 @@ const FINDING_LIMIT: usize = 31 << 20;
 #[pyclass(frozen, module = "shardwise._core")]
 pub(crate) struct RuleSet {
     core: CoreRuleSet,
-    /// What a search may take, in bytes.
+    /// The most bytes that a search may take.
     searching: usize,
 }
 
@@ -134,7 +134,7 @@ fn text_of<'a>(path: &'a Bound<'_, PyString>) -> PyResult<Cow<'a, str>> {
     }
 }
 
-/// What `search` finds, which is given what `re` takes characters for.
+/// The answer of `search`, which is given what `re` takes characters for.
 fn classed<T>(py: Python<'_>, search: impl FnOnce(&mut dyn FnMut(char) -> CharClass) -> T) -> PyResult<T> {
     let mut failed = None;
     let found = search(&mut |c| {
@@ -153,7 +153,7 @@ fn without_surrogates(path: &Bound<'_, PyString>) -> PyResult<String> {
     Ok(points.map(|p| char::from_u32(u32::from_le_bytes([p[0], p[1], p[2], p[3]])).unwrap_or(SURROGATE)).collect())
 }
 
-/// What `re` takes a character for: it asks the same tables as these methods.
+/// The class that `re` takes a character for: it asks the same tables as these methods.
 fn class_of(py: Python<'_>, c: char) -> PyResult<CharClass> {
     let text = PyString::new(py, c.encode_utf8(&mut [0; 4]));
     let says = |method: &Bound<'_, PyString>| text.call_method0(method)?.is_truthy();

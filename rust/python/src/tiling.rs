@@ -27,7 +27,7 @@ use crate::{
     views,
 };
 
-/// Who holds which boxes of a tensor, where that is not a partition.
+/// The boxes of a tensor that each holder has, where that is not a partition.
 #[pyclass(frozen, module = "shardwise._core")]
 pub(crate) struct Tiling {
     core: Arc<dyn CoreTiling>,
@@ -147,7 +147,7 @@ impl Tiling {
         guard(|| views::pieces(py, &*self.core, holder))
     }
 
-    /// That the pieces hold each element of the tensor, once except for replicas.
+    /// Check that the pieces hold each element of the tensor, once except for replicas.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         guard(|| detached(py, |poll| self.core.check(poll)))
     }

@@ -114,7 +114,7 @@ pub(crate) fn pieces<'py>(py: Python<'py>, tiling: &dyn Tiling, holder: i64) -> 
     }
 }
 
-/// Whether numpy lets `array` be written.
+/// True if numpy lets `array` be written.
 pub(crate) fn writeable(array: &Bound<'_, PyUntypedArray>) -> bool {
     // SAFETY: `array` is a live ndarray, so its fields are initialised; they are only read.
     unsafe { (*array.as_array_ptr()).fields.flags & NPY_ARRAY_WRITEABLE != 0 }
@@ -154,7 +154,7 @@ fn index<'py>(py: Python<'py>, array: &Bound<'py, PyUntypedArray>, row: &[i64]) 
     array.as_any().get_item(PyTuple::new(py, key)?)
 }
 
-/// What all views of one array share.
+/// The template that all views of one array share.
 struct Template {
     ndarray: *mut ffi::PyTypeObject,
     data: *mut std::ffi::c_char,
@@ -165,7 +165,7 @@ struct Template {
 }
 
 impl Template {
-    /// `None` if the array's views must be made by indexing it.
+    /// The template of an array, or `None` if its views must be made by indexing it.
     fn of(py: Python<'_>, array: &Bound<'_, PyUntypedArray>) -> PyResult<Option<Self>> {
         if !array.is_exact_instance_of::<PyUntypedArray>() || !(0..FIRST_NEW_STYLE).contains(&array.dtype().num()) {
             return Ok(None);

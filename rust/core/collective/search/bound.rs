@@ -1,4 +1,4 @@
-//! What a sequence costs at least, by the number of shards along each dim alone.
+//! Lower bounds of the cost of a sequence, by the number of shards along each dim alone.
 //!
 //! Forget which device is which, and which factors cut a dim; keep how many shards each dim has, and over how many
 //! devices the values are partial sums. Every collective changes these numbers, at a cost that depends on nothing else
@@ -26,7 +26,7 @@ const MOVES: usize = 400_000;
 /// The numbers of shards, then that of the addends, then 1 if a permute has been made or none is to be.
 type Counts = Vec<i64>;
 
-/// What sequences cost at least.
+/// Lower bounds of the costs of sequences.
 pub(super) struct Bound {
     to_goal: Table,
     from_start: Table,
@@ -34,7 +34,7 @@ pub(super) struct Bound {
 
 struct Table {
     settled: HashMap<Counts, Cost>,
-    /// What all others cost at least.
+    /// The least that all others cost.
     beyond: Cost,
 }
 
@@ -82,7 +82,7 @@ struct Graph<'a> {
     tensor: &'a Tensor,
     scale: Scale,
     devices: i64,
-    /// Of the start.
+    /// The partial sums of the start.
     addends: i64,
     /// Different primes, and all divisors above 1, each with the messages that it takes at least.
     primes: Vec<i64>,

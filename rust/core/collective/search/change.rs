@@ -1,4 +1,5 @@
-//! What is searched: the change from one layout to another, what a sequence that makes it costs, and how it is told.
+//! The change from one layout to another that is searched for, the cost of a sequence that makes
+//! it, and its words.
 
 use super::{
     super::{
@@ -22,7 +23,7 @@ pub struct Sequence {
     pub steps: Vec<Step>,
 }
 
-/// What is searched: from where to where, over the dims that matter.
+/// The change that is searched for: its start and its goal, over the dims that matter.
 pub(super) struct Change {
     pub(super) views: Views,
     pub(super) tensor: Tensor,

@@ -1,4 +1,5 @@
-//! What the searches have in common: costs in order, and states that are visited from the cheapest on.
+//! The parts that the searches have in common: costs in order, and states visited from the cheapest
+//! on.
 
 use std::{
     cmp::Ordering,
@@ -47,7 +48,7 @@ impl Ord for Cost {
     }
 }
 
-/// What the seconds of one search are rounded to.
+/// The unit to which the seconds of one search are rounded.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Scale(f64);
 

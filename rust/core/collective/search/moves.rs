@@ -133,7 +133,8 @@ fn orders(factors: &[usize], spec: &[usize]) -> Vec<Vec<usize>> {
     orders
 }
 
-/// Where a dim is cut as the goal begins to cut it: all that comes next and is free, or is to be reduced, at once.
+/// Moves to the goal where a dim is cut as the goal begins to cut it: all factors that come next
+/// and are free, or to be reduced, at once.
 fn towards(state: &State, goal: &State, count: usize, moves: &mut Vec<Collective>) {
     let roles = state.roles(count);
     for (dim, (spec, wanted)) in state.specs.iter().zip(&goal.specs).enumerate() {

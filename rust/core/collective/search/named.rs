@@ -53,7 +53,7 @@ pub(super) fn cheapest(change: &Change, bound: &Bound, most: Cost, poll: Poll<'_
     Ok(None)
 }
 
-/// Whether the start says nothing of a factor either.
+/// True if the start says nothing of a factor either.
 fn replaceable(change: &Change, factor: usize) -> bool {
     change.start.role(factor) == Role::Replicates
 }
