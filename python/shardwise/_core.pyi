@@ -35,11 +35,13 @@ __all__ = [
     "encode_mesh",
     "factor_rule",
     "free_space",
+    "is_elementwise",
     "joined_crc",
     "mapped_files",
     "parse_device",
     "priced_collectives",
     "print_device",
+    "propagated",
     "publish",
     "read_dcp_index",
     "read_pickle",
@@ -152,6 +154,16 @@ class FactorRule:
 def factor_rule(
     op: str, operands: Sequence[Sequence[int]], results: Sequence[Sequence[int]], attributes: dict[str, Any], /
 ) -> FactorRule: ...
+def is_elementwise(op: str, /) -> bool: ...
+def propagated(
+    mesh: Mesh,
+    shapes: Sequence[Sequence[int]],
+    starts: Sequence[tuple[Sequence[Sequence[str]], bool] | None],
+    inputs: int,
+    ops: Sequence[tuple[FactorRule, str, list[int]]],
+    outputs: Sequence[int],
+    /,
+) -> tuple[tuple[tuple[str, ...], ...] | None, ...]: ...
 def settle(
     mesh: Mesh,
     rule: FactorRule,

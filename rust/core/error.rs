@@ -464,7 +464,7 @@ pub enum Error {
     Op {
         /// Its name.
         op: String,
-        /// What is wrong.
+        /// The fault.
         why: String,
     },
     /// A factor rule that is not one, or does not fit the shapes of an op.
@@ -472,7 +472,7 @@ pub enum Error {
     FactorRule {
         /// Its text.
         rule: String,
-        /// What is wrong.
+        /// The fault.
         why: String,
     },
     /// A budget below one element.

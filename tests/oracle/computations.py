@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import shardwise as sw
-from shardwise.computation import factor_rule
+from shardwise.computation import Computation, factor_rule
+from shardwise.propagate import propagate
 
 Case = dict[str, Any]
 
@@ -95,6 +96,25 @@ def explicit_differs(ask: Callable[..., sw.propagate.LocalEinsum], theirs: Any) 
     return None if axes_of(found.result) == theirs else f"explicit: {axes_of(found.result)}, expected {theirs}"
 
 
+def program_differs(case: Case) -> str | None:
+    """Compare the layouts of all values of a computation with those of Shardy's passes."""
+    ops = [op | {"op": NAMES.get(op["op"]) or op["op"]} for op in case["ops"]]
+    computation = Computation(case["inputs"], ops, case["outputs"])
+    mesh = sw.DeviceMesh([size for _, size in case["mesh"]], [name for name, _ in case["mesh"]])
+    may_grow = [number for number, grows in enumerate(case.get("open", ())) if grows]
+    found = propagate(computation, case["given"], mesh=mesh, open=may_grow)
+    layouts = [None if layout is None else axes_of(layout) for layout in found.layouts]
+    expected = case["shardy"]["values"]
+    wrong = [number for number, pair in enumerate(zip(layouts, expected, strict=True)) if pair[0] != pair[1]]
+    return f"value {wrong[0]} is {layouts[wrong[0]]}, expected {expected[wrong[0]]}" if wrong else None
+
+
+def compare_programs(cases: list[Case]) -> Iterator[tuple[str, Callable[[], str | None]]]:
+    """Computations: the layouts of all values."""
+    for number, case in enumerate(cases):
+        yield f"{number} {[op['op'] for op in case['ops']]}", partial(program_differs, case)
+
+
 def einsum_text(left: int, right: int, attributes: dict[str, Any]) -> str:
     """Write a `dot_general` as an einsum."""
     # Summed letters are taken in their order.
@@ -136,4 +156,5 @@ def cases_of(name: str) -> list[Case]:
 KNOWN: dict[str, Callable[[list[Case]], Iterator[tuple[str, Callable[[], str | None]]]]] = {
     "rules": compare_rules,
     "products": compare_products,
+    "programs": compare_programs,
 }

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from .._arguments import instance, sizes_of
+from .._arguments import sizes_of
 from .._core import settle
 from .._drawn import Drawn
 from .._dtypes import find_dtype, itemsize_of
@@ -17,6 +17,7 @@ from ..computation.einsum import Einsum
 from ..errors import LayoutError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
+from .given import Axes, layout_of, mesh_of, mesh_text, specs_of
 from .move import Move, axes_json, move_between
 
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ __all__ = ["LocalEinsum", "Policy", "einsum"]
 #: The ways to decide a disagreement between layouts: not at all, as Shardy's passes do, by the fewest bytes.
 Policy = Literal["explicit", "shardy", "least"]
 _POLICIES: tuple[str, ...] = get_args(Policy)
-
-Axes = Sequence[str | Sequence[str] | None]
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,7 @@ class LocalEinsum(Drawn):
         f is summed and cut over tp: each device has an addend, so the addends are added over tp.
         """
         mesh = self._mesh
-        lines = [f"{self.einsum} in {self.dtype} on {_mesh_text(mesh)}"]
+        lines = [f"{self.einsum} in {self.dtype} on {mesh_text(mesh)}"]
         for name, layout in self.operands.items():
             lines.append(f"{name}: {_held(layout, self.shapes[name])}.")
         lines += [f"{_moved(move)}." for move in self.before]
@@ -222,15 +221,15 @@ def einsum(
     names = list(operands)
     extents = [sizes_of(f"shapes[{number}]", shape) for number, shape in enumerate(shapes)]
     sizes = parsed.sizes(extents)
-    where = _mesh_of(mesh, {**operands, "out": out})
+    where = mesh_of(mesh, {**operands, "out": out})
     layouts = {
-        name: _layout(name, given, where, side)
+        name: layout_of(name, given, where, len(side), repr(side))
         for (name, given), side in zip(operands.items(), parsed.operands, strict=True)
     }
     for name, layout in layouts.items():
         if layout is not None and layout.unreduced:
             raise LayoutError(f"{name} is unreduced over {', '.join(layout.unreduced)}; reduce it first")
-    goal = _layout("out", out, where, parsed.result)
+    goal = layout_of("out", out, where, len(parsed.result), repr(parsed.result))
     shape = tuple(sizes[letter] for letter in parsed.result)
     itemsize = itemsize_of(dtype)
     tensors = [*layouts.values(), goal]
@@ -241,7 +240,7 @@ def einsum(
         where.core,
         parsed.rule._core,
         [*extents, shape],
-        [None if layout is None else _specs(layout) for layout in tensors],
+        [None if layout is None else specs_of(layout) for layout in tensors],
         [itemsize] * len(tensors),
         () if goal is None else goal.unreduced,
         policy,
@@ -277,37 +276,6 @@ def einsum(
     )
 
 
-def _mesh_of(mesh: DeviceMesh | None, layouts: dict[str, Any]) -> DeviceMesh:
-    found = None if mesh is None else instance("mesh", mesh, DeviceMesh)
-    for name, layout in layouts.items():
-        own = layout.device_mesh if isinstance(layout, TensorLayout) else None
-        if own is not None and found is not None and own != found:
-            raise LayoutError(f"{name} is on the mesh {_mesh_text(own)}, others are on {_mesh_text(found)}")
-        found = found or own
-    if found is None:
-        raise LayoutError("mesh is missing, and no layout has one; give mesh=DeviceMesh(...)")
-    return found
-
-
-def _layout(name: str, given: TensorLayout | Axes | None, mesh: DeviceMesh, letters: str) -> TensorLayout | None:
-    if given is None:
-        return None
-    if isinstance(given, str):
-        raise TypeError(f"{name} must be a TensorLayout, a tuple of axes or None, got {shown(given)}")
-    layout = given if isinstance(given, TensorLayout) else TensorLayout(given)
-    layout = layout if layout.device_mesh is not None else TensorLayout(layout.axes, mesh, unreduced=layout.unreduced)
-    if layout.is_packed:
-        raise LayoutError(f"{name} has a packed dim; einsum takes plain ones")
-    if len(layout.axes) != len(letters):
-        raise LayoutError(f"{name} has {len(layout.axes)} dims, but {letters!r} has {len(letters)}")
-    return layout
-
-
-def _specs(layout: TensorLayout) -> tuple[tuple[str, ...], ...]:
-    specs: Any = layout.axes  # None of them is packed.
-    return tuple(() if spec is None else (spec,) if isinstance(spec, str) else spec for spec in specs)
-
-
 def _conflict(
     found: tuple[Any, ...], parsed: Einsum, layouts: dict[str, TensorLayout | None], goal: TensorLayout | None
 ) -> str:
@@ -316,7 +284,7 @@ def _conflict(
     letters, names = [parsed.letters[factor] for factor in factors], list(layouts)
 
     def cut(number: int, letter: str) -> str:
-        return _axes_text(_specs(_given(layouts[names[number]]))[parsed.operands[number].index(letter)])
+        return _axes_text(specs_of(_given(layouts[names[number]]))[parsed.operands[number].index(letter)])
 
     on = 'give policy="shardy" or policy="least" to have it decided'
     if kind == "open":
@@ -334,7 +302,7 @@ def _conflict(
         )
     if kind == "ambiguous":
         letter = letters[0]
-        over = dict(zip(parsed.operands[0], _specs(_given(layouts[names[0]])), strict=True))[letter]
+        over = dict(zip(parsed.operands[0], specs_of(_given(layouts[names[0]])), strict=True))[letter]
         return (
             f"{letter} is summed, and cut over {_axes_text(over)} in {' and '.join(names)}, so the result may be "
             f"whole, cut or left as addends; give out=, or out=TensorLayout(axes, mesh, unreduced={over!r})"
@@ -352,7 +320,7 @@ def _given(layout: TensorLayout | None) -> TensorLayout:
 def _why(found: LocalEinsum) -> str:
     """Sentences about each letter whose cut says something."""
     parsed, said = found.einsum, []
-    given = {name: dict(zip(side, _specs(found.operands[name]), strict=True)) for name, side in _sides(found)}
+    given = {name: dict(zip(side, specs_of(found.operands[name]), strict=True)) for name, side in _sides(found)}
     for letter, axes in found.cuts.items():
         if axes and letter in parsed.summed:
             text = _axes_text(axes)
@@ -412,17 +380,13 @@ def _axes_text(axes: Sequence[str]) -> str:
     return "+".join(axes)
 
 
-def _mesh_text(mesh: DeviceMesh) -> str:
-    return ", ".join(f"{name}={size}" for name, size in zip(mesh.axis_names, mesh.shape, strict=True))
-
-
 def _sizes(shape: Sequence[int]) -> str:
     return " x ".join(map(str, shape)) or "a scalar"
 
 
 def _held(layout: TensorLayout, shape: tuple[int, ...]) -> str:
     partial = f", addends over {', '.join(layout.unreduced)}" if layout.unreduced else ""
-    axes = ",".join(_axes_text(spec) or "-" for spec in _specs(layout)) or "()"
+    axes = ",".join(_axes_text(spec) or "-" for spec in specs_of(layout)) or "()"
     return f"{axes}{partial}, {_sizes(layout.partition(shape).largest_shard_shape)} on each device"
 
 

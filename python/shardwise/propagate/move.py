@@ -9,6 +9,7 @@ from .._text import bytes_text
 from ..layout import TensorLayout
 from ..reshard.collectives import CollectiveObstacle, steps_between
 from ..reshard.kinds import CollectiveStep
+from .given import specs_of
 
 __all__ = ["Move", "axes_json", "move_between"]
 
@@ -80,6 +81,4 @@ def move_between(
 
 def axes_json(layout: TensorLayout) -> dict[str, Any]:
     """Give a layout as JSON has it: for each dim the list of its axes."""
-    specs: Any = layout.axes  # None of them is packed.
-    axes = [[] if spec is None else [spec] if isinstance(spec, str) else list(spec) for spec in specs]
-    return {"axes": axes, "unreduced": list(layout.unreduced)}
+    return {"axes": [list(spec) for spec in specs_of(layout)], "unreduced": list(layout.unreduced)}

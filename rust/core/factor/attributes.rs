@@ -1,4 +1,4 @@
-//! What an op says of itself besides its operands: numbers, lists of them, names.
+//! Attributes: all that an op says of itself besides its operands: numbers, lists of them, names.
 
 use crate::error::{Error, Result};
 

@@ -5,7 +5,7 @@ use crate::{
     shown,
 };
 
-/// What becomes of an op when a factor is cut.
+/// The effect on an op when a factor is cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// Each device computes its part of the result.
@@ -30,7 +30,7 @@ impl Kind {
     }
 }
 
-/// How the addends of a [`Kind::Sum`] are put together.
+/// The way in which the addends of a [`Kind::Sum`] are put together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reduction {
     /// By adding them.
@@ -79,23 +79,23 @@ pub const UNKNOWN: i64 = -1;
 pub struct Factor {
     /// Its size, or [`UNKNOWN`].
     pub size: i64,
-    /// What becomes of the op when it is cut.
+    /// The effect on the op when it is cut.
     pub kind: Kind,
-    /// Whether its cut stays where it is: it is not taken over by the other tensors.
+    /// True if its cut stays where it is: it is not taken over by the other tensors.
     pub blocked: bool,
 }
 
-/// How an op computes with tensors that are cut.
+/// A rule of how an op computes with tensors that are cut.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Rule {
     pub(super) factors: Vec<Factor>,
-    /// How addends are put together.
+    /// The way in which addends are put together.
     reduction: Reduction,
-    /// How many of the tensors are operands.
+    /// The number of tensors that are operands.
     operands: usize,
-    /// Where the dims of each tensor end among those of all.
+    /// The ends of the dims of each tensor among those of all.
     tensors: Vec<u32>,
-    /// Where the factors of each dim end in `numbers`.
+    /// The ends of the factors of each dim in `numbers`.
     pub(super) dims: Vec<u32>,
     /// The factors of all dims of all tensors.
     pub(super) numbers: Vec<u32>,
@@ -108,7 +108,7 @@ impl Rule {
         &self.factors
     }
 
-    /// How the addends of a [`Kind::Sum`] are put together.
+    /// The way in which the addends of a [`Kind::Sum`] are put together.
     #[must_use]
     pub fn reduction(&self) -> Reduction {
         self.reduction

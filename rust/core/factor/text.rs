@@ -140,8 +140,7 @@ impl Rule {
         rule
     }
 
-    /// Whether it is one: each factor once in a tensor; one that is summed in no result, one that passes not in results
-    /// only where it could not be told from a constant.
+    /// Checks that it is one: each factor once in a tensor, one that is summed in no result.
     fn check(&self) -> std::result::Result<(), String> {
         for tensor in 0..self.tensors() {
             let mut seen = vec![false; self.factors.len()];

@@ -1,4 +1,4 @@
-//! What the tensors of an op take over from one another (Shardy's aggressive strategy).
+//! Agreement: what the tensors of an op take over from one another (Shardy's aggressive strategy).
 
 use super::{
     axes::{self, Prefix},
@@ -6,12 +6,44 @@ use super::{
 };
 use crate::{factor::rule::Rule, mesh::Mesh, sub_axis::SubAxis};
 
-/// The axes that the cuts of a factor have in common, each the longer one where one begins the other.
-fn common<'a>(cuts: impl Iterator<Item = &'a Cut>) -> Vec<SubAxis> {
-    cuts.fold((Vec::new(), true), |(common, grows), cut| joined(&common, &cut.axes, grows)).0
+/// Which way the cut of a factor is taken over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Direction {
+    Nowhere,
+    Forward,
+    Backward,
+    Both,
 }
 
-/// What two lists have in common; where they have parted once, nothing that comes later is added.
+impl Direction {
+    /// Either way that one of the two allows.
+    pub(crate) fn or(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Nowhere, other) => other,
+            (own, Self::Nowhere) => own,
+            (own, other) if own == other => own,
+            _ => Self::Both,
+        }
+    }
+}
+
+/// The axes that the cuts of a factor have in common, each the longer one where one begins the other: those of operands and
+/// results alike, or of one side, shortened by those of the other.
+fn common(factor: usize, operands: &[Tensor], results: &[Tensor], direction: Direction) -> Vec<SubAxis> {
+    let (first, second) = match direction {
+        Direction::Nowhere => return Vec::new(),
+        Direction::Forward | Direction::Both => (operands, results),
+        Direction::Backward => (results, operands),
+    };
+    let join = |(common, grows): (Vec<SubAxis>, bool), cuts: &Tensor| match &cuts[factor] {
+        Some(cut) => joined(&common, &cut.axes, grows),
+        None => (common, grows),
+    };
+    let (common, grows) = first.iter().fold((Vec::new(), true), join);
+    second.iter().fold((common, grows && direction == Direction::Both), join).0
+}
+
+/// The part that two lists have in common; where they have parted once, nothing that comes later is added.
 fn joined(ours: &[SubAxis], theirs: &[SubAxis], grows: bool) -> (Vec<SubAxis>, bool) {
     let agreed = ours.iter().zip(theirs).take_while(|(a, b)| a == b).count();
     let mut kept = ours[..agreed].to_vec();
@@ -84,23 +116,29 @@ fn truncated(list: &[SubAxis], keep: impl Fn(SubAxis, i64) -> Option<SubAxis>) -
     kept
 }
 
-/// Lets each tensor take over what the others have; whether any did.
+/// Lets each tensor take over what the others have, in the `direction` of each factor; which did.
 ///
 /// Conflicts are decided by the size of the tensor that an axis comes from, then, if all tensors are `alike`, by the number
 /// of shards, then by its position and the factor's.
-pub(crate) fn agree(rule: &Rule, tensors: &mut [Tensor], alike: bool, mesh: &Mesh) -> bool {
+pub(crate) fn agree(
+    rule: &Rule,
+    tensors: &mut [Tensor],
+    alike: bool,
+    mesh: &Mesh,
+    direction: impl Fn(usize) -> Direction,
+) -> Vec<bool> {
     let factors = rule.factors();
+    let mut changed = vec![false; tensors.len()];
+    let (operands, results) = tensors.split_at(rule.operands());
     let shared: Vec<Vec<SubAxis>> = (0..factors.len())
         .map(|factor| {
-            if factors[factor].blocked {
-                Vec::new()
-            } else {
-                common(tensors.iter().filter_map(|cuts| cuts[factor].as_ref()))
-            }
+            let blocked = factors[factor].blocked;
+            let direction = if blocked { Direction::Nowhere } else { direction(factor) };
+            common(factor, operands, results, direction)
         })
         .collect();
     if shared.iter().all(Vec::is_empty) {
-        return false;
+        return changed;
     }
     // The largest tensor that each factor's axes come from.
     let mut source = vec![(-1_i64, usize::MAX); factors.len()];
@@ -120,7 +158,6 @@ pub(crate) fn agree(rule: &Rule, tensors: &mut [Tensor], alike: bool, mesh: &Mes
         let shards = if alike { axes::shards(&shared[factor]) } else { 0 };
         (-source[factor].0, -shards, source[factor].1, factor)
     });
-    let mut changed = false;
     let operands = rule.operands();
     for position in (operands..tensors.len()).chain(0..operands) {
         for &factor in &order {
@@ -148,7 +185,7 @@ pub(crate) fn agree(rule: &Rule, tensors: &mut [Tensor], alike: bool, mesh: &Mes
             let Some(cut) = &mut tensors[position][factor] else { continue };
             if axes::prefix(&cut.axes, &new) == Prefix::Strict {
                 cut.axes = new;
-                changed = true;
+                changed[position] = true;
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::{mesh::Mesh, sub_axis::SubAxis};
 
-/// How one list stands at the beginning of another.
+/// The relation of one list to the beginning of another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Prefix {
     Equal,
@@ -18,7 +18,7 @@ fn overlap(a: SubAxis, b: SubAxis) -> bool {
     a.axis == b.axis && (a == b || (a.before < next(b) && b.before < next(a)))
 }
 
-/// Whether parts of one axis have a common refinement.
+/// Says whether parts of one axis have a common refinement.
 fn coexist(a: SubAxis, b: SubAxis, mesh: &Mesh) -> bool {
     let whole = |part: SubAxis| part.size == mesh.sizes()[part.axis];
     if a.axis != b.axis || whole(a) || whole(b) {
@@ -29,7 +29,7 @@ fn coexist(a: SubAxis, b: SubAxis, mesh: &Mesh) -> bool {
     if least > last { least % last == 0 && last % first == 0 && most % least == 0 } else { last % least == 0 }
 }
 
-/// Whether `part` is the major part of `axis`, or all of it.
+/// Says whether `part` is the major part of `axis`, or all of it.
 fn begins(part: SubAxis, axis: SubAxis) -> bool {
     part.axis == axis.axis && part.before == axis.before && axis.size % part.size == 0
 }
@@ -79,7 +79,7 @@ pub(crate) fn prefix(first: &[SubAxis], second: &[SubAxis]) -> Prefix {
     if same && begins(*last, second[before.len()]) { Prefix::Strict } else { Prefix::Not }
 }
 
-/// How many shards the axes make.
+/// The number of shards that the axes make.
 pub(crate) fn shards(axes: &[SubAxis]) -> i64 {
     axes.iter().fold(1, |product, axis| product.saturating_mul(axis.size))
 }

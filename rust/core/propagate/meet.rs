@@ -66,7 +66,7 @@ pub(crate) fn meet(rule: &Rule, tensors: &[Tensor], sizes: &[i64], mesh: &Mesh) 
     found
 }
 
-/// Of two tensors the one that no shift needs, the larger, the one with more shards, the first.
+/// The cuts of that one of two tensors that no shift needs, the larger, the one with more shards, the first.
 fn of_two(rule: &Rule, tensors: &[Tensor], sizes: &[i64], pair: [usize; 2], mesh: &Mesh) -> Cuts {
     let key = |tensor: usize| {
         let cuts = tensors[tensor].iter().enumerate().filter_map(|(number, cut)| Some((number, cut.as_ref()?)));

@@ -6,6 +6,7 @@
 //! | module | answers |
 //! |---|---|
 //! | `op` | an op with layouts, and how it computes |
+//! | `whole` | the layouts of all values of a computation |
 //! | `settle` | that, by each policy |
 //! | `axes` | which lists of axes begin one another, or share a part |
 //! | `project` | layout → cuts of factors, and back |
@@ -20,6 +21,8 @@ mod meet;
 mod op;
 mod project;
 mod settle;
+mod whole;
 
 pub use op::{Conflict, Op, Policy, Settled, Specs};
 pub use settle::settle;
+pub use whole::{Node, Start, Way, layouts};

@@ -11,12 +11,12 @@ use crate::{
 
 pub use project::Specs;
 
-/// What decides where layouts disagree.
+/// The ways to decide where layouts disagree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
-    /// Nothing: a disagreement is an error, as in JAX's explicit mode.
+    /// A disagreement is an error, as in JAX's explicit mode.
     Explicit,
-    /// What Shardy's passes do.
+    /// The rules of Shardy's passes.
     Shardy,
     /// The fewest bytes that a device receives.
     Least,
@@ -29,7 +29,7 @@ pub struct Op<'a> {
     pub mesh: &'a Arc<Mesh>,
     /// The rule of the op, of known sizes.
     pub rule: &'a Rule,
-    /// Whether it computes each element from those at its place.
+    /// True if it computes each element from those at its place.
     pub elementwise: bool,
     /// The shapes of operands and results.
     pub shapes: &'a [&'a [i64]],
@@ -41,7 +41,7 @@ pub struct Op<'a> {
     pub kept: &'a [SubAxis],
 }
 
-/// How an op computes.
+/// The cuts and layouts with which an op computes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settled {
     /// The axes that cut each factor while it computes.

@@ -6,15 +6,15 @@ use crate::{factor::rule::Rule, sub_axis::SubAxis};
 /// The axes of each dim of a tensor, major first.
 pub type Specs = Vec<Vec<SubAxis>>;
 
-/// How a factor is cut in one tensor.
+/// The cut of a factor in one tensor.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Cut {
     pub(crate) axes: Vec<SubAxis>,
     /// The axes of the dim that fit no whole factor from here on.
     pub(crate) overflow: Vec<SubAxis>,
-    /// Whether no more axes may be added.
+    /// True if no more axes may be added.
     pub(crate) closed: bool,
-    /// Whether it is the last factor of its dim.
+    /// True if it is the last factor of its dim.
     pub(crate) minor: bool,
 }
 
@@ -27,6 +27,11 @@ fn gcd(a: i64, b: i64) -> i64 {
 
 /// The cuts of the factors of a tensor with this layout; one without a layout is open for any.
 pub(crate) fn project(rule: &Rule, tensor: usize, specs: Option<&Specs>, closed: bool) -> Tensor {
+    project_closed(rule, tensor, specs, &vec![closed; rule.rank(tensor)])
+}
+
+/// The same where some dims may take more axes.
+pub(crate) fn project_closed(rule: &Rule, tensor: usize, specs: Option<&Specs>, closed: &[bool]) -> Tensor {
     let mut cuts: Tensor = vec![None; rule.factors().len()];
     for dim in 0..rule.rank(tensor) {
         let given: &[SubAxis] = specs.map_or(&[], |specs| &specs[dim]);
@@ -42,7 +47,7 @@ pub(crate) fn project(rule: &Rule, tensor: usize, specs: Option<&Specs>, closed:
                 cut.closed = true;
                 break;
             }
-            cut.closed = closed;
+            cut.closed = closed[dim];
             if cut.minor {
                 while let Some(axis) = next {
                     axes::push(&mut cut.axes, axis);
@@ -80,10 +85,17 @@ pub(crate) fn project(rule: &Rule, tensor: usize, specs: Option<&Specs>, closed:
 
 /// The layout of a tensor whose factors are cut so.
 pub(crate) fn layout(rule: &Rule, tensor: usize, cuts: &Tensor) -> Specs {
+    layout_and_closed(rule, tensor, cuts).0
+}
+
+/// The layout of a tensor whose factors are cut so, and which of its dims take no more axes.
+pub(crate) fn layout_and_closed(rule: &Rule, tensor: usize, cuts: &Tensor) -> (Specs, Vec<bool>) {
     let of_dim = |dim: usize| {
         let mut spec = Vec::new();
+        let mut closed = false;
         for number in rule.dim(tensor, dim) {
             let Some(cut) = &cuts[*number as usize] else { break };
+            closed |= cut.closed;
             for list in [&cut.axes, &cut.overflow] {
                 if let Some((first, others)) = list.split_first() {
                     axes::push(&mut spec, *first);
@@ -94,7 +106,7 @@ pub(crate) fn layout(rule: &Rule, tensor: usize, cuts: &Tensor) -> Specs {
                 break;
             }
         }
-        spec
+        (spec, closed)
     };
-    (0..rule.rank(tensor)).map(of_dim).collect()
+    (0..rule.rank(tensor)).map(of_dim).unzip()
 }

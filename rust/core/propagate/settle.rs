@@ -1,4 +1,4 @@
-//! How an op computes, by each policy.
+//! An op settled: how it computes, by each policy.
 
 use super::{
     agree, axes, least, meet,
@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{error::Result, factor::rule::Kind, sub_axis::SubAxis};
 
-/// How the op computes with these layouts, by a policy.
+/// Says how the op computes with these layouts, by a policy.
 ///
 /// # Errors
 /// Those of a layout that does not fit its shape.
@@ -43,7 +43,7 @@ fn shardy(op: Op<'_>) -> Settled {
     let all = 0..rule.tensors();
     let of = |tensor: usize| project::project(rule, tensor, op.layouts[tensor].as_ref(), op.layouts[tensor].is_some());
     let mut tensors: Vec<project::Tensor> = all.clone().map(of).collect();
-    while agree::agree(rule, &mut tensors, op.elementwise, mesh) {}
+    while agree::agree(rule, &mut tensors, op.elementwise, mesh, |_| agree::Direction::Both).contains(&true) {}
     let layout = |tensor: usize| match &op.layouts[tensor] {
         Some(given) => given.clone(),
         None => project::layout(rule, tensor, &tensors[tensor]),

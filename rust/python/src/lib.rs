@@ -60,12 +60,14 @@ pub fn fill(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(dtensor::parse_device, module)?)?;
     module.add_function(wrap_pyfunction!(dtensor::print_device, module)?)?;
     module.add_function(wrap_pyfunction!(factor::factor_rule, module)?)?;
+    module.add_function(wrap_pyfunction!(factor::is_elementwise, module)?)?;
     module.add_function(wrap_pyfunction!(io::free_space, module)?)?;
     module.add_function(wrap_pyfunction!(io::mapped_files, module)?)?;
     module.add_function(wrap_pyfunction!(io::publish, module)?)?;
     module.add_function(wrap_pyfunction!(io::sync_files, module)?)?;
     module.add_function(wrap_pyfunction!(pickle::read_dcp_index, module)?)?;
     module.add_function(wrap_pyfunction!(pickle::read_pickle, module)?)?;
+    module.add_function(wrap_pyfunction!(propagate::propagated, module)?)?;
     module.add_function(wrap_pyfunction!(propagate::settle, module)?)?;
     module.add_function(wrap_pyfunction!(reshard::balance_model, module)?)?;
     module.add_function(wrap_pyfunction!(_panic, module)?)?;

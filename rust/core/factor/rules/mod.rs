@@ -106,6 +106,12 @@ const OTHERS: [&str; 26] = [
     "triangular_solve",
 ];
 
+/// Says whether an op computes each element of a result from those at its place.
+#[must_use]
+pub fn is_elementwise(op: &str) -> bool {
+    ELEMENTWISE.contains(&op)
+}
+
 /// The names of all ops that have a rule.
 pub fn names() -> impl Iterator<Item = &'static str> {
     ELEMENTWISE.into_iter().chain(OTHERS)
@@ -154,7 +160,7 @@ pub fn rule(op: &str, operands: &[&[i64]], results: &[&[i64]], attributes: &Attr
         "top_k" => index::top_k(given),
         "transpose" => shape::transpose(given),
         "triangular_solve" => linalg::triangular_solve(given),
-        _ if ELEMENTWISE.contains(&op) => elementwise(given),
+        _ if is_elementwise(op) => elementwise(given),
         _ => {
             let known: Vec<&str> = names().collect();
             let meant = crate::shown::meant(op, &known);
