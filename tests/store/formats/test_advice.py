@@ -193,3 +193,15 @@ def test_tensors_and_programs_of_pytorch(tmp_path: Path) -> None:
         archive.writestr("j/code/__torch__/linear.py", "x" * 99)
     with pytest.raises(sw.ParseError, match=r"is a TorchScript program; save its state_dict with torch\.save"):
         sw.open_checkpoint(tmp_path / "j.pt")
+
+
+def test_stage_0_of_deepspeed_is_one_file(tmp_path: Path) -> None:
+    """Neither converter takes it: there are no parts. It is as DeepSpeed 0.19.8 writes it."""
+    folder = tmp_path / "global_step2"
+    folder.mkdir()
+    (tmp_path / "latest").write_text("global_step2")
+    (folder / "mp_rank_00_model_states.pt").write_bytes(save({"module": of_rank(0, 1), "global_steps": 2}))
+    for path in (tmp_path, folder):
+        with pytest.raises(sw.ParseError, match=r"of stage 0 open mp_rank_00_model_states\.pt, which has all weights"):
+            sw.open_checkpoint(path)
+    same_tensors(folder / "mp_rank_00_model_states.pt", {f"module.{name}": each for name, each in FULL.items()})
