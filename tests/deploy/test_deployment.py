@@ -175,7 +175,7 @@ class TestRefusals:
             DeploymentRule(("pp",), at={"pp": 0})
 
     def test_a_mesh_of_other_devices(self) -> None:
-        with pytest.raises(MeshError, match=r"meshes\['mesh'\] has the device 'gpu:0', which the world has not"):
+        with pytest.raises(MeshError, match=r"meshes\['mesh'\] has the device 'gpu:0', which the world does not have"):
             Deployment(2, DeviceMesh((1,), ("x",), ["gpu:0"]), {})
         with pytest.raises(MeshError, match="has 4 devices, but the world has 2"):
             Deployment(2, DeviceMesh((4,), ("x",)), {})

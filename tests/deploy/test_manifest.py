@@ -119,7 +119,7 @@ def test_holders_by_boxes() -> None:
     made = Manifest({"w": ManifestTensor((4, 3), "float32", Tiling.from_boxes((4, 3), given))}).to_dict()
     assert Manifest.from_dict(made).to_dict() == made
     twice = json.loads(json.dumps(made).replace('"b"', '"a"'))
-    with pytest.raises(ParseError, match="a holder is there twice"):
+    with pytest.raises(ParseError, match="a holder is listed twice"):
         Manifest.from_dict(twice)
 
 

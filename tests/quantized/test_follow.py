@@ -28,7 +28,7 @@ def test_a_mapping_by_the_names_of_weights_or_of_components() -> None:
 
 
 def test_sums_are_refused() -> None:
-    with refused(LayoutError, "'down.weight'", "values of quantized weights are no sums over"):
+    with refused(LayoutError, "'down.weight'", "values of quantized weights cannot be partial sums over"):
         followed(FOUND, {"down.weight": TensorLayout((None, None), MESH, unreduced=("tp",))})
 
 
@@ -110,7 +110,7 @@ def test_a_shape_that_is_stated_for_each_expert(is_stacked: bool) -> None:
     assert logical.shape == (*lead, 8, 38)
     if is_stacked:
         stated[1, 1] = 39
-        with refused(ParseError, "says other sizes of one expert than of another"):
+        with refused(ParseError, "says different sizes for two experts"):
             find_components(tensors, config, lambda name: stated.tobytes())
     with refused(ParseError, "its weight_shape has 8 bytes"):
         find_components(tensors, config, lambda name: bytes(8))

@@ -100,7 +100,7 @@ def test_what_cannot_be() -> None:
         named(quant_method="fp8", ignore=["re:(a+)+b\\1"])
     with refused(sw.ParseError, "'re:(([a-z.]{1,50}){1,50}){1,50}c0' is too large", "124,999 steps", "1,000"):
         named(quant_method="fp8", ignore=["re:(([a-z.]{1,50}){1,50}){1,50}c0"])
-    with refused(sw.ParseError, "'re:(' is no regular expression"):
+    with refused(sw.ParseError, "'re:(' is not a regular expression"):
         named(quant_method="fp8", ignore=["re:("])
     with refused(sw.ParseError, "surrogate"):
         named(quant_method="fp8", ignore=["\ud800"])

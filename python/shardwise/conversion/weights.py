@@ -449,7 +449,7 @@ def _split_sizes(weight: Weight, held: MadeComponent, each: Along, sizes: _Sizes
 def _refuse_flat(weight: Weight) -> None:
     if any(each.of == -1 for held in weight.held for each in held.along):
         raise LayoutError(
-            f"{shown(weight.origin)} is stored flat, with its shape in its quant_state: nothing but its name can change"
+            f"{shown(weight.origin)} is stored flat, with its shape in its quant_state, so it can only be renamed"
         )
 
 

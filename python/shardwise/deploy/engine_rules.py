@@ -160,7 +160,7 @@ def deployment_of(model: EngineModel, placed: EnginePlacement) -> Deployment:
     """
     meshes, stages = placed.meshes, placed.stages
     if stages.pp != meshes["attention"].axis_size("pp"):
-        raise LayoutError(f"stages has {stages.pp} stages, which is not pp")
+        raise LayoutError(f"stages has {stages.pp} stages, but pp is {meshes['attention'].axis_size('pp')}")
     numbers: dict[str, Number] = {"stage": stages.stage}
     here = {"pp": "stage[i]"}
     layer = rf"{_LANGUAGE}layers\.{{i}}\."

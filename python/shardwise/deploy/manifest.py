@@ -257,7 +257,7 @@ class Manifest(Mapping[str, Tiling]):
                 if key not in made:
                     made[key] = _tiling_of(shape, held)
                 if tensor_id in tensors:
-                    raise LayoutError("it is there twice")
+                    raise LayoutError("it is listed twice")
                 tensors[tensor_id] = ManifestTensor(shape, dtype, made[key])
         except ShardwiseError as error:
             raise ParseError(f"{name}: {place}: {error}") from None
@@ -301,7 +301,7 @@ def _read_boxes(entry: Any) -> dict[Any, Any]:
     if len(holders) != len(boxes) or not all(type(label) in (str, int) for label in holders):
         raise LayoutError(f"there are {len(holders)} holders, by labels that are str or int, and boxes of {len(boxes)}")
     if len(set(holders)) != len(holders):
-        raise LayoutError("a holder is there twice")
+        raise LayoutError("a holder is listed twice")
     return {
         label: [[_side_of(side) for side in _listed("a box", box)] for box in _listed("the boxes", held)]
         for label, held in zip(holders, boxes, strict=True)

@@ -43,7 +43,7 @@ def _checked(name: str, value: Any) -> Number:
         return integer(f"{name}, if it is not a list,", value)
     nested = [isinstance(one, (list, tuple)) for one in value]
     if any(nested) and not all(nested):
-        raise LayoutError(f"{name} holds numbers and lists; give either")
+        raise LayoutError(f"{name} holds both numbers and lists; give one or the other")
     if any(nested):
         return tuple(tuple(integer(f"{name}[{at}]", one) for one in row) for at, row in enumerate(value))
     return tuple(integer(f"{name}[{at}]", one) for at, one in enumerate(value))

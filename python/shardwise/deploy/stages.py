@@ -76,7 +76,9 @@ class Stages:
                 raise TypeError(f"chunks[{number}] must be chunks or a list of layers, got {shown(stage)}")
             rows.append(row)
         if len({len(row) for row in rows}) != 1:
-            raise LayoutError(f"chunks: the stages have {shown([len(row) for row in rows])} chunks; give all as many")
+            raise LayoutError(
+                f"chunks: the stages have {shown([len(row) for row in rows])} chunks; give each stage the same number"
+            )
         object.__setattr__(self, "chunks", tuple(rows))
         held = len({layer for row in rows for chunk in row for layer in chunk.layers})
         object.__setattr__(self, "num_layers", held if num_layers is None else integer("num_layers", num_layers))

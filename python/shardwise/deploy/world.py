@@ -59,7 +59,7 @@ def view_of(world: DeviceMesh, name: str, mesh: DeviceMesh) -> DeviceMesh:
         except (MeshError, TypeError):
             at = -1
         if at < 0 or world.device(at) != label:
-            raise MeshError(f"meshes[{shown(name)}] has the device {shown(label)}, which the world has not")
+            raise MeshError(f"meshes[{shown(name)}] has the device {shown(label)}, which the world does not have")
     return mesh
 
 

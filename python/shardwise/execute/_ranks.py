@@ -41,7 +41,7 @@ def ranks_of(peers: Sequence[Any], ranks: Any, size: int) -> list[int]:
         raise LayoutError(f"ranks has {len(set(found))} different ranks for {len(peers)} holders")
     for rank in found:
         if not 0 <= rank < size:
-            raise LayoutError(f"rank {rank} is not there: there are {size} processes")
+            raise LayoutError(f"rank {rank} does not exist: there are {size} processes")
     return found
 
 

@@ -154,7 +154,7 @@ def _check_shape(found: Judged, last: str, model: _Model) -> None:
     assert role.dim is not None
     size = tensor.shape[role.dim]
     if size % role.parts:
-        raise _UnknownError(f"its dim of {size} does not make {role.parts} parts")
+        raise _UnknownError(f"its dim of {size} does not divide into {role.parts} equal parts")
     if role.dim == -3 or _is_latent(tensor.name) or not model.hidden or dict(tensor.uncut).keys() >= {0, 1}:
         return
     other = tensor.shape[-3 - role.dim]

@@ -245,6 +245,6 @@ def _options(text: str, size: int | None) -> dict[str, Any]:
         else:
             new = {"pad_to": int(found["pad"]), "pad_each": found["each"] is not None}
         if options.keys() & new.keys():
-            raise ParseError(f"{shown(option)} is the second of its kind")
+            raise ParseError(f"{shown(option)} repeats an option")
         options.update(new)
     return options

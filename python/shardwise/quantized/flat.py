@@ -74,7 +74,7 @@ def _state(group: Group, said: bytes) -> tuple[tuple[int, ...], int, int]:
     except (ValueError, TypeError, KeyError, RecursionError, AttributeError):
         raise ParseError(f"{shown(group.name)}: its {_STATE} is not an object with shape and blocksize") from None
     if not all(isinstance(size, int) and not isinstance(size, bool) and 0 < size < 2**40 for size in numbers):
-        raise ParseError(f"{shown(group.name)}: its {_STATE} says sizes that cannot be: {shown(numbers)}")
+        raise ParseError(f"{shown(group.name)}: its {_STATE} says invalid sizes: {shown(numbers)}")
     if len(shape) < 1 or len(shape) > 64:
         raise ParseError(f"{shown(group.name)}: its {_STATE} says a shape of {len(shape)} dims")
     return shape, numbers[0], numbers[1]

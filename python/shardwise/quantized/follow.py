@@ -97,5 +97,5 @@ def _cut(
 ) -> dict[str, TensorLayout | SharedTiling]:
     if layout.unreduced:
         said = shown(layout.unreduced)
-        raise LayoutError(f"{shown(logical.name)}: values of quantized weights are no sums over {said}")
+        raise LayoutError(f"{shown(logical.name)}: values of quantized weights cannot be partial sums over {said}")
     return component_layouts(logical, layout, uneven, shared=shared)

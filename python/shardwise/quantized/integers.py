@@ -106,7 +106,7 @@ def _stated_shape(group: Group, said: bytes, shape: tuple[int, ...]) -> tuple[in
     if lead:  # Of each of the experts.
         each = sizes.reshape(-1, 2)
         if (each != each[0]).any():
-            raise ParseError(f"{shown(group.name)}: its weight_shape says other sizes of one expert than of another")
+            raise ParseError(f"{shown(group.name)}: its weight_shape says different sizes for two experts")
         sizes = each[0]
     found = (*lead, *sizes.tolist())
     if found[:-1] != shape[:-1] or not 0 <= found[-1] <= shape[-1]:
@@ -309,6 +309,6 @@ def mlx(group: Group) -> LogicalTensor | None:
     for tail in ("scales", "biases") if mode == "affine" else ("scales",):
         along[tail] = group.scale(tail, shape, (1, size))
     if mode != "affine" and "biases" in group.members:
-        raise ParseError(f"{shown(group.name)} has biases, which the mode {shown(mode)} of MLX has not")
+        raise ParseError(f"{shown(group.name)} has biases, which the mode {shown(mode)} of MLX does not have")
     form = f"MLX of {bits} bits" if mode == "affine" else f"{mode.upper()} of MLX"
     return group.made(f"{form} {_words((1, size))}", shape, along)

@@ -50,7 +50,7 @@ class Modules:
             try:
                 re.compile(text.removeprefix("re:"))
             except (re.error, OverflowError, RecursionError) as error:
-                why = f"is no regular expression: {error}"
+                why = f"is not a regular expression: {error}"
             raise ParseError(f"quantization_config: {self._what}: {shown(text)} {why}")
         found, undecided = self._rules.find(module)
         if undecided:

@@ -290,6 +290,7 @@ _MAKERS: dict[str, Callable[[Given, str], _Maker]] = {
 def _whole(name: str, n: int, size: int) -> int:
     if n % size:
         raise ParseError(
-            f"{shown(name)} would have {n} elements or bits, which {size} does not divide: the form cannot be"
+            f"{shown(name)} would have {n} elements or bits, which {size} does not divide: no weight of this "
+            "form has that shape"
         )
     return n // size

@@ -66,7 +66,7 @@ def _dim(name: str, given: Any) -> int | None:
         return None
     dim = integer(name, given)
     if not 0 <= dim < 2**31:
-        raise LayoutError(f"{name} is {shown(dim)}, which no tensor has")
+        raise LayoutError(f"{name} is {shown(dim)}, but dims are counted from 0")
     return dim
 
 

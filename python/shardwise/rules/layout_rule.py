@@ -112,7 +112,7 @@ def is_replicated(default: Any) -> bool:
         LayoutError: if it is another word.
     """
     if isinstance(default, str) and default != REPLICATED:
-        raise LayoutError(f"default is {shown(default)}; the only word it may be is {REPLICATED!r}")
+        raise LayoutError(f"default is {shown(default)}; it must be a layout or {REPLICATED!r}")
     return isinstance(default, str)
 
 

@@ -176,7 +176,7 @@ class Sources:
         table = tensor.tables().pieces
         rank = len(tensor.shape)
         if any(isinstance(holder, np.ndarray) and holder.tobytes().strip(b"\0") for holder in table.holders):
-            raise LayoutError(f"tensor {shown(name)} has values that a rewrite works out, which no holder has to send")
+            raise LayoutError(f"tensor {shown(name)} has values that a rewrite computes, so no holder can send them")
         labels: dict[Any, int] = {}
         #: For each holder of the table the tensor and the label that it stands for.
         of = [

@@ -168,8 +168,9 @@ FORMS: list[Form] = [
             or ("latest" in candidate.names and candidate.matching(r"global_step\d+"))
         ),
         refusal="is a DeepSpeed checkpoint, whose parts are flat ranges of many parameters; convert it once with "
-        "DeepSpeed's own ds_to_universal.py --inject_missing_state, or, without tensor parallelism, with zero_to_fp32.py "
-        "without options, and open what that writes; of stage 0 open mp_rank_00_model_states.pt, which has all weights",
+        "DeepSpeed's own ds_to_universal.py --inject_missing_state, or, without tensor parallelism, with "
+        "zero_to_fp32.py without options, and open what that writes; of stage 0 open mp_rank_00_model_states.pt, which "
+        "has all weights",
     ),
     Form(
         "megatron (legacy)",

@@ -362,7 +362,7 @@ def _verified(compared: _Compared, entries: list[dict[str, Any]], rest: _Unsettl
     digests = [tensor_digests(each, alike, memory=memory, threads=threads) for each in (other, made)]
     for name in alike:
         if digests[0][name] != digests[1][name]:
-            unexplained[name] = "some of its elements are others than those of the tensors whose rows it has"
+            unexplained[name] = "some of its elements differ from those of the tensors whose rows it has"
     if any(name in unexplained for name in wanted):
         # A rewrite that does not hold is not printed; those that remain were compared.
         kept = [entry for entry in entries if not _makes(entry, set(unexplained))]

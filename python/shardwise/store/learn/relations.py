@@ -171,7 +171,7 @@ def _positions(names: dict[int, str], used: list[int], excess: int, target: str)
 
 
 def _no_position(position: int) -> IrregularError:
-    return IrregularError(f"the number {position + 1} in the names of its sources is no position in it")
+    return IrregularError(f"the number {position + 1} in the names of its sources is not a position in it")
 
 
 def _numbers_at(names: dict[int, str], tensors: Numbers, position: int) -> Numbers:
@@ -340,7 +340,7 @@ def _in_dims(sizes: list[int], factors: _Factors) -> list[_Factors]:
         while math.prod(n for n, _ in own) < size and rest:
             own.insert(0, rest.pop(0))
         if math.prod(n for n, _ in own) != size:
-            raise IrregularError("its dims are others than those of its source, split and merged")
+            raise IrregularError("its dims are not those of its source, split and merged")
         found.insert(0, own)
     return found
 

@@ -85,7 +85,7 @@ def test_what_a_store_says_first_of_a_part_is_told() -> None:
         upload(upload_part=full, list_parts=PermissionError("not yours")).put(1, b"")
     with pytest.raises(OSError, match="the first"):
         upload(upload_part=full, list_parts={}).put(1, b"")
-    with pytest.raises(FileNotFoundError, match="there is no such upload any more"):
+    with pytest.raises(FileNotFoundError, match="this upload no longer exists"):
         upload(upload_part=full, list_parts=FileNotFoundError()).put(1, b"")
 
 

@@ -111,7 +111,7 @@ def check_names(form: str, path: str, names: Sequence[str]) -> None:
         if name != own if pattern is None else pattern.fullmatch(name) is None:
             raise ParseError(f"it has the file {name[:80]!r}, which no checkpoint of the form {form} has")
     if len(set(names)) < len(names) or (pattern is None and len(names) != 1):
-        raise ParseError("two of its files have one name, or it has none")
+        raise ParseError("two of its files have the same name, or it has no files")
 
 
 class Texts(Mapping[str, bytes]):

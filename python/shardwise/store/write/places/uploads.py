@@ -235,7 +235,7 @@ class Multipart:
             with suppress(OSError):  # What failed first is what is told.
                 is_gone = self.parts() is None  # Not every server says so itself.
             if is_gone:
-                raise FileNotFoundError(errno.ENOENT, "there is no such upload any more", str(self._path)) from None
+                raise FileNotFoundError(errno.ENOENT, "this upload no longer exists", str(self._path)) from None
             raise
 
     def parts(self) -> dict[int, tuple[int, str]] | None:

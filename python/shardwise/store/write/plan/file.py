@@ -121,9 +121,9 @@ def load_plan(path: Path, kind: type[Plan]) -> Plan:
 
 def _check_head(head: Any) -> None:
     if not isinstance(head, dict) or set(head) != _KEYS:
-        raise ValueError("its head has not the entries of a plan")
+        raise ValueError("its head does not have the entries of a plan")
     if not isinstance(head["path"], str) or not isinstance(head["form"], str) or head["form"] not in WRITTEN:
-        raise ValueError(f"its form {shown(head['form'])} is none that is written")
+        raise ValueError(f"its form {shown(head['form'])} is not one that can be written")
     if PurePath(head["path"]).name in ("", ".."):
         raise ValueError(f"its path {shown(head['path'])} ends in no name")
     check_name(head["path"])
@@ -146,7 +146,7 @@ def _check_head(head: Any) -> None:
         if not goes_along or type(length) is not int or length < 0:
             raise ValueError(f"it has the file {shown(name)}, which does not go along with a checkpoint")
     if tuple(head["sections"]) != _SECTIONS:
-        raise ValueError("it has not the sections of a plan")
+        raise ValueError("it does not have the sections of a plan")
     for nbytes, digests in head["sections"].values():
         if type(nbytes) is not int or nbytes < 0 or not all(isinstance(each, str) for each in digests):
             raise ValueError("it has a section without a length")
@@ -163,7 +163,7 @@ def check_cut(cut: Any) -> None:
     specs = [spec if isinstance(spec, list) else [] if spec is None else [spec] for spec in layout]
     is_text = all(isinstance(each, str) for each in [*names, *(axis for spec in specs for axis in spec)])
     if not is_text or len(names) != len(shape) or any(type(size) is not int or size < 1 for size in shape):
-        raise ValueError("it has a cut whose layout or mesh is none")
+        raise ValueError("it has a cut with an invalid layout or mesh")
 
 
 def check_plan(plan: WritePlan) -> None:
@@ -270,7 +270,7 @@ def _check_texts(plan: WritePlan, names: set[str]) -> None:
     aliases: Any = plan.json("aliases")
     paths: Any = plan.json("paths")
     if not isinstance(aliases, Mapping) or not isinstance(paths, Mapping):
-        raise ValueError("its aliases or its paths are none")
+        raise ValueError("its aliases or its paths are invalid")
     for alias, name in aliases.items():
         if alias in names or not isinstance(name, str) or name not in names:
             raise ValueError(f"it ties {shown(alias)} to {shown(name)}, which it does not write")
@@ -306,7 +306,7 @@ def _check_files(plan: WritePlan, tensors: npt.NDArray[np.void]) -> None:
         else:
             header = 0 if plan.form == "dcp" else len(file.before(0)[1])
         if row["start"] != header:
-            raise ValueError(f"the file {shown(file.name)} has not the header that it says")
+            raise ValueError(f"the file {shown(file.name)} does not have the header that it lists")
         kept = np.flatnonzero(sizes)
         part = blank("targets", len(kept))
         part["file"], part["offset"], part["place"] = (
@@ -318,7 +318,7 @@ def _check_files(plan: WritePlan, tensors: npt.NDArray[np.void]) -> None:
         owners.append(file.slots.tensors[kept])
     again = repeated_slots(plan.files) if plan.has_arrays else b""
     if plan.sections["again"].nbytes != len(again) or plan.sections["again"].read(0, len(again)) != again:
-        raise ValueError("it has not the boxes a second time that it says")
+        raise ValueError("it does not repeat the boxes that it says it repeats")
     owner = np.concatenate(owners)
     counts = np.bincount(owner, minlength=len(tensors)) if len(owner) else np.zeros(len(tensors), np.int64)
     by_tensor = np.concatenate(expected)[np.argsort(owner, kind="stable")]
