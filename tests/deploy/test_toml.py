@@ -245,7 +245,8 @@ class TestReports:
         assert [tensor.name for tensor in report.unplaced] == ["h.9.wq", "norm", "embed"]
         text = str(report)
         assert "the list stage has 3 entries, and none at 9" in text
-        assert "'norm': no rule matches it, and there is no default" in text
+        assert "'norm': no rule matches it, and there is no default\n" in f"{text}\n"
+        assert "3 tensors cannot be placed: 1 of another rank, 1 without a rule, 1 of sizes that do not fit" in text
         assert "'embed' has rank 1" in text
         with pytest.raises(ShardwiseError, match="axis is 'xx'"):
             report.bytes_along("xx")

@@ -503,3 +503,14 @@ def test_what_a_verdict_rests_on() -> None:
             "names as in Hugging Face's checkpoints: up_proj",
             said,
         )
+
+
+def test_blocks_are_not_shared_where_the_last_ranks_have_one_alone() -> None:
+    """By hand: of 192 columns in 3, ranks 0 and 1 share the first block of 128, and rank 2 has the rest alone."""
+    stored = {
+        "mlp.down_proj.weight": ("F8_E4M3", (256, 192)),
+        "mlp.down_proj.weight_scale_inv": ("F32", (2, 2)),
+    }
+    config = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    (size,) = fits_tensors(stored, config, (3,)).sizes
+    assert (size.verdict, [cut.padded for cut in size.cuts]) == ("padded", [384])

@@ -238,3 +238,29 @@ def test_stretches_of_a_packed_weight_are_whole_blocks(rows: int, each: int | No
         made = component_layouts(logical, layout)["a.weight_scale_inv"].partition((4, 1))
         held = [[piece.box[0].start for piece in made.pieces(label)] for label in made.holders]
         assert held == [[0, 2], [1, 3]]
+
+
+def test_what_at_most_one_shard_has_is_not_cut() -> None:
+    """Two key-value heads that every device has: also where the form allows no cut of the dim."""
+    stored = (
+        Component("k.weight", "F8_E4M3", (128, 64), (Along(0), Along(1))),
+        Component("k.weight_scale_inv", "F32", (1, 1), (Along(0, 128), Along(1, 64))),
+    )
+    tensor = LogicalTensor("k.weight", (128, 64), "FP8 in blocks", stored, ((0, "its groups are not in order"),))
+    made = component_layouts(tensor, over(4, packed.parse("(2@tp/max1 n)"), None))
+    for name, shape in (("k.weight", (128, 64)), ("k.weight_scale_inv", (1, 1))):
+        layout = made[name]
+        assert isinstance(layout, sw.TensorLayout)
+        assert {layout.partition(shape).shard_shape(f"cpu:{rank}") for rank in range(4)} == {shape}
+    with refused(sw.LayoutError, "dim 0 cannot be cut: its groups are not in order"):
+        component_layouts(tensor, over(4, packed.parse("(2@tp/max2 n)"), None))
+
+
+@pytest.mark.parametrize(("devices", "rows"), [(1, 512), (2, 256)])
+def test_scales_are_padded_with_their_weight_on_one_device_too(devices: int, rows: int) -> None:
+    """200 rows padded to 512 have a scale for each 128 of these."""
+    made = component_layouts(fp8(200, 128), over(devices, packed.parse("(n@tp/pad512)"), None))
+    for name, shape, held in (("a.weight", (200, 128), rows), ("a.weight_scale_inv", (2, 1), rows // 128)):
+        layout = made[name]
+        assert isinstance(layout, sw.TensorLayout)
+        assert layout.partition(shape).holder_shape("cpu:0")[0] == held

@@ -295,3 +295,11 @@ def test_zero_points_have_the_groups_of_their_scales(columns: int) -> None:
     assert zero.along[1] == Along(1, 128 // columns)
     stated = of(INT4 | {"a.weight_shape": ("I64", (2,))}, **packed_scheme()).stated
     assert stated == (("a.weight_shape", "the shape of the whole weight"),)
+
+
+def test_a_state_of_no_dims_is_refused() -> None:
+    tensors = {"a.weight": ("U8", (1, 1)), "a.weight.absmax": ("F32", (1,))}
+    tensors["a.weight.quant_state.bitsandbytes__nf4"] = ("U8", (9,))
+    config = {"quantization_config": {"quant_method": "bitsandbytes"}}
+    with refused(ParseError, "says a shape of 0 dims"):
+        find_components(tensors, config, lambda name: b'{"shape": [], "blocksize": 64}')

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Clash", "IndivisibleDim", "Misfit", "RankMismatch", "unused_texts"]
+__all__ = ["NO_RULE", "Clash", "IndivisibleDim", "Misfit", "RankMismatch", "unused_texts"]
 
+#: The reason of a `Misfit` with no rule where there is no default either.
+NO_RULE = "no rule matches it, and there is no default"
 #: More rules that apply to no name share a line, which names as many.
 _APART = 3
 
@@ -57,13 +59,15 @@ class IndivisibleDim:
 
 @dataclass(frozen=True)
 class Misfit:
-    """A tensor whose sizes do not fit the packed dims of a rule, or of the default (`None`), and the reason."""
+    """A tensor that does not fit the packed dims of a rule, or of the default (`None`), or has none; and the reason."""
 
     name: str
     rule: str | None
     reason: str
 
     def __str__(self) -> str:
+        if self.reason == NO_RULE:
+            return f"{self.name!r}: {self.reason}"
         return f"{self.name!r}: {self.reason} ({'the default' if self.rule is None else f'rule {self.rule!r}'})"
 
 

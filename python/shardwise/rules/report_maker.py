@@ -16,7 +16,7 @@ from ..mesh import DeviceMesh
 from ..packed import PackedDim
 from ..shared_tiling import SharedTiling
 from .layout_rule import LayoutRule, checked_uneven
-from .problems import Clash, IndivisibleDim, Misfit, RankMismatch
+from .problems import NO_RULE, Clash, IndivisibleDim, Misfit, RankMismatch
 from .report import LayoutReport
 from .search import RuleSearch
 from .tensor_report import TensorReport, checked_size
@@ -218,7 +218,7 @@ class _Maker:
             self._misfits.append(Misfit(name, rule, str(error)))
             return None
         if layout is None:
-            self._misfits.append(Misfit(name, None, "no rule matches it, and there is no default"))
+            self._misfits.append(Misfit(name, None, NO_RULE))
         return layout
 
     def _fits(

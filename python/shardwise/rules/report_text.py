@@ -7,6 +7,7 @@ from typing import Any
 
 from .._text import bytes_text
 from ..show.table import table_lines
+from .problems import NO_RULE
 from .tensor_report import TensorReport, sum_known
 
 __all__ = ["report_text", "totals_of", "unmatched_text"]
@@ -43,7 +44,8 @@ def _reasons(report: Any) -> str:
     counts = {
         "clashing": len(report.clashes),
         "of another rank": len(report.rank_mismatches),
-        "of sizes that do not fit": len(report.misfits),
+        "without a rule": sum(misfit.reason == NO_RULE for misfit in report.misfits),
+        "of sizes that do not fit": sum(misfit.reason != NO_RULE for misfit in report.misfits),
         "indivisible": len({problem.name for problem in report.hindering}),
     }
     counts["without a mesh"] = len(report.unplaced) - sum(counts.values())
