@@ -15,14 +15,8 @@ from shardwise._dtypes import CODES
 from shardwise.conversion.assembled import Wanted
 from shardwise.pieces import NO_PIECES
 from shardwise.store.write.forms.dcp import dcp_files
-from shardwise.store.write.forms.files import (
-    FileDigests,
-    hugging_face_files,
-    index_of,
-    sharded_files,
-    single_file,
-    slots_of,
-)
+from shardwise.store.write.forms.files import FileDigests, slots_of
+from shardwise.store.write.forms.safetensors import hugging_face_files, index_of, sharded_files, single_file
 
 MESH = sw.DeviceMesh((2, 2), ("x", "y"))
 

@@ -19,8 +19,9 @@ from ...data.parts import ENGINE_FILE, MANIFEST, RANK_FILE
 from ...formats.sharded import sealed
 from ...tensors.checkpoint import KeyPath
 from .dcp import INDEX, DcpFile, dcp_index
-from .files import CutTensor, Extent, HeaderText, NamedTensor, SafetensorsFile, TargetFile, WrittenFile, index_of
+from .files import CutTensor, Extent, NamedTensor, TargetFile, WrittenFile
 from .rank_files import RankFile
+from .safetensors import HeaderText, SafetensorsFile, index_of
 from .slots import Slots
 
 __all__ = [

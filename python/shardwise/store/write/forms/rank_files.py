@@ -24,17 +24,8 @@ from ....mesh import DeviceMesh
 from ....partition import Partition
 from ....shared_tiling import SharedTiling
 from ...data.parts import PIECES, part_mark
-from .files import (
-    CutTensor,
-    FileArray,
-    FileDigests,
-    HeaderText,
-    NamedTensor,
-    SafetensorsFile,
-    begins_of,
-    file_order,
-    slots_by_file,
-)
+from .files import CutTensor, FileArray, FileDigests, NamedTensor, begins_of, file_order, slots_by_file
+from .safetensors import HeaderText, SafetensorsFile
 from .slots import BoxPool, OwnedBoxes, Slots, SlotTable
 
 __all__ = ["RankFile", "Ranks", "arrays_of", "pieces_text", "rank_files", "rank_name", "rank_slots"]

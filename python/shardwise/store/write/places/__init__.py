@@ -4,8 +4,8 @@
 |---|---|
 | `place` | the questions that a place answers; receipts |
 | `folder` | a folder that gets its name at the end |
-| `store` | an object store, whose index comes last |
-| `stream`, `uploads` | an object made as a whole; its parts |
+| `store`, `parts` | an object store, whose index comes last; parts of objects that several tasks make |
+| `stream`, `uploads`, `whole_objects` | an object made as a whole; its parts; objects read, compared and removed |
 | `task`, `gather` | one task and its receipt; what it reads into memory |
 | `work` | how tasks are run: options, workers, reports |
 """

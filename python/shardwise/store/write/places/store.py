@@ -11,30 +11,25 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-import numpy as np
-
-from ...._text import bytes_text
 from ...._threads import Threads
-from ....errors import LayoutError, ParseError
-from ...data.engine import LEAST_MEMORY, CopyJob
+from ....errors import ParseError
+from ...data.engine import LEAST_MEMORY
 from ...data.location import taken, workplace_of
 from ...data.objects import ATTEMPTS, ObjectPath, ObjectStatus
-from .place import Completion, NewCheckpoint, receipt_from_line, receipt_line, sealed, unsealed
+from .parts import ObjectPiece, PartsSink, gaps, names_of_uploads, too_little, upload_tag
+from .place import Completion, NewCheckpoint, receipt_from_line, receipt_line, sealed
 from .stream import ObjectSink
-from .task import Gathered, Gatherer, Outcome, Progress, Share, Task, TaskReceipt
+from .task import TaskReceipt
 from .uploads import LIMITS, WINDOW, Limits, Multipart, check_writable, parts_for, parts_of_workers, put_object
+from .whole_objects import has_bytes, has_text, is_made, put_same, remove, small_object
 from .work import Work, Workers, executor_workers, one_worker, workers_for
 
 __all__ = ["ObjectSink", "PartsSink", "StorePlace", "check_writable"]
 
-#: The longest receipt that is read.
-_MOST = 2**28
-#: Bytes that are read at a time to be compared, or to be put together; and what the parts that are put together take.
-_AT_ONCE = 8 * 2**20
+#: The most bytes that the parts take that are put together at a time.
 _TOGETHER = 64 * 2**20
 
 #: In place of the parts of an upload, what says that the object is there, and that neither it nor the upload is.
@@ -42,180 +37,6 @@ _MADE: Mapping[int, tuple[int, str]] = {}
 _GONE: Mapping[int, tuple[int, str]] = {}
 
 Answer = TypeVar("Answer")
-
-
-@dataclass(frozen=True)
-class PartsSink:
-    """Parts of objects of a store, which several tasks make.
-
-    Attributes:
-        path: The checkpoint.
-        is_folder: Whether that has objects in it; else it is the only one.
-        uploads: The object that has the names of the uploads.
-        remainder: The object for bytes that are too short for a part.
-        shares: What it makes: the number of the file, the first byte, the one after the last, and the first byte that
-            is in a part of its own.
-        texts: The bytes before the first tensor of a file, for each share; empty if they are not in it.
-        limits: The limits of the store on parts.
-    """
-
-    path: ObjectPath
-    is_folder: bool
-    uploads: ObjectPath
-    remainder: ObjectPath
-    shares: tuple[tuple[int, int, int, int], ...]
-    texts: tuple[bytes, ...]
-    limits: Limits = LIMITS
-
-    def count(self, task: Task) -> int:
-        """The shares."""
-        return len(self.shares)
-
-    def fill(
-        self, task: Task, gatherer: Gatherer, memory: int, threads: int | None, *, sync: bool, progress: Progress
-    ) -> Outcome:
-        """Put what the gatherer gives; where the objects are complete already, see that it is that.
-
-        Raises:
-            FileNotFoundError: if there are no uploads: the plan was not begun, or was given up.
-        """
-        try:
-            names = names_of_uploads(self.uploads, task.plan)
-        except FileNotFoundError:
-            if not self._are_made(task):
-                raise
-            return self.compare(task, gatherer, memory, threads, None)
-        if max(file for file, *_ in self.shares) >= len(names):
-            raise ParseError(f"{self.uploads}: the list of uploads has only {len(names)}")
-        done, buffers = self._gathered(gatherer, memory, threads)
-        try:
-            shares, made = self._put(task, names, buffers, progress)
-        except FileNotFoundError:
-            if not self._are_made(task):
-                why = f"the store has dropped an upload of it; remove {self.uploads}, and run all parts again"
-                raise FileNotFoundError(errno.ENOENT, why, str(self.path)) from None
-            return self.compare(task, gatherer, memory, threads, None)
-        nbytes = sum(end - begin for _, begin, end, _ in self.shares)
-        return Outcome(done.digests, done.crcs, nbytes, made, shares)
-
-    def compare(self, task: Task, gatherer: Gatherer, memory: int, threads: int | None, progress: Progress) -> Outcome:
-        """Compare the objects with what the gatherer gives.
-
-        Raises:
-            FileExistsError, FileNotFoundError: if one is another, or there is none.
-        """
-        done, buffers = self._gathered(gatherer, memory, threads)
-        for (file, begin, _, _), data in zip(self.shares, buffers, strict=True):
-            there = self._object(task, file)
-            status = there.status()
-            if status.size != self._file(task, file)[1] or not _is_at(there, status, begin, data):
-                raise taken(there)
-            if progress is not None:
-                progress(len(data))
-        return Outcome(done.digests, done.crcs, 0)
-
-    def _are_made(self, task: Task) -> bool:
-        """Return whether another run was faster, and has put the objects together."""
-        return all(self._upload(task, file).is_made() for file, *_ in self.shares)
-
-    def _file(self, task: Task, file: int) -> tuple[str, int]:
-        return next((name, size) for number, name, size in task.files if number == file)
-
-    def _object(self, task: Task, file: int) -> ObjectPath:
-        return self.path / self._file(task, file)[0] if self.is_folder else self.path
-
-    def _upload(self, task: Task, file: int, name: str = "") -> Multipart:
-        return Multipart(self._object(task, file), upload_tag(task.plan, file), name)
-
-    def _gathered(self, gatherer: Gatherer, memory: int, threads: int | None) -> tuple[Gathered, list[bytearray]]:
-        """Put all shares together in memory."""
-        nbytes = sum(end - begin for _, begin, end, _ in self.shares)
-        if nbytes + LEAST_MEMORY > memory:
-            raise too_little(memory, nbytes)
-        buffers = [bytearray(end - begin) for _, begin, end, _ in self.shares]
-        for data, text in zip(buffers, self.texts, strict=True):
-            data[: len(text)] = text
-
-        def destinations(job: CopyJob) -> None:
-            for data in buffers:
-                job.write_array(np.frombuffer(data, np.uint8))
-
-        return gatherer.into_files(destinations, memory - nbytes, threads, sync=False), buffers
-
-    def _put(
-        self, task: Task, names: Sequence[str], buffers: list[bytearray], progress: Progress
-    ) -> tuple[tuple[Share, ...], tuple[int, str] | None]:
-        shares: list[Share] = []
-        remainder, parts = bytearray(), []
-        for (file, begin, end, part), data in zip(self.shares, buffers, strict=True):
-            if part > begin:
-                remainder += data[: part - begin]
-                shares.append((file, begin, part, ""))
-                del data[: part - begin]  # Which moves nothing.
-            if end > part:
-                parts.append((file, part, end, data))
-
-        def sent(item: tuple[int, int, int, bytearray]) -> Share:
-            file, begin, end, data = item
-            number = self.limits.part_number(self._file(task, file)[1], begin)
-            upload = self._upload(task, file, names[file])
-            try:
-                return file, begin, end, upload.put(number, data)
-            except FileNotFoundError:
-                # A commit that was interrupted has made some of the objects; if it has made all, nothing is put.
-                if not upload.is_made() or self._are_made(task):
-                    raise
-            there = self._object(task, file)
-            status = there.status()
-            if not _is_at(there, status, begin, data):
-                raise taken(there)
-            return file, begin, end, status.etag
-
-        with Threads(WINDOW, "shardwise-write") as pool:
-            for share in pool.map(sent, parts):
-                shares.append(share)
-                if progress is not None:
-                    progress(share[2] - share[1])
-        made: tuple[int, str] | None = None
-        if remainder:
-            put_object(self.remainder, remainder, is_new=False)
-            made = self.remainder.status()
-            if progress is not None:
-                progress(len(remainder))
-        return tuple(sorted(shares)), made
-
-
-def upload_tag(plan: str, file: int) -> str:
-    """Return the tag of an object that the tasks of a plan make."""
-    return f"{plan[:32]}-{file}"
-
-
-def names_of_uploads(path: ObjectPath, plan: str) -> list[str]:
-    """Read the names of a plan's uploads, one for each of its files.
-
-    Raises:
-        FileNotFoundError: if there are none: the plan was not begun, or was committed or given up.
-        ParseError: if they are not what was written, or those of another plan.
-    """
-    line = _line(path)
-    if line is None:
-        raise FileNotFoundError(
-            errno.ENOENT, "does not exist: the plan was not begun, or was committed or given up", str(path)
-        )
-    with unsealed(line, path, "the list of uploads") as (of, names):
-        if not all(isinstance(name, str) and name for name in names):
-            raise ValueError
-    if of != plan:
-        raise ParseError(f"{path}: the list of uploads is of another plan")
-    return list(names)
-
-
-def too_little(memory: int, nbytes: int) -> LayoutError:
-    """The error for less memory than tasks need that make parts of objects."""
-    return LayoutError(
-        f"memory is {bytes_text(memory)} for each worker; a task that makes {bytes_text(nbytes)} of parts of objects "
-        "needs more than that: give more, or make the plan with smaller task_bytes"
-    )
 
 
 class StorePlace:
@@ -383,7 +204,7 @@ class StorePlace:
                 continue
             if etag and there.get(number) != (end - begin, etag):
                 return False
-            if not etag and not _is(self._remainder(receipt.task), receipt.made):
+            if not etag and not is_made(self._remainder(receipt.task), receipt.made):
                 return False
         return True
 
@@ -421,12 +242,12 @@ class StorePlace:
         """Refuse, with FileExistsError, other texts, index or manifest than these; objects were compared."""
         if self._new.is_folder:
             for name, text in completion.texts().items():
-                if not _has(self.path / name, text):
+                if not has_text(self.path / name, text):
                     raise taken(self.path / name)
         for number in range(len(self._new.files)) if self._new.is_shared else ():
             there = self._object(number)
             status = there.status()
-            if not all(_is_at(there, status, at, text) for at, text in completion.headers(number)):
+            if not all(has_bytes(there, status, at, text) for at, text in completion.headers(number)):
                 raise taken(there)
 
     def unfinished(self, number: int) -> None:
@@ -448,7 +269,7 @@ class StorePlace:
                 completion.confirm(number)
         if self._new.is_folder:
             for name in sorted(texts, key=lambda name: name == self._new.last):
-                _put_same(self.path / name, texts[name])
+                put_same(self.path / name, texts[name])
         self.discard()
         self._see_that_it_stays(found)
 
@@ -487,14 +308,14 @@ class StorePlace:
 
     def _pieces(
         self, number: int, held: Iterable[tuple[int, int, str, int, int]], headers: Iterable[tuple[int, bytes]]
-    ) -> list[_ObjectPiece]:
+    ) -> list[ObjectPiece]:
         """Return the parts that an object consists of, in order.
 
         Raises:
             ParseError: if that is not all of it.
         """
-        found = [_ObjectPiece(*each, b"") for each in held]
-        found += [_ObjectPiece(at, at + len(text), "", -1, 0, text) for at, text in headers if text]
+        found = [ObjectPiece(*each, b"") for each in held]
+        found += [ObjectPiece(at, at + len(text), "", -1, 0, text) for at, text in headers if text]
         found.sort(key=lambda each: (each.begin, each.task < 0))
         end, joined = 0, []
         for each in found:
@@ -510,12 +331,12 @@ class StorePlace:
             )
         return joined
 
-    def _complete(self, number: int, name: str, pieces: Sequence[_ObjectPiece], completion: Completion) -> None:
+    def _complete(self, number: int, name: str, pieces: Sequence[ObjectPiece], completion: Completion) -> None:
         """Put the parts of an object that no task could, and make it of all."""
         size, upload = self._new.sizes[number], self._upload(number, name)
         least = self._limits.least_shared(size)
         etags = {self._limits.part_number(size, each.begin): each.etag for each in pieces if each.etag}
-        for begin, end in _gaps(pieces):
+        for begin, end in gaps(pieces):
             # Of at least so many bytes each, and less than twice as many.
             count = max((end - begin) // least, 1)
             edges = [begin + (end - begin) * part // count for part in range(count + 1)]
@@ -529,12 +350,12 @@ class StorePlace:
                 etags[number] = upload.put(number, data)
         upload.complete(etags, is_new=True)
 
-    def _remainder_of(self, piece: _ObjectPiece, begin: int, end: int, completion: Completion) -> bytes:
+    def _remainder_of(self, piece: ObjectPiece, begin: int, end: int, completion: Completion) -> bytes:
         """Bytes of an object that are in no part yet."""
         if piece.task < 0:
             return piece.text[begin - piece.begin : end - piece.begin]
         there = self._remainder(piece.task)
-        if not _is(there, completion.made.get(piece.task)):
+        if not is_made(there, completion.made.get(piece.task)):
             raise ParseError(f"{there}: is not what the receipt of task {piece.task} says; run that task again")
         at = piece.at + begin - piece.begin
         return there.read(at, at + end - begin, completion.made[piece.task][1])
@@ -562,7 +383,7 @@ class StorePlace:
                 there = self._object(number)
                 if not there.is_file() or there.status() != status:
                     if self._new.is_folder:
-                        _remove(self._last)
+                        remove(self._last)
                     raise FileNotFoundError(
                         errno.ENOENT, "was removed meanwhile by a run of the same work that failed", str(there)
                     )
@@ -586,18 +407,18 @@ class StorePlace:
         def remove_made(item: tuple[int, tuple[int, str]]) -> None:
             with suppress(OSError, ParseError):
                 if tuple(self._object(item[0]).status()) == item[1]:
-                    _remove(self._object(item[0]))
+                    remove(self._object(item[0]))
 
         try:
             # Who keeps no receipts cannot tell its own single object from a finished checkpoint.
             is_others = made and (self._new.is_folder or self._is_kept) and self.is_finished()
             if self._is_kept:
-                list(self._each(lambda number: _remove(self._receipt_of(number)), range(len(self._new.tasks))))
+                list(self._each(lambda number: remove(self._receipt_of(number)), range(len(self._new.tasks))))
             if made and not is_others:
                 list(self._each(remove_made, list(made.items())))
         finally:
             if made:
-                _remove(self._removal)
+                remove(self._removal)
 
     def _forget_uploads(self) -> None:
         """Abort what is not complete, and remove the remainders."""
@@ -605,8 +426,8 @@ class StorePlace:
             names = [] if self._is_complete else self._names()
             list(self._each(lambda number: self._upload(number, names[number]).abort(), range(len(names))))
         tasks = sorted({task for task in range(len(self._new.tasks)) if self._has_remainder(task)})
-        list(self._each(lambda task: _remove(self._remainder(task)), tasks))
-        _remove(self._uploads)
+        list(self._each(lambda task: remove(self._remainder(task)), tasks))
+        remove(self._uploads)
 
     def _has_remainder(self, task: int) -> bool:
         return any(share.part > share.begin for share in self._new.shares(task))
@@ -653,7 +474,7 @@ class StorePlace:
 
     def _read(self, number: int) -> TaskReceipt | None:
         place = self._receipt_of(number)
-        line = _line(place)
+        line = small_object(place)
         if line is None:
             return None
         receipt = receipt_from_line(line, place)
@@ -677,22 +498,6 @@ class StorePlace:
         return receipt
 
 
-def _line(place: ObjectPath) -> bytes | None:
-    """The contents of a small object of ours; `None` if there is none, or another process removes it."""
-    try:
-        status = place.status()
-    except FileNotFoundError:
-        return None
-    if not 0 < status.size <= _MOST:
-        raise ParseError(f"{place}: is damaged: it has {status.size} bytes")
-    try:
-        return place.read(0, status.size, status.etag)
-    except ParseError:
-        if place.is_file():
-            raise
-        return None
-
-
 class StoreRecorder:
     """Keeps receipts in the store, or only knows the part."""
 
@@ -706,69 +511,3 @@ class StoreRecorder:
 
     def flush(self) -> None:
         """Do nothing: each receipt is stored as soon as it is added."""
-
-
-def _remove(path: ObjectPath) -> None:
-    with suppress(OSError):  # Nobody looks for it any more.
-        path.ask(lambda: path.filesystem.rm_file(path.key))
-
-
-def _has(path: ObjectPath, text: bytes) -> bool:
-    """Return whether there is an object with these bytes."""
-    if not path.is_file():
-        return False
-    status = path.status()
-    return status.size == len(text) and (not text or path.read(0, status.size, status.etag) == text)
-
-
-def _is(path: ObjectPath, made: tuple[int, str] | None) -> bool:
-    """Return whether the object exists with this number of bytes and this ETag."""
-    try:
-        return tuple(path.status()) == made
-    except FileNotFoundError:
-        return False
-
-
-def _is_at(path: ObjectPath, status: ObjectStatus, begin: int, data: bytes | bytearray) -> bool:
-    """Return whether an object has these bytes at this place."""
-    if begin + len(data) > status.size:
-        return False
-    spans = ((at, min(at + _AT_ONCE, len(data))) for at in range(0, len(data), _AT_ONCE))
-    return all(path.read(begin + at, begin + to, status.etag) == data[at:to] for at, to in spans)
-
-
-class _ObjectPiece(NamedTuple):
-    """A piece of an object: a part, or some of the remainder of a task, or a text between tensors."""
-
-    begin: int
-    end: int
-    #: The ETag of the part; without one it is in none yet.
-    etag: str
-    #: The task; -1 for a text.
-    task: int
-    #: The byte at which it begins in the remainder of the task.
-    at: int
-    text: bytes
-
-
-def _gaps(pieces: Sequence[_ObjectPiece]) -> Iterator[tuple[int, int]]:
-    """Yield the byte ranges of the object that no uploaded part covers yet; neighbouring ranges are joined."""
-    begin = end = 0
-    for each in pieces:
-        if each.etag:
-            if begin < end:
-                yield begin, end
-            begin = end = each.end
-        else:
-            end = each.end
-    if begin < end:
-        yield begin, end
-
-
-def _put_same(path: ObjectPath, text: bytes) -> None:
-    """Make a small object, unless it is there already, from a commit that was interrupted or is under way elsewhere."""
-    try:
-        put_object(path, text, is_new=True)
-    except FileExistsError:
-        if not _has(path, text):
-            raise taken(path) from None

@@ -31,8 +31,8 @@ from ...data.parts import RANKS
 from ...data.sources import check_name
 from ...rewritten.names import check_name as check_tensor_name
 from ...tensors.companion_files import is_companion
-from ..forms.files import HeaderLengths
 from ..forms.forms import WRITTEN
+from ..forms.safetensors import HeaderLengths
 from .data import LEAST_ASKED, PlannedTensor, said_by
 from .grids import shared_runs, task_runs
 from .plan import WritePlan

@@ -30,10 +30,11 @@ from ...data.sources import source_for
 from ...tensors.checkpoint import KeyPath
 from ..forms.dcp import dcp_files, is_writable
 from ..forms.engines import check_blocks, check_names, check_stages, with_head
-from ..forms.files import TargetFile, hugging_face_files, sharded_files, single_file
+from ..forms.files import TargetFile
 from ..forms.forms import WRITTEN, Target
 from ..forms.one_rank import one_rank, ranks_of
 from ..forms.rank_files import rank_files
+from ..forms.safetensors import hugging_face_files, sharded_files, single_file
 from ..places import part_limits, takes_whole_files
 from ..places.gather import memory_for
 from ..places.place import FileShare
