@@ -13,6 +13,7 @@ from .._text import shown
 from ..errors import LayoutError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
+from ..placing import NOT_PLACED, Placed
 from ..rules.book import RuleBook, warned_of_models
 from ..rules.layout_rule import LayoutRule, checked_uneven
 from ..rules.search import MatchMode, checked_match
@@ -174,6 +175,23 @@ class Deployment(RuleBook, Drawn):
         """
         found = self._lookup.place(path)
         return {} if found is None else {axis: at for (axis, _), at in zip(found.ready.rule.at, found.at, strict=True)}
+
+    def placed(self, path: str, rank: int) -> Placed:
+        """Look up the place of a tensor of this rank: layout, uneven rule, and whether blocks are shared.
+
+        Raises:
+            LayoutError: as `layout_of`.
+
+        >>> from shardwise import DeviceMesh
+        >>> engine = Deployment(2, DeviceMesh((2,), ("tp",)), {"w": DeploymentRule(("tp",), uneven="ceil")})
+        >>> engine.placed("w", 1).uneven, engine.placed("v", 1)
+        ('ceil', Placed(layout=None, uneven=None, shared=False))
+        """
+        found = self._lookup.place(path)  # Once, for models of a hundred thousand tensors.
+        if found is None:
+            return NOT_PLACED
+        rule = found.ready.rule
+        return Placed(self._lookup.layout(found, path, integer("rank", rank)), rule.uneven, rule.shared)
 
     def layout_of(self, path: str, rank: int) -> TensorLayout | None:
         """Look up the layout of a tensor of this rank, over the devices that hold it.

@@ -48,7 +48,9 @@ def described(tensors: Mapping[str, Any], weights: Any) -> list[Tensor]:
     found, known = [], dict[Any, tuple[int, bool]]()
     shapes: dict[Any, tuple[int, ...]] = {}
     for name, given in tensors.items():
-        shape, dtype = getattr(given, "shape", None), getattr(given, "dtype", None)
+        shape = dtype = None
+        if type(given) is not tuple:
+            shape, dtype = getattr(given, "shape", None), getattr(given, "dtype", None)
         if shape is None:
             if not isinstance(given, (tuple, list)) or len(given) != 2 or not isinstance(given[0], (tuple, list)):
                 if weights is None or not isinstance(given, (tuple, list)):

@@ -171,6 +171,7 @@ class _Maker:
         self._looks: dict[Any, tuple[Any, ...]] = {}
         self._is_blind = self._frozen is None and self._units is None and self._lora is None and self._shared is None
         self._is_blind = self._is_blind and not self._tied
+        self._is_nameless = sharding != "megatron" and (self._optimizer is None or self._optimizer.name != "muon")
         self._index: dict[Any, int] | None = None
         self._unmatched: list[str] = []
 
@@ -259,8 +260,12 @@ class _Maker:
             self._unmatched.append(tensor.name)
         if self._tied and (main := self._tied.get(tensor.name)) is not None and self._is_there(main, home):
             return
-        # Names that differ in digits only look alike, unless an expression of the user's may tell them apart.
-        key = home.number, tensor.name.translate(_DIGITS) if self._is_blind else tensor.name, tensor.shape, tensor.bits
+        # Names that differ in digits only look alike, unless an expression of the user's may tell them apart; and where
+        # only the dtype counts, all do.
+        name = tensor.name
+        if self._is_blind:
+            name = "" if self._is_nameless or ".experts." in name else name.translate(_DIGITS)
+        key = home.number, name, tensor.shape, tensor.bits, tensor.floating
         try:
             looks = self._looks[key]
         except KeyError:
