@@ -12,7 +12,7 @@ import pytest
 
 import shardwise as sw
 from shardwise.cli import main
-from shardwise.rules.numbers import Numbers
+from shardwise.rules.numbers import NamedNumbers
 from shardwise.store.tensors.model_config import config_of
 
 LLAMA = """
@@ -119,7 +119,7 @@ def test_the_same_in_python() -> None:
     ],
 )
 def test_where_a_number_is_from(table: Any, config: Any, value: Any) -> None:
-    assert Numbers(table, config)["n"] == value
+    assert NamedNumbers(table, config)["n"] == value
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_where_a_number_is_from(table: Any, config: Any, value: Any) -> None:
 )
 def test_numbers_that_are_refused(table: Any, config: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        Numbers(table, config)["n"]
+        NamedNumbers(table, config)["n"]
 
 
 @pytest.mark.parametrize(
@@ -188,10 +188,10 @@ def test_a_configuration_that_cannot_be_read(tmp_path: Path, data: bytes, messag
 def test_a_configuration_has_at_most_16_mib(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_bytes(b'{"a": 3}'.ljust(16 * 2**20))
-    assert Numbers({"n": "a"}, file)["n"] == 3
+    assert NamedNumbers({"n": "a"}, file)["n"] == 3
     file.write_bytes(b'{"a": 3}'.ljust(16 * 2**20 + 1))
     with pytest.raises(sw.ParseError, match="has over 16777216 bytes"):
-        Numbers({"n": "a"}, file)["n"]
+        NamedNumbers({"n": "a"}, file)["n"]
 
 
 def test_the_sizes_of_a_dim_come_before_the_numbers_of_the_file() -> None:
@@ -286,26 +286,26 @@ def test_numbers_that_need_each_other_are_each_worked_out_once() -> None:
     """Forty that need two others each took 2^40 steps where the last is missing; the answer is known by hand."""
     table: dict[str, Any] = {f"n{i}": [f"n{i + 1}", f"n{i + 1} + 1"] for i in range(40)}
     with pytest.raises(sw.LayoutError, match=r"the number n0 is missing: the configuration has no missing$"):
-        Numbers({**table, "n40": "missing"}, {})["n0"]
-    assert Numbers({**table, "n40": "there"}, {"there": 7})["n0"] == 7
+        NamedNumbers({**table, "n40": "missing"}, {})["n0"]
+    assert NamedNumbers({**table, "n40": "there"}, {"there": 7})["n0"] == 7
     sums = {f"n{i}": f"n{i + 1} + n{i + 1}" for i in range(40)}
-    assert Numbers({**sums, "n40": 1})["n0"] == 2**40
+    assert NamedNumbers({**sums, "n40": 1})["n0"] == 2**40
 
 
 @pytest.mark.parametrize("length", [400, 20_000])
 def test_a_chain_of_numbers_may_have_any_length(length: int) -> None:
     chain: dict[str, Any] = {f"n{i}": f"n{i + 1} + 1" for i in range(length)}
-    assert Numbers({**chain, f"n{length}": 5})["n0"] == length + 5
+    assert NamedNumbers({**chain, f"n{length}": 5})["n0"] == length + 5
     with pytest.raises(sw.LayoutError, match=f"the number n0 is missing: it is n{length} of the model's config"):
-        Numbers(chain)["n0"]
+        NamedNumbers(chain)["n0"]
     with pytest.raises(sw.ParseError, match=r"numbers.n0 needs itself: n0 -> n1 -> .{1,60} -> … -> n\d+ -> n0$"):
-        Numbers({**chain, f"n{length}": "n0"})["n0"]
+        NamedNumbers({**chain, f"n{length}": "n0"})["n0"]
 
 
 def test_what_is_missing_does_not_grow_from_number_to_number() -> None:
     table = {f"n{i}": [f"n{i + 1}", f"key{i}"] for i in range(5_000)}
     with pytest.raises(sw.LayoutError, match=r"has no n5000 or key4999 or key4998 .* or key4993 or others$"):
-        Numbers(table, {})["n0"]
+        NamedNumbers(table, {})["n0"]
 
 
 def test_a_number_that_is_missing_matters_only_where_it_is_named() -> None:

@@ -15,7 +15,7 @@ import pytest
 import shardwise as sw
 from shardwise import deploy
 from shardwise.cli import main
-from shardwise.rules.numbers import Numbers
+from shardwise.rules.numbers import NamedNumbers
 from shardwise.rules.toml import prefixed, read_document, read_models
 from shardwise.rules.wrapped import _DEFAULTS, _SIZES, language_config, model_types
 
@@ -30,35 +30,35 @@ INNER = {"model_type": "own", "num_attention_heads": 8, "num_key_value_heads": 2
 def test_the_sizes_of_a_language_model_are_those_of_its_part(part: str) -> None:
     vision = {"model_type": "siglip", "num_attention_heads": 3}
     config = {"model_type": "wrapper", "num_attention_heads": 5, "vocab_size": 9, part: INNER, "vision_config": vision}
-    assert dict(Numbers(SIZES, config)) == {"heads": 8, "groups": 2, "d": 16}
-    assert Numbers({"n": f"{part}.head_dim"}, config)["n"] == 16
-    assert Numbers({"n": "vision_config.num_attention_heads"}, config)["n"] == 3
-    assert Numbers({"n": "vocab_size"}, config)["n"] == 9  # What only the whole says.
+    assert dict(NamedNumbers(SIZES, config)) == {"heads": 8, "groups": 2, "d": 16}
+    assert NamedNumbers({"n": f"{part}.head_dim"}, config)["n"] == 16
+    assert NamedNumbers({"n": "vision_config.num_attention_heads"}, config)["n"] == 3
+    assert NamedNumbers({"n": "vocab_size"}, config)["n"] == 9  # What only the whole says.
     assert model_types(config) == ["wrapper", "own"]
 
 
 def test_a_part_within_a_part() -> None:
     config = {"model_type": "omni", "thinker_config": {"model_type": "thinker", "text_config": INNER}}
-    assert Numbers(SIZES, config)["groups"] == 2
+    assert NamedNumbers(SIZES, config)["groups"] == 2
     assert model_types(config) == ["omni", "own"]
 
 
 def test_a_part_that_leaves_out_defaults_has_those_of_transformers() -> None:
     """Gemma 3's 4B and 12B as Google published them: four key-value heads, said by nothing."""
     config: dict[str, Any] = {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "hidden_size": 2560}}
-    assert dict(Numbers(SIZES, config)) == {"heads": 8, "groups": 4, "d": 256}
+    assert dict(NamedNumbers(SIZES, config)) == {"heads": 8, "groups": 4, "d": 256}
     config["text_config"]["num_attention_heads"] = 16
-    assert dict(Numbers(SIZES, config)) == {"heads": 16, "groups": 4, "d": 256}
+    assert dict(NamedNumbers(SIZES, config)) == {"heads": 16, "groups": 4, "d": 256}
     # As many key-value heads as heads, if a file says that there is no number.
     config["text_config"]["num_key_value_heads"] = None
-    assert Numbers(SIZES, config)["groups"] == 16
+    assert NamedNumbers(SIZES, config)["groups"] == 16
 
 
 def test_a_size_of_another_part_is_named() -> None:
     config = {"model_type": "x", "decoder": INNER, "encoder": {}}
     with pytest.raises(Exception, match=r"has no num_attention_heads; if decoder\.num_attention_heads is meant, write"):
-        Numbers(SIZES, config)["heads"]
-    assert Numbers({"heads": "decoder.num_attention_heads"}, config)["heads"] == 8
+        NamedNumbers(SIZES, config)["heads"]
+    assert NamedNumbers({"heads": "decoder.num_attention_heads"}, config)["heads"] == 8
 
 
 @pytest.mark.parametrize("kind", _DEFAULTS)

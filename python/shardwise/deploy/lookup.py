@@ -61,7 +61,7 @@ class TensorPlace:
         self.layouts: dict[int, TensorLayout | None] = {}
 
 
-class _Kind(NamedTuple):
+class _AlikeNames(NamedTuple):
     """The findings about names that differ in digits only.
 
     Attributes:
@@ -117,7 +117,7 @@ class RuleLookup:
         #: The search for the rules of a name.
         self.search = RuleSearch(searched, match, False)
         self._is_blind = not any(map(tells_digits_apart, searched))
-        self._kinds: dict[str, _Kind | None] = {}
+        self._kinds: dict[str, _AlikeNames | None] = {}
         #: Meshes by mesh and coordinates, and places by rule and coordinates.
         self._devices: dict[tuple[int, tuple[tuple[int, tuple[int, ...]], ...]], DeviceMesh] = {}
         self._places: dict[tuple[int, tuple[tuple[int, ...], ...]], TensorPlace] = {}
@@ -243,7 +243,7 @@ class RuleLookup:
         found = kind.places.get(texts)
         return self._place_of(kind, path, texts) if found is None else found
 
-    def _place_of(self, kind: _Kind, path: str, texts: tuple[str, ...]) -> TensorPlace:
+    def _place_of(self, kind: _AlikeNames, path: str, texts: tuple[str, ...]) -> TensorPlace:
         """The place of a name, by the texts of its fields."""
         at, used = [], 0
         try:
@@ -261,7 +261,7 @@ class RuleLookup:
         kind.places[texts] = found
         return found
 
-    def _kind_of(self, path: str, key: str) -> _Kind | None:
+    def _kind_of(self, path: str, key: str) -> _AlikeNames | None:
         """The rule of a name and of those like it, and where its fields are in them."""
         keys = self.search.matching(path)
         if len(keys) > 1:
@@ -272,7 +272,7 @@ class RuleLookup:
             names = [name for _, _, own in ready.at for name in own]
             spans = {} if ready.fields is None else ready.fields.spans(path)
             found = [spans[name] for name in names]
-            kind = _Kind(ready, tuple(found), tuple(len(own) for _, _, own in ready.at), {})
+            kind = _AlikeNames(ready, tuple(found), tuple(len(own) for _, _, own in ready.at), {})
         if len(self._kinds) >= REMEMBERED_PATHS:
             self._kinds.clear()
         self._kinds[key] = kind

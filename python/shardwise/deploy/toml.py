@@ -10,7 +10,7 @@ from .._text import shown
 from ..errors import LayoutError, ParseError
 from ..mesh import DeviceMesh
 from ..rules.layout_rule import REPLICATED
-from ..rules.numbers import Config, Numbers
+from ..rules.numbers import Config, NamedNumbers
 from ..rules.toml import (
     RulesFile,
     check_table,
@@ -75,7 +75,7 @@ def read_deployment(
         return (devices, meshes, made), {**more, "match": document.get("match", "search")}
 
 
-def _meshes(table: Any, place: str, numbers: Numbers) -> dict[str, DeviceMesh]:
+def _meshes(table: Any, place: str, numbers: NamedNumbers) -> dict[str, DeviceMesh]:
     check_table(table, place)
     found = {}
     for name, value in table.items():
@@ -89,7 +89,7 @@ def _meshes(table: Any, place: str, numbers: Numbers) -> dict[str, DeviceMesh]:
     return found
 
 
-def _world(table: Any, place: str, meshes: Mapping[str, DeviceMesh], numbers: Numbers) -> Any:
+def _world(table: Any, place: str, meshes: Mapping[str, DeviceMesh], numbers: NamedNumbers) -> Any:
     if table is None:
         if not meshes:
             raise ParseError(f"{place} is missing, and there are no meshes to tell its size")
@@ -110,12 +110,12 @@ def _world(table: Any, place: str, meshes: Mapping[str, DeviceMesh], numbers: Nu
     return size if label == "cpu:{}" else [label.replace("{}", str(number)) for number in range(size)]
 
 
-def _lists(table: Any, place: str, numbers: Numbers) -> dict[str, Any]:
+def _lists(table: Any, place: str, numbers: NamedNumbers) -> dict[str, Any]:
     check_table(table, place)
     return {name: _made_list(value, f"{place}.{name}", numbers) for name, value in table.items()}
 
 
-def _made_list(value: Any, place: str, numbers: Numbers) -> Any:
+def _made_list(value: Any, place: str, numbers: NamedNumbers) -> Any:
     """A list as it is written, or by what makes it."""
     if not isinstance(value, dict):
         rows = checked_list(value, place)
@@ -144,7 +144,7 @@ def _made_list(value: Any, place: str, numbers: Numbers) -> Any:
     raise ParseError(f"{place} must be a list, or a table with stages, layers, experts or slots, got {shown(value)}")
 
 
-def _experts(value: Mapping[str, Any], kind: str, numbers: Numbers, place: str) -> ExpertMap:
+def _experts(value: Mapping[str, Any], kind: str, numbers: NamedNumbers, place: str) -> ExpertMap:
     count, ep, redundant = (numbers.number(place, value.get(key, 0)) for key in (kind, "ep", "redundant"))
     placement = value.get("placement", "even")
     if placement not in ("even", "linear", "round_robin"):
@@ -155,7 +155,7 @@ def _experts(value: Mapping[str, Any], kind: str, numbers: Numbers, place: str) 
     return made
 
 
-def _rule(value: Any, place: str, numbers: Numbers) -> DeploymentRule:
+def _rule(value: Any, place: str, numbers: NamedNumbers) -> DeploymentRule:
     mesh = at = None
     if isinstance(value, dict):
         value = dict(value)

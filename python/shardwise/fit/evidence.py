@@ -43,7 +43,7 @@ class Judged(NamedTuple):
         return starred(self.kind.tensor.name)
 
 
-class _Model(NamedTuple):
+class _KnownModel(NamedTuple):
     """A model's configuration, and the shapes of its tensors by their names with `*` for numbers."""
 
     said: Mapping[str, Any]
@@ -66,7 +66,7 @@ def judged(kinds: Iterable[Kind], config: Mapping[str, Any]) -> list[Judged]:
     experts = _first(said, "experts") or number_of_experts(
         (kind, role_of(kind.tensor.name, len(kind.tensor.shape))) for kind in kinds
     )
-    model = _Model(said, types, heads_of(config), _first(said, "hidden"), experts, shapes)
+    model = _KnownModel(said, types, heads_of(config), _first(said, "hidden"), experts, shapes)
     return [_judged(kind, model) for kind in kinds]
 
 
@@ -104,7 +104,7 @@ def _first(said: Mapping[str, Any], size: str) -> int:
     return next((said[key] for key in keys_of(size) if type(said.get(key)) is int and said[key] > 0), 0)
 
 
-def _judged(kind: Kind, model: _Model) -> Judged:
+def _judged(kind: Kind, model: _KnownModel) -> Judged:
     tensor = kind.tensor
     role = role_of(tensor.name, len(tensor.shape), "gpt2" if "gpt2" in model.types else None)
     odd = odd_elements(tensor, model.said) if _INTEGERS.search(tensor.name) is None else ""
@@ -141,7 +141,7 @@ def _last(name: str) -> str:
     return name.removesuffix(".weight").rpartition(".")[2]
 
 
-def _check_whole(tensor: LogicalTensor, last: str, model: _Model) -> None:
+def _check_whole(tensor: LogicalTensor, last: str, model: _KnownModel) -> None:
     if last in ("gate", "router") and len(tensor.shape) == 2 and tensor.shape[0] != model.experts:
         known = f"{model.experts} experts" if model.experts else "no experts that are known"
         raise _UnknownError(
@@ -149,7 +149,7 @@ def _check_whole(tensor: LogicalTensor, last: str, model: _Model) -> None:
         )
 
 
-def _check_shape(found: Judged, last: str, model: _Model) -> None:
+def _check_shape(found: Judged, last: str, model: _KnownModel) -> None:
     tensor, role = found.kind.tensor, found.role
     assert role.dim is not None
     size = tensor.shape[role.dim]
@@ -169,7 +169,7 @@ def _is_latent(name: str) -> bool:
     return weight is not None and weight.latent
 
 
-def _oriented(found: Judged, model: _Model) -> Judged:
+def _oriented(found: Judged, model: _KnownModel) -> Judged:
     """Experts that may be stacked as (expert, in, out): by the shapes of what belongs together, and `hidden_size`."""
     tensor, role = found.kind.tensor, found.role
     out, columns = tensor.shape[-2:]
@@ -204,7 +204,7 @@ def _oriented(found: Judged, model: _Model) -> Judged:
     return found._replace(role=role, rests_on=f"{found.rests_on}; {why}")
 
 
-def _with_heads(found: Judged, model: _Model) -> Judged:
+def _with_heads(found: Judged, model: _KnownModel) -> Judged:
     """The heads that the dim is made of; how many, must be known."""
     tensor, role, heads = found.kind.tensor, found.role, model.heads
     assert role.dim is not None
@@ -229,7 +229,7 @@ def _with_heads(found: Judged, model: _Model) -> Judged:
     return found._replace(heads=heads, rests_on=rests)
 
 
-def _derived(role: Role, n: int, model: _Model) -> int:
+def _derived(role: Role, n: int, model: _KnownModel) -> int:
     """The number of key-value heads that the shape says, where the configuration does not."""
     heads = model.heads
     d = heads.size or (model.hidden // heads.q if model.hidden % heads.q == 0 else 0)
@@ -253,7 +253,7 @@ def _makes(role: Role, n: int, heads: Heads, *, exact: bool) -> bool:
     return n in ((kv * size, kv * value) if role.heads == "kv" else (q * size + kv * (size + value),))
 
 
-def _merged(name: str, model: _Model) -> str:
+def _merged(name: str, model: _KnownModel) -> str:
     """The place of a matrix among those that engines put one after the other, if the model has all of them."""
     last, base = _last(name), starred(name).removesuffix(".weight").rpartition(".")[0]
     for merged in merged_names():

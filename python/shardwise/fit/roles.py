@@ -18,7 +18,7 @@ __all__ = ["TYPES", "Heads", "Role", "heads_of", "role_of"]
 TYPES = types_with("known")
 
 
-_Heads = Literal["", "q", "kv", "qkv", "linear"]
+_HeadKind = Literal["", "q", "kv", "qkv", "linear"]
 
 
 class Role(NamedTuple):
@@ -27,7 +27,7 @@ class Role(NamedTuple):
     #: The dim that tensor parallelism cuts, counted from the end; `None` if there is none, or it is not known.
     dim: int | None
     #: The units of the rows or columns: heads of queries, of keys and values, all three, or of linear attention.
-    heads: _Heads = ""
+    heads: _HeadKind = ""
     #: The number of parts that lie one after the other in the dim, each cut separately.
     parts: int = 1
     #: `"one"` for a weight of an expert, `"stacked"` for those of several in dim 0; else empty.
@@ -115,7 +115,7 @@ _WORDS = {2: "two", 3: "three"}
 
 def _role_of(weight: WeightRole) -> Role:
     """The role of a weight of this name, of two dims or as many as it always has."""
-    dim, heads = _DIMS[weight.cut], cast(_Heads, weight.heads)
+    dim, heads = _DIMS[weight.cut], cast(_HeadKind, weight.heads)
     return Role(
         _SWAPPED[dim] if weight.in_out else dim, heads, 1 if heads else weight.parts, vocabulary=weight.vocabulary
     )

@@ -22,12 +22,12 @@ __all__ = ["stated_tensors"]
 _WORD = 32
 _EXPERTS = re.compile(r"\.experts\.(?:gate_up_proj|down_proj)$")
 
-_Outline = dict[str, tuple[str, tuple[int, ...]]]
+_StatedOutline = dict[str, tuple[str, tuple[int, ...]]]
 
 
 def stated_tensors(
     shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any]
-) -> tuple[_Outline, Callable[[str], bytes | None]]:
+) -> tuple[_StatedOutline, Callable[[str], bytes | None]]:
     """Give the dtypes and shapes of the stored tensors of a model, and what is known of their values.
 
     Linear layers are quantized as the `quantization_config` says, but for those that it leaves out, embeddings,
@@ -61,7 +61,7 @@ def stated_tensors(
     skipped = Modules(
         "modules that are left out", [t for key in _SKIPPED for t in Given(given, None).texts(key)], _part
     )
-    found: _Outline = {}
+    found: _StatedOutline = {}
     states: dict[str, bytes] = {}
     for name, shape in shapes.items():
         parts = None
@@ -82,8 +82,8 @@ def stated_tensors(
 
 _DTYPES = {"float16": "F16", "float32": "F32", "bfloat16": "BF16"}
 #: The ends of the names of components, their dtypes and shapes; a plus comes before what is put after the whole name.
-_Parts = Iterable[tuple[str, str, tuple[int, ...]]]
-_Maker = Callable[[str, tuple[int, ...]], _Parts | None]
+_StatedParts = Iterable[tuple[str, str, tuple[int, ...]]]
+_PartsMaker = Callable[[str, tuple[int, ...]], _StatedParts | None]
 
 
 def _is_linear(name: str, shape: tuple[int, ...], method: str | None) -> bool:
@@ -110,12 +110,12 @@ def _up(n: int, size: int) -> int:
     return -(-n // size)
 
 
-def _fp8(given: Given, dtype: str) -> _Maker:
+def _fp8(given: Given, dtype: str) -> _PartsMaker:
     blocks = given.config.get("weight_block_size")
     size = None if blocks is None else block_size(blocks, "weight_block_size")
     kind = "F8_E8M0" if given.config.get("scale_fmt") == "ue8m0" else "F32"
 
-    def made(name: str, shape: tuple[int, ...]) -> _Parts:
+    def made(name: str, shape: tuple[int, ...]) -> _StatedParts:
         yield "weight", "F8_E4M3", shape
         if size is None:
             yield "weight_scale", "F32", ()
@@ -125,12 +125,12 @@ def _fp8(given: Given, dtype: str) -> _Maker:
     return made
 
 
-def _modelopt(given: Given, dtype: str) -> _Maker:
+def _modelopt(given: Given, dtype: str) -> _PartsMaker:
     algorithm = given.config.get("quant_algo")
     if algorithm not in ("FP8", "MXFP8", "NVFP4"):
         raise ParseError(f"quantization_config: quant_algo is {shown(algorithm)}; known are FP8, MXFP8 and NVFP4")
 
-    def made(name: str, shape: tuple[int, ...]) -> _Parts:
+    def made(name: str, shape: tuple[int, ...]) -> _StatedParts:
         if algorithm == "FP8":
             yield "weight", "F8_E4M3", shape
             yield "weight_scale", "F32", ()
@@ -147,10 +147,10 @@ def _modelopt(given: Given, dtype: str) -> _Maker:
     return made
 
 
-def _compressed(given: Given, dtype: str) -> _Maker:
+def _compressed(given: Given, dtype: str) -> _PartsMaker:
     schemes = Schemes(given.config)
 
-    def made(name: str, shape: tuple[int, ...]) -> _Parts | None:
+    def made(name: str, shape: tuple[int, ...]) -> _StatedParts | None:
         found = schemes.named(name.removesuffix(".weight"))
         return None if found is None else list(_scheme_parts(name, shape, *found, dtype))
 
@@ -194,10 +194,10 @@ def _words(given: Given) -> tuple[int, Callable[[int], int]]:
     return bits, lambda columns: _up(columns, size) if size > 0 else 1
 
 
-def _awq(given: Given, dtype: str) -> _Maker:
+def _awq(given: Given, dtype: str) -> _PartsMaker:
     bits, groups = _words(given)
 
-    def made(name: str, shape: tuple[int, ...]) -> _Parts:
+    def made(name: str, shape: tuple[int, ...]) -> _StatedParts:
         rows, columns = shape
         words = _whole(name, rows * bits, _WORD)
         yield "qweight", "I32", (columns, words)
@@ -208,10 +208,10 @@ def _awq(given: Given, dtype: str) -> _Maker:
     return made
 
 
-def _gptq(given: Given, dtype: str) -> _Maker:
+def _gptq(given: Given, dtype: str) -> _PartsMaker:
     bits, groups = _words(given)
 
-    def made(name: str, shape: tuple[int, ...]) -> _Parts:
+    def made(name: str, shape: tuple[int, ...]) -> _StatedParts:
         rows, columns = shape
         yield "qweight", "I32", (_whole(name, columns * bits, _WORD), rows)
         yield "qzeros", "I32", (groups(columns), _whole(name, rows * bits, _WORD))
@@ -221,8 +221,8 @@ def _gptq(given: Given, dtype: str) -> _Maker:
     return made
 
 
-def _mxfp4(given: Given, dtype: str) -> _Maker:
-    def made(name: str, shape: tuple[int, ...]) -> _Parts:
+def _mxfp4(given: Given, dtype: str) -> _PartsMaker:
+    def made(name: str, shape: tuple[int, ...]) -> _StatedParts:
         experts, columns, rows = shape  # Where it is not quantized it is stored transposed.
         yield "+_blocks", "U8", (experts, rows, _whole(name, columns, 32), 16)
         yield "+_scales", "U8", (experts, rows, _whole(name, columns, 32))
@@ -230,10 +230,10 @@ def _mxfp4(given: Given, dtype: str) -> _Maker:
     return made
 
 
-def _bitsandbytes(given: Given, dtype: str) -> _Maker:
+def _bitsandbytes(given: Given, dtype: str) -> _PartsMaker:
     four, double = given.config.get("load_in_4bit", True), given.config.get("bnb_4bit_use_double_quant")
 
-    def made(name: str, shape: tuple[int, ...]) -> _Parts:
+    def made(name: str, shape: tuple[int, ...]) -> _StatedParts:
         if not four:
             yield "weight", "I8", shape
             yield "SCB", "F32", (shape[0],)
@@ -250,16 +250,16 @@ def _bitsandbytes(given: Given, dtype: str) -> _Maker:
     return made
 
 
-def _mxfp8(given: Given, dtype: str) -> _Maker:
-    def made(name: str, shape: tuple[int, ...]) -> _Parts:
+def _mxfp8(given: Given, dtype: str) -> _PartsMaker:
+    def made(name: str, shape: tuple[int, ...]) -> _StatedParts:
         yield "weight", "F8_E4M3", shape
         yield "weight_scale_inv", "U8", (shape[0], _up(shape[1], 32))
 
     return made
 
 
-def _mlx(given: Given, dtype: str) -> _Maker:
-    def made(name: str, shape: tuple[int, ...]) -> _Parts | None:
+def _mlx(given: Given, dtype: str) -> _PartsMaker:
+    def made(name: str, shape: tuple[int, ...]) -> _StatedParts | None:
         said = given.config.get(name.removesuffix(".weight"))
         own = Given({**given.config, **(said if isinstance(said, Mapping) else {})}, None)
         bits, size, mode = own.integer("bits"), own.integer("group_size"), own.config.get("mode") or "affine"
@@ -274,7 +274,7 @@ def _mlx(given: Given, dtype: str) -> _Maker:
     return made
 
 
-_MAKERS: dict[str, Callable[[Given, str], _Maker]] = {
+_MAKERS: dict[str, Callable[[Given, str], _PartsMaker]] = {
     "fp8": _fp8,
     "mxfp8": _mxfp8,
     "compressed-tensors": _compressed,

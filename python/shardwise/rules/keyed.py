@@ -157,7 +157,7 @@ class KeyedRules(MutableMapping[str, TensorLayout]):
 
     def items(self) -> ItemsView[str, TensorLayout]:
         """Give a view of the keys with their layouts, in the order of insertion."""
-        return _Items(self._rules)
+        return _RuleItems(self._rules)
 
     @overload
     def pop(self, key: str) -> TensorLayout: ...
@@ -201,7 +201,7 @@ class KeyedRules(MutableMapping[str, TensorLayout]):
         super().update(given, **rules)
 
 
-class _Items(ItemsView[str, TensorLayout]):
+class _RuleItems(ItemsView[str, TensorLayout]):
     """The rules of a layout map as they are, without a matching look-up."""
 
     def __init__(self, rules: dict[str, Rule]) -> None:

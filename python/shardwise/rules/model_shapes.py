@@ -13,7 +13,7 @@ from .._expressions import parse_expression
 from .._text import shown
 from ..errors import ParseError
 from .names import expert_names, keys_of
-from .numbers import Config, Numbers, read_config
+from .numbers import Config, NamedNumbers, read_config
 from .wrapped import language_config
 
 __all__ = ["model_shapes"]
@@ -289,8 +289,8 @@ def model_shapes(config: Config) -> dict[str, tuple[int, ...]]:
         raise ParseError(f"the configuration: model_type is {given}; the tensors are known of {known}")
     layer_of, is_tied = _FAMILIES[family]
     before, after, output, prefix = _AROUND.get(family, _USUAL)
-    numbers = Numbers(_NUMBERS, said, "the family's tensors")
-    sizes = _Sizes(numbers)
+    numbers = NamedNumbers(_NUMBERS, said, "the family's tensors")
+    sizes = _ShapeSizes(numbers)
     found = dict(sizes.of(before))
     for layer in range(sizes.number("layers")):
         for name, shape in sizes.of(layer_of(said, layer)):
@@ -307,10 +307,10 @@ def _is_known(family: Any) -> TypeGuard[str]:
     return isinstance(family, str) and family in _FAMILIES
 
 
-class _Sizes:
+class _ShapeSizes:
     """Shapes worked out from the numbers of a model."""
 
-    def __init__(self, numbers: Numbers) -> None:
+    def __init__(self, numbers: NamedNumbers) -> None:
         self._numbers = numbers
         self._shapes: dict[str, tuple[int, ...]] = {}
 

@@ -22,7 +22,7 @@ from ..packed import PackedDim
 from ..packed.notation import parse_with
 from .wrapped import language_config
 
-__all__ = ["Config", "Numbers", "config_beside", "config_text", "numbered", "read_config"]
+__all__ = ["Config", "NamedNumbers", "config_beside", "config_text", "numbered", "read_config"]
 
 #: A model's configuration: its path, that of a folder with a config.json, or what it holds.
 Config = str | os.PathLike[str] | Mapping[str, Any]
@@ -35,7 +35,7 @@ _LARGEST_FILE = 1 << 24
 _NAMED, _LONGEST_NAME = 8, 200
 
 
-class Numbers(Mapping[str, "int | tuple[int, ...]"]):
+class NamedNumbers(Mapping[str, "int | tuple[int, ...]"]):
     """The numbers of a rules file, by name.
 
     Args:
@@ -51,7 +51,7 @@ class Numbers(Mapping[str, "int | tuple[int, ...]"]):
     A look-up raises a `LayoutError` if a number is missing, and a `ParseError` if the configuration cannot be read.
 
     >>> config = {"hidden_size": 4096, "num_attention_heads": 32, "head_dim": None}
-    >>> numbers = Numbers({"d": ["head_dim", "hidden_size // num_attention_heads"], "stage": [0, 0, 1]}, config)
+    >>> numbers = NamedNumbers({"d": ["head_dim", "hidden_size // num_attention_heads"], "stage": [0, 0, 1]}, config)
     >>> dict(numbers)
     {'d': 128, 'stage': (0, 0, 1)}
     """
@@ -88,7 +88,7 @@ class Numbers(Mapping[str, "int | tuple[int, ...]"]):
     def number(self, what: str, value: object) -> Any:
         """The value of an expression; anything but a string is returned as it is; callers check it.
 
-        >>> Numbers({"words": 32000}).number("size", "words + 1")
+        >>> NamedNumbers({"words": 32000}).number("size", "words + 1")
         32001
         """
         if not isinstance(value, str):
@@ -219,7 +219,7 @@ class Numbers(Mapping[str, "int | tuple[int, ...]"]):
         return _fitting(place, found)
 
 
-def numbered(text: Any, sizes: Mapping[str, Any], numbers: Numbers) -> PackedDim:
+def numbered(text: Any, sizes: Mapping[str, Any], numbers: NamedNumbers) -> PackedDim:
     """Read a packed dim with sizes of its own, which may be expressions, and a file's numbers."""
     own = {name: integer(name, numbers.number(name, size)) for name, size in sizes.items()}
     dim, used = parse_with(text, _Both(own, numbers) if numbers else own)
@@ -231,7 +231,7 @@ def numbered(text: Any, sizes: Mapping[str, Any], numbers: Numbers) -> PackedDim
 class _Both(Mapping[str, "int | Sequence[int]"]):
     """A mapping that looks a name up in the sizes of a dim, then in a file's numbers, which it works out only then."""
 
-    def __init__(self, own: Mapping[str, int], numbers: Numbers) -> None:
+    def __init__(self, own: Mapping[str, int], numbers: NamedNumbers) -> None:
         self._own, self._numbers = own, numbers
 
     def __getitem__(self, name: str) -> int | Sequence[int]:

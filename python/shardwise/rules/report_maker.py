@@ -73,17 +73,17 @@ def make_report(
         uneven: how dims are cut that do not divide.
         followers: the tensors that have no rules of their own.
     """
-    return _Maker(rules, checked_uneven(uneven), {} if followers is None else followers).report(_tensors(names))
+    return _ReportMaker(rules, checked_uneven(uneven), {} if followers is None else followers).report(_tensors(names))
 
 
-class _Tensor(NamedTuple):
+class _Entry(NamedTuple):
     name: str
     shape: tuple[int, ...]
     dtype: str | None
     bits: int | None
 
 
-class _Maker:
+class _ReportMaker:
     def __init__(self, rules: ReportedRules, uneven: UnevenRule, followers: Followers) -> None:
         for name, entry in instance("followers", followers, Mapping).items():  # type: ignore[type-abstract]
             kinds = TensorLayout, SharedTiling, str
@@ -106,7 +106,7 @@ class _Maker:
         self._indivisible: list[IndivisibleDim] = []
         self._misfits: list[Misfit] = []
 
-    def report(self, tensors: Iterator[_Tensor]) -> LayoutReport:
+    def report(self, tensors: Iterator[_Entry]) -> LayoutReport:
         unused = dict.fromkeys(key for key, rule in self._rules.items() if not rule.optional)
         reports: dict[str, TensorReport] = {}
         applied: dict[str | None, None] = {}
@@ -161,7 +161,7 @@ class _Maker:
             return None if self._default is None else ("", _axes_of(self._default.layout))
         return "", _axes_of(self._rules[rule].layout)
 
-    def _tensor(self, tensor: _Tensor, rules: tuple[str, ...]) -> TensorReport:
+    def _tensor(self, tensor: _Entry, rules: tuple[str, ...]) -> TensorReport:
         name, shape, dtype, bits = tensor
         rule = layout = num_shards = shard_shape = None
         uneven: UnevenRule | None = None
@@ -187,7 +187,7 @@ class _Maker:
             shard_shape = self._largest_shard(layout, shape, uneven)
         return TensorReport(name, shape, dtype, bits, rule, layout, num_shards, shard_shape, uneven)
 
-    def _follower(self, tensor: _Tensor, rule: str | None, layout: TensorLayout | SharedTiling | str) -> TensorReport:
+    def _follower(self, tensor: _Entry, rule: str | None, layout: TensorLayout | SharedTiling | str) -> TensorReport:
         """A tensor that is cut as another is."""
         name, shape, dtype, bits = tensor
         said = None if rule is None else self._keys.get(rule, rule)
@@ -263,7 +263,7 @@ def _shared_mesh(layouts: Iterable[TensorLayout]) -> DeviceMesh | None:
     return meshes.pop() if len(meshes) == 1 else None
 
 
-def _tensors(names: Names) -> Iterator[_Tensor]:
+def _tensors(names: Names) -> Iterator[_Entry]:
     expected = "names must be a mapping, or tuples of (name, shape) or (name, shape, dtype)"
     if not isinstance(names, Iterable):
         raise TypeError(f"{expected}, got {shown(names)}")
@@ -276,7 +276,7 @@ def _tensors(names: Names) -> Iterator[_Tensor]:
         shape, dtype = described if len(described) == 2 else _shape_and_dtype(described[0])
         shape, (dtype, bits) = _checked_shape(name, shape), _named_dtype(name, dtype)
         checked_size(-(-math.prod(shape) * (bits or 0) // 8), f"the bytes of {shown(name)}")
-        yield _Tensor(name, shape, dtype, bits)
+        yield _Entry(name, shape, dtype, bits)
 
 
 def _shape_and_dtype(described: Any) -> tuple[Any, Any]:

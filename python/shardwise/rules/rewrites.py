@@ -20,7 +20,7 @@ from .._text import shown
 from ..errors import LayoutError, ParseError, ShardwiseError, ShardwiseWarning
 from ..packed import PackedDim
 from .arrangement import Arrangement, parse_arrangement
-from .numbers import Numbers, numbered
+from .numbers import NamedNumbers, numbered
 from .templates import Template, parse_template, ways
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ class Rewrites:
             allowed = ", ".join(map(repr, get_args(Unmatched)))
             raise LayoutError(f"unmatched is {shown(unmatched)}; it must be one of {allowed}")
         read: list[Rewrite] = []
-        known = numbers if isinstance(numbers, Numbers) else Numbers(numbers, None, "numbers")
+        known = numbers if isinstance(numbers, NamedNumbers) else NamedNumbers(numbers, None, "numbers")
         for number, one in enumerate(rewrites, 1):
             try:
                 read += _rewrites(one, known)
@@ -312,7 +312,7 @@ def _set_text(one: RewriteSet) -> str:
     return f"Rewrites({', '.join(arguments)})"
 
 
-def _rewrites(value: Any, numbers: Numbers) -> list[Rewrite]:
+def _rewrites(value: Any, numbers: NamedNumbers) -> list[Rewrite]:
     """A rewrite, once for each text of the choices that are on both sides."""
     if not isinstance(value, Mapping):
         raise TypeError(f"expected a mapping with from and to, got {shown(value)}")
@@ -344,7 +344,7 @@ def _rewrites(value: Any, numbers: Numbers) -> list[Rewrite]:
     return found
 
 
-def _numbers_of(value: Mapping[str, Any], sides: Sequence[Side], numbers: Numbers) -> tuple[tuple[str, int], ...]:
+def _numbers_of(value: Mapping[str, Any], sides: Sequence[Side], numbers: NamedNumbers) -> tuple[tuple[str, int], ...]:
     """The numbers that a rewrite is written with, with their values, each once."""
     tables = [side for side in value.values() if isinstance(side, Mapping)]
     texts = [value.get("size"), *(side.get(key) for side in tables for key in ("pad_to", "zigzag"))]
@@ -357,7 +357,7 @@ def _numbers_of(value: Mapping[str, Any], sides: Sequence[Side], numbers: Number
     return tuple(found.items())
 
 
-def _side(key: str, value: Any, numbers: Numbers) -> Side:
+def _side(key: str, value: Any, numbers: NamedNumbers) -> Side:
     if isinstance(value, str):
         return Side((("", parse_template(value, numbers)),))
     if not isinstance(value, Mapping):
@@ -403,7 +403,7 @@ def _side(key: str, value: Any, numbers: Numbers) -> Side:
     )
 
 
-def _names(key: str, value: Mapping[str, Any], numbers: Numbers) -> tuple[tuple[str, Template], ...]:
+def _names(key: str, value: Mapping[str, Any], numbers: NamedNumbers) -> tuple[tuple[str, Template], ...]:
     if ("name" in value) == ("parts" in value):
         raise LayoutError(f"{key}: expected one of name and parts")
     if "name" in value:
@@ -414,7 +414,7 @@ def _names(key: str, value: Mapping[str, Any], numbers: Numbers) -> tuple[tuple[
     return tuple((part, parse_template(text, numbers)) for part, text in parts.items())
 
 
-def _packed(key: str, value: Mapping[str, Any], sizes: Mapping[str, Any], numbers: Numbers) -> PackedDim | None:
+def _packed(key: str, value: Mapping[str, Any], sizes: Mapping[str, Any], numbers: NamedNumbers) -> PackedDim | None:
     packed = value.get("packed")
     if isinstance(packed, str):
         own = {name: size for name, size in sizes.items() if name in re.findall(r"\w+", packed)}
@@ -432,7 +432,7 @@ def _packed(key: str, value: Mapping[str, Any], sizes: Mapping[str, Any], number
     return packed
 
 
-def _dims(key: str, value: Mapping[str, Any], sizes: Mapping[str, Any], numbers: Numbers) -> Arrangement | None:
+def _dims(key: str, value: Mapping[str, Any], sizes: Mapping[str, Any], numbers: NamedNumbers) -> Arrangement | None:
     text = value.get("dims")
     if text is None:
         return None

@@ -35,7 +35,7 @@ _NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 
 #: The kinds of tokens: literal text; a field within one part of a name; a field that spans parts; a field that is a
 #: number, with what is added to it; two fields of a number, its quotient and its remainder; a choice of texts.
-_Kind = Literal["text", "field", "rest", "shifted", "cycled", "choice"]
+_WordKind = Literal["text", "field", "rest", "shifted", "cycled", "choice"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Template:
     """
 
     text: str
-    tokens: tuple[tuple[_Kind, str | tuple[str, ...]], ...]
+    tokens: tuple[tuple[_WordKind, str | tuple[str, ...]], ...]
 
     @property
     def fields(self) -> frozenset[str]:
@@ -284,7 +284,7 @@ def _field(value: str | tuple[str, ...]) -> str:
     return value if isinstance(value, str) else value[0]
 
 
-def _fields(kind: _Kind, value: str | tuple[str, ...]) -> tuple[str, ...]:
+def _fields(kind: _WordKind, value: str | tuple[str, ...]) -> tuple[str, ...]:
     """The fields of a token."""
     if kind in ("text", "choice"):
         return ()
@@ -326,7 +326,7 @@ def parse_template(text: object, numbers: Mapping[str, int | Sequence[int]] | No
         raise TypeError(f"a template must be a string, got {shown(text)}")
     if not text or len(text) > _LONGEST:
         raise LayoutError(f"a template has 1 to {_LONGEST} characters, got {shown(text)}")
-    tokens: list[tuple[_Kind, str | tuple[str, ...]]] = []
+    tokens: list[tuple[_WordKind, str | tuple[str, ...]]] = []
     at = 0
     while at < len(text):
         found = _TOKEN.match(text, at)
@@ -372,10 +372,10 @@ def _number(text: str, expression: str, numbers: Mapping[str, int | Sequence[int
         raise LayoutError(f"template {shown(text)}: {error}") from None
 
 
-def _check_fields(text: str, tokens: list[tuple[_Kind, str | tuple[str, ...]]]) -> None:
+def _check_fields(text: str, tokens: list[tuple[_WordKind, str | tuple[str, ...]]]) -> None:
     """Refuse templates that could match a name in two ways, or slowly."""
     in_part = spanning = 0
-    kinds: dict[str, tuple[_Kind, str | tuple[str, ...]]] = {}
+    kinds: dict[str, tuple[_WordKind, str | tuple[str, ...]]] = {}
     for kind, value in tokens:
         if kind == "text" and _SEPARATOR.search(str(value)):
             in_part = 0

@@ -20,7 +20,7 @@ from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 from ..packed import PackedDim
 from .layout_rule import REPLICATED, LayoutRule
-from .numbers import Config, Numbers, numbered, read_config
+from .numbers import Config, NamedNumbers, numbered, read_config
 from .search import MATCH_MODES, MatchMode
 from .shipped import called, example_rules, rules_file
 from .wrapped import model_types
@@ -156,7 +156,7 @@ def read_replicated(document: Mapping[str, Any], source: str) -> tuple[str, ...]
     return tuple(found)
 
 
-def read_rewrites(file: RulesFile, config: Config | None = None) -> tuple[dict[str, Any], Numbers, str]:
+def read_rewrites(file: RulesFile, config: Config | None = None) -> tuple[dict[str, Any], NamedNumbers, str]:
     """Read what a rules file says about rewrites, its numbers, and its name; see `Rewrites.from_toml` for errors."""
     document, source, _ = read_document(file)
     for key in ("drop", "rewrite"):
@@ -175,11 +175,11 @@ def read_models(file: str | os.PathLike[str] | TextIO) -> tuple[str, ...]:
     return tuple(read_document(file).tables.get("models", ()))
 
 
-def read_numbers(document: Mapping[str, Any], config: Config | None, source: str) -> Numbers:
+def read_numbers(document: Mapping[str, Any], config: Config | None, source: str) -> NamedNumbers:
     """Give the numbers of a rules file."""
     table = document.get("numbers", {})
     check_table(table, f"{source}: numbers")
-    return Numbers(table, config, source)
+    return NamedNumbers(table, config, source)
 
 
 def read_document(file: RulesFile) -> Document:
@@ -337,7 +337,7 @@ def _mesh(table: Any, place: str) -> DeviceMesh:
         return DeviceMesh(lists["shape"], lists["axis_names"], lists.get("devices"))
 
 
-def _default(value: Any, place: str, numbers: Numbers) -> LayoutRule:
+def _default(value: Any, place: str, numbers: NamedNumbers) -> LayoutRule:
     if isinstance(value, str):
         if value != REPLICATED:
             raise ParseError(f"{place} must be {REPLICATED!r}, a list of axes or a table, got {shown(value)}")
@@ -345,7 +345,7 @@ def _default(value: Any, place: str, numbers: Numbers) -> LayoutRule:
     return read_layout(value, place, numbers)
 
 
-def read_layout(value: Any, place: str, numbers: Numbers) -> LayoutRule:
+def read_layout(value: Any, place: str, numbers: NamedNumbers) -> LayoutRule:
     """Read what a rule says: a list of axes, or a table with one."""
     unreduced: list[Any] = []
     uneven, flags = None, {"shared": False, "optional": False}
@@ -374,7 +374,7 @@ _LONGEST_UNBRACKETED = 1000
 _KEYS = ("axes", "unreduced", "uneven", "shared", "optional")
 
 
-def _spec(entry: Any, place: str, numbers: Numbers) -> str | tuple[str, ...] | PackedDim | None:
+def _spec(entry: Any, place: str, numbers: NamedNumbers) -> str | tuple[str, ...] | PackedDim | None:
     if isinstance(entry, dict):
         if "packed" not in entry:
             wrong = next((key for key in entry if _nearest(key, ["packed"]) is not None), None)

@@ -21,13 +21,13 @@ from .names import expert_names
 
 __all__ = ["LoadedTensor", "rules_of_loaded", "rules_of_plan"]
 
-_Cut = Literal["rows", "columns", "dim 0", "dim 1", "packed rows", "packed columns", "experts", "nothing"]
+_StyleCut = Literal["rows", "columns", "dim 0", "dim 1", "packed rows", "packed columns", "experts", "nothing"]
 
 #: The cut of the parameters by each style: rows are the dim before the last, columns the last, and dims 0 and 1 are
 #: themselves. A parameter of one dim has rows only, except that one not called bias has columns too. Packed ones are
 #: two matrices, each cut separately (PyTorch's `_StridedShard` with a split factor of 2), except that a bias of packed
 #: rows is cut as if it were not packed.
-_STYLES: dict[str, _Cut] = {
+_STYLES: dict[str, _StyleCut] = {
     "colwise": "rows",
     "colwise_rep": "rows",
     "colwise_gather_output": "rows",
@@ -98,7 +98,7 @@ def rules_of_plan(plan: Mapping[str, str], axis: str, config: Any = None) -> dic
     return rules
 
 
-def _rules_of_entry(name: str, cut: _Cut, axis: str, size: int | None) -> dict[str, Axes]:
+def _rules_of_entry(name: str, cut: _StyleCut, axis: str, size: int | None) -> dict[str, Axes]:
     # `model.tp_plan` has the prefix of transformers, a configuration's plan has none, and files may have another.
     words = name.removeprefix("model.").split(".")
     *modules, last = [re.escape(word).replace(r"\*", r"\d+") for word in words]
@@ -211,7 +211,7 @@ def rules_of_loaded(
 _NUMBERS = re.compile(r"(?<=\.)\d+(?=\\\.|$)|^\d+(?=\\\.)")
 
 
-def _cut_of(name: str, style: str) -> _Cut:
+def _cut_of(name: str, style: str) -> _StyleCut:
     if style not in _STYLES:
         raise LayoutError(
             f"plan[{shown(name)}] is the unknown style {shown(style)}; known are {', '.join(sorted(_STYLES))}"

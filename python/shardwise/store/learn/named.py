@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import ShardwiseError
 from ...rules.names import keys_of, weight_named
-from ...rules.numbers import Config, Numbers
+from ...rules.numbers import Config, NamedNumbers
 
 __all__ = ["named"]
 
@@ -47,17 +47,17 @@ def named(
     >>> made["to"]["packed"], numbers
     ('gate:(inner) + up:(inner)', {'inner': 'intermediate_size'})
     """
-    names = _Names(config)
+    names = _SizeNames(config)
     made = [names.entry(entry) for entry in entries]
     return made, names.used()
 
 
-class _Names:
+class _SizeNames:
     """The names of sizes, and those that were asked for and found."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._numbers = Numbers(_NUMBERS, config)
+        self._numbers = NamedNumbers(_NUMBERS, config)
         self._found: set[str] = set()
 
     def used(self) -> dict[str, str | list[str]]:
@@ -67,7 +67,9 @@ class _Names:
             found.add("heads")
         made: dict[str, str | list[str]] = {}
         for name, choices in _NUMBERS.items():
-            there = [one for one in choices if _value(Numbers({**_NUMBERS, name: one}, self._config), name) is not None]
+            there = [
+                one for one in choices if _value(NamedNumbers({**_NUMBERS, name: one}, self._config), name) is not None
+            ]
             if name in found:
                 made[name] = there[0] if len(there) == 1 else there
         return made
@@ -114,7 +116,7 @@ class _Names:
         return size
 
 
-def _value(numbers: Numbers, text: str) -> int | None:
+def _value(numbers: NamedNumbers, text: str) -> int | None:
     """The value of an expression; `None` if the configuration has not what it needs."""
     try:
         value: int = numbers.number("size", text)
