@@ -159,12 +159,12 @@ def options_of(parser: argparse.ArgumentParser) -> set[str]:
 
 
 def test_options_and_extras_of_which_messages_speak_are_there() -> None:
-    others = {"--local-dir", "--ckpt-convert-format", "--ckpt-convert-save"}
+    others = {"--local-dir", "--ckpt-convert-format", "--ckpt-convert-save", "--inject_missing_state"}
     options = options_of(make_parser()) | others
     extras = set(metadata("shardwise").get_all("Provides-Extra") or ())
     speaks = set()
     for path, text in messages():
-        for option in re.findall(r"(?<![\w-])--[a-z][a-z-]*", text):
+        for option in re.findall(r"(?<![\w-])--[a-z][a-z_-]*", text):
             assert option in options, f"{path}: {text}"
             speaks.add(option)
         for extra in re.findall(r"shardwise\[([a-z0-9]+)\]", text):
