@@ -59,8 +59,8 @@ def compare(devices: int, turns: int) -> None:
 
     works: dict[str, Callable[[], Any]] = {"memcpy": memcpy}
     for way, streaming in WAYS.items():
-        works[f"to columns, {way}"] = lambda s=streaming: there._core.run(work.shards, work.out, outputs, None, s)  # type: ignore[misc]
-        works[f"to rows, {way}"] = lambda s=streaming: back._core.run(work.out, work.shards, outputs, None, s)  # type: ignore[misc]
+        works[f"to columns, {way}"] = lambda s=streaming: there.core.run(work.shards, work.out, outputs, None, s)  # type: ignore[misc]
+        works[f"to rows, {way}"] = lambda s=streaming: back.core.run(work.out, work.shards, outputs, None, s)  # type: ignore[misc]
     taken: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(turns):
         for name, call in works.items():

@@ -196,7 +196,7 @@ impl<'p, 'a> Reader<'p, 'a> {
             let offset = self.number(self.attribute(info, b"offset"));
             let length = self.number(self.attribute(info, b"length"));
             let (Some(offset), Some(length)) = (offset, length) else {
-                return Err(wrong(format!("{}: a place that is not a stretch of a file", shown(name))));
+                return Err(wrong(format!("{}: a place that is not a range of bytes of a file", shown(name))));
             };
             let transforms = self.attribute(info, b"transform_descriptors").map(|id| self.pickle.value(id));
             let plain = match transforms {

@@ -34,7 +34,7 @@ fn text<'a>(name: &str, value: &'a Bound<'_, PyAny>) -> PyResult<&'a str> {
 }
 
 /// The bytes that reading takes at most for each byte that is read, all steps together: measured in
-/// `tests/test_memory.py`, and some more.
+/// `tests/process/test_memory.py`, and some more.
 const READING: usize = 40;
 
 /// Asks for the memory that reading `length` bytes takes.
