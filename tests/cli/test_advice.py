@@ -34,6 +34,19 @@ COMMANDS = [
         "the file's axis is called tp, as in --mesh tp=4",
         ["report hf --rules hf/llama --mesh tp=2"],
     ),
+    *(
+        (
+            f"{command} --rules hf/llama --mesh tp=3",
+            "the rules take tp=1, 2, 4, 6, 8, 10, 12, 14 or 16; `shardwise fits` says which of them fit the model",
+            ["fits hf", *(f"{command}-{size} --rules hf/llama --mesh tp={size}" for size in fitting)],
+        )
+        for command, fitting in (("reshard hf --no-sync made", (1, 2, 4)), ("plan hf made", (1, 2, 4)))
+    ),
+    (
+        "report hf --rules hf/llama --mesh tp=3",
+        "`shardwise fits` says which of them fit the model",
+        ["fits hf", "report hf --rules hf/llama --mesh tp=4"],
+    ),
     (
         f"{RESHARD} --mesh tp=2",
         "--rules must say how the tensors are cut",

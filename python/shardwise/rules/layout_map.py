@@ -14,7 +14,7 @@ from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 from .book import RuleBook, warned_of_models
 from .keyed import KeyedRules, naming
-from .layout_rule import LayoutRule, checked_uneven, is_replicated, rule_of
+from .layout_rule import LayoutRule, checked_uneven, is_replicated, rule_of, sizes_said
 from .search import MatchMode, checked_path
 
 if TYPE_CHECKING:
@@ -356,6 +356,8 @@ class LayoutMap(RuleBook, KeyedRules):
             except LayoutError as error:
                 mesh = layout_map.device_mesh
                 said = "" if mesh is None else axes_said(rules.layouts.values(), mesh)
+                if mesh is not None:
+                    said = said or sizes_said(rules.layouts.values(), mesh)
                 raise type(error)(f"{error}{said}") from None
         layout_map._prefix, layout_map._models = rules.prefix, rules.models
         layout_map._notes = warned_of_models(rules.models, config, rules.source)

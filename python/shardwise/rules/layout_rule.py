@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, get_args
 
 from .._arguments import instance
 from .._text import shown
-from ..errors import LayoutError
+from ..errors import LayoutError, ShardwiseError
 from ..layout import TensorLayout, UnevenRule
+from ..mesh import DeviceMesh
 
 if TYPE_CHECKING:
-    from ..mesh import DeviceMesh
     from ..packed import PackedDim
 
-__all__ = ["REPLICATED", "LayoutRule", "checked_uneven", "is_replicated", "rule_of"]
+__all__ = ["REPLICATED", "LayoutRule", "checked_uneven", "is_replicated", "rule_of", "sizes_said"]
 
 #: The default by name that cuts nothing.
 REPLICATED = "replicated"
+#: The largest size of an axis that a message names.
+_MOST_SIZE = 16
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -127,3 +129,36 @@ def checked_uneven(uneven: Any) -> UnevenRule:
         raise LayoutError(f"uneven is {shown(uneven)}; it must be one of {', '.join(map(repr, get_args(UnevenRule)))}")
     rule: UnevenRule = uneven
     return rule
+
+
+def sizes_said(rules: Iterable[LayoutRule], mesh: DeviceMesh) -> str:
+    """Say which other sizes of one axis rules take where they do not take the mesh: the end of a message, or empty.
+
+    >>> from shardwise import DeviceMesh
+    >>> from shardwise.packed import parse
+    >>> sizes_said([LayoutRule((parse("(2@tp/max2 8)"),))], DeviceMesh((3,), ("tp",)))
+    '; the rules take tp=1, 2, 4, 6, 8, 10, 12, 14 or 16; `shardwise fits` says which of them fit the model'
+    """
+    layouts = [rule.layout for rule in rules]
+    if _take(layouts, mesh):
+        return ""
+    for axis in dict.fromkeys(name.partition(":(")[0] for layout in layouts for name in layout.named_axes()):
+        others = [
+            DeviceMesh([size if name == axis else mesh.axis_size(name) for name in mesh.axis_names], mesh.axis_names)
+            for size in range(1, _MOST_SIZE + 1)
+        ]
+        fitting = [str(other.axis_size(axis)) for other in others if _take(layouts, other)]
+        if fitting:
+            some = " or ".join(filter(None, (", ".join(fitting[:-1]), fitting[-1])))
+            return f"; the rules take {axis}={some}; `shardwise fits` says which of them fit the model"
+    return ""
+
+
+def _take(layouts: Iterable[TensorLayout], mesh: DeviceMesh) -> bool:
+    """Return whether layouts are possible over a mesh."""
+    try:
+        for layout in layouts:
+            layout.with_mesh(mesh)
+    except ShardwiseError:
+        return False
+    return True
