@@ -33,7 +33,7 @@ from ..rules.left_out import LeftOut, listed
 from . import flat, integers, scaled
 from .component import Along, Component, LogicalTensor
 from .method import cast_dtype, quantization_of, stated_method
-from .parts import Given, Group
+from .parts import Given, Group, StatedError, as_parse_errors
 
 __all__ = [
     "METHODS",
@@ -45,6 +45,7 @@ __all__ = [
     "find_components",
     "find_kinds",
     "starred",
+    "stated_components",
 ]
 
 #: For each method what makes a logical tensor of the components of one group.
@@ -102,7 +103,7 @@ class Components(NamedTuple):
     tensors: Mapping[str, LogicalTensor]
     #: The names of the other tensors.
     plain: tuple[str, ...]
-    #: The reason why the method, or its version, is not known; empty if it is.
+    #: The reason why the method, its version or its blocks are not known; empty if they are.
     refused: str = ""
 
 
@@ -155,6 +156,21 @@ def find_components(
     >>> found.plain
     ('norm.weight',)
     """
+    with as_parse_errors():
+        return stated_components(tensors, config, read)
+
+
+def stated_components(
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]],
+    config: Mapping[str, Any],
+    read: Callable[[str], bytes | None] | None = None,
+) -> Components:
+    """Find the same; see `find_components`.
+
+    Raises:
+        StatedError: if the configuration lacks what is needed or contradicts itself.
+        ParseError: as `find_components`.
+    """
     method, given = _method(tensors, config)
     how = Given(given, read)
     if method is None:
@@ -183,31 +199,32 @@ def find_kinds(
     >>> kind.tensor.name, kind.tensor.form, len(kind.names)
     ('layers.0.up.weight', 'plain', 32)
     """
-    method, given = _method(tensors, config)
-    how = Given(given, read)
-    apart = _ORDERS if method is not None and given.get("desc_act", True) is not False else frozenset()
-    if method == "mlx" and any(isinstance(one, (Mapping, bool)) for one in given.values()):
-        apart = frozenset(["scales"])  # Modules may have bits and groups of their own.
-    kinds: dict[Hashable, list[tuple[str, Members]]] = {}
-    for key, members in _groups(tensors).items():
-        look = starred(key) if members.keys().isdisjoint(apart) else key
-        alike = tuple([(tail, dtype, shape) for tail, (_, dtype, shape) in members.items()])
-        kinds.setdefault((look, alike), []).append((key, members))
-    found = []
-    for groups in kinds.values():
-        key, members = groups[0]
-        logical = None if method is None else METHODS[method](Group(key, members, how))
-        taken = set()
-        if logical is not None:
-            found.append(Kind(logical, tuple(key for key, _ in groups)))
-            taken = {component.name for component in logical.components}
-        for tail, (name, dtype, shape) in members.items():
-            if name in taken:
-                continue
-            own = Component(name, dtype, shape, tuple(map(Along, range(len(shape)))))
-            names = tuple(members[tail][0] for _, members in groups)
-            found.append(Kind(LogicalTensor(name, shape, "plain", (own,)), names))
-    return method, tuple(found)
+    with as_parse_errors():
+        method, given = _method(tensors, config)
+        how = Given(given, read)
+        apart = _ORDERS if method is not None and given.get("desc_act", True) is not False else frozenset()
+        if method == "mlx" and any(isinstance(one, (Mapping, bool)) for one in given.values()):
+            apart = frozenset(["scales"])  # Modules may have bits and groups of their own.
+        kinds: dict[Hashable, list[tuple[str, Members]]] = {}
+        for key, members in _groups(tensors).items():
+            look = starred(key) if members.keys().isdisjoint(apart) else key
+            alike = tuple([(tail, dtype, shape) for tail, (_, dtype, shape) in members.items()])
+            kinds.setdefault((look, alike), []).append((key, members))
+        found = []
+        for groups in kinds.values():
+            key, members = groups[0]
+            logical = None if method is None else METHODS[method](Group(key, members, how))
+            taken = set()
+            if logical is not None:
+                found.append(Kind(logical, tuple(key for key, _ in groups)))
+                taken = {component.name for component in logical.components}
+            for tail, (name, dtype, shape) in members.items():
+                if name in taken:
+                    continue
+                own = Component(name, dtype, shape, tuple(map(Along, range(len(shape)))))
+                names = tuple(members[tail][0] for _, members in groups)
+                found.append(Kind(LogicalTensor(name, shape, "plain", (own,)), names))
+        return method, tuple(found)
 
 
 def _method(
@@ -216,15 +233,14 @@ def _method(
     given = quantization_of(config)
     method = stated_method(given) or _method_of(tensors)
     if method is None and given:
-        raise ParseError(
-            f"quantization_config has no quant_method, and the tensors' names tell none; it says {shown(dict(given))}; "
-            "give a configuration that has one, or no quantization_config (--config)"
+        raise StatedError(
+            f"quantization_config has no quant_method, and the tensors' names tell none; it says {shown(dict(given))}"
         )
     return method, given
 
 
 def check_known(found: Components, layouts: Any = None) -> None:
-    """Refuse to cut quantized weights of a method or version that is not known by rules, which name weights.
+    """Refuse to cut quantized weights by rules, which name weights, where the configuration does not tell their form.
 
     A mapping of stored tensors to layouts names each of them, and cuts it.
 

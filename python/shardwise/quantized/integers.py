@@ -13,7 +13,7 @@ from .._text import shown
 from ..errors import ParseError
 from .component import Along, LogicalTensor
 from .modules import Modules
-from .parts import WHOLE, Given, Group
+from .parts import WHOLE, Given, Group, StatedError
 from .scaled import block_size, four_bits, scaled_in_groups, singles, values
 
 __all__ = ["Schemes", "awq", "compressed", "gptq", "mlx"]
@@ -65,7 +65,7 @@ def _packed(group: Group) -> LogicalTensor:
     scheme = _scheme(group, "pack-quantized")
     bits = scheme.integer("num_bits") or 4
     if bits > 8:
-        raise ParseError(f"quantization_config: num_bits is {bits}; packed integers have 1 to 8")
+        raise StatedError(f"quantization_config: num_bits is {bits}; packed integers have 1 to 8")
     stored = group.matrix("weight_packed")
     shape = (*stored[:-1], stored[-1] * _WORD // bits)
     said = group.read("weight_shape") if "weight_shape" in group.members else None
@@ -120,7 +120,7 @@ class Schemes:
     def __init__(self, config: Mapping[str, Any]) -> None:
         groups = config.get("config_groups") or {}
         if not isinstance(groups, Mapping):
-            raise ParseError(f"quantization_config: config_groups is {shown(groups)}; it must be an object")
+            raise StatedError(f"quantization_config: config_groups is {shown(groups)}; it must be an object")
         self._all: list[tuple[str, Given]] = []
         targets: list[tuple[int, str]] = []
         for one in groups.values():
@@ -174,9 +174,9 @@ def _blocks(scheme: Given, group: Group, shape: tuple[int, ...]) -> tuple[int, i
     if strategy in ("group", "tensor_group"):
         size = scheme.integer("group_size", least=-1)
         if size is None or size == 0:
-            raise ParseError(f"quantization_config: group_size is missing, and the strategy is {shown(strategy)}")
+            raise StatedError(f"quantization_config: group_size is missing, and the strategy is {shown(strategy)}")
         return (1, size) if size > 0 else (1, 0)
-    raise ParseError(f"quantization_config: strategy is {shown(strategy)}; known are tensor, channel, group and block")
+    raise StatedError(f"quantization_config: strategy is {shown(strategy)}; known are tensor, channel, group and block")
 
 
 def _words(blocks: tuple[int, int] | None) -> str:
@@ -213,9 +213,9 @@ def _sides(group: Group) -> tuple[int, int]:
     bits = group.given.integer("bits", "w_bit") or 4
     size = group.given.integer("group_size", "q_group_size", least=-1)
     if bits > 8 or (_WORD % bits and bits != 3):
-        raise ParseError(f"quantization_config: bits is {bits}; known are 2, 3, 4 and 8")
+        raise StatedError(f"quantization_config: bits is {bits}; known are 2, 3, 4 and 8")
     if size is None or size == 0:
-        raise ParseError("quantization_config: group_size is missing, or 0")
+        raise StatedError("quantization_config: group_size is missing, or 0")
     return bits, max(size, 0)
 
 
@@ -295,7 +295,7 @@ def mlx(group: Group) -> LogicalTensor | None:
     given = Given({**group.given.config, **(said if isinstance(said, Mapping) else {})}, None)
     mode, bits, size = given.config.get("mode") or "affine", given.integer("bits"), given.integer("group_size")
     if bits is None or size is None or bits not in (2, 3, 4, 5, 6, 8) or _MODES.get(mode, (bits, size)) != (bits, size):
-        raise ParseError(f"quantization: mode {shown(mode)} of {bits} bits in groups of {size} is not known")
+        raise StatedError(f"quantization: mode {shown(mode)} of {bits} bits in groups of {size} is not known")
     stored = group.matrix("weight")
     if stored[-1] * _WORD % bits:
         raise ParseError(f"{shown(group.name)} has {stored[-1]} words a row, which hold no whole number of {bits} bits")

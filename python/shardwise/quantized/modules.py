@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 from .._core import RuleSet
 from .._text import shown
-from ..errors import ParseError
 from ..rules.search import too_large
+from .parts import StatedError
 
 __all__ = ["Modules"]
 
@@ -31,7 +31,7 @@ class Modules:
         try:
             self._rules = RuleSet(tuple(patterns), "match")
         except (TypeError, ValueError) as error:
-            raise ParseError(f"quantization_config: {what}: {error}") from None
+            raise StatedError(f"quantization_config: {what}: {error}") from None
         self._too_large = dict(self._rules.too_large())
         #: Those of which a module can be named only by a search that may not end.
         self._slow = self._rules.backtracking()
@@ -51,8 +51,8 @@ class Modules:
                 re.compile(text.removeprefix("re:"))
             except (re.error, OverflowError, RecursionError) as error:
                 why = f"is not a regular expression: {error}"
-            raise ParseError(f"quantization_config: {self._what}: {shown(text)} {why}")
+            raise StatedError(f"quantization_config: {self._what}: {shown(text)} {why}")
         found, undecided = self._rules.find(module)
         if undecided:
-            raise ParseError(f"quantization_config: {self._what}: {shown(module)} is too long to be looked for")
+            raise StatedError(f"quantization_config: {self._what}: {shown(module)} is too long to be looked for")
         return list(found)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -13,13 +14,33 @@ from ..errors import ParseError
 from ..rules.names import weight_named
 from .component import Along, Component, LogicalTensor
 
-__all__ = ["LARGEST", "WHOLE", "Given", "Group"]
+__all__ = ["LARGEST", "WHOLE", "Given", "Group", "StatedError", "as_parse_errors"]
 
 #: No block, group or number of bits that a configuration states is larger.
 LARGEST = 2**31 - 1
 
 #: A dim that every device holds whole.
 WHOLE = Along(None)
+
+
+class StatedError(ParseError):
+    """A configuration that lacks what its form of quantized weights needs, or contradicts it; the message says so.
+
+    >>> str(StatedError("bits is missing"))
+    'bits is missing; give a corrected configuration (--config)'
+    """
+
+    def __init__(self, said: str) -> None:
+        super().__init__(f"{said}; give a corrected configuration (--config)")
+
+
+@contextmanager
+def as_parse_errors() -> Iterator[None]:
+    """Raise errors of the configuration as any others: which they are is for those who can do without it."""
+    try:
+        yield
+    except StatedError as error:
+        raise ParseError(str(error)) from None
 
 
 @dataclass(frozen=True)
@@ -43,7 +64,7 @@ class Given:
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= LARGEST:
-                raise ParseError(
+                raise StatedError(
                     f"quantization_config: {key} is {shown(value)}; it must be an integer from {least} to {LARGEST}"
                 )
             return value
@@ -59,7 +80,7 @@ class Given:
         if value is None:
             return []
         if not isinstance(value, (list, tuple)) or not all(isinstance(text, str) for text in value):
-            raise ParseError(f"quantization_config: {key} is {shown(value)}; it must be a list of names")
+            raise StatedError(f"quantization_config: {key} is {shown(value)}; it must be a list of names")
         return list(value)
 
 

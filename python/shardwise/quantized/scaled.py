@@ -8,7 +8,7 @@ from typing import Any
 from .._text import shown
 from ..errors import ParseError
 from .component import Along, LogicalTensor
-from .parts import LARGEST, WHOLE, Given, Group
+from .parts import LARGEST, WHOLE, Given, Group, StatedError
 
 __all__ = ["block_size", "four_bits", "fp8", "modelopt", "mxfp4", "mxfp8", "scaled_in_groups", "singles", "values"]
 
@@ -41,7 +41,7 @@ def block_size(given: Any, where: str) -> tuple[int, int]:
         or len(given) != 2
         or not all(type(size) is int and 0 < size <= LARGEST for size in given)
     ):
-        raise ParseError(
+        raise StatedError(
             f"quantization_config: {where} is {shown(given)}; it must be two positive integers of at most {LARGEST}"
         )
     return given[0], given[1]

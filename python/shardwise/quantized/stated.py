@@ -14,7 +14,7 @@ from ..rules.names import weight_named
 from .integers import Schemes
 from .method import quantization_of, stated_method
 from .modules import Modules
-from .parts import Given
+from .parts import Given, as_parse_errors
 from .scaled import block_size
 
 __all__ = ["stated_tensors"]
@@ -48,36 +48,37 @@ def stated_tensors(
     mlp.down_proj.weight_scale_inv ('F32', (16, 5))
     norm.weight ('BF16', (2048,))
     """
-    given = quantization_of(config)
-    try:
-        method = stated_method(given)
-        if method is None and given:
-            raise ParseError(f"quantization_config has no quant_method; it says {shown(dict(given))}")
-    except ParseError as error:
-        raise ParseError(f"{error}; a configuration without it tells of weights that are not quantized") from None
-    said = config.get("dtype") or config.get("torch_dtype")
-    dtype = _DTYPES.get(said, "BF16") if isinstance(said, str) else "BF16"
-    made = None if method is None else _MAKERS[method](Given(given, None), dtype)
-    skipped = Modules(
-        "modules that are left out", [t for key in _SKIPPED for t in Given(given, None).texts(key)], _part
-    )
-    found: _StatedOutline = {}
-    states: dict[str, bytes] = {}
-    for name, shape in shapes.items():
-        parts = None
-        if made is not None and _is_linear(name, shape, method) and not skipped.named(name.removesuffix(".weight")):
-            parts = made(name, shape)
-        if parts is None:
-            found[name] = (dtype, shape)
-            continue
-        for tail, kind, own in parts:
-            component = name + tail[1:] if tail.startswith("+") else name.removesuffix("weight") + tail
-            found[component] = (kind, own)
-            if "quant_state" in component:
-                states[component] = json.dumps({"shape": shape, "blocksize": 64}).encode()
-            if tail == "weight_shape":
-                states[component] = b"".join(size.to_bytes(8, "little") for size in shape)
-    return found, states.get
+    with as_parse_errors():
+        given = quantization_of(config)
+        try:
+            method = stated_method(given)
+            if method is None and given:
+                raise ParseError(f"quantization_config has no quant_method; it says {shown(dict(given))}")
+        except ParseError as error:
+            raise ParseError(f"{error}; a configuration without it tells of weights that are not quantized") from None
+        said = config.get("dtype") or config.get("torch_dtype")
+        dtype = _DTYPES.get(said, "BF16") if isinstance(said, str) else "BF16"
+        made = None if method is None else _MAKERS[method](Given(given, None), dtype)
+        skipped = Modules(
+            "modules that are left out", [t for key in _SKIPPED for t in Given(given, None).texts(key)], _part
+        )
+        found: _StatedOutline = {}
+        states: dict[str, bytes] = {}
+        for name, shape in shapes.items():
+            parts = None
+            if made is not None and _is_linear(name, shape, method) and not skipped.named(name.removesuffix(".weight")):
+                parts = made(name, shape)
+            if parts is None:
+                found[name] = (dtype, shape)
+                continue
+            for tail, kind, own in parts:
+                component = name + tail[1:] if tail.startswith("+") else name.removesuffix("weight") + tail
+                found[component] = (kind, own)
+                if "quant_state" in component:
+                    states[component] = json.dumps({"shape": shape, "blocksize": 64}).encode()
+                if tail == "weight_shape":
+                    states[component] = b"".join(size.to_bytes(8, "little") for size in shape)
+        return found, states.get
 
 
 _DTYPES = {"float16": "F16", "float32": "F32", "bfloat16": "BF16"}

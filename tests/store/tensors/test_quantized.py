@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import shardwise as sw
+from shardwise.cli import main
 from shardwise.deploy import Deployment, DeploymentRule
 from shardwise.quantized import component_layouts, find_components, followers
 from shardwise.store.rewritten.ranges import read_plan
@@ -156,6 +157,39 @@ def test_a_version_that_is_not_known_is_as_an_unknown_method(tmp_path: Path) -> 
         sw.reshard_checkpoint(source, tmp_path / "cut", layouts, to="sharded", sync=False)
     sw.reshard_checkpoint(source, tmp_path / "cut", layouts, to="sharded", config={}, sync=False)
     assert sw.diff_checkpoints(source, tmp_path / "cut") == []
+
+
+@pytest.mark.parametrize(
+    ("stated", "lacking"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, {"group_size": 32}),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 0}, {"group_size": 32}),
+        ({"quant_method": "gptq", "bits": "four", "group_size": 32}, {"bits": 4}),
+    ],
+)
+def test_a_configuration_that_lacks_fields_is_enough_for_a_copy(
+    stated: dict[str, Any], lacking: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A copy cuts nothing; a cut and a rewrite are refused, and the corrected configuration is taken, as they say."""
+    source = tmp_path / "source"
+    shutil.copytree(DATA / "gptq", source)
+    (source / "config.json").write_text(json.dumps({"quantization_config": stated}))
+    right = tmp_path / "right.json"
+    right.write_text(json.dumps({"quantization_config": {**stated, **lacking}}))
+    assert main(["reshard", str(source), str(tmp_path / "copy"), "--no-sync"]) == 0, capsys.readouterr().err
+    assert sw.diff_checkpoints(source, tmp_path / "copy") == []
+    assert (tmp_path / "copy" / "config.json").read_text() == (source / "config.json").read_text()
+    layouts = sw.LayoutMap(sw.DeviceMesh((5,), ("tp",)), default="replicated")
+    layouts[r"down_proj\.weight$"] = (None, "tp")
+    renamed = sw.Rewrites([{"from": "model.layers.{i}.mlp.down_proj.weight", "to": "down.{i}.weight"}])
+    for number, (given, how) in enumerate([(layouts, {}), (None, {"rewrites": renamed})]):
+        with refused(sw.ParseError, next(iter(lacking)), "give a corrected configuration (--config)"):
+            sw.reshard_checkpoint(source, tmp_path / "cut", given, to="sharded", sync=False, **how)
+        new = tmp_path / f"cut-{number}"
+        sw.reshard_checkpoint(source, new, given, to="sharded", config=right, sync=False, **how)
+        with sw.open_checkpoint(new) as made:
+            fifths = [name for name, tensor in made.items() if name.endswith("qweight") and len(tensor.boxes) == 5]
+            assert bool(fifths) == (given is not None)
 
 
 def test_a_mapping_names_weights_or_components(tmp_path: Path) -> None:

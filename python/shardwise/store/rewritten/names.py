@@ -14,7 +14,7 @@ from ...conversion.apply import kept_objects, rewritten
 from ...conversion.assembled import Assembled, Stored, Wanted
 from ...errors import LayoutError
 from ...partition import Partition
-from ...quantized.forms import Components
+from ...quantized.forms import Components, check_known
 from ...rules.pattern import NamePattern, Replacement
 from ...rules.rewrites import Rewrites
 from ...shared_tiling import SharedTiling
@@ -119,6 +119,8 @@ def renamed_tensors(
         made[new] = Stored(old, tensor.shape, dtype, make=partial(stored, old, old, None))
     weights = quantized_tensors(checkpoint, made, config)
     if naming.rewrites is not None:
+        if naming.rewrites:
+            check_known(weights)
         made, carried = rewritten(made, naming.rewrites, weights.tensors, reader_of(checkpoint, made), dropped)
         weights = weights_after(checkpoint, made, config, carried)
     for new in made:

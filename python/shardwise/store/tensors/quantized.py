@@ -7,8 +7,9 @@ from typing import Any
 
 from ..._dtypes import Dtype
 from ...errors import ParseError
-from ...quantized.forms import Components, find_components
+from ...quantized.forms import Components, stated_components
 from ...quantized.method import quantization_of, stated_method
+from ...quantized.parts import StatedError
 from .checkpoint import StoredCheckpoint
 
 __all__ = ["Outline", "components_in", "reader_of"]
@@ -25,21 +26,24 @@ def components_in(
 ) -> Components:
     """Find the quantized weights among tensors of these shapes and dtypes, as a configuration states them.
 
-    Without a `quantization_config` all tensors are plain. With one of a method or a version that is not known they are
-    copied as they are, and refused by its name where a rule is to cut them.
+    Without a `quantization_config` all tensors are plain. With one of a method or a version that is not known, or that
+    lacks what its method needs, they are copied as they are, and refused where a rule is to cut them.
 
     Raises:
-        ParseError: as `find_components`, but for a method that is not known.
+        ParseError: as `find_components` where the tensors contradict each other or the configuration.
     """
     given = quantization_of(config)
     if not given:
         return Components(None, {}, tuple(tensors))
     try:
-        stated_method(given)
+        method = stated_method(given)
     except ParseError as error:
         return Components(str(given["quant_method"]), {}, tuple(tensors), str(error))
     outline = {name: (dtype.code or dtype.name, shape) for name, (shape, dtype) in tensors.items()}
-    return find_components(outline, config, read)
+    try:
+        return stated_components(outline, config, read)
+    except StatedError as error:
+        return Components(method, {}, tuple(tensors), str(error))
 
 
 def reader_of(checkpoint: StoredCheckpoint) -> Callable[[str], bytes | None]:
