@@ -59,12 +59,12 @@ class TensorLayout(Drawn):
     [0, 0, 1, 1, 0, 0, 1, 1]
     """
 
-    __slots__ = ("__weakref__", "_axes", "_mesh", "_packed", "_unreduced", "core")
+    __slots__ = ("__weakref__", "_axes", "_core", "_mesh", "_packed", "_unreduced")
 
     _axes: Axes
     _unreduced: tuple[str, ...]
     _mesh: DeviceMesh | None
-    core: CoreLayout | None
+    _core: CoreLayout | None
     #: Asked for by every partition.
     _packed: bool
 
@@ -79,7 +79,7 @@ class TensorLayout(Drawn):
         self._packed = any(isinstance(spec, PackedDim) for spec in self._axes)
         self._unreduced = _names("unreduced", unreduced)
         self._mesh = None
-        self.core = None
+        self._core = None
         _check_used_once(self._axes, self._unreduced)
         if device_mesh is not None:
             self._bind(device_mesh)
@@ -89,8 +89,13 @@ class TensorLayout(Drawn):
         axes: tuple[Any, ...] = self._axes
         if self._packed:
             axes = tuple([part.core() for part in spec.parts] if isinstance(spec, PackedDim) else spec for spec in axes)
-        self.core = CoreLayout(mesh.core, axes, self._unreduced)
+        self._core = CoreLayout(mesh.core, axes, self._unreduced)
         self._mesh = mesh
+
+    @property
+    def core(self) -> CoreLayout | None:
+        """The compiled object; for the modules of the package only."""
+        return self._core
 
     @property
     def axes(self) -> Axes:
@@ -299,9 +304,9 @@ class TensorLayout(Drawn):
         return self._mesh
 
     def _require_bound(self, what: str) -> CoreLayout:
-        if self.core is None:
+        if self._core is None:
             raise self._no_mesh(what)
-        return self.core
+        return self._core
 
     def _no_mesh(self, what: str) -> LayoutError:
         return LayoutError(f"{what} needs a device_mesh, and the layout {shown(self)} has none yet")

@@ -83,11 +83,10 @@ class DeviceMesh(Drawn):
     DeviceMesh((2, 4), ('data', 'model'))
     """
 
-    __slots__ = ("__weakref__", "_default_labels", "_devices", "_hash", "_index", "core", "given_labels")
+    __slots__ = ("__weakref__", "_core", "_default_labels", "_devices", "_given_labels", "_hash", "_index")
 
-    #: The compiled object; for the modules of the package only.
-    core: CoreMesh
-    given_labels: tuple[Hashable, ...] | None
+    _core: CoreMesh
+    _given_labels: tuple[Hashable, ...] | None
     _index: dict[Hashable, int] | None
     _default_labels: tuple[str, ...] | None
     _devices: npt.NDArray[np.object_] | None
@@ -100,8 +99,8 @@ class DeviceMesh(Drawn):
         devices: Sequence[Any] | npt.NDArray[Any] | None = None,
     ) -> None:
         # An empty text has as many names as an empty list: too few, rather than of a wrong type.
-        self.core = CoreMesh(shape, () if isinstance(axis_names, str) and not axis_names else axis_names)
-        self.given_labels = None
+        self._core = CoreMesh(shape, () if isinstance(axis_names, str) and not axis_names else axis_names)
+        self._given_labels = None
         self._index = None
         self._default_labels = None
         self._devices = None
@@ -119,33 +118,43 @@ class DeviceMesh(Drawn):
         index = positions_of("devices", labels, MeshError)
         # The default labels, written out, are the default mesh.
         if any(type(label) is not str or label != f"{_PREFIX}{i}" for i, label in enumerate(labels)):
-            self.given_labels = tuple(labels)
+            self._given_labels = tuple(labels)
             self._index = index
+
+    @property
+    def core(self) -> CoreMesh:
+        """The compiled object; for the modules of the package only."""
+        return self._core
+
+    @property
+    def given_labels(self) -> tuple[Hashable, ...] | None:
+        """The labels that were given, in order; `None` for the default ones."""
+        return self._given_labels
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The axis sizes."""
-        return self.core.shape
+        return self._core.shape
 
     @property
     def axis_names(self) -> tuple[str, ...]:
         """The axis names, major first."""
-        return self.core.axis_names
+        return self._core.axis_names
 
     @property
     def size(self) -> int:
         """The number of devices."""
-        return self.core.size
+        return self._core.size
 
     @property
     def ndim(self) -> int:
         """The number of axes."""
-        return len(self.core.shape)
+        return len(self._core.shape)
 
     @property
     def strides(self) -> tuple[int, ...]:
         """The growth of the device index along each axis: `[bcd, cd, d, 1]` for a mesh of shape `[a, b, c, d]`."""
-        return self.core.strides
+        return self._core.strides
 
     @property
     def devices(self) -> npt.NDArray[np.object_]:
@@ -174,7 +183,7 @@ class DeviceMesh(Drawn):
     @property
     def has_default_devices(self) -> bool:
         """True if the labels are `"cpu:0"`, `"cpu:1"`, …, as without the argument `devices`."""
-        return self.given_labels is None
+        return self._given_labels is None
 
     def axis_size(self, axis_name: str) -> int:
         """Give the size of the axis called `axis_name`, or of the sub-axis that it spells.
@@ -296,7 +305,7 @@ class DeviceMesh(Drawn):
         >>> DeviceMesh((3, 2), ("x", "y")).coordinate(3)
         (1, 1)
         """
-        return self.core.coordinate(index)
+        return self._core.coordinate(index)
 
     def device_index(self, coordinate: Sequence[int]) -> int:
         """Give the row-major position of a coordinate: the inverse of `coordinate`; for a label use `index_of_label`.
@@ -308,7 +317,7 @@ class DeviceMesh(Drawn):
         >>> DeviceMesh((3, 2), ("x", "y")).device_index((1, 1))
         3
         """
-        return self.core.device_index(coordinate)
+        return self._core.device_index(coordinate)
 
     def coordinates(self) -> npt.NDArray[np.int64]:
         """Give the coordinates of all devices, in device-index order: int64 of shape (devices, axes).
@@ -316,7 +325,7 @@ class DeviceMesh(Drawn):
         >>> DeviceMesh((3, 2), ("x", "y")).coordinates().tolist()
         [[0, 0], [0, 1], [1, 0], [1, 1], [2, 0], [2, 1]]
         """
-        return self.core.coordinates()
+        return self._core.coordinates()
 
     def device(self, index: int) -> Any:
         """Give the label of the device at row-major position `index`.
@@ -327,8 +336,8 @@ class DeviceMesh(Drawn):
         >>> DeviceMesh((2,), ("x",), devices=["left", "right"]).device(1)
         'right'
         """
-        position = self.core.checked(index)
-        return f"{_PREFIX}{position}" if self.given_labels is None else self.given_labels[position]
+        position = self._core.checked(index)
+        return f"{_PREFIX}{position}" if self._given_labels is None else self._given_labels[position]
 
     def index_of_label(self, device: Hashable) -> int:
         """Give the row-major position of the device labelled `device`: the inverse of `device`.
@@ -347,7 +356,7 @@ class DeviceMesh(Drawn):
         device at position 0 give mesh.device(0)
         """
         if self._index is None:
-            position = self.core.default_index(device)
+            position = self._core.default_index(device)
         else:
             try:
                 position = self._index.get(device)
@@ -373,7 +382,7 @@ class DeviceMesh(Drawn):
     def with_axes(self, shape: Sequence[int], axis_names: Sequence[str]) -> DeviceMesh:
         """Give a mesh of the same devices in the same order, with other axes: it shares the labels."""
         mesh = DeviceMesh(shape, axis_names)
-        mesh.given_labels, mesh._index, mesh._default_labels = self.given_labels, self._index, self._default_labels
+        mesh._given_labels, mesh._index, mesh._default_labels = self._given_labels, self._index, self._default_labels
         return mesh
 
     def _label_summary(self) -> str:
@@ -383,7 +392,7 @@ class DeviceMesh(Drawn):
 
     def labels_at(self, indices: list[int]) -> list[Any]:
         """Give the labels of device indices that the mesh is known to have."""
-        labels = self.given_labels or self._default_labels
+        labels = self._given_labels or self._default_labels
         return [f"{_PREFIX}{i}" for i in indices] if labels is None else [labels[i] for i in indices]
 
     def labels(self) -> tuple[Any, ...]:
@@ -392,8 +401,8 @@ class DeviceMesh(Drawn):
         >>> DeviceMesh((2,), ("x",)).labels()
         ('cpu:0', 'cpu:1')
         """
-        if self.given_labels is not None:
-            return self.given_labels
+        if self._given_labels is not None:
+            return self._given_labels
         if self._default_labels is None:
             # If there is no room for so many, this says so at once; made one by one they would first fill memory.
             try:
@@ -414,20 +423,20 @@ class DeviceMesh(Drawn):
         return (
             self.shape == other.shape
             and self.axis_names == other.axis_names
-            and self.given_labels == other.given_labels
+            and self._given_labels == other.given_labels
         )
 
     def __hash__(self) -> int:
         if self._hash is None:
-            self._hash = hash((self.shape, self.axis_names, self.given_labels))
+            self._hash = hash((self.shape, self.axis_names, self._given_labels))
         return self._hash
 
     def __repr__(self) -> str:
-        devices = "" if self.given_labels is None else f", devices={list(self.given_labels)!r}"
+        devices = "" if self._given_labels is None else f", devices={list(self._given_labels)!r}"
         return f"DeviceMesh({self.shape}, {self.axis_names}{devices})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        devices = None if self.given_labels is None else list(self.given_labels)
+        devices = None if self._given_labels is None else list(self._given_labels)
         return DeviceMesh, (self.shape, self.axis_names, devices)
 
 

@@ -61,8 +61,7 @@ class Partition(Tiling):
 
     __slots__ = ("_few_shapes", "_layout", "_mesh", "_uneven")
 
-    #: The compiled object; for the modules of the package only.
-    core: CorePartition | CorePackedPartition
+    _core: CorePartition | CorePackedPartition
     _layout: TensorLayout
     _mesh: DeviceMesh
     _uneven: UnevenRule
@@ -78,7 +77,7 @@ class Partition(Tiling):
         if type(uneven) is not str:
             instance("uneven", uneven, str)
         try:
-            self.core = (CorePackedPartition if layout.is_packed else CorePartition)(bound, shape, uneven)
+            self._core = (CorePackedPartition if layout.is_packed else CorePartition)(bound, shape, uneven)
         except LayoutError as error:
             said = "".join(dict.fromkeys(spec._said() for spec in layout.axes if isinstance(spec, PackedDim)))
             if said:
@@ -88,6 +87,11 @@ class Partition(Tiling):
         self._mesh = mesh
         self._uneven = uneven
         self._few_shapes = None
+
+    @property
+    def core(self) -> CorePartition | CorePackedPartition:
+        """The compiled object; for the modules of the package only."""
+        return self._core
 
     @property
     def layout(self) -> TensorLayout:
@@ -102,7 +106,7 @@ class Partition(Tiling):
     @property
     def shape(self) -> tuple[int, ...]:
         """The tensor's shape."""
-        return self.core.shape
+        return self._core.shape
 
     @property
     def uneven(self) -> UnevenRule:
@@ -112,12 +116,12 @@ class Partition(Tiling):
     @property
     def size(self) -> int:
         """The number of elements of the tensor."""
-        return self.core.size
+        return self._core.size
 
     @property
     def is_packed(self) -> bool:
         """True if a dim is packed, so that a device may hold several pieces; see `shardwise.packed`."""
-        return isinstance(self.core, CorePackedPartition)
+        return isinstance(self._core, CorePackedPartition)
 
     @property
     def num_shards(self) -> tuple[int, ...]:
@@ -132,12 +136,12 @@ class Partition(Tiling):
     @property
     def total_shards(self) -> int:
         """The number of different shards: the product of `num_shards`."""
-        return self.core.total_shards
+        return self._core.total_shards
 
     @property
     def replicas(self) -> int:
         """The number of devices that hold each shard."""
-        return self.core.replicas
+        return self._core.replicas
 
     def box(self, device: Any) -> tuple[slice, ...]:
         """Give the slices of the tensor that `device` holds, one per dim; `array[box]` is its shard.
@@ -153,7 +157,7 @@ class Partition(Tiling):
         >>> partition.box("cpu:2"), partition.box("cpu:3")
         ((slice(6, 9, None),), (slice(9, 9, None),))
         """
-        return self.core.box(self._mesh.index_of_label(device))
+        return self._core.box(self._mesh.index_of_label(device))
 
     def shard_box(self, shard_id: int) -> tuple[slice, ...]:
         """Give the slices of the tensor that the shard with this number covers, whichever devices hold it.
@@ -165,7 +169,7 @@ class Partition(Tiling):
         >>> TensorLayout(("y",), DeviceMesh((2, 3), ("x", "y"))).partition((9,)).shard_box(1)
         (slice(3, 6, None),)
         """
-        return self.core.shard_box(shard_id)
+        return self._core.shard_box(shard_id)
 
     def shard_shape(self, device: Any) -> tuple[int, ...]:
         """Give the shape of the shard that `device` holds.
@@ -177,7 +181,7 @@ class Partition(Tiling):
         >>> TensorLayout((None, "x"), DeviceMesh((2,), ("x",))).partition((3, 8)).shard_shape("cpu:1")
         (3, 4)
         """
-        return self.core.shard_shape(self._mesh.index_of_label(device))
+        return self._core.shard_shape(self._mesh.index_of_label(device))
 
     @property
     def largest_shard_shape(self) -> tuple[int, ...]:
@@ -187,7 +191,7 @@ class Partition(Tiling):
         >>> TensorLayout(("x",), DeviceMesh((4,), ("x",))).partition((10,), "floor").largest_shard_shape
         (3,)
         """
-        return self.core.largest_shard_shape
+        return self._core.largest_shard_shape
 
     def boxes(self) -> npt.NDArray[np.int64]:
         """Give start and stop of every device's box: int64 of shape (devices, dims, 2).
@@ -199,7 +203,7 @@ class Partition(Tiling):
         >>> TensorLayout((None, "x"), DeviceMesh((2,), ("x",))).partition((3, 8)).boxes().tolist()
         [[[0, 3], [0, 4]], [[0, 3], [4, 8]]]
         """
-        return self.core.boxes()
+        return self._core.boxes()
 
     def devices_indices_map(self) -> dict[Any, tuple[slice, ...]]:
         """Give a dict from each device, in device-index order, to the slices that it holds.
@@ -212,7 +216,7 @@ class Partition(Tiling):
         {'cpu:0': (slice(0, 4, None),), 'cpu:1': (slice(4, 8, None),)}
         """
         mesh = self._mesh
-        return self.core.devices_indices_map(mesh.labels())
+        return self._core.devices_indices_map(mesh.labels())
 
     def shard_id(self, device: Any) -> int:
         """Give the row-major number of the shard that `device` holds.
@@ -224,7 +228,7 @@ class Partition(Tiling):
         >>> TensorLayout(("x",), DeviceMesh((2, 3), ("x", "y"))).partition((8,)).shard_id("cpu:4")
         1
         """
-        return self.core.shard_id(self._mesh.index_of_label(device))
+        return self._core.shard_id(self._mesh.index_of_label(device))
 
     def replica_id(self, device: Any) -> int:
         """Say which of the devices that hold the same shard this one is, counted in device-index order.
@@ -236,7 +240,7 @@ class Partition(Tiling):
         >>> TensorLayout(("x",), DeviceMesh((2, 3), ("x", "y"))).partition((8,)).replica_id("cpu:4")
         1
         """
-        return self.core.replica_id(self._mesh.index_of_label(device))
+        return self._core.replica_id(self._mesh.index_of_label(device))
 
     def shard_ids(self) -> npt.NDArray[np.int64]:
         """Give the shard id of every device: int64 of shape (devices,).
@@ -245,7 +249,7 @@ class Partition(Tiling):
         >>> TensorLayout(("y",), DeviceMesh((2, 3), ("x", "y"))).partition((9,)).shard_ids().tolist()
         [0, 1, 2, 0, 1, 2]
         """
-        return self.core.shard_ids()
+        return self._core.shard_ids()
 
     def replica_ids(self) -> npt.NDArray[np.int64]:
         """Give the replica id of every device: int64 of shape (devices,).
@@ -254,7 +258,7 @@ class Partition(Tiling):
         >>> TensorLayout(("y",), DeviceMesh((2, 3), ("x", "y"))).partition((9,)).replica_ids().tolist()
         [0, 0, 0, 1, 1, 1]
         """
-        return self.core.replica_ids()
+        return self._core.replica_ids()
 
     def devices_holding(self, shard_id: int) -> list[Any]:
         """List the devices that hold a shard, in device-index order: the canonical owner first.
@@ -266,7 +270,7 @@ class Partition(Tiling):
         >>> TensorLayout(("y",), DeviceMesh((2, 3), ("x", "y"))).partition((9,)).devices_holding(1)
         ['cpu:1', 'cpu:4']
         """
-        return self._mesh.labels_at(self.core.devices_holding(shard_id))
+        return self._mesh.labels_at(self._core.devices_holding(shard_id))
 
     def canonical_device(self, shard_id: int) -> Any:
         """Give the first of the devices that hold a shard, in device-index order; costs O(rank).
@@ -278,7 +282,7 @@ class Partition(Tiling):
         >>> TensorLayout(("y",), DeviceMesh((2, 3), ("x", "y"))).partition((9,)).canonical_device(1)
         'cpu:1'
         """
-        return self._mesh.device(self.core.canonical_device(shard_id))
+        return self._mesh.device(self._core.canonical_device(shard_id))
 
     @overload
     def locate(self, offsets: int) -> tuple[int, int]: ...
@@ -305,7 +309,7 @@ class Partition(Tiling):
         >>> [answer.tolist() for answer in partition.locate([0, 13, 23])]
         [[0, 1, 1], [0, 5, 11]]
         """
-        return self.core.locate(offsets)
+        return self._core.locate(offsets)
 
     @overload
     def global_offset(self, shard_ids: int, local_offsets: int) -> int: ...
@@ -326,7 +330,7 @@ class Partition(Tiling):
         >>> TensorLayout((None, "x"), DeviceMesh((2,), ("x",))).partition((3, 8)).global_offset(1, 5)
         13
         """
-        return self.core.global_offset(shard_ids, local_offsets)
+        return self._core.global_offset(shard_ids, local_offsets)
 
     def runs(self, device: Any) -> npt.NDArray[np.int64]:
         """Give the contiguous runs of the device's shard in the C-order tensor: int64 of shape (runs, 2).
@@ -342,7 +346,7 @@ class Partition(Tiling):
         >>> TensorLayout((None, "x"), DeviceMesh((2,), ("x",))).partition((3, 8)).runs("cpu:1").tolist()
         [[4, 4], [12, 4], [20, 4]]
         """
-        return self.core.runs(self._mesh.index_of_label(device))
+        return self._core.runs(self._mesh.index_of_label(device))
 
     def views(self, array: npt.NDArray[Any]) -> list[Any]:
         """Cut an array into zero-copy views, one per device, in device-index order.
@@ -363,7 +367,7 @@ class Partition(Tiling):
         """
         if type(array) is not np.ndarray:
             instance("array", array, np.ndarray)
-        return self.core.views(array)
+        return self._core.views(array)
 
     def view(self, array: npt.NDArray[Any], device: Any) -> Any:
         """Give the zero-copy view of one device, or, where a dim is packed, the list of its views; see `views`.
@@ -374,7 +378,7 @@ class Partition(Tiling):
         array([4, 5, 6, 7])
         """
         instance("array", array, np.ndarray)
-        return self.core.view(array, self._mesh.index_of_label(device))
+        return self._core.view(array, self._mesh.index_of_label(device))
 
     def nbytes(self, dtype: npt.DTypeLike) -> npt.NDArray[np.int64]:
         """Give the bytes that each device holds of a tensor of `dtype`: int64 of shape (devices,).
@@ -412,7 +416,7 @@ class Partition(Tiling):
         >>> TensorLayout(("x",), DeviceMesh((4,), ("x",))).partition((10,), "ceil").holder_shape("cpu:3")
         (1,)
         """
-        return self.core.shard_shape(self._mesh.index_of_label(holder))
+        return self._core.shard_shape(self._mesh.index_of_label(holder))
 
     def pieces(self, holder: Any) -> list[Piece]:
         """Give what a device holds, and where each piece begins in its own array.
@@ -427,9 +431,9 @@ class Partition(Tiling):
         [Piece(box=(slice(4, 8, None),), start=(0,))]
         """
         device = self._mesh.index_of_label(holder)
-        if isinstance(self.core, CorePackedPartition):
-            return [Piece(box, start) for box, start in self.core.pieces(device)]
-        return [Piece(self.core.box(device), (0,) * len(self.shape))]
+        if isinstance(self._core, CorePackedPartition):
+            return [Piece(box, start) for box, start in self._core.pieces(device)]
+        return [Piece(self._core.box(device), (0,) * len(self.shape))]
 
     def all_pieces(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Give the pieces of all devices, in device-index order, as two arrays.
@@ -444,9 +448,9 @@ class Partition(Tiling):
         >>> begins.tolist(), rows[begins[1] : begins[2], 0].tolist()
         ([0, 2, 4], [[2, 4, 0], [6, 8, 2]])
         """
-        if isinstance(self.core, CorePackedPartition):
-            return self.core.all_pieces()
-        boxes = self.core.boxes()
+        if isinstance(self._core, CorePackedPartition):
+            return self._core.all_pieces()
+        boxes = self._core.boxes()
         rows = np.zeros((*boxes.shape[:2], 3), np.int64)
         rows[:, :, :2] = boxes
         return np.arange(len(boxes) + 1, dtype=np.int64), rows
@@ -455,9 +459,9 @@ class Partition(Tiling):
         """Do nothing: the shards of a partition hold every element, and devices with the same shard are replicas."""
 
     def _array_sizes(self) -> npt.NDArray[np.int64]:
-        if isinstance(self.core, CorePackedPartition):
-            return self.core.array_sizes()
-        boxes = self.core.boxes()
+        if isinstance(self._core, CorePackedPartition):
+            return self._core.array_sizes()
+        boxes = self._core.boxes()
         sizes: npt.NDArray[np.int64] = (boxes[..., 1] - boxes[..., 0]).prod(axis=1, dtype=np.int64)
         return sizes
 
@@ -468,18 +472,18 @@ class Partition(Tiling):
 
     def shape_at(self, position: int) -> tuple[int, ...]:
         """Give the shape of the shard of the device with this index."""
-        return self.core.shard_shape(position)
+        return self._core.shard_shape(position)
 
     def holder_shapes(self) -> list[tuple[int, ...]]:
         """Give the shape of every device's shard."""
         if self._few_shapes is not None:
             return self._few_shapes
-        if self.holder_count <= _FEW or isinstance(self.core, CorePackedPartition):
-            shapes = [self.core.shard_shape(device) for device in range(self.holder_count)]
+        if self.holder_count <= _FEW or isinstance(self._core, CorePackedPartition):
+            shapes = [self._core.shard_shape(device) for device in range(self.holder_count)]
             if len(shapes) <= _FEW:  # Kept: small reshards ask for them twice each time.
                 self._few_shapes = shapes
             return shapes
-        boxes = self.core.boxes()
+        boxes = self._core.boxes()
         sizes = boxes[..., 1] - boxes[..., 0]
         shapes = []
         for start in range(0, len(sizes), _AT_ONCE):  # Between the turns Ctrl-C is heard.
@@ -488,8 +492,8 @@ class Partition(Tiling):
 
     def covered(self) -> npt.NDArray[np.bool_] | None:
         """Give for each device whether its pieces fill its array; `None` if all do."""
-        if isinstance(self.core, CorePackedPartition):
-            full: npt.NDArray[np.bool_] = self.core.held_sizes() == self.core.array_sizes()
+        if isinstance(self._core, CorePackedPartition):
+            full: npt.NDArray[np.bool_] = self._core.held_sizes() == self._core.array_sizes()
             return full
         return None
 

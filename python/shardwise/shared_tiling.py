@@ -78,10 +78,10 @@ class SharedTiling(Tiling):
     @classmethod
     def _of(cls, tiling: Tiling, layout: TensorLayout, begins_within: bool) -> SharedTiling:
         made = cls.__new__(cls)
-        made.core, made._key, made.given_labels, made._index = (
-            tiling.core,
+        made._core, made._key, made._given_labels, made._index = (
+            tiling._core,
             tiling._key,
-            tiling.given_labels,
+            tiling._given_labels,
             tiling._index,
         )
         made._layout, made._begins_within = layout, begins_within

@@ -43,13 +43,12 @@ class Tiling(Drawn):
     Piece(box=(slice(1, 2, None), slice(0, 1, None)), start=3)
     """
 
-    __slots__ = ("__weakref__", "_index", "_key", "core", "given_labels")
+    __slots__ = ("__weakref__", "_core", "_given_labels", "_index", "_key")
 
-    #: The compiled object; for the modules of the package only.
-    core: CoreTiling | CorePartition | CorePackedPartition
+    _core: CoreTiling | CorePartition | CorePackedPartition
     #: The method that made it and its arguments, in a form that can be hashed; the third entry is the labels.
     _key: tuple[Any, ...]
-    given_labels: tuple[Hashable, ...] | None
+    _given_labels: tuple[Hashable, ...] | None
     _index: dict[Hashable, int] | None
 
     def __init__(self) -> None:
@@ -59,7 +58,7 @@ class Tiling(Drawn):
     def _made(cls, core: CoreTiling, key: tuple[Any, ...]) -> Tiling:
         tiling = Tiling.__new__(Tiling)
         labels = key[2]
-        tiling.core, tiling._key, tiling.given_labels, tiling._index = core, key, labels, None
+        tiling._core, tiling._key, tiling._given_labels, tiling._index = core, key, labels, None
         if labels is not None:
             tiling._index = positions_of("holders", labels, LayoutError)
         return tiling
@@ -186,9 +185,14 @@ class Tiling(Drawn):
         return cls._made(core, ("from_flat_ranges", shape, labels, pairs.tobytes(), replicas))
 
     @property
+    def core(self) -> CoreTiling | CorePartition | CorePackedPartition:
+        """The compiled object; for the modules of the package only."""
+        return self._core
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The tensor's shape."""
-        return self.core.shape
+        return self._core.shape
 
     @property
     def size(self) -> int:
@@ -209,7 +213,7 @@ class Tiling(Drawn):
         >>> Tiling.from_boxes((8,), {"file": [[(0, 2)], [(4, 8)]]}).holder_shape("file")
         (6,)
         """
-        return self.core_tiling.array_shape(self.position_of(holder))
+        return self.core_tiling().array_shape(self.position_of(holder))
 
     def pieces(self, holder: Any) -> list[Piece]:
         """Give the boxes of a holder, and where each begins in its own array.
@@ -220,7 +224,7 @@ class Tiling(Drawn):
         >>> Tiling.from_boxes((8,), {"file": [[(0, 2)], [(4, 8)]]}).pieces("file")[1]
         Piece(box=(slice(4, 8, None),), start=2)
         """
-        return [Piece(box, start) for box, start in self.core_tiling.pieces(self.position_of(holder))]
+        return [Piece(box, start) for box, start in self.core_tiling().pieces(self.position_of(holder))]
 
     def nbytes(self, dtype: npt.DTypeLike) -> npt.NDArray[np.int64]:
         """Give the bytes of each holder's own array for a dtype: int64 (holders,).
@@ -253,26 +257,25 @@ class Tiling(Drawn):
         Traceback (most recent call last):
         shardwise.errors.LayoutError: the boxes leave a gap: none holds [0:1, 3:4]
         """
-        self.core_tiling.check()
+        self.core_tiling().check()
 
-    @property
     def core_tiling(self) -> CoreTiling:
-        """The compiled object of a tiling that is no partition; for the package's own modules."""
-        assert isinstance(self.core, CoreTiling)
-        return self.core
+        """Return the compiled object of a tiling that is no partition; for the package's own modules."""
+        assert isinstance(self._core, CoreTiling)
+        return self._core
 
     @property
     def holder_count(self) -> int:
         """The number of holders."""
-        return self.core_tiling.holders
+        return self.core_tiling().holders
 
     def shape_at(self, position: int) -> tuple[int, ...]:
         """Give the shape of the array of the holder of this number."""
-        return self.core_tiling.array_shape(position)
+        return self.core_tiling().array_shape(position)
 
     def _array_sizes(self) -> npt.NDArray[np.int64]:
         """The elements of each holder's own array, with its padding: int64 (holders,)."""
-        return self.core_tiling.array_sizes()
+        return self.core_tiling().array_sizes()
 
     def kind_text(self) -> str:
         """Say which sort of tiling it is, in plain words."""
@@ -282,11 +285,11 @@ class Tiling(Drawn):
 
     def holder_shapes(self) -> list[tuple[int, ...]]:
         """Give the shape of every holder's own array."""
-        return [self.core_tiling.array_shape(i) for i in range(self.holder_count)]
+        return [self.core_tiling().array_shape(i) for i in range(self.holder_count)]
 
     def covered(self) -> npt.NDArray[np.bool_] | None:
         """Give for each holder whether its pieces fill its array; `None` if all do."""
-        covered: npt.NDArray[np.bool_] = self.core_tiling.held_sizes() == self.core_tiling.array_sizes()
+        covered: npt.NDArray[np.bool_] = self.core_tiling().held_sizes() == self.core_tiling().array_sizes()
         return None if covered.all() else covered
 
     @property
@@ -297,12 +300,12 @@ class Tiling(Drawn):
     @property
     def has_labels(self) -> bool:
         """True if the labels were given: only then do they mean the same in another tiling."""
-        return self.given_labels is not None
+        return self._given_labels is not None
 
     def holder_label(self, position: int) -> Any:
         """Give the label of the holder of this number: the one given, or its chunk's index, or the number."""
-        if self.given_labels is not None:
-            return self.given_labels[position]
+        if self._given_labels is not None:
+            return self._given_labels[position]
         return self._chunk(position) if self._key[0] == "grid" else position
 
     def _chunk(self, position: int) -> tuple[int, ...]:

@@ -62,10 +62,9 @@ class ReshardPlan(Drawn):
     ('cpu:1', 'cpu:0', (slice(2, 4, None), slice(0, 3, None)))
     """
 
-    __slots__ = ("__weakref__", "_dst", "_kept", "_pieces", "_senders", "_src", "_transfers", "core")
+    __slots__ = ("__weakref__", "_core", "_dst", "_kept", "_pieces", "_senders", "_src", "_transfers")
 
-    #: The compiled object; for the modules of the package only.
-    core: CorePlan
+    _core: CorePlan
     _src: Tiling
     _dst: Tiling
     _transfers: npt.NDArray[np.void] | None
@@ -79,9 +78,14 @@ class ReshardPlan(Drawn):
             raise TypeError(f"{name} must be a Partition or another Tiling, got {type(value).__name__}")
         check_packed(src, dst)
         self._senders = None if senders is None else int64_array("senders", senders).tobytes()
-        self.core = CorePlan(src.core, dst.core, same_holders(src, dst), senders)
+        self._core = CorePlan(src.core, dst.core, same_holders(src, dst), senders)
         self._src, self._dst = src, dst
         self._transfers = self._kept = self._pieces = None
+
+    @property
+    def core(self) -> CorePlan:
+        """The compiled object; for the modules of the package only."""
+        return self._core
 
     @property
     def src(self) -> Tiling:
@@ -96,7 +100,7 @@ class ReshardPlan(Drawn):
     @property
     def addends(self) -> int:
         """The number of partial sums that make one value: 1 unless the source is unreduced."""
-        return self.core.addends
+        return self._core.addends
 
     @property
     def transfers(self) -> npt.NDArray[np.void]:
@@ -114,7 +118,7 @@ class ReshardPlan(Drawn):
         ([1, 0], [[4], [0]])
         """
         if self._transfers is None:
-            self._transfers = self._structured(self.core.transfers())
+            self._transfers = self._structured(self._core.transfers())
         return handed_out(self._transfers)
 
     @property
@@ -128,7 +132,7 @@ class ReshardPlan(Drawn):
         [[4], [8]]
         """
         if self._kept is None:
-            self._kept = self._structured(self.core.kept())
+            self._kept = self._structured(self._core.kept())
         return handed_out(self._kept)
 
     def _structured(self, rows: bytes) -> npt.NDArray[np.void]:
@@ -149,7 +153,7 @@ class ReshardPlan(Drawn):
         [[0, 0], [1, 0]]
         """
         if self._pieces is None:
-            self._pieces = self.core.pieces()
+            self._pieces = self._core.pieces()
         copy: npt.NDArray[np.int64] = self._pieces.copy()
         return copy
 
@@ -164,7 +168,7 @@ class ReshardPlan(Drawn):
         >>> plan_reshard(cut.partition((8,)), whole.partition((8,))).source_boxes().tolist()
         [[[0, 4]], [[0, 4]]]
         """
-        return self.core.local_boxes(0, False)
+        return self._core.local_boxes(0, False)
 
     def destination_boxes(self) -> npt.NDArray[np.int64]:
         """Give each transfer's box in the receiver's array: int64 (transfers, dims, 2), start and stop.
@@ -177,10 +181,10 @@ class ReshardPlan(Drawn):
         >>> plan_reshard(cut.partition((8,)), whole.partition((8,))).destination_boxes().tolist()
         [[[4, 8]], [[0, 4]]]
         """
-        return self.core.local_boxes(1, False)
+        return self._core.local_boxes(1, False)
 
     def __len__(self) -> int:
-        return self.core.count
+        return self._core.count
 
     def __getitem__(self, number: int) -> Transfer:
         number = operator.index(number)
@@ -188,12 +192,12 @@ class ReshardPlan(Drawn):
             raise IndexError(f"transfer {shown(number)} is outside the plan, which has {len(self)}")
         row = self.transfers[number]
         if self._pieces is None:
-            self._pieces = self.core.pieces()
+            self._pieces = self._core.pieces()
         source, device = int(row["src_device"]), int(row["dst_device"])
         start, stop = row["start"], row["stop"]
         src_piece, dst_piece = self._pieces[number].tolist()
-        src_origin, src_window = self.core.place(0, source, src_piece)
-        dst_origin, dst_window = self.core.place(1, device, dst_piece)
+        src_origin, src_window = self._core.place(0, source, src_piece)
+        dst_origin, dst_window = self._core.place(1, device, dst_piece)
         return Transfer(
             self._src.holder_label(source),
             self._dst.holder_label(device),
@@ -305,7 +309,7 @@ class ReshardPlan(Drawn):
         [4, 4, 4]
         """
         budget = max(min(integer("max_bytes_in_flight", max_bytes_in_flight), 2**63 - 1), -(2**63))
-        pieces, ends = self.core.rounds(budget, itemsize_of(dtype))
+        pieces, ends = self._core.rounds(budget, itemsize_of(dtype))
         return np.split(self._structured(pieces), ends[:-1]) if len(ends) else []
 
     @property

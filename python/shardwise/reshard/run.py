@@ -36,9 +36,8 @@ _LINE = 64
 class Runnable(Protocol):
     """The members of a plan that running it needs; `ReshardPlan` documents each member."""
 
-    #: The compiled object; for the modules of the package only.
-    core: CorePlan
-
+    @property
+    def core(self) -> CorePlan: ...
     @property
     def src(self) -> Tiling: ...
     @property

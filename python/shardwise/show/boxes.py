@@ -70,7 +70,7 @@ def _read(tiling: Tiling) -> tuple[list[list[Box]], list[str]]:
     held: list[list[Box]] = []
     room = _MOST_READ
     for holder in range(tiling.holder_count):
-        pieces = tiling.core_tiling.pieces(holder)
+        pieces = tiling.core_tiling().pieces(holder)
         boxes: list[Box] = [tuple((side.start, side.stop) for side in piece) for piece, _ in pieces]
         boxes = [sides for sides in boxes if all(start < stop for start, stop in sides)]
         if (held and len(boxes) > room) or room <= 0:

@@ -127,7 +127,7 @@ def test_what_cannot_be_read_is_refused_with_a_sentence(case: str, tmp_path: Pat
         ("m.npz", b"PK\3\4", r"numpy\.savez; save_checkpoint"),
         ("m.nemo", b"./".ljust(257, b"\0") + b"ustar", r"an archive of NeMo; unpack it \(tar xf FILE\)"),
         ("flax_model.msgpack", b"\x81", "is a file of Flax; save_checkpoint"),
-        ("streaming_params_27", b"\x92", r"StreamingCheckpointer\.load_checkpoint"),
+        ("streaming_params_27", b"\x92", r"is a stream of EasyLM's; save_checkpoint"),
         ("m.ckpt.data-00000-of-00001", b"\0" * 9, r"tf\.train\.load_checkpoint"),
         ("model_state.pdparams", b"\x80\4", r"paddle\.load\(FILE, return_numpy=True\)"),
         ("m.zst", b"\x28\xb5\x2f\xfd" + bytes(20), "it is compressed by zstd"),
