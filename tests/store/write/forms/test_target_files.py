@@ -107,6 +107,20 @@ def test_files_are_filled_in_order(most: int, groups: list[list[int]]) -> None:
 NAMES = st.text(st.sampled_from('ab"\\/\né☃😀\x7f\x01'), max_size=6)
 
 
+def test_an_index_is_as_long_as_is_read_to_the_byte() -> None:
+    """An index of 100,000,000 bytes is read; of one byte more it is refused before anything is made."""
+    names = [*(f"{number:04}{'𝄞' * 1000}" for number in range(8000)), "ä", 'a"\\b']
+    files = hugging_face_files([wanted(name, (4,)) for name in names], 8000, {})
+    rest = 100_000_000 - len(json.dumps(index_of(files, [wanted(name, (4,)) for name in names]), indent=2))
+    names[-1] += "w" * rest
+    tensors = [wanted(name, (4,)) for name in names]
+    files = hugging_face_files(tensors, 8000, {})
+    assert len(json.dumps(index_of(files, tensors), indent=2).encode()) == 100_000_000
+    tensors[-1] = wanted(names[-1] + "w", (4,))
+    with pytest.raises(sw.LayoutError, match="for 8002 tensors is over the limit"):
+        hugging_face_files(tensors, 8000, {})
+
+
 @given(st.dictionaries(NAMES, st.tuples(st.lists(st.integers(0, 12), max_size=3), st.booleans()), max_size=6))
 def test_the_length_of_a_header_is_known_before_it_is_made(tensors: dict[str, tuple[list[int], bool]]) -> None:
     held = []

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...._fork import cached_property
+from ...._json import MAX_JSON
 from ...._text import bytes_text
 from ....errors import LayoutError, ParseError
 from ...data.parts import SHARDING_INFO, part_mark
@@ -40,8 +41,6 @@ __all__ = [
     "single_file",
 ]
 
-#: The longest header that the format allows.
-_MOST_HEADER = 100_000_000
 #: Space for a hexadecimal digest, which is known when the data has been written.
 _NO_DIGEST = "0" * 32
 
@@ -151,7 +150,7 @@ class SafetensorsFile(TargetFile):
     def _as_header(self, entries: Mapping[str, Any]) -> bytes:
         text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
         text += b" " * (-len(text) % 8)
-        if len(text) > _MOST_HEADER:
+        if len(text) > MAX_JSON:
             raise _too_long(self.name, len(text), len(entries) - 1)
         return len(text).to_bytes(8, "little") + text
 
@@ -163,7 +162,7 @@ def _sharding(offsets: str) -> dict[str, str]:
 def _too_long(name: str, length: int, count: int) -> LayoutError:
     return LayoutError(
         f"{name}: a header of {bytes_text(length)} for {count} tensors is over the format's limit of "
-        f"{bytes_text(_MOST_HEADER)}; several files in a folder have shorter ones, and to='dcp' has no such limit"
+        f"{bytes_text(MAX_JSON)}; several files in a folder have shorter ones, and to='dcp' has no such limit"
     )
 
 
@@ -186,18 +185,41 @@ def hugging_face_files(wanted: Sequence[CutTensor], most: int, metadata: Mapping
         groups[-1].append(i)
         filled += tensor.nbytes
     names = [f"model-{number:05}-of-{len(groups):05}.safetensors" for number in range(1, len(groups) + 1)]
-    names = names if len(names) > 1 else ["model.safetensors"]
+    if len(names) > 1:
+        _check_index(wanted, groups, names)
+    else:
+        names = ["model.safetensors"]
     slots = whole_slots(wanted, groups)
     text = HeaderText(metadata, files=len(names))
     return [SafetensorsFile(name, held, wanted, text) for name, held in zip(names, slots, strict=True)]
 
 
+def _check_index(wanted: Sequence[CutTensor], groups: Sequence[Sequence[int]], names: Sequence[str]) -> None:
+    """Refuse an index that is longer than readers take.
+
+    Raises:
+        LayoutError: if it is; says which form has none.
+    """
+    text = json.dumps(_index(sum(tensor.nbytes for tensor in wanted), {}), indent=2)
+    # Within the braces a line for each tensor, `    "w": "file",`, the last without a comma; and one for the brace.
+    length = len(text) + len("\n  ") - 1
+    for group, name in zip(groups, names, strict=True):
+        length += sum(len(json.dumps(wanted[i].name)) for i in group) + len(group) * (len(name) + len('\n    : "",'))
+    if length > MAX_JSON:
+        raise LayoutError(
+            f"an index of {bytes_text(length)} for {len(wanted)} tensors is over the limit of {bytes_text(MAX_JSON)} "
+            "with which it is read; to='dcp' has no such limit"
+        )
+
+
 def index_of(files: Sequence[SafetensorsFile], wanted: Sequence[NamedTensor]) -> dict[str, Any]:
     """The index of a folder in Hugging Face's format."""
-    return {
-        "metadata": {"total_size": sum(file.data_bytes for file in files)},
-        "weight_map": {wanted[slot.tensor].name: file.name for file in files for slot in file.slots},
-    }
+    held = {wanted[slot.tensor].name: file.name for file in files for slot in file.slots}
+    return _index(sum(file.data_bytes for file in files), held)
+
+
+def _index(nbytes: int, held: Mapping[str, str]) -> dict[str, Any]:
+    return {"metadata": {"total_size": nbytes}, "weight_map": held}
 
 
 def sharded_files(wanted: Sequence[CutTensor], metadata: Mapping[str, str]) -> list[SafetensorsFile]:
@@ -273,7 +295,7 @@ class HeaderLengths:
                 self._more(slots[at]) for at, number in enumerate(slots.tensors.tolist()) if number in self._packed
             )
         length += -length % 8
-        if length > _MOST_HEADER:
+        if length > MAX_JSON:
             raise _too_long(name, length, len(slots))
         return 8 + length
 
