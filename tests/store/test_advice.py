@@ -24,6 +24,8 @@ from .torch_files import save as saved
 
 MESH = sw.DeviceMesh((2,), ("tp",))
 ARRAYS: Any = {"w": np.arange(24, dtype="f4").reshape(4, 6), "b": np.full(6, 1e30, "f4")}
+#: In an index each is 12 characters for a letter of four bytes, in headers these.
+LONG_NAMES: Any = {f"{number:04}{'𝄞' * 1023}": np.ones(1, "f4") for number in range(8140)}
 DATA = Path(__file__).parents[1] / "data" / "checkpoints"
 
 
@@ -47,6 +49,11 @@ def reshard(path: Path, made: str = "made.safetensors", *args: Any, **how: Any) 
 
 def save(path: Path, tensors: Any, name: str = "saved.safetensors", **how: Any) -> Any:
     return sw.save_checkpoint(path / name, tensors, sync=False, **how)
+
+
+def long_names_as_dcp(path: Path) -> None:
+    save(path, LONG_NAMES, "made", to="dcp")
+    same_tensors(path / "made", LONG_NAMES)
 
 
 def summed(path: Path, reduce: bool) -> None:
@@ -177,6 +184,16 @@ ADVICE = {
         lambda path: [reshard(path, how, dtype="float16", overflow=how) for how in ("saturate", "round")],
     ),
     "partial sums": Advice("add them first", lambda path: summed(path, False), lambda path: summed(path, True)),
+    "nested": Advice(
+        "tensors['a'] is a dict; it must be an array: join the names of what is nested, as in {'a.b.w': …}",
+        lambda path: save(path, {"a": {"b": ARRAYS, "c": ARRAYS}}),
+        lambda path: save(path, {"a.b.w": ARRAYS["w"], "a.b.b": ARRAYS["b"]}),
+    ),
+    "an index that no reader takes": Advice(
+        "for 8140 tensors is over the limit of 95.4 MiB with which it is read; to='dcp' has no such limit",
+        lambda path: save(path, LONG_NAMES, "made", to="hf", max_file_bytes=4096),
+        long_names_as_dcp,
+    ),
     "little memory": Advice(
         "at least 16384 bytes are needed",
         lambda path: reshard(path, memory=16383),

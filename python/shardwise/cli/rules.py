@@ -96,12 +96,14 @@ def _some(names: Sequence[str]) -> str:
 
 def _tensors_of(source: Path, said: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """The shapes of a checkpoint's tensors, quantized weights by the names that rules have for them."""
+    from ..quantized.forms import check_known
     from ..store import open_checkpoint
     from ..store.tensors.quantized import components_in, reader_of
 
     with open_checkpoint(source) as checkpoint:
         outline = {name: (shape, dtype) for name, dtype, shape in checkpoint.described()}
         found = components_in(outline, said, reader_of(checkpoint))
+    check_known(found)
     return {name: outline[name][0] for name in found.plain} | {name: one.shape for name, one in found.tensors.items()}
 
 

@@ -182,7 +182,8 @@ def test_a_configuration_that_lacks_fields_is_enough_for_a_copy(
     layouts = sw.LayoutMap(sw.DeviceMesh((5,), ("tp",)), default="replicated")
     layouts[r"down_proj\.weight$"] = (None, "tp")
     renamed = sw.Rewrites([{"from": "model.layers.{i}.mlp.down_proj.weight", "to": "down.{i}.weight"}])
-    for number, (given, how) in enumerate([(layouts, {}), (None, {"rewrites": renamed})]):
+    ways: list[tuple[Any, dict[str, Any]]] = [(layouts, {}), (None, {"rewrites": renamed})]
+    for number, (given, how) in enumerate(ways):
         with refused(sw.ParseError, next(iter(lacking)), "give a corrected configuration (--config)"):
             sw.reshard_checkpoint(source, tmp_path / "cut", given, to="sharded", sync=False, **how)
         new = tmp_path / f"cut-{number}"

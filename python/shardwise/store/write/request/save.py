@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...._arguments import is_true
+from ...._text import shown
 from ....array.replicas import check_replicas
 from ....array.sharded import ShardedArray
 from ....errors import ShardwiseWarning
@@ -28,6 +29,9 @@ from .planner import chosen_form, plan_form
 from .request import FILE_BYTES, Request
 
 __all__ = ["save_checkpoint", "warn"]
+
+#: The most keys of nested mappings that a message joins.
+_MOST_KEYS = 8
 
 
 def save_checkpoint(
@@ -94,6 +98,12 @@ def save_checkpoint(
     """
     if not isinstance(tensors, Mapping):
         raise TypeError(f"tensors must be a mapping from names to arrays, got {type(tensors).__name__}")
+    for name, value in tensors.items():
+        if isinstance(value, Mapping):
+            raise TypeError(
+                f"tensors[{shown(name)}] is a {type(value).__name__}; it must be an array: join the names of what is "
+                f"nested, as in {{{_joined(name, value)}: …}}"
+            )
     wanted = []
     refuse_unmatched(layouts, {name: np.ndim(value) for name, value in tensors.items()})
     for name, value in tensors.items():
@@ -116,6 +126,16 @@ def save_checkpoint(
     with locked(target):
         # As given; a plan's path is absolute.
         return replace(run_whole(made, work), path=target, warnings=tuple(said), left_out=tuple(lost))
+
+
+def _joined(name: str, value: Mapping[Any, Any]) -> str:
+    """The name of the first array within nested mappings, of the keys on the way there."""
+    keys = [name]
+    inner: Any = value
+    while isinstance(inner, Mapping) and inner and len(keys) < _MOST_KEYS:
+        key, inner = next(iter(inner.items()))
+        keys.append(str(key))
+    return shown(".".join(keys))
 
 
 def warn(messages: Iterable[str]) -> None:
