@@ -335,9 +335,27 @@ def test_names_that_the_engines_do_not_have(tmp_path: Path, names: list[str]) ->
     with pytest.raises(sw.LayoutError, match=f"take no tensor '{re.escape(sorted(names)[0][:8])}.*`shardwise rules`"):
         sw.save_checkpoint(tmp_path / "a", tensors, rules, to="vllm")
     sw.save_checkpoint(tmp_path / "a", tensors, rules, to="ranks", sync=False)  # As the refusal says.
-    # A tensor that a model has without the others is the engine's own, as queries of multi-head latent attention.
-    alone = {names[0]: np.ones(4)} if "experts" not in names[0] else {"h.0.mlp.experts.w2_weight": np.ones(4)}
-    sw.save_checkpoint(tmp_path / "b", alone, rules, to="vllm", sync=False)
+    # Half of it is none of the engine's own either.
+    for alone in names:
+        with pytest.raises(sw.LayoutError, match=f"take no tensor '{re.escape(alone)}'"):
+            sw.save_checkpoint(tmp_path / "b", {alone: np.ones(4), "h.0.norm.weight": np.ones(4)}, rules, to="vllm")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["h.0.self_attn.q_proj.weight", "h.0.self_attn.kv_a_proj_with_mqa.weight"],  # DeepSeek-V2-Lite.
+        ["h.0.mlp.up_proj.weight", "h.0.mlp.down_proj.weight"],  # Nemotron, which has no gate.
+        ["h.0.mlp.experts.w2_weight"],
+    ],
+)
+def test_names_that_the_engines_have_alone(tmp_path: Path, names: list[str]) -> None:
+    rules = sw.LayoutMap(sw.DeviceMesh((2,), ("tp",)), default="replicated")
+    sw.save_checkpoint(tmp_path / "a", dict.fromkeys(names, np.ones(4)), rules, to="vllm", sync=False)
+    for name in names[:-1]:  # In another layer it is beside none of these.
+        tensors = {name.replace("h.0", "h.1"): np.ones(4), names[1]: np.ones(4)}
+        with pytest.raises(sw.LayoutError, match=r"take no tensor 'h\.1"):
+            sw.save_checkpoint(tmp_path / "b", tensors, rules, to="vllm")
 
 
 def test_linear_layers_of_gpt2_are_turned_round_for_the_engines(tmp_path: Path) -> None:

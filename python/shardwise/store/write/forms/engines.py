@@ -76,18 +76,29 @@ def _fused_by(names: Iterable[str], layouts: Layouts | None) -> str | None:
     return next((name for name in names if any(one.matched(name) is not None for one in templates)), None)
 
 
-def _fused(names: Iterable[str]) -> str | None:
-    """The first of tensors beside each other that an engine fuses."""
+def _fused(names: Sequence[str]) -> str | None:
+    """The first of tensors that an engine fuses, with or without the others: half of a parameter is none of its own."""
     there: dict[tuple[str, str], dict[str, str]] = {}
+    beside: dict[str, set[str]] = {}
     for name in names:
+        parent, _, module = name.rpartition(".")[0].rpartition(".")
+        beside.setdefault(parent, set()).add(module)
         match = _MODULE.search(name)
         if match is not None:
             there.setdefault((match[1], match[3]), {})[match[2]] = name
-    for held in there.values():
+    for (prefix, _), held in there.items():
         for each in _FUSED:
-            if held.keys() >= set(each):
-                return held[each[0]]
+            parts = [part for part in each if part in held]
+            if parts and not _is_alone(parts, beside.get(prefix.removesuffix("."), set())):
+                return held[parts[0]]
     return None
+
+
+def _is_alone(parts: list[str], beside: set[str]) -> bool:
+    """Return whether engines have no other parts: queries of latent attention, `up_proj` of layers without a gate."""
+    if parts == ["q_proj"]:
+        return any(name.startswith("kv_") for name in beside)
+    return parts == ["up_proj"] and "down_proj" in beside
 
 
 def check_stages(wanted: Sequence[Wanted], ranks: Ranks) -> None:
