@@ -20,6 +20,12 @@ from ..checks import same_tensors
 from ..oracle import engines, fused
 from ..store.tasks import write_replica
 
+#: Expected of many of these tests, which are about something else.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*not written,:shardwise.ShardwiseWarning"),
+    pytest.mark.filterwarnings("ignore:.*dropped by the rules:shardwise.ShardwiseWarning"),
+]
+
 ROOT = Path(__file__).parents[2]
 MEGATRON = ROOT / "tests" / "data" / "checkpoints" / "megatron"
 Model = dict[str, np.ndarray[Any, Any]]

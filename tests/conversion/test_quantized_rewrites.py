@@ -18,6 +18,12 @@ from shardwise.rules.shipped import example_rules
 from ..checks import refused
 from ..oracle.quantized import Raw, folders, read_raw, values_of
 
+#: Expected of many of these tests, which are about something else.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*appl(y|ies) to no name:shardwise.ShardwiseWarning"),
+    pytest.mark.filterwarnings("ignore:.*dropped by the rules:shardwise.ShardwiseWarning"),
+]
+
 DATA = Path(__file__).parents[1] / "data" / "quantized"
 #: Those of Qwen3; the others are written below.
 QWEN = [folder for folder in folders(DATA) if folder.name not in ("st-low-bit", "fp8-block-ragged", "mxfp4-gptoss")]

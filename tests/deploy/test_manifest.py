@@ -27,6 +27,9 @@ from shardwise.store import manifest_of, tensor_digests
 
 from ..checks import refused
 
+#: Expected of many of these tests, which are about something else.
+pytestmark = pytest.mark.filterwarnings("ignore:the layouts cut:shardwise.ShardwiseWarning")
+
 TENSORS = {
     "h.0.w": ((8, 6), "float32"),
     "h.1.w": ((8, 6), "float32"),

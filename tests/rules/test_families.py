@@ -20,6 +20,9 @@ from shardwise.rules.toml import read_compared
 
 from ..oracle.families.models import DATA, SEED, digest, elements, read
 
+#: Expected of many of these tests, which are about something else.
+pytestmark = pytest.mark.filterwarnings("ignore:.*dropped by the rules:shardwise.ShardwiseWarning")
+
 RULES = sw.example_rules()
 #: Models that have the rules of another.
 SAME = {

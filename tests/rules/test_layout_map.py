@@ -521,7 +521,7 @@ class TestUneven:
         assert [shard.data.size for shard in model["embed"].shards][:4] == [2, 1, 1, 1]
 
     def test_a_sharded_checkpoint_is_cut_by_it(self, tmp_path: Path) -> None:
-        layout_map = LayoutMap(MESH, default=LayoutRule(("model",), "ceil"))
+        layout_map = LayoutMap(MESH, default=LayoutRule(("model",), "ceil"), replicated=["data"])
         layout_map["w"] = LayoutRule(("model",), uneven="balanced")
         arrays = {"w": np.arange(5, dtype=np.int8), "v": np.arange(5, dtype=np.int8)}
         save_checkpoint(tmp_path / "cut", arrays, layout_map, to="sharded")

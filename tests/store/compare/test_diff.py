@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import shardwise as sw
 from tests.store.tasks import mixed, mixed_rules
+
+#: Expected of many of these tests, which are about something else.
+pytestmark = pytest.mark.filterwarnings("ignore:.*match(es)? no rule:shardwise.ShardwiseWarning")
 
 
 def test_a_checkpoint_that_differs_is_told_apart(tmp_path: Path) -> None:

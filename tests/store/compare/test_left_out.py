@@ -17,6 +17,9 @@ from shardwise.store.rewritten.left_out import expression_for
 
 from ..torch_files import ones, save, tensor
 
+#: These tests are about what is said so, in the reports and in other ways.
+pytestmark = pytest.mark.filterwarnings("ignore::shardwise.ShardwiseWarning")
+
 WEIGHTS = {
     "decoder.layers.0.mlp.linear_fc2.weight": np.ones((8, 16), "f4"),
     "decoder.final_layernorm.weight": np.ones(8, "f4"),

@@ -12,6 +12,9 @@ import pytest
 import shardwise as sw
 from tests.store.tasks import mixed, mixed_rules
 
+#: Expected of many of these tests, which are about something else.
+pytestmark = pytest.mark.filterwarnings("ignore:.*match(es)? no rule:shardwise.ShardwiseWarning")
+
 
 def test_a_flipped_bit_a_missing_and_a_swapped_file_are_found(tmp_path: Path) -> None:
     sw.save_checkpoint(tmp_path / "s", mixed(), mixed_rules())

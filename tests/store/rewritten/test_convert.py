@@ -112,7 +112,8 @@ def test_what_would_become_nan_is_refused_and_counted(source: Path, tmp_path: Pa
     [("saturate", [1, 448, 448, 448, -448, 448, np.nan]), ("round", [1, 448, 448, *[np.nan] * 4])],
 )
 def test_saturation_is_offered_and_reported(source: Path, tmp_path: Path, overflow: Any, expected: list[float]) -> None:
-    report = sw.reshard_checkpoint(source, tmp_path / "b", dtype="float8_e4m3fn", overflow=overflow)
+    with pytest.warns(sw.ShardwiseWarning, match="tensor 'w': 3 values"):
+        report = sw.reshard_checkpoint(source, tmp_path / "b", dtype="float8_e4m3fn", overflow=overflow)
     assert len(report.warnings) == 1
     assert "tensor 'w': 3 values" in report.warnings[0]
     with sw.open_checkpoint(tmp_path / "b") as checkpoint:

@@ -11,6 +11,9 @@ import pytest
 import shardwise as sw
 from shardwise.cli import main
 
+#: These tests are about what is said so, in the reports and in other ways.
+pytestmark = pytest.mark.filterwarnings("ignore::shardwise.ShardwiseWarning")
+
 LLAMA = {f"model.layers.{i}.self_attn.q_proj.weight": np.ones((8, 8), "f4") for i in (0, 1)}
 
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import shardwise as sw
 from shardwise.show.picture import short
 from tests.show.drawings import Drawing
+
+#: Expected of many of these tests, which are about something else.
+pytestmark = pytest.mark.filterwarnings("ignore:.*match(es)? no rule:shardwise.ShardwiseWarning")
 
 
 def make(path: Path) -> None:

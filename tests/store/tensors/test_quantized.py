@@ -19,6 +19,9 @@ from shardwise.store.rewritten.ranges import read_plan
 from ...checks import refused
 from ...oracle.quantized import folders, read_raw
 
+#: Expected of many of these tests, which are about something else.
+pytestmark = pytest.mark.filterwarnings("ignore:.*appl(y|ies) to no name:shardwise.ShardwiseWarning")
+
 DATA = Path(__file__).parents[2] / "data" / "quantized"
 QUANTIZED = [folder for folder in folders(DATA) if folder.name != "st-low-bit"]
 

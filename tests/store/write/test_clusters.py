@@ -19,6 +19,9 @@ import pytest
 import shardwise as sw
 from tests.store.stores import Store
 
+#: Expected of many of these tests, which are about something else.
+pytestmark = pytest.mark.filterwarnings("ignore:.*match(es)? no rule:shardwise.ShardwiseWarning")
+
 ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "examples" / "clusters"
 TASK = 1 << 16

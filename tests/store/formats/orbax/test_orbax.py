@@ -217,6 +217,7 @@ def test_arrays_of_zarr_3_that_cannot_be_read(case: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("dtype", ["int4", "int2", "uint4", "float4_e2m1fn"])
+@pytest.mark.filterwarnings("ignore:.*dropped by the rules:shardwise.ShardwiseWarning")
 def test_an_array_that_cannot_be_read_does_not_close_the_others(dtype: str, tmp_path: Path) -> None:
     tree = {
         f"('{key}',)": {"key_metadata": [{"key": key, "key_type": 2}], "value_metadata": {"value_type": "jax.Array"}}

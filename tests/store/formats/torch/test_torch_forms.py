@@ -16,6 +16,9 @@ from shardwise.store.formats.torch.tensors import flatten
 
 from ...torch_files import STORAGES, Call, Dcp, Global, Storage, ones, save, tensor
 
+#: Expected of many of these tests, which are about something else.
+pytestmark = pytest.mark.filterwarnings("ignore:.*not written,:shardwise.ShardwiseWarning")
+
 
 def plain(tmp_path: Path, value: Any, **options: Any) -> sw.store.StoredCheckpoint:
     path = tmp_path / "model.pt"

@@ -17,6 +17,9 @@ from tests.checks import refused
 from tests.store.real import DATA
 from tests.store.torch_files import save, size, tensor
 
+#: Expected of many of these tests, which are about something else.
+pytestmark = pytest.mark.filterwarnings("ignore:.*not read, beside:shardwise.ShardwiseWarning")
+
 EXPECTED = json.loads((DATA / "deepspeed" / "expected.json").read_text())
 W = np.arange(12, dtype=np.float32).reshape(3, 4)
 

@@ -26,6 +26,13 @@ from ....oracle.families.models import digest, numbered, read
 from ...stores import Store
 from ...tasks import forge, unpacked
 
+#: Expected of many of these tests, which are about something else.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*match(es)? no rule:shardwise.ShardwiseWarning"),
+    pytest.mark.filterwarnings("ignore:no rule that applies uses the axis:shardwise.ShardwiseWarning"),
+    pytest.mark.filterwarnings("ignore:.*appl(y|ies) to no name:shardwise.ShardwiseWarning"),
+]
+
 MESH = sw.DeviceMesh((2, 4), ("data", "model"))
 RNG = np.random.default_rng(5)
 TENSORS: dict[str, Any] = {

@@ -33,6 +33,9 @@ from shardwise.store.write.forms.pickles import Call, Global, Items, New, pickle
 
 from ...torch_files import Dcp, save, tensor
 
+#: Expected of many of these tests, which are about something else.
+pytestmark = pytest.mark.filterwarnings("ignore:.*not written,:shardwise.ShardwiseWarning")
+
 MESH = sw.DeviceMesh((2, 2), ("x", "y"))
 ROWS = sw.TensorLayout(("x", None), MESH)
 

@@ -15,6 +15,9 @@ from shardwise.store.write.places.task import TaskReceipt
 from shardwise.store.write.run.run import parts_of
 from tests.store.tasks import contents, planned, rules
 
+#: Expected of many of these tests, which are about something else.
+pytestmark = pytest.mark.filterwarnings("ignore:.*match(es)? no rule:shardwise.ShardwiseWarning")
+
 
 @pytest.mark.heavy
 def test_two_drivers_and_a_late_task(source: Path) -> None:

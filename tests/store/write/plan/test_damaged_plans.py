@@ -24,6 +24,12 @@ from shardwise.store.write.places.place import receipt_line
 from shardwise.store.write.plan.tables import TABLES
 from tests.store.tasks import folder_of, forge, planned, unpacked
 
+#: Expected of many of these tests, which are about something else.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*match(es)? no rule:shardwise.ShardwiseWarning"),
+    pytest.mark.filterwarnings("ignore:the layouts cut:shardwise.ShardwiseWarning"),
+]
+
 
 def test_a_plan_of_another_version_edited_or_damaged(source: Path, tmp_path: Path) -> None:
     path = tmp_path / "new.swplan"

@@ -26,6 +26,12 @@ from shardwise.store.write.run import checkpoint_plan as forecast
 from shardwise.store.write.run.checkpoint_plan import runs_to_copy
 from tests.store.stores import Store
 
+#: Expected of many of these tests, which are about something else.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:no rule that applies uses the axis:shardwise.ShardwiseWarning"),
+    pytest.mark.filterwarnings("ignore:.*match(es)? no rule:shardwise.ShardwiseWarning"),
+]
+
 FORMS = ("safetensors", "hf", "sharded", "dcp")
 TURNED = {"from": {"name": "tied.{n}", "transpose": True}, "to": "turned.tied.{n}"}
 SETTINGS: dict[str, dict[str, Any]] = {

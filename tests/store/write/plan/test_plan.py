@@ -16,6 +16,9 @@ import shardwise as sw
 from shardwise.store.write.plan.plan import WritePlan
 from tests.store.tasks import TASK, planned
 
+#: Expected of many of these tests, which are about something else.
+pytestmark = pytest.mark.filterwarnings("ignore:.*match(es)? no rule:shardwise.ShardwiseWarning")
+
 
 @pytest.mark.parametrize(
     ("sizes", "parts", "edges"),

@@ -16,6 +16,9 @@ from tests.store.stores import Store
 
 from ...torch_files import Dcp, ones, save, tensor
 
+#: These tests are about what is said so, in the reports and in other ways.
+pytestmark = pytest.mark.filterwarnings("ignore::shardwise.ShardwiseWarning")
+
 BESIDE = {
     "config.json": b'{"a": 1}',
     "tokenizer.json": b"{}",

@@ -16,6 +16,13 @@ from tests.store.tasks import MESH, mixed, mixed_rules
 
 from ....checks import same_tensors
 
+#: Expected of many of these tests, which are about something else.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*match(es)? no rule:shardwise.ShardwiseWarning"),
+    pytest.mark.filterwarnings("ignore:.*not written,:shardwise.ShardwiseWarning"),
+    pytest.mark.filterwarnings("ignore:.*not compared:shardwise.ShardwiseWarning"),
+]
+
 DATA = Path(__file__).parents[3] / "data" / "checkpoints"
 
 

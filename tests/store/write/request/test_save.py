@@ -14,6 +14,12 @@ import shardwise as sw
 from tests.checks import same_tensors
 from tests.store.tasks import MESH, mixed, mixed_rules
 
+#: Expected of many of these tests, which are about something else.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*match(es)? no rule:shardwise.ShardwiseWarning"),
+    pytest.mark.filterwarnings("ignore:no rule that applies uses the axis:shardwise.ShardwiseWarning"),
+]
+
 
 def test_the_safetensors_package_reads_what_is_written(tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors.numpy")

@@ -18,6 +18,9 @@ from shardwise.store.write.request import scratch
 from tests.checks import same_tensors
 from tests.store.trips import Stopped
 
+#: Expected of many of these tests, which are about something else.
+pytestmark = pytest.mark.filterwarnings("ignore:the layouts cut:shardwise.ShardwiseWarning")
+
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:

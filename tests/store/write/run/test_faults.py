@@ -32,7 +32,11 @@ from shardwise.store.write.run import checkpoint_plan
 
 from ...faulty import Machine, Outcome, why_not
 
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
+pytestmark = [
+    pytest.mark.skipif(bool(why_not()), reason=why_not()),
+    # Expected of many of these tests, which are about something else.
+    pytest.mark.filterwarnings("ignore:.*match(es)? no rule:shardwise.ShardwiseWarning"),
+]
 
 T = TypeVar("T")
 

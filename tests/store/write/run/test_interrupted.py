@@ -12,6 +12,9 @@ from shardwise.store.write.places.work import Work, workers_for
 from tests.store.stores import Store
 from tests.store.tasks import TASK, direct, planned, rules
 
+#: Expected of many of these tests, which are about something else.
+pytestmark = pytest.mark.filterwarnings("ignore:.*match(es)? no rule:shardwise.ShardwiseWarning")
+
 
 @pytest.mark.parametrize(
     ("options", "kept"),

@@ -25,6 +25,9 @@ from tests.store.tasks import TASK, contents, direct, folder_of, planned, rules
 from ...torch_files import save as torch_file
 from ...torch_files import tensor
 
+#: Expected of many of these tests, which are about something else.
+pytestmark = pytest.mark.filterwarnings("ignore:.*match(es)? no rule:shardwise.ShardwiseWarning")
+
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_workers_share_the_memory_that_was_asked_for(
