@@ -28,6 +28,17 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return True if helper and collection_path.name not in ("conftest.py", "__init__.py") else None
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let tests of drawn cases warn: those that take long, and the comparisons with frameworks.
+
+    Any other test fails when a warning comes that it does not expect.
+    """
+    drawn = {Path(__file__).parent / folder for folder in ("oracle", "interop", "prove", "fuzz")}
+    for item in items:
+        if item.get_closest_marker("heavy") or item.get_closest_marker("slow") or drawn.intersection(item.path.parents):
+            item.add_marker(pytest.mark.filterwarnings("ignore::shardwise.ShardwiseWarning"))
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
     """Keep the collector from the modules and the thousands of tests, which all stay until the end.

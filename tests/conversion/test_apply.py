@@ -22,6 +22,8 @@ from ..store.tasks import write_replica
 
 #: Expected of many of these tests, which are about something else.
 pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*not compared,:shardwise.ShardwiseWarning"),
+    pytest.mark.filterwarnings("ignore:no rule that applies uses the axis:shardwise.ShardwiseWarning"),
     pytest.mark.filterwarnings("ignore:.*not written,:shardwise.ShardwiseWarning"),
     pytest.mark.filterwarnings("ignore:.*dropped by the rules:shardwise.ShardwiseWarning"),
 ]

@@ -30,6 +30,7 @@ def text_of(groups: list[list[str]]) -> str:
     return " ".join(f"({' '.join(group)})" if len(group) > 1 else group[0] if group else "1" for group in groups)
 
 
+@pytest.mark.filterwarnings("ignore:no rule that applies uses the axis:shardwise.ShardwiseWarning")
 @pytest.mark.heavy
 @pytest.mark.parametrize("large", [False, True])
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

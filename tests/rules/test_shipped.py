@@ -173,6 +173,7 @@ def test_every_rank_holds_what_the_engine_gives_it(engine: str, model: str, tp: 
             assert {shard.data.shape[0] for shard in sharded.shards} == ({rows} if "position" not in name else {8})
 
 
+@pytest.mark.filterwarnings("ignore:.*is for models of the type:shardwise.ShardwiseWarning")
 @pytest.mark.parametrize("name", RULES)
 def test_the_rules_are_written_back(name: str) -> None:
     models = [f"{name.partition('/')[2]}-0", "llama-0"]

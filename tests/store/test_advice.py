@@ -307,6 +307,7 @@ ADVICE = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*beyond the range:shardwise.ShardwiseWarning")
 @pytest.mark.parametrize("case", ADVICE)
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_what_is_advised_gets_through(case: str, tmp_path: Path) -> None:

@@ -130,6 +130,9 @@ def test_a_header_that_was_changed_is_found(tmp_path: Path) -> None:
         sw.verify_checkpoint(folder)
 
 
+@pytest.mark.filterwarnings("ignore:.*so nothing is cut:shardwise.ShardwiseWarning")
+@pytest.mark.filterwarnings("ignore:.*not written,:shardwise.ShardwiseWarning")
+@pytest.mark.filterwarnings("ignore:.*not compared,:shardwise.ShardwiseWarning")
 @pytest.mark.heavy
 @pytest.mark.parametrize("to", ["hf", "sharded", "dcp"])
 def test_a_flipped_bit_anywhere_is_found(tmp_path: Path, to: Any) -> None:

@@ -138,6 +138,7 @@ def arrays_of(whole: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
     }
 
 
+@pytest.mark.filterwarnings("ignore:.*match(es)? no rule:shardwise.ShardwiseWarning")
 @pytest.mark.heavy
 @pytest.mark.parametrize(("mode", "rows"), [("r", 2048), ("r+", 256), ("c", 256)])
 def test_arrays_of_all_strides(tmp_path: Path, mode: Any, rows: int) -> None:

@@ -207,7 +207,8 @@ def _not_compared(both: Iterable[tuple[Location, StoredCheckpoint]], unwanted: N
         own = [name for name in checkpoint.objects if unwanted is None or not unwanted.is_found(name)]
         if own:
             count, which = listed(own, "value")
-            text = f"{count} not compared, of {checkpoint.path}, as they are not tensors: {which}"
+            what = "it is no tensor" if len(own) == 1 else "they are no tensors"
+            text = f"{count} not compared, of {checkpoint.path}, as {what}: {which}"
             found.append(LeftOut("values", tuple(own), text))
         if unwanted is not None:
             sizes |= {name: each.nbytes for name, each in checkpoint.items() if unwanted.is_found(name)}

@@ -85,6 +85,7 @@ def test_files_of_no_bytes(tmp_path: Path, wrong: Any, error: type[Exception], m
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.filterwarnings("ignore:rule '.*' applies to no name:shardwise.ShardwiseWarning")
 def test_the_header_of_a_shard_is_that_of_pytorch(tmp_path: Path) -> None:
     """As `HuggingFaceStorageWriter` has it, and of what it is a part; the rest is in the manifest alone."""
     sw.save_checkpoint(tmp_path / "made", {"h.0.b": np.arange(8.0)}, mixed_rules(), metadata={"note": "x"})
