@@ -190,3 +190,56 @@ def test_what_is_not_known(capsys: pytest.CaptureFixture[str], config: Callable[
 def test_refused(capsys: pytest.CaptureFixture[str], config: Callable[..., str], arguments: str, message: str) -> None:
     assert main(["state", config(), *arguments.split()]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words", "followed"),
+    [
+        ("--mesh tp=2", "the sizes are --tp, --pp, --dp, --ep and --etp", ["--tp 2", "--pp 2", "--dp 2"]),
+        ("--rules hf/llama --mesh tp=2 --tp 2", "with --rules give --mesh", ["--rules hf/llama --mesh tp=2"]),
+        (
+            "--optimizer adamw --lora 8",
+            "give the rank and a regular expression: 16='[qv]_proj'",
+            ["--optimizer adamw --lora 16=[qv]_proj"],
+        ),
+        ("--cache batch=2", "as in batch=8,context=8192", ["--cache batch=8,context=8192"]),
+        ("--cache batch=2,pages=4", "it may have batch, context", ["--cache batch=2,context=3"]),
+        (
+            "--optimizer exp_avg=y",
+            "(expected e.g. float32, bfloat16, F8_E4M3)",
+            [f"--optimizer exp_avg={dtype}" for dtype in ("float32", "bfloat16", "F8_E4M3")],
+        ),
+        ("--optimizer exp_avg=", "as in exp_avg=float32", ["--optimizer exp_avg=float32"]),
+        (
+            "--set x",
+            "as in round_robin_gradients=true",
+            ["--optimizer adamw --sharding zero1 --set round_robin_gradients=true"],
+        ),
+        (
+            "--optimizer adamw --sharding hsdp --dp 4",
+            "give their size as group, or their axes as over",
+            [f"--optimizer adamw --sharding hsdp --dp 4 {how}" for how in ("--group 2", "--over dp")],
+        ),
+        (
+            "--optimizer adamw --sharding fsdp1 --dp 2 --frozen q_proj",
+            "with use_orig_params: set it to true in settings",
+            ["--optimizer adamw --sharding fsdp1 --dp 2 --frozen q_proj --set use_orig_params=true"],
+        ),
+        (
+            "--optimizer adamw --sharding zero1 --rules hf/llama --mesh tp=2",
+            "give a mesh with one more axis, or the sharding none or ddp",
+            [
+                "--optimizer adamw --sharding zero1 --rules hf/llama --mesh data=2,tp=2",
+                *(f"--optimizer adamw --sharding {one} --rules hf/llama --mesh tp=2" for one in ("none", "ddp")),
+            ],
+        ),
+    ],
+)
+def test_what_is_advised_gets_through(
+    capsys: pytest.CaptureFixture[str], config: Callable[..., str], arguments: str, words: str, followed: list[str]
+) -> None:
+    model = config(dtype="bfloat16")
+    assert main(["state", model, *arguments.split()]) == 2
+    assert words in capsys.readouterr().err
+    for each in followed:
+        assert main(["state", model, *each.split()]) == 0, capsys.readouterr().err

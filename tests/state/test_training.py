@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 import shardwise as sw
 from shardwise.deploy import Deployment, DeploymentRule, fsdp2
-from shardwise.state import SHARDINGS, Lora, key_value_caches, training_state
+from shardwise.state import SHARDINGS, Cache, Lora, key_value_caches, training_state
 
 MESH = sw.DeviceMesh((4, 2), ("data", "tp"))
 
@@ -264,7 +265,7 @@ def test_caches() -> None:
         ({"over": ["tp"], "sharding": "zero1"}, "the rules cut dim 0 over tp"),
         ({"frozen": "("}, "frozen is '\\(', which is not a regular expression"),
         ({"lora": Lora(2, "nothing")}, "lora: 'nothing' is found in no name"),
-        ({"tied": {"a": "b"}}, "tensors has not both"),
+        ({"tied": {"a": "b"}}, "'a' is not among the tensors"),
         ({"optimizer": "muon", "sharding": "zero1"}, "takes matrices"),
         ({"units": "x"}, "units is for fsdp1 and megatron"),
         ({"sharding": "none", "over": ["data"]}, "over is for what shards"),
@@ -290,3 +291,246 @@ def test_tensors_that_are_not_known() -> None:
     assert training_state({"up.w": (4, 4)}, rules(), weights="int8").fullest[1] == 8
     unmatched = training_state({"v": ((4,), "int8")}, rules())
     assert unmatched.unmatched == ("v",)
+
+
+def asked(**given: Any) -> Any:
+    arguments: dict[str, Any] = {"tensors": MODEL, "layouts": rules(), "optimizer": "adamw", "sharding": "fsdp2"}
+    return training_state(**{**arguments, **given})
+
+
+FLAT = sw.LayoutMap(MESH, default="replicated")
+STACK = {"up": ((2, 6, 5), "float32"), "norm": ((4,), "float32")}
+MIXED = {"0.a": ((4,), "float32"), "0.b": ((4,), "bfloat16")}
+HALF = Deployment(8, MESH, {"up": DeploymentRule((None, None)), "down": DeploymentRule((None, None), at={"data": 0})})
+WITHOUT = sw.TensorLayout((None, None), MESH), sw.TensorLayout((None, None))
+TWO = {"up": ((4, 2), "float32"), "down": ((4, 2), "float32")}
+CONFIG: Any = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32, "num_hidden_layers": 2}
+KV: Any = {f"layers.{i}.self_attn.{x}_proj.weight": ((16, 32), "bfloat16") for i in range(2) for x in "kv"}
+HAND = Cache("0.keys", "0.up", (0, 6), 10, 10, 16)
+
+
+FUSED: Any = {f"layers.{i}.self_attn.qkv_proj.weight": ((64, 32), "bfloat16") for i in range(2)}
+
+
+EIGHT = {"up": ((8, 2), "float32")}
+
+
+def both_axes(*more: str) -> sw.LayoutMap:
+    found = sw.LayoutMap(sw.DeviceMesh((4, 2, *[1] * len(more)), ("data", "tp", *more)))
+    found["up"] = (("data", "tp"), None)
+    return found
+
+
+def kept(more: Any = None, tensors: Any = None, **config: Any) -> Any:
+    """The state with the caches of a model, or with those that are made by hand."""
+    if more is not None:
+        return asked(caches=[more])
+    found = key_value_caches(CONFIG | config, tensors or KV, batch=1, context=8)
+    return asked(tensors=tensors or KV, layouts=FLAT, caches=found)
+
+
+#: What an error advises, what raises it, and what does as it says.
+ADVICE: dict[str, tuple[str, Any, list[Any]]] = {
+    "no mesh": (
+        "give a layout map with a mesh, or a deployment",
+        lambda: asked(layouts=sw.LayoutMap(default="replicated")),
+        [
+            lambda: asked(layouts=FLAT, over=["data"]),
+            lambda: asked(layouts=Deployment(8, MESH, {}, default="replicated"), over=["data"]),
+        ],
+    ),
+    "a layout without a mesh": (
+        "its layout has no mesh; give it one, or take a layout map that has one",
+        lambda: asked(tensors=TWO, layouts=dict(zip(TWO, WITHOUT, strict=True)), over=["data"]),
+        [
+            lambda: asked(tensors=TWO, layouts=dict.fromkeys(TWO, sw.TensorLayout((None, None), MESH)), over=["data"]),
+            lambda: asked(layouts=FLAT, over=["data"]),
+        ],
+    ),
+    "tied": (
+        "'other' is not among the tensors; give both, or leave them out of tied",
+        lambda: asked(tied={"0.up": "other"}),
+        [lambda: asked(tied={"0.up": "0.down"}), asked],
+    ),
+    "tied on some": (
+        "without tied both are counted wherever they are",
+        lambda: asked(tensors=TWO, layouts=HALF, tied={"up": "down"}, sharding="none"),
+        [lambda: asked(tensors=TWO, layouts=HALF, sharding="none")],
+    ),
+    "groups": (
+        "give their size as group, or their axes as over",
+        lambda: asked(sharding="hsdp"),
+        [lambda: asked(sharding="hsdp", group=2), lambda: asked(sharding="hsdp", over=["data"])],
+    ),
+    "group of none": ("it must be at least 1", lambda: asked(group=0), [lambda: asked(group=1)]),
+    "group that does not divide": (
+        "does not divide the 4 data-parallel ranks",
+        lambda: asked(group=3),
+        [lambda: asked(group=2), lambda: asked(group=4)],
+    ),
+    "no axis of data": (
+        "give a mesh with one more axis, or the sharding none or ddp, or as over the last axis by which they cut rows",
+        lambda: asked(tensors=EIGHT, layouts=both_axes()),
+        [
+            lambda: asked(tensors=EIGHT, layouts=both_axes("more")),
+            lambda: asked(tensors=EIGHT, layouts=both_axes(), sharding="none"),
+            lambda: asked(tensors=EIGHT, layouts=both_axes(), sharding="ddp"),
+            lambda: asked(tensors=EIGHT, layouts=both_axes(), over=["tp"]),
+        ],
+    ),
+    "over for nothing": (
+        f"leave over out, or give another sharding: {', '.join(SHARDINGS)}",
+        lambda: asked(sharding="none", over=["data"]),
+        [
+            lambda: asked(sharding="none"),
+            *(partial(asked, sharding=one, over=["data"]) for one in SHARDINGS if one != "none"),
+        ],
+    ),
+    "another axis": (
+        "the meshes have data, tp",
+        lambda: asked(over=["rows"]),
+        [lambda: asked(over=["data"])],
+    ),
+    "no rule": (
+        "give it a rule, or the deployment default='replicated'",
+        lambda: asked(layouts=Deployment(8, MESH, {"up": ("tp", None)})),
+        [
+            lambda: asked(layouts=Deployment(8, MESH, {"up|down": (None, None), "norm": (None,)}), over=["data"]),
+            lambda: asked(layouts=Deployment(8, MESH, {"up": ("tp", None)}, default="replicated"), over=["data"]),
+        ],
+    ),
+    "integers": (
+        "freeze it with frozen, or train adapters with lora",
+        lambda: asked(tensors={"q": ((4, 4), "int8")}),
+        [
+            lambda: asked(tensors={"q": ((4, 4), "int8")}, frozen="q"),
+            lambda: asked(tensors={"q": ((4, 4), "int8")}, lora=Lora(2, "q")),
+        ],
+    ),
+    "over what the rules cut": (
+        "give other axes as over, or the sharding none, by which the rules alone cut",
+        lambda: asked(sharding="zero1", over=["tp"]),
+        [lambda: asked(sharding="zero1", over=["data"]), lambda: asked(sharding="none")],
+    ),
+    "no tensor for a cache": (
+        "give caches that follow some of these, as key_value_caches makes them",
+        lambda: kept(HAND._replace(follows="other")),
+        [lambda: kept(HAND), kept],
+    ),
+    "dtypes": (
+        "must be a shape and a dtype, got (4, 4); with weights a shape will do",
+        lambda: asked(tensors={"0.up": (4, 4)}),
+        [lambda: asked(tensors={"0.up": ((4, 4), "int8")}, frozen="."), partial(asked, tensors=TWO, weights="float16")],
+    ),
+    "adapters of a stack": (
+        "lora: 'up' has 3 dims, and adapters are known of matrices only; narrow targets",
+        lambda: asked(tensors={**STACK, **MODEL}, layouts=FLAT, over=["data"], lora=Lora(2, "up")),
+        [lambda: asked(tensors={**STACK, **MODEL}, layouts=FLAT, over=["data"], lora=Lora(2, r"0\.up"))],
+    ),
+    "a scalar": (
+        "give it as one dim of one element",
+        lambda: asked(tensors={"w": ((), "float32")}, layouts=FLAT, over=["data"]),
+        [lambda: asked(tensors={"w": ((1,), "float32")}, layouts=FLAT, over=["data"])],
+    ),
+    "dtypes of a unit": (
+        "give as units a regular expression that tells them apart",
+        lambda: asked(tensors=MIXED, layouts=FLAT, sharding="fsdp1", over=["data"]),
+        [lambda: asked(tensors=MIXED, layouts=FLAT, sharding="fsdp1", over=["data"], units="[ab]$")],
+    ),
+    "frozen in a unit": (
+        "only with use_orig_params: set it to true in settings",
+        lambda: asked(sharding="fsdp1", frozen="up"),
+        [lambda: asked(sharding="fsdp1", frozen="up", settings={"use_orig_params": True})],
+    ),
+    "dtypes of a group": (
+        "weights is the one dtype of all",
+        lambda: asked(tensors=MIXED, layouts=FLAT, sharding="zero1", over=["data"]),
+        [lambda: asked(tensors=MIXED, layouts=FLAT, sharding="zero1", over=["data"], weights="bfloat16")],
+    ),
+    "no units": (
+        "units is for fsdp1 and megatron",
+        lambda: asked(units="."),
+        [partial(asked, units=".", sharding=one) for one in ("fsdp1", "megatron")],
+    ),
+    "settings": (
+        "settings has 'bucket_size', which zero1 does not know; it knows param_groups, round_robin_gradients",
+        lambda: asked(sharding="zero1", settings={"bucket_size": 4}),
+        [
+            lambda: asked(sharding="zero1", settings={"param_groups": 2}),
+            lambda: asked(sharding="zero1", settings={"round_robin_gradients": True}),
+        ],
+    ),
+    "muon": (
+        "known are none, ddp, zero-redundancy, fsdp2, hsdp and megatron-ddp",
+        lambda: asked(optimizer="muon", sharding="fsdp1"),
+        [
+            *(partial(asked, optimizer="muon", sharding=one) for one in ("none", "ddp", "zero-redundancy", "fsdp2")),
+            lambda: asked(optimizer="muon", sharding="hsdp", group=2),
+            lambda: asked(optimizer="muon", sharding="megatron-ddp"),
+        ],
+    ),
+    "adafactor": (
+        "it can under ddp and fsdp1",
+        lambda: asked(optimizer="adafactor"),
+        [partial(asked, optimizer="adafactor", sharding=one) for one in ("ddp", "fsdp1")],
+    ),
+    "adam8bit": (
+        "known are ddp, fsdp1, zero1, zero2 and zero3",
+        lambda: asked(optimizer="adam8bit"),
+        [partial(asked, optimizer="adam8bit", sharding=one) for one in ("ddp", "fsdp1", "zero1", "zero2", "zero3")],
+    ),
+    "another optimizer": (
+        "and dtypes by hand, as in {'exp_avg': 'float32'}",
+        lambda: asked(optimizer="shampoo"),
+        [lambda: asked(optimizer={"exp_avg": "float32"}), *(partial(asked, optimizer=one) for one in ("adamw", "sgd"))],
+    ),
+    "another name of a cache": (
+        "the name does not say where the keys are; a Cache can be made by hand instead",
+        lambda: kept(tensors={"layers.0.self_attn.W_pack.weight": ((96, 32), "bfloat16")}),
+        [lambda: kept(HAND)],
+    ),
+    "layers without caches": (
+        "is there for the others; a Cache can be made by hand instead",
+        lambda: kept(num_hidden_layers=3),
+        [lambda: kept(HAND)],
+    ),
+    "kinds of layers": (
+        "known are full_attention, global, sliding_attention, chunked_attention; a Cache can be made by hand instead",
+        lambda: kept(layer_types=["linear_attention", "full_attention"]),
+        [
+            lambda: kept(HAND),
+            lambda: kept(layer_types=["full_attention", "global"]),
+            lambda: kept(layer_types=["sliding_attention", "chunked_attention"], sliding_window=4),
+        ],
+    ),
+    "no window": (
+        "sliding_window is None; give a configuration in which it is at least 1",
+        lambda: kept(layer_types=["sliding_attention", "full_attention"]),
+        [lambda: kept(layer_types=["sliding_attention", "full_attention"], sliding_window=1)],
+    ),
+    "no chunk": (
+        "attention_chunk_size is 0; give a configuration in which it is at least 1",
+        lambda: kept(layer_types=["chunked_attention"] * 2, attention_chunk_size=0, sliding_window=4),
+        [lambda: kept(layer_types=["chunked_attention"] * 2, attention_chunk_size=1)],
+    ),
+    "layers with windows": (
+        "which layers of gemma2 have the window of 4 is not known; give a configuration with layer_types",
+        lambda: kept(model_type="gemma2", sliding_window=4),
+        [lambda: kept(model_type="gemma2", sliding_window=4, layer_types=["sliding_attention", "full_attention"])],
+    ),
+    "no heads": (
+        "the caches need num_attention_heads; give a configuration that has it",
+        lambda: kept(num_attention_heads=None, tensors=FUSED),
+        [lambda: kept(tensors=FUSED)],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ADVICE)
+def test_what_is_advised_gets_through(case: str) -> None:
+    words, refused, followed = ADVICE[case]
+    with pytest.raises((sw.LayoutError, TypeError)) as caught:
+        refused()
+    assert words in str(caught.value)
+    for each in followed:
+        each()

@@ -43,7 +43,7 @@ class Lora:
         try:
             re.compile(instance("targets", self.targets, str))
         except re.error as error:
-            raise LayoutError(f"targets is {shown(self.targets)}, not a regular expression: {error}") from None
+            raise LayoutError(f"targets is {shown(self.targets)}, which is not a regular expression: {error}") from None
 
     @property
     def bits(self) -> int:
@@ -65,7 +65,9 @@ def adapted(
         return
     if len(shape) != 2:
         if len(shape) > 2:
-            raise LayoutError(f"lora: {shown(name)} has {len(shape)} dims; adapters of matrices are known only")
+            raise LayoutError(
+                f"lora: {shown(name)} has {len(shape)} dims, and adapters are known of matrices only; narrow targets"
+            )
         return
     base = name.removesuffix(".weight")
     yield f"{base}.lora_A.weight", (lora.rank, shape[1]), (None, 1)

@@ -20,6 +20,7 @@ _PROJECTION = re.compile(
     r"(?P<kind>k_proj|v_proj|kv_a_proj_with_mqa|qkv_proj|c_attn|query_key_value|W_pack|in_proj_qkvz)\.weight$"
 )
 _FULL, _WINDOW = ("full_attention", "global"), ("sliding_attention", "chunked_attention")
+_BY_HAND = "a Cache can be made by hand instead"
 #: Types whose layers have a window only if `layer_types` or a pattern says so.
 _NO_WINDOW = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 
@@ -104,13 +105,15 @@ def key_value_caches(
             found.append(Cache(f"{base}.k", name, keys, held, room, bits))
             found.append(Cache(f"{base}.v", name, (keys[1], keys[1] + kv * size), held, room, bits))
         else:
-            raise LayoutError(f"the cache of {shown(name)} is not known: where its keys are is not said by its name")
+            raise LayoutError(
+                f"the cache of {shown(name)} is not known, since the name does not say where the keys are; {_BY_HAND}"
+            )
     layers = (stated(said, "layers") or ("", None))[1]
     if not found or (type(layers) is int and len({cache.name.rpartition(".")[0] for cache in found}) < layers):
         raise LayoutError(
             f"the caches of {len({cache.name.rpartition('.')[0] for cache in found})} layers are known, of "
             f"{layers if layers is not None else 'an unknown number'}: no k_proj, v_proj, qkv_proj or "
-            "kv_a_proj_with_mqa is there for the others"
+            f"kv_a_proj_with_mqa is there for the others; {_BY_HAND}"
         )
     return tuple(found)
 
@@ -121,7 +124,7 @@ def _count(said: Mapping[str, Any], *sizes: str) -> int:
         found = stated(said, size)
         if found is not None and type(found[1]) is int and found[1] > 0:
             return int(found[1])
-    raise LayoutError(f"the configuration does not say {keys_of(sizes[0])[0]}, which the caches need")
+    raise LayoutError(f"the caches need {keys_of(sizes[0])[0]}; give a configuration that has it")
 
 
 def _window(said: Mapping[str, Any], config: Mapping[str, Any], layer: int) -> int | None:
@@ -133,11 +136,18 @@ def _window(said: Mapping[str, Any], config: Mapping[str, Any], layer: int) -> i
         if kind in _FULL:
             return None
         if kind not in _WINDOW:
-            raise LayoutError(f"layer {layer} has {shown(kind)}, whose cache is not known")
+            raise LayoutError(
+                f"layer_types says that layer {layer} has {shown(kind)}, whose cache is not known; known are "
+                f"{', '.join((*_FULL, *_WINDOW))}; {_BY_HAND}"
+            )
         if kind == "chunked_attention":
             window = said.get("attention_chunk_size", window)
         if type(window) is not int or window < 1:
-            raise LayoutError(f"layer {layer} has {kind}, and sliding_window is {shown(window)}")
+            key = "attention_chunk_size" if "attention_chunk_size" in said and kind == "chunked_attention" else ""
+            raise LayoutError(
+                f"layer_types says that layer {layer} has {kind}, and {key or 'sliding_window'} is {shown(window)}; "
+                "give a configuration in which it is at least 1"
+            )
         return window
     if type(window) is not int or said.get("use_sliding_window") is False:
         return None
@@ -149,5 +159,8 @@ def _window(said: Mapping[str, Any], config: Mapping[str, Any], layer: int) -> i
         first = said.get("max_window_layers", 0)
         return window if said.get("use_sliding_window") and layer >= first else None
     if any(one.startswith(("gemma2", "gemma3", "cohere2", "gpt_oss", "llama4")) for one in types):
-        raise LayoutError(f"which layers of {types[0]} have the window of {window} is not known: layer_types says it")
+        raise LayoutError(
+            f"which layers of {types[0]} have the window of {window} is not known; give a configuration with "
+            "layer_types"
+        )
     return window

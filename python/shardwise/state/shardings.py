@@ -203,7 +203,10 @@ def _by_rows(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[Entr
     """FSDP2: rows, of which every rank has room for as many."""
     for part in parts:
         if not part.shape:
-            raise LayoutError("fsdp2: a parameter without dims cannot be cut in rows; fully_shard refuses it")
+            raise LayoutError(
+                "fsdp2: a parameter without dims cannot be cut in rows, and fully_shard refuses it: give it as one dim "
+                "of one element"
+            )
         rows = _lengths(part.shape[0], ways)
         row, most = math.prod(part.shape[1:]), int(rows.max())
         trained = part.trained and recipe.optimizer is not None
@@ -290,13 +293,14 @@ def _by_units(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[Ent
         bits = own[0].bits
         if any(part.bits != bits for part in own):
             raise LayoutError(
-                f"fsdp1: the unit {shown(unit)} has parameters of several dtypes, which FSDP1 does not flatten together"
+                f"fsdp1: the unit {shown(unit)} has parameters of several dtypes, which FSDP1 does not flatten "
+                "together: give as units a regular expression that tells them apart"
             )
         trained = [part for part in own if part.trained and recipe.optimizer is not None]
         if trained and not recipe.aligned and len(trained) < len(own):
             raise LayoutError(
                 f"fsdp1: the unit {shown(unit)} has trained and frozen parameters, which FSDP1 flattens together only "
-                "with use_orig_params: set aligned"
+                "with use_orig_params: set it to true in settings"
             )
         sizes = [part.size for part in own]
         align = max(128 // (recipe.compute or bits), 1) if recipe.aligned else 1
@@ -350,7 +354,10 @@ def _zero12(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[Entry
     for group in _grouped(recipe, parts):
         bits = group[0].bits
         if any(part.bits != bits for part in group):
-            raise LayoutError(f"{recipe.sharding}: a parameter group has several dtypes, which DeepSpeed does not take")
+            raise LayoutError(
+                f"{recipe.sharding}: a parameter group has several dtypes, which DeepSpeed does not take; weights is "
+                "the one dtype of all"
+            )
         if recipe.round_robin:
             group = [part for first in range(min(ways, len(group))) for part in group[first::ways]]
         flat = _flat([part.size for part in group], ways, 1, 2 * ways)

@@ -29,10 +29,11 @@ from .described import Tensor, described, with_adapters
 from .homes import Cut, Home
 from .optimizers import Optimizer, optimizer_of
 from .result import Row, TrainingState
-from .shardings import KINDS, Entry, Local, entries
+from .shardings import KINDS, SHARDINGS, Entry, Local, entries
 
 __all__ = ["training_state"]
 
+_NO_MESH = "its layout has no mesh; give it one, or take a layout map that has one"
 #: Every digit as the same one.
 _DIGITS = str.maketrans("123456789", "0" * 9)
 
@@ -147,7 +148,11 @@ class _Maker:
         self._tied = dict(tied or {})
         for name, main in self._tied.items():
             if name not in by_name or main not in by_name:
-                raise LayoutError(f"tied[{shown(name)}] is {shown(main)}; tensors has not both of them")
+                lacking = main if name in by_name else name
+                raise LayoutError(
+                    f"tied[{shown(name)}] is {shown(main)}, and {shown(lacking)} is not among the tensors; give both, "
+                    "or leave them out of tied"
+                )
         self._optimizer = None if optimizer is None else optimizer_of(optimizer)
         self._recipe, self._shared = recipe_of(sharding, self._optimizer, gradients, masters, settings or {})
         self._units = units_of(sharding, units)
@@ -158,9 +163,10 @@ class _Maker:
             raise LayoutError("hsdp shards within groups of ranks: give their size as group, or their axes as over")
         self._over = self._axes_of(over)
         if sharding not in ("none", "ddp", "megatron-ddp") and not self._over and self._world.size > 1:
+            rows = ", or as over the last axis by which they cut rows" if sharding in ("fsdp2", "hsdp") else ""
             raise LayoutError(
-                f"sharding is {shown(sharding)}, but no axis of data parallelism is known; give it as over, one of "
-                f"{', '.join(dict.fromkeys(axis for mesh in self._meshes() for axis in mesh.axis_names))}"
+                f"sharding is {shown(sharding)}, and the rules use every axis, so none is known to be of data "
+                f"parallelism: give a mesh with one more axis, or the sharding none or ddp{rows}"
             )
         self._homes: dict[DeviceMesh, Home] = {}
         self._cuts: dict[Any, Cut] = {}
@@ -183,7 +189,8 @@ class _Maker:
         if self._recipe.sharding == "none":
             if over is not None:
                 raise LayoutError(
-                    "over is for what shards; sharding is 'none', by which everything is as the rules cut it"
+                    "over is for what shards the state; sharding is 'none', so the rules alone cut: leave over out, or "
+                    f"give another sharding: {', '.join(SHARDINGS)}"
                 )
             return ()
         known = dict.fromkeys(axis for mesh in self._meshes() for axis in mesh.axis_names)
@@ -279,7 +286,8 @@ class _Maker:
     ) -> tuple[Home, Cut]:
         if layout is None and not self._placing.is_whole_elsewhere:
             raise LayoutError(
-                f"no rule matches the tensor {shown(tensor.name)}, and there is no default: its place is unknown"
+                f"no rule matches the tensor {shown(tensor.name)}, and there is no default, so its place is unknown: "
+                "give it a rule, or the deployment default='replicated', by which all devices hold it"
             )
         try:
             if isinstance(layout, SharedTiling):
@@ -306,7 +314,7 @@ class _Maker:
         if not tensor.floating:
             raise LayoutError(
                 f"tensor {shown(tensor.name)} is not of a dtype that is trained; freeze it with frozen, or train "
-                "adapters: lora"
+                "adapters with lora"
             )
         return True
 
@@ -333,13 +341,16 @@ class _Maker:
         """Return whether a tensor that another is tied to is on all devices of a home; it may be on none of them."""
         tensor = next(one for one in self._tensors if one.name == main)
         layout, _ = self._placed(tensor)
-        mesh = self._world if layout is None else layout.device_mesh if isinstance(layout, TensorLayout) else None
+        if isinstance(layout, SharedTiling):
+            layout = layout.layout
+        mesh = self._world if layout is None else layout.device_mesh
         if mesh is None:
-            raise LayoutError(f"tied: {shown(main)} has no mesh")
+            raise LayoutError(f"tied: {shown(main)}: {_NO_MESH}")
         there, here = set(self._devices(mesh).tolist()), set(home.rows.ravel().tolist())
         if here & there and not here <= there:
             raise LayoutError(
-                f"tied: {shown(main)} is on some of the devices of the tensor that is tied to it, not on all"
+                f"tied: {shown(main)} is on some of the devices of the tensor that is tied to it, not on all; without "
+                "tied both are counted wherever they are"
             )
         return bool(here & there)
 
@@ -360,7 +371,7 @@ class _Maker:
     def _stripped(self, layout: TensorLayout) -> tuple[Home, tuple[Any, ...]]:
         """The home of a layout, and its axes without those over which the state is sharded."""
         if layout.device_mesh is None:
-            raise LayoutError("its layout has no mesh")
+            raise LayoutError(_NO_MESH)
         home = self._home(layout.device_mesh)
         axes = layout.axes
         cut = {name.partition(":(")[0] for name in layout.named_axes()}
@@ -381,7 +392,7 @@ class _Maker:
             return spec
         raise LayoutError(
             f"the rules cut dim {dim} over {', '.join(sorted(both))}, over which {self._recipe.sharding} would shard; "
-            "say over which axes with over, or sharding none for what the rules cut"
+            "give other axes as over, or the sharding none, by which the rules alone cut"
         )
 
     def _cut(self, mesh: DeviceMesh, axes: tuple[Any, ...], shape: tuple[int, ...], uneven: UnevenRule) -> Cut:
@@ -400,11 +411,14 @@ class _Maker:
     def _of_tiling(self, tiling: SharedTiling) -> tuple[Home, Cut]:
         mesh = tiling.layout.device_mesh
         if mesh is None:
-            raise LayoutError("its layout has no mesh")
+            raise LayoutError(_NO_MESH)
         home = self._home(mesh)
         cut = {name.partition(":(")[0] for name in tiling.layout.named_axes()}
         if cut.intersection(home.axes):
-            raise LayoutError("its blocks are shared over the axes over which the state is sharded")
+            raise LayoutError(
+                "its blocks are shared over the axes over which the state is sharded: give other axes as over, or the "
+                "sharding none, by which the rules alone cut"
+            )
         return home, Cut(tuple(tiling.holder_shapes()), None)
 
     def _rows(self) -> Iterable[Row]:
@@ -464,7 +478,10 @@ class _Maker:
         """The name of a cache, the devices that have it, and their bytes, held and allocated."""
         tensor = next((one for one in self._tensors if one.name == cache.follows), None)
         if tensor is None:
-            raise LayoutError(f"the cache {shown(cache.name)} follows {shown(cache.follows)}, which tensors has not")
+            raise LayoutError(
+                f"the cache {shown(cache.name)} follows {shown(cache.follows)}, which is not among the tensors: give "
+                "caches that follow some of these, as key_value_caches makes them"
+            )
         layout, uneven = self._placed(tensor)
         if not isinstance(layout, TensorLayout):
             layout = TensorLayout((None,) * len(tensor.shape), self._world)
