@@ -1,6 +1,7 @@
 """Weights of Keras made by hand with h5py: what the real ones do not have, and what must not be followed."""
 
 import json
+import re
 import sys
 import zlib
 from pathlib import Path
@@ -245,6 +246,21 @@ def test_several_files(tmp_path: Path) -> None:
     index(tmp_path, weight_map=places)
     with pytest.raises(sw.ParseError, match="is also in another file of the checkpoint"):
         sw.open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("suffix", [".weights.h5", ".weights.json"])
+def test_of_several_in_a_folder_one_is_opened(tmp_path: Path, suffix: str) -> None:
+    for name in "ab":
+        weights(tmp_path / f"{name}.weights.h5", **{name: np.ones(3)})
+        if suffix.endswith("json"):
+            text = json.dumps({"weight_map": {f"/layers/{name}/vars": f"{name}.weights.h5"}})
+            (tmp_path / f"{name}{suffix}").write_text(text)
+    said = rf"2 \*{re.escape(suffix)} files \(a{re.escape(suffix)}, b{re.escape(suffix)}, ...\); open one of them"
+    with pytest.raises(sw.ParseError, match=said):
+        sw.open_checkpoint(tmp_path)
+    for name in "ab":
+        with sw.open_checkpoint(tmp_path / f"{name}{suffix}") as checkpoint:
+            assert list(checkpoint) == [f"layers/{name}/vars/0"]
 
 
 def test_files_that_are_not_hdf5(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 import shardwise as sw
 from shardwise.cli import main
 from shardwise.deploy import Deployment, DeploymentRule
+from shardwise.fit import fits
 from shardwise.quantized import component_layouts, find_components, followers
 from shardwise.store.rewritten.ranges import read_plan
 
@@ -353,7 +354,13 @@ def test_formats_that_hold_elements_once_have_a_shared_block_once(to: Any, tmp_p
 def test_engines_would_take_wrong_scales_of_shared_blocks(tmp_path: Path) -> None:
     """They count blocks from a rank's first row: of rank 1 row 64 is in block 2, and would get the scale of block 1."""
     layouts = shared_blocks(tmp_path / "hf")
-    with refused(sw.LayoutError, "'up.weight_scale_inv'", "count blocks from the rank's first", "to='ranks' has files"):
+    with refused(
+        sw.LayoutError,
+        "'up.weight_scale_inv'",
+        "count blocks from the rank's first",
+        "to='ranks' has files",
+        "`shardwise fits` says which sizes",
+    ):
         sw.reshard_checkpoint(tmp_path / "hf", tmp_path / "vllm", layouts, to="vllm", sync=False)
     assert not (tmp_path / "vllm").exists()
     # A rank within one block is right: half a block of 128 each.
@@ -362,6 +369,19 @@ def test_engines_would_take_wrong_scales_of_shared_blocks(tmp_path: Path) -> Non
     for rank in range(12):
         raw = read_raw(tmp_path / "vllm" / f"model-rank-{rank}-part-0.safetensors")
         assert raw.array("up.weight_scale_inv").view("<f4").tolist() == [[rank // 2]]
+    # The refusal names `fits`: of what it says fits, every size is written.
+    (tmp_path / "rules.toml").write_text("[rules]\nup = { axes = ['tp', []], shared = true }\n")
+    sizes = fits(tmp_path / "hf", rules=tmp_path / "rules.toml", tp=(2, 3, 4, 6, 12)).sizes
+    fitting = [size.tp for size in sizes if size.verdict == "fits"]
+    assert fitting == [
+        2,
+        3,
+        6,
+        12,
+    ]  # By hand: of 4 one begins within a block that it shares, of 12 each is half a block.
+    for ways in fitting:
+        whole = shared_blocks(tmp_path / f"of-{ways}", ways)
+        sw.reshard_checkpoint(tmp_path / f"of-{ways}", tmp_path / f"in-{ways}", whole, to="vllm", sync=False)
 
 
 @pytest.mark.parametrize("is_mapping", [False, True])

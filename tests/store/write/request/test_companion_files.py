@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,13 @@ def test_links_and_large_files_stay_and_are_named(tmp_path: Path) -> None:
     assert "'linked.json' is not copied along: it is a link" in said
     assert "'large.json' is not copied along" in said
     assert "'second.json' is not copied along: it is a link, has a second name" in said
+    assert said.count("; copy it yourself") == 3 + hasattr(os, "mkfifo")
+    for name in ("linked.json", "large.json", "second.json"):
+        shutil.copyfile(src / name, tmp_path / "new" / name)
+    assert {path.name for path in (tmp_path / "new").iterdir()} >= {"linked.json", "large.json", "second.json"}
+    assert (tmp_path / "new" / "linked.json").read_text() == "secret"
+    assert sw.verify_checkpoint(tmp_path / "new").damaged == ()
+    assert sw.diff_checkpoints(src, tmp_path / "new") == []
 
 
 @pytest.mark.parametrize("text", [b"{", b"[]", b"\xff\xfe", b"key = value"])
