@@ -602,6 +602,33 @@ def test_a_remainder_that_is_another(small_parts: Store, source: Path) -> None:
     assert small_parts.objects(place) == expected(source, "safetensors")
 
 
+def test_a_remainder_that_changes_while_it_is_put_together(small_parts: Store, source: Path) -> None:
+    """After the receipts have been found right: the task is named, and run again it is whole."""
+    place = small_parts.place("new.safetensors")
+    asked: list[str] = []
+    changed: list[str] = []
+
+    def info(original: Any, key: str, **more: Any) -> Any:
+        if key.endswith(".remainder") and asked:
+            asked.append(key)
+            if asked.count(key) == 2 and not changed:
+                changed.append(key)
+                place.filesystem.pipe_file(key, place.filesystem.cat_file(key) + b"!")
+        return original(key, **more)
+
+    plan = planned(source, wrapped(place, info=info), "safetensors")
+    plan.run()
+    asked.append("from here on")
+    with pytest.raises(sw.ParseError, match=r"is not what the receipt of task \d+ says; run that task again") as caught:
+        plan.commit()
+    number = int(str(caught.value).split("of task ")[1].split()[0])
+    assert changed[0].endswith(f"/{number}.remainder")
+    assert small_parts.objects(place) == {}
+    assert plan.run(tasks=[number]) == 1
+    plan.commit()
+    assert small_parts.objects(place) == expected(source, "safetensors")
+
+
 @pytest.mark.parametrize("harm", ["503", "cut", "lost"])
 def test_a_store_that_fails_for_a_while(small_parts: Store, source: Path, harm: str) -> None:
     """The first three requests of each kind, of a run and then of a commit, fail, and the end is the same."""
