@@ -189,6 +189,11 @@ ADVICE = {
         lambda path: save(path, {"a": {"b": ARRAYS, "c": ARRAYS}}),
         lambda path: save(path, {"a.b.w": ARRAYS["w"], "a.b.b": ARRAYS["b"]}),
     ),
+    "nested and empty": Advice(
+        "tensors['a'] is a dict; it must be an array: leave it out",
+        lambda path: save(path, {"a": {}, **ARRAYS}),
+        lambda path: save(path, ARRAYS),
+    ),
     "an index that no reader takes": Advice(
         "for 8140 tensors is over the limit of 95.4 MiB with which it is read; to='dcp' has no such limit",
         lambda path: save(path, LONG_NAMES, "made", to="hf", max_file_bytes=4096),

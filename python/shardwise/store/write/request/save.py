@@ -100,10 +100,10 @@ def save_checkpoint(
         raise TypeError(f"tensors must be a mapping from names to arrays, got {type(tensors).__name__}")
     for name, value in tensors.items():
         if isinstance(value, Mapping):
-            raise TypeError(
-                f"tensors[{shown(name)}] is a {type(value).__name__}; it must be an array: join the names of what is "
-                f"nested, as in {{{_joined(name, value)}: …}}"
+            advice = (
+                f"join the names of what is nested, as in {{{_joined(name, value)}: …}}" if value else "leave it out"
             )
+            raise TypeError(f"tensors[{shown(name)}] is a {type(value).__name__}; it must be an array: {advice}")
     wanted = []
     refuse_unmatched(layouts, {name: np.ndim(value) for name, value in tensors.items()})
     for name, value in tensors.items():
