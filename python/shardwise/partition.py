@@ -498,6 +498,11 @@ class Partition(Tiling):
         return None
 
     @property
+    def has_replicas(self) -> bool:
+        """True if holders of the identical box are replicas, as all of a partition are."""
+        return True
+
+    @property
     def has_labels(self) -> bool:
         """True: devices have labels."""
         return True
