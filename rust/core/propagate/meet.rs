@@ -152,7 +152,8 @@ fn by_weight(rule: &Rule, tensors: &[Tensor], sizes: &[i64], mesh: &Mesh) -> Cut
             let own = &found[offer.factor];
             let shorter = axes::cut_off(&mut offer.axes, &list, mesh);
             offer.shards = axes::shards(&offer.axes) / axes::shards(own).max(1);
-            !(shorter && &offer.axes == own) && !offer.axes.is_empty()
+            let is_own = shorter && &offer.axes == own;
+            !(is_own || offer.axes.is_empty())
         });
     }
 }
@@ -174,19 +175,19 @@ fn move_to_batch(rule: &Rule, ranked: &[usize], found: &mut Cuts) {
             continue;
         }
         let mut moved = moved.into_iter().peekable();
-        for batch in 0..found.len() {
+        for (batch, cuts) in found.iter_mut().enumerate() {
             let factor = rule.factors()[batch];
             if factor.kind != Kind::Pass || factor.size == 0 || !everywhere(batch) {
                 continue;
             }
-            let shards = axes::shards(&found[batch]);
+            let shards = axes::shards(cuts);
             if factor.size % shards != 0 {
                 continue;
             }
             let mut room = factor.size / shards;
             while let Some(axis) = moved.next_if(|axis| room % axis.size == 0) {
                 room /= axis.size;
-                axes::push(&mut found[batch], axis);
+                axes::push(cuts, axis);
             }
         }
     }

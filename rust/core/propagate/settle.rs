@@ -93,7 +93,7 @@ fn explicit(op: Op<'_>) -> std::result::Result<Vec<Option<Specs>>, Conflict> {
         .map(|factor| cut_in(factor).next().map(|(_, axes)| axes.clone()).unwrap_or_default())
         .collect();
     let mut layouts = op.layouts.to_vec();
-    for result in operands..rule.tensors() {
+    for (result, layout) in layouts.iter_mut().enumerate().skip(operands) {
         let held: Vec<usize> =
             (0..rule.rank(result)).flat_map(|dim| rule.dim(result, dim)).map(|factor| *factor as usize).collect();
         for (at, &factor) in held.iter().enumerate() {
@@ -101,8 +101,8 @@ fn explicit(op: Op<'_>) -> std::result::Result<Vec<Option<Specs>>, Conflict> {
                 return Err(Conflict::Twice { factors: [*other, factor] });
             }
         }
-        if layouts[result].is_none() {
-            layouts[result] = Some(of_cuts(rule, result, &cuts));
+        if layout.is_none() {
+            *layout = Some(of_cuts(rule, result, &cuts));
         }
     }
     Ok(layouts)
