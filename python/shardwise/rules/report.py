@@ -17,7 +17,7 @@ from .._dtypes import bytes_for
 from .._fork import cached_property, importing
 from .._frozen import frozen, handed_out
 from .._text import shown
-from ..errors import LayoutError, MeshError, SizeOverflowError
+from ..errors import LayoutError, SizeOverflowError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 from ..shared_tiling import SharedTiling
@@ -25,7 +25,7 @@ from .layout_rule import LayoutRule
 from .left_out import LeftOut
 from .problems import Clash, IndivisibleDim, Misfit, RankMismatch, unused_texts
 from .report_text import report_text, totals_of, unmatched_text
-from .tensor_report import MAX_DEVICES, TensorReport, checked_size, listed, sum_known
+from .tensor_report import MAX_DEVICES, TensorReport, checked_size, extremes_along, listed, sum_known
 
 if TYPE_CHECKING:
     from ..layout import UnevenRule
@@ -211,18 +211,7 @@ class LayoutReport(Drawn):
         each = self._device_bytes
         if each is None or self.device_mesh is None:
             raise LayoutError("the bytes of the devices are not known: there is no mesh, or a dtype is missing")
-        known = dict(self.meshes) or {"mesh": self.device_mesh}
-        named = known if mesh is None else {name: known[name] for name in known if name == mesh}
-        for found in named.values():
-            if axis in found.axis_names:
-                break
-        else:
-            said = ", ".join(f"{name} {one.axis_names}" for name, one in known.items())
-            raise MeshError(f"axis is {shown(axis)}, of mesh {shown(mesh)}; the meshes are {said}")
-        at = np.array([self.device_mesh.index_of_label(label) for label in found.labels()], np.int64)
-        position = found.axis_names.index(axis)
-        sizes = np.moveaxis(each[at].reshape(found.shape), position, 0).reshape(found.shape[position], -1)
-        return np.stack([sizes.min(1), sizes.max(1)], 1)
+        return extremes_along(each, self.device_mesh, dict(self.meshes), axis, mesh)
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:

@@ -11,9 +11,9 @@ import numpy as np
 from .._drawn import Drawn
 from .._fork import importing
 from .._frozen import frozen, handed_out
-from .._text import bytes_text, shown
-from ..errors import MeshError
+from .._text import bytes_text
 from ..mesh import DeviceMesh
+from ..rules.tensor_report import extremes_along
 from .shardings import Entry, Recipe
 
 if TYPE_CHECKING:
@@ -246,17 +246,7 @@ class TrainingState(Drawn):
         Raises:
             MeshError: if there is no such axis or mesh.
         """
-        known = self._meshes or {"mesh": self._world}
-        for found in known.values() if mesh is None else [known[name] for name in known if name == mesh]:
-            if axis in found.axis_names:
-                break
-        else:
-            said = ", ".join(f"{name} {one.axis_names}" for name, one in known.items())
-            raise MeshError(f"axis is {shown(axis)}, of mesh {shown(mesh)}; the meshes are {said}")
-        at = np.array([self._world.index_of_label(label) for label in found.labels()], np.int64)
-        moved: Any = np.moveaxis(self.device_bytes[at].reshape(found.shape), found.axis_names.index(axis), 0)
-        moved = moved.reshape(len(moved), -1)
-        return frozen(np.stack([moved.min(axis=1), moved.max(axis=1)], axis=1))
+        return frozen(extremes_along(self.device_bytes, self._world, self._meshes, axis, mesh))
 
     def alike(self) -> list[tuple[tuple[int, ...], dict[str, tuple[int, int]]]]:
         """List the numbers of devices that have as much of each kind, with the bytes, held and allocated."""
