@@ -302,7 +302,7 @@ NOT_VALUES: dict[type, str] = {
     store.StoredTensor: "reads from an open file",
     store.StoredObject: "reads from an open file",
     store.StoredPiece: "reads from an open file",
-    store.ReadPlan: "holds numpy arrays",
+    store.DeviceReads: "holds numpy arrays",
     store.Learned: "holds a mapping, of texts",
     Form: "holds a function, of which no text can make it again",
     quantized.Components: "holds a dict, of values",

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 import shardwise as sw
 from shardwise import deploy
-from shardwise.store import manifest_of, read_plan
+from shardwise.store import device_reads, manifest_of
 from tests.checks import same_tensors
 
 from .orbax_files import item, zarr2
@@ -290,7 +290,7 @@ ADVICE = {
     ),
     "compressed, by ranges": Advice(
         "no range of a file has its bytes; its read() does",
-        lambda path: with_open(packed_h5(path), lambda checkpoint: read_plan(checkpoint, layouts(), "cpu:0")),
+        lambda path: with_open(packed_h5(path), lambda checkpoint: device_reads(checkpoint, layouts(), "cpu:0")),
         lambda path: with_open(packed_h5(path), lambda checkpoint: checkpoint["w"].read()),
     ),
     "path in the place of a checkpoint": Advice(

@@ -23,7 +23,7 @@ _MOST_TRANSFERS = 1 << 20
 _MOST_SIDE, _MOST_GROUPS = 16, 8
 
 
-class Planned(Protocol):
+class Drawable(Protocol):
     """The members of a plan that a picture needs."""
 
     @property
@@ -37,7 +37,7 @@ class Planned(Protocol):
     def __len__(self) -> int: ...
 
 
-def plan_picture(plan: Planned, dtype: npt.DTypeLike = np.float32) -> Picture:
+def plan_picture(plan: Drawable, dtype: npt.DTypeLike = np.float32) -> Picture:
     """Give the picture of a plan for a tensor of `dtype`: both tilings, and the bytes that go from each holder to each.
 
     The stronger the grey of a cell, the more is sent: the picture has colours for shards only.

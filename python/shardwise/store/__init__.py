@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .data.objects import ObjectPath
     from .formats.open import open_checkpoint
     from .learn.learn import Learned, learn_rewrites
-    from .rewritten.ranges import ReadArray, ReadPlan, read_plan
+    from .rewritten.ranges import DeviceReads, ReadArray, device_reads
     from .tensors.checkpoint import StoredCheckpoint, StoredObject
     from .tensors.digests import tensor_digests
     from .tensors.stored import StoredPiece, StoredTensor
@@ -37,13 +37,13 @@ __all__ = [
     "CheckpointPlan",
     "Damage",
     "DamageError",
+    "DeviceReads",
     "Difference",
     "Differences",
     "Digest",
     "Learned",
     "ObjectPath",
     "ReadArray",
-    "ReadPlan",
     "StoredCheckpoint",
     "StoredObject",
     "StoredPiece",
@@ -53,13 +53,13 @@ __all__ = [
     "VerifyReport",
     "WriteOutline",
     "WriteReport",
+    "device_reads",
     "diff_checkpoints",
     "digest",
     "learn_rewrites",
     "manifest_of",
     "open_checkpoint",
     "plan_checkpoint",
-    "read_plan",
     "reshard_checkpoint",
     "save_checkpoint",
     "tensor_digests",
@@ -76,7 +76,7 @@ __getattr__, __dir__ = lazy(
         "data.objects": ("ObjectPath",),
         "formats.open": ("open_checkpoint",),
         "learn.learn": ("Learned", "learn_rewrites"),
-        "rewritten.ranges": ("ReadArray", "ReadPlan", "read_plan"),
+        "rewritten.ranges": ("ReadArray", "DeviceReads", "device_reads"),
         "tensors.checkpoint": ("StoredCheckpoint", "StoredObject"),
         "tensors.digests": ("tensor_digests",),
         "tensors.stored": ("StoredPiece", "StoredTensor"),

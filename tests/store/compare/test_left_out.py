@@ -243,7 +243,7 @@ class TestUnmatched:
             sw.open_checkpoint(tmp_path / "m") as checkpoint,
             pytest.raises(sw.LayoutError, match=r"1 tensor matches no rule of the deployment.*'x'"),
         ):
-            sw.store.read_plan(checkpoint, placed, "cpu:0")
+            sw.store.device_reads(checkpoint, placed, "cpu:0")
 
     def test_saving(self, tmp_path: Path) -> None:
         mesh = sw.DeviceMesh((2,), ("tp",))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import shardwise as sw
 from shardwise.deploy import Deployment, DeploymentRule
-from shardwise.store import ReadPlan, read_plan
+from shardwise.store import DeviceReads, device_reads
 from shardwise.store.tensors.stored import UnsupportedError
 
 from ...cli.conftest import write_checkpoint
@@ -28,7 +28,7 @@ def fetch(path: Path, offset: int, length: int) -> bytes:
         return file.read(length)
 
 
-def filled(plan: ReadPlan) -> dict[str, np.ndarray[Any, Any]]:
+def filled(plan: DeviceReads) -> dict[str, np.ndarray[Any, Any]]:
     values = zip(plan.arrays, plan.fill(fetch), strict=True)
     return {array.name: data.view(array.dtype).reshape(array.shape) for array, data in values}
 
@@ -58,8 +58,8 @@ def test_it_fills_what_the_device_holds(tmp_path_factory: pytest.TempPathFactory
     over_read = data.draw(st.sampled_from([0, 0.05, 0.5, 10.0]))
     device = data.draw(st.integers(0, 7))
     with sw.open_checkpoint(folder / "c") as checkpoint:
-        plan = read_plan(checkpoint, layouts, f"cpu:{device}", uneven="ceil", over_read=over_read)
-        host = read_plan(checkpoint, layouts, [f"cpu:{i}" for i in range(8)], uneven="ceil", over_read=over_read)
+        plan = device_reads(checkpoint, layouts, f"cpu:{device}", uneven="ceil", over_read=over_read)
+        host = device_reads(checkpoint, layouts, [f"cpu:{i}" for i in range(8)], uneven="ceil", over_read=over_read)
     found = filled(plan)
     for name, value in tensors.items():
         whole = name not in layouts
@@ -84,10 +84,10 @@ def test_the_shortest_gaps_are_read_over_first(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path / "a.safetensors", {name: ("U8", (size,)) for name, size in sizes.items()})
     with sw.open_checkpoint(path) as c:
         counts = {
-            share: len(read_plan(c, elsewhere, "cpu:0", over_read=share).reads) for share in (0, 0.01, 0.02, 0.08)
+            share: len(device_reads(c, elsewhere, "cpu:0", over_read=share).reads) for share in (0, 0.01, 0.02, 0.08)
         }
         assert counts == {0: 3, 0.01: 3, 0.02: 2, 0.08: 1}  # 4 of 300 bytes, then 24
-        assert [array.name for array in read_plan(c, elsewhere, "cpu:1").arrays] == ["gap4", "gap20"]
+        assert [array.name for array in device_reads(c, elsewhere, "cpu:1").arrays] == ["gap4", "gap20"]
 
 
 @pytest.mark.heavy
@@ -108,7 +108,7 @@ def test_the_shapes_of_mistral_7b(tmp_path: Path) -> None:
     }
     with sw.open_checkpoint(path) as checkpoint:
         for device in ("cpu:3", list(mesh.labels())):
-            plan = read_plan(checkpoint, layouts, device)
+            plan = device_reads(checkpoint, layouts, device)
             assert plan.bytes_read <= 1.05 * plan.nbytes
             assert len(plan.reads) <= 2000
 
@@ -120,20 +120,20 @@ def test_what_is_refused(tmp_path: Path) -> None:
     rules["w"], rules["wide"] = ("model", None), (None, "model")
     with sw.open_checkpoint(path) as checkpoint:
         with pytest.raises(sw.MeshError, match="device 'cpu:8' is not in the mesh"):
-            read_plan(checkpoint, rules, "cpu:8")
+            device_reads(checkpoint, rules, "cpu:8")
         for share in (-1, float("nan"), float("inf"), "0.1", True):
             with pytest.raises(sw.LayoutError, match=r"over_read is .*; it must be a number from 0 on"):
-                read_plan(checkpoint, rules, "cpu:0", over_read=share)  # type: ignore[arg-type]
+                device_reads(checkpoint, rules, "cpu:0", over_read=share)  # type: ignore[arg-type]
         del rules["wide"]
         rules["wide"] = (None, sw.packed.parse("(256 4@model)"))  # 2**20 rows in 256 runs each
         with pytest.raises(sw.LayoutError, match=r"tensor 'wide': what the device has of it is in .* runs"):
-            read_plan(checkpoint, rules, "cpu:0")
+            device_reads(checkpoint, rules, "cpu:0")
         rows = sw.TensorLayout(("model", None), MESH)
         with pytest.raises(sw.MeshError, match="device 'cpu:8' is not in the mesh"):
-            read_plan(checkpoint, {"w": rows}, ["cpu:0", "cpu:8"])
+            device_reads(checkpoint, {"w": rows}, ["cpu:0", "cpu:8"])
         with pytest.raises(TypeError, match="checkpoint must be a StoredCheckpoint, got "):
-            read_plan(path, {}, "cpu:0")  # type: ignore[arg-type]
-        plan = read_plan(checkpoint, {}, "cpu:0")
+            device_reads(path, {}, "cpu:0")  # type: ignore[arg-type]
+        plan = device_reads(checkpoint, {}, "cpu:0")
         with pytest.raises(sw.ParseError, match=r"a\.safetensors: 3 bytes were read from byte \d+ on, not "):
             plan.fill(lambda *_: b"abc")
 
@@ -143,9 +143,9 @@ def test_a_device_of_one_of_several_meshes_has_what_that_one_cuts(tmp_path: Path
     first, second = (sw.DeviceMesh((2,), ("x",), devices=[f"{stage}:0", f"{stage}:1"]) for stage in "pq")
     cut = {name: sw.TensorLayout(("x",), mesh) for name, mesh in (("a", first), ("b", second))}
     with sw.open_checkpoint(path) as checkpoint:
-        assert {array.name for array in read_plan(checkpoint, cut, "q:1").arrays} == {"b", "c"}
+        assert {array.name for array in device_reads(checkpoint, cut, "q:1").arrays} == {"b", "c"}
         with pytest.raises(sw.MeshError, match="device 'r:1' is not in the mesh"):
-            read_plan(checkpoint, cut, "r:1")
+            device_reads(checkpoint, cut, "r:1")
 
 
 @pytest.mark.parametrize("share", [1e308, 10**400, np.float32(0.5), np.int64(2)])
@@ -154,8 +154,8 @@ def test_any_number_from_0_on_is_a_share_of_bytes(tmp_path: Path, share: Any) ->
     columns = {"w": sw.TensorLayout((None, "x"), sw.DeviceMesh((2,), ("x",)))}
     with sw.open_checkpoint(path) as checkpoint:
         # Two bytes are needed, and one lies between them.
-        assert len(read_plan(checkpoint, columns, "cpu:0", over_read=share).reads) == 1
-        assert len(read_plan(checkpoint, columns, "cpu:0", over_read=0.4).reads) == 2
+        assert len(device_reads(checkpoint, columns, "cpu:0", over_read=share).reads) == 1
+        assert len(device_reads(checkpoint, columns, "cpu:0", over_read=0.4).reads) == 2
 
 
 def test_packed_elements_are_cut_as_a_new_checkpoint_cuts_them(tmp_path: Path) -> None:
@@ -165,11 +165,11 @@ def test_packed_elements_are_cut_as_a_new_checkpoint_cuts_them(tmp_path: Path) -
     with sw.open_checkpoint(path) as checkpoint:
         for uneven, said in (("ceil", "is cut at 3"), ("even", "8, which 3 shards do not divide")):
             with pytest.raises(sw.LayoutError, match=said):
-                read_plan(checkpoint, columns, "cpu:1", uneven=uneven)  # type: ignore[arg-type]
+                device_reads(checkpoint, columns, "cpu:1", uneven=uneven)  # type: ignore[arg-type]
             with pytest.raises(sw.LayoutError, match=said):
                 sw.reshard_checkpoint(path, tmp_path / "new", columns, uneven=uneven)  # type: ignore[arg-type]
         halves = {"w": sw.TensorLayout((None, "x"), sw.DeviceMesh((2,), ("x",)))}
-        (array,) = read_plan(checkpoint, halves, "cpu:1").arrays
+        (array,) = device_reads(checkpoint, halves, "cpu:1").arrays
         assert (array.shape, array.nbytes) == ((2, 4), 4)
 
 
@@ -177,4 +177,4 @@ def test_compressed_tensors_have_no_ranges(tmp_path: Path) -> None:
     folder = orbax_files.item(tmp_path)
     orbax_files.zarr2(folder, "w", np.arange(12.0).reshape(4, 3), (2, 3), compressor={"id": "zlib"})
     with sw.open_checkpoint(folder) as checkpoint, pytest.raises(UnsupportedError, match="tensor 'w' is compressed"):
-        read_plan(checkpoint, {}, "cpu:0")
+        device_reads(checkpoint, {}, "cpu:0")

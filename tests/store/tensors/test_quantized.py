@@ -15,7 +15,7 @@ from shardwise.cli import main
 from shardwise.deploy import Deployment, DeploymentRule
 from shardwise.fit import fits
 from shardwise.quantized import component_layouts, find_components, followers
-from shardwise.store.rewritten.ranges import read_plan
+from shardwise.store.rewritten.ranges import device_reads
 
 from ...checks import refused
 from ...oracle.quantized import folders, read_raw
@@ -278,7 +278,7 @@ def test_what_a_device_has_to_read_follows_too() -> None:
     layouts[r"down_proj\.weight$"] = (None, "tp")
     raw = read_raw(folder / "model.safetensors")
     with sw.open_checkpoint(folder) as checkpoint:
-        plan = read_plan(checkpoint, layouts, "cpu:1", over_read=0)
+        plan = device_reads(checkpoint, layouts, "cpu:1", over_read=0)
 
         def fetch(path: Path, offset: int, length: int) -> bytes:
             return path.read_bytes()[offset : offset + length]
@@ -394,14 +394,14 @@ def test_ranges_of_shared_blocks_are_read(is_mapping: bool, tmp_path: Path) -> N
         layouts = {name: layout for name, (_, layout) in followers(found, rules).items()}
     with sw.open_checkpoint(tmp_path / "hf" / "model.safetensors") as checkpoint:
         for rank, held in enumerate(HELD):
-            plan = read_plan(checkpoint, layouts, f"cpu:{rank}")
+            plan = device_reads(checkpoint, layouts, f"cpu:{rank}")
             made = dict(zip([array.name for array in plan.arrays], plan.fill(fetched), strict=True))
             assert made["up.weight_scale_inv"].view("<f4").tolist() == held
             assert plan.nbytes == 192 * 2 + 2 * 4
         if is_mapping:
             wrong = {"up.weight": layouts["up.weight_scale_inv"], "up.weight_scale_inv": layouts["up.weight_scale_inv"]}
             with refused(sw.LayoutError, "tensor 'up.weight' has shape (768, 2), and its tiling (6, 1)"):
-                read_plan(checkpoint, wrong, "cpu:0")
+                device_reads(checkpoint, wrong, "cpu:0")
 
 
 def fetched(path: Path, offset: int, length: int) -> bytes:

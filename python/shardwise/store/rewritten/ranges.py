@@ -28,7 +28,7 @@ from ..tensors.stored import UnsupportedError
 from .components import component_partitions
 from .wanted import partition_for, refuse_unmatched, wanted_stored
 
-__all__ = ["ReadArray", "ReadPlan", "read_plan"]
+__all__ = ["DeviceReads", "ReadArray", "device_reads"]
 
 _READ = np.dtype([("file", "i8"), ("offset", "i8"), ("length", "i8")])
 _COPY = np.dtype([("read", "i8"), ("offset", "i8"), ("array", "i8"), ("destination", "i8"), ("length", "i8")])
@@ -60,7 +60,7 @@ class ReadArray:
 
 
 @dataclass(frozen=True, eq=False)
-class ReadPlan:
+class DeviceReads:
     """The reads from the files of a checkpoint, and the copies from them into arrays.
 
     Attributes:
@@ -112,17 +112,17 @@ class ReadPlan:
         return made
 
     def __repr__(self) -> str:
-        return f"<ReadPlan: {len(self.reads)} reads, {self.bytes_read:,} bytes, of which {self.nbytes:,} are needed>"
+        return f"<DeviceReads: {len(self.reads)} reads, {self.bytes_read:,} bytes, of which {self.nbytes:,} are needed>"
 
 
-def read_plan(
+def device_reads(
     checkpoint: StoredCheckpoint,
     layouts: Layouts,
     device: Hashable | list[Hashable],
     *,
     uneven: UnevenRule = "even",
     over_read: float = 0.05,
-) -> ReadPlan:
+) -> DeviceReads:
     """Plan the ranges of files that a device has to read, and where each byte goes.
 
     Args:
@@ -152,7 +152,7 @@ def read_plan(
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     report = save_checkpoint(Path(folder, "m.safetensors"), {"w": np.arange(8, dtype="f4").reshape(4, 2)})
     ...     with open_checkpoint(report.path) as checkpoint:
-    ...         plan = read_plan(checkpoint, {"w": rows}, "cpu:1")
+    ...         plan = device_reads(checkpoint, {"w": rows}, "cpu:1")
     ...     def fetch(path, offset, length):
     ...         return path.read_bytes()[offset : offset + length]
     ...     plan.reads["length"].tolist(), plan.arrays[0].shape, plan.fill(fetch)[0].view("f4").tolist()
@@ -274,7 +274,7 @@ def _runs(pieces: Pieces, targets: Pieces, itemsize: int, name: str, most: int) 
     return found
 
 
-def _planned(files: tuple[Path, ...], arrays: tuple[ReadArray, ...], runs: Numbers, over_read: float) -> ReadPlan:
+def _planned(files: tuple[Path, ...], arrays: tuple[ReadArray, ...], runs: Numbers, over_read: float) -> DeviceReads:
     """Join runs to reads."""
     runs = runs[np.lexsort((runs[:, 1], runs[:, 0]))]
     file, begin, end = runs[:, 0], runs[:, 1], runs[:, 1] + runs[:, 2]
@@ -300,4 +300,4 @@ def _planned(files: tuple[Path, ...], arrays: tuple[ReadArray, ...], runs: Numbe
     copies = np.zeros(len(runs), _COPY)
     copies["read"], copies["offset"], copies["length"] = of, begin - reads["offset"][of], runs[:, 2]
     copies["array"], copies["destination"] = runs[:, 3], runs[:, 4]
-    return ReadPlan(files, arrays, reads, copies, needed)
+    return DeviceReads(files, arrays, reads, copies, needed)

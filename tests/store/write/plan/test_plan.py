@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardwise as sw
-from shardwise.store.write.plan.plan import WritePlan
+from shardwise.store.write.plan.plan import CheckpointTasks
 from tests.store.tasks import TASK, planned
 
 #: Expected of many of these tests, which are about something else.
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*match(es)? no rule:shardwise.S
 )
 def test_a_task_is_of_the_part_in_which_its_middle_is(sizes: list[int], parts: int, edges: list[int]) -> None:
     plan: Any = SimpleNamespace(_cut=None, grid=SimpleNamespace(bytes=np.array(sizes, np.int64)))
-    assert WritePlan._edges(plan, parts) == edges
+    assert CheckpointTasks._edges(plan, parts) == edges
 
 
 def test_each_byte_is_written_by_one_task(source: Path) -> None:

@@ -28,8 +28,8 @@ from .tables import TABLES, FileRow, SlotRow, TensorRow, table_of
 
 __all__ = [
     "LEAST_ASKED",
-    "PlanData",
-    "PlannedTensor",
+    "CheckpointTables",
+    "TargetTensor",
     "said_by",
 ]
 
@@ -59,7 +59,7 @@ def said_by(path: Location | None) -> Iterator[None]:
         raise ParseError(f"{path}: {text}") from None
 
 
-class PlannedTensor:
+class TargetTensor:
     """A tensor to write: its dtype and shape, and rows `[holder, offset, start…, stop…, strides…]` of its pieces.
 
     Attributes:
@@ -70,7 +70,7 @@ class PlannedTensor:
     """
 
     def __init__(
-        self, plan: PlanData, name: str, dtype: Dtype, shape: tuple[int, ...], row: TensorRow, before: TensorRow
+        self, plan: CheckpointTables, name: str, dtype: Dtype, shape: tuple[int, ...], row: TensorRow, before: TensorRow
     ):
         self._plan, self._row, self._before = plan, row, before
         self.name, self.dtype, self.shape, self.is_object = name, dtype, shape, bool(row.is_object)
@@ -132,11 +132,11 @@ class _LoadedSlots(Slots):
         return getattr(self, name)
 
 
-_Plan = TypeVar("_Plan", bound="PlanData")
+_Tables = TypeVar("_Tables", bound="CheckpointTables")
 
 
-class PlanData:
-    """A new checkpoint as data.
+class CheckpointTables:
+    """The tables of a new checkpoint.
 
     Its lists are sections of numbers and bytes, in memory or in a file, of which only what is asked for is read:
     `names`, `shapes`, `tensors`, `pieces`, `replicas`, `targets` and `boxes` of tensors; `file_names`, `files` and
@@ -163,7 +163,7 @@ class PlanData:
     head: Mapping[str, Any]
     sections: Mapping[str, Section]
     dtypes: Sequence[Dtype]
-    tensors: Sequence[PlannedTensor]
+    tensors: Sequence[TargetTensor]
     sources: Sequence[Source]
     _file: Location | None
     _digest: str | None
@@ -175,7 +175,7 @@ class PlanData:
 
     @classmethod
     def made(
-        cls: type[_Plan],
+        cls: type[_Tables],
         head: Mapping[str, Any],
         sections: Mapping[str, Section],
         *,
@@ -183,7 +183,7 @@ class PlanData:
         sources: Sequence[Any] | None = None,
         file: Location | None = None,
         digest: str | None = None,
-    ) -> _Plan:
+    ) -> _Tables:
         """Make a plan.
 
         Args:
@@ -210,7 +210,7 @@ class PlanData:
         self._slot_table = None
         return self
 
-    def _tensors_made(self, begin: int, end: int) -> list[PlannedTensor]:
+    def _tensors_made(self, begin: int, end: int) -> list[TargetTensor]:
         """The tensors from one to another."""
         with said_by(self._file):
             first = max(begin - 1, 0)
@@ -223,7 +223,7 @@ class PlanData:
             for before, row in zip(befores, rows, strict=True):
                 name = names[before.name - start.name : row.name - start.name].decode()
                 shape = tuple(shapes[before.shape - start.shape : row.shape - start.shape])
-                made.append(PlannedTensor(self, name, self.dtypes[row.dtype], shape, row, before))
+                made.append(TargetTensor(self, name, self.dtypes[row.dtype], shape, row, before))
             return made
 
     def _source(self, number: int, places: Locations) -> Source:

@@ -33,15 +33,15 @@ from ...rewritten.names import check_name as check_tensor_name
 from ...tensors.companion_files import is_companion
 from ..forms.forms import WRITTEN
 from ..forms.safetensors import HeaderLengths
-from .data import LEAST_ASKED, PlannedTensor, said_by
+from .data import LEAST_ASKED, TargetTensor, said_by
 from .grids import shared_runs, task_runs
-from .plan import WritePlan
+from .plan import CheckpointTasks
 from .shares import shares_of
 from .tables import blank, repeated_slots, table_of
 
 __all__ = ["check_cut", "check_plan", "load_plan", "save_plan"]
 
-Plan = TypeVar("Plan", bound=WritePlan)
+_Tasks = TypeVar("_Tasks", bound=CheckpointTasks)
 
 _LARGEST = 2**63 - 1
 
@@ -59,7 +59,7 @@ _SECTIONS = (
 _KEYS = {"path", "form", "task_bytes", "metadata", "dtypes", "cuts", "beside", "sections"}
 
 
-def save_plan(plan: WritePlan, path: Path) -> None:
+def save_plan(plan: CheckpointTasks, path: Path) -> None:
     """Write a plan to a file, as a whole or not at all."""
     head = plan.body()
     count = sum(-(-held.nbytes // BLOCK) for held in plan.sections.values())
@@ -76,7 +76,7 @@ def save_plan(plan: WritePlan, path: Path) -> None:
         file.write(np.array(lengths, "<i8").tobytes())
 
 
-def load_plan(path: Path, kind: type[Plan]) -> Plan:
+def load_plan(path: Path, kind: type[_Tasks]) -> _Tasks:
     """Open a plan.
 
     Raises:
@@ -166,7 +166,7 @@ def check_cut(cut: Any) -> None:
         raise ValueError("it has a cut with an invalid layout or mesh")
 
 
-def check_plan(plan: WritePlan) -> None:
+def check_plan(plan: CheckpointTasks) -> None:
     """Refuse, with ValueError or ParseError, a plan that contradicts itself."""
     rows = _table(plan, "tensors")
     lengths = {
@@ -210,14 +210,14 @@ def check_plan(plan: WritePlan) -> None:
             raise ValueError("what its tasks make of its files is not what they write")
 
 
-def _numbers(plan: WritePlan, section: str) -> Numbers:
+def _numbers(plan: CheckpointTasks, section: str) -> Numbers:
     nbytes = plan.sections[section].nbytes
     if nbytes % 8:
         raise ValueError(f"its {section} are not whole rows")
     return plan.numbers(section, 0, nbytes // 8)
 
 
-def _table(plan: WritePlan, section: str) -> npt.NDArray[np.void]:
+def _table(plan: CheckpointTasks, section: str) -> npt.NDArray[np.void]:
     return table_of(section, _numbers(plan, section))
 
 
@@ -226,7 +226,7 @@ def _check_ends(ends: Numbers, length: int) -> None:
         raise ValueError("it ends too early, or has more than it lists")
 
 
-def _check_tensors(plan: WritePlan) -> set[str]:
+def _check_tensors(plan: CheckpointTasks) -> set[str]:
     names: set[str] = set()
     for tensor in plan.tensors:
         if tensor.name in names:
@@ -260,13 +260,13 @@ def check_pieces(pieces: Pieces, shape: Sequence[int], sources: int) -> None:
         raise ValueError("it has a piece that is not in its tensor, or in no source")
 
 
-def _check_volume(tensor: PlannedTensor, pieces: Pieces) -> None:
+def _check_volume(tensor: TargetTensor, pieces: Pieces) -> None:
     """Check that pieces have as many elements as their tensor; the engine finds those that overlap."""
     if sum(pieces.volumes.tolist()) * tensor.itemsize != tensor.nbytes:
         raise ValueError(f"its parts of the tensor {shown(tensor.name)} are not all of it")
 
 
-def _check_texts(plan: WritePlan, names: set[str]) -> None:
+def _check_texts(plan: CheckpointTasks, names: set[str]) -> None:
     aliases: Any = plan.json("aliases")
     paths: Any = plan.json("paths")
     if not isinstance(aliases, Mapping) or not isinstance(paths, Mapping):
@@ -281,7 +281,7 @@ def _check_texts(plan: WritePlan, names: set[str]) -> None:
             raise ValueError(f"it has a path for {shown(name)}, which it does not write")
 
 
-def _check_files(plan: WritePlan, tensors: npt.NDArray[np.void]) -> None:
+def _check_files(plan: CheckpointTasks, tensors: npt.NDArray[np.void]) -> None:
     rows, slots = _table(plan, "files"), _table(plan, "slots")
     _check_ends(rows["name"], plan.sections["file_names"].nbytes)
     _check_ends(rows["slots"], len(slots))
@@ -327,7 +327,7 @@ def _check_files(plan: WritePlan, tensors: npt.NDArray[np.void]) -> None:
         raise ValueError("the parts of its files are not those of its tensors")
 
 
-def _check_boxes(plan: WritePlan, numbers: Numbers, places: Numbers) -> None:
+def _check_boxes(plan: CheckpointTasks, numbers: Numbers, places: Numbers) -> None:
     """Each slot has a box of its tensor, which has this number; of one without elements all of it, once."""
     table, shapes = plan.slot_table, plan.numbers("shapes", 0, plan.sections["shapes"].nbytes // 8)
     ends = np.cumsum(table.ranks)

@@ -22,18 +22,18 @@ from ..forms.forms import WRITTEN
 from ..places import place_for
 from ..places.place import FileShare, Place
 from ..places.task import Task
-from .data import PlanData, PlannedTensor, said_by
+from .data import CheckpointTables, TargetTensor, said_by
 from .grids import FileGrid, SharedGrid, TaskGrid
 
 __all__ = [
-    "PlannedTensor",
-    "WritePlan",
+    "CheckpointTasks",
+    "TargetTensor",
 ]
 
-_Plan = TypeVar("_Plan", bound="WritePlan")
+_Tasks = TypeVar("_Tasks", bound="CheckpointTasks")
 
 
-class WritePlan(PlanData):
+class CheckpointTasks(CheckpointTables):
     """A new checkpoint as data, and as tasks that any process can do, in any order.
 
     Attributes:
@@ -53,7 +53,7 @@ class WritePlan(PlanData):
             self._place = place_for(self)
         return self._place
 
-    def with_place(self: _Plan, place: Place) -> _Plan:
+    def with_place(self: _Tasks, place: Place) -> _Tasks:
         """Give the same plan for a place that is made for it otherwise, as with other limits of a store."""
         made = copy.copy(self)
         made._place, made._grid, made._written_bytes = place, None, None
@@ -228,12 +228,12 @@ class WritePlan(PlanData):
 class _Making:
     """A task that is put together."""
 
-    def __init__(self, plan: WritePlan) -> None:
+    def __init__(self, plan: CheckpointTasks) -> None:
         self._plan = plan
         self._sources: dict[int, int] = {}
         self._compared: dict[int, int] = {}
         self._files: dict[int, int] = {}
-        self._parts: list[tuple[PlannedTensor, Pieces, Pieces, Pieces]] = []
+        self._parts: list[tuple[TargetTensor, Pieces, Pieces, Pieces]] = []
         self._ranges: list[tuple[int, int, int, int]] = []
         self._again: list[int] = []
         #: The number of the file that it makes as a whole, if it does.

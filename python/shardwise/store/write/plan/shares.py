@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...._types import Numbers
-from .plan import WritePlan
+from .plan import CheckpointTasks
 from .tables import blank
 
 __all__ = ["Shares", "shares_of"]
@@ -30,7 +30,7 @@ class _FileRun(NamedTuple):
     end: int
 
 
-def shares_of(plan: WritePlan, least: Callable[[int], int]) -> Shares | None:
+def shares_of(plan: CheckpointTasks, least: Callable[[int], int]) -> Shares | None:
     """Say what tasks make of files: the share of each row, and the number of its task.
 
     What a task writes of a file is one run of bytes, or a few. A run is a part of the object, if it has the least bytes
@@ -75,7 +75,7 @@ def shares_of(plan: WritePlan, least: Callable[[int], int]) -> Shares | None:
     return Shares(table, np.cumsum(counts, dtype=np.int64))
 
 
-def _file_runs(plan: WritePlan, task: int) -> Numbers | None:
+def _file_runs(plan: CheckpointTasks, task: int) -> Numbers | None:
     """The runs of files that a task writes: int64 of shape (runs, 3), the file, first byte and end."""
     runs: list[_FileRun] = []
     spans: list[list[int]] = []

@@ -286,7 +286,7 @@ def _planned(src: str | os.PathLike[str] | Location, request: Request) -> Iterat
     ):
         claim_name(target, is_written=request.is_written, resume=request.resume)
         refuse_unreadable(checkpoint, request.naming)
-        planning = _Planning(request, source, checkpoint)
+        planning = _Preparation(request, source, checkpoint)
         # What must be written to a file first is counted before anything is.
         dry = ScratchFile(target, is_dry=True)
         with uncollected():
@@ -305,7 +305,7 @@ def _planned(src: str | os.PathLike[str] | Location, request: Request) -> Iterat
         )
 
 
-class _Planning:
+class _Preparation:
     """The way from a request to a plan, and the findings on it.
 
     Attributes:

@@ -27,13 +27,13 @@ from ...data.location import refuse_options
 from ..places.work import MEMORY, RETRIES, Work, WriteOutline, WriteReport
 from ..plan.data import said_by
 from ..plan.file import check_plan, load_plan, save_plan
-from ..plan.plan import WritePlan
-from .run import Ledger, PlanCompletion, confirm_tasks, report_of, run_tasks, see_finished, workers_of_plan
+from ..plan.plan import CheckpointTasks
+from .run import Ledger, LedgerCompletion, confirm_tasks, report_of, run_tasks, see_finished, workers_of_plan
 
 __all__ = ["CheckpointPlan", "bytes_to_read", "estimated_seconds", "runs_to_copy"]
 
 
-class CheckpointPlan(WritePlan):
+class CheckpointPlan(CheckpointTasks):
     """A new checkpoint as tasks that any process can do, in any order; `plan_checkpoint` makes it.
 
     For a checkpoint in an object store a task makes an object, and receipts are objects beside it.
@@ -215,13 +215,13 @@ class CheckpointPlan(WritePlan):
                 with workers_of_plan(self, work) as workers:
                     return see_finished(self, workers, work)
             ledger.check_complete()
-            completion = _checked(self, ledger, work) if check else PlanCompletion(self, ledger)
+            completion = _checked(self, ledger, work) if check else LedgerCompletion(self, ledger)
             place.finish(completion, sync=work.sync)
         return report_of(self, ledger, 0)
 
 
 def _numbers_of(
-    plan: WritePlan, part: tuple[int, int] | None, tasks: Sequence[int] | None
+    plan: CheckpointTasks, part: tuple[int, int] | None, tasks: Sequence[int] | None
 ) -> tuple[range, Sequence[int]]:
     """Give the numbers of the tasks of a part, or those asked for, and a range that they are within.
 
@@ -245,7 +245,7 @@ def _numbers_of(
     return range(min(numbers, default=0), max(numbers, default=-1) + 1), numbers
 
 
-def _checked(plan: WritePlan, ledger: Ledger, work: Work) -> PlanCompletion:
+def _checked(plan: CheckpointTasks, ledger: Ledger, work: Work) -> LedgerCompletion:
     """Read all that was written, and compare it with the receipts; what a store has is left to the end of the place.
 
     Raises:
@@ -257,7 +257,7 @@ def _checked(plan: WritePlan, ledger: Ledger, work: Work) -> PlanCompletion:
     for number, (file, size) in enumerate(zip(plan.files, plan.sizes, strict=True)):
         path = plan.place.unfinished(number)
         if path is None:
-            return PlanCompletion(
+            return LedgerCompletion(
                 plan, ledger, work.memory, is_checked=True
             )  # By the place, when its objects are there.
         holder = job.read_file(path, size)
@@ -274,10 +274,10 @@ def _checked(plan: WritePlan, ledger: Ledger, work: Work) -> PlanCompletion:
     for (path, number, held), digest in found.items():
         if digest != ledger.digest(number, held):
             raise ParseError(f"{path}: tensor {shown(plan.tensors[held].name)} is not what the receipts say")
-    return PlanCompletion(plan, ledger)
+    return LedgerCompletion(plan, ledger)
 
 
-def _outline(plan: WritePlan, work: Work) -> WriteOutline:
+def _outline(plan: CheckpointTasks, work: Work) -> WriteOutline:
     """Say what it takes to run a plan in this process."""
     place = plan.place
     free = place.free()
@@ -299,7 +299,7 @@ def _outline(plan: WritePlan, work: Work) -> WriteOutline:
 _SAMPLE, _BLOCK = 16 * 2**20, 2**20
 
 
-def bytes_to_read(plan: WritePlan) -> int:
+def bytes_to_read(plan: CheckpointTasks) -> int:
     """Bytes of the tensors in the sources, and of the replicas that are compared with them."""
     return sum(
         sum(pieces.volumes.tolist()) * tensor.itemsize
@@ -308,12 +308,12 @@ def bytes_to_read(plan: WritePlan) -> int:
     )
 
 
-def runs_to_copy(plan: WritePlan) -> int:
+def runs_to_copy(plan: CheckpointTasks) -> int:
     """The number of copies, each of bytes that are contiguous in a source and in a file."""
     return sum(tensor.sources.runs_into(tensor.targets, tensor.itemsize) for tensor in plan.tensors)
 
 
-def estimated_seconds(plan: WritePlan, folder: Path, free: int, to_read: int, *, sync: bool) -> float | None:
+def estimated_seconds(plan: CheckpointTasks, folder: Path, free: int, to_read: int, *, sync: bool) -> float | None:
     """About how long it takes to carry out a plan of files: as a sample of it, copied to a file that has no name.
 
     What is not copied as it is goes through a file first. `None` if nothing can be written in the place, or read.
@@ -345,7 +345,7 @@ def estimated_seconds(plan: WritePlan, folder: Path, free: int, to_read: int, *,
     return ((to_read + in_memory) * read_in + (written + in_memory) * written_in) / size
 
 
-def _sample(plan: WritePlan, most: int) -> Iterator[bytes]:
+def _sample(plan: CheckpointTasks, most: int) -> Iterator[bytes]:
     """Blocks of the sources' tensors, as far apart as can be."""
     files = [source for source in plan.sources if len(source.data)]
     total = sum(len(file.data) for file in files)

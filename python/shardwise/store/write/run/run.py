@@ -26,11 +26,11 @@ from ..places.gather import memory_for
 from ..places.place import Recorder
 from ..places.task import Progress, Share, Task, TaskReceipt
 from ..places.work import TaskWindow, Work, Workers, WriteReport
-from ..plan.plan import WritePlan
+from ..plan.plan import CheckpointTasks
 
 __all__ = [
     "Ledger",
-    "PlanCompletion",
+    "LedgerCompletion",
     "confirm_tasks",
     "parts_of",
     "report_of",
@@ -57,7 +57,7 @@ def _run(
 
 
 @contextmanager
-def workers_of_plan(plan: WritePlan, work: Work) -> Iterator[Workers]:
+def workers_of_plan(plan: CheckpointTasks, work: Work) -> Iterator[Workers]:
     """Yield the workers that run the tasks.
 
     Raises:
@@ -195,17 +195,17 @@ def confirm_tasks(ledger: Ledger, numbers: Sequence[int], workers: Workers, work
         ) from error
 
 
-def see_finished(plan: WritePlan, workers: Workers, work: Work) -> WriteReport:
+def see_finished(plan: CheckpointTasks, workers: Workers, work: Work) -> WriteReport:
     """Report a checkpoint that was finished before, once it is seen that it is the plan's."""
     ledger = Ledger(plan)
     confirm_tasks(ledger, range(len(plan.tasks)), workers, work)
-    plan.place.check_finished(PlanCompletion(plan, ledger, work.memory))
+    plan.place.check_finished(LedgerCompletion(plan, ledger, work.memory))
     plan.place.discard()
     ledger.bytes_written = 0
     return report_of(plan, ledger, plan.nbytes)
 
 
-def run_whole(plan: WritePlan, work: Work) -> WriteReport:
+def run_whole(plan: CheckpointTasks, work: Work) -> WriteReport:
     """Write a checkpoint, from the first task to the last rename; the caller holds its lock."""
     place = plan.place
     with workers_of_plan(plan, work) as workers:
@@ -232,7 +232,7 @@ def run_whole(plan: WritePlan, work: Work) -> WriteReport:
                 mapped.check()
                 files.check()
                 # The last receipts are needed only if this fails: with them every file would be synced once more.
-                place.finish(PlanCompletion(plan, ledger), sync=work.sync)
+                place.finish(LedgerCompletion(plan, ledger), sync=work.sync)
             except BaseException:
                 with suppress(OSError, ParseError):
                     recorder.flush()
@@ -247,7 +247,7 @@ def run_whole(plan: WritePlan, work: Work) -> WriteReport:
     return report_of(plan, ledger, resumed)
 
 
-def report_of(plan: WritePlan, ledger: Ledger, resumed: int) -> WriteReport:
+def report_of(plan: CheckpointTasks, ledger: Ledger, resumed: int) -> WriteReport:
     """Say what was written, of which so many bytes by an earlier run."""
     return WriteReport(
         plan.path,
@@ -272,7 +272,7 @@ class Ledger:
         shares: For tasks that made parts of objects, what they have put.
     """
 
-    def __init__(self, plan: WritePlan) -> None:
+    def __init__(self, plan: CheckpointTasks) -> None:
         self.plan = plan
         # For each finished task a number made from its contents, to compare with a second receipt.
         self._seen = np.zeros(len(plan.tasks), np.uint64)
@@ -411,7 +411,7 @@ def parts_of(receipts: Mapping[str, int]) -> int | None:
     return counts.most_common(1)[0][0] if counts else None
 
 
-class PlanCompletion:
+class LedgerCompletion:
     """The bytes that follow from the receipts of all tasks: around tensors, of the manifest, of the other files.
 
     Args:
@@ -426,7 +426,9 @@ class PlanCompletion:
         is_checked: Whether all that a store has is compared with its sources.
     """
 
-    def __init__(self, plan: WritePlan, ledger: Ledger, memory: int | None = None, *, is_checked: bool = False) -> None:
+    def __init__(
+        self, plan: CheckpointTasks, ledger: Ledger, memory: int | None = None, *, is_checked: bool = False
+    ) -> None:
         self._plan, self._ledger, self._memory, self.is_checked = plan, ledger, memory, is_checked
         self._headers: dict[int, str] = {}
         self.names = [MANIFEST, *plan.texts]
