@@ -27,7 +27,8 @@ from .._types import Array
 from ..errors import LayoutError
 from ..reshard.model.memory import check_disjoint
 from ..reshard.model.program import ONE, ModelProgram, program_of_one
-from ..reshard.model.runner import Part, Transport, carry_out, memory_of
+from ..reshard.model.runner import carry_out
+from ..reshard.model.transport import Part, Transport, memory_of
 from ..reshard.plan import ReshardPlan
 from ..reshard.run import check_addable
 from ..reshard.same import same_holders

@@ -19,7 +19,8 @@ from .._text import shown
 from ..errors import LayoutError
 from ..reshard.model.memory import Block, named
 from ..reshard.model.program import ModelProgram
-from ..reshard.model.runner import ALONE, Memory, Part, Transport, carry_out, memory_of, parts_of, view_of
+from ..reshard.model.runner import ALONE, carry_out, parts_of, view_of
+from ..reshard.model.transport import Memory, Part, Transport, memory_of
 from ._ranks import agree, ranks_of
 
 __all__ = ["run"]

@@ -1,4 +1,4 @@
-"""A plan in plain words."""
+"""Plans of a tensor and of a model in plain words."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from .._text import bytes_text, seconds_text
+from .._text import bytes_text, seconds_text, shown
 from ..partition import Partition
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .cost import LinkModel
     from .kinds import CollectiveStep
 
-__all__ = ["explain"]
+__all__ = ["counted", "explain", "explain_model"]
 
 
 class Explainable(Protocol):
@@ -37,6 +37,16 @@ class Explainable(Protocol):
     @property
     def obstacle(self) -> CollectiveObstacle | None: ...
     def collectives(self, dtype: npt.DTypeLike, links: LinkModel | None) -> tuple[CollectiveStep, ...] | None: ...
+
+
+class ExplainableModel(Protocol):
+    """The members of a plan of a model that explaining it needs; `ModelPlan` documents each member."""
+
+    def __len__(self) -> int: ...
+    def bytes_kept(self) -> dict[Any, int]: ...
+    def bytes_sent(self) -> dict[Any, int]: ...
+    def bytes_received(self) -> dict[Any, int]: ...
+    def total_bytes(self) -> int: ...
 
 
 def explain(plan: Explainable, dtype: np.dtype[Any], links: LinkModel | None) -> str:
@@ -71,6 +81,43 @@ def explain(plan: Explainable, dtype: np.dtype[Any], links: LinkModel | None) ->
     elif steps is None and isinstance(src, Partition) and isinstance(dst, Partition):
         lines.append(f"It cannot be expressed as collectives: {plan.obstacle}. It is sent point to point.")
     return "\n".join(lines)
+
+
+def explain_model(
+    plan: ExplainableModel, bits: int, senders: int, receivers: int, boxes: int, is_rewritten: bool
+) -> str:
+    """Describe a plan of a model, of tensors of so many bits in all; see `ModelPlan.explain`."""
+    sent, received = plan.bytes_sent(), plan.bytes_received()
+    verb = "goes" if len(plan) == 1 else "go"
+    lines = [
+        f"{counted(len(plan), 'tensor')}, {bytes_text(-(-bits // 8))}, {verb} from "
+        f"{counted(senders, 'device')} to {receivers}."
+    ]
+    kept = sum(plan.bytes_kept().values())
+    stays = f"{bytes_text(kept)} stays in place"
+    if not boxes:
+        return f"{lines[0]}\nNothing moves: {stays}."
+    made = " of rewritten tensors" if is_rewritten else ""
+    more = f"; {stays}" if kept else ""
+    verb = "moves" if boxes == 1 else "move"
+    lines.append(f"{counted(boxes, 'box', 'boxes')}{made} {verb}, {bytes_text(plan.total_bytes())} in all{more}.")
+    (sender, most_sent), (receiver, most_received) = (
+        max(each.items(), key=lambda device: device[1]) for each in (sent, received)
+    )
+    lines.append(
+        f"The busiest device sends {bytes_text(most_sent)} ({shown(sender)}); the busiest receives "
+        f"{bytes_text(most_received)} ({shown(receiver)})."
+    )
+    return "\n".join(lines)
+
+
+def counted(count: int, noun: str, several: str = "") -> str:
+    """Write a number with its noun.
+
+    >>> counted(1, "box", "boxes"), counted(2000, "device")
+    ('1 box', '2,000 devices')
+    """
+    return f"{count:,} {noun if count == 1 else several or noun + 's'}"
 
 
 def _tiling_text(tiling: Tiling) -> str:

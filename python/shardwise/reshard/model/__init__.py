@@ -2,9 +2,11 @@
 
 | module | answers |
 |---|---|
-| `plan` | plans of whole models |
+| `plan`, `sides` | plans of whole models; the tilings of each side |
 | `program`, `descriptors` | the steps of one holder; the same as plain arrays |
+| `rows` | the rows of descriptors, made of the transfers of plans |
 | `runner` | how messages and partial sums are carried out over a transport |
-| `converted` | rewrites between two deployments |
+| `transport` | the transport of messages, and the memory of a holder's arrays |
+| `converted` | rewrites between two deployments, and their run in memory |
 | `memory` | the arrays of a run: none shares memory with another; further places of tensors |
 """

@@ -7,12 +7,13 @@ where each of its pieces lies. Tensors that are made alike, of tensors that are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..._boxes import key_of
 from ..._core import Tiling as CoreTiling
@@ -26,9 +27,14 @@ from ...pieces import Pieces, dense_strides
 from ...quantized import Components, find_components
 from ...rules.rewrites import Rewrites
 from ...tiling import Tiling
-from .descriptors import ZEROS, Places
+from ..run import checked_arrays
+from ..source import ShardSource
+from .descriptors import ZEROS, Descriptors
+from .rows import Places
+from .runner import view_of
+from .transport import Transport
 
-__all__ = ["Described", "Sources", "quantized_weights", "rewritten_model"]
+__all__ = ["Described", "Sources", "quantized_weights", "rewritten_model", "run_rewritten"]
 
 #: The shape and the dtype of a tensor.
 Described = tuple[tuple[int, ...], Any]
@@ -204,3 +210,47 @@ class Sources:
         core = CoreTiling.boxes(tensor.shape, holders, True)
         key = ("from_boxes", tensor.shape, tuple(labels), tuple(map(key_of, holders)), True)
         return Tiling._made(core, key), Places(begins, places)
+
+
+def run_rewritten(
+    src_shards: Mapping[str, Sequence[npt.NDArray[Any]] | ShardSource],
+    before: Mapping[str, Tiling],
+    after: Mapping[str, Tiling],
+    dtype_from: Mapping[str, str],
+    descriptors: Callable[[Any], Descriptors],
+) -> dict[str, list[npt.NDArray[Any]]]:
+    """Carry out the descriptors of all receivers in the memory of this process.
+
+    Args:
+        src_shards: the shards of each stored tensor, as `ModelPlan.run` takes them.
+        before: the tilings of the stored tensors.
+        after: the tilings of the new ones.
+        dtype_from: the stored tensor whose dtype each new one has.
+        descriptors: the descriptors of a holder.
+    """
+    memory: dict[tuple[Any, str], Any] = {}
+    dtypes: dict[str, np.dtype[Any]] = {}
+    for name, tiling in before.items():
+        given = src_shards[name]
+        shards = (
+            given.shard_arrays()
+            if isinstance(given, ShardSource)
+            else checked_arrays(f"src_shards[{shown(name)}]", given, tiling, None)
+        )
+        for label, shard in zip(tiling.holders, shards, strict=True):
+            dtypes[name] = shard.dtype
+            memory[label, name] = np.ascontiguousarray(shard).reshape(-1).view(np.uint8)
+    made: dict[str, list[npt.NDArray[Any]]] = {}
+    out: dict[tuple[Any, str], Any] = {}
+    for name, tiling in after.items():
+        made[name] = [np.zeros(tiling.holder_shape(label), dtypes[dtype_from[name]]) for label in tiling.holders]
+        for label, array in zip(tiling.holders, made[name], strict=True):
+            out[label, name] = array.reshape(-1).view(np.uint8)
+    transport = Transport()
+    for label in dict.fromkeys(label for label, _ in out):
+        part = descriptors(label)
+        for row in (*part.receives.tolist(), *part.copies.tolist()):
+            peer, source, target = row[:3]
+            values = view_of(transport, {source: memory[part.peers[peer], part.tensors[source]]}, row, "src")
+            transport.copy(view_of(transport, {target: out[label, part.tensors[target]]}, row, "dst"), values)
+    return made

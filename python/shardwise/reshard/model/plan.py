@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import warnings
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,32 +10,31 @@ import numpy as np
 
 from ..._arguments import instance, optional
 from ..._drawn import Drawn
-from ..._dtypes import bits_of, bytes_for, dtype_of, find_dtype
+from ..._dtypes import bits_of, bytes_for, dtype_of
 from ..._fork import importing
 from ..._text import bytes_text, shown
 from ...errors import LayoutError, ShardwiseWarning
-from ...layout import TensorLayout, UnevenRule
+from ...layout import UnevenRule
 from ...partition import Partition
-from ...placing import placing_of
 from ...rules.rewrites import Rewrites
 from ...tiling import Tiling
 from ..balance import balanced
+from ..explain import counted, explain_model
 from ..orders import check_packed
 from ..plan import ReshardPlan
-from ..run import checked_arrays
 from ..source import ShardSource
-from .descriptors import Descriptors, Group, descriptors_of
+from .descriptors import Descriptors
 from .program import ModelProgram, program_of
-from .runner import Transport, view_of
+from .rows import Group, descriptors_of
+from .sides import Side, shape_and_dtype, tilings_of_both, worlds
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from ...quantized import Components
     from ...rules.left_out import LeftOut
     from ...show.picture import Picture
     from .converted import Described
-    from .descriptors import Places
+    from .rows import Places
 
 __all__ = ["ModelPlan", "plan_model"]
 
@@ -128,11 +126,11 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         optional("nodes", nodes, Mapping)  # type: ignore[type-abstract]
         self._nodes = None if nodes is None else dict(nodes)
         self._ends, self._tensors, self._made, self._groups = {}, {}, {}, None
-        ends = [_End("src", src, uneven), _End("dst", dst, uneven)]
+        ends = [Side("src", src, uneven), Side("dst", dst, uneven)]
         optional("config", config, Mapping)  # type: ignore[type-abstract]
         optional("rewrites", rewrites, Rewrites)
         optional("source_rewrites", source_rewrites, Rewrites)
-        listed: Any = ((name, *_described(name, tensor), None) for name, tensor in tensors.items())
+        listed: Any = ((name, *shape_and_dtype(name, tensor), None) for name, tensor in tensors.items())
         self._given, self._stored, sources = None, self._tensors, None
         self._left_out: tuple[LeftOut, ...] = ()
         if config is not None or rewrites or source_rewrites or any(end.is_for_models for end in ends):
@@ -188,7 +186,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
             self._before = {name: sources.stored(name) for names in self._sources.values() for name in names}
         labels, *totals, senders = balanced(pairs, used, weights, self._nodes)
         self._pairs, self._used, self._bits = pairs, np.array(used, np.int64), np.array(sizes, np.int64)
-        self._devices = tuple(dict.fromkeys((*devices, *_worlds((src, dst), pairs), *labels)))
+        self._devices = tuple(dict.fromkeys((*devices, *worlds((src, dst), pairs), *labels)))
         number_of = {label: number for number, label in enumerate(self._devices)}
         at = [number_of[label] for label in labels]
         self._sent, self._received, self._kept = (np.zeros(len(self._devices), total.dtype) for total in totals)
@@ -286,36 +284,13 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         The busiest device sends 8.0 KiB ('cpu:0'); the busiest receives 16.0 KiB ('gpu:0').
         """
         counts = np.bincount(self._used, minlength=len(self._pairs)).tolist()
-        boxes = sum(
-            count * len(ReshardPlan(src, dst)) for (_, src, dst), count in zip(self._pairs, counts, strict=True)
-        )
-        ends = [len({label for tiling in side for label in tiling.holders}) for side in _sides(self._pairs)]
+        boxes = sum(count * len(ReshardPlan(*pair[1:])) for pair, count in zip(self._pairs, counts, strict=True))
         sizes = [tiling.size for _, _, tiling in self._pairs]
-        held = sum(sizes[used] * bits for used, bits in zip(self._used.tolist(), self._bits.tolist(), strict=True))
-        kept, total = sum(self._kept.tolist()), self.total_bytes()
-        made = " of rewritten tensors" if self._sources else ""
-        verb = "goes" if len(self) == 1 else "go"
-        lines = [
-            f"{_counted(len(self), 'tensor')}, {bytes_text(-(-held // 8))}, {verb} from "
-            f"{_counted(ends[0], 'device')} to {ends[1]}."
-        ]
-        stays = f"{bytes_text(kept)} stays in place"
-        if boxes:
-            more = f"; {stays}" if kept else ""
-            verb = "moves" if boxes == 1 else "move"
-            lines.append(f"{_counted(boxes, 'box', 'boxes')}{made} {verb}, {bytes_text(total)} in all{more}.")
-            busiest = [
-                (amount := max(each.values()), next(label for label in each if each[label] == amount))
-                for each in (self.bytes_sent(), self.bytes_received())
-            ]
-            (sent, sender), (received, receiver) = busiest
-            lines.append(
-                f"The busiest device sends {bytes_text(sent)} ({shown(sender)}); the busiest receives "
-                f"{bytes_text(received)} ({shown(receiver)})."
-            )
-        else:
-            lines.append(f"Nothing moves: {stays}.")
-        return "\n".join(lines)
+        bits = sum(sizes[used] * bits for used, bits in zip(self._used.tolist(), self._bits.tolist(), strict=True))
+        senders, receivers = (
+            len({label for tiling in side for label in tiling.holders}) for side in tilings_of_both(self._pairs)
+        )
+        return explain_model(self, bits, senders, receivers, boxes, bool(self._sources))
 
     def program(self, holder: Any, memory: int | None = None) -> ModelProgram:
         """Give what one holder has to do for all tensors: one list of messages to and from each of its peers.
@@ -420,64 +395,35 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
             more = f", nor of {len(missing) - 1} other tensors" if len(missing) > 1 else ""
             raise LayoutError(f"src_shards has no shards of {shown(missing[0])}{more}")
         if self._sources:
-            return self._run_rewritten(src_shards)
-        return {name: plan.run(src_shards[name]) for name, plan in self.items()}
+            with importing:
+                from .converted import run_rewritten
 
-    def _run_rewritten(
-        self, src_shards: Mapping[str, Sequence[npt.NDArray[Any]] | ShardSource]
-    ) -> dict[str, list[npt.NDArray[Any]]]:
-        """Carry out the descriptors of all receivers."""
-        memory: dict[tuple[Any, str], Any] = {}
-        dtypes: dict[str, np.dtype[Any]] = {}
-        for name, tiling in self._before.items():
-            given = src_shards[name]
-            shards = (
-                given.shard_arrays()
-                if isinstance(given, ShardSource)
-                else checked_arrays(f"src_shards[{shown(name)}]", given, tiling, None)
-            )
-            for label, shard in zip(tiling.holders, shards, strict=True):
-                dtypes[name] = shard.dtype
-                memory[label, name] = np.ascontiguousarray(shard).reshape(-1).view(np.uint8)
-        made: dict[str, list[npt.NDArray[Any]]] = {}
-        out: dict[tuple[Any, str], Any] = {}
-        for name, (_, after) in self._ends.items():
-            dtype = dtypes[self._sources[name][0]]
-            made[name] = [np.zeros(after.holder_shape(label), dtype) for label in after.holders]
-            for label, array in zip(after.holders, made[name], strict=True):
-                out[label, name] = array.reshape(-1).view(np.uint8)
-        numpy_memory = Transport()
-        for label in dict.fromkeys(label for label, _ in out):
-            part = self.descriptors(label)
-            for row in (*part.receives.tolist(), *part.copies.tolist()):
-                peer, before, after = row[:3]
-                arrays = {before: memory[part.peers[peer], part.tensors[before]]}
-                values = view_of(numpy_memory, arrays, row, "src")
-                numpy_memory.copy(view_of(numpy_memory, {after: out[label, part.tensors[after]]}, row, "dst"), values)
-        return made
+            after = {name: tiling for name, (_, tiling) in self._ends.items()}
+            dtype_from = {name: made_of[0] for name, made_of in self._sources.items()}
+            return run_rewritten(src_shards, self._before, after, dtype_from, self.descriptors)
+        return {name: plan.run(src_shards[name]) for name, plan in self.items()}
 
     def _picture(self) -> Picture:
         with importing:
             from ..drawn import loads_picture
 
         loads = {"sent": self.bytes_sent(), "received": self.bytes_received(), "kept": self.bytes_kept()}
-        return loads_picture(f"a plan for {len(self):,} tensor{'s' * (len(self) != 1)}, bytes by holder", loads)
+        return loads_picture(f"a plan for {counted(len(self), 'tensor')}, bytes by holder", loads)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ModelPlan):
             return NotImplemented
         # In order, since the order decides who sends what.
-        if list(self._ends.items()) != list(other._ends.items()) or self._tensors != other._tensors:
-            return False
-        if self._nodes != other._nodes:
-            return False
-        return self._sources == other._sources and self._before == other._before
+        mine, others = (
+            (list(one._ends.items()), one._tensors, one._nodes, one._sources, one._before) for one in (self, other)
+        )
+        return mine == others
 
     def __hash__(self) -> int:
         return hash(tuple(self._ends.items()))
 
     def __repr__(self) -> str:
-        sizes = f"{_counted(len(self), 'tensor')}, {_counted(len(self._devices), 'device')}"
+        sizes = f"{counted(len(self), 'tensor')}, {counted(len(self._devices), 'device')}"
         return f"<ModelPlan of {sizes}: {bytes_text(self.total_bytes())} move>"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -553,105 +499,3 @@ def plan_model(
     for each in dict.fromkeys(map(str, made._left_out)):
         warnings.warn(each, ShardwiseWarning, stacklevel=2)
     return made
-
-
-def _sides(pairs: Sequence[tuple[str, Tiling, Tiling]]) -> tuple[list[Tiling], list[Tiling]]:
-    """The tilings of the source, and those of the destination."""
-    return [src for _, src, _ in pairs], [dst for _, _, dst in pairs]
-
-
-def _worlds(layouts: tuple[Any, Any], pairs: Sequence[tuple[str, Tiling, Tiling]]) -> Iterator[Any]:
-    """The devices of both sides, in order: those of a world, or those that hold the tensors."""
-    for given, tilings in zip(layouts, _sides(pairs), strict=True):
-        placing = placing_of(given)
-        if placing.world is not None and placing.names is None:
-            yield from placing.world.labels()
-        else:
-            seen: set[int] = set()
-            for one in tilings:
-                # Many tilings have the mesh in common.
-                at = id(one.device_mesh) if isinstance(one, Partition) else id(one)
-                if at not in seen and one.has_labels:
-                    seen.add(at)
-                    yield from one.holders
-
-
-def _counted(count: int, noun: str, several: str = "") -> str:
-    return f"{count:,} {noun if count == 1 else several or noun + 's'}"
-
-
-def _described(name: str, tensor: Any) -> tuple[tuple[int, ...], Any]:
-    """The shape and the dtype of a tensor."""
-    try:
-        shape, dtype = tensor if type(tensor) is tuple else (tensor.shape, tensor.dtype)
-        return tuple(map(operator.index, shape)), dtype
-    except (AttributeError, TypeError, ValueError):
-        pass
-    try:
-        shape, dtype = tensor
-        return tuple(map(operator.index, shape)), dtype
-    except (TypeError, ValueError):
-        raise TypeError(f"tensors[{shown(name)}] must be (shape, dtype), got {shown(tensor)}") from None
-
-
-class _End:
-    """The tilings that one side has for tensors: one object for tensors that are cut alike."""
-
-    def __init__(self, side: str, layouts: Any, uneven: UnevenRule) -> None:
-        self._side, self._uneven = side, uneven
-        self._layouts = placing_of(layouts, side)
-        self._known: dict[Any, Tiling] = {}
-        self._followed: Mapping[str, TensorLayout | Tiling] = {}
-
-    @property
-    def is_for_models(self) -> bool:
-        """True if the layouts are by the rules of a model, which are for weights that are not quantized."""
-        return bool(self._layouts.models)
-
-    def follow(self, tensors: Mapping[str, Described], weights: Components, config: Mapping[str, Any]) -> list[LeftOut]:
-        """Let the components of quantized weights have the layouts that follow from those of the weights.
-
-        What the rules of a model cut otherwise than it may be is refused, or given as what is said of it.
-        """
-        with importing:
-            from ...quantized.follow import followed
-            from ...quantized.forms import cast_weights, check_elements
-
-        said: list[LeftOut] = []
-        if self.is_for_models:
-            outline = {name: (shape, find_dtype(dtype)) for name, (shape, dtype) in tensors.items()}
-            known = {name: (shape, dtype) for name, (shape, dtype) in outline.items() if dtype is not None}
-            check_elements(known, weights, self._layouts)
-            said = cast_weights(known, weights, self._layouts, config)
-        self._followed = followed(weights, self._layouts, self._uneven)
-        return said
-
-    def tiling(self, name: str, shape: tuple[int, ...]) -> Tiling:
-        """Give the tiling of a tensor.
-
-        Raises:
-            LayoutError: if it has none, or a layout does not fit.
-        """
-        found: Any = self._followed.get(name)
-        own = None
-        if found is None:
-            found, own, _ = self._layouts.placed(name, len(shape))
-        tiling = self._known.get((id(found), shape, own))
-        if tiling is None:
-            if found is None:
-                raise LayoutError(f"{self._side} has no layout for {shown(name)}")
-            tiling = self._known[id(found), shape, own] = self._made(found, name, shape, own or self._uneven)
-        return tiling
-
-    def _made(self, given: Any, name: str, shape: tuple[int, ...], uneven: UnevenRule) -> Tiling:
-        if isinstance(given, Tiling):
-            if given.shape != shape:
-                raise LayoutError(f"{self._side}[{shown(name)}] has shape {given.shape}, but the tensor has {shape}")
-            return given
-        if isinstance(given, TensorLayout):
-            try:
-                return given.partition(shape, uneven)
-            except LayoutError as error:
-                raise LayoutError(f"{self._side}[{shown(name)}]: {error}") from None
-        kind = type(given).__name__
-        raise TypeError(f"{self._side}[{shown(name)}] must be a TensorLayout or a Tiling, got {kind}")

@@ -14,8 +14,10 @@ from ..._frozen import frozen
 from ..._text import shown
 from ...errors import LayoutError
 from ..plan import ReshardPlan
-from .descriptors import DESCRIPTOR, Descriptors, Group, descriptors_of
-from .runner import Part, Phase, Transport, carry_out, memory_of, name_of_dtype
+from .descriptors import DESCRIPTOR, Descriptors
+from .rows import Group, descriptors_of
+from .runner import carry_out
+from .transport import Part, Phase, Transport, memory_of, name_of_dtype
 
 if TYPE_CHECKING:
     import numpy.typing as npt

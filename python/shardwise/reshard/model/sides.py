@@ -1,0 +1,121 @@
+"""The two sides of a plan for a model: the tiling that each gives a tensor, and its devices in order."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..._dtypes import find_dtype
+from ..._fork import importing
+from ..._text import shown
+from ...errors import LayoutError
+from ...layout import TensorLayout, UnevenRule
+from ...partition import Partition
+from ...placing import placing_of
+from ...tiling import Tiling
+
+if TYPE_CHECKING:
+    from ...quantized import Components
+    from ...rules.left_out import LeftOut
+    from .converted import Described
+
+__all__ = ["Side", "shape_and_dtype", "tilings_of_both", "worlds"]
+
+
+def tilings_of_both(pairs: Sequence[tuple[str, Tiling, Tiling]]) -> tuple[list[Tiling], list[Tiling]]:
+    """The tilings of the source, and those of the destination."""
+    return [src for _, src, _ in pairs], [dst for _, _, dst in pairs]
+
+
+def worlds(layouts: tuple[Any, Any], pairs: Sequence[tuple[str, Tiling, Tiling]]) -> Iterator[Any]:
+    """The devices of both sides, in order: those of a world, or those that hold the tensors."""
+    for given, tilings in zip(layouts, tilings_of_both(pairs), strict=True):
+        placing = placing_of(given)
+        if placing.world is not None and placing.names is None:
+            yield from placing.world.labels()
+        else:
+            seen: set[int] = set()
+            for one in tilings:
+                # Many tilings have the mesh in common.
+                at = id(one.device_mesh) if isinstance(one, Partition) else id(one)
+                if at not in seen and one.has_labels:
+                    seen.add(at)
+                    yield from one.holders
+
+
+def shape_and_dtype(name: str, tensor: Any) -> tuple[tuple[int, ...], Any]:
+    """The shape and the dtype of a tensor."""
+    try:
+        shape, dtype = tensor if type(tensor) is tuple else (tensor.shape, tensor.dtype)
+        return tuple(map(operator.index, shape)), dtype
+    except (AttributeError, TypeError, ValueError):
+        pass
+    try:
+        shape, dtype = tensor
+        return tuple(map(operator.index, shape)), dtype
+    except (TypeError, ValueError):
+        raise TypeError(f"tensors[{shown(name)}] must be (shape, dtype), got {shown(tensor)}") from None
+
+
+class Side:
+    """The tilings that one side has for tensors: one object for tensors that are cut alike."""
+
+    def __init__(self, side: str, layouts: Any, uneven: UnevenRule) -> None:
+        self._side, self._uneven = side, uneven
+        self._layouts = placing_of(layouts, side)
+        self._known: dict[Any, Tiling] = {}
+        self._followed: Mapping[str, TensorLayout | Tiling] = {}
+
+    @property
+    def is_for_models(self) -> bool:
+        """True if the layouts are by the rules of a model, which are for weights that are not quantized."""
+        return bool(self._layouts.models)
+
+    def follow(self, tensors: Mapping[str, Described], weights: Components, config: Mapping[str, Any]) -> list[LeftOut]:
+        """Let the components of quantized weights have the layouts that follow from those of the weights.
+
+        What the rules of a model cut otherwise than it may be is refused, or given as what is said of it.
+        """
+        with importing:
+            from ...quantized.follow import followed
+            from ...quantized.forms import cast_weights, check_elements
+
+        said: list[LeftOut] = []
+        if self.is_for_models:
+            outline = {name: (shape, find_dtype(dtype)) for name, (shape, dtype) in tensors.items()}
+            known = {name: (shape, dtype) for name, (shape, dtype) in outline.items() if dtype is not None}
+            check_elements(known, weights, self._layouts)
+            said = cast_weights(known, weights, self._layouts, config)
+        self._followed = followed(weights, self._layouts, self._uneven)
+        return said
+
+    def tiling(self, name: str, shape: tuple[int, ...]) -> Tiling:
+        """Give the tiling of a tensor.
+
+        Raises:
+            LayoutError: if it has none, or a layout does not fit.
+        """
+        found: Any = self._followed.get(name)
+        own = None
+        if found is None:
+            found, own, _ = self._layouts.placed(name, len(shape))
+        tiling = self._known.get((id(found), shape, own))
+        if tiling is None:
+            if found is None:
+                raise LayoutError(f"{self._side} has no layout for {shown(name)}")
+            tiling = self._known[id(found), shape, own] = self._made(found, name, shape, own or self._uneven)
+        return tiling
+
+    def _made(self, given: Any, name: str, shape: tuple[int, ...], uneven: UnevenRule) -> Tiling:
+        if isinstance(given, Tiling):
+            if given.shape != shape:
+                raise LayoutError(f"{self._side}[{shown(name)}] has shape {given.shape}, but the tensor has {shape}")
+            return given
+        if isinstance(given, TensorLayout):
+            try:
+                return given.partition(shape, uneven)
+            except LayoutError as error:
+                raise LayoutError(f"{self._side}[{shown(name)}]: {error}") from None
+        kind = type(given).__name__
+        raise TypeError(f"{self._side}[{shown(name)}] must be a TensorLayout or a Tiling, got {kind}")
