@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,6 +52,16 @@ class _Model(NamedTuple):
     read: Callable[[str], bytes | None]
 
 
+class _Findings(NamedTuple):
+    """The findings on a model: its state, the memory of a device, ways that fit it, and what the figures rest on."""
+
+    state: TrainingState
+    memory: int | None
+    ways: list[Way]
+    rests_on: tuple[str, ...]
+    notes: list[str]
+
+
 def run_state(screen: Screen, options: argparse.Namespace) -> int:
     """Print what each rank needs, and give the exit status: 1 if it does not fit `--memory`, 4 if it is not known."""
     asked = _asked(options)
@@ -84,7 +94,7 @@ def _by_names(
         ways = nearest(
             memory, sizes, state.sharding, lambda s, how: made(s, how).fullest[1], state.fullest[1], trains=trains
         )
-    return _answer(screen, options, state, memory, ways, named.rests_on, _notes(model, options))
+    return _answer(screen, options, _Findings(state, memory, ways, tuple(named.rests_on), _notes(model, options)))
 
 
 def _by_rules(
@@ -114,7 +124,7 @@ def _by_rules(
     if memory is not None and not state.fits(memory):
         ways = _other_shardings(memory, state, made, asked["optimizer"] is not None)
     rests = (f"rules of {options.rules.name}",)
-    return _answer(screen, options, state, memory, ways, rests, _notes(model, options))
+    return _answer(screen, options, _Findings(state, memory, ways, rests, _notes(model, options)))
 
 
 def _sharded(asked: dict[str, Any], sharding: str) -> dict[str, Any]:
@@ -269,15 +279,8 @@ def _print_unknown(screen: Screen, options: argparse.Namespace, reasons: list[st
     return _UNKNOWN
 
 
-def _answer(
-    screen: Screen,
-    options: argparse.Namespace,
-    state: TrainingState,
-    memory: int | None,
-    ways: list[Way],
-    rests_on: Iterable[str],
-    notes: list[str],
-) -> int:
+def _answer(screen: Screen, options: argparse.Namespace, findings: _Findings) -> int:
+    state, memory, ways, rests_on, notes = findings
     does_fit = memory is None or state.fits(memory)
     if options.html is not None:
         options.html.write_text(page_of(state, f"{Path(options.model).name}: training state"), encoding="utf-8")
@@ -294,19 +297,12 @@ def _answer(
         found |= {"rests_on": list(rests_on), "notes": notes}
         print(json.dumps(found | ({} if options.html is None else {"html": str(options.html)}), indent=2))
     else:
-        _print(screen, options, state, memory, ways, rests_on, notes)
+        _print(screen, options, findings)
     return 0 if does_fit else 1
 
 
-def _print(
-    screen: Screen,
-    options: argparse.Namespace,
-    state: TrainingState,
-    memory: int | None,
-    ways: list[Way],
-    rests_on: Iterable[str],
-    notes: list[str],
-) -> None:
+def _print(screen: Screen, options: argparse.Namespace, findings: _Findings) -> None:
+    state, memory, ways, rests_on, notes = findings
     device, most = state.fullest
     size = state.device_mesh.size
     trained = "nothing trained" if state.optimizer is None else f"{state.optimizer}, sharded by {state.sharding}"

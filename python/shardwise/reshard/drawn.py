@@ -54,8 +54,8 @@ def plan_picture(plan: Drawable, dtype: npt.DTypeLike = np.float32) -> Picture:
     caption = f"{transfers}, {bytes_text(moved)} of {_name(dtype)} in all; {bytes_text(stays)} stay where they are"
     most = max(map(max, sent), default=0)
     tiles = tuple(
-        _tile(row, column, sent[row][column], kept[row][column], most, senders, receivers)
-        for row in range(senders.count)
+        _tile((row, column), f"{sender} to {receivers.name(column)}", sent[row][column], kept[row][column], most)
+        for row, sender in enumerate(map(senders.name, range(senders.count)))
         for column in range(receivers.count)
         if sent[row][column] or kept[row][column]
     )
@@ -105,11 +105,10 @@ def _volumes(boxes: npt.NDArray[np.void], senders: _Groups, receivers: _Groups, 
     return [sums[row * receivers.count : (row + 1) * receivers.count] for row in range(senders.count)]
 
 
-def _tile(row: int, column: int, sent: int, kept: int, most: int, senders: _Groups, receivers: _Groups) -> Tile:
+def _tile(at: tuple[int, int], place: str, sent: int, kept: int, most: int) -> Tile:
     moves, stays = bytes_text(sent), f"{bytes_text(kept)} stay"
     number, unit = moves.split()
     brief = (f"{float(number):.0f}", unit)
-    place = f"{senders.name(row)} to {receivers.name(column)}"
     if not sent:
         labels: tuple[tuple[str, ...], ...] = ((stays,), (bytes_text(kept), "stay"), ("stay",))
     elif not kept:
@@ -117,7 +116,8 @@ def _tile(row: int, column: int, sent: int, kept: int, most: int, senders: _Grou
     else:
         labels = ((moves, stays), (moves, *stays.rsplit(" ", 1)), (moves,), (number, unit), brief)
     held = ", ".join(text for text, size in ((f"{moves} sent", sent), (stays, kept)) if size)
-    return Tile((row, row + 1), (column, column + 1), None, labels, place, held, amount=sent / most if sent else 0.0)
+    sides = [(start, start + 1) for start in at]
+    return Tile(sides[0], sides[1], None, labels, place, held, amount=sent / most if sent else 0.0)
 
 
 def loads_picture(

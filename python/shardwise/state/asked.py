@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from .._arguments import instance, integer
+from .._arguments import instance, integer, optional
 from .._dtypes import bits_of
 from .._text import shown
 from ..errors import LayoutError
+from .adapters import Lora
 from .optimizers import Optimizer
 from .shardings import SHARDINGS, Recipe
 
-__all__ = ["pattern_of", "recipe_of", "units_of"]
+__all__ = ["Training", "pattern_of", "recipe_of", "units_of"]
 
 #: The module that FSDP wraps: up to the first number in a name.
 _NUMBERED = re.compile(r"^(?:[^.]+\.)*?[0-9]+(?=\.)")
@@ -31,6 +33,36 @@ _SETTINGS: dict[str, tuple[tuple[str, ...], str]] = {
 }
 #: The least and the most of settings that are numbers.
 _LIMITS = {"groups": (1, 2), "persistent": (0, 2**63 - 1)}
+
+
+@dataclass(frozen=True)
+class Training:
+    """The way in which a model is trained, which checks itself; `training_state` says what each field means.
+
+    Attributes:
+        recipe: The arrays that are kept of each parameter.
+        shared: The embeddings that Megatron shares, if that is set.
+        frozen: The names of what is not trained.
+        units: The function from names to what is flattened together; `None` if all is.
+        lora: Adapters that are trained.
+        group: The ranks that share a state.
+        over: The axes over which it is sharded, as they are given.
+    """
+
+    recipe: Recipe
+    shared: re.Pattern[str] | None
+    frozen: re.Pattern[str] | None
+    units: Callable[[str], Hashable] | None
+    lora: Lora | None
+    group: int | None
+    over: Sequence[str] | None
+
+    def __post_init__(self) -> None:
+        optional("lora", self.lora, Lora)
+        if self.group is not None and self.group < 1:
+            raise LayoutError(f"group is {shown(self.group)}; it must be at least 1")
+        if self.recipe.sharding == "hsdp" and self.group is None and self.over is None:
+            raise LayoutError("hsdp shards within groups of ranks: give their size as group, or their axes as over")
 
 
 def pattern_of(argument: str, text: Any) -> re.Pattern[str] | None:

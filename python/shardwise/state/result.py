@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ..show.picture import Picture
 
-__all__ = ["NOT_COUNTED", "Kept", "Row", "TrainingState"]
+__all__ = ["NOT_COUNTED", "Figures", "Kept", "Row", "TrainingState"]
 
 #: Said at the end of every answer.
 NOT_COUNTED = (
@@ -67,6 +67,24 @@ class Kept(NamedTuple):
     allocated: int
 
 
+class Figures(NamedTuple):
+    """The bytes of a training state.
+
+    Attributes:
+        by_kind: The bytes of each kind on each device, held and allocated.
+        rows: The devices that share a state, with their parts of tensors.
+        caches: Of each cache its name, the devices that have it, and their bytes, held and allocated.
+        names: The names of the tensors.
+        unmatched: Those that no rule matches.
+    """
+
+    by_kind: dict[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]
+    rows: list[Row]
+    caches: list[tuple[str, Any, Any, Any]]
+    names: tuple[str, ...]
+    unmatched: tuple[str, ...]
+
+
 class TrainingState(Drawn):
     """The bytes that each device holds and allocates of a training state, as `training_state` works them out.
 
@@ -91,22 +109,16 @@ class TrainingState(Drawn):
         raise TypeError("a TrainingState is made by training_state")
 
     @classmethod
-    def _made(
-        cls,
-        world: DeviceMesh,
-        meshes: dict[str, DeviceMesh],
-        recipe: Recipe,
-        figures: dict[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]],
-        rows: list[Row],
-        caches: list[tuple[str, Any, Any, Any]],
-        names: tuple[str, ...],
-        over: tuple[str, ...],
-        unmatched: tuple[str, ...],
+    def of_figures(
+        cls, world: DeviceMesh, meshes: dict[str, DeviceMesh], recipe: Recipe, over: tuple[str, ...], found: Figures
     ) -> TrainingState:
+        """Make one of its figures, on the meshes of a world, sharded over some of their axes."""
         made = TrainingState.__new__(TrainingState)
-        made._world, made._meshes, made._recipe, made._rows, made._caches = world, meshes, recipe, rows, caches
-        made._figures = {kind: (frozen(held), frozen(room)) for kind, (held, room) in figures.items() if room.any()}
-        made._names, made._over, made._unmatched = names, over, unmatched
+        made._world, made._meshes, made._recipe, made._over = world, meshes, recipe, over
+        made._figures = {
+            kind: (frozen(held), frozen(room)) for kind, (held, room) in found.by_kind.items() if room.any()
+        }
+        made._rows, made._caches, made._names, made._unmatched = found.rows, found.caches, found.names, found.unmatched
         return made
 
     @property

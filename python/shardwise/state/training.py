@@ -23,12 +23,12 @@ from ..rules.layout_rule import checked_uneven
 from ..rules.search import REMEMBERED_PATHS
 from ..shared_tiling import SharedTiling
 from .adapters import Lora
-from .asked import pattern_of, recipe_of, units_of
+from .asked import Training, pattern_of, recipe_of, units_of
 from .caches import Cache
 from .described import Tensor, described, with_adapters
 from .homes import Cut, Home
 from .optimizers import Optimizer, optimizer_of
-from .result import Row, TrainingState
+from .result import Figures, Row, TrainingState
 from .shardings import KINDS, SHARDINGS, Entry, Local, entries
 
 __all__ = ["training_state"]
@@ -102,10 +102,15 @@ def training_state(
     ('cpu:0', 72)
     """
     with uncollected():
-        maker = _Maker(
-            placing_of(layouts), tensors, optimizer, sharding, over, group, weights, gradients, masters, frozen, lora,
-            tied, units, settings, quantized, checked_uneven(uneven),
+        known = None if optimizer is None else optimizer_of(optimizer)
+        training = Training(
+            *recipe_of(sharding, known, gradients, masters, settings or {}),
+            pattern_of("frozen", frozen), units_of(sharding, units), lora,
+            None if group is None else integer("group", group), over,
         )  # fmt: skip
+        components = optional("quantized", quantized, Components) or Components(None, {}, ())
+        listed = described(tensors, weights)
+        maker = _Maker(placing_of(layouts), listed, training, dict(tied or {}), components, checked_uneven(uneven))
         return maker.state(caches)
 
 
@@ -113,55 +118,36 @@ class _Maker:
     def __init__(
         self,
         placing: Placing,
-        tensors: Mapping[str, Any],
-        optimizer: Any,
-        sharding: str,
-        over: Sequence[str] | None,
-        group: int | None,
-        weights: Any,
-        gradients: Any,
-        masters: Any,
-        frozen: str | None,
-        lora: Lora | None,
-        tied: Mapping[str, str] | None,
-        units: Any,
-        settings: Mapping[str, Any] | None,
-        quantized: Components | None,
+        tensors: list[Tensor],
+        training: Training,
+        tied: Mapping[str, str],
+        components: Components,
         uneven: UnevenRule,
     ) -> None:
-        self._placing = placing
-        self._uneven = uneven
+        self._placing, self._tied, self._uneven = placing, tied, uneven
+        self._recipe, self._shared, self._group = training.recipe, training.shared, training.group
+        self._optimizer, self._frozen = training.recipe.optimizer, training.frozen
+        self._units, self._lora = training.units, training.lora
+        sharding = training.recipe.sharding
         world = placing.world
         if world is None:
             raise LayoutError("layouts has no mesh of all devices; give a layout map with a mesh, or a deployment")
         self._world = world
-        self._tensors = described(tensors, weights)
-        self._lora = optional("lora", lora, Lora)
-        found = optional("quantized", quantized, Components) or Components(None, {}, ())
-        self._followers = followers(found, placing, uneven)
-        if lora is not None:
+        self._tensors = tensors
+        self._followers = followers(components, placing, uneven)
+        if training.lora is not None:
             leaders = {name: leader for name, (leader, _) in self._followers.items()}
-            logical = {name: tensor.shape for name, tensor in found.tensors.items()}
-            self._tensors = with_adapters(self._tensors, lora, leaders, logical)
+            logical = {name: tensor.shape for name, tensor in components.tensors.items()}
+            self._tensors = with_adapters(tensors, training.lora, leaders, logical)
         by_name = {tensor.name: tensor for tensor in self._tensors}
-        self._frozen = pattern_of("frozen", frozen)
-        self._tied = dict(tied or {})
-        for name, main in self._tied.items():
+        for name, main in tied.items():
             if name not in by_name or main not in by_name:
                 lacking = main if name in by_name else name
                 raise LayoutError(
                     f"tied[{shown(name)}] is {shown(main)}, and {shown(lacking)} is not among the tensors; give both, "
                     "or leave them out of tied"
                 )
-        self._optimizer = None if optimizer is None else optimizer_of(optimizer)
-        self._recipe, self._shared = recipe_of(sharding, self._optimizer, gradients, masters, settings or {})
-        self._units = units_of(sharding, units)
-        self._group = None if group is None else integer("group", group)
-        if self._group is not None and self._group < 1:
-            raise LayoutError(f"group is {shown(group)}; it must be at least 1")
-        if sharding == "hsdp" and self._group is None and over is None:
-            raise LayoutError("hsdp shards within groups of ranks: give their size as group, or their axes as over")
-        self._over = self._axes_of(over)
+        self._over = self._axes_of(training.over)
         if sharding not in ("none", "ddp", "megatron-ddp") and not self._over and self._world.size > 1:
             rows = ", or as over the last axis by which they cut rows" if sharding in ("fsdp2", "hsdp") else ""
             raise LayoutError(
@@ -251,10 +237,9 @@ class _Maker:
         for _, devices, held, allocated in kept:
             figures["caches"][0][devices] += held
             figures["caches"][1][devices] += allocated
-        return TrainingState._made(
-            self._world, dict(self._placing.meshes), self._recipe, figures, rows, kept,
-            tuple(tensor.name for tensor in self._tensors), self._over, tuple(self._unmatched),
-        )  # fmt: skip
+        names = tuple(tensor.name for tensor in self._tensors)
+        found = Figures(figures, rows, kept, names, tuple(self._unmatched))
+        return TrainingState.of_figures(self._world, dict(self._placing.meshes), self._recipe, self._over, found)
 
     def _place(self, number: int, tensor: Tensor) -> None:
         """Give a tensor to the devices that hold it."""

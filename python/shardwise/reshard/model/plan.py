@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -37,6 +37,19 @@ if TYPE_CHECKING:
     from .rows import Places
 
 __all__ = ["ModelPlan", "plan_model"]
+
+
+class ModelChange(NamedTuple):
+    """A model that is to go from one layout to another: what `plan_model` takes."""
+
+    src: Any
+    dst: Any
+    tensors: Mapping[str, Any]
+    uneven: UnevenRule = "even"
+    rewrites: Rewrites | None = None
+    source_rewrites: Rewrites | None = None
+    config: Mapping[str, Any] | None = None
+    nodes: Mapping[Any, Hashable] | None = None
 
 
 class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
@@ -91,8 +104,8 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
     _stored: dict[str, Described]
     #: The node of each holder, if links between nodes count.
     _nodes: dict[Any, Hashable] | None
-    #: All arguments but the nodes, if tensors are rewritten.
-    _given: tuple[Any, ...] | None
+    #: The change, if tensors are rewritten.
+    _given: ModelChange | None
     _devices: tuple[Any, ...]
     _made: dict[str, ReshardPlan]
     #: The pairs of tilings, each with the name of a tensor; for each tensor its pair, and the bits of an element.
@@ -109,18 +122,8 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
     _groups: list[Group] | None
     _names: tuple[str, ...]
 
-    def __init__(
-        self,
-        src: Any,
-        dst: Any,
-        tensors: Mapping[str, Any],
-        uneven: UnevenRule = "even",
-        rewrites: Rewrites | None = None,
-        source_rewrites: Rewrites | None = None,
-        config: Mapping[str, Any] | None = None,
-        nodes: Mapping[Any, Hashable] | None = None,
-        devices: tuple[Any, ...] = (),
-    ) -> None:
+    def __init__(self, change: ModelChange, devices: tuple[Any, ...] = ()) -> None:
+        src, dst, tensors, uneven, rewrites, source_rewrites, config, nodes = change
         if not isinstance(tensors, Mapping):
             raise TypeError(f"tensors must map names to (shape, dtype), got {type(tensors).__name__}")
         optional("nodes", nodes, Mapping)  # type: ignore[type-abstract]
@@ -145,7 +148,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
                 self._stored, made, quantized = rewritten_model(given, rewrites, source_rewrites, ends[0].tiling, found)
                 sources = Sources(ends[0].tiling, self._stored)
                 listed = [(name, one.shape, one.dtype.name, one) for name, one in made.items()]
-                self._given = src, dst, given, uneven, rewrites, source_rewrites, config
+                self._given = change._replace(tensors=given, nodes=self._nodes)
                 new = {name: (shape, dtype) for name, shape, dtype, _ in listed}
                 sides = (self._stored, quantized[0]), (new, quantized[1])
             for end, side in zip(ends, sides, strict=True):
@@ -429,8 +432,8 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
     def __reduce__(self) -> tuple[Any, ...]:
         src, dst = ({name: ends[side] for name, ends in self._ends.items()} for side in (0, 1))
         if self._given is not None:
-            return ModelPlan, (self._before, dst, *self._given[2:], self._nodes, self._devices)
-        return ModelPlan, (src, dst, self._tensors, "even", None, None, None, self._nodes, self._devices)
+            return ModelPlan, (self._given._replace(src=self._before, dst=dst), self._devices)
+        return ModelPlan, (ModelChange(src, dst, self._tensors, nodes=self._nodes), self._devices)
 
 
 def plan_model(
@@ -495,7 +498,7 @@ def plan_model(
     >>> {name: one[0].tolist() for name, one in plan.run({"qkv": np.arange(8, dtype="int8").reshape(4, 2)}).items()}
     {'q': [0, 1, 4, 5], 'k': [2, 6], 'v': [3, 7]}
     """
-    made = ModelPlan(src, dst, tensors, uneven, rewrites, source_rewrites, config, nodes)
+    made = ModelPlan(ModelChange(src, dst, tensors, uneven, rewrites, source_rewrites, config, nodes))
     for each in dict.fromkeys(map(str, made._left_out)):
         warnings.warn(each, ShardwiseWarning, stacklevel=2)
     return made
