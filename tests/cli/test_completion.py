@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shardwise.cli import main
-from shardwise.cli.arguments import SHELLS
+from shardwise.cli.layout_arguments import SHELLS
 
 from .conftest import error_of
 

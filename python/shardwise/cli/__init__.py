@@ -2,7 +2,9 @@
 
 | module | answers |
 |---|---|
-| `arguments`, `notation` | the arguments; meshes, shapes and layouts as text |
+| `arguments`, `layout_arguments` | the arguments of the commands about checkpoints, and of the others |
+| `options` | options that several commands take |
+| `notation` | meshes, shapes and layouts as text |
 | `report`, `checkpoints`, `plan`, `tasks`, `learn` | the commands about checkpoints |
 | `fits`, `state` | sizes that fit; what ranks need |
 | `show`, `translate`, `einsum`, `rules`, `completion` | the other commands |

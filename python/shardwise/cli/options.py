@@ -1,0 +1,138 @@
+"""Options that several commands take, and their help."""
+
+import argparse
+from pathlib import Path
+from typing import NoReturn
+
+from ..rules.shipped import rules_file
+
+__all__ = [
+    "LAYOUT_HELP",
+    "MESH_HELP",
+    "RULES_HELP",
+    "Parser",
+    "add_config",
+    "add_drop",
+    "add_json",
+    "add_means",
+    "add_memory",
+    "add_mesh",
+    "add_no_sync",
+    "add_padded",
+    "add_source_rules",
+    "add_strict",
+    "add_uneven",
+    "add_work",
+    "rules_path",
+]
+
+MESH_HELP = "axes and sizes of the mesh, major first, as in data=2,model=4"
+LAYOUT_HELP = "for each dim the mesh axis that cuts it, - for none, data+model for several (major first), as in data,-"
+RULES_HELP = "the rules file, or the name of one that comes with the package (shardwise rules lists them)"
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that raises ValueError."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong in one line, without the usage."""
+        raise ValueError(f"{message} (see {self.prog} --help)")
+
+
+def rules_path(text: str) -> Path:
+    """Give the path of a rules file, or that of one of the package's own, whose name it is."""
+    try:
+        return Path(rules_file(text))
+    except FileNotFoundError as error:
+        raise argparse.ArgumentTypeError(str(error.strerror)) from None
+
+
+def add_config(command: Parser) -> None:
+    """Add `--config`."""
+    command.add_argument(
+        "--config",
+        metavar="JSON",
+        type=Path,
+        help="the model's config.json, for the numbers that rules name and how weights are quantized; the one beside "
+        "the checkpoint if left out",
+    )
+
+
+def add_drop(command: Parser, what: str) -> None:
+    """Add `--drop`, which is to say what it does: "leave out", "do not compare"."""
+    command.add_argument(
+        "--drop",
+        metavar="REGEX",
+        help=f"{what} the tensors and values whose names before all rules it matches; what rules drop is warned of, "
+        "unless it is left out so",
+    )
+
+
+def add_padded(command: Parser) -> None:
+    """Add `--padded`."""
+    command.add_argument(
+        "--padded",
+        action="store_true",
+        help="of files of ranks of FSDP, read the beginning of tensors that are as long on each rank as on the first",
+    )
+
+
+def add_strict(command: Parser, when: str) -> None:
+    """Add `--strict`, which is to say when it changes the status."""
+    command.add_argument("--strict", action="store_true", help=f"exit with status 1 if {when}")
+
+
+def add_json(command: Parser) -> None:
+    """Add `--json`."""
+    command.add_argument("--json", action="store_true", help="JSON, for programs")
+
+
+def add_work(command: Parser) -> None:
+    """Add the options of work: its memory and threads, its progress, its output."""
+    add_means(command)
+    command.add_argument("--quiet", action="store_true", help="show no progress on the standard error")
+    command.add_argument("--progress", action="store_true", help="show progress even where that is not a terminal")
+    add_json(command)
+
+
+def add_means(command: Parser) -> None:
+    """Add `--memory` and `--jobs`."""
+    add_memory(command)
+    command.add_argument("--jobs", metavar="N", type=int, help="threads; one per core if left out")
+
+
+def add_memory(command: Parser) -> None:
+    """Add `--memory`."""
+    command.add_argument("--memory", metavar="BYTES", default="256MiB", help="for buffers; 256MiB if left out")
+
+
+def add_mesh(command: Parser) -> None:
+    """Add `--mesh`, which rules may have."""
+    command.add_argument("--mesh", metavar="AXES", help=f"{MESH_HELP}; may be left out if the rules name a mesh")
+
+
+def add_no_sync(command: Parser) -> None:
+    """Add `--no-sync`."""
+    command.add_argument("--no-sync", action="store_true", help="do not wait until the data is on the disk")
+
+
+def add_source_rules(command: Parser, source: str) -> None:
+    """Add `--source-rules`, the rules of one checkpoint."""
+    command.add_argument(
+        "--source-rules",
+        metavar="TOML",
+        type=rules_path,
+        help=f"the rules file, or one of the package's, that {source} was rewritten by; its rewrites are undone first",
+    )
+
+
+def add_uneven(command: Parser) -> None:
+    """Add `--uneven`."""
+    command.add_argument(
+        "--uneven",
+        metavar="RULE",
+        choices=("even", "ceil", "chunk", "balanced", "floor"),
+        default="even",
+        help="how a dim that does not divide is cut: even refuses (the default), ceil as XLA, chunk as PyTorch, "
+        "balanced as numpy.array_split, floor as llama.cpp",
+    )
