@@ -10,6 +10,7 @@
 | `engines`, `engine_rules`, `megatron` | presets of vLLM, SGLang and Megatron; what engines' presets are made of |
 | `parameters` | arrays of a process that hold several tensors |
 | `manifest` | who holds what, as JSON |
+| `positions` | places of single elements in the memory of devices, both ways |
 | `toml`, `read`, `drawn` | files of deployments; all that a rules file says; notebooks |
 """
 
@@ -20,6 +21,7 @@ from .experts import ExpertMap, balanced_experts
 from .fsdp import fsdp2
 from .manifest import Manifest, ManifestTensor
 from .parameters import FusedParameter, LocalParameter, ParameterPiece, Repeat
+from .positions import Found, Positions, positions_of
 from .rule import DeploymentRule
 from .stages import Chunk, Stages
 
@@ -28,16 +30,19 @@ __all__ = [
     "Deployment",
     "DeploymentRule",
     "ExpertMap",
+    "Found",
     "FusedParameter",
     "LocalParameter",
     "Manifest",
     "ManifestTensor",
     "ParameterPiece",
+    "Positions",
     "Repeat",
     "Stages",
     "balanced_experts",
     "fsdp2",
     "megatron",
+    "positions_of",
     "sglang",
     "vllm",
 ]

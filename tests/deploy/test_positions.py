@@ -1,0 +1,211 @@
+"""Places of single elements, compared with whole arrays of element numbers put together piece by piece."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardwise import DeviceMesh, LayoutError, LayoutMap, MeshError, TensorLayout
+from shardwise.deploy import Deployment, LocalParameter, fsdp2, sglang, vllm
+from shardwise.deploy.positions import Positions, positions_of
+
+from ..checks import refused
+
+Shapes = Mapping[str, tuple[int, ...]]
+PADDING = -1
+
+
+def llama(
+    heads: int = 8, keys: int = 2, layers: int = 2, **more: Any
+) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
+    config = {
+        "hidden_size": 16,
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys,
+        "num_hidden_layers": layers,
+        "intermediate_size": 32,
+        "vocab_size": 100,
+        **more,
+    }
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (100, 16), "lm_head.weight": (100, 16)}
+    for i in range(layers):
+        at = f"model.layers.{i}"
+        shapes |= {f"{at}.self_attn.{x}_proj.weight": (n * 2, 16) for x, n in (("q", heads), ("k", keys), ("v", keys))}
+        shapes |= {f"{at}.self_attn.o_proj.weight": (16, heads * 2), f"{at}.input_layernorm.weight": (16,)}
+        experts = more.get("num_experts", 0)
+        mlps = [f"{at}.mlp.experts.{e}" for e in range(experts)] or [f"{at}.mlp"]
+        for mlp in mlps:
+            shapes |= {f"{mlp}.{x}_proj.weight": (16, 32) if x == "down" else (32, 16) for x in ("gate", "up", "down")}
+    return config, shapes
+
+
+def numbered(shapes: Shapes) -> dict[str, int]:
+    """The first element number of each tensor, of all elements of a model."""
+    first, at = {}, 0
+    for name, shape in shapes.items():
+        first[name] = at
+        at += math.prod(shape)
+    return first
+
+
+def dense(parameter: LocalParameter, shapes: Shapes) -> np.ndarray[Any, Any]:
+    """A parameter of element numbers, by its pieces."""
+    first = numbered(shapes)
+    made = np.full(parameter.shape, PADDING)
+    for piece in parameter.pieces:
+        whole = np.arange(math.prod(shapes[piece.tensor])).reshape(shapes[piece.tensor]) + first[piece.tensor]
+        part = whole[piece.box]
+        sizes = (1,) * (made.ndim - part.ndim) + part.shape
+        region = tuple(slice(start, start + size) for start, size in zip(piece.start, sizes, strict=True))
+        made[region] = part.reshape(sizes)
+    return made.reshape(-1)
+
+
+ENGINES: dict[str, tuple[Deployment, Shapes]] = {}
+_config, _shapes = llama()
+ENGINES["fused, keys repeated"] = vllm(_config, tp=4), _shapes
+ENGINES["stages"] = vllm(_config, tp=2, pp=2), _shapes
+ENGINES["data parallel"] = sglang(_config, tp=4, dp=2), _shapes
+_config, _shapes = llama(num_experts=4)
+ENGINES["experts cut"] = vllm(_config, tp=2), _shapes
+ENGINES["experts repeated"] = vllm(_config, tp=4, expert_parallel=True, redundant=4), _shapes
+ENGINES["fsdp2"] = fsdp2(3), llama()[1]
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_every_element_is_where_the_pieces_are(name: str) -> None:
+    engine, shapes = ENGINES[name]
+    first, places = numbered(shapes), positions_of(engine, shapes)
+    for device in engine.devices:
+        expected = {one.name: dense(one, shapes) for one in engine.parameters_of(device, shapes)}
+        found = {parameter: np.full(len(whole), PADDING) for parameter, whole in expected.items()}
+        assert places.parameters(device) == {parameter: len(whole) for parameter, whole in expected.items()}
+        for tensor, shape in shapes.items():
+            offsets = np.random.default_rng(0).permutation(math.prod(shape))
+            for parameter, which, at in places.locate(device, tensor, offsets):
+                assert (found[parameter][at] == PADDING).all()
+                found[parameter][at] = first[tensor] + offsets[which]
+        for parameter, whole in expected.items():
+            np.testing.assert_array_equal(found[parameter], whole)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_positions_lead_back(name: str) -> None:
+    engine, shapes = ENGINES[name]
+    first, places = numbered(shapes), positions_of(engine, shapes)
+    device = engine.devices[-1]
+    for one in engine.parameters_of(device, shapes):
+        at = np.random.default_rng(1).permutation(math.prod(one.shape))
+        found = np.full(len(at), PADDING)
+        for tensor, which, offsets in places.origins(device, one.name, at):
+            found[which] = first[tensor] + offsets
+        np.testing.assert_array_equal(found, dense(one, shapes)[at])
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_change_that_is_routed_is_the_dense_one(name: str) -> None:
+    """The memory of each device after a sparse change is what the changed whole tensors would make it."""
+    engine, shapes = ENGINES[name]
+    first, places = numbered(shapes), positions_of(engine, shapes)
+    random = np.random.default_rng(2)
+    changed = {}
+    model = np.arange(sum(map(math.prod, shapes.values())), dtype=np.float64)
+    for tensor, shape in shapes.items():
+        offsets = random.permutation(math.prod(shape))[: random.integers(0, math.prod(shape) // 2)]
+        changed[tensor] = offsets, random.random(len(offsets))
+        model[first[tensor] + offsets] = changed[tensor][1]
+    routed = places.route(changed)
+    for device in engine.devices:
+        memory, count = {}, 0
+        for one in engine.parameters_of(device, shapes):
+            memory[one.name] = np.where((at := dense(one, shapes)) == PADDING, -1.0, at).reshape(one.shape)
+        written = places.apply(device, memory, changed)
+        for one in engine.parameters_of(device, shapes):
+            whole = dense(one, shapes)
+            right = np.where(whole == PADDING, -1.0, model[np.maximum(whole, 0)])
+            np.testing.assert_array_equal(memory[one.name].reshape(-1), right)
+            at, values = routed.get(device, {}).get(one.name, (np.zeros(0, np.int64), np.zeros(0)))
+            np.testing.assert_array_equal(right[at], values)
+            count += len(at)
+        assert written == count
+
+
+def test_layouts_without_parameters() -> None:
+    mesh = DeviceMesh((2, 2), ("data", "model"))
+    rules = LayoutMap(mesh)
+    rules["kernel"] = (None, "model")
+    places = positions_of(rules, {"kernel": (2, 4), "bias": (3,)})
+    assert [(f.which.tolist(), f.positions.tolist()) for f in places.locate("cpu:3", "kernel", [7, 1, 2])] == [
+        ([0, 2], [3, 0])
+    ]
+    # What no rule matches is whole on every device.
+    assert places.locate("cpu:0", "bias", [2])[0].positions.tolist() == [2]
+    assert set(places.route({"bias": ([1], np.ones(1))})) == {"cpu:0", "cpu:1", "cpu:2", "cpu:3"}
+    named = positions_of({"w": TensorLayout(("data", None), mesh)}, {"w": (2, 4)})
+    assert named.devices == ("cpu:0", "cpu:1", "cpu:2", "cpu:3")
+    assert [device for device in named.devices if named.updates(device, {"w": ([0], np.ones(1))})] == ["cpu:0", "cpu:1"]
+
+
+class TestRefusals:
+    @pytest.fixture
+    def places(self) -> Positions:
+        return positions_of({"w": TensorLayout(("x",), DeviceMesh((2,), ("x",)))}, {"w": (6,)})
+
+    def test_offsets(self, places: Positions) -> None:
+        with refused(LayoutError, "no tensor 'v'"):
+            places.locate("cpu:0", "v", [0])
+        for outside in (6, -1, 2**63 - 1):
+            with pytest.raises(IndexError, match=str(outside)):
+                places.route({"w": ([0, outside], np.ones(2))})
+        with pytest.raises(IndexError):
+            places.locate("cpu:0", "w", np.array([2**64 - 1], np.uint64))
+        with pytest.raises(IndexError, match="3"):
+            places.origins("cpu:0", "w", [3])
+        for given in ([0.5], [[0]], ["a"]):
+            with pytest.raises(TypeError, match="whole numbers"):
+                places.locate("cpu:0", "w", given)
+
+    def test_devices(self, places: Positions) -> None:
+        for one in (places, positions_of(fsdp2(2), {"w": (6,)})):
+            with pytest.raises(MeshError, match="cpu:9"):
+                one.locate("cpu:9", "w", [0])
+
+    def test_changes(self, places: Positions) -> None:
+        with refused(LayoutError, "2 offsets", "shape (1,)"):
+            places.route({"w": ([0, 1], np.ones(1))})
+        with pytest.raises(TypeError, match="offsets, values"):
+            places.route({"w": [0, 1, 2]})  # type: ignore[dict-item]
+
+    def test_a_tensor_without_a_place(self) -> None:
+        with refused(LayoutError, "'h'"):
+            positions_of({}, {"h": (4,)}).route({"h": ([1], np.ones(1))})
+
+    def test_memory(self, places: Positions) -> None:
+        changed = {"w": ([0, 5], np.ones(2, np.float32))}
+        cases: list[tuple[dict[str, Any], str]] = [
+            ({}, "lacks"),
+            ({"w": np.zeros(4, np.float32)}, "3 elements"),
+            ({"w": np.zeros(3)}, "float64"),
+            ({"w": np.zeros(6, np.float32)[::2]}, "contiguous"),
+        ]
+        for memory, said in cases:
+            with refused(LayoutError, said):
+                places.apply("cpu:0", memory, changed)
+
+
+def test_torch_memory() -> None:
+    torch = pytest.importorskip("torch")
+    engine, shapes = ENGINES["fused, keys repeated"]
+    places, device = positions_of(engine, shapes), "cpu:2"
+    memory = {one.name: torch.zeros(one.shape, dtype=torch.bfloat16) for one in engine.parameters_of(device, shapes)}
+    changed = {name: (np.arange(math.prod(shape)), torch.ones(math.prod(shape), dtype=torch.bfloat16))
+               for name, shape in shapes.items()}  # fmt: skip
+    places.apply(device, memory, changed)
+    for one in engine.parameters_of(device, shapes):
+        assert (memory[one.name].reshape(-1).float().numpy() == (dense(one, shapes) != PADDING)).all()
+    with refused(LayoutError, "Tensor"):
+        places.apply(device, memory, {"lm_head.weight": ([64 * 16], np.ones(1))})
