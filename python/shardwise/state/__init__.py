@@ -3,7 +3,8 @@
 | module | answers |
 |---|---|
 | `optimizers` | which arrays an optimizer keeps for a parameter |
-| `shardings` | what the ranks that share a state hold and allocate, as each framework cuts and pads it |
+| `recipe`, `shardings` | what is kept of parameters; what the ranks that share it hold and allocate, as PyTorch does |
+| `flat`, `deepspeed`, `megatron` | flat arrays in equal parts; the same of the ranks of DeepSpeed and Megatron |
 | `adapters`, `caches` | adapters of LoRA; caches of keys and values |
 | `asked`, `described` | what is asked: ways to shard and settings; the tensors of a model |
 | `homes`, `training`, `result` | who has which parts; all of a model on all devices; the figures |
@@ -13,8 +14,8 @@
 from .adapters import Lora
 from .caches import Cache, key_value_caches
 from .optimizers import OPTIMIZERS, Optimizer, optimizer_of
+from .recipe import KINDS, SHARDINGS
 from .result import NOT_COUNTED, Kept, TrainingState
-from .shardings import KINDS, SHARDINGS
 from .training import training_state
 
 __all__ = [

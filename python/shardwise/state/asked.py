@@ -13,7 +13,7 @@ from .._text import shown
 from ..errors import LayoutError
 from .adapters import Lora
 from .optimizers import Optimizer
-from .shardings import SHARDINGS, Recipe
+from .recipe import SHARDINGS, Recipe
 
 __all__ = ["Training", "pattern_of", "recipe_of", "units_of"]
 

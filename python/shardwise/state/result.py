@@ -14,7 +14,7 @@ from .._frozen import frozen, handed_out
 from .._text import bytes_text
 from ..mesh import DeviceMesh
 from ..rules.tensor_report import extremes_along
-from .shardings import Entry, Recipe
+from .recipe import Entry, Recipe
 
 if TYPE_CHECKING:
     import numpy.typing as npt

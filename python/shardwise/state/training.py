@@ -28,8 +28,9 @@ from .caches import Cache
 from .described import Tensor, described, with_adapters
 from .homes import Cut, Home
 from .optimizers import Optimizer, optimizer_of
+from .recipe import KINDS, SHARDINGS, Entry, Local
 from .result import Figures, Row, TrainingState
-from .shardings import KINDS, SHARDINGS, Entry, Local, entries
+from .shardings import entries
 
 __all__ = ["training_state"]
 

@@ -3,6 +3,7 @@
 | module | answers |
 |---|---|
 | `stored`, `checkpoint` | a tensor and its pieces; a checkpoint of any format |
+| `lazy` | the tensors of a checkpoint by name, made when they are asked for |
 | `digests` | digests of tensors, and stated CRC-32 |
 | `chunks`, `coverage`, `kinds` | grids of chunks; gaps and overlaps; kinds of files |
 | `model_config`, `quantized` | `config.json`; quantized weights among the tensors |

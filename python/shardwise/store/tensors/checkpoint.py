@@ -19,7 +19,8 @@ from ...errors import ParseError
 from ..data.files import Holder, ReadsFiles
 from ..data.location import Location
 from ..data.text import MAX_NAME
-from .stored import LazyTensors, StoredPiece, StoredTensor, UnsupportedError
+from .lazy import LazyTensors
+from .stored import StoredPiece, StoredTensor, UnsupportedError
 
 __all__ = ["Besides", "KeyPath", "Rest", "StoredCheckpoint", "StoredObject", "StoredSum"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,21 +27,9 @@ from ..data.text import box_text
 if TYPE_CHECKING:
     from ...show.picture import Picture
 
-__all__ = [
-    "Decoding",
-    "LazyTensors",
-    "ListedPieces",
-    "StoredPiece",
-    "StoredTensor",
-    "UnsupportedError",
-    "whole_box",
-]
+__all__ = ["Decoding", "ListedPieces", "StoredPiece", "StoredTensor", "UnsupportedError", "whole_box"]
 
 
-Row = TypeVar("Row")
-
-#: So many names are compared with one that is not there.
-_MOST_COMPARED = 10_000
 #: The bytes that decoding a chunk may take by default, unless as much is read.
 _MEMORY = 256 * 2**20
 
@@ -323,7 +311,8 @@ class StoredTensor(Drawn, ReadsFiles):
             region = tuple(
                 slice(low - start, high - start) for (low, high), (start, _) in zip(common, bounds, strict=True)
             )
-            part = target[_index(region)]
+            index: tuple[Any, ...] = (*region, ...)  # With an ellipsis, so that a box without dims is a view too.
+            part = target[index]
             if piece.is_addressable:
                 extent = piece.extent()
                 files[id(extent.holder)] = extent.holder
@@ -493,59 +482,6 @@ def _check_decodable(what: str, chunk: int, memory: int, more: int = 0) -> None:
             f"memory is {bytes_text(memory)}; {what} is stored in chunks of {bytes_text(chunk)}, each of which is "
             f"decoded at once: at least {bytes_text(needed)} are needed"
         )
-
-
-class LazyTensors(Mapping[str, StoredTensor], Generic[Row]):
-    """The tensors of a checkpoint by name, each made when it is first asked for, from what its index says about it.
-
-    Checking 10⁵ tensors takes a fraction of the time that it takes to make them. What opens the checkpoint checks all
-    of them; making one must not fail.
-
-    Args:
-        rows: The entries of each tensor in the index.
-        describe: Gives the dtype and the shape that a row says.
-        make: Makes the tensor of a name and its row.
-        made: Tensors that are made already.
-    """
-
-    def __init__(
-        self,
-        rows: Mapping[str, Row],
-        describe: Callable[[Row], tuple[Dtype, tuple[int, ...]]],
-        make: Callable[[str, Row], StoredTensor],
-        made: Mapping[str, StoredTensor] | None = None,
-    ) -> None:
-        self._rows = rows
-        self._describe = describe
-        self._make = make
-        self._made = dict(made or {})
-
-    def described(self) -> Iterator[tuple[str, Dtype, tuple[int, ...]]]:
-        """Give the name, dtype and shape of each tensor; none is made."""
-        describe = self._describe
-        for name, row in self._rows.items():
-            yield name, *describe(row)
-
-    def __getitem__(self, name: str) -> StoredTensor:
-        made = self._made.get(name)
-        if made is None:
-            # Two threads may make it; both get the first one.
-            made = self._made.setdefault(name, self._make(name, self._rows[name]))
-        return made
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._rows
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._rows)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-
-def _index(box: Iterable[slice]) -> tuple[Any, ...]:
-    # With an ellipsis, so that a box without dims is a view too.
-    return (*box, Ellipsis)
 
 
 def _shape_text(shape: tuple[int, ...]) -> str:

@@ -11,7 +11,8 @@ from ...data.boxes import Located, contiguous_strides
 from ...data.files import Holder
 from ...data.location import Location
 from ...tensors.checkpoint import Besides, StoredCheckpoint
-from ...tensors.stored import LazyTensors, StoredPiece, StoredTensor, whole_box
+from ...tensors.lazy import LazyTensors
+from ...tensors.stored import StoredPiece, StoredTensor, whole_box
 from .folder import locate_checkpoint, open_entries
 from .header import Entry
 

@@ -25,7 +25,8 @@ from ...data.location import Location, open_file, opening
 from ...data.text import MAX_DIMS, box_text, checked_name, checked_shape, stays_inside
 from ...tensors.checkpoint import Besides, Rest, StoredCheckpoint, StoredObject, StoredSum
 from ...tensors.coverage import tile
-from ...tensors.stored import LazyTensors, ListedPieces, StoredPiece, StoredTensor
+from ...tensors.lazy import LazyTensors
+from ...tensors.stored import ListedPieces, StoredPiece, StoredTensor
 from .archive import Archive
 from .pickles import named_dtype, read_index
 from .tensors import Container

@@ -1,0 +1,140 @@
+"""The arrays of a parameter, and parameters one after the other in flat arrays that are cut in equal parts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from .._dtypes import bytes_for
+from ..layout import TensorLayout, UnevenRule
+from ..mesh import DeviceMesh
+from .optimizers import Optimizer
+from .recipe import Entry, Local, Recipe
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from ..partition import Partition
+    from .recipe import Count
+
+__all__ = [
+    "Flat",
+    "array_of",
+    "flattened",
+    "lengths_of",
+    "master_and_states",
+    "padded",
+    "rounded_up",
+    "states_of_flat",
+    "weight",
+]
+
+
+def weight(part: Local) -> Entry:
+    """The weight of a parameter, whole."""
+    return array_of("weights", "weight", part, part.size, part.bits)
+
+
+def array_of(kind: str, name: str, part: Local, elements: Any, bits: int) -> Entry:
+    """An array of so many elements of a parameter, on each rank or on all, without padding."""
+    size = bytes_for(elements, bits)
+    return Entry(kind, name, part.tensor, size, size)
+
+
+def master_and_states(
+    recipe: Recipe, part: Local, sizes: tuple[Count, ...], copy: int | None = None
+) -> Iterator[Entry]:
+    """The master copy of a parameter, if there is one, and the arrays of its optimizer."""
+    assert recipe.optimizer is not None
+    bits = copy if recipe.masters is None else recipe.masters
+    if bits:
+        yield array_of("masters", "master", part, math.prod(sizes), bits)
+    for kept in recipe.optimizer.kept(sizes, bits or part.bits, is_matrix=part.is_matrix):
+        yield array_of("optimizer", kept.name, part, kept.elements, kept.bits)
+
+
+class Flat(NamedTuple):
+    """Parameters one after the other in an array that is cut in equal parts.
+
+    Attributes:
+        starts: Where each of them begins.
+        size: The size of the array, before it is padded to equal parts.
+        cuts: The start and stop of each rank's part, within that size.
+        chunk: The length of a part.
+    """
+
+    starts: tuple[int, ...]
+    size: int
+    cuts: npt.NDArray[np.int64]
+    chunk: int
+
+    def lengths(self, start: int, size: int) -> npt.NDArray[np.int64]:
+        """The elements of a parameter in the part of each rank."""
+        found: npt.NDArray[np.int64] = np.minimum(self.cuts[:, 1], start + size) - np.maximum(self.cuts[:, 0], start)
+        return np.maximum(found, 0)
+
+
+def flattened(sizes: Sequence[int], ways: int, align: int = 1, end: int = 1) -> Flat:
+    """Put arrays one after the other, each at a multiple of `align`, and the end of all at one of `end`."""
+    starts, at = [], 0
+    for size in sizes:
+        at = rounded_up(at, align)
+        starts.append(at)
+        at += size
+    size = rounded_up(at, end)
+    partition = _partition(size, ways)
+    return Flat(tuple(starts), size, partition.boxes()[:, 0], partition.largest_shard_shape[0])
+
+
+def rounded_up(size: int, step: int) -> int:
+    """Return the next multiple of a step."""
+    return -(-size // step) * step
+
+
+def padded(
+    kind: str, name: str, pieces: Sequence[tuple[Local, npt.NDArray[np.int64]]], chunk: int, bits: int
+) -> Iterator[Entry]:
+    """Pieces of parameters in a flat part of `chunk` elements, and what is left of it."""
+    left: Any = chunk
+    for part, lengths in pieces:
+        yield array_of(kind, name, part, lengths, bits)
+        left = left - lengths
+    if np.any(left):
+        yield Entry(kind, "padding", None, np.zeros_like(left), bytes_for(left, bits))
+
+
+def states_of_flat(
+    optimizer: Optimizer, pieces: Sequence[tuple[Local, npt.NDArray[np.int64]]], chunk: int, bits: int
+) -> Iterator[Entry]:
+    """The arrays of an optimizer for a flat part; those of its length belong to the parameters in it."""
+    for kept in optimizer.kept((chunk,), bits):
+        if isinstance(kept.elements, int) and kept.elements == chunk and kept.name != "step":
+            yield from padded("optimizer", kept.name, pieces, chunk, kept.bits)
+        else:
+            elements: Any = kept.elements
+            size = bytes_for(elements, kept.bits)
+            yield Entry("optimizer", kept.name, None, size, size)
+
+
+@lru_cache(maxsize=4096)
+def _partition(size: int, ways: int, uneven: UnevenRule = "ceil") -> Partition:
+    """A flat array in equal parts, of which the last may be short or empty."""
+    return TensorLayout(("ranks",), _ranks(ways)).partition((size,), uneven)
+
+
+@lru_cache(maxsize=64)
+def _ranks(ways: int) -> DeviceMesh:
+    return DeviceMesh((ways,), ("ranks",))
+
+
+@lru_cache(maxsize=4096)
+def lengths_of(size: int, ways: int) -> npt.NDArray[np.int64]:
+    """The elements of each rank, of so many that are cut in equal parts."""
+    bounds = _partition(size, ways).boxes()[:, 0]
+    lengths: npt.NDArray[np.int64] = bounds[:, 1] - bounds[:, 0]
+    lengths.flags.writeable = False
+    return lengths

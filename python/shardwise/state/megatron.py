@@ -1,0 +1,92 @@
+"""Megatron-Core's buffers: what its ranks hold and allocate, with its distributed optimizer and without."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from .._dtypes import bytes_for
+from .flat import array_of, flattened, master_and_states, rounded_up, weight
+from .recipe import Entry, Local, Recipe
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+
+__all__ = ["megatron", "megatron_whole"]
+
+
+def _buffers(recipe: Recipe, parts: Sequence[Local]) -> Iterator[list[Local]]:
+    """The parameters of each buffer of Megatron: of one chunk, with one dtype of weights and gradients."""
+    found: dict[tuple[Hashable, int], list[Local]] = {}
+    for part in parts:
+        if part.trained:
+            found.setdefault((part.unit, part.bits), []).append(part)
+    yield from found.values()
+
+
+def megatron_whole(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[Entry]:
+    """Megatron without its distributed optimizer: everything whole, masters of what has 16 bits."""
+    for part in parts:
+        yield weight(part)
+        if part.trained and recipe.optimizer is not None:
+            yield array_of("gradients", "gradient", part, part.size, recipe.gradient_bits(part))
+            yield from master_and_states(recipe, part, part.shape, 32 if part.bits == 16 else 0)
+
+
+def megatron(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[Entry]:
+    """Megatron's distributed optimizer: parameters from the last to the first in buckets, each cut in equal parts."""
+    for part in parts:
+        yield weight(part)
+    if recipe.optimizer is None:
+        return
+    for at, own in enumerate(_buffers(recipe, parts)):
+        bits, gradients = own[0].bits, recipe.gradients or own[0].bits
+        masters = (32 if bits == 16 else 0) if recipe.masters is None else recipe.masters
+        size = 0
+        for bucket in _buckets(recipe, own[::-1], ways, is_first=at == 0):
+            size += bucket.size
+            for part, lengths in bucket.pieces:
+                yield array_of("gradients", "gradient", part, part.size, gradients)
+                is_there = (lengths > 0).astype(np.int64)
+                for entry in master_and_states(recipe, part, (lengths,), masters):
+                    yield entry._replace(held=entry.held * is_there, allocated=entry.allocated * is_there)
+        padding = size - sum(part.size for part in own)
+        if padding:
+            yield Entry("weights", "padding", None, 0, bytes_for(padding, bits))
+            yield Entry("gradients", "padding", None, 0, bytes_for(padding, gradients))
+
+
+class _Bucket(NamedTuple):
+    """The size of a bucket, and the elements of each of its parameters on each rank."""
+
+    size: int
+    pieces: list[tuple[Local, npt.NDArray[np.int64]]]
+
+
+def _buckets(recipe: Recipe, parts: Sequence[Local], ways: int, *, is_first: bool) -> Iterator[_Bucket]:
+    """Fill buckets as `_ParamAndGradBuffer` does: parameters begin at multiples of 64, buckets end at whole parts."""
+    step = math.lcm(ways, 128, 2**16 if recipe.high_bandwidth else 1)
+    most = recipe.bucket if is_first else None
+    own: list[tuple[Local, int]] = []
+    at = 0
+
+    def made(end: int) -> _Bucket:
+        flat = flattened([rounded_up(end, step)], ways)
+        return _Bucket(flat.size, [(part, flat.lengths(start, part.size)) for part, start in own])
+
+    for part in parts:
+        at = rounded_up(at, 64)
+        if part.apart and own:
+            yield made(at)
+            own, at = [], 0
+        own.append((part, at))
+        at += part.size
+        if part.apart or (most is not None and at >= most):
+            yield made(at)
+            own, at = [], 0
+    if own:
+        yield made(at)

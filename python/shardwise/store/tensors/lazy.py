@@ -1,0 +1,61 @@
+"""The tensors of a checkpoint by name, made when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Generic, TypeVar
+
+from ..._dtypes import Dtype
+from .stored import StoredTensor
+
+__all__ = ["LazyTensors"]
+
+Row = TypeVar("Row")
+
+
+class LazyTensors(Mapping[str, StoredTensor], Generic[Row]):
+    """The tensors of a checkpoint by name, each made when it is first asked for, from what its index says about it.
+
+    Checking 10⁵ tensors takes a fraction of the time that it takes to make them. What opens the checkpoint checks all
+    of them; making one must not fail.
+
+    Args:
+        rows: The entries of each tensor in the index.
+        describe: Gives the dtype and the shape that a row says.
+        make: Makes the tensor of a name and its row.
+        made: Tensors that are made already.
+    """
+
+    def __init__(
+        self,
+        rows: Mapping[str, Row],
+        describe: Callable[[Row], tuple[Dtype, tuple[int, ...]]],
+        make: Callable[[str, Row], StoredTensor],
+        made: Mapping[str, StoredTensor] | None = None,
+    ) -> None:
+        self._rows = rows
+        self._describe = describe
+        self._make = make
+        self._made = dict(made or {})
+
+    def described(self) -> Iterator[tuple[str, Dtype, tuple[int, ...]]]:
+        """Give the name, dtype and shape of each tensor; none is made."""
+        describe = self._describe
+        for name, row in self._rows.items():
+            yield name, *describe(row)
+
+    def __getitem__(self, name: str) -> StoredTensor:
+        made = self._made.get(name)
+        if made is None:
+            # Two threads may make it; both get the first one.
+            made = self._made.setdefault(name, self._make(name, self._rows[name]))
+        return made
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._rows
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
