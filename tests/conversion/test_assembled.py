@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from shardwise._dtypes import DTYPES, Dtype
 from shardwise.conversion.arrange import arranged
-from shardwise.conversion.assembled import Assembled, Stored, Values, Wanted
+from shardwise.conversion.assembled import Assembled, Wanted
+from shardwise.conversion.leaves import Stored, Values
 from shardwise.pieces import Piece, Pieces
 from shardwise.store.write.places.gather import gathered
 

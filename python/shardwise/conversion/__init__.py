@@ -2,7 +2,8 @@
 
 | module | answers |
 |---|---|
-| `assembled`, `arrange` | a tree of what is done to which, and the pieces of any box; dims split, permuted, merged |
+| `assembled`, `leaves` | a tree of what is done to which, and the pieces of any box |
+| `arrange` | dims split, permuted, merged |
 | `weights` | the same of quantized weights, component by component |
-| `apply` | rewrites applied to tensors by name |
+| `apply`, `sides` | rewrites applied to tensors by name; what each side does to them |
 """

@@ -19,13 +19,12 @@ import numpy.typing as npt
 from .._dtypes import Dtype
 from .._fork import cached_property
 from .._text import shown
-from .._types import Array
 from ..errors import LayoutError, SizeOverflowError
 from ..partition import Partition
 from ..pieces import NO_PIECES, Bounds, Piece, Pieces, Runs
 from ..shared_tiling import SharedTiling
 
-__all__ = ["MOST_RUNS", "SHORT", "Assembled", "Stored", "Tables", "Values", "Wanted", "zero_element"]
+__all__ = ["MOST_RUNS", "SHORT", "Assembled", "Leaf", "Tables", "Wanted", "zero_element"]
 
 _LARGEST = 2**63 - 1
 #: With at least this many runs, of fewer bytes than this on average, an order is too fine to copy piece by piece.
@@ -137,7 +136,7 @@ class Assembled:
         """The name of the stored tensor that can be written in its place."""
         return None
 
-    def tree(self, leaf: Callable[[Stored | Values], Hashable]) -> Hashable:
+    def tree(self, leaf: Callable[[Leaf], Hashable]) -> Hashable:
         """Give how it is made, as a value: equal for two tensors that are made alike of leaves that are."""
         return self.what, *(part.tree(leaf) for part in self.parts)
 
@@ -263,102 +262,17 @@ class Assembled:
         return _packed(shape, dim, parts)
 
 
-@dataclass(frozen=True, eq=False)
-class Stored(Assembled):
-    """A stored tensor: a leaf.
-
-    Attributes:
-        make: Gives its pieces; called once, if they are needed.
-    """
-
-    make: Callable[[], Wanted] = field(kw_only=True, repr=False)
-
-    @property
-    def what(self) -> Hashable:
-        """The name of the tensor."""
-        return self.origin
-
-    @property
-    def source(self) -> str | None:
-        """The name of the tensor."""
-        return self.origin
-
-    @property
-    def stored(self) -> str | None:
-        """The name of the tensor, unless it is written by itself."""
-        return None if self.is_apart else self.origin
-
-    def tree(self, leaf: Callable[[Stored | Values], Hashable]) -> Hashable:
-        """Give what the function says of the leaf."""
-        return leaf(self)
-
-    @property
-    def has_replicas(self) -> bool:
-        """True if elements of the tensor are stored twice."""
-        return len(self._whole.replicas) > 0
-
-    @property
-    def expected(self) -> int:
-        """The number of its pieces."""
-        return len(self._whole.pieces)
+class Leaf(Assembled):
+    """A tensor that is made of no others."""
 
     @property
     def place(self) -> Hashable:
-        """Equal for two that lie in the same places."""
-        return self._whole.pieces.identity
+        """Equal for two whose elements lie in the same places."""
+        raise NotImplementedError
 
-    @cached_property
-    def _whole(self) -> Tables:
-        if self.dtype.bits % 8:
-            raise TypeError(
-                f"tensor {shown(self.origin)} is {self.dtype.name}, {self.dtype.bits} bits an element; packed elements "
-                "cannot be rewritten"
-            )
-        wanted = self.make()
-        return Tables(wanted.pieces, wanted.replicas)
-
-    def _tables(self, box: Bounds | None) -> Tables:
-        return self._whole if box is None else self._whole.clipped(box)
-
-
-@dataclass(frozen=True, eq=False)
-class Values(Assembled):
-    """Values in memory, a few of them: a leaf.
-
-    Attributes:
-        values: Their bytes, as an array.
-    """
-
-    values: Array = field(kw_only=True)
-
-    @classmethod
-    def of(cls, origin: str, values: Array, dtype: Dtype) -> Values:
-        """These values, of this dtype."""
-        return cls(origin, values.shape, dtype, values=np.ascontiguousarray(values).view(f"V{dtype.bits // 8}"))
-
-    @property
-    def what(self) -> Hashable:
-        """The values."""
-        return "values", self.values.tobytes(), self.shape, self.dtype.name
-
-    def tree(self, leaf: Callable[[Stored | Values], Hashable]) -> Hashable:
+    def tree(self, leaf: Callable[[Leaf], Hashable]) -> Hashable:
         """Give what the function says of the leaf."""
         return leaf(self)
-
-    @property
-    def place(self) -> Hashable:
-        """Equal for itself alone: two tensors of equal values are two tensors."""
-        return id(self.values)
-
-    @property
-    def expected(self) -> int:
-        """One: the array."""
-        return 1
-
-    def _tables(self, box: Bounds | None) -> Tables:
-        whole = tuple((0, size) for size in self.shape)
-        tables = Tables(Pieces.of([Piece(whole, self.values, 0, self.values.strides)], len(whole)))
-        return tables if box is None else tables.clipped(box)
 
 
 @dataclass(frozen=True, eq=False)
@@ -497,7 +411,7 @@ class _Repeated(Assembled):
     def expected(self) -> int:
         return self.parts[0].expected
 
-    def tree(self, leaf: Callable[[Stored | Values], Hashable]) -> Hashable:
+    def tree(self, leaf: Callable[[Leaf], Hashable]) -> Hashable:
         """Give how the first part is made: the others are only compared."""
         return self.parts[0].tree(leaf)
 

@@ -20,7 +20,8 @@ from ..pieces import Runs
 from ..quantized.component import Along, Component, LogicalTensor
 from ..quantized.parts import WHOLE
 from . import arrange
-from .assembled import Assembled, Values
+from .assembled import Assembled
+from .leaves import Values
 
 __all__ = ["Reader", "Tensor", "Weight", "arranged", "packed", "repeated", "stacked"]
 

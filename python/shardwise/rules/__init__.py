@@ -9,7 +9,7 @@
 | `toml`, `toml_text`, `shipped` | rules files, read and written; those of the package, in the folder of examples |
 | `names` | what names of sizes and of weights mean: `names.toml`, and what engines of a version do: `engines.toml` |
 | `numbers`, `model_shapes` | sizes by name; shapes from a configuration |
-| `rewrites`, `arrangement` | other names, orders and dims |
+| `rewrites`, `rewrite`, `arrangement` | other names, orders and dims |
 | `wrapped` | models within models for text and images |
 | `tp_plan` | rules from plans of transformers |
 | `left_out` | tensors and axes without a rule |

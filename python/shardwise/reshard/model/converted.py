@@ -20,7 +20,8 @@ from ..._core import Tiling as CoreTiling
 from ..._dtypes import find_dtype
 from ..._text import shown
 from ...conversion.apply import rewritten
-from ...conversion.assembled import Assembled, Stored, Values, Wanted
+from ...conversion.assembled import Assembled, Leaf, Wanted
+from ...conversion.leaves import Stored, Values
 from ...errors import LayoutError
 from ...partition import Partition
 from ...pieces import Pieces, dense_strides
@@ -158,7 +159,7 @@ class Sources:
             return self.stored(tensor.source), None, (tensor.source,)
         names: dict[str, int] = {}
 
-        def kind(leaf: Stored | Values) -> Hashable:
+        def kind(leaf: Leaf) -> Hashable:
             """The number of a stored tensor in place of its name, and how it is cut."""
             if isinstance(leaf, Values):
                 return leaf.what

@@ -10,7 +10,8 @@ from ..._dtypes import CODES, DTYPES, Dtype
 from ..._json import MAX_JSON, strict_json
 from ..._text import shown
 from ...conversion.apply import rewritten
-from ...conversion.assembled import Assembled, Stored
+from ...conversion.assembled import Assembled
+from ...conversion.leaves import Stored
 from ...conversion.weights import Reader
 from ...errors import LayoutError, ParseError
 from ...quantized import Components

@@ -11,7 +11,8 @@ from ..._arguments import instance, optional
 from ..._dtypes import Dtype
 from ..._text import shown
 from ...conversion.apply import kept_objects, rewritten
-from ...conversion.assembled import Assembled, Stored, Wanted
+from ...conversion.assembled import Assembled, Wanted
+from ...conversion.leaves import Stored
 from ...errors import LayoutError
 from ...partition import Partition
 from ...quantized.forms import Components, check_known
