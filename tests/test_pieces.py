@@ -168,7 +168,7 @@ def test_tables_are_joined_and_told_apart(drawn: tuple[int, list[Piece], list[Pi
 @given(boxes(3), st.integers(1, 9))
 def test_dense_pieces_are_runs(box: Any, itemsize: int) -> None:
     sides = np.array(box, np.int64).T[None]
-    table = Pieces.dense(np.array([[0, 5]]), sides, itemsize, "x")
+    table = Pieces.dense((0, 5), sides, itemsize)
     assert table.are_runs(itemsize).all()
     begins, ends = table.spans(itemsize)
     assert (begins[0], ends[0] - begins[0]) == (5, table.volumes[0] * itemsize)

@@ -78,6 +78,8 @@ class Pieces(Sequence[Piece]):
 
     def __init__(self, rows: Numbers, holders: Sequence[Any] = ()) -> None:
         self.rows, self.holders = rows, holders
+        #: The number of dims.
+        self.rank: int = (rows.shape[1] - 2) // 3
         self._tree: BoxTree | None = None
 
     @classmethod
@@ -129,24 +131,22 @@ class Pieces(Sequence[Piece]):
         return cls(np.column_stack([numbers, offsets, boxes[..., 0], boxes[..., 1], strides]), holders)
 
     @classmethod
-    def dense(
-        cls, places: Numbers, sides: Numbers, itemsize: int, holders: Sequence[Any] = (), arrays: Numbers | None = None
-    ) -> Pieces:
+    def dense(cls, places: tuple[Any, Any], sides: Numbers, itemsize: int, arrays: Numbers | None = None) -> Pieces:
         """Pieces whose elements lie in C order without gaps; or in that of arrays of which they are parts.
 
         Args:
-            places: Holder and offset of each: int64 of shape (pieces, 2).
+            places: The numbers of the holders, and the offsets there.
             sides: The boxes: int64 of shape (pieces, 2, dims).
             itemsize: Bytes per element.
-            holders: The holders that the numbers in rows stand for.
             arrays: The shapes of these arrays, int64 of shape (pieces, dims), if there are any.
         """
         count, _, rank = sides.shape
         extents = sides[:, 1] - sides[:, 0] if arrays is None else arrays
         rows = np.empty((count, 2 + 3 * rank), np.int64)
-        rows[:, :2], rows[:, 2 : 2 + 2 * rank] = places, sides.reshape(count, 2 * rank)
+        rows[:, 0], rows[:, 1] = places
+        rows[:, 2 : 2 + 2 * rank] = sides.reshape(count, 2 * rank)
         rows[:, 2 + 2 * rank :] = dense_strides(extents, itemsize)
-        return cls(rows, holders)
+        return cls(rows)
 
     @classmethod
     def boxed(cls, boxes: Numbers) -> Pieces:
@@ -179,12 +179,6 @@ class Pieces(Sequence[Piece]):
     def identity(self) -> tuple[bytes, tuple[int, ...]]:
         """Equal for tables with the same rows of the same holders, as long as these live."""
         return self.rows.tobytes(), tuple(map(id, self.holders))
-
-    @property
-    def rank(self) -> int:
-        """The number of dims."""
-        columns: int = self.rows.shape[1]
-        return (columns - 2) // 3
 
     @property
     def numbers(self) -> Numbers:
@@ -306,8 +300,13 @@ class Pieces(Sequence[Piece]):
         """The parts of pieces that are within a box."""
         if not len(self):
             return self
-        rows = self.rows[self.meeting(box)]
-        return Pieces(_cut(rows, self.rank, *self._shared(rows, box)), self.holders)
+        rows = self.rows
+        if len(rows) >= _TREE_FROM:
+            rows = rows[self.meeting(box)]
+            return Pieces(_cut(rows, self.rank, *self._shared(rows, box)), self.holders)
+        low, high = self._shared(rows, box)
+        there = (low < high).all(axis=1)
+        return Pieces(_cut(rows[there], self.rank, low[there], high[there]), self.holders)
 
     def are_runs(self, itemsize: int) -> npt.NDArray[np.bool_]:
         """Return for each piece whether its elements lie one after the other, in C order."""

@@ -8,6 +8,7 @@ reader take more memory than a few blocks, and what is asked for.
 from __future__ import annotations
 
 import hashlib
+import operator
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,7 +17,6 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ..._arguments import integer
 from ..._types import Numbers
 from ...errors import ParseError
 from .files import Holder
@@ -83,12 +83,18 @@ class Computed:
     def __init__(self, count: int, width: int, make: Callable[[int, int], Numbers]) -> None:
         self._row, self._make = 8 * width, make
         self.nbytes = count * self._row
+        self._kept = 0, b""
 
     def read(self, begin: int, end: int) -> bytes:
-        """Give the bytes from one place to another."""
-        first, last = begin // self._row, -(-end // self._row)
-        rows = self._make(first, last).astype("<i8", copy=False).tobytes()
-        return rows[begin - first * self._row : end - first * self._row]
+        """Give the bytes from one place to another; with few rows those that follow are made too, for the next read."""
+        start, rows = self._kept
+        if not start <= begin <= end <= start + len(rows):
+            first, last = begin // self._row, -(-end // self._row)
+            start, last = first * self._row, max(last, min(first + _TOGETHER, self.nbytes // self._row))
+            rows = self._make(first, last).astype("<i8", copy=False).tobytes()
+            if last - first <= _TOGETHER:
+                self._kept = start, rows
+        return rows[begin - start : end - start]
 
 
 class InFile:
@@ -201,7 +207,7 @@ class Listed(Sequence[Element], Generic[Element]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[number] for number in range(*index.indices(self._count))]
-        number = integer("index", index)
+        number = operator.index(index)
         if not -self._count <= number < self._count:
             raise IndexError(f"{self._what} {number} of {self._count}")
         number %= self._count

@@ -9,7 +9,7 @@ import os
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -267,46 +267,15 @@ class SourceArray:
     """An array in memory, which the engine reads where it is."""
 
     array: npt.NDArray[Any]
-
-    @property
-    def path(self) -> str:
-        """An empty text."""
-        return ""
-
-    @property
-    def is_kept(self) -> bool:
-        """False: another run may have another."""
-        return False
-
-    @property
-    def is_visible(self) -> bool:
-        """False: only this process has it."""
-        return False
-
-    @property
-    def is_fetched(self) -> bool:
-        """False: it is in memory already."""
-        return False
-
-    @property
-    def fetched(self) -> None:
-        """Always `None`: it need not be fetched."""
-        return None
-
-    @property
-    def inside(self) -> str:
-        """An empty string: nobody looks it up."""
-        return ""
-
-    @property
-    def name(self) -> str:
-        """An empty string: it has no path."""
-        return ""
-
-    @property
-    def data(self) -> range:
-        """No bytes: it is no file."""
-        return range(0)
+    #: It has no path, is fetched by nobody, and is seen by this process only; another run may have another.
+    path: ClassVar[str] = ""
+    is_kept: ClassVar[bool] = False
+    is_visible: ClassVar[bool] = False
+    is_fetched: ClassVar[bool] = False
+    fetched: ClassVar[None] = None
+    inside: ClassVar[str] = ""
+    name: ClassVar[str] = ""
+    data: ClassVar[range] = range(0)
 
     def read(self, begin: int, end: int) -> bytes:
         """Read nothing."""

@@ -87,8 +87,7 @@ def test_what_replicas_share_with_files_is_read_for_them(data: st.DataObject) ->
     owners = [data.draw(st.integers(0, 2)) for _ in tiles]
     held = [[(0, tile) for tile, owner in zip(tiles, owners, strict=True) if owner == file] for file in range(3)]
     corners = np.array(tiles, np.int64).reshape(len(tiles), len(shape), 2).transpose(0, 2, 1)
-    places = np.column_stack([np.array(owners, np.int64), np.zeros(len(owners), np.int64)])
-    written = Pieces.dense(places, corners, 2), 2
+    written = Pieces.dense((owners, 0), corners, 2), 2
     grid = FileGrid(np.zeros(3, np.int64), held.__getitem__, lambda tensor: written)
     assert len(grid) == 3
     owned = np.zeros(shape, int)

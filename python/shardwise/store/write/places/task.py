@@ -261,7 +261,7 @@ class Gatherer:
             row[1], row[2 + 2 * piece.rank :] = 0, dense_strides(piece.stops - piece.starts, tensor.itemsize)[0]
             replica = piece.of_holders(lambda holder: others[holder - own])
             ours = np.empty((piece.stops - piece.starts)[0], f"V{tensor.itemsize}")
-            target = Pieces.dense(np.zeros((1, 2), np.int64), np.stack([piece.starts, piece.stops], 1), tensor.itemsize)
+            target = Pieces.dense((0, 0), np.stack([piece.starts, piece.stops], 1), tensor.itemsize)
             job = CopyJob.of_tensors([tensor._replace(wanted=0, targets=target)])
             self._add_holders(job, arrays, lambda job, ours=ours: job.write_array(ours))  # type: ignore[misc]
             job.run(budget=_BUDGET, threads=1)

@@ -8,6 +8,7 @@ import json
 import math
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import starmap
 from typing import Any, TypeVar
 
 import numpy as np
@@ -111,7 +112,7 @@ class TargetTensor:
         held = self._plan.rows("targets", self._before.targets, self._row.targets)
         boxes = self._plan.boxes_at(held["place"], len(self.shape))
         arrays = boxes[:, _SHAPE_OF_ARRAY] if self._plan.has_arrays else None
-        return Pieces.dense(np.column_stack([held["file"], held["offset"]]), boxes[:, :2], self.itemsize, arrays=arrays)
+        return Pieces.dense((held["file"], held["offset"]), boxes[:, :2], self.itemsize, arrays)
 
     def _rows(self, section: str, begin: int, end: int) -> Pieces:
         rows = self._plan.numbers(section, begin, end)
@@ -214,7 +215,7 @@ class CheckpointTables:
         """The tensors from one to another."""
         with said_by(self._file):
             first = max(begin - 1, 0)
-            found = list(map(TensorRow._make, self.rows("tensors", first, end).tolist()))
+            found = list(starmap(TensorRow, self.rows("tensors", first, end).tolist()))
             befores, rows = ([_NO_TENSOR, *found[:-1]], found) if not begin else (found[:-1], found[1:])
             start = befores[0]
             names = self.sections["names"].read(start.name, rows[-1].name)

@@ -130,12 +130,12 @@ class FileGrid:
         written: Gives, for a tensor, the pieces that are written, whose holders are the tasks, and the bytes of
             an element.
 
-    >>> held = Pieces.dense(np.array([[0, 0], [1, 0]]), np.array([[[0, 0], [2, 6]], [[2, 0], [4, 6]]]), 1)
+    >>> held = Pieces.dense(([0, 1], 0), np.array([[[0, 0], [2, 6]], [[2, 0], [4, 6]]]), 1)
     >>> grid = FileGrid(np.array([12, 12]), lambda task: [(0, held[task].box)], lambda tensor: (held, 1))
     >>> len(grid)
     2
     >>> found = np.zeros(2, np.int64)
-    >>> grid.add_overlaps(0, Pieces.dense(np.array([[0, 0]]), np.array([[[1, 0], [3, 4]]]), 1), found)
+    >>> grid.add_overlaps(0, Pieces.dense((0, 0), np.array([[[1, 0], [3, 4]]]), 1), found)
     >>> found.tolist()
     [4, 4]
     """
@@ -183,7 +183,7 @@ class SharedGrid:
     >>> [grid.boxes(task) for task in range(len(grid))], grid.bytes.tolist()
     ([[(1, ((0, 6), (0, 8))), (0, ((0, 1), (0, 8)))]], [56])
     >>> found = np.zeros(1, np.int64)
-    >>> grid.add_overlaps(0, Pieces.dense(np.array([[0, 0]]), np.array([[[0, 0], [1, 3]]]), 1), found)
+    >>> grid.add_overlaps(0, Pieces.dense((0, 0), np.array([[[0, 0], [1, 3]]]), 1), found)
     >>> found.tolist()
     [3]
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ...._core import joined_crc
 from ...._text import shown
 from ....errors import LayoutError, ParseError
-from ...data.engine import add_digests
+from ...data.engine import DIGEST_MODULUS
 from ...data.location import taken
 from ...data.mapped import MappedFiles
 from ...data.same_files import SameFiles
@@ -276,7 +276,8 @@ class Ledger:
         self.plan = plan
         # For each finished task a number made from its contents, to compare with a second receipt.
         self._seen = np.zeros(len(plan.tasks), np.uint64)
-        self._digests: dict[tuple[int, int], int] = {}
+        # Sums of digests, by file and tensor, and by tensor; what is asked for is modulo `DIGEST_MODULUS`.
+        self._digests: defaultdict[tuple[int, int], int] = defaultdict(int)
         self._whole = [0] * len(plan.tensors)
         self._crcs: dict[int, list[tuple[int, int, int]]] = {}
         self._parts: Counter[str] = Counter()
@@ -308,7 +309,8 @@ class Ledger:
             raise ParseError(f"the receipt of task {number} says that it wrote ranges that are not the plan's")
         if len(receipt.digests) != len(receipt.ranges):
             raise ParseError(f"the receipt of task {number} has {len(receipt.digests)} digests for its ranges")
-        has_crcs = any(self.plan.files[file].needs_crcs for file, _, _ in receipt.ranges)
+        files = self.plan.files
+        has_crcs = any(files[file].needs_crcs for file, _, _ in receipt.ranges)
         if len(receipt.crcs) != (len(receipt.ranges) if has_crcs else 0):
             raise ParseError(f"the receipt of task {number} has {len(receipt.crcs)} CRC-32 for its ranges")
         if receipt.made is not None:
@@ -326,10 +328,9 @@ class Ledger:
         self._seen[number] = _fingerprint(receipt)
         self._parts[receipt.part] += 1
         for at, ((file, tensor, _, _), digest) in enumerate(zip(written, receipt.digests, strict=True)):
-            key = file, tensor
-            self._digests[key] = add_digests([self._digests.get(key, 0), digest])
+            self._digests[file, tensor] += digest
             if at not in again:
-                self._whole[tensor] = add_digests([self._whole[tensor], digest])
+                self._whole[tensor] += digest
         for (file, begin, end), crc in zip(receipt.ranges, receipt.crcs, strict=False):
             self._crcs.setdefault(file, []).append((begin, end, crc))
         self.bytes_read += receipt.bytes_read
@@ -363,7 +364,8 @@ class Ledger:
     def file_digests(self, number: int) -> FileDigests:
         """Return the digests of what a file holds."""
         file = self.plan.files[number]
-        own = {tensor: self.digest(number, tensor) for tensor in set(file.slots.tensors.tolist())}
+        sums = self._digests
+        own = {tensor: sums.get((number, tensor), 0) % DIGEST_MODULUS for tensor in set(file.slots.tensors.tolist())}
         return FileDigests(own, self._crcs_of(number) if file.needs_crcs else {})
 
     def _crcs_of(self, number: int) -> dict[int, int]:
@@ -382,11 +384,11 @@ class Ledger:
     @property
     def digests(self) -> list[int]:
         """The digest of each tensor, of which every element counts once."""
-        return self._whole
+        return [total % DIGEST_MODULUS for total in self._whole]
 
     def digest(self, file: int, tensor: int) -> int:
         """The digest of what a file has of a tensor."""
-        return self._digests.get((file, tensor), 0)
+        return self._digests.get((file, tensor), 0) % DIGEST_MODULUS
 
 
 def _fingerprint(receipt: TaskReceipt) -> int:
