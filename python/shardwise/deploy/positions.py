@@ -56,8 +56,9 @@ class _Slab(NamedTuple):
 
 
 class _Device(NamedTuple):
-    """The parameters of a device: their sizes, the slabs of each tensor, the slabs in each parameter."""
+    """The parameters of a device, their sizes, the slabs of each tensor, the slabs in each parameter."""
 
+    parameters: list[LocalParameter]
     sizes: dict[str, int]
     slabs: dict[str, list[_Slab]]
     tensors: dict[str, list[tuple[int, str]]]
@@ -88,12 +89,17 @@ class Positions:
         self._devices: dict[Any, _Device] = {}
 
     @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """The shape of each tensor, by name."""
+        return self._shapes
+
+    @property
     def devices(self) -> tuple[Any, ...]:
         """The labels of all devices, in order."""
         world = self._placing.world
         if world is not None:
             return tuple(world.labels())
-        parts = (self._partition(name) for name in self._shapes)
+        parts = (self.partition(name) for name in self._shapes)
         return tuple(dict.fromkeys(label for part in parts if part is not None for label in part.holders))
 
     def parameters(self, device: Any) -> dict[str, int]:
@@ -104,6 +110,14 @@ class Positions:
         """
         return dict(self._held(device).sizes)
 
+    def local_parameters(self, device: Any) -> list[LocalParameter]:
+        """Give the parameters of a device; those of a `Deployment` are what its `parameters_of` gives.
+
+        Raises:
+            MeshError: if there is no such device.
+        """
+        return self._held(device).parameters
+
     def locate(self, device: Any, tensor: str, offsets: Any) -> list[Found]:
         """Say which of some elements of a tensor a device holds, and where.
 
@@ -113,7 +127,7 @@ class Positions:
             offsets: flat positions in the whole tensor, in any order.
 
         Returns:
-            One answer for each place of the tensor: none if the device holds nothing of it, several if it is repeated.
+            One answer for each place of the tensor: none if the device holds none of these, several if it is repeated.
 
         Raises:
             LayoutError: if there is no such tensor.
@@ -123,7 +137,7 @@ class Positions:
         slabs = self._held(device).slabs.get(tensor, [])
         given = self._offsets(tensor, offsets)
         which, local = self._within(device, tensor, given, None) if slabs else (given[:0], given[:0])
-        return [Found(slab.parameter, which, local + slab.start) for slab in slabs]
+        return [Found(slab.parameter, which, local + slab.start) for slab in slabs if len(which)]
 
     def updates(self, device: Any, changed: Changed) -> Updates:
         """Give what of a sparse change belongs to one device: for each parameter positions and values.
@@ -151,7 +165,7 @@ class Positions:
         ready: dict[str, Any] = {}
         for name, pair in changed.items():
             offsets, values = self._pair(name, pair)
-            partition = self._partition(name)
+            partition = self.partition(name)
             is_cut = partition is not None and not partition.is_packed
             ready[name] = offsets, values, partition.locate(offsets) if partition is not None and is_cut else None
         return {device: updates for device in self.devices if (updates := self._updates(device, ready))}
@@ -214,7 +228,7 @@ class Positions:
         _check_within("at", given, held.sizes[parameter], f"the parameter {shown(parameter)}")
         found = []
         for start, tensor in held.tensors[parameter]:
-            partition, whole = self._partition(tensor), self._shapes[tensor]
+            partition, whole = self.partition(tensor), self._shapes[tensor]
             own = whole if partition is None else partition.holder_shape(device)
             which = ((given >= start) & (given < start + math.prod(own))).nonzero()[0]
             local = given[which] - start
@@ -261,7 +275,7 @@ class Positions:
 
     def _within(self, device: Any, name: str, offsets: _Offsets, located: Any) -> tuple[_Offsets, _Offsets]:
         """Select the elements of a tensor that a device holds, with where each is in its own array of the tensor."""
-        partition = self._partition(name)
+        partition = self.partition(name)
         if partition is None or partition.is_packed:
             _check_within("offsets", offsets, math.prod(self._shapes[name]), f"the tensor {shown(name)}")
         if partition is None:
@@ -272,8 +286,12 @@ class Positions:
         which = (shards == partition.shard_id(device)).nonzero()[0]
         return which, local[which]
 
-    def _partition(self, name: str) -> Partition | None:
-        """Return the partition of a tensor; `None` if it is whole on every device."""
+    def partition(self, name: str) -> Partition | None:
+        """Give the partition of a tensor; `None` if it is whole on every device.
+
+        Raises:
+            LayoutError: if it has no layout, or one of blocks that devices share.
+        """
         if name not in self._partitions:
             found = partition_of(self._placing, name, self._shapes[name], self._uneven)
             if found is None and (self._placing.names is not None or not self._placing.is_whole_elsewhere):
@@ -296,7 +314,7 @@ class Positions:
                     at = start * row + (0 if slot is None else slot * math.prod(one.shape[1:]))
                     slabs.setdefault(tensor, []).append(_Slab(one.name, at))
                     tensors[one.name].append((at, tensor))
-            self._devices[device] = _Device(sizes, slabs, tensors)
+            self._devices[device] = _Device(parameters, sizes, slabs, tensors)
         return self._devices[device]
 
     def _alone(self, device: Any) -> Iterator[LocalParameter]:
@@ -306,7 +324,7 @@ class Positions:
         elif device not in self.devices:
             raise LayoutError(f"no tensor is on {shown(device)}; the devices are {shown(list(self.devices))}")
         for name, whole in self._shapes.items():
-            partition = self._partition(name)
+            partition = self.partition(name)
             if partition is None or holds(partition.device_mesh, device):
                 shape = whole if partition is None else partition.holder_shape(device)
                 yield LocalParameter(name, shape, (), ((name, None, 0, shape[0] if shape else 0),))

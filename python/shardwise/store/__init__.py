@@ -18,6 +18,7 @@ from .._lazy import lazy
 if TYPE_CHECKING:
     from .compare.diff import Difference, Differences, diff_checkpoints
     from .compare.manifest import manifest_of
+    from .compare.memory import MemoryDigests, MemoryFault, check_memory, check_sums, memory_digests
     from .compare.prove import Damage, DamageError, VerifyReport, verify_checkpoint
     from .data.digest import Digest, digest
     from .data.objects import ObjectPath
@@ -42,6 +43,8 @@ __all__ = [
     "Differences",
     "Digest",
     "Learned",
+    "MemoryDigests",
+    "MemoryFault",
     "ObjectPath",
     "ReadArray",
     "StoredCheckpoint",
@@ -53,11 +56,14 @@ __all__ = [
     "VerifyReport",
     "WriteOutline",
     "WriteReport",
+    "check_memory",
+    "check_sums",
     "device_reads",
     "diff_checkpoints",
     "digest",
     "learn_rewrites",
     "manifest_of",
+    "memory_digests",
     "open_checkpoint",
     "plan_checkpoint",
     "reshard_checkpoint",
@@ -71,6 +77,7 @@ __getattr__, __dir__ = lazy(
     {
         "compare.diff": ("Difference", "Differences", "diff_checkpoints"),
         "compare.manifest": ("manifest_of",),
+        "compare.memory": ("MemoryDigests", "MemoryFault", "check_memory", "check_sums", "memory_digests"),
         "compare.prove": ("Damage", "DamageError", "VerifyReport", "verify_checkpoint"),
         "data.digest": ("Digest", "digest"),
         "data.objects": ("ObjectPath",),

@@ -5,4 +5,5 @@
 | `diff` | what differs between two |
 | `prove` | whether a checkpoint is what was written |
 | `manifest` | who holds what, as data |
+| `memory` | whether devices hold what a checkpoint holds |
 """

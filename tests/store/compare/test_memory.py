@@ -1,0 +1,135 @@
+"""Weights in the memory of devices, compared with a checkpoint by digests: faults that are planted are found."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardwise as sw
+from shardwise import DeviceMesh, LayoutError, TensorLayout
+from shardwise.store import MemoryDigests, check_memory, check_sums, memory_digests, tensor_digests
+from tests.checks import refused
+from tests.deploy.models import ENGINES, PADDING, dense, numbered
+
+Memory = dict[Any, dict[str, np.ndarray[Any, Any]]]
+
+
+def loaded(name: str, model: np.ndarray[Any, Any]) -> Memory:
+    """The memory of all devices after a model was loaded, padding of zeros."""
+    engine, shapes = ENGINES[name]
+    memory: Memory = {device: {} for device in engine.devices}
+    for device, parameters in memory.items():
+        for one in engine.parameters_of(device, shapes):
+            at = dense(one, shapes)
+            parameters[one.name] = np.where(at == PADDING, 0, model[np.maximum(at, 0)]).reshape(one.shape)
+    return memory
+
+
+def reports(name: str, memory: Memory) -> list[MemoryDigests]:
+    engine, shapes = ENGINES[name]
+    return [memory_digests(engine, device, shapes, parameters) for device, parameters in memory.items()]
+
+
+def model_of(name: str, path: Path, seed: int) -> tuple[np.ndarray[Any, Any], sw.store.StoredCheckpoint]:
+    """A model of random values, as one array of all elements and as a checkpoint."""
+    shapes = ENGINES[name][1]
+    model = np.random.default_rng(seed).integers(1, 2**31, sum(map(math.prod, shapes.values()))).astype(np.int32)
+    first = numbered(shapes)
+    tensors = {n: model[first[n] : first[n] + math.prod(shape)].reshape(shape) for n, shape in shapes.items()}
+    sw.save_checkpoint(path, tensors)
+    return model, sw.open_checkpoint(path)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_what_is_loaded_is_right(name: str, tmp_path: Path) -> None:
+    model, checkpoint = model_of(name, tmp_path / "model.safetensors", 0)
+    engine, shapes = ENGINES[name]
+    with checkpoint:
+        digests = tensor_digests(checkpoint)
+    found = reports(name, loaded(name, model))
+    assert check_memory(found, digests) == []
+    assert check_sums(engine, shapes, sum(report.sums for report in found), digests) == []  # type: ignore[arg-type]
+    # Without one of the devices that is no replica of others, something is missing.
+    others = [report for report in found if report.device != engine.devices[0]]
+    alone = {tensor for tensor, boxes in found[0].boxes.items()
+             for bounds in boxes if not any(bounds in one.boxes.get(tensor, {}) for one in others)}  # fmt: skip
+    assert {fault.tensor for fault in check_memory(others, digests)} == alone
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("name", ENGINES)
+def test_planted_faults_are_found_where_they_are(name: str, seed: int, tmp_path: Path) -> None:
+    random = np.random.default_rng(seed)
+    model, checkpoint = model_of(name, tmp_path / "model.safetensors", seed)
+    engine, shapes = ENGINES[name]
+    memory = loaded(name, model)
+    device = engine.devices[random.integers(len(engine.devices))]
+    parameter = random.choice([one for one in memory[device] if memory[device][one].size])
+    array = memory[device][parameter]
+    before = array.copy()
+    flat = array.reshape(-1)
+    kind = ("bit", "rows", "stale", "zero")[random.integers(4)]
+    if kind == "bit":
+        flat[random.integers(len(flat))] ^= np.int32(1 << random.integers(31))
+    elif kind == "rows" and len(array) > 1:
+        one, other = random.choice(len(array), 2, replace=False)
+        array[[one, other]] = array[[other, one]]
+    elif kind == "stale":
+        start = random.integers(len(flat))
+        flat[start:] = random.integers(1, 2**31, len(flat) - start)
+    else:
+        flat[: len(flat) // 2] = 0
+    with checkpoint:
+        digests = tensor_digests(checkpoint)
+        found = reports(name, memory)
+        faults = check_memory(found, digests, checkpoint)
+    changed = (before != array).any()
+    assert bool(faults) == changed
+    assert {(fault.device, fault.parameter) for fault in faults} == ({(device, parameter)} if changed else set())
+    wrong = check_sums(engine, shapes, sum(report.sums for report in found), digests)  # type: ignore[arg-type]
+    assert set(wrong) == {fault.tensor for fault in faults if fault.tensor and "first place" not in fault.why}
+
+
+def test_replicas_that_differ_without_the_checkpoint() -> None:
+    mesh = DeviceMesh((2, 2), ("data", "model"))
+    layouts, shapes = {"w": TensorLayout(("model",), mesh)}, {"w": (4,)}
+    whole = np.arange(4, dtype=np.float32)
+    held = {
+        label: whole[part].copy() for label, part in zip(mesh.devices.flat, [slice(2), slice(2, 4)] * 2, strict=True)
+    }
+    held["cpu:2"][1] = 9
+    found = [memory_digests(layouts, label, shapes, {"w": array}) for label, array in held.items()]
+    # One of each box adds up to the whole: the other is wrong.
+    assert [fault.device for fault in check_memory(found, {"w": sw.digest(whole)})] == ["cpu:2"]
+    # Of another model, none does: both are named.
+    assert [fault.device for fault in check_memory(found, {"w": sw.digest(whole + 1)})] == ["cpu:0", "cpu:2"]
+    assert [f.why for f in check_memory(found, {"w": sw.digest(whole.astype(np.float64))})] == [
+        "devices have it as float32[4], the checkpoint as float64[4]"
+    ]
+
+
+def test_padding_and_names() -> None:
+    engine, shapes = ENGINES["fused, keys repeated"]
+    memory = loaded("fused, keys repeated", np.ones(10**5, np.int32))
+    memory["cpu:3"]["lm_head.weight"][-1, 0] = 5
+    (fault,) = [fault for report in reports("fused, keys repeated", memory) for fault in report.faults]
+    assert fault == ("", "cpu:3", "lm_head.weight", "1 elements of padding are not zero")
+    with refused(LayoutError, "lacks the parameter"):
+        memory_digests(engine, "cpu:0", shapes, {})
+    with refused(LayoutError, "sums has shape (1, 4)"):
+        check_sums(engine, shapes, np.zeros((1, 4), np.int64), {})
+    assert [fault.why for fault in check_memory([], {"w": sw.digest(np.ones(2))})] == ["no device holds it"]
+
+
+def test_torch_memory() -> None:
+    torch = pytest.importorskip("torch")
+    engine, shapes = ENGINES["experts repeated"]
+    model = np.random.default_rng(0).integers(1, 2**31, 10**6).astype(np.int32)
+    memory = loaded("experts repeated", model)
+    for device, parameters in memory.items():
+        tensors = {name: torch.from_numpy(array) for name, array in parameters.items()}
+        assert memory_digests(engine, device, shapes, tensors) == memory_digests(engine, device, shapes, parameters)
