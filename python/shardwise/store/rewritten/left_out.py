@@ -9,6 +9,7 @@ from ..._dtypes import bytes_for
 from ..._text import shown
 from ...conversion.assembled import Assembled
 from ...rules.left_out import LeftOut, listed, named
+from ...rules.states import training_names
 
 __all__ = ["asked_for", "dropped_by_rules", "expression_for", "nbytes_of", "states_alone", "without_a_place"]
 
@@ -17,15 +18,6 @@ _SHOWN = 3
 _MOST_ADVISED = 16
 #: A name that may be a part of such an expression, which a shell takes as it is.
 _PLAIN = re.compile(r"[\w./:-]+", re.ASCII)
-_MOMENT = (
-    "(?:max_)?exp_avg(?:_sq)?|exp_avg_sq_(?:row|col)|momentum_buffer|fp32_(?:param|from_fp16_params)|master_param|"
-    "(?:row|col)_var|variance"
-)
-#: The names of states: of torch's optimizers, whose parameter comes first, and of Megatron's.
-_STATES = (
-    re.compile(rf"(?:^|\.)state\.(?P<weight>.+)\.(?:{_MOMENT})$"),
-    re.compile(rf"(?:^|\.)state\.(?:{_MOMENT})\.(?P<weight>.+)$"),
-)
 
 
 def without_a_place(names: Sequence[str], form: str, others: Collection[str]) -> LeftOut:
@@ -119,30 +111,13 @@ def expression_for(names: Collection[str], others: Collection[str]) -> str | Non
 
 def states_alone(names: Collection[str], source: Collection[str]) -> list[LeftOut]:
     """Say which states of an optimizer are among these tensors without the weights that the source has for them."""
-    found: dict[str, str] = {}
-    for name in names:
-        for pattern in _STATES:
-            match = pattern.search(name)
-            if match is not None:
-                found[name] = match["weight"]
-                break
-    if not found:
-        return []
-    there, before = (_ends(name for name in each if name not in found) for each in (names, source))
-    alone = tuple(name for name, weight in found.items() if weight in before and weight not in there)
+    alone = {name: state.parameter for name, state in training_names(names).states.items() if state.weight is None}
     if not alone:
         return []
-    count, which = listed(alone, "optimizer state")
-    whose = "its weight" if len(alone) == 1 else "their weights"
-    return [LeftOut("states", alone, f"{count} among the tensors without {whose}: {which}")]
-
-
-def _ends(names: Iterable[str]) -> set[str]:
-    """All names, also without their first parts."""
-    found = set()
-    for name in names:
-        at = 0
-        while at >= 0:
-            found.add(name[at:])
-            at = name.find(".", at) + 1 or -1
-    return found
+    had = {state.parameter for state in training_names(source).states.values() if state.weight is not None}
+    lonely = tuple(name for name, parameter in alone.items() if parameter in had)
+    if not lonely:
+        return []
+    count, which = listed(lonely, "optimizer state")
+    whose = "its weight" if len(lonely) == 1 else "their weights"
+    return [LeftOut("states", lonely, f"{count} among the tensors without {whose}: {which}")]

@@ -1,0 +1,376 @@
+"""Names of training states: which tensors of a checkpoint are an optimizer's, and which weight each belongs to.
+
+Names alone say it, for every format: `…state.NAME.KIND` as PyTorch writes it, `…state.KIND.NAME` as Megatron does, and
+the paths of optax, `opt_state.….KIND.NAME`. NAME is the weight's own name, or that without the prefix that all weights
+have. A name is a state's only if NAME is a weight of the checkpoint, or if it lies under something that is recognised
+as an optimizer; a module of a model that is called `state` is neither.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+from .._garbage import uncollected
+
+__all__ = ["MASTER", "StateName", "TrainingNames", "training_names"]
+
+#: The kind of a master copy, whatever a framework calls it.
+MASTER = "master"
+#: The other names of a master copy.
+_MASTERS = frozenset({"fp32", "fp32_param", "master_param", "fp32_from_fp16_params", "fp32_master", "main_param"})
+#: States that PyTorch's optimizers, bitsandbytes, Megatron and transformers keep of each parameter.
+_KINDS = _MASTERS | {
+    *(MASTER, "step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "row_var", "col_var", "variance"),
+    *("exp_avg_sq_row", "exp_avg_sq_col", "RMS", "square_avg", "grad_avg", "acc_delta", "exp_inf", "mu_product"),
+    *("step_size", "state1", "state2", "absmax1", "absmax2", "qmap1", "qmap2", "error_feedback"),
+}
+#: Megatron has the kind before the parameter, and calls the master copy `param`.
+_FIRST = _KINDS | {"param"}
+#: Fields of optax's states that have the tree of the parameters.
+_FIELDS = frozenset({
+    *("mu", "nu", "nu_max", "trace", "v_row", "v_col", "v", "m", "ema", "acc_grads", "e_g", "e_x"),
+    *("sum_of_squares", "momentum", "prev_grads", "prev_updates"),
+})  # fmt: skip
+#: Fields of optax's states that hold other states, or numbers with names of their own.
+_NO_FIELDS = frozenset({"hyperparams", "hyperparams_states", "inner_state", "inner_states", "inner_opt_state"})
+
+_WORD = r"(?:[a-z0-9]+_)*opt(?:im(?:izers?)?)?(?:_?[0-9]+|_states?)?"
+#: Part of a name that may be an optimizer: after three other parts at most, one that is called so.
+_OPTIMIZER = re.compile(
+    rf"((?:[^.]+\.){{0,3}}?){_WORD}\.(?:{_WORD}\.)?(?:(?:[0-9]+\.)*(state\.|param_groups\.|distributed\.))?"
+)
+#: A part that is called `state`, which may as well be a module of a model.
+_STATE = re.compile(r"((?:[^.]+\.){0,3}?)(state\.|param_groups\.)")
+#: A tree of optax.
+_OPTAX = re.compile(r"(?:^|[._])opt(?:im(?:izer)?)?_states?\.$")
+#: Under these are values of groups, and Megatron's buffers, whose names say no parameter.
+_NO_STATES = ("param_groups.", "distributed.")
+#: Other parts of a training run, beside an optimizer.
+_BESIDE = re.compile(
+    r"(?:^|\.)(?:lr_schedulers?|schedulers?|opt_param_scheduler|rng|rng_states?|train_state|dataloader|grad_scaler|loss_scaler|"
+    r"global_step|step|iteration|epoch)(?:[./]|$)"
+)
+#: The prefix of the model that is trained, of several under which weights lie.
+_MODEL = ("model", "params", "module", "target")
+#: For so many optimizers it is searched under which prefix the weights lie, for the others those are tried.
+_SEARCHED = 8
+_SAMPLES = 4
+_MOST_PREFIXES = 16
+_TRIED = 128
+
+
+class StateName(NamedTuple):
+    """The name of a state, taken apart: `before + parameter + after` is the name.
+
+    Attributes:
+        parameter: The name of the parameter, as it is in the state's name.
+        kind: The state's kind: `"exp_avg"`, `"step"`, `"mu"`, …; of every master copy `"master"`.
+        before: The text before the parameter.
+        after: The text after it.
+        weight: The name of the tensor that is its weight; `None` if there is none.
+    """
+
+    parameter: str
+    kind: str
+    before: str
+    after: str
+    weight: str | None = None
+
+
+class TrainingNames:
+    """The names of a checkpoint's weights, and of its training state; `training_names` makes it.
+
+    Attributes:
+        weights: The name of each weight, by its parameter: the name without the prefix that weights have and states
+            leave out; the whole name where the optimizers of a checkpoint leave out different ones.
+        states: The name of each state, taken apart.
+        others: The tensors of the training state that belong to no parameter: counts, learning rates, random states.
+    """
+
+    __slots__ = ("_kept", "_parents", "_under", "others", "states", "weights")
+
+    def __init__(
+        self,
+        weights: Mapping[str, str],
+        states: Mapping[str, StateName],
+        others: Sequence[str],
+        under: frozenset[str],
+        parents: frozenset[str],
+    ) -> None:
+        self.weights: Mapping[str, str] = MappingProxyType(dict(weights))
+        self.states: Mapping[str, StateName] = MappingProxyType(dict(states))
+        self.others = tuple(others)
+        self._kept = frozenset(weights.values())
+        self._under = under
+        self._parents = parents
+
+    def is_state(self, name: str) -> bool:
+        """Return whether a name, of a tensor or of a value of this checkpoint, is one of the training state.
+
+        >>> names = training_names(["model.w", "optim.state.w.exp_avg"])
+        >>> [name for name in ("model.w", "optim.param_groups.0.lr", "lr_scheduler.last_epoch") if names.is_state(name)]
+        ['optim.param_groups.0.lr', 'lr_scheduler.last_epoch']
+        """
+        if name in self.states or name in self._kept:
+            return name in self.states
+        match = _matched(name)
+        return (match is not None and _whole(match[0]) in self._under) or _is_beside(name, self._parents)
+
+
+class _Root:
+    """The names under one part that may be an optimizer."""
+
+    __slots__ = ("has_states", "head", "is_optax", "is_sure", "is_torch", "kinds", "parent", "rests", "text")
+
+    def __init__(self, text: str, parent: str, end: str | None) -> None:
+        self.text = text
+        self.parent = parent
+        self.is_optax = _OPTAX.search(text) is not None
+        self.is_torch = end == "state." and text != f"{parent}state."
+        self.is_sure = self.is_optax or self.is_torch or end in _NO_STATES
+        self.has_states = end not in _NO_STATES
+        self.kinds = _KINDS if end == "state." else _KINDS | _FIELDS
+        self.head = ""
+        self.rests: list[str] = []
+
+
+def training_names(names: Iterable[str], values: Iterable[str] = ()) -> TrainingNames:
+    """Tell the weights of a checkpoint from its training state, by their names.
+
+    Args:
+        names: The names of the tensors.
+        values: The names of values that are not tensors; they too may say that something is an optimizer.
+
+    >>> names = training_names(["model.w", "model.b", "optim.state.w.exp_avg", "lr_scheduler.last"])
+    >>> dict(names.weights)
+    {'w': 'model.w', 'b': 'model.b'}
+    >>> names.states["optim.state.w.exp_avg"]
+    StateName(parameter='w', kind='exp_avg', before='optim.state.', after='.exp_avg', weight='model.w')
+    >>> names.others
+    ('lr_scheduler.last',)
+    """
+    with uncollected():
+        return _training_names(names, values)
+
+
+def _training_names(names: Iterable[str], values: Iterable[str]) -> TrainingNames:
+    roots, weights = _roots(names, values)
+    states: dict[str, StateName] = {}
+    others: list[str] = []
+    prefixes: dict[str, None] = {"": None}
+    used: set[str] = set()
+    parents: set[str] = set()
+    for number, root in enumerate(roots):
+        if number < _SEARCHED and len(prefixes) < _MOST_PREFIXES:
+            prefixes.update(dict.fromkeys(_found_prefixes(root, weights)))
+        prefix = _best(root, prefixes, weights)
+        for name, state in _states_of(root, prefix, weights):
+            if state is None:
+                others.append(name)
+                continue
+            states[name] = state
+            if state.weight is not None and prefix is not None:
+                used.add(prefix)
+            parents.add(root.parent)
+    parents.update(root.parent for root in roots if root.is_sure)
+    kept = {state.weight for state in states.values()}
+    others += [name for name in weights if name not in kept and name not in states and _is_beside(name, parents)]
+    for name in (*states, *others):
+        weights.pop(name, None)
+    under = {_whole(root.text) for root in roots if root.is_sure}
+    return TrainingNames(_by_parameter(weights, used), states, others, frozenset(under), frozenset(parents))
+
+
+def _roots(names: Iterable[str], values: Iterable[str]) -> tuple[list[_Root], dict[str, None]]:
+    """Sort names: those under what may be an optimizer, the certain ones first; and all that may be weights."""
+    roots: dict[str, _Root] = {}
+    weights: dict[str, None] = {}
+    root: _Root | None = None
+    for name in names:
+        root = _root_of(name, roots, root)
+        if root is None:
+            weights[name] = None
+        else:
+            root.rests.append(name[len(root.text) :])
+    for name in values:
+        _root_of(name, roots, None)
+    whole = {_whole(root.text) for root in roots.values() if root.is_sure}
+    for root in roots.values():
+        root.is_sure |= _whole(root.text) in whole
+        if not root.is_sure:
+            weights.update(dict.fromkeys(root.text + rest for rest in root.rests))
+    return sorted(roots.values(), key=lambda root: (not root.is_sure, -len(root.rests))), weights
+
+
+def _whole(text: str) -> str:
+    """The optimizer of which this is a part."""
+    return text.removesuffix("state.").removesuffix("param_groups.").removesuffix("distributed.")
+
+
+def _matched(name: str) -> re.Match[str] | None:
+    """Find the part of a name that may be an optimizer."""
+    match = _OPTIMIZER.match(name) if "opt" in name else None
+    if match is None and ("state." in name or "param_groups." in name):
+        match = _STATE.match(name)
+    return match
+
+
+def _root_of(name: str, roots: dict[str, _Root], last: _Root | None) -> _Root | None:
+    """Give what has the names under this part of a name; most are under the same as the one before."""
+    if last is not None and last.is_torch and name.startswith(last.text):
+        return last
+    match = _matched(name)
+    if match is None:
+        return None
+    root = roots.get(match[0])
+    if root is None:
+        root = roots[match[0]] = _Root(match[0], match[1], match[2])
+    return root
+
+
+def _found_prefixes(root: _Root, weights: Mapping[str, None]) -> list[str]:
+    """The texts before parameters in names of weights, found for a few of the states."""
+    parameters: set[str] = set()
+    for rest in _spread(root.rests, _SAMPLES):
+        state = _by_kind(root, rest)
+        parts = rest.split(".")
+        if state is not None:
+            parameters.add(state.parameter)
+        elif root.is_sure and len(parts) > 1:
+            parameters.add(".".join(parts[:-1]))
+            parameters.update(".".join(parts[at:]) for at in range(1, min(len(parts), 6)))
+    ends = tuple(f".{parameter}" for parameter in parameters)
+    if not ends:
+        return []
+    counts: Counter[str] = Counter()
+    for name in weights:
+        if name.endswith(ends):
+            counts.update(name[: 1 - len(end)] for end in ends if name.endswith(end))
+    return [prefix for prefix, _ in counts.most_common(_SEARCHED)]
+
+
+def _best(root: _Root, prefixes: Iterable[str], weights: Mapping[str, None]) -> str | None:
+    """The prefix under which weights of most states are; of several such the nearest; `None` if nothing decides."""
+    tried = _spread(root.rests, _TRIED)
+    counts = {prefix: sum(_by_weight(root, rest, prefix, weights) is not None for rest in tried) for prefix in prefixes}
+    most = max(counts.values())
+    if not most:
+        return None
+    best = [prefix for prefix, count in counts.items() if count == most]
+    for is_near in (
+        lambda prefix: prefix.startswith(root.parent),
+        lambda prefix: prefix.removeprefix(root.parent).rstrip(".") in _MODEL,
+    ):
+        best = [prefix for prefix in best if is_near(prefix)] or best
+    return best[0] if len(best) == 1 else None
+
+
+def _states_of(root: _Root, prefix: str | None, weights: Mapping[str, None]) -> Iterator[tuple[str, StateName | None]]:
+    """Give the states under one part; of what is an optimizer for certain also the names that are no state's."""
+    unknown = []
+    parameters = set()
+    for rest in root.rests:
+        state = None if prefix is None else _by_weight(root, rest, prefix, weights)
+        if not root.is_sure:
+            if state is not None and state.kind in root.kinds:
+                yield root.text + rest, state
+            continue
+        state = state or _by_kind(root, rest)
+        if state is None:
+            unknown.append(rest)
+        else:
+            parameters.add(state.parameter)
+            yield root.text + rest, state
+    for rest in unknown:
+        parameter, dot, kind = rest.rpartition(".")
+        is_state = bool(dot) and root.text.endswith("state.") and parameter in parameters
+        yield root.text + rest, StateName(parameter, kind, root.text, f".{kind}") if is_state else None
+
+
+def _by_weight(root: _Root, rest: str, prefix: str, weights: Mapping[str, None]) -> StateName | None:
+    """Find the weight of which a name under an optimizer is a state: the longest that there is."""
+    if not root.has_states:
+        return None
+    if root.is_optax or (rest.partition(".")[0] in _FIRST and rest.rpartition(".")[2] not in _KINDS):
+        return _ends_in_weight(root, rest, prefix, weights) or _begins_with_weight(root, rest, prefix, weights)
+    return _begins_with_weight(root, rest, prefix, weights) or _ends_in_weight(root, rest, prefix, weights)
+
+
+def _begins_with_weight(root: _Root, rest: str, prefix: str, weights: Mapping[str, None]) -> StateName | None:
+    at = rest.rfind(".")
+    while at > 0:
+        parameter = rest[:at]
+        if prefix + parameter in weights:
+            return StateName(parameter, _called(rest[at + 1 :]), root.text, rest[at:], prefix + parameter)
+        at = rest.rfind(".", 0, at)
+    return None
+
+
+def _ends_in_weight(root: _Root, rest: str, prefix: str, weights: Mapping[str, None]) -> StateName | None:
+    if root.head and rest.startswith(root.head) and prefix + rest[len(root.head) :] in weights:
+        at = len(root.head) - 1  # As for the name before.
+    else:
+        at = rest.find(".")
+    while at > 0:
+        parameter = rest[at + 1 :]
+        if prefix + parameter in weights:
+            before = rest[:at].split(".")
+            if before[-1].isdecimal() or not _NO_FIELDS.isdisjoint(before[-1:]) or "hyperparams" in before:
+                return None
+            kind = MASTER if rest[:at] == "param" else _called(before[-1])
+            root.head = rest[: at + 1]
+            return StateName(parameter, kind, root.text + rest[: at + 1], "", prefix + parameter)
+        at = rest.find(".", at + 1)
+    return None
+
+
+def _by_kind(root: _Root, rest: str) -> StateName | None:
+    """Take a name under an optimizer apart by the kinds that are known, where its weight is not."""
+    first, dot, end = rest.partition(".")
+    start, last_dot, last = rest.rpartition(".")
+    if not dot or not root.has_states:
+        return None
+    if not root.is_optax and last in _KINDS and start:
+        return StateName(start, _called(last), root.text, last_dot + last)
+    if not root.is_optax and first in _FIRST:
+        return StateName(end, MASTER if first == "param" else _called(first), f"{root.text}{first}.", "")
+    if root.text.endswith("state.") and not root.is_optax:
+        return None
+    parts = rest.split(".")
+    for at, part in enumerate(parts[:-1]):
+        if part.startswith("hyperparams"):
+            return None
+        if part in _FIELDS:
+            return StateName(
+                ".".join(parts[at + 1 :]), part, ".".join([root.text + parts[0], *parts[1 : at + 1]]) + ".", ""
+            )
+    return None
+
+
+def _called(kind: str) -> str:
+    return MASTER if kind in _MASTERS else kind
+
+
+def _by_parameter(weights: Iterable[str], prefixes: set[str]) -> dict[str, str]:
+    """The names of weights, by the names that their parameters have in the names of states."""
+    if len(prefixes) != 1:
+        return {name: name for name in weights}
+    (prefix,) = prefixes
+    found = {name: name for name in weights if not name.startswith(prefix)}
+    for name in weights:
+        if name.startswith(prefix):
+            found[name[len(prefix) :]] = name
+    return found
+
+
+def _is_beside(name: str, parents: Collection[str]) -> bool:
+    return any(name[: match.start() + (match[0][0] == ".")] in parents for match in _BESIDE.finditer(name))
+
+
+def _spread(rests: Sequence[str], count: int) -> Sequence[str]:
+    """So many of these, from all over them."""
+    return rests if len(rests) <= count else [rests[number * len(rests) // count] for number in range(count)]
