@@ -15,6 +15,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tarfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -147,12 +148,14 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "config.json").write_text(json.dumps({**llama, **CONFIG}), encoding="utf-8")
     (folder / "shapes.json").write_text(json.dumps({"wte.weight": [64, 8], "ln_f.bias": [8]}), encoding="utf-8")
     (folder / "mine.toml").write_text('[rules]\n"wte" = [[], "model"]\n"ln_f" = [[]]\n', encoding="utf-8")
-    # What others write, and what is left when DeepSpeed's own script has run.
+    # What others write.
     data = ROOT / "tests" / "data" / "checkpoints"
     for name, found in (("FSDP", "torch/fsdp2"), ("ORBAX", "orbax_keras/orbax_ocdbt_zarr3")):
         (folder / name).symlink_to(data / found)
     sw.save_checkpoint(folder / "DCP", weights, to="dcp", sync=False)
-    sw.save_checkpoint(folder / "FP32", weights, to="hf", sync=False)
+    with tarfile.open(data / "zero" / "zero2_tp.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    (folder / "checkpoint").rename(folder / "ZERO")
     (folder / "rules.toml").write_text(RULES, encoding="utf-8")
     return folder
 

@@ -79,8 +79,10 @@ SENTENCES: dict[str, tuple[dict[str, bytes], str]] = {
     "fsdp1": ({"pytorch_model_fsdp_rank0.bin": b""}, "flat parameters of FSDP1.*save it once with"),
     "fsdp1 of torchtune": ({"x_fsdp_1_rank_3.pt": b""}, "flat parameters of FSDP1"),
     "vllm": ({"model-rank-0-part-0.safetensors": b""}, "an engine's sharded state"),
-    "deepspeed": ({"latest": b"", "global_step10": b""}, r"DeepSpeed.*zero_to_fp32\.py"),
-    "deepspeed's own folder": ({"bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt": b""}, "DeepSpeed"),
+    "deepspeed's own folder": (
+        {"bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt": b""},
+        r"has no \*_model_states\.pt: files are missing",
+    ),
     "megatron's old form": ({"mp_rank_00": b"", "mp_rank_01_002": b""}, "legacy checkpoint of Megatron.*but rules can"),
     "meta": ({"consolidated.00.pth": b"", "consolidated.01.pth": b""}, "a file for each rank; .* but rules can"),
     "metaseq": ({"reshard-model_part-0.pt": b"", "reshard-model_part-1.pt": b""}, "a file for each rank"),

@@ -167,10 +167,7 @@ FORMS: list[Form] = [
             candidate.matching(r".*(?:zero_pp_rank|mp_rank)_\d+.*_states\.pt")
             or ("latest" in candidate.names and candidate.matching(r"global_step\d+"))
         ),
-        refusal="is a DeepSpeed checkpoint, whose parts are flat ranges of many parameters; convert it once with "
-        "DeepSpeed's own ds_to_universal.py --inject_missing_state, or, without tensor parallelism, with "
-        "zero_to_fp32.py without options, and open what that writes; of stage 0 open mp_rank_00_model_states.pt, which "
-        "has all weights",
+        "torch.deepspeed",
     ),
     Form(
         "megatron (legacy)",
@@ -328,7 +325,7 @@ def open_checkpoint(
     Args:
         path: A safetensors file or a folder of them in Hugging Face's format; a distributed checkpoint of PyTorch,
             also as safetensors; a folder of `model_world_size_W_rank_R.pt`, as written by FSDP2 trainers; a `.pt` or
-            `.bin` file of `torch.save`; a universal checkpoint of DeepSpeed, whose weights are read; a Megatron
+            `.bin` file of `torch.save`; a folder of DeepSpeed's, or a universal one, whose weights are read; a Megatron
             `torch_dist` checkpoint; an Orbax checkpoint, or a folder of its steps, whose last one is opened; Keras'
             `.weights.h5`, alone or sharded. Also a URL that fsspec knows, such as `s3://bucket/model`, or an
             `ObjectPath`, which takes options.

@@ -5,7 +5,7 @@
 | `stored`, `checkpoint` | a tensor and its pieces; a checkpoint of any format |
 | `lazy` | the tensors of a checkpoint by name, made when they are asked for |
 | `digests` | digests of tensors, and stated CRC-32 |
-| `chunks`, `coverage`, `kinds` | grids of chunks; gaps and overlaps; kinds of files |
+| `chunks`, `flat`, `coverage`, `kinds` | grids of chunks; flat ranges; gaps and overlaps; kinds of files |
 | `model_config`, `quantized` | `config.json`; quantized weights among the tensors |
 | `companion_files`, `headers` | files that go along with a model; digests of what surrounds tensors |
 | `notebook` | what notebooks show |

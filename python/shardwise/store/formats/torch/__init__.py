@@ -5,5 +5,7 @@
 | `archive`, `pickles` | zip files; pickles as inert records |
 | `tensors`, `plain` | the tensors in a container; a `.pt` file |
 | `dcp`, `dcp_safetensors` | distributed checkpoints |
-| `fsdp`, `universal` | the files of ranks of FSDP; universal folders of DeepSpeed |
+| `fsdp` | the files of ranks of FSDP |
+| `universal`, `deepspeed`, `deepspeed_files` | DeepSpeed's universal folders and its own, and the files of these |
+| `zero_partitions`, `model_parallel`, `flat_parts` | flat partitions; cuts among ranks; tensors of both |
 """

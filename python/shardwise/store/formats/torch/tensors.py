@@ -28,7 +28,7 @@ from .pickles import (
     sizes_of,
 )
 
-__all__ = ["SAVE_AGAIN", "Container", "SavedTensor", "flatten", "sums_of"]
+__all__ = ["SAVE_AGAIN", "Container", "SavedTensor", "children", "dict_of", "flatten", "sums_of"]
 
 # The pickle of a state dict takes about 200 bytes per tensor.
 _MAX_PICKLE = 1 << 30
@@ -106,6 +106,11 @@ class Container:
         order = self.archive.members.get(f"{self._root}byteorder")
         if order is not None and self.archive.read(order, 16) != b"little":
             raise ParseError(f"{file.path}: was written on a big-endian machine, which is not supported")
+
+    @property
+    def saved_as(self) -> str:
+        """The name that its file had when it was saved, without suffix; `archive` where PyTorch was not told."""
+        return self._root.rstrip("/")
 
     def read(self) -> Any:
         """Read what was saved; everything in it must have a meaning here."""
@@ -313,6 +318,13 @@ def children(value: Any) -> list[tuple[Any, Any]] | None:
     if isinstance(value, Record) and value.name in ("collections.OrderedDict", "collections.defaultdict"):
         return list(value.items)
     return None
+
+
+def dict_of(value: Any) -> dict[str, Any]:
+    """Give a dict, also an ordered one, by texts; an empty one for anything else."""
+    if isinstance(value, (list, tuple)):
+        return {}
+    return {key if isinstance(key, str) else shown(key): item for key, item in children(value) or ()}
 
 
 def value_object(name: str, value: Any) -> StoredObject:

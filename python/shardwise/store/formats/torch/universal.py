@@ -20,9 +20,9 @@ from ...data.text import checked_name, checked_shape
 from ...tensors.checkpoint import Besides, StoredCheckpoint
 from ...tensors.stored import StoredTensor, UnsupportedError, whole_box
 from .pickles import sizes_of
-from .tensors import Container, SavedTensor, children, sums_of
+from .tensors import Container, SavedTensor, dict_of, sums_of
 
-__all__ = ["LATEST", "MODEL_STATES", "open_form"]
+__all__ = ["LATEST", "MODEL_STATES", "latest_in", "open_form"]
 
 #: The file beside such folders that names the last one.
 LATEST = "latest_universal"
@@ -70,7 +70,7 @@ class _Model(NamedTuple):
 def open_form(path: Location) -> StoredCheckpoint:
     """Open a universal folder, or the last one in a folder of them."""
     if (path / LATEST).exists():
-        path = path / _latest(path / LATEST)
+        path = path / latest_in(path / LATEST)
     inside = dict(entries_of(path))
     zero = path / "zero"
     if not inside.get("zero"):
@@ -113,7 +113,8 @@ def open_form(path: Location) -> StoredCheckpoint:
         unread=unread))  # fmt: skip
 
 
-def _latest(path: Location) -> str:
+def latest_in(path: Location) -> str:
+    """Give the folder beside a file that the file names."""
     file = open_file(path)
     try:
         name = file.read(0, min(file.size, 1024)).decode("utf-8", "replace").strip()
@@ -146,20 +147,20 @@ def _model(path: Location, files: list[Holder]) -> tuple[_Model, dict[str, Any]]
     metadata: dict[str, Any] = {}
     for file in files:
         container = Container(file)
-        said = _dict(container.read_objects())
+        said = dict_of(container.read_objects())
         if not isinstance(said.get("param_shapes"), list):
             raise ParseError(f"{file.path}: has no list param_shapes, which names a trainer's parameters")
         if type(ranks := said.get("mp_world_size")) is int and ranks > len(files):
             raise ParseError(f"{path}: has *_model_states.pt of {len(files)} of {ranks} ranks: files are missing")
         _check_versions(file, said)
         for group in said["param_shapes"]:
-            for name, shape in _dict(group).items():
+            for name, shape in dict_of(group).items():
                 model.shapes.setdefault(checked_name(name, file.path), shape)
         if not model.containers:
-            tied = _dict(said.get("shared_params"))
+            tied = dict_of(said.get("shared_params"))
             model.tied.update((alias, name) for alias, name in tied.items() if isinstance(name, str))
-            model.frozen.update(_dict(said.get("frozen_param_shapes")))
-            model.module.update(_dict(said.get("module")))
+            model.frozen.update(dict_of(said.get("frozen_param_shapes")))
+            model.module.update(dict_of(said.get("module")))
             metadata = {
                 key: said[key] for key in ("ds_version", "global_steps") if isinstance(said.get(key), (str, int))
             }
@@ -167,21 +168,14 @@ def _model(path: Location, files: list[Holder]) -> tuple[_Model, dict[str, Any]]
     return model, metadata
 
 
-def _dict(value: Any) -> dict[str, Any]:
-    """A dict, also an ordered one, by texts; empty for anything else."""
-    if isinstance(value, (list, tuple)):
-        return {}
-    return {key if isinstance(key, str) else shown(key): item for key, item in children(value) or ()}
-
-
 def _check_versions(file: Holder, said: dict[str, Any]) -> None:
-    info = _dict(said.get("universal_checkpoint_info"))
+    info = dict_of(said.get("universal_checkpoint_info"))
     version = info.get("universal_checkpoint_version", 0)
     if not isinstance(version, (int, float)) or not version <= _VERSION:
         raise UnsupportedError(
             f"{file.path}: is a universal checkpoint of version {shown(version)}; up to {_VERSION} are known; {_AGAIN}"
         )
-    zero = _dict(_dict(said.get("ds_config")).get("zero_optimization"))
+    zero = dict_of(dict_of(said.get("ds_config")).get("zero_optimization"))
     if zero.get("round_robin_gradients") and zero.get("stage") in (1, 2) and said.get("dp_world_size") != 1:
         raise UnsupportedError(
             f"{file.path}: was trained with round_robin_gradients, of which ds_to_universal.py takes wrong elements "
@@ -193,7 +187,7 @@ def _parameter(file: Holder, name: str, model: _Model) -> StoredTensor:
     """The parameter in a file: as a whole, with its shape or flat."""
     container = Container(file)
     value = container.read_objects()
-    keys = _dict(value)
+    keys = dict_of(value)
     if keys:
         other = next((key for key in keys if key not in _SAID), None)
         if other is not None or "param" not in keys:

@@ -1,0 +1,364 @@
+"""DeepSpeed's own checkpoints: the flat partitions of ZeRO 1, 2 and 3, taken apart into parameters and their states.
+
+Each data-parallel rank's file has one flat array for each group of parameters: of stages 1 and 2 a part of all their
+elements one after the other, of stage 3 its part of each parameter, one after the other. Which parameters these are,
+and in which order, is in `param_shapes` of the `*_model_states.pt`. What is beyond the elements is padding, and never
+comes out. With stage 3 the masters are the weights: no file has others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...._dtypes import DTYPES
+from ...._text import shown
+from ....errors import ParseError
+from ...data.location import Location, entries_of, opening
+from ...data.text import checked_name, checked_shape
+from ...tensors.checkpoint import Besides, StoredCheckpoint, StoredObject
+from ...tensors.stored import LazyTensors, StoredPiece, StoredTensor, UnsupportedError
+from .deepspeed_files import Key, RankFile, check_world, grid_of, ranks_of, read_rank
+from .flat_parts import FlatRow, Source, WholeRow, described, is_flat, made
+from .model_parallel import Cut, CutRules, whole
+from .pickles import Record, sizes_of, state_of
+from .tensors import Container, SavedTensor, dict_of, flatten, sums_of, value_object
+from .universal import latest_in
+from .zero_partitions import Partition, Spans, layout_of, members_of, partition_of, step_elsewhere
+
+__all__ = ["open_form"]
+
+#: The file beside such folders that names the last one.
+LATEST = "latest"
+#: The keys that say how a model's parameters are cut and held; others are of its trainer or its user.
+_STRUCTURE = frozenset(
+    ["module", "optimizer", "param_shapes", "buffer_names", "frozen_param_shapes", "frozen_param_fragments",
+     "shared_params", "universal_checkpoint_info", "checkpoint_parallel_dimensions", "dp_world_size", "mp_world_size"]
+)  # fmt: skip
+#: The keys of an optimizer that hold its partitions, or say how they are cut.
+_OF_PARTITIONS = frozenset(
+    ["base_optimizer_state", "base_optimizer_state_step", "single_partition_of_fp32_groups", "fp32_flat_groups",
+     "optimizer_state_dict", "zero_stage", "group_paddings", "param_alignment_paddings", "partition_count",
+     "param_slice_mappings", "ds_version", "universal_checkpoint_info"]
+)  # fmt: skip
+#: From here on a float32 does not hold each whole number.
+_MOST_STEPS = 1 << 24
+
+
+def open_form(path: Location) -> StoredCheckpoint:
+    """Open the folder of a step, or the last one in a folder of them."""
+    if (path / LATEST).exists():
+        path = path / latest_in(path / LATEST)
+    inside = [name for name, is_folder in entries_of(path) if not is_folder]
+    ranks = ranks_of(path, inside)
+    with opening([path / name for name in ranks.values()]) as (open_next, files):
+        read = {key: read_rank(open_next(path / name)) for key, name in ranks.items()}
+        folder = _Folder(path, read)
+        tensors = LazyTensors({**folder.weights, **folder.states, **folder.others}, described, made)
+    return StoredCheckpoint(
+        path,
+        "deepspeed",
+        tensors,
+        files,
+        Besides(
+            metadata=folder.metadata,
+            objects=folder.objects,
+            unreadable=folder.unreadable,
+            sums=partial(sums_of, files),
+            unread=sorted(name for name in inside if name.endswith(".pt") and name not in ranks.values()),
+        ),
+    )
+
+
+class _Folder:
+    """A folder of one step: rows for tensors, values, and why others are not read."""
+
+    def __init__(self, path: Location, read: Mapping[Key, RankFile]) -> None:
+        self.path = path
+        self.states: dict[str, Any] = {}
+        self.weights: dict[str, Any] = {}
+        self.others: dict[str, Any] = {}
+        self.objects: dict[str, StoredObject] = {}
+        self.unreadable: dict[str, str] = {}
+        #: The files of the model of each model-parallel rank, and in them of each data-parallel rank.
+        self.models = grid_of(read, "model")
+        self.first = self.models[0][0]
+        self._optims = grid_of(read, "optim")
+        check_world(path, self.models, self._optims)
+        said = self.first.said
+        self.metadata = {
+            key: said[key] for key in ("ds_version", "global_steps") if isinstance(said.get(key), (str, int))
+        }
+        self.is_split = len(self.models[0]) > 1 or ("model", 0, 0) in read
+        info = said.get("universal_checkpoint_info")
+        self._rules = None if len(self.models) == 1 else _rules(self.first, info)
+        self.cuts: dict[str, Cut] = {}
+        if self._optims:
+            self._partitions = [[partition_of(file) for file in row] for row in self._optims]
+            self.layouts = [layout_of(row[0]) for row in self.models]
+            self._cut_parameters()
+            self._spans = Spans(self._partitions, self.layouts)
+            self._add_states()
+        self._add_weights()
+        self._add_values()
+
+    def _cut_parameters(self) -> None:
+        for number, group in enumerate(self.layouts[0]):
+            for name in group:
+                shapes = []
+                for row, layout in zip(self.models, self.layouts, strict=True):
+                    if len(layout) != len(self.layouts[0]) or list(layout[number]) != list(group):
+                        raise ParseError(
+                            f"{row[0].path}: param_shapes are of other parameters than {self.first.path.name}'s"
+                        )
+                    shapes.append(layout[number][name])
+                if name in self.cuts:
+                    raise ParseError(f"{self.first.path}: param_shapes has {shown(name)} twice")
+                try:
+                    self.cuts[name] = self._cut(name, shapes, is_certain=True)
+                except UnsupportedError as error:
+                    self.unreadable[name] = str(error)
+
+    def _cut(self, name: str, shapes: Sequence[tuple[int, ...]], *, is_certain: bool) -> Cut:
+        if self._rules is None:
+            return whole(shapes[0])
+        return self._rules.cut(name, shapes, 64, is_certain=is_certain)
+
+    def _add_states(self) -> None:
+        """Add masters, the optimizer's states and groups, which are under the names of their parameters."""
+        first = self._partitions[0][0]
+        groups = first.groups or []
+        members = members_of(first, self.layouts[0])
+        for number, group in enumerate(self.layouts[0]):
+            self._add_flat(number, "master", [[part.masters[number] for part in row] for row in self._partitions])
+            kinds = first.states[number]
+            for row in self._partitions:
+                for part in row:
+                    if part.states[number].keys() != kinds.keys():
+                        raise ParseError(
+                            f"{part.file.path}: has the states {', '.join(map(shown, part.states[number]))} of group "
+                            f"{number}; {first.file.path.name} has {', '.join(map(shown, kinds))}"
+                        )
+            for kind in kinds:
+                values = [[_state(part, number, kind) for part in row] for row in self._partitions]
+                if all(isinstance(value, SavedTensor) and value.shape for row in values for value in row):
+                    self._add_flat(number, kind, values)
+                else:
+                    self._add_scalar(group, kind, [value for row in values for value in row])
+            if "step" not in kinds:
+                step = step_elsewhere(first, groups, members, number)
+                if step is not None:
+                    self._add_scalar(group, "step", [step])
+        for number, said in enumerate(groups):
+            for key, value in said.items():
+                if key != "params":
+                    name = f"optimizer.param_groups.{number}.{key}"
+                    self.objects[name] = value_object(name, value)
+            name = f"optimizer.param_groups.{number}.params"
+            self.objects[name] = value_object(name, members[number])
+
+    def _add_flat(self, number: int, kind: str, flats: list[list[SavedTensor]]) -> None:
+        first = flats[0][0]
+        for row, parts in zip(flats, self._partitions, strict=True):
+            for flat, part in zip(row, parts, strict=True):
+                if flat.dtype != first.dtype or not is_flat(flat):
+                    raise ParseError(
+                        f"{part.file.path}: {kind} of group {number} is {flat.dtype.name} of shape {flat.shape}; it "
+                        f"must be flat, and {first.dtype.name} as in {self._partitions[0][0].file.path.name}"
+                    )
+        if kind != "master":
+            self._spans.check(number, kind, [[flat.shape[0] for flat in row] for row in flats])
+        for name in self.layouts[0][number]:
+            full = f"optimizer.state.{name}.{kind}"
+            if name in self.unreadable:
+                self.unreadable[full] = self.unreadable[name]
+            elif "float" not in first.dtype.name:
+                self.unreadable[full] = (
+                    f"{self._partitions[0][0].file.path}: {shown(full)} is not read: it is {first.dtype.name}, in "
+                    "blocks that do not end with parameters"
+                )
+            else:
+                sources = []
+                for mp, (row, parts) in enumerate(zip(flats, self._partitions, strict=True)):
+                    for dp, (flat, part) in enumerate(zip(row, parts, strict=True)):
+                        at, start, stop = self._spans.of(mp, dp, number, name)
+                        if start < stop:
+                            sources.append(Source(part.file.container, flat, at, mp, start, stop))
+                self.states[full] = FlatRow(first.dtype, self.cuts[name], tuple(sources))
+
+    def _add_scalar(self, group: Mapping[str, Any], kind: str, values: list[Any]) -> None:
+        """Add a value that is one for all parameters of a group, such as their step."""
+        parts = [part for row in self._partitions for part in row]
+        first = parts[0].file
+        read = [_number(part, value) for part, value in zip(parts, values, strict=False)]
+        for part, number in zip(parts, read, strict=False):
+            if number is None or number != read[0]:
+                raise ParseError(
+                    f"{part.file.path}: {kind} is {shown(number)}, but {shown(read[0])} in {first.path.name}: it is "
+                    "of another step, or not one number for all ranks"
+                )
+        for name in group:
+            full = f"optimizer.state.{name}.{kind}"
+            value = values[0]
+            if isinstance(value, SavedTensor):
+                self.states[full] = WholeRow(value.dtype, whole(()), ((first.container, value),))
+            else:
+                self.states[full] = _filled(full, read[0], first.path)
+
+    def _add_weights(self) -> None:
+        """Add the weights, frozen parameters and buffers, and further names of all of these."""
+        first = self.first
+        module = dict_of(first.said.get("module"))
+        modules = [dict_of(row[0].said.get("module")) for row in self.models]
+        if not module:
+            raise UnsupportedError(f"{first.path}: has no module, whose tensors are in other files")
+        tied = {
+            alias: name for alias, name in dict_of(first.said.get("shared_params")).items() if isinstance(name, str)
+        }
+        owners: dict[Any, str] = {}
+        for name in module:
+            checked_name(name, first.path)
+            if name in self.unreadable or name in self.weights:
+                continue
+            where = f"{first.path}: {shown(name)}"
+            try:
+                held = [
+                    row[0].container.tensor(one.get(name), name) for row, one in zip(self.models, modules, strict=True)
+                ]
+                saved = held[0]
+                if saved is None and not any(held):
+                    self.objects[name] = value_object(name, module[name])
+                    continue
+                if saved is None or any(one is None or one.dtype != saved.dtype for one in held):
+                    raise ParseError(f"{where} is not a tensor of one dtype on all model-parallel ranks")
+                arrays = [one for one in held if one is not None]
+                if self.is_split and saved.shape == (0,):
+                    self._add_split(name)
+                    continue
+                shapes = [one.shape for one in arrays]
+                if name in self.cuts and self.cuts[name].local != tuple(shapes):
+                    raise ParseError(
+                        f"{where} has the shape {saved.shape}; param_shapes says {self.cuts[name].local[0]}"
+                    )
+                owner = tied.get(name)
+                key = tuple((one.storage, one.offset, one.shape, one.strides) for one in arrays)
+                if math.prod(saved.shape):
+                    owner = owners.setdefault(key, name) if owner not in module else owner
+                cut = self.cuts.get(name) or (self.cuts.get(owner) if owner is not None else None)
+                if cut is None or cut.local != tuple(shapes):
+                    cut = self._cut(name, shapes, is_certain=False)
+            except UnsupportedError as error:
+                self.unreadable[name] = str(error)
+                continue
+            alias = None if owner == name else owner
+            containers = [row[0].container for row in self.models]
+            self.weights[name] = WholeRow(saved.dtype, cut, tuple(zip(containers, arrays, strict=True)), alias)
+        for name in self.cuts:
+            if name not in self.weights:
+                self._add_split(name)
+
+    def _add_split(self, name: str) -> None:
+        """Add a weight of which each data-parallel rank has a part: its masters, or, frozen, its fragments."""
+        master = f"optimizer.state.{name}.master"
+        if master in self.states:
+            row = self.states[master]
+            self.weights[name], self.states[master] = row, row._replace(alias_of=name)
+            return
+        shape = dict_of(self.first.said.get("frozen_param_shapes")).get(name)
+        if shape is None:
+            self.unreadable[name] = (
+                f"{self.first.path}: {shown(name)} is not read: its elements are in no file; it may be tied to another "
+                "parameter, which stage 3 does not say"
+            )
+            return
+        sources, shapes, dtype = [], [], None
+        for mp, row in enumerate(self.models):
+            said = sizes_of(dict_of(row[0].said.get("frozen_param_shapes")).get(name))
+            shapes.append(checked_shape(said, 64, name, row[0].path))
+            count = math.prod(shapes[-1])
+            size = -(-count // len(row))
+            for dp, file in enumerate(row):
+                value = dict_of(file.said.get("frozen_param_fragments")).get(name)
+                flat = file.container.tensor(value, name)
+                dtype = flat.dtype if flat is not None and dtype is None else dtype
+                if flat is None or flat.shape != (size,) or not is_flat(flat) or flat.dtype != dtype:
+                    raise ParseError(
+                        f"{file.path}: frozen_param_fragments has no {size} elements of {shown(name)}, of shape "
+                        f"{shapes[-1]} among {len(row)} ranks"
+                    )
+                start = min(dp * size, count)
+                if start < count:
+                    sources.append(Source(file.container, flat, 0, mp, start, min(start + size, count)))
+        if dtype is not None:
+            self.weights[name] = FlatRow(dtype, self._cut(name, shapes, is_certain=False), tuple(sources))
+
+    def _add_values(self) -> None:
+        """Add what the trainer and its user keep besides: of the first rank, and of others what differs."""
+        files = [file for row in self.models for file in row]
+        values: dict[str, Any] = {}
+        for rank, file in enumerate(files):
+            own = {key: value for key, value in file.said.items() if key not in _STRUCTURE}
+            for name, value in _leaves(own, file):
+                if rank and not isinstance(value, Record) and name in values and values[name] == value:
+                    continue
+                if not rank:
+                    values[name] = value
+                top, dot, rest = name.partition(".")
+                self._add_value(name if not rank else f"{top}.rank_{rank}{dot}{rest}", value, file.container)
+        if self._optims:
+            first = self._partitions[0][0]
+            own = {key: state_of(value) or value for key, value in first.said.items() if key not in _OF_PARTITIONS}
+            for name, value in _leaves(own, first.file):
+                self._add_value(f"optimizer.{name}", value, first.file.container)
+
+    def _add_value(self, name: str, value: Any, container: Container) -> None:
+        if name in self.weights or name in self.states or name in self.others or name in self.objects:
+            raise ParseError(f"{container.file.path}: two values have the name {shown(name)}")
+        try:
+            saved = container.tensor(value, name)
+        except UnsupportedError as error:
+            self.unreadable[name] = str(error)
+            return
+        if saved is None:
+            self.objects[name] = value_object(name, value)
+        else:
+            self.others[name] = WholeRow(saved.dtype, whole(saved.shape), ((container, saved),))
+
+
+def _leaves(values: dict[str, Any], file: RankFile) -> Iterator[tuple[str, Any]]:
+    return flatten(values, file.path, 1 << 30) if values else iter(())
+
+
+def _rules(file: RankFile, info: Any) -> CutRules:
+    if not dict_of(info):
+        raise UnsupportedError(
+            f"{file.path}: has no universal_checkpoint_info, which says how model-parallel ranks cut parameters; save "
+            "it once with engine.save_checkpoint(..., client_state={'universal_checkpoint_info': {...}})"
+        )
+    return CutRules(info, file.path)
+
+
+def _state(part: Partition, number: int, kind: str) -> Any:
+    value = part.states[number][kind]
+    saved = part.file.container.tensor(value, f"{kind} of group {number}")
+    return value if saved is None else saved
+
+
+def _number(part: Partition, value: Any) -> float | int | None:
+    """The number that a value is, or that a tensor without dims holds."""
+    if isinstance(value, SavedTensor) and not value.shape:
+        piece = part.file.container.piece(value, "", ())
+        number = StoredTensor("", value.dtype, (), (piece,)).read().item()
+    else:
+        number = value
+    return number if type(number) in (int, float) else None
+
+
+def _filled(name: str, number: Any, path: Location) -> StoredTensor:
+    is_exact = isinstance(number, float) or number < _MOST_STEPS
+    dtype = DTYPES["float32" if is_exact else "int64"]
+    return StoredTensor(name, dtype, (), (StoredPiece((), path, fill=np.array(number, dtype.numpy())),))

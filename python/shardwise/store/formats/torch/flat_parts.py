@@ -1,0 +1,192 @@
+"""Tensors that several ranks hold in parts, of `torch.save` files: as ranges of flat arrays, or each as an array."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...._dtypes import Dtype
+from ...._types import Numbers
+from ....pieces import Bounds, shared_box
+from ...tensors.coverage import tile
+from ...tensors.flat import flat_boxes
+from ...tensors.stored import ListedPieces, StoredPiece, StoredTensor
+from .model_parallel import Cut
+from .tensors import Container, SavedTensor
+
+__all__ = ["FlatRow", "Source", "WholeRow", "described", "is_flat", "made"]
+
+
+class Source(NamedTuple):
+    """A range of a rank's flattened tensor, in a flat array.
+
+    Attributes:
+        container: The file that has the array.
+        array: The array.
+        at: The element of the array that is the first.
+        rank: The model-parallel rank.
+        start: The element of the rank's tensor that is the first.
+        stop: The one after the last.
+    """
+
+    container: Container
+    array: SavedTensor
+    at: int
+    rank: int
+    start: int
+    stop: int
+
+
+class FlatRow(NamedTuple):
+    """A tensor whose elements are in ranges of flat arrays."""
+
+    dtype: Dtype
+    cut: Cut
+    sources: tuple[Source, ...]
+    alias_of: str | None = None
+
+
+class WholeRow(NamedTuple):
+    """A tensor of which each model-parallel rank has an array."""
+
+    dtype: Dtype
+    cut: Cut
+    arrays: tuple[tuple[Container, SavedTensor], ...]
+    alias_of: str | None = None
+
+
+def is_flat(array: SavedTensor) -> bool:
+    """Return whether an array has one dim, and its elements are side by side."""
+    return len(array.shape) == 1 and (array.strides == (1,) or array.shape[0] < 2)
+
+
+def described(row: FlatRow | WholeRow | StoredTensor) -> tuple[Dtype, tuple[int, ...]]:
+    """Give the dtype and shape of a row."""
+    return (row.known_dtype, row.shape) if isinstance(row, StoredTensor) else (row.dtype, row.cut.shape)
+
+
+def made(name: str, row: FlatRow | WholeRow | StoredTensor) -> StoredTensor:
+    """Make the tensor of a row."""
+    if isinstance(row, StoredTensor):
+        return row
+    return _flat(name, row) if isinstance(row, FlatRow) else _whole(name, row)
+
+
+def _whole(name: str, row: WholeRow) -> StoredTensor:
+    shape = row.cut.shape
+    parts = [(rank, part) for rank, held in enumerate(row.cut.parts) for part in held]
+    pieces = [
+        row.arrays[rank][0].piece(row.arrays[rank][1], name, part.bounds, tuple(low for low, _ in part.box))
+        for rank, part in parts
+    ]
+    boxes = np.array([part.bounds for _, part in parts], np.int64).reshape(len(parts), len(shape), 2)
+    kept, again = tile(name, shape, boxes, lambda at: pieces[at].path.name, pieces[0].path.parent if pieces else "")
+    replicas = [pieces[at] for at in again]
+    return StoredTensor(name, row.dtype, shape, [pieces[at] for at in kept], replicas=replicas, alias_of=row.alias_of)
+
+
+class _Placed(NamedTuple):
+    """Boxes of the whole; for each the number of its source, and the element of the source that is its first."""
+
+    boxes: Numbers
+    sources: Numbers
+    begins: Numbers
+
+
+@lru_cache(256)
+def _placed(cut: Cut, ranges: tuple[tuple[int, int, int], ...]) -> tuple[_Placed, _Placed]:
+    """The boxes that tile a tensor, and those that repeat them; ranges are rank, start and stop of each source."""
+    rank_count, dims = len(cut.parts), len(cut.shape)
+    by_rank: list[list[tuple[Bounds, int, int]]] = []
+    for rank in range(rank_count):
+        numbers = [number for number, (of, _, _) in enumerate(ranges) if of == rank]
+        found = flat_boxes(cut.local[rank], [ranges[number][1:] for number in numbers])
+        if rank_count == 1:
+            return _Placed(found.boxes, found.ranges, found.begins), _columns([], dims)
+        boxes = [tuple((low, high) for low, high in box) for box in found.boxes.tolist()]
+        by_rank.append(
+            [
+                (box, numbers[of], at)
+                for box, of, at in zip(boxes, found.ranges.tolist(), found.begins.tolist(), strict=True)
+            ]
+        )
+    pieces: list[tuple[Bounds, int, int]] = []
+    replicas: list[tuple[Bounds, int, int]] = []
+    segments: dict[Bounds, list[list[tuple[Bounds, int, int]]]] = {}
+    for rank, held in enumerate(cut.parts):
+        for part in held:
+            moved = []
+            for box, number, begin in by_rank[rank]:
+                common = shared_box(box, part.box)
+                if all(low < high for low, high in common):
+                    at = begin + _flat_step(common, box, cut.local[rank])
+                    moved.append((_moved(common, part.box, part.start), number, at))
+            segments.setdefault(part.bounds, []).append(moved)
+    for copies in segments.values():
+        common_boxes = _refined([[box for box, _, _ in copy] for copy in copies])
+        for position, copy in enumerate(copies):
+            (replicas if position else pieces).extend(_split(copy, common_boxes, cut, ranges))
+    return _columns(pieces, dims), _columns(replicas, dims)
+
+
+def _moved(box: Bounds, around: Bounds, start: tuple[int, ...]) -> Bounds:
+    """A box of a rank's tensor as one of the whole."""
+    return tuple((low - at + to, high - at + to) for (low, high), (at, _), to in zip(box, around, start, strict=True))
+
+
+def _flat_step(inner: Bounds, box: Bounds, shape: tuple[int, ...]) -> int:
+    """The elements from the first of a box to the first of one in it, in an array of this shape."""
+    steps = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+    return sum((low - at) * step for (low, _), (at, _), step in zip(inner, box, steps, strict=True))
+
+
+def _refined(copies: list[list[Bounds]]) -> list[Bounds] | None:
+    """Boxes each of which is in one box of every copy; None if the copies have the same boxes."""
+    if all(copy == copies[0] for copy in copies):
+        return None
+    found = copies[0]
+    for copy in copies[1:]:
+        meets = [shared_box(one, other) for one in found for other in copy]
+        found = [box for box in meets if all(low < high for low, high in box)]
+    return found
+
+
+def _split(
+    copy: list[tuple[Bounds, int, int]],
+    boxes: list[Bounds] | None,
+    cut: Cut,
+    ranges: tuple[tuple[int, int, int], ...],
+) -> list[tuple[Bounds, int, int]]:
+    if boxes is None:
+        return copy
+    found = []
+    for box, number, begin in copy:
+        for one in boxes:
+            common = shared_box(box, one)
+            if all(low < high for low, high in common):
+                found.append((common, number, begin + _flat_step(common, box, cut.local[ranges[number][0]])))
+    return found
+
+
+def _columns(rows: list[tuple[Bounds, int, int]], dims: int) -> _Placed:
+    boxes = np.array([box for box, _, _ in rows], np.int64).reshape(len(rows), dims, 2)
+    return _Placed(boxes, *(np.array([row[at] for row in rows], np.int64) for at in (1, 2)))
+
+
+def _flat(name: str, row: FlatRow) -> StoredTensor:
+    ranges = tuple((source.rank, source.start, source.stop) for source in row.sources)
+    pieces, replicas = (ListedPieces(one.boxes, partial(_piece, name, row, one)) for one in _placed(row.cut, ranges))
+    return StoredTensor(name, row.dtype, row.cut.shape, pieces, replicas=replicas, alias_of=row.alias_of)
+
+
+def _piece(name: str, row: FlatRow, placed: _Placed, position: int, box: Bounds) -> StoredPiece:
+    source = row.sources[int(placed.sources[position])]
+    local = row.cut.local[source.rank]
+    strides = tuple(math.prod(local[dim + 1 :]) for dim in range(len(local)))
+    offset = source.array.offset + source.at + int(placed.begins[position])
+    shape = tuple(high - low for low, high in box)
+    saved: Any = source.array._replace(shape=shape, strides=strides, offset=offset)
+    return source.container.piece(saved, name, box)

@@ -1,0 +1,325 @@
+"""The cuts of parameters among tensor-parallel ranks, as DeepSpeed's `universal_checkpoint_info` says them.
+
+It names parameters by regular expressions: those that every rank has as a whole, those cut in dim 1, a vocabulary with
+rows of padding, parameters that are several ones in a row; all others are cut in dim 0. DeepSpeed's own tensor
+parallelism also says where each rank's elements are in the whole (`affine_map`), which then decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...._core import RuleSet
+from ...._text import shown
+from ....errors import ParseError
+from ....pieces import Bounds
+from ...data.text import checked_shape
+from ...tensors.coverage import tile
+from ...tensors.stored import UnsupportedError, whole_box
+from .pickles import sizes_of, state_of
+from .tensors import children, dict_of
+
+__all__ = ["Cut", "CutRules", "Part", "whole"]
+
+Shape = tuple[int, ...]
+
+#: The versions of what is said here that are known.
+VERSION = 0.4
+_AFFINE_VERSION = 1
+#: The most text of patterns.
+_MOST_PATTERNS = 1 << 24
+_LISTS = (
+    "tp_replicated_parameter_patterns",
+    "parameter_to_average_patterns",
+    "parameter_with_2_sub_params_cat_dim_0",
+    "parameter_with_row_parallelism_patterns",
+    "vocabulary_parameter_patterns",
+    "autotp_unsupported_parameter_patterns",
+)
+#: The keys that only models with experts have.
+_EXPERTS = ("ds_autoep_layers", "autoep_layers", "expert_parameter_patterns")
+
+
+class Part(NamedTuple):
+    """A box of a rank's tensor, and where it begins in the whole."""
+
+    box: Bounds
+    start: tuple[int, ...]
+
+    @property
+    def bounds(self) -> Bounds:
+        """The box of the whole that it is."""
+        return tuple((at, at + high - low) for at, (low, high) in zip(self.start, self.box, strict=True))
+
+
+class Cut(NamedTuple):
+    """A tensor in the parts of ranks.
+
+    Attributes:
+        shape: The shape of the whole.
+        local: The shape of each rank's own tensor.
+        parts: For each rank the boxes of its tensor that are in the whole; what is in none is padding.
+    """
+
+    shape: Shape
+    local: tuple[Shape, ...]
+    parts: tuple[tuple[Part, ...], ...]
+
+
+def whole(shape: Shape) -> Cut:
+    """Give the cut of a tensor that one rank has as a whole."""
+    return Cut(shape, (shape,), ((Part(whole_box(shape), (0,) * len(shape)),),))
+
+
+class _Patterns:
+    """The regular expressions of a list, matched from the beginning of names."""
+
+    def __init__(self, where: object, key: str, patterns: Sequence[str]) -> None:
+        self.where, self.key, self.patterns = where, key, list(patterns)
+        try:
+            self._rules = RuleSet(tuple(self.patterns), "match")
+        except (TypeError, ValueError) as error:
+            raise ParseError(f"{where}: universal_checkpoint_info: {key}: {error}") from None
+        slow = [*self._rules.backtracking(), *(at for at, _ in self._rules.too_large())]
+        if slow:
+            raise UnsupportedError(
+                f"{where}: universal_checkpoint_info: {key}: {shown(self.patterns[slow[0]])} is no regular expression, "
+                "or one whose search may take for ever"
+            )
+
+    def of(self, name: str) -> str | None:
+        """Give the one that matches a name; None if none does."""
+        found, undecided = self._rules.find(name)
+        if undecided or len(found) > 1:
+            named = ", ".join(shown(self.patterns[at]) for at in found[:3])
+            raise UnsupportedError(
+                f"{self.where}: {shown(name)} is not read: several of {self.key} match it ({named}), and which one is "
+                "meant is not said"
+            )
+        return self.patterns[found[0]] if found else None
+
+
+class CutRules:
+    """The statements of a checkpoint about how ranks cut its parameters.
+
+    Args:
+        said: `universal_checkpoint_info`, as it is in the pickle.
+        where: The beginning of messages.
+
+    Raises:
+        UnsupportedError: if it is of a version that is not known, or of a model with experts.
+        ParseError: if it is not what DeepSpeed writes.
+    """
+
+    def __init__(self, said: Any, where: object) -> None:
+        self._where = where
+        self._said = dict_of(said)
+        version = self._said.get("universal_checkpoint_version", 0)
+        if not isinstance(version, (int, float)) or not version <= VERSION:
+            raise UnsupportedError(
+                f"{where}: universal_checkpoint_info is of version {shown(version)}; up to {VERSION} are known"
+            )
+        self._version = float(version)
+        experts = next((key for key in _EXPERTS if self._said.get(key)), None)
+        if experts is not None:
+            raise UnsupportedError(f"{where}: has {experts}: the experts of a mixture are in files that are not read")
+        affine = dict_of(self._said.get("affine_map"))
+        if affine and affine.get("version", _AFFINE_VERSION) != _AFFINE_VERSION:
+            raise UnsupportedError(
+                f"{where}: affine_map is of version {shown(affine['version'])}; {_AFFINE_VERSION} is known"
+            )
+        self._maps = dict_of(affine.get("params"))
+        self._lists = {key: _Patterns(where, key, self._texts(key)) for key in _LISTS}
+        self._lists["affine_map"] = _Patterns(where, "affine_map", list(self._maps))
+        self._sub_params = self._read_sub_params()
+        self._lists["parameter_with_sub_params"] = _Patterns(where, "parameter_with_sub_params", list(self._sub_params))
+
+    def _texts(self, key: str) -> list[str]:
+        said = self._said.get(key) or []
+        pairs = children(said) or ()
+        texts = [pair[0] if dict_of(said) else pair[1] for pair in pairs]
+        if not all(isinstance(text, str) for text in texts) or sum(map(len, texts)) > _MOST_PATTERNS:
+            raise ParseError(f"{self._where}: universal_checkpoint_info: {key} is not a list of regular expressions")
+        return texts
+
+    def _read_sub_params(self) -> dict[str, dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = {}
+        for _, entry in children(self._said.get("parameter_with_sub_params") or []) or ():
+            said = state_of(entry) or dict_of(entry)
+            for _, pattern in children(said.get("patterns")) or ():
+                if not isinstance(pattern, str) or len(pattern) > _MOST_PATTERNS:
+                    raise ParseError(f"{self._where}: universal_checkpoint_info: {shown(pattern)} is no pattern")
+                found[pattern] = said
+        return found
+
+    def cut(self, name: str, shapes: Sequence[Shape], bits: int, *, is_certain: bool) -> Cut:
+        """Give the cut of a parameter.
+
+        Args:
+            name: Its name.
+            shapes: The shape of each rank's tensor.
+            bits: The bits of an element.
+            is_certain: Whether a parameter of which nothing is said is cut in dim 0.
+
+        Raises:
+            UnsupportedError: if it is said to be cut in a way that is not read, or nothing is said.
+            ParseError: if the shapes do not go together.
+        """
+
+        def refused(why: str) -> UnsupportedError:
+            return UnsupportedError(f"{self._where}: {shown(name)} is not read: {why}")
+
+        matched = {key: patterns.of(name) for key, patterns in self._lists.items()}
+        unsupported = matched["autotp_unsupported_parameter_patterns"]
+        if unsupported is not None:
+            why = dict_of(self._said.get("autotp_unsupported_parameter_patterns")).get(unsupported)
+            raise refused(f"autotp_unsupported_parameter_patterns names it ({shown(why)})")
+        if matched["affine_map"] is not None:
+            found = self._affine(name, shapes, self._maps[matched["affine_map"]], bits, refused)
+        elif matched["tp_replicated_parameter_patterns"] is not None:
+            part = Part(whole_box(shapes[0]), (0,) * len(shapes[0]))
+            found = Cut(shapes[0], tuple(shapes), tuple((part,) for _ in shapes))
+        elif matched["parameter_to_average_patterns"] is not None:
+            raise refused("parameter_to_average_patterns names it: ranks have values of their own, to be averaged")
+        elif matched["parameter_with_2_sub_params_cat_dim_0"] is not None:
+            halves = [((shape or (0,))[0] + 1) // 2 for shape in shapes]
+            rest = [(shape or (0,))[0] - half for shape, half in zip(shapes, halves, strict=True)]
+            found = self._joined(name, shapes, 0, [halves, rest], bits)
+        elif matched["parameter_with_sub_params"] is not None:
+            found = self._of_several(name, shapes, matched["parameter_with_sub_params"], bits, refused)
+        elif matched["parameter_with_row_parallelism_patterns"] is not None:
+            found = self._joined(name, shapes, 1, None, bits)
+        elif is_certain or matched["vocabulary_parameter_patterns"] is not None:
+            found = self._joined(name, shapes, 0, None, bits)
+        else:
+            raise refused(f"no optimizer holds it, and nothing says how {len(shapes)} model-parallel ranks cut it")
+        if matched["vocabulary_parameter_patterns"] is not None:
+            found = self._without_padding(name, found)
+        self._check(name, found)
+        return found
+
+    def _joined(
+        self, name: str, shapes: Sequence[Shape], dim: int, widths: Sequence[Sequence[int]] | None, bits: int
+    ) -> Cut:
+        """The ranks' tensors one after the other in a dim; with widths first all ranks' of the first, and so on."""
+        first = shapes[0]
+        same = all(
+            len(shape) == len(first) > dim and (*shape[:dim], *shape[dim + 1 :]) == (*first[:dim], *first[dim + 1 :])
+            for shape in shapes
+        )
+        if not same:
+            raise ParseError(
+                f"{self._where}: {shown(name)} should be cut in dim {dim}, but ranks have it in the shapes "
+                f"{', '.join(map(str, shapes[:4]))}"
+            )
+        widths = [[shape[dim] for shape in shapes]] if widths is None else widths
+        parts: list[list[Part]] = [[] for _ in shapes]
+        local, at = [0] * len(shapes), 0
+        for segment in widths:
+            for rank, width in enumerate(segment):
+                box = list(whole_box(shapes[rank]))
+                box[dim] = (local[rank], local[rank] + width)
+                parts[rank].append(Part(tuple(box), (*(0,) * dim, at, *(0,) * (len(first) - dim - 1))))
+                local[rank] += width
+                at += width
+        shape = checked_shape((*first[:dim], at, *first[dim + 1 :]), bits, name, self._where)
+        return Cut(shape, tuple(shapes), tuple(map(tuple, parts)))
+
+    def _of_several(
+        self, name: str, shapes: Sequence[Shape], pattern: str, bits: int, refused: Callable[[str], Exception]
+    ) -> Cut:
+        said = self._sub_params[pattern]
+        dim, spec = said.get("partition_dim"), [size for _, size in children(said.get("shape")) or ()]
+        if type(dim) is not int or not 0 <= dim < len(spec) or any(len(shape) != len(spec) for shape in shapes):
+            raise refused(f"parameter_with_sub_params gives it the shape {shown(spec)}, which is not that of a rank")
+        total = sum(shape[dim] for shape in shapes)
+        sizes = sizes_of(spec[dim])
+        if sizes is None:
+            count = spec[dim]
+            if type(count) is not int or count < 1 or total % count:
+                raise refused(f"parameter_with_sub_params says {shown(count)} parts, into which {total} do not divide")
+            sizes = (total // count,) * count
+        if self._version < VERSION:
+            if any(size % len(shapes) for size in sizes):
+                raise refused("before version 0.4 nothing says how its parts are cut unevenly")
+            widths = [[size // len(shapes)] * len(shapes) for size in sizes]
+        else:
+            listed = dict_of(self._said.get("sub_param_shard_widths")).get(pattern)
+            widths = [list(sizes_of(one) or ()) for _, one in children(listed) or ()]
+        held = [[len(one), sum(one)] for one in widths] == [[len(shapes), size] for size in sizes]
+        if not held or any(sum(one[rank] for one in widths) != shape[dim] for rank, shape in enumerate(shapes)):
+            raise refused(f"sub_param_shard_widths are not those of {len(shapes)} ranks with {total} in dim {dim}")
+        return self._joined(name, shapes, dim, widths, bits)
+
+    def _affine(
+        self, name: str, shapes: Sequence[Shape], entry: Any, bits: int, refused: Callable[[str], Exception]
+    ) -> Cut:
+        said = dict_of(entry)
+        shape = checked_shape(sizes_of(said.get("logical_shape")), bits, name, self._where)
+        ranks = {str(rank): held for rank, held in children(said.get("ranks")) or ()}
+        parts: list[tuple[Part, ...]] = []
+        for rank, local in enumerate(shapes):
+            held = dict_of(ranks.get(str(rank)))
+            if not held or sizes_of(held.get("shard_shape")) != local:
+                raise ParseError(
+                    f"{self._where}: affine_map gives {shown(name)} the shape {shown(held.get('shard_shape'))} on rank "
+                    f"{rank}, which has {local}"
+                )
+            found = []
+            for _, piece in children(held.get("pieces")) or ():
+                one = dict_of(piece)
+                if one.get("scale", 1.0) != 1.0:
+                    raise refused(f"affine_map says that rank {rank} holds it times {shown(one['scale'])}")
+                sizes = sizes_of(one.get("shape"))
+                source = _begin(one.get("source"), sizes, shape)
+                begin = _begin(one.get("dest"), sizes, local)
+                if sizes is None or source is None or begin is None:
+                    raise refused("affine_map gives strides by which a rank's elements are not boxes of the whole")
+                box = tuple((at, at + size) for at, size in zip(begin, sizes, strict=True))
+                if math.prod(sizes):
+                    found.append(Part(box, source))
+            parts.append(tuple(found))
+        return Cut(shape, tuple(shapes), tuple(parts))
+
+    def _without_padding(self, name: str, cut: Cut) -> Cut:
+        rows = self._said.get("original_vocab_size")
+        if type(rows) is not int or rows < 0 or not cut.shape:
+            raise ParseError(f"{self._where}: {shown(name)}: original_vocab_size is {shown(rows)}, which is no size")
+        rows = min(rows, cut.shape[0])
+
+        def clipped(part: Part) -> Part | None:
+            (low, high), *rest = part.box
+            kept = min(high - low, rows - part.start[0])
+            return Part(((low, low + kept), *rest), part.start) if kept > 0 else None
+
+        parts = tuple(tuple(kept for part in held if (kept := clipped(part))) for held in cut.parts)
+        return Cut((rows, *cut.shape[1:]), cut.local, parts)
+
+    def _check(self, name: str, cut: Cut) -> None:
+        """Check that the parts tile the whole."""
+        boxes = [part.bounds for held in cut.parts for part in held]
+        if boxes:
+            tile(name, cut.shape, np.array(boxes, np.int64).reshape(len(boxes), -1, 2), lambda at: "", self._where)
+        elif math.prod(cut.shape):
+            raise ParseError(f"{self._where}: {shown(name)} of shape {cut.shape}: no rank has an element of it")
+
+
+def _begin(said: Any, sizes: Shape | None, shape: Shape) -> tuple[int, ...] | None:
+    """The position at which a view of an array begins, if it is a box of it; its offset and strides are said."""
+    pair = [value for _, value in children(said) or ()]
+    strides = sizes_of(pair[1]) if len(pair) == 2 else None
+    if sizes is None or strides is None or type(pair[0]) is not int or not len(sizes) == len(strides) == len(shape):
+        return None
+    dense = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+    if any(size > 1 and stride != step for size, stride, step in zip(sizes, strides, dense, strict=True)):
+        return None
+    if 0 in sizes:
+        return (0,) * len(shape)
+    if not 0 <= pair[0] < math.prod(shape):
+        return None
+    begin = tuple(pair[0] // step % size for step, size in zip(dense, shape, strict=True))
+    return begin if all(at + n <= size for at, n, size in zip(begin, sizes, shape, strict=True)) else None

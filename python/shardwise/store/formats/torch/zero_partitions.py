@@ -1,0 +1,267 @@
+"""The flat partitions of the ranks of a ZeRO optimizer: what is in them, and where the elements of which parameter."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from ...._text import shown
+from ....errors import ParseError
+from ...data.text import checked_name, checked_shape
+from ...tensors.stored import UnsupportedError
+from .deepspeed_files import RankFile
+from .pickles import sizes_of, state_of
+from .tensors import SavedTensor, children, dict_of
+
+__all__ = ["Layout", "Partition", "Spans", "layout_of", "members_of", "partition_of", "step_elsewhere"]
+
+#: The shapes of the parameters of each group, or of each sub-group, by name.
+Layout = list[dict[str, tuple[int, ...]]]
+
+
+class Partition(NamedTuple):
+    """The flat arrays of a rank.
+
+    Attributes:
+        file: Its file.
+        said: What its optimizer says.
+        masters: The masters of each group, or of each sub-group.
+        states: The states of each.
+        groups: The groups of the optimizer; None if they are not in the file.
+    """
+
+    file: RankFile
+    said: dict[str, Any]
+    masters: list[SavedTensor]
+    states: list[dict[str, Any]]
+    groups: list[dict[str, Any]] | None
+
+
+def layout_of(file: RankFile) -> Layout:
+    """Give the shapes of the parameters of each group, or sub-group."""
+    said = file.said.get("param_shapes")
+    if not isinstance(said, list):
+        raise ParseError(f"{file.path}: has no list param_shapes, which names the parameters of the partitions")
+    found: Layout = []
+    for group in said:
+        shapes = dict_of(group).items()
+        found.append(
+            {
+                checked_name(name, file.path): checked_shape(sizes_of(shape), 64, name, file.path)
+                for name, shape in shapes
+            }
+        )
+    return found
+
+
+def partition_of(file: RankFile) -> Partition:
+    """The flat arrays in the file of a rank's optimizer."""
+    said = dict_of(file.said.get("optimizer_state_dict"))
+    inner = dict_of(said.get("optimizer_state_dict" if "fp32_flat_groups" in said else "base_optimizer_state"))
+    masters = said.get("fp32_flat_groups", said.get("single_partition_of_fp32_groups"))
+    if not isinstance(masters, list):
+        raise UnsupportedError(
+            f"{file.path}: has neither single_partition_of_fp32_groups nor fp32_flat_groups: it is of an optimizer, or "
+            "of a version of DeepSpeed, that is not read"
+        )
+    if said.get("ds_zero_partition_groups"):
+        raise UnsupportedError(f"{file.path}: has ds_zero_partition_groups: experts are cut apart from the rest")
+    flats = []
+    for number, value in enumerate(masters):
+        flat = file.container.tensor(value, f"master {number}")
+        if flat is None:
+            raise ParseError(f"{file.path}: the master of group {number} is not a tensor")
+        flats.append(flat)
+    listed = said.get("base_optimizer_state")
+    if isinstance(listed, list):  # Of elastic checkpoints: states alone, one for each group.
+        states, groups = [dict_of(state) for state in listed], None
+    else:
+        held = dict_of({f"{key}": value for key, value in children(inner.get("state")) or ()})
+        states = [dict_of(held.get(str(number))) for number in range(len(flats))]
+        groups = [dict_of(group) for _, group in children(inner.get("param_groups")) or ()]
+        if any(group.get("moe") for group in groups):
+            raise UnsupportedError(f"{file.path}: has groups of experts, whose partitions are not read")
+    if len(states) != len(flats):
+        raise ParseError(f"{file.path}: has {len(flats)} masters and the states of {len(states)} groups")
+    return Partition(file, said, flats, states, groups)
+
+
+def members_of(part: Partition, layout: Layout) -> list[list[str]]:
+    """The names of the parameters of each group of the optimizer: of stage 3 a group has several sub-groups."""
+    groups = part.groups or []
+    if "fp32_flat_groups" not in part.said:
+        if len(groups) not in (0, len(layout)):
+            raise ParseError(f"{part.file.path}: has {len(groups)} groups; param_shapes has {len(layout)}")
+        return [list(group) for group in layout[: len(groups)]]
+    found, seen = [], 0
+    for group in groups:
+        numbers = sizes_of(group.get("params"))
+        if numbers is None or any(number >= len(layout) for number in numbers):
+            raise ParseError(
+                f"{part.file.path}: the sub-groups {shown(group.get('params'))} are not those of param_shapes"
+            )
+        found.append([name for number in numbers for name in layout[number]])
+        seen += len(numbers)
+    if groups and seen != len(layout):
+        raise ParseError(f"{part.file.path}: its groups have {seen} sub-groups; param_shapes has {len(layout)}")
+    return found
+
+
+def step_elsewhere(part: Partition, groups: list[dict[str, Any]], members: list[list[str]], number: int) -> Any:
+    """The step where no state has it: of all groups, or in its own, as older fused optimizers keep it."""
+    step = part.said.get("base_optimizer_state_step")
+    if step is None and len(groups) == len(members) == len(part.masters):
+        step = groups[number].get("step") or None
+    return step if type(step) in (int, float) else None
+
+
+class Spans:
+    """The place of each parameter in the flat arrays of each rank, and which of its elements are there."""
+
+    def __init__(self, partitions: list[list[Partition]], layouts: list[Layout]) -> None:
+        self._partitions = partitions
+        self._layouts = layouts
+        self.is_each = "fp32_flat_groups" in partitions[0][0].said
+        self._begins: list[list[dict[str, int]]] = []
+        self._sizes: list[list[int]] = []
+        for row, layout in zip(partitions, layouts, strict=True):
+            for rank, part in enumerate(row):
+                if len(part.masters) != len(layout):
+                    raise ParseError(
+                        f"{part.file.path}: has {len(part.masters)} masters; param_shapes has {len(layout)} groups"
+                    )
+                self._check_world(part, len(row))
+                if part.groups != row[0].groups and rank and _hyper(part) != _hyper(row[0]):
+                    raise ParseError(
+                        f"{part.file.path}: its param_groups are not those of {row[0].file.path.name}: it is of "
+                        "another step"
+                    )
+            begins, sizes = [], []
+            for number, group in enumerate(layout):
+                found, total = self._placed(row, number, group)
+                begins.append(found)
+                sizes.append(total if self.is_each else self._partition_size(row, number, total))
+                if self.is_each:
+                    self._check_lengths(row, number, [part.masters[number].shape[0] for part in row], total, "master")
+            self._begins.append(begins)
+            self._sizes.append(sizes)
+            if not self.is_each:
+                for rank, part in enumerate(row):
+                    self._check_named(part, rank, begins, sizes, layout)
+
+    def _check_world(self, part: Partition, world: int) -> None:
+        count = part.said.get("partition_count")
+        counts = [count] if isinstance(count, int) else [size for _, size in children(count) or ()]
+        wrong = next((size for size in counts if size != world), None)
+        if wrong is not None:
+            raise ParseError(
+                f"{part.file.path}: is of {shown(wrong)} partitions; there are files of {world} data-parallel ranks"
+            )
+
+    def _placed(
+        self, row: list[Partition], number: int, group: dict[str, tuple[int, ...]]
+    ) -> tuple[dict[str, int], int]:
+        listed = row[0].said.get("param_alignment_paddings")
+        padding = sizes_of(listed[number]) if isinstance(listed, list) and number < len(listed) else None
+        if padding is not None and len(padding) != len(group):
+            raise ParseError(f"{row[0].file.path}: param_alignment_paddings are not those of {len(group)} parameters")
+        found, at = {}, 0
+        for position, (name, shape) in enumerate(group.items()):
+            found[name] = at
+            at += (
+                -(-math.prod(shape) // len(row))
+                if self.is_each
+                else math.prod(shape) + (padding[position] if padding else 0)
+            )
+        return found, at
+
+    def _partition_size(self, row: list[Partition], number: int, total: int) -> int:
+        """The elements of a rank's partition with its padding, which may be cut off in the files."""
+        lengths = [part.masters[number].shape[0] for part in row]
+        size = max(lengths)
+        if lengths == [min(max(total - rank * size, 0), size) for rank in range(len(row))]:
+            return size
+        paddings = [sizes_of(part.said.get("group_paddings")) or () for part in row]
+        padded = sum(padding[number] for padding in paddings if number < len(padding))
+        if min(lengths) == size and size * len(row) - total == padded:
+            return size
+        at = next((rank for rank, length in enumerate(lengths) if length != min(max(total - rank * size, 0), size)), 0)
+        raise ParseError(
+            f"{row[at].file.path}: has {lengths[at]} elements of group {number}, of {total} by param_shapes, and "
+            f"{row[0].file.path.name} has {lengths[0]}: they are not the partitions of {len(row)} ranks"
+        )
+
+    def _check_lengths(self, row: list[Partition], number: int, lengths: list[int], total: int, kind: str) -> None:
+        for part, length in zip(row, lengths, strict=True):
+            if length != total:
+                why = ": it may be offloaded to files of their own, which are not read" if length < 2 < total else ""
+                raise ParseError(
+                    f"{part.file.path}: {kind} of group {number} has {length} elements; by param_shapes a rank of "
+                    f"{len(row)} has {total}{why}"
+                )
+
+    def check(self, number: int, kind: str, lengths: list[list[int]]) -> None:
+        """Check the lengths of a state of a group, on all ranks: with padding, or as long as the masters."""
+        for row, sizes, own in zip(self._partitions, self._sizes, lengths, strict=True):
+            for part, length in zip(row, own, strict=True):
+                if length not in (sizes[number], part.masters[number].shape[0]):
+                    raise ParseError(
+                        f"{part.file.path}: {kind} of group {number} has {length} elements; its master has "
+                        f"{part.masters[number].shape[0]}"
+                    )
+
+    def of(self, mp: int, dp: int, number: int, name: str) -> tuple[int, int, int]:
+        """Give the element of a rank's flat array at which a parameter begins, and which of its elements are there."""
+        count, begin = math.prod(self._layouts[mp][number][name]), self._begins[mp][number][name]
+        if self.is_each:
+            size = -(-count // len(self._partitions[mp]))
+            start = min(dp * size, count)
+            return begin, start, min(start + size, count)
+        size = self._sizes[mp][number]
+        low, high = max(begin, dp * size), min(begin + count, (dp + 1) * size)
+        return (low - dp * size, low - begin, high - begin) if low < high else (0, 0, 0)
+
+    def _check_named(
+        self, part: Partition, rank: int, begins: list[dict[str, int]], sizes: list[int], layout: Layout
+    ) -> None:
+        """Check what a file says about where parameters are in it: it tells the file of one rank from another's.
+
+        With round_robin_gradients DeepSpeed says it of another order than that of the elements.
+        """
+        said = part.said.get("param_slice_mappings")
+        world = len(self._partitions[0])
+        zero = dict_of(dict_of(part.file.said.get("ds_config")).get("zero_optimization"))
+        padded = any(any(sizes_of(one) or ()) for _, one in children(part.said.get("param_alignment_paddings")) or ())
+        if not isinstance(said, list) or len(said) != len(layout) or padded:
+            return
+        for number, group in enumerate(layout):
+            names, at = list(group), 0
+            if zero.get("round_robin_gradients"):
+                order = [position for first in range(world) for position in range(first, len(names), world)]
+                names = [names[order.index(position)] for position in range(len(names))]
+            expected = {}
+            for name in names:
+                count = math.prod(group[name])
+                low, high = max(at, rank * sizes[number]), min(at + count, (rank + 1) * sizes[number])
+                if low < high:
+                    expected[name] = (low - rank * sizes[number], high - low)
+                at += count
+            found = {}
+            for name, address in dict_of(said[number]).items():
+                state = state_of(address, "fragment_address") or {}
+                found[name] = (state.get("start"), state.get("numel"))
+            if found != expected:
+                differs = next(name for name in [*expected, *found] if found.get(name) != expected.get(name))
+                raise ParseError(
+                    f"{part.file.path}: param_slice_mappings has {shown(differs)} at {found.get(differs)}, by "
+                    f"param_shapes rank {rank} of {world} has it at {expected.get(differs)}: it is the file of another "
+                    "rank, or of another run"
+                )
+
+
+def _hyper(part: Partition) -> list[Any]:
+    """The values of a rank's groups that can be compared."""
+    return [
+        {key: value for key, value in group.items() if isinstance(value, (int, float, str, bool, type(None)))}
+        for group in part.groups or []
+    ]
