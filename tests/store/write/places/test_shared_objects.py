@@ -29,9 +29,9 @@ from hypothesis import strategies as st
 
 import shardwise as sw
 from shardwise.store.data.objects import ObjectPath
+from shardwise.store.write.places.part_sizes import Limits
 from shardwise.store.write.places.parts import upload_tag
 from shardwise.store.write.places.store import StorePlace
-from shardwise.store.write.places.uploads import Limits
 from shardwise.store.write.places.work import Work
 from shardwise.store.write.request.planner import with_shares
 from shardwise.store.write.run.run import run_whole

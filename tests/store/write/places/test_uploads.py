@@ -12,7 +12,8 @@ import pytest
 import shardwise as sw
 from shardwise.store.data.objects import ObjectPath, ObjectStatus
 from shardwise.store.write.places import uploads
-from shardwise.store.write.places.uploads import Multipart, parts_for
+from shardwise.store.write.places.part_sizes import parts_for
+from shardwise.store.write.places.uploads import Multipart
 
 KIB, MIB = 2**10, 2**20
 

@@ -4,8 +4,10 @@
 |---|---|
 | `place` | the questions that a place answers; receipts |
 | `folder` | a folder that gets its name at the end |
-| `store`, `parts` | an object store, whose index comes last; parts of objects that several tasks make |
-| `stream`, `uploads`, `whole_objects` | an object made as a whole; its parts; objects read, compared and removed |
+| `store` | an object store, whose index comes last |
+| `parts`, `shared_objects` | parts of objects that several tasks put; how these objects begin and end |
+| `stream`, `uploads`, `part_sizes` | an object made as a whole, part by part; the sizes of the parts |
+| `whole_objects` | objects read, compared and removed |
 | `task`, `gather` | one task and its receipt; what it reads into memory |
 | `work` | how tasks are run: options, workers, reports |
 """
@@ -22,8 +24,8 @@ from ...data.location import Location, hidden_name, taken
 from ...data.objects import ObjectPath
 from ...data.own_folders import OpenFolder, make_marked, remove_marked
 from . import folder, store
+from .part_sizes import LIMITS, Limits
 from .place import NewCheckpoint, Place
-from .uploads import LIMITS, Limits
 
 __all__ = [
     "ScratchFolder",

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -15,12 +14,13 @@ from ....errors import LayoutError, ParseError
 from ...data.engine import LEAST_MEMORY, CopyJob
 from ...data.location import taken
 from ...data.objects import ObjectPath
+from .part_sizes import LIMITS, WINDOW, Limits
 from .place import unsealed
 from .task import Gathered, Gatherer, Outcome, Progress, Share, Task
-from .uploads import LIMITS, WINDOW, Limits, Multipart, put_object
+from .uploads import Multipart, put_object
 from .whole_objects import has_bytes, small_object
 
-__all__ = ["ObjectPiece", "PartsSink", "gaps", "names_of_uploads", "too_little", "upload_tag"]
+__all__ = ["PartsSink", "names_of_uploads", "too_little", "upload_tag"]
 
 
 @dataclass(frozen=True)
@@ -195,31 +195,3 @@ def too_little(memory: int, nbytes: int) -> LayoutError:
         f"memory is {bytes_text(memory)} for each worker; a task that makes {bytes_text(nbytes)} of parts of objects "
         "needs more than that: give more, or make the plan with smaller task_bytes"
     )
-
-
-class ObjectPiece(NamedTuple):
-    """A piece of an object: a part, or some of the remainder of a task, or a text between tensors."""
-
-    begin: int
-    end: int
-    #: The ETag of the part; without one it is in none yet.
-    etag: str
-    #: The task; -1 for a text.
-    task: int
-    #: The byte at which it begins in the remainder of the task.
-    at: int
-    text: bytes
-
-
-def gaps(pieces: Sequence[ObjectPiece]) -> Iterator[tuple[int, int]]:
-    """Yield the byte ranges of the object that no uploaded part covers yet; neighbouring ranges are joined."""
-    begin = end = 0
-    for each in pieces:
-        if each.etag:
-            if begin < end:
-                yield begin, end
-            begin = end = each.end
-        else:
-            end = each.end
-    if begin < end:
-        yield begin, end

@@ -9,34 +9,24 @@ object was made again and is another one to the store.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from itertools import pairwise
-from typing import Any, TypeVar
 
-from ...._threads import Threads
 from ....errors import ParseError
 from ...data.engine import LEAST_MEMORY
 from ...data.location import taken, workplace_of
 from ...data.objects import ATTEMPTS, ObjectPath, ObjectStatus
-from .parts import ObjectPiece, PartsSink, gaps, names_of_uploads, too_little, upload_tag
-from .place import Completion, NewCheckpoint, receipt_from_line, receipt_line, sealed
+from .part_sizes import LIMITS, Limits, parts_for, parts_of_workers
+from .parts import PartsSink, too_little
+from .place import Completion, NewCheckpoint, receipt_from_line, receipt_line
+from .shared_objects import SharedObjects
 from .stream import ObjectSink
 from .task import TaskReceipt
-from .uploads import LIMITS, WINDOW, Limits, Multipart, check_writable, parts_for, parts_of_workers, put_object
-from .whole_objects import has_bytes, has_text, is_made, put_same, remove, small_object
+from .uploads import check_writable, put_object
+from .whole_objects import ask_all, has_bytes, has_text, put_same, remove, small_object
 from .work import Work, Workers, executor_workers, one_worker, workers_for
 
 __all__ = ["ObjectSink", "PartsSink", "StorePlace", "check_writable"]
-
-#: The most bytes that the parts take that are put together at a time.
-_TOGETHER = 64 * 2**20
-
-#: In place of the parts of an upload, what says that the object is there, and that neither it nor the upload is.
-_MADE: Mapping[int, tuple[int, str]] = {}
-_GONE: Mapping[int, tuple[int, str]] = {}
-
-Answer = TypeVar("Answer")
 
 
 class StorePlace:
@@ -49,8 +39,7 @@ class StorePlace:
             raise ParseError(f"{self.path}: the plan is for a store whose objects are put together from parts")
         self._root: ObjectPath = workplace_of(self.path) / new.digest[:16]
         self._kept: bool | None = None
-        #: True if all uploads are complete, so that there is none to abort.
-        self._is_complete = False
+        self._shared = SharedObjects(new, limits, self._root, self._object)
         check_writable(self.path)
 
     @property
@@ -73,8 +62,8 @@ class StorePlace:
             return ObjectSink(self._object(number), self._new.files[number].alone(), self._limits)
         shares = self._new.shares(number)
         texts = tuple(b"" if begin else self._new.known_before(file) for file, begin, _, _ in shares)
-        folder = self._new.is_folder
-        return PartsSink(self.path, folder, self._uploads, self._remainder(number), tuple(shares), texts, self._limits)
+        uploads, remainder = self._shared.uploads, self._shared.remainder(number)
+        return PartsSink(self.path, self._new.is_folder, uploads, remainder, tuple(shares), texts, self._limits)
 
     @property
     def _is_kept(self) -> bool:
@@ -119,39 +108,7 @@ class StorePlace:
         if self.is_finished() or (self._new.is_folder and self.path.is_file()):
             raise taken(self.path)
         if self._new.is_shared:
-            self._begin_uploads(are_checked=not parts)
-
-    def _begin_uploads(self, *, are_checked: bool) -> None:
-        """Begin an upload for each file, unless another process has; and, if they are checked, those that are gone.
-
-        Raises:
-            FileExistsError: if there is an object that no upload has made.
-        """
-        numbers = range(len(self._new.files))
-        try:
-            names = self._names()
-        except FileNotFoundError:
-            for number, is_there in enumerate(self._each(lambda number: self._object(number).is_file(), numbers)):
-                if is_there:
-                    raise taken(self._object(number)) from None
-            uploads = [self._upload(number) for number in numbers]
-            try:
-                names = list(self._each(Multipart.begin, uploads))
-            except BaseException:  # Nobody else knows of those that were begun.
-                list(self._each(Multipart.abort, [upload for upload in uploads if upload.name]))
-                raise
-            try:
-                put_object(self._uploads, sealed([self._new.digest, names]), is_new=True)
-            except FileExistsError:  # Another was faster.
-                list(self._each(Multipart.abort, uploads))
-                self._names()
-            return
-        parts = self._each(self._parts, list(zip(numbers, names, strict=True))) if are_checked else ()
-        gone = [number for number, there in enumerate(parts) if there is _GONE]
-        for number in gone:
-            names[number] = self._upload(number).begin()
-        if gone:
-            put_object(self._uploads, sealed([self._new.digest, names]), is_new=False)
+            self._shared.begin(are_checked=not parts)
 
     def workers(self, work: Work, each: int) -> AbstractContextManager[Workers]:
         """Give what runs the tasks: one after the other in this process, each with all threads; or an executor."""
@@ -182,31 +139,12 @@ class StorePlace:
     def receipts(self, numbers: range | None = None) -> Iterator[TaskReceipt]:
         """Read the receipts of these tasks, as many as there are, and of parts those that the store still has."""
         numbers = range(len(self._new.tasks)) if numbers is None else numbers
-        read = self._each(self._read, numbers)
+        read = ask_all(self._read, numbers)
         found = [receipt for receipt in read if receipt is not None]
         if not self._new.is_shared or not found:
             yield from found
             return
-        files = sorted({file for receipt in found for file, *_ in receipt.shares})
-        names: Sequence[str] = [""] * len(self._new.files)
-        with suppress(FileNotFoundError):  # Else another process has committed the plan, or given it up.
-            names = self._names()
-        parts = dict(zip(files, self._each(self._parts, [(file, names[file]) for file in files]), strict=True))
-        are_there = self._each(lambda receipt: self._is_there(receipt, parts), found)
-        yield from (receipt for receipt, is_there in zip(found, are_there, strict=True) if is_there)
-
-    def _is_there(self, receipt: TaskReceipt, parts: Mapping[int, Mapping[int, tuple[int, str]]]) -> bool:
-        """Return whether the store still has what a task has put."""
-        for file, begin, end, etag in receipt.shares:
-            there = parts[file]
-            number = self._limits.part_number(self._new.sizes[file], begin)
-            if there is _MADE:
-                continue
-            if etag and there.get(number) != (end - begin, etag):
-                return False
-            if not etag and not is_made(self._remainder(receipt.task), receipt.made):
-                return False
-        return True
+        yield from self._shared.still_there(found)
 
     def recorder(self, numbers: range | None, work: Work, part: str, workers: Workers) -> StoreRecorder:
         """Give what keeps receipts."""
@@ -257,9 +195,8 @@ class StorePlace:
         """See that every object is still the one that was made; write index and manifest, last what makes it one."""
         texts = completion.texts() if self._new.is_folder else {}
         if self._new.is_shared:
-            self._put_together(completion)
-            self._is_complete = True
-        found = list(self._each(lambda number: self._object(number).status(), range(len(self._new.files))))
+            self._shared.put_together(completion)
+        found = list(ask_all(lambda number: self._object(number).status(), range(len(self._new.files))))
         for number, (status, size) in enumerate(zip(found, self._new.sizes, strict=True)):
             if self._new.is_shared and status.size != size:
                 raise taken(self._object(number), f"has {status.size} bytes; {size} were put")
@@ -272,93 +209,6 @@ class StorePlace:
                 put_same(self.path / name, texts[name])
         self.discard()
         self._see_that_it_stays(found)
-
-    def _put_together(self, completion: Completion) -> None:
-        """Make the objects of the parts that tasks have put, and of what is between them."""
-        numbers = range(len(self._new.files))
-        left = [number for number in numbers if not self._upload(number).is_made()]
-        if not left:
-            return
-        try:
-            names = self._names()
-        except FileNotFoundError:
-            if not all(self._upload(number).is_made() for number in left):
-                raise
-            return  # Another process was faster.
-        held: dict[int, list[tuple[int, int, str, int, int]]] = {number: [] for number in left}
-        for task, shares in completion.shares.items():
-            at = 0
-            for file, begin, end, etag in shares:
-                if file in held:
-                    held[file].append((begin, end, etag, task, at))
-                at += 0 if etag else end - begin
-        headers = {number: list(completion.headers(number)) for number in left}
-        pieces = {number: self._pieces(number, held[number], headers[number]) for number in left}
-
-        def make(number: int) -> None:
-            try:
-                self._complete(number, names[number], pieces[number], completion)
-            except (FileNotFoundError, ParseError):
-                if not self._upload(number).is_made():  # By another process, meanwhile.
-                    raise
-
-        most = 2 * max(self._limits.least_shared(self._new.sizes[number]) for number in left)
-        with Threads(max(1, min(WINDOW, _TOGETHER // most)), "shardwise-join") as pool:
-            list(pool.map(make, left))
-
-    def _pieces(
-        self, number: int, held: Iterable[tuple[int, int, str, int, int]], headers: Iterable[tuple[int, bytes]]
-    ) -> list[ObjectPiece]:
-        """Return the parts that an object consists of, in order.
-
-        Raises:
-            ParseError: if that is not all of it.
-        """
-        found = [ObjectPiece(*each, b"") for each in held]
-        found += [ObjectPiece(at, at + len(text), "", -1, 0, text) for at, text in headers if text]
-        found.sort(key=lambda each: (each.begin, each.task < 0))
-        end, joined = 0, []
-        for each in found:
-            if each.end <= end and each.task < 0:
-                continue  # It is in a part already.
-            if each.begin != end:
-                break
-            joined.append(each)
-            end = each.end
-        if end != self._new.sizes[number] or len({each.begin for each in joined}) != len(joined):
-            raise ParseError(
-                f"{self._object(number)}: what tasks have put, by their receipts, is not all of it, from byte {end} on"
-            )
-        return joined
-
-    def _complete(self, number: int, name: str, pieces: Sequence[ObjectPiece], completion: Completion) -> None:
-        """Put the parts of an object that no task could, and make it of all."""
-        size, upload = self._new.sizes[number], self._upload(number, name)
-        least = self._limits.least_shared(size)
-        etags = {self._limits.part_number(size, each.begin): each.etag for each in pieces if each.etag}
-        for begin, end in gaps(pieces):
-            # Of at least so many bytes each, and less than twice as many.
-            count = max((end - begin) // least, 1)
-            edges = [begin + (end - begin) * part // count for part in range(count + 1)]
-            for first, last in pairwise(edges):
-                data = bytearray()
-                for each in pieces:
-                    at = first + len(data)
-                    if at < last and each.begin <= at < each.end:
-                        data += self._remainder_of(each, at, min(each.end, last), completion)
-                number = self._limits.part_number(size, first)
-                etags[number] = upload.put(number, data)
-        upload.complete(etags, is_new=True)
-
-    def _remainder_of(self, piece: ObjectPiece, begin: int, end: int, completion: Completion) -> bytes:
-        """Bytes of an object that are in no part yet."""
-        if piece.task < 0:
-            return piece.text[begin - piece.begin : end - piece.begin]
-        there = self._remainder(piece.task)
-        if not is_made(there, completion.made.get(piece.task)):
-            raise ParseError(f"{there}: is not what the receipt of task {piece.task} says; run that task again")
-        at = piece.at + begin - piece.begin
-        return there.read(at, at + end - begin, completion.made[piece.task][1])
 
     def _see_that_it_stays(self, found: Sequence[ObjectStatus]) -> None:
         """See that no run that failed has removed objects since they were found.
@@ -396,7 +246,7 @@ class StorePlace:
         and then looks whether somebody said so. At least one of the two sees the other.
         """
         if self._new.is_shared:
-            self._forget_uploads()
+            self._shared.forget()
             made = None  # No object is complete before all are sure to be.
         if made:
             try:
@@ -413,49 +263,12 @@ class StorePlace:
             # Who keeps no receipts cannot tell its own single object from a finished checkpoint.
             is_others = made and (self._new.is_folder or self._is_kept) and self.is_finished()
             if self._is_kept:
-                list(self._each(lambda number: remove(self._receipt_of(number)), range(len(self._new.tasks))))
+                list(ask_all(lambda number: remove(self._receipt_of(number)), range(len(self._new.tasks))))
             if made and not is_others:
-                list(self._each(remove_made, list(made.items())))
+                list(ask_all(remove_made, list(made.items())))
         finally:
             if made:
                 remove(self._removal)
-
-    def _forget_uploads(self) -> None:
-        """Abort what is not complete, and remove the remainders."""
-        with suppress(OSError, ParseError):
-            names = [] if self._is_complete else self._names()
-            list(self._each(lambda number: self._upload(number, names[number]).abort(), range(len(names))))
-        tasks = sorted({task for task in range(len(self._new.tasks)) if self._has_remainder(task)})
-        list(self._each(lambda task: remove(self._remainder(task)), tasks))
-        remove(self._uploads)
-
-    def _has_remainder(self, task: int) -> bool:
-        return any(share.part > share.begin for share in self._new.shares(task))
-
-    def _names(self) -> list[str]:
-        names = names_of_uploads(self._uploads, self._new.digest)
-        if len(names) != len(self._new.files):
-            raise ParseError(f"{self._uploads}: the list of uploads has {len(names)}, for {len(self._new.files)} files")
-        return names
-
-    def _upload(self, number: int, name: str = "") -> Multipart:
-        return Multipart(self._object(number), upload_tag(self._new.digest, number), name)
-
-    def _parts(self, upload: tuple[int, str]) -> Mapping[int, tuple[int, str]]:
-        """The parts of an object that are there, by the file's number and the upload's name."""
-        found = self._upload(*upload).parts() if upload[1] else None
-        if found is not None:
-            return found
-        return _MADE if self._upload(upload[0]).is_made() else _GONE
-
-    @property
-    def _uploads(self) -> ObjectPath:
-        """Path of the list of multipart uploads."""
-        return self._root / "uploads"
-
-    def _remainder(self, task: int) -> ObjectPath:
-        """Return the path of the object for bytes of a task that are shorter than the least part."""
-        return self._root / f"{task}.remainder"
 
     @property
     def _removal(self) -> ObjectPath:
@@ -467,10 +280,6 @@ class StorePlace:
 
     def _receipt_of(self, number: int) -> ObjectPath:
         return self._root / f"{number}.receipt"
-
-    def _each(self, ask: Callable[[Any], Answer], items: Sequence[Any]) -> Iterator[Answer]:
-        with Threads(WINDOW, "shardwise-ask") as pool:
-            yield from pool.map(ask, items)
 
     def _read(self, number: int) -> TaskReceipt | None:
         place = self._receipt_of(number)

@@ -23,8 +23,9 @@ from ...data.boxes import contiguous_strides
 from ...data.engine import add_digests
 from ...data.objects import ObjectPath
 from ..forms.files import FileDigests, TargetFile
+from .part_sizes import LIMITS, Limits, parts_for
 from .task import BufferBox, Gatherer, Outcome, Progress, Task
-from .uploads import LIMITS, Comparison, Limits, Upload, parts_for, upload_to
+from .uploads import Comparison, Upload, upload_to
 
 __all__ = ["ObjectSink", "Stream", "stream_of"]
 

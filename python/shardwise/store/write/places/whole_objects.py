@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from typing import Any, TypeVar
 
+from ...._threads import Threads
 from ....errors import ParseError
 from ...data.location import taken
 from ...data.objects import ObjectPath, ObjectStatus
+from .part_sizes import WINDOW
 from .uploads import put_object
 
-__all__ = ["has_bytes", "has_text", "is_made", "put_same", "remove", "small_object"]
+__all__ = ["ask_all", "has_bytes", "has_text", "is_made", "put_same", "remove", "small_object"]
 
 #: The most bytes of a small object of ours that is read.
 _MOST = 2**28
 #: Bytes that are read at a time to be compared.
 _AT_ONCE = 8 * 2**20
+
+Answer = TypeVar("Answer")
 
 
 def small_object(place: ObjectPath) -> bytes | None:
@@ -70,3 +76,9 @@ def put_same(path: ObjectPath, text: bytes) -> None:
     except FileExistsError:
         if not has_text(path, text):
             raise taken(path) from None
+
+
+def ask_all(ask: Callable[[Any], Answer], items: Sequence[Any]) -> Iterator[Answer]:
+    """Ask about several objects at a time, and yield the answers in order."""
+    with Threads(WINDOW, "shardwise-ask") as pool:
+        yield from pool.map(ask, items)

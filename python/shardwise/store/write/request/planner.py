@@ -37,8 +37,8 @@ from ..forms.rank_files import rank_files
 from ..forms.safetensors import hugging_face_files, sharded_files, single_file
 from ..places import part_limits, takes_whole_files
 from ..places.gather import memory_for
+from ..places.part_sizes import Limits
 from ..places.place import FileShare
-from ..places.uploads import Limits
 from ..plan.data import LEAST_ASKED
 from ..plan.grids import shared_runs, task_runs
 from ..plan.shares import shares_of
