@@ -5,6 +5,7 @@
 | `optimizers` | which arrays an optimizer keeps for a parameter |
 | `recipe`, `shardings` | what is kept of parameters; what the ranks that share it hold and allocate, as PyTorch does |
 | `flat`, `deepspeed`, `megatron` | flat arrays in equal parts; the same of the ranks of DeepSpeed and Megatron |
+| `buckets` | where Megatron's buffers have parameters |
 | `adapters`, `caches` | adapters of LoRA; caches of keys and values |
 | `asked`, `described` | what is asked: ways to shard and settings; the tensors of a model |
 | `homes`, `training`, `result` | who has which parts; all of a model on all devices; the figures |

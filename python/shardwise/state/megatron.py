@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from .._dtypes import bytes_for
+from .buckets import buckets
 from .flat import array_of, flattened, master_and_states, rounded_up, weight
 from .recipe import Entry, Local, Recipe
 
@@ -71,22 +72,6 @@ def _buckets(recipe: Recipe, parts: Sequence[Local], ways: int, *, is_first: boo
     """Fill buckets as `_ParamAndGradBuffer` does: parameters begin at multiples of 64, buckets end at whole parts."""
     step = math.lcm(ways, 128, 2**16 if recipe.high_bandwidth else 1)
     most = recipe.bucket if is_first else None
-    own: list[tuple[Local, int]] = []
-    at = 0
-
-    def made(end: int) -> _Bucket:
-        flat = flattened([rounded_up(end, step)], ways)
-        return _Bucket(flat.size, [(part, flat.lengths(start, part.size)) for part, start in own])
-
-    for part in parts:
-        at = rounded_up(at, 64)
-        if part.apart and own:
-            yield made(at)
-            own, at = [], 0
-        own.append((part, at))
-        at += part.size
-        if part.apart or (most is not None and at >= most):
-            yield made(at)
-            own, at = [], 0
-    if own:
-        yield made(at)
+    for bucket in buckets([part.size for part in parts], [part.apart for part in parts], most):
+        flat = flattened([rounded_up(bucket.size, step)], ways)
+        yield _Bucket(flat.size, [(parts[at], flat.lengths(start, parts[at].size)) for at, start in bucket.starts])
