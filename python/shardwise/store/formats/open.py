@@ -128,8 +128,8 @@ FORMS: list[Form] = [
         lambda candidate: ".orbax-checkpoint-tmp" in candidate.path.name,
         refusal="is what an interrupted save of Orbax left behind; open the last complete step beside it",
     ),
-    Form("megatron", _named("latest_checkpointed_iteration.txt"), "megatron"),
-    Form("megatron", lambda candidate: {"metadata.json", "common.pt"} <= set(candidate.names), "megatron"),
+    Form("megatron", _named("latest_checkpointed_iteration.txt"), "megatron.form"),
+    Form("megatron", lambda candidate: {"metadata.json", "common.pt"} <= set(candidate.names), "megatron.form"),
     Form("dcp", _named(".metadata"), "torch.dcp"),
     Form("dcp", lambda candidate: candidate.path.name == ".metadata" and not candidate.is_folder, "torch.dcp"),
     Form(

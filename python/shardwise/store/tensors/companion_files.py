@@ -53,8 +53,6 @@ def beside(given: Location, checkpoint: StoredCheckpoint, unwanted: NamePattern 
     read = {str(file.path) for file in checkpoint._files if hasattr(file, "path")}
     found = [name for name in _with_tensors(folder, "", _DEEPEST) if str(folder / name) not in read]
     found = list(dict.fromkeys([*found, *checkpoint.unread]))
-    if "common" in checkpoint.objects and checkpoint.format == "megatron":
-        found = [name for name in found if name != "common.pt"]
     asked = [] if unwanted is None else [name for name in found if unwanted.is_found(name)]
     found = [name for name in found if name not in asked]
     if asked:

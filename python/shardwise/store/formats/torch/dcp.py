@@ -7,7 +7,7 @@ container of `torch.save` with only that chunk. The place of the elements in it 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from itertools import chain, starmap
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ from .archive import Archive
 from .pickles import named_dtype, read_index
 from .tensors import Container
 
-__all__ = ["open_folder", "open_form", "open_rest"]
+__all__ = ["Contents", "Index", "Row", "open_folder", "open_form", "open_rest"]
 
 #: The attributes of the index that have a meaning here; planners add others.
 _ATTRIBUTES = ("state_dict_metadata", "storage_data", "storage_meta", "version")
@@ -47,28 +47,52 @@ def open_form(path: Location) -> StoredCheckpoint:
     return open_folder(folder, "dcp", {})
 
 
+class Contents(NamedTuple):
+    """The contents of a checkpoint besides what it says about itself; see `StoredCheckpoint`.
+
+    Attributes:
+        tensors: Its tensors.
+        objects: The values that are not tensors.
+        unreadable: Why other tensors cannot be read.
+    """
+
+    tensors: Mapping[str, StoredTensor]
+    objects: dict[str, StoredObject]
+    unreadable: dict[str, str]
+
+
 def open_folder(
-    folder: Location, form: str, metadata: Mapping[str, Any], beside: Mapping[str, StoredObject] | None = None
+    folder: Location,
+    form: str,
+    metadata: Mapping[str, Any],
+    complete: Callable[[Index, Contents], Contents] = lambda _, found: found,
 ) -> StoredCheckpoint:
-    """Open a folder with a `.metadata` as a checkpoint of this format, with values that lie beside it."""
-    index = _Index(folder)
+    """Open a folder with a `.metadata` as a checkpoint of this format, whose contents are what `complete` makes of it.
+
+    It may add files to those of the index.
+    """
+    index = Index(folder)
     try:
         index.open_files()
-        tensors = _tensors(index)
-        objects = {name: index.object(name, place) for name, place in index.objects} | dict(beside or {})
+        objects = {name: index.object(name, place) for name, place in index.objects}
+        found = complete(index, Contents(_tensors(index), objects, {}))
     except BaseException:
         for file in index.files:
             file.close()
         raise
     said = {key: value for key, value in index.rest.items() if key in ("version", "planner_data") and value is not None}
     return StoredCheckpoint(
-        folder, form, tensors, index.files, Besides(metadata={**metadata, **said}, objects=objects, sums=index.sums)
+        folder,
+        form,
+        found.tensors,
+        index.files,
+        Besides(metadata={**metadata, **said}, objects=found.objects, unreadable=found.unreadable, sums=index.sums),
     )
 
 
 def open_rest(folder: Location, names: Collection[str]) -> Rest:
     """Open those files of a folder that have these names, and leave out what lies in others."""
-    index = _Index(folder)
+    index = Index(folder)
     opened = {number: open_file(folder / name) for number, name in enumerate(index.names) if name in names}
     pieces: dict[str, list[StoredPiece]] = {}
     items: dict[int, _Item] = {}
@@ -94,7 +118,7 @@ def _sums(item: _Item) -> Iterator[StoredSum]:
         yield StoredSum(*item, 0, f"@{item.offset}", error)
 
 
-class _Row(NamedTuple):
+class Row(NamedTuple):
     """A tensor of an index.
 
     Attributes:
@@ -129,7 +153,7 @@ class _Item(NamedTuple):
     length: int
 
 
-class _Index:
+class Index:
     """The `.metadata` of a folder, in columns; `rust/core/dcp.rs` describes them."""
 
     def __init__(self, folder: Location) -> None:
@@ -143,13 +167,16 @@ class _Index:
         finally:
             file.close()
         tensors, self.objects, self.bounds, self.chunk_places, places, self.names, self.rest = columns
-        self.tensors = list(starmap(_Row, tensors))
+        self.tensors = list(starmap(Row, tensors))
         self.places: Numbers = places.reshape(-1, 3)
         self.files: list[Holder] = []
+        #: Files of `torch.save` that lie beside those of the index, and are among `files` too.
+        self.beside: list[Holder] = []
         #: For each place the first one that is equal; `None` if all differ.
         self._first: Numbers | None = None
 
     def error(self, problem: str) -> ParseError:
+        """Make the error that the index, or what it describes, has a problem."""
         return ParseError(f"{self.path}: {problem}")
 
     def open_files(self) -> None:
@@ -229,10 +256,12 @@ class _Index:
         return StoredObject(name, partial(_load, item), item)
 
     def sums(self) -> Iterator[StoredSum]:
-        """Give the CRC-32 of every member of every container."""
+        """Give the CRC-32 of every member of every container, and of the files beside."""
         for place in range(len(self.places)):
             if self._first is None or self._first[place] == place:
                 yield from _sums(self.item(place))
+        for file in self.beside:
+            yield from _sums(_Item(file, 0, file.size))
 
     def check(self, name: str, dtype_name: str, dtype: Dtype | None, shape: tuple[int, ...]) -> Dtype:
         """Check what a row of the index says about a tensor besides its chunks; give the dtype, which is required."""
@@ -243,13 +272,13 @@ class _Index:
             checked_shape(shape, dtype.bits, name, self.path)
         return dtype
 
-    def boxes(self, row: _Row) -> Numbers:
+    def boxes(self, row: Row) -> Numbers:
         """Return the boxes of a tensor's chunks: int64 of shape (chunks, dims, 2)."""
         rank = len(row.shape)
         boxes: Numbers = self.bounds[row.bounds : row.bounds + 2 * rank * row.number].reshape(row.number, rank, 2)
         return boxes
 
-    def tensor(self, alias_of: str | None, row: _Row) -> StoredTensor:
+    def tensor(self, alias_of: str | None, row: Row) -> StoredTensor:
         """Make the tensor that a row of the index describes."""
         name, shape = row.name, row.shape
         dtype = self.check(name, row.dtype, named_dtype(row.dtype), shape)
@@ -278,7 +307,7 @@ class _Index:
         return StoredPiece(box, item.file.path, key=f"@{item.offset}", locate=partial(_locate, name, dtype, item, box))
 
 
-def _tensors(index: _Index) -> LazyTensors[_Row]:
+def _tensors(index: Index) -> LazyTensors[Row]:
     """The tensors of an index by name, all of them checked."""
     tied = index.tied()
     rows = {row.name: row for row in index.tensors}
@@ -297,7 +326,7 @@ def _tensors(index: _Index) -> LazyTensors[_Row]:
 class _Chunks(ListedPieces):
     """The chunks of one tensor, as a range of the columns."""
 
-    def __init__(self, index: _Index, row: _Row, dtype: Dtype) -> None:
+    def __init__(self, index: Index, row: Row, dtype: Dtype) -> None:
         self._index, self._row, self._dtype = index, row, dtype
 
     @property

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..._json import MAX_JSON, strict_json
-from ..._text import shown
-from ...errors import ParseError
-from ..data.location import Location, entries_of, open_file
-from ..data.parts import LEGACY
-from ..tensors.checkpoint import StoredCheckpoint, StoredObject
-from ..tensors.stored import UnsupportedError
-from .torch.dcp import open_folder
-from .torch.tensors import Container
+from ...._json import MAX_JSON, strict_json
+from ...._text import shown
+from ....errors import ParseError
+from ...data.location import Location, entries_of, open_file
+from ...data.parts import LEGACY
+from ...tensors.checkpoint import StoredCheckpoint
+from ...tensors.stored import UnsupportedError
+from .torch_dist import open_iteration
 
 __all__ = ["open_form"]
 
@@ -32,10 +31,7 @@ def open_form(path: Location) -> StoredCheckpoint:
         )
     if not (path / ".metadata").exists():
         raise ParseError(f"{path}: has no .metadata: files are missing, or the save was interrupted")
-    beside = {}
-    if (path / "common.pt").exists():
-        beside["common"] = StoredObject("common", lambda: _common(path / "common.pt"))
-    return open_folder(path, "megatron", {"megatron": said}, beside)
+    return open_iteration(path, said)
 
 
 def _latest(path: Location) -> str:
@@ -73,13 +69,5 @@ def _json(path: Location) -> Any:
         raise _interrupted(path.parent) from None
     try:
         return strict_json(file.read(0, min(file.size, MAX_JSON + 1)), path)
-    finally:
-        file.close()
-
-
-def _common(path: Location) -> Any:
-    file = open_file(path)
-    try:
-        return Container(file).read_objects()
     finally:
         file.close()

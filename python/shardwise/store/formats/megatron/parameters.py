@@ -1,0 +1,196 @@
+"""The parameters of Megatron's ranks: which boxes of whole tensors they are, and where states of them lie.
+
+A rank has a parameter as one array, of one or several blocks, one after the other: boxes of the whole tensor, such as a
+part of the gate and one of the up projection. Optimizers keep states of the flattened array, in runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ...._dtypes import DTYPES, Dtype
+from ...._text import shown
+from ....errors import ParseError
+from ....pieces import Bounds
+from ....tiling import Tiling
+from ...data.boxes import Located, contiguous_strides
+from ...data.location import Location
+from ...data.text import box_text
+from ...tensors.coverage import tile
+from ...tensors.stored import ListedPieces, StoredPiece, StoredTensor
+
+__all__ = ["Parameter", "Run", "check_masters", "differing", "later", "state_pieces", "state_tensor"]
+
+_FLOAT32 = DTYPES["float32"]
+#: So many elements at the beginning of a parameter are compared with its master copy.
+_COMPARED = 16
+
+
+class Parameter(NamedTuple):
+    """A parameter as one rank has it.
+
+    Attributes:
+        name: The name of the tensor that it is a part of.
+        dtype: Its dtype.
+        blocks: The boxes of the tensor that its array is made of, in order.
+        first: Where its first block lies; `None` if only another rank's copy is stored.
+        is_shared: Whether it is the copy of a tied embedding that another stage has, or whose copy another stage has.
+        is_copy: Whether it is the copy and not the original.
+        numbered: Whether its first dim counts layers, and so is none of the parameter's own.
+    """
+
+    name: str
+    dtype: Dtype
+    blocks: tuple[Bounds, ...]
+    first: Callable[[], Located] | None = None
+    is_shared: bool = False
+    is_copy: bool = False
+    numbered: bool = False
+
+    @property
+    def size(self) -> int:
+        """The number of its elements."""
+        return sum(math.prod(stop - start for start, stop in block) for block in self.blocks)
+
+    @property
+    def ndim(self) -> int:
+        """The number of dims of the rank's own array."""
+        return len(self.blocks[0]) - self.numbered
+
+
+class Run(NamedTuple):
+    """Elements of a flattened parameter that lie one after the other in a file.
+
+    Attributes:
+        start: The first element.
+        stop: One past the last.
+        path: The file.
+        locate: Gives the place of the first element.
+    """
+
+    start: int
+    stop: int
+    path: Location
+    locate: Callable[[], Located]
+
+
+def state_pieces(blocks: Sequence[Bounds], runs: Iterable[Run], itemsize: int = 4) -> Iterator[StoredPiece]:
+    """Give the pieces of a tensor that runs of a flattened parameter of these blocks hold."""
+    for run in runs:
+        at = 0
+        for block in blocks:
+            shape = tuple(stop - start for start, stop in block)
+            size = math.prod(shape)
+            low, high = max(run.start, at) - at, min(run.stop, at + size) - at
+            if low < high:
+                yield from _within(block, low, high, run, at + low - run.start, itemsize)
+            at += size
+
+
+def _within(block: Bounds, low: int, high: int, run: Run, skipped: int, itemsize: int) -> Iterator[StoredPiece]:
+    """The boxes of a block that a range of its elements is; `skipped` elements of the run come before."""
+    shape = tuple(stop - start for start, stop in block)
+    if low == 0 and high == math.prod(shape):
+        inner: Iterable[tuple[slice, ...]] = [tuple(slice(0, size) for size in shape)]
+    else:
+        inner = (piece.box for piece in Tiling.from_flat_ranges(shape, [(low, high)]).pieces(0))
+    strides = contiguous_strides(shape, 1)
+    for box in inner:
+        begin = sum(side.start * step for side, step in zip(box, strides, strict=True))
+        bounds = tuple((start + side.start, start + side.stop) for side, (start, _) in zip(box, block, strict=True))
+        locate = partial(_located, run.locate, (skipped + begin - low) * itemsize, contiguous_strides(shape, itemsize))
+        yield StoredPiece(bounds, run.path, locate=locate)
+
+
+def _located(locate: Callable[[], Located], skipped: int, strides: tuple[int, ...]) -> Located:
+    file, start, _ = locate()
+    return file, start + skipped, strides
+
+
+def later(stored: StoredPiece, skipped: int) -> Located:
+    """Say where the elements of a stored piece lie that begin so many bytes after its first."""
+    _, file, start, strides = stored.extent()
+    return file, start + skipped, strides
+
+
+def state_tensor(
+    name: str, shape: tuple[int, ...], own: Sequence[StoredPiece], copies: Sequence[StoredPiece], where: object
+) -> StoredTensor:
+    """Give the state of a tensor whose pieces several ranks hold, each as often as it is copied.
+
+    Raises:
+        ParseError: if the pieces do not tile it.
+    """
+    boxes = np.array([piece.bounds for piece in own], np.int64).reshape(len(own), len(shape), 2)
+    kept, again = tile(name, shape, boxes, lambda at: own[at].path.name, where)
+    others = [own[at] for at in again] + list(copies)
+    held = np.array([piece.bounds for piece in others], np.int64).reshape(len(others), len(shape), 2)
+    pieces = ListedPieces(boxes[kept], lambda position, _: own[kept[position]])
+    replicas = ListedPieces(held, lambda position, _: others[position])
+    return StoredTensor(name, _FLOAT32, shape, pieces, replicas=replicas)
+
+
+def differing(parameter: Parameter, runs: Iterable[Run]) -> str:
+    """Say how the first elements of a parameter differ from its master copy; empty if they do not.
+
+    A weight of fewer bits is its master copy, rounded. So a copy that is not it shows that positions are wrong.
+    """
+    run = next((run for run in runs if run.start == 0), None)
+    if parameter.first is None or run is None:
+        return ""
+    block = parameter.blocks[0]
+    count = min(_COMPARED, run.stop, block[-1][1] - block[-1][0] if block else 1)
+    file, start, strides = parameter.first()
+    if strides and strides[-1] != parameter.dtype.bits // 8 and count > 1:
+        return ""
+    held = file.read(start, count * parameter.dtype.bits // 8)
+    other, at, _ = run.locate()
+    masters = np.frombuffer(other.read(at, count * 4), "<f4")
+    weights = _widened(held, parameter.dtype, masters)
+    if weights is None:
+        return ""
+    found, wanted = weights
+    same = (found == wanted) | (np.isnan(found) & np.isnan(wanted))
+    if same.all():
+        return ""
+    place = int(np.flatnonzero(~same)[0])
+    return (
+        f"the master copy of {shown(parameter.name)} at {box_text(block)} begins with {wanted[place]!r} at element "
+        f"{place} of a run, and the weight has {found[place]!r} there"
+    )
+
+
+def _widened(
+    held: bytes, dtype: Dtype, masters: npt.NDArray[np.float32]
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]] | None:
+    """Weights and master copies as numbers, the latter rounded to the former's dtype; None for other dtypes."""
+    if dtype.name == "float32":
+        return np.frombuffer(held, "<f4"), masters
+    if dtype.name == "float16":
+        with np.errstate(over="ignore"):
+            return np.frombuffer(held, "<f2").astype(np.float32), masters.astype("<f2").astype(np.float32)
+    if dtype.name != "bfloat16":
+        return None
+    bits = masters.view(np.uint32).astype(np.uint64)
+    rounded = ((bits + 0x7FFF + ((bits >> np.uint64(16)) & np.uint64(1))) >> np.uint64(16)).astype(np.uint32)
+    rounded = np.where(np.isnan(masters), np.uint32(0x7FC0), rounded)
+    weights = np.frombuffer(held, "<u2").astype(np.uint32) << np.uint32(16)
+    return weights.view(np.float32), (rounded << np.uint32(16)).astype(np.uint32).view(np.float32)
+
+
+def check_masters(parameters: Iterable[tuple[Parameter, Sequence[Run]]], where: object) -> None:
+    """Compare the beginning of each parameter with that of its master copy.
+
+    Raises:
+        ParseError: if one is not the master copy rounded.
+    """
+    for parameter, runs in parameters:
+        wrong = differing(parameter, runs)
+        if wrong:
+            raise ParseError(f"{where}: {wrong}")

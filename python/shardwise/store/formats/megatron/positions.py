@@ -1,0 +1,76 @@
+"""The places of parameters in the buffers of a rank, which no file says: worked out as Megatron lays them out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ....state.buckets import Bucket, buckets
+from .parameters import Parameter
+
+__all__ = ["in_buckets", "in_sequence"]
+
+#: So many ways to cut a buffer into buckets are looked at.
+_MOST_WAYS = 4096
+
+
+def in_buckets(parameters: Sequence[Parameter], lengths: Sequence[int]) -> list[list[tuple[int, int]]] | None:
+    """Give for each bucket of these lengths its parameters, by their numbers, and where they begin in it.
+
+    Args:
+        parameters: The parameters of the buffer, in the order of the model.
+        lengths: The elements of each bucket without the padding at its end.
+
+    Returns:
+        `None` if no bucket size gives buckets of these lengths.
+    """
+    for ways in _ways(parameters):
+        if [bucket.size for bucket in ways] == list(lengths):
+            return [_forwards(parameters, bucket) for bucket in ways]
+    return None
+
+
+def in_sequence(parameters: Sequence[Parameter], total: int) -> list[list[int]]:
+    """Give where parameters may begin in an array of all buckets without padding, one after the other.
+
+    Args:
+        parameters: The parameters of the buffer, in the order of the model.
+        total: The elements of the array.
+
+    Returns:
+        Each list of places that gives an array of so many elements.
+    """
+    found: list[list[int]] = []
+    for ways in _ways(parameters):
+        if sum(bucket.size for bucket in ways) != total:
+            continue
+        starts, at = [0] * len(parameters), 0
+        for bucket in ways:
+            for number, start in _forwards(parameters, bucket):
+                starts[number] = at + start
+            at += bucket.size
+        if starts not in found:
+            found.append(starts)
+    return found
+
+
+def _ways(parameters: Sequence[Parameter]) -> Iterator[list[Bucket]]:
+    """The ways to cut a buffer into buckets: one for what is not apart, then by all bucket sizes that differ."""
+    sizes = [parameter.size for parameter in reversed(parameters)]
+    apart = [parameter.is_shared for parameter in reversed(parameters)]
+    whole = buckets(sizes, apart, None)
+    yield whole
+    most, before = 1, None
+    for _ in range(_MOST_WAYS):
+        ways = buckets(sizes, apart, most)
+        if ways != before:
+            yield ways
+        before = ways
+        # A larger bucket size gives other buckets as soon as one is no longer full.
+        full = [bucket.size for bucket in ways if bucket.size >= most]
+        if not full or ways == whole:
+            return
+        most = min(full) + 1
+
+
+def _forwards(parameters: Sequence[Parameter], bucket: Bucket) -> list[tuple[int, int]]:
+    return [(len(parameters) - 1 - number, start) for number, start in bucket.starts]

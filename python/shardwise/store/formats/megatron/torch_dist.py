@@ -1,0 +1,130 @@
+"""Megatron's distributed checkpoints, `torch_dist`: PyTorch's, with an extra file that says that they are complete.
+
+Optimizers have states under the keys of their weights, or as grids of flattened parts (up to Megatron-Core 0.14), or as
+buckets of one model-parallel rank, in which nothing says which parameter is where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from ...data.location import Location, open_file
+from ...tensors.checkpoint import StoredCheckpoint, StoredObject
+from ...tensors.stored import StoredTensor, UnsupportedError
+from ..torch.dcp import Contents, Index, open_folder
+from ..torch.tensors import Container
+from .buffers import LAYERS, Buffers, Held
+from .grids import with_grids
+from .said import (
+    Group,
+    arguments_of,
+    as_dict,
+    groups_of,
+    members_of,
+    objects_of,
+    saved_step,
+    step_tensor,
+    with_groups,
+)
+
+__all__ = ["open_iteration"]
+
+_COMMON = "common.pt"
+
+
+def open_iteration(path: Location, said: Any) -> StoredCheckpoint:
+    """Open the folder of an iteration, of which `metadata.json` says this."""
+    return open_folder(path, "megatron", {"megatron": said}, _completed)
+
+
+def _completed(index: Index, found: Contents) -> Contents:
+    """The contents of a checkpoint, of which PyTorch's index has these."""
+    common = _Common.of(index)
+    found = with_grids(found, index)._replace(objects={**found.objects, **common.objects})
+    held = Held.of(index, found.objects)
+    if not held.names:
+        return _with_groups(found, common, common.groups, _named_states(found))
+    try:
+        buffers = Buffers(index, arguments_of(common.values.get("args"), common.path), held)
+        groups = buffers.groups(found.objects)
+        found = buffers.added_to(found)
+        return _with_groups(found, common, groups, {key: f"optimizer.state.{key}.step" for key in buffers.kinds})
+    except UnsupportedError as error:
+        tensors = {name: tensor for name, tensor in found.tensors.items() if name not in held.names}
+        return Contents(tensors, found.objects, {name: str(error) for name in held.names})
+
+
+class _Common(NamedTuple):
+    """The contents of `common.pt`, which is all that is not in parts.
+
+    Attributes:
+        path: The file.
+        values: Its outermost values.
+        objects: Its values by name, but for the optimizer's groups and steps.
+        groups: The groups of the optimizer, if they are in it.
+        step: Makes a tensor of the steps, if they are in it as one for all parameters.
+    """
+
+    path: Location
+    values: dict[Any, Any]
+    objects: dict[str, StoredObject]
+    groups: list[Group]
+    step: Callable[[str], StoredTensor] | None
+
+    @classmethod
+    def of(cls, index: Index) -> _Common:
+        """Read it, if there is one; the index then has it among its files."""
+        path = index.folder / _COMMON
+        if not path.exists():
+            return cls(path, {}, {}, [], None)
+        file = open_file(path)
+        index.files.append(file)
+        index.beside.append(file)
+        container = Container(file)
+        values = as_dict(container.read_objects())
+        optimizer = as_dict(values.get("optimizer"))
+        inner = as_dict(optimizer.get("optimizer")) or optimizer  # That of float32 has no other one in it.
+        groups = groups_of(inner["param_groups"], path) if "param_groups" in inner else []
+        common_step = as_dict(inner.get("state")).get("common_step")
+        step = None if common_step is None else saved_step(container, common_step, "common_step")
+        objects = objects_of(values, path, file.size, whole=("args",))
+        start = "optimizer.optimizer." if "optimizer" in optimizer else "optimizer."
+        taken = (f"{start}param_groups.", f"{start}state.common_step")
+        kept = {name: held for name, held in objects.items() if not name.startswith(taken)}
+        return cls(path, values, kept, groups, step)
+
+
+def _with_groups(found: Contents, common: _Common, groups: list[Group], states: Mapping[str, str]) -> Contents:
+    """Add the optimizer's groups, with the names of their parameters, and the steps of each parameter.
+
+    Args:
+        found: What there is.
+        common: The file beside the index.
+        groups: The groups.
+        states: For each parameter that has states, what the tensor of its steps is called.
+    """
+    decays = {key: _decays(key, found.tensors[key]) for key in states if key in found.tensors}
+    members = members_of(groups, decays)
+    steps = {group.step for group in groups}
+    tensors = dict(found.tensors)
+    for number, group in enumerate(groups):
+        for key in members.get(number, ()) if len(steps) > 1 else decays if number == 0 else ():
+            if group.step is not None:
+                tensors.setdefault(states[key], step_tensor(states[key], group.step, common.path))
+    if common.step is not None:
+        tensors.update((name, common.step(name)) for name in states.values())
+    return found._replace(tensors=tensors, objects={**found.objects, **with_groups(groups, members)})
+
+
+def _decays(key: str, weight: StoredTensor) -> bool:
+    """Return whether a parameter has weight decay by Megatron's rule: it is a matrix in its own layer, and no bias."""
+    match = LAYERS.fullmatch(key)
+    return weight.ndim - (match is not None and match["layer"] is None) > 1 and not key.endswith(".bias")
+
+
+def _named_states(found: Contents) -> dict[str, str]:
+    """The parameters whose states have their keys, each with a name for its steps that is like those of the states."""
+    start = "optimizer.state."
+    keys = (name.removeprefix(start).partition(".")[2] for name in found.tensors if name.startswith(start))
+    return {key: f"{start}step.{key}" for key in keys if key in found.tensors}
