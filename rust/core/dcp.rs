@@ -64,8 +64,8 @@ pub struct Index<'a> {
 /// The key of a stretch: the name of what lies in it, and where it begins; nothing for an object.
 type Key<'a> = (&'a [u8], Option<Vec<i64>>);
 
-struct Reader<'p, 'a> {
-    pickle: &'p Pickle<'a>,
+struct Reader<'a> {
+    pickle: &'a Pickle<'a>,
     found: HashMap<Key<'a>, usize>,
     index: Index<'a>,
 }
@@ -85,7 +85,7 @@ impl<'a> Index<'a> {
     ///
     /// # Errors
     /// [`Error::PickledIndex`] if it is not one, [`Error::TooMany`] if there is no memory for it; what `poll` returns.
-    pub fn new(pickle: &Pickle<'a>, poll: Poll<'_>) -> Result<Self> {
+    pub fn new(pickle: &'a Pickle<'a>, poll: Poll<'_>) -> Result<Self> {
         let mut reader = Reader { pickle, found: HashMap::new(), index: Self::default() };
         let state = reader
             .state(pickle.root(), &[b"Metadata"])
@@ -114,9 +114,9 @@ fn push<T>(vec: &mut Vec<T>, item: T) -> Result<()> {
     Ok(())
 }
 
-impl<'p, 'a> Reader<'p, 'a> {
+impl<'a> Reader<'a> {
     /// The pairs of a dict.
-    fn dict(&self, id: Id) -> Option<&'p [(Id, Id)]> {
+    fn dict(&self, id: Id) -> Option<&'a [(Id, Id)]> {
         match self.pickle.value(id) {
             Value::Dict(number) => Some(self.pickle.dict(number)),
             _ => None,
@@ -124,7 +124,7 @@ impl<'p, 'a> Reader<'p, 'a> {
     }
 
     /// The attributes of an object of one of these classes, known by their last names.
-    fn state(&self, id: Id, classes: &[&[u8]]) -> Option<&'p [(Id, Id)]> {
+    fn state(&self, id: Id, classes: &[&[u8]]) -> Option<&'a [(Id, Id)]> {
         let Value::Record(number) = self.pickle.value(id) else { return None };
         let record = self.pickle.record(number);
         let Value::Global(class) = self.pickle.value(record.callee) else { return None };

@@ -1,10 +1,10 @@
 //! The stack machine.
 
-use std::collections::HashMap;
+use std::{borrow::Cow, collections::HashMap};
 
 use super::{
     opcode as op,
-    value::{Id, MAX_BYTES, MAX_INTEGER, Pickle, Record, Span, VALUES, Value},
+    value::{Id, MAX_BYTES, MAX_INTEGER, MAX_NAME, Pickle, Record, Span, VALUES, Value},
 };
 use crate::{
     error::{Error, Result},
@@ -17,6 +17,10 @@ const PROTOCOL: u8 = 5;
 
 /// The number of opcodes between two polls.
 const POLL_EVERY: u32 = 1 << 16;
+
+/// The problem of a `getattr` that does not name a nested class.
+const GETATTR: &str = "names 'builtins.getattr', which serves to run programs, for something other than an attribute of a \
+                       global; nothing was run, the file is refused";
 
 // Values that nothing can change are there once.
 const NONE: Id = 0;
@@ -61,7 +65,7 @@ struct Machine<'a> {
     stack: Vec<Id>,
     marks: Vec<usize>,
     memo: Memo,
-    globals: HashMap<(&'a [u8], &'a [u8]), Id>,
+    globals: HashMap<(&'a [u8], Cow<'a, [u8]>), Id>,
 }
 
 pub(super) fn run<'a>(input: &'a [u8], poll: Poll<'_>) -> Result<Pickle<'a>> {
@@ -244,7 +248,7 @@ impl<'a> Machine<'a> {
             op::GLOBAL => {
                 let module = self.line()?;
                 let name = self.line()?;
-                self.give_global(module, name)?;
+                self.give_global(module, Cow::Borrowed(name))?;
             }
             op::STACK_GLOBAL => {
                 let (name, module) = (self.pop()?, self.pop()?);
@@ -252,7 +256,7 @@ impl<'a> Machine<'a> {
                 else {
                     return Err(self.error("names a global with something that is not text"));
                 };
-                self.give_global(self.pickle.bytes(module), self.pickle.bytes(name))?;
+                self.give_global(self.pickle.bytes(module), Cow::Borrowed(self.pickle.bytes(name)))?;
             }
             op::REDUCE | op::NEWOBJ => {
                 let (arguments, callee) = (self.pop()?, self.pop()?);
@@ -297,6 +301,7 @@ impl<'a> Machine<'a> {
         if self.left() > 0 {
             return Err(self.error(format!("ends with {} bytes after it", self.left())));
         }
+        self.check_getattr()?;
         Ok(false)
     }
 
@@ -421,20 +426,65 @@ impl<'a> Machine<'a> {
         push(&mut self.stack, id)
     }
 
-    fn give_global(&mut self, module: &'a [u8], name: &'a [u8]) -> Result<()> {
-        if let Some(&id) = self.globals.get(&(module, name)) {
+    fn give_global(&mut self, module: &'a [u8], name: Cow<'a, [u8]>) -> Result<()> {
+        let longest = module.len().max(name.len());
+        if longest > MAX_NAME {
+            return Err(self.error(format!("a global of {longest} bytes, over the limit of {MAX_NAME}")));
+        }
+        let key = (module, name);
+        if let Some(&id) = self.globals.get(&key) {
             return push(&mut self.stack, id);
         }
-        let number = self.pickle.globals.len() as u32;
-        push(&mut self.pickle.globals, (module, name))?;
         self.globals.room(1, VALUES)?;
-        self.globals.insert((module, name), self.pickle.values.len() as Id);
+        self.globals.insert(key.clone(), self.pickle.values.len() as Id);
+        if matches!(key.0, b"builtins" | b"__builtin__") && *key.1 == *b"getattr" {
+            return self.give(Value::Getattr);
+        }
+        let number = self.pickle.globals.len() as u32;
+        push(&mut self.pickle.globals, key)?;
         self.give(Value::Global(number))
     }
 
+    /// The class nested in another, which a call of `getattr` names; pickles before protocol 4 name it so.
+    fn attribute(&mut self, arguments: Id) -> Result<()> {
+        if let Value::Tuple(span) = self.pickle.value(arguments)
+            && let &[of, attribute] = self.pickle.tuple(span)
+            && let (Value::Global(number), Value::Text(text)) = (self.pickle.value(of), self.pickle.value(attribute))
+        {
+            let (module, name) = &self.pickle.globals[number as usize];
+            let (module, text) = (*module, self.pickle.bytes(text));
+            let length = name.len().saturating_add(text.len());
+            if length >= MAX_NAME {
+                return Err(self.error(format!("a global of {length} bytes, over the limit of {MAX_NAME}")));
+            }
+            let name = [name, &b"."[..], text].concat();
+            return self.give_global(module, Cow::Owned(name));
+        }
+        Err(self.error(GETATTR))
+    }
+
+    /// Refuses an input in which `getattr` is anything but called by [`Self::attribute`].
+    fn check_getattr(&self) -> Result<()> {
+        let pickle = &self.pickle;
+        let is_it = |&id: &Id| pickle.value(id) == Value::Getattr;
+        let in_a_value = || pickle.values.iter().any(|value| matches!(value, Value::Persistent(id) if is_it(id)));
+        let in_a_list = || pickle.lists.iter().flatten().chain(&pickle.tuples).any(is_it);
+        let in_a_dict = || pickle.dicts.iter().flatten().any(|(key, value)| is_it(key) || is_it(value));
+        let in_a_state = || pickle.records.iter().any(|record| record.state.as_ref().is_some_and(is_it));
+        if pickle.values.contains(&Value::Getattr)
+            && (is_it(&pickle.root) || in_a_list() || in_a_dict() || in_a_state() || in_a_value())
+        {
+            return Err(self.error(GETATTR));
+        }
+        Ok(())
+    }
+
     fn call(&mut self, callee: Id, arguments: Id, keywords: Option<Id>) -> Result<()> {
-        if !matches!(self.pickle.value(callee), Value::Global(_)) {
-            return Err(self.error("calls something that is not a global"));
+        match self.pickle.value(callee) {
+            Value::Global(_) => {}
+            Value::Getattr if keywords.is_none() => return self.attribute(arguments),
+            Value::Getattr => return Err(self.error(GETATTR)),
+            _ => return Err(self.error("calls something that is not a global")),
         }
         if !matches!(self.pickle.value(arguments), Value::Tuple(_)) {
             return Err(self.error("calls with arguments that are not a tuple"));

@@ -40,7 +40,40 @@ fn calls_are_noted_and_shared_values_stay_shared() {
     assert!(record.state.is_some());
     assert_eq!(pickle.items(record).len(), 1);
     assert!(matches!(pickle.value(pickle.items(record)[0].1), Value::List(_)));
-    assert_eq!(pickle.globals(), [(&b"collections"[..], &b"OrderedDict"[..])]);
+    assert!(pickle.globals().eq([(&b"collections"[..], &b"OrderedDict"[..])]));
+}
+
+#[test]
+fn getattr_names_a_nested_class_and_nothing_else() {
+    // getattr(getattr(a.B, "C"), "D")().
+    let pickle =
+        read(b"c__builtin__\ngetattr\n(c__builtin__\ngetattr\n(ca\nB\nX\x01\0\0\0CtRX\x01\0\0\0DtR)\x81.").unwrap();
+    let Value::Record(number) = pickle.value(pickle.root()) else { panic!() };
+    let Value::Global(global) = pickle.value(pickle.record(number).callee) else { panic!() };
+    assert_eq!(pickle.global(global), (&b"a"[..], &b"B.C.D"[..]));
+    let names: Vec<_> = pickle.globals().map(|(_, name)| name).collect();
+    assert_eq!(names, [&b"B"[..], b"B.C", b"B.C.D"]);
+    for input in [
+        &b"c__builtin__\ngetattr\n."[..],                            // Itself.
+        b"cbuiltins\ngetattr\n\x85.",                                // In a tuple.
+        b"]cbuiltins\ngetattr\na.",                                  // In a list.
+        b"}K\x01cbuiltins\ngetattr\ns.",                             // In a dict.
+        b"ca\nb\n)Rcbuiltins\ngetattr\nb.",                          // A state.
+        b"cbuiltins\ngetattr\nQ.",                                   // What a container holds.
+        b"cbuiltins\ngetattr\n(ca\nb\n)RX\x01\0\0\0ctR.",            // Of an object.
+        b"cbuiltins\ngetattr\n(cbuiltins\ngetattr\nX\x01\0\0\0ctR.", // Of itself.
+        b"cbuiltins\ngetattr\n(ca\nb\nK\x01tR.",                     // By something that is not text.
+        b"cbuiltins\ngetattr\n(ca\nb\nX\x01\0\0\0cNtR.",             // With a default.
+        b"cbuiltins\ngetattr\n(ca\nb\nX\x01\0\0\0ct}\x92.",          // With keywords.
+    ] {
+        assert!(read(input).is_err(), "{input:?}");
+    }
+    assert!(refusal(b"cbuiltins\ngetattr\n.").contains("names 'builtins.getattr', which serves to run programs"));
+    let long = [b"ca\n".as_slice(), &[b'b'; MAX_NAME + 1], b"\n."].concat();
+    assert!(refusal(&long).contains("a global of 1025 bytes, over the limit of 1024"));
+    let length = (MAX_NAME as u32).to_le_bytes();
+    let long = [b"cbuiltins\ngetattr\n(ca\nb\nX", &length[..], &[b'c'; MAX_NAME], b"tR."].concat();
+    assert!(refusal(&long).contains("a global of 1025 bytes, over the limit of 1024"));
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! The contents of a pickle, in tables.
 
+use std::borrow::Cow;
+
 use crate::{
     error::Result,
     room::{self, Room as _},
@@ -13,6 +15,9 @@ pub const MAX_BYTES: usize = u32::MAX as usize - 1;
 
 /// The longest integer in bytes.
 pub const MAX_INTEGER: usize = 64;
+
+/// The longest module or name of a global in bytes: such texts are made anew for each global.
+pub const MAX_NAME: usize = 1024;
 
 /// The number of a value in its [`Pickle`].
 pub type Id = u32;
@@ -50,8 +55,10 @@ pub enum Value {
     Dict(u32),
     /// A set or a frozenset.
     Set(u32),
-    /// A name of the input.
+    /// A name of the input, or an attribute of one that its `getattr` would give: `Class.Nested`.
     Global(u32),
+    /// `getattr` itself, which names attributes of globals and is refused anywhere else.
+    Getattr,
     /// A call, or an object made of its class.
     Record(u32),
     /// A value that the container of the input holds: the id says which.
@@ -84,7 +91,7 @@ pub struct Pickle<'a> {
     pub(super) tuples: Vec<Id>,
     pub(super) lists: Vec<Vec<Id>>,
     pub(super) dicts: Vec<Vec<(Id, Id)>>,
-    pub(super) globals: Vec<(&'a [u8], &'a [u8])>,
+    pub(super) globals: Vec<(&'a [u8], Cow<'a, [u8]>)>,
     pub(super) records: Vec<Record>,
     pub(super) root: Id,
 }
@@ -140,14 +147,15 @@ impl<'a> Pickle<'a> {
 
     /// Module and name of a global.
     #[must_use]
-    pub fn global(&self, number: u32) -> (&'a [u8], &'a [u8]) {
-        self.globals[number as usize]
+    pub fn global(&self, number: u32) -> (&[u8], &[u8]) {
+        let (module, name) = &self.globals[number as usize];
+        (module, name)
     }
 
     /// Every global that the input names, each once.
     #[must_use]
-    pub fn globals(&self) -> &[(&'a [u8], &'a [u8])] {
-        &self.globals
+    pub fn globals(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
+        self.globals.iter().map(|(module, name)| (*module, &**name))
     }
 
     /// A record.

@@ -136,7 +136,7 @@ pub(crate) fn read_dcp_index<'py>(
             PyArray1::from_vec(py, index.bounds),
             PyArray1::from_vec(py, index.chunk_places),
             PyArray1::from_vec(py, places),
-            index.files,
+            PyList::new(py, &index.files)?,
             rest,
         ))
     })
@@ -171,7 +171,7 @@ fn judged(
 ) -> PyResult<Vec<Py<PyString>>> {
     let mut names = Vec::new();
     let mut unknown = HashSet::new();
-    for (number, &(module, name)) in pickle.globals().iter().enumerate() {
+    for (number, (module, name)) in pickle.globals().enumerate() {
         let (Ok(module), Ok(name)) = (str::from_utf8(module), str::from_utf8(name)) else {
             return Err(ParseError::new_err("names a global with text that is not UTF-8"));
         };
@@ -303,6 +303,7 @@ impl<'a> Converter<'a> {
                 let (items, elements) = (self.nothing.clone_ref(py), self.nothing.clone_ref(py));
                 Bound::new(py, Record { name, args: None, kwargs: None, state: None, items, elements })?.into_any()
             }
+            Value::Getattr => return Err(ParseError::new_err("names getattr, which serves to run programs")),
             Value::Record(number) => self.call(py, pickle.record(number), id == pickle.root(), depth)?,
             Value::Persistent(inner) => {
                 if !self.persistent {

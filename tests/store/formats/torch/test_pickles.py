@@ -73,6 +73,14 @@ def attacks(text: str) -> dict[str, bytes]:
         "exec": b"\x80\x02cbuiltins\nexec\n" + unicode + b"\x85R.",
         "__builtin__": b"\x80\x02c__builtin__\neval\n" + unicode + b"\x85R.",
         "getattr": b"\x80\x02cbuiltins\ngetattr\ncos\nsystem\n" + unicode + b"\x86R.",
+        "getattr of a module": b"\x80\x02c__builtin__\ngetattr\nctorch\nos\nX\x06\0\0\0system\x86R"
+        + unicode
+        + b"\x85R.",
+        "getattr of what getattr gives": b"cbuiltins\ngetattr\nq\0h\0(ctorch\na\nX\x02\0\0\0ostRX\x01\0\0\0x\x86R.",
+        "getattr by way of a method": b"\x80\x02cbuiltins\ngetattr\n(ca\nB\nX\x0b\0\0\0__globals__X\x01\0\0\0xtR.",
+        "getattr of globals": b"\x80\x02cbuiltins\ngetattr\n(ca\nB\nX\x0d\0\0\0__globals__.xtR.",
+        "getattr itself": b"\x80\x02cbuiltins\ngetattr\n.",
+        "getattr, kept": b"\x80\x02}X\x01\0\0\0xcbuiltins\ngetattr\ns.",
         "__import__": b"\x80\x02cbuiltins\n__import__\n" + unicode + b"\x85R.",
         "subprocess": b"\x80\x02csubprocess\nPopen\n" + unicode + b"\x85\x81.",
         "BUILD of a class": b"\x80\x02cbuiltins\nobject\n)\x81N}X\x07\0\0\0__class__cos\nsystem\ns\x86b.",
@@ -135,6 +143,22 @@ def test_a_forbidden_global_is_named_wherever_it_stands(route: str, named: str, 
     folder.extra["planner_data"] = {"w": Call("os", "system", "true")}
     with pytest.raises(sw.ParseError, match=r"\.metadata: names 'os\.system'"):
         sw.open_checkpoint(folder.write(tmp_path / "dcp"))
+
+
+def test_a_nested_class_has_the_name_that_getattr_would_find() -> None:
+    name = b"c__builtin__\ngetattr\nctorch.api\nShardedTensor\nX\x11\0\0\0ProcessGroupState\x86R"
+    read = read_objects(b"\x80\x02" + name + b")\x81}X\x04\0\0\0rankK\x01sb.", "here")
+    assert (read.name, read.args, read.state) == ("torch.api.ShardedTensor.ProcessGroupState", (), {"rank": 1})
+    # Python's own pickles name nested classes so before protocol 4.
+    read = read_objects(pickle.dumps(Outer.Inner(), 2), "here")
+    assert read.name == f"{Outer.__module__}.Outer.Inner"
+
+
+class Outer:
+    """A class with one in it."""
+
+    class Inner:
+        """The class that a pickle names."""
 
 
 def test_unknown_globals_are_inert_where_planners_put_them_and_refused_elsewhere(tmp_path: Path) -> None:
