@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .partition import Partition
     from .tiling import Tiling
 
-__all__ = ["NOT_PLACED", "Layouts", "Placed", "Placing", "partition_of", "placing_of"]
+__all__ = ["NOT_PLACED", "NO_LAYOUTS", "Layouts", "Placed", "Placing", "partition_of", "placing_of"]
 
 
 class Placed(NamedTuple):
@@ -101,7 +101,7 @@ def placing_of(layouts: Layouts | None, argument: str = "layouts") -> Placing:
     if hasattr(type(layouts), "placed"):
         return layouts  # type: ignore[return-value]
     if layouts is None:
-        return _Named({})
+        return NO_LAYOUTS
     if not isinstance(layouts, Mapping):
         raise TypeError(
             f"{argument} must be a LayoutMap, a Deployment or a mapping from names to layouts, got {shown(layouts)}"
@@ -205,3 +205,7 @@ class _Named:
 
     def report(self, names: Any, *, uneven: UnevenRule = "even") -> None:
         """Give `None`, for a mapping has no rules."""
+
+
+#: The layouts of no tensor.
+NO_LAYOUTS: Placing = _Named({})

@@ -22,9 +22,8 @@ def assembled(partition: Partition, array: npt.NDArray[Any], position: int, shap
     """The part of an array on the device at `position`, in an array of its own: read-only, zeros where it is padded."""
     refuse_mask("the array, whose shards are copies because a dim is packed,", array)
     shard: npt.NDArray[Any] = np.zeros(shape, array.dtype)
-    pieces = partition.pieces(partition.device_mesh.device(position))
-    for piece, view in zip(pieces, partition.view(array, partition.device_mesh.device(position)), strict=True):
-        shard[place_of(piece)] = view
+    for piece in partition.pieces(partition.device_mesh.device(position)):
+        shard[place_of(piece)] = array[piece.box]
     shard.flags.writeable = False
     return shard
 

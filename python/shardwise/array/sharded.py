@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ..show.picture import Picture
 
-__all__ = ["Shard", "ShardedArray", "distribute_tensor", "gathered"]
+__all__ = ["Shard", "ShardedArray", "compared_shards", "distribute_tensor", "gathered"]
 
 #: From this many bytes on, putting shards together is worth a plan; below, making one takes longer than the copies.
 _PLANNED = 2**22
@@ -276,14 +276,13 @@ class ShardedArray(Drawn, ShardSource):
         unreduced = tiling.layout.unreduced if isinstance(tiling, Partition) else ()
         if partial := [axis for axis in unreduced if self.partition.device_mesh.axis_size(axis) > 1]:
             raise LayoutError(f"numpy() needs reduced values, but the layout is unreduced over {tuple(partial)}")
-        if is_true("check_replicas", check_replicas):
-            check_equal_replicas(tiling, self.shard_arrays())
+        compared = compared_shards(self, check=is_true("check_replicas", check_replicas))
         if self._is_packed:
-            return put_together(self.partition, self.shard_arrays())
+            return put_together(self.partition, compared)
         if not isinstance(tiling, Partition) or (self.nbytes >= _PLANNED and not self._dtype.hasobject):
             return gathered(self, check_replicas=False)
         array = np.empty(self.shape, self._dtype)
-        shards, targets = self.shard_arrays(), tiling.views(array)
+        shards, targets = compared, tiling.views(array)
         # The canonical owners' shards, each element once.
         for owner in np.flatnonzero(tiling.replica_ids() == 0).tolist():
             targets[owner][...] = shards[owner]
@@ -333,8 +332,7 @@ class ShardedArray(Drawn, ShardSource):
             )
         if self._array is not None and isinstance(target, Partition) and target.shape == self.shape:
             return ShardedArray._of_array(target, self._array)
-        if is_true("check_replicas", check_replicas) and self._array is None:
-            check_equal_replicas(self._tiling, self.shard_arrays())
+        compared_shards(self, check=is_true("check_replicas", check_replicas))
         return ShardedArray._of_shards(target, plan_reshard(self._tiling, target).run(self), self._dtype)
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
@@ -354,6 +352,18 @@ class ShardedArray(Drawn, ShardSource):
         return f"<ShardedArray {self.shape} {self._dtype}, {cut}>"
 
 
+def compared_shards(sharded: ShardedArray, *, check: bool) -> list[npt.NDArray[Any]]:
+    """Give the arrays of all holders; with `check`, replicas are compared first, unless all are parts of one array.
+
+    Raises:
+        LayoutError: if replicas differ.
+    """
+    shards = sharded.shard_arrays()
+    if check and sharded._array is None:
+        check_equal_replicas(sharded.tiling, shards)
+    return shards
+
+
 def gathered(sharded: ShardedArray, check_replicas: bool) -> npt.NDArray[Any]:
     """Put an array together from its shards by a plan, adding up partial sums; see `shardwise.array.gather`."""
     with importing:
@@ -361,9 +371,7 @@ def gathered(sharded: ShardedArray, check_replicas: bool) -> npt.NDArray[Any]:
 
     if sharded._is_packed or sharded._array is not None:
         return sharded.numpy(check_replicas=check_replicas)
-    if is_true("check_replicas", check_replicas):
-        check_equal_replicas(sharded.tiling, sharded.shard_arrays())
-
+    compared_shards(sharded, check=is_true("check_replicas", check_replicas))
     whole = TensorLayout((None,) * sharded.ndim, DeviceMesh((1,), ("whole",), [object()]))
     return plan_reshard(sharded.tiling, whole.partition(sharded.shape)).run(sharded)[0]
 

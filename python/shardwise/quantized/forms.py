@@ -247,7 +247,7 @@ def check_known(found: Components, layouts: Any = None) -> None:
     Raises:
         ParseError: names the method.
     """
-    is_by_name = layouts is not None and not hasattr(type(layouts), "placed")
+    is_by_name = layouts is not None and placing_of(layouts).names is not None
     if found.refused and not is_by_name:
         raise ParseError(
             f"{found.refused}; to cut each stored tensor by a rule for its own name, give a configuration without it "

@@ -11,7 +11,7 @@ from ...conversion.assembled import Assembled
 from ...conversion.weights import Reader
 from ...layout import UnevenRule
 from ...partition import Partition
-from ...placing import Layouts
+from ...placing import Placing
 from ...quantized.component import Along, Component, LogicalTensor
 from ...quantized.follow import followed
 from ...quantized.forms import Components, check_elements, check_known
@@ -65,15 +65,13 @@ def weights_after(
 
 
 def component_partitions(
-    found: Components, tensors: Outline, layouts: Layouts | None, uneven: UnevenRule
+    found: Components, tensors: Outline, layouts: Placing, uneven: UnevenRule
 ) -> dict[str, Partition | SharedTiling]:
     """Give how the components of quantized weights are cut, and the bytes of tensors of packed elements, by name.
 
     Raises:
         LayoutError: if a cut falls within a block or a byte; names the weight, and what would fit.
     """
-    if layouts is None:
-        return {}
     check_known(found, layouts)
     check_elements(tensors, found, layouts)
     packed = {name: _bytes_of(name, *each) for name, each in tensors.items() if each[1].bits % 8 and each[0]}

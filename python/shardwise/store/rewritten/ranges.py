@@ -19,7 +19,7 @@ from ...layout import UnevenRule
 from ...mesh import DeviceMesh
 from ...partition import Partition
 from ...pieces import Pieces, dense_strides
-from ...placing import Layouts, placing_of
+from ...placing import Layouts, Placing, placing_of
 from ...shared_tiling import SharedTiling
 from ..tensors.checkpoint import StoredCheckpoint
 from ..tensors.model_config import config_of
@@ -163,7 +163,8 @@ def device_reads(
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share < math.inf:
         raise LayoutError(f"over_read is {shown(over_read)}; it must be a number from 0 on")
     devices = device if isinstance(device, list) else [device]
-    _check_devices(devices, layouts)
+    placing = placing_of(layouts)
+    _check_devices(devices, placing)
     files: dict[int, int] = {}
     paths: list[Path] = []
     arrays: list[ReadArray] = []
@@ -172,16 +173,15 @@ def device_reads(
     described = {name: (shape, dtype) for name, dtype, shape in checkpoint.described()}
     weights = components_in(described, config_of(checkpoint.path), reader_of(checkpoint))
     components = {one.name for each in weights.tensors.values() for one in each.components}
-    ranks = {name: len(shape) for name, (shape, _) in described.items() if name not in components}
-    refuse_unmatched(layouts, ranks | {name: len(each.shape) for name, each in weights.tensors.items()})
-    cuts = component_partitions(weights, described, layouts, uneven)
+    refuse_unmatched(placing, [*(name for name in described if name not in components), *weights.tensors])
+    cuts = component_partitions(weights, described, placing, uneven)
     for name, tensor in checkpoint.items():
         if not tensor.is_addressable:
             raise UnsupportedError(
                 f"tensor {shown(name)} is compressed, or not stored: no range of a file has its bytes; its read() does"
             )
         wanted = wanted_stored(name, tensor, None)
-        partition = cuts.get(name) or partition_for(name, wanted.shape, layouts, uneven)
+        partition = cuts.get(name) or partition_for(name, wanted.shape, placing, uneven)
         pieces = wanted.pieces
         for holder in pieces.holders:
             if files.setdefault(id(holder), len(paths)) == len(paths):
@@ -202,9 +202,8 @@ def device_reads(
     return _planned(tuple(paths), tuple(arrays), np.concatenate(tables), share)
 
 
-def _check_devices(devices: list[Hashable], layouts: Layouts) -> None:
+def _check_devices(devices: list[Hashable], placing: Placing) -> None:
     """Refuse, with MeshError, a device that is in no mesh of the layouts, if they have any."""
-    placing = placing_of(layouts)
     known = [*placing.meshes.values()] if placing.world is None else [placing.world]
     for label in devices:
         if known and all(_position(mesh, label) is None for mesh in known):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,52 +10,57 @@ import numpy as np
 from ..._arguments import refuse_mask
 from ..._dtypes import DTYPES, Dtype, find_dtype
 from ..._text import shown
-from ...array.sharded import ShardedArray
+from ...array.sharded import ShardedArray, compared_shards
 from ...conversion.assembled import Wanted
 from ...errors import LayoutError
 from ...layout import UnevenRule
 from ...partition import Partition
+from ...piece import sides_of
 from ...pieces import NO_PIECES, Bounds, Piece, Pieces
-from ...placing import Layouts, partition_of, placing_of
+from ...placing import Placing, partition_of
 from ...rules.left_out import named
 from ...shared_tiling import SharedTiling
 from ..data.boxes import contiguous_strides
 from ..tensors.checkpoint import StoredObject
 from ..tensors.stored import StoredTensor
+from .names import check_name
 
 __all__ = [
     "partition_for",
     "refuse_unmatched",
     "wanted_array",
+    "wanted_arrays",
     "wanted_stored",
 ]
 
+#: The most keys of nested mappings that a message joins.
+_MOST_KEYS = 8
+
 
 def partition_for(
-    name: str, shape: tuple[int, ...], layouts: Layouts | None, uneven: UnevenRule
+    name: str, shape: tuple[int, ...], layouts: Placing, uneven: UnevenRule
 ) -> Partition | SharedTiling | None:
     """Return the partition of the tensor of this name by the layouts; `None` if none applies.
 
     Raises:
         LayoutError: if the layout does not fit the tensor; names it.
     """
-    partition = partition_of(placing_of(layouts), name, shape, uneven)
+    partition = partition_of(layouts, name, shape, uneven)
     if isinstance(partition, Partition) and partition.layout.unreduced:
         axes = partition.layout.unreduced
         raise LayoutError(f"tensor {shown(name)}: a layout with unreduced axes {axes} cannot be written")
     return partition
 
 
-def refuse_unmatched(layouts: Layouts | None, ranks: Mapping[str, int]) -> None:
-    """Refuse tensors, by name and rank, for which a deployment has neither a rule nor a default: they have no place.
+def refuse_unmatched(layouts: Placing, names: Iterable[str]) -> None:
+    """Refuse tensors, by name, for which a deployment has neither a rule nor a default: they have no place.
 
     Raises:
         LayoutError: if there are some; counts and names them.
     """
-    placing = placing_of(layouts)
-    if placing.is_whole_elsewhere:
+    if layouts.is_whole_elsewhere:
         return
-    found = [name for name, rank in ranks.items() if not placing.matching_rules(name)]
+    found = [name for name in names if not layouts.matching_rules(name)]
     if found:
         count = "1 tensor matches" if len(found) == 1 else f"{len(found)} tensors match"
         raise LayoutError(
@@ -87,15 +92,55 @@ def wanted_object(name: str, value: StoredObject) -> Wanted:
     return Wanted(name, DTYPES["uint8"], (size,), Pieces.of([piece] if size else [], 1), is_object=True)
 
 
-def wanted_array(name: str, value: Any, partition: Partition | SharedTiling | None) -> Wanted:
+def wanted_arrays(tensors: Mapping[str, Any], layouts: Placing, uneven: UnevenRule, *, check: bool) -> list[Wanted]:
+    """Arrays in memory, whole or sharded, with any strides, to be written under their names.
+
+    Args:
+        tensors: The arrays by name.
+        layouts: The cuts of the tensors.
+        uneven: The rule by which a dim that does not divide is cut.
+        check: Whether replicas of sharded arrays are compared.
+
+    Raises:
+        LayoutError: if a name is not one of a tensor, a layout does not fit, or replicas differ.
+        TypeError: if a value is not an array, or no checkpoint can hold its dtype.
+    """
+    if not isinstance(tensors, Mapping):
+        raise TypeError(f"tensors must be a mapping from names to arrays, got {type(tensors).__name__}")
+    for name, value in tensors.items():
+        if isinstance(value, Mapping):
+            advice = (
+                f"join the names of what is nested, as in {{{_joined(name, value)}: …}}" if value else "leave it out"
+            )
+            raise TypeError(f"tensors[{shown(name)}] is a {type(value).__name__}; it must be an array: {advice}")
+    refuse_unmatched(layouts, tensors)
+    found = []
+    for name, value in tensors.items():
+        check_name(name)
+        shape = value.shape if isinstance(value, ShardedArray) else tuple(np.shape(value))
+        found.append(wanted_array(name, value, partition_for(name, shape, layouts, uneven), check=check))
+    return found
+
+
+def _joined(name: str, value: Mapping[Any, Any]) -> str:
+    """The name of the first array within nested mappings, of the keys on the way there."""
+    keys = [name]
+    inner: Any = value
+    while isinstance(inner, Mapping) and inner and len(keys) < _MOST_KEYS:
+        key, inner = next(iter(inner.items()))
+        keys.append(str(key))
+    return shown(".".join(keys))
+
+
+def wanted_array(name: str, value: Any, partition: Partition | SharedTiling | None, *, check: bool = False) -> Wanted:
     """An array in memory, whole or sharded, with any strides, to be written under a name.
 
     Raises:
         TypeError: if no checkpoint can hold its dtype.
-        LayoutError: if a sharded array has partial sums.
+        LayoutError: if a sharded array has partial sums; with `check`, if its replicas differ.
     """
     if isinstance(value, ShardedArray):
-        return _wanted_sharded(name, value, partition)
+        return _wanted_sharded(name, value, partition, compared_shards(value, check=check))
     refuse_mask(f"tensor {shown(name)}", value)
     array = np.asarray(value)
     dtype = _file_dtype(name, array.dtype)
@@ -108,7 +153,9 @@ def wanted_array(name: str, value: Any, partition: Partition | SharedTiling | No
     return Wanted(name, dtype, array.shape, pieces, NO_PIECES, partition, identity)
 
 
-def _wanted_sharded(name: str, value: ShardedArray, partition: Partition | SharedTiling | None) -> Wanted:
+def _wanted_sharded(
+    name: str, value: ShardedArray, partition: Partition | SharedTiling | None, shards: Iterable[np.ndarray[Any, Any]]
+) -> Wanted:
     dtype = _file_dtype(name, value.dtype)
     tiling = value.tiling
     if isinstance(tiling, Partition) and any(
@@ -118,11 +165,11 @@ def _wanted_sharded(name: str, value: ShardedArray, partition: Partition | Share
     seen: set[Bounds] = set()
     pieces: list[Piece] = []
     replicas: list[Piece] = []
-    for holder, array in zip(tiling.holders, value.shard_arrays(), strict=True):
+    for holder, array in zip(tiling.holders, shards, strict=True):
         refuse_mask(f"tensor {shown(name)}", array)
         array = _little_endian(array)
         for piece in tiling.pieces(holder):
-            box = tuple((side.start, side.stop) for side in piece.box)
+            box = sides_of(piece.box)
             if any(start == stop for start, stop in box):
                 continue
             if isinstance(piece.start, int):

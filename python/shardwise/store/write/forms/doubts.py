@@ -9,7 +9,7 @@ from ...._text import shown
 from ....conversion.assembled import Assembled, Wanted
 from ....errors import LayoutError
 from ....layout import UnevenRule
-from ....placing import Layouts, placing_of
+from ....placing import Placing
 from ....quantized.forms import Components
 from ....rules.left_out import LeftOut
 from .forms import WRITTEN
@@ -41,7 +41,7 @@ class DoubtsError(LayoutError):
 
 
 def doubts_about(
-    layouts: Layouts | None,
+    layouts: Placing,
     uneven: UnevenRule,
     form: str,
     wanted: Sequence[Wanted],
@@ -66,22 +66,21 @@ def doubts_about(
             f"the layouts cut {len(cut)} tensor{'s' * (len(cut) != 1)}, but {form!r} holds tensors whole, so nothing "
             "is cut; 'sharded', 'ranks' and 'dcp' hold them in pieces"
         )
-    placing = placing_of(layouts)
-    report = placing.report(ruled, uneven=uneven)
+    report = layouts.report(ruled, uneven=uneven)
     if report is not None:
         # A rule for tensors that are not wanted is a rule like any other.
         kept = {each.name for each in wanted}
         rest = {
-            rule.removeprefix(placing.prefix)
+            rule.removeprefix(layouts.prefix)
             for name in tensors
             if name not in kept
-            for rule in placing.matching_rules(name)
+            for rule in layouts.matching_rules(name)
         }
         report = replace(report, unused_rules=tuple(rule for rule in report.unused_rules if rule not in rest))
         lost += report.left_out
         found += report.doubts
     else:
-        missing = [name for name in placing.names or () if name not in tensors]
+        missing = [name for name in layouts.names or () if name not in tensors]
         if missing:
             names = ", ".join(map(shown, missing[:_SHOWN]))
             more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ...._text import shown
 from ....conversion.assembled import Wanted
 from ....errors import LayoutError
-from ....placing import Layouts, placing_of
+from ....placing import Placing
 from ....rules.left_out import named
 from ....rules.names import WeightRole, merged_names, weights
 from ....rules.templates import parse_template
@@ -35,7 +35,7 @@ _ADVICE = (
 )
 
 
-def check_names(wanted: Sequence[Wanted], layouts: Layouts | None) -> None:
+def check_names(wanted: Sequence[Wanted], layouts: Placing) -> None:
     """Refuse tensors of names that the engines' sharded loaders do not know, as they hold several in one parameter.
 
     Raises:
@@ -69,9 +69,9 @@ def _is_cut(tensor: Wanted, dim: int) -> bool:
     return layout is not None and layout.rank > dim and layout.axes[dim] is not None
 
 
-def _fused_by(names: Iterable[str], layouts: Layouts | None) -> str | None:
+def _fused_by(names: Iterable[str], layouts: Placing) -> str | None:
     """A tensor that a deployment of an engine has in a parameter with others."""
-    fused = placing_of(layouts).parameters
+    fused = layouts.parameters
     templates = [parse_template(part) for one in fused if len(one.parts) > 1 or one.stack for part in one.parts]
     return next((name for name in names if any(one.matched(name) is not None for one in templates)), None)
 
@@ -136,7 +136,7 @@ def check_blocks(wanted: Sequence[Wanted]) -> None:
         )
 
 
-def with_head(wanted: list[Wanted], layouts: Layouts | None) -> list[Wanted]:
+def with_head(wanted: list[Wanted], layouts: Placing) -> list[Wanted]:
     """The tensors, and the output layer if it is tied with the embedding: under its own name the engines look for both.
 
     It is, if there is none, and the rule of the one embedding is for its name too. A tensor is one by its name: a
@@ -144,11 +144,10 @@ def with_head(wanted: list[Wanted], layouts: Layouts | None) -> list[Wanted]:
     """
     if any(tensor.name == _HEAD for tensor in wanted):
         return wanted
-    placing = placing_of(layouts)
-    rules = set(placing.matching_rules(_HEAD))
+    rules = set(layouts.matching_rules(_HEAD))
     embeddings = [
         tensor
         for tensor in wanted
-        if rules and _EMBEDDING.search(tensor.name) and rules == set(placing.matching_rules(tensor.name))
+        if rules and _EMBEDDING.search(tensor.name) and rules == set(layouts.matching_rules(tensor.name))
     ]
     return [*wanted, *(replace(tensor, name=_HEAD) for tensor in embeddings)] if len(embeddings) == 1 else wanted

@@ -14,7 +14,7 @@ from ...._text import shown
 from ....conversion.assembled import Wanted, zero_element
 from ....errors import LayoutError
 from ....pieces import NO_PIECES, Piece, Pieces
-from ....placing import Layouts, placing_of
+from ....placing import Placing
 from ...data.parts import PIECES, part_mark
 from .files import CutTensor
 from .rank_files import Ranks, arrays_of, pieces_text, rank_slots
@@ -25,15 +25,14 @@ __all__ = ["one_rank", "ranks_of"]
 _Box = tuple[Sequence[npt.NDArray[np.int64]], npt.NDArray[np.int64]]
 
 
-def ranks_of(layouts: Layouts | None, wanted: Sequence[CutTensor]) -> Ranks:
+def ranks_of(layouts: Placing, wanted: Sequence[CutTensor]) -> Ranks:
     """The devices of layouts; without any, those of the mesh by which the tensors are cut.
 
     Raises:
         LayoutError: if nothing says what devices there are, or several meshes do.
     """
-    placing = placing_of(layouts)
-    if placing.world is not None:
-        return Ranks(placing.world.labels(), placing.meshes or {"world": placing.world})
+    if layouts.world is not None:
+        return Ranks(layouts.world.labels(), layouts.meshes or {"world": layouts.world})
     meshes = dict.fromkeys(each.partition.device_mesh for each in wanted if each.partition is not None)
     if not meshes:
         raise LayoutError("files for ranks need layouts with a mesh, which says what ranks there are; none was given")

@@ -11,7 +11,7 @@ from ...._dtypes import Dtype, find_dtype
 from ...._text import shown
 from ....errors import LayoutError
 from ....layout import UnevenRule
-from ....placing import Layouts
+from ....placing import NO_LAYOUTS, Placing
 from ....rules.numbers import Config
 from ....rules.pattern import NamePattern
 from ...data.location import Location
@@ -41,7 +41,7 @@ class Request:
     """
 
     target: Location
-    layouts: Layouts | None = None
+    layouts: Placing = NO_LAYOUTS
     to: Target | None = None
     uneven: UnevenRule = "even"
     dtype: Dtype | None = None

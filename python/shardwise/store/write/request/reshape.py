@@ -17,7 +17,7 @@ from ....conversion.assembled import Assembled, Wanted
 from ....errors import ParseError
 from ....layout import UnevenRule
 from ....partition import Partition
-from ....placing import Layouts
+from ....placing import Layouts, placing_of
 from ....quantized.forms import Components, cast_weights
 from ....quantized.method import quantization_of
 from ....rules.left_out import LeftOut
@@ -174,7 +174,7 @@ def reshard_checkpoint(
     )  # fmt: skip
     target = location_of(dst)
     request = Request.of(
-        target, layouts=layouts, to=to, uneven=uneven, dtype=dtype, overflow=overflow,
+        target, layouts=placing_of(layouts), to=to, uneven=uneven, dtype=dtype, overflow=overflow,
         names={"rename": rename, "rewrites": rewrites, "only": only, "drop": drop},
         metadata=metadata, max_file_bytes=max_file_bytes, memory=memory, replicas=replicas, task_bytes=task_bytes,
         strict=strict, rank=rank, padded=padded, config=config, workers=worker_count(work),
@@ -260,7 +260,7 @@ def plan_checkpoint(
     """
     target = location_of(dst)
     request = Request.of(
-        target, layouts=layouts, to=to, uneven=uneven, dtype=dtype, overflow=overflow,
+        target, layouts=placing_of(layouts), to=to, uneven=uneven, dtype=dtype, overflow=overflow,
         names={"rename": rename, "rewrites": rewrites, "only": only, "drop": drop},
         metadata=metadata, max_file_bytes=max_file_bytes, memory=memory, replicas=replicas, task_bytes=task_bytes,
         strict=strict, rank=rank, padded=padded, config=config, is_written=False,
@@ -388,7 +388,7 @@ class _Preparation:
         request, layouts = self._request, self._request.layouts
         names: dict[str, str] = {}
         wanted, fine = [], 0
-        refuse_unmatched(layouts, {name: len(shape) for name, shape, _ in ruled_tensors(kept, weights)})
+        refuse_unmatched(layouts, [name for name, _, _ in ruled_tensors(kept, weights)])
         components = component_partitions(weights, outline_of(kept), layouts, request.uneven)
         for name, made in kept.items():
             partition = components.get(name) or partition_for(name, made.shape, layouts, request.uneven)

@@ -8,18 +8,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from ...._arguments import is_true
-from ...._text import shown
-from ....array.replicas import check_replicas
-from ....array.sharded import ShardedArray
 from ....errors import ShardwiseWarning
 from ....layout import UnevenRule
-from ....placing import Layouts
+from ....placing import Layouts, placing_of
 from ...data.location import Location, location_of
-from ...rewritten.names import check_name
-from ...rewritten.wanted import partition_for, refuse_unmatched, wanted_array
+from ...rewritten.wanted import wanted_arrays
 from ..forms.doubts import DoubtsError, doubts_about, ruled_tensors
 from ..forms.forms import Target
 from ..places import locked
@@ -29,9 +23,6 @@ from .planner import chosen_form, plan_form
 from .request import FILE_BYTES, Request
 
 __all__ = ["save_checkpoint", "warn"]
-
-#: The most keys of nested mappings that a message joins.
-_MOST_KEYS = 8
 
 
 def save_checkpoint(
@@ -96,46 +87,22 @@ def save_checkpoint(
     ...         print(checkpoint.read("w").tolist())
     [[1, 2], [4, 5]]
     """
-    if not isinstance(tensors, Mapping):
-        raise TypeError(f"tensors must be a mapping from names to arrays, got {type(tensors).__name__}")
-    for name, value in tensors.items():
-        if isinstance(value, Mapping):
-            advice = (
-                f"join the names of what is nested, as in {{{_joined(name, value)}: …}}" if value else "leave it out"
-            )
-            raise TypeError(f"tensors[{shown(name)}] is a {type(value).__name__}; it must be an array: {advice}")
-    wanted = []
-    refuse_unmatched(layouts, {name: np.ndim(value) for name, value in tensors.items()})
-    for name, value in tensors.items():
-        check_name(name)
-        if isinstance(value, ShardedArray) and is_true("check", check) and value._array is None:
-            check_replicas(value.tiling, value.shard_arrays())
-        shape = tuple(np.shape(value)) if not isinstance(value, ShardedArray) else value.shape
-        wanted.append(wanted_array(name, value, partition_for(name, shape, layouts, uneven)))
+    placing = placing_of(layouts)
+    wanted = wanted_arrays(tensors, placing, uneven, check=is_true("check", check))
     work = Work(memory=memory, threads=threads, sync=is_true("sync", sync), progress=progress)
     target = location_of(path)
     request = Request(
-        target, layouts, to, uneven, metadata=metadata, max_file_bytes=max_file_bytes, memory=memory, strict=strict
+        target, placing, to, uneven, metadata=metadata, max_file_bytes=max_file_bytes, memory=memory, strict=strict
     )
     made = plan_form(request, wanted)
     named = {each.name: each for each in wanted}
-    lost, said = doubts_about(layouts, uneven, chosen_form(request, wanted), wanted, named, ruled_tensors(named))
+    lost, said = doubts_about(placing, uneven, chosen_form(request, wanted), wanted, named, ruled_tensors(named))
     if request.strict and said:
         raise DoubtsError(said)
     warn(said)
     with locked(target):
         # As given; a plan's path is absolute.
         return replace(run_whole(made, work), path=target, warnings=tuple(said), left_out=tuple(lost))
-
-
-def _joined(name: str, value: Mapping[Any, Any]) -> str:
-    """The name of the first array within nested mappings, of the keys on the way there."""
-    keys = [name]
-    inner: Any = value
-    while isinstance(inner, Mapping) and inner and len(keys) < _MOST_KEYS:
-        key, inner = next(iter(inner.items()))
-        keys.append(str(key))
-    return shown(".".join(keys))
 
 
 def warn(messages: Iterable[str]) -> None:
