@@ -8,6 +8,9 @@ Files of ops have what compilers say about them (see `tests.oracle.computations`
 
 A folder may have quantized checkpoints instead, each a folder with `expected.json` (see `tests.oracle.quantized`), and
 `cases.json`, of sizes that did not fit (see `tests.oracle.quantized_cases`).
+
+Or whole training states, in folders `FORM/CASE` (see `tests.oracle.training_states`); a `FORM` or `FORM/CASE` as a name
+takes these only.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ import shardwise as sw
 from shardwise import deploy
 from shardwise.deploy import ExpertMap, megatron
 
-from . import allocations, computations, quantized, quantized_cases
+from . import allocations, computations, quantized, quantized_cases, training_states
 
 #: How many differences are shown for each file.
 SHOWN = 5
@@ -412,8 +415,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     known = [*KNOWN, *COMPUTATIONS]
     parser = argparse.ArgumentParser(prog="python -m tests.oracle.corpora", description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="a folder with files NAME.json.gz")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"only these of {', '.join(known)}")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"only these of {', '.join(known)}; FORM/CASE")
     given = parser.parse_args(arguments)
+    if cases := training_states.folders(given.folder, given.names):
+        return int(show_states(cases))
     failed = False
     if not given.names:
         for name, found in compare_quantized(given.folder):
@@ -436,6 +441,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if (name := file.name.removesuffix(".json.gz")) not in known:
                 print(f"{name}: not known here")
     return int(failed)
+
+
+def show_states(cases: list[Path]) -> bool:
+    """Print what came of training states, a line for each checkpoint; whether any is not equal."""
+    failed = count = 0
+    for case in cases:
+        for name, states in training_states.compare_case(case):
+            print(f"{case.parent.name}/{case.name} {name}: {states}"[:1000], flush=True)
+            failed += not states.is_equal
+            count += 1
+    print(f"{count} checkpoints, {count - failed} equal")
+    return bool(failed)
 
 
 def shown(name: str, found: Comparison) -> bool:
