@@ -9,24 +9,21 @@ comes out. With stage 3 the masters are the weights: no file has others.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-
-from ...._dtypes import DTYPES
 from ...._text import shown
 from ....errors import ParseError
 from ...data.location import Location, entries_of, opening
-from ...data.text import checked_name, checked_shape
-from ...tensors.checkpoint import Besides, StoredCheckpoint, StoredObject
-from ...tensors.stored import LazyTensors, StoredPiece, StoredTensor, UnsupportedError
-from .deepspeed_files import Key, RankFile, check_world, grid_of, ranks_of, read_rank
-from .flat_parts import FlatRow, Source, WholeRow, described, is_flat, made
+from ...data.text import checked_name
+from ...tensors.checkpoint import Besides, StoredCheckpoint
+from ...tensors.lazy import LazyTensors
+from ...tensors.stored import StoredTensor, UnsupportedError
+from .deepspeed_files import Key, RankFile, Rows, check_world, frozen_row, grid_of, metadata_of, ranks_of, read_rank
+from .flat_parts import FlatRow, Source, WholeRow, described, filled, is_flat, made
 from .model_parallel import Cut, CutRules, whole
-from .pickles import Record, sizes_of, state_of
-from .tensors import Container, SavedTensor, dict_of, flatten, sums_of, value_object
+from .tensors import SavedTensor, dict_of, sums_of, value_object
 from .universal import latest_in
 from .zero_partitions import Partition, Spans, layout_of, members_of, partition_of, step_elsewhere
 
@@ -34,19 +31,6 @@ __all__ = ["open_form"]
 
 #: The file beside such folders that names the last one.
 LATEST = "latest"
-#: The keys that say how a model's parameters are cut and held; others are of its trainer or its user.
-_STRUCTURE = frozenset(
-    ["module", "optimizer", "param_shapes", "buffer_names", "frozen_param_shapes", "frozen_param_fragments",
-     "shared_params", "universal_checkpoint_info", "checkpoint_parallel_dimensions", "dp_world_size", "mp_world_size"]
-)  # fmt: skip
-#: The keys of an optimizer that hold its partitions, or say how they are cut.
-_OF_PARTITIONS = frozenset(
-    ["base_optimizer_state", "base_optimizer_state_step", "single_partition_of_fp32_groups", "fp32_flat_groups",
-     "optimizer_state_dict", "zero_stage", "group_paddings", "param_alignment_paddings", "partition_count",
-     "param_slice_mappings", "ds_version", "universal_checkpoint_info"]
-)  # fmt: skip
-#: From here on a float32 does not hold each whole number.
-_MOST_STEPS = 1 << 24
 
 
 def open_form(path: Location) -> StoredCheckpoint:
@@ -58,14 +42,14 @@ def open_form(path: Location) -> StoredCheckpoint:
     with opening([path / name for name in ranks.values()]) as (open_next, files):
         read = {key: read_rank(open_next(path / name)) for key, name in ranks.items()}
         folder = _Folder(path, read)
-        tensors = LazyTensors({**folder.weights, **folder.states, **folder.others}, described, made)
+        tensors = LazyTensors(folder.rows, described, made)
     return StoredCheckpoint(
         path,
         "deepspeed",
         tensors,
         files,
         Besides(
-            metadata=folder.metadata,
+            metadata=metadata_of(folder.first),
             objects=folder.objects,
             unreadable=folder.unreadable,
             sums=partial(sums_of, files),
@@ -74,27 +58,18 @@ def open_form(path: Location) -> StoredCheckpoint:
     )
 
 
-class _Folder:
-    """A folder of one step: rows for tensors, values, and why others are not read."""
+class _Folder(Rows):
+    """A folder of one step."""
 
     def __init__(self, path: Location, read: Mapping[Key, RankFile]) -> None:
-        self.path = path
-        self.states: dict[str, Any] = {}
-        self.weights: dict[str, Any] = {}
-        self.others: dict[str, Any] = {}
-        self.objects: dict[str, StoredObject] = {}
-        self.unreadable: dict[str, str] = {}
+        super().__init__()
         #: The files of the model of each model-parallel rank, and in them of each data-parallel rank.
         self.models = grid_of(read, "model")
         self.first = self.models[0][0]
         self._optims = grid_of(read, "optim")
         check_world(path, self.models, self._optims)
-        said = self.first.said
-        self.metadata = {
-            key: said[key] for key in ("ds_version", "global_steps") if isinstance(said.get(key), (str, int))
-        }
         self.is_split = len(self.models[0]) > 1 or ("model", 0, 0) in read
-        info = said.get("universal_checkpoint_info")
+        info = self.first.said.get("universal_checkpoint_info")
         self._rules = None if len(self.models) == 1 else _rules(self.first, info)
         self.cuts: dict[str, Cut] = {}
         if self._optims:
@@ -104,7 +79,9 @@ class _Folder:
             self._spans = Spans(self._partitions, self.layouts)
             self._add_states()
         self._add_weights()
-        self._add_values()
+        self.add_values(self.models)
+        if self._optims:
+            self.add_optimizer_values(self._optims[0][0], self._partitions[0][0].said)
 
     def _cut_parameters(self) -> None:
         for number, group in enumerate(self.layouts[0]):
@@ -153,13 +130,7 @@ class _Folder:
                 step = step_elsewhere(first, groups, members, number)
                 if step is not None:
                     self._add_scalar(group, "step", [step])
-        for number, said in enumerate(groups):
-            for key, value in said.items():
-                if key != "params":
-                    name = f"optimizer.param_groups.{number}.{key}"
-                    self.objects[name] = value_object(name, value)
-            name = f"optimizer.param_groups.{number}.params"
-            self.objects[name] = value_object(name, members[number])
+        self.add_groups(groups, members)
 
     def _add_flat(self, number: int, kind: str, flats: list[list[SavedTensor]]) -> None:
         first = flats[0][0]
@@ -207,7 +178,7 @@ class _Folder:
             if isinstance(value, SavedTensor):
                 self.states[full] = WholeRow(value.dtype, whole(()), ((first.container, value),))
             else:
-                self.states[full] = _filled(full, read[0], first.path)
+                self.states[full] = filled(full, read[0], first.path)
 
     def _add_weights(self) -> None:
         """Add the weights, frozen parameters and buffers, and further names of all of these."""
@@ -268,69 +239,14 @@ class _Folder:
             row = self.states[master]
             self.weights[name], self.states[master] = row, row._replace(alias_of=name)
             return
-        shape = dict_of(self.first.said.get("frozen_param_shapes")).get(name)
-        if shape is None:
+        row = None if master in self.unreadable else frozen_row(self.models, name, self._cut)
+        if row is not None:
+            self.weights[name] = row
+        else:
             self.unreadable[name] = (
                 f"{self.first.path}: {shown(name)} is not read: its elements are in no file; it may be tied to another "
                 "parameter, which stage 3 does not say"
             )
-            return
-        sources, shapes, dtype = [], [], None
-        for mp, row in enumerate(self.models):
-            said = sizes_of(dict_of(row[0].said.get("frozen_param_shapes")).get(name))
-            shapes.append(checked_shape(said, 64, name, row[0].path))
-            count = math.prod(shapes[-1])
-            size = -(-count // len(row))
-            for dp, file in enumerate(row):
-                value = dict_of(file.said.get("frozen_param_fragments")).get(name)
-                flat = file.container.tensor(value, name)
-                dtype = flat.dtype if flat is not None and dtype is None else dtype
-                if flat is None or flat.shape != (size,) or not is_flat(flat) or flat.dtype != dtype:
-                    raise ParseError(
-                        f"{file.path}: frozen_param_fragments has no {size} elements of {shown(name)}, of shape "
-                        f"{shapes[-1]} among {len(row)} ranks"
-                    )
-                start = min(dp * size, count)
-                if start < count:
-                    sources.append(Source(file.container, flat, 0, mp, start, min(start + size, count)))
-        if dtype is not None:
-            self.weights[name] = FlatRow(dtype, self._cut(name, shapes, is_certain=False), tuple(sources))
-
-    def _add_values(self) -> None:
-        """Add what the trainer and its user keep besides: of the first rank, and of others what differs."""
-        files = [file for row in self.models for file in row]
-        values: dict[str, Any] = {}
-        for rank, file in enumerate(files):
-            own = {key: value for key, value in file.said.items() if key not in _STRUCTURE}
-            for name, value in _leaves(own, file):
-                if rank and not isinstance(value, Record) and name in values and values[name] == value:
-                    continue
-                if not rank:
-                    values[name] = value
-                top, dot, rest = name.partition(".")
-                self._add_value(name if not rank else f"{top}.rank_{rank}{dot}{rest}", value, file.container)
-        if self._optims:
-            first = self._partitions[0][0]
-            own = {key: state_of(value) or value for key, value in first.said.items() if key not in _OF_PARTITIONS}
-            for name, value in _leaves(own, first.file):
-                self._add_value(f"optimizer.{name}", value, first.file.container)
-
-    def _add_value(self, name: str, value: Any, container: Container) -> None:
-        if name in self.weights or name in self.states or name in self.others or name in self.objects:
-            raise ParseError(f"{container.file.path}: two values have the name {shown(name)}")
-        try:
-            saved = container.tensor(value, name)
-        except UnsupportedError as error:
-            self.unreadable[name] = str(error)
-            return
-        if saved is None:
-            self.objects[name] = value_object(name, value)
-        else:
-            self.others[name] = WholeRow(saved.dtype, whole(saved.shape), ((container, saved),))
-
-
-def _leaves(values: dict[str, Any], file: RankFile) -> Iterator[tuple[str, Any]]:
-    return flatten(values, file.path, 1 << 30) if values else iter(())
 
 
 def _rules(file: RankFile, info: Any) -> CutRules:
@@ -356,9 +272,3 @@ def _number(part: Partition, value: Any) -> float | int | None:
     else:
         number = value
     return number if type(number) in (int, float) else None
-
-
-def _filled(name: str, number: Any, path: Location) -> StoredTensor:
-    is_exact = isinstance(number, float) or number < _MOST_STEPS
-    dtype = DTYPES["float32" if is_exact else "int64"]
-    return StoredTensor(name, dtype, (), (StoredPiece((), path, fill=np.array(number, dtype.numpy())),))

@@ -2,22 +2,53 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from ...._dtypes import Dtype
 from ...._text import shown
 from ....errors import ParseError
 from ...data.files import Holder
 from ...data.location import Location
+from ...data.text import checked_shape
+from ...tensors.checkpoint import StoredObject
 from ...tensors.stored import UnsupportedError
-from .tensors import Container, children, dict_of
+from .flat_parts import FlatRow, Source, WholeRow, is_flat
+from .model_parallel import Cut, whole
+from .pickles import Record, sizes_of, state_of
+from .tensors import Container, children, dict_of, flatten, value_object
 
-__all__ = ["Grid", "Key", "RankFile", "check_world", "grid_of", "ranks_of", "read_rank"]
+__all__ = [
+    "Grid",
+    "Key",
+    "RankFile",
+    "Rows",
+    "check_world",
+    "frozen_row",
+    "grid_of",
+    "metadata_of",
+    "ranks_of",
+    "read_rank",
+]
 
 _FILE = re.compile(r"(?:(?:bf16_|fp16_)?zero_pp_rank_(\d{1,6})_)?mp_rank_(\d{1,6})_(model|optim)_states\.pt")
 #: Files of models whose layers or experts are in files of their own.
 _OTHERS = re.compile(r"layer_\d+-model_.*\.pt|layer_\d+_expert_.*\.pt|expert_\d+_.*_states\.pt|expp_rank_.*_states\.pt")
+
+
+#: The keys that say how a model's parameters are cut and held; others are of its trainer or its user.
+_STRUCTURE = frozenset(
+    ["module", "optimizer", "param_shapes", "buffer_names", "frozen_param_shapes", "frozen_param_fragments",
+     "shared_params", "universal_checkpoint_info", "checkpoint_parallel_dimensions", "dp_world_size", "mp_world_size"]
+)  # fmt: skip
+#: The keys of an optimizer that hold its partitions, or say how they are cut.
+_OF_PARTITIONS = frozenset(
+    ["base_optimizer_state", "base_optimizer_state_step", "single_partition_of_fp32_groups", "fp32_flat_groups",
+     "optimizer_state_dict", "zero_stage", "group_paddings", "param_alignment_paddings", "partition_count",
+     "param_slice_mappings", "ds_version", "universal_checkpoint_info"]
+)  # fmt: skip
 
 
 class RankFile(NamedTuple):
@@ -133,3 +164,116 @@ def check_world(path: Location, models: Grid, optims: Grid) -> None:
                 f"{path}: has files of {len(rows[0])} data-parallel ranks; {file_of_first.path.name} is of "
                 f"{shown(world)}: files are missing, or two worlds are mixed"
             )
+
+
+class Rows:
+    """Rows for the tensors of a folder, its values, and why others are not read.
+
+    Attributes:
+        weights: Rows of weights and buffers.
+        states: Rows of the optimizer's states.
+        others: Rows of other tensors.
+        objects: Values.
+        unreadable: Why tensors are not read, by name.
+    """
+
+    def __init__(self) -> None:
+        self.weights: dict[str, Any] = {}
+        self.states: dict[str, Any] = {}
+        self.others: dict[str, Any] = {}
+        self.objects: dict[str, StoredObject] = {}
+        self.unreadable: dict[str, str] = {}
+
+    @property
+    def rows(self) -> dict[str, Any]:
+        """All rows: weights first."""
+        return {**self.weights, **self.states, **self.others}
+
+    def add_values(self, models: Grid) -> None:
+        """Add what the trainer and its user keep besides: of the first rank, and of others what differs."""
+        files = [file for row in models for file in row]
+        values: dict[str, Any] = {}
+        for rank, file in enumerate(files):
+            own = {key: value for key, value in file.said.items() if key not in _STRUCTURE}
+            for name, value in _leaves(own, file):
+                if rank and not isinstance(value, Record) and name in values and values[name] == value:
+                    continue
+                if not rank:
+                    values[name] = value
+                top, dot, rest = name.partition(".")
+                self._add_value(name if not rank else f"{top}.rank_{rank}{dot}{rest}", value, file.container)
+
+    def add_optimizer_values(self, file: RankFile, said: dict[str, Any]) -> None:
+        """Add what an optimizer says besides of its states and groups, such as its loss scale."""
+        own = {key: state_of(value) or value for key, value in said.items() if key not in _OF_PARTITIONS}
+        for name, value in _leaves(own, file):
+            self._add_value(f"optimizer.{name}", value, file.container)
+
+    def add_groups(self, groups: list[dict[str, Any]], members: list[list[str]]) -> None:
+        """Add the groups of an optimizer, with the names of the parameters of each."""
+        for number, said in enumerate(groups):
+            values = {key: value for key, value in said.items() if key != "params"} | {"params": members[number]}
+            for key, value in values.items():
+                name = f"optimizer.param_groups.{number}.{key}"
+                self.objects[name] = value_object(name, value)
+
+    def _add_value(self, name: str, value: Any, container: Container) -> None:
+        if name in self.weights or name in self.states or name in self.others or name in self.objects:
+            raise ParseError(f"{container.file.path}: two values have the name {shown(name)}")
+        try:
+            saved = container.tensor(value, name)
+        except UnsupportedError as error:
+            self.unreadable[name] = str(error)
+            return
+        if saved is None:
+            self.objects[name] = value_object(name, value)
+        else:
+            self.others[name] = WholeRow(saved.dtype, whole(saved.shape), ((container, saved),))
+
+
+def _leaves(values: dict[str, Any], file: RankFile) -> Iterator[tuple[str, Any]]:
+    return flatten(values, file.path, 1 << 30) if values else iter(())
+
+
+def metadata_of(file: RankFile) -> dict[str, Any]:
+    """Give the version and the step that a model's file states."""
+    return {key: file.said[key] for key in ("ds_version", "global_steps") if isinstance(file.said.get(key), (str, int))}
+
+
+def frozen_row(models: Grid, name: str, cut: Callable[..., Cut]) -> FlatRow | None:
+    """Give the row of a frozen parameter of stage 3, of which each data-parallel rank's file has a part.
+
+    Args:
+        models: The files of all ranks.
+        name: Its name.
+        cut: Gives the cut of a name and the shapes of model-parallel ranks.
+
+    Returns:
+        The row; None if it is not a frozen parameter.
+
+    Raises:
+        ParseError: if a part is missing.
+        UnsupportedError: if nothing says how model-parallel ranks cut it.
+    """
+    if dict_of(models[0][0].said.get("frozen_param_shapes")).get(name) is None:
+        return None
+    sources: list[Source] = []
+    shapes: list[tuple[int, ...]] = []
+    dtype: Dtype | None = None
+    for mp, row in enumerate(models):
+        said = sizes_of(dict_of(row[0].said.get("frozen_param_shapes")).get(name))
+        shapes.append(checked_shape(said, 64, name, row[0].path))
+        count = math.prod(shapes[-1])
+        size = -(-count // len(row))
+        for dp, file in enumerate(row):
+            flat = file.container.tensor(dict_of(file.said.get("frozen_param_fragments")).get(name), name)
+            dtype = flat.dtype if flat is not None and dtype is None else dtype
+            if flat is None or flat.shape != (size,) or not is_flat(flat) or flat.dtype != dtype:
+                raise ParseError(
+                    f"{file.path}: frozen_param_fragments has no {size} elements of {shown(name)}, of shape "
+                    f"{shapes[-1]} among {len(row)} ranks"
+                )
+            start = min(dp * size, count)
+            if start < count:
+                sources.append(Source(file.container, flat, 0, mp, start, min(start + size, count)))
+    return None if dtype is None else FlatRow(dtype, cut(name, shapes, is_certain=False), tuple(sources))

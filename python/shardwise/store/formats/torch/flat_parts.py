@@ -8,16 +8,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...._dtypes import Dtype
+from ...._dtypes import DTYPES, Dtype
 from ...._types import Numbers
 from ....pieces import Bounds, shared_box
+from ...data.location import Location
 from ...tensors.coverage import tile
 from ...tensors.flat import flat_boxes
 from ...tensors.stored import ListedPieces, StoredPiece, StoredTensor
 from .model_parallel import Cut
 from .tensors import Container, SavedTensor
 
-__all__ = ["FlatRow", "Source", "WholeRow", "described", "is_flat", "made"]
+__all__ = ["FlatRow", "Source", "WholeRow", "described", "filled", "is_flat", "made"]
+
+
+#: From here on a float32 does not hold each whole number.
+_MOST_STEPS = 1 << 24
 
 
 class Source(NamedTuple):
@@ -190,3 +195,10 @@ def _piece(name: str, row: FlatRow, placed: _Placed, position: int, box: Bounds)
     shape = tuple(high - low for low, high in box)
     saved: Any = source.array._replace(shape=shape, strides=strides, offset=offset)
     return source.container.piece(saved, name, box)
+
+
+def filled(name: str, number: Any, path: Location) -> StoredTensor:
+    """Give a tensor without dims that is a number; a float32, as PyTorch keeps steps, if it holds it."""
+    is_exact = isinstance(number, float) or number < _MOST_STEPS
+    dtype = DTYPES["float32" if is_exact else "int64"]
+    return StoredTensor(name, dtype, (), (StoredPiece((), path, fill=np.array(number, dtype.numpy())),))
