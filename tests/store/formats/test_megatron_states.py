@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import tarfile
 import zipfile
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 import shardwise as sw
+from shardwise.store.data.parts import LEGACY
 
 CASES = Path(__file__).parents[2] / "data" / "states" / "megatron"
 NAMES = sorted(path.name for path in CASES.iterdir())
@@ -149,3 +151,76 @@ def test_weights_are_read_where_states_cannot_be_placed(tmp_path: Path) -> None:
             assert "--dist-ckpt-optim-fully-reshardable" in why
             with pytest.raises(sw.ParseError, match="do not fill buckets"):
                 checkpoint[name]
+
+
+def iteration(root: Path) -> Path:
+    return root / "iter_0000002"
+
+
+def test_folders_of_ranks_that_are_incomplete_or_mixed(tmp_path: Path) -> None:
+    def refused(name: str, message: str) -> None:
+        with pytest.raises(sw.ParseError, match=message):
+            sw.open_checkpoint(tmp_path / name / "checkpoint")
+
+    root = iteration(unpacked("legacy_tp_pp", tmp_path / "rank"))
+    shutil.rmtree(root / "mp_rank_01_001")
+    refused("rank", r"no folder is of rank \(1, 1\), but args in .*mp_rank_00_000.*pipeline_model_parallel_size 2")
+    root = iteration(unpacked("legacy_tp_pp", tmp_path / "model"))
+    (root / "mp_rank_01_001" / "model_optim_rng.pt").unlink()
+    refused("model", r"mp_rank_01_001: has no model_optim_rng\.pt")
+    root = iteration(unpacked("legacy_tp_pp", tmp_path / "optimizer"))
+    (root / "mp_rank_01_000" / "distrib_optim.pt").unlink()
+    refused("optimizer", r"mp_rank_01_000: has no distrib_optim\.pt, which other ranks have")
+    root = iteration(unpacked("legacy_tp_pp", tmp_path / "sizes"))
+    with_argument(root / "mp_rank_01_000" / "model_optim_rng.pt", "tensor_model_parallel_size", 1)
+    refused(
+        "sizes", r"mp_rank_01_000.*its tensor_model_parallel_size is 1, and that of .*mp_rank_00_000.* 2: files of two"
+    )
+    root = iteration(unpacked("legacy_tp_pp", tmp_path / "layers"))
+    for file in root.glob("*/model_optim_rng.pt"):
+        with_argument(file, "num_layers", 3)
+    refused("layers", "has 2 layers, but args in .* says that num_layers is 3")
+    root = iteration(unpacked("legacy_tp_pp", tmp_path / "words"))
+    for file in root.glob("*/model_optim_rng.pt"):
+        with_argument(file, "padded_vocab_size", 56)
+    refused("words", r"mp_rank_00_000.*'embedding.word_embeddings.weight' has 14 rows, of 56 on 2 ranks by args")
+
+
+def test_an_optimizer_of_another_rank_is_refused(tmp_path: Path) -> None:
+    """Both have as many elements: only the master copies tell that one belongs to the other half of each weight."""
+    root = iteration(unpacked("legacy_tp_pp", tmp_path))
+    shutil.copy(root / "mp_rank_01_000" / "distrib_optim.pt", root / "mp_rank_00_000" / "distrib_optim.pt")
+    with pytest.raises(sw.ParseError, match=r"mp_rank_00_000/distrib_optim\.pt: buffer 0.*the master copy of .*begins"):
+        sw.open_checkpoint(root)
+    shutil.copy(root / "mp_rank_01_001" / "distrib_optim.pt", root / "mp_rank_00_000" / "distrib_optim.pt")
+    with pytest.raises(sw.ParseError, match=r"has 1\d+ elements, which its \d+ parameters do not fill in any buckets"):
+        sw.open_checkpoint(root)
+
+
+def test_a_name_whose_cut_is_unknown_is_refused_with_a_way_on(tmp_path: Path) -> None:
+    root = iteration(unpacked("legacy_no_distributed_optimizer", tmp_path))
+    for file in root.glob("*/model_optim_rng.pt"):
+        changed(file, b"decoder.layers.0.mlp.linear_fc2.weightq", b"decoder.layers.0.mlp.linear_fc9.weightq")
+    with pytest.raises(
+        sw.ParseError, match=r"nothing says how 'decoder.layers.0.mlp.linear_fc9.weight' .* is cut over 2"
+    ) as caught:
+        sw.open_checkpoint(root)
+    assert LEGACY in str(caught.value)
+
+
+def test_numbers_of_parameters_follow_the_groups(tmp_path: Path) -> None:
+    """Two arrays of one shape in another order are told by the master copies beside them."""
+    root = iteration(unpacked("legacy_no_distributed_optimizer", tmp_path))
+    with sw.open_checkpoint(root) as checkpoint:
+        first, second = (
+            checkpoint[f"optimizer.state.decoder.layers.{layer}.mlp.linear_fc1.weight.master"].pieces[0].extent()
+            for layer in (0, 1)
+        )
+        path = Path(first.holder.path)
+    data = bytearray(path.read_bytes())
+    size = 10 * 16 * 4
+    one, other = (slice(each.offset, each.offset + size) for each in (first, second))
+    data[one], data[other] = data[other], data[one]
+    path.write_bytes(data)
+    with pytest.raises(sw.ParseError, match=r"mp_rank_00.*linear_fc1.*the optimizer's parameters are in another order"):
+        sw.open_checkpoint(root)

@@ -83,7 +83,6 @@ SENTENCES: dict[str, tuple[dict[str, bytes], str]] = {
         {"bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt": b""},
         r"has no \*_model_states\.pt: files are missing",
     ),
-    "megatron's old form": ({"mp_rank_00": b"", "mp_rank_01_002": b""}, "legacy checkpoint of Megatron.*but rules can"),
     "meta": ({"consolidated.00.pth": b"", "consolidated.01.pth": b""}, "a file for each rank; .* but rules can"),
     "metaseq": ({"reshard-model_part-0.pt": b"", "reshard-model_part-1.pt": b""}, "a file for each rank"),
     "mixtral": ({f"consolidated.0{i}.pt": b"" for i in range(8)}, "a file for each rank"),

@@ -19,7 +19,7 @@ from ..._fork import cached_property, importing
 from ..._text import shown
 from ...errors import ParseError
 from ..data.location import Location, entries_of, hub_hint, location_of, open_file, refuse_other, unlisted
-from ..data.parts import BY_RULES, ENGINE_FILE, LEGACY, RANK_FILE, bare_ranks
+from ..data.parts import BY_RULES, ENGINE_FILE, RANK_FILE, bare_ranks
 from ..tensors.checkpoint import StoredCheckpoint
 from ..tensors.kinds import kind_of
 from ..tensors.stored import UnsupportedError
@@ -169,11 +169,7 @@ FORMS: list[Form] = [
         ),
         "torch.deepspeed",
     ),
-    Form(
-        "megatron (legacy)",
-        _matching(r"mp_rank_\d\d(?:_\d{3})*"),
-        refusal=LEGACY,
-    ),
+    Form("megatron", _matching(r"mp_rank_\d\d(?:_\d{3})*"), "megatron.form"),
     Form("orbax", _named("_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt", "orbax.checkpoint"), "orbax.form"),
     Form(
         "orbax",

@@ -9,4 +9,5 @@
 | `buffers`, `coalesced` | the states in buckets; in arrays of all buckets of a rank |
 | `grids` | states as grids of flattened parts |
 | `torch_dist` | the distributed checkpoints, `torch_dist` |
+| `legacy` | the folders of ranks, `mp_rank_TT_PPP` |
 """

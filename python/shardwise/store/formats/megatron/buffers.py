@@ -21,8 +21,8 @@ from ..torch.dcp import Contents, Index, Row
 from ..torch.pickles import named_dtype, sizes_of
 from ..torch.tensors import Container, children
 from .coalesced import SAVE_AGAIN, coalesced_states
-from .parameters import Parameter, Run, check_masters, later, state_pieces, state_tensor
-from .positions import in_buckets
+from .parameters import FLOAT32, Parameter, Run, check_masters, later, state_pieces, tensor_of_ranks
+from .positions import by_buffer, in_buckets
 from .said import Arguments, Group, as_dict, groups_of
 
 __all__ = ["LAYERS", "Buffers", "Held"]
@@ -139,7 +139,7 @@ class Buffers:
                 name = f"optimizer.state.{key}.{_KINDS.get(kind, kind)}"
                 if name in tensors:
                     raise self.index.error(f"has the tensor {shown(name)}, which its buckets have too")
-                tensors[name] = state_tensor(name, self.weights[key].shape, own, copies, self.index.path)
+                tensors[name] = tensor_of_ranks(name, FLOAT32, self.weights[key].shape, own, copies, self.index.path)
         objects = {name: held for name, held in found.objects.items() if _OBJECT.fullmatch(name) is None}
         return Contents(tensors, objects, found.unreadable)
 
@@ -256,12 +256,7 @@ class Buffers:
 
     def _read(self, rank: int, chunks: list[list[Parameter]], objects: Mapping[str, StoredObject]) -> None:
         """Find the states of one model-parallel rank."""
-        buffers: list[list[Parameter]] = []
-        for chunk in chunks:
-            by_dtype: dict[str, list[Parameter]] = {}
-            for parameter in chunk:
-                by_dtype.setdefault(parameter.dtype.name, []).append(parameter)
-            buffers += by_dtype.values()
+        buffers = by_buffer(chunks)
         found = self._in_buckets(rank, buffers) if self.held.rows else self._coalesced(rank, buffers, objects)
         for parameter, kind, runs in found:
             own, copies = self.kinds.setdefault(parameter.name, {}).setdefault(kind, ([], []))

@@ -1,4 +1,4 @@
-"""Megatron's distributed checkpoints, `torch_dist`: PyTorch's, with an extra file that says that they are complete."""
+"""Folders of Megatron's iterations: which is the last one, and which form it has."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from ...._json import MAX_JSON, strict_json
 from ...._text import shown
 from ....errors import ParseError
 from ...data.location import Location, entries_of, open_file
-from ...data.parts import LEGACY
 from ...tensors.checkpoint import StoredCheckpoint
-from ...tensors.stored import UnsupportedError
+from .legacy import open_ranks
 from .torch_dist import open_iteration
 
 __all__ = ["open_form"]
@@ -22,6 +21,9 @@ def open_form(path: Location) -> StoredCheckpoint:
     """Open an iteration's folder, or the last iteration in a folder of them."""
     if (path / _LATEST).exists():
         path = path / _latest(path / _LATEST)
+    names = {name for name, _ in entries_of(path)}
+    if "metadata.json" not in names and any(name.startswith("mp_rank_") for name in names):
+        return open_ranks(path)
     said = _json(path / "metadata.json")
     backend = said.get("sharded_backend") if isinstance(said, dict) else None
     if backend != "torch_dist":
@@ -48,9 +50,7 @@ def _latest(path: Location) -> str:
     if not (path.parent / folder).is_dir():
         raise ParseError(f"{path}: names the iteration {text}, but there is no folder {folder}; open another's")
     inside = {name for name, _ in entries_of(path.parent / folder)}
-    if any(name.startswith("mp_rank_") for name in inside):
-        raise UnsupportedError(f"{path.parent / folder}: {LEGACY}")
-    if not inside & {"metadata.json", ".metadata"}:
+    if not inside & {"metadata.json", ".metadata"} and not any(name.startswith("mp_rank_") for name in inside):
         raise _interrupted(path.parent / folder)
     return folder
 

@@ -18,16 +18,17 @@ from ...._dtypes import DTYPES, Dtype
 from ...._text import shown
 from ....errors import ParseError
 from ....pieces import Bounds
-from ....tiling import Tiling
 from ...data.boxes import Located, contiguous_strides
 from ...data.location import Location
 from ...data.text import box_text
 from ...tensors.coverage import tile
+from ...tensors.flat import flat_boxes
 from ...tensors.stored import ListedPieces, StoredPiece, StoredTensor
 
-__all__ = ["Parameter", "Run", "check_masters", "differing", "later", "state_pieces", "state_tensor"]
+__all__ = ["FLOAT32", "Parameter", "Run", "check_masters", "differing", "later", "state_pieces", "tensor_of_ranks"]
 
-_FLOAT32 = DTYPES["float32"]
+#: The dtype of all states.
+FLOAT32 = DTYPES["float32"]
 #: So many elements at the beginning of a parameter are compared with its master copy.
 _COMPARED = 16
 
@@ -96,15 +97,11 @@ def state_pieces(blocks: Sequence[Bounds], runs: Iterable[Run], itemsize: int = 
 def _within(block: Bounds, low: int, high: int, run: Run, skipped: int, itemsize: int) -> Iterator[StoredPiece]:
     """The boxes of a block that a range of its elements is; `skipped` elements of the run come before."""
     shape = tuple(stop - start for start, stop in block)
-    if low == 0 and high == math.prod(shape):
-        inner: Iterable[tuple[slice, ...]] = [tuple(slice(0, size) for size in shape)]
-    else:
-        inner = (piece.box for piece in Tiling.from_flat_ranges(shape, [(low, high)]).pieces(0))
-    strides = contiguous_strides(shape, 1)
-    for box in inner:
-        begin = sum(side.start * step for side, step in zip(box, strides, strict=True))
-        bounds = tuple((start + side.start, start + side.stop) for side, (start, _) in zip(box, block, strict=True))
-        locate = partial(_located, run.locate, (skipped + begin - low) * itemsize, contiguous_strides(shape, itemsize))
+    strides = contiguous_strides(shape, itemsize)
+    found = flat_boxes(shape, [(low, high)])
+    for box, begin in zip(found.boxes.tolist(), found.begins.tolist(), strict=True):
+        bounds = tuple((at + start, at + stop) for (start, stop), (at, _) in zip(box, block, strict=True))
+        locate = partial(_located, run.locate, (skipped + begin) * itemsize, strides)
         yield StoredPiece(bounds, run.path, locate=locate)
 
 
@@ -119,10 +116,15 @@ def later(stored: StoredPiece, skipped: int) -> Located:
     return file, start + skipped, strides
 
 
-def state_tensor(
-    name: str, shape: tuple[int, ...], own: Sequence[StoredPiece], copies: Sequence[StoredPiece], where: object
+def tensor_of_ranks(
+    name: str,
+    dtype: Dtype,
+    shape: tuple[int, ...],
+    own: Sequence[StoredPiece],
+    copies: Sequence[StoredPiece],
+    where: object,
 ) -> StoredTensor:
-    """Give the state of a tensor whose pieces several ranks hold, each as often as it is copied.
+    """Give the tensor whose pieces several ranks hold, each as often as it is copied.
 
     Raises:
         ParseError: if the pieces do not tile it.
@@ -133,7 +135,7 @@ def state_tensor(
     held = np.array([piece.bounds for piece in others], np.int64).reshape(len(others), len(shape), 2)
     pieces = ListedPieces(boxes[kept], lambda position, _: own[kept[position]])
     replicas = ListedPieces(held, lambda position, _: others[position])
-    return StoredTensor(name, _FLOAT32, shape, pieces, replicas=replicas)
+    return StoredTensor(name, dtype, shape, pieces, replicas=replicas)
 
 
 def differing(parameter: Parameter, runs: Iterable[Run]) -> str:

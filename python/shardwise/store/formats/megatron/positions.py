@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ....state.buckets import Bucket, buckets
 from .parameters import Parameter
 
-__all__ = ["in_buckets", "in_sequence"]
+__all__ = ["by_buffer", "in_buckets", "in_sequence"]
 
 #: So many ways to cut a buffer into buckets are looked at.
 _MOST_WAYS = 4096
+
+
+def by_buffer(chunks: Iterable[Sequence[Parameter]]) -> list[list[Parameter]]:
+    """Give the parameters of each buffer: of one chunk of the model and one dtype, in the order of the model."""
+    found: list[list[Parameter]] = []
+    for chunk in chunks:
+        by_dtype: dict[str, list[Parameter]] = {}
+        for parameter in chunk:
+            by_dtype.setdefault(parameter.dtype.name, []).append(parameter)
+        found += by_dtype.values()
+    return found
 
 
 def in_buckets(parameters: Sequence[Parameter], lengths: Sequence[int]) -> list[list[tuple[int, int]]] | None:
