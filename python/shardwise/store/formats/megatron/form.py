@@ -21,7 +21,7 @@ def open_form(path: Location) -> StoredCheckpoint:
     """Open an iteration's folder, or the last iteration in a folder of them."""
     if (path / _LATEST).exists():
         path = path / _latest(path / _LATEST)
-    names = {name for name, _ in entries_of(path)}
+    names = {name for name, _ in entries_of(path)} if path.is_dir() else set()
     if "metadata.json" not in names and any(name.startswith("mp_rank_") for name in names):
         return open_ranks(path)
     said = _json(path / "metadata.json")
@@ -49,24 +49,17 @@ def _latest(path: Location) -> str:
     folder = f"iter_{int(text):07d}"
     if not (path.parent / folder).is_dir():
         raise ParseError(f"{path}: names the iteration {text}, but there is no folder {folder}; open another's")
-    inside = {name for name, _ in entries_of(path.parent / folder)}
-    if not inside & {"metadata.json", ".metadata"} and not any(name.startswith("mp_rank_") for name in inside):
-        raise _interrupted(path.parent / folder)
     return folder
-
-
-def _interrupted(folder: Location) -> ParseError:
-    return ParseError(
-        f"{folder}: has no metadata.json, which torch_dist writes last: the save was interrupted; take an earlier "
-        "iteration"
-    )
 
 
 def _json(path: Location) -> Any:
     try:
         file = open_file(path)
     except FileNotFoundError:
-        raise _interrupted(path.parent) from None
+        raise ParseError(
+            f"{path.parent}: has no metadata.json, which torch_dist writes last: the save was interrupted; take an "
+            "earlier iteration"
+        ) from None
     try:
         return strict_json(file.read(0, min(file.size, MAX_JSON + 1)), path)
     finally:
