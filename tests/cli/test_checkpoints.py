@@ -243,6 +243,7 @@ def test_every_option_reaches_the_library(run: Run, monkeypatch: pytest.MonkeyPa
         "strict": False,
         "rank": None,
         "padded": False,
+        "parameter_names": None,
         "config": None,
     }
     local = {"sync": True, "resume": False, "overflow": "refuse"}

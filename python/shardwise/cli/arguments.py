@@ -26,6 +26,7 @@ from .options import (
     add_mesh,
     add_no_sync,
     add_padded,
+    add_parameter_names,
     add_source_rules,
     add_strict,
     add_uneven,
@@ -169,6 +170,7 @@ def _add_contents(command: Parser, *, is_rank: bool = False) -> None:
         help="compare what is stored more than once (the default), or take the first",
     )
     add_padded(command)
+    add_parameter_names(command)
     command.add_argument(
         "--strict",
         action="store_true",
@@ -274,7 +276,8 @@ def _add_inspect(commands: "argparse._SubParsersAction[Parser]") -> None:
     )
     inspect.add_argument("source", metavar="CHECKPOINT", type=str, help="a checkpoint of any format")
     add_padded(inspect)
-    add_strict(inspect, "files beside it are not read")
+    add_parameter_names(inspect)
+    add_strict(inspect, "files beside it are not read, or parameters of an optimizer keep their numbers")
     add_json(inspect)
 
 

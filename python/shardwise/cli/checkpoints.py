@@ -34,6 +34,7 @@ from ..store.tensors.companion_files import beside
 from ..store.write.forms.doubts import DoubtsError
 from .layouts import no_mesh, read_layouts, reading_for
 from .notation import parse_memory, parse_mesh
+from .options import names_in
 from .progress import ShownProgress
 from .tasks import plain, write_report
 from .terminal import Screen, as_options, say
@@ -83,6 +84,7 @@ def contents_of(options: argparse.Namespace) -> tuple[LayoutMap | Deployment | N
         "strict": options.strict,
         "rank": options.rank,
         "padded": options.padded,
+        "parameter_names": names_in(options.parameter_names),
         "config": options.config,
         "task_bytes": None if options.task_bytes is None else parse_memory(options.task_bytes),
     }
@@ -230,13 +232,14 @@ def _plain(value: Any) -> Any:
 
 def run_inspect(screen: Screen, options: argparse.Namespace) -> int:
     """Describe a checkpoint, and give the exit status."""
-    with open_checkpoint(options.source, part=True, padded=options.padded) as checkpoint:
+    names = names_in(options.parameter_names)
+    with open_checkpoint(options.source, part=True, padded=options.padded, parameter_names=names) as checkpoint:
         left_out = beside(location_of(options.source), checkpoint)
-        status = 1 if options.strict and left_out else 0
+        status = 1 if options.strict and (left_out or checkpoint.doubts) else 0
         if options.json:
-            said = {"left_out": [each.to_dict() for each in left_out]}
+            said = {"left_out": [each.to_dict() for each in left_out], "doubts": list(checkpoint.doubts)}
             print(json.dumps(_described(checkpoint) | said, indent=2))
-            say("error" if status else "warning", map(str, left_out))
+            say("error" if status else "warning", [*checkpoint.doubts, *map(str, left_out)])
             return status
         dtypes = Counter(tensor.dtype for tensor in checkpoint.values())
         kinds = ", ".join(f"{count} {dtype}" for dtype, count in dtypes.most_common())
@@ -259,6 +262,8 @@ def run_inspect(screen: Screen, options: argparse.Namespace) -> int:
             screen.write(f"{name}: not a tensor")
         for name, reason in checkpoint.unreadable.items():
             screen.write(f"{name}: cannot be read: {reason}")
+        for text in checkpoint.doubts:
+            screen.write(("error: ", "bold red") if options.strict else ("warning: ", "bold yellow"), as_options(text))
         _write_left_out(screen, left_out, options.strict)
     return status
 

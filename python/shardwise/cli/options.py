@@ -19,10 +19,12 @@ __all__ = [
     "add_mesh",
     "add_no_sync",
     "add_padded",
+    "add_parameter_names",
     "add_source_rules",
     "add_strict",
     "add_uneven",
     "add_work",
+    "names_in",
     "rules_path",
 ]
 
@@ -75,6 +77,22 @@ def add_padded(command: Parser) -> None:
         action="store_true",
         help="of files of ranks of FSDP, read the beginning of tensors that are as long on each rank as on the first",
     )
+
+
+def add_parameter_names(command: Parser) -> None:
+    """Add `--parameter-names`."""
+    command.add_argument(
+        "--parameter-names",
+        metavar="FILE",
+        type=Path,
+        help="a file with the names of the parameters of PyTorch's optimizer, one on each line, in the order of its "
+        "numbers, where the checkpoint has numbers only",
+    )
+
+
+def names_in(file: Path | None) -> list[str] | None:
+    """The names in a file of names; `None` without one."""
+    return None if file is None else [line for line in file.read_text(encoding="utf-8").splitlines() if line]
 
 
 def add_strict(command: Parser, when: str) -> None:

@@ -27,6 +27,8 @@ _OPTIONS = {
     "LayoutMap(..., backtracking=True), or backtracking = true in a rules file,": "backtracking = true in the file",
     "resume=True": "--resume",
     "open_checkpoint(..., padded=True) and reshard_checkpoint(..., padded=True)": "inspect and reshard --padded",
+    "open_checkpoint(..., parameter_names=[...])": "--parameter-names FILE",
+    "parameter_names": "--parameter-names",
     "device_mesh is given": "--mesh is given",
     "'sharded', 'ranks' and 'dcp' hold": "--to sharded, --to ranks and --to dcp hold",
     'replicas="first"': "--replicas first",

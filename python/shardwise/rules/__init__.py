@@ -9,6 +9,7 @@
 | `toml`, `toml_text`, `shipped` | rules files, read and written; those of the package, in the folder of examples |
 | `names` | what names of sizes and of weights mean: `names.toml`, and what engines of a version do: `engines.toml` |
 | `numbers`, `model_shapes` | sizes by name; shapes from a configuration |
+| `parameter_order` | the order of a model's parameters, from its configuration |
 | `rewrites`, `rewrite`, `arrangement` | other names, orders and dims |
 | `wrapped` | models within models for text and images |
 | `tp_plan` | rules from plans of transformers |

@@ -16,9 +16,12 @@ from .text import are_sizes
 __all__ = [
     "BY_RULES",
     "ENGINE_FILE",
+    "FSDP_FOLDER",
     "LEGACY",
     "MANIFEST",
     "MARK",
+    "MODEL_FILES",
+    "OPTIMIZER_FILE",
     "PIECES",
     "RANKS",
     "RANK_FILE",
@@ -41,6 +44,10 @@ RANKS = "ranks.json"
 #: The names of files for ranks, as we call them, and as engines do.
 RANK_FILE = r"rank-\d{5,}(?:-[A-Za-z0-9_.]+-\d+)*\.safetensors"
 ENGINE_FILE = r"model-(?:rank-\d+|pp-\d+-tp-\d+)-part-\d+\.safetensors"
+#: Files of PyTorch's optimizers beside a model, and models that have no other name; folders of accelerate's with FSDP.
+OPTIMIZER_FILE = r"optimizer(?:_(?P<number>\d{1,4}))?\.(?:pt|bin)"
+MODEL_FILES = ("pytorch_model_fsdp.bin", "model.pt", "model.pth", "model.bin")
+FSDP_FOLDER = r"(?:pytorch_model_fsdp|optimizer)_\d{1,4}"
 #: The key in which a file of ours says of what it is a part.
 MARK = "shardwise.part"
 _NUMBERED = re.compile(r"(.*?)(\d{5,18})-of-(\d{5,18})(\.[a-z.]+)")

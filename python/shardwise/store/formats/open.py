@@ -9,17 +9,25 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ..._arguments import is_true
+from ..._arguments import check_items, is_true
 from ..._fork import cached_property, importing
 from ..._text import shown
 from ...errors import ParseError
 from ..data.location import Location, entries_of, hub_hint, location_of, open_file, refuse_other, unlisted
-from ..data.parts import BY_RULES, ENGINE_FILE, RANK_FILE, bare_ranks
+from ..data.parts import (
+    BY_RULES,
+    ENGINE_FILE,
+    FSDP_FOLDER,
+    MODEL_FILES,
+    OPTIMIZER_FILE,
+    RANK_FILE,
+    bare_ranks,
+)
 from ..tensors.checkpoint import StoredCheckpoint
 from ..tensors.kinds import kind_of
 from ..tensors.stored import UnsupportedError
@@ -38,6 +46,8 @@ _MARKERS = ("shardwise.json", ".metadata", "model.safetensors.index.json")
 _OF_ONE_FILE = ("safetensors.form", "torch.plain", "keras")
 #: The module of files of ranks, whose tensors may be padded.
 _OF_RANKS = "torch.fsdp"
+#: The modules of models in one folder, beside which files of a training run may lie.
+_OF_MODELS = ("safetensors.form", "torch.plain", "torch.training")
 
 
 class Candidate:
@@ -149,6 +159,13 @@ FORMS: list[Form] = [
         _file(".distcp"),
         refusal="is one file of a PyTorch distributed checkpoint, whose .metadata says what is in it; open its folder",
     ),
+    Form(
+        "dcp",
+        lambda candidate: any(
+            (candidate.path / name / ".metadata").exists() for name in candidate.matching(FSDP_FOLDER)[:_MOST_FOLDERS]
+        ),
+        "torch.training",
+    ),
     Form("fsdp2", _matching(r".*model_world_size_\d+_rank_\d+\.pt"), "torch.fsdp"),
     Form(
         "fsdp1",
@@ -209,6 +226,11 @@ FORMS: list[Form] = [
         refusal="is a Keras archive; unzip it and open the model.weights.h5 in it",
     ),
     Form("torch", _matching(r"pytorch_model(?:-\d+-of-\d+)?\.bin|pytorch_model\.bin\.index\.json"), "torch.plain"),
+    Form(
+        "torch",
+        lambda candidate: candidate.matching(OPTIMIZER_FILE) and len({*MODEL_FILES} & {*candidate.names}) == 1,
+        "torch.plain",
+    ),
     Form("torch", _file(".bin.index.json"), "torch.plain"),
     Form(
         "numpy",
@@ -311,7 +333,11 @@ def _is_step(path: Location) -> bool:
 
 
 def open_checkpoint(
-    path: str | os.PathLike[str] | Location, *, part: bool = False, padded: bool = False
+    path: str | os.PathLike[str] | Location,
+    *,
+    part: bool = False,
+    padded: bool = False,
+    parameter_names: Sequence[str] | None = None,
 ) -> StoredCheckpoint:
     """Open a checkpoint of any format: a mapping from names to stored tensors.
 
@@ -330,6 +356,10 @@ def open_checkpoint(
         padded: Whether the tensors of ranks, in `model_world_size_W_rank_R.pt`, may be longer than what they hold of
             the whole: all as long as the first rank's. Their beginnings are read, and what follows is padding. It does
             not change how other checkpoints are opened.
+        parameter_names: The names of the parameters of PyTorch's optimizers in the order of their numbers, where a file
+            has numbers only, and the model beside does not settle which is which. In the program that made the
+            optimizer they are `[names[p] for group in optimizer.param_groups for p in group["params"]]`, with
+            `names = {p: name for name, p in model.named_parameters()}`.
 
     Raises:
         OSError: if a file cannot be opened or read.
@@ -353,13 +383,25 @@ def open_checkpoint(
     form = known_form(location_of(path))
     with importing:
         module = import_module(f".{form.module}", __package__)
-    how: dict[str, bool] = {}
+    how: dict[str, Any] = {}
     if part and form.module in _OF_ONE_FILE and not form.path.is_dir():
         how["part"] = True
     if is_true("padded", padded) and form.module == _OF_RANKS:
         how["padded"] = True
-    checkpoint: StoredCheckpoint = module.open_form(form.path, **how)
-    return checkpoint
+    if parameter_names is not None:
+        check_items("parameter_names", parameter_names, str)
+        if form.module not in _OF_MODELS or (form.module != "torch.plain" and not form.path.is_dir()):
+            raise ParseError(
+                f"{path}: parameter_names is given, but it has no optimizer of PyTorch whose parameters have numbers"
+            )
+    if form.module not in _OF_MODELS or not form.path.is_dir():
+        if parameter_names is not None:
+            how["parameter_names"] = parameter_names
+        opened: StoredCheckpoint = module.open_form(form.path, **how)
+        return opened
+    with importing:
+        from .torch.training import with_training_files
+    return with_training_files(module.open_form(form.path, **how), form.path, parameter_names)
 
 
 def _is_known(path: Location) -> bool:

@@ -106,6 +106,7 @@ class Besides:
         unreadable: Why other tensors of it cannot be read, by name.
         sums: Gives the ranges of its files that have a CRC-32.
         unread: Files that belong to it and are not read.
+        doubts: Sentences on what could not be told of it.
     """
 
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -113,6 +114,7 @@ class Besides:
     unreadable: Mapping[str, str] = field(default_factory=dict)
     sums: Callable[[], Iterable[StoredSum]] = tuple
     unread: Sequence[str] = ()
+    doubts: Sequence[str] = ()
 
 
 class StoredCheckpoint(ReadsFiles, Mapping[str, StoredTensor]):
@@ -128,6 +130,7 @@ class StoredCheckpoint(ReadsFiles, Mapping[str, StoredTensor]):
         unreadable: Why other tensors of it cannot be read, by name; they are not among the names of the mapping, and
             asking for one is a ParseError.
         unread: Files that belong to it and are not read, by their paths from its folder.
+        doubts: Sentences on what could not be told of it, such as which parameter a number of an optimizer is.
     """
 
     def __init__(
@@ -147,6 +150,7 @@ class StoredCheckpoint(ReadsFiles, Mapping[str, StoredTensor]):
         self.objects: Mapping[str, StoredObject] = MappingProxyType(dict(besides.objects))
         self.unreadable: Mapping[str, str] = MappingProxyType(dict(besides.unreadable))
         self.unread = tuple(besides.unread)
+        self.doubts = tuple(besides.doubts)
         self._tensors = tensors
         self._files = files
         self._sums = besides.sums

@@ -387,7 +387,7 @@ def test_a_file_s_own_state_dict_is_not_disturbed_by_what_lies_beside(tmp_path: 
     with sw.open_checkpoint(path) as checkpoint:
         assert checkpoint.read("model.w").tolist() == array.tolist()
         assert {name: held.value() for name, held in checkpoint.objects.items()} == {
-            "step": 7, "names.0": "a", "names.1": None, "empty": {},
+            "step": 7, "names": ["a", None], "empty": {},
         }  # fmt: skip
     path.write_bytes(save({"w": tensor(array, "0"), "config": Call("my.config", "Config", state={})}))
     with sw.open_checkpoint(path) as checkpoint:

@@ -4,6 +4,8 @@
 |---|---|
 | `archive`, `pickles` | zip files; pickles as inert records |
 | `tensors`, `plain` | the tensors in a container; a `.pt` file |
+| `state_dicts`, `optimizers` | what files hold by name; which parameter a number of an optimizer is |
+| `training` | what lies beside a model: optimizers, schedulers, random states |
 | `dcp`, `dcp_safetensors` | distributed checkpoints |
 | `fsdp` | the files of ranks of FSDP |
 | `universal`, `deepspeed`, `deepspeed_files` | DeepSpeed's universal folders and its own, and the files of these |

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from ....pieces import Bounds
 from ...data.boxes import Located
 from ...data.files import Holder
 from ...data.text import checked_name, checked_shape
-from ...tensors.checkpoint import StoredObject, StoredSum
+from ...tensors.checkpoint import KeyPath, StoredObject, StoredSum
 from ...tensors.stored import StoredPiece, UnsupportedError
 from .archive import Archive
 from .pickles import (
@@ -28,7 +28,7 @@ from .pickles import (
     sizes_of,
 )
 
-__all__ = ["SAVE_AGAIN", "Container", "SavedTensor", "children", "dict_of", "flatten", "sums_of"]
+__all__ = ["SAVE_AGAIN", "Container", "SavedTensor", "children", "dict_of", "flatten", "located", "sums_of"]
 
 # The pickle of a state dict takes about 200 bytes per tensor.
 _MAX_PICKLE = 1 << 30
@@ -120,11 +120,23 @@ class Container:
         """Read what was saved, with objects of any class as inert records."""
         return read_objects(self._pickle(), self.file.path)
 
+    @property
+    def pickle_bytes(self) -> int:
+        """The bytes of its pickle: it has no more values."""
+        return self.archive.members[f"{self._root}data.pkl"].size
+
     def values(self) -> Iterator[tuple[str, Any]]:
         """Read what was saved; give its values with their names, objects of any class as inert records."""
-        size = self.archive.members[f"{self._root}data.pkl"].size
+        return flatten(self.root(), self.file.path, self.pickle_bytes)
+
+    def root(self) -> Any:
+        """Read what was saved, as `read_objects` does.
+
+        Raises:
+            UnsupportedError: if that cannot be read without running it.
+        """
         try:
-            read = self.read_objects()
+            return self.read_objects()
         except ParseError as error:  # A ShardedTensor of FSDP1 is pickled as a call of what another call gives.
             if "calls something that is not a global" not in str(error):
                 raise
@@ -132,7 +144,6 @@ class Container:
                 f"{self.file.path}: holds what cannot be read without running it, such as a ShardedTensor of FSDP1 "
                 f"({str(error).rpartition(': ')[2]}); {SAVE_AGAIN}"
             ) from None
-        return flatten(read, self.file.path, size)
 
     def _pickle(self) -> bytes:
         return self.archive.read(self.archive.members[f"{self._root}data.pkl"], _MAX_PICKLE)
@@ -272,26 +283,44 @@ def flatten(value: Any, where: object, most: int) -> Iterator[tuple[str, Any]]:
     Raises:
         ParseError: if two values have the same name, there are too many, or they are nested too deeply.
     """
+    return ((name, leaf) for name, _, leaf in located(value, where, most))
+
+
+def located(
+    value: Any, where: object, most: int, keep: Callable[[Any], bool] | None = None
+) -> Iterator[tuple[str, KeyPath, Any]]:
+    """Give values with their names as `flatten` does, and the keys and positions that lead to them.
+
+    Args:
+        value: The outermost.
+        where: The beginning of messages.
+        most: The most values there may be.
+        keep: Whether a container is given as a whole.
+    """
     seen: set[str] = set()
-    for name, leaf in _leaves(value, "", 0, where):
+    for name, path, leaf in _leaves(value, "", (), where, keep):
         if name in seen:
             raise ParseError(f"{where}: two values have the name {shown(name)}")
         if len(seen) >= most:
             raise ParseError(f"{where}: more than {most} values in a pickle of {most} bytes")
         seen.add(name)
-        yield name, leaf
+        yield name, path, leaf
 
 
-def _leaves(value: Any, name: str, depth: int, where: object) -> Iterator[tuple[str, Any]]:
-    if depth > _MAX_DEPTH:
+def _leaves(
+    value: Any, name: str, path: KeyPath, where: object, keep: Callable[[Any], bool] | None
+) -> Iterator[tuple[str, KeyPath, Any]]:
+    if len(path) > _MAX_DEPTH:
         raise ParseError(f"{where}: values are nested more than {_MAX_DEPTH} deep")
     pairs = children(value)
-    if pairs is None or not pairs:
-        yield name, value
+    if not pairs or (keep is not None and keep(value)):
+        yield name, path, value
         return
+    is_list = isinstance(value, (list, tuple))
     for key, child in pairs:
-        text = checked_name(f"{name}.{_key_text(key)}" if name else _key_text(key), where)
-        yield from _leaves(child, text, depth + 1, where)
+        said = _key_text(key)
+        text = checked_name(f"{name}.{said}" if name else said, where)
+        yield from _leaves(child, text, (*path, key if is_list else said), where, keep)
 
 
 def _key_text(key: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,6 +56,7 @@ class Request:
     strict: bool = False
     rank: int | None = None
     padded: bool = False
+    parameter_names: Sequence[str] | None = None
     config: Config | None = None
     is_written: bool = True
     resume: bool = False

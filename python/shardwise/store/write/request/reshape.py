@@ -85,6 +85,7 @@ def reshard_checkpoint(
     strict: bool = False,
     rank: int | None = None,
     padded: bool = False,
+    parameter_names: Sequence[str] | None = None,
     config: Config | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> WriteReport:
@@ -133,6 +134,8 @@ def reshard_checkpoint(
             tensors whole.
         rank: With `to="ranks"`, the only rank whose file is written: `dst` is that file.
         padded: Whether ranks' tensors in `src` may be padded; see `open_checkpoint`.
+        parameter_names: The names of the parameters of PyTorch's optimizers in `src`, in the order of their numbers;
+            see `open_checkpoint`.
         config: The model's configuration, a file, its folder or what it holds, in place of the `config.json` in the
             folder of `src`: it says how weights are quantized, and is written beside `"hf"`, `"ranks"` and `"vllm"`.
 
@@ -177,8 +180,8 @@ def reshard_checkpoint(
         target, layouts=placing_of(layouts), to=to, uneven=uneven, dtype=dtype, overflow=overflow,
         names={"rename": rename, "rewrites": rewrites, "only": only, "drop": drop},
         metadata=metadata, max_file_bytes=max_file_bytes, memory=memory, replicas=replicas, task_bytes=task_bytes,
-        strict=strict, rank=rank, padded=padded, config=config, workers=worker_count(work),
-        resume=work.resume,
+        strict=strict, rank=rank, padded=padded, parameter_names=parameter_names, config=config,
+        workers=worker_count(work), resume=work.resume,
     )  # fmt: skip
     with _planned(src, request) as made:
         warn(made.warnings)
@@ -206,6 +209,7 @@ def plan_checkpoint(
     strict: bool = False,
     rank: int | None = None,
     padded: bool = False,
+    parameter_names: Sequence[str] | None = None,
     config: Config | None = None,
 ) -> CheckpointPlan:
     """Plan what `reshard_checkpoint` does, as tasks that can be run anywhere, and write nothing.
@@ -231,6 +235,7 @@ def plan_checkpoint(
         strict: Whether to refuse what the plan's `warnings` would say.
         rank: With `to="ranks"`, the only rank whose file is written.
         padded: Whether ranks' tensors in `src` may be padded.
+        parameter_names: The names of the parameters of PyTorch's optimizers in `src`, in the order of their numbers.
         config: The model's configuration, in place of the `config.json` in the folder of `src`.
 
     If a tensor is converted, compressed in the source, or in very many short runs, `reshard_checkpoint` has to put
@@ -263,7 +268,7 @@ def plan_checkpoint(
         target, layouts=placing_of(layouts), to=to, uneven=uneven, dtype=dtype, overflow=overflow,
         names={"rename": rename, "rewrites": rewrites, "only": only, "drop": drop},
         metadata=metadata, max_file_bytes=max_file_bytes, memory=memory, replicas=replicas, task_bytes=task_bytes,
-        strict=strict, rank=rank, padded=padded, config=config, is_written=False,
+        strict=strict, rank=rank, padded=padded, parameter_names=parameter_names, config=config, is_written=False,
     )  # fmt: skip
     with _planned(src, request) as made:
         if made.is_finished():
@@ -278,7 +283,7 @@ def _planned(src: str | os.PathLike[str] | Location, request: Request) -> Iterat
     source, target = location_of(src), request.target
     refuse_source(source, target)
     with uncollected():
-        opened = open_checkpoint(source, padded=request.padded)
+        opened = open_checkpoint(source, padded=request.padded, parameter_names=request.parameter_names)
     with (
         opened as checkpoint,
         locked(target) if request.is_written else nullcontext(),
@@ -343,6 +348,7 @@ class _Preparation:
         values, dropped_values = kept_values(checkpoint, naming, tensors)
         copied = {old: new for old, new in values.items() if form == "dcp" and checkpoint.objects[old].extent}
         if scratch.is_dry:
+            self.doubts += checkpoint.doubts
             self.doubts += idle_renames(checkpoint, naming.rename)
             lost, said = doubts_about(
                 request.layouts, request.uneven, form, wanted, tensors, ruled_tensors(kept, weights)
