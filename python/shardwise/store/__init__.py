@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 from .._lazy import lazy
 
 if TYPE_CHECKING:
+    from .compare.damage import Damage, DamageError, VerifyReport
     from .compare.diff import Difference, Differences, diff_checkpoints
     from .compare.manifest import manifest_of
     from .compare.memory import MemoryDigests, MemoryFault, check_memory, check_sums, memory_digests
-    from .compare.prove import Damage, DamageError, VerifyReport, verify_checkpoint
+    from .compare.prove import verify_checkpoint
     from .data.digest import Digest, digest
     from .data.objects import ObjectPath
     from .formats.open import open_checkpoint
@@ -78,7 +79,8 @@ __getattr__, __dir__ = lazy(
         "compare.diff": ("Difference", "Differences", "diff_checkpoints"),
         "compare.manifest": ("manifest_of",),
         "compare.memory": ("MemoryDigests", "MemoryFault", "check_memory", "check_sums", "memory_digests"),
-        "compare.prove": ("Damage", "DamageError", "VerifyReport", "verify_checkpoint"),
+        "compare.damage": ("Damage", "DamageError", "VerifyReport"),
+        "compare.prove": ("verify_checkpoint",),
         "data.digest": ("Digest", "digest"),
         "data.objects": ("ObjectPath",),
         "formats.open": ("open_checkpoint",),

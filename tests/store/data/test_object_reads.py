@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 import shardwise as sw
 from shardwise.store.data.location import opening
 from shardwise.store.data.object_files import ObjectFile, Requests
-from shardwise.store.data.objects import ATTEMPTS, ObjectPath
+from shardwise.store.data.objects import ObjectPath
+from shardwise.store.data.retries import ATTEMPTS
 from shardwise.store.data.text import MAX_NAME, are_sizes, checked_name, checked_shape
 
 fsspec = pytest.importorskip("fsspec")

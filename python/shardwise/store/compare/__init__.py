@@ -3,7 +3,7 @@
 | module | answers |
 |---|---|
 | `diff` | what differs between two |
-| `prove` | whether a checkpoint is what was written |
+| `prove`, `damage` | whether a checkpoint is what was written; its damage |
 | `manifest` | who holds what, as data |
 | `memory` | whether devices hold what a checkpoint holds |
 """

@@ -10,20 +10,16 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
-from ..._arguments import INTEGER, check_fields
 from ..._dtypes import DTYPES
 from ..._json import MAX_JSON
 from ..._text import shown
 from ...errors import LayoutError, ParseError, ShardwiseWarning
 from ...pieces import Bounds
-from ...rules.left_out import LeftOut
 from ..data.engine import add_digests, check_memory, check_threads
 from ..data.location import Location, location_of, open_file
-from ..data.objects import ObjectPath
 from ..data.text import are_sizes, box_text
 from ..formats import ranks
 from ..formats.open import known_form, open_checkpoint
@@ -34,81 +30,12 @@ from ..tensors.companion_files import beside
 from ..tensors.digests import Digested, Progress, piece_digests
 from ..tensors.headers import HeaderDigests
 from ..tensors.stored import StoredPiece, StoredTensor, UnsupportedError
+from .damage import MOST_SHOWN, Damage, DamageError, VerifyReport
 
-__all__ = ["Damage", "DamageError", "VerifyReport", "verify_checkpoint"]
+__all__ = ["verify_checkpoint"]
 
 _MEMORY = 256 * 2**20
-#: The damages that a message names.
-_MOST_SHOWN = 20
 _NO_NAME: list[Any] = [None]
-
-
-@dataclass(frozen=True)
-class Damage:
-    """Something in a checkpoint that is not what was written.
-
-    Attributes:
-        tensor: The tensor; None if it is not a tensor's elements that are damaged.
-        file: The file it is in.
-        problem: A sentence that says what is wrong, with their names.
-    """
-
-    tensor: str | None
-    file: str
-    problem: str
-
-    def __post_init__(self) -> None:
-        check_fields(self, tensor=(str, type(None)), file=str, problem=str)
-
-    def __str__(self) -> str:
-        return self.problem
-
-
-@dataclass(frozen=True)
-class VerifyReport:
-    """The result of verifying a checkpoint.
-
-    Attributes:
-        path: The checkpoint.
-        format: Its format; an empty text if it is too damaged to be opened.
-        tensors: The number of its tensors.
-        bytes: Their bytes, all of which were read.
-        digests: The number of digests compared. If the checkpoint has neither digests nor CRC-32, only its
-            structure, and that all of it can be read, is verified.
-        crcs: The number of CRC-32 compared, of members of PyTorch's zip containers.
-        unreadable: The tensors that were not read, as they are of a kind that is not supported.
-        damaged: Everything that is not what was written.
-        left_out: The files beside it that are not read.
-    """
-
-    path: Location
-    format: str
-    tensors: int
-    bytes: int
-    digests: int
-    crcs: int
-    unreadable: tuple[str, ...] = ()
-    damaged: tuple[Damage, ...] = ()
-    left_out: tuple[LeftOut, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_fields(self, path=(Path, ObjectPath), format=str, tensors=INTEGER, bytes=INTEGER)
-        check_fields(self, digests=INTEGER, crcs=INTEGER, unreadable=tuple, damaged=tuple, left_out=tuple)
-
-
-class DamageError(ParseError):
-    """A checkpoint that is not what was written; its message has a line for each damage, as far as it fits.
-
-    Attributes:
-        report: The report of `verify_checkpoint`, with everything that is damaged.
-    """
-
-    def __init__(self, message: str, report: VerifyReport | None = None) -> None:
-        super().__init__(message)
-        self.report = report or VerifyReport(Path(), "", 0, 0, 0, 0)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return DamageError, (str(self), self.report)
 
 
 def verify_checkpoint(
@@ -149,7 +76,7 @@ def verify_checkpoint(
     ...     _ = file.write_bytes(file.read_bytes()[:-1] + b"x")
     ...     verify_checkpoint(file)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    shardwise.store.compare.prove.DamageError: ...: tensor 'w' is not what was written: its digest is ...
+    shardwise.store.compare.damage.DamageError: ...: tensor 'w' is not what was written: its digest is ...
     """
     check_memory(memory)
     check_threads(threads)
@@ -157,7 +84,7 @@ def verify_checkpoint(
     known_form(given)  # Whatever is wrong from here on is wrong with a checkpoint.
     report = _Verification(given, memory, threads, progress).report()
     if report.damaged:
-        lines = [str(one) for one in report.damaged[:_MOST_SHOWN]]
+        lines = [str(one) for one in report.damaged[:MOST_SHOWN]]
         more = len(report.damaged) - len(lines)
         raise DamageError("\n".join([*lines, *([f"and {more} more"] if more > 0 else [])]), report)
     for each in report.left_out:
@@ -209,7 +136,7 @@ class _Verification:
         return replace(found, damaged=tuple(self._damaged))
 
     def _add(self, tensor: str | None, file: Location | str, problem: str) -> None:
-        if all(problem != one.problem for one in self._damaged[-_MOST_SHOWN:]):
+        if all(problem != one.problem for one in self._damaged[-MOST_SHOWN:]):
             self._damaged.append(Damage(tensor, str(file), problem))
 
     def _whole(self, manifest: dict[str, Any] | None) -> VerifyReport:

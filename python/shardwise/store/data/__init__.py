@@ -3,6 +3,7 @@
 | module | answers |
 |---|---|
 | `location`, `objects`, `parts` | paths and URLs; objects of stores; files that are parts of a checkpoint |
+| `filesystem`, `retries` | filesystems of fsspec; requests made again, and failures that are final |
 | `own_folders` | folders that others can write to, opened without links |
 | `files`, `object_files`, `mapped` | one open file; objects read as files; arrays mapped from files |
 | `engine`, `boxes`, `codecs` | the compiled engine; boxes read; decompression |

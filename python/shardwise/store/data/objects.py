@@ -12,49 +12,23 @@ say which format a folder may have: its manifest or index says what belongs to a
 from __future__ import annotations
 
 import errno
-import random
 import re
-import time
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
-from inspect import Parameter, signature
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple, TypeVar
 
 from ..._arguments import integer
 from ..._fork import importing
-from ..._text import cut, shown
-from ...errors import LayoutError, ParseError, ShardwiseError
+from ..._text import shown
+from ...errors import LayoutError, ParseError
+from .filesystem import S3, are_same, count_attempts_here, filesystem_for, said_options
+from .retries import ATTEMPTS, LONGEST_PAUSE, PAUSE, Patience, final_failure
 
 __all__ = ["ATTEMPTS", "ObjectPath", "ObjectStatus"]
 
-#: The number of attempts at a request before its failure is final: with the pauses between, some 40 seconds. A store
-#: that has slowed down its callers needs that long; one that was never reached is probably not there.
-ATTEMPTS = 12
-_UNREACHED_ATTEMPTS = 5
-#: Seconds before the second attempt, doubled for each further one up to the longest; half of each is left to chance.
-PAUSE = 0.1
-_LONGEST_PAUSE = 10.0
-#: The exceptions of those who found nobody to ask.
-_UNREACHED = {
-    "ClientConnectorError", "ConnectTimeoutError", "ConnectionRefusedError", "EndpointConnectionError", "gaierror",
-}  # fmt: skip
-
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _LOCAL = ("file", "local")
-_S3 = ("s3", "s3a")
-#: Advice on credentials, by the protocol.
-_CREDENTIALS = {
-    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; ObjectPath(url, anon=True) needs none",
-    "gs": "set GOOGLE_APPLICATION_CREDENTIALS to a file of credentials; ObjectPath(url, token='anon') needs none",
-    "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or AZURE_STORAGE_CONNECTION_STRING",
-}
-_SAME = {"s3a": "s3", "gcs": "gs", "abfs": "az", "adl": "az"}
-#: The packages whose exceptions report failures of networks and services, besides OSError.
-_NETWORK = {"aiobotocore", "aiohttp", "asyncio", "azure", "botocore", "fsspec", "gcsfs", "google", "http", "urllib3"}
-#: The errors of a filesystem that is asked for what it does not have, or was made without what it needs.
-_FAILURES = (TypeError, AttributeError, LookupError, NotImplementedError, ValueError)
-
 Answer = TypeVar("Answer")
 
 
@@ -69,26 +43,6 @@ class ObjectStatus(NamedTuple):
 
     size: int
     etag: str
-
-
-class _Patience:
-    """The number of repeated requests, and whether one was ever answered; shared by all paths made from one.
-
-    Attributes:
-        attempts: The most attempts at a request.
-        pause: Seconds before the second attempt.
-        is_answered: Whether the store was ever reached.
-    """
-
-    __slots__ = ("attempts", "is_answered", "pause")
-
-    def __init__(self, attempts: int, pause: float) -> None:
-        self.attempts, self.pause, self.is_answered = attempts, pause, False
-
-    def wait(self, attempt: int) -> None:
-        """Wait after an attempt, counted from 1."""
-        longest = min(self.pause * 2 ** (attempt - 1), _LONGEST_PAUSE)
-        time.sleep(longest * random.uniform(0.5, 1))
 
 
 class ObjectPath:
@@ -121,14 +75,14 @@ class ObjectPath:
             raise LayoutError(f"attempts is {attempts}; it must be at least 1")
         if not isinstance(pause, (int, float)):
             raise TypeError(f"pause must be a number of seconds, got {type(pause).__name__}")
-        if not 0 <= pause <= _LONGEST_PAUSE:
-            raise LayoutError(f"pause is {pause}; it must be from 0 to {_LONGEST_PAUSE:g} seconds")
-        self._patience = _Patience(attempts, pause)
+        if not 0 <= pause <= LONGEST_PAUSE:
+            raise LayoutError(f"pause is {pause}; it must be from 0 to {LONGEST_PAUSE:g} seconds")
+        self._patience = Patience(attempts, pause)
         match = _URL.fullmatch(url) if isinstance(url, str) else None
         if match is None or "\0" in url or not match[2].strip("/"):
             raise ParseError(f"url must be like s3://bucket/model, got {shown(url)}")
         self._protocol = match[1].lower()
-        self._filesystem = _filesystem(self._protocol, options) if filesystem is None else filesystem
+        self._filesystem = filesystem_for(self._protocol, options) if filesystem is None else filesystem
         if filesystem is not None and options:
             raise TypeError(f"options {', '.join(map(repr, options))} are only for a new filesystem, not for yours")
         # Without `..` and empty names, which to a store are names like any other.
@@ -181,7 +135,7 @@ class ObjectPath:
     @property
     def is_s3(self) -> bool:
         """True if the store is S3 through s3fs, whose requests can have conditions."""
-        return self._protocol in _S3 and hasattr(self._filesystem, "call_s3")
+        return self._protocol in S3 and hasattr(self._filesystem, "call_s3")
 
     def with_name(self, name: str) -> ObjectPath:
         """Give the path with another last part."""
@@ -196,7 +150,7 @@ class ObjectPath:
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):
             return NotImplemented
-        return str(self) == str(other) and _are_same(self._filesystem, other._filesystem)
+        return str(self) == str(other) and are_same(self._filesystem, other._filesystem)
 
     def __hash__(self) -> int:
         return hash(str(self))
@@ -217,7 +171,7 @@ class ObjectPath:
             TypeError: if it has other options, or is of another kind; names those options, and no values.
         """
         other = ObjectPath(str(self))._filesystem
-        mine, theirs = _said_options(self._filesystem), _said_options(other)
+        mine, theirs = said_options(self._filesystem), said_options(other)
         different = sorted(str(key) for key in {*mine, *theirs} if mine.get(key) != theirs.get(key))
         if different or type(other) is not type(self._filesystem):
             names = ", ".join(different[:5]) or "a filesystem of its own"
@@ -238,7 +192,7 @@ class ObjectPath:
             try:
                 answer = what()
             except Exception as error:
-                final = self._final(error, attempt)
+                final = final_failure(error, attempt, patience, self._protocol, str(self))
                 if final is not None:
                     raise final from (None if final is error else error)
             else:
@@ -249,34 +203,6 @@ class ObjectPath:
     def wait(self, attempt: int) -> None:
         """Wait as long as after so many attempts at a request, counted from 1."""
         self._patience.wait(attempt)
-
-    def _final(self, error: Exception, attempt: int) -> Exception | None:
-        """The exception for a failure; `None` if the request should be made again."""
-        if isinstance(error, (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)):
-            number = error.errno or {FileNotFoundError: errno.ENOENT, FileExistsError: errno.EEXIST}.get(type(error), 0)
-            gone = "the bucket does not exist" if "bucket does not exist" in str(error) else "does not exist"
-            return type(error)(number, gone if number == errno.ENOENT else str(error), str(self))
-        where = _CREDENTIALS.get(_SAME.get(self._protocol, self._protocol), "see fsspec's filesystem for this protocol")
-        kinds = {kind.__name__ for kind in type(error).__mro__}
-        if any("Credential" in kind or kind == "ProfileNotFound" for kind in kinds):
-            return PermissionError(errno.EACCES, f"no credentials: {where} ({error})", str(self))
-        if isinstance(error, PermissionError):
-            return PermissionError(errno.EACCES, f"the store refuses: {error}; credentials: {where}", str(self))
-        is_network = isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _NETWORK
-        if not is_network:
-            if not isinstance(error, _FAILURES) or isinstance(error, ShardwiseError):
-                return error
-            said = f"fsspec's filesystem for {self._protocol}:// fails: {type(error).__name__}: {cut(error)}"
-            return OSError(errno.EIO, said, str(self))
-        if isinstance(error, OSError) and error.errno in (errno.EINVAL, errno.ENOSYS, errno.EPERM):
-            return OSError(error.errno, str(error), str(self))
-        attempts = self._patience.attempts
-        if kinds & _UNREACHED and not self._patience.is_answered:
-            attempts = min(attempts, _UNREACHED_ATTEMPTS)
-        if attempt < attempts:
-            return None
-        times = "once" if attempt == 1 else f"{attempt} times, the last time"
-        return OSError(errno.EIO, f"failed {times} with: {str(error) or type(error).__name__}", str(self))
 
     def _info(self) -> dict[str, Any]:
         found: dict[str, Any] = self.ask(lambda: self._filesystem.info(self._asked))
@@ -404,87 +330,11 @@ class ObjectPath:
         return came
 
 
-def _are_same(one: Any, other: Any) -> bool:
-    """Return whether filesystems are equal, or of one kind with the same options: fsspec also compares the thread."""
-    if one is other or bool(one == other):
-        return True
-    is_like = type(one) is type(other) and hasattr(one, "storage_options")
-    return is_like and one.storage_args == other.storage_args and _said_options(one) == _said_options(other)
-
-
-def _said_options(filesystem: Any) -> dict[str, Any]:
-    """The options that it was made with; except for attempts, which are counted here, and which botocore changes."""
-    said = dict(getattr(filesystem, "storage_options", {}))
-    said["config_kwargs"] = {key: value for key, value in said.get("config_kwargs", {}).items() if key != "retries"}
-    return said
-
-
 class _Stat(NamedTuple):
     st_size: int
 
 
 def _unpickled(url: str, filesystem: Any, attempts: int, pause: float) -> ObjectPath:
     path = ObjectPath(url, filesystem=filesystem, attempts=attempts, pause=pause)
-    _count_attempts_here(path.protocol, filesystem)
+    count_attempts_here(path.protocol, filesystem)
     return path
-
-
-def _count_attempts_here(protocol: str, filesystem: Any) -> None:
-    """Switch off s3fs's own retries, which pickles do not keep."""
-    if protocol in _S3 and hasattr(filesystem, "retries"):
-        filesystem.retries = 1
-
-
-def _missing_options(kind: Any, options: dict[str, Any]) -> list[str]:
-    """The options without which a filesystem cannot be made."""
-    try:
-        parameters = list(signature(kind.__init__).parameters.values())[1:]
-    except (TypeError, ValueError):
-        return []
-    named = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-    needed = [each.name for each in parameters if each.kind in named and each.default is Parameter.empty]
-    return [name for name in needed if name not in options]
-
-
-def _needs(protocol: str, why: str, name: str = "NAME") -> ParseError:
-    return ParseError(
-        f"{protocol}:// needs more than a URL: {why}. Give its options by the environment, as "
-        f"FSSPEC_{protocol.upper()}_{name.upper()}, or a filesystem: ObjectPath(url, filesystem=...)"
-    )
-
-
-def _filesystem(protocol: str, options: dict[str, Any]) -> Any:
-    try:
-        with importing:
-            import fsspec
-    except ImportError:
-        extra = {"s3": "s3", "gs": "gcs"}.get(_SAME.get(protocol, protocol), "fsspec")
-        message = f"{protocol}:// needs fsspec: pip install 'shardwise[{extra}]'"
-        raise ImportError(message, name="fsspec") from None
-    kept: dict[str, Any] = {"use_listings_cache": False, **options}
-    if protocol in _S3:
-        # Retries are counted here; three layers of them would be a hundred.
-        kept["config_kwargs"] = {"retries": {"max_attempts": 0}, **options.get("config_kwargs", {})}
-    try:
-        # Some that lack an option are made halfway, and fail once more when they are thrown away.
-        missing = _missing_options(
-            fsspec.get_filesystem_class(protocol), {**fsspec.config.conf.get(protocol, {}), **kept}
-        )
-        if missing:
-            raise _needs(protocol, f"{', '.join(missing)} must be given", missing[0])
-        filesystem = fsspec.filesystem(protocol, skip_instance_cache=True, **kept)
-    except ImportError as error:
-        message = f"{protocol}:// needs another package for fsspec: {error}"
-        raise ImportError(message, name=error.name) from None
-    except OSError as error:
-        raise OSError(
-            error.errno or errno.EIO, f"fsspec's filesystem cannot be made: {error}", f"{protocol}://"
-        ) from None
-    except ParseError:
-        raise
-    except Exception as error:
-        if options and isinstance(error, TypeError):
-            raise  # They are the caller's.
-        raise _needs(protocol, f"fsspec says: {cut(error)}") from None
-    _count_attempts_here(protocol, filesystem)
-    return filesystem

@@ -15,7 +15,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from ....errors import ParseError
 from ...data.engine import LEAST_MEMORY
 from ...data.location import taken, workplace_of
-from ...data.objects import ATTEMPTS, ObjectPath, ObjectStatus
+from ...data.objects import ObjectPath, ObjectStatus
+from ...data.retries import ATTEMPTS
 from .part_sizes import LIMITS, Limits, parts_for, parts_of_workers
 from .parts import PartsSink, too_little
 from .place import Completion, NewCheckpoint, receipt_from_line, receipt_line

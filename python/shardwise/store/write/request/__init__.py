@@ -5,6 +5,6 @@
 | `request` | a request, as one value that checks itself |
 | `planner` | from tensors that are wanted to a plan |
 | `save` | arrays saved |
-| `reshape` | checkpoints cut anew, or planned |
+| `reshape`, `preparation` | checkpoints cut anew, or planned; the way to their plans |
 | `scratch` | tensors that are put together in a file first |
 """

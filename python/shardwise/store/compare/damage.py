@@ -1,0 +1,86 @@
+"""Damage of a checkpoint, and the report on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..._arguments import INTEGER, check_fields
+from ...errors import ParseError
+from ...rules.left_out import LeftOut
+from ..data.location import Location
+from ..data.objects import ObjectPath
+
+__all__ = ["MOST_SHOWN", "Damage", "DamageError", "VerifyReport"]
+
+#: The damages that a message names.
+MOST_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class Damage:
+    """Something in a checkpoint that is not what was written.
+
+    Attributes:
+        tensor: The tensor; None if it is not a tensor's elements that are damaged.
+        file: The file it is in.
+        problem: A sentence that says what is wrong, with their names.
+    """
+
+    tensor: str | None
+    file: str
+    problem: str
+
+    def __post_init__(self) -> None:
+        check_fields(self, tensor=(str, type(None)), file=str, problem=str)
+
+    def __str__(self) -> str:
+        return self.problem
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """The result of verifying a checkpoint.
+
+    Attributes:
+        path: The checkpoint.
+        format: Its format; an empty text if it is too damaged to be opened.
+        tensors: The number of its tensors.
+        bytes: Their bytes, all of which were read.
+        digests: The number of digests compared. If the checkpoint has neither digests nor CRC-32, only its
+            structure, and that all of it can be read, is verified.
+        crcs: The number of CRC-32 compared, of members of PyTorch's zip containers.
+        unreadable: The tensors that were not read, as they are of a kind that is not supported.
+        damaged: Everything that is not what was written.
+        left_out: The files beside it that are not read.
+    """
+
+    path: Location
+    format: str
+    tensors: int
+    bytes: int
+    digests: int
+    crcs: int
+    unreadable: tuple[str, ...] = ()
+    damaged: tuple[Damage, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_fields(self, path=(Path, ObjectPath), format=str, tensors=INTEGER, bytes=INTEGER)
+        check_fields(self, digests=INTEGER, crcs=INTEGER, unreadable=tuple, damaged=tuple, left_out=tuple)
+
+
+class DamageError(ParseError):
+    """A checkpoint that is not what was written; its message has a line for each damage, as far as it fits.
+
+    Attributes:
+        report: The report of `verify_checkpoint`, with everything that is damaged.
+    """
+
+    def __init__(self, message: str, report: VerifyReport | None = None) -> None:
+        super().__init__(message)
+        self.report = report or VerifyReport(Path(), "", 0, 0, 0, 0)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DamageError, (str(self), self.report)

@@ -1,0 +1,221 @@
+"""From a request on a checkpoint to a plan: what is written, what is put together first, and what looks wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from ...._garbage import uncollected
+from ...._text import shown
+from ....conversion.assembled import Assembled, Wanted
+from ....errors import ParseError
+from ....partition import Partition
+from ....quantized.forms import Components, cast_weights
+from ....quantized.method import quantization_of
+from ....rules.left_out import LeftOut
+from ....rules.numbers import config_text, read_config
+from ....rules.pattern import NamePattern
+from ....rules.rewrites import Rewrites
+from ....shared_tiling import SharedTiling
+from ...data.location import Location
+from ...rewritten.components import component_partitions, outline_of
+from ...rewritten.convert import is_converted
+from ...rewritten.left_out import asked_for, dropped_by_rules, nbytes_of, states_alone, without_a_place
+from ...rewritten.names import (
+    chosen,
+    idle_renames,
+    kept_values,
+    key_paths,
+    names_of,
+    renamed_tensors,
+)
+from ...rewritten.wanted import partition_for, refuse_unmatched, wanted_object, wanted_stored
+from ...tensors.checkpoint import StoredCheckpoint
+from ...tensors.companion_files import beside, companions_of
+from ...tensors.model_config import config_of
+from ..forms.doubts import DoubtsError, doubts_about, ruled_tensors
+from ..forms.forms import WRITTEN
+from ..run.checkpoint_plan import CheckpointPlan
+from .planner import chosen_form, plan_form
+from .request import Request
+from .scratch import ScratchFile
+
+__all__ = ["Preparation"]
+
+
+class Preparation:
+    """The way from a request to a plan, and the findings on it.
+
+    Attributes:
+        doubts: Things that look wrong, a sentence each.
+        left_out: Things that do not arrive.
+        obstacles: Why no task can be run by itself.
+    """
+
+    def __init__(self, request: Request, source: Location, checkpoint: StoredCheckpoint) -> None:
+        self._request, self._source, self._checkpoint = request, source, checkpoint
+        self.doubts: list[str] = []
+        self.left_out: list[LeftOut] = []
+        self.obstacles: list[str] = []
+        self._along: dict[str, bytes] = {}
+        self._config = (
+            _configuration(source, checkpoint.format, self.doubts)
+            if request.config is None
+            else read_config(request.config)
+        )
+
+    def plan(self, scratch: ScratchFile) -> CheckpointPlan:
+        """Plan the new checkpoint; with a dry scratch file nothing is written, and what looks wrong is found.
+
+        Raises:
+            DoubtsError: if something does, and the request is strict.
+            LayoutError, TypeError, ParseError, OSError: as `reshard_checkpoint`.
+        """
+        request, checkpoint, naming = self._request, self._checkpoint, self._request.naming
+        tensors, weights, dropped = renamed_tensors(
+            checkpoint, naming, request.dtype, partial(self._stored, scratch), self._config
+        )
+        kept = chosen(tensors, naming, checkpoint.path)
+        names, wanted = self._wanted(scratch, kept, weights)
+        form = chosen_form(request, wanted)
+        values, dropped_values = kept_values(checkpoint, naming, tensors)
+        copied = {old: new for old, new in values.items() if form == "dcp" and checkpoint.objects[old].extent}
+        if scratch.is_dry:
+            self.doubts += checkpoint.doubts
+            self.doubts += idle_renames(checkpoint, naming.rename)
+            lost, said = doubts_about(
+                request.layouts, request.uneven, form, wanted, tensors, ruled_tensors(kept, weights)
+            )
+            self.doubts += said
+            self.doubts += [note for note in (naming.rewrites or Rewrites())._notes if note not in said]
+            losses = dropped_by_rules(dropped, dropped_values, names_of(checkpoint))
+            if homeless := [old for old in values if old not in copied]:
+                losses.append(without_a_place(homeless, form, names_of(checkpoint)))
+            losses += states_alone(kept, checkpoint)
+            losses += cast_weights(outline_of(kept), weights, request.layouts, self._config)
+            self._note(lost, losses)
+            self.left_out += _asked(checkpoint, tensors, kept, (*values, *dropped_values), naming.unwanted)
+            self._take_along(form, weights)
+            if request.strict and self.doubts:
+                raise DoubtsError(self.doubts)
+        for old, name in copied.items():
+            names[old] = name
+            wanted.append(wanted_object(name, checkpoint.objects[old]))
+        scratch.finish()
+        paths = key_paths(checkpoint, names)
+        with uncollected():
+            return plan_form(request, wanted, paths, self._along)
+
+    def _stored(self, scratch: ScratchFile, old: str, new: str, partition: Partition | SharedTiling | None) -> Wanted:
+        """A stored tensor, to be copied from where it is, or put into the scratch file if it cannot be."""
+        request, tensor = self._request, self._checkpoint[old]
+        is_other = is_converted(tensor, request.dtype)
+        if tensor.is_addressable and not is_other:
+            return wanted_stored(new, tensor, partition)
+        self.obstacles.append(
+            f"tensor {shown(old)} is converted; tasks copy bytes: reshard_checkpoint converts it first"
+            if is_other
+            else f"tensor {shown(old)} is compressed in the source, so no task can copy a part of it; "
+            "reshard_checkpoint puts it together first"
+        )
+        return scratch.tensor(new, tensor, request.dtype, partition, request.memory, compare=request.compares)
+
+    def _wanted(
+        self, scratch: ScratchFile, kept: Mapping[str, Assembled], weights: Components
+    ) -> tuple[dict[str, str], list[Wanted]]:
+        """The tensors to be written; and those that go as they are, by their names in the source."""
+        request, layouts = self._request, self._request.layouts
+        names: dict[str, str] = {}
+        wanted, fine = [], 0
+        refuse_unmatched(layouts, [name for name, _, _ in ruled_tensors(kept, weights)])
+        components = component_partitions(weights, outline_of(kept), layouts, request.uneven)
+        for name, made in kept.items():
+            partition = components.get(name) or partition_for(name, made.shape, layouts, request.uneven)
+            if made.stored is not None:
+                names[made.stored] = name
+                wanted.append(self._stored(scratch, made.stored, name, partition))
+            elif not made.is_scattered:
+                wanted.append(made.wanted(name, partition))
+            elif request.is_written or (fine := fine + made.expected) > _MOST_FINE:
+                self.obstacles.append(
+                    f"tensor {shown(name)} and others in short runs have {fine} of them, and a plan has at "
+                    f"most {_MOST_FINE}; reshard_checkpoint puts it together first"
+                )
+                wanted.append(scratch.assembled(name, made, partition, request.memory))
+            else:
+                wanted.append(made.wanted(name, partition))
+        return names, wanted
+
+    def _note(self, lost: Iterable[LeftOut], losses: list[LeftOut]) -> None:
+        """Note tensors that do not arrive, by the rules or otherwise, and a `drop` that is found in no name."""
+        checkpoint, unwanted = self._checkpoint, self._request.naming.unwanted
+        unread = beside(self._source, checkpoint, unwanted)
+        losses += unread
+        self.doubts += [str(each) for each in losses if each.kind != "asked"]
+        self.left_out += [*lost, *losses]
+        there = [*names_of(checkpoint), *(name for each in unread for name in each.names)]
+        if unwanted is not None and not any(map(unwanted.is_found, there)):
+            self.doubts.append(f"drop is {shown(unwanted.pattern)}, which is found in no name of {checkpoint.path}")
+
+    def _take_along(self, form: str, weights: Components) -> None:
+        """Take the files that go along with a model, and the configuration that is given."""
+        request, folder = self._request, _folder_of(self._source)
+        if not WRITTEN[form].takes_files or request.rank is not None:
+            return
+        if self._checkpoint.format in _FOLDERS and folder is not None:
+            found, left = companions_of(folder)
+            self._along.update(found)
+            self.doubts += left
+        if request.config is not None:
+            self._along["config.json"] = config_text(request.config)
+            method = quantization_of(self._config).get("quant_method")
+            if method is not None and not weights.tensors:
+                self.doubts.append(
+                    f"config says that weights are quantized by {shown(method)}, but none is; loaders will "
+                    "look for their scales: remove its quantization_config"
+                )
+
+
+def _asked(
+    checkpoint: StoredCheckpoint,
+    tensors: Mapping[str, Assembled],
+    kept: Mapping[str, Assembled],
+    values: Collection[str],
+    unwanted: NamePattern | None,
+) -> list[LeftOut]:
+    """List the tensors and values that are left out because of `only` and `drop`; not these `values`."""
+    sizes = {} if unwanted is None else {
+        name: tensor.nbytes for name, tensor in checkpoint.items() if unwanted.is_found(name)
+    }  # fmt: skip
+    sizes |= {name: nbytes_of(made) for name, made in tensors.items() if name not in kept}
+    known = set(values)
+    return asked_for(sizes, [name for name in (*checkpoint.objects, *checkpoint.unreadable) if name not in known])
+
+
+def _folder_of(source: Location) -> Location | None:
+    """The folder that a source is, or whose index it is; None for one file, around which anything may lie."""
+    if source.is_dir():
+        return source
+    return source.parent if source.name.endswith(".index.json") else None
+
+
+def _configuration(source: Location, form: str, doubts: list[str]) -> Mapping[str, Any]:
+    """Return the configuration in a model's folder; around anything else `config.json` may be of something else.
+
+    Raises:
+        ParseError: if that of a model's folder is not an object of JSON.
+    """
+    try:
+        return config_of(source)
+    except (ParseError, PermissionError) as error:
+        if form in _FOLDERS and _folder_of(source) is not None:
+            raise
+        doubts.append(f"{error}; it is left aside")
+        return {}
+
+
+#: The most pieces of tensors in short runs that a plan has, each with a row of a hundred bytes or so.
+_MOST_FINE = 1 << 20
+#: The formats of folders whose files beside the tensors say what model it is.
+_FOLDERS = ("safetensors", "torch", "sharded", "ranks", "vllm")
