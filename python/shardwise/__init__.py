@@ -15,11 +15,9 @@ import numpy as _numpy  # noqa: F401
 # isort: split
 from typing import TYPE_CHECKING
 
-from . import packed as packed
 from ._core import __version__
 from ._drawn import draw_with
-from ._lazy import lazy
-from .array.sharded import Shard, ShardedArray, distribute_tensor
+from ._lazy import lazy, load_with
 from .errors import (
     InternalError,
     LayoutError,
@@ -31,7 +29,6 @@ from .errors import (
 )
 from .layout import Axes, TensorLayout, UnevenRule
 from .mesh import DeviceMesh, list_devices
-from .model.hooks import load_with
 from .partition import Partition
 from .piece import Piece
 from .tiling import Tiling
@@ -43,11 +40,13 @@ if TYPE_CHECKING:
     from . import dtensor as dtensor
     from . import execute as execute
     from . import interop as interop
+    from . import packed as packed
     from . import propagate as propagate
     from . import quantized as quantized
     from . import reshard as reshard
     from . import rules as rules
     from . import store as store
+    from .array.sharded import Shard, ShardedArray, distribute_tensor
     from .deploy.read import read_rules
     from .model.scope import layout_map_scope
     from .model.variable import Variable, initialize_variables
@@ -118,6 +117,7 @@ __all__ = [
 
 # Loaded when they are first used, to keep `import shardwise` fast.
 _LAZY = {
+    "array.sharded": ("Shard", "ShardedArray", "distribute_tensor"),
     "deploy.read": ("read_rules",),
     "model.scope": ("layout_map_scope",),
     "model.variable": ("Variable", "initialize_variables"),

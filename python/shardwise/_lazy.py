@@ -1,14 +1,31 @@
-"""Modules that are imported when one of their names is first used, to keep the import of the package fast."""
+"""Modules that are imported when they are first needed, to keep the import of the package fast."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
 from ._fork import importing
 
-__all__ = ["lazy"]
+__all__ = ["import_with_frameworks", "lazy", "load_with"]
+
+#: By framework, the module that is imported once the framework is.
+_WITH: dict[str, str] = {}
+
+
+def load_with(framework: str, module: str) -> None:
+    """Have `module` imported when a scope is entered and `framework` has been imported."""
+    _WITH[framework] = module
+
+
+def import_with_frameworks() -> None:
+    """Import the modules of all frameworks that have been imported."""
+    for framework, module in _WITH.items():
+        if framework in sys.modules:
+            with importing:
+                import_module(module)
 
 
 def lazy(

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeGuard
 
 from ._arguments import instance
 from ._core import Layout as CoreLayout
 from ._drawn import Drawn
+from ._fork import importing
 from ._text import shown
 from .errors import LayoutError
 from .mesh import DeviceMesh
-from .packed import PackedDim
 from .partition import Partition
 from .sub_axis import SubAxis, parse_sub_axis
 
@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from .packed import PackedDim
+
 __all__ = ["Axes", "TensorLayout", "UnevenRule"]
 
 #: One dim's spec: `None`, an axis name, a tuple of axis names, major first, or a packed dim.
-Spec = str | tuple[str, ...] | PackedDim | None
+Spec: TypeAlias = "str | tuple[str, ...] | PackedDim | None"
 #: One spec per dim.
 Axes = tuple[Spec, ...]
 #: The rule by which a dim that does not divide is cut.
@@ -76,7 +78,7 @@ class TensorLayout(Drawn):
         unreduced: Iterable[str] = (),
     ) -> None:
         self._axes = _normalised(axes)
-        self._packed = any(isinstance(spec, PackedDim) for spec in self._axes)
+        self._packed = any(map(_is_packed, self._axes))
         self._unreduced = _names("unreduced", unreduced)
         self._mesh = None
         self._core = None
@@ -88,7 +90,7 @@ class TensorLayout(Drawn):
         instance("device_mesh", mesh, DeviceMesh)
         axes: tuple[Any, ...] = self._axes
         if self._packed:
-            axes = tuple([part.core() for part in spec.parts] if isinstance(spec, PackedDim) else spec for spec in axes)
+            axes = tuple([part.core() for part in spec.parts] if _is_packed(spec) else spec for spec in axes)
         self._core = CoreLayout(mesh.core, axes, self._unreduced)
         self._mesh = mesh
 
@@ -286,7 +288,7 @@ class TensorLayout(Drawn):
             ]
 
         def mapped(spec: Spec) -> PackedDim | list[str]:
-            if isinstance(spec, PackedDim):
+            if _is_packed(spec):
                 return spec.mapped({name: tuple(factors(name)) for name in spec.axis_names})
             return [part for name in _spec_names(spec) for part in factors(name)]
 
@@ -338,9 +340,14 @@ def _rebuild(axes: Axes, mesh: DeviceMesh | None, unreduced: tuple[str, ...]) ->
 def _spec_names(spec: Spec) -> tuple[str, ...]:
     if spec is None:
         return ()
-    if isinstance(spec, PackedDim):
-        return spec.axis_names
-    return (spec,) if isinstance(spec, str) else spec
+    if isinstance(spec, str):
+        return (spec,)
+    return spec if isinstance(spec, tuple) else spec.axis_names
+
+
+def _is_packed(spec: Spec) -> TypeGuard[PackedDim]:
+    """Return whether a spec of a layout is a packed dim: it is neither a name, nor a tuple of names, nor `None`."""
+    return spec is not None and not isinstance(spec, (str, tuple))
 
 
 def _normalised(axes: Any) -> Axes:
@@ -350,13 +357,18 @@ def _normalised(axes: Any) -> Axes:
 
 
 def _spec(dim: int, entry: Any) -> Spec:
-    if entry is None or type(entry) is str or isinstance(entry, PackedDim):
+    if entry is None or type(entry) is str:
         return entry
     if isinstance(entry, str):
         return str(entry)
     if isinstance(entry, (tuple, list)) and all(isinstance(name, str) for name in entry):
         names = tuple(str(name) for name in entry)
         return names if len(names) > 1 else names[0] if names else None
+    with importing:
+        from .packed import PackedDim  # Late, as most layouts have none: `import shardwise` is fast.
+
+    if isinstance(entry, PackedDim):
+        return entry
     raise TypeError(
         f"axes[{dim}] must be None, an axis name, a tuple of axis names or a packed dim, got {shown(entry)}"
     )

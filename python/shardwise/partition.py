@@ -11,8 +11,8 @@ from ._arguments import instance
 from ._core import PackedPartition as CorePackedPartition
 from ._core import Partition as CorePartition
 from ._dtypes import bits_of
+from ._fork import importing
 from .errors import LayoutError, SizeOverflowError
-from .packed import PackedDim
 from .piece import Piece
 from .tiling import Tiling
 
@@ -79,6 +79,9 @@ class Partition(Tiling):
         try:
             self._core = (CorePackedPartition if layout.is_packed else CorePartition)(bound, shape, uneven)
         except LayoutError as error:
+            with importing:
+                from .packed import PackedDim  # Late, as most layouts have none: `import shardwise` is fast.
+
             said = "".join(dict.fromkeys(spec._said() for spec in layout.axes if isinstance(spec, PackedDim)))
             if said:
                 raise type(error)(f"{error}{said}") from None

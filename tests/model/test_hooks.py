@@ -76,8 +76,8 @@ def test_the_part_of_a_framework_is_loaded_once_the_framework_is() -> None:
     program = """
         import sys, types
         import shardwise as sw
-        from shardwise.model import hooks
-        hooks.load_with("wsgiref", "mailcap_of_nobody")
+        from shardwise._lazy import load_with
+        load_with("wsgiref", "mailcap_of_nobody")
         layout_map = sw.LayoutMap(sw.DeviceMesh((2,), ("x",)))
         with sw.layout_map_scope(layout_map):
             print("shardwise.interop.keras" in sys.modules)

@@ -6,27 +6,18 @@ Keras imported there are no Keras models.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from importlib import import_module
 from typing import Any, NamedTuple
 
-from .._fork import importing
+from .._lazy import import_with_frameworks
 
-__all__ = ["ForeignVariable", "entered", "foreign_variables", "load_with", "register", "register_variable"]
+__all__ = ["ForeignVariable", "entered", "foreign_variables", "register", "register_variable"]
 
 #: Gives the context in which the framework's models take their layouts from a `LayoutScope`.
 Hook = Callable[[Any], AbstractContextManager[None]]
 
-#: By framework, the module that registers its hook when it is imported.
-_MODULES: dict[str, str] = {}
 _HOOKS: dict[str, Hook] = {}
-
-
-def load_with(framework: str, module: str) -> None:
-    """Have `module` imported when a scope is entered and `framework` has been imported."""
-    _MODULES[framework] = module
 
 
 def register(framework: str, hook: Hook) -> None:
@@ -61,10 +52,7 @@ def foreign_variables() -> dict[type, ForeignVariable]:
 @contextmanager
 def entered(scope: Any) -> Iterator[None]:
     """Enter the hooks of all frameworks that are loaded, for as long as the context lasts."""
-    for framework, module in _MODULES.items():
-        if framework in sys.modules:
-            with importing:
-                import_module(module)
+    import_with_frameworks()
     with ExitStack() as stack:
         for hook in tuple(_HOOKS.values()):
             stack.enter_context(hook(scope))

@@ -6,15 +6,17 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from .._arguments import INTEGER, check_fields, check_items, instance, integer
 from .._text import shown
 from ..errors import LayoutError, SizeOverflowError
 from .written import says_all, text_of
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 __all__ = ["PackedDim", "Part", "Segment", "concat", "part", "segments_of"]
 
