@@ -118,10 +118,10 @@ class _Comparison:
             weight, row = self._weight(parameter)
             arrays = self._of_parameter(parameter, said)
             kinds = self._kinds.get(weight or parameter, {})
-            # DeepSpeed's converted folders have the master copies in place of weights.
-            if kinds and "master" not in kinds and self._is_same(weight, row, arrays.get("master")):
+            # DeepSpeed's stage 3 and its converted folders have the master copies in place of weights.
+            if kinds and self._is_same(weight, row, arrays.get("master")):
                 arrays["weight"] = arrays["master"]
-                kinds = {**kinds, "master": weight or ""}
+                kinds = {"master": weight or "", **kinds}
             for kind, array in arrays.items():
                 name = weight if kind == "weight" else kinds.get(kind)
                 self._add(f"{parameter}, {kind}", name, row, array)

@@ -347,7 +347,7 @@ def open_checkpoint(
     Args:
         path: A safetensors file or a folder of them in Hugging Face's format; a distributed checkpoint of PyTorch,
             also as safetensors; a folder of `model_world_size_W_rank_R.pt`, as written by FSDP2 trainers; a `.pt` or
-            `.bin` file of `torch.save`; a folder of DeepSpeed's, or a universal one, whose weights are read; a Megatron
+            `.bin` file of `torch.save`; a folder of DeepSpeed's, or a universal one; a Megatron
             `torch_dist` checkpoint; an Orbax checkpoint, or a folder of its steps, whose last one is opened; Keras'
             `.weights.h5`, alone or sharded. Also a URL that fsspec knows, such as `s3://bucket/model`, or an
             `ObjectPath`, which takes options.

@@ -14,11 +14,9 @@ import pytest
 
 import shardwise as sw
 from tests.checks import refused
+from tests.store.formats.torch.test_deepspeed import check
 from tests.store.real import DATA
 from tests.store.torch_files import save, size, tensor
-
-#: Expected of many of these tests, which are about something else.
-pytestmark = pytest.mark.filterwarnings("ignore:.*not read, beside:shardwise.ShardwiseWarning")
 
 EXPECTED = json.loads((DATA / "deepspeed" / "expected.json").read_text())
 W = np.arange(12, dtype=np.float32).reshape(3, 4)
@@ -31,13 +29,15 @@ def unpacked(case: str, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("case", EXPECTED)
-def test_weights_are_what_the_trainer_held(case: str, tmp_path: Path) -> None:
+def test_parameters_and_states_are_what_the_trainer_held(case: str, tmp_path: Path) -> None:
     """Of two tensor-parallel ranks, with a padded vocabulary; of stage 3, flat. The values were taken while it ran."""
     path = unpacked(case, tmp_path)
     (inside,) = path.glob("*_universal/zero")
+    states = json.loads((DATA / "zero" / "expected.json").read_text())[case]
     for given in (path, inside.parent):
         with sw.open_checkpoint(given) as checkpoint:
             assert checkpoint.format == "universal"
+            assert not checkpoint.unreadable
             names = set()
             for name, said in EXPECTED[case].items():
                 for each in (name, *said["aliases"]):
@@ -46,19 +46,35 @@ def test_weights_are_what_the_trainer_held(case: str, tmp_path: Path) -> None:
                     assert read.tobytes().hex() == said["hex"], each
                     assert checkpoint[each].alias_of == (None if each == name else name)
                     names.add(each)
+            for name, said in states.items():
+                for kind, held in said["state"].items():
+                    full = f"optimizer.state.{name}.{kind}"
+                    check(checkpoint.read(full), held, full)
+                    names.add(full)
+                if said["state"]:
+                    names.add(f"optimizer.state.{name}.step")
+                    assert checkpoint.read(f"optimizer.state.{name}.step").tolist() == said["step"]
+                    assert name in checkpoint.objects[f"optimizer.param_groups.{said['group']}.params"].value()
+                else:  # Frozen: of stage 3 each rank has a part, in its own file.
+                    check(checkpoint.read(name), said["weight"], name)
+                    names.add(name)
             assert set(checkpoint) == names
-            assert "zero/model.norm.weight/exp_avg_sq.pt" in checkpoint.unread
-            assert "zero/optimizer_state.pt" in checkpoint.unread
-            assert len(checkpoint.unread) == len(list(inside.rglob("*.pt"))) - len(list(inside.rglob("fp32.pt")))
+            assert checkpoint.objects["optimizer.param_groups.1.lr"].value() == 0.005
+            assert checkpoint.objects["consumed"].value() == 1234
+            assert checkpoint.unread == ()
 
 
-def test_what_is_frozen_is_read_where_one_rank_has_it_and_named_where_it_is_in_parts(tmp_path: Path) -> None:
-    with sw.open_checkpoint(unpacked("zero3_bf16", tmp_path)) as checkpoint:
-        assert list(checkpoint.unreadable) == ["model.positions.weight"]
-        with pytest.raises(
-            sw.ParseError, match="it is frozen, and each rank has a part of its elements; run zero_to_fp32"
-        ):
-            checkpoint["model.positions.weight"]
+def test_a_part_of_a_frozen_parameter_that_is_missing_is_named(tmp_path: Path) -> None:
+    path = unpacked("zero3_bf16", tmp_path)
+    (one,) = path.glob("*/zero_pp_rank_1_mp_rank_00_model_states.pt")
+    (other,) = path.glob("*/zero_pp_rank_0_mp_rank_00_model_states.pt")
+    shutil.copy(one, other)
+    with refused(sw.ParseError, "rank_0_mp_rank_00", "was saved as zero_pp_rank_1_mp_rank_00_model_states.pt"):
+        sw.open_checkpoint(path)
+
+
+def weights(checkpoint: Any) -> list[str]:
+    return [name for name in checkpoint if not name.startswith("optimizer.")]
 
 
 def folder(at: Path, names: dict[str, Any], **said: Any) -> Path:
@@ -88,7 +104,8 @@ def test_a_buffer_and_a_frozen_parameter_keep_their_dtypes(tmp_path: Path) -> No
         assert checkpoint["tied"].alias_of == "w"
     sw.reshard_checkpoint(at, tmp_path / "merged.safetensors")
     with sw.open_checkpoint(tmp_path / "merged.safetensors") as merged:
-        assert sorted(merged) == ["steps", "tied", "w"]
+        states = ["optimizer.state.w.exp_avg", "optimizer.state.w.master"]
+        assert sorted(merged) == [*states, "steps", "tied", "w"]
 
 
 def test_one_file_alone_is_not_a_checkpoint_of_a_model(tmp_path: Path) -> None:
@@ -97,12 +114,12 @@ def test_one_file_alone_is_not_a_checkpoint_of_a_model(tmp_path: Path) -> None:
     at = folder(tmp_path / "u", names, module={"head": tensor(W[:2], "0")}, param_shapes=[{"w": size(2, 4)}])
     shutil.copy(at / "mp_rank_00_model_states.pt", at / "mp_rank_01_model_states.pt")
     with sw.open_checkpoint(at) as checkpoint:
-        assert list(checkpoint) == ["w"]
+        assert weights(checkpoint) == ["w"]
         assert "nothing says how 2 model-parallel ranks cut it" in checkpoint.unreadable["head"]
     for file in at.glob("mp_rank_*"):
         file.unlink()
     with sw.open_checkpoint(at) as checkpoint:
-        assert list(checkpoint) == ["w"]
+        assert weights(checkpoint) == ["w"]
         assert "may be one rank's part" in checkpoint.unreadable["head"]
 
 
@@ -144,7 +161,7 @@ def test_halves_and_forgeries_are_refused(names: Any, said: dict[str, Any], mess
 )
 def test_what_a_parameter_is_must_be_known(entry: Any, message: str, tmp_path: Path) -> None:
     with sw.open_checkpoint(folder(tmp_path / "u", {"w": entry, "b": held()})) as checkpoint:
-        assert list(checkpoint) == ["b"]
+        assert weights(checkpoint) == ["b"]
         with pytest.raises(sw.ParseError, match=message):
             checkpoint["w"]
 

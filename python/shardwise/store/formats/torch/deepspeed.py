@@ -208,7 +208,7 @@ class _Folder(Rows):
                     raise ParseError(f"{where} is not a tensor of one dtype on all model-parallel ranks")
                 arrays = [one for one in held if one is not None]
                 if self.is_split and saved.shape == (0,):
-                    self._add_split(name)
+                    self._add_split(name, tied.get(name))
                     continue
                 shapes = [one.shape for one in arrays]
                 if name in self.cuts and self.cuts[name].local != tuple(shapes):
@@ -232,8 +232,16 @@ class _Folder(Rows):
             if name not in self.weights:
                 self._add_split(name)
 
-    def _add_split(self, name: str) -> None:
+    def _add_split(self, name: str, owner: str | None = None) -> None:
         """Add a weight of which each data-parallel rank has a part: its masters, or, frozen, its fragments."""
+        if owner is not None and name not in self.cuts:
+            if owner not in self.weights:
+                self._add_split(owner)
+            if owner in self.weights:
+                self.weights[name] = self.weights[owner]._replace(alias_of=owner)
+            else:
+                self.unreadable[name] = self.unreadable[owner]
+            return
         master = f"optimizer.state.{name}.master"
         if master in self.states:
             row = self.states[master]
@@ -245,7 +253,7 @@ class _Folder(Rows):
         else:
             self.unreadable[name] = (
                 f"{self.first.path}: {shown(name)} is not read: its elements are in no file; it may be tied to another "
-                "parameter, which stage 3 does not say"
+                "parameter, which stage 3 may not say"
             )
 
 

@@ -1,8 +1,8 @@
-"""DeepSpeed's universal checkpoints, as `ds_to_universal.py` writes them, a folder for each parameter: their weights.
+"""DeepSpeed's universal checkpoints, as `ds_to_universal.py` writes them, a folder for each parameter.
 
-`zero/NAME/fp32.pt` has a parameter as a whole: with its shape, or of stage 3 flat, with its shape in the copies of the
-trainer's `*_model_states.pt`. These also have what no optimizer holds: frozen parameters and buffers, and which names
-are tied. The optimizer's states in the folder are not read.
+`zero/NAME/fp32.pt` has a parameter as a whole, and the files beside it its states: with its shape, or of stage 3 flat,
+with its shape in the copies of the trainer's `*_model_states.pt`. These also have what no optimizer holds: frozen
+parameters and buffers, and which names are tied. Groups, and of stage 3 steps, are in `zero/optimizer_state.pt`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...._text import shown
 from ....errors import ParseError
@@ -18,14 +18,20 @@ from ...data.files import Holder
 from ...data.location import Location, entries_of, open_file, opening
 from ...data.text import checked_name, checked_shape
 from ...tensors.checkpoint import Besides, StoredCheckpoint
+from ...tensors.lazy import LazyTensors
 from ...tensors.stored import StoredTensor, UnsupportedError, whole_box
-from .pickles import sizes_of
-from .tensors import Container, SavedTensor, dict_of, sums_of
+from .deepspeed_files import Grid, Key, RankFile, Rows, frozen_row, grid_of, metadata_of, read_rank
+from .flat_parts import WholeRow, described, filled, is_flat, made
+from .model_parallel import Cut, whole
+from .tensors import Container, SavedTensor, children, dict_of, sums_of
+from .zero_partitions import Partition, layout_of, members_of
 
 __all__ = ["LATEST", "MODEL_STATES", "latest_in", "open_form"]
 
 #: The file beside such folders that names the last one.
 LATEST = "latest_universal"
+#: The file beside the parameters that has what is common to them.
+OPTIMIZER = "optimizer_state.pt"
 #: The files of a trainer that are copied.
 MODEL_STATES = re.compile(r"(?:zero_pp_rank_(\d{1,9})_)?mp_rank_(\d{1,9})_model_states\.pt")
 _VERSION = 0.4
@@ -44,29 +50,6 @@ _SAID = frozenset(
 _AGAIN = "run zero_to_fp32.py, without options, on the folder that it was made from, and open what that writes"
 
 
-class _Model(NamedTuple):
-    """The copies of the files of a trainer, of which each model-parallel rank has one, or several with stage 3.
-
-    Attributes:
-        containers: The first file of each model-parallel rank.
-        shapes: The parameters that the optimizer holds, with their shapes on that rank.
-        frozen: The parameters that it does not hold, if they are in parts.
-        tied: Further names of parameters, and whose they are.
-        module: The tensors of the first rank.
-    """
-
-    containers: list[Container]
-    shapes: dict[str, Any]
-    frozen: set[str]
-    tied: dict[str, str]
-    module: dict[str, Any]
-
-    @property
-    def is_whole(self) -> bool:
-        """True if one rank has the model as a whole."""
-        return len(self.containers) == 1
-
-
 def open_form(path: Location) -> StoredCheckpoint:
     """Open a universal folder, or the last one in a folder of them."""
     if (path / LATEST).exists():
@@ -75,7 +58,8 @@ def open_form(path: Location) -> StoredCheckpoint:
     zero = path / "zero"
     if not inside.get("zero"):
         raise ParseError(f"{path}: has no folder zero, which has the parameters: files are missing")
-    names = sorted(checked_name(name, zero) for name, is_folder in entries_of(zero) if is_folder)
+    beside = dict(entries_of(zero))
+    names = sorted(checked_name(name, zero) for name, is_folder in beside.items() if is_folder)
     held = {name: {file for file, _ in entries_of(zero / name)} for name in names}
     without = next((name for name, files in held.items() if "fp32.pt" not in files), None)
     if without is not None:
@@ -83,34 +67,212 @@ def open_form(path: Location) -> StoredCheckpoint:
     chosen = _model_states(path, inside)
     if "tmp" in inside and not chosen:
         raise ParseError(f"{path}: has a folder tmp and no *_model_states.pt: the conversion was interrupted")
-    found: dict[str, StoredTensor] = {}
-    unreadable: dict[str, str] = {}
-    with opening([path / name for name in chosen] + [zero / name / "fp32.pt" for name in names]) as (open_next, files):
-        model, metadata = _model(path, [open_next(path / name) for name in chosen])
-        absent = next((name for name in model.shapes if name not in held), None)
+    common = [zero / OPTIMIZER] if OPTIMIZER in beside else []
+    parts = {name: sorted(file for file in files if file.endswith(".pt")) for name, files in held.items()}
+    every = [*(path / name for name in chosen.values()), *common]
+    every += [zero / name / file for name, files in parts.items() for file in files]
+    with opening(every) as (open_next, files):
+        models = grid_of({key: read_rank(open_next(path / name)) for key, name in chosen.items()}, "model")
+        optimizer = read_rank(open_next(common[0])) if common else None
+        folder = _Folder(path, models)
+        absent = next((name for name in folder.shapes if name not in held), None)
         if absent is not None:
             raise ParseError(f"{zero}: has no folder {shown(absent)}, a parameter of the trainer: files are missing")
+        is_alone = max(map(len, held.values()), default=0) > 1
         for name in names:
-            file = open_next(zero / name / "fp32.pt")
-            try:
-                if name in model.shapes or not model.containers:
-                    if not model.containers and len(held[name]) == 1 < max(map(len, held.values())):
-                        raise UnsupportedError(
-                            f"{file.path}: may be one rank's part: it has no optimizer state, and *_model_states.pt, "
-                            "which say what it is, are missing"
-                        )
-                    found[name] = _parameter(file, name, model)
-                elif name not in model.tied and name not in model.module:
-                    found[name] = _parameter(file, name, model)
-            except UnsupportedError as error:
-                unreadable[name] = str(error)
-        _others(found, unreadable, model)
-    unread = sorted(f"zero/{name}/{file}" for name, files in held.items() for file in files if file != "fp32.pt")
-    if (zero / "optimizer_state.pt").exists():
-        unread.append("zero/optimizer_state.pt")
+            opened = {file.removesuffix(".pt"): open_next(zero / name / file) for file in parts[name]}
+            folder.add_parameter(name, opened, may_be_part=is_alone and len(held[name]) == 1)
+        folder.add_others()
+        if optimizer is not None:
+            folder.add_optimizer(optimizer)
+        folder.add_values(models)
+        tensors = LazyTensors(folder.rows, described, made)
+    unread = [f"zero/{name}/{file}" for name, found in held.items() for file in found - set(parts[name])]
     return StoredCheckpoint(
-        path, "universal", found, files, Besides(metadata=metadata, unreadable=unreadable, sums=partial(sums_of, files),
-        unread=unread))  # fmt: skip
+        path,
+        "universal",
+        tensors,
+        files,
+        Besides(
+            metadata=metadata_of(models[0][0]) if models else {},
+            objects=folder.objects,
+            unreadable=folder.unreadable,
+            sums=partial(sums_of, files),
+            unread=sorted(unread + folder.unread),
+        ),
+    )
+
+
+class _Folder(Rows):
+    """A universal folder.
+
+    Args:
+        path: The folder.
+        models: The copies of the files of a trainer: of each model-parallel rank one, or one of each of its ranks.
+
+    Attributes:
+        shapes: The parameters that the optimizer holds, with their shapes on the first rank that has them.
+        unread: Files of parameters that are not read.
+    """
+
+    def __init__(self, path: Location, models: Grid) -> None:
+        super().__init__()
+        self.models = models
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.unread: list[str] = []
+        self._tied: dict[str, str] = {}
+        self._module: dict[str, Any] = {}
+        for row in models:
+            said = row[0].said
+            if type(ranks := said.get("mp_world_size")) is int and ranks > len(models):
+                raise ParseError(f"{path}: has *_model_states.pt of {len(models)} of {ranks} ranks: files are missing")
+            layout = layout_of(row[0])
+            _check_versions(row[0])
+            for group in layout:
+                for name, shape in group.items():
+                    self.shapes.setdefault(name, shape)
+        if models:
+            first = models[0][0].said
+            self._layout = layout_of(models[0][0])
+            tied = dict_of(first.get("shared_params"))
+            self._tied.update((alias, name) for alias, name in tied.items() if isinstance(name, str))
+            self._module.update(dict_of(first.get("module")))
+
+    @property
+    def is_whole(self) -> bool:
+        """True if one rank has the model as a whole."""
+        return len(self.models) == 1
+
+    def add_parameter(self, name: str, opened: dict[str, Holder], *, may_be_part: bool) -> None:
+        """Add what the files of a parameter hold."""
+        is_parameter = name in self.shapes or not self.models
+        if not is_parameter and (name in self._tied or name in self._module):
+            self.unread += [f"zero/{name}/{file}.pt" for file in opened if file != "fp32"]
+            return  # The model's own is beside.
+        for file, holder in opened.items():
+            full = name if file == "fp32" else f"optimizer.state.{name}.{file}"
+            try:
+                if not self.models and may_be_part:
+                    raise UnsupportedError(
+                        f"{holder.path}: may be one rank's part: it has no optimizer state, and *_model_states.pt, "
+                        "which say what it is, are missing"
+                    )
+                if file == "step":
+                    self.states[full] = _step(Container(holder), full)
+                elif file == "fp32":
+                    self.weights[name] = self._parameter(holder, name)
+                else:
+                    self.states[full] = self._parameter(holder, name, full)
+            except UnsupportedError as error:
+                self.unreadable[full] = str(error)
+        if name in self.weights and (name in self.shapes or len(opened) > 1):
+            weight, master = self.weights[name], f"optimizer.state.{name}.master"
+            self.states[master] = StoredTensor(master, weight.known_dtype, weight.shape, weight.pieces, alias_of=name)
+
+    def _parameter(self, file: Holder, name: str, full: str = "") -> StoredTensor:
+        """A parameter, or a state of it, in a file: as a whole, with its shape or flat."""
+        container = Container(file)
+        value = container.read_objects()
+        keys = dict_of(value)
+        if keys:
+            other = next((key for key in keys if key not in _SAID), None)
+            if other is not None or "param" not in keys:
+                raise UnsupportedError(f"{file.path}: says {shown(other)} of its tensor, which is not known; {_AGAIN}")
+            value = keys["param"]
+        saved = container.tensor(value, name)
+        if saved is None:
+            raise ParseError(f"{file.path}: holds no tensor")
+        said = self.shapes.get(name)
+        if keys:
+            if said is not None and self.is_whole and math.prod(said) != math.prod(saved.shape):
+                raise ParseError(
+                    f"{file.path}: has the shape {saved.shape}; the trainer's parameter {shown(name)} has {said}"
+                )
+        elif said is None or not self.is_whole:
+            raise UnsupportedError(
+                f"{file.path}: is flat, and no *_model_states.pt beside zero says its shape as a whole; copy those "
+                "that lie in the folder that it was made from"
+            )
+        else:
+            shape = checked_shape(said, saved.dtype.bits, name, file.path)
+            if not is_flat(saved) or saved.shape[0] != math.prod(shape):
+                raise ParseError(
+                    f"{file.path}: has the shape {saved.shape}; the trainer's parameter {shown(name)} has {shape}"
+                )
+            strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+            saved = saved._replace(shape=shape, strides=tuple(strides))
+        return _stored(container, saved, full or name)
+
+    def add_others(self) -> None:
+        """Add what the optimizer does not hold: further names of parameters, frozen parameters, buffers."""
+        for alias, name in self._tied.items():
+            if name in self.weights and alias not in self.shapes:
+                owner = self.weights[name]
+                checked_name(alias, self.models[0][0].path)
+                self.weights[alias] = StoredTensor(alias, owner.known_dtype, owner.shape, owner.pieces, alias_of=name)
+        for name, value in self._module.items():
+            if name in self.weights or name in self.unreadable:
+                continue
+            container = self.models[0][0].container
+            where = f"{container.file.path}: {shown(checked_name(name, container.file.path))}"
+            is_held = _is_held(container, value, name)
+            frozen = None if is_held or not self.is_whole else frozen_row(self.models, name, _as_whole)
+            if frozen is not None:
+                self.weights[name] = frozen
+            elif not self.is_whole:
+                self.unreadable[name] = (
+                    f"{where} is not read: no optimizer holds it, and nothing says how {len(self.models)} "
+                    "model-parallel ranks cut it"
+                )
+            elif not is_held:
+                self.unreadable[name] = (
+                    f"{where} is not read: its elements are in no file; it may be tied to another parameter"
+                )
+            else:
+                try:
+                    saved = container.tensor(value, name)
+                except UnsupportedError as error:
+                    self.unreadable[name] = str(error)
+                    continue
+                if saved is not None:
+                    self.weights[name] = _stored(container, saved, name)
+
+    def add_optimizer(self, file: RankFile) -> None:
+        """Add what is common to all parameters: groups, and steps that are not beside the parameters."""
+        said = file.said
+        inner = dict_of(said.get("optimizer_state_dict"))
+        groups = [dict_of(group) for _, group in children(said.get("param_groups") or inner.get("param_groups")) or ()]
+        self.add_optimizer_values(file, {key: value for key, value in said.items() if key != "param_groups"})
+        if not self.models:
+            self.add_groups(groups, [[] for _ in groups])
+            return
+        members = members_of(Partition(file, said, [], [], groups), self._layout)
+        self.add_groups(groups, members)
+        states = {f"{key}": dict_of(value) for key, value in children(inner.get("state")) or ()}
+        for number, group in enumerate(self._layout):
+            step = states.get(f"{number}", {}).get("step", said.get("base_optimizer_state_step"))
+            for name in group:
+                full = f"optimizer.state.{name}.step"
+                if step is not None and full not in self.states:
+                    self.states[full] = _scalar(file.container, step, full)
+
+
+def _as_whole(name: str, shapes: list[tuple[int, ...]], *, is_certain: bool) -> Cut:
+    return whole(shapes[0])
+
+
+def _step(container: Container, name: str) -> WholeRow | StoredTensor:
+    return _scalar(container, container.read_objects(), name)
+
+
+def _scalar(container: Container, value: Any, name: str) -> WholeRow | StoredTensor:
+    """A tensor without dims, or one that is a number."""
+    saved = container.tensor(value, name)
+    if saved is not None and not saved.shape:
+        return WholeRow(saved.dtype, whole(()), ((container, saved),))
+    if type(value) not in (int, float):
+        raise ParseError(f"{container.file.path}: {shown(name)} is {shown(value)}, which is not a number")
+    return filled(name, value, container.file.path)
 
 
 def latest_in(path: Location) -> str:
@@ -127,48 +289,23 @@ def latest_in(path: Location) -> str:
     return name
 
 
-def _model_states(path: Location, inside: dict[str, bool]) -> list[str]:
-    """The files of the first data-parallel rank of each model-parallel rank; all must be there."""
-    ranks: dict[tuple[int, int], str] = {}
-    for name in inside:
+def _model_states(path: Location, inside: dict[str, bool]) -> dict[Key, str]:
+    """The files of all ranks of each model-parallel rank; all must be there."""
+    ranks: dict[Key, str] = {}
+    for name in sorted(inside):
         match = MODEL_STATES.fullmatch(name)
         if match is not None:
-            ranks[int(match[2]), int(match[1] or 0)] = name
-    rows, columns = (len({rank[side] for rank in ranks}) for side in (0, 1))
-    if rows * columns != len(ranks) or any(row >= rows or column >= columns for row, column in ranks):
+            ranks["model", int(match[2]), int(match[1] or 0)] = name
+    rows, columns = (len({rank[side] for rank in ranks}) for side in (1, 2))
+    if rows * columns != len(ranks) or any(row >= rows or column >= columns for _, row, column in ranks):
         raise ParseError(
             f"{path}: has {len(ranks)} files *_model_states.pt, and not those of all ranks: some are missing"
         )
-    return [ranks[row, 0] for row in range(rows)]
+    return dict(sorted(ranks.items()))
 
 
-def _model(path: Location, files: list[Holder]) -> tuple[_Model, dict[str, Any]]:
-    model = _Model([], {}, set(), {}, {})
-    metadata: dict[str, Any] = {}
-    for file in files:
-        container = Container(file)
-        said = dict_of(container.read_objects())
-        if not isinstance(said.get("param_shapes"), list):
-            raise ParseError(f"{file.path}: has no list param_shapes, which names a trainer's parameters")
-        if type(ranks := said.get("mp_world_size")) is int and ranks > len(files):
-            raise ParseError(f"{path}: has *_model_states.pt of {len(files)} of {ranks} ranks: files are missing")
-        _check_versions(file, said)
-        for group in said["param_shapes"]:
-            for name, shape in dict_of(group).items():
-                model.shapes.setdefault(checked_name(name, file.path), shape)
-        if not model.containers:
-            tied = dict_of(said.get("shared_params"))
-            model.tied.update((alias, name) for alias, name in tied.items() if isinstance(name, str))
-            model.frozen.update(dict_of(said.get("frozen_param_shapes")))
-            model.module.update(dict_of(said.get("module")))
-            metadata = {
-                key: said[key] for key in ("ds_version", "global_steps") if isinstance(said.get(key), (str, int))
-            }
-        model.containers.append(container)
-    return model, metadata
-
-
-def _check_versions(file: Holder, said: dict[str, Any]) -> None:
+def _check_versions(file: RankFile) -> None:
+    said = file.said
     info = dict_of(said.get("universal_checkpoint_info"))
     version = info.get("universal_checkpoint_version", 0)
     if not isinstance(version, (int, float)) or not version <= _VERSION:
@@ -183,74 +320,8 @@ def _check_versions(file: Holder, said: dict[str, Any]) -> None:
         )
 
 
-def _parameter(file: Holder, name: str, model: _Model) -> StoredTensor:
-    """The parameter in a file: as a whole, with its shape or flat."""
-    container = Container(file)
-    value = container.read_objects()
-    keys = dict_of(value)
-    if keys:
-        other = next((key for key in keys if key not in _SAID), None)
-        if other is not None or "param" not in keys:
-            raise UnsupportedError(f"{file.path}: says {shown(other)} of its tensor, which is not known; {_AGAIN}")
-        value = keys["param"]
-    saved = container.tensor(value, name)
-    if saved is None:
-        raise ParseError(f"{file.path}: holds no tensor")
-    said = sizes_of(model.shapes.get(name))
-    if keys:
-        if said is not None and model.is_whole and math.prod(said) != math.prod(saved.shape):
-            raise ParseError(
-                f"{file.path}: has the shape {saved.shape}; the trainer's parameter {shown(name)} has {said}"
-            )
-    elif said is None or not model.is_whole:
-        raise UnsupportedError(
-            f"{file.path}: is flat, and no *_model_states.pt beside zero says its shape as a whole; copy those "
-            "that lie in the folder that it was made from"
-        )
-    else:
-        shape = checked_shape(said, saved.dtype.bits, name, file.path)
-        if len(saved.shape) != 1 or saved.strides != (1,) or saved.shape[0] != math.prod(shape):
-            raise ParseError(
-                f"{file.path}: has the shape {saved.shape}; the trainer's parameter {shown(name)} has {shape}"
-            )
-        strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
-        saved = saved._replace(shape=shape, strides=tuple(strides))
-    return _stored(container, saved, name)
-
-
 def _stored(container: Container, saved: SavedTensor, name: str) -> StoredTensor:
     return StoredTensor(name, saved.dtype, saved.shape, (container.piece(saved, name, whole_box(saved.shape)),))
-
-
-def _others(found: dict[str, StoredTensor], unreadable: dict[str, str], model: _Model) -> None:
-    """Add what the optimizer does not hold: further names of parameters, frozen parameters, buffers."""
-    for alias, name in model.tied.items():
-        if name in found and alias not in model.shapes:
-            owner = found[name]
-            checked_name(alias, model.containers[0].file.path)
-            found[alias] = StoredTensor(alias, owner.known_dtype, owner.shape, owner.pieces, alias_of=name)
-    for name, value in model.module.items():
-        if name in found or name in unreadable:
-            continue
-        container = model.containers[0]
-        where = f"{container.file.path}: {shown(checked_name(name, container.file.path))}"
-        if name in model.frozen and not _is_held(container, value, name):
-            unreadable[name] = f"{where} is not read: it is frozen, and each rank has a part of its elements; {_AGAIN}"
-        elif not model.is_whole:
-            unreadable[name] = (
-                f"{where} is not read: no optimizer holds it, and nothing says how {len(model.containers)} "
-                "model-parallel ranks cut it"
-            )
-        elif not _is_held(container, value, name):
-            unreadable[name] = f"{where} is not read: its elements are in no file; it may be tied to another parameter"
-        else:
-            try:
-                saved = container.tensor(value, name)
-            except UnsupportedError as error:
-                unreadable[name] = str(error)
-                continue
-            if saved is not None:
-                found[name] = _stored(container, saved, name)
 
 
 def _is_held(container: Container, value: Any, name: str) -> bool:
