@@ -16,7 +16,7 @@ from shardwise.conversion.arrange import arranged
 from shardwise.conversion.assembled import Assembled, Wanted
 from shardwise.conversion.leaves import Stored, Values
 from shardwise.pieces import Piece, Pieces
-from shardwise.store.write.places.gather import gathered
+from shardwise.store.write.places.fetch import gathered
 
 Array = np.ndarray[Any, Any]
 #: A tree, and its values by numpy.

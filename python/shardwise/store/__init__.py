@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from .tensors.checkpoint import StoredCheckpoint, StoredObject
     from .tensors.digests import tensor_digests
     from .tensors.stored import StoredPiece, StoredTensor
+    from .write.places.report import WriteOutline, WriteReport
     from .write.places.task import Task, TaskReceipt
-    from .write.places.work import WriteOutline, WriteReport
     from .write.request.reshape import plan_checkpoint, reshard_checkpoint
     from .write.request.save import save_checkpoint
     from .write.run.checkpoint_plan import CheckpointPlan
@@ -90,7 +90,7 @@ __getattr__, __dir__ = lazy(
         "tensors.digests": ("tensor_digests",),
         "tensors.stored": ("StoredPiece", "StoredTensor"),
         "write.places.task": ("Task", "TaskReceipt"),
-        "write.places.work": ("WriteOutline", "WriteReport"),
+        "write.places.report": ("WriteOutline", "WriteReport"),
         "write.request.reshape": ("plan_checkpoint", "reshard_checkpoint"),
         "write.request.save": ("save_checkpoint",),
         "write.run.checkpoint_plan": ("CheckpointPlan",),

@@ -12,7 +12,7 @@ import shardwise as sw
 from shardwise.store.data.engine import DIGEST_MODULUS
 from shardwise.store.write.places.place import receipt_from_line, receipt_line
 from shardwise.store.write.places.task import TaskReceipt
-from shardwise.store.write.run.run import parts_of
+from shardwise.store.write.run.ledger import parts_of
 from tests.store.tasks import contents, planned, rules
 
 #: Expected of many of these tests, which are about something else.

@@ -8,8 +8,9 @@
 | `parts`, `shared_objects` | parts of objects that several tasks put; how these objects begin and end |
 | `stream`, `uploads`, `part_sizes` | an object made as a whole, part by part; the sizes of the parts |
 | `whole_objects` | objects read, compared and removed |
-| `task`, `gather` | one task and its receipt; what it reads into memory |
-| `work` | how tasks are run: options, workers, reports |
+| `task`, `gatherer` | one task and its receipt; its tensors put together from what they are read from |
+| `fetch` | reads beside the engine: pieces of objects, replicas that are compared |
+| `work`, `report` | how tasks are run: options, workers; what it costs, and the report |
 """
 
 from __future__ import annotations

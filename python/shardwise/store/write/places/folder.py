@@ -35,8 +35,9 @@ from ...data.own_folders import (
     remove_marked,
     write_all,
 )
+from .gatherer import Gatherer
 from .place import Completion, NewCheckpoint, receipt_from_line, receipt_line
-from .task import Gatherer, Outcome, Progress, Task, TaskReceipt
+from .task import Outcome, Progress, Task, TaskReceipt
 from .work import Work, Workers, workers_for
 
 __all__ = ["FolderPlace", "check_room", "claim_name", "locked", "refuse_existing"]

@@ -14,9 +14,10 @@ from ....errors import LayoutError, ParseError
 from ...data.engine import LEAST_MEMORY, CopyJob
 from ...data.location import taken
 from ...data.objects import ObjectPath
+from .gatherer import Gathered, Gatherer
 from .part_sizes import LIMITS, WINDOW, Limits
 from .place import unsealed
-from .task import Gathered, Gatherer, Outcome, Progress, Share, Task
+from .task import Outcome, Progress, Share, Task
 from .uploads import Multipart, put_object
 from .whole_objects import has_bytes, small_object
 

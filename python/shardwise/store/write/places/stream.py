@@ -23,8 +23,9 @@ from ...data.boxes import contiguous_strides
 from ...data.engine import add_digests
 from ...data.objects import ObjectPath
 from ..forms.files import FileDigests, TargetFile
+from .gatherer import BufferBox, Gatherer
 from .part_sizes import LIMITS, Limits, parts_for
-from .task import BufferBox, Gatherer, Outcome, Progress, Task
+from .task import Outcome, Progress, Task
 from .uploads import Comparison, Upload, upload_to
 
 __all__ = ["ObjectSink", "Stream", "stream_of"]

@@ -36,7 +36,7 @@ from ..forms.one_rank import one_rank, ranks_of
 from ..forms.rank_files import rank_files
 from ..forms.safetensors import hugging_face_files, sharded_files, single_file
 from ..places import part_limits, takes_whole_files
-from ..places.gather import memory_for
+from ..places.fetch import memory_for
 from ..places.part_sizes import Limits
 from ..places.place import FileShare
 from ..plan.data import LEAST_ASKED

@@ -23,7 +23,8 @@ from ...rewritten.names import (
 )
 from ..forms.forms import Target
 from ..places import check_writable, claim_name, locked, refuse_source
-from ..places.work import MEMORY, RETRIES, Work, WriteReport, worker_count
+from ..places.report import WriteReport
+from ..places.work import MEMORY, RETRIES, Work, worker_count
 from ..run.checkpoint_plan import CheckpointPlan
 from ..run.run import run_whole
 from .preparation import Preparation

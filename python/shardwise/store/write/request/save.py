@@ -17,7 +17,8 @@ from ...rewritten.wanted import wanted_arrays
 from ..forms.doubts import DoubtsError, doubts_about, ruled_tensors
 from ..forms.forms import Target
 from ..places import locked
-from ..places.work import MEMORY, Work, WriteReport
+from ..places.report import WriteReport
+from ..places.work import MEMORY, Work
 from ..run.run import run_whole
 from .planner import chosen_form, plan_form
 from .request import FILE_BYTES, Request

@@ -31,7 +31,7 @@ from ...rewritten.convert import Overflow, converted_values, is_converted, lost_
 from ...rewritten.wanted import wanted_stored
 from ...tensors.stored import StoredTensor
 from ..places import ScratchFolder
-from ..places.gather import compare_replicas, gathered
+from ..places.fetch import compare_replicas, gathered
 
 __all__ = ["ScratchFile", "opened_scratch"]
 

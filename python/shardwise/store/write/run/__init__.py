@@ -2,6 +2,6 @@
 
 | module | answers |
 |---|---|
-| `run` | tasks run, receipts collected, the end |
+| `run`, `ledger` | tasks run, and the end; what follows from their receipts |
 | `checkpoint_plan` | the plan that users see |
 """

@@ -24,11 +24,13 @@ from ....pieces import Piece
 from ....rules.left_out import LeftOut
 from ...data.engine import CopyJob, add_digests, check_memory
 from ...data.location import refuse_options
-from ..places.work import MEMORY, RETRIES, Work, WriteOutline, WriteReport
+from ..places.report import WriteOutline, WriteReport
+from ..places.work import MEMORY, RETRIES, Work
 from ..plan.data import said_by
 from ..plan.file import check_plan, load_plan, save_plan
 from ..plan.plan import CheckpointTasks
-from .run import Ledger, LedgerCompletion, confirm_tasks, report_of, run_tasks, see_finished, workers_of_plan
+from .ledger import Ledger, LedgerCompletion
+from .run import confirm_tasks, report_of, run_tasks, see_finished, workers_of_plan
 
 __all__ = ["CheckpointPlan", "bytes_to_read", "estimated_seconds", "runs_to_copy"]
 

@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
-from bisect import bisect_left
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
 import numpy as np
 import numpy.typing as npt
 
-from ...._core import joined_crc
-from ...._text import shown
 from ....errors import LayoutError, ParseError
-from ...data.engine import DIGEST_MODULUS
 from ...data.location import taken
 from ...data.mapped import MappedFiles
 from ...data.same_files import SameFiles
-from ...formats.sharded import MANIFEST
 from ...tensors.companion_files import companion_names
-from ..forms.files import FileDigests, WrittenFile
-from ..places.gather import memory_for
+from ..places.fetch import memory_for
 from ..places.place import Recorder
-from ..places.task import Progress, Share, Task, TaskReceipt
-from ..places.work import TaskWindow, Work, Workers, WriteReport
+from ..places.report import WriteReport
+from ..places.task import Progress, Task, TaskReceipt
+from ..places.work import TaskWindow, Work, Workers
 from ..plan.plan import CheckpointTasks
+from .ledger import Ledger, LedgerCompletion
 
 __all__ = [
-    "Ledger",
-    "LedgerCompletion",
     "confirm_tasks",
-    "parts_of",
     "report_of",
     "run_tasks",
     "run_whole",
@@ -42,10 +33,6 @@ __all__ = [
 
 #: The memory for each thread of tasks that read files only: with less, fewer threads with larger buffers are better.
 _SMALL = 512 * 2**10
-#: The most tasks and the most parts that a message names.
-_MOST_SHOWN, _MOST_AGAIN = 5, 20
-#: A receipt that names more parts is not believed.
-_MOST_PARTS = 2**20
 
 
 def _run(
@@ -258,207 +245,3 @@ def report_of(plan: CheckpointTasks, ledger: Ledger, resumed: int) -> WriteRepor
         resumed,
         companions=companion_names(plan.texts),
     )
-
-
-class Ledger:
-    """The tasks that are done, and the sum of the digests of what they wrote.
-
-    Attributes:
-        plan: The plan that has the tasks.
-        bytes_read: Bytes that they read from files.
-        bytes_written: Bytes that they wrote.
-        made: For tasks that made an object of a store, its bytes and its ETag.
-        own: Those of them that put it there; the others found it, made by another run perhaps.
-        shares: For tasks that made parts of objects, what they have put.
-    """
-
-    def __init__(self, plan: CheckpointTasks) -> None:
-        self.plan = plan
-        # For each finished task a number made from its contents, to compare with a second receipt.
-        self._seen = np.zeros(len(plan.tasks), np.uint64)
-        # Sums of digests, by file and tensor, and by tensor; what is asked for is modulo `DIGEST_MODULUS`.
-        self._digests: defaultdict[tuple[int, int], int] = defaultdict(int)
-        self._whole = [0] * len(plan.tensors)
-        self._crcs: dict[int, list[tuple[int, int, int]]] = {}
-        self._parts: Counter[str] = Counter()
-        self.made: dict[int, tuple[int, str]] = {}
-        self.own: dict[int, tuple[int, str]] = {}
-        self.shares: dict[int, tuple[Share, ...]] = {}
-        self.bytes_read = self.bytes_written = 0
-
-    def __contains__(self, number: int) -> bool:
-        return bool(self._seen[number])
-
-    def add(self, receipt: TaskReceipt, task: Task | None = None) -> None:
-        """Check a receipt and add it, once.
-
-        Args:
-            receipt: A receipt of this plan, by this run or another.
-            task: Its task, if that was made.
-
-        Raises:
-            ParseError: if it is of another plan, or contradicts its task or an earlier receipt.
-        """
-        if receipt.plan != self.plan.digest:
-            raise ParseError(f"a receipt is of another plan, {shown(receipt.plan)}, not of {self.plan.digest[:16]}")
-        number = receipt.task
-        if not 0 <= number < len(self._seen):
-            raise ParseError(f"a receipt is of task {number}; the plan has {len(self._seen)}")
-        written, again = self.plan.written_by(number) if task is None else (task.written, task.again)
-        if receipt.ranges != tuple((file, begin, end) for file, _, begin, end in written):
-            raise ParseError(f"the receipt of task {number} says that it wrote ranges that are not the plan's")
-        if len(receipt.digests) != len(receipt.ranges):
-            raise ParseError(f"the receipt of task {number} has {len(receipt.digests)} digests for its ranges")
-        files = self.plan.files
-        has_crcs = any(files[file].needs_crcs for file, _, _ in receipt.ranges)
-        if len(receipt.crcs) != (len(receipt.ranges) if has_crcs else 0):
-            raise ParseError(f"the receipt of task {number} has {len(receipt.crcs)} CRC-32 for its ranges")
-        if receipt.made is not None:
-            self.made[number] = receipt.made
-            if receipt.bytes_written:
-                self.own[number] = receipt.made
-        if receipt.shares:
-            self.shares[number] = receipt.shares
-        if number in self:
-            if not self.agrees(receipt):
-                raise ParseError(
-                    f"two receipts of task {number} disagree: one is not of this checkpoint, or a source changed"
-                )
-            return
-        self._seen[number] = _fingerprint(receipt)
-        self._parts[receipt.part] += 1
-        for at, ((file, tensor, _, _), digest) in enumerate(zip(written, receipt.digests, strict=True)):
-            self._digests[file, tensor] += digest
-            if at not in again:
-                self._whole[tensor] += digest
-        for (file, begin, end), crc in zip(receipt.ranges, receipt.crcs, strict=False):
-            self._crcs.setdefault(file, []).append((begin, end, crc))
-        self.bytes_read += receipt.bytes_read
-        self.bytes_written += receipt.bytes_written
-
-    def agrees(self, receipt: TaskReceipt) -> bool:
-        """Return whether a receipt says the same as the first one of its task."""
-        return int(self._seen[receipt.task]) == _fingerprint(receipt)
-
-    @property
-    def is_complete(self) -> bool:
-        """True if there is a receipt of each task."""
-        return bool((self._seen != 0).all())
-
-    def check_complete(self) -> None:
-        """Raise ParseError if receipts are missing; names some, and the parts that are to be run again."""
-        missing = np.flatnonzero(self._seen == 0)
-        parts, hint = parts_of(self._parts), ""
-        if parts is not None and len(missing):
-            ends = np.array([self.plan.part(part, parts).stop for part in range(1, parts + 1)], np.int64)
-            again = (np.unique(np.searchsorted(ends, missing, side="right")) + 1).tolist()
-            some = ", ".join(f"{part}/{parts}" for part in again[:_MOST_AGAIN])
-            more = f" and {len(again) - _MOST_AGAIN} more" if len(again) > _MOST_AGAIN else ""
-            hint = f"; run again part {some}{more}"
-        if len(missing):
-            some = ", ".join(map(str, missing[:_MOST_SHOWN]))
-            more = f" and {len(missing) - _MOST_SHOWN} more" if len(missing) > _MOST_SHOWN else ""
-            text = f"receipts of {len(missing)} of {len(self._seen)} tasks are missing: {some}{more}{hint}"
-            raise ParseError(f"{self.plan.path}: {text}")
-
-    def file_digests(self, number: int) -> FileDigests:
-        """Return the digests of what a file holds."""
-        file = self.plan.files[number]
-        sums = self._digests
-        own = {tensor: sums.get((number, tensor), 0) % DIGEST_MODULUS for tensor in set(file.slots.tensors.tolist())}
-        return FileDigests(own, self._crcs_of(number) if file.needs_crcs else {})
-
-    def _crcs_of(self, number: int) -> dict[int, int]:
-        """The CRC-32 of each slot of a file, by its position."""
-        file, found = self.plan.files[number], sorted(self._crcs.get(number, []))
-        begins = [begin for begin, _, _ in found]
-        crcs = {}
-        for position, slot in enumerate(file.slots):
-            crc = 0
-            first, end = (bisect_left(begins, file.start + at) for at in (slot.begin, slot.end))
-            for begin, stop, more in found[first:end]:
-                crc = joined_crc(crc, more, stop - begin)
-            crcs[position] = crc
-        return crcs
-
-    @property
-    def digests(self) -> list[int]:
-        """The digest of each tensor, of which every element counts once."""
-        return [total % DIGEST_MODULUS for total in self._whole]
-
-    def digest(self, file: int, tensor: int) -> int:
-        """The digest of what a file has of a tensor."""
-        return self._digests.get((file, tensor), 0) % DIGEST_MODULUS
-
-
-def _fingerprint(receipt: TaskReceipt) -> int:
-    """A number made from what a receipt says that was written, never 0."""
-    contents = repr((receipt.digests, receipt.crcs)).encode()
-    return int.from_bytes(hashlib.sha256(contents).digest()[:8], "little") | 1
-
-
-def parts_of(receipts: Mapping[str, int]) -> int | None:
-    """The number of parts in which most tasks were run; `None` if none was run in one.
-
-    >>> parts_of({"1/16": 1, "2/16": 5, "7/16": 3, "1/2": 7, "": 40, "1/" + "9" * 5000: 20})
-    16
-    >>> parts_of({"1/16": 1, "2/16": 5, "7/16": 3, "1/2": 17})
-    2
-    """
-    counts: Counter[int] = Counter()
-    for part, count in receipts.items():
-        parts = part.partition("/")[2]
-        if parts.isdecimal() and len(parts) <= len(str(_MOST_PARTS)) and 0 < int(parts) <= _MOST_PARTS:
-            counts[int(parts)] += count
-    return counts.most_common(1)[0][0] if counts else None
-
-
-class LedgerCompletion:
-    """The bytes that follow from the receipts of all tasks: around tensors, of the manifest, of the other files.
-
-    Args:
-        plan: The plan that has the tasks.
-        ledger: The receipts.
-        memory: Bytes in which `confirm` compares, with all threads; without it one thread does.
-
-    Attributes:
-        names: The names of the further files of a folder.
-        made: For tasks that made an object of a store, its bytes and its ETag.
-        shares: For tasks that made parts of objects, what they have put.
-        is_checked: Whether all that a store has is compared with its sources.
-    """
-
-    def __init__(
-        self, plan: CheckpointTasks, ledger: Ledger, memory: int | None = None, *, is_checked: bool = False
-    ) -> None:
-        self._plan, self._ledger, self._memory, self.is_checked = plan, ledger, memory, is_checked
-        self._headers: dict[int, str] = {}
-        self.names = [MANIFEST, *plan.texts]
-        self.made, self.shares = ledger.made, ledger.shares
-
-    def headers(self, number: int) -> Iterator[tuple[int, bytes]]:
-        """Yield the bytes around the tensors of a file, each run with the byte at which it begins."""
-        # Their digest is kept for the manifest: they are not made once more for it.
-        self._headers[number] = yield from self._plan.files[number].headers(self._ledger.file_digests(number))
-
-    def texts(self) -> dict[str, bytes]:
-        """The further files of a folder, with the manifest."""
-        return self._plan.texts_of(self._ledger.digests, map(self._written, range(len(self._plan.files))))
-
-    def _written(self, number: int) -> WrittenFile:
-        file, digests = self._plan.files[number], self._ledger.file_digests(number)
-        headers = self._headers.get(number)
-        return WrittenFile(file, digests, file.headers_digest(digests) if headers is None else headers)
-
-    def confirm(self, number: int) -> None:
-        """Compare what a task has made with its sources and its receipt.
-
-        Raises:
-            FileExistsError, FileNotFoundError: if something else is there, or nothing.
-            ParseError: if it is not what the receipt says.
-        """
-        task = self._plan.task(number)
-        receipt = task.check() if self._memory is None else task.check(memory=self._memory, threads=None)
-        if not self._ledger.agrees(receipt):
-            name = self._plan.path / task.files[0][1] if self._plan.is_folder else self._plan.path
-            raise ParseError(f"{name}: is not what its receipt says")

@@ -13,7 +13,7 @@ import shardwise as sw
 from shardwise.store.data.engine import tensors_of
 from shardwise.store.data.object_files import ObjectFile
 from shardwise.store.data.objects import ObjectStatus
-from shardwise.store.write.places.gather import fetch_pieces
+from shardwise.store.write.places.fetch import fetch_pieces
 from tests.store.stores import Store
 from tests.store.tasks import rules
 

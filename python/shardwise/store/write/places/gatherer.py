@@ -1,0 +1,224 @@
+"""The tensors of a task put together from what they are read from, and compared with what is stored again of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import compress, groupby
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ...._types import Array
+from ....errors import ParseError
+from ....pieces import Bounds, Piece, Pieces, dense_strides
+from ...data.engine import LEAST_MEMORY, CopyJob, CopyReport, JobTensor, tensors_of
+from ...data.mapped import MappedFiles
+from ...data.same_files import SameFiles
+from ...data.sources import Source
+from ..forms.forms import differing_replica
+from .fetch import compare_replicas, fetch_pieces
+
+__all__ = ["BufferBox", "Gathered", "Gatherer"]
+
+#: Bytes of the engine's own buffers, besides the memory that it fills.
+_BUDGET = 4 * 2**20
+
+
+class Gathered(NamedTuple):
+    """The outcome of a gatherer's copies for one task.
+
+    Attributes:
+        digests: The digest of each of the task's own destination pieces, in order.
+        crcs: The CRC-32 of each; none if not asked for.
+        differs: Whether one of its own destinations, which was compared with what would be written, is not that.
+        bytes_written: Bytes written to files.
+    """
+
+    digests: list[int]
+    crcs: list[int]
+    differs: bool
+    bytes_written: int
+
+
+class BufferBox(NamedTuple):
+    """A box of a tensor, and where it goes in a buffer.
+
+    Attributes:
+        position: The position of what has the box among the tensors of a task.
+        tensor: The tensor of the plan that it is of.
+        box: The box, in elements of the tensor.
+        at: The byte at which it begins.
+        strides: The bytes from one element to the next, per dim.
+    """
+
+    position: int
+    tensor: int
+    box: Bounds
+    at: int
+    strides: tuple[int, ...]
+
+
+class Gatherer:
+    """Puts together the tensors of a task, and compares them with what is stored again of them.
+
+    Args:
+        program: The tensors, as int64 numbers of a program of the engine. Of their destinations the first are the
+            task's own; those that follow are `compared`.
+        own: The number of its own destinations.
+        sources: Files, objects and arrays.
+        compared: The files and objects that hold some of it again.
+        names: The names of the tensors of which they do, by the tensors' positions.
+
+    Attributes:
+        bytes_read: Bytes that were read from files and objects.
+        compares: Whether replicas are compared.
+
+    Raises:
+        ParseError: if a source is not what it was when the plan was made.
+        OSError: if it cannot be looked at.
+    """
+
+    def __init__(
+        self,
+        program: bytes,
+        own: int,
+        sources: Sequence[Source],
+        compared: Sequence[Source],
+        names: Mapping[int, str],
+    ) -> None:
+        self._program, self._own, self._sources, self._compared, self._names = program, own, sources, compared, names
+        self._held: list[tuple[JobTensor, Pieces]] = []
+        self._watched: tuple[MappedFiles, SameFiles] | None = None
+        self.bytes_read = 0
+        self.compares = True
+        for source in (*sources, *compared):
+            source.check()
+
+    def watch(self) -> None:
+        """Note what is read, so that `check` sees whether it is replaced or written to meanwhile."""
+        files = SameFiles(each.name for each in (*self._sources, *self._compared) if each.name)
+        self._watched = MappedFiles(each.array for each in self._sources if each.array is not None), files
+
+    def check(self) -> None:
+        """Refuse, with ParseError, what was read if it was replaced or written to since it is watched."""
+        for each in self._watched or ():
+            each.check()
+
+    def into_files(
+        self,
+        destinations: Callable[[CopyJob], object],
+        memory: int,
+        threads: int | None,
+        *,
+        sync: bool,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> Gathered:
+        """Put all of the tensors into the destinations that the function adds to a job.
+
+        Raises:
+            LayoutError: if the memory is too little.
+            ParseError: if replicas disagree, or a source is not what it was.
+            OSError: if a file cannot be read or written, or a store fails.
+        """
+        given = np.frombuffer(self._program, np.int64)
+        if any(each.is_fetched for each in (*self._sources, *self._compared)):
+            tensors = list(tensors_of(given.copy()))
+            arrays, nbytes = self._fetched(tensors, self._names, self._own, memory)
+            job = CopyJob.of_tensors(tensors)
+        else:
+            tensors, arrays, nbytes = [], [], 0
+            job = CopyJob.of_program(self._program)
+        self._add_holders(job, arrays, destinations)
+        done = job.run(budget=max(memory - nbytes, LEAST_MEMORY), threads=threads, sync=sync, progress=progress)
+        if not tensors and (self._compared or done.differences):
+            tensors = list(tensors_of(given))
+        return self._seen(done, tensors, self._names, self._own, nbytes)
+
+    def into_memory(self, buffer: npt.NDArray[np.uint8], blocks: Sequence[BufferBox], threads: int | None) -> Gathered:
+        """Put boxes into a buffer of bytes.
+
+        Raises:
+            ParseError, OSError: as for `into_files`.
+        """
+        if not self._held:
+            for tensor in tensors_of(np.frombuffer(self._program, np.int64)):
+                others = tensor.targets.chosen(np.flatnonzero(tensor.targets.numbers >= self._own))
+                self._held.append((tensor, others.moved(others.numbers + 1 - self._own)))
+        tensors: list[JobTensor] = []
+        names: dict[int, str] = {}
+        # The parts of one array may interleave there, as those of one tensor may.
+        for _, together in groupby(blocks, lambda block: block.tensor):
+            sources, own, again = [], [], []
+            for block in together:
+                tensor, others = self._held[block.position]
+                sources.append(tensor.sources.clipped(block.box).rows)
+                own.append(Pieces.by_number([Piece(block.box, 0, block.at, block.strides)], len(block.box)).rows)
+                if self.compares and len(others):
+                    again.append(others.clipped(block.box).rows)
+                    names[len(tensors)] = self._names[block.position]
+            targets = Pieces(np.concatenate([*own, *again]))
+            tensors.append(tensor._replace(sources=Pieces(np.concatenate(sources)), targets=targets))
+        arrays, nbytes = self._fetched(tensors, names, 1, None)
+        job = CopyJob.of_tensors(tensors)
+        self._add_holders(job, arrays, lambda job: job.write_array(buffer))
+        return self._seen(job.run(budget=_BUDGET, threads=threads), tensors, names, 1, nbytes)
+
+    def _add_holders(self, job: CopyJob, arrays: Sequence[Array], destinations: Callable[[CopyJob], object]) -> None:
+        for source in self._sources:
+            source.read_by(job)
+        for array in arrays:
+            job.read_array(array)
+        destinations(job)
+        for other in self._compared:
+            other.compared_by(job)
+
+    def _fetched(
+        self, tensors: Sequence[JobTensor], names: Mapping[int, str], own: int, memory: int | None
+    ) -> tuple[list[Array], int]:
+        """Fetch what is in objects, and change the rows of tensors so that they find it in the arrays that are given.
+
+        Pieces of objects that are compared are, and go nowhere after that. Also gives the bytes that were fetched.
+        """
+        files = [each.fetched for each in self._sources]
+        others = [each.fetched for each in self._compared]
+        again = [
+            (number, tensor.targets.chosen(np.array([row])), tensor.targets.rows[row])
+            for number, tensor in enumerate(tensors)
+            for row, holder in enumerate(tensor.targets.numbers.tolist())
+            if holder >= own and others[holder - own] is not None
+        ]
+        largest = max((int(piece.volumes[0]) * tensors[number].itemsize for number, piece, _ in again), default=0)
+        arrays, nbytes = fetch_pieces(tensors, files, memory, 2 * largest + LEAST_MEMORY)
+        for number, piece, row in again:
+            tensor = tensors[number]
+            row[1], row[2 + 2 * piece.rank :] = 0, dense_strides(piece.stops - piece.starts, tensor.itemsize)[0]
+            replica = piece.of_holders(lambda holder: others[holder - own])
+            ours = np.empty((piece.stops - piece.starts)[0], f"V{tensor.itemsize}")
+            target = Pieces.dense((0, 0), np.stack([piece.starts, piece.stops], 1), tensor.itemsize)
+            job = CopyJob.of_tensors([tensor._replace(wanted=0, targets=target)])
+            self._add_holders(job, arrays, lambda job, ours=ours: job.write_array(ours))  # type: ignore[misc]
+            job.run(budget=_BUDGET, threads=1)
+            self.bytes_read += compare_replicas(names[number], tensor.shape, replica, replica[0].box, ours)
+        return arrays, nbytes
+
+    def _seen(
+        self, done: CopyReport, tensors: Sequence[JobTensor], names: Mapping[int, str], own: int, nbytes: int
+    ) -> Gathered:
+        """Return the outcome of the copies, once replicas agree; refuse, with ParseError, those that differ."""
+        self.bytes_read += done.bytes_read + nbytes
+        ends = np.cumsum([len(tensor.targets) for tensor in tensors])
+        for piece, element in done.differences:
+            number = int(np.searchsorted(ends, piece, side="right"))
+            tensor = tensors[number]
+            holder = int(tensor.targets.numbers[piece - int(ends[number]) + len(tensor.targets)])
+            if holder < own:
+                return Gathered([], [], True, 0)
+            path = self._compared[holder - own].path
+            raise ParseError(differing_replica(names[number], tensor.shape, path, element))
+        if not self._compared:
+            return Gathered(done.digests, done.crcs, False, done.bytes_written)
+        is_own = np.concatenate([tensor.targets.numbers < own for tensor in tensors]).tolist()
+        return Gathered(
+            list(compress(done.digests, is_own)), list(compress(done.crcs, is_own)), False, done.bytes_written
+        )
