@@ -60,7 +60,7 @@ HOUSES: dict[str, tuple[tuple[str, ...], ...]] = {
     "rust/core": (
         ("shown",),
         ("error",),
-        ("index", "parallel", "room"),
+        ("assignment", "index", "parallel", "room"),
         ("mesh", "region", "uneven"),
         ("factor", "sections", "sub_axis"),
         ("layout",),
@@ -90,7 +90,7 @@ HOUSES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("errors", "memory"),
         ("arrays", "convert"),
         ("views",),
-        ("checksum", "dtensor", "factor", "io", "mesh", "pickle", "rules"),
+        ("assignment", "checksum", "dtensor", "factor", "io", "mesh", "pickle", "rules"),
         ("layout", "propagate"),
         ("partition",),
         ("packed",),

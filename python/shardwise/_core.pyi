@@ -37,6 +37,7 @@ __all__ = [
     "free_space",
     "is_elementwise",
     "joined_crc",
+    "least_assignments",
     "mapped_files",
     "parse_device",
     "priced_collectives",
@@ -400,6 +401,7 @@ def read_pickle(
     data: bytes, judge: Callable[[str], bool], /, *, strict: list[str] | None = None, persistent: bool = False
 ) -> Any: ...
 def crc32c(data: bytes, /) -> int: ...
+def least_assignments(costs: Any, size: int, /) -> npt.NDArray[np.int64]: ...
 def joined_crc(first: int, second: int, length: int, /) -> int: ...
 def read_dcp_index(
     data: bytes, judge: Callable[[str], bool], strict: list[str], /

@@ -7,6 +7,7 @@
 //! | [`index`] | mixed-radix numbers: products, strides, division by a fixed divisor |
 //! | [`region`] | the algebra of boxes |
 //! | [`mesh`] | named axes with sizes; device index ↔ coordinate |
+//! | [`assignment`] | the assignment of rows to columns that costs least |
 //! | [`sub_axis`] | the factors of a mesh axis |
 //! | [`layout`] | which mesh axes cut which tensor dims |
 //! | [`uneven`] | how a dim that does not divide is cut |
@@ -42,6 +43,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod assignment;
 pub mod collective;
 pub mod copy;
 pub mod dcp;

@@ -17,7 +17,7 @@
 from . import megatron
 from .deployment import Deployment
 from .engines import sglang, vllm
-from .experts import ExpertMap, balanced_experts
+from .experts import ExpertMap, balanced_experts, least_moves
 from .fsdp import fsdp2
 from .manifest import Manifest, ManifestTensor
 from .parameters import FusedParameter, LocalParameter, ParameterPiece, Repeat
@@ -41,6 +41,7 @@ __all__ = [
     "Stages",
     "balanced_experts",
     "fsdp2",
+    "least_moves",
     "megatron",
     "positions_of",
     "sglang",

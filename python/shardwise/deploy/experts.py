@@ -9,11 +9,12 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import instance, integer
+from .._arguments import check_items, instance, integer
+from .._core import least_assignments
 from .._text import shown
 from ..errors import LayoutError
 
-__all__ = ["ExpertMap", "balanced_experts"]
+__all__ = ["ExpertMap", "balanced_experts", "least_moves"]
 
 #: Whose balancer: SGLang's, which is DeepSeek's own, calculates in single precision; vLLM's in double.
 Balancer = Literal["sglang", "vllm"]
@@ -138,10 +139,92 @@ class ExpertMap:
                 found[expert].append(rank)
         return tuple(map(tuple, found))
 
+    def moved_from(self, before: ExpertMap) -> int:
+        """Count the experts that ranks receive if this map comes after another: those that a rank did not hold.
+
+        >>> ExpertMap.linear(4, ep=2).moved_from(ExpertMap.round_robin(4, ep=2))
+        2
+        """
+        instance("before", before, ExpertMap)
+        old = (*before.slots, *((),) * self.ep)
+        return sum(len({*row} - {*old[rank]}) for rank, row in enumerate(self.slots))
+
     @property
     def physical_to_logical(self) -> tuple[int, ...]:
         """The expert in each slot, over all ranks."""
         return tuple(expert for row in self.slots for expert in row)
+
+
+def least_moves(before: Sequence[ExpertMap], after: Sequence[ExpertMap], *, nodes: int = 1) -> tuple[ExpertMap, ...]:
+    """Give the experts of each layer to ranks so that the fewest move: the same sets, on other ranks, in other slots.
+
+    A balancer says which experts are together, and numbers the sets as they come; which rank has which set does not
+    matter to the load. Of all ways to give them to ranks, this is one in which ranks receive the fewest experts. Those
+    that a rank keeps stay in their slots.
+
+    Args:
+        before: the experts of each layer now.
+        after: the experts of each layer as a balancer gives them. With more ranks than before, the further ones begin
+            empty; with fewer, the first remain.
+        nodes: the nodes, each of as many consecutive ranks. What is together on a node stays together.
+
+    Raises:
+        LayoutError: if there are not as many layers, or not the same experts; if ranks do not divide among nodes.
+
+    >>> now = balanced_experts([[90, 40, 10, 10]], slots=6, ep=2)
+    >>> new = balanced_experts([[40, 90, 10, 10]], slots=6, ep=2)
+    >>> best = least_moves(now, new)
+    >>> now[0].slots, new[0].slots, best[0].slots
+    (((1, 0, 2), (0, 0, 3)), ((0, 1, 2), (1, 1, 3)), ((1, 0, 2), (1, 1, 3)))
+    """
+    nodes = integer("nodes", nodes)
+    if len(before) != len(after):
+        raise LayoutError(f"before has {len(before)} layers, and after {len(after)}")
+    check_items("before", before, ExpertMap)
+    check_items("after", after, ExpertMap)
+    found = []
+    for layer, (old, new) in enumerate(zip(before, after, strict=True)):
+        if old.num_experts != new.num_experts:
+            raise LayoutError(f"layer {layer} has {old.num_experts} experts before, and {new.num_experts} after")
+        if nodes < 1 or new.ep % nodes:
+            raise LayoutError(f"nodes is {nodes}; the {new.ep} ranks of layer {layer} must divide among them")
+        rows = (*old.slots, *((),) * new.ep)[: new.ep]
+        sets = _nearest(rows, new.slots, new.num_experts, nodes)
+        found.append(ExpertMap(tuple(map(_in_place, rows, (new.slots[one] for one in sets)))))
+    return tuple(found)
+
+
+def _nearest(old: Sequence[tuple[int, ...]], new: Sequence[tuple[int, ...]], experts: int, nodes: int) -> list[int]:
+    """The set that each rank gets, so that the fewest experts move: within nodes, whose sets may be exchanged too."""
+    ranks, each = len(old), len(old) // nodes
+    where: list[list[int]] = [[] for _ in range(experts)]
+    for rank, row in enumerate(old):
+        for expert in {*row}:
+            where[expert].append(rank)
+    # For each rank and set the experts of the set that the rank lacks.
+    costs = np.empty((ranks, ranks), np.int64)
+    for at, row in enumerate(new):
+        wanted = {*row}
+        costs[:, at] = len(wanted)
+        for expert in wanted:
+            for rank in where[expert]:
+                costs[rank, at] -= 1
+    blocks = costs.reshape(nodes, each, nodes, each).transpose(0, 2, 1, 3)
+    inner = least_assignments(blocks.reshape(-1), each).reshape(nodes, nodes, each)
+    outer = np.take_along_axis(blocks, inner[..., None], 3).sum((2, 3))
+    of_node = least_assignments(outer.reshape(-1), nodes)[0].tolist()
+    return [there * each + int(at) for here, there in enumerate(of_node) for at in inner[here, there]]
+
+
+def _in_place(old: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, ...]:
+    """The experts of a rank, in the slots in which they were, the others in the slots that are left."""
+    left = list(new)
+    slots: list[int | None] = [None] * len(new)
+    for slot, expert in enumerate(old[: len(new)]):
+        if expert in left:
+            left.remove(expert)
+            slots[slot] = expert
+    return tuple(left.pop(0) if expert is None else expert for expert in slots)
 
 
 def balanced_experts(

@@ -2,6 +2,7 @@
 //! and converts the answers back.
 
 mod arrays;
+mod assignment;
 mod checksum;
 mod collective;
 mod convert;
@@ -49,6 +50,7 @@ pub fn fill(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<io::FileLock>()?;
     module.add_class::<pickle::Persistent>()?;
     module.add_class::<pickle::Record>()?;
+    module.add_function(wrap_pyfunction!(assignment::least_assignments, module)?)?;
     module.add_function(wrap_pyfunction!(checksum::crc32c, module)?)?;
     module.add_function(wrap_pyfunction!(checksum::joined_crc, module)?)?;
     module.add_function(wrap_pyfunction!(collective::priced_collectives, module)?)?;
