@@ -72,6 +72,32 @@ def test_parameters_and_states_are_what_the_trainer_held(case: str, tmp_path: Pa
             assert checkpoint.metadata["ds_version"] == "0.19.8"
 
 
+def test_states_of_stage_0_keep_their_numbers_where_names_are_not_certain(tmp_path: Path) -> None:
+    """Two parameters of one shape in one group, and a third of it that is in none: which two is not said."""
+    three = {name: tensor(numbers(3), f"{at}") for at, name in enumerate("abc")}
+    state = {number: {"exp_avg": tensor(numbers(3), "9"), "step": 4} for number in (0, 1)}
+    optimizer: dict[str, Any] = {"state": state, "param_groups": [{"lr": 0.5, "params": [0, 1]}]}
+    said: dict[str, Any] = {"module": three, "optimizer": optimizer}
+    (tmp_path / "mp_rank_00_model_states.pt").write_bytes(save(said))
+    with sw.open_checkpoint(tmp_path) as checkpoint:
+        assert "optimizer.state.1.exp_avg" in checkpoint
+        assert checkpoint.objects["optimizer.param_groups.0.params"].value() == [0, 1]
+        (doubt,) = checkpoint.doubts
+        assert "keep their numbers" in doubt
+    three.pop("c")
+    (tmp_path / "mp_rank_00_model_states.pt").write_bytes(save(said))
+    with sw.open_checkpoint(tmp_path) as checkpoint:
+        assert checkpoint.read("optimizer.state.b.exp_avg").tolist() == [0, 1, 2]
+        assert checkpoint.read("optimizer.state.b.step").tolist() == 4
+        assert checkpoint.objects["optimizer.param_groups.0.params"].value() == ["a", "b"]
+        assert not checkpoint.doubts
+    flat = {"optimizer_state_dict": optimizer, "fp32_groups_flat": [tensor(numbers(6), "7")], "cur_iter": 4}
+    (tmp_path / "mp_rank_00_model_states.pt").write_bytes(save({**said, "optimizer": flat}))
+    with sw.open_checkpoint(tmp_path) as checkpoint:
+        assert checkpoint.objects["optimizer.cur_iter"].value() == 4
+        assert "which parameters are in it" in checkpoint.unreadable["optimizer.fp32_groups_flat"]
+
+
 def test_masters_are_the_weights_of_stage_3(tmp_path: Path) -> None:
     path = unpacked("zero3_fp32_sub_groups", tmp_path)
     with sw.open_checkpoint(path) as checkpoint:

@@ -23,7 +23,8 @@ from ...tensors.stored import StoredTensor, UnsupportedError
 from .deepspeed_files import Key, RankFile, Rows, check_world, frozen_row, grid_of, metadata_of, ranks_of, read_rank
 from .flat_parts import FlatRow, Source, WholeRow, described, filled, is_flat, made
 from .model_parallel import Cut, CutRules, whole
-from .tensors import SavedTensor, dict_of, sums_of, value_object
+from .optimizers import Candidate, Optimizer, matched, optimizer_of
+from .tensors import SavedTensor, children, dict_of, sums_of, value_object
 from .universal import latest_in
 from .zero_partitions import Partition, Spans, layout_of, members_of, partition_of, step_elsewhere
 
@@ -31,6 +32,8 @@ __all__ = ["open_form"]
 
 #: The file beside such folders that names the last one.
 LATEST = "latest"
+#: The keys of an optimizer of stage 0 that hold its states and masters.
+_OF_STAGE_0 = frozenset(["state", "param_groups", "optimizer_state_dict", "fp32_groups", "fp32_groups_flat"])
 
 
 def open_form(path: Location) -> StoredCheckpoint:
@@ -52,6 +55,7 @@ def open_form(path: Location) -> StoredCheckpoint:
             metadata=metadata_of(folder.first),
             objects=folder.objects,
             unreadable=folder.unreadable,
+            doubts=folder.doubts,
             sums=partial(sums_of, files),
             unread=sorted(name for name in inside if name.endswith(".pt") and name not in ranks.values()),
         ),
@@ -63,6 +67,7 @@ class _Folder(Rows):
 
     def __init__(self, path: Location, read: Mapping[Key, RankFile]) -> None:
         super().__init__()
+        self.doubts: list[str] = []
         #: The files of the model of each model-parallel rank, and in them of each data-parallel rank.
         self.models = grid_of(read, "model")
         self.first = self.models[0][0]
@@ -79,6 +84,8 @@ class _Folder(Rows):
             self._spans = Spans(self._partitions, self.layouts)
             self._add_states()
         self._add_weights()
+        if not self._optims:
+            self._add_whole_states()
         self.add_values(self.models)
         if self._optims:
             self.add_optimizer_values(self._optims[0][0], self._partitions[0][0].said)
@@ -131,6 +138,74 @@ class _Folder(Rows):
                 if step is not None:
                     self._add_scalar(group, "step", [step])
         self.add_groups(groups, members)
+
+    def _add_whole_states(self) -> None:
+        """Add the states of stage 0, each as a whole in the file of the model, by numbers that count the parameters."""
+        held = [_whole_optimizer(row[0]) for row in self.models]
+        optimizers = [optimizer for optimizer, _ in held if optimizer is not None]
+        if len(optimizers) != len(self.models):
+            return
+        candidates = [
+            Candidate(name, row.cut.local[0])
+            for name, row in self.weights.items()
+            if row.alias_of is None and "float" in row.dtype.name
+        ]
+        found, why = matched(optimizers[:1], candidates, is_ordered=True)
+        if why:
+            self.doubts.append(f"{self.first.path}: the parameters of its optimizer keep their numbers: {why}")
+            if len(optimizers) > 1:
+                return
+        names = found[0] if found else {}
+        optimizer, masters = optimizers[0], [one for _, one in held]
+        for number in (key for params in optimizer.params for key in params):
+            name = names.get(number, f"{number}")
+            states = [one.state.get(number, {}) for one in optimizers]
+            if masters[0]:
+                states = [{"master": own[number], **state} for own, state in zip(masters, states, strict=True)]
+            for kind in states[0]:
+                self._add_whole(name, f"{kind}", [state.get(kind) for state in states])
+        members = [[names.get(key, key) for key in params] for params in optimizer.params]
+        self.add_groups([dict_of(group) for group in optimizer.groups], members)
+        said = dict_of(self.first.said.get("optimizer"))
+        if "fp32_groups_flat" in said:
+            self.unreadable["optimizer.fp32_groups_flat"] = (
+                f"{self.first.path}: 'optimizer.fp32_groups_flat' is not read: nothing says "
+                "which parameters are in it; train with ZeRO stage 1, whose files say it"
+            )
+        self.add_optimizer_values(self.first, {key: one for key, one in said.items() if key not in _OF_STAGE_0})
+
+    def _add_whole(self, name: str, kind: str, values: list[Any]) -> None:
+        """Add a state that each model-parallel rank has as a whole."""
+        full = f"optimizer.state.{name}.{kind}"
+        containers = [row[0].container for row in self.models]
+        held = [container.tensor(value, full) for container, value in zip(containers, values, strict=True)]
+        arrays = [one for one in held if one is not None]
+        if not arrays:
+            number = values[0] if type(values[0]) in (int, float) else None
+            if number is None:
+                self.objects[full] = value_object(full, values[0])
+            else:
+                self.states[full] = filled(full, number, self.first.path)
+            return
+        weight = self.weights.get(name)
+        shapes = tuple(one.shape for one in arrays)
+        if len(arrays) != len(held) or any(one.dtype != arrays[0].dtype for one in arrays):
+            raise ParseError(
+                f"{self.first.path}: {shown(full)} is not a tensor of one dtype on all model-parallel ranks"
+            )
+        if not shapes[0] or weight is None:
+            cut = whole(shapes[0])
+        elif weight.cut.local == shapes:
+            cut = weight.cut
+        else:
+            self.unreadable[full] = (
+                f"{self.first.path}: {shown(full)} is not read: of shape {shapes[0]}, it does not follow the cut of "
+                "its weight"
+            )
+            return
+        self.states[full] = WholeRow(
+            arrays[0].dtype, cut, tuple(zip(containers, arrays, strict=True))[: len(cut.parts)]
+        )
 
     def _add_flat(self, number: int, kind: str, flats: list[list[SavedTensor]]) -> None:
         first = flats[0][0]
@@ -264,6 +339,25 @@ def _rules(file: RankFile, info: Any) -> CutRules:
             "it once with engine.save_checkpoint(..., client_state={'universal_checkpoint_info': {...}})"
         )
     return CutRules(info, file.path)
+
+
+def _whole_optimizer(file: RankFile) -> tuple[Optimizer | None, dict[int, Any]]:
+    """The optimizer in the file of a model, of stage 0, and the masters of its numbers where it has some."""
+    said = dict_of(file.said.get("optimizer"))
+    inner = said.get("optimizer_state_dict", file.said.get("optimizer"))
+
+    def shape_of(value: Any) -> tuple[int, ...] | None:
+        saved = file.container.tensor(value, "")
+        return None if saved is None else saved.shape
+
+    optimizer = optimizer_of("optimizer.", inner, shape_of)
+    if optimizer is None:
+        return None, {}
+    listed = [master for _, group in children(said.get("fp32_groups")) or () for _, master in children(group) or ()]
+    numbers = [number for params in optimizer.params for number in params]
+    if listed and len(listed) != len(numbers):
+        raise ParseError(f"{file.path}: fp32_groups has {len(listed)} masters of {len(numbers)} parameters")
+    return optimizer, dict(zip(numbers, listed, strict=True)) if listed else {}
 
 
 def _state(part: Partition, number: int, kind: str) -> Any:
