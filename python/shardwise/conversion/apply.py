@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from .._text import shown
 from ..errors import LayoutError, ShardwiseError
 from ..quantized.component import LogicalTensor
+from ..quantized.states import State, states_in
 from ..rules.rewrite import Rewrite
 from ..rules.rewrites import Rewrites, RewriteSet
+from ..rules.states import training_names
 from ..rules.templates import NameIndex, Template
 from .assembled import Assembled
 from .sides import Fields, products, taken_apart
-from .weights import Reader, Tensor, Weight, repeated
+from .trained import Tensor, Trained, components_of, repeated
+from .weights import Reader, Weight
 
 __all__ = ["kept_objects", "rewritten"]
 
@@ -36,34 +40,55 @@ def rewritten(
 ) -> tuple[dict[str, Assembled], dict[str, LogicalTensor]]:
     """The tensors of a checkpoint as the rewrites name and store them, and the quantized weights among them.
 
-    A rewrite that names a weight is carried out for all its components, which get names like that of the weight. One
-    that names a component is for this tensor alone, and the weight's other ones are tensors like any others. What the
-    rewrites drop is put into `dropped`, by the names that it has then.
+    A rewrite that names a weight is carried out for all its components, and for the states of an optimizer that belong
+    to it; these get names like that of the weight. One that names a component is for this tensor alone, and the
+    weight's other ones are tensors like any others. One that names a state is for it alone. `unmatched` is not about
+    what else there is of a training state, which stays. What the rewrites drop is put into `dropped`, by the names that
+    it has then.
 
     Raises:
         LayoutError: if a rewrite matches nothing; a tensor is missing that should be packed or stacked with others; the
             sizes of parts do not add up; two tensors get the same name; a tensor is left that `unmatched` refuses; a
             rewrite would take a block of a quantized weight apart.
     """
-    found = _grouped(tensors, weights or {}, read)
+    found, others = _trained(_grouped(tensors, weights or {}, read), tensors, read)
     for one in rewrites.sets:
-        found = _apply_set(_apart(found, one), one, {} if dropped is None else dropped)
+        found = _apply_set(_apart(found, one), one, others, {} if dropped is None else dropped)
+    found = _with_one_prefix(found)
     made: dict[str, Assembled] = {}
     logical: dict[str, LogicalTensor] = {}
+    states: dict[str, Assembled] = {}
     for name, tensor in found.items():
-        parts = {name: tensor} if isinstance(tensor, Assembled) else {}
-        if isinstance(tensor, Weight):
-            logical[name], parts = tensor.named(name)
-        for own, part in parts.items():
-            if own in made:
-                raise LayoutError(
-                    f"the rewrites call {shown(made[own].origin)} and {shown(part.origin)} both {shown(own)}"
-                )
-            made[own] = part
+        weight = tensor.weight if isinstance(tensor, Trained) else tensor
+        parts = {name: weight} if isinstance(weight, Assembled) else {}
+        if isinstance(weight, Weight):
+            logical[name], parts = weight.named(name)
+        _put(parts, made)
+        if isinstance(tensor, Trained):
+            _put(tensor.named(name), states)
+    _put(states, made)
     return made, logical
 
 
-def _grouped(tensors: Mapping[str, Assembled], weights: Mapping[str, LogicalTensor], read: Reader) -> _Tensors:
+def _put(parts: Mapping[str, Assembled], made: dict[str, Assembled]) -> None:
+    for own, part in parts.items():
+        if own in made:
+            raise LayoutError(f"the rewrites call {shown(made[own].origin)} and {shown(part.origin)} both {shown(own)}")
+        made[own] = part
+
+
+def _with_one_prefix(tensors: _Tensors) -> _Tensors:
+    """The tensors with names of states that leave out what all names of their weights begin with, or nothing."""
+    names = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, Trained)}
+    prefixes = {tensor.prefix for tensor in names.values()}
+    lost = {prefix for prefix in prefixes if not all(name.startswith(prefix) for name in names)}
+    changed = {name: replace(one, prefix="") for name, one in names.items() if one.prefix in lost}
+    return {name: changed.get(name, tensor) for name, tensor in tensors.items()}
+
+
+def _grouped(
+    tensors: Mapping[str, Assembled], weights: Mapping[str, LogicalTensor], read: Reader
+) -> dict[str, Assembled | Weight]:
     """The tensors with quantized weights in place of their components, each where its first one is."""
     owners: dict[str, LogicalTensor] = {}
     for name, weight in weights.items():
@@ -71,7 +96,7 @@ def _grouped(tensors: Mapping[str, Assembled], weights: Mapping[str, LogicalTens
         # A tensor that is called like the weight, and is none of its components, is another one.
         if name in names or name not in tensors:
             owners.update(dict.fromkeys(names, weight))
-    found: _Tensors = {}
+    found: dict[str, Assembled | Weight] = {}
     for name, tensor in tensors.items():
         weight_of = owners.get(name)
         if weight_of is None:
@@ -81,53 +106,86 @@ def _grouped(tensors: Mapping[str, Assembled], weights: Mapping[str, LogicalTens
     return found
 
 
+def _trained(
+    weights: Mapping[str, Assembled | Weight], tensors: Mapping[str, Assembled], read: Reader
+) -> tuple[_Tensors, Collection[str]]:
+    """The tensors with the states of an optimizer in their weights, and what else there is of a training state."""
+    training = training_names(weights)
+    described = {
+        name: (one.shape, one.dtype.name if isinstance(one, Assembled) else one.form) for name, one in weights.items()
+    }
+    states: dict[str, list[State]] = {}
+    for state in states_in(described, training):
+        states.setdefault(state.weight, []).append(state)
+    made = {name: Trained.of_stored(weights.get(name), own, tensors, read) for name, own in states.items()}
+    owners = {state.name: name for name, own in states.items() for state in own}
+    found: _Tensors = {}
+    for name, tensor in weights.items():
+        weight = owners.get(name, name)
+        found.setdefault(weight, made.get(weight, tensor))
+    return found, frozenset(training.others)
+
+
 def _apart(tensors: _Tensors, one: RewriteSet) -> _Tensors:
-    """The tensors with the components of those weights by themselves that a set of rewrites names one by one."""
+    """The tensors with those components and states by themselves that a set of rewrites names one by one."""
     owners = _components(tensors)
     components = NameIndex(owners)
-    alone = {
-        owners[part]
-        for rewrite in one.rewrites if owners
-        for _, template in rewrite.source.names
-        for part in components.matched(template)
-        if template.matched(owners[part]) is None
-    }  # fmt: skip
+    alone: dict[str, set[str]] = {}
+    for rewrite in one.rewrites if owners else ():
+        for _, template in rewrite.source.names:
+            for part in components.matched(template):
+                if template.matched(owners[part]) is None:
+                    alone.setdefault(owners[part], set()).add(part)
     found: _Tensors = {}
     for name, tensor in tensors.items():
-        found.update(tensor.named(name)[1] if isinstance(tensor, Weight) and name in alone else {name: tensor})
+        if name not in alone:
+            found[name] = tensor
+            continue
+        named = alone[name]
+        if isinstance(tensor, Trained) and named <= tensor.named(name).keys():
+            found.update((part, state) for part, state in tensor.named(name).items() if part in named)
+            rest = tensor.without(name, lambda part, named=named: part in named or None)  # type: ignore[misc]
+            found.update({} if rest is None else {name: rest})
+        else:
+            found.update(components_of(name, tensor))
     return found
 
 
 def _components(tensors: _Tensors) -> dict[str, str]:
-    """The components of quantized weights that are not called like these, each with the name of its weight."""
+    """The components that are not called like their weights, and states, each with the name of its weight."""
     return {
         part: name
         for name, tensor in tensors.items()
-        if isinstance(tensor, Weight)
-        for part in tensor.named(name)[1]
+        if not isinstance(tensor, Assembled)
+        for part in components_of(name, tensor)
         if part != name
     }
 
 
-def kept_objects(names: Iterable[str], rewrites: Rewrites) -> set[str]:
-    """The names of values that are not tensors, without those that the rewrites drop."""
+def kept_objects(
+    names: Iterable[str], rewrites: Rewrites, is_state: Callable[[str], bool] = lambda name: False
+) -> set[str]:
+    """The names of values that are not tensors, without those that the rewrites drop.
+
+    Of those of a training state they drop what they name, and nothing because no rewrite takes it.
+    """
     kept = NameIndex(names)
     for one in rewrites.sets:
         for template in one.drop:
             for name in kept.matched(template):
                 kept.discard(name)
         if one.unmatched == "drop":
-            return set()
+            kept = NameIndex(filter(is_state, kept.order))
     return set(kept.order)
 
 
 def _singly(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Assembled]]:
     """The tensors, with the components of weights in place of these."""
     for name, tensor in tensors.items():
-        yield from ((name, tensor),) if isinstance(tensor, Assembled) else tensor.named(name)[1].items()
+        yield from components_of(name, tensor).items()
 
 
-def _apply_set(tensors: _Tensors, one: RewriteSet, dropped: dict[str, Assembled]) -> _Tensors:
+def _apply_set(tensors: _Tensors, one: RewriteSet, others: Collection[str], dropped: dict[str, Assembled]) -> _Tensors:
     given, tensors = tensors, dict(tensors)
     names = NameIndex(tensors)
     if one.drop:
@@ -139,8 +197,14 @@ def _apply_set(tensors: _Tensors, one: RewriteSet, dropped: dict[str, Assembled]
                 del tensors[name]
             for name in dict.fromkeys(owners[part] for part in components.matched(template)):
                 weight = tensors.get(name)
-                if isinstance(weight, Weight):
-                    tensors[name] = weight.without(name, template.matched)
+                if weight is None or isinstance(weight, Assembled):
+                    continue
+                rest = weight.without(name, template.matched)
+                if rest is not None:
+                    tensors[name] = rest
+                else:
+                    names.discard(name)
+                    del tensors[name]
         kept = {name for name, _ in _singly(tensors)}
         dropped.update((name, tensor) for name, tensor in _singly(given) if name not in kept)
     made: set[str] = set()
@@ -148,7 +212,7 @@ def _apply_set(tensors: _Tensors, one: RewriteSet, dropped: dict[str, Assembled]
         with _numbered(rewrite):
             later = one.rewrites[number:] if one.unmatched == "drop" else None
             _apply(tensors, names, rewrite, made, later)
-    left = [name for name in tensors if name not in made]
+    left = [name for name in tensors if name not in made and name not in others]
     if left and one.unmatched == "refuse":
         raise LayoutError(
             f"no rewrite matches {shown(left[0])}{_others(len(left) - 1)}; drop leaves tensors out, and unmatched = "
@@ -157,7 +221,7 @@ def _apply_set(tensors: _Tensors, one: RewriteSet, dropped: dict[str, Assembled]
     if one.unmatched == "keep":
         return tensors
     dropped.update(_singly({name: tensors[name] for name in left}))
-    return {name: tensors[name] for name in tensors if name in made}
+    return {name: tensor for name, tensor in tensors.items() if name in made or name in others}
 
 
 def _others(count: int) -> str:

@@ -140,6 +140,12 @@ class Assembled:
         """Give how it is made, as a value: equal for two tensors that are made alike of leaves that are."""
         return self.what, *(part.tree(leaf) for part in self.parts)
 
+    def origins(self) -> list[str]:
+        """List the names of the stored tensors that it is made of."""
+        found: dict[str, None] = {}
+        self.tree(lambda leaf: found.setdefault(leaf.origin))
+        return list(found)
+
     def pieces_in(self, box: Bounds) -> Tables:
         """Give the places of the elements of a box, in time and memory that grow with what there is of it."""
         return Tables(NO_PIECES) if any(a >= b for a, b in box) else self._tables(box)

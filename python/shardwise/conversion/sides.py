@@ -16,7 +16,7 @@ from ..packed import PackedDim
 from ..packed.parts import segments_of
 from ..pieces import Runs
 from ..rules.rewrite import Rewrite, Side
-from .weights import Tensor, arranged, packed, stacked
+from .trained import Tensor, Trained, arranged, packed, stacked
 
 __all__ = ["Fields", "products", "taken_apart"]
 
@@ -144,8 +144,11 @@ def products(instances: Iterable[tuple[Fields, _Parts]], rewrite: Rewrite) -> It
     for (part, values), layers in stacks.items():
         name = dict(side.names)[part].filled(dict(values))
         tensor = _stacked(name, layers, side)
-        for each in (name, *(template.filled(dict(values)) for template in side.also)):
-            yield each, tensor
+        yield name, tensor
+        # Of tensors with several names the optimizer knows the first.
+        further = tensor.weight if isinstance(tensor, Trained) else tensor
+        if further is not None:
+            yield from ((template.filled(dict(values)), further) for template in side.also)
 
 
 def _stacked(name: str, layers: Mapping[tuple[str, ...], Tensor], side: Side) -> Tensor:

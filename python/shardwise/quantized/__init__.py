@@ -8,7 +8,8 @@
 | `scaled`, `integers`, `flat` | the components of FP8 and FP4, of packed integers, of flat blocks |
 | `parts` | the tensors in a fused weight |
 | `cut` | the layouts of components, from that of their weight |
-| `follow` | components under rules for weights |
+| `states` | what the dims of an optimizer's states stand for |
+| `follow` | components and states under rules for weights |
 """
 
 from .component import Along, Component, LogicalTensor

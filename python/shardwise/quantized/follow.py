@@ -1,28 +1,47 @@
-"""Rules by name for logical tensors, followed by all their components."""
+"""Rules by name for logical tensors, followed by all their components, and by states of an optimizer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from .._text import shown
 from ..errors import LayoutError, ShardwiseError
 from ..layout import TensorLayout, UnevenRule
-from ..placing import placing_of
+from ..partition import Partition
+from ..placing import Placing, placing_of
+from ..rules.states import training_names
 from ..shared_tiling import SharedTiling
-from .component import LogicalTensor
+from .component import Along, LogicalTensor
 from .cut import component_layouts
 from .forms import Components, check_known
+from .states import states_in
 
-__all__ = ["followed", "followers"]
+__all__ = ["followed", "followers", "with_states"]
 
 
-def followed(found: Components, layouts: Any, uneven: UnevenRule = "even") -> dict[str, TensorLayout | SharedTiling]:
+def with_states(found: Components, tensors: Mapping[str, tuple[tuple[int, ...], str]]) -> Components:
+    """Give the logical tensors with the states of an optimizer that belong to weights; see `states_in`.
+
+    Args:
+        found: The quantized weights.
+        tensors: All tensors, as shapes and the names of dtypes.
+    """
+    logical = {name: (weight.shape, weight.form) for name, weight in found.tensors.items()}
+    states = states_in({**tensors, **logical}, training_names({**tensors, **logical}))
+    return found._replace(states=tuple(state.logical() for state in states))
+
+
+def followed(
+    found: Components, layouts: Any, uneven: UnevenRule = "even"
+) -> dict[str, TensorLayout | Partition | SharedTiling]:
     """Give the layouts of the components of all tensors for which there is one.
 
     `layouts` is a layout map, a deployment or a mapping by name. A rule names the weight, as
     `model.layers.0.mlp.down_proj.weight`, whatever its components are called. Tensors that no rule names are left out,
-    and so are those of a mapping in which components have layouts of their own.
+    and so are those of a mapping in which components have layouts of their own, and states for which there is a rule
+    that is not their weight's.
 
     Raises:
         LayoutError: as `component_layouts`.
@@ -37,15 +56,15 @@ def followed(found: Components, layouts: Any, uneven: UnevenRule = "even") -> di
     down.weight (None, 'tp')
     down.weight_scale_inv (None, 'tp')
     """
-    answer: dict[str, TensorLayout | SharedTiling] = {}
-    for logical, layout, own, shared in _with_rules(found, layouts, uneven):
-        answer.update(_cut(logical, layout, own, shared=shared))
+    answer: dict[str, TensorLayout | Partition | SharedTiling] = {}
+    for one in _with_rules(found, layouts, uneven):
+        answer.update(_cut(one))
     return answer
 
 
 def followers(
     found: Components, layouts: Any, uneven: UnevenRule = "even"
-) -> dict[str, tuple[str, TensorLayout | SharedTiling | str]]:
+) -> dict[str, tuple[str, TensorLayout | Partition | SharedTiling | str]]:
     """Give for each component the weight whose rule it follows, and its layout, or why it has none.
 
     Where neighbours share blocks, it may be a tiling; see `component_layouts`.
@@ -59,26 +78,38 @@ def followers(
     >>> print(weight, "|", why[:73])
     down.weight | dim 1 has 512 elements, and is cut at 64, within a block of 128 of weight
     """
-    answer: dict[str, tuple[str, TensorLayout | SharedTiling | str]] = {}
-    for logical, layout, own, shared in _with_rules(found, layouts, uneven):
+    answer: dict[str, tuple[str, TensorLayout | Partition | SharedTiling | str]] = {}
+    for one in _with_rules(found, layouts, uneven):
+        name = one.weight.name
         try:
-            made: dict[str, Any] = dict(_cut(logical, layout, own, shared=shared))
+            made: dict[str, Any] = dict(_cut(one))
         except ShardwiseError as error:
-            made = dict.fromkeys(
-                [one.name for one in logical.components], str(error).removeprefix(f"{shown(logical.name)}: ")
-            )
-        answer.update({name: (logical.name, one) for name, one in made.items()})
+            why = str(error).removeprefix(f"{shown(name)}: ")
+            # A state that is as its weight does not fit where that does not.
+            is_alike = one.is_state and _is_alike(one.weight)
+            made = dict.fromkeys([each.name for each in one.weight.components], one.layout if is_alike else why)
+        answer.update({each: (name, layout) for each, layout in made.items()})
     return answer
 
 
-def _with_rules(
-    found: Components, layouts: Any, uneven: UnevenRule
-) -> Iterator[tuple[LogicalTensor, TensorLayout, UnevenRule, bool]]:
-    """The weights for which there is a layout, with it, the rule for dims that do not divide, and whether to share."""
+class _Ruled(NamedTuple):
+    """A weight with its layout, the rule for dims that do not divide, and whether to share blocks."""
+
+    weight: LogicalTensor
+    layout: TensorLayout
+    uneven: UnevenRule
+    shared: bool
+    is_state: bool
+
+
+def _with_rules(found: Components, layouts: Any, uneven: UnevenRule) -> Iterator[_Ruled]:
+    """The weights for which there is a layout, and states with that of their weight."""
     check_known(found, layouts)
     placing = placing_of(layouts)
     named = placing.names or ()
-    for name, logical in found.tensors.items():
+    states = [(state, True) for state in _without_own(found, placing)]
+    for logical, is_state in (*((weight, False) for weight in found.tensors.values()), *states):
+        name = logical.name
         if any(component.name in named for component in logical.components if component.name != name):
             continue
         layout, own, shared = placing.placed(name, len(logical.shape))
@@ -89,13 +120,45 @@ def _with_rules(
             raise TypeError(
                 f"the layout of {shown(name)}, which its components follow, is a {kind}, not a TensorLayout"
             )
-        yield logical, layout, own or uneven, shared
+        yield _Ruled(logical, layout, own or uneven, shared, is_state)
 
 
-def _cut(
-    logical: LogicalTensor, layout: TensorLayout, uneven: UnevenRule, *, shared: bool
-) -> dict[str, TensorLayout | SharedTiling]:
+def _without_own(found: Components, placing: Placing) -> Iterator[LogicalTensor]:
+    """The states for which there is no other rule than their weight's."""
+    if placing.names is not None:
+        yield from found.states
+        return
+    for state in found.states:
+        (component,) = state.components
+        rules = placing.matching_rules(component.name)
+        if not rules or set(rules) <= set(placing.matching_rules(state.name)):
+            yield state
+
+
+def _cut(one: _Ruled) -> dict[str, TensorLayout | Partition | SharedTiling]:
+    logical, layout = one.weight, one.layout
     if layout.unreduced:
-        said = shown(layout.unreduced)
-        raise LayoutError(f"{shown(logical.name)}: values of quantized weights cannot be partial sums over {said}")
-    return component_layouts(logical, layout, uneven, shared=shared)
+        said, what = shown(layout.unreduced), "states" if one.is_state else "quantized weights"
+        raise LayoutError(f"{shown(logical.name)}: values of {what} cannot be partial sums over {said}")
+    component = logical.components[0]
+    if one.is_state and _is_alike(logical):
+        if layout.device_mesh is None or layout.rank != len(logical.shape):
+            component_layouts(logical, layout, one.uneven)  # Says why not.
+        try:
+            return {component.name: _partition(layout, logical.shape, one.uneven)}
+        except LayoutError as error:
+            raise LayoutError(f"tensor {shown(component.name)}: {error}") from None
+    return dict(component_layouts(logical, layout, one.uneven, shared=one.shared))
+
+
+def _is_alike(logical: LogicalTensor) -> bool:
+    """Return whether each element of the only component is for one of the weight, at its place."""
+    component = logical.components[0]
+    own = tuple(map(Along, range(len(component.shape))))
+    return component.shape == logical.shape and component.along == own and not logical.uncut
+
+
+@lru_cache(maxsize=4096)
+def _partition(layout: TensorLayout, shape: tuple[int, ...], uneven: UnevenRule) -> Partition:
+    # One for all tensors that are cut alike: plans know them by it.
+    return layout.partition(shape, uneven)

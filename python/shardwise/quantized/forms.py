@@ -105,6 +105,14 @@ class Components(NamedTuple):
     plain: tuple[str, ...]
     #: The reason why the method, its version or its blocks are not known; empty if they are.
     refused: str = ""
+    #: The states of an optimizer, each as the only component of its weight.
+    states: tuple[LogicalTensor, ...] = ()
+
+    @property
+    def taken(self) -> frozenset[str]:
+        """The names of all components and states, which are cut as weights are."""
+        every = (*self.tensors.values(), *self.states)
+        return frozenset(component.name for weight in every for component in weight.components)
 
 
 class Kind(NamedTuple):
@@ -268,7 +276,7 @@ def check_elements(tensors: Mapping[str, tuple[tuple[int, ...], Dtype]], found: 
     placing = placing_of(layouts)
     if found.refused or not placing.models:
         return
-    taken = {component.name for weight in found.tensors.values() for component in weight.components}
+    taken = found.taken
     modules = Counter(name.rpartition(".")[0] for name in tensors)
     narrow = {name for name, (_, dtype) in tensors.items() if dtype.bits <= 8}
     for name, (shape, dtype) in tensors.items():
@@ -319,7 +327,7 @@ def cast_weights(
     placing = placing_of(layouts)
     if found.method is not None or not placing.models:
         return []
-    taken = {component.name for weight in found.tensors.values() for component in weight.components}
+    taken = found.taken
     names = [
         name
         for name, (shape, dtype) in tensors.items()

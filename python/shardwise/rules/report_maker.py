@@ -14,6 +14,7 @@ from ..errors import LayoutError, ShardwiseError
 from ..layout import TensorLayout, UnevenRule
 from ..mesh import DeviceMesh
 from ..packed import PackedDim
+from ..partition import Partition
 from ..shared_tiling import SharedTiling
 from .layout_rule import LayoutRule, checked_uneven
 from .problems import NO_RULE, Clash, IndivisibleDim, Misfit, RankMismatch
@@ -23,9 +24,9 @@ from .tensor_report import TensorReport, checked_size
 
 __all__ = ["Followers", "Names", "ReportedRules", "Used", "make_report"]
 
-Followers = Mapping[str, tuple[str, "TensorLayout | SharedTiling | str"]]
-"""By name the tensors that are cut as others are, as the scales of a quantized weight: the name of the other, and the
-layout, or why there is none."""
+Followers = Mapping[str, tuple[str, "TensorLayout | Partition | SharedTiling | str"]]
+"""By name the tensors that are cut as others are, as the scales of a quantized weight and the states of an optimizer:
+the name of the other, and the layout, or why there is none."""
 Names = Mapping[str, Any] | Iterable[tuple[Any, ...]]
 """Shapes, pairs of shape and dtype, or arrays, by name; or tuples of a name and its shape and dtype."""
 Used = tuple[str, frozenset[str]]
@@ -86,7 +87,7 @@ class _Entry(NamedTuple):
 class _ReportMaker:
     def __init__(self, rules: ReportedRules, uneven: UnevenRule, followers: Followers) -> None:
         for name, entry in instance("followers", followers, Mapping).items():  # type: ignore[type-abstract]
-            kinds = TensorLayout, SharedTiling, str
+            kinds = TensorLayout, Partition, SharedTiling, str
             if type(entry) is not tuple or len(entry) != 2 or not isinstance(entry[1], kinds):
                 raise TypeError(
                     f"followers[{shown(name)}] must be the name of a tensor and a layout, got {shown(entry)}"
@@ -187,11 +188,16 @@ class _ReportMaker:
             shard_shape = self._largest_shard(layout, shape, uneven)
         return TensorReport(name, shape, dtype, bits, rule, layout, num_shards, shard_shape, uneven)
 
-    def _follower(self, tensor: _Entry, rule: str | None, layout: TensorLayout | SharedTiling | str) -> TensorReport:
+    def _follower(
+        self, tensor: _Entry, rule: str | None, layout: TensorLayout | Partition | SharedTiling | str
+    ) -> TensorReport:
         """A tensor that is cut as another is."""
         name, shape, dtype, bits = tensor
         said = None if rule is None else self._keys.get(rule, rule)
         why = layout if isinstance(layout, str) else ""
+        uneven = self._uneven
+        if isinstance(layout, Partition):
+            uneven, layout = layout.uneven, layout.layout
         if isinstance(layout, SharedTiling):
             most, counts = layout.largest_shard_shape, layout.layout.num_shards
             return TensorReport(
@@ -199,13 +205,14 @@ class _ReportMaker:
             )  # fmt: skip
         if not isinstance(layout, str):
             try:
-                shard_shape = self._largest_shard(layout, shape, self._uneven)
+                shard_shape = self._largest_shard(layout, shape, uneven)
                 return TensorReport(
-                    name, shape, dtype, bits, said, layout, layout.num_shards, shard_shape, self._uneven
+                    name, shape, dtype, bits, said, layout, layout.num_shards, shard_shape, uneven
                 )  # fmt: skip
             except LayoutError as error:
                 why = str(error)
-        self._misfits.append(Misfit(name, said, why))
+        if isinstance(layout, str) or self._fits(name, shape, said, layout, uneven):
+            self._misfits.append(Misfit(name, said, why))
         own = None if rule is None else self._rules[rule].layout
         return TensorReport(name, shape, dtype, bits, said, own, None, None, self._uneven)
 

@@ -17,6 +17,7 @@ from .._text import shown
 from ..errors import LayoutError, ShardwiseError
 from ..layout import TensorLayout, UnevenRule
 from ..mesh import DeviceMesh
+from ..partition import Partition
 from ..placing import Layouts, Placing, placing_of
 from ..quantized import Components, followers
 from ..rules.layout_rule import checked_uneven
@@ -211,7 +212,7 @@ class _Maker:
             leader, made = self._followers[tensor.name]
             if isinstance(made, str):
                 raise LayoutError(f"tensor {shown(tensor.name)}, which is cut as {shown(leader)} is: {made}")
-            return made, self._uneven
+            return (made.layout, made.uneven) if isinstance(made, Partition) else (made, self._uneven)
         name, dims = tensor.follows or (tensor.name, None)
         layout, own, _ = self._placing.placed(name, len(tensor.shape) if dims is None else 2)
         if layout is not None and not isinstance(layout, (TensorLayout, SharedTiling)):

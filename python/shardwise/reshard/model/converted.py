@@ -26,6 +26,8 @@ from ...errors import LayoutError
 from ...partition import Partition
 from ...pieces import Pieces, dense_strides
 from ...quantized import Components, find_components
+from ...quantized.follow import with_states
+from ...rules.left_out import LeftOut, listed
 from ...rules.rewrites import Rewrites
 from ...tiling import Tiling
 from ..run import checked_arrays
@@ -70,22 +72,50 @@ def rewritten_model(
         back = source_rewrites.inverse()
         way = back if rewrites is None else back + rewrites
     made, after = rewritten(_assembled(stored, tiling), way, before)
-    return stored, made, (weights._replace(tensors=before), weights._replace(tensors=after))
+    ends = (
+        with_states(weights._replace(tensors=before), _named(stored)),
+        with_states(weights._replace(tensors=after), {name: (one.shape, one.dtype.name) for name, one in made.items()}),
+    )
+    return stored, made, ends
+
+
+def numbers_taken(made: Mapping[str, Assembled], weights: Components) -> list[LeftOut]:
+    """Say which numbers of several weights that become one are taken from the first of these, as steps are.
+
+    A plan knows no values, so nothing compares them.
+    """
+    states = (component for weight in weights.states for component in weight.components)
+    names = tuple(one.name for one in states if not any(each.of is not None for each in one.along))
+    taken = tuple(name for name in names if len(made[name].parts) > 1)
+    if not taken:
+        return []
+    count, which = listed(taken, "number")
+    text = (
+        f"{count} an optimizer's for several weights that become one; the first is taken, as a plan knows no values: "
+        f"{which}"
+    )
+    return [LeftOut("states", taken, text)]
+
+
+def _named(tensors: Mapping[str, Described]) -> dict[str, tuple[tuple[int, ...], str]]:
+    return {name: (shape, getattr(dtype, "name", str(dtype))) for name, (shape, dtype) in tensors.items()}
 
 
 def quantized_weights(tensors: Mapping[str, Described], config: Mapping[str, Any] | None) -> Components:
-    """Find the quantized weights among tensors in memory, of which no values are read; none without a configuration.
+    """Find the quantized weights among tensors in memory, of which no values are read, and the states of an optimizer.
+
+    Without a configuration nothing is quantized.
 
     Raises:
         ParseError: as `find_components`.
     """
     if config is None:
-        return Components(None, {}, ())
+        return with_states(Components(None, {}, ()), _named(tensors))
     outline = {}
     for name, (shape, dtype) in tensors.items():
         known = find_dtype(dtype)
         outline[name] = "" if known is None else known.code or known.name, shape
-    return find_components(outline, config)
+    return with_states(find_components(outline, config), _named(tensors))
 
 
 def _assembled(

@@ -136,9 +136,12 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         listed: Any = ((name, *shape_and_dtype(name, tensor), None) for name, tensor in tensors.items())
         self._given, self._stored, sources = None, self._tensors, None
         self._left_out: tuple[LeftOut, ...] = ()
-        if config is not None or rewrites or source_rewrites or any(end.is_for_models for end in ends):
+        # What the names of all states have in common; whether there are some is looked into then.
+        may_train = any("opt" in name or "state." in name for name in tensors)
+        is_for_models = may_train or any(end.is_for_models for end in ends)
+        if config is not None or rewrites or source_rewrites or is_for_models:
             with importing:
-                from .converted import Sources, quantized_weights, rewritten_model
+                from .converted import Sources, numbers_taken, quantized_weights, rewritten_model
 
             given = {name: (shape, dtype) for name, shape, dtype, _ in listed}
             found = quantized_weights(given, config)
@@ -151,6 +154,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
                 self._given = change._replace(tensors=given, nodes=self._nodes)
                 new = {name: (shape, dtype) for name, shape, dtype, _ in listed}
                 sides = (self._stored, quantized[0]), (new, quantized[1])
+                self._left_out += tuple(numbers_taken(made, quantized[1]))
             for end, side in zip(ends, sides, strict=True):
                 self._left_out += tuple(end.follow(*side, config or {}))
         bits: dict[Any, int] = {}

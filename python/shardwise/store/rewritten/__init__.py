@@ -4,7 +4,8 @@
 |---|---|
 | `names`, `wanted` | tensors by their new names; tensors as they are to be written |
 | `left_out` | what does not go into another checkpoint |
-| `components`, `convert` | quantized weights that are cut; elements of other dtypes |
+| `groups` | the groups of an optimizer's parameters, by their new names |
+| `components`, `convert` | quantized weights and states that are cut; elements of other dtypes |
 | `view` | a checkpoint as rewrites name and store it |
 | `ranges` | the bytes that a device reads |
 | `model_tensors` | tensors of a configuration, which no checkpoint holds |

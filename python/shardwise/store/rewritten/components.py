@@ -1,4 +1,4 @@
-"""Quantized weights that are resharded: their components are cut as the weight's rule says."""
+"""Quantized weights and states of an optimizer that are resharded: they are cut as the weight's rule says."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...layout import UnevenRule
 from ...partition import Partition
 from ...placing import Placing
 from ...quantized.component import Along, Component, LogicalTensor
-from ...quantized.follow import followed
+from ...quantized.follow import followed, with_states
 from ...quantized.forms import Components, check_elements, check_known
 from ...shared_tiling import SharedTiling
 from ..tensors.checkpoint import StoredCheckpoint
@@ -61,7 +61,8 @@ def weights_after(
     taken = {component.name for weight in carried.values() for component in weight.components}
     others = {name: made for name, made in tensors.items() if name not in taken}
     found = quantized_tensors(checkpoint, others, config)
-    return found._replace(tensors={**found.tensors, **carried})
+    found = found._replace(tensors={**found.tensors, **carried})
+    return with_states(found, {name: (made.shape, made.dtype.name) for name, made in tensors.items()})
 
 
 def component_partitions(
@@ -75,11 +76,13 @@ def component_partitions(
     check_known(found, layouts)
     check_elements(tensors, found, layouts)
     packed = {name: _bytes_of(name, *each) for name, each in tensors.items() if each[1].bits % 8 and each[0]}
-    answer = followed(Components(None, {**found.tensors, **packed}, ()), layouts, uneven)
+    answer = followed(Components(None, {**found.tensors, **packed}, (), states=found.states), layouts, uneven)
     cut = {name: layout for name, layout in answer.items() if name in tensors}
     shapes = {name: one.components[0].shape for name, one in packed.items()}
     return {
-        name: layout if isinstance(layout, SharedTiling) else layout.partition(shapes.get(name, tensors[name][0]))
+        name: layout
+        if isinstance(layout, (SharedTiling, Partition))
+        else layout.partition(shapes.get(name, tensors[name][0]))
         for name, layout in cut.items()
     }
 

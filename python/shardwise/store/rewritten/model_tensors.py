@@ -15,6 +15,7 @@ from ...conversion.leaves import Stored
 from ...conversion.weights import Reader
 from ...errors import LayoutError, ParseError
 from ...quantized import Components
+from ...quantized.follow import with_states
 from ...quantized.stated import stated_tensors
 from ...rules.model_shapes import model_shapes
 from ...rules.rewrites import Rewrites
@@ -105,7 +106,9 @@ def rewritten_outline(
         raise
     if dropped is not None:
         dropped.update(lost)
-    return {name: (tensor.shape, tensor.dtype) for name, tensor in made.items()}, weights._replace(tensors=carried)
+    after = {name: (tensor.shape, tensor.dtype) for name, tensor in made.items()}
+    described = {name: (shape, dtype.name) for name, (shape, dtype) in after.items()}
+    return after, with_states(weights._replace(tensors=carried), described)
 
 
 def _unread() -> NoReturn:

@@ -18,6 +18,7 @@ from ...partition import Partition
 from ...quantized.forms import Components, check_known
 from ...rules.pattern import NamePattern, Replacement
 from ...rules.rewrites import Rewrites
+from ...rules.states import StateName
 from ...shared_tiling import SharedTiling
 from ..data.location import Location
 from ..data.text import MAX_NAME
@@ -34,10 +35,14 @@ __all__ = [
     "kept_values",
     "key_paths",
     "names_of",
+    "new_names",
     "refuse_unreadable",
     "renamed_tensors",
     "replacements",
 ]
+
+#: A parameter in the name of a state, while the rest of it is renamed.
+_MARK = "\0"
 
 
 @dataclass(frozen=True)
@@ -106,17 +111,19 @@ def renamed_tensors(
 ) -> Renamed:
     """Give the tensors by their new names: renamed, then rewritten; and the quantized weights among them.
 
-    Those that are not wanted are left out first.
+    Those that are not wanted are left out first. States of an optimizer keep their dtype, and follow their weights.
     """
     made: dict[str, Assembled] = {}
     dropped: dict[str, Assembled] = {}
+    names = new_names(checkpoint, naming)
     for old, tensor in checkpoint.items():
         if naming.is_dropped(old):
             continue
-        new = naming.renamed(old)
+        new = names[old]
         if new in made:
             raise LayoutError(f"rename gives {shown(made[new].origin)} and {shown(old)} the same name, {shown(new)}")
-        dtype = converted if converted is not None and is_converted(tensor, converted) else tensor.known_dtype
+        is_other = converted is not None and is_converted(tensor, converted) and not checkpoint.training.is_state(old)
+        dtype = converted if converted is not None and is_other else tensor.known_dtype
         made[new] = Stored(old, tensor.shape, dtype, make=partial(stored, old, old, None))
     weights = quantized_tensors(checkpoint, made, config)
     if naming.rewrites is not None:
@@ -127,6 +134,41 @@ def renamed_tensors(
     for new in made:
         check_name(new)
     return Renamed(made, weights, dropped)
+
+
+def new_names(checkpoint: StoredCheckpoint, naming: Naming) -> dict[str, str]:
+    """Give each tensor's name after `rename`: that of a state of an optimizer changes as its weight's does.
+
+    Where its weight keeps its name, a pattern may change the state's own.
+    """
+    if not naming.rename:
+        return {name: name for name in checkpoint}
+    names = {name: naming.renamed(name) for name in checkpoint}
+    states = checkpoint.training.states
+    prefixes: dict[str, bool] = {}
+    for state in states.values():
+        prefix = _prefix(state)
+        prefixes[prefix] = prefixes.get(prefix, True) and naming.renamed(_weight(state)).startswith(prefix)
+    for name, state in states.items():
+        weight, prefix = _weight(state), _prefix(state)
+        new = naming.renamed(weight)
+        if name in names and new != weight:
+            parameter = new.removeprefix(prefix) if prefixes[prefix] else new
+            marked = naming.renamed(f"{state.before}{_MARK}{state.after}")
+            names[name] = (
+                marked.replace(_MARK, parameter) if _MARK in marked else f"{state.before}{parameter}{state.after}"
+            )
+    return names
+
+
+def _weight(state: StateName) -> str:
+    return state.parameter if state.weight is None else state.weight
+
+
+def _prefix(state: StateName) -> str:
+    """The beginning of the weight's name that the state's leaves out."""
+    weight = _weight(state)
+    return weight.removesuffix(state.parameter) if weight.endswith(state.parameter) else ""
 
 
 def refuse_unreadable(checkpoint: StoredCheckpoint, naming: Naming) -> None:
@@ -157,7 +199,8 @@ def kept_values(
     """
     rewrites = naming.rewrites
     names = {old: naming.renamed(old) for old in checkpoint.objects if not naming.is_dropped(old)}
-    kept = set(names.values()) if rewrites is None else kept_objects(names.values(), rewrites)
+    states = {new for old, new in names.items() if checkpoint.training.is_state(old)}
+    kept = set(names.values()) if rewrites is None else kept_objects(names.values(), rewrites, states.__contains__)
     origins = {new: tensor.origin for new, tensor in tensors.items()}
     found: dict[str, str] = {}
     dropped = []

@@ -172,8 +172,10 @@ def device_reads(
     count = 0
     described = {name: (shape, dtype) for name, dtype, shape in checkpoint.described()}
     weights = components_in(described, config_of(checkpoint.path), reader_of(checkpoint))
-    components = {one.name for each in weights.tensors.values() for one in each.components}
-    refuse_unmatched(placing, [*(name for name in described if name not in components), *weights.tensors])
+    taken, whole = weights.taken, (*weights.tensors.values(), *weights.states)
+    refuse_unmatched(
+        placing, dict.fromkeys([*(name for name in described if name not in taken), *(one.name for one in whole)])
+    )
     cuts = component_partitions(weights, described, placing, uneven)
     for name, tensor in checkpoint.items():
         if not tensor.is_addressable:

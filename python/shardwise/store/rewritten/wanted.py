@@ -13,11 +13,13 @@ from ..._text import shown
 from ...array.sharded import ShardedArray, compared_shards
 from ...conversion.assembled import Wanted
 from ...errors import LayoutError
-from ...layout import UnevenRule
+from ...layout import TensorLayout, UnevenRule
 from ...partition import Partition
 from ...piece import sides_of
 from ...pieces import NO_PIECES, Bounds, Piece, Pieces
 from ...placing import Placing, partition_of
+from ...quantized.follow import followed, with_states
+from ...quantized.forms import Components
 from ...rules.left_out import named
 from ...shared_tiling import SharedTiling
 from ..data.boxes import contiguous_strides
@@ -28,8 +30,11 @@ from .names import check_name
 __all__ = [
     "partition_for",
     "refuse_unmatched",
+    "states_of",
     "wanted_array",
     "wanted_arrays",
+    "wanted_bytes",
+    "wanted_object",
     "wanted_stored",
 ]
 
@@ -92,6 +97,13 @@ def wanted_object(name: str, value: StoredObject) -> Wanted:
     return Wanted(name, DTYPES["uint8"], (size,), Pieces.of([piece] if size else [], 1), is_object=True)
 
 
+def wanted_bytes(name: str, data: bytes) -> Wanted:
+    """A value of a PyTorch distributed checkpoint, given as the container that holds it."""
+    array = np.frombuffer(data, np.uint8)
+    pieces = Pieces.of([Piece(((0, array.size),), array, 0, (1,))], 1)
+    return Wanted(name, DTYPES["uint8"], array.shape, pieces, is_object=True)
+
+
 def wanted_arrays(tensors: Mapping[str, Any], layouts: Placing, uneven: UnevenRule, *, check: bool) -> list[Wanted]:
     """Arrays in memory, whole or sharded, with any strides, to be written under their names.
 
@@ -113,13 +125,28 @@ def wanted_arrays(tensors: Mapping[str, Any], layouts: Placing, uneven: UnevenRu
                 f"join the names of what is nested, as in {{{_joined(name, value)}: …}}" if value else "leave it out"
             )
             raise TypeError(f"tensors[{shown(name)}] is a {type(value).__name__}; it must be an array: {advice}")
-    refuse_unmatched(layouts, tensors)
+    for name in tensors:
+        check_name(name)
+    states = states_of(tensors)
+    taken = states.taken
+    refuse_unmatched(layouts, [*(name for name in tensors if name not in taken), *(one.name for one in states.states)])
+    cuts = followed(states, layouts, uneven)
     found = []
     for name, value in tensors.items():
-        check_name(name)
-        shape = value.shape if isinstance(value, ShardedArray) else tuple(np.shape(value))
-        found.append(wanted_array(name, value, partition_for(name, shape, layouts, uneven), check=check))
+        cut, shape = cuts.get(name), _shape(value)
+        partition = cut.partition(shape) if isinstance(cut, TensorLayout) else cut
+        partition = partition_for(name, shape, layouts, uneven) if partition is None else partition
+        found.append(wanted_array(name, value, partition, check=check))
     return found
+
+
+def states_of(tensors: Mapping[str, Any]) -> Components:
+    """Find the states of an optimizer among arrays in memory."""
+    return with_states(Components(None, {}, ()), {name: (_shape(value), "") for name, value in tensors.items()})
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    return value.shape if isinstance(value, ShardedArray) else tuple(np.shape(value))
 
 
 def _joined(name: str, value: Mapping[Any, Any]) -> str:

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy.typing as npt
 
 from ..._dtypes import Dtype, bytes_for
-from ..._fork import importing
+from ..._fork import cached_property, importing
 from ..._text import shown
 from ...errors import ParseError
+from ...rules.states import TrainingNames, training_names
 from ..data.files import Holder, ReadsFiles
 from ..data.location import Location
 from ..data.text import MAX_NAME
@@ -191,6 +192,11 @@ class StoredCheckpoint(ReadsFiles, Mapping[str, StoredTensor]):
             ParseError: if the file does not hold what its index says.
         """
         return self._sums()
+
+    @cached_property
+    def training(self) -> TrainingNames:
+        """The names of weights and of states of an optimizer, told apart."""
+        return training_names(self._tensors, self.objects)
 
     @property
     def nbytes(self) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..._dtypes import Dtype
 from ...errors import ParseError
+from ...quantized.follow import with_states
 from ...quantized.forms import Components, stated_components
 from ...quantized.method import quantization_of, stated_method
 from ...quantized.parts import StatedError
@@ -24,7 +25,7 @@ _LARGEST_INDEX = 2**24
 def components_in(
     tensors: Outline, config: Mapping[str, Any], read: Callable[[str], bytes | None] | None = None
 ) -> Components:
-    """Find the quantized weights among tensors of these shapes and dtypes, as a configuration states them.
+    """Find the quantized weights among tensors, as a configuration states them, and the states of an optimizer.
 
     Without a `quantization_config` all tensors are plain. With one of a method or a version that is not known, or that
     lacks what its method needs, they are copied as they are, and refused where a rule is to cut them.
@@ -32,6 +33,10 @@ def components_in(
     Raises:
         ParseError: as `find_components` where the tensors contradict each other or the configuration.
     """
+    return with_states(_quantized(tensors, config, read), {n: (shape, d.name) for n, (shape, d) in tensors.items()})
+
+
+def _quantized(tensors: Outline, config: Mapping[str, Any], read: Callable[[str], bytes | None] | None) -> Components:
     given = quantization_of(config)
     if not given:
         return Components(None, {}, tuple(tensors))

@@ -33,7 +33,17 @@ from .files import NO_DIGESTS, CutTensor, Extent, FileDigests, Headers, TargetFi
 from .pickles import Call, Global, Items, New, Persistent, pickled
 from .slots import Slot, Slots, joined
 
-__all__ = ["ALIGNMENT", "INDEX", "DcpFile", "Envelope", "dcp_files", "dcp_index", "envelope_of", "is_writable"]
+__all__ = [
+    "ALIGNMENT",
+    "INDEX",
+    "DcpFile",
+    "Envelope",
+    "dcp_files",
+    "dcp_index",
+    "envelope_of",
+    "is_writable",
+    "value_bytes",
+]
 
 #: The elements begin at a multiple of this many bytes of the container.
 ALIGNMENT = 64
@@ -76,6 +86,11 @@ def envelope_of(pickle: bytes, size: int, crc: int) -> Envelope:
     """Give the container of `size` bytes of elements with this CRC-32, on which its lengths do not depend."""
     blank, said = _blank(pickle, size), crc.to_bytes(4, "little")
     return Envelope(_with(blank.head, blank.in_head, said), _with(blank.tail, blank.in_tail, said))
+
+
+def value_bytes(value: Any) -> bytes:
+    """Give the container of a value that is no tensor: of what `pickled` takes."""
+    return b"".join(envelope_of(pickled(value), 0, 0))
 
 
 def _with(data: bytes, at: int, said: bytes) -> bytes:

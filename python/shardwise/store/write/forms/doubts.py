@@ -92,7 +92,10 @@ def doubts_about(
 def ruled_tensors(
     kept: Mapping[str, Assembled | Wanted], weights: Components = NO_WEIGHTS
 ) -> list[tuple[str, tuple[int, ...], str]]:
-    """The tensors to which rules apply, with shape and dtype: in place of components, the weight that they make."""
-    components = {one.name for each in weights.tensors.values() for one in each.components}
-    found = [(name, each.shape, each.dtype.name) for name, each in kept.items() if name not in components]
-    return [*found, *((name, each.shape, "uint8") for name, each in weights.tensors.items())]
+    """The tensors to which rules apply, with shape and dtype: in place of components and states, their weights."""
+    taken = weights.taken
+    found = [(name, each.shape, each.dtype.name) for name, each in kept.items() if name not in taken]
+    whole = {name: each.shape for name, each in weights.tensors.items()}
+    # States may be without their weights.
+    whole |= {each.name: each.shape for each in weights.states if each.name not in kept and each.name not in whole}
+    return [*found, *((name, shape, "uint8") for name, shape in whole.items())]

@@ -21,6 +21,7 @@ from ....shared_tiling import SharedTiling
 from ...data.location import Location
 from ...rewritten.components import component_partitions, outline_of
 from ...rewritten.convert import is_converted
+from ...rewritten.groups import grouped_values
 from ...rewritten.left_out import asked_for, dropped_by_rules, nbytes_of, states_alone, without_a_place
 from ...rewritten.names import (
     chosen,
@@ -30,10 +31,11 @@ from ...rewritten.names import (
     names_of,
     renamed_tensors,
 )
-from ...rewritten.wanted import partition_for, refuse_unmatched, wanted_object, wanted_stored
+from ...rewritten.wanted import partition_for, refuse_unmatched, wanted_bytes, wanted_object, wanted_stored
 from ...tensors.checkpoint import StoredCheckpoint
 from ...tensors.companion_files import beside, companions_of
 from ...tensors.model_config import config_of
+from ..forms.dcp import value_bytes
 from ..forms.doubts import DoubtsError, doubts_about, ruled_tensors
 from ..forms.forms import WRITTEN
 from ..run.checkpoint_plan import CheckpointPlan
@@ -80,7 +82,8 @@ class Preparation:
         names, wanted = self._wanted(scratch, kept, weights)
         form = chosen_form(request, wanted)
         values, dropped_values = kept_values(checkpoint, naming, tensors)
-        copied = {old: new for old, new in values.items() if form == "dcp" and checkpoint.objects[old].extent}
+        placed = {old: new for old, new in values.items() if form == "dcp" and checkpoint.objects[old].extent}
+        grouped = grouped_values(checkpoint, placed, tensors)
         if scratch.is_dry:
             self.doubts += checkpoint.doubts
             self.doubts += idle_renames(checkpoint, naming.rename)
@@ -90,7 +93,8 @@ class Preparation:
             self.doubts += said
             self.doubts += [note for note in (naming.rewrites or Rewrites())._notes if note not in said]
             losses = dropped_by_rules(dropped, dropped_values, names_of(checkpoint))
-            if homeless := [old for old in values if old not in copied]:
+            losses += grouped.lost
+            if homeless := [old for old in values if old not in placed]:
                 losses.append(without_a_place(homeless, form, names_of(checkpoint)))
             losses += states_alone(kept, checkpoint)
             losses += cast_weights(outline_of(kept), weights, request.layouts, self._config)
@@ -99,9 +103,12 @@ class Preparation:
             self._take_along(form, weights)
             if request.strict and self.doubts:
                 raise DoubtsError(self.doubts)
-        for old, name in copied.items():
+        for name, old in grouped.copied.items():
             names[old] = name
             wanted.append(wanted_object(name, checkpoint.objects[old]))
+        for name, (old, value) in grouped.made.items():
+            names[old] = name
+            wanted.append(wanted_bytes(name, value_bytes(value)))
         scratch.finish()
         paths = key_paths(checkpoint, names)
         with uncollected():
@@ -110,7 +117,9 @@ class Preparation:
     def _stored(self, scratch: ScratchFile, old: str, new: str, partition: Partition | SharedTiling | None) -> Wanted:
         """A stored tensor, to be copied from where it is, or put into the scratch file if it cannot be."""
         request, tensor = self._request, self._checkpoint[old]
-        is_other = is_converted(tensor, request.dtype)
+        # States of an optimizer keep their dtype.
+        dtype = None if self._checkpoint.training.is_state(old) else request.dtype
+        is_other = is_converted(tensor, dtype)
         if tensor.is_addressable and not is_other:
             return wanted_stored(new, tensor, partition)
         self.obstacles.append(
@@ -119,7 +128,7 @@ class Preparation:
             else f"tensor {shown(old)} is compressed in the source, so no task can copy a part of it; "
             "reshard_checkpoint puts it together first"
         )
-        return scratch.tensor(new, tensor, request.dtype, partition, request.memory, compare=request.compares)
+        return scratch.tensor(new, tensor, dtype, partition, request.memory, compare=request.compares)
 
     def _wanted(
         self, scratch: ScratchFile, kept: Mapping[str, Assembled], weights: Components

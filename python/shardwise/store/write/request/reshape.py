@@ -76,9 +76,10 @@ def reshard_checkpoint(
             are merged.
         to: The format of `dst`; see `save_checkpoint`.
         uneven: The rule by which a dim that does not divide is cut.
-        dtype: The new dtype of floating-point tensors; by default every tensor keeps its dtype. Converted tensors,
-            tensors whose pieces are compressed, and rewritten ones with very many short runs, are first written to
-            a file beside `dst`. Values are rounded once, to the nearest, of two that are as near to the even one.
+        dtype: The new dtype of floating-point weights; by default every tensor keeps its dtype, and the states of an
+            optimizer always do. Converted tensors, tensors whose pieces are compressed, and rewritten ones with very
+            many short runs, are first written to a file beside `dst`. Values are rounded once, to the nearest, of two
+            that are as near to the even one.
         overflow: The fate of values beyond the range of `dtype`: `"refuse"` is an error that says how many of which
             tensor; `"saturate"` takes the largest value of the same sign, also for an infinity that `dtype` does not
             have; `"round"` what IEEE 754 and ml_dtypes do, an infinity, or NaN in a dtype without. The report says how
@@ -198,7 +199,7 @@ def plan_checkpoint(
         layouts: The cuts of the tensors.
         to: The format of `dst`.
         uneven: The rule by which a dim that does not divide is cut.
-        dtype: The new dtype of floating-point tensors.
+        dtype: The new dtype of floating-point weights.
         overflow: The fate of values beyond the range of `dtype`.
         rename: Regular expressions and what replaces their matches in names.
         rewrites: Tensors that are named, packed, stacked, transposed or padded differently.

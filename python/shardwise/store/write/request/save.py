@@ -13,7 +13,7 @@ from ....errors import ShardwiseWarning
 from ....layout import UnevenRule
 from ....placing import Layouts, placing_of
 from ...data.location import Location, location_of
-from ...rewritten.wanted import wanted_arrays
+from ...rewritten.wanted import states_of, wanted_arrays
 from ..forms.doubts import DoubtsError, doubts_about, ruled_tensors
 from ..forms.forms import Target
 from ..places import locked
@@ -97,7 +97,9 @@ def save_checkpoint(
     )
     made = plan_form(request, wanted)
     named = {each.name: each for each in wanted}
-    lost, said = doubts_about(placing, uneven, chosen_form(request, wanted), wanted, named, ruled_tensors(named))
+    lost, said = doubts_about(
+        placing, uneven, chosen_form(request, wanted), wanted, named, ruled_tensors(named, states_of(tensors))
+    )
     if request.strict and said:
         raise DoubtsError(said)
     warn(said)

@@ -1,0 +1,423 @@
+"""Weights with the states of an optimizer in rewrites: what becomes of a weight becomes of each of its states (2.17).
+
+A `Trained` has the verbs of `Assembled` and `Weight`, in terms of the weight. A state of the weight's shape goes the
+same way. An average over a dim, as Adafactor has, lacks that dim, and is refused where the rewrite changes what it is
+an average of. A number for the whole weight, such as a step, is the number of each part, and of a fused weight if all
+parts have the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from .._text import shown
+from ..errors import LayoutError
+from ..pieces import Runs
+from ..quantized.states import State, kind_over
+from . import arrange, weights
+from .assembled import Assembled
+from .weights import Reader, Weight
+
+__all__ = ["Moment", "Tensor", "Trained", "arranged", "components_of", "packed", "repeated", "stacked"]
+
+_Sizes = Sequence[int]
+
+
+class _Key(NamedTuple):
+    """The states of one kind, as they are called."""
+
+    before: str
+    after: str
+    kind: str
+
+
+@dataclass(frozen=True, eq=False)
+class Moment:
+    """A state of a weight, made of parts of stored ones.
+
+    Attributes:
+        origin: The name of a stored state that is in it, for messages.
+        made: What it is made of: of the weight's rank, with one element in the dim over which it is an average; or a
+            number.
+        over: The dim of the weight over which it is an average.
+        is_number: Whether it is one number for the whole weight.
+        keeps: Whether the dim over which it is an average is stored, with one element.
+        unknown: Why it cannot be rewritten; empty if it can.
+        read: Gives the bytes of the number.
+        whole: What is stored, if it is as it was.
+    """
+
+    origin: str
+    made: Assembled
+    over: int | None = None
+    is_number: bool = False
+    keeps: bool = True
+    unknown: str = ""
+    read: Callable[[], bytes | None] = lambda: None
+    whole: Assembled | None = None
+
+    @classmethod
+    def of_stored(cls, state: State, made: Assembled, read: Reader) -> Moment:
+        """The state as it is stored."""
+        over, keeps, whole = state.over, True, made
+        if over is not None and len(made.shape) < len(state.shape):
+            keeps = False
+            merged = [[dim] for dim in range(len(made.shape))]
+            merged.insert(over, [])
+            made = arrange.arranged(made, [[size] for size in made.shape], merged)
+        value = partial(read, state.name)
+        return cls(state.name, made, over, state.is_number, keeps, state.unknown, value, whole)
+
+    def stored(self) -> Assembled:
+        """The state as it is stored: an average without its dim, if it was so before."""
+        if self.whole is not None or self.over is None or self.keeps:
+            return self.whole or self.made
+        split = [[] if dim == self.over else [size] for dim, size in enumerate(self.made.shape)]
+        return arrange.arranged(self.made, split, [[dim] for dim in range(len(self.made.shape) - 1)])
+
+    def changed(self, what: str, dim: int | None, change: Callable[[Assembled], Assembled]) -> Moment:
+        """The state after a change of a dim of the weight, or of all of them.
+
+        Raises:
+            LayoutError: if it is not known what it stands for, or an average is over that dim.
+        """
+        self._check(what, dim)
+        return replace(self, made=self.made.apart() if self.is_number else change(self.made), whole=None)
+
+    def _check(self, what: str, dim: int | None) -> None:
+        if self.unknown:
+            raise LayoutError(f"{what}, but {self.unknown}")
+        if dim is not None and dim == self.over:
+            raise LayoutError(
+                f"{what} in dim {dim}, but {shown(self.origin)} is an average over that dim, which no arithmetic makes "
+                "of the old one; drop leaves it out"
+            )
+
+    def moved(self, over: int | None) -> Moment:
+        """The state with another dim in the place of that over which it is an average."""
+        return self if self.over is None else replace(self, over=over)
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """A weight and the states of an optimizer that belong to it.
+
+    Attributes:
+        shape: The shape of the weight.
+        weight: The weight; `None` if it is elsewhere.
+        states: The states by what they are called.
+        prefix: The beginning of the weight's name that the names of states leave out.
+    """
+
+    shape: tuple[int, ...]
+    weight: Assembled | Weight | None
+    states: Mapping[_Key, Moment]
+    prefix: str = ""
+
+    @classmethod
+    def of_stored(
+        cls, weight: Assembled | Weight | None, states: Sequence[State], made: Mapping[str, Assembled], read: Reader
+    ) -> Trained:
+        """A weight with these states, as they are stored."""
+        first = states[0]
+        prefix = first.weight.removesuffix(first.said.parameter)
+        return cls(
+            first.shape,
+            weight,
+            {
+                _Key(one.said.before, one.said.after, one.said.kind): Moment.of_stored(one, made[one.name], read)
+                for one in states
+            },
+            prefix if first.weight.endswith(first.said.parameter) else "",
+        )
+
+    @property
+    def origin(self) -> str:
+        """The name of a stored tensor that is in it, for messages."""
+        return next(iter(self.states.values())).origin if self.weight is None else self.weight.origin
+
+    def named(self, name: str) -> dict[str, Assembled]:
+        """The states by their names, where the weight has this name.
+
+        Raises:
+            LayoutError: if a weight of this shape has no average over such a dim.
+        """
+        parameter = name.removeprefix(self.prefix)
+        found = {}
+        for key, state in self.states.items():
+            before, after, _ = key if state.over is None else self._called(key, state, state.over)
+            found[f"{before}{parameter}{after}"] = state.stored()
+        return found
+
+    def _called(self, key: _Key, state: Moment, over: int) -> _Key:
+        kind = kind_over(key.kind, self.shape, over)
+        if kind is None:
+            raise LayoutError(
+                f"{shown(state.origin)} would be an average over dim {over} of a weight {self.shape}, which {key.kind} "
+                "is not; drop leaves it out"
+            )
+        if kind == key.kind:
+            return key
+        before, after, old = key
+        if after.endswith(old):
+            return _Key(before, after.removesuffix(old) + kind, kind)
+        head, found, tail = before.rpartition(old)
+        return _Key(f"{head}{kind if found else ''}{tail}", after, kind)
+
+    def without(self, name: str, matched: Callable[[str], object]) -> Trained | Assembled | Weight | None:
+        """The weight of this name without the components and states whose names a template matches."""
+        weight = self.weight.without(name, matched) if isinstance(self.weight, Weight) else self.weight
+        parameter = name.removeprefix(self.prefix)
+        left = {key: one for key, one in self.states.items() if matched(f"{key.before}{parameter}{key.after}") is None}
+        return replace(self, weight=weight, states=left) if left else weight
+
+    def taken(self, dim: int, runs: Runs, size: int) -> Trained:
+        """The weight with a dim of this size, made of these runs of the old one."""
+        shape = (*self.shape[:dim], size, *self.shape[dim + 1 :])
+        # All elements in another order have the same average.
+        is_same = size == self.shape[dim] == int(runs[:, 2].sum())
+        weight = None if self.weight is None else self.weight.taken(dim, runs, size)
+
+        def change(state: Moment) -> Moment:
+            if is_same and state.over == dim:
+                return state
+            return state.changed(
+                f"a part of {shown(self.origin)} is taken", dim, lambda one: one.taken(dim, runs, size)
+            )
+
+        return self._with(shape, weight, change)
+
+    def unpacked(self, dim: int, segments: Mapping[str, Runs]) -> dict[str, Trained]:
+        """The parts of a fused weight, each with its part of the states."""
+        if self.weight is None:
+            weight: Mapping[str, Assembled | Weight | None] = dict.fromkeys(segments)
+        else:
+            weight = self.weight.unpacked(dim, segments)
+        found = {}
+        for name, runs in segments.items():
+            turned, size = np.ascontiguousarray(runs[:, [1, 0, 2]]), int(runs[:, 2].sum())
+            found[name] = replace(replace(self, weight=None).taken(dim, turned, size), weight=weight[name])
+        return found
+
+    def unstacked(self, place: int) -> Trained:
+        """The weight at a place in the first dim."""
+        what = f"{shown(self.origin)} is taken apart"
+        return self._with(
+            self.shape[1:],
+            None if self.weight is None else self.weight.unstacked(place),
+            lambda state: state.changed(what, 0, lambda one: one.unstacked(place)).moved((state.over or 0) - 1),
+        )
+
+    def transposed(self) -> Trained:
+        """The weight with its last two dims swapped."""
+        rank = len(self.shape)
+        if rank < 2:
+            raise LayoutError(f"tensor {shown(self.origin)} has {rank} dims, so it cannot be transposed")
+        order = [*range(rank - 2), rank - 1, rank - 2]
+        return self._with(
+            tuple(self.shape[dim] for dim in order),
+            None if self.weight is None else self.weight.transposed(),
+            lambda state: state.changed(
+                f"{shown(self.origin)} is transposed", None, lambda one: one.transposed()
+            ).moved(None if state.over is None else order[state.over]),
+        )
+
+    def padded(self, dim: int, size: int) -> Trained:
+        """The weight with zeros after a dim's elements, and so its states."""
+        if size == self.shape[dim]:
+            return self
+        return self._with(
+            (*self.shape[:dim], size, *self.shape[dim + 1 :]),
+            None if self.weight is None else self.weight.padded(dim, size),
+            lambda state: state.changed(f"{shown(self.origin)} is padded", dim, lambda one: one.padded(dim, size)),
+        )
+
+    def arranged(self, split: Sequence[_Sizes], merged: Sequence[Sequence[int]]) -> Trained:
+        """The weight with its dims split, permuted and merged: see `arrange.arranged`."""
+        if all(len(group) == 1 for group in split) and list(map(list, merged)) == [[dim] for dim in range(len(split))]:
+            return self
+        sizes = [size for group in split for size in group]
+        owners = [dim for dim, group in enumerate(split) for _ in group]
+        shape = tuple(int(np.prod([sizes[atom] for atom in group], dtype=object)) for group in merged)
+        what = f"{shown(self.origin)} is put in another arrangement"
+
+        def change(state: Moment) -> Moment:
+            if state.over is None:
+                return state.changed(what, None, lambda one: arrange.arranged(one, split, merged))
+            over = state.over
+            of = [at for at, group in enumerate(merged) if any(owners[atom] == over for atom in group)]
+            large = [at for at in of if any(owners[atom] == over and sizes[atom] != 1 for atom in merged[at])]
+            places = large or of[:1]
+            mixed = any(owners[atom] != over and sizes[atom] != 1 for at in places for atom in merged[at])
+            if len(places) != 1 or mixed:
+                raise LayoutError(
+                    f"{what}, in which {shown(state.origin)} is no average over one dim any more; drop leaves it out"
+                )
+            own = [[1] * len(group) if dim == over else group for dim, group in enumerate(split)]
+            return state.changed(what, None, lambda one: arrange.arranged(one, own, merged)).moved(places[0])
+
+        weight = None if self.weight is None else weights.arranged(self.weight, split, merged)
+        return self._with(shape, weight, change)
+
+    def _with(
+        self, shape: tuple[int, ...], weight: Assembled | Weight | None, change: Callable[[Moment], Moment]
+    ) -> Trained:
+        return replace(
+            self, shape=shape, weight=weight, states={key: change(state) for key, state in self.states.items()}
+        )
+
+
+#: The tensors that rewrites take and make.
+Tensor = Assembled | Weight | Trained
+
+
+def components_of(name: str, tensor: Tensor) -> dict[str, Assembled]:
+    """The tensors that are stored of one, by their names."""
+    if isinstance(tensor, Assembled):
+        return {name: tensor}
+    if isinstance(tensor, Weight):
+        return tensor.named(name)[1]
+    return {**({} if tensor.weight is None else components_of(name, tensor.weight)), **tensor.named(name)}
+
+
+def repeated(tensor: Tensor, others: Sequence[Tensor]) -> Tensor:
+    """The tensor, of which others are stored again, and should hold the same; a state is with one of them at least.
+
+    Raises:
+        LayoutError: if one is of another shape, dtype or form.
+    """
+    every = [tensor, *others]
+    if not any(isinstance(one, Trained) for one in every):
+        return weights.repeated(tensor, others)  # type: ignore[arg-type]
+    held = [_weight_of(one) for one in every]
+    there = [one for one in held if one is not None]
+    made: dict[_Key, list[Moment]] = {}
+    first = next(one for one in every if isinstance(one, Trained))
+    for one in every:
+        for key, state in one.states.items() if isinstance(one, Trained) else ():
+            made.setdefault(key, []).append(state)
+    states = {
+        key: replace(same[0], made=same[0].made.repeated([other.made for other in same[1:]]), whole=None)
+        if len(same) > 1
+        else same[0]
+        for key, same in made.items()
+    }
+    return replace(first, weight=weights.repeated(there[0], there[1:]) if there else None, states=states)
+
+
+def stacked(tensors: Sequence[Tensor]) -> Tensor:
+    """Tensors of one shape and dtype, stacked in a first dim; so are their states.
+
+    Raises:
+        LayoutError: if their shapes, dtypes or forms differ, or one has a state that another lacks.
+    """
+    if not any(isinstance(one, Trained) for one in tensors):
+        return weights.stacked(tensors)  # type: ignore[arg-type]
+    trained, held, states = _together(tensors, "stacked")
+    made = {
+        key: _one(same, "stacked", None, lambda each: Assembled.stacked(each)).moved((same[0].over or 0) + 1)
+        for key, same in states.items()
+    }
+    weight = weights.stacked(held) if held else None
+    return replace(trained, shape=(len(tensors), *trained.shape), weight=weight, states=made)
+
+
+def packed(dim: int, parts: Sequence[tuple[Tensor, Runs]]) -> Tensor:
+    """Tensors packed in a dim: for each part, the new places of its runs; so are their states.
+
+    Raises:
+        LayoutError: if the parts differ in another dim, in dtype or in form, or one has a state that another lacks.
+        SizeOverflowError: if the dim is over 2**63 - 1.
+    """
+    if not any(isinstance(one, Trained) for one, _ in parts):
+        return weights.packed(dim, parts)  # type: ignore[arg-type]
+    runs = [each for _, each in parts]
+    trained, held, states = _together([one for one, _ in parts], "fused")
+    shape = (*trained.shape[:dim], sum(one.shape[dim] for one, _ in parts), *trained.shape[dim + 1 :])
+
+    def joined(each: Sequence[Assembled]) -> Assembled:
+        return Assembled.packed(dim, list(zip(each, runs, strict=True)))
+
+    made = {
+        key: same[0] if len(same) == 1 and same[0].over == dim else _one(same, "fused", dim, joined)
+        for key, same in states.items()
+    }
+    weight = weights.packed(dim, list(zip(held, runs, strict=True))) if held else None
+    return replace(trained, shape=shape, weight=weight, states=made)
+
+
+def arranged(tensor: Tensor, split: Sequence[_Sizes], merged: Sequence[Sequence[int]]) -> Tensor:
+    """The tensor with its dims split, permuted and merged: see `arrange.arranged`."""
+    return tensor.arranged(split, merged) if isinstance(tensor, Trained) else weights.arranged(tensor, split, merged)
+
+
+def _weight_of(tensor: Tensor) -> Assembled | Weight | None:
+    return tensor.weight if isinstance(tensor, Trained) else tensor
+
+
+def _together(
+    tensors: Sequence[Tensor], what: str
+) -> tuple[Trained, list[Assembled | Weight], dict[_Key, list[Moment]]]:
+    """The first of tensors that become one, their weights, and the states of each kind, one for each tensor."""
+    first = next(one for one in tensors if isinstance(one, Trained))
+    held = [each for each in map(_weight_of, tensors) if each is not None]
+    if held and len(held) < len(tensors):
+        lone = next(one for one in tensors if _weight_of(one) is None)
+        raise LayoutError(
+            f"{shown(lone.origin)} has no weight beside it, but that of {shown(held[0].origin)}, with which it is "
+            f"{what}, is there"
+        )
+    states: dict[_Key, list[Moment]] = {}
+    for key in dict.fromkeys(key for one in tensors if isinstance(one, Trained) for key in one.states):
+        same = [one.states.get(key) if isinstance(one, Trained) else None for one in tensors]
+        there = [each for each in same if each is not None]
+        if len(there) < len(same):
+            lone = tensors[same.index(None)]
+            raise LayoutError(
+                f"{shown(lone.origin)} has no state such as {shown(there[0].origin)}, but is {what} with the weight of "
+                "that; leave those states out (drop), or write the weights without their states"
+            )
+        states[key] = there
+    return first, held, states
+
+
+def _one(
+    same: Sequence[Moment], what: str, dim: int | None, join: Callable[[Sequence[Assembled]], Assembled]
+) -> Moment:
+    """One state of those of several weights that become one."""
+    first = same[0]
+    others = f"with {shown(same[1].origin)}" if len(same) > 1 else "anew"
+    for one in same:
+        one._check(f"{shown(first.origin)} is {what} {others}", dim)
+        if (one.over, one.is_number) != (first.over, first.is_number):
+            raise LayoutError(
+                f"{shown(first.origin)} and {shown(one.origin)} cannot be {what}: one is {first.made.shape}, the other "
+                f"{one.made.shape}, of which they are averages over different dims, or one is a number"
+            )
+    if not first.is_number:
+        return replace(first, made=join([one.made for one in same]), whole=None)
+    if len(same) == 1:
+        return first
+    values = [one.read() for one in same]
+    for one, value in zip(same, values, strict=True):
+        if one.made.dtype != first.made.dtype or (None not in (value, values[0]) and value != values[0]):
+            raise LayoutError(
+                f"{shown(first.origin)} and {shown(one.origin)} are {what}, but one is {_said(first, values[0])}, the "
+                f"other {_said(one, value)}: a {what} weight has one; drop leaves them out"
+            )
+    if None not in values:
+        return replace(first, made=first.made.apart(), whole=None)
+    return replace(first, made=first.made.repeated([one.made for one in same[1:]]), whole=None)
+
+
+def _said(state: Moment, value: bytes | None) -> str:
+    dtype = state.made.dtype
+    if value is None:
+        return f"of {dtype.name}"
+    found = np.frombuffer(value, dtype.numpy())
+    return f"{dtype.name} {found[0] if found.size == 1 else found}"
