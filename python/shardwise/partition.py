@@ -47,6 +47,9 @@ class Partition(Tiling):
     index also works. Arrays over all devices are in device-index order. Making a partition, and asking it for one
     device, costs O(rank) for a mesh of any size. A partition is immutable, hashable and picklable.
 
+    Methods that take a device raise `MeshError` if the mesh has no such device; those that take the number of a shard,
+    `IndexError`.
+
     >>> from shardwise import DeviceMesh, TensorLayout
     >>> mesh = DeviceMesh((2, 4), ("data", "model"))
     >>> partition = TensorLayout(("data", "model"), mesh).partition((6, 8))
@@ -150,7 +153,6 @@ class Partition(Tiling):
         """Give the slices of the tensor that `device` holds, one per dim; `array[box]` is its shard.
 
         Raises:
-            MeshError: if the mesh has no such device.
             LayoutError: if the device holds several pieces, because a dim is packed; `pieces` gives them.
 
         An empty shard starts and stops at the end of the dim. For a shard given by its number, see `shard_box`.
@@ -165,9 +167,6 @@ class Partition(Tiling):
     def shard_box(self, shard_id: int) -> tuple[slice, ...]:
         """Give the slices of the tensor that the shard with this number covers, whichever devices hold it.
 
-        Raises:
-            IndexError: if there is no such shard.
-
         >>> from shardwise import DeviceMesh, TensorLayout
         >>> TensorLayout(("y",), DeviceMesh((2, 3), ("x", "y"))).partition((9,)).shard_box(1)
         (slice(3, 6, None),)
@@ -176,9 +175,6 @@ class Partition(Tiling):
 
     def shard_shape(self, device: Any) -> tuple[int, ...]:
         """Give the shape of the shard that `device` holds.
-
-        Raises:
-            MeshError: if the mesh has no such device.
 
         >>> from shardwise import DeviceMesh, TensorLayout
         >>> TensorLayout((None, "x"), DeviceMesh((2,), ("x",))).partition((3, 8)).shard_shape("cpu:1")
@@ -218,14 +214,10 @@ class Partition(Tiling):
         >>> TensorLayout(("x",), DeviceMesh((2,), ("x",))).partition((8,)).devices_indices_map()
         {'cpu:0': (slice(0, 4, None),), 'cpu:1': (slice(4, 8, None),)}
         """
-        mesh = self._mesh
-        return self._core.devices_indices_map(mesh.labels())
+        return self._core.devices_indices_map(self._mesh.labels())
 
     def shard_id(self, device: Any) -> int:
         """Give the row-major number of the shard that `device` holds.
-
-        Raises:
-            MeshError: if the mesh has no such device.
 
         >>> from shardwise import DeviceMesh, TensorLayout
         >>> TensorLayout(("x",), DeviceMesh((2, 3), ("x", "y"))).partition((8,)).shard_id("cpu:4")
@@ -235,9 +227,6 @@ class Partition(Tiling):
 
     def replica_id(self, device: Any) -> int:
         """Say which of the devices that hold the same shard this one is, counted in device-index order.
-
-        Raises:
-            MeshError: if the mesh has no such device.
 
         >>> from shardwise import DeviceMesh, TensorLayout
         >>> TensorLayout(("x",), DeviceMesh((2, 3), ("x", "y"))).partition((8,)).replica_id("cpu:4")
@@ -266,9 +255,6 @@ class Partition(Tiling):
     def devices_holding(self, shard_id: int) -> list[Any]:
         """List the devices that hold a shard, in device-index order: the canonical owner first.
 
-        Raises:
-            IndexError: if there is no such shard.
-
         >>> from shardwise import DeviceMesh, TensorLayout
         >>> TensorLayout(("y",), DeviceMesh((2, 3), ("x", "y"))).partition((9,)).devices_holding(1)
         ['cpu:1', 'cpu:4']
@@ -277,9 +263,6 @@ class Partition(Tiling):
 
     def canonical_device(self, shard_id: int) -> Any:
         """Give the first of the devices that hold a shard, in device-index order; costs O(rank).
-
-        Raises:
-            IndexError: if there is no such shard.
 
         >>> from shardwise import DeviceMesh, TensorLayout
         >>> TensorLayout(("y",), DeviceMesh((2, 3), ("x", "y"))).partition((9,)).canonical_device(1)
@@ -342,7 +325,6 @@ class Partition(Tiling):
         Multiplied by the item size they are the byte ranges to read from a file.
 
         Raises:
-            MeshError: if the mesh has no such device.
             MemoryError: if the runs are too many to list.
 
         >>> from shardwise import DeviceMesh, TensorLayout
@@ -373,13 +355,7 @@ class Partition(Tiling):
         return self._core.views(array)
 
     def view(self, array: npt.NDArray[Any], device: Any) -> Any:
-        """Give the zero-copy view of one device, or, where a dim is packed, the list of its views; see `views`.
-
-        >>> import numpy as np
-        >>> from shardwise import DeviceMesh, TensorLayout
-        >>> TensorLayout(("x",), DeviceMesh((2,), ("x",))).partition((8,)).view(np.arange(8), "cpu:1")
-        array([4, 5, 6, 7])
-        """
+        """Give the zero-copy view of one device, or, where a dim is packed, the list of its views; see `views`."""
         instance("array", array, np.ndarray)
         return self._core.view(array, self._mesh.index_of_label(device))
 
@@ -410,24 +386,13 @@ class Partition(Tiling):
         return self._mesh.labels()
 
     def holder_shape(self, holder: Any) -> tuple[int, ...]:
-        """Give the shape of a device's shard.
-
-        Raises:
-            MeshError: if the mesh has no such device.
-
-        >>> from shardwise import DeviceMesh, TensorLayout
-        >>> TensorLayout(("x",), DeviceMesh((4,), ("x",))).partition((10,), "ceil").holder_shape("cpu:3")
-        (1,)
-        """
+        """Give the shape of a device's shard, as `shard_shape` does."""
         return self._core.shard_shape(self._mesh.index_of_label(holder))
 
     def pieces(self, holder: Any) -> list[Piece]:
         """Give what a device holds, and where each piece begins in its own array.
 
         That is one box, at the corner of the shard, unless a dim is packed; then empty pieces are left out.
-
-        Raises:
-            MeshError: if the mesh has no such device.
 
         >>> from shardwise import DeviceMesh, TensorLayout
         >>> TensorLayout(("x",), DeviceMesh((2,), ("x",))).partition((8,)).pieces("cpu:1")

@@ -3,7 +3,8 @@
 | module | answers |
 |---|---|
 | `plan` | a `ReshardPlan` |
-| `transfer`, `program` | one box that moves; the steps of one holder |
+| `transfer`, `transfers` | one box that moves; all of them, and their bytes |
+| `program` | the steps of one holder |
 | `run`, `source`, `same` | a plan run in memory; its arrays; nothing to do |
 | `kinds`, `collectives`, `run_collectives` | the same as collectives: kinds, search, run |
 | `cost` | times of collectives on links |

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from ..source import ShardSource
 from .descriptors import Descriptors
 from .program import ModelProgram, program_of
 from .rows import Group, descriptors_of
-from .sides import Side, shape_and_dtype, tilings_of_both, worlds
+from .sides import ModelChange, Side, shape_and_dtype, tilings_of_both, worlds
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -37,19 +37,6 @@ if TYPE_CHECKING:
     from .rows import Places
 
 __all__ = ["ModelPlan", "plan_model"]
-
-
-class ModelChange(NamedTuple):
-    """A model that is to go from one layout to another: what `plan_model` takes."""
-
-    src: Any
-    dst: Any
-    tensors: Mapping[str, Any]
-    uneven: UnevenRule = "even"
-    rewrites: Rewrites | None = None
-    source_rewrites: Rewrites | None = None
-    config: Mapping[str, Any] | None = None
-    nodes: Mapping[Any, Hashable] | None = None
 
 
 class ModelPlan(Drawn, Mapping[str, ReshardPlan]):

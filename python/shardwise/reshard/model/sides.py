@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..._dtypes import find_dtype
 from ..._fork import importing
@@ -13,6 +13,7 @@ from ...errors import LayoutError
 from ...layout import TensorLayout, UnevenRule
 from ...partition import Partition
 from ...placing import placing_of
+from ...rules.rewrites import Rewrites
 from ...tiling import Tiling
 
 if TYPE_CHECKING:
@@ -20,7 +21,20 @@ if TYPE_CHECKING:
     from ...rules.left_out import LeftOut
     from .converted import Described
 
-__all__ = ["Side", "shape_and_dtype", "tilings_of_both", "worlds"]
+__all__ = ["ModelChange", "Side", "shape_and_dtype", "tilings_of_both", "worlds"]
+
+
+class ModelChange(NamedTuple):
+    """A model that is to go from one layout to another: what `plan_model` takes."""
+
+    src: Any
+    dst: Any
+    tensors: Mapping[str, Any]
+    uneven: UnevenRule = "even"
+    rewrites: Rewrites | None = None
+    source_rewrites: Rewrites | None = None
+    config: Mapping[str, Any] | None = None
+    nodes: Mapping[Any, Hashable] | None = None
 
 
 def tilings_of_both(pairs: Sequence[tuple[str, Tiling, Tiling]]) -> tuple[list[Tiling], list[Tiling]]:
