@@ -76,8 +76,8 @@ def test_arguments_that_do_not_fit(tmp_path: Path) -> None:
 SENTENCES: dict[str, tuple[dict[str, bytes], str]] = {
     "nothing": ({}, "not a checkpoint of any known format; the folder is empty"),
     "something else": ({"readme.txt": b"", "b": b""}, "it holds 'b, readme.txt'"),
-    "fsdp1": ({"pytorch_model_fsdp_rank0.bin": b""}, "flat parameters of FSDP1.*save it once with"),
-    "fsdp1 of torchtune": ({"x_fsdp_1_rank_3.pt": b""}, "flat parameters of FSDP1"),
+    "fsdp1 of torchtune": ({"x_fsdp_1_rank_3.pt": b""}, "flat parameters of FSDP1.*save it once with"),
+    "fsdp2 without a model": ({"optim_world_size_1_rank_0.pt": b""}, "no files of the model, which have the names"),
     "vllm": ({"model-rank-0-part-0.safetensors": b""}, "an engine's sharded state"),
     "deepspeed's own folder": (
         {"bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt": b""},

@@ -166,7 +166,25 @@ FORMS: list[Form] = [
         ),
         "torch.training",
     ),
-    Form("fsdp2", _matching(r".*model_world_size_\d+_rank_\d+\.pt"), "torch.fsdp"),
+    Form(
+        "fsdp2",
+        _matching(r".*model_world_size_\d+_rank_\d+\.pt|pytorch_model_fsdp(?:_\d+)?_rank_?\d+\.bin"),
+        "torch.fsdp",
+    ),
+    Form(
+        "fsdp2 (without a model)",
+        _matching(r"(?:.*optim|extra_state)_world_size_\d+_rank_\d+\.pt|optimizer(?:_\d+)?_rank_?\d+\.bin"),
+        refusal="has the states of an optimizer by rank, but no files of the model, which have the names and shapes of "
+        "the parameters; put model_world_size_W_rank_R.pt, or pytorch_model_fsdp_0_rankR.bin, of all ranks beside them",
+    ),
+    Form(
+        "fsdp2 (one file)",
+        lambda candidate: (
+            not candidate.is_folder
+            and re.fullmatch(r".*(?:optim|extra_state)_world_size_\d+_rank_\d+\.pt", candidate.path.name)
+        ),
+        refusal="is what one rank has of an optimizer or of a run; open its folder, with the files of all ranks",
+    ),
     Form(
         "fsdp1",
         _matching(r".*_fsdp(?:_\d+)?_rank_?\d+\.(?:bin|pt)"),
@@ -345,12 +363,12 @@ def open_checkpoint(
     `read` copies any box of it, whatever the pieces are. No framework is imported, and nothing in a file is run.
 
     Args:
-        path: A safetensors file or a folder of them in Hugging Face's format; a distributed checkpoint of PyTorch,
-            also as safetensors; a folder of `model_world_size_W_rank_R.pt`, as written by FSDP2 trainers; a `.pt` or
-            `.bin` file of `torch.save`; a folder of DeepSpeed's, or a universal one; a Megatron
-            `torch_dist` checkpoint; an Orbax checkpoint, or a folder of its steps, whose last one is opened; Keras'
-            `.weights.h5`, alone or sharded. Also a URL that fsspec knows, such as `s3://bucket/model`, or an
-            `ObjectPath`, which takes options.
+        path: A safetensors file or a folder of them in Hugging Face's format; a distributed checkpoint of PyTorch, also
+            as safetensors; a folder of `model_world_size_W_rank_R.pt`, as trainers with FSDP write them; a `.pt` or
+            `.bin` file of `torch.save`; a folder of DeepSpeed's, or a universal one; a Megatron `torch_dist`
+            checkpoint; an Orbax checkpoint, or a folder of its steps, whose last one is opened; Keras' `.weights.h5`,
+            alone or sharded. Also a URL that fsspec knows, such as `s3://bucket/model`, or an `ObjectPath`, which takes
+            options.
         part: Whether one file of a checkpoint in several may be opened by itself. Its tensors are what is in that file;
             of those that are cut, the shapes are those of the parts.
         padded: Whether the tensors of ranks, in `model_world_size_W_rank_R.pt`, may be longer than what they hold of
@@ -390,7 +408,8 @@ def open_checkpoint(
         how["padded"] = True
     if parameter_names is not None:
         check_items("parameter_names", parameter_names, str)
-        if form.module not in _OF_MODELS or (form.module != "torch.plain" and not form.path.is_dir()):
+        of_files = form.module in ("torch.plain", _OF_RANKS)
+        if not of_files and (form.module not in _OF_MODELS or not form.path.is_dir()):
             raise ParseError(
                 f"{path}: parameter_names is given, but it has no optimizer of PyTorch whose parameters have numbers"
             )

@@ -21,7 +21,7 @@ from .optimizers import NAMED, Candidate, Optimizer, entries_of, is_by_name, mat
 from .pickles import Record
 from .tensors import Container, SavedTensor, children, located, sums_of, value_object
 
-__all__ = ["FLOATS", "Model", "StateDicts", "sharded_kind"]
+__all__ = ["FLOATS", "Model", "StateDicts", "counted", "sharded_kind"]
 
 #: The keys under which a file has the model that its optimizer trains, where it has several.
 _MODELS = ("model", "state_dict", "model_state_dict", "module", "net", "network")
@@ -198,7 +198,7 @@ class StateDicts:
                 name = f"{optimizer.prefix}state.{own}.{kind}"
                 if kind == "step" and type(value) in (int, float):
                     self._new(name, container)
-                    self.tensors[name] = _counted(name, value, container)
+                    self.tensors[name] = counted(name, value, container)
                     self.paths[name] = path
                 else:
                     self._add_all(container, name, path, value)
@@ -264,8 +264,8 @@ def _joined(parts: Sequence[str]) -> str:
     return ".".join(parts)
 
 
-def _counted(name: str, value: float, container: Container) -> StoredTensor:
-    """The tensor of a step that is a number, as PyTorch's optimizers keep it."""
+def counted(name: str, value: float, container: Container) -> StoredTensor:
+    """Give the tensor of a step that is a number, as PyTorch's optimizers keep it."""
     dtype = DTYPES["float32" if abs(value) < _MOST_FLOAT else "int64"]
     fill = np.array(value, dtype.name)
     return StoredTensor(name, dtype, (), (StoredPiece((), container.file.path, fill=fill),))

@@ -137,11 +137,11 @@ class Container:
         """
         try:
             return self.read_objects()
-        except ParseError as error:  # A ShardedTensor of FSDP1 is pickled as a call of what another call gives.
+        except ParseError as error:
             if "calls something that is not a global" not in str(error):
                 raise
             raise UnsupportedError(
-                f"{self.file.path}: holds what cannot be read without running it, such as a ShardedTensor of FSDP1 "
+                f"{self.file.path}: holds what cannot be read without running it "
                 f"({str(error).rpartition(': ')[2]}); {SAVE_AGAIN}"
             ) from None
 

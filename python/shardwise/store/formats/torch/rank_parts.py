@@ -1,0 +1,490 @@
+"""The parts of tensors that ranks hold, in files of `torch.save`: DTensors, ShardedTensors, and plain tensors.
+
+The pickle of a DTensor has everything needed: the shape of the whole tensor, the mesh, the placements and the rank's
+own coordinate. That of a ShardedTensor has the boxes themselves. A plain tensor is one that every rank has: one copy is
+the tensor, the others are its replicas.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache, partial
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...._dtypes import Dtype
+from ...._strided import strided_pieces
+from ...._text import shown
+from ....errors import ParseError
+from ....pieces import Bounds
+from ...data.location import Location
+from ...data.text import checked_shape
+from ...tensors.coverage import tile
+from ...tensors.flat import flat_boxes
+from ...tensors.stored import ListedPieces, StoredPiece, StoredTensor
+from .pickles import Record, dtype_of_global, sizes_of, state_of
+from .tensors import Container, SavedTensor
+
+__all__ = ["FlatRange", "Gathered", "Part", "of_ranges"]
+
+#: So many bytes of each rank's part tell whether two tensors are tied.
+_COMPARED = 1 << 20
+
+
+class _Sharding(NamedTuple):
+    """The place of a DTensor on its mesh, the same on all ranks.
+
+    Attributes:
+        shape: The shape of the whole tensor.
+        dtype: Its dtype.
+        mesh: The shape of the mesh.
+        placements: Kind, dim and split factor for each mesh dim.
+        order: For each dim of the tensor, the mesh dims that cut it, in that order.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Dtype
+    mesh: tuple[int, ...]
+    placements: tuple[tuple[str, int, int], ...]
+    order: tuple[tuple[int, ...], ...]
+
+
+class _Shards(NamedTuple):
+    """The shards of a ShardedTensor, the same on all ranks.
+
+    Attributes:
+        shape: The shape of the whole tensor.
+        dtype: Its dtype.
+        boxes: The box of each shard.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Dtype
+    boxes: tuple[Bounds, ...]
+
+
+class Part(NamedTuple):
+    """A range of one rank's tensor, and the box of the whole tensor that it covers."""
+
+    container: Container
+    tensor: SavedTensor
+    local: tuple[int, ...]
+    box: Bounds
+
+
+def _begin(name: str, part: Part) -> bytes:
+    """The first bytes of a rank's part."""
+    file, start, _ = part.container.extent(part.tensor, name)
+    nbytes = math.prod(part.tensor.shape) * part.tensor.dtype.bits // 8
+    return file.read(start, min(nbytes, _COMPARED))
+
+
+class FlatRange(NamedTuple):
+    """A range of a flattened tensor in a rank's array.
+
+    Attributes:
+        container: The file that has the array.
+        array: The array, of one dim.
+        at: The element of the array that is the first.
+        start: The element of the flattened tensor that is the first.
+        stop: The one after the last.
+    """
+
+    container: Container
+    array: SavedTensor
+    at: int
+    start: int
+    stop: int
+
+
+class Gathered:
+    """The parts of all ranks under one name.
+
+    Attributes:
+        name: The name.
+        sharding: The way in which the whole tensor is cut, if it is.
+        plain: A rank's tensor, if every rank has all of it.
+        parts: The parts.
+        places: Of a DTensor, which of how many shards each rank has, in the order in which they were added; `None` of a
+            rank that is not on the mesh.
+        first: The file of the first part; empty as long as there is none.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.sharding: _Sharding | _Shards | None = None
+        self.plain: SavedTensor | None = None
+        self.parts: list[Part] = []
+        self.places: list[tuple[int, int] | None] = []
+        self.first = ""
+        self._added: set[int] = set()
+
+    @property
+    def is_sharded(self) -> bool:
+        """True if the whole tensor is cut."""
+        return self.sharding is not None
+
+    @property
+    def mesh(self) -> tuple[int, ...] | None:
+        """The shape of the mesh of a DTensor."""
+        return self.sharding.mesh if isinstance(self.sharding, _Sharding) else None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the whole tensor."""
+        return self.parts[0].tensor.shape if self.sharding is None else self.sharding.shape
+
+    @property
+    def dtype(self) -> Dtype:
+        """The dtype."""
+        return self.parts[0].tensor.dtype if self.sharding is None else self.sharding.dtype
+
+    def storages(self) -> tuple[Any, ...]:
+        """Say where the elements are: the same of two names that are tied."""
+        return tuple((id(part.container), part.tensor, part.local, part.box) for part in self.parts)
+
+    def add(self, container: Container, value: Any, world: int, *, padded: bool = False, is_cut: bool = False) -> bool:
+        """Add what a rank has under the name; False if it is not a tensor.
+
+        Args:
+            container: The rank's file.
+            value: What it has.
+            world: The number of ranks.
+            padded: Whether the parts of DTensors may be longer than what they hold.
+            is_cut: Whether a plain tensor of one dim may be a part that says nothing of the whole: see `flat_units`.
+        """
+        where, name = container.file.path, self.name
+        kind, state = _sharded(value)
+        if not kind:
+            plain = container.tensor(value, name)
+            if plain is None:
+                return False
+            self._add_plain(container, plain, is_cut)
+        else:
+            sharding: _Sharding | _Shards
+            if kind == "DTensor":
+                sharding, parts, place = _read_dtensor(state, container, name, world, padded)
+                self.places.append(place)
+            else:
+                sharding, parts = _read_shards(state, container, name, world)
+            if self.plain is not None or (self.sharding is not None and self.sharding != sharding):
+                raise ParseError(f"{where}: tensor {shown(name)} is not sharded as in {self.first}")
+            self.sharding = sharding
+            self.parts.extend(parts)
+        self.first = self.first or where.name
+        self._added.add(id(container))
+        return True
+
+    def check_ranks(self, containers: Sequence[Container]) -> None:
+        """Refuse a tensor that is cut and of which a rank says nothing; even one without elements does."""
+        lacking = next((each for each in containers if id(each) not in self._added), None)
+        if lacking is not None and self.sharding is not None:
+            raise ParseError(f"{lacking.file.path}: has no part of {shown(self.name)}, which {self.first} has")
+
+    def _add_plain(self, container: Container, plain: SavedTensor, is_cut: bool) -> None:
+        held = self.plain
+        is_other = held is not None and (held.shape, held.dtype) != (plain.shape, plain.dtype)
+        if self.sharding is not None or (is_other and not (is_cut and len(plain.shape) == 1)):
+            raise ParseError(
+                f"{container.file.path}: tensor {shown(self.name)} is plain, {plain.dtype.name} of shape "
+                f"{plain.shape}, unlike in {self.first}"
+            )
+        self.plain = plain
+        whole = tuple((0, size) for size in plain.shape)
+        self.parts.append(Part(container, plain, (0,) * len(plain.shape), whole))
+
+    def is_same(self, other: Gathered) -> bool:
+        """Return whether two tensors that are cut alike have the same beginnings on all ranks."""
+        if [part.box for part in self.parts] != [part.box for part in other.parts] or self.dtype != other.dtype:
+            return False
+        pairs = zip(self.parts, other.parts, strict=True)
+        return all(_begin(self.name, one) == _begin(other.name, its) for one, its in pairs)
+
+    def is_replicated(self) -> bool:
+        """Return whether all ranks have the same beginning of a plain tensor."""
+        first = self.parts[0]
+        if any(part.tensor.shape != first.tensor.shape for part in self.parts):
+            return False
+        begin = _begin(self.name, first)
+        return all(_begin(self.name, part) == begin for part in self.parts)
+
+    def tensor(self, path: Location, *, alias_of: str | None = None) -> StoredTensor:
+        """Make the tensor.
+
+        Raises:
+            ParseError: if its parts leave a gap, or overlap without being equal.
+        """
+        shape, parts = self.shape, self.parts
+        boxes = np.array([part.box for part in parts], np.int64).reshape(len(parts), len(shape), 2)
+        kept, again = tile(self.name, shape, boxes, lambda at: parts[at].container.file.path.name, path)
+        pieces = ListedPieces(boxes[kept], partial(_piece, self.name, [parts[at] for at in kept]))
+        replicas = ListedPieces(boxes[again], partial(_piece, self.name, [parts[at] for at in again]))
+        return StoredTensor(self.name, self.dtype, shape, pieces, replicas=replicas, alias_of=alias_of)
+
+
+def _sharded(value: Any) -> tuple[str, Any]:
+    """The class of a rank's part of a tensor, and its state, of a DTensor its attributes; no class of other values."""
+    while isinstance(value, Record) and value.name == "torch._utils._rebuild_parameter" and value.args:
+        value = value.args[0]
+    if not isinstance(value, Record) or value.name != "torch._tensor._rebuild_from_type_v2":
+        return "", None
+    if not value.args or len(value.args) != 4 or not isinstance(value.args[1], Record):
+        return "", None
+    kind, state = value.args[1].name.rpartition(".")[2], value.args[3]
+    if kind == "ShardedTensor":
+        return kind, state
+    if kind != "DTensor":
+        return "", None
+    merged: dict[str, Any] = {}
+    for part in state if isinstance(state, tuple) else (state,):
+        if isinstance(part, dict):
+            merged |= part
+    return kind, merged
+
+
+def _read_shards(value: Any, container: Container, name: str, world: int) -> tuple[_Shards, list[Part]]:
+    """The boxes of a ShardedTensor, and those that the rank has."""
+
+    def wrong(what: str) -> ParseError:
+        return ParseError(f"{container.file.path}: tensor {shown(name)}: {what}")
+
+    state = value if isinstance(value, tuple) and len(value) >= 2 else ((), None)
+    meta = state_of(state[1], "ShardedTensorMetadata")
+    listed = None if meta is None else meta.get("shards_metadata")
+    properties = None if meta is None else meta.get("tensor_properties")
+    kept = properties.state if isinstance(properties, Record) else None
+    dtype = dtype_of_global(kept[0] if isinstance(kept, tuple) and kept else (state_of(properties) or {}).get("dtype"))
+    if meta is None or not isinstance(listed, list) or not isinstance(state[0], list):
+        raise wrong("a ShardedTensor without the list of its shards")
+    if dtype is None:
+        raise wrong("a ShardedTensor of an unsupported dtype")
+    shape = checked_shape(sizes_of(meta.get("size")), dtype.bits, name, container.file.path)
+    if len(listed) > world:
+        raise wrong(f"a ShardedTensor of {len(listed)} shards, which must be at most {world}")
+    boxes = tuple(_shard_box(shard, len(shape)) for shard in listed)
+    if None in boxes:
+        raise wrong("a ShardedTensor with a shard that has no offsets and sizes, or not as many as the tensor has dims")
+    shards = _Shards(shape, dtype, tuple(box for box in boxes if box is not None))
+    parts = []
+    for shard in state[0]:
+        held = state_of(shard, "Shard") or {}
+        box, local = _shard_box(held.get("metadata"), len(shape)), container.tensor(held.get("tensor"), name)
+        if box is None or local is None or box not in shards.boxes:
+            raise wrong("a ShardedTensor with a shard that it does not list")
+        sizes = tuple(stop - start for start, stop in box)
+        if (local.shape, local.dtype) != (sizes, dtype):
+            raise wrong(
+                f"its shard is {dtype.name} of shape {sizes}, but its local tensor is {local.dtype.name} of shape "
+                f"{local.shape}"
+            )
+        parts.append(Part(container, local, (0,) * len(shape), box))
+    return shards, parts
+
+
+def _shard_box(value: Any, rank: int) -> Bounds | None:
+    """The box in a ShardMetadata."""
+    state = state_of(value, "ShardMetadata") or {}
+    starts, sizes = sizes_of(state.get("shard_offsets")), sizes_of(state.get("shard_sizes"))
+    if starts is None or sizes is None or not len(starts) == len(sizes) == rank:
+        return None
+    if any(start + size >= 1 << 63 for start, size in zip(starts, sizes, strict=True)):
+        return None
+    return tuple((start, start + size) for start, size in zip(starts, sizes, strict=True))
+
+
+def _read_dtensor(
+    state: dict[str, Any], container: Container, name: str, world: int, padded: bool
+) -> tuple[_Sharding, list[Part], tuple[int, int] | None]:
+    """The sharding of a DTensor, the boxes that the rank has, and which of how many shards these are."""
+    where = container.file.path
+
+    def wrong(what: str) -> ParseError:
+        return ParseError(f"{where}: tensor {shown(name)}: {what}")
+
+    spec = state_of(state.get("_spec"), "DTensorSpec")
+    meta = None if spec is None else _tensor_meta(spec.get("tensor_meta"))
+    mesh = None if spec is None else state_of(spec.get("mesh"), "DeviceMesh")
+    if spec is None or meta is None or mesh is None:
+        raise wrong("a DTensor without the shape of the whole tensor or its mesh")
+    dtype = dtype_of_global(meta[1])
+    if dtype is None:
+        raise wrong("a DTensor of an unsupported dtype")
+    shape = checked_shape(meta[0], dtype.bits, name, where)
+    sizes = _mesh_shape(mesh, container, name)
+    if sizes is None or not 0 < math.prod(sizes) <= world:
+        raise wrong(f"a DTensor on a mesh of shape {shown(sizes)}, which must have at most {world} ranks")
+    placements = spec.get("placements")
+    if not isinstance(placements, tuple) or len(placements) != len(sizes):
+        raise wrong(f"a DTensor with {shown(placements)} placed on a mesh of {len(sizes)} dims")
+    read = tuple(_placement(placement, len(shape), world) for placement in placements)
+    for position, placement in enumerate(read):
+        if placement is None:
+            given = placements[position]
+            said = given.name.rpartition(".")[2] if isinstance(given, Record) else shown(given)
+            raise wrong(
+                f"placements[{position}] is {said}: partial sums, and placements other than Shard, _StridedShard and "
+                "Replicate, have no boxes; redistribute it before it is saved"
+            )
+    known = tuple(placement for placement in read if placement is not None)
+    order = _order(spec.get("shard_order"), known, len(shape))
+    if order is None:
+        raise wrong("a shard_order that does not fit its placements")
+    coordinate = mesh.get("_coordinate_on_dim")
+    sharding = _Sharding(shape, dtype, sizes, known, order)
+    if coordinate is None:
+        return sharding, [], None
+    at = sizes_of(coordinate)
+    if at is None or len(at) != len(sizes) or any(index >= size for index, size in zip(at, sizes, strict=True)):
+        raise wrong(f"the coordinate {shown(coordinate)} is not on the mesh {sizes}")
+    local = container.tensor(state.get("_local_tensor"), name)
+    if local is None:
+        raise wrong("a DTensor without its local tensor")
+    if local.dtype != dtype:
+        raise wrong(f"a DTensor of {dtype.name} with a local tensor of {local.dtype.name}")
+    cutting = [axis for axis, (kind, _, _) in enumerate(known) if kind != "Replicate"]
+    index = 0
+    for axis in cutting:
+        index = index * sizes[axis] + at[axis]
+    count = math.prod(sizes[axis] for axis in cutting)
+    return sharding, _parts(sharding, at, container, local, name, padded), (index, count)
+
+
+def _tensor_meta(value: Any) -> tuple[Any, Any] | None:
+    """Shape and dtype in a TensorMeta, a named tuple."""
+    if not isinstance(value, Record) or value.name.rpartition(".")[2] != "TensorMeta" or not value.args:
+        return None
+    return (sizes_of(value.args[0]), value.args[2]) if len(value.args) == 3 else None
+
+
+def _mesh_shape(mesh: dict[str, Any], container: Container, name: str) -> tuple[int, ...] | None:
+    """The shape of a mesh; versions of PyTorch store it in different ways."""
+    layout = state_of(mesh.get("_layout"), "_MeshLayout")
+    if layout is not None:
+        axes = layout.get("axes")
+        if isinstance(axes, tuple):
+            sizes = [_size(state_of(axis, "_FlatLayout")) for axis in axes]
+        else:
+            sizes = [_size({"shape": size}) for size in _as_tuple(layout.get("shape"))]
+        return None if None in sizes else tuple(size for size in sizes if size is not None)
+    tensor = container.tensor(mesh.get("mesh"), name)
+    return None if tensor is None else tensor.shape
+
+
+def _size(layout: dict[str, Any] | None) -> int | None:
+    """The number of ranks along one axis, which may itself be of several."""
+    sizes = None if layout is None else sizes_of(_as_tuple(layout.get("shape")))
+    return None if sizes is None else math.prod(sizes)
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _placement(value: Any, rank: int, world: int) -> tuple[str, int, int] | None:
+    """Kind, dim and split factor; None for a placement that has no boxes."""
+    state = state_of(value, "Shard", "_StridedShard", "Replicate")
+    if state is None:
+        return None
+    kind = value.name.rpartition(".")[2]
+    if kind == "Replicate":
+        return kind, 0, 1
+    dim, factor = state.get("dim"), state.get("split_factor", 1)
+    if type(dim) is not int or not -rank <= dim < rank or type(factor) is not int or not 1 <= factor <= world:
+        return None
+    return kind, dim % rank, factor if kind == "_StridedShard" else 1
+
+
+def _order(value: Any, placements: tuple[tuple[str, int, int], ...], rank: int) -> tuple[tuple[int, ...], ...] | None:
+    """For each dim of the tensor the mesh dims that cut it, in order: that of the mesh, unless it states another."""
+    order = [
+        [axis for axis, (kind, dim, _) in enumerate(placements) if kind != "Replicate" and dim == at]
+        for at in range(rank)
+    ]
+    if isinstance(value, tuple):
+        for entry in value:
+            said = (
+                entry.args if isinstance(entry, Record) and entry.name.rpartition(".")[2] == "ShardOrderEntry" else None
+            )
+            axes = sizes_of(said[1]) if said and len(said) == 2 else None
+            if said is None or axes is None or type(said[0]) is not int or not 0 <= said[0] < rank:
+                return None
+            if sorted(axes) != order[said[0]]:
+                return None
+            if all(placements[axis][0] == "Shard" for axis in axes):  # A strided shard states the order itself.
+                order[said[0]] = list(axes)
+    return tuple(map(tuple, order))
+
+
+def _length(ranges: list[tuple[int, int]]) -> int:
+    return sum(stop - start for start, stop in ranges)
+
+
+@lru_cache(4096)
+def _cuts(size: int, cuts: tuple[tuple[int, int], ...]) -> list[list[tuple[int, int]]]:
+    return strided_pieces(size, cuts)
+
+
+def _parts(
+    sharding: _Sharding, coordinate: tuple[int, ...], container: Container, local: SavedTensor, name: str, padded: bool
+) -> list[Part]:
+    """The boxes that make up a rank's tensor, each with the place where it begins there."""
+    ranges, longest = [], []
+    for dim, size in enumerate(sharding.shape):
+        index, cuts = 0, []
+        for axis in sharding.order[dim]:
+            cuts.append((sharding.mesh[axis], sharding.placements[axis][2]))
+            index = index * sharding.mesh[axis] + coordinate[axis]
+        pieces = _cuts(size, tuple(cuts)) if cuts else [[(0, size)]]
+        ranges.append(pieces[index])
+        longest.append(max(map(_length, pieces)))
+    expected = tuple(map(_length, ranges))
+    # Of several ranges in one dim, nothing says whether each is padded.
+    is_padded = local.shape == tuple(longest) and all(len(held) <= 1 for held in ranges)
+    if local.shape != expected and not (padded and is_padded):
+        way = (
+            "; it is as long as the longest of a rank: if what is beyond is padding, open_checkpoint(..., padded=True) "
+            "and reshard_checkpoint(..., padded=True) read the beginning"
+        )
+        raise ParseError(
+            f"{container.file.path}: tensor {shown(name)}: its placements give this rank {expected} "
+            f"of {sharding.shape}, but its local tensor is {local.shape}{way if is_padded else ''}"
+        )
+    sides = []
+    for held in ranges:
+        at, side = 0, []
+        for start, stop in held:
+            side.append((at, (start, stop)))
+            at += stop - start
+        sides.append(side)
+    return [
+        Part(container, local, tuple(at for at, _ in cell), tuple(bounds for _, bounds in cell))
+        for cell in product(*sides)
+    ]
+
+
+def _piece(name: str, parts: list[Part], position: int, box: Bounds) -> StoredPiece:
+    part = parts[position]
+    return part.container.piece(part.tensor, name, box, part.local)
+
+
+def _piece_of(container: Container, array: SavedTensor, at: int, shape: tuple[int, ...], box: Bounds) -> Part:
+    """Give a box of a tensor that lies in C order in a flat array, from this element of it on."""
+    strides = tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
+    sizes = tuple(stop - start for start, stop in box)
+    return Part(container, array._replace(shape=sizes, strides=strides, offset=array.offset + at), (0,) * len(box), box)
+
+
+def of_ranges(name: str, shape: tuple[int, ...], dtype: Dtype, ranges: list[FlatRange]) -> Gathered:
+    """Give a tensor of which ranges, flattened, lie in arrays of ranks."""
+    held = Gathered(name)
+    held.sharding = _Shards(shape, dtype, ())
+    found = flat_boxes(shape, [(one.start, one.stop) for one in ranges])
+    rows = zip(found.boxes.tolist(), found.ranges.tolist(), found.begins.tolist(), strict=True)
+    for sides, number, begin in rows:
+        one = ranges[number]
+        box = tuple((low, high) for low, high in sides)
+        held.parts.append(_piece_of(one.container, one.array, one.at + begin, shape, box))
+    return held
