@@ -68,7 +68,7 @@ class Dtype(NamedTuple):
         return [*shape[:at], shape[at] * 8 // bits // math.prod(inner), *inner]
 
     def element_start(self, start: Sequence[int]) -> list[int]:
-        """Give where a box begins, in elements."""
+        """Give the position at which a box begins, in elements, from its position in stored bytes."""
         if self.packed is None:
             return list(start)
         found = self.element_shape(start)

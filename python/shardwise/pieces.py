@@ -177,12 +177,12 @@ class Pieces(Sequence[Piece]):
 
     @property
     def identity(self) -> tuple[bytes, tuple[int, ...]]:
-        """Equal for tables with the same rows of the same holders, as long as these live."""
+        """A key that is equal for tables of equal rows in the same holders, as long as the holders live."""
         return self.rows.tobytes(), tuple(map(id, self.holders))
 
     @property
     def numbers(self) -> Numbers:
-        """The number of the holder of each."""
+        """The number of each piece's holder."""
         return self.rows[:, 0]
 
     @property

@@ -71,7 +71,7 @@ def _print(screen: Screen, answer: Fits, *, by_rules: bool) -> None:
 
 
 def _print_unknown(screen: Screen, answer: Fits, *, by_rules: bool) -> None:
-    """The tensors that are not recognised, and what tells it."""
+    """Print the tensors whose names are not known, with the reasons, and the options that say how they are cut."""
     screen.write("not recognised, so that no size over one rank is known to fit:")
     alike: dict[str, list[Unknown]] = {}
     for one in answer.unknown:

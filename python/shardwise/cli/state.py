@@ -183,7 +183,7 @@ def _described_config(path: Path) -> Mapping[str, Any]:
 
 
 def _asked(options: argparse.Namespace) -> dict[str, Any]:
-    """The arguments of `training_state` that the options say."""
+    """The arguments that `training_state` gets, from the options."""
     sharding = options.sharding or ("none" if options.optimizer is None else "ddp")
     lora = None
     if options.lora is not None:

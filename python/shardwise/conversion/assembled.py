@@ -450,5 +450,5 @@ _ZEROS: dict[int, npt.NDArray[Any]] = {}
 
 
 def zero_element(itemsize: int) -> npt.NDArray[Any]:
-    """One element of zero bytes, the same at each call, so that tied tensors stay tied when they are padded."""
+    """An array of one element of zero bytes; it is the same object at each call, so padded tied tensors stay tied."""
     return _ZEROS.setdefault(itemsize, np.zeros(1, f"V{itemsize}"))

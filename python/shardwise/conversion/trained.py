@@ -277,7 +277,7 @@ Tensor = Assembled | Weight | Trained
 
 
 def components_of(name: str, tensor: Tensor) -> dict[str, Assembled]:
-    """The tensors that are stored of one, by their names."""
+    """The stored tensors that a tensor consists of, by name: itself, or its components, and its states."""
     if isinstance(tensor, Assembled):
         return {name: tensor}
     if isinstance(tensor, Weight):

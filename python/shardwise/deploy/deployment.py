@@ -135,7 +135,7 @@ class Deployment(RuleBook, Drawn):
 
     @property
     def meshes(self) -> dict[str, DeviceMesh]:
-        """The meshes by name, without the one of all devices."""
+        """The meshes by name; `world` is not among them."""
         return dict(self._meshes)
 
     def rules(self) -> dict[str, DeploymentRule]:

@@ -413,7 +413,7 @@ def _agreed(all_of: _Ranks, failure: Exception | None, told: _Told) -> str:
 
 
 def _dtype_of(said: str) -> np.dtype[Any]:
-    """The dtype that another rank has, for an array that is made here."""
+    """The dtype of another rank's shard, read from the text that the rank has sent; `out` is made with it."""
     code, _, name = said.partition(" ")
     try:
         if np.dtype(code).name == name:

@@ -85,7 +85,7 @@ class LogicalTensor(NamedTuple):
 
     @property
     def blocks(self) -> Mapping[int, tuple[tuple[str, int], ...]]:
-        """The components that have blocks along each dim, with their sizes."""
+        """The blocks along each dim of the weight: pairs of a component's name and the elements of a block of it."""
         found: dict[int, list[tuple[str, int]]] = {}
         for component in self.components:
             for each in component.along:

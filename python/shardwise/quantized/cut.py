@@ -239,7 +239,7 @@ def _spec(along: Along, row: int, parts: list[Part], dim: _Dim) -> Spec | _Share
 
 
 def _is_plain(one: Part, mesh: DeviceMesh) -> bool:
-    """Return whether any rule cuts the part alike, as a plain dim."""
+    """Return whether the part is cut in equal shards, so that all uneven rules agree and it is like a plain dim."""
     shards = _shards(one, mesh)
     (n, *others) = (factor or 0 for factor in one.factors)
     divides = not others and n % (shards * (one.unit or 1)) == 0
@@ -323,7 +323,7 @@ def _shared(along: Along, one: Part, outer: int, count: int, cuts: npt.NDArray[n
 
 
 def _partition(one: Part, n: int, mesh: DeviceMesh) -> Partition:
-    """The cut factor alone, of `n` elements."""
+    """The partition of the one factor of the part that is cut, given `n` elements."""
     alone = replace(one, factors=(n,), cut=0, ratio=1, name=None, blocks=())
     return TensorLayout((concat(alone),), mesh).partition((n,))
 

@@ -248,9 +248,9 @@ def _method(
 
 
 def check_known(found: Components, layouts: Any = None) -> None:
-    """Refuse to cut quantized weights by rules, which name weights, where the configuration does not tell their form.
+    """Refuse to cut quantized weights by rules for weights, if the configuration does not say how they are quantized.
 
-    A mapping of stored tensors to layouts names each of them, and cuts it.
+    Layouts given for each stored tensor by its own name need no such configuration.
 
     Raises:
         ParseError: names the method.

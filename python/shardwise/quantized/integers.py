@@ -188,7 +188,10 @@ def _words(blocks: tuple[int, int] | None) -> str:
 
 
 def _order(group: Group, tail: str, dim: int, size: int, unordered: bool) -> tuple[tuple[int, str], ...]:
-    """Return the reason why the columns cannot be cut, if `g_idx` is not in order or cannot be read; else no reason."""
+    """Return the dim of the columns with the reason why it cannot be cut: `g_idx` is not in order, or was not read.
+
+    The tuple is empty if it can be cut.
+    """
     said = group.read(tail)
     if said is None:
         if not unordered:
@@ -209,7 +212,7 @@ def _order(group: Group, tail: str, dim: int, size: int, unordered: bool) -> tup
 
 
 def _sides(group: Group) -> tuple[int, int]:
-    """Bits, and group size; 0 is all columns."""
+    """Return the bits of an element and the columns of a group; 0 columns are all of them."""
     bits = group.given.integer("bits", "w_bit") or 4
     size = group.given.integer("group_size", "q_group_size", least=-1)
     if bits > 8 or (_WORD % bits and bits != 3):

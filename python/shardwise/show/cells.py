@@ -53,7 +53,7 @@ class Cells(Protocol):
         """Give where a cell begins and ends along a dim."""
 
     def span(self, dim: int, start: int, stop: int) -> tuple[int, int]:
-        """Give where a range of cells begins and ends along a dim, without those of them that are empty."""
+        """Give start and stop along a dim of those cells of a range that are not empty."""
 
     def holders(self, index: Index, most: int) -> tuple[list[Any], int]:
         """Give the first holders of a cell, at most so many, and how many there are."""
@@ -80,7 +80,7 @@ class ShardCells:
         return side.start, side.stop
 
     def span(self, dim: int, start: int, stop: int) -> tuple[int, int]:
-        """Give where a range of cells begins and ends along a dim, without those of them that are empty."""
+        """Give start and stop along a dim of those cells of a range that are not empty."""
         first, last = self.bounds(dim, start), self.bounds(dim, stop - 1)
         if self._partition.size == 0 or (first[0] < first[1] and last[0] < last[1]):
             return first[0], last[1]
@@ -137,7 +137,7 @@ class ChunkCells:
         return min(cell * chunk, size), min((cell + 1) * chunk, size)
 
     def span(self, dim: int, start: int, stop: int) -> tuple[int, int]:
-        """Give where a range of cells begins and ends along a dim, without those of them that are empty."""
+        """Give start and stop along a dim of those cells of a range that are not empty."""
         return self.bounds(dim, start)[0], self.bounds(dim, stop - 1)[1]
 
     def holders(self, index: Index, most: int) -> tuple[list[Any], int]:
@@ -170,7 +170,7 @@ class DeviceCells:
         return cell, cell + 1
 
     def span(self, dim: int, start: int, stop: int) -> tuple[int, int]:
-        """Give where a range of cells begins and ends along a dim, without those of them that are empty."""
+        """Give start and stop along a dim of those cells of a range that are not empty."""
         return start, stop
 
     def holders(self, index: Index, most: int) -> tuple[list[Any], int]:

@@ -46,10 +46,11 @@ class Local(NamedTuple):
         shape: The shape of the rank's own array.
         bits: The bits of an element.
         trained: Whether it is trained; what is frozen has a weight only.
-        unit: What it is flattened together with: the module that FSDP wraps, or Megatron's chunk of a stage.
+        unit: A key, the same for parameters that are flattened together: those of a module that FSDP wraps, or of a
+            chunk of a stage of Megatron.
         is_matrix: Whether it is a matrix within a layer, as Muon takes them.
         apart: Whether it has a bucket of its own, as Megatron's tied embeddings do in a pipeline.
-        room: The shape for which there is room, where that is another, as XLA pads to the largest part.
+        room: The shape for which memory is allocated, if that is larger: XLA pads each part to the largest.
     """
 
     tensor: int

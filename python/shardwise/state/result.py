@@ -246,7 +246,7 @@ class TrainingState(Drawn):
                 yield Kept(name, "caches", "cache", int(held[places[0]]), int(allocated[places[0]]))
 
     def along(self, axis: str, mesh: str | None = None) -> npt.NDArray[np.int64]:
-        """Give the fewest and the most bytes that a device allocates at each coordinate of an axis: of each stage.
+        """Give the fewest and the most bytes that a device allocates at each coordinate of an axis, such as each stage.
 
         Args:
             axis: the name of the axis.
@@ -261,7 +261,7 @@ class TrainingState(Drawn):
         return frozen(extremes_along(self.device_bytes, self._world, self._meshes, axis, mesh))
 
     def alike(self) -> list[tuple[tuple[int, ...], dict[str, tuple[int, int]]]]:
-        """List the numbers of devices that have as much of each kind, with the bytes, held and allocated."""
+        """Group the devices with equal bytes of each kind: their numbers, and by kind the bytes held and allocated."""
         columns = [array for pair in self._figures.values() for array in pair]
         if not columns:
             return [(tuple(range(self._world.size)), {})]

@@ -133,7 +133,7 @@ memory of its own
 
 
 def repeats_in(out: Mapping[str, Any], names: Mapping[str, int]) -> list[tuple[Repeat, int]]:
-    """Give the further places of tensors among those to write into, each with the number of its tensor.
+    """Give those keys of `out` that are further places of tensors, each with the number of its tensor.
 
     Args:
         out: what a runner writes into, by name.

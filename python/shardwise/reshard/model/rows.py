@@ -47,10 +47,10 @@ class Group(NamedTuple):
         tensors: The positions of the tensors.
         sources: The positions of the tensors that each is made of.
         bits: The bits of an element of each.
-        src: The position in the peers of each source holder.
-        dst: The same of each destination holder.
+        src: For each source holder its position among all holders of the plan, the peers.
+        dst: The same for each destination holder.
         places: The places of the pieces of the source, if the tensors are rewritten.
-        lowered: The runs of all transfers and of all that stays, if they were worked out.
+        lowered: The runs of all transfers (False) and of all that stays (True), once they have been worked out.
     """
 
     plan: ReshardPlan

@@ -2,7 +2,7 @@
 
 | module | answers |
 |---|---|
-| `learn` | rewrites from one checkpoint to another, verified |
+| `learn`, `entries` | rewrites from one checkpoint to another, verified; their entries in a rules file |
 | `named` | sizes with the names of a configuration |
 | `fibers` | runs of equal bytes |
 | `relations` | from runs to splits, orders and stacks |

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -14,7 +14,6 @@ from ...errors import LayoutError
 from ...rules.numbers import Config, read_config
 from ...rules.rewrites import Rewrites
 from ...rules.templates import parse_template
-from ...rules.toml_text import value_text
 from ..data.engine import check_memory, check_threads
 from ..data.location import Location
 from ..formats.open import open_checkpoint
@@ -23,18 +22,15 @@ from ..tensors.checkpoint import StoredCheckpoint
 from ..tensors.digests import tensor_digests
 from ..tensors.model_config import config_of
 from ..tensors.stored import StoredTensor
+from .entries import Directed, Printed, entries_of, joined, rules_text, template_of
 from .fibers import Fibers, fibers_of, matched, unseen
 from .named import named
-from .relations import FIBER, FIELDS, NUMBER, IrregularError, Relation, related
+from .relations import FIBER, NUMBER, IrregularError, Relation, related
 
 __all__ = ["Learned", "learn_rewrites"]
 
 _MEMORY = 256 * 2**20
-#: A name that no tensor has while others still have the name that it gets.
-_TEMPORARY = "learned:"
 _WEIGHT, _BIAS = ".weight", ".bias"
-#: The rewrites of a text, the names that it drops, and whether names are changed in two steps.
-_Printed = tuple[list[dict[str, Any]], list[str], bool]
 _NOT_FOUND = "its rows are not those of tensors of the first"
 
 
@@ -137,38 +133,16 @@ class _Unsettled(NamedTuple):
     doubtful: set[str]
 
 
-@dataclass
-class _Directed:
-    """A relation, with the direction in which it goes: from the first checkpoint, or back from the second."""
-
-    relation: Relation
-    is_back: bool
-
-    @property
-    def sources(self) -> frozenset[str]:
-        """The tensors of the first checkpoint."""
-        return frozenset([self.relation.target]) if self.is_back else self.relation.used
-
-    @property
-    def targets(self) -> frozenset[str]:
-        """The tensors of the second."""
-        return self.relation.used if self.is_back else frozenset([self.relation.target])
-
-    def named(self) -> list[str]:
-        """The names in it that templates are made of: those of the parts, then that of the whole."""
-        return [*self.relation.parts.values(), self.relation.target]
-
-
-def _relations(here: Fibers, there: Fibers, unexplained: dict[str, str], doubtful: set[str]) -> list[_Directed]:
+def _relations(here: Fibers, there: Fibers, unexplained: dict[str, str], doubtful: set[str]) -> list[Directed]:
     """Find the relations by which tensors of the second checkpoint are made of those of the first, or these of them."""
-    found: list[_Directed] = []
+    found: list[Directed] = []
     back: dict[int, None] = {}
     why: dict[str, str] = {}
     numbers = {name: number for number, name in enumerate(here.names)}
     for number, name in enumerate(there.names):
         reason = unseen(there.tensors[number])
         if reason and name in numbers and _are_alike(there.tensors[number], here.tensors[numbers[name]]):
-            found.append(_Directed(Relation(name, {"": name}, (), frozenset([name])), is_back=False))
+            found.append(Directed(Relation(name, {"": name}, (), frozenset([name])), is_back=False))
             continue
         match = matched(number, there, here)
         if match is None:
@@ -177,7 +151,7 @@ def _relations(here: Fibers, there: Fibers, unexplained: dict[str, str], doubtfu
         if not match.is_sure:
             doubtful.add(name)
         try:
-            found.append(_Directed(related(number, match, there, here), is_back=False))
+            found.append(Directed(related(number, match, there, here), is_back=False))
         except IrregularError as error:
             why[name] = str(error)
             back |= dict.fromkeys(int(one) for one in set(match.tensor.reshape(-1).tolist()) if one >= 0)
@@ -189,7 +163,7 @@ def _relations(here: Fibers, there: Fibers, unexplained: dict[str, str], doubtfu
         if match is None:
             continue
         try:
-            made = _Directed(related(number, match, here, there), is_back=True)
+            made = Directed(related(number, match, here, there), is_back=True)
         except IrregularError:
             continue
         if not made.targets & explained:
@@ -209,7 +183,7 @@ def _are_alike(one: StoredTensor, other: StoredTensor) -> bool:
     return (one.dtype, one.shape) == (other.dtype, other.shape)
 
 
-def _sibling(made: _Directed) -> _Directed | None:
+def _sibling(made: Directed) -> Directed | None:
     """The bias beside a weight, whose elements may be alike too often to be found: it is made as the weight is."""
     one = made.relation
     if not all(name.endswith(_WEIGHT) for name in (one.target, *one.used)):
@@ -226,14 +200,14 @@ def _sibling(made: _Directed) -> _Directed | None:
         side["dims"] = " -> ".join(" ".join(FIBER.split(half)).strip() for half in side["dims"].split(" -> "))
     parts = {part: bias(name) for part, name in one.parts.items()}
     relation = Relation(bias(one.target), parts, one.stack, frozenset(map(bias, one.used)), side, own, one.size)
-    return _Directed(relation, made.is_back)
+    return Directed(relation, made.is_back)
 
 
 def _checked(
-    one: StoredCheckpoint, relations: list[_Directed], unexplained: dict[str, str], here: Fibers
+    one: StoredCheckpoint, relations: list[Directed], unexplained: dict[str, str], here: Fibers
 ) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
     """The entries of the rewrites, without tensors that are made otherwise than their likes; and what is in none."""
-    alike: dict[tuple[Any, ...], list[_Directed]] = {}
+    alike: dict[tuple[Any, ...], list[Directed]] = {}
     for made in relations:
         skeletons = tuple(NUMBER.sub("#", name) for name in made.named())
         alike.setdefault((tuple(sorted(skeletons)), NUMBER.sub("#", made.relation.target), made.is_back), []).append(
@@ -241,7 +215,7 @@ def _checked(
         )
     entries: list[dict[str, Any]] = []
     for group in alike.values():
-        kinds: dict[str, list[_Directed]] = {}
+        kinds: dict[str, list[Directed]] = {}
         for made in group:
             kinds.setdefault(made.relation.kind, []).append(made)
         if len(kinds) > 1:
@@ -252,94 +226,24 @@ def _checked(
                     for name in made.targets:
                         unexplained[name] = reason
             group = usual if 2 * len(usual) > len(group) else []
-        exact: dict[str, list[_Directed]] = {}
+        exact: dict[str, list[Directed]] = {}
         for made in group:
             relation = made.relation
             said = repr((list(relation.parts), relation.stack, relation.side, relation.own, relation.size))
             exact.setdefault(said, []).append(made)
         for those in exact.values():
-            entries += _entries(those, is_general=len(exact) == 1)
+            entries += entries_of(those, is_general=len(exact) == 1)
     used = {name for made in relations for name in made.sources}
-    return _joined(entries), tuple(name for name in here.names if name not in used)
+    return joined(entries), tuple(name for name in here.names if name not in used)
 
 
-def _entries(group: list[_Directed], *, is_general: bool) -> list[dict[str, Any]]:
-    """One rewrite for relations that differ in numbers of names only, or one for each.
-
-    Args:
-        group: The relations.
-        is_general: Whether it may be for any number, since no tensors of other numbers are made otherwise.
-    """
-    names = [made.named() for made in group]
-    first = group[0].relation
-    texts = [[NUMBER.findall(name) for name in each] for each in names]
-    numbers = [[[int(text) for text in said] for said in each] for each in texts]
-    fields = list(FIELDS[len(first.stack) :])
-    stack = {position: FIELDS[at] for at, position in enumerate(sorted(first.stack))}
-    whole = len(names[0]) - 1
-    templates: list[dict[int, str]] = [dict(stack) for _ in range(whole)] + [{}]
-    # A number of the whole that is that of a part, or a constant more, in all of them.
-    for at in range(len(numbers[0][whole]) if is_general else 0):
-        for position in range(len(numbers[0][0])):
-            if position in templates[0]:
-                continue
-            shifts = {each[whole][at] - each[0][position] for each in numbers}
-            # Of 007 a template makes 007, and nothing else.
-            pairs = [(each[whole][at], each[0][position]) for each in texts]
-            is_counted = all(new == old or (new, old) == (str(int(new)), str(int(old))) for new, old in pairs)
-            is_same = is_counted and all(
-                len(part) > position and part[position] == each[0][position]
-                for each in numbers for part in each[:whole]
-            )  # fmt: skip
-            if len(shifts) == 1 and is_same and fields:
-                name, shift = fields.pop(0), shifts.pop()
-                for part in range(whole):
-                    templates[part][position] = f"{{{name}}}" if shift >= 0 else f"{{{name}+{-shift}}}"
-                templates[whole][at] = f"{{{name}}}" if shift <= 0 else f"{{{name}+{shift}}}"
-                break
-    for part in range(whole):
-        for position, name in stack.items():
-            templates[part][position] = f"{{{name}}}"
-    made = [[_template(name, templates[at]) for at, name in enumerate(each)] for each in names]
-    if any(each != made[0] for each in made):
-        return [entry for one in group for entry in _entries([one], is_general=False)] if len(group) > 1 else []
-    parts = dict(zip(first.parts, made[0][:whole], strict=True))
-    own: dict[str, Any] = {"name": parts[""]} if list(parts) == [""] else {"parts": parts}
-    sides = [own | first.own, {"name": made[0][whole], **first.side}]
-    entry: dict[str, Any] = dict(zip(("from", "to"), reversed(sides) if group[0].is_back else sides, strict=True))
-    return [entry | ({} if first.size is None else {"size": first.size})]
-
-
-def _template(name: str, changes: dict[int, str]) -> str:
-    at, end, found = -1, 0, ""
-    for at, number in enumerate(NUMBER.finditer(name)):
-        found += name[end : number.start()].replace("{", "{{").replace("}", "}}") + changes.get(at, number[0])
-        end = number.end()
-    return found + name[end:].replace("{", "{{").replace("}", "}}")
-
-
-def _joined(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Entries of which several give one tensor further names are one; those that change nothing are left out."""
-    by_source: dict[str, dict[str, Any]] = {}
-    for entry in entries:
-        known = by_source.get(repr(entry["from"]))
-        plain = {key: value for key, value in entry["to"].items() if key != "name"}
-        if known is None or {key: value for key, value in known["to"].items() if key not in ("name", "also")} != plain:
-            by_source.setdefault(repr(entry["from"]), entry)
-            if known is not None:
-                by_source[repr(entry)] = entry
-            continue
-        known["to"].setdefault("also", []).append(entry["to"]["name"])
-    return [entry for entry in by_source.values() if entry["from"] != entry["to"] or "size" in entry]
-
-
-def _verified(compared: _Compared, entries: list[dict[str, Any]], rest: _Unsettled) -> tuple[Learned, _Printed]:
+def _verified(compared: _Compared, entries: list[dict[str, Any]], rest: _Unsettled) -> tuple[Learned, Printed]:
     """The rewrites as a file, after they were carried out and what they make was compared; and what it is made of."""
     (one, other, memory, threads), (unused, unexplained, doubtful) = compared, rest
-    drop = [_template(name, {}) for name in unused] if not unexplained else []
+    drop = [template_of(name, {}) for name in unused] if not unexplained else []
     error: LayoutError | None = None
     for in_two_steps in (False, True):
-        text = _text(entries, drop, in_two_steps=in_two_steps)
+        text = rules_text(entries, drop, in_two_steps=in_two_steps)
         try:
             rewrites = Rewrites.from_toml(io.StringIO(text))
             made = rewritten_view(one, rewrites) if rewrites else one
@@ -372,13 +276,13 @@ def _verified(compared: _Compared, entries: list[dict[str, Any]], rest: _Unsettl
     return found, (entries, drop, in_two_steps)
 
 
-def _with_names(found: Learned, made: _Printed, config: Mapping[str, Any]) -> Learned:
+def _with_names(found: Learned, made: Printed, config: Mapping[str, Any]) -> Learned:
     """The same rewrites, with the names that the configuration has for their sizes."""
     entries, drop, in_two_steps = made
     with_names, numbers = named(entries, config)
     if not numbers:
         return found
-    text = _text(with_names, drop, in_two_steps=in_two_steps, numbers=numbers)
+    text = rules_text(with_names, drop, in_two_steps=in_two_steps, numbers=numbers)
     # What was carried out and compared is what is printed.
     if Rewrites.from_toml(io.StringIO(text), config=config) != found.rewrites:
         return found
@@ -391,34 +295,3 @@ def _makes(entry: dict[str, Any], names: set[str]) -> bool:
     texts = [*side.get("parts", {}).values(), *([side["name"]] if "name" in side else []), *side.get("also", ())]
     templates = [each for text in texts for each in parse_template(text).expanded()]
     return any(template.matched(name) is not None for template in templates for name in names)
-
-
-def _text(
-    entries: Sequence[dict[str, Any]], drop: list[str], *, in_two_steps: bool, numbers: Mapping[str, Any] | None = None
-) -> str:
-    """The rules file; names are changed in two steps if a new one is an old one of another tensor."""
-    lines = []
-    if drop:
-        lines += [f"drop = {value_text(drop)}", ""]
-    if numbers:
-        lines += ["[numbers]", *(f"{name} = {value_text(given)}" for name, given in numbers.items()), ""]
-    for entry in entries:
-        target = dict(entry["to"])
-        if in_two_steps:
-            for key, value in entry["to"].items():
-                if key == "name":
-                    target[key] = _TEMPORARY + value
-                elif key == "parts":
-                    target[key] = {part: _TEMPORARY + name for part, name in value.items()}
-                elif key == "also":
-                    target[key] = [_TEMPORARY + name for name in value]
-        lines += ["[[rewrite]]", f"from = {value_text(_short(entry['from']))}", f"to = {value_text(_short(target))}"]
-        lines += [f"size = {value_text(entry['size'])}"] if "size" in entry else []
-        lines.append("")
-    if in_two_steps and entries:
-        lines += ["[[rewrite]]", f'from = "{_TEMPORARY}{{rest*}}"', 'to = "{rest*}"', ""]
-    return "\n".join(lines) or 'unmatched = "keep"\n'
-
-
-def _short(side: Mapping[str, Any]) -> Any:
-    return side["name"] if list(side) == ["name"] else side

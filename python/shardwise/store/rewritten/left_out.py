@@ -110,7 +110,7 @@ def expression_for(names: Collection[str], others: Collection[str]) -> str | Non
 
 
 def states_alone(names: Collection[str], source: Collection[str]) -> list[LeftOut]:
-    """Say which states of an optimizer are among these tensors without the weights that the source has for them."""
+    """Say which states of an optimizer are written without their weights, although the source has these."""
     alone = {name: state.parameter for name, state in training_names(names).states.items() if state.weight is None}
     if not alone:
         return []

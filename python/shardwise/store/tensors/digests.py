@@ -82,7 +82,7 @@ def piece_digests(
     progress: Progress | None,
     note: Callable[[StoredSum], object] | None = None,
 ) -> Digested:
-    """Digest each piece of each tensor, and check each of these CRC-32, in one read; go on after what is wrong.
+    """Digest each piece of each tensor and check the CRC-32 of ranges, in one read; go on after what is wrong.
 
     Args:
         tensors: The tensors, by name, of which some pieces may be missing.

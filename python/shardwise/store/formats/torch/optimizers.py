@@ -218,7 +218,7 @@ def _given(
 def _unordered(
     labels: Sequence[str], shapes: Sequence[Shape | None], candidates: Sequence[Candidate]
 ) -> list[str] | str:
-    """Match by shapes alone: each must be that of one parameter and one candidate."""
+    """Match parameters to candidates by shape: no two may have the same; else return the reason why none is matched."""
     by_shape: dict[Shape, list[str]] = {}
     for candidate in candidates:
         by_shape.setdefault(candidate.shape, []).append(candidate.name)

@@ -37,7 +37,7 @@ class TaskReceipt(NamedTuple):
         ranges: For each range that was written: the file's number in the plan, the first byte, and the one after
             the last.
         digests: The digest of each, as a part of its tensor.
-        crcs: The CRC-32 of each, for files that have them; else none.
+        crcs: The CRC-32 of each range, if the files have them; else empty.
         bytes_read: Bytes read from files and objects.
         bytes_written: Bytes written.
         seconds: The time it took.
@@ -85,7 +85,7 @@ class Outcome(NamedTuple):
 
     Attributes:
         digests: The digest of each range, as a part of its tensor.
-        crcs: The CRC-32 of each, for files that have them; else none.
+        crcs: The CRC-32 of each range, if the files have them; else empty.
         nbytes: Bytes that were written.
         made: For an object, its bytes and what distinguishes it from another object of its name; else none.
         shares: The parts that were put of objects that several tasks make.

@@ -37,7 +37,7 @@ class Upload(Protocol):
         """Make the object visible.
 
         Raises:
-            FileExistsError: if its name is taken, and must not be.
+            FileExistsError: if the object is to be new, and its name is taken.
         """
 
     def abort(self) -> None:

@@ -260,7 +260,7 @@ class _Making:
         self._parts.append((tensor, sources, targets, replicas))
 
     def _in_shares(self, targets: Pieces, shares: Sequence[FileShare]) -> Pieces:
-        """Targets whose holders are a task's shares of files, and not the files."""
+        """The targets with the number of a task's share of a file as the holder, in place of the number of the file."""
         share_files, begins, ends, _ = np.array(shares, np.int64).reshape(-1, 4).T
         files = np.array(list(self._files), np.int64)[targets.numbers][:, None]
         at = targets.offsets[:, None]
