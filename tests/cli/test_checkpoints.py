@@ -230,7 +230,7 @@ USUAL = {"memory": 256 << 20, "threads": None}
 def test_every_option_reaches_the_library(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     for function, files in (("verify", ["a"]), ("diff", ["a", "b"])):
         name = f"{function}_checkpoint{'s' * (function == 'diff')}"
-        own: dict[str, Any] = {"rewrites": None, "drop": None} if function == "diff" else {}
+        own: dict[str, Any] = {"which": "all"} | ({"rewrites": None, "drop": None} if function == "diff" else {})
         assert asked(monkeypatch, checkpoints, name, [function, *files]) == ((*files,), {**own, **USUAL})
         assert asked(monkeypatch, checkpoints, name, [function, *files, *WORK]) == ((*files,), {**own, **GIVEN})
 
@@ -238,6 +238,7 @@ def test_every_option_reaches_the_library(run: Run, monkeypatch: pytest.MonkeyPa
     every |= {
         "only": None,
         "drop": None,
+        "which": "all",
         "replicas": "check",
         "task_bytes": None,
         "strict": False,
@@ -250,9 +251,16 @@ def test_every_option_reaches_the_library(run: Run, monkeypatch: pytest.MonkeyPa
     found = asked(monkeypatch, checkpoints, "reshard_checkpoint", ["reshard", "a", "b"])
     assert found == (("a", "b", None), {**every, **local, **USUAL})
     options = ["--uneven", "ceil", "--to", "hf", "--rename", "a=b", "--rename", "c==", "--only", "w", "--drop", "v"]
-    options += ["--replicas", "first", "--task-bytes", "1MB", "--strict", "--padded"]
+    options += ["--replicas", "first", "--task-bytes", "1MB", "--strict", "--padded", "--weights-only"]
     changed: dict[str, Any] = {"uneven": "ceil", "to": "hf", "rename": [("a", "b"), ("c", "=")], "only": "w"}
-    changed |= {"drop": "v", "replicas": "first", "task_bytes": 10**6, "strict": True, "padded": True}
+    changed |= {
+        "drop": "v",
+        "replicas": "first",
+        "task_bytes": 10**6,
+        "strict": True,
+        "padded": True,
+        "which": "weights",
+    }
     command = ["reshard", "a", "b", *options, *WORK]
     more = ["--no-sync", "--resume", "--dtype", "f2", "--overflow", "saturate"]
     found = asked(monkeypatch, checkpoints, "reshard_checkpoint", [*command, *more])

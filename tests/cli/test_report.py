@@ -68,6 +68,7 @@ def test_json(capsys: pytest.CaptureFixture[str], gpt: Path, rules: Path) -> Non
         "uneven": "even",
         "default": None,
         "nbytes": 11008,
+        "training": {"weights": {"tensors": 7, "bytes": 11008}, "state": {"tensors": 0, "bytes": 0, "kinds": {}}},
         "replicated_share": 192 / 11008,
         "bytes_per_device": {"least": 2696, "most": 2696},
         "bytes_on_all_devices": 8 * 2696,

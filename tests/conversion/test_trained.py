@@ -17,7 +17,7 @@ from shardwise.conversion.apply import rewritten
 from shardwise.conversion.assembled import Wanted
 from shardwise.conversion.leaves import Stored
 from shardwise.pieces import Piece, Pieces
-from shardwise.store.write.places.gather import gathered
+from shardwise.store.write.places.fetch import gathered
 
 Model = dict[str, np.ndarray[Any, Any]]
 Way = dict[str, Any]

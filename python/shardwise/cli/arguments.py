@@ -30,6 +30,7 @@ from .options import (
     add_source_rules,
     add_strict,
     add_uneven,
+    add_which,
     add_work,
     rules_path,
 )
@@ -163,6 +164,7 @@ def _add_contents(command: Parser, *, is_rank: bool = False) -> None:
     )
     command.add_argument("--only", metavar="REGEX", help="only the tensors whose (new) names it matches")
     add_drop(command, "leave out")
+    add_which(command, "write")
     command.add_argument(
         "--replicas",
         choices=("check", "first"),
@@ -221,7 +223,8 @@ def _add_verify(commands: "argparse._SubParsersAction[Parser]") -> None:
         "with its file.",
     )
     verify.add_argument("source", metavar="CHECKPOINT", type=str, help="a checkpoint of any format")
-    add_strict(verify, "files beside it are not read")
+    add_which(verify, "verify")
+    add_strict(verify, "files beside it are not read, or states have no weights")
     add_work(verify)
 
 
@@ -241,6 +244,7 @@ def _add_diff(commands: "argparse._SubParsersAction[Parser]") -> None:
     )
     add_source_rules(diff, "A")
     add_drop(diff, "do not compare")
+    add_which(diff, "compare")
     add_strict(diff, "something is not compared")
     add_config(diff)
     add_work(diff)

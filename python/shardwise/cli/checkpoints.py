@@ -29,8 +29,10 @@ from ..store import (
     reshard_checkpoint,
     verify_checkpoint,
 )
+from ..store.compare.diff import Differences
 from ..store.data.location import location_of
 from ..store.tensors.companion_files import beside
+from ..store.tensors.training import Total, totals_dict, totals_text
 from ..store.write.forms.doubts import DoubtsError
 from .layouts import no_mesh, read_layouts, reading_for
 from .notation import parse_memory, parse_mesh
@@ -80,6 +82,7 @@ def contents_of(options: argparse.Namespace) -> tuple[LayoutMap | Deployment | N
         "rewrites": rewrites or None,
         "only": options.only,
         "drop": options.drop,
+        "which": options.which,
         "replicas": options.replicas,
         "strict": options.strict,
         "rank": options.rank,
@@ -155,14 +158,21 @@ def run_verify(screen: Screen, options: argparse.Namespace) -> int:
     with ShownProgress(options.quiet, options.progress) as progress, refused():
         try:
             done = verify_checkpoint(
-                options.source, memory=parse_memory(options.memory), threads=options.jobs, progress=progress
+                options.source,
+                which=options.which,
+                memory=parse_memory(options.memory),
+                threads=options.jobs,
+                progress=progress,
             )
         except DamageError as error:
             done, damaged = error.report, True
-    status = 1 if options.strict and done.left_out else 0
+    unasked = [each for each in done.left_out if each.kind != "asked"]
+    status = 1 if options.strict and unasked else 0
     if options.json:
-        print(json.dumps({**plain(done), "damaged": [vars(one) for one in done.damaged]}))
-        say("error" if status else "warning", map(str, done.left_out))
+        training = {"training": totals_dict(done.totals)} if done.totals else {}
+        rows = {key: value for key, value in plain(done).items() if key != "totals"}
+        print(json.dumps({**rows, **training, "damaged": [vars(one) for one in done.damaged]}))
+        say("error" if status else "warning", map(str, unasked))
         return _DAMAGED if damaged else status
     if damaged:
         for one in done.damaged[:_MOST_SHOWN]:
@@ -179,6 +189,8 @@ def run_verify(screen: Screen, options: argparse.Namespace) -> int:
     what = " and ".join(f"{count} {what}" for count, what in right if count)
     what = f"all {what} are right" if what else "it has no digests; all of it can be read"
     screen.write((str(done.path), "bold"), f": {done.format}, {done.tensors} tensors, {bytes_text(done.bytes)}: {what}")
+    if text := totals_text(done.totals or [Total("weights", 0, 0)]):
+        screen.write(text)
     if done.unreadable:
         names = ", ".join(map(shown, done.unreadable[:4]))
         more = len(done.unreadable) - 4
@@ -190,7 +202,7 @@ def run_verify(screen: Screen, options: argparse.Namespace) -> int:
 def _write_left_out(screen: Screen, left_out: Sequence[LeftOut], strict: bool) -> None:
     """Write a line for each thing that is left out; what was asked for is no reason to warn."""
     for each in left_out:
-        if each.kind == "asked":
+        if each.kind == "asked" or (each.kind == "untrained" and not strict):
             screen.write(as_options(str(each)))
         else:
             screen.write(("error: ", "bold red") if strict else ("warning: ", "bold yellow"), as_options(str(each)))
@@ -204,6 +216,7 @@ def run_diff(screen: Screen, options: argparse.Namespace) -> int:
             options.second,
             rewrites=_rewrites(options, options.first) or None,
             drop=options.drop,
+            which=options.which,
             memory=parse_memory(options.memory),
             threads=options.jobs,
             progress=progress,
@@ -215,13 +228,24 @@ def run_diff(screen: Screen, options: argparse.Namespace) -> int:
         print(json.dumps(rows))
         say("error" if options.strict else "warning", map(str, unasked))
     elif not found:
-        screen.write("the same tensors" + (", as far as they were compared" if unasked else ""))
+        screen.write(_same(found, options.which) + (", as far as they were compared" if unasked else ""))
     else:
         for line in lines_alike(((one.name, str(one).removeprefix(repr(one.name))) for one in found), _MOST_SHOWN):
             screen.write(line)
+        if found.one_sided:
+            screen.write(found.one_sided)
     if not options.json:
         _write_left_out(screen, found.left_out, options.strict)
     return 1 if found or (options.strict and unasked) else 0
+
+
+def _same(found: Differences, which: str) -> str:
+    """Say what is the same: all tensors, or the weights or the states that were asked for."""
+    if which != "all":
+        return f"the same {'weights' if which == 'weights' else 'training state'}"
+    weights, *kinds = found.totals[0]
+    states = sum(each.tensors for each in kinds)
+    return f"the same tensors{f': {weights.tensors} weights and {states} of the training state' if states else ''}"
 
 
 def _plain(value: Any) -> Any:
@@ -234,12 +258,14 @@ def run_inspect(screen: Screen, options: argparse.Namespace) -> int:
     """Describe a checkpoint, and give the exit status."""
     names = names_in(options.parameter_names)
     with open_checkpoint(options.source, part=True, padded=options.padded, parameter_names=names) as checkpoint:
-        left_out = beside(location_of(options.source), checkpoint)
+        training = checkpoint.training
+        left_out = [*beside(location_of(options.source), checkpoint), *training.left_out()]
         status = 1 if options.strict and (left_out or checkpoint.doubts) else 0
         if options.json:
             said = {"left_out": [each.to_dict() for each in left_out], "doubts": list(checkpoint.doubts)}
             print(json.dumps(_described(checkpoint) | said, indent=2))
-            say("error" if status else "warning", [*checkpoint.doubts, *map(str, left_out)])
+            losses = [str(each) for each in left_out if status or each.kind != "untrained"]
+            say("error" if status else "warning", [*checkpoint.doubts, *losses])
             return status
         dtypes = Counter(tensor.dtype for tensor in checkpoint.values())
         kinds = ", ".join(f"{count} {dtype}" for dtype, count in dtypes.most_common())
@@ -248,6 +274,8 @@ def run_inspect(screen: Screen, options: argparse.Namespace) -> int:
             f": {checkpoint.format}, {len(checkpoint)} tensors{f' ({kinds})' if kinds else ''}, "
             f"{bytes_text(checkpoint.nbytes)}",
         )
+        if str(training):
+            screen.write(str(training))
         titles = ("tensor", "dtype", ">shape", ">bytes", ">pieces", "")
         rows = []
         for name, tensor in checkpoint.items():
@@ -269,6 +297,7 @@ def run_inspect(screen: Screen, options: argparse.Namespace) -> int:
 
 
 def _described(checkpoint: StoredCheckpoint) -> dict[str, Any]:
+    states = checkpoint.training.names.states
     return {
         "path": str(checkpoint.path),
         "format": checkpoint.format,
@@ -279,11 +308,13 @@ def _described(checkpoint: StoredCheckpoint) -> dict[str, Any]:
                 "shape": list(tensor.shape),
                 "bytes": tensor.nbytes,
                 "alias_of": tensor.alias_of,
+                **({"state": states[name].kind, "weight": states[name].weight} if name in states else {}),
                 "pieces": [{"file": str(piece.path), "box": piece.bounds} for piece in tensor.pieces],
                 "replicas": len(tensor.replicas),
             }
             for name, tensor in checkpoint.items()
         },
+        "training": totals_dict(checkpoint.training.totals),
         "objects": list(checkpoint.objects),
         "unreadable": dict(checkpoint.unreadable),
     }

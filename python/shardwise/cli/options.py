@@ -23,6 +23,7 @@ __all__ = [
     "add_source_rules",
     "add_strict",
     "add_uneven",
+    "add_which",
     "add_work",
     "names_in",
     "rules_path",
@@ -68,6 +69,17 @@ def add_drop(command: Parser, what: str) -> None:
         help=f"{what} the tensors and values whose names before all rules it matches; what rules drop is warned of, "
         "unless it is left out so",
     )
+
+
+def add_which(command: Parser, what: str) -> None:
+    """Add `--weights-only` and `--state-only`, which are to say what they do: "write", "compare"."""
+    either = command.add_mutually_exclusive_group()
+    for option, which, these in (
+        ("--weights-only", "weights", "the weights"),
+        ("--state-only", "state", "the training state: moments, master copies, steps, groups"),
+    ):
+        text = f"{what} only {these}"
+        either.add_argument(option, dest="which", action="store_const", const=which, default="all", help=text)
 
 
 def add_padded(command: Parser) -> None:

@@ -23,17 +23,19 @@ from ..rules.pattern import NamePattern
 from ..rules.problems import unused_texts
 from ..rules.report import LayoutReport
 from ..rules.rewrites import Rewrites
+from ..rules.states import training_names
 from ..rules.tensor_report import TensorReport
 from ..show.lines import Part
 from ..show.names import brief, group_names, lines_alike
 from ..show.table import table_lines
 from ..store import open_checkpoint
 from ..store.data.location import Location, location_of
-from ..store.rewritten.left_out import asked_for, dropped_by_rules
+from ..store.rewritten.left_out import asked_for, dropped_by_rules, states_alone
 from ..store.rewritten.model_tensors import described_tensors, is_described, rewritten_outline
 from ..store.rewritten.names import names_of
 from ..store.tensors.companion_files import beside
 from ..store.tensors.quantized import Outline, components_in, reader_of
+from ..store.tensors.training import Total, totals_dict, totals_of, totals_text
 from ..store.write.forms.one_rank import ranks_of
 from ..store.write.forms.rank_files import rank_name
 from .layouts import no_mesh, read_layouts, reading_for
@@ -85,6 +87,7 @@ class Applied(NamedTuple):
         report: The tensors that each device would hold.
         layouts: The layout map or the deployment.
         left_out: The parts of the checkpoint that the report leaves out.
+        totals: The tensors and bytes of its weights, and of each kind of training state.
     """
 
     path: Location
@@ -92,6 +95,7 @@ class Applied(NamedTuple):
     report: LayoutReport
     layouts: LayoutMap | Deployment
     left_out: tuple[LeftOut, ...] = ()
+    totals: tuple[Total, ...] = ()
 
 
 def make_report(
@@ -149,8 +153,10 @@ def make_report(
     left_out += cast_weights(outline, weights, layouts, said)
     following = followers(weights, layouts, uneven)
     left_out += dropped_by_rules(dropped, lost, names)
+    left_out += states_alone(outline, names)
+    totals = totals_of(((name, dtype, shape) for name, (shape, dtype) in outline.items()), training_names(outline))
     report = layouts.report(_described(outline), uneven=uneven, followers=following)
-    return Applied(path, mesh, report, layouts, tuple(left_out))
+    return Applied(path, mesh, report, layouts, tuple(left_out), totals)
 
 
 def _asked(stored: Outline, unwanted: NamePattern | None, left_out: list[LeftOut]) -> Outline:
@@ -184,6 +190,8 @@ def _print(screen: Screen, applied: Applied, *, apart: bool, devices: bool, rank
         screen.write(*line)
     screen.write("")
     for text in totals:
+        screen.write(text)
+    if text := totals_text(applied.totals):
         screen.write(text)
     if devices:
         screen.write("")
@@ -303,6 +311,7 @@ def _as_json(applied: Applied, devices: bool, html: Path | None) -> dict[str, An
         "default": report["default"],
         "tensors": report["tensors"],
         "nbytes": report["nbytes"],
+        "training": totals_dict(applied.totals),
         "replicated_share": report["replicated_share"] or 0.0,
         "bytes_per_device": None if each is None else {"least": min(each), "most": max(each)},
         "bytes_on_all_devices": None if each is None else sum(each),

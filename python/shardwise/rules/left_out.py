@@ -14,7 +14,7 @@ from ..show.names import group_names
 __all__ = ["Kind", "LeftOut", "listed", "named"]
 
 #: The kinds of things that are left out; `LeftOut` says what becomes of each.
-Kind = Literal["dropped", "asked", "values", "unmatched", "axes", "states", "beside", "cast"]
+Kind = Literal["dropped", "asked", "values", "unmatched", "axes", "states", "untrained", "beside", "cast"]
 
 _SHOWN = 4
 
@@ -26,12 +26,13 @@ class LeftOut:
     Its text is the sentence that says so.
 
     Attributes:
-        kind: `"dropped"`, by a rules file; `"asked"`, left out since `only` or `drop` of the call says so, which nobody
-            is warned of; `"values"`, which are not tensors, and for which the new format has no place; `"unmatched"`
+        kind: `"dropped"`, by a rules file; `"asked"`, left out since `only`, `drop` or `which` of the call says so:
+            nobody is warned of it; `"values"`, which are not tensors, without a place in the new format; `"unmatched"`
             tensors, which no rule matches, so that every device holds them whole; `"axes"` of a mesh that no rule uses,
-            so that they replicate; `"states"` of an optimizer whose weights are not among the tensors; `"beside"`,
-            files beside a checkpoint that are not read; `"cast"`, weights in floats of 8 bits or less that rules for
-            models cut, and nothing says that they were only cast.
+            so that they replicate; `"states"` of an optimizer whose weights are not among the tensors; `"untrained"`
+            weights without a state, where others have one; `"beside"`, files beside a checkpoint that are not read;
+            `"cast"`, weights in floats of 8 bits or less that rules for models cut, and nothing says that they were
+            only cast.
         names: Their names: of tensors, values, axes or files.
         text: The sentence.
         nbytes: Their bytes; `None` if they are not known.

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .tensors.checkpoint import StoredCheckpoint, StoredObject
     from .tensors.digests import tensor_digests
     from .tensors.stored import StoredPiece, StoredTensor
+    from .tensors.training import Total, TrainedParameter, Training
     from .write.places.report import WriteOutline, WriteReport
     from .write.places.task import Task, TaskReceipt
     from .write.request.reshape import plan_checkpoint, reshard_checkpoint
@@ -54,6 +55,9 @@ __all__ = [
     "StoredTensor",
     "Task",
     "TaskReceipt",
+    "Total",
+    "TrainedParameter",
+    "Training",
     "VerifyReport",
     "WriteOutline",
     "WriteReport",
@@ -89,6 +93,7 @@ __getattr__, __dir__ = lazy(
         "tensors.checkpoint": ("StoredCheckpoint", "StoredObject"),
         "tensors.digests": ("tensor_digests",),
         "tensors.stored": ("StoredPiece", "StoredTensor"),
+        "tensors.training": ("Total", "TrainedParameter", "Training"),
         "write.places.task": ("Task", "TaskReceipt"),
         "write.places.report": ("WriteOutline", "WriteReport"),
         "write.request.reshape": ("plan_checkpoint", "reshard_checkpoint"),

@@ -321,7 +321,7 @@ class TestAxes:
 class TestBeside:
     """Files with tensors in the folder of a checkpoint that nobody reads."""
 
-    FILES = ("optimizer.pt", "rng_state.pth", "global_step2/zero_pp_rank_0_mp_rank_00_optim_states.pt")
+    FILES = ("optimizer.ema", "rng_state.pth", "global_step2/zero_pp_rank_0_mp_rank_00_optim_states.pt")
 
     @pytest.fixture
     def folder(self, tmp_path: Path) -> Path:

@@ -82,7 +82,9 @@ def test_what_is_verified_is_counted(tmp_path: Path) -> None:
     value = np.arange(5000.0)
     sw.save_checkpoint(tmp_path / "a.safetensors", {"w": value, "e": np.zeros((0, 2))})
     report = sw.verify_checkpoint(tmp_path / "a.safetensors", memory=MEMORY)
-    assert report == sw.store.VerifyReport(tmp_path / "a.safetensors", "safetensors", 2, value.nbytes, 2, 0)
+    totals = (sw.store.Total("weights", 2, value.nbytes),)
+    path = tmp_path / "a.safetensors"
+    assert report == sw.store.VerifyReport(path, "safetensors", 2, value.nbytes, 2, 0, totals=totals)
     safetensors.numpy.save_file({"w": value}, tmp_path / "theirs.safetensors")
     assert sw.verify_checkpoint(tmp_path / "theirs.safetensors").digests == 0
 

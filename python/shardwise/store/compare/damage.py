@@ -11,6 +11,7 @@ from ...errors import ParseError
 from ...rules.left_out import LeftOut
 from ..data.location import Location
 from ..data.objects import ObjectPath
+from ..tensors.training import Total
 
 __all__ = ["MOST_SHOWN", "Damage", "DamageError", "VerifyReport"]
 
@@ -53,7 +54,9 @@ class VerifyReport:
         crcs: The number of CRC-32 compared, of members of PyTorch's zip containers.
         unreadable: The tensors that were not read, as they are of a kind that is not supported.
         damaged: Everything that is not what was written.
-        left_out: The files beside it that are not read.
+        left_out: The files beside it that are not read, states without their weights, and what was left out as the call
+            said.
+        totals: The tensors and bytes of the weights, and of each kind of training state.
     """
 
     path: Location
@@ -65,10 +68,11 @@ class VerifyReport:
     unreadable: tuple[str, ...] = ()
     damaged: tuple[Damage, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
+    totals: tuple[Total, ...] = ()
 
     def __post_init__(self) -> None:
         check_fields(self, path=(Path, ObjectPath), format=str, tensors=INTEGER, bytes=INTEGER)
-        check_fields(self, digests=INTEGER, crcs=INTEGER, unreadable=tuple, damaged=tuple, left_out=tuple)
+        check_fields(self, digests=INTEGER, crcs=INTEGER, unreadable=tuple, damaged=tuple, left_out=tuple, totals=tuple)
 
 
 class DamageError(ParseError):

@@ -25,12 +25,13 @@ from ..data.engine import check_memory, check_threads
 from ..data.location import Location, location_of
 from ..formats.open import open_checkpoint
 from ..rewritten.left_out import asked_for, dropped_by_rules
-from ..rewritten.names import names_of
+from ..rewritten.names import Which, checked_which, chosen_part, names_of
 from ..rewritten.view import rewritten_view
 from ..tensors.checkpoint import Besides, StoredCheckpoint
 from ..tensors.companion_files import beside
 from ..tensors.digests import Progress, tensor_digests
 from ..tensors.stored import StoredTensor
+from ..tensors.training import Total
 
 __all__ = ["Difference", "Differences", "diff_checkpoints"]
 
@@ -89,11 +90,27 @@ class Differences(list[Difference]):
     Attributes:
         left_out: What is not compared: tensors that the rewrites drop, values that are not tensors, files beside either
             checkpoint that are not read, and what was left out as the call said.
+        totals: Of each checkpoint what is compared: the tensors and bytes of its weights and of each kind of state.
     """
 
-    def __init__(self, found: Iterable[Difference] = (), left_out: Iterable[LeftOut] = ()) -> None:
+    def __init__(
+        self,
+        found: Iterable[Difference] = (),
+        left_out: Iterable[LeftOut] = (),
+        totals: tuple[tuple[Total, ...], tuple[Total, ...]] = ((), ()),
+    ) -> None:
         super().__init__(found)
         self.left_out = tuple(left_out)
+        self.totals = totals
+
+    @property
+    def one_sided(self) -> str:
+        """A sentence, if one of the checkpoints has a training state and the other has none; else an empty text."""
+        counts = [sum(total.tensors for total in totals[1:]) for totals in self.totals]
+        if all(counts) or not any(counts):
+            return ""
+        has, lacks = ("first", "second") if counts[0] else ("second", "first")
+        return f"the {lacks} has no training state; the {has} has {max(counts)} tensors of it"
 
 
 def diff_checkpoints(
@@ -102,6 +119,7 @@ def diff_checkpoints(
     *,
     rewrites: Rewrites | None = None,
     drop: str | None = None,
+    which: Which = "all",
     memory: int = _MEMORY,
     threads: int | None = None,
     progress: Progress | None = None,
@@ -115,6 +133,7 @@ def diff_checkpoints(
             a conversion that somebody else has made is checked.
         drop: A regular expression: tensors and values of either in whose names, before `rewrites`, it is found are not
             compared.
+        which: `"weights"` compares these alone, `"state"` all but these: moments, master copies, steps.
         memory: Bytes for the buffers of all threads.
         threads: The number of threads; one per core if left out.
         progress: Called now and then with the bytes that are done and the bytes in all, of one and then of the other.
@@ -128,10 +147,11 @@ def diff_checkpoints(
         compared.
 
     Raises:
-        LayoutError: as for `verify_checkpoint`; if a rewrite does not apply.
+        LayoutError: as for `verify_checkpoint`; if a rewrite does not apply, or either has nothing of `which`.
         ParseError, OSError: as for `open_checkpoint`.
 
-    Tensors that both have, with the same dtype and shape, are digested where they are, so neither checkpoint is merged.
+    A state of the same weight and kind is the same state, whatever the two formats call it. Tensors that both have,
+    with the same dtype and shape, are digested where they are, so neither checkpoint is merged.
     Only those whose digests differ are read again.
 
     >>> import tempfile
@@ -147,12 +167,16 @@ def diff_checkpoints(
     check_threads(threads)
     optional("rewrites", rewrites, Rewrites)
     optional("drop", drop, str)
+    checked_which(which)
     unwanted = None if drop is None else NamePattern("drop", drop)
-    with open_checkpoint(first) as stored, open_checkpoint(second) as there:
+    with open_checkpoint(first) as opened, open_checkpoint(second) as other_opened:
         dropped: dict[str, Assembled] = {}
+        (stored, asked), (there, also) = chosen_part(opened, which), chosen_part(other_opened, which)
         one, other = _without(stored, unwanted), _without(there, unwanted)
         one = rewritten_view(one, rewrites, dropped) if rewrites else one
+        other = _paired(one, other)
         left_out = _not_compared([(location_of(first), stored), (location_of(second), there)], unwanted)
+        left_out += (*asked, *also)
         if rewrites:
             lost = [name for name in stored.unreadable if not kept_objects([name], rewrites)]
             left_out += dropped_by_rules(dropped, lost, names_of(stored))
@@ -172,7 +196,7 @@ def diff_checkpoints(
         for each in (one, other):
             for tensor in each.values():
                 tensor.check_decodable(memory)
-        differences = Differences(left_out=left_out)
+        differences = Differences(left_out=left_out, totals=(one.training.totals, other.training.totals))
         for name in sorted({*one, *other, *one.unreadable, *other.unreadable}):
             if name in one.unreadable or name in other.unreadable:
                 reasons = one.unreadable.get(name), other.unreadable.get(name)
@@ -196,6 +220,23 @@ def _without(checkpoint: StoredCheckpoint, unwanted: NamePattern | None) -> Stor
     kept = {name: tensor for name, tensor in checkpoint.items() if not unwanted.is_found(name)}
     unreadable = {name: why for name, why in checkpoint.unreadable.items() if not unwanted.is_found(name)}
     return StoredCheckpoint(checkpoint.path, checkpoint.format, kept, [], Besides(unreadable=unreadable))
+
+
+def _paired(one: StoredCheckpoint, other: StoredCheckpoint) -> StoredCheckpoint:
+    """The second checkpoint, with the names that the first has for states of the same weights and kinds."""
+    if not (one.training.is_there and other.training.is_there):
+        return other
+    known = {(state.weight, state.kind): name for name, state in one.training.names.states.items()}
+    names = {
+        name: known[state.weight, state.kind]
+        for name, state in other.training.names.states.items()
+        if state.weight is not None and name not in one and (state.weight, state.kind) in known
+    }
+    taken = set(names.values())
+    if not names or len(taken) < len(names) or any(name in other for name in taken):
+        return other
+    tensors = {names.get(name, name): tensor for name, tensor in other.items()}
+    return StoredCheckpoint(other.path, other.format, tensors, [], Besides(unreadable=other.unreadable))
 
 
 def _not_compared(both: Iterable[tuple[Location, StoredCheckpoint]], unwanted: NamePattern | None) -> list[LeftOut]:

@@ -7,8 +7,9 @@ import json
 import math
 import os
 import warnings
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,8 @@ from ..._json import MAX_JSON
 from ..._text import shown
 from ...errors import LayoutError, ParseError, ShardwiseWarning
 from ...pieces import Bounds
+from ...rules.left_out import LeftOut
+from ...rules.states import training_names
 from ..data.engine import add_digests, check_memory, check_threads
 from ..data.location import Location, location_of, open_file
 from ..data.text import are_sizes, box_text
@@ -25,11 +28,13 @@ from ..formats import ranks
 from ..formats.open import known_form, open_checkpoint
 from ..formats.sharded import MANIFEST, check_seal, damaged_files, read_manifest
 from ..formats.torch import dcp, dcp_safetensors
+from ..rewritten.names import Which, checked_which, chosen_part
 from ..tensors.checkpoint import StoredCheckpoint, StoredSum
 from ..tensors.companion_files import beside
 from ..tensors.digests import Digested, Progress, piece_digests
 from ..tensors.headers import HeaderDigests
 from ..tensors.stored import StoredPiece, StoredTensor, UnsupportedError
+from ..tensors.training import totals_of
 from .damage import MOST_SHOWN, Damage, DamageError, VerifyReport
 
 __all__ = ["verify_checkpoint"]
@@ -41,6 +46,7 @@ _NO_NAME: list[Any] = [None]
 def verify_checkpoint(
     path: str | os.PathLike[str] | Location,
     *,
+    which: Which = "all",
     memory: int = _MEMORY,
     threads: int | None = None,
     progress: Progress | None = None,
@@ -51,18 +57,21 @@ def verify_checkpoint(
         path: A checkpoint of any format, also by URL. Those that shardwise wrote have a digest for each tensor, in
             the manifest or the header; those of PyTorch, in its zip containers, a CRC-32 for each member. Others are
             read in full, and their structure is checked.
+        which: `"weights"` verifies these alone, `"state"` all but these: moments, master copies, steps.
         memory: Bytes for the buffers of all threads, and for a chunk that must be decoded.
         threads: The number of threads; one per core if left out.
         progress: Called now and then with the bytes that are done and the bytes in all.
 
     Warns:
-        ShardwiseWarning: of the report's `left_out`: files beside the checkpoint that are not read.
+        ShardwiseWarning: of the report's `left_out`: files beside the checkpoint that are not read, and states whose
+            weights are not there.
 
     Raises:
         DamageError: if a file is missing, truncated or changed, or a tensor is not what was written. It is a
             ParseError; its `report.damaged` lists all that is damaged, each tensor with its file.
         ParseError: if there is no checkpoint of a format that is read.
-        LayoutError: if the memory is less than 16 KiB, or too little for a chunk; or `threads` less than 1.
+        LayoutError: if the memory is less than 16 KiB, or too little for a chunk; `threads` less than 1; or if there is
+            nothing of what `which` says.
         OSError: if a file cannot be read.
 
     >>> import tempfile
@@ -80,14 +89,17 @@ def verify_checkpoint(
     """
     check_memory(memory)
     check_threads(threads)
+    checked_which(which)
     given = location_of(path)
     known_form(given)  # Whatever is wrong from here on is wrong with a checkpoint.
-    report = _Verification(given, memory, threads, progress).report()
+    report = _Verification(given, which, memory, threads, progress).report()
     if report.damaged:
         lines = [str(one) for one in report.damaged[:MOST_SHOWN]]
         more = len(report.damaged) - len(lines)
         raise DamageError("\n".join([*lines, *([f"and {more} more"] if more > 0 else [])]), report)
     for each in report.left_out:
+        if each.kind == "asked":
+            continue
         warnings.warn(str(each), ShardwiseWarning, stacklevel=2)
     return report
 
@@ -95,8 +107,11 @@ def verify_checkpoint(
 class _Verification:
     """A checkpoint that is verified: what is damaged, as it is found."""
 
-    def __init__(self, path: Location, memory: int, threads: int | None, progress: Progress | None) -> None:
+    def __init__(
+        self, path: Location, which: Which, memory: int, threads: int | None, progress: Progress | None
+    ) -> None:
         self._path = path
+        self._which = which
         self._work = (memory, threads, progress)
         self._damaged: list[Damage] = []
 
@@ -133,6 +148,12 @@ class _Verification:
                 check_seal(path)
             except ParseError as error:
                 self._add(None, path / MANIFEST, str(error))
+        if manifest is not None and self._which != "all":
+            names = training_names(manifest["tensors"])
+            is_state = self._which == "state"
+            self._damaged = [
+                one for one in self._damaged if one.tensor is None or names.is_state(one.tensor) == is_state
+            ]
         return replace(found, damaged=tuple(self._damaged))
 
     def _add(self, tensor: str | None, file: Location | str, problem: str) -> None:
@@ -142,11 +163,17 @@ class _Verification:
     def _whole(self, manifest: dict[str, Any] | None) -> VerifyReport:
         """Verify a checkpoint that can be opened."""
         path = self._path
-        with open_checkpoint(path) as checkpoint:
-            expected = _expected(path, checkpoint, manifest)
+        with open_checkpoint(path) as whole:
+            expected = _expected(path, whole, manifest)
+            checkpoint, left_out = chosen_part(whole, self._which)
             files = {} if manifest is None else manifest["files"]
-            frames = HeaderDigests(checkpoint, files)
-            found = piece_digests(checkpoint, checkpoint.sums(), *self._work, frames.add)
+            frames = HeaderDigests(whole, files)
+            sums = checkpoint.sums()
+            if checkpoint is not whole:
+                there = {*checkpoint, *(name for name in expected if name not in whole)}
+                expected = {name: digest for name, digest in expected.items() if name in there}
+                sums = _sums_of(checkpoint, sums, frames)
+            found = piece_digests(checkpoint, sums, *self._work, frames.add)
             self._unread(checkpoint, found)
             self._compare(checkpoint, found, expected, files)
             # Last, since what is wrong with a tensor says more. This finds what nothing else speaks of, as layouts.
@@ -157,8 +184,14 @@ class _Verification:
                     self._add(None, path / name, problem)
             return VerifyReport(
                 path, checkpoint.format, len(checkpoint), checkpoint.nbytes, len(expected), found.sums,
-                tuple(checkpoint.unreadable), left_out=tuple(beside(path, checkpoint)),
+                tuple(checkpoint.unreadable), (), (*beside(path, whole), *self._alone(whole), *left_out),
+                totals_of(checkpoint.described(), whole.training.names),
             )  # fmt: skip
+
+    def _alone(self, checkpoint: StoredCheckpoint) -> list[LeftOut]:
+        """Say which states have no weight, unless states alone are asked for; weights without a state may be frozen."""
+        found = checkpoint.training.left_out() if self._which != "state" else []
+        return [each for each in found if each.kind == "states"]
 
     def _compare(
         self,
@@ -259,6 +292,26 @@ class _Verification:
             tensors[name] = StoredTensor(name, dtype, tuple(shape), pieces)
             expected[name] = _number(digest, self._path / MANIFEST)
         return tensors, expected
+
+
+def _sums_of(checkpoint: StoredCheckpoint, sums: Iterable[StoredSum], frames: HeaderDigests) -> list[StoredSum]:
+    """The ranges in which a piece of one of these tensors begins; the others are noted as what lies beside."""
+    begins: dict[Location, list[int]] = {}
+    for tensor in checkpoint.values():
+        for piece in tensor.pieces if tensor.size else ():
+            if piece.is_addressable:
+                begins.setdefault(piece.path, []).append(piece.extent().offset)
+    for offsets in begins.values():
+        offsets.sort()
+    found = []
+    for each in sums:
+        offsets = begins.get(each.file.path, [])
+        at = bisect_left(offsets, each.start)
+        if at < len(offsets) and offsets[at] < each.start + each.size:
+            found.append(each)
+        else:
+            frames.add(each)
+    return found
 
 
 def _turns(tensors: Mapping[str, StoredTensor]) -> Iterator[dict[str, StoredTensor]]:

@@ -47,7 +47,7 @@ def grouped_values(
     found.copied.update((new, name) for name, new in values.items() if name not in groups)
     if not groups:
         return found
-    became = _became(tensors, checkpoint.training)
+    became = _became(tensors, checkpoint.training.names)
     single: dict[str, list[str]] = {}
     for name, new in groups.items():
         match = _GROUPS.match(new)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from ..._arguments import instance, optional
 from ..._dtypes import Dtype
@@ -16,6 +16,7 @@ from ...conversion.leaves import Stored
 from ...errors import LayoutError
 from ...partition import Partition
 from ...quantized.forms import Components, check_known
+from ...rules.left_out import LeftOut, listed
 from ...rules.pattern import NamePattern, Replacement
 from ...rules.rewrites import Rewrites
 from ...rules.states import StateName
@@ -29,8 +30,11 @@ from .convert import is_converted
 
 __all__ = [
     "Naming",
+    "Which",
     "check_name",
+    "checked_which",
     "chosen",
+    "chosen_part",
     "idle_renames",
     "kept_values",
     "key_paths",
@@ -43,6 +47,10 @@ __all__ = [
 
 #: A parameter in the name of a state, while the rest of it is renamed.
 _MARK = "\0"
+#: The tensors and values of a checkpoint that a call is about.
+Which = Literal["all", "weights", "state"]
+#: The two as the arguments of a call.
+_SAID = {"weights": "which='weights'", "state": "which='state'"}
 
 
 @dataclass(frozen=True)
@@ -54,12 +62,14 @@ class Naming:
         rewrites: Tensors that are named and stored differently, after that.
         only: The pattern that is found in the new names of those that are asked for; `None` for all.
         unwanted: The pattern that is found in the old names of those that are left out.
+        which: Weights, training state, or all.
     """
 
     rename: tuple[Replacement, ...] = ()
     rewrites: Rewrites | None = None
     only: NamePattern | None = None
     unwanted: NamePattern | None = None
+    which: Which = "all"
 
     def __post_init__(self) -> None:
         optional("rewrites", self.rewrites, Rewrites)
@@ -100,6 +110,40 @@ def replacements(rename: Any) -> list[Replacement]:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not all(isinstance(part, str) for part in pair):
             raise TypeError(f"rename[{position}] must be a pair of strings, got {shown(pair)}")
     return [Replacement("rename", pattern, replacement) for pattern, replacement in pairs]
+
+
+def checked_which(which: Any) -> Which:
+    """Give the choice of tensors, or refuse it."""
+    if which not in get_args(Which):
+        raise LayoutError(f"which is {shown(which)}; it must be one of {', '.join(map(repr, get_args(Which)))}")
+    chosen: Which = which
+    return chosen
+
+
+def chosen_part(checkpoint: StoredCheckpoint, which: Which) -> tuple[StoredCheckpoint, list[LeftOut]]:
+    """Give a checkpoint without its training state or without its weights, and say what that leaves out.
+
+    Raises:
+        LayoutError: if nothing is left.
+    """
+    if which == "all":
+        return checkpoint, []
+    training = checkpoint.training
+    is_state = which == "state"
+    part = checkpoint.part(lambda name: training.is_state(name) == is_state)
+    if not (part or part.objects or part.unreadable):
+        what = "training state that is recognised by its names" if is_state else "weights"
+        raise LayoutError(f"{_SAID[which]}, but {checkpoint.path} has no {what}")
+    tensors = [name for name in checkpoint if name not in part]
+    values = [name for name in (*checkpoint.objects, *checkpoint.unreadable) if training.is_state(name) != is_state]
+    names = (*tensors, *values)
+    if not names:
+        return part, []
+    nbytes = checkpoint.nbytes - part.nbytes
+    count, shown_names = listed(names, "value" if not tensors else "tensor")
+    if tensors and values:
+        count = f"{listed(tensors)[0].rpartition(' ')[0]} and {listed(values, 'value')[0].rpartition(' ')[0]} are"
+    return part, [LeftOut("asked", names, f"{count} left out, as {_SAID[which]} says: {shown_names}", nbytes)]
 
 
 def renamed_tensors(
@@ -144,7 +188,7 @@ def new_names(checkpoint: StoredCheckpoint, naming: Naming) -> dict[str, str]:
     if not naming.rename:
         return {name: name for name in checkpoint}
     names = {name: naming.renamed(name) for name in checkpoint}
-    states = checkpoint.training.states
+    states = checkpoint.training.names.states
     prefixes: dict[str, bool] = {}
     for state in states.values():
         prefix = _prefix(state)

@@ -4,6 +4,7 @@
 |---|---|
 | `stored`, `checkpoint` | a tensor and its pieces; a checkpoint of any format |
 | `lazy` | the tensors of a checkpoint by name, made when they are asked for |
+| `training` | weights and training state, by parameter and kind |
 | `digests` | digests of tensors, and stated CRC-32 |
 | `chunks`, `flat`, `coverage`, `kinds` | grids of chunks; flat ranges; gaps and overlaps; kinds of files |
 | `model_config`, `quantized` | `config.json`; quantized weights among the tensors |

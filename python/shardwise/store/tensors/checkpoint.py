@@ -16,12 +16,12 @@ from ..._dtypes import Dtype, bytes_for
 from ..._fork import cached_property, importing
 from ..._text import shown
 from ...errors import ParseError
-from ...rules.states import TrainingNames, training_names
 from ..data.files import Holder, ReadsFiles
 from ..data.location import Location
 from ..data.text import MAX_NAME
 from .lazy import LazyTensors
 from .stored import StoredPiece, StoredTensor, UnsupportedError
+from .training import Training
 
 __all__ = ["Besides", "KeyPath", "Rest", "StoredCheckpoint", "StoredObject", "StoredSum"]
 
@@ -193,11 +193,6 @@ class StoredCheckpoint(ReadsFiles, Mapping[str, StoredTensor]):
         """
         return self._sums()
 
-    @cached_property
-    def training(self) -> TrainingNames:
-        """The names of weights and of states of an optimizer, told apart."""
-        return training_names(self._tensors, self.objects)
-
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors; a storage that several share is counted for each."""
@@ -208,6 +203,26 @@ class StoredCheckpoint(ReadsFiles, Mapping[str, StoredTensor]):
         if isinstance(self._tensors, LazyTensors):
             return self._tensors.described()
         return ((name, tensor.known_dtype, tensor.shape) for name, tensor in self._tensors.items())
+
+    @cached_property
+    def training(self) -> Training:
+        """The training state in it: which tensors belong to which parameter, and the totals of each kind."""
+        return Training(self)
+
+    def part(self, is_kept: Callable[[str], bool]) -> StoredCheckpoint:
+        """Give a view of those of its tensors and values whose names are kept; it has the same files."""
+        names = [name for name in self if is_kept(name)]
+        lazy = self._tensors
+        tensors = lazy.chosen(names) if isinstance(lazy, LazyTensors) else {name: lazy[name] for name in names}
+        besides = Besides(
+            self.metadata,
+            {name: value for name, value in self.objects.items() if is_kept(name)},
+            {name: why for name, why in self.unreadable.items() if is_kept(name)},
+            self._sums,
+            self.unread,
+            self.doubts,
+        )
+        return StoredCheckpoint(self.path, self.format, tensors, self._files, besides)
 
     def close(self) -> None:
         """Close the files; arrays taken before stay valid. Closing twice is allowed."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Generic, TypeVar
 
 from ..._dtypes import Dtype
@@ -50,6 +50,13 @@ class LazyTensors(Mapping[str, StoredTensor], Generic[Row]):
             # Two threads may make it; both get the first one.
             made = self._made.setdefault(name, self._make(name, self._rows[name]))
         return made
+
+    def chosen(self, names: Iterable[str]) -> LazyTensors[Row]:
+        """Give some of the tensors; none is made."""
+        rows = {name: self._rows[name] for name in names}
+        return LazyTensors(
+            rows, self._describe, self._make, {name: self._made[name] for name in rows if name in self._made}
+        )
 
     def __contains__(self, name: object) -> bool:
         return name in self._rows

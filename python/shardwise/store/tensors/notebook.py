@@ -51,7 +51,7 @@ def checkpoint_html(checkpoint: Any) -> str:
         rows.append((f"{name}{many}", " × ".join(map(str, shape)) or "scalar", dtype.name, bytes_text(size)))
     tensors = "1 tensor" if len(checkpoint) == 1 else f"{len(checkpoint):,} tensors"
     caption = f"{checkpoint.path}: {checkpoint.format}, {tensors}, {bytes_text(checkpoint.nbytes)}"
-    notes = []
+    notes = [text] if (text := str(checkpoint.training)) else []
     if len(checkpoint) > _MOST_TENSORS:
         notes.append(f"the first {_MOST_TENSORS:,} tensors are listed")
     if checkpoint.objects:

@@ -16,7 +16,7 @@ from ....rules.numbers import Config
 from ....rules.pattern import NamePattern
 from ...data.location import Location
 from ...rewritten.convert import Overflow, checked_overflow, is_float
-from ...rewritten.names import Naming, replacements
+from ...rewritten.names import Naming, checked_which, replacements
 from ..forms.forms import Target
 from ..places.work import MEMORY
 
@@ -65,7 +65,7 @@ class Request:
     def of(
         cls, target: Location, *, dtype: Any, names: Mapping[str, Any], replicas: str, overflow: Any, **asked: Any
     ) -> Request:
-        """Make a request of what `reshard_checkpoint` takes; `names` are its rename, rewrites, only and drop.
+        """Make a request of what `reshard_checkpoint` takes; `names` are its rename, rewrites, only, drop and which.
 
         Raises:
             LayoutError: if a value is not one of those that there are; names the argument.
@@ -94,12 +94,12 @@ class Request:
             object.__setattr__(self, "rank", integer("rank", self.rank))
 
 
-def _naming(rename: Any, rewrites: Any, only: Any, drop: Any) -> Naming:
-    patterns = [
+def _naming(rename: Any, rewrites: Any, only: Any, drop: Any, which: Any) -> Naming:
+    found, unwanted = (
         None if text is None else NamePattern(name, instance(name, text, str))
         for name, text in (("only", only), ("drop", drop))
-    ]
-    return Naming(tuple(replacements(rename)), rewrites, *patterns)
+    )
+    return Naming(tuple(replacements(rename)), rewrites, found, unwanted, checked_which(which))
 
 
 def _float_dtype(value: Any) -> Dtype:

@@ -19,6 +19,8 @@ from ...data.location import Location, is_sampled, location_of, taken
 from ...formats.open import open_checkpoint
 from ...rewritten.convert import Overflow
 from ...rewritten.names import (
+    Which,
+    chosen_part,
     refuse_unreadable,
 )
 from ..forms.forms import Target
@@ -48,6 +50,7 @@ def reshard_checkpoint(
     rewrites: Rewrites | None = None,
     only: str | None = None,
     drop: str | None = None,
+    which: Which = "all",
     metadata: Mapping[str, str] | None = None,
     max_file_bytes: int = FILE_BYTES,
     memory: int = MEMORY,
@@ -90,6 +93,7 @@ def reshard_checkpoint(
         only: A regular expression: the tensors in whose (new) names it is found.
         drop: A regular expression: the tensors and values in whose names in the source it is found are left out. What a
             rules file drops is warned of, unless it is left out so.
+        which: `"weights"` takes these alone, `"state"` all but these: moments, master copies, steps, groups.
         metadata: Texts for the headers' `__metadata__`; `"dcp"` has no place for them.
         max_file_bytes: For `"hf"` and `"vllm"`, the most bytes of tensors in a file.
         memory: Bytes for the buffers of all threads, or of all workers of a host.
@@ -157,7 +161,7 @@ def reshard_checkpoint(
     target = location_of(dst)
     request = Request.of(
         target, layouts=placing_of(layouts), to=to, uneven=uneven, dtype=dtype, overflow=overflow,
-        names={"rename": rename, "rewrites": rewrites, "only": only, "drop": drop},
+        names={"rename": rename, "rewrites": rewrites, "only": only, "drop": drop, "which": which},
         metadata=metadata, max_file_bytes=max_file_bytes, memory=memory, replicas=replicas, task_bytes=task_bytes,
         strict=strict, rank=rank, padded=padded, parameter_names=parameter_names, config=config,
         workers=worker_count(work), resume=work.resume,
@@ -180,6 +184,7 @@ def plan_checkpoint(
     rewrites: Rewrites | None = None,
     only: str | None = None,
     drop: str | None = None,
+    which: Which = "all",
     metadata: Mapping[str, str] | None = None,
     max_file_bytes: int = FILE_BYTES,
     replicas: Literal["check", "first"] = "check",
@@ -205,6 +210,7 @@ def plan_checkpoint(
         rewrites: Tensors that are named, packed, stacked, transposed or padded differently.
         only: A regular expression: the tensors in whose (new) names it is found.
         drop: A regular expression: the tensors and values in whose names in the source it is found are left out.
+        which: `"weights"` takes these alone, `"state"` all but these.
         metadata: Texts for the headers' `__metadata__`.
         max_file_bytes: For `"hf"` and `"vllm"`, the most bytes of tensors in a file.
         replicas: `"check"` compares pieces that are stored more than once, `"first"` takes the first of them.
@@ -245,7 +251,7 @@ def plan_checkpoint(
     target = location_of(dst)
     request = Request.of(
         target, layouts=placing_of(layouts), to=to, uneven=uneven, dtype=dtype, overflow=overflow,
-        names={"rename": rename, "rewrites": rewrites, "only": only, "drop": drop},
+        names={"rename": rename, "rewrites": rewrites, "only": only, "drop": drop, "which": which},
         metadata=metadata, max_file_bytes=max_file_bytes, memory=memory, replicas=replicas, task_bytes=task_bytes,
         strict=strict, rank=rank, padded=padded, parameter_names=parameter_names, config=config, is_written=False,
     )  # fmt: skip
@@ -264,13 +270,15 @@ def _planned(src: str | os.PathLike[str] | Location, request: Request) -> Iterat
     with uncollected():
         opened = open_checkpoint(source, padded=request.padded, parameter_names=request.parameter_names)
     with (
-        opened as checkpoint,
+        opened as whole,
         locked(target) if request.is_written else nullcontext(),
         opened_scratch(target, is_written=request.is_written, overflow=request.overflow) as scratch,
     ):
         claim_name(target, is_written=request.is_written, resume=request.resume)
+        checkpoint, asked = chosen_part(whole, request.naming.which)
         refuse_unreadable(checkpoint, request.naming)
         planning = Preparation(request, source, checkpoint)
+        planning.left_out += asked
         # What must be written to a file first is counted before anything is.
         dry = ScratchFile(target, is_dry=True)
         with uncollected():
