@@ -173,21 +173,6 @@ def test_keras_is_written_by_keras(tmp_path: Path) -> None:
     same(found, {"0": ARRAYS["w"], "1": ARRAYS["b"]})
 
 
-def test_megatron_is_written_as_dcp(tmp_path: Path) -> None:
-    """Beside the files that Megatron itself wrote, what is written is a folder of torch_dist."""
-    own = Path(__file__).parents[1] / "data" / "checkpoints" / "megatron" / "iter_0000100"
-    said = advised_of("megatron", tmp_path)
-    assert (
-        "write dcp, and put the metadata.json and common.pt of a checkpoint of Megatron's own into its folder" in said
-    )
-    sw.reshard_checkpoint(own, tmp_path / "made", to="dcp")
-    for name in ("metadata.json", "common.pt"):
-        shutil.copy(own / name, tmp_path / "made")
-    with sw.open_checkpoint(tmp_path / "made") as checkpoint:
-        assert checkpoint.format == "megatron"
-    assert sw.diff_checkpoints(own, tmp_path / "made") == []
-
-
 # PyTorch.
 
 

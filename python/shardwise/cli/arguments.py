@@ -143,10 +143,10 @@ def _add_contents(command: Parser, *, is_rank: bool = False) -> None:
             "--to",
             metavar="FORMAT",
             type=_form,
-            choices=("safetensors", "hf", "sharded", "ranks", "vllm", "dcp"),
+            choices=("safetensors", "hf", "sharded", "ranks", "vllm", "dcp", "megatron"),
             help="safetensors, a file; hf, a folder in Hugging Face's format; sharded, a folder with each shard once; "
             "ranks, one with a file for each device, of all that it holds; vllm, the same for the sharded loaders of "
-            "vLLM and SGLang; dcp, PyTorch's distributed checkpoint",
+            "vLLM and SGLang; dcp, PyTorch's distributed checkpoint; megatron, the same as Megatron-Core loads it",
         )
     command.add_argument("--dtype", metavar="DTYPE", help="convert floating-point tensors; bfloat16, float32, ...")
     command.add_argument(
@@ -286,11 +286,11 @@ def _add_inspect(commands: "argparse._SubParsersAction[Parser]") -> None:
 
 
 def _form(text: str) -> str:
-    if text in ("orbax", "keras", "megatron", "torch_dist"):
+    if text in ("orbax", "keras"):
         from ..store.write.request.planner import only_read
 
         raise argparse.ArgumentTypeError(only_read(text))
-    return text
+    return "megatron" if text == "torch_dist" else text  # As Megatron's own options call it.
 
 
 def _joined(arguments: Sequence[str]) -> list[str]:

@@ -25,7 +25,17 @@ from ...tensors.coverage import tile
 from ...tensors.flat import flat_boxes
 from ...tensors.stored import ListedPieces, StoredPiece, StoredTensor
 
-__all__ = ["FLOAT32", "Parameter", "Run", "check_masters", "differing", "later", "state_pieces", "tensor_of_ranks"]
+__all__ = [
+    "FLOAT32",
+    "Parameter",
+    "Run",
+    "check_masters",
+    "differing",
+    "later",
+    "state_pieces",
+    "tensor_of_ranks",
+    "unlike",
+]
 
 #: The dtype of all states.
 FLOAT32 = DTYPES["float32"]
@@ -154,7 +164,36 @@ def differing(parameter: Parameter, runs: Iterable[Run]) -> str:
     held = file.read(start, count * parameter.dtype.bits // 8)
     other, at, _ = run.locate()
     masters = np.frombuffer(other.read(at, count * 4), "<f4")
-    weights = _widened(held, parameter.dtype, masters)
+    return _unlike(held, parameter.dtype, masters, f"the master copy of {shown(parameter.name)} at {box_text(block)}")
+
+
+def unlike(weight: StoredTensor, master: StoredTensor) -> str:
+    """Say how the beginning of a piece of a weight differs from its master copy; empty if none does."""
+    size = weight.bits // 8
+    for piece in weight.pieces if weight.ndim and weight.shape == master.shape else ():
+        count = min(_COMPARED, piece.bounds[-1][1] - piece.bounds[-1][0])
+        _, file, start, strides = piece.extent()
+        if strides[-1] != size and count > 1:
+            continue
+        box = (
+            *(slice(at, at + 1) for at, _ in piece.bounds[:-1]),
+            slice(piece.bounds[-1][0], piece.bounds[-1][0] + count),
+        )
+        masters = master.read(box).reshape(-1)
+        wrong = _unlike(
+            file.read(start, count * size),
+            weight.known_dtype,
+            masters,
+            f"{shown(master.name)} at {box_text(piece.bounds)}",
+        )
+        if wrong:
+            return wrong
+    return ""
+
+
+def _unlike(held: bytes, dtype: Dtype, masters: npt.NDArray[np.float32], what: str) -> str:
+    """Say where elements of a weight, as they are stored, are not these of its master copy, rounded."""
+    weights = _widened(held, dtype, masters)
     if weights is None:
         return ""
     found, wanted = weights
@@ -163,8 +202,7 @@ def differing(parameter: Parameter, runs: Iterable[Run]) -> str:
         return ""
     place = int(np.flatnonzero(~same)[0])
     return (
-        f"the master copy of {shown(parameter.name)} at {box_text(block)} begins with {wanted[place]!r} at element "
-        f"{place} of a run, and the weight has {found[place]!r} there"
+        f"{what} begins with {wanted[place]!r} at element {place} of a run, and the weight has {found[place]!r} there"
     )
 
 

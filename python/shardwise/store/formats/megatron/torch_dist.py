@@ -16,6 +16,7 @@ from ..torch.dcp import Contents, Index, open_folder
 from ..torch.tensors import Container
 from .buffers import LAYERS, Buffers, Held
 from .grids import with_grids
+from .parameters import unlike
 from .said import (
     Group,
     arguments_of,
@@ -31,6 +32,8 @@ from .said import (
 __all__ = ["open_iteration"]
 
 _COMMON = "common.pt"
+#: The kinds under which Megatron has master copies.
+_MASTERS = ("param", "fp32_param")
 
 
 def open_iteration(path: Location, said: Any) -> StoredCheckpoint:
@@ -44,6 +47,7 @@ def _completed(index: Index, found: Contents) -> Contents:
     found = with_grids(found, index)._replace(objects={**found.objects, **common.objects})
     held = Held.of(index, found.objects)
     if not held.names:
+        found = _without_shifted(found, index)
         return _with_groups(found, common, common.groups, _named_states(found))
     try:
         buffers = Buffers(index, arguments_of(common.values.get("args"), common.path), held)
@@ -121,6 +125,25 @@ def _decays(key: str, weight: StoredTensor) -> bool:
     """Return whether a parameter has weight decay by Megatron's rule: it is a matrix in its own layer, and no bias."""
     match = LAYERS.fullmatch(key)
     return weight.ndim - (match is not None and match["layer"] is None) > 1 and not key.endswith(".bias")
+
+
+def _without_shifted(found: Contents, index: Index) -> Contents:
+    """Leave out the states if the master copies among them are not the weights, rounded."""
+    start = "optimizer.state."
+    for name, master in found.tensors.items():
+        kind, _, key = name.removeprefix(start).partition(".")
+        if not name.startswith(start) or kind not in _MASTERS or key not in found.tensors or master.dtype != "float32":
+            continue
+        if wrong := unlike(found.tensors[key], master):
+            why = (
+                f"{index.path}: {wrong}; Megatron-Core 0.16.1 stores other elements in fully_reshardable where a "
+                "bucket before the last one has padding, or files of two checkpoints are mixed: train on from one of "
+                "dp_reshardable, its default"
+            )
+            states = [each for each in found.tensors if each.startswith(start)]
+            kept = {each: tensor for each, tensor in found.tensors.items() if each not in states}
+            return Contents(kept, found.objects, {**found.unreadable, **dict.fromkeys(states, why)})
+    return found
 
 
 def _named_states(found: Contents) -> dict[str, str]:

@@ -39,8 +39,8 @@ __all__ = [
 
 #: The forms of a new checkpoint: a safetensors file; a folder in Hugging Face's format; a folder with a safetensors
 #: file for each owner of shards; one with a file for each rank, of all that it holds; the same as vLLM and SGLang name
-#: them; PyTorch's distributed checkpoint.
-Target = Literal["safetensors", "hf", "sharded", "ranks", "vllm", "dcp"]
+#: them; PyTorch's distributed checkpoint; the same with what Megatron-Core looks for.
+Target = Literal["safetensors", "hf", "sharded", "ranks", "vllm", "dcp", "megatron"]
 
 HF_INDEX = "model.safetensors.index.json"
 
@@ -79,6 +79,8 @@ WRITTEN = {
     "vllm": WrittenForm(re.compile(ENGINE_FILE), is_cut=True, has_arrays=True, takes_files=True),
     "dcp": WrittenForm(re.compile(r"__\d+_0\.distcp"), is_cut=True, has_crcs=True, last=INDEX),
 }
+# Once its tensors are named, it is planned as a folder of PyTorch's with two more files.
+WRITTEN["megatron"] = WRITTEN["dcp"]
 
 
 def target_file(

@@ -6,6 +6,7 @@ globals are written once and taken from the memo after that, as Python's own pic
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 __all__ = ["Call", "Global", "Items", "New", "Persistent", "pickled"]
 
 _PROTO = b"\x80\x02"
+_BINFLOAT = b"G"
 _STOP, _MARK, _NONE, _TRUE, _FALSE = b".", b"(", b"N", b"\x88", b"\x89"
 _GLOBAL, _REDUCE, _NEWOBJ, _BUILD, _BINPERSID = b"c", b"R", b"\x81", b"b", b"Q"
 _BININT, _BININT1, _BININT2, _LONG1, _BINUNICODE = b"J", b"K", b"M", b"\x8a", b"X"
@@ -61,7 +63,7 @@ class Items(NamedTuple):
 
 
 def pickled(value: Any) -> bytes:
-    """Pickle a value: `None`, booleans, integers, texts, tuples, lists (any iterator is one), dicts, and the above.
+    """Pickle a value: `None`, booleans, numbers, texts, tuples, lists (any iterator is one), dicts, and the above.
 
     >>> import collections, pickle
     >>> pickle.loads(pickled([1, "a", {(-1, 2**40): None}, Call(Global("collections", "OrderedDict"), ())]))
@@ -103,6 +105,8 @@ class _Writer:
             out += _TRUE if value else _FALSE
         elif value is None:
             out += _NONE
+        elif kind is float:
+            out += _BINFLOAT + struct.pack(">d", value)
         elif kind is Items:
             self.out += _DICT
             for batch in _batches(value.pairs):

@@ -32,6 +32,7 @@ from ..forms.dcp import dcp_files, is_writable
 from ..forms.engines import check_blocks, check_names, check_stages, with_head
 from ..forms.files import TargetFile
 from ..forms.forms import WRITTEN, Target
+from ..forms.megatron import METADATA
 from ..forms.one_rank import one_rank, ranks_of
 from ..forms.rank_files import rank_files
 from ..forms.safetensors import hugging_face_files, sharded_files, single_file
@@ -74,10 +75,7 @@ _TASKS = 128
 _ONLY_READ = {
     "orbax": "write safetensors or hf, load that into JAX, and save it with Orbax",
     "keras": "write safetensors or hf, set a model's weights from it, and save them with Keras",
-    "megatron": "write dcp, and put the metadata.json and common.pt of a checkpoint of Megatron's own into its folder, "
-    "of the same model",
 }
-_ONLY_READ["torch_dist"] = _ONLY_READ["megatron"]
 #: No texts beside the tensors.
 NONE: Mapping[str, Any] = MappingProxyType({})
 
@@ -103,6 +101,10 @@ def plan_form(
     """
     path, layouts, rank = request.target, request.layouts, request.rank
     to = chosen_form(request, wanted)
+    if to == "megatron":
+        if METADATA not in beside:
+            raise LayoutError("arrays are not written as 'megatron'; save them as 'dcp', and reshard that")
+        to = "dcp"
     for tensor in wanted:
         if to == "dcp" and not is_writable(tensor.dtype.name):
             raise TypeError(f"tensor {shown(tensor.name)} is {tensor.dtype.stated}, which PyTorch does not have")

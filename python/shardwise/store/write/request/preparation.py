@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from ...._garbage import uncollected
 from ...._text import shown
 from ....conversion.assembled import Assembled, Wanted
-from ....errors import ParseError
+from ....errors import LayoutError, ParseError
 from ....partition import Partition
 from ....quantized.forms import Components, cast_weights
 from ....quantized.method import quantization_of
@@ -21,7 +22,7 @@ from ....shared_tiling import SharedTiling
 from ...data.location import Location
 from ...rewritten.components import component_partitions, outline_of
 from ...rewritten.convert import is_converted
-from ...rewritten.groups import grouped_values
+from ...rewritten.groups import Grouped, grouped_values
 from ...rewritten.left_out import asked_for, dropped_by_rules, nbytes_of, states_alone, without_a_place
 from ...rewritten.names import (
     chosen,
@@ -38,6 +39,7 @@ from ...tensors.model_config import config_of
 from ..forms.dcp import value_bytes
 from ..forms.doubts import DoubtsError, doubts_about, ruled_tensors
 from ..forms.forms import WRITTEN
+from ..forms.megatron import is_said, megatron_form
 from ..run.checkpoint_plan import CheckpointPlan
 from .planner import chosen_form, plan_form
 from .request import Request
@@ -79,10 +81,21 @@ class Preparation:
             checkpoint, naming, request.dtype, partial(self._stored, scratch), self._config
         )
         kept = chosen(tensors, naming, checkpoint.path)
-        names, wanted = self._wanted(scratch, kept, weights)
-        form = chosen_form(request, wanted)
         values, dropped_values = kept_values(checkpoint, naming, tensors)
-        placed = {old: new for old, new in values.items() if form == "dcp" and checkpoint.objects[old].extent}
+        megatron = None
+        copies = kept
+        if request.to == "megatron":
+            megatron = megatron_form(kept, self._said(grouped_values(checkpoint, values, tensors)), self._number)
+            copies = {name: kept[name] for name in megatron.names.values()}
+        names, wanted = self._wanted(scratch, copies, weights)
+        if megatron is not None:
+            by_name = {tensor.name: tensor for tensor in wanted}
+            wanted = [replace(by_name[name], name=new) for new, name in megatron.names.items()]
+            self._along.update(megatron.beside)
+        form = "dcp" if megatron is not None else chosen_form(request, wanted)
+        told = () if megatron is None else megatron.values
+        kept_here = {old: new for old, new in values.items() if new not in told}
+        placed = {old: new for old, new in kept_here.items() if form == "dcp" and checkpoint.objects[old].extent}
         grouped = grouped_values(checkpoint, placed, tensors)
         if scratch.is_dry:
             self.doubts += checkpoint.doubts
@@ -94,7 +107,7 @@ class Preparation:
             self.doubts += [note for note in (naming.rewrites or Rewrites())._notes if note not in said]
             losses = dropped_by_rules(dropped, dropped_values, names_of(checkpoint))
             losses += grouped.lost
-            if homeless := [old for old in values if old not in placed]:
+            if homeless := [old for old in kept_here if old not in placed]:
                 losses.append(without_a_place(homeless, form, names_of(checkpoint)))
             losses += states_alone(kept, checkpoint)
             losses += cast_weights(outline_of(kept), weights, request.layouts, self._config)
@@ -110,9 +123,21 @@ class Preparation:
             names[old] = name
             wanted.append(wanted_bytes(name, value_bytes(value)))
         scratch.finish()
-        paths = key_paths(checkpoint, names)
+        paths = key_paths(checkpoint, names) if megatron is None else {}
         with uncollected():
             return plan_form(request, wanted, paths, self._along)
+
+    def _said(self, values: Grouped) -> dict[str, Any]:
+        """The values that Megatron has beside tensors, by their new names."""
+        objects = self._checkpoint.objects
+        said = {name: objects[old].value() for name, old in values.copied.items() if is_said(name)}
+        return {**said, **{name: value for name, (_, value) in values.made.items() if is_said(name)}}
+
+    def _number(self, name: str, made: Assembled) -> float:
+        """The only element of a tensor."""
+        if made.stored is None or made.shape not in ((), (1,)):
+            raise LayoutError(f"{shown(name)} of shape {made.shape} is not one number of steps")
+        return float(self._checkpoint.read(made.stored).reshape(()))
 
     def _stored(self, scratch: ScratchFile, old: str, new: str, partition: Partition | SharedTiling | None) -> Wanted:
         """A stored tensor, to be copied from where it is, or put into the scratch file if it cannot be."""
