@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -132,3 +134,26 @@ def files(folder: Path) -> dict[str, bytes]:
     if folder.is_file():
         return {"": folder.read_bytes()}
     return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def driven(plans: Sequence[sw.CheckpointPlan]) -> None:
+    """Run all tasks of each plan in a thread of its own, then commit each at the same time; all must succeed."""
+    ended: list[Any] = []
+    barrier = threading.Barrier(len(plans))
+
+    def drive(plan: sw.CheckpointPlan) -> None:
+        try:
+            plan.run(tasks=range(len(plan.tasks)))
+            ended.append("run")
+            barrier.wait()
+            ended.append(plan.commit())
+        except BaseException as error:
+            ended.append(error)
+
+    drivers = [threading.Thread(target=drive, args=(plan,)) for plan in plans]
+    for driver in drivers:
+        driver.start()
+    for driver in drivers:
+        driver.join()
+    assert ended.count("run") == len(plans), ended
+    assert sum(isinstance(end, sw.store.WriteReport) for end in ended) == len(plans), ended

@@ -8,7 +8,8 @@
 | `buckets` | where Megatron's buffers have parameters |
 | `adapters`, `caches` | adapters of LoRA; caches of keys and values |
 | `asked`, `described` | what is asked: ways to shard and settings; the tensors of a model |
-| `homes`, `training`, `result` | who has which parts; all of a model on all devices; the figures |
+| `placed`, `homes` | the layouts of tensors, and the axes of data parallelism; who has which parts |
+| `training`, `result` | all of a model on all devices; the figures |
 | `drawn`, `page` | bars; a page of HTML |
 """
 

@@ -10,16 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import checked_axes, integer, optional
+from .._arguments import integer, optional
 from .._dtypes import bytes_for
 from .._garbage import uncollected
 from .._text import shown
 from ..errors import LayoutError, ShardwiseError
 from ..layout import TensorLayout, UnevenRule
 from ..mesh import DeviceMesh
-from ..partition import Partition
 from ..placing import Layouts, Placing, placing_of
-from ..quantized import Components, followers
+from ..quantized import Components
 from ..rules.layout_rule import checked_uneven
 from ..rules.search import REMEMBERED_PATHS
 from ..shared_tiling import SharedTiling
@@ -29,7 +28,8 @@ from .caches import Cache
 from .described import Tensor, described, with_adapters
 from .homes import Cut, Home
 from .optimizers import Optimizer, optimizer_of
-from .recipe import KINDS, SHARDINGS, Entry, Local
+from .placed import PlacedTensors
+from .recipe import KINDS, Entry, Local
 from .result import Figures, Row, TrainingState
 from .shardings import entries
 
@@ -126,19 +126,15 @@ class _Maker:
         components: Components,
         uneven: UnevenRule,
     ) -> None:
-        self._placing, self._tied, self._uneven = placing, tied, uneven
+        self._placed, self._tied = PlacedTensors(placing, components, uneven), tied
+        self._placing, self._world = placing, self._placed.world
         self._recipe, self._shared, self._group = training.recipe, training.shared, training.group
         self._optimizer, self._frozen = training.recipe.optimizer, training.frozen
         self._units, self._lora = training.units, training.lora
         sharding = training.recipe.sharding
-        world = placing.world
-        if world is None:
-            raise LayoutError("layouts has no mesh of all devices; give a layout map with a mesh, or a deployment")
-        self._world = world
         self._tensors = tensors
-        self._followers = followers(components, placing, uneven)
         if training.lora is not None:
-            leaders = {name: leader for name, (leader, _) in self._followers.items()}
+            leaders = {name: leader for name, (leader, _) in self._placed.followers.items()}
             logical = {name: tensor.shape for name, tensor in components.tensors.items()}
             self._tensors = with_adapters(tensors, training.lora, leaders, logical)
         by_name = {tensor.name: tensor for tensor in self._tensors}
@@ -149,7 +145,7 @@ class _Maker:
                     f"tied[{shown(name)}] is {shown(main)}, and {shown(lacking)} is not among the tensors; give both, "
                     "or leave them out of tied"
                 )
-        self._over = self._axes_of(training.over)
+        self._over = self._placed.parallel_axes(sharding, training.over, self._tensors)
         if sharding not in ("none", "ddp", "megatron-ddp") and not self._over and self._world.size > 1:
             rows = ", or as over the last axis by which they cut rows" if sharding in ("fsdp2", "hsdp") else ""
             raise LayoutError(
@@ -168,59 +164,6 @@ class _Maker:
         self._is_nameless = sharding != "megatron" and (self._optimizer is None or self._optimizer.name != "muon")
         self._index: dict[Any, int] | None = None
         self._unmatched: list[str] = []
-
-    def _meshes(self) -> list[DeviceMesh]:
-        return list(self._placing.meshes.values()) or [self._world]
-
-    def _axes_of(self, over: Sequence[str] | None) -> tuple[str, ...]:
-        """The axes of data parallelism: as given, as the deployment says, or those that no rule uses."""
-        if self._recipe.sharding == "none":
-            if over is not None:
-                raise LayoutError(
-                    "over is for what shards the state; sharding is 'none', so the rules alone cut: leave over out, or "
-                    f"give another sharding: {', '.join(SHARDINGS)}"
-                )
-            return ()
-        known = dict.fromkeys(axis for mesh in self._meshes() for axis in mesh.axis_names)
-        if over is not None:
-            given = checked_axes("over", over)
-            if unknown := [axis for axis in given if axis not in known]:
-                raise LayoutError(f"over names the axis {shown(unknown[0])}; the meshes have {', '.join(known)}")
-            return given
-        replicated: tuple[str, ...] = getattr(self._placing, "replicated", ())
-        default = getattr(self._placing, "default", None)
-        by_default = () if default is None else tuple(default.layout.named_axes())
-        if by_default or replicated:
-            return by_default or replicated
-        # The axes of stages and experts, along which a deployment's rules say where a tensor is.
-        rules: Mapping[str, Any] = getattr(self._placing, "rules", dict)()
-        used = {axis for rule in rules.values() for axis, _ in getattr(rule, "at", ())}
-        seen: set[Any] = set()
-        for tensor in self._tensors:
-            key = re.sub(r"[0-9]+", "#", tensor.name), len(tensor.shape)
-            if key in seen:
-                continue
-            seen.add(key)
-            layout = self._placed(tensor)[0]
-            if isinstance(layout, TensorLayout):
-                used |= {axis.partition(":(")[0] for axis in layout.named_axes()}
-        return tuple(axis for axis in known if axis not in used)
-
-    def _placed(self, tensor: Tensor) -> tuple[TensorLayout | SharedTiling | None, UnevenRule]:
-        """The layout or the tiling of a tensor, and how dims that do not divide are cut."""
-        if tensor.name in self._followers:
-            leader, made = self._followers[tensor.name]
-            if isinstance(made, str):
-                raise LayoutError(f"tensor {shown(tensor.name)}, which is cut as {shown(leader)} is: {made}")
-            return (made.layout, made.uneven) if isinstance(made, Partition) else (made, self._uneven)
-        name, dims = tensor.follows or (tensor.name, None)
-        layout, own, _ = self._placing.placed(name, len(tensor.shape) if dims is None else 2)
-        if layout is not None and not isinstance(layout, (TensorLayout, SharedTiling)):
-            raise TypeError(f"layouts[{shown(name)}] must be a TensorLayout, got {shown(layout)}")
-        if dims is not None and isinstance(layout, TensorLayout):
-            axes = [None if dim is None else layout.axes[dim] for dim in dims]
-            layout = TensorLayout(axes, layout.device_mesh)
-        return layout, own or self._uneven
 
     def state(self, caches: Iterable[Cache]) -> TrainingState:
         """Work all of it out."""
@@ -245,7 +188,7 @@ class _Maker:
 
     def _place(self, number: int, tensor: Tensor) -> None:
         """Give a tensor to the devices that hold it."""
-        layout, uneven = self._placed(tensor)
+        layout, uneven = self._placed.layout_of(tensor)
         try:
             home, cut = self._places[id(layout), tensor.shape, uneven]
         except KeyError:
@@ -321,13 +264,13 @@ class _Maker:
         stages = dict(zip(home.mesh.axis_names, home.mesh.shape, strict=True)).get("pp", 1)
         is_tied = name in self._tied or name in self._tied.values()
         return stages > 1 or (
-            is_tied and any("pp" in mesh.axis_names and mesh.axis_size("pp") > 1 for mesh in self._meshes())
+            is_tied and any("pp" in mesh.axis_names and mesh.axis_size("pp") > 1 for mesh in self._placed.meshes)
         )
 
     def _is_there(self, main: str, home: Home) -> bool:
         """Return whether a tensor that another is tied to is on all devices of a home; it may be on none of them."""
         tensor = next(one for one in self._tensors if one.name == main)
-        layout, _ = self._placed(tensor)
+        layout, _ = self._placed.layout_of(tensor)
         if isinstance(layout, SharedTiling):
             layout = layout.layout
         mesh = self._world if layout is None else layout.device_mesh
@@ -453,7 +396,7 @@ class _Maker:
 
     def _first_devices(self) -> npt.NDArray[np.bool_] | None:
         """Which devices are on the first stage of a pipeline; `None` if there is none."""
-        for mesh in self._meshes():
+        for mesh in self._placed.meshes:
             if "pp" in mesh.axis_names:
                 first = np.zeros(self._world.size, bool)
                 at = mesh.coordinates()[:, mesh.axis_names.index("pp")] == 0
@@ -469,7 +412,7 @@ class _Maker:
                 f"the cache {shown(cache.name)} follows {shown(cache.follows)}, which is not among the tensors: give "
                 "caches that follow some of these, as key_value_caches makes them"
             )
-        layout, uneven = self._placed(tensor)
+        layout, uneven = self._placed.layout_of(tensor)
         if not isinstance(layout, TensorLayout):
             layout = TensorLayout((None,) * len(tensor.shape), self._world)
         mesh = layout.device_mesh

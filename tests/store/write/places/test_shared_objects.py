@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable
@@ -36,7 +35,7 @@ from shardwise.store.write.places.work import Work
 from shardwise.store.write.request.planner import with_shares
 from shardwise.store.write.run.run import run_whole
 from tests.store.stores import Store, wrapped
-from tests.store.tasks import files, forge, unpacked, write_replica
+from tests.store.tasks import driven, files, forge, unpacked, write_replica
 from tests.store.toxic import Times
 from tests.store.trips import name_of
 
@@ -363,26 +362,7 @@ def test_a_source_that_is_wrong_leaves_no_uploads(s3: Store, tmp_path: Path) -> 
 def test_two_drivers_at_once(small_parts: Store, source: Path) -> None:
     """The same tasks, and then the same commit: all succeed."""
     place = small_parts.place("new")
-    ended: list[Any] = []
-    barrier = threading.Barrier(3)
-
-    def drive(plan: sw.CheckpointPlan) -> None:
-        try:
-            plan.run(tasks=range(len(plan.tasks)))
-            ended.append("run")
-            barrier.wait()
-            ended.append(plan.commit())
-        except BaseException as error:
-            ended.append(error)
-
-    plans = [planned(source, place) for _ in range(3)]
-    drivers = [threading.Thread(target=drive, args=(plan,)) for plan in plans]
-    for driver in drivers:
-        driver.start()
-    for driver in drivers:
-        driver.join()
-    assert ended.count("run") == 3, ended
-    assert sum(isinstance(end, sw.store.WriteReport) for end in ended) == 3, ended
+    driven([planned(source, place) for _ in range(3)])
     assert small_parts.objects(place) == expected(source, "sharded")
     assert (uploads(place), remains(small_parts, place)) == ([], {})
 

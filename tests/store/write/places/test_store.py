@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import pytest
 import shardwise as sw
 from shardwise.store.data.objects import ObjectPath
 from tests.store.stores import Store
-from tests.store.tasks import files
+from tests.store.tasks import driven, files
 from tests.store.toxic import Times
 
 # Of asynchronous connections that the server closes, and of packages that warn about each other.
@@ -193,28 +192,9 @@ def test_a_store_that_fails_for_a_while(s3: Store, source: Path, harm: str) -> N
 
 
 def test_two_at_once(s3: Store, source: Path) -> None:
-    """The same tasks, and then the same commit: all succeed."""
+    """The same tasks, and then the same commit: all succeed. Who comes late finds that the checkpoint is the plan's."""
     place = s3.place("new")
-    ended: list[Any] = []
-
-    def drive(plan: sw.CheckpointPlan) -> None:
-        try:
-            plan.run(tasks=range(len(plan.tasks)))
-            ended.append("run")
-            barrier.wait()
-            ended.append(plan.commit())
-        except Exception as error:
-            ended.append(error)
-
-    barrier = threading.Barrier(3)
-    drivers = [threading.Thread(target=drive, args=(planned(source, place),)) for _ in range(3)]
-    for driver in drivers:
-        driver.start()
-    for driver in drivers:
-        driver.join()
-    assert ended.count("run") == 3
-    # Who comes late finds the checkpoint, and that it is the plan's.
-    assert sum(isinstance(end, sw.store.WriteReport) for end in ended) == 3, ended
+    driven([planned(source, place) for _ in range(3)])
     assert s3.objects(place) == expected(source, "sharded")
 
 

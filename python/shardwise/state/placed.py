@@ -1,0 +1,97 @@
+"""Tensors of a training state in their places: the layout of each, and the axes that are of data parallelism."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from .._arguments import checked_axes
+from .._text import shown
+from ..errors import LayoutError
+from ..layout import TensorLayout, UnevenRule
+from ..mesh import DeviceMesh
+from ..partition import Partition
+from ..placing import Placing
+from ..quantized import Components, followers
+from ..shared_tiling import SharedTiling
+from .described import Tensor
+from .recipe import SHARDINGS
+
+__all__ = ["PlacedTensors"]
+
+
+class PlacedTensors:
+    """The places of tensors by their names, components of quantized weights and adapters too.
+
+    Args:
+        placing: the layouts by name.
+        components: the quantized weights, whose components are placed as the weights are.
+        uneven: how dims that do not divide are cut, unless a rule says so.
+
+    Attributes:
+        world: The mesh of all devices.
+        followers: The components of quantized weights, each with its weight and its layout.
+    """
+
+    def __init__(self, placing: Placing, components: Components, uneven: UnevenRule) -> None:
+        if placing.world is None:
+            raise LayoutError("layouts has no mesh of all devices; give a layout map with a mesh, or a deployment")
+        self.world: DeviceMesh = placing.world
+        self.followers = followers(components, placing, uneven)
+        self._placing, self._uneven = placing, uneven
+
+    @property
+    def meshes(self) -> list[DeviceMesh]:
+        """All meshes; of layouts without named ones, that of all devices."""
+        return list(self._placing.meshes.values()) or [self.world]
+
+    def parallel_axes(self, sharding: str, over: Sequence[str] | None, tensors: Iterable[Tensor]) -> tuple[str, ...]:
+        """The axes of data parallelism: as given, as the deployment says, or those that no rule uses."""
+        if sharding == "none":
+            if over is not None:
+                raise LayoutError(
+                    "over is for what shards the state; sharding is 'none', so the rules alone cut: leave over out, or "
+                    f"give another sharding: {', '.join(SHARDINGS)}"
+                )
+            return ()
+        known = dict.fromkeys(axis for mesh in self.meshes for axis in mesh.axis_names)
+        if over is not None:
+            given = checked_axes("over", over)
+            if unknown := [axis for axis in given if axis not in known]:
+                raise LayoutError(f"over names the axis {shown(unknown[0])}; the meshes have {', '.join(known)}")
+            return given
+        replicated: tuple[str, ...] = getattr(self._placing, "replicated", ())
+        default = getattr(self._placing, "default", None)
+        by_default = () if default is None else tuple(default.layout.named_axes())
+        if by_default or replicated:
+            return by_default or replicated
+        # The axes of stages and experts, along which a deployment's rules say where a tensor is.
+        rules: Mapping[str, Any] = getattr(self._placing, "rules", dict)()
+        used = {axis for rule in rules.values() for axis, _ in getattr(rule, "at", ())}
+        seen: set[Any] = set()
+        for tensor in tensors:
+            key = re.sub(r"[0-9]+", "#", tensor.name), len(tensor.shape)
+            if key in seen:
+                continue
+            seen.add(key)
+            layout = self.layout_of(tensor)[0]
+            if isinstance(layout, TensorLayout):
+                used |= {axis.partition(":(")[0] for axis in layout.named_axes()}
+        return tuple(axis for axis in known if axis not in used)
+
+    def layout_of(self, tensor: Tensor) -> tuple[TensorLayout | SharedTiling | None, UnevenRule]:
+        """The layout or the tiling of a tensor, and how dims that do not divide are cut."""
+        if tensor.name in self.followers:
+            leader, made = self.followers[tensor.name]
+            if isinstance(made, str):
+                raise LayoutError(f"tensor {shown(tensor.name)}, which is cut as {shown(leader)} is: {made}")
+            return (made.layout, made.uneven) if isinstance(made, Partition) else (made, self._uneven)
+        name, dims = tensor.follows or (tensor.name, None)
+        layout, own, _ = self._placing.placed(name, len(tensor.shape) if dims is None else 2)
+        if layout is not None and not isinstance(layout, (TensorLayout, SharedTiling)):
+            raise TypeError(f"layouts[{shown(name)}] must be a TensorLayout, got {shown(layout)}")
+        if dims is not None and isinstance(layout, TensorLayout):
+            axes = [None if dim is None else layout.axes[dim] for dim in dims]
+            layout = TensorLayout(axes, layout.device_mesh)
+        return layout, own or self._uneven
