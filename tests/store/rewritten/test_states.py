@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 import shardwise as sw
+from shardwise.deploy import Deployment, DeploymentRule
 from shardwise.store import DeviceReads
 
+from ...oracle import engines
 from ..torch_files import Dcp
 
 CASES = Path(__file__).parents[2] / "data" / "states"
@@ -177,6 +179,27 @@ def test_a_device_reads_the_states_of_what_it_reads(torch_state: tuple[str, Path
     assert shapes[states.format(name, "step")] == ()
 
 
+def test_new_names_are_where_the_old_ones_were_in_the_nested_state_dict(
+    torch_state: tuple[str, Path, sw.Rewrites], tmp_path: Path
+) -> None:
+    """PyTorch puts a state dict together by these paths, when it is given none."""
+    case, source, rewrites = torch_state
+    if "dcp" in case:  # Its weights are two dicts deep.
+        rewrites = sw.Rewrites(
+            [{"from": f"app.model.{name}", "to": f"app.model.L.{name}"} for name in ["model.norm.{x*}"]]
+        )
+    sw.reshard_checkpoint(source, tmp_path / "out", to="dcp", rewrites=rewrites)
+    with sw.open_checkpoint(tmp_path / "out") as made:
+        paths = {name: path for name, path in made.metadata["planner_data"].items() if ".state." in name}
+        weights = {name: path for name, path in made.metadata["planner_data"].items() if ".L." in name}
+    if "dcp" in case:
+        assert paths["app.optim.state.L.model.norm.weight.exp_avg"][:-2] == ("app", "optim", "state")
+        assert paths["app.optim.state.L.model.norm.weight.exp_avg"][-2:] == ("L.model.norm.weight", "exp_avg")
+        assert weights["app.model.L.model.norm.weight"] == ("app", "model", "L.model.norm.weight")
+        return
+    assert paths["optimizer.state.L.0.qk.weight.exp_avg"] == ("optimizer", "state.L.0.qk.weight.exp_avg")
+
+
 def test_groups_name_the_new_parameters(torch_state: tuple[str, Path, sw.Rewrites], tmp_path: Path) -> None:
     case, source, rewrites = torch_state
     _, states, rename = TORCH[case]
@@ -263,3 +286,54 @@ def test_adafactor_of_optax_by_its_own_dims(tmp_path: Path) -> None:
     assert pieces["opt_state.0.v_row.embed.embedding"] == 1
     assert pieces[f"opt_state.0.v_col.{new}"] == pieces[f"params.{new}"] == 2
     assert pieces[f"opt_state.0.v.{new}"] == pieces[f"opt_state.0.v_row.{new}"] == 1
+
+
+def test_rules_of_the_package_are_for_states_as_for_weights(tmp_path: Path) -> None:
+    """From Hugging Face's names to Megatron's, as `oracle/engines.py` restates them, cut for two ranks, and back."""
+    weights, moments = engines.hugging_face("llama", seed=1), engines.hugging_face("llama", seed=2)
+    states = {f"optimizer.state.{name}.exp_avg": value for name, value in moments.items() if name != "lm_head.weight"}
+    steps = {f"{name.removesuffix('exp_avg')}step": np.float32(3) for name in states}
+    sw.save_checkpoint(tmp_path / "hf", {**weights, **states, **steps}, to="dcp", sync=False)
+    file, config = sw.example_rules()["torch_dist/llama"], engines.config("llama")
+    layouts = sw.LayoutMap.from_toml(file, sw.DeviceMesh((2,), ("tp",)), config=config)
+    rewrites = sw.Rewrites.from_toml(file, config=config)
+    sw.reshard_checkpoint(tmp_path / "hf", tmp_path / "out", layouts, rewrites=rewrites, to="dcp", sync=False)
+    expected = {kind: engines.ENGINES["torch_dist"]("llama", model) for kind, model in (("", weights), ("m", moments))}
+    with sw.open_checkpoint(tmp_path / "out") as made:
+        for name, value in expected[""].items():
+            assert np.array_equal(made.read(name), value)
+            state = f"optimizer.state.{name}.exp_avg"
+            if state in made:
+                assert np.array_equal(made.read(state), expected["m"][name])
+                assert [piece.bounds for piece in made[state].pieces] == [piece.bounds for piece in made[name].pieces]
+        assert sum(name.endswith("exp_avg") for name in made) == len(expected[""]) - ("output_layer.weight" in made)
+    sw.reshard_checkpoint(tmp_path / "out", tmp_path / "back", rewrites=rewrites.inverse(), to="dcp", sync=False)
+    back = read_all(tmp_path / "back")
+    assert back.keys() == {*weights, *states, *steps}
+    assert all(np.array_equal(back[name], value) for name, value in {**weights, **states, **steps}.items())
+
+
+def test_a_deployment_without_a_default_places_states(tmp_path: Path) -> None:
+    """Each stage has the states of its layers, in files for ranks and in what a rank extracts."""
+    labels = ["a", "b", "c", "d"]
+    rules = {r"^h\.(?P<i>\d+)\.w$": DeploymentRule(("tp", None), mesh="grid", at={"pp": "i"})}
+    deployment = Deployment(labels, {"grid": sw.DeviceMesh((2, 2), ("pp", "tp"), labels)}, rules)
+    held = {f"h.{i}.w": np.arange(12, dtype="f4").reshape(4, 3) + 100 * i for i in range(2)}
+    states = {f"optimizer.state.{name}.exp_avg": value + 1000 for name, value in held.items()}
+    steps = {f"optimizer.state.{name}.step": np.float32(4) for name in held}
+    sw.save_checkpoint(tmp_path / "whole.safetensors", {**held, **states, **steps}, sync=False)
+    sw.reshard_checkpoint(tmp_path / "whole.safetensors", tmp_path / "out", deployment, to="ranks", sync=False)
+    for rank, file in enumerate(sorted((tmp_path / "out").glob("*.safetensors"))):
+        stage, part = divmod(rank, 2)
+        rows, name = slice(2 * part, 2 * part + 2), f"h.{stage}.w"
+        found = read_all(file, part=True)
+        assert found.keys() == {name, f"optimizer.state.{name}.exp_avg", f"optimizer.state.{name}.step"}
+        assert np.array_equal(found[name], held[name][rows])
+        assert np.array_equal(found[f"optimizer.state.{name}.exp_avg"], states[f"optimizer.state.{name}.exp_avg"][rows])
+    # From memory too.
+    sw.save_checkpoint(tmp_path / "again", {**held, **states, **steps}, deployment, to="ranks", sync=False)
+    for file in (tmp_path / "out").glob("*.safetensors"):
+        mine, theirs = (read_all(folder / file.name, part=True) for folder in (tmp_path / "again", tmp_path / "out"))
+        assert {name: digest(value) for name, value in mine.items()} == {
+            name: digest(value) for name, value in theirs.items()
+        }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
@@ -19,7 +19,7 @@ from ...quantized.forms import Components, check_known
 from ...rules.left_out import LeftOut, listed
 from ...rules.pattern import NamePattern, Replacement
 from ...rules.rewrites import Rewrites
-from ...rules.states import StateName
+from ...rules.states import StateName, training_names
 from ...shared_tiling import SharedTiling
 from ..data.location import Location
 from ..data.text import MAX_NAME
@@ -287,17 +287,56 @@ def idle_renames(checkpoint: StoredCheckpoint, rename: Sequence[Replacement]) ->
     ]
 
 
-def key_paths(checkpoint: StoredCheckpoint, names: Mapping[str, str]) -> dict[str, KeyPath]:
-    """The places in a nested state dict of the tensors that keep their names, as far as the checkpoint states them."""
+def key_paths(checkpoint: StoredCheckpoint, names: Mapping[str, str], made: Collection[str] = ()) -> dict[str, KeyPath]:
+    """The places in a nested state dict of the tensors that keep their names, as far as the checkpoint states them.
+
+    Args:
+        checkpoint: The source.
+        names: The old names of what goes as it is, each with its new one.
+        made: All new names: weights and states with other names than before are where those before were.
+    """
     said = checkpoint.metadata.get("planner_data")
     if not isinstance(said, Mapping):
         return {}
-    return {
-        new: path
-        for old, new in names.items()
-        for path in [said.get(old)]
-        if old == new and isinstance(path, tuple) and path and all(type(key) in (str, int) for key in path)
+
+    def path_of(old: str) -> KeyPath | None:
+        path = said.get(old)
+        return path if isinstance(path, tuple) and path and all(type(key) in (str, int) for key in path) else None
+
+    found = {new: path for old, new in names.items() for path in [path_of(old)] if old == new and path is not None}
+    others = [name for name in made if name not in found]
+    if not others:
+        return found
+    around: dict[tuple[str, str], tuple[KeyPath, str]] = {}
+    for old, state in checkpoint.training.names.states.items():
+        path = path_of(old)
+        if path is not None:
+            around.setdefault((state.before, state.after), (path, state.parameter))
+    folders = {
+        ".".join(map(str, path[:-1])) + ".": path[:-1]
+        for weight in checkpoint.training.names.weights.values()
+        for path in [path_of(weight)]
+        if path is not None and len(path) > 1 and ".".join(map(str, path)) == weight
     }
+    training = training_names(made)
+    for name in others:
+        own = training.states.get(name)
+        if own is not None and (own.before, own.after) in around:
+            path, parameter = around[own.before, own.after]
+            found[name] = tuple(_replaced(key, parameter, own.parameter) for key in path)
+        elif own is None:
+            folder = max((text for text in folders if name.startswith(text)), key=len, default=None)
+            if folder is not None:
+                found[name] = (*folders[folder], name.removeprefix(folder))
+    return found
+
+
+def _replaced(key: str | int, parameter: str, new: str) -> str | int:
+    """A key of a path to a state, with another parameter: the whole key, or what is between dots in it."""
+    if key == parameter:
+        return new
+    head, found, tail = f".{key}.".partition(f".{parameter}.")
+    return f"{head}.{new}.{tail}"[1:-1] if found else key
 
 
 def check_name(name: Any) -> None:

@@ -123,7 +123,8 @@ class Preparation:
             names[old] = name
             wanted.append(wanted_bytes(name, value_bytes(value)))
         scratch.finish()
-        paths = key_paths(checkpoint, names) if megatron is None else {}
+        tensors_alone = [tensor.name for tensor in wanted if not tensor.is_object]
+        paths = key_paths(checkpoint, names, tensors_alone) if megatron is None else {}
         with uncollected():
             return plan_form(request, wanted, paths, self._along)
 
