@@ -24,7 +24,7 @@ from ...rules.left_out import named
 from ...shared_tiling import SharedTiling
 from ..data.boxes import contiguous_strides
 from ..tensors.checkpoint import StoredObject
-from ..tensors.stored import StoredTensor
+from ..tensors.stored import ListedPieces, StoredTensor
 from .names import check_name
 
 __all__ = [
@@ -82,7 +82,11 @@ def wanted_stored(name: str, tensor: StoredTensor, partition: Partition | Shared
     if tensor.bits % 8:
         tensor = tensor.packed_bytes()
     rank, is_filled = len(tensor.shape), tensor.size > 0
-    pieces = Pieces.of((piece.extent() for piece in (tensor.pieces if is_filled else ())), rank)
+    held = tensor.pieces if is_filled else ()
+    if isinstance(held, ListedPieces) and held.has_extents:
+        pieces = held.extents()
+    else:
+        pieces = Pieces.of((piece.extent() for piece in held), rank)
     again = [piece for piece in tensor.replicas if piece.is_addressable] if is_filled else []
     replicas = Pieces.of((piece.extent() for piece in again), rank) if again else NO_PIECES
     identity = pieces.identity, tensor.dtype, tensor.shape

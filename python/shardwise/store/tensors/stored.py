@@ -146,8 +146,13 @@ class StoredPiece(ReadsFiles):
 
 
 class ListedPieces(Sequence[StoredPiece]):
-    """Pieces that are made when they are asked for, from their boxes and a function."""
+    """Pieces that are made when they are asked for, from their boxes and a function.
 
+    Attributes:
+        has_extents: Whether all are addressable, and `extents` says where they lie, without making one.
+    """
+
+    has_extents = False
     _table: Pieces | None = None
 
     def __init__(self, boxes: npt.NDArray[np.int64], make: Callable[[int, Bounds], StoredPiece]) -> None:
@@ -169,6 +174,10 @@ class ListedPieces(Sequence[StoredPiece]):
     def make(self, position: int, box: Bounds) -> StoredPiece:
         """Make one of them."""
         return self._make(position, box)
+
+    def extents(self) -> Pieces:
+        """The place of each, as `StoredPiece.extent` says it, as one table."""
+        return Pieces.of((piece.extent() for piece in self), self.boxes.shape[1])
 
     def __len__(self) -> int:
         return len(self._boxes)
@@ -328,7 +337,10 @@ class StoredTensor(Drawn, ReadsFiles):
     @property
     def is_addressable(self) -> bool:
         """True if all its elements are stored as they are; else some must be decoded."""
-        return all(piece.is_addressable for piece in self.pieces)
+        pieces = self.pieces
+        if isinstance(pieces, ListedPieces) and pieces.has_extents:
+            return True
+        return all(piece.is_addressable for piece in pieces)
 
     def check_decodable(self, memory: int, wider: int = 0) -> None:
         """Refuse a tensor of which one chunk takes more memory than there is.

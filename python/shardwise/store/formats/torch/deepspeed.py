@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from ...._text import shown
@@ -21,7 +22,7 @@ from ...tensors.checkpoint import Besides, StoredCheckpoint
 from ...tensors.lazy import LazyTensors
 from ...tensors.stored import StoredTensor, UnsupportedError
 from .deepspeed_files import Key, RankFile, Rows, check_world, frozen_row, grid_of, metadata_of, ranks_of, read_rank
-from .flat_parts import FlatRow, Source, WholeRow, described, filled, is_flat, made
+from .flat_parts import Arrays, FlatRow, WholeRow, described, filled, is_flat, made
 from .model_parallel import Cut, CutRules, whole
 from .optimizers import Candidate, Optimizer, matched, optimizer_of
 from .tensors import SavedTensor, children, dict_of, sums_of, value_object
@@ -218,6 +219,9 @@ class _Folder(Rows):
                     )
         if kind != "master":
             self._spans.check(number, kind, [[flat.shape[0] for flat in row] for row in flats])
+        parts_of_all = [part for parts in self._partitions for part in parts]
+        held = [(part.file.container, flat) for part, flat in zip(parts_of_all, chain(*flats), strict=True)]
+        arrays = Arrays(held, f"{kind} of group {number}")
         for name in self.layouts[0][number]:
             full = f"optimizer.state.{name}.{kind}"
             if name in self.unreadable:
@@ -228,13 +232,7 @@ class _Folder(Rows):
                     "blocks that do not end with parameters"
                 )
             else:
-                sources = []
-                for mp, (row, parts) in enumerate(zip(flats, self._partitions, strict=True)):
-                    for dp, (flat, part) in enumerate(zip(row, parts, strict=True)):
-                        at, start, stop = self._spans.of(mp, dp, number, name)
-                        if start < stop:
-                            sources.append(Source(part.file.container, flat, at, mp, start, stop))
-                self.states[full] = FlatRow(first.dtype, self.cuts[name], tuple(sources))
+                self.states[full] = FlatRow(first.dtype, self.cuts[name], arrays, self._spans.table(number, name))
 
     def _add_scalar(self, group: Mapping[str, Any], kind: str, values: list[Any]) -> None:
         """Add a value that is one for all parameters of a group, such as their step."""

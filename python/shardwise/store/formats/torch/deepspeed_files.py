@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ...._dtypes import Dtype
 from ...._text import shown
 from ....errors import ParseError
@@ -15,10 +17,10 @@ from ...data.location import Location
 from ...data.text import checked_shape
 from ...tensors.checkpoint import StoredObject
 from ...tensors.stored import UnsupportedError
-from .flat_parts import FlatRow, Source, WholeRow, is_flat
+from .flat_parts import Arrays, FlatRow, WholeRow, is_flat
 from .model_parallel import Cut, whole
 from .pickles import Record, sizes_of, state_of
-from .tensors import Container, children, dict_of, flatten, value_object
+from .tensors import Container, SavedTensor, children, dict_of, flatten, value_object
 
 __all__ = [
     "Grid",
@@ -257,7 +259,8 @@ def frozen_row(models: Grid, name: str, cut: Callable[..., Cut]) -> FlatRow | No
     """
     if dict_of(models[0][0].said.get("frozen_param_shapes")).get(name) is None:
         return None
-    sources: list[Source] = []
+    held: list[tuple[Container, SavedTensor]] = []
+    spans: list[tuple[int, ...]] = []
     shapes: list[tuple[int, ...]] = []
     dtype: Dtype | None = None
     for mp, row in enumerate(models):
@@ -275,5 +278,9 @@ def frozen_row(models: Grid, name: str, cut: Callable[..., Cut]) -> FlatRow | No
                 )
             start = min(dp * size, count)
             if start < count:
-                sources.append(Source(file.container, flat, 0, mp, start, min(start + size, count)))
-    return None if dtype is None else FlatRow(dtype, cut(name, shapes, is_certain=False), tuple(sources))
+                spans.append((len(held), 0, mp, start, min(start + size, count)))
+                held.append((file.container, flat))
+    if dtype is None:
+        return None
+    table = np.array(spans, np.int64).reshape(len(spans), 5)
+    return FlatRow(dtype, cut(name, shapes, is_certain=False), Arrays(held, f"part of {name}"), table)

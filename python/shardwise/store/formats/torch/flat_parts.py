@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache, partial
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...._dtypes import DTYPES, Dtype
+from ...._fork import cached_property
 from ...._types import Numbers
-from ....pieces import Bounds, shared_box
+from ....pieces import Bounds, Pieces, shared_box
+from ...data.files import Holder
 from ...data.location import Location
 from ...tensors.coverage import tile
 from ...tensors.flat import flat_boxes
@@ -18,39 +21,55 @@ from ...tensors.stored import ListedPieces, StoredPiece, StoredTensor
 from .model_parallel import Cut
 from .tensors import Container, SavedTensor
 
-__all__ = ["FlatRow", "Source", "WholeRow", "described", "filled", "is_flat", "made"]
+__all__ = ["Arrays", "FlatRow", "WholeRow", "described", "filled", "is_flat", "made"]
 
 
 #: From here on a float32 does not hold each whole number.
 _MOST_STEPS = 1 << 24
 
 
-class Source(NamedTuple):
-    """A range of a rank's flattened tensor, in a flat array.
+class Arrays:
+    """Flat arrays, each of a rank, of which many tensors are parts: their places in files are looked up once.
 
-    Attributes:
-        container: The file that has the array.
-        array: The array.
-        at: The element of the array that is the first.
-        rank: The model-parallel rank.
-        start: The element of the rank's tensor that is the first.
-        stop: The one after the last.
+    Args:
+        held: The file and the array of each.
+        what: Their name in messages.
     """
 
-    container: Container
-    array: SavedTensor
-    at: int
-    rank: int
-    start: int
-    stop: int
+    def __init__(self, held: Sequence[tuple[Container, SavedTensor]], what: str) -> None:
+        self.held = tuple(held)
+        self._what = what
+
+    @cached_property
+    def places(self) -> tuple[list[Holder], Numbers, Numbers]:
+        """The files; for each array the number of its file, and the byte that is its first."""
+        files: list[Holder] = []
+        rows = []
+        for container, array in self.held:
+            file, first, _ = container.extent(array, self._what)
+            if not files or files[-1] is not file:
+                files.append(file)
+            rows.append((len(files) - 1, first))
+        table = np.array(rows, np.int64).reshape(len(rows), 2)
+        return files, table[:, 0], table[:, 1]
 
 
 class FlatRow(NamedTuple):
-    """A tensor whose elements are in ranges of flat arrays."""
+    """A tensor whose elements are in ranges of flat arrays.
+
+    Attributes:
+        dtype: Its dtype.
+        cut: Its cut among model-parallel ranks.
+        arrays: The arrays.
+        spans: For each range: the number of its array, the element there that is its first, its model-parallel rank,
+            and which elements of the rank's own flattened tensor it is, start and stop. int64 of shape (ranges, 5).
+        alias_of: The name of the tensor that it is under another name.
+    """
 
     dtype: Dtype
     cut: Cut
-    sources: tuple[Source, ...]
+    arrays: Arrays
+    spans: Numbers
     alias_of: str | None = None
 
 
@@ -144,8 +163,7 @@ def _moved(box: Bounds, around: Bounds, start: tuple[int, ...]) -> Bounds:
 
 def _flat_step(inner: Bounds, box: Bounds, shape: tuple[int, ...]) -> int:
     """The elements from the first of a box to the first of one in it, in an array of this shape."""
-    steps = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
-    return sum((low - at) * step for (low, _), (at, _), step in zip(inner, box, steps, strict=True))
+    return sum((low - at) * step for (low, _), (at, _), step in zip(inner, box, _dense(shape), strict=True))
 
 
 def _refined(copies: list[list[Bounds]]) -> list[Bounds] | None:
@@ -181,20 +199,43 @@ def _columns(rows: list[tuple[Bounds, int, int]], dims: int) -> _Placed:
     return _Placed(boxes, *(np.array([row[at] for row in rows], np.int64) for at in (1, 2)))
 
 
+class _FlatPieces(ListedPieces):
+    """The pieces of a tensor in flat arrays."""
+
+    has_extents = True
+
+    def __init__(self, name: str, row: FlatRow, placed: _Placed) -> None:
+        super().__init__(placed.boxes, self._piece)
+        self._name, self._row, self._placed = name, row, placed
+
+    def _piece(self, position: int, box: Bounds) -> StoredPiece:
+        row = self._row
+        number, at, rank, _, _ = row.spans[self._placed.sources[position]].tolist()
+        container, array = row.arrays.held[number]
+        offset = array.offset + at + int(self._placed.begins[position])
+        shape = tuple(high - low for low, high in box)
+        saved: SavedTensor = array._replace(shape=shape, strides=_dense(row.cut.local[rank]), offset=offset)
+        piece: StoredPiece = container.piece(saved, self._name, box)
+        return piece
+
+    def extents(self) -> Pieces:
+        row, placed = self._row, self._placed
+        files, numbers, firsts = row.arrays.places
+        spans, itemsize = row.spans[placed.sources], row.dtype.bits // 8
+        strides = np.array([_dense(local) for local in row.cut.local], np.int64).reshape(len(row.cut.local), -1)
+        offsets = firsts[spans[:, 0]] + (spans[:, 1] + placed.begins) * itemsize
+        return Pieces.built(numbers[spans[:, 0]], offsets, placed.boxes, strides[spans[:, 2]] * itemsize, files)
+
+
+def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The elements from one to the next in each dim of an array in C order."""
+    return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
+
+
 def _flat(name: str, row: FlatRow) -> StoredTensor:
-    ranges = tuple((source.rank, source.start, source.stop) for source in row.sources)
-    pieces, replicas = (ListedPieces(one.boxes, partial(_piece, name, row, one)) for one in _placed(row.cut, ranges))
+    ranges = tuple(map(tuple, row.spans[:, 2:].tolist()))
+    pieces, replicas = (_FlatPieces(name, row, one) for one in _placed(row.cut, ranges))
     return StoredTensor(name, row.dtype, row.cut.shape, pieces, replicas=replicas, alias_of=row.alias_of)
-
-
-def _piece(name: str, row: FlatRow, placed: _Placed, position: int, box: Bounds) -> StoredPiece:
-    source = row.sources[int(placed.sources[position])]
-    local = row.cut.local[source.rank]
-    strides = tuple(math.prod(local[dim + 1 :]) for dim in range(len(local)))
-    offset = source.array.offset + source.at + int(placed.begins[position])
-    shape = tuple(high - low for low, high in box)
-    saved: Any = source.array._replace(shape=shape, strides=strides, offset=offset)
-    return source.container.piece(saved, name, box)
 
 
 def filled(name: str, number: Any, path: Location) -> StoredTensor:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ...._text import shown
+from ...._types import Numbers
 from ....errors import ParseError
 from ...data.text import checked_name, checked_shape
 from ...tensors.stored import UnsupportedError
@@ -124,6 +127,7 @@ class Spans:
         self.is_each = "fp32_flat_groups" in partitions[0][0].said
         self._begins: list[list[dict[str, int]]] = []
         self._sizes: list[list[int]] = []
+        self._tables: dict[tuple[int, str], Numbers] = {}
         for row, layout in zip(partitions, layouts, strict=True):
             for rank, part in enumerate(row):
                 if len(part.masters) != len(layout):
@@ -210,16 +214,30 @@ class Spans:
                         f"{part.masters[number].shape[0]}"
                     )
 
-    def of(self, mp: int, dp: int, number: int, name: str) -> tuple[int, int, int]:
-        """Give the element of a rank's flat array at which a parameter begins, and which of its elements are there."""
-        count, begin = math.prod(self._layouts[mp][number][name]), self._begins[mp][number][name]
+    def table(self, number: int, name: str) -> Numbers:
+        """Give the ranges of ranks' flat arrays that a parameter of a group is; see `FlatRow`."""
+        found = self._tables.get((number, name))
+        if found is None:
+            rows = [self._of_rank(mp, number, name) for mp in range(len(self._partitions))]
+            found = self._tables[number, name] = np.concatenate(rows)
+        return found
+
+    def _of_rank(self, mp: int, number: int, name: str) -> Numbers:
+        """The ranges of the data-parallel ranks of a model-parallel one; of those that have elements of it."""
+        world, begin = len(self._partitions[mp]), self._begins[mp][number][name]
+        count = math.prod(self._layouts[mp][number][name])
+        ranks = np.arange(world)
         if self.is_each:
-            size = -(-count // len(self._partitions[mp]))
-            start = min(dp * size, count)
-            return begin, start, min(start + size, count)
-        size = self._sizes[mp][number]
-        low, high = max(begin, dp * size), min(begin + count, (dp + 1) * size)
-        return (low - dp * size, low - begin, high - begin) if low < high else (0, 0, 0)
+            size = -(-count // world)
+            start, stop = np.minimum(ranks * size, count), np.minimum((ranks + 1) * size, count)
+            at = np.full(world, begin)
+        else:
+            first = ranks * self._sizes[mp][number]
+            low = np.maximum(begin, first)
+            at, start = low - first, low - begin
+            stop = np.minimum(begin + count, first + self._sizes[mp][number]) - begin
+        rows = np.column_stack([mp * world + ranks, at, np.full(world, mp), start, stop])
+        return rows[start < stop]
 
     def _check_named(
         self, part: Partition, rank: int, begins: list[dict[str, int]], sizes: list[int], layout: Layout
