@@ -233,6 +233,12 @@ def test_parameters_that_may_be_either_keep_their_numbers_and_names_settle_it(tm
     with sw.open_checkpoint(path, parameter_names=["a", "b"]) as checkpoint:
         assert checkpoint.read("optimizer.state.b.exp_avg").tolist() == [1, 2, 1, 2]
         assert checkpoint.objects["optimizer.param_groups.1.params"].value() == ["b"]
+    for rank in range(2):  # An optimizer that was made of pairs with names says them.
+        state = {n: {"exp_avg": dtensor(ones(2) + n, str(n), (4,), (2,), (rank,), [SHARD])} for n in range(2)}
+        groups = [{"params": [0], "param_names": ["a"]}, {"params": [1], "param_names": ["b"]}]
+        (path / f"optim_world_size_2_rank_{rank}.pt").write_bytes(save({"state": state, "param_groups": groups}))
+    with sw.open_checkpoint(path) as checkpoint:
+        assert checkpoint.read("optimizer.state.b.exp_avg").tolist() == [1, 2, 1, 2]
     with pytest.raises(sw.ParseError, match=r"optim_world_size_2_rank_0.pt: parameter_names has 1 names"):
         sw.open_checkpoint(path, parameter_names=["a"])
     with pytest.raises(sw.ParseError, match=r"parameter_names is given, but it has no optimizer whose parameters"):

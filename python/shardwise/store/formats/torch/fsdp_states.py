@@ -156,6 +156,9 @@ class States:
         Raises:
             ParseError: if the ranks do not have all of a state together, or `names` do not fit.
         """
+        said = self._ranks[0].said_names() if self._ranks and self._ranks[0].is_numbered else None
+        if names is None and said is not None and set(said.values()) <= set(weights):
+            names = [said[number] for group in self._ranks[0].params for number in group]
         self._names = names
         if names is not None and not (self._ranks and self._ranks[0].is_numbered):
             raise ParseError(
