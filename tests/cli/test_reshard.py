@@ -157,7 +157,7 @@ def test_a_plan_for_a_disk_that_is_too_small_says_so(
     plan = ["plan", str(tmp_path / "a.safetensors"), str(tmp_path / "b"), "--to", "hf", *more]
     assert main(plan) == 0
     capsys.readouterr()
-    monkeypatch.setattr("shardwise.store.write.places.folder.free_space", lambda _: 1000)
+    monkeypatch.setattr("shardwise.store.write.places.leftovers.free_space", lambda _: 1000)
     assert main(plan) == 1
     said = capsys.readouterr()
     assert "there is no room for it: it takes 4" in said.err

@@ -11,7 +11,7 @@ import pytest
 
 import shardwise as sw
 from shardwise.cli import main
-from shardwise.store.write.places import folder as disk
+from shardwise.store.write.places import leftovers as disk
 from tests.store.trips import Stopped
 
 MIB = 2**20

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import shardwise as sw
 from shardwise.cli import main
 from shardwise.cli.plan import time_text
-from shardwise.store.write.places import folder as disk
+from shardwise.store.write.places import leftovers as disk
 from shardwise.store.write.request import scratch
 from shardwise.store.write.run import checkpoint_plan as forecast
 from shardwise.store.write.run.checkpoint_plan import runs_to_copy

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardwise as sw
-from shardwise.store.write.places.folder import FolderSink
+from shardwise.store.write.places.regions import FolderSink
 from shardwise.store.write.run.run import _spread
 
 TASK = 1 << 16

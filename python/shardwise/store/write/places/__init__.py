@@ -3,7 +3,8 @@
 | module | answers |
 |---|---|
 | `place` | the questions that a place answers; receipts |
-| `folder` | a folder that gets its name at the end |
+| `folder`, `regions` | a folder that gets its name at the end; its unfinished files |
+| `leftovers` | room on a disk; work that runs have left of a checkpoint there |
 | `store` | an object store, whose index comes last |
 | `parts`, `shared_objects` | parts of objects that several tasks put; how these objects begin and end |
 | `stream`, `uploads`, `part_sizes` | an object made as a whole, part by part; the sizes of the parts |
@@ -25,6 +26,7 @@ from ...data.location import Location, hidden_name, taken
 from ...data.objects import ObjectPath
 from ...data.own_folders import OpenFolder, make_marked, remove_marked
 from . import folder, store
+from .leftovers import check_room
 from .part_sizes import LIMITS, Limits
 from .place import NewCheckpoint, Place
 
@@ -95,7 +97,7 @@ def check_writable(path: Location, nbytes: int = 0) -> None:
     if isinstance(path, ObjectPath):
         store.check_writable(path)
     elif isinstance(path, Path):
-        folder.check_room(path, nbytes, "the checkpoint, with what is written beside it first,")
+        check_room(path, nbytes, "the checkpoint, with what is written beside it first,")
 
 
 #: The text of the file that marks the folder beside a destination.

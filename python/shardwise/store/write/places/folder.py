@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import secrets
 import socket
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 
 from ...._atomic import naming
-from ...._core import FileLock, free_space, publish, sync_files
-from ...._text import bytes_text
+from ...._core import FileLock, publish, sync_files
 from ....errors import ParseError
 from ...data.engine import CopyJob
 from ...data.location import hidden_name, taken, workplace_of
@@ -31,23 +28,19 @@ from ...data.own_folders import (
     make_marked,
     opened_below,
     refuse_stranger,
-    refuse_unmarked,
     remove_marked,
     write_all,
 )
-from .gatherer import Gatherer
+from .leftovers import DATA, PARTS, check_room, free_bytes, marker_of, remove_plans
 from .place import Completion, NewCheckpoint, receipt_from_line, receipt_line
-from .task import Outcome, Progress, Task, TaskReceipt
+from .regions import FolderSink
+from .task import TaskReceipt
 from .work import Work, Workers, workers_for
 
-__all__ = ["FolderPlace", "check_room", "claim_name", "locked", "refuse_existing"]
+__all__ = ["FolderPlace", "claim_name", "locked", "refuse_existing"]
 
-#: The name of a plan's folder: the beginning of its digest.
-_PLAN = re.compile(r"[0-9a-f]{16}")
-#: In a plan's folder, the file that says that parts of the plan are run by processes that do not know each other.
-_PARTS = "parts"
-#: The folders in a plan's folder.
-_DATA, _RECEIPTS = "data", "receipts"
+#: The folder of receipts in a plan's folder.
+_RECEIPTS = "receipts"
 #: The longest line of receipts that is read.
 _MOST_LINE = 2**26
 #: Seconds after which receipts are written whose data is on the disk already.
@@ -74,7 +67,7 @@ def locked(path: Path) -> Iterator[None]:
 def claim_name(path: Path) -> None:
     """Refuse a path that exists, under its lock; remove what a run has left that was killed when all was done."""
     if path.exists():
-        _remove_plans(path)
+        remove_plans(path)
     refuse_existing(path)
 
 
@@ -83,66 +76,6 @@ def refuse_existing(path: Path) -> None:
     if path.exists() or path.is_symlink():
         raise taken(path)
     _check_parent(path)
-
-
-@dataclass(frozen=True)
-class FolderSink:
-    """The unfinished files of a folder, of which tasks write regions.
-
-    Attributes:
-        folder: Their folder.
-        finished: The folder of the files of the finished checkpoint.
-    """
-
-    folder: str
-    finished: str
-
-    def count(self, task: Task) -> int:
-        """The files that the task writes parts of."""
-        return len(task.files)
-
-    def fill(
-        self, task: Task, gatherer: Gatherer, memory: int, threads: int | None, *, sync: bool, progress: Progress
-    ) -> Outcome:
-        """Write what the gatherer gives."""
-        with opened_below(Path(self.folder), 3) as folder:
-
-            def destinations(job: CopyJob) -> None:
-                for _, name, size in task.files:
-                    job.fill_file(folder.path / name, size, folder.descriptor)
-
-            done = gatherer.into_files(destinations, memory, threads, sync=sync, progress=_counted(progress))
-        return Outcome(done.digests, done.crcs, done.bytes_written)
-
-    def compare(self, task: Task, gatherer: Gatherer, memory: int, threads: int | None, progress: Progress) -> Outcome:
-        """Compare the finished files with what the gatherer gives.
-
-        Raises:
-            FileExistsError: if they have something else.
-        """
-
-        def destinations(job: CopyJob) -> None:
-            for _, name, size in task.files:
-                job.compare_file(Path(self.finished, name), size)
-
-        done = gatherer.into_files(destinations, memory, threads, sync=False, progress=_counted(progress))
-        if done.differs:
-            raise taken(self.finished, "exists already, and has other values than this plan gives it")
-        return Outcome(done.digests, done.crcs, done.bytes_written)
-
-
-def _counted(progress: Progress) -> Callable[[int, int], object] | None:
-    """Progress from the bytes that are done, told as what was added."""
-    if progress is None:
-        return None
-    last = 0
-
-    def more(done: int, _: int) -> None:
-        nonlocal last
-        progress(done - last)
-        last = done
-
-    return more
 
 
 class FolderPlace:
@@ -156,7 +89,7 @@ class FolderPlace:
             raise ParseError(f"{new.path}: the plan is for a store whose objects are put together from parts")
         self._new, self.path = new, Path(new.path)
         self.root = workplace_of(self.path) / new.digest[:16]
-        self.folder = self.root / _DATA
+        self.folder = self.root / DATA
         self._finished = str(self.path if new.is_folder else self.path.parent)
 
     def least_part(self, size: int) -> int:
@@ -179,7 +112,7 @@ class FolderPlace:
 
     def free(self) -> int:
         """The bytes that are free."""
-        return int(free_space(self.path.parent))
+        return free_bytes(self.path)
 
     def check_room(self, beside: Callable[[], Iterable[int]]) -> None:
         """Refuse, with OSError, a checkpoint that there is no room for; what an interrupted run left makes room."""
@@ -204,7 +137,7 @@ class FolderPlace:
             FileExistsError: if another plan is being run there in parts.
         """
         claim_name(self.path)
-        _remove_plans(self.path, but=self.root.name if resume else "", parts=False)
+        remove_plans(self.path, but=self.root.name if resume else "", parts=False)
 
     def begin(self, *, parts: bool) -> None:
         """Make the files, unless another process has: all of them in full size, without their contents."""
@@ -214,15 +147,15 @@ class FolderPlace:
             with suppress(FileExistsError):
                 beside.make(self.root.parent.name, 0o700)
             top = stack.enter_context(beside.enter(self.root.parent.name))
-            root = stack.enter_context(make_marked(top, self.root.name, _marker(self.root.name)))
-            if root.status(_DATA) is None:
+            root = stack.enter_context(make_marked(top, self.root.name, marker_of(self.root.name)))
+            if root.status(DATA) is None:
                 self._make_files(root)
             with suppress(FileExistsError):
                 root.make(_RECEIPTS)
-            for name in (_DATA, _RECEIPTS):
+            for name in (DATA, _RECEIPTS):
                 root.enter(name).__exit__()
             if parts:
-                root.write(_PARTS, b"", sync=False)
+                root.write(PARTS, b"", sync=False)
 
     def _make_files(self, root: OpenFolder) -> None:
         name = f"making.{secrets.token_hex(8)}"
@@ -233,9 +166,9 @@ class FolderPlace:
                 for file, size in zip(self._new.files, self._new.sizes, strict=True):
                     job.write_file(made.path / file.name, size, made.descriptor)
                 job.run(threads=1)
-            root.rename(name, _DATA)
+            root.rename(name, DATA)
         except OSError:
-            if root.status(_DATA) is None or root.status(name) is None:  # If both exist, another process was faster.
+            if root.status(DATA) is None or root.status(name) is None:  # If both exist, another process was faster.
                 raise
         finally:
             with suppress(OSError):
@@ -357,39 +290,12 @@ class FolderPlace:
     def discard(self, made: Mapping[int, tuple[int, str]] | None = None) -> None:
         """Remove what is not finished; what stays is for the next run to remove."""
         with suppress(OSError), opened_below(self.root.parent, 1) as top:
-            remove_marked(top, self.root.name, _marker(self.root.name))
+            remove_marked(top, self.root.name, marker_of(self.root.name))
         with (
             suppress(OSError),
             OpenFolder.at(self.root.parent.parent) as beside,
         ):  # Another plan may have a folder there.
             beside.remove_empty(self.root.parent.name)
-
-
-def check_room(path: Path, nbytes: int, what: str = "the checkpoint") -> None:
-    """Refuse, with OSError, what does not fit in the file system of a path; what a run has left there makes room."""
-    free, left = free_space(path.parent), _unfinished(path)
-    if nbytes > free + left:
-        sizes = bytes_text(nbytes), bytes_text(free)
-        if sizes[0] == sizes[1]:
-            sizes = f"{nbytes:,} bytes", f"{free:,} bytes"
-        more = ""
-        if left:
-            more = (
-                f", besides the {bytes_text(left)} that an interrupted run has left in {workplace_of(path).name}; "
-                "resume=True goes on with that"
-            )
-        raise OSError(errno.ENOSPC, f"{what} takes {sizes[0]}, but {sizes[1]} are free{more}", str(path))
-
-
-def _unfinished(path: Path) -> int:
-    """The bytes on the disk of what runs have left of a checkpoint."""
-    total = 0
-    with suppress(OSError), opened_below(workplace_of(path), 1) as top:
-        for name in top.names():
-            with suppress(OSError), opened_below(top.path / name / _DATA, 3) as data:
-                found = [data.status(each) for each in data.names()]
-                total += sum(getattr(each, "st_blocks", 0) * 512 for each in found if each is not None)
-    return total
 
 
 class FolderRecorder:
@@ -441,40 +347,6 @@ class FolderRecorder:
 def _check_parent(path: Path) -> None:
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "the folder for the checkpoint does not exist", str(path.parent))
-
-
-def _marker(name: str) -> str:
-    """Return the text of the file that marks the folder of a plan."""
-    return f"shardwise plan {name}\n"
-
-
-def _remove_plans(path: Path, *, but: str = "", parts: bool = True) -> None:
-    """Remove the unfinished work of all plans for a checkpoint, except of one.
-
-    Raises:
-        FileExistsError: if there is something that no plan made, or, unless `parts`, a plan that is run in parts.
-    """
-    top_path = workplace_of(path)
-    with ExitStack() as stack:
-        try:
-            top = stack.enter_context(opened_below(top_path, 1))
-        except FileNotFoundError:
-            return
-        names = top.names()
-        for name in names:  # Before anything is removed.
-            if not _PLAN.fullmatch(name):
-                raise refuse_stranger(top_path / name)
-            with top.enter(name) as folder:
-                refuse_unmarked(folder, _marker(name))
-                if not parts and name != but and folder.status(_PARTS) is not None:
-                    text = "holds parts of a plan; commit the plan, or remove this folder"
-                    raise taken(folder.path, text)
-        for name in names:
-            if name != but:
-                remove_marked(top, name, _marker(name))
-    if but not in names:
-        with suppress(OSError), OpenFolder.at(top_path.parent) as beside:
-            beside.remove_empty(top_path.name)
 
 
 def _may_hold(name: str, numbers: range) -> bool:
