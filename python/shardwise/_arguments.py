@@ -43,7 +43,7 @@ _INT64_MAX = 2**63 - 1
 #: No system accepts a path of more characters, and its message would repeat them all.
 _LONGEST_PATH = 1 << 15 if os.name == "nt" else 1 << 12
 
-Kind = TypeVar("Kind")
+Instance = TypeVar("Instance")
 
 #: The words for types whose own names messages do not use.
 _CALLED: dict[type, str] = {
@@ -61,7 +61,7 @@ INTEGER: tuple[type, ...] = (int, np.integer)
 _OF_SEQUENCES = "; np.asarray turns a sequence into an array"
 
 
-def instance(name: str, value: object, kind: type[Kind], alternative: str = "") -> Kind:
+def instance(name: str, value: object, kind: type[Instance], alternative: str = "") -> Instance:
     """Return a value if it is of the given type.
 
     >>> instance("rank", "two", bool)
@@ -81,7 +81,7 @@ def _called(kind: type | tuple[type, ...]) -> str:
     return _CALLED.get(kind) or f"{'an' if kind.__name__[0] in 'AEIO' else 'a'} {kind.__name__}"
 
 
-def optional(name: str, value: object, kind: type[Kind]) -> Kind | None:
+def optional(name: str, value: object, kind: type[Instance]) -> Instance | None:
     """Return a value if it is of the given type or `None`.
 
     >>> optional("name", 3, str)

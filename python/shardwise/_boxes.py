@@ -18,11 +18,20 @@ if TYPE_CHECKING:
 
     Corners = npt.NDArray[np.int64]
 
-__all__ = ["Holder", "arguments_of", "chunks_key", "consecutive", "key_of", "one_each", "parse_holder", "positions"]
+__all__ = [
+    "HolderBoxes",
+    "arguments_of",
+    "chunks_key",
+    "consecutive",
+    "key_of",
+    "one_each",
+    "parse_holder",
+    "positions",
+]
 
 #: A holder's boxes as int64 (boxes, dims, 2), their number, and its array: True for the one box's own, False for a flat
 #: one, or its shape and where the boxes begin in it.
-Holder = tuple["Corners", int, "bool | tuple[tuple[int, ...], list[int]]"]
+HolderBoxes = tuple["Corners", int, "bool | tuple[tuple[int, ...], list[int]]"]
 #: The beginning of a key that has the shape of the chunks and no boxes.
 _CHUNKS = "chunks"
 
@@ -42,7 +51,7 @@ def one_each(shape: tuple[int, ...], boxes: Any) -> Corners:
     return array
 
 
-def parse_holder(label: Any, value: Any, shape: tuple[int, ...], own: Sequence[int] | None) -> Holder:
+def parse_holder(label: Any, value: Any, shape: tuple[int, ...], own: Sequence[int] | None) -> HolderBoxes:
     """Read the entry of `from_boxes` for one label; `own` is the shape of its array, if given."""
     name = f"boxes[{shown(label)}]"
     if isinstance(value, (str, bytes, Mapping, Set)) or not hasattr(value, "__len__"):
@@ -113,7 +122,7 @@ def _starts(start: Any) -> list[int]:
     return numbers
 
 
-def key_of(holder: Holder) -> tuple[Any, ...]:
+def key_of(holder: HolderBoxes) -> tuple[Any, ...]:
     """A holder in a form that can be hashed."""
     bounds, count, array = holder
     return bounds.tobytes(), count, array if isinstance(array, bool) else (array[0], tuple(array[1]))

@@ -25,7 +25,7 @@ _LARGEST = 2**63 - 1
 _LONGEST, _DEEPEST = 1000, 32
 
 #: One step of a calculation with a stack: a number or a name is put on it, an operation takes its operands from it.
-_Step = tuple[Literal["number"], int] | tuple[Literal["name", "entry", "operation"], str]
+_Operation = tuple[Literal["number"], int] | tuple[Literal["name", "entry", "operation"], str]
 
 _OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "+": lambda left, right: left + right,
@@ -46,7 +46,7 @@ class Expression:
     """
 
     text: str
-    steps: tuple[_Step, ...]
+    steps: tuple[_Operation, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -126,7 +126,7 @@ def parse_expression(text: object) -> Expression:
         raise TypeError(f"an expression must be a string, got {shown(text)}")
     if len(text) > _LONGEST:
         raise ParseError(f"an expression has up to {_LONGEST} characters, got {shown(text)}")
-    reader = _Reader(text, 0, spaces=True)
+    reader = _ExpressionReader(text, 0, spaces=True)
     reader.sum(0)
     reader.skip()
     if reader.at < len(text):
@@ -143,14 +143,14 @@ def read_expression(text: str, at: int) -> tuple[Expression, int]:
     >>> read_expression("(heads//2 d)", 1)[1]
     9
     """
-    reader = _Reader(text, at, spaces=False)
+    reader = _ExpressionReader(text, at, spaces=False)
     reader.sum(0)
     return Expression(text[at : reader.at], tuple(reader.steps)), reader.at
 
 
-class _Reader:
+class _ExpressionReader:
     def __init__(self, text: str, at: int, *, spaces: bool) -> None:
-        self.steps: list[_Step] = []
+        self.steps: list[_Operation] = []
         self.at = at
         self._text = text
         self._end = at + _LONGEST

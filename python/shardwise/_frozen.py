@@ -26,7 +26,7 @@ def frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return made
 
 
-class _Held:
+class _HeldMemory:
     """The memory of an array, for arrays of the same memory that nobody can make writeable."""
 
     __slots__ = ("__array_interface__", "_array")
@@ -46,7 +46,7 @@ def frozen_objects(array: npt.NDArray[np.object_]) -> npt.NDArray[np.object_]:
     >>> made[1], made.flags.writeable, isinstance(made.base, np.ndarray)
     (('gpu', 1), False, False)
     """
-    return np.asarray(_Held(array))
+    return np.asarray(_HeldMemory(array))
 
 
 def handed_out(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

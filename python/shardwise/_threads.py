@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 __all__ = ["Threads"]
 
-Result = TypeVar("Result")
+Returned = TypeVar("Returned")
 
 #: The stack of a thread where nobody says it, and what Python and the C library take for one before it does anything.
 _STACK = 8 << 20
@@ -36,7 +36,7 @@ class Threads(ThreadPoolExecutor):
             raise _no_memory()
         super().__init__(count, thread_name_prefix=prefix)
 
-    def submit(self, fn: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Future[Result]:
+    def submit(self, fn: Callable[..., Returned], /, *args: Any, **kwargs: Any) -> Future[Returned]:
         """Have a function called in one of them.
 
         Raises:

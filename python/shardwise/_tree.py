@@ -19,7 +19,7 @@ from .errors import LayoutError
 
 __all__ = ["attributes_of", "children", "map_arrays", "named_leaves"]
 
-Leaf = TypeVar("Leaf")
+TreeLeaf = TypeVar("TreeLeaf")
 
 #: The path of an object's parent, and its name in the parent.
 _Chain = tuple["_Chain | None", str]
@@ -32,9 +32,9 @@ _ATOMS = (
 
 def named_leaves(
     root: Any,
-    leaf: type[Leaf] | tuple[type[Leaf], ...],
+    leaf: type[TreeLeaf] | tuple[type[TreeLeaf], ...],
     children_of: Callable[[Any], Iterable[tuple[str, Any]]] | None = None,
-) -> Iterator[tuple[tuple[str, ...], Leaf]]:
+) -> Iterator[tuple[tuple[str, ...], TreeLeaf]]:
     """Each `leaf` in the tree once, with the first path that reaches it: depth first, in the order of definition.
 
     Args:

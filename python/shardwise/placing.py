@@ -106,7 +106,7 @@ def placing_of(layouts: Layouts | None, argument: str = "layouts") -> Placing:
         raise TypeError(
             f"{argument} must be a LayoutMap, a Deployment or a mapping from names to layouts, got {shown(layouts)}"
         )
-    return _Named(layouts)
+    return _LayoutsByName(layouts)
 
 
 def partition_of(
@@ -146,7 +146,7 @@ def partition_of(
         raise LayoutError(f"tensor {shown(path)}: {error}") from None
 
 
-class _Named:
+class _LayoutsByName:
     """Layouts of a plain mapping, each for the tensor of one name."""
 
     __slots__ = ("_layouts",)
@@ -208,4 +208,4 @@ class _Named:
 
 
 #: The layouts of no tensor.
-NO_LAYOUTS: Placing = _Named({})
+NO_LAYOUTS: Placing = _LayoutsByName({})

@@ -12,7 +12,7 @@ from shardwise import DeviceMesh, TensorLayout, UnevenRule
 from shardwise._dtypes import CODES, DTYPES
 from shardwise.cli import main
 from shardwise.cli.terminal import Screen
-from shardwise.show.lines import Part
+from shardwise.show.lines import StyledText
 
 from .conftest import Tensors, write_checkpoint
 
@@ -224,7 +224,7 @@ def test_what_stands_out_is_coloured(
     styles: dict[str, str] = {}
 
     class Noting(Screen):
-        def write(self, *parts: Part | str) -> None:
+        def write(self, *parts: StyledText | str) -> None:
             styles.update((text.strip(), style) for text, style in (x for x in parts if isinstance(x, tuple)))
 
     monkeypatch.setattr("shardwise.cli.Screen", Noting)

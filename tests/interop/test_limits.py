@@ -7,7 +7,7 @@ import pytest
 
 from shardwise import DeviceMesh, LayoutError, ParseError, SizeOverflowError, TensorLayout, packed
 from shardwise.interop._plain import whole_axes_layout
-from shardwise.interop._strides import Cut, cut_of, read_factors, split_factors
+from shardwise.interop._strides import StridedCut, cut_of, read_factors, split_factors
 from shardwise.interop.hlo import from_hlo, parse_hlo, to_hlo
 from shardwise.interop.megatron import from_rank_offsets
 from shardwise.interop.shardy import from_shardy, to_shardy
@@ -118,10 +118,10 @@ class TestPackedDims:
             with refused(LayoutError, "axes[0] is a packed dim", why):
                 cut_of(0, packed.parse(text), MESH)
         else:
-            assert cut_of(0, packed.parse(text), MESH) == Cut(outer, ("tp",))
+            assert cut_of(0, packed.parse(text), MESH) == StridedCut(outer, ("tp",))
 
 
 def test_a_split_factor_of_one_is_a_plain_shard() -> None:
-    assert split_factors(0, Cut(1, ("dp", "tp")), MESH) == {"dp": None, "tp": None}
+    assert split_factors(0, StridedCut(1, ("dp", "tp")), MESH) == {"dp": None, "tp": None}
     for factor in (None, 1):
-        assert read_factors([("dp", factor), ("tp", None)], MESH) == Cut(1, ("dp", "tp"))
+        assert read_factors([("dp", factor), ("tp", None)], MESH) == StridedCut(1, ("dp", "tp"))

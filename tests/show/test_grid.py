@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise import DeviceMesh, Partition, TensorLayout
-from shardwise.show.cells import Block, ShardCells, blocks_of, plane_of
+from shardwise.show.cells import CellBlock, ShardCells, blocks_of, plane_of
 from tests.strategies import partitions
 
 
@@ -59,6 +59,6 @@ def test_blocks_that_end_in_empty_shards_end_with_the_elements() -> None:
 
 def test_blocks_are_cut_where_their_shards_are_up_to_64_of_them() -> None:
     cells = ShardCells(TensorLayout(("x",), DeviceMesh((200,), ("x",))).partition((400,)))
-    assert Block(cells, [(196, 200)]).seams(0) == (394, 396, 398)
-    assert Block(cells, [(100, 164)]).seams(0) == tuple(range(202, 328, 2))
-    assert Block(cells, [(100, 165)]).seams(0) == Block(cells, [(0, 4)]).seams(None) == ()
+    assert CellBlock(cells, [(196, 200)]).seams(0) == (394, 396, 398)
+    assert CellBlock(cells, [(100, 164)]).seams(0) == tuple(range(202, 328, 2))
+    assert CellBlock(cells, [(100, 165)]).seams(0) == CellBlock(cells, [(0, 4)]).seams(None) == ()

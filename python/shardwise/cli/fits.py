@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from ..errors import ParseError
 from ..fit import Cut, Fits, SizeFit, Unknown, fits
 from ..fit.evidence import is_of_elements
-from ..show.lines import Part
+from ..show.lines import StyledText
 from .terminal import Screen
 
 __all__ = ["run_fits"]
 
-_WORDS: dict[str, Part] = {
+_WORDS: dict[str, StyledText] = {
     "fits": ("fits", "bold green"),
     "shared": ("fits with shared tiles", "bold yellow"),
     "padded": ("fits with padding", "bold yellow"),

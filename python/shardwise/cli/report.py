@@ -25,7 +25,7 @@ from ..rules.report import LayoutReport
 from ..rules.rewrites import Rewrites
 from ..rules.states import training_names
 from ..rules.tensor_report import TensorReport
-from ..show.lines import Part
+from ..show.lines import StyledText
 from ..show.names import brief, group_names, lines_alike
 from ..show.table import table_lines
 from ..store import open_checkpoint
@@ -213,7 +213,7 @@ def _where(applied: Applied) -> str:
     return f"on {devices} by the mesh{'es' * (len(meshes) > 1)} {said}"
 
 
-def _rows(applied: Applied, apart: bool) -> list[list[Part]]:
+def _rows(applied: Applied, apart: bool) -> list[list[StyledText]]:
     by_name = {tensor.name: tensor for tensor in applied.report.tensors}
     if apart:
         return [_row(applied, name, 1, tensor) for name, tensor in by_name.items()]
@@ -226,7 +226,7 @@ def _look(applied: Applied, tensor: TensorReport) -> tuple[object, ...]:
     return tensor.shape, tensor.dtype or "?", tensor.layout, tensor.rule, tensor.bytes_per_device
 
 
-def _row(applied: Applied, name: str, count: int, tensor: TensorReport) -> list[Part]:
+def _row(applied: Applied, name: str, count: int, tensor: TensorReport) -> list[StyledText]:
     size = tensor.bytes_per_device
     shard = "cannot be placed" if tensor.shard_shape is None else format_shape(tensor.shard_shape)
     held = "" if size is None else bytes_text(size)
@@ -240,7 +240,7 @@ def _row(applied: Applied, name: str, count: int, tensor: TensorReport) -> list[
     ]
 
 
-def _layout_part(tensor: TensorReport, report: LayoutReport) -> Part:
+def _layout_part(tensor: TensorReport, report: LayoutReport) -> StyledText:
     if tensor.layout is None:
         return "no place" if report.meshes else "clash", "red"
     if tensor.rule is None and report.default is None:
@@ -249,7 +249,7 @@ def _layout_part(tensor: TensorReport, report: LayoutReport) -> Part:
     return format_layout(tensor.layout) or "()", style
 
 
-def _device_rows(applied: Applied) -> list[list[Part]]:
+def _device_rows(applied: Applied) -> list[list[StyledText]]:
     """Give a row for each number of bytes that devices hold: which devices, and the bytes."""
     each = applied.report.to_dict()["device_bytes"]
     if each is None:

@@ -21,7 +21,7 @@ from ..rules.layout_map import LayoutMap
 from ..rules.numbers import config_beside, read_config
 from ..rules.rewrites import Rewrites
 from ..rules.wrapped import language_config
-from ..show.lines import Part
+from ..show.lines import StyledText
 from ..show.names import brief, group_names
 from ..show.table import table_lines
 from ..state import NOT_COUNTED, OPTIMIZERS, Lora, TrainingState, key_value_caches, training_state
@@ -44,7 +44,7 @@ _MOST_ROWS = 20
 _CACHE = ("batch", "context", "dtype", "block")
 
 
-class _Model(NamedTuple):
+class _ModelOutline(NamedTuple):
     """A model as it is known: the dtype and shape of each tensor, its configuration, and how values are read."""
 
     tensors: Mapping[str, tuple[str, tuple[int, ...]]]
@@ -73,7 +73,7 @@ def run_state(screen: Screen, options: argparse.Namespace) -> int:
 
 
 def _by_names(
-    screen: Screen, options: argparse.Namespace, model: _Model, asked: dict[str, Any], memory: int | None
+    screen: Screen, options: argparse.Namespace, model: _ModelOutline, asked: dict[str, Any], memory: int | None
 ) -> int:
     if options.mesh is not None:
         raise ParseError("--mesh is for --rules; without rules the sizes are --tp, --pp, --dp, --ep and --etp")
@@ -98,7 +98,7 @@ def _by_names(
 
 
 def _by_rules(
-    screen: Screen, options: argparse.Namespace, model: _Model, asked: dict[str, Any], memory: int | None
+    screen: Screen, options: argparse.Namespace, model: _ModelOutline, asked: dict[str, Any], memory: int | None
 ) -> int:
     if (options.tp, options.pp, options.dp, options.ep, options.etp) != (1,) * 5 or options.layers is not None:
         raise ParseError("--tp, --pp, --dp, --ep, --etp and --layers are for names; with --rules give --mesh")
@@ -114,7 +114,7 @@ def _by_rules(
     tensors = {name: (dtype.code or dtype.name, shape) for name, (shape, dtype) in outline.items()}
 
     def made(sharding: str) -> TrainingState:
-        own = _Model(tensors, model.config, model.read)
+        own = _ModelOutline(tensors, model.config, model.read)
         return _state(layouts, own, options, _sharded(asked, sharding), weights)
 
     state = made(asked["sharding"])
@@ -145,7 +145,7 @@ def _other_shardings(
 
 def _state(
     layouts: LayoutMap | Deployment,
-    model: _Model,
+    model: _ModelOutline,
     options: argparse.Namespace,
     asked: dict[str, Any],
     weights: Components | None = None,
@@ -161,17 +161,17 @@ def _state(
     return training_state(tensors, layouts, caches=caches, quantized=weights, tied=tied, **asked)
 
 
-def _model(options: argparse.Namespace) -> _Model:
+def _model(options: argparse.Namespace) -> _ModelOutline:
     path = Path(options.model)
     is_list = is_described(path) and path.name != "config.json"
     if is_list:
         listed = described_tensors(path)
         config = {} if options.config is None else read_config(options.config)
         tensors = {name: (dtype.code or dtype.name, shape) for name, (shape, dtype) in listed.items()}
-        return _Model(tensors, config or _described_config(path), lambda name: None)
+        return _ModelOutline(tensors, config or _described_config(path), lambda name: None)
     with opened_model(options.model, options.config) as (outline, given, read):
         kept = {name: read(name) for name in outline if name.endswith(("g_idx", "weight_shape"))}
-        return _Model(outline, given, kept.get)
+        return _ModelOutline(outline, given, kept.get)
 
 
 def _described_config(path: Path) -> Mapping[str, Any]:
@@ -252,7 +252,7 @@ def _number(option: str, text: str) -> int:
     return int(text)
 
 
-def _notes(model: _Model, options: argparse.Namespace) -> list[str]:
+def _notes(model: _ModelOutline, options: argparse.Namespace) -> list[str]:
     """The parts of the model that are not there to be counted."""
     said = language_config(model.config)
     count = said.get("num_nextn_predict_layers")
@@ -361,7 +361,7 @@ def _print_memory(screen: Screen, state: TrainingState, memory: int, ways: list[
         screen.write("  no other way to cut or to shard these devices is known")
 
 
-def _kind_rows(state: TrainingState) -> list[list[Part]]:
+def _kind_rows(state: TrainingState) -> list[list[StyledText]]:
     at = int(state.device_bytes.argmax())
     held, room, totals = state.held, state.allocated, state.totals()
     rows = [
@@ -373,7 +373,7 @@ def _kind_rows(state: TrainingState) -> list[list[Part]]:
     return [*rows, [("all", "bold"), *((bytes_text(size), "bold") for size in (*whole, total))]]
 
 
-def _tensor_rows(state: TrainingState, everything: bool) -> list[list[Part]]:
+def _tensor_rows(state: TrainingState, everything: bool) -> list[list[StyledText]]:
     """The tensors of the fullest device, those that differ in numbers only together."""
     sums: dict[str, list[int]] = {}
     for kept in state.of(state.fullest[0]):
@@ -390,7 +390,7 @@ def _tensor_rows(state: TrainingState, everything: bool) -> list[list[Part]]:
             for name, names, _ in groups
         ]  # fmt: skip
     found.sort(key=lambda one: -one[2])
-    rows: list[list[Part]] = [
+    rows: list[list[StyledText]] = [
         [(name, ""), (bytes_text(held), ""), (bytes_text(room), "")] for name, held, room in found
     ]
     if not everything and len(rows) > _MOST_ROWS:

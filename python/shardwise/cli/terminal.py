@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, TextIO
 
-from ..show.lines import Line, Part, printable
+from ..show.lines import Line, StyledText, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -77,7 +77,7 @@ class Screen:
         self.size = shutil.get_terminal_size() if self._stream.isatty() else None
         self._console = _rich_console(self._stream)
 
-    def write(self, *parts: Part | str) -> None:
+    def write(self, *parts: StyledText | str) -> None:
         """Write one line."""
         line = [(part, "") if isinstance(part, str) else part for part in parts]
         line = [(self._encodable(printable(text)), style) for text, style in line]

@@ -12,13 +12,13 @@ from .._core import FactorRule as CoreRule
 from .._core import factor_rule as core_rule
 from .._text import shown
 
-__all__ = ["FactorRule", "Kind", "factor_rule"]
+__all__ = ["FactorKind", "FactorRule", "factor_rule"]
 
 _FACTOR = re.compile(r"[A-Za-z](?:_[0-9]+)?")
 
 #: The effect on an op when a factor is cut: each device has its part of the result; an addend of it; the op needs it
 #: whole; each device has its part, and needs a few elements of its neighbours.
-Kind = Literal["pass", "sum", "whole", "shift"]
+FactorKind = Literal["pass", "sum", "whole", "shift"]
 
 #: For each dim of a tensor the names of its factors, major first.
 Dims = tuple[tuple[str, ...], ...]
@@ -118,7 +118,7 @@ class FactorRule:
         return {name: size for name, (size, _, _) in self._factors() if size >= 0}
 
     @property
-    def kinds(self) -> dict[str, Kind]:
+    def kinds(self) -> dict[str, FactorKind]:
         """The kind of each factor."""
         return {name: kind for name, (_, kind, _) in self._factors()}
 
@@ -132,7 +132,7 @@ class FactorRule:
         """The name of the op that puts addends together."""
         return self._core.reduction
 
-    def _factors(self) -> Iterable[tuple[str, tuple[int, Kind, bool]]]:
+    def _factors(self) -> Iterable[tuple[str, tuple[int, FactorKind, bool]]]:
         return zip(self._names, self._core.factors, strict=True)
 
     def of(self, operands: Sequence[Sequence[int]], results: Sequence[Sequence[int]]) -> FactorRule:

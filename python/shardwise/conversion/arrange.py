@@ -20,10 +20,8 @@ _MOST_BOXES = 1 << 20
 #: than row by row.
 _MOST_OVER = 4
 
-_Sizes = Sequence[int]
 
-
-def arranged(tensor: Assembled, split: Sequence[_Sizes], merged: Sequence[Sequence[int]]) -> Assembled:
+def arranged(tensor: Assembled, split: Sequence[Sequence[int]], merged: Sequence[Sequence[int]]) -> Assembled:
     """The tensor with each of its dims split into several, which are put together to new ones.
 
     Args:
@@ -138,7 +136,7 @@ class _Arranged(Assembled):
         return table
 
 
-def _boxes(sizes: _Sizes, merged: Sequence[Sequence[int]]) -> int:
+def _boxes(sizes: Sequence[int], merged: Sequence[Sequence[int]]) -> int:
     """Count the boxes that one piece becomes: one for each place in the dims before the last break of a group."""
     count = 1
     for group in merged:
@@ -204,7 +202,7 @@ def _with_one(table: Pieces, dim: int) -> Pieces:
     return Pieces.built(table.numbers, table.offsets, boxes, strides, table.holders)
 
 
-def _rectangles(sizes: _Sizes, low: int, high: int) -> Iterator[list[tuple[int, int]]]:
+def _rectangles(sizes: Sequence[int], low: int, high: int) -> Iterator[list[tuple[int, int]]]:
     """The boxes of several dims that make up a range of these dims merged."""
     if len(sizes) <= 1:
         yield [(low, high)] if sizes else []

@@ -282,7 +282,7 @@ class Leaf(Assembled):
 
 
 @dataclass(frozen=True, eq=False)
-class _Packed(Assembled):
+class _PackedRuns(Assembled):
     """Runs of a dim of each part, put one after the other or in turns in the same dim."""
 
     dim: int = field(kw_only=True)
@@ -435,7 +435,7 @@ def _packed(shape: tuple[int, ...], dim: int, parts: Sequence[tuple[Assembled, R
     scattered = count > MOST_RUNS and run < count * SHORT
     scattered = scattered or any(part.is_scattered for part, _ in parts)
     tensors, runs = (tuple(each) for each in zip(*parts, strict=True))
-    return _Packed(first.origin, shape, first.dtype, tensors, scattered, dim=dim, runs=runs)
+    return _PackedRuns(first.origin, shape, first.dtype, tensors, scattered, dim=dim, runs=runs)
 
 
 def _within(runs: Runs, low: int, high: int) -> Runs:

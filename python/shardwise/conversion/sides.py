@@ -27,12 +27,12 @@ _segments = lru_cache(maxsize=32)(segments_of)
 #: The values of a template's fields, in the order of the fields' names.
 Fields = tuple[tuple[str, str], ...]
 #: Tensors by part; under `""` where there are no parts.
-_Parts = dict[str, Tensor]
+_PartTensors = dict[str, Tensor]
 
 
 def taken_apart(
     groups: Mapping[Fields, Mapping[str, str]], tensors: Mapping[str, Tensor], rewrite: Rewrite
-) -> Iterator[tuple[Fields, _Parts]]:
+) -> Iterator[tuple[Fields, _PartTensors]]:
     """Apply the left side of a rewrite: yield the parts of each layer, unpacked and unstacked."""
     side = rewrite.source
     for values, names in groups.items():
@@ -84,8 +84,8 @@ def _arranged_back(tensor: Tensor, side: Side) -> Tensor:
 
 
 def _unstacked(
-    values: Fields, stored: _Parts, fields: Sequence[str], rewrite: Rewrite
-) -> Iterator[tuple[Fields, _Parts]]:
+    values: Fields, stored: _PartTensors, fields: Sequence[str], rewrite: Rewrite
+) -> Iterator[tuple[Fields, _PartTensors]]:
     """The tensors of a stack, one by one; the first of these fields is the first dim."""
     if not fields:
         yield values, _parts(stored, rewrite)
@@ -100,7 +100,7 @@ def _unstacked(
         yield from _unstacked(inner, each, fields[1:], rewrite)
 
 
-def _parts(stored: _Parts, rewrite: Rewrite) -> _Parts:
+def _parts(stored: _PartTensors, rewrite: Rewrite) -> _PartTensors:
     """Tensors as a side stores them, but not stacked, taken apart."""
     side, found = rewrite.source, {}
     for part, tensor in stored.items():
@@ -131,7 +131,7 @@ def _stripped(tensor: Tensor, side: Side, size: int | None) -> Tensor:
     return tensor if have == size else tensor.taken(dim, np.array([[0, 0, size]], np.int64), size)
 
 
-def products(instances: Iterable[tuple[Fields, _Parts]], rewrite: Rewrite) -> Iterator[tuple[str, Tensor]]:
+def products(instances: Iterable[tuple[Fields, _PartTensors]], rewrite: Rewrite) -> Iterator[tuple[str, Tensor]]:
     """Apply the right side of a rewrite: yield the tensors that it makes of the parts of each layer, by name."""
     side = rewrite.target
     stacks: dict[tuple[str, Fields], dict[tuple[str, ...], Tensor]] = {}
@@ -180,7 +180,7 @@ def _fields(fields: Sequence[str], values: Sequence[str]) -> str:
     )
 
 
-def _stored(part: str, parts: _Parts, rewrite: Rewrite) -> Tensor:
+def _stored(part: str, parts: _PartTensors, rewrite: Rewrite) -> Tensor:
     """A part, or all of them packed, as the target stores it, but not stacked."""
     side = rewrite.target
     tensor = parts[part] if side.packed is None else _packed(parts, side, side.packed)
@@ -213,7 +213,7 @@ def _in_chunks(tensor: Tensor, side: Side, pairs: int, *, turned: bool) -> Tenso
     return tensor if size == 0 else tensor.taken(dim, np.ascontiguousarray(runs), tensor.shape[dim])
 
 
-def _packed(parts: _Parts, side: Side, order: PackedDim) -> Tensor:
+def _packed(parts: _PartTensors, side: Side, order: PackedDim) -> Tensor:
     dims = {_dim(tensor, side) for tensor in parts.values()}
     if len(dims) != 1:
         raise LayoutError(f"{_origins(parts)} have different numbers of dims, so they cannot be packed")
@@ -235,7 +235,7 @@ def _packed(parts: _Parts, side: Side, order: PackedDim) -> Tensor:
     return packed(dim, chosen)
 
 
-def _origins(parts: _Parts) -> str:
+def _origins(parts: _PartTensors) -> str:
     return ", ".join(shown(tensor.origin) for tensor in list(parts.values())[:8])
 
 

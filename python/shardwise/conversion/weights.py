@@ -23,7 +23,7 @@ from . import arrange
 from .assembled import Assembled
 from .leaves import Values
 
-__all__ = ["Reader", "Tensor", "Weight", "arranged", "packed", "repeated", "stacked"]
+__all__ = ["AnyTensor", "Reader", "Weight", "arranged", "packed", "repeated", "stacked"]
 
 #: Components that are about the whole weight: its shape, which is stated anew, and the order of its groups.
 _SHAPE, _ORDERS = "weight_shape", ("g_idx", "weight_g_idx")
@@ -31,7 +31,6 @@ _SHAPE, _ORDERS = "weight_shape", ("g_idx", "weight_g_idx")
 _ACTIVATIONS = frozenset(["input_scale", "input_global_scale", "input_zero_point", "activation_scale"])
 #: The block of a dim that has one element for all of the weight's: `Along` has no dim for these.
 _ALL = 0
-_Sizes = Sequence[int]
 #: Gives the bytes of a small tensor, or `None`.
 Reader = Callable[[str], bytes | None]
 
@@ -225,10 +224,10 @@ class Weight:
 
 
 #: The tensors that rewrites take and make.
-Tensor = Assembled | Weight
+AnyTensor = Assembled | Weight
 
 
-def repeated(tensor: Tensor, others: Sequence[Tensor]) -> Tensor:
+def repeated(tensor: AnyTensor, others: Sequence[AnyTensor]) -> AnyTensor:
     """The tensor, of which others are stored again, and should hold the same.
 
     Raises:
@@ -241,7 +240,7 @@ def repeated(tensor: Tensor, others: Sequence[Tensor]) -> Tensor:
     return first.repeated(same)
 
 
-def stacked(tensors: Sequence[Tensor]) -> Tensor:
+def stacked(tensors: Sequence[AnyTensor]) -> AnyTensor:
     """Tensors of one shape and dtype, stacked in a first dim; of quantized weights each component is.
 
     Raises:
@@ -271,7 +270,7 @@ def stacked(tensors: Sequence[Tensor]) -> Tensor:
     )
 
 
-def packed(dim: int, parts: Sequence[tuple[Tensor, Runs]]) -> Tensor:
+def packed(dim: int, parts: Sequence[tuple[AnyTensor, Runs]]) -> AnyTensor:
     """Tensors packed in a dim: for each part, the new places of its runs.
 
     The blocks of quantized weights are packed as their elements are. What is one number for each part becomes a row of
@@ -345,7 +344,7 @@ def _in_a_row(weight: Weight, held: MadeComponent) -> Assembled:
     return arrange.arranged(made, [[size] for size in made.shape], [*([dim] for dim in range(lead)), rest])
 
 
-def arranged(tensor: Tensor, split: Sequence[_Sizes], merged: Sequence[Sequence[int]]) -> Tensor:
+def arranged(tensor: AnyTensor, split: Sequence[Sequence[int]], merged: Sequence[Sequence[int]]) -> AnyTensor:
     """The tensor with its dims split, permuted and merged: see `arrange.arranged`; blocks go with their elements.
 
     Raises:
@@ -368,7 +367,7 @@ def arranged(tensor: Tensor, split: Sequence[_Sizes], merged: Sequence[Sequence[
 
 
 def _arranged(
-    weight: Weight, held: MadeComponent, split: Sequence[_Sizes], merged: Sequence[Sequence[int]]
+    weight: Weight, held: MadeComponent, split: Sequence[Sequence[int]], merged: Sequence[Sequence[int]]
 ) -> MadeComponent:
     """One component of a weight that is arranged anew."""
     if weight._is_number(held) and not weight._lead(held):
@@ -422,7 +421,7 @@ def _arranged(
     return MadeComponent(held.tail, made, (*new, *(held.along[at] for at in extra)))
 
 
-def _split_sizes(weight: Weight, held: MadeComponent, each: Along, sizes: _Sizes, n: int) -> list[int]:
+def _split_sizes(weight: Weight, held: MadeComponent, each: Along, sizes: Sequence[int], n: int) -> list[int]:
     """The sizes of a component's dim where the weight's is split into these."""
     if len(sizes) == 1:
         return [1 if each.block == _ALL else each.elements(n)]
@@ -454,13 +453,13 @@ def _refuse_flat(weight: Weight) -> None:
         )
 
 
-def _weights(tensors: Sequence[Tensor], what: str) -> tuple[Weight, list[Weight]]:
+def _weights(tensors: Sequence[AnyTensor], what: str) -> tuple[Weight, list[Weight]]:
     """Tensors that are all quantized weights, in one form."""
     first = next(one for one in tensors if isinstance(one, Weight))
     return first, [_alike(first, other, what) for other in tensors]
 
 
-def _alike(first: Weight, other: Tensor, what: str) -> Weight:
+def _alike(first: Weight, other: AnyTensor, what: str) -> Weight:
     if isinstance(other, Weight):
         ours, theirs = ({one.tail: one.along for one in weight.held} for weight in (first, other))
         if ours == theirs or (ours.keys() == theirs.keys() and other.form == first.form):

@@ -20,7 +20,7 @@ from ..rules.search import MatchMode, checked_match
 from .lookup import RuleLookup
 from .manifest import Manifest, manifest_of
 from .numbers import Number, checked_numbers
-from .parameters import FusedParameter, Held, LocalParameter, local_parameters, shapes_of
+from .parameters import FusedParameter, HeldPart, LocalParameter, local_parameters, shapes_of
 from .rule import DeploymentRule, default_rule, deployment_rule
 from .world import WORLD, holds, named_meshes, view_of, world_of
 
@@ -384,7 +384,7 @@ class Deployment(RuleBook, Drawn):
             assert found is not None
             entries = zip(found.ready.rule.at, found.at, found.ready.at, strict=True)
             at = {axis: (places, fields) for (axis, _), places, (_, _, fields) in entries}
-            held[name] = Held(partition, found.ready.mesh, at, holds(partition.device_mesh, device))
+            held[name] = HeldPart(partition, found.ready.mesh, at, holds(partition.device_mesh, device))
         return local_parameters(self._parameters, device, held, self._numbers)
 
     def state(

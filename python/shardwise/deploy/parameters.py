@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..mesh import DeviceMesh
     from ..partition import Partition
 
-__all__ = ["FusedParameter", "Held", "LocalParameter", "ParameterPiece", "Repeat", "local_parameters", "shapes_of"]
+__all__ = ["FusedParameter", "HeldPart", "LocalParameter", "ParameterPiece", "Repeat", "local_parameters", "shapes_of"]
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class LocalParameter:
             yield tensor, slot, one[start:stop] if one.shape else one
 
 
-class Held(NamedTuple):
+class HeldPart(NamedTuple):
     """The part of a tensor on one device.
 
     Attributes:
@@ -185,7 +185,7 @@ class Held(NamedTuple):
 
 
 def local_parameters(
-    fused: Sequence[FusedParameter], device: Any, tensors: Mapping[str, Held], numbers: Mapping[str, Number]
+    fused: Sequence[FusedParameter], device: Any, tensors: Mapping[str, HeldPart], numbers: Mapping[str, Number]
 ) -> list[LocalParameter]:
     """Put together the parameters of a device from its tensors; see `Deployment.parameters_of`."""
     found: dict[str, LocalParameter] = {}
@@ -226,7 +226,7 @@ def local_parameters(
 def _groups(
     fused: FusedParameter,
     device: Any,
-    tensors: Mapping[str, Held],
+    tensors: Mapping[str, HeldPart],
     numbers: Mapping[str, Number],
     lacking: dict[str, tuple[str, str]],
 ) -> Iterator[tuple[str, list[tuple[str, ...]], bool]]:
@@ -277,7 +277,7 @@ def _groups(
 
 
 def _empty(
-    fused: FusedParameter, device: Any, tensors: Mapping[str, Held], numbers: Mapping[str, Number]
+    fused: FusedParameter, device: Any, tensors: Mapping[str, HeldPart], numbers: Mapping[str, Number]
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
     """The names and shapes of stacks without entries, each entry as large as it is on a device that has some."""
     assert fused.stack is not None
@@ -302,7 +302,7 @@ def _empty(
             yield target.filled(dict(given)), (0, sum(one[0] for one in shapes), *shape[1:])
 
 
-def _shape_on(held: Held, device: Any, stack: str) -> tuple[int, ...] | None:
+def _shape_on(held: HeldPart, device: Any, stack: str) -> tuple[int, ...] | None:
     """The shape of a tensor on a device if all numbers of the stack were there; `None` if not even then."""
     mesh = held.mesh
     try:
@@ -337,7 +337,7 @@ def _number(field: str, text: str, tensor: str) -> int:
 
 
 def _joined(
-    name: str, rows: Sequence[tuple[str, ...]], stacked: bool, device: Any, tensors: Mapping[str, Held]
+    name: str, rows: Sequence[tuple[str, ...]], stacked: bool, device: Any, tensors: Mapping[str, HeldPart]
 ) -> LocalParameter:
     """Join the tensors of a fused parameter into one `LocalParameter`."""
     pieces: list[ParameterPiece] = []

@@ -55,7 +55,7 @@ class _Slab(NamedTuple):
     start: int
 
 
-class _Device(NamedTuple):
+class _DeviceParameters(NamedTuple):
     """The parameters of a device, their sizes, the slabs of each tensor, the slabs in each parameter."""
 
     parameters: list[LocalParameter]
@@ -86,7 +86,7 @@ class Positions:
     def __init__(self, placing: Placing, shapes: dict[str, tuple[int, ...]], uneven: UnevenRule) -> None:
         self._placing, self._shapes, self._uneven = placing, shapes, uneven
         self._partitions: dict[str, Partition | None] = {}
-        self._devices: dict[Any, _Device] = {}
+        self._devices: dict[Any, _DeviceParameters] = {}
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -301,7 +301,7 @@ class Positions:
             self._partitions[name] = found
         return self._partitions[name]
 
-    def _held(self, device: Any) -> _Device:
+    def _held(self, device: Any) -> _DeviceParameters:
         if device not in self._devices:
             made: Any = getattr(self._placing, "parameters_of", None)
             parameters = [*self._alone(device)] if made is None else made(device, self._shapes, self._uneven)
@@ -314,7 +314,7 @@ class Positions:
                     at = start * row + (0 if slot is None else slot * math.prod(one.shape[1:]))
                     slabs.setdefault(tensor, []).append(_Slab(one.name, at))
                     tensors[one.name].append((at, tensor))
-            self._devices[device] = _Device(parameters, sizes, slabs, tensors)
+            self._devices[device] = _DeviceParameters(parameters, sizes, slabs, tensors)
         return self._devices[device]
 
     def _alone(self, device: Any) -> Iterator[LocalParameter]:

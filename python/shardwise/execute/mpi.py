@@ -28,7 +28,7 @@ from ..errors import LayoutError
 from ..reshard.model.memory import check_disjoint
 from ..reshard.model.program import ONE, ModelProgram, program_of_one
 from ..reshard.model.runner import carry_out
-from ..reshard.model.transport import Part, Transport, memory_of
+from ..reshard.model.transport import MessagePart, Transport, memory_of
 from ..reshard.plan import ReshardPlan
 from ..reshard.run import check_addable
 from ..reshard.same import same_holders
@@ -144,7 +144,7 @@ def run_model(
             place = at[rows.peers.index(rows.holder)]
             if place != all_of.rank:
                 raise LayoutError(f"holder {shown(rows.holder)} is rank {place}, but this is rank {all_of.rank}")
-            transport = _Transport(all_of, at)
+            transport = _MpiTransport(all_of, at)
             arrays, dtypes = memory_of(program.phases, transport, src, out)
         except Exception as error:
             failure = error
@@ -154,7 +154,7 @@ def run_model(
         arrays.repeat()
 
 
-class _Ranks:
+class _CommRanks:
     """The ranks of a communicator that carry out a plan together."""
 
     def __init__(self, mpi: Any, comm: Any) -> None:
@@ -171,11 +171,11 @@ class _Ranks:
 
 
 @contextmanager
-def _together(comm: Any, verb: str) -> Iterator[_Ranks]:
+def _together(comm: Any, verb: str) -> Iterator[_CommRanks]:
     """A duplicate of a communicator; a failure that the other ranks cannot know of ends them all."""
     mpi = communicator_of(comm)
     own = comm.Dup()
-    ranks = _Ranks(mpi, own)
+    ranks = _CommRanks(mpi, own)
     try:
         yield ranks
     except BaseException as error:
@@ -204,7 +204,7 @@ def communicator_of(comm: Any) -> Any:
     return MPI
 
 
-class _Transport(Transport):
+class _MpiTransport(Transport):
     """Messages between ranks; those between two arrive in their order, so they need no tags.
 
     Args:
@@ -215,14 +215,14 @@ class _Transport(Transport):
 
     buffers = _BUFFERS
 
-    def __init__(self, all_of: _Ranks, at: Sequence[int], most: int = 2**20) -> None:
+    def __init__(self, all_of: _CommRanks, at: Sequence[int], most: int = 2**20) -> None:
         self._all, self._at, self.most = all_of, at, most
 
-    def send(self, peer: int, tag: int, data: Any, part: Part) -> Callable[[], None]:
+    def send(self, peer: int, tag: int, data: Any, part: MessagePart) -> Callable[[], None]:
         request = self._all.comm.Isend([data[: part.size], self._all.mpi.BYTE], dest=self._at[peer])
         return lambda: self._wait(request)
 
-    def receive(self, peer: int, tag: int, data: Any, part: Part) -> Callable[[], None]:
+    def receive(self, peer: int, tag: int, data: Any, part: MessagePart) -> Callable[[], None]:
         sender = self._at[peer]
         request = self._all.comm.Irecv([data[: part.size], self._all.mpi.BYTE], source=sender)
 
@@ -251,7 +251,7 @@ class _Told(NamedTuple):
 
 
 def _prepared(
-    all_of: _Ranks,
+    all_of: _CommRanks,
     plan: ReshardPlan,
     arrays: tuple[Array | None, Array | None],
     given: tuple[Sequence[int] | None, Sequence[int] | None],
@@ -287,7 +287,7 @@ def _prepared(
             out = np.zeros(shapes[1], dtype)
         # Rows are of arrays in C order: others are copied to such ones, and from there.
         before, after = (None if one is None else np.ascontiguousarray(one) for one in (src, out))
-        transport = _Transport(all_of, range(all_of.size), min(memory // _BUFFERS, _LONGEST))
+        transport = _MpiTransport(all_of, range(all_of.size), min(memory // _BUFFERS, _LONGEST))
         named = [{} if one is None else {ONE: one} for one in (before, after)]
         bytes_of, dtypes = memory_of(program.phases, transport, named[0], named[1])
     except Exception as error:
@@ -384,7 +384,7 @@ def _digest(plan: ReshardPlan, ranks: tuple[list[int], list[int]]) -> bytes:
     return digest.digest()
 
 
-def _agreed(all_of: _Ranks, failure: Exception | None, told: _Told) -> str:
+def _agreed(all_of: _CommRanks, failure: Exception | None, told: _Told) -> str:
     """Collect what all ranks report; raise on all of them if one failed, or if they disagree.
 
     Returns:

@@ -20,7 +20,7 @@ from ..errors import LayoutError
 from ..reshard.model.memory import Block, named
 from ..reshard.model.program import ModelProgram
 from ..reshard.model.runner import ALONE, carry_out, parts_of, view_of
-from ..reshard.model.transport import Memory, Part, Transport, memory_of
+from ..reshard.model.transport import Memory, MessagePart, Transport, memory_of
 from ._ranks import agree, ranks_of
 
 __all__ = ["run"]
@@ -73,7 +73,7 @@ def run(
         import torch.distributed as dist
     except ImportError:
         raise ImportError("running a plan among processes of PyTorch needs torch", name="torch") from None
-    transport = _Transport(torch, dist, group)
+    transport = _TorchTransport(torch, dist, group)
     failure: Exception | None = None
     memory = Memory({}, {}, {}, [])
     dtypes: dict[int, Any] = {}
@@ -96,7 +96,7 @@ def run(
     memory.repeat()
 
 
-class _Transport(Transport):
+class _TorchTransport(Transport):
     """Messages among the processes of a group, and the memory of tensors.
 
     A backend may take a message that is shorter than the memory for it, and say nothing: so each part ends with a byte
@@ -142,13 +142,13 @@ class _Transport(Transport):
         self._dist.all_gather(found, tensor, group=self._group)
         return self._torch.stack(found).cpu()
 
-    def send(self, peer: int, tag: int, data: Any, part: Part) -> Callable[[], Any]:
+    def send(self, peer: int, tag: int, data: Any, part: MessagePart) -> Callable[[], Any]:
         if not part.is_alone:
             data[part.size] = _MARK
         self._moved[0, self._position(peer)] += part.size
         return self._begin(self._dist.isend, True, peer, self._ended(data, part)).wait  # type: ignore[no-any-return]
 
-    def receive(self, peer: int, tag: int, data: Any, part: Part) -> Callable[[], None]:
+    def receive(self, peer: int, tag: int, data: Any, part: MessagePart) -> Callable[[], None]:
         ended = self._ended(data, part)
         # The last byte is another one until it comes.
         last = next(self._lasts[peer]) if part.is_alone else _MARK
@@ -163,7 +163,7 @@ class _Transport(Transport):
 
         return wait
 
-    def _ended(self, data: Any, part: Part) -> Any:
+    def _ended(self, data: Any, part: MessagePart) -> Any:
         """The memory of a part, with the mark after it if it has one."""
         return data[: part.size if part.is_alone else part.size + 1]
 

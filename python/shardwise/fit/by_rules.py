@@ -9,6 +9,7 @@ from typing import Any
 
 from .._dtypes import CODES, DTYPES
 from .._text import shown
+from ..conversion.weights import Reader
 from ..errors import LayoutError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
@@ -22,7 +23,6 @@ from ..store.rewritten.model_tensors import rewritten_outline
 from ..store.tensors.quantized import components_in
 from .answer import ORDER, WAYS, Cut, Fits, SizeFit, Unknown, Verdict, forms_of
 from .evidence import odd_elements
-from .model import Reader
 from .roles import role_of
 
 __all__ = ["fits_by_rules"]

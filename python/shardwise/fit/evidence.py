@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from .._text import shown
 from ..quantized import LogicalTensor
-from ..quantized.forms import Kind, starred
+from ..quantized.forms import AlikeTensors, starred
 from ..quantized.method import cast_dtype
 from ..rules.names import keys_of, merged_names, types_with, weight_named
 from ..rules.wrapped import language_config, model_types
@@ -29,7 +29,7 @@ _UNSTATED = ", and no quantization of it is stated (quantization_config of confi
 class Judged(NamedTuple):
     """A kind of tensors, what is known of it, and from where."""
 
-    kind: Kind
+    kind: AlikeTensors
     role: Role
     heads: Heads
     #: The evidence of the role, in words.
@@ -54,7 +54,7 @@ class _KnownModel(NamedTuple):
     shapes: Mapping[str, tuple[int, ...]]
 
 
-def judged(kinds: Iterable[Kind], config: Mapping[str, Any]) -> list[Judged]:
+def judged(kinds: Iterable[AlikeTensors], config: Mapping[str, Any]) -> list[Judged]:
     """Give the role of each kind of tensors; of those that are not recognised, the reason.
 
     Raises:
@@ -70,7 +70,7 @@ def judged(kinds: Iterable[Kind], config: Mapping[str, Any]) -> list[Judged]:
     return [_judged(kind, model) for kind in kinds]
 
 
-def number_of_experts(roles: Iterable[tuple[Kind, Role]]) -> int:
+def number_of_experts(roles: Iterable[tuple[AlikeTensors, Role]]) -> int:
     """Give the number of experts; 0 if there are none."""
     count = 0
     for kind, role in roles:
@@ -104,7 +104,7 @@ def _first(said: Mapping[str, Any], size: str) -> int:
     return next((said[key] for key in keys_of(size) if type(said.get(key)) is int and said[key] > 0), 0)
 
 
-def _judged(kind: Kind, model: _KnownModel) -> Judged:
+def _judged(kind: AlikeTensors, model: _KnownModel) -> Judged:
     tensor = kind.tensor
     role = role_of(tensor.name, len(tensor.shape), "gpt2" if "gpt2" in model.types else None)
     odd = odd_elements(tensor, model.said) if _INTEGERS.search(tensor.name) is None else ""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from .._fork import importing
 from .._garbage import uncollected
+from ..conversion.weights import Reader
 from ..errors import LayoutError
 from ..rules.numbers import Config, read_config
 from ..store.data.location import location_of
@@ -17,10 +18,8 @@ from ..store.tensors.model_config import config_of
 from ..store.tensors.quantized import reader_of
 from ..store.tensors.stored import UnsupportedError
 
-__all__ = ["Known", "Reader", "opened_model"]
+__all__ = ["Known", "opened_model"]
 
-#: The bytes of a small tensor; `None` for what is not known.
-Reader = Callable[[str], bytes | None]
 #: Dtype and shape of each stored tensor, what the configuration says, and how values are read.
 Known = tuple[dict[str, tuple[str, tuple[int, ...]]], Mapping[str, Any], Reader]
 

@@ -13,7 +13,7 @@ from .._text import shown
 from ..errors import LayoutError, ParseError
 from ..quantized import LogicalTensor
 from ..quantized.cut import padded_size, sizes_that_fit
-from ..quantized.forms import Kind, find_kinds, starred
+from ..quantized.forms import AlikeTensors, find_kinds, starred
 from ..quantized.method import quantization_of, stated_method
 from ..rules.names import types_with
 from ..rules.numbers import Config
@@ -157,7 +157,7 @@ def _reasons(known: Sequence[Judged], method: str | None, config: Mapping[str, A
     return (f"names as in Hugging Face's checkpoints: {', '.join(names)}", *said, *filter(None, (method, *types)))
 
 
-def _is_large(kind: Kind) -> bool:
+def _is_large(kind: AlikeTensors) -> bool:
     return sum(size > 1 for size in kind.tensor.shape) > 1
 
 
@@ -305,7 +305,7 @@ def _tail(tensor: LogicalTensor, component: str) -> str:
     return component.removeprefix(f"{tensor.name}_") if not tensor.name.endswith("weight") else component.split(".")[-1]
 
 
-def _cut(kind: Kind, dim: int, part: _Portion, unit: int, found: _Finding) -> Cut:
+def _cut(kind: AlikeTensors, dim: int, part: _Portion, unit: int, found: _Finding) -> Cut:
     """The cut of a part of a dim, in which `unit` elements stay together by the format."""
     tensor, (size, ways, heads, _) = kind.tensor, part
     step = -(-size // (unit * ways)) * unit

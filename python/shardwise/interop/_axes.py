@@ -109,7 +109,7 @@ def axes_along(mesh: DeviceMesh, indices: npt.NDArray[np.int64], count: int) -> 
     return tuple(step.name for step in chosen) if np.array_equal(spelled, indices) else None
 
 
-class _Step(NamedTuple):
+class _Growth(NamedTuple):
     """The growth of an index with each step along an axis or a sub-axis."""
 
     name: str
@@ -117,10 +117,10 @@ class _Step(NamedTuple):
     weight: int
 
 
-def _steps(name: str, along: npt.NDArray[np.int64]) -> list[_Step]:
+def _steps(name: str, along: npt.NDArray[np.int64]) -> list[_Growth]:
     """Cut an axis where its steps change, given the index at each of its coordinates; those without a step left out."""
     whole, done = len(along), 1
-    found: list[_Step] = []
+    found: list[_Growth] = []
     while done < whole:
         part = along[::done]
         weight = int(part[1])
@@ -129,7 +129,7 @@ def _steps(name: str, along: npt.NDArray[np.int64]) -> list[_Step]:
         if len(part) % size:
             return []  # These are not the coordinates of sub-axes: then nothing spells the indices.
         if weight:
-            found.append(_Step(name if size == whole else str(SubAxis(name, len(part) // size, size)), size, weight))
+            found.append(_Growth(name if size == whole else str(SubAxis(name, len(part) // size, size)), size, weight))
         done *= size
     return found
 

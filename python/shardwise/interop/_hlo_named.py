@@ -15,7 +15,7 @@ import numpy as np
 from .._text import shown
 from ..errors import ParseError
 
-__all__ = ["Named", "read_named", "without_metadata"]
+__all__ = ["NamedTiles", "read_named", "without_metadata"]
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<string>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")|(?P<number>\d{1,18}(?!\d))|(?P<word>[A-Za-z_]+)"
@@ -33,7 +33,7 @@ _MOST_LISTED = 1 << 20
 _MOST_AXES = 1024
 
 
-class Named(NamedTuple):
+class NamedTiles(NamedTuple):
     """A named sharding, as the tiles of an unnamed one.
 
     Attributes:
@@ -63,7 +63,7 @@ class _Ref(NamedTuple):
     size: int
 
 
-class _Reader:
+class _NamedReader:
     """The tokens of a text, one of them looked at in advance."""
 
     def __init__(self, text: str) -> None:
@@ -141,19 +141,19 @@ def without_metadata(body: str) -> str:
     return "".join(kept)
 
 
-def read_named(body: str) -> Named | None:
+def read_named(body: str) -> NamedTiles | None:
     """Read what stands within the braces of a named sharding; None if it is not one.
 
     Raises:
         ParseError: if it begins as one and is not.
     """
-    reader = _Reader(body)
+    reader = _NamedReader(body)
     if reader.skip("maximal_mesh"):
         reader.expect("[", "device_id", "=")
         device = reader.number()
         reader.expect("]")
         reader.end()
-        return Named("maximal", device=device)
+        return NamedTiles("maximal", device=device)
     if not reader.skip("mesh"):
         return None
     names, sizes = _mesh(reader)
@@ -161,7 +161,7 @@ def read_named(body: str) -> Named | None:
     kind = next((kind for kind in _KINDS if reader.skip(kind)), None)
     if kind is not None:
         reader.end()
-        return Named(kind)
+        return NamedTiles(kind)
     dims: list[list[_Ref]] = []
     reader.expect("[")
     for _ in reader.listed("]"):
@@ -177,7 +177,7 @@ def read_named(body: str) -> Named | None:
     return _tiled(sizes, ids, dims, groups)
 
 
-def _mesh(reader: _Reader) -> tuple[list[str], list[int]]:
+def _mesh(reader: _NamedReader) -> tuple[list[str], list[int]]:
     names: list[str] = []
     sizes: list[int] = []
     reader.expect("[")
@@ -192,7 +192,7 @@ def _mesh(reader: _Reader) -> tuple[list[str], list[int]]:
     return names, sizes
 
 
-def _device_ids(reader: _Reader, count: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+def _device_ids(reader: _NamedReader, count: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """The devices of the mesh's positions, as sizes and an order of them; None if they are counted from 0."""
     reader.expect(",")
     if not reader.skip("device_ids"):
@@ -216,7 +216,7 @@ def _device_ids(reader: _Reader, count: int) -> tuple[tuple[int, ...], tuple[int
     return reshape, perm
 
 
-def _axes(reader: _Reader, names: Sequence[str], sizes: Sequence[int], *, is_dim: bool = False) -> list[_Ref]:
+def _axes(reader: _NamedReader, names: Sequence[str], sizes: Sequence[int], *, is_dim: bool = False) -> list[_Ref]:
     """Read `{'a', 'b':(2)2}`; a dim may end with `?`: the compiler may cut it further, and has not done so."""
     axes: list[_Ref] = []
     reader.expect("{")
@@ -245,7 +245,7 @@ def _tiled(
     ids: tuple[tuple[int, ...], tuple[int, ...]] | None,
     dims: list[list[_Ref]],
     groups: dict[str, list[_Ref]],
-) -> Named:
+) -> NamedTiles:
     used = [*(ref for dim in dims for ref in dim), *(ref for refs in groups.values() for ref in refs)]
     # Each axis is cut where one of its parts begins or ends; the factors are numbered over all axes.
     factors: list[int] = []
@@ -280,11 +280,11 @@ def _tiled(
     if not cut and len(subgroups) < 2:
         # Of one device, XLA says what is stated.
         stated = (kind for kind in _KINDS if subgroups == (kind,) or (math.prod(sizes) == 1 and groups.get(kind)))
-        return Named(next(stated, "replicated"), len(dims))
+        return NamedTiles(next(stated, "replicated"), len(dims))
     tile = tuple(math.prod(factors[place] for place in each) for each in (*cuts, *(held[kind] for kind in subgroups)))
     perm = [*cut, *(place for kind in subgroups for place in held[kind])]
     perm += [place for place, size in enumerate(factors) if size == 1]
-    return Named("tiled", len(dims), tile, *_order(factors, perm, ids), subgroups)
+    return NamedTiles("tiled", len(dims), tile, *_order(factors, perm, ids), subgroups)
 
 
 def _order(

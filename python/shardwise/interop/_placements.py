@@ -15,7 +15,7 @@ from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 from ..sub_axis import is_sub_axis
 from ._axes import checked_layout, checked_mesh, checked_rank
-from ._strides import Cut, cut_of, read_factors, spec_of, split_factors
+from ._strides import StridedCut, cut_of, read_factors, spec_of, split_factors
 
 __all__ = [
     "Partial",
@@ -156,7 +156,7 @@ def from_placements(placements: Iterable[Any], mesh: DeviceMesh, rank: int) -> T
     return TensorLayout(specs, mesh, unreduced=unreduced)
 
 
-def cuts_of(placements: list[Placement], mesh: DeviceMesh, rank: int) -> list[Cut | None]:
+def cuts_of(placements: list[Placement], mesh: DeviceMesh, rank: int) -> list[StridedCut | None]:
     """The axes that cut each dim; `None` where no layout can express it."""
     cuts: list[list[tuple[str, int | None]]] = [[] for _ in range(rank)]
     for name, placement in zip(mesh.axis_names, placements, strict=True):

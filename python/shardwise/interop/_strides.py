@@ -19,13 +19,13 @@ from ..packed import PackedDim, Part, concat, part
 from ..sub_axis import SubAxis, parse_sub_axis
 from ._plain import merged_axes, plain_names
 
-__all__ = ["Cut", "cut_of", "read_factors", "spec_of", "split_factors"]
+__all__ = ["StridedCut", "cut_of", "read_factors", "spec_of", "split_factors"]
 
 
 _LARGEST = 2**63 - 1
 
 
-class Cut(NamedTuple):
+class StridedCut(NamedTuple):
     """The cut of a dim: each of `outer` equal stretches of it, one after the other, by `axes`, major first."""
 
     outer: int
@@ -39,7 +39,7 @@ class _Digit(NamedTuple):
     before: int = 1
 
 
-def cut_of(dim: int, spec: Spec, mesh: DeviceMesh) -> Cut:
+def cut_of(dim: int, spec: Spec, mesh: DeviceMesh) -> StridedCut:
     """Give the cut of a dim's spec.
 
     Raises:
@@ -50,9 +50,9 @@ def cut_of(dim: int, spec: Spec, mesh: DeviceMesh) -> Cut:
     Cut(outer=3, axes=('tp',))
     """
     if not isinstance(spec, PackedDim):
-        return Cut(1, merged_axes(plain_names(spec), mesh))
+        return StridedCut(1, merged_axes(plain_names(spec), mesh))
     if all(not one.axes and one.pad_to is None for one in spec.parts):
-        return Cut(1, ())
+        return StridedCut(1, ())
     axes = spec.parts[0].axes
 
     def refused(why: str) -> LayoutError:
@@ -80,7 +80,7 @@ def cut_of(dim: int, spec: Spec, mesh: DeviceMesh) -> Cut:
         raise refused("its parts are stretches of several sizes")
     if not 1 <= outer * shards <= _LARGEST:
         raise refused(f"it has {shown(outer)} stretches, where there are 1 to {_LARGEST // shards}")
-    return Cut(outer, merged_axes(axes, mesh))
+    return StridedCut(outer, merged_axes(axes, mesh))
 
 
 def _why_not_stretches(one: Part, shards: int, axes: int) -> str:
@@ -106,10 +106,10 @@ def _why_not_stretches(one: Part, shards: int, axes: int) -> str:
     return f"its uneven rule is {one.uneven!r}"
 
 
-def spec_of(cut: Cut) -> Spec:
+def spec_of(cut: StridedCut) -> Spec:
     """Give the spec of a cut: a packed dim if there are several stretches.
 
-    >>> spec_of(Cut(2, ("tp",)))
+    >>> spec_of(StridedCut(2, ("tp",)))
     packed.parse('(2 n@tp)')
     """
     if cut.outer == 1:
@@ -117,14 +117,14 @@ def spec_of(cut: Cut) -> Spec:
     return concat(part((cut.outer, None), cut=1, axes=cut.axes))
 
 
-def split_factors(dim: int, cut: Cut, mesh: DeviceMesh) -> dict[str, int | None]:
+def split_factors(dim: int, cut: StridedCut, mesh: DeviceMesh) -> dict[str, int | None]:
     """Give for each mesh axis that cuts a dim its split factor; `None` where nothing comes before it, a plain shard.
 
     Raises:
         LayoutError: if an axis is cut into sub-axes and not all of them are here, or not one after the other when
             the axes of the mesh are taken in order.
 
-    >>> split_factors(0, Cut(3, ("y", "x")), DeviceMesh((2, 4), ("x", "y")))
+    >>> split_factors(0, StridedCut(3, ("y", "x")), DeviceMesh((2, 4), ("x", "y")))
     {'x': 12, 'y': 3}
     """
     left = [_Digit(cut.outer)] if cut.outer != 1 else []
@@ -147,7 +147,7 @@ def split_factors(dim: int, cut: Cut, mesh: DeviceMesh) -> dict[str, int | None]
     return factors
 
 
-def read_factors(cuts: Sequence[tuple[str, int | None]], mesh: DeviceMesh) -> Cut | None:
+def read_factors(cuts: Sequence[tuple[str, int | None]], mesh: DeviceMesh) -> StridedCut | None:
     """Read the answer of `split_factors`, for the axes of one dim in mesh order; `None` if it is not one cut of a dim.
 
     >>> read_factors([("x", 12), ("y", 3)], DeviceMesh((2, 4), ("x", "y")))
@@ -171,7 +171,7 @@ def read_factors(cuts: Sequence[tuple[str, int | None]], mesh: DeviceMesh) -> Cu
         for digit in digits
         if digit.axis is not None
     ]
-    return Cut(outer, tuple(names))
+    return StridedCut(outer, tuple(names))
 
 
 def _place(digits: list[_Digit], factor: int) -> int | None:

@@ -32,11 +32,11 @@ from ..errors import LayoutError, ParseError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 from ._axes import axes_along, checked_layout, checked_mesh, checked_rank, layout_of_indices, spec_names
-from ._hlo_named import Named, read_named, without_metadata
+from ._hlo_named import NamedTiles, read_named, without_metadata
 
 __all__ = ["HloSharding", "Iota", "from_hlo", "hlo_sharding", "parse_hlo", "to_hlo"]
 
-Kind = Literal["tiled", "replicated", "unreduced", "maximal", "manual", "unknown"]
+ShardingKind = Literal["tiled", "replicated", "unreduced", "maximal", "manual", "unknown"]
 
 _SUBGROUPS = ("replicated", "unreduced", "manual")
 _INTS = r"\d{1,18}(?:\s*,\s*\d{1,18})*"
@@ -111,7 +111,7 @@ class HloSharding:
     """
 
     #: The kind of sharding; all but `"tiled"` are for tensors of any rank.
-    kind: Kind
+    kind: ShardingKind
     #: Tiles per dim, followed by those of the subgroups.
     tile: tuple[int, ...] = ()
     #: Which device holds which tile: the device numbers in the C order of the tiles.
@@ -314,9 +314,9 @@ def _parsed(text: str) -> tuple[HloSharding, int | None]:
     return (_unnamed(text, body), None) if named is None else (_of_named(named), named.rank)
 
 
-def _of_named(named: Named) -> HloSharding:
+def _of_named(named: NamedTiles) -> HloSharding:
     order = Iota(named.reshape, named.perm).canonical() if named.reshape else named.perm
-    kind: Kind = named.kind  # type: ignore[assignment]
+    kind: ShardingKind = named.kind  # type: ignore[assignment]
     return HloSharding(kind, named.tile, order, named.subgroups, named.device)
 
 

@@ -25,7 +25,7 @@ __all__ = ["Variable", "initialize_variables"]
 Tree = TypeVar("Tree")
 
 #: The buffer of each shard that is local, by shard id; replicas share it.
-_Buffers = dict[int, npt.NDArray[Any]]
+_DeviceBuffers = dict[int, npt.NDArray[Any]]
 
 
 class Variable:
@@ -71,7 +71,7 @@ class Variable:
         "_whole",
     )
 
-    _buffers: _Buffers | None
+    _buffers: _DeviceBuffers | None
     _placement: PlacedVariable | None
     _whole: npt.NDArray[Any] | None
 
@@ -211,7 +211,7 @@ class Variable:
             )
         return self._placement
 
-    def _all_buffers(self) -> _Buffers:
+    def _all_buffers(self) -> _DeviceBuffers:
         partition = self._placed().partition
         buffers = self._buffers
         assert buffers is not None
@@ -222,7 +222,7 @@ class Variable:
             )
         return buffers
 
-    def _filled(self, placement: PlacedVariable) -> _Buffers:
+    def _filled(self, placement: PlacedVariable) -> _DeviceBuffers:
         """Make the local shards: box by box if the initializer takes an index, else cut from the whole."""
         partition = placement.partition
         owners = {partition.shard_id(device): device for device in _local_devices(self._scope, placement)}
@@ -240,13 +240,13 @@ class Variable:
         # Copies, so that the whole can be freed.
         return {shard_id: view.copy() for shard_id, view in views.items()}
 
-    def _filled_by_piece(self, placement: PlacedVariable, owners: dict[int, Any]) -> _Buffers:
+    def _filled_by_piece(self, placement: PlacedVariable, owners: dict[int, Any]) -> _DeviceBuffers:
         """The same where a dim is packed: each shard is put together from its pieces, with zeros where it is padded."""
         partition = placement.partition
         whole = None if _takes_index(self._initializer) else self._made(placement.path, self._shape, None)
         # What several shards hold has the same values in all of them, however the initializer draws them.
         made: dict[tuple[tuple[int, int], ...], npt.NDArray[Any]] = {}
-        buffers: _Buffers = {}
+        buffers: _DeviceBuffers = {}
         for shard_id, device in owners.items():
             buffer: npt.NDArray[Any] = np.zeros(partition.shard_shape(device), self._dtype)
             for piece in partition.pieces(device):

@@ -78,7 +78,7 @@ def parse_with(text: str, sizes: Mapping[str, int | Sequence[int]]) -> tuple[Pac
     count = 1 + sum(1 for _ in _NEXT.finditer(text))
     if count > MOST_PARTS:  # Refused before a long text is read.
         raise LayoutError(f"parts: {count} were given; a packed dim has 1 to {MOST_PARTS} parts")
-    reader = _Reader(text, sizes)
+    reader = _NotationReader(text, sizes)
     parts = [reader.part()]
     while not reader.at_end():
         reader.expect("+")
@@ -86,7 +86,7 @@ def parse_with(text: str, sizes: Mapping[str, int | Sequence[int]]) -> tuple[Pac
     return concat(*parts), reader.used
 
 
-class _Reader:
+class _NotationReader:
     def __init__(self, text: str, sizes: Mapping[str, int | Sequence[int]]) -> None:
         self._text = text
         self._given = sizes

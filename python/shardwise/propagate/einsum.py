@@ -17,7 +17,7 @@ from ..computation.einsum import Einsum
 from ..errors import LayoutError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
-from .given import Axes, layout_of, mesh_of, mesh_text, specs_of
+from .given import GivenAxes, layout_of, mesh_of, mesh_text, specs_of
 from .move import Move, axes_json, move_between
 
 if TYPE_CHECKING:
@@ -180,8 +180,8 @@ def einsum(
     mesh: DeviceMesh | None = None,
     dtype: Any = "float32",
     policy: Policy = "shardy",
-    out: TensorLayout | Axes | None = None,
-    **operands: TensorLayout | Axes | None,
+    out: TensorLayout | GivenAxes | None = None,
+    **operands: TensorLayout | GivenAxes | None,
 ) -> LocalEinsum:
     """Say what an einsum on tensors that are cut gives, and what it moves.
 

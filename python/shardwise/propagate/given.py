@@ -11,10 +11,10 @@ from ..errors import LayoutError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 
-__all__ = ["Axes", "layout_of", "mesh_of", "mesh_text", "specs_of"]
+__all__ = ["GivenAxes", "layout_of", "mesh_of", "mesh_text", "specs_of"]
 
 #: For each dim an axis, several, or none.
-Axes = Sequence[str | Sequence[str] | None]
+GivenAxes = Sequence[str | Sequence[str] | None]
 
 
 def mesh_of(mesh: DeviceMesh | None, layouts: Mapping[str, Any]) -> DeviceMesh:
@@ -31,7 +31,7 @@ def mesh_of(mesh: DeviceMesh | None, layouts: Mapping[str, Any]) -> DeviceMesh:
 
 
 def layout_of(
-    name: str, given: TensorLayout | Axes | None, mesh: DeviceMesh, rank: int, what: str = "its tensor"
+    name: str, given: TensorLayout | GivenAxes | None, mesh: DeviceMesh, rank: int, what: str = "its tensor"
 ) -> TensorLayout | None:
     """Give the layout on the mesh, of as many dims as its tensor has."""
     if given is None:

@@ -13,7 +13,7 @@ from ..computation.computation import Computation
 from ..errors import LayoutError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
-from .given import Axes, layout_of, mesh_of, specs_of
+from .given import GivenAxes, layout_of, mesh_of, specs_of
 from .move import axes_json
 
 __all__ = ["Propagation", "propagate"]
@@ -51,7 +51,7 @@ class Propagation:
 
 def propagate(
     computation: Computation,
-    layouts: Sequence[TensorLayout | Axes | None],
+    layouts: Sequence[TensorLayout | GivenAxes | None],
     *,
     mesh: DeviceMesh | None = None,
     open: Sequence[int] = (),  # noqa: A002
@@ -100,14 +100,14 @@ def propagate(
 
 
 #: An op for the core: its rule, when layouts go through it, the numbers of its values.
-_Node = tuple[Any, str, list[int]]
+_OpNode = tuple[Any, str, list[int]]
 
 
-def _split(computation: Computation) -> tuple[list[_Node], list[int], list[int]]:
+def _split(computation: Computation) -> tuple[list[_OpNode], list[int], list[int]]:
     """Give the ops for the core, with a copy of a broadcast scalar for each use, and the numbers of what is copied."""
     copies: list[int] = []
-    nodes: list[list[_Node]] = []
-    broadcasts: dict[int, list[_Node]] = {}
+    nodes: list[list[_OpNode]] = []
+    broadcasts: dict[int, list[_OpNode]] = {}
 
     def taken(number: int) -> int:
         if number not in broadcasts:

@@ -24,7 +24,7 @@ from .component import Along, LogicalTensor
 __all__ = ["component_layouts", "padded_size", "sizes_that_fit"]
 
 
-class _Key(NamedTuple):
+class _CutKey(NamedTuple):
     """The inputs of the layouts of components, without names: equal for the layers of a model."""
 
     shape: tuple[int, ...]
@@ -94,7 +94,7 @@ def component_layouts(
     along = tuple(component.along for component in tensor.components)
     tails = tuple(component.name.removeprefix(tensor.name.rpartition(".")[0] + ".") for component in tensor.components)
     shapes = tuple(component.shape for component in tensor.components)
-    key = _Key(tensor.shape, shapes, along, tails, tensor.uncut, layout, uneven, shared)
+    key = _CutKey(tensor.shape, shapes, along, tails, tensor.uncut, layout, uneven, shared)
     try:
         layouts = _layouts(key)
     except LayoutError as error:
@@ -121,7 +121,7 @@ def sizes_that_fit(n: int, unit: int, among: Iterable[int]) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _layouts(key: _Key) -> tuple[TensorLayout | SharedTiling, ...]:
+def _layouts(key: _CutKey) -> tuple[TensorLayout | SharedTiling, ...]:
     mesh = key.layout.device_mesh
     assert mesh is not None
     dims = [_parts(spec, n, key.uneven) for spec, n in zip(key.layout.axes, key.shape, strict=True)]

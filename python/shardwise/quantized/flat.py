@@ -8,14 +8,14 @@ import math
 from .._text import shown
 from ..errors import ParseError
 from .component import Along, LogicalTensor
-from .parts import WHOLE, Group
+from .parts import WHOLE, WeightGroup
 
 __all__ = ["bitsandbytes"]
 
 _STATE = "quant_state"
 
 
-def bitsandbytes(group: Group) -> LogicalTensor | None:
+def bitsandbytes(group: WeightGroup) -> LogicalTensor | None:
     """Give a weight of bitsandbytes: 4-bit values of the flattened weight in blocks, or 8-bit rows."""
     if "SCB" in group.members:
         shape = group.matrix("weight")
@@ -65,7 +65,7 @@ def bitsandbytes(group: Group) -> LogicalTensor | None:
     return group.made("4 bits, flat", shape, along, uncut, {_STATE: "the shape of the whole weight"})
 
 
-def _state(group: Group, said: bytes) -> tuple[tuple[int, ...], int, int]:
+def _state(group: WeightGroup, said: bytes) -> tuple[tuple[int, ...], int, int]:
     """The shape of the weight, and how many values a scale is for, and how many scales a scale of scales."""
     try:
         state = json.loads(said)

@@ -33,12 +33,12 @@ from ..rules.left_out import LeftOut, listed
 from . import flat, integers, scaled
 from .component import Along, Component, LogicalTensor
 from .method import cast_dtype, quantization_of, stated_method
-from .parts import Given, Group, StatedError, as_parse_errors
+from .parts import Given, StatedError, WeightGroup, as_parse_errors
 
 __all__ = [
     "METHODS",
+    "AlikeTensors",
     "Components",
-    "Kind",
     "cast_weights",
     "check_elements",
     "check_known",
@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 #: For each method what makes a logical tensor of the components of one group.
-METHODS: dict[str, Callable[[Group], LogicalTensor | None]] = {
+METHODS: dict[str, Callable[[WeightGroup], LogicalTensor | None]] = {
     "fp8": scaled.fp8,
     "mxfp8": scaled.mxfp8,
     "compressed-tensors": integers.compressed,
@@ -115,7 +115,7 @@ class Components(NamedTuple):
         return frozenset(component.name for weight in every for component in weight.components)
 
 
-class Kind(NamedTuple):
+class AlikeTensors(NamedTuple):
     """Tensors that differ in the numbers in their names only: those of the layers of a model, and of its experts."""
 
     #: The first of them; one that is not quantized has one component, itself.
@@ -186,7 +186,7 @@ def stated_components(
     make = METHODS[method]
     found: dict[str, LogicalTensor] = {}
     for key, members in _groups(tensors).items():
-        logical = make(Group(key, members, how))
+        logical = make(WeightGroup(key, members, how))
         if logical is not None:
             found[logical.name] = logical
     taken = {component.name for logical in found.values() for component in logical.components}
@@ -197,7 +197,7 @@ def find_kinds(
     tensors: Mapping[str, tuple[str, tuple[int, ...]]],
     config: Mapping[str, Any],
     read: Callable[[str], bytes | None] | None = None,
-) -> tuple[str | None, tuple[Kind, ...]]:
+) -> tuple[str | None, tuple[AlikeTensors, ...]]:
     """Find the method, and the kinds of tensors, of which only the first is looked at closely; see `find_components`.
 
     What `read` gives may differ within a kind: where an order of groups may be other than in order, each is read.
@@ -221,17 +221,17 @@ def find_kinds(
         found = []
         for groups in kinds.values():
             key, members = groups[0]
-            logical = None if method is None else METHODS[method](Group(key, members, how))
+            logical = None if method is None else METHODS[method](WeightGroup(key, members, how))
             taken = set()
             if logical is not None:
-                found.append(Kind(logical, tuple(key for key, _ in groups)))
+                found.append(AlikeTensors(logical, tuple(key for key, _ in groups)))
                 taken = {component.name for component in logical.components}
             for tail, (name, dtype, shape) in members.items():
                 if name in taken:
                     continue
                 own = Component(name, dtype, shape, tuple(map(Along, range(len(shape)))))
                 names = tuple(members[tail][0] for _, members in groups)
-                found.append(Kind(LogicalTensor(name, shape, "plain", (own,)), names))
+                found.append(AlikeTensors(LogicalTensor(name, shape, "plain", (own,)), names))
         return method, tuple(found)
 
 

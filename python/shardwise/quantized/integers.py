@@ -13,7 +13,7 @@ from .._text import shown
 from ..errors import ParseError
 from .component import Along, LogicalTensor
 from .modules import Modules
-from .parts import WHOLE, Given, Group, StatedError
+from .parts import WHOLE, Given, StatedError, WeightGroup
 from .scaled import block_size, four_bits, scaled_in_groups, singles, values
 
 __all__ = ["Schemes", "awq", "compressed", "gptq", "mlx"]
@@ -23,7 +23,7 @@ _WORD = 32
 _EIGHT_BITS = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "I8")
 
 
-def compressed(group: Group) -> LogicalTensor | None:
+def compressed(group: WeightGroup) -> LogicalTensor | None:
     """Give a weight of compressed-tensors."""
     packed = group.dtype("weight_packed")
     if packed == "" and group.dtype("weight") not in _EIGHT_BITS:
@@ -57,7 +57,7 @@ def compressed(group: Group) -> LogicalTensor | None:
     return group.made(f"{kind} {_words(blocks)}", shape, along)
 
 
-def _packed(group: Group) -> LogicalTensor:
+def _packed(group: WeightGroup) -> LogicalTensor:
     if group.dtype("weight_packed") != "I32":
         raise ParseError(
             f"{shown(group.name)}: its weight_packed is {group.dtype('weight_packed')}; expected I32 or U8"
@@ -96,7 +96,7 @@ def _packed(group: Group) -> LogicalTensor:
     return group.made(f"INT{bits} packed, {_words(blocks)}", shape, {**along, **singles(group, shape)}, uncut, stated)
 
 
-def _stated_shape(group: Group, said: bytes, shape: tuple[int, ...]) -> tuple[int, ...]:
+def _stated_shape(group: WeightGroup, said: bytes, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape that `weight_shape` states, in which the last word of a row may be partly filled."""
     width = 8 if group.dtype("weight_shape") == "I64" else 4
     lead = shape[:-2] if len(said) == width * 2 * math.prod(shape[:-2]) else ()
@@ -152,7 +152,7 @@ class Schemes:
         return self._all[fitting[0]][1] if fitting else Given({}, None)
 
 
-def _scheme(group: Group, form: str) -> Given:
+def _scheme(group: WeightGroup, form: str) -> Given:
     schemes = group.given.kept.get("schemes")
     if schemes is None:
         schemes = group.given.kept["schemes"] = Schemes(group.given.config)
@@ -160,7 +160,7 @@ def _scheme(group: Group, form: str) -> Given:
     return scheme
 
 
-def _blocks(scheme: Given, group: Group, shape: tuple[int, ...]) -> tuple[int, int] | None:
+def _blocks(scheme: Given, group: WeightGroup, shape: tuple[int, ...]) -> tuple[int, int] | None:
     """The blocks of the scales; `None` is one for the tensor."""
     strategy, own = scheme.config.get("strategy"), group.shape("weight_scale")
     if strategy is None:  # As compressed-tensors does: by the group size, if there is one.
@@ -187,7 +187,7 @@ def _words(blocks: tuple[int, int] | None) -> str:
     return f"in groups of {blocks[1]}" if blocks[0] == 1 else f"in blocks of {blocks[0]} x {blocks[1]}"
 
 
-def _order(group: Group, tail: str, dim: int, size: int, unordered: bool) -> tuple[tuple[int, str], ...]:
+def _order(group: WeightGroup, tail: str, dim: int, size: int, unordered: bool) -> tuple[tuple[int, str], ...]:
     """Return the dim of the columns with the reason why it cannot be cut: `g_idx` is not in order, or was not read.
 
     The tuple is empty if it can be cut.
@@ -211,7 +211,7 @@ def _order(group: Group, tail: str, dim: int, size: int, unordered: bool) -> tup
     return ((dim, f"its {tail} is not in order (desc_act): a part of the columns needs the scales of all groups"),)
 
 
-def _sides(group: Group) -> tuple[int, int]:
+def _sides(group: WeightGroup) -> tuple[int, int]:
     """Return the bits of an element and the columns of a group; 0 columns are all of them."""
     bits = group.given.integer("bits", "w_bit") or 4
     size = group.given.integer("group_size", "q_group_size", least=-1)
@@ -222,7 +222,7 @@ def _sides(group: Group) -> tuple[int, int]:
     return bits, max(size, 0)
 
 
-def _has_words(group: Group) -> bool:
+def _has_words(group: WeightGroup) -> bool:
     if "qweight" in group.members:
         group.shape("scales")
         return True
@@ -232,7 +232,7 @@ def _has_words(group: Group) -> bool:
     return False
 
 
-def awq(group: Group) -> LogicalTensor | None:
+def awq(group: WeightGroup) -> LogicalTensor | None:
     """Give a weight of AWQ, stored in x out: eight values of one row to a word."""
     if not _has_words(group):
         return None
@@ -250,7 +250,7 @@ def awq(group: Group) -> LogicalTensor | None:
     return group.made(f"AWQ of {bits} bits {_words((1, size))}", shape, along)
 
 
-def gptq(group: Group) -> LogicalTensor | None:
+def gptq(group: WeightGroup) -> LogicalTensor | None:
     """Give a weight of GPTQ, stored in x out: eight values of one column to a word."""
     if not _has_words(group):
         return None
@@ -284,7 +284,7 @@ def gptq(group: Group) -> LogicalTensor | None:
 _MODES = {"mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}
 
 
-def mlx(group: Group) -> LogicalTensor | None:
+def mlx(group: WeightGroup) -> LogicalTensor | None:
     """Give a weight of MLX: values in uint32 along its columns, and a scale for each group, affine also a bias."""
     said = group.given.config.get(group.name.removesuffix(".weight"))
     if "scales" not in group.members:

@@ -14,7 +14,7 @@ from ..errors import ParseError
 from ..rules.names import weight_named
 from .component import Along, Component, LogicalTensor
 
-__all__ = ["LARGEST", "WHOLE", "Given", "Group", "StatedError", "as_parse_errors"]
+__all__ = ["LARGEST", "WHOLE", "Given", "StatedError", "WeightGroup", "as_parse_errors"]
 
 #: No block, group or number of bits that a configuration states is larger.
 LARGEST = 2**31 - 1
@@ -84,7 +84,7 @@ class Given:
         return list(value)
 
 
-class Group(NamedTuple):
+class WeightGroup(NamedTuple):
     """The stored tensors of one weight, by the last part of their names: name, dtype, shape."""
 
     name: str

@@ -8,7 +8,7 @@ from typing import Any
 from .._text import shown
 from ..errors import ParseError
 from .component import Along, LogicalTensor
-from .parts import LARGEST, WHOLE, Given, Group, StatedError
+from .parts import LARGEST, WHOLE, Given, StatedError, WeightGroup
 
 __all__ = ["block_size", "four_bits", "fp8", "modelopt", "mxfp4", "mxfp8", "scaled_in_groups", "singles", "values"]
 
@@ -25,7 +25,7 @@ def values(shape: tuple[int, ...], last: Along) -> tuple[Along, ...]:
     return (*(Along(dim) for dim in range(len(shape) - 1)), last)
 
 
-def singles(group: Group, shape: tuple[int, ...]) -> dict[str, tuple[Along, ...]]:
+def singles(group: WeightGroup, shape: tuple[int, ...]) -> dict[str, tuple[Along, ...]]:
     """Give the members that are one number for the tensor, or for each expert."""
     return {tail: group.scale(tail, shape, None) for tail in _SINGLE if tail in group.members}
 
@@ -47,7 +47,7 @@ def block_size(given: Any, where: str) -> tuple[int, int]:
     return given[0], given[1]
 
 
-def fp8(group: Group) -> LogicalTensor | None:
+def fp8(group: WeightGroup) -> LogicalTensor | None:
     """Give a weight of the method `fp8`: blocks with `weight_scale_inv`, or one `weight_scale`."""
     if not _is_scaled(group, ("weight_scale_inv", "weight_scale")):
         return None
@@ -68,7 +68,7 @@ def fp8(group: Group) -> LogicalTensor | None:
     return group.made("FP8 per tensor", shape, {**own, "weight_scale": group.scale("weight_scale", shape, None)})
 
 
-def modelopt(group: Group) -> LogicalTensor | None:
+def modelopt(group: WeightGroup) -> LogicalTensor | None:
     """Give a weight of ModelOpt: FP8 with one scale, or NVFP4."""
     if "weight_scale_2" in group.members or (group.dtype("weight") == "U8" and "weight_scale" in group.members):
         if group.dtype("weight_scale") not in ("F8_E4M3", ""):
@@ -111,7 +111,7 @@ def modelopt(group: Group) -> LogicalTensor | None:
 _E8M0 = ("U8", "F8_E8M0")
 
 
-def mxfp8(group: Group) -> LogicalTensor | None:
+def mxfp8(group: WeightGroup) -> LogicalTensor | None:
     """Give a weight of the method `mxfp8`: 32 columns have a scale, which is a power of two."""
     if not _is_scaled(group, ("weight_scale_inv", "weight_scale")):
         return None
@@ -121,13 +121,13 @@ def mxfp8(group: Group) -> LogicalTensor | None:
     return scaled_in_groups(group, group.matrix("weight"), tail)
 
 
-def scaled_in_groups(group: Group, shape: tuple[int, ...], tail: str) -> LogicalTensor:
+def scaled_in_groups(group: WeightGroup, shape: tuple[int, ...], tail: str) -> LogicalTensor:
     """Give an FP8 weight of which 32 columns have a scale."""
     along = {"weight": values(shape, Along(len(shape) - 1)), tail: group.scale(tail, shape, (1, 32))}
     return group.made("MXFP8 in groups of 32", shape, {**along, **singles(group, shape)})
 
 
-def four_bits(group: Group, tail: str, size: int, form: str) -> LogicalTensor:
+def four_bits(group: WeightGroup, tail: str, size: int, form: str) -> LogicalTensor:
     """Give a weight of two values to a byte along its columns, with a scale for each `size` of them."""
     stored = group.matrix(tail)
     shape = (*stored[:-1], 2 * stored[-1])
@@ -143,7 +143,7 @@ def four_bits(group: Group, tail: str, size: int, form: str) -> LogicalTensor:
     )
 
 
-def mxfp4(group: Group) -> LogicalTensor | None:
+def mxfp4(group: WeightGroup) -> LogicalTensor | None:
     """Give a weight of gpt-oss: `_blocks` of 32 values in 16 bytes, and `_scales`."""
     if "blocks" not in group.members and "scales" not in group.members:
         return None
@@ -171,7 +171,7 @@ def _group_size(given: Given, default: int) -> int:
     return given.integer("group_size") or default
 
 
-def _is_scaled(group: Group, tails: tuple[str, ...]) -> bool:
+def _is_scaled(group: WeightGroup, tails: tuple[str, ...]) -> bool:
     """Return whether the group is a scaled FP8 weight.
 
     Raises:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from .._dtypes import find_dtype, itemsize_of
 from .._text import bytes_text
 from ..show.lanes import holder_bars
-from ..show.picture import Panel, Picture, Side, Span, Tile, View, held_text
+from ..show.picture import Panel, PanelSide, Picture, Span, Tile, View, held_text
 from ..show.views import tilings_picture
 from ..tiling import Tiling
 
@@ -23,7 +23,7 @@ _MOST_TRANSFERS = 1 << 20
 _MOST_SIDE, _MOST_GROUPS = 16, 8
 
 
-class Drawable(Protocol):
+class HasTransfers(Protocol):
     """The members of a plan that a picture needs."""
 
     @property
@@ -37,7 +37,7 @@ class Drawable(Protocol):
     def __len__(self) -> int: ...
 
 
-def plan_picture(plan: Drawable, dtype: npt.DTypeLike = np.float32) -> Picture:
+def plan_picture(plan: HasTransfers, dtype: npt.DTypeLike = np.float32) -> Picture:
     """Give the picture of a plan for a tensor of `dtype`: both tilings, and the bytes that go from each holder to each.
 
     The stronger the grey of a cell, the more is sent: the picture has colours for shards only.
@@ -48,7 +48,7 @@ def plan_picture(plan: Drawable, dtype: npt.DTypeLike = np.float32) -> Picture:
     if count > _MOST_TRANSFERS:
         view = View((f"{transfers}, too many to draw who sends to whom",), ())
         return replace(picture, views=(*picture.views, view), about=f"{picture.about} {transfers}.")
-    senders, receivers = _Groups(plan.src), _Groups(plan.dst)
+    senders, receivers = _HolderGroups(plan.src), _HolderGroups(plan.dst)
     sent, kept = (_volumes(boxes, senders, receivers, itemsize) for boxes in (plan.transfers, plan.kept))
     moved, stays = sum(map(sum, sent)), sum(map(sum, kept))
     caption = f"{transfers}, {bytes_text(moved)} of {_name(dtype)} in all; {bytes_text(stays)} stay where they are"
@@ -70,7 +70,7 @@ def plan_picture(plan: Drawable, dtype: npt.DTypeLike = np.float32) -> Picture:
     )
 
 
-class _Groups:
+class _HolderGroups:
     """The holders of a tiling; if there are many, in groups of neighbours."""
 
     def __init__(self, tiling: Tiling) -> None:
@@ -82,7 +82,7 @@ class _Groups:
         start, stop = group * self.each, min((group + 1) * self.each, self._holders)
         return held_text(map(self._tiling.holder_label, range(start, stop)), stop - start)
 
-    def side(self, title: str, verb: str, sums: Sequence[int]) -> Side:
+    def side(self, title: str, verb: str, sums: Sequence[int]) -> PanelSide:
         title += f" {self._holders:,} holders" if self.each > 1 else ""
         names = [
             f"{held_text([self._tiling.holder_label(group * self.each)], 1)} …" if self.each > 1 else self.name(group)
@@ -92,10 +92,12 @@ class _Groups:
             Span(group, group + 1, f"{names[group]} {verb} {bytes_text(total)}" if total else names[group])
             for group, total in enumerate(sums)
         )
-        return Side(title, max(self.count, 1), spans)
+        return PanelSide(title, max(self.count, 1), spans)
 
 
-def _volumes(boxes: npt.NDArray[np.void], senders: _Groups, receivers: _Groups, itemsize: int) -> list[list[int]]:
+def _volumes(
+    boxes: npt.NDArray[np.void], senders: _HolderGroups, receivers: _HolderGroups, itemsize: int
+) -> list[list[int]]:
     """Add up the bytes of boxes by sender and receiver, exactly: halves of 31 bits, whose sums a float64 holds."""
     volumes = (boxes["stop"] - boxes["start"]).prod(axis=1, dtype=np.int64)
     places = boxes["src_device"] // senders.each * receivers.count + boxes["dst_device"] // receivers.each

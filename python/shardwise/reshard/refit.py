@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["RefitPlan", "plan_refit"]
 
 #: One partition in which several tensors are packed, or the partitions of the tensors, by name.
-Side = Partition | Mapping[str, Partition]
+RefitSide = Partition | Mapping[str, Partition]
 
 
 class RefitPlan(Drawn):
@@ -42,7 +42,7 @@ class RefitPlan(Drawn):
 
     __slots__ = ("_dst", "_plans", "_src")
 
-    def __init__(self, src: Side, dst: Side) -> None:
+    def __init__(self, src: RefitSide, dst: RefitSide) -> None:
         sides = [_checked(name, side) for name, side in (("src", src), ("dst", dst))]
         names = [[name for name, _ in side] for side in sides]
         if set(names[0]) != set(names[1]):
@@ -154,7 +154,7 @@ class RefitPlan(Drawn):
         return hash(tuple(side if isinstance(side, Partition) else frozenset(side.items()) for side in self._sides))
 
     @property
-    def _sides(self) -> tuple[Side, Side]:
+    def _sides(self) -> tuple[RefitSide, RefitSide]:
         return self._src, self._dst
 
     def __repr__(self) -> str:
@@ -164,7 +164,7 @@ class RefitPlan(Drawn):
         return plan_refit, self._sides
 
 
-def plan_refit(src: Side, dst: Side) -> RefitPlan:
+def plan_refit(src: RefitSide, dst: RefitSide) -> RefitPlan:
     """Plan how to go from one order of a fused weight to another, tensor by tensor.
 
     Args:
@@ -216,7 +216,7 @@ def _checked(argument: str, side: Any) -> list[tuple[str, Partition]]:
     return [(name, side) for name in named[0][1].names]
 
 
-def _frozen(side: Side) -> Partition | tuple[tuple[str, Partition], ...]:
+def _frozen(side: RefitSide) -> Partition | tuple[tuple[str, Partition], ...]:
     return side if isinstance(side, Partition) else tuple(side.items())
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .._types import Array
+from .._types import Array, Numbers
 from ..sub_axis import SubAxis, parse_sub_axis
 from .run import check_addable
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from .kinds import CollectiveStep
 
 __all__ = ["run_steps"]
-
-Boxes = npt.NDArray[np.int64]
 
 
 def run_steps(src: Partition, shards: Sequence[Array], steps: Sequence[CollectiveStep]) -> list[Array]:
@@ -67,7 +65,7 @@ def _groups(mesh: DeviceMesh, names: Sequence[str]) -> Iterator[list[int]]:
 
 
 def _exchanged(
-    step: CollectiveStep, shards: list[Array], before: Boxes, after: Boxes, groups: Iterable[list[int]]
+    step: CollectiveStep, shards: list[Array], before: Numbers, after: Numbers, groups: Iterable[list[int]]
 ) -> Iterator[Array]:
     """Each device's shard after the step, made from those of its group."""
     for device, group in enumerate(groups):
@@ -86,7 +84,7 @@ def _exchanged(
             yield whole
 
 
-def _within(box: Boxes, of: Boxes) -> tuple[Any, ...]:
+def _within(box: Numbers, of: Numbers) -> tuple[Any, ...]:
     # With an ellipsis, since without one the box of an array that has no dims is a scalar, not an array.
     return (*(slice(start, stop) for start, stop in (box - of[:, :1]).tolist()), ...)
 
@@ -99,7 +97,7 @@ def _sum(addends: list[Array]) -> Array:
     return total
 
 
-def _permuted(shards: list[Array], before: Boxes, after: Boxes, addend: npt.NDArray[np.int64]) -> list[Array]:
+def _permuted(shards: list[Array], before: Numbers, after: Numbers, addend: npt.NDArray[np.int64]) -> list[Array]:
     """Each device takes the shard of the first device that has its new box and its place among the addends."""
     holder: dict[tuple[bytes, bytes], Array] = {}
     for box, place, shard in zip(before, addend, shards, strict=True):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .layout_rule import LayoutRule
     from .numbers import Config
     from .report import LayoutReport
-    from .report_maker import Followers, Names, ReportedRules
+    from .report_maker import Followers, ReportedRules, ReportNames
 
 __all__ = ["RuleBook", "warned_of_models"]
 
@@ -120,7 +120,9 @@ class RuleBook:
         rule = self._applied(path)
         return NOT_PLACED if rule is None else Placed(self.layout_of(path, rank), rule.uneven, rule.shared)
 
-    def report(self, names: Names, *, uneven: UnevenRule = "even", followers: Followers | None = None) -> LayoutReport:
+    def report(
+        self, names: ReportNames, *, uneven: UnevenRule = "even", followers: Followers | None = None
+    ) -> LayoutReport:
         """Report what the rules do to tensors of these names: layouts, bytes per device, and all that looks wrong.
 
         Args:

@@ -11,10 +11,10 @@ from .._text import bytes_text, shown
 from ..errors import LayoutError
 from ..show.names import group_names
 
-__all__ = ["Kind", "LeftOut", "listed", "named"]
+__all__ = ["LeftOut", "LossKind", "listed", "named"]
 
 #: The kinds of things that are left out; `LeftOut` says what becomes of each.
-Kind = Literal["dropped", "asked", "values", "unmatched", "axes", "states", "untrained", "beside", "cast"]
+LossKind = Literal["dropped", "asked", "values", "unmatched", "axes", "states", "untrained", "beside", "cast"]
 
 _SHOWN = 4
 
@@ -38,7 +38,7 @@ class LeftOut:
         nbytes: Their bytes; `None` if they are not known.
     """
 
-    kind: Kind
+    kind: LossKind
     names: tuple[str, ...]
     text: str
     nbytes: int | None = None
@@ -46,8 +46,9 @@ class LeftOut:
     def __post_init__(self) -> None:
         check_fields(self, kind=str, names=tuple, text=str, nbytes=(*INTEGER, type(None)))
         check_items("names", self.names, str)
-        if self.kind not in get_args(Kind):
-            raise LayoutError(f"kind is {shown(self.kind)}; it must be one of {', '.join(map(repr, get_args(Kind)))}")
+        if self.kind not in get_args(LossKind):
+            known = ", ".join(map(repr, get_args(LossKind)))
+            raise LayoutError(f"kind is {shown(self.kind)}; it must be one of {known}")
 
     def __str__(self) -> str:
         return self.text

@@ -14,7 +14,7 @@ from typing import Any
 from .._text import bytes_text
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
-from ..show.cells import Block, ShardCells, held_in, plane_of, ranges_of
+from ..show.cells import CellBlock, ShardCells, held_in, plane_of, ranges_of
 from ..show.colours import FILLS, INK, NEUTRAL, PATTERNS
 from ..show.html import html_of
 from ..show.lanes import packed_view
@@ -357,7 +357,7 @@ class _Page:
         key = layout, cells.counts
         if key not in self._held:
             self._held[key] = len(self.held)
-            self.held.append([held_in(Block(cells, block)) for block in itertools.product(*parts)])
+            self.held.append([held_in(CellBlock(cells, block)) for block in itertools.product(*parts)])
         return {
             "about": short(plain(f"{_sizes(shape)}, {_layout(self._report, layout)}"), _LONGEST),
             "shape": list(map(str, shape)),

@@ -22,12 +22,12 @@ from .report import LayoutReport
 from .search import RuleSearch
 from .tensor_report import TensorReport, checked_size
 
-__all__ = ["Followers", "Names", "ReportedRules", "Used", "make_report"]
+__all__ = ["Followers", "ReportNames", "ReportedRules", "Used", "make_report"]
 
 Followers = Mapping[str, tuple[str, "TensorLayout | Partition | SharedTiling | str"]]
 """By name the tensors that are cut as others are, as the scales of a quantized weight and the states of an optimizer:
 the name of the other, and the layout, or why there is none."""
-Names = Mapping[str, Any] | Iterable[tuple[Any, ...]]
+ReportNames = Mapping[str, Any] | Iterable[tuple[Any, ...]]
 """Shapes, pairs of shape and dtype, or arrays, by name; or tuples of a name and its shape and dtype."""
 Used = tuple[str, frozenset[str]]
 """The name of the mesh of a rule, of a map an empty one; and those of its axes that it uses."""
@@ -64,7 +64,7 @@ class ReportedRules(NamedTuple):
 
 
 def make_report(
-    rules: ReportedRules, names: Names, uneven: UnevenRule, followers: Followers | None = None
+    rules: ReportedRules, names: ReportNames, uneven: UnevenRule, followers: Followers | None = None
 ) -> LayoutReport:
     """Make the report on tensors of these names; see `LayoutMap.report`.
 
@@ -77,7 +77,7 @@ def make_report(
     return _ReportMaker(rules, checked_uneven(uneven), {} if followers is None else followers).report(_tensors(names))
 
 
-class _Entry(NamedTuple):
+class _ReportEntry(NamedTuple):
     name: str
     shape: tuple[int, ...]
     dtype: str | None
@@ -107,7 +107,7 @@ class _ReportMaker:
         self._indivisible: list[IndivisibleDim] = []
         self._misfits: list[Misfit] = []
 
-    def report(self, tensors: Iterator[_Entry]) -> LayoutReport:
+    def report(self, tensors: Iterator[_ReportEntry]) -> LayoutReport:
         unused = dict.fromkeys(key for key, rule in self._rules.items() if not rule.optional)
         reports: dict[str, TensorReport] = {}
         applied: dict[str | None, None] = {}
@@ -162,7 +162,7 @@ class _ReportMaker:
             return None if self._default is None else ("", _axes_of(self._default.layout))
         return "", _axes_of(self._rules[rule].layout)
 
-    def _tensor(self, tensor: _Entry, rules: tuple[str, ...]) -> TensorReport:
+    def _tensor(self, tensor: _ReportEntry, rules: tuple[str, ...]) -> TensorReport:
         name, shape, dtype, bits = tensor
         rule = layout = num_shards = shard_shape = None
         uneven: UnevenRule | None = None
@@ -189,7 +189,7 @@ class _ReportMaker:
         return TensorReport(name, shape, dtype, bits, rule, layout, num_shards, shard_shape, uneven)
 
     def _follower(
-        self, tensor: _Entry, rule: str | None, layout: TensorLayout | Partition | SharedTiling | str
+        self, tensor: _ReportEntry, rule: str | None, layout: TensorLayout | Partition | SharedTiling | str
     ) -> TensorReport:
         """A tensor that is cut as another is."""
         name, shape, dtype, bits = tensor
@@ -270,7 +270,7 @@ def _shared_mesh(layouts: Iterable[TensorLayout]) -> DeviceMesh | None:
     return meshes.pop() if len(meshes) == 1 else None
 
 
-def _tensors(names: Names) -> Iterator[_Entry]:
+def _tensors(names: ReportNames) -> Iterator[_ReportEntry]:
     expected = "names must be a mapping, or tuples of (name, shape) or (name, shape, dtype)"
     if not isinstance(names, Iterable):
         raise TypeError(f"{expected}, got {shown(names)}")
@@ -283,7 +283,7 @@ def _tensors(names: Names) -> Iterator[_Entry]:
         shape, dtype = described if len(described) == 2 else _shape_and_dtype(described[0])
         shape, (dtype, bits) = _checked_shape(name, shape), _named_dtype(name, dtype)
         checked_size(-(-math.prod(shape) * (bits or 0) // 8), f"the bytes of {shown(name)}")
-        yield _Entry(name, shape, dtype, bits)
+        yield _ReportEntry(name, shape, dtype, bits)
 
 
 def _shape_and_dtype(described: Any) -> tuple[Any, Any]:

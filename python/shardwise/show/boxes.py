@@ -12,7 +12,7 @@ import numpy as np
 from ..tiling import Tiling
 from .cells import plane_of
 from .lanes import ROW
-from .picture import MOST_KEYS, Panel, Side, Span, Tile, View, held_text, replicas_text
+from .picture import MOST_KEYS, Panel, PanelSide, Span, Tile, View, held_text, replicas_text
 
 __all__ = ["boxes_view"]
 
@@ -138,7 +138,7 @@ def _panel(tiling: Tiling, heading: str, tiles: list[tuple[Box, int, str]], plan
         spans = tuple(Span(row, row + 1, tile.held) for row, tile in enumerate(drawn))
         return Panel(
             f"{heading} boxes overlap: a row each".strip(),
-            Side("", len(drawn), spans),
+            PanelSide("", len(drawn), spans),
             _side(tiling, across, places, 1),
             tuple(drawn),
             ROW,
@@ -146,7 +146,7 @@ def _panel(tiling: Tiling, heading: str, tiles: list[tuple[Box, int, str]], plan
     return Panel(heading, _side(tiling, down, places, 0), _side(tiling, across, places, 1), tuple(drawn))
 
 
-def _side(tiling: Tiling, dim: int | None, places: list[Any], at: int) -> Side | None:
+def _side(tiling: Tiling, dim: int | None, places: list[Any], at: int) -> PanelSide | None:
     """The side of a panel, with labels for as many bounds as do not overlap, from the first on."""
     if dim is None:
         return None
@@ -154,7 +154,7 @@ def _side(tiling: Tiling, dim: int | None, places: list[Any], at: int) -> Side |
     for start, stop in sorted({place[at] for place in places}):
         if not spans or start >= spans[-1].stop:
             spans.append(Span(start, stop, f"{start}:{stop}"))
-    return Side(f"dim {dim}: {tiling.shape[dim]}", tiling.shape[dim], tuple(spans))
+    return PanelSide(f"dim {dim}: {tiling.shape[dim]}", tiling.shape[dim], tuple(spans))
 
 
 def _overlap(places: list[Any]) -> bool:

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 from ..mesh import DeviceMesh
 from ..partition import Partition
 from ..tiling import Tiling
-from .picture import MOST_NAMED, Panel, Side, Span, Tile, held_text, plain, replicas_text, short
+from .picture import MOST_NAMED, Panel, PanelSide, Span, Tile, held_text, plain, replicas_text, short
 
 __all__ = [
-    "Block",
+    "CellBlock",
     "Cells",
     "ChunkCells",
     "DeviceCells",
@@ -27,7 +27,7 @@ __all__ = [
     "ranges_of",
 ]
 
-Index = tuple[int, ...]
+CellIndex = tuple[int, ...]
 #: A block with more cells than this along a dim is drawn without the cuts inside it.
 _MOST_SEAMS = 64
 #: The most panels there may be.
@@ -55,7 +55,7 @@ class Cells(Protocol):
     def span(self, dim: int, start: int, stop: int) -> tuple[int, int]:
         """Give start and stop along a dim of those cells of a range that are not empty."""
 
-    def holders(self, index: Index, most: int) -> tuple[list[Any], int]:
+    def holders(self, index: CellIndex, most: int) -> tuple[list[Any], int]:
         """Give the first holders of a cell, at most so many, and how many there are."""
 
     def title(self, dim: int) -> str:
@@ -96,7 +96,7 @@ class ShardCells:
         shard_id, _ = self._partition.locate(position * math.prod(self.shape[dim + 1 :]))
         return shard_id // math.prod(self.counts[dim + 1 :]) % self.counts[dim]
 
-    def holders(self, index: Index, most: int) -> tuple[list[Any], int]:
+    def holders(self, index: CellIndex, most: int) -> tuple[list[Any], int]:
         """Give the first holders of a cell, at most so many, and how many there are."""
         shard_id = 0
         for position, count in zip(index, self.counts, strict=True):
@@ -140,7 +140,7 @@ class ChunkCells:
         """Give start and stop along a dim of those cells of a range that are not empty."""
         return self.bounds(dim, start)[0], self.bounds(dim, stop - 1)[1]
 
-    def holders(self, index: Index, most: int) -> tuple[list[Any], int]:
+    def holders(self, index: CellIndex, most: int) -> tuple[list[Any], int]:
         """Give the first holders of a cell, at most so many, and how many there are."""
         position = 0
         for part, count in zip(index, self.counts, strict=True):
@@ -173,7 +173,7 @@ class DeviceCells:
         """Give start and stop along a dim of those cells of a range that are not empty."""
         return start, stop
 
-    def holders(self, index: Index, most: int) -> tuple[list[Any], int]:
+    def holders(self, index: CellIndex, most: int) -> tuple[list[Any], int]:
         """Give the first holders of a cell, at most so many, and how many there are."""
         return [self._mesh.device(self._mesh.device_index(index))], 1
 
@@ -186,7 +186,7 @@ class DeviceCells:
         return _range(start, stop) if stop - start > 1 else str(start)
 
 
-class Block:
+class CellBlock:
     """Neighbouring cells that are drawn as one: a range of cells along each dim."""
 
     def __init__(self, cells: Cells, ranges: Sequence[tuple[int, int]]) -> None:
@@ -256,17 +256,19 @@ def ranges_of(cells: Cells, plane: Sequence[int], most: int, widest: int | None 
     return found
 
 
-def blocks_of(cells: Cells, plane: Sequence[int], most: int, widest: int | None = None) -> list[Block]:
+def blocks_of(cells: Cells, plane: Sequence[int], most: int, widest: int | None = None) -> list[CellBlock]:
     """Give the blocks: single cells if there are no more than that, else neighbours grouped evenly; see `ranges_of`."""
-    return [Block(cells, block) for block in itertools.product(*ranges_of(cells, plane, most, widest))]
+    return [CellBlock(cells, block) for block in itertools.product(*ranges_of(cells, plane, most, widest))]
 
 
-def panels_of(cells: Cells, plane: Sequence[int], blocks: Sequence[Block], keys: Sequence[int | None]) -> list[Panel]:
+def panels_of(
+    cells: Cells, plane: Sequence[int], blocks: Sequence[CellBlock], keys: Sequence[int | None]
+) -> list[Panel]:
     """Lay blocks out on panels, one for each combination of the dims that are not in the plane."""
     down = plane[0] if len(plane) > 1 else None
     across = plane[-1] if plane else None
     deep = [dim for dim in range(len(cells.counts)) if dim not in plane and cells.counts[dim] > 1]
-    found: dict[Any, list[tuple[Block, int | None]]] = {}
+    found: dict[Any, list[tuple[CellBlock, int | None]]] = {}
     prefix = _prefix(blocks)
     for block, key in zip(blocks, keys, strict=True):
         if not block.is_empty:
@@ -279,7 +281,7 @@ def panels_of(cells: Cells, plane: Sequence[int], blocks: Sequence[Block], keys:
         sides = [
             None
             if dim is None
-            else Side(
+            else PanelSide(
                 cells.title(dim),
                 cells.shape[dim],
                 tuple(
@@ -293,7 +295,7 @@ def panels_of(cells: Cells, plane: Sequence[int], blocks: Sequence[Block], keys:
     return panels
 
 
-def _deep_text(block: Block, dim: int) -> str:
+def _deep_text(block: CellBlock, dim: int) -> str:
     start, stop = block.ranges[dim]
     # Along an axis of a mesh the range is the number.
     many = f" ({stop - start:,} {block.cells.unit}s)" if stop - start > 1 and block.cells.unit != "device" else ""
@@ -308,7 +310,7 @@ def _range(start: int, stop: int) -> str:
     return f"{start}:{stop}"
 
 
-def held_in(block: Block) -> str:
+def held_in(block: CellBlock) -> str:
     """Say who holds a block.
 
     >>> from shardwise import TensorLayout
@@ -323,7 +325,7 @@ def held_in(block: Block) -> str:
     return replicas_text(held, count)
 
 
-def _prefix(blocks: Sequence[Block]) -> str:
+def _prefix(blocks: Sequence[CellBlock]) -> str:
     """Return the beginning that the names of all holders share before their numbers: narrow tiles leave it out."""
     names = [held_text(block.holders(1)[0][:1], 1) for block in blocks]
     prefix = re.sub(r"[0-9]+$", "", min(names, default=""))
@@ -332,7 +334,7 @@ def _prefix(blocks: Sequence[Block]) -> str:
     return prefix if re.fullmatch(r"[\w.:/ -]*", prefix) else ""
 
 
-def _tile(block: Block, key: int | None, down: int | None, across: int | None, prefix: str) -> Tile:
+def _tile(block: CellBlock, key: int | None, down: int | None, across: int | None, prefix: str) -> Tile:
     labels, count = block.holders()
     held = held_text(labels, count)
     unit = block.cells.unit

@@ -11,7 +11,7 @@ from ..errors import LayoutError
 from ..packed import PackedDim
 from ..partition import Partition
 from .cells import ShardCells
-from .picture import MOST_KEYS, MOST_NAMED, Panel, Side, Span, Tile, View, held_text, plain, replicas_text, short
+from .picture import MOST_KEYS, MOST_NAMED, Panel, PanelSide, Span, Tile, View, held_text, plain, replicas_text, short
 
 __all__ = ["ROW", "bars", "packed_view"]
 
@@ -50,12 +50,12 @@ def packed_view(partition: Partition, name: str, captions: tuple[str, ...]) -> t
             place = f"{start}:{stop}"
             labels = ((f"{label} {place}",), (place,), (label,))
             tiles.append(Tile((row, row + 1), (start, stop), row, labels, box or f"dim {dim} at {place}", held))
-    across = Side(
+    across = PanelSide(
         f"dim {dim}: {size}, packed",
         size,
         tuple(Span(start, stop, label) for label, start, stop in stretches) if len(stretches) <= MOST_KEYS else (),
     )
-    panel = Panel("", Side("shards", max(len(rows), 1), tuple(spans)), across, tuple(tiles), ROW)
+    panel = Panel("", PanelSide("shards", max(len(rows), 1), tuple(spans)), across, tuple(tiles), ROW)
     notes = []
     if each > 1:
         notes.append(f"a row stands for {'all' if each >= total else 'up to'} {each:,} shards")
@@ -165,7 +165,7 @@ def bars(title: str, rows: Sequence[tuple[str, int, str]]) -> Panel:
     )
     # Beside the bar, not on it: the number of a short bar matters just as much.
     spans = tuple(Span(row, row + 1, f"{name}: {text}") for row, (name, _, text) in enumerate(rows))
-    return Panel(title, Side("", max(len(rows), 1), spans), Side("", max(longest, 1)), tiles, ROW)
+    return Panel(title, PanelSide("", max(len(rows), 1), spans), PanelSide("", max(longest, 1)), tiles, ROW)
 
 
 def holder_bars(title: str, names: Sequence[Any], sizes: Sequence[int], text: Callable[[int], str]) -> Panel:

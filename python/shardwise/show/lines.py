@@ -3,12 +3,12 @@
 import textwrap
 import unicodedata
 
-__all__ = ["Line", "Part", "padded", "printable", "width_of", "wrapped"]
+__all__ = ["Line", "StyledText", "padded", "printable", "width_of", "wrapped"]
 
-Part = tuple[str, str]
+StyledText = tuple[str, str]
 """Text and its style, in the words of rich; "" is plain."""
 
-Line = list[Part]
+Line = list[StyledText]
 
 
 def printable(text: str) -> str:

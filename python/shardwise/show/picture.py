@@ -13,8 +13,8 @@ __all__ = [
     "MOST_KEYS",
     "Drawable",
     "Panel",
+    "PanelSide",
     "Picture",
-    "Side",
     "Span",
     "Tile",
     "View",
@@ -40,7 +40,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Side:
+class PanelSide:
     """One side of a panel: what it is, its length in the units of the places of tiles, and its labelled stretches."""
 
     title: str
@@ -87,8 +87,8 @@ class Panel:
     """
 
     heading: str
-    down: Side | None
-    across: Side | None
+    down: PanelSide | None
+    across: PanelSide | None
     tiles: tuple[Tile, ...]
     row_height: int | None = None
 

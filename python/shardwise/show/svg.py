@@ -8,7 +8,7 @@ from zlib import crc32
 
 from .colours import HEAT, INK, PALE, THEMES, heat, look
 from .lines import width_of, wrapped
-from .picture import Panel, Picture, Side, Span, Tile, View, plain, short
+from .picture import Panel, PanelSide, Picture, Span, Tile, View, plain, short
 
 __all__ = ["escaped", "svg_of"]
 
@@ -39,8 +39,8 @@ def svg_of(picture: Picture) -> str:
     >>> svg_of(Picture("nothing", "Nothing is drawn.", ()))[:5]
     '<svg '
     """
-    beside = picture.turns and all(_View.fits(view, _HALF) for view in picture.views[:2])
-    views = [_View(view, _HALF if beside and number < 2 else _WIDE) for number, view in enumerate(picture.views)]
+    beside = picture.turns and all(_ViewLayout.fits(view, _HALF) for view in picture.views[:2])
+    views = [_ViewLayout(view, _HALF if beside and number < 2 else _WIDE) for number, view in enumerate(picture.views)]
     canvas = _Canvas()
     width = height = 0.0
     for number, view in enumerate(views):
@@ -111,7 +111,7 @@ def _lines(text: str, width: float) -> list[str]:
 
 
 #: The place of something that is drawn: left, top, width, height.
-_Extent = tuple[float, float, float, float]
+_Area = tuple[float, float, float, float]
 #: Lines of text, whether they stand upright, and whether they say who holds what.
 _Written = tuple[tuple[str, ...], bool, bool]
 
@@ -140,7 +140,7 @@ class _Canvas:
             f'lengthAdjust="spacingAndGlyphs" {style}{turn}>{escaped(text)}</text>'
         )
 
-    def tile(self, place: _Extent, key: int | None, about: str, amount: float | None = None) -> str:
+    def tile(self, place: _Area, key: int | None, about: str, amount: float | None = None) -> str:
         """Draw a rectangle in its look, and give the class of texts on it, or its fill if it has a pattern."""
         fill, pattern = look(key)
         x, y, width, height = (f"{number:.10g}" for number in place)
@@ -195,11 +195,11 @@ class _Canvas:
         return max(width, each * min(columns, len(entries))), top + -(-len(entries) // columns) * 20
 
 
-class _View:
+class _ViewLayout:
     """One view laid out: where its panels are."""
 
     def __init__(self, view: View, widest: float) -> None:
-        self._panels = [_Panel.of(panel, widest) for panel in view.panels]
+        self._panels = [_PanelLayout.of(panel, widest) for panel in view.panels]
         # Bars that begin at one place can be compared.
         rows = [panel for panel in self._panels if panel.panel.row_height is not None]
         for panel in rows:
@@ -217,7 +217,7 @@ class _View:
     @staticmethod
     def fits(view: View, widest: float) -> bool:
         """Return whether a view has room for its labels in this width."""
-        return all(panel.row_height is None and _Panel.of(panel, widest).has_room for panel in view.panels)
+        return all(panel.row_height is None and _PanelLayout.of(panel, widest).has_room for panel in view.panels)
 
     def draw(self, canvas: _Canvas, x: float, y: float) -> None:
         for line, is_quiet in self._captions:
@@ -232,7 +232,7 @@ class _View:
 
 
 @dataclass
-class _Panel:
+class _PanelLayout:
     """One panel laid out: the field of the tiles, and the margins for the labels of its sides."""
 
     panel: Panel
@@ -249,7 +249,7 @@ class _Panel:
     has_room: bool
 
     @classmethod
-    def of(cls, panel: Panel, widest: float) -> _Panel:
+    def of(cls, panel: Panel, widest: float) -> _PanelLayout:
         titles = _lines(panel.heading, widest) if panel.heading else []
         for arrow, side in (("↓", panel.down), ("→", panel.across)):
             if side is not None and side.title:
@@ -323,7 +323,7 @@ class _Panel:
             self._tile(canvas, tile, (x + place[0], y + place[1], *place[2:]), written)
             self._seams(canvas, tile, x, y)
 
-    def _extent(self, tile: Tile) -> _Extent:
+    def _extent(self, tile: Tile) -> _Area:
         low, width = _place(self.panel.across, tile.across, self.across)
         upper, height = _place(self.panel.down, tile.down, self.down)
         if self.panel.row_height is None:
@@ -331,7 +331,7 @@ class _Panel:
         name = _LINE * self.above
         return low, upper + name + 2, width, height - name - 4
 
-    def _tile(self, canvas: _Canvas, tile: Tile, place: _Extent, written: _Written | None) -> None:
+    def _tile(self, canvas: _Canvas, tile: Tile, place: _Area, written: _Written | None) -> None:
         kind = canvas.tile(place, tile.key, short(plain(f"{tile.place}: {tile.held}"), 400), tile.amount)
         canvas.told(tile.key, self.panel.row_height is not None or (written is not None and written[2]))
         if written is None:
@@ -360,7 +360,7 @@ class _Panel:
             canvas.parts.append(f'<path d="{path}" stroke="{INK}" stroke-opacity="0.3" stroke-width="0.5"/>')
 
 
-def _writings(tiles: Sequence[Tile], places: Sequence[_Extent]) -> list[_Written | None]:
+def _writings(tiles: Sequence[Tile], places: Sequence[_Area]) -> list[_Written | None]:
     """Choose for each tile the first label for which there is room; tiles of one size say the same of themselves.
 
     The shortest label says little: an upright longer one is better, but not the same one upright; and where one tile
@@ -394,7 +394,7 @@ def _writings(tiles: Sequence[Tile], places: Sequence[_Extent]) -> list[_Written
     ]
 
 
-def _spans(side: Side | None, width: float) -> tuple[Span, ...]:
+def _spans(side: PanelSide | None, width: float) -> tuple[Span, ...]:
     """The stretches of a side, their labels short enough for this width."""
     most = int((width - 8) / _CHAR)
     return () if side is None else tuple(Span(s.start, s.stop, _cut(plain(s.text), most)) for s in side.spans)
@@ -404,12 +404,12 @@ def _cut(text: str, most: int) -> str:
     return short(text, most if width_of(text) == len(text) else most // 2)
 
 
-def _share(side: Side | None, what: Span | tuple[int, int]) -> float:
+def _share(side: PanelSide | None, what: Span | tuple[int, int]) -> float:
     start, stop = (what.start, what.stop) if isinstance(what, Span) else what
     return 1.0 if side is None or side.size == 0 else (stop - start) / side.size
 
 
-def _place(side: Side | None, bounds: tuple[int, int], length: float) -> tuple[float, float]:
+def _place(side: PanelSide | None, bounds: tuple[int, int], length: float) -> tuple[float, float]:
     """Return the begin and the length of a range in a picture; ranges that touch also touch there."""
     size = 1 if side is None else max(side.size, 1)
     low, high = (round(length * bound / size, 2) for bound in bounds)

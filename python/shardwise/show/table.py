@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from .fit import fit_names
-from .lines import Line, Part, padded, printable, width_of
+from .lines import Line, StyledText, padded, printable, width_of
 
 __all__ = ["table_lines"]
 
@@ -13,7 +13,9 @@ _GAP = "  "
 _SHORTEST = 16
 
 
-def table_lines(titles: Sequence[str], rows: Sequence[Sequence[Part]], width: int | None = None) -> Iterator[Line]:
+def table_lines(
+    titles: Sequence[str], rows: Sequence[Sequence[StyledText]], width: int | None = None
+) -> Iterator[Line]:
     """Lay out rows under their titles; a title that begins with `>` aligns its column to the right.
 
     If the table is wider than `width`, the names in the first column lose what they have in common; if that is not
@@ -27,7 +29,7 @@ def table_lines(titles: Sequence[str], rows: Sequence[Sequence[Part]], width: in
     bcd       3
     """
     rights = [title.startswith(">") for title in titles]
-    header: list[Part] = [(title.removeprefix(">"), "bold") for title in titles]
+    header: list[StyledText] = [(title.removeprefix(">"), "bold") for title in titles]
     lines = [header, *([(printable(text), style) for text, style in row] for row in rows)]
     widths = [max(width_of(line[column][0]) for line in lines) for column in range(len(titles))]
     rest = sum(widths[1:]) + len(_GAP) * (len(widths) - 1)
@@ -53,7 +55,7 @@ def table_lines(titles: Sequence[str], rows: Sequence[Sequence[Part]], width: in
         yield [(_GAP, ""), *line]
 
 
-def _flowing(titles: Sequence[Part], values: Sequence[Part], width: int) -> Iterator[Line]:
+def _flowing(titles: Sequence[StyledText], values: Sequence[StyledText], width: int) -> Iterator[Line]:
     """Write values with their titles, as many in a line as there is room for."""
     line: Line = []
     used = 0
@@ -68,7 +70,7 @@ def _flowing(titles: Sequence[Part], values: Sequence[Part], width: int) -> Iter
         yield line
 
 
-def _aligned(lines: Sequence[Sequence[Part]], widths: Sequence[int], rights: Sequence[bool]) -> Iterator[Line]:
+def _aligned(lines: Sequence[Sequence[StyledText]], widths: Sequence[int], rights: Sequence[bool]) -> Iterator[Line]:
     for line in lines:
         parts: Line = []
         for (text, style), size, right in zip(line, widths, rights, strict=True):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from .colours import FILLS, INK, look
 from .lines import Line, padded, width_of
-from .picture import Panel, Side, Tile, short
+from .picture import Panel, PanelSide, Tile, short
 
 __all__ = ["is_grid", "named", "panel_lines"]
 
@@ -19,7 +19,7 @@ _LETTERS = ("", "underline ", "bold ", "italic ", "bold underline ", "italic und
 _MOST_SPARSE = 16
 
 #: The contents of a place of a grid: lines of text, and their style.
-Cell = tuple[list[str], str]
+TextCell = tuple[list[str], str]
 
 
 def is_grid(panel: Panel) -> bool:
@@ -52,7 +52,7 @@ def panel_lines(panel: Panel, most: int = sys.maxsize, level: int = 0, stacked: 
     yield from _framed([padded(text, margin, right=True) for text in labels], titles, cells)
 
 
-def _cell(tile: Tile | None, most: int, level: int, stacked: bool) -> Cell:
+def _cell(tile: Tile | None, most: int, level: int, stacked: bool) -> TextCell:
     if tile is None:
         return [""], "dim"
     lines = tile.labels[min(level, len(tile.labels) - 1)] if tile.labels else ("",)
@@ -63,7 +63,7 @@ def _cell(tile: Tile | None, most: int, level: int, stacked: bool) -> Cell:
     return texts if stacked else [" · ".join(texts)], style
 
 
-def named(side: Side | None, bounds: tuple[int, int], most: int) -> str:
+def named(side: PanelSide | None, bounds: tuple[int, int], most: int) -> str:
     """Give the label of a stretch of a side, or its bounds if it has none."""
     if side is None:
         return ""
@@ -71,7 +71,7 @@ def named(side: Side | None, bounds: tuple[int, int], most: int) -> str:
     return short(name, most) if name is not None else f"{bounds[0]}:{bounds[1]}"
 
 
-def _framed(labels: list[str], titles: list[str], cells: list[list[Cell]]) -> Iterator[Line]:
+def _framed(labels: list[str], titles: list[str], cells: list[list[TextCell]]) -> Iterator[Line]:
     """Put rows of cells into frames, with a title over each column and a label, all of one length, before each row."""
     margin = " " * (width_of(labels[0]) + 1)
     widths = [

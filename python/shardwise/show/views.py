@@ -12,7 +12,7 @@ from ..packed import PackedDim
 from ..partition import Partition
 from ..tiling import Tiling
 from .boxes import boxes_view
-from .cells import Block, Cells, ChunkCells, DeviceCells, ShardCells, blocks_of, panels_of, plane_of
+from .cells import CellBlock, Cells, ChunkCells, DeviceCells, ShardCells, blocks_of, panels_of, plane_of
 from .lanes import packed_view
 from .names import brief
 from .picture import MOST_KEYS, MOST_NAMED, Picture, Tile, View, held_text, plain, replicas_text, short
@@ -166,7 +166,7 @@ class _Colours:
         self._texts: dict[Any, list[str]] = {}
         self._views = views
 
-    def key(self, block: Block, view: int) -> int | None:
+    def key(self, block: CellBlock, view: int) -> int | None:
         if block.is_empty:
             return None
         labels, count = block.holders(_MOST_COMPARED if self._views > 1 else MOST_NAMED)
@@ -204,7 +204,7 @@ class _Colours:
         return tuple(" / ".join(list(dict.fromkeys(texts))[:2]) for texts in self._texts.values())
 
 
-def _entry(block: Block) -> str:
+def _entry(block: CellBlock) -> str:
     labels, count = block.holders()
     held = short(held_text(labels, count), 80)
     if block.size > 1:
@@ -212,7 +212,7 @@ def _entry(block: Block) -> str:
     return replicas_text(held, count)
 
 
-def _notes(blocks: Sequence[Block]) -> tuple[str, ...]:
+def _notes(blocks: Sequence[CellBlock]) -> tuple[str, ...]:
     empty = [block for block in blocks if block.is_empty]
     if not empty:
         return ()

@@ -12,10 +12,10 @@ import numpy.typing as npt
 from ..errors import LayoutError
 from ..mesh import DeviceMesh
 
-__all__ = ["Cut", "Home"]
+__all__ = ["Home", "HomeCut"]
 
 
-class Cut(NamedTuple):
+class HomeCut(NamedTuple):
     """The cut of a tensor on a home: the shapes of all devices, or one for all."""
 
     shapes: tuple[tuple[int, ...], ...]
@@ -37,7 +37,7 @@ class Home:
         self.places: npt.NDArray[np.int64] = order.reshape(-1, ways)
         self.rows: npt.NDArray[np.int64] = devices[self.places]
         #: The numbers of its tensors, with their cuts and what tells them apart.
-        self.tensors: list[tuple[int, Cut, tuple[Any, ...]]] = []
+        self.tensors: list[tuple[int, HomeCut, tuple[Any, ...]]] = []
         self._variants: list[int] | None = None
 
     def grouped(self, size: int | None) -> None:
@@ -62,7 +62,7 @@ class Home:
                 self._variants = [found.setdefault(key, row) for row, key in enumerate(keys)]
         return self._variants
 
-    def parts(self, row: int) -> list[tuple[int, Cut, tuple[int, ...], tuple[Any, ...]]]:
+    def parts(self, row: int) -> list[tuple[int, HomeCut, tuple[int, ...], tuple[Any, ...]]]:
         """Give for each tensor its number, its cut, the shape of the part of a row's ranks, and what tells it apart."""
         at = int(self.places[row, 0])
         return [

@@ -11,7 +11,7 @@ import numpy as np
 from .._dtypes import bytes_for
 from .buckets import buckets
 from .flat import array_of, flattened, master_and_states, rounded_up, weight
-from .recipe import Entry, Local, Recipe
+from .recipe import Local, RankArray, Recipe
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -29,7 +29,7 @@ def _buffers(recipe: Recipe, parts: Sequence[Local]) -> Iterator[list[Local]]:
     yield from found.values()
 
 
-def megatron_whole(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[Entry]:
+def megatron_whole(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[RankArray]:
     """Megatron without its distributed optimizer: everything whole, masters of what has 16 bits."""
     for part in parts:
         yield weight(part)
@@ -38,7 +38,7 @@ def megatron_whole(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterato
             yield from master_and_states(recipe, part, part.shape, 32 if part.bits == 16 else 0)
 
 
-def megatron(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[Entry]:
+def megatron(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[RankArray]:
     """Megatron's distributed optimizer: parameters from the last to the first in buckets, each cut in equal parts."""
     for part in parts:
         yield weight(part)
@@ -57,21 +57,23 @@ def megatron(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[Entr
                     yield entry._replace(held=entry.held * is_there, allocated=entry.allocated * is_there)
         padding = size - sum(part.size for part in own)
         if padding:
-            yield Entry("weights", "padding", None, 0, bytes_for(padding, bits))
-            yield Entry("gradients", "padding", None, 0, bytes_for(padding, gradients))
+            yield RankArray("weights", "padding", None, 0, bytes_for(padding, bits))
+            yield RankArray("gradients", "padding", None, 0, bytes_for(padding, gradients))
 
 
-class _Bucket(NamedTuple):
+class _MegatronBucket(NamedTuple):
     """The size of a bucket, and the elements of each of its parameters on each rank."""
 
     size: int
     pieces: list[tuple[Local, npt.NDArray[np.int64]]]
 
 
-def _buckets(recipe: Recipe, parts: Sequence[Local], ways: int, *, is_first: bool) -> Iterator[_Bucket]:
+def _buckets(recipe: Recipe, parts: Sequence[Local], ways: int, *, is_first: bool) -> Iterator[_MegatronBucket]:
     """Fill buckets as `_ParamAndGradBuffer` does: parameters begin at multiples of 64, buckets end at whole parts."""
     step = math.lcm(ways, 128, 2**16 if recipe.high_bandwidth else 1)
     most = recipe.bucket if is_first else None
     for bucket in buckets([part.size for part in parts], [part.apart for part in parts], most):
         flat = flattened([rounded_up(bucket.size, step)], ways)
-        yield _Bucket(flat.size, [(parts[at], flat.lengths(start, parts[at].size)) for at, start in bucket.starts])
+        yield _MegatronBucket(
+            flat.size, [(parts[at], flat.lengths(start, parts[at].size)) for at, start in bucket.starts]
+        )

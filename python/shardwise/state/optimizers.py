@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     Count = int | npt.NDArray[np.int64]
 
-__all__ = ["OPTIMIZERS", "Kept", "Optimizer", "optimizer_of"]
+__all__ = ["OPTIMIZERS", "Optimizer", "StateArray", "optimizer_of"]
 
 #: The optimizers that are known, with what they keep.
 OPTIMIZERS = {
@@ -37,7 +37,7 @@ _LEAST_8BIT, _BLOCK = 4096, 256
 _TABLES = 2 * 256 * 4
 
 
-class Kept(NamedTuple):
+class StateArray(NamedTuple):
     """One array that an optimizer keeps for a parameter.
 
     Attributes:
@@ -66,7 +66,7 @@ class Optimizer:
     moments: tuple[tuple[str, int | None], ...] = ()
     steps: bool = False
 
-    def kept(self, sizes: tuple[Count, ...], bits: int, *, is_matrix: bool = False) -> list[Kept]:
+    def kept(self, sizes: tuple[Count, ...], bits: int, *, is_matrix: bool = False) -> list[StateArray]:
         """List the arrays for a parameter.
 
         Args:
@@ -81,18 +81,18 @@ Kept(name='step', elements=1, bits=32)]
         elements = math.prod(sizes)
         if self.name == "muon":
             if is_matrix:
-                return [Kept("momentum_buffer", elements, bits)]
+                return [StateArray("momentum_buffer", elements, bits)]
             return optimizer_of("adamw").kept(sizes, bits)
         if self.name == "adam8bit":
             return _eight_bits(elements)
         if self.name == "adafactor":
-            second = [Kept("variance", elements, bits)]
+            second = [StateArray("variance", elements, bits)]
             if len(sizes) > 1:
                 rows, columns = math.prod(sizes[:-1]), math.prod(sizes[:-2]) * sizes[-1]
-                second = [Kept("row_var", rows, bits), Kept("col_var", columns, bits)]
-            return [*second, Kept("step", 1, 32)]
-        moments = [Kept(name, elements, own or bits) for name, own in self.moments]
-        return [*moments, Kept("step", 1, 32)] if self.steps else moments
+                second = [StateArray("row_var", rows, bits), StateArray("col_var", columns, bits)]
+            return [*second, StateArray("step", 1, 32)]
+        moments = [StateArray(name, elements, own or bits) for name, own in self.moments]
+        return [*moments, StateArray("step", 1, 32)] if self.steps else moments
 
     @property
     def tables(self) -> int:
@@ -100,15 +100,15 @@ Kept(name='step', elements=1, bits=32)]
         return _TABLES if self.name == "adam8bit" else 0
 
 
-def _eight_bits(elements: Count) -> list[Kept]:
+def _eight_bits(elements: Count) -> list[StateArray]:
     """The arrays of bitsandbytes: of small tensors in float32, of others in 8 bits with a scale for each block."""
     is_small = np.asarray(elements) < _LEAST_8BIT
     states: Any = np.where(is_small, 4, 1) * elements
     scales: Any = np.where(is_small, 0, -(-np.asarray(elements) // _BLOCK))
     if isinstance(elements, int):
         states, scales = int(states), int(scales)
-    kept = [Kept(f"state{number}", states, 8) for number in (1, 2)]
-    return kept + [Kept(f"absmax{number}", scales, 32) for number in (1, 2)]
+    kept = [StateArray(f"state{number}", states, 8) for number in (1, 2)]
+    return kept + [StateArray(f"absmax{number}", scales, 32) for number in (1, 2)]
 
 
 _SIMPLE = {

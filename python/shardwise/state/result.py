@@ -14,14 +14,14 @@ from .._frozen import frozen, handed_out
 from .._text import bytes_text
 from ..mesh import DeviceMesh
 from ..rules.tensor_report import extremes_along
-from .recipe import Entry, Recipe
+from .recipe import RankArray, Recipe
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from ..show.picture import Picture
 
-__all__ = ["NOT_COUNTED", "Figures", "Kept", "Row", "TrainingState"]
+__all__ = ["NOT_COUNTED", "Figures", "Kept", "StateRow", "TrainingState"]
 
 #: Said at the end of every answer.
 NOT_COUNTED = (
@@ -33,7 +33,7 @@ _NAMED = 3
 _NUMBER = re.compile(r"(?<![A-Za-z0-9])[0-9]+(?![A-Za-z0-9])")
 
 
-class Row(NamedTuple):
+class StateRow(NamedTuple):
     """Devices that share a state, and what each of them has.
 
     Attributes:
@@ -45,7 +45,7 @@ class Row(NamedTuple):
 
     devices: npt.NDArray[np.int64]
     numbers: tuple[int, ...]
-    entries: tuple[Entry, ...]
+    entries: tuple[RankArray, ...]
     sums: tuple[tuple[str, Any, Any], ...]
 
 
@@ -79,7 +79,7 @@ class Figures(NamedTuple):
     """
 
     by_kind: dict[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]
-    rows: list[Row]
+    rows: list[StateRow]
     caches: list[tuple[str, Any, Any, Any]]
     names: tuple[str, ...]
     unmatched: tuple[str, ...]
@@ -99,7 +99,7 @@ class TrainingState(Drawn):
     _meshes: dict[str, DeviceMesh]
     _recipe: Recipe
     _figures: dict[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]
-    _rows: list[Row]
+    _rows: list[StateRow]
     _caches: list[tuple[str, Any, Any, Any]]
     _names: tuple[str, ...]
     _over: tuple[str, ...]

@@ -26,11 +26,11 @@ from .adapters import Lora
 from .asked import Training, pattern_of, recipe_of, units_of
 from .caches import Cache
 from .described import Tensor, described, with_adapters
-from .homes import Cut, Home
+from .homes import Home, HomeCut
 from .optimizers import Optimizer, optimizer_of
 from .placed import PlacedTensors
-from .recipe import KINDS, Entry, Local
-from .result import Figures, Row, TrainingState
+from .recipe import KINDS, Local, RankArray
+from .result import Figures, StateRow, TrainingState
 from .shardings import entries
 
 __all__ = ["training_state"]
@@ -153,9 +153,9 @@ class _Maker:
                 f"parallelism: give a mesh with one more axis, or the sharding none or ddp{rows}"
             )
         self._homes: dict[DeviceMesh, Home] = {}
-        self._cuts: dict[Any, Cut] = {}
+        self._cuts: dict[Any, HomeCut] = {}
         #: Homes and cuts by the numbers of layouts, which are kept.
-        self._places: dict[tuple[int, tuple[int, ...], UnevenRule], tuple[Home, Cut]] = {}
+        self._places: dict[tuple[int, tuple[int, ...], UnevenRule], tuple[Home, HomeCut]] = {}
         self._kept: list[Any] = []
         #: The properties that tell tensors of one home apart.
         self._looks: dict[Any, tuple[Any, ...]] = {}
@@ -213,7 +213,7 @@ class _Maker:
 
     def _placed_anew(
         self, tensor: Tensor, layout: TensorLayout | SharedTiling | None, uneven: UnevenRule
-    ) -> tuple[Home, Cut]:
+    ) -> tuple[Home, HomeCut]:
         if layout is None and not self._placing.is_whole_elsewhere:
             raise LayoutError(
                 f"no rule matches the tensor {shown(tensor.name)}, and there is no default, so its place is unknown: "
@@ -325,7 +325,7 @@ class _Maker:
             "give other axes as over, or the sharding none, by which the rules alone cut"
         )
 
-    def _cut(self, mesh: DeviceMesh, axes: tuple[Any, ...], shape: tuple[int, ...], uneven: UnevenRule) -> Cut:
+    def _cut(self, mesh: DeviceMesh, axes: tuple[Any, ...], shape: tuple[int, ...], uneven: UnevenRule) -> HomeCut:
         key = axes, mesh.shape, mesh.axis_names, shape, uneven
         found = self._cuts.get(key)
         if found is None:
@@ -335,10 +335,10 @@ class _Maker:
                 shapes = shapes[:1]
             # XLA has the same room on every device.
             is_padded = self._recipe.sharding == "none" and uneven == "ceil" and len(shapes) > 1
-            found = self._cuts[key] = Cut(shapes, partition.largest_shard_shape if is_padded else None)
+            found = self._cuts[key] = HomeCut(shapes, partition.largest_shard_shape if is_padded else None)
         return found
 
-    def _of_tiling(self, tiling: SharedTiling) -> tuple[Home, Cut]:
+    def _of_tiling(self, tiling: SharedTiling) -> tuple[Home, HomeCut]:
         mesh = tiling.layout.device_mesh
         if mesh is None:
             raise LayoutError(_NO_MESH)
@@ -349,9 +349,9 @@ class _Maker:
                 "its blocks are shared over the axes over which the state is sharded: give other axes as over, or the "
                 "sharding none, by which the rules alone cut"
             )
-        return home, Cut(tuple(tiling.holder_shapes()), None)
+        return home, HomeCut(tuple(tiling.holder_shapes()), None)
 
-    def _rows(self) -> Iterable[Row]:
+    def _rows(self) -> Iterable[StateRow]:
         """Everything that each group of ranks has; equal groups are worked out once."""
         together: dict[bytes, list[tuple[Home, int]]] = {}
         for home in self._homes.values():
@@ -375,15 +375,15 @@ class _Maker:
                     known[content] = found, _sums(found)
                 orders[key] = tuple([part[0] for part in parts]), known[content]
             numbers, (found, sums) = orders[key]
-            yield Row(devices, numbers, found, sums)
+            yield StateRow(devices, numbers, found, sums)
 
-    def _entries(self, parts: Sequence[Local], ways: int, *, is_first: bool) -> Iterable[Entry]:
+    def _entries(self, parts: Sequence[Local], ways: int, *, is_first: bool) -> Iterable[RankArray]:
         recipe = self._recipe
         if recipe.bucket is not None and not is_first:
             recipe = replace(recipe, bucket=None)
         return entries(recipe, parts, ways)
 
-    def _locals(self, parts: Sequence[tuple[Cut, tuple[int, ...], tuple[Any, ...]]]) -> list[Local]:
+    def _locals(self, parts: Sequence[tuple[HomeCut, tuple[int, ...], tuple[Any, ...]]]) -> list[Local]:
         """Give the parts in their order, each with the number of its place; Megatron's stacked experts one by one."""
         is_megatron = self._recipe.sharding in ("megatron", "megatron-ddp")
         found: list[Local] = []
@@ -431,7 +431,7 @@ class _Maker:
         return cache.name, devices, *(bytes_for(rows * each, cache.bits) for each in (cache.held, cache.allocated))
 
 
-def _sums(found: Iterable[Entry]) -> tuple[Any, ...]:
+def _sums(found: Iterable[RankArray]) -> tuple[Any, ...]:
     """The bytes of each kind."""
     sums: dict[str, list[Any]] = {}
     for entry in found:

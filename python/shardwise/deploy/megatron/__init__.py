@@ -9,6 +9,6 @@
 
 from .gpt import gpt
 from .pipeline import pipeline
-from .ranks import Groups, Ranks
+from .ranks import RankGroups, Ranks
 
-__all__ = ["Groups", "Ranks", "gpt", "pipeline"]
+__all__ = ["RankGroups", "Ranks", "gpt", "pipeline"]

@@ -13,10 +13,10 @@ from ..._text import shown
 from ...errors import MeshError
 from ...mesh import DeviceMesh
 
-__all__ = ["Groups", "Ranks"]
+__all__ = ["RankGroups", "Ranks"]
 
 #: Ranks that communicate with each other, one tuple for each group, ordered as Megatron orders both.
-Groups = tuple[tuple[int, ...], ...]
+RankGroups = tuple[tuple[int, ...], ...]
 
 #: Most ranks supported: each kind of group lists every rank once.
 _MOST_RANKS = 1 << 20
@@ -144,7 +144,7 @@ class Ranks:
         names = [_EXPERT_NAMES.get(name, name) if expert else name for name in reversed(sizes)]
         return DeviceMesh(list(reversed(sizes.values())), names)
 
-    def groups(self, token: str, *, expert: bool = False) -> Groups:
+    def groups(self, token: str, *, expert: bool = False) -> RankGroups:
         """Give the groups of ranks that differ along the axes of a token only: `RankGenerator.get_ranks`.
 
         Args:
@@ -168,7 +168,7 @@ class Ranks:
         rows: list[list[int]] = ranks.transpose([*others, *own]).reshape(-1, size).tolist()
         return tuple(map(tuple, rows))
 
-    def process_groups(self) -> dict[str, Groups]:
+    def process_groups(self) -> dict[str, RankGroups]:
         """Give all groups that `initialize_model_parallel` makes, by the descriptions that it gives them.
 
         >>> Ranks(8, tp=2, pp=2).process_groups()["EMBEDDING_GROUP"]
@@ -210,6 +210,6 @@ class Ranks:
         return {name: sizes[name] for name in (*order, *(name for name in _NAMES if name not in order))}
 
 
-def _runs(groups: Groups, length: int) -> Groups:
+def _runs(groups: RankGroups, length: int) -> RankGroups:
     """Split each group into runs of `length` ranks."""
     return tuple(ranks[first : first + length] for ranks in groups for first in range(0, len(ranks), length))

@@ -58,11 +58,11 @@ class _Unseeded:
     def seeded(self, state: Any) -> Any:
         """The initializer, with what its seed draws."""
         twin = copy.copy(self._initializer)
-        twin.seed = _Drawn(state)
+        twin.seed = _SpentGenerator(state)
         return twin
 
 
-class _Drawn(keras.random.SeedGenerator):  # type: ignore[misc]
+class _SpentGenerator(keras.random.SeedGenerator):  # type: ignore[misc]
     """A seed generator that has drawn already."""
 
     def __init__(self, state: Any) -> None:

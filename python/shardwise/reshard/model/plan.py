@@ -25,8 +25,8 @@ from ..plan import ReshardPlan
 from ..source import ShardSource
 from .descriptors import Descriptors
 from .program import ModelProgram, program_of
-from .rows import Group, descriptors_of
-from .sides import ModelChange, Side, shape_and_dtype, tilings_of_both, worlds
+from .rows import TensorGroup, descriptors_of
+from .sides import ModelChange, TilingSide, shape_and_dtype, tilings_of_both, worlds
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -106,7 +106,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
     #: The tilings of these.
     _before: dict[str, Tiling]
     #: The sources of descriptors: tensors that share a plan, and the names of all tensors.
-    _groups: list[Group] | None
+    _groups: list[TensorGroup] | None
     _names: tuple[str, ...]
 
     def __init__(self, change: ModelChange, devices: tuple[Any, ...] = ()) -> None:
@@ -116,7 +116,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         optional("nodes", nodes, Mapping)  # type: ignore[type-abstract]
         self._nodes = None if nodes is None else dict(nodes)
         self._ends, self._tensors, self._made, self._groups = {}, {}, {}, None
-        ends = [Side("src", src, uneven), Side("dst", dst, uneven)]
+        ends = [TilingSide("src", src, uneven), TilingSide("dst", dst, uneven)]
         optional("config", config, Mapping)  # type: ignore[type-abstract]
         optional("rewrites", rewrites, Rewrites)
         optional("source_rewrites", source_rewrites, Rewrites)
@@ -312,7 +312,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         groups = self._checked_groups(holder)
         return program_of(holder, self._devices, self._names, groups, lambda name: self._tensors[name][1], memory)
 
-    def _checked_groups(self, holder: Any) -> list[Group]:
+    def _checked_groups(self, holder: Any) -> list[TensorGroup]:
         """The tensors by the plans that they share, if there is such a holder."""
         if holder not in self._devices:
             raise LayoutError(
@@ -320,7 +320,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
             )
         return self._grouped()
 
-    def _grouped(self) -> list[Group]:
+    def _grouped(self) -> list[TensorGroup]:
         """The tensors by the plans that they share."""
         if self._groups is None:
             numbers = {label: number for number, label in enumerate(self._devices)}
@@ -338,7 +338,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
             numbered = numbered[self._used[numbered].argsort(kind="stable")]
             edges = np.diff(self._used[numbered]).nonzero()[0] + 1
             groups |= {(int(self._used[part[0]]), None): part for part in np.split(numbered, edges) if len(part)}
-            found: list[Group] = []
+            found: list[TensorGroup] = []
             positions: dict[int, npt.NDArray[np.int64]] = {}
             for (sort, order), members in groups.items():
                 name, src, dst = self._pairs[sort]
@@ -358,7 +358,9 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
                     sources = np.array(listed, np.int64)
                 else:
                     sources = chosen[:, None]
-                found.append(Group(plan, chosen, sources, self._bits[chosen], ends[0], ends[1], self._places[sort], {}))
+                found.append(
+                    TensorGroup(plan, chosen, sources, self._bits[chosen], ends[0], ends[1], self._places[sort], {})
+                )
             self._groups = found
         return self._groups
 

@@ -15,9 +15,9 @@ from ..._text import shown
 from ...errors import LayoutError
 from ..plan import ReshardPlan
 from .descriptors import DESCRIPTOR, Descriptors
-from .rows import Group, descriptors_of
+from .rows import TensorGroup, descriptors_of
 from .runner import carry_out
-from .transport import Part, Phase, Transport, memory_of, name_of_dtype
+from .transport import MessagePart, Phase, Transport, memory_of, name_of_dtype
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -163,11 +163,11 @@ class _Functions(Transport):
     def __init__(self, peers: Sequence[Any], send: Callable[..., Any], receive: Callable[..., Any]) -> None:
         self._peers, self._send, self._receive = peers, send, receive
 
-    def send(self, peer: int, tag: int, data: Any, part: Part) -> Callable[[], None]:
+    def send(self, peer: int, tag: int, data: Any, part: MessagePart) -> Callable[[], None]:
         self._send(self._peers[peer], tag, data)
         return _done
 
-    def receive(self, peer: int, tag: int, data: Any, part: Part) -> Callable[[], None]:
+    def receive(self, peer: int, tag: int, data: Any, part: MessagePart) -> Callable[[], None]:
         self._receive(self._peers[peer], tag, data)
         return _done
 
@@ -190,7 +190,7 @@ def program_of_one(
     """
     first, bits = np.zeros(1, np.int64), np.array([8 * dtype.itemsize])
     ends = [np.array(side, np.int64) for side in holders]
-    group = Group(plan, first, first[:, None], bits, ends[0], ends[1], None, {})
+    group = TensorGroup(plan, first, first[:, None], bits, ends[0], ends[1], None, {})
     return program_of(holder, tuple(range(count)), (ONE,), [group], lambda _: dtype)
 
 
@@ -198,7 +198,7 @@ def program_of(
     holder: Any,
     peers: tuple[Any, ...],
     names: tuple[str, ...],
-    groups: Sequence[Group],
+    groups: Sequence[TensorGroup],
     dtype_of: Callable[[str], Any],
     memory: int | None = None,
 ) -> ModelProgram:

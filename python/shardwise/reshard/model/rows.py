@@ -19,7 +19,7 @@ from ..plan import ReshardPlan
 from ..run import addends_of
 from .descriptors import DESCRIPTOR, ZEROS, Descriptors, Rows
 
-__all__ = ["Group", "Places", "descriptors_of"]
+__all__ = ["Places", "TensorGroup", "descriptors_of"]
 
 #: The most transfers that are all worked out at once.
 _FEW = 4096
@@ -39,7 +39,7 @@ class Places(NamedTuple):
     rows: Numbers
 
 
-class Group(NamedTuple):
+class TensorGroup(NamedTuple):
     """Tensors that share a plan.
 
     Attributes:
@@ -62,12 +62,12 @@ class Group(NamedTuple):
     places: Places | None
     lowered: dict[bool, _Looped]
 
-    def only(self, wanted: npt.NDArray[np.bool_]) -> Group:
+    def only(self, wanted: npt.NDArray[np.bool_]) -> TensorGroup:
         """Give the group with some of its tensors."""
         return self._replace(tensors=self.tensors[wanted], sources=self.sources[wanted], bits=self.bits[wanted])
 
 
-class _Template(NamedTuple):
+class _RowTemplate(NamedTuple):
     """The rows of the tensors of a group, which differ in the tensors only.
 
     Attributes:
@@ -84,7 +84,7 @@ class _Template(NamedTuple):
 
 
 def descriptors_of(
-    holder: Any, peers: tuple[Any, ...], names: tuple[str, ...], groups: Sequence[Group], addend: int = 0
+    holder: Any, peers: tuple[Any, ...], names: tuple[str, ...], groups: Sequence[TensorGroup], addend: int = 0
 ) -> Descriptors:
     """Make the descriptors of a holder; see `ModelPlan.descriptors`.
 
@@ -96,7 +96,7 @@ def descriptors_of(
         addend: The number of the partial sums that the rows are of; values without partial sums have number 0.
     """
     own = peers.index(holder)
-    found: tuple[list[_Template], ...] = ([], [], [])
+    found: tuple[list[_RowTemplate], ...] = ([], [], [])
     for group in groups:
         (sources,), (targets,) = (group.src == own).nonzero(), (group.dst == own).nonzero()
         if not len(sources) and not len(targets):
@@ -144,7 +144,7 @@ def _among(devices: Numbers, wanted: Numbers) -> npt.NDArray[np.intp]:
     return np.flatnonzero(np.isin(devices, wanted)) if len(wanted) else np.zeros(0, np.intp)
 
 
-def _templates(group: Group, kept: bool, chosen: npt.NDArray[np.intp], peer: Numbers) -> Iterator[_Template]:
+def _templates(group: TensorGroup, kept: bool, chosen: npt.NDArray[np.intp], peer: Numbers) -> Iterator[_RowTemplate]:
     """The rows of some transfers of a plan, for its tensors of each size of elements; `peer` is of all transfers."""
     one = _lowered(group, kept, chosen)
     for bits in sorted(set(group.bits.tolist())):
@@ -156,10 +156,10 @@ def _templates(group: Group, kept: bool, chosen: npt.NDArray[np.intp], peer: Num
             if bits % 8 and (size * bits % 8).any():
                 raise LayoutError("a tensor with several elements in a byte is cut within bytes, which cannot be sent")
             each[name] = size * (bits // 8) if bits % 8 == 0 else size * bits // 8
-        yield _Template(*_merged(each, one.leaf), group.tensors[same], group.sources[same])
+        yield _RowTemplate(*_merged(each, one.leaf), group.tensors[same], group.sources[same])
 
 
-def _lowered(group: Group, kept: bool, chosen: npt.NDArray[np.intp]) -> _Looped:
+def _lowered(group: TensorGroup, kept: bool, chosen: npt.NDArray[np.intp]) -> _Looped:
     """The runs of some transfers of a plan; of few transfers all are worked out, for the next holder that asks."""
     count = len(group.plan.kept) if kept else len(group.plan.transfers)
     if count > _FEW:
@@ -173,7 +173,7 @@ def _lowered(group: Group, kept: bool, chosen: npt.NDArray[np.intp]) -> _Looped:
     return _Looped(*(column[rows] for column in whole))
 
 
-def _runs_of(group: Group, kept: bool, chosen: npt.NDArray[np.intp]) -> _Looped:
+def _runs_of(group: TensorGroup, kept: bool, chosen: npt.NDArray[np.intp]) -> _Looped:
     plan = group.plan
     moved = (plan.kept if kept else plan.transfers)[chosen]
     pieces = (plan.core.kept_pieces() if kept else plan.pieces())[chosen]
@@ -286,7 +286,7 @@ def _merged(rows: Rows, leaf: Numbers) -> tuple[Rows, Numbers]:
     return rows, leaf
 
 
-def _expanded(templates: Sequence[_Template], count: int) -> Rows:
+def _expanded(templates: Sequence[_RowTemplate], count: int) -> Rows:
     """The rows of all tensors, sorted by peer, tensor and offset; of templates, each tensor being in one of them."""
     if not templates:
         return frozen(np.zeros(0, DESCRIPTOR))

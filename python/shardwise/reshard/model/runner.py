@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .transport import Memory, Part, Phase, Row, Transport
+from .transport import Memory, MessagePart, Phase, RowNumbers, Transport
 
 __all__ = ["ALONE", "carry_out", "is_run", "parts_of", "view_of"]
 
@@ -86,7 +86,7 @@ class _UnderWay(NamedTuple):
     transport: Transport
     wait: Callable[[], None]
     after: Mapping[int, Any]
-    places: list[Row]
+    places: list[RowNumbers]
     buffer: Any
     adds: Mapping[int, Any] | None
     free: deque[Any]
@@ -116,7 +116,7 @@ def _write_own(phase: Phase, transport: Transport, memory: Memory) -> None:
         transport.copy(view_of(transport, memory.after, row, "dst"), view_of(transport, memory.before, row, "src"))
 
 
-def _pack(transport: Transport, arrays: Mapping[int, Any], rows: Sequence[Row], data: Any) -> None:
+def _pack(transport: Transport, arrays: Mapping[int, Any], rows: Sequence[RowNumbers], data: Any) -> None:
     """Put the bytes of rows one after the other into a buffer."""
     used = 0
     for row in rows:
@@ -125,25 +125,25 @@ def _pack(transport: Transport, arrays: Mapping[int, Any], rows: Sequence[Row], 
         used += size * count
 
 
-def view_of(transport: Transport, arrays: Mapping[int, Any], row: Row, side: str) -> Any:
+def view_of(transport: Transport, arrays: Mapping[int, Any], row: RowNumbers, side: str) -> Any:
     """Give the runs of a row on a side, as a view (count, bytes) of memory that is known to be large enough."""
     if side == "src":
         return transport.runs(arrays[row[_SRC]], row[_SRC_OFFSET], row[_COUNT], row[_BYTES], row[_SRC_STRIDE])
     return transport.runs(arrays[row[_DST]], row[_DST_OFFSET], row[_COUNT], row[_BYTES], row[_DST_STRIDE])
 
 
-def _flat(transport: Transport, arrays: Mapping[int, Any], row: Row, side: str) -> Any:
+def _flat(transport: Transport, arrays: Mapping[int, Any], row: RowNumbers, side: str) -> Any:
     """The bytes of a row that are one run on a side."""
     tensor, start = (_SRC, _SRC_OFFSET) if side == "src" else (_DST, _DST_OFFSET)
     return arrays[row[tensor]][row[start] : row[start] + row[_BYTES] * row[_COUNT]]
 
 
-def is_run(row: Row, side: str) -> bool:
+def is_run(row: RowNumbers, side: str) -> bool:
     """Say if the bytes of a row are one run in the arrays of a side."""
     return row[_COUNT] == 1 or row[_BYTES] == row[_SRC_STRIDE if side == "src" else _DST_STRIDE]
 
 
-def parts_of(rows: Sequence[Row], most: int | None, itemsize: int = 0) -> Iterator[Part]:
+def parts_of(rows: Sequence[RowNumbers], most: int | None, itemsize: int = 0) -> Iterator[MessagePart]:
     """Cut the rows of a message into parts that both sides know.
 
     Args:
@@ -157,26 +157,26 @@ def parts_of(rows: Sequence[Row], most: int | None, itemsize: int = 0) -> Iterat
     [8, 5]
     """
     if most is None:
-        yield Part(list(rows), sum(row[_BYTES] * row[_COUNT] for row in rows), len(rows) == 1)
+        yield MessagePart(list(rows), sum(row[_BYTES] * row[_COUNT] for row in rows), len(rows) == 1)
         return
-    together: list[Row] = []
+    together: list[RowNumbers] = []
     used = 0
     for row in rows:
         for piece in [row] if row[_BYTES] * row[_COUNT] <= most else _pieces(row, most, itemsize):
             size = piece[_BYTES] * piece[_COUNT]
             if size > most or (size >= ALONE and not itemsize and (is_run(piece, "src") or is_run(piece, "dst"))):
-                yield Part([piece], size, True)
+                yield MessagePart([piece], size, True)
                 continue
             if used + size > most:
-                yield Part(together, used, False)
+                yield MessagePart(together, used, False)
                 together, used = [], 0
             together.append(piece)
             used += size
     if together:
-        yield Part(together, used, False)
+        yield MessagePart(together, used, False)
 
 
-def _pieces(row: Row, most: int, itemsize: int) -> Iterator[Row]:
+def _pieces(row: RowNumbers, most: int, itemsize: int) -> Iterator[RowNumbers]:
     """A row as rows that a buffer has room for, or as single runs that need none."""
     *who, src, dst, size, count, src_stride, dst_stride = row
     if size <= most:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ...rules.left_out import LeftOut
     from .converted import Described
 
-__all__ = ["ModelChange", "Side", "shape_and_dtype", "tilings_of_both", "worlds"]
+__all__ = ["ModelChange", "TilingSide", "shape_and_dtype", "tilings_of_both", "worlds"]
 
 
 class ModelChange(NamedTuple):
@@ -72,7 +72,7 @@ def shape_and_dtype(name: str, tensor: Any) -> tuple[tuple[int, ...], Any]:
         raise TypeError(f"tensors[{shown(name)}] must be (shape, dtype), got {shown(tensor)}") from None
 
 
-class Side:
+class TilingSide:
     """The tilings that one side has for tensors: one object for tensors that are cut alike."""
 
     def __init__(self, side: str, layouts: Any, uneven: UnevenRule) -> None:

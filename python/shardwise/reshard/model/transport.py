@@ -17,10 +17,10 @@ from ..run import check_addable
 from .descriptors import Descriptors
 from .memory import Block, block_of, check_apart, named, repeats_in
 
-__all__ = ["Memory", "Part", "Phase", "Row", "Transport", "memory_of", "name_of_dtype"]
+__all__ = ["Memory", "MessagePart", "Phase", "RowNumbers", "Transport", "memory_of", "name_of_dtype"]
 
 #: A row of descriptors, as a tuple.
-Row = tuple[int, ...]
+RowNumbers = tuple[int, ...]
 
 
 class Memory(NamedTuple):
@@ -60,7 +60,7 @@ class Phase(NamedTuple):
     itemsize: int = 0
 
 
-class Part(NamedTuple):
+class MessagePart(NamedTuple):
     """A part of a message: what goes at once.
 
     Attributes:
@@ -69,7 +69,7 @@ class Part(NamedTuple):
         is_alone: Whether it is one row that may go straight from memory to memory, where it is one run.
     """
 
-    rows: list[Row]
+    rows: list[RowNumbers]
     size: int
     is_alone: bool
 
@@ -85,7 +85,7 @@ class Transport:
     most: int | None = 2**20
     buffers = 8
 
-    def send(self, peer: int, tag: int, data: Any, part: Part) -> Callable[[], None]:
+    def send(self, peer: int, tag: int, data: Any, part: MessagePart) -> Callable[[], None]:
         """Begin to send a part.
 
         Args:
@@ -99,7 +99,7 @@ class Transport:
         """
         raise NotImplementedError
 
-    def receive(self, peer: int, tag: int, data: Any, part: Part) -> Callable[[], None]:
+    def receive(self, peer: int, tag: int, data: Any, part: MessagePart) -> Callable[[], None]:
         """Begin to receive a part; see `send`. The function that it returns waits until the part is there."""
         raise NotImplementedError
 

@@ -29,7 +29,7 @@ from ..rewritten.names import Which, checked_which, chosen_part, names_of
 from ..rewritten.view import rewritten_view
 from ..tensors.checkpoint import Besides, StoredCheckpoint
 from ..tensors.companion_files import beside
-from ..tensors.digests import Progress, tensor_digests
+from ..tensors.digests import DigestProgress, tensor_digests
 from ..tensors.stored import StoredTensor
 from ..tensors.training import Total
 
@@ -122,7 +122,7 @@ def diff_checkpoints(
     which: Which = "all",
     memory: int = _MEMORY,
     threads: int | None = None,
-    progress: Progress | None = None,
+    progress: DigestProgress | None = None,
 ) -> Differences:
     """List the tensors in which two checkpoints differ, however each is cut; none if they are the same.
 

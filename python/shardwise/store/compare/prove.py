@@ -31,7 +31,7 @@ from ..formats.torch import dcp, dcp_safetensors
 from ..rewritten.names import Which, checked_which, chosen_part
 from ..tensors.checkpoint import StoredCheckpoint, StoredSum
 from ..tensors.companion_files import beside
-from ..tensors.digests import Digested, Progress, piece_digests
+from ..tensors.digests import Digested, DigestProgress, piece_digests
 from ..tensors.headers import HeaderDigests
 from ..tensors.stored import StoredPiece, StoredTensor, UnsupportedError
 from ..tensors.training import totals_of
@@ -49,7 +49,7 @@ def verify_checkpoint(
     which: Which = "all",
     memory: int = _MEMORY,
     threads: int | None = None,
-    progress: Progress | None = None,
+    progress: DigestProgress | None = None,
 ) -> VerifyReport:
     """Verify that a checkpoint is complete, and that every byte is what was written.
 
@@ -108,7 +108,7 @@ class _Verification:
     """A checkpoint that is verified: what is damaged, as it is found."""
 
     def __init__(
-        self, path: Location, which: Which, memory: int, threads: int | None, progress: Progress | None
+        self, path: Location, which: Which, memory: int, threads: int | None, progress: DigestProgress | None
     ) -> None:
         self._path = path
         self._which = which

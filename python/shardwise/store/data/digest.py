@@ -159,10 +159,10 @@ def digest(
     return Digest(digest_boxes(parts, whole), dtype, whole)
 
 
-_Part = tuple[tuple[tuple[int, int], ...], Any]
+_DigestPart = tuple[tuple[tuple[int, int], ...], Any]
 
 
-def _of_boxes(parts: list[_Part], itemsize: int, shape: tuple[int, ...], threads: int | None) -> int:
+def _of_boxes(parts: list[_DigestPart], itemsize: int, shape: tuple[int, ...], threads: int | None) -> int:
     job = CopyJob()
     nowhere = job.discard()
     sources = [StoredAt(box, job.read_array(view), 0, view.strides) for box, view in parts]
@@ -280,7 +280,7 @@ def _bounds(box: Slices, memory: Any, shape: tuple[int, ...]) -> tuple[tuple[int
     return tuple(bounds)
 
 
-def _placed(piece: Piece, memory: Any, shape: tuple[int, ...]) -> _Part:
+def _placed(piece: Piece, memory: Any, shape: tuple[int, ...]) -> _DigestPart:
     if not isinstance(piece, Piece):
         raise TypeError(f"pieces must hold Pieces (see Partition.pieces), got {type(piece).__name__}")
     try:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from ..._fork import importing
+from ...pieces import Bounds
 from .engine import DIGEST_MODULUS
 
 __all__ = ["KEYS", "RADIX", "digest_boxes", "integers"]
@@ -40,8 +41,6 @@ _SIGNS = 0x8080808080808080 - 2**64
 #: and step: the digits of R to the power of 0, step, 2 · step, ….
 _factors: dict[Any, tuple[Any, Any, Any]] = {}
 _powers: dict[tuple[Any, int], Any] = {}
-
-Box = tuple[tuple[int, int], ...]
 
 
 def _torch() -> Any:
@@ -68,7 +67,7 @@ def integers(tensor: Any) -> Any:
     return tensor.view(kinds[size]) if size in kinds else tensor
 
 
-def digest_boxes(parts: list[tuple[Box, Any]], shape: tuple[int, ...]) -> int:
+def digest_boxes(parts: list[tuple[Bounds, Any]], shape: tuple[int, ...]) -> int:
     """Give the digest of boxes of a tensor of this shape, each with a view of its own memory on a device."""
     total = _Sum()
     for box, view in parts:
@@ -81,7 +80,7 @@ def digest_boxes(parts: list[tuple[Box, Any]], shape: tuple[int, ...]) -> int:
     return total.value()
 
 
-def _add_box(total: _Sum, box: Box, view: Any, shape: tuple[int, ...]) -> None:
+def _add_box(total: _Sum, box: Bounds, view: Any, shape: tuple[int, ...]) -> None:
     """Add a box as equal rows at equal distances; of several such sets, one after the other."""
     extents = [stop - start for start, stop in box]
     strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]

@@ -28,7 +28,7 @@ from ..data.location import open_file
 from ..data.parts import check_whole
 from ..data.text import checked_name, checked_shape, stays_inside
 from ..tensors.checkpoint import Besides, StoredCheckpoint, StoredObject
-from ..tensors.chunks import Cell, grid_pieces, overlapping, stored_cells
+from ..tensors.chunks import ChunkIndex, grid_pieces, overlapping, stored_cells
 from ..tensors.stored import Decoding, StoredPiece, StoredTensor, whole_box
 
 __all__ = ["open_form"]
@@ -194,11 +194,11 @@ class _Dataset(NamedTuple):
     alias_of: str | None = None
     chunk: tuple[int, ...] | None = None
     filters: tuple[tuple[int, int], ...] = ()
-    chunks: Mapping[Cell, _Stored] | None = None
+    chunks: Mapping[ChunkIndex, _ChunkBytes] | None = None
     fill: npt.NDArray[Any] | None = None
 
 
-class _Stored(NamedTuple):
+class _ChunkBytes(NamedTuple):
     """A chunk in the file: first byte, bytes, and a bit for each filter that was left out."""
 
     offset: int
@@ -271,7 +271,7 @@ def _tensor(file: Holder, each: _Dataset, dtype: Dtype) -> StoredTensor:
         return StoredTensor(name, dtype, shape, (piece,), alias_of=alias, chunk=chunk)
     is_plain = not each.filters and each.stored.byteorder != ">"
 
-    def make(cell: Cell, box: Bounds) -> StoredPiece:
+    def make(cell: ChunkIndex, box: Bounds) -> StoredPiece:
         assert each.chunk is not None
         assert each.chunks is not None
         stored = each.chunks[cell]
@@ -287,7 +287,7 @@ def _tensor(file: Holder, each: _Dataset, dtype: Dtype) -> StoredTensor:
     return StoredTensor(name, dtype, shape, pieces, alias_of=alias, chunk=None if is_plain else each.chunk)
 
 
-def _chunk_of(file: Holder, each: _Dataset, stored: _Stored, dtype: Dtype, local: Bounds) -> npt.NDArray[Any]:
+def _chunk_of(file: Holder, each: _Dataset, stored: _ChunkBytes, dtype: Dtype, local: Bounds) -> npt.NDArray[Any]:
     """Undo the filters of a chunk, and give a box of it."""
     assert each.chunk is not None
     where = f"{file.path}: {shown(each.name)}"
@@ -403,12 +403,12 @@ def _within(file: Holder, name: str, offset: Any, size: int) -> int:
 def _chunked(dataset: Any, found: _Dataset, dtype: Dtype, creation: Any, file: Holder) -> _Dataset:
     chunk = tuple(map(int, dataset.chunks))
     filters = tuple(_filter_of(creation, number) for number in range(creation.get_nfilters()))
-    chunks: dict[Cell, _Stored] = {}
+    chunks: dict[ChunkIndex, _ChunkBytes] = {}
 
     def add(info: Any) -> None:
         cell = tuple(int(at) // step for at, step in zip(info.chunk_offset, chunk, strict=True))
         offset = _within(file, found.name, info.byte_offset, info.size)
-        chunks[cell] = _Stored(offset, info.size, info.filter_mask)
+        chunks[cell] = _ChunkBytes(offset, info.size, info.filter_mask)
 
     dataset.id.chunk_iter(add)
     return found._replace(

@@ -17,12 +17,12 @@ from ...pieces import Bounds
 from ..data.location import Location
 from .stored import ListedPieces, StoredPiece
 
-__all__ = ["Cell", "grid_pieces", "missing_cell", "overlapping", "stored_cells"]
+__all__ = ["ChunkIndex", "grid_pieces", "missing_cell", "overlapping", "stored_cells"]
 
-Cell = tuple[int, ...]
+ChunkIndex = tuple[int, ...]
 
 
-def stored_cells(shape: Sequence[int], chunk: Sequence[int], cells: Iterator[Cell]) -> list[Cell]:
+def stored_cells(shape: Sequence[int], chunk: Sequence[int], cells: Iterator[ChunkIndex]) -> list[ChunkIndex]:
     """Give those of the cells that hold elements of the tensor, in C order."""
     if 0 in shape:
         return []
@@ -30,7 +30,7 @@ def stored_cells(shape: Sequence[int], chunk: Sequence[int], cells: Iterator[Cel
     return sorted(cell for cell in cells if all(at < count for at, count in zip(cell, counts, strict=True)))
 
 
-def missing_cell(shape: Sequence[int], chunk: Sequence[int], cells: Sequence[Cell]) -> Cell | None:
+def missing_cell(shape: Sequence[int], chunk: Sequence[int], cells: Sequence[ChunkIndex]) -> ChunkIndex | None:
     """Give the first cell of the grid that is not among these, which are in C order; None if none is missing."""
     counts = _counts(shape, chunk)
     if 0 in shape or len(cells) == math.prod(counts):
@@ -63,8 +63,8 @@ def overlapping(ranges: npt.NDArray[np.uint64]) -> int | None:
 def grid_pieces(
     shape: Sequence[int],
     chunk: Sequence[int],
-    cells: Sequence[Cell],
-    make: Callable[[Cell, Bounds], StoredPiece],
+    cells: Sequence[ChunkIndex],
+    make: Callable[[ChunkIndex, Bounds], StoredPiece],
     fill: npt.NDArray[Any] | None,
     path: Location,
 ) -> ListedPieces:
@@ -92,8 +92,8 @@ def grid_pieces(
 
 
 def _made(
-    cells: Sequence[Cell],
-    make: Callable[[Cell, Bounds], StoredPiece],
+    cells: Sequence[ChunkIndex],
+    make: Callable[[ChunkIndex, Bounds], StoredPiece],
     fill: npt.NDArray[Any] | None,
     path: Location,
     position: int,
@@ -106,14 +106,14 @@ def _counts(shape: Sequence[int], chunk: Sequence[int]) -> list[int]:
     return [-(-size // step) for size, step in zip(shape, chunk, strict=True)]
 
 
-def _number(cell: Cell, counts: Sequence[int]) -> int:
+def _number(cell: ChunkIndex, counts: Sequence[int]) -> int:
     number = 0
     for at, count in zip(cell, counts, strict=True):
         number = number * count + at
     return number
 
 
-def _gaps(counts: Sequence[int], cells: Sequence[Cell]) -> Iterator[Bounds]:
+def _gaps(counts: Sequence[int], cells: Sequence[ChunkIndex]) -> Iterator[Bounds]:
     """Boxes of cells that tile the grid without these, which are in C order."""
     at = 0
     for cell in cells:

@@ -17,7 +17,7 @@ from ..data.text import box_text
 __all__ = ["tile"]
 
 Boxes = npt.NDArray[np.int64]
-Positions = npt.NDArray[np.intp]
+BoxPositions = npt.NDArray[np.intp]
 
 
 def tile(
@@ -56,7 +56,7 @@ def tile(
 
 
 def _check(
-    name: str, shape: tuple[int, ...], boxes: Boxes, kept: Positions, where: Callable[[int], str], checkpoint: object
+    name: str, shape: tuple[int, ...], boxes: Boxes, kept: BoxPositions, where: Callable[[int], str], checkpoint: object
 ) -> None:
     try:
         Tiling.from_boxes(shape, boxes[kept]).check()

@@ -18,9 +18,9 @@ from ..data.location import Location
 from .checkpoint import StoredCheckpoint, StoredSum
 from .stored import StoredTensor
 
-__all__ = ["Digested", "Progress", "piece_digests", "tensor_digests"]
+__all__ = ["DigestProgress", "Digested", "piece_digests", "tensor_digests"]
 
-Progress = Callable[[int, int], object]
+DigestProgress = Callable[[int, int], object]
 """Called now and then with the bytes done and the bytes in all."""
 
 _MEMORY = 256 * 2**20
@@ -36,7 +36,7 @@ def tensor_digests(
     *,
     memory: int = _MEMORY,
     threads: int | None = None,
-    progress: Progress | None = None,
+    progress: DigestProgress | None = None,
 ) -> dict[str, int]:
     """Digest these tensors of an open checkpoint, or all, within a memory limit; all their bytes are read.
 
@@ -79,7 +79,7 @@ def piece_digests(
     sums: Iterable[StoredSum],
     memory: int,
     threads: int | None,
-    progress: Progress | None,
+    progress: DigestProgress | None,
     note: Callable[[StoredSum], object] | None = None,
 ) -> Digested:
     """Digest each piece of each tensor and check the CRC-32 of ranges, in one read; go on after what is wrong.
@@ -117,7 +117,7 @@ def _digests(
     sums: dict[tuple[int, int], StoredSum],
     memory: int,
     threads: int | None,
-    progress: Progress | None,
+    progress: DigestProgress | None,
     found: Digested | None,
 ) -> Digested:
     """Digest each tensor; check the CRC-32 of these ranges, by file and first byte, in the same read.

@@ -10,10 +10,10 @@ from .stored import StoredTensor
 
 __all__ = ["LazyTensors"]
 
-Row = TypeVar("Row")
+Listing = TypeVar("Listing")
 
 
-class LazyTensors(Mapping[str, StoredTensor], Generic[Row]):
+class LazyTensors(Mapping[str, StoredTensor], Generic[Listing]):
     """The tensors of a checkpoint by name, each made when it is first asked for, from what its index says about it.
 
     Checking 10⁵ tensors takes a fraction of the time that it takes to make them. What opens the checkpoint checks all
@@ -28,9 +28,9 @@ class LazyTensors(Mapping[str, StoredTensor], Generic[Row]):
 
     def __init__(
         self,
-        rows: Mapping[str, Row],
-        describe: Callable[[Row], tuple[Dtype, tuple[int, ...]]],
-        make: Callable[[str, Row], StoredTensor],
+        rows: Mapping[str, Listing],
+        describe: Callable[[Listing], tuple[Dtype, tuple[int, ...]]],
+        make: Callable[[str, Listing], StoredTensor],
         made: Mapping[str, StoredTensor] | None = None,
     ) -> None:
         self._rows = rows
@@ -51,7 +51,7 @@ class LazyTensors(Mapping[str, StoredTensor], Generic[Row]):
             made = self._made.setdefault(name, self._make(name, self._rows[name]))
         return made
 
-    def chosen(self, names: Iterable[str]) -> LazyTensors[Row]:
+    def chosen(self, names: Iterable[str]) -> LazyTensors[Listing]:
         """Give some of the tensors; none is made."""
         rows = {name: self._rows[name] for name in names}
         return LazyTensors(

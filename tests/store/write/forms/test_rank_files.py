@@ -20,7 +20,7 @@ from shardwise.cli import main
 from shardwise.deploy import Deployment, DeploymentRule, vllm
 from shardwise.store.data.parts import MARK, PIECES
 from shardwise.store.formats.ranks import open_names
-from shardwise.store.write.forms.rank_files import Ranks, rank_name
+from shardwise.store.write.forms.rank_files import FileRanks, rank_name
 
 from ....oracle.families.models import digest, numbered, read
 from ...stores import Store
@@ -419,7 +419,7 @@ def test_a_rank_is_not_looked_for_among_all_others() -> None:
             return str.__eq__(self, other)
 
     mesh = sw.DeviceMesh((8, 8), ("dp", "tp"), tuple(Label(f"gpu:{number}") for number in range(64)))
-    ranks = Ranks(mesh.labels(), {"mesh": mesh})
+    ranks = FileRanks(mesh.labels(), {"mesh": mesh})
     assert rank_name(ranks, 63) == "rank-00063-dp-7-tp-7.safetensors"
     Label.compared = 0
     assert ranks.coordinates(62) == {"mesh": {"dp": 7, "tp": 6}}

@@ -14,7 +14,7 @@ from shardwise.conversion.assembled import Wanted
 from shardwise.pieces import NO_PIECES
 from shardwise.store.data.boxes import contiguous_strides
 from shardwise.store.data.sources import SourceFile
-from shardwise.store.write.request.planner import Contents, make_plan
+from shardwise.store.write.request.planner import CheckpointContents, make_plan
 from shardwise.store.write.request.request import Request
 
 MIB = 2**20
@@ -23,7 +23,7 @@ MIB = 2**20
 def of(count: int, task_bytes: int | None = None) -> Any:
     """A plan for so many bytes, of which nothing is there."""
     request = Request(Path("x"), task_bytes=task_bytes, memory=MIB << 8, compares=True)
-    return make_plan(request, Contents([Wanted("a", DTYPES["uint8"], (count,), NO_PIECES)], [], "hf"))
+    return make_plan(request, CheckpointContents([Wanted("a", DTYPES["uint8"], (count,), NO_PIECES)], [], "hf"))
 
 
 def test_tasks_have_from_16_to_64_mib_and_128_of_them_in_between() -> None:

@@ -23,7 +23,7 @@ from ...data.boxes import Located, contiguous_strides
 from ...data.codecs import COMPRESSORS, decompress
 from ...data.location import Location
 from ...data.text import are_sizes, checked_shape
-from ...tensors.chunks import Cell, grid_pieces, missing_cell, overlapping, stored_cells
+from ...tensors.chunks import ChunkIndex, grid_pieces, missing_cell, overlapping, stored_cells
 from ...tensors.stored import Decoding, StoredPiece, StoredTensor, UnsupportedError
 from .keyvalue import KeyValueStore, Value
 
@@ -37,7 +37,7 @@ _NUMBERS = re.compile(r"[0-9]{1,19}")
 _LONGEST_KEY = 64 * 20 + 2
 
 
-class _Array(NamedTuple):
+class _ZarrArray(NamedTuple):
     """The metadata of an array.
 
     Attributes:
@@ -133,7 +133,7 @@ def _shapes(name: str, shape: Any, chunk: Any, bits: int, error: _Error) -> tupl
     return sizes, tuple(chunk)
 
 
-def _version2(name: str, said: dict[str, Any], error: _Error, unsupported: _Error) -> _Array:
+def _version2(name: str, said: dict[str, Any], error: _Error, unsupported: _Error) -> _ZarrArray:
     if said.get("zarr_format") != 2 or said.get("filters"):
         raise unsupported(f"zarr_format {shown(said.get('zarr_format'))} with filters {shown(said.get('filters'))}")
     dtype, stored = _dtype2(said.get("dtype"))
@@ -153,7 +153,7 @@ def _version2(name: str, said: dict[str, Any], error: _Error, unsupported: _Erro
 
     fill = _fill(said.get("fill_value"), dtype, stored, error)
     codecs = () if kind is None else (kind,)
-    return _Array(name, dtype, stored, shape, chunk, order, key, codecs, None, False, False, fill)
+    return _ZarrArray(name, dtype, stored, shape, chunk, order, key, codecs, None, False, False, fill)
 
 
 def _dtype2(text: Any) -> tuple[Dtype | None, str]:
@@ -172,7 +172,7 @@ def _dtype2(text: Any) -> tuple[Dtype | None, str]:
     return None, ""
 
 
-def _version3(name: str, said: dict[str, Any], error: _Error, unsupported: _Error) -> _Array:
+def _version3(name: str, said: dict[str, Any], error: _Error, unsupported: _Error) -> _ZarrArray:
     if said.get("zarr_format") != 3 or said.get("node_type") != "array" or said.get("storage_transformers"):
         raise unsupported("not the metadata of a supported zarr 3 array")
     text = said.get("data_type")
@@ -204,7 +204,7 @@ def _version3(name: str, said: dict[str, Any], error: _Error, unsupported: _Erro
         codecs = configuration.get("codecs")
     names, endian = _codecs3(codecs, unsupported)
     fill = _fill(said.get("fill_value"), dtype, endian, error)
-    return _Array(name, dtype, endian, shape, chunk, "C", key, names, inner, checked, first, fill)
+    return _ZarrArray(name, dtype, endian, shape, chunk, "C", key, names, inner, checked, first, fill)
 
 
 def _named(value: Any) -> tuple[str, dict[str, Any]]:
@@ -275,7 +275,7 @@ def _swapped(raw: bytes, endian: str) -> bytes:
     return raw[::-1] if endian == ">" else raw
 
 
-def _tensor(store: KeyValueStore, keys: Sequence[str], array: _Array, where: str, error: _Error) -> StoredTensor:
+def _tensor(store: KeyValueStore, keys: Sequence[str], array: _ZarrArray, where: str, error: _Error) -> StoredTensor:
     cells = stored_cells(array.shape, array.chunk, _cells(keys, array))
     missing = missing_cell(array.shape, array.chunk, cells)
     if missing is not None and array.fill is None:
@@ -287,7 +287,7 @@ def _tensor(store: KeyValueStore, keys: Sequence[str], array: _Array, where: str
     return StoredTensor(array.name, array.dtype, array.shape, pieces, chunk=chunk)
 
 
-def _check_places(store: KeyValueStore, array: _Array, where: str, cells: Sequence[Cell]) -> None:
+def _check_places(store: KeyValueStore, array: _ZarrArray, where: str, cells: Sequence[ChunkIndex]) -> None:
     """Refuse chunks that share bytes: a short file could state any number of them."""
     held: dict[Location, list[tuple[int, int]]] = {}
     for cell in cells:
@@ -298,7 +298,7 @@ def _check_places(store: KeyValueStore, array: _Array, where: str, cells: Sequen
             held.setdefault(value.path, []).append((value.offset, value.length))
         # What must be fetched is looked at when it is read; a damaged index is named when it is.
         if array.inner is not None and (value.inline is not None or not store.files[value.path].is_fetched):
-            chunk = _Chunk(store, array, f"{where}: {shown(key)}", value, ())
+            chunk = _StoredChunk(store, array, f"{where}: {shown(key)}", value, ())
             try:
                 index = chunk.load()[0]
             except ParseError:
@@ -310,7 +310,7 @@ def _check_places(store: KeyValueStore, array: _Array, where: str, cells: Sequen
             raise ParseError(f"{where}: chunks of the array {shown(array.name)} share bytes: byte {at} of {path}")
 
 
-def _cells(keys: Sequence[str], array: _Array) -> Iterator[Cell]:
+def _cells(keys: Sequence[str], array: _ZarrArray) -> Iterator[ChunkIndex]:
     """The positions of the chunks of an array among the keys of its store."""
     first = f"{array.name}/"
     for at in range(bisect_left(keys, first), bisect_left(keys, f"{array.name}0")):  # The character after the slash.
@@ -321,11 +321,11 @@ def _cells(keys: Sequence[str], array: _Array) -> Iterator[Cell]:
             yield cell
 
 
-def _piece(store: KeyValueStore, array: _Array, where: str, cell: Cell, box: Bounds) -> StoredPiece:
+def _piece(store: KeyValueStore, array: _ZarrArray, where: str, cell: ChunkIndex, box: Bounds) -> StoredPiece:
     key = array.key(cell)
     value = store.get(key)
     assert value is not None
-    chunk = _Chunk(store, array, f"{where}: {shown(key)}", value, box)
+    chunk = _StoredChunk(store, array, f"{where}: {shown(key)}", value, box)
     if _is_plain(array) and value.inline is None:
         return StoredPiece(box, value.path, key=key, locate=chunk.locate)
     decoded = math.prod(array.chunk if array.inner is None else array.inner), array.dtype.bits // 8
@@ -335,27 +335,27 @@ def _piece(store: KeyValueStore, array: _Array, where: str, cell: Cell, box: Bou
     return StoredPiece(box, value.path, key=key, decoding=Decoding(chunk.read, decoded, chunk.stored, rest))
 
 
-def _is_plain(array: _Array) -> bool:
+def _is_plain(array: _ZarrArray) -> bool:
     """Return whether elements are stored as they are."""
     return not array.codecs and array.inner is None and (array.stored == "<" or array.dtype.bits == 8)
 
 
-def _stored(array: _Array) -> np.dtype[Any]:
+def _stored(array: _ZarrArray) -> np.dtype[Any]:
     """The dtype of the elements in a chunk."""
     dtype = array.dtype.numpy()
     return dtype.newbyteorder(">") if array.stored == ">" and dtype.itemsize > 1 else dtype
 
 
-def _filled(array: _Array) -> npt.NDArray[Any]:
+def _filled(array: _ZarrArray) -> npt.NDArray[Any]:
     """The element that is not stored."""
     assert array.fill is not None
     return np.frombuffer(array.fill, _stored(array)).astype(array.dtype.numpy()).reshape(())
 
 
-class _Chunk:
+class _StoredChunk:
     """A chunk of an array, and where its value lies."""
 
-    def __init__(self, store: KeyValueStore, array: _Array, where: str, value: Value, box: Bounds) -> None:
+    def __init__(self, store: KeyValueStore, array: _ZarrArray, where: str, value: Value, box: Bounds) -> None:
         self.store, self.array, self.where, self.value, self.box = store, array, where, value, box
         self._known: tuple[npt.NDArray[np.uint64], int, int] | None = None
 

@@ -59,7 +59,7 @@ _VERSION, _VERSION64 = 20, 45
 _DATE = 1 << 5 | 1
 
 
-class _Member(NamedTuple):
+class _ArchiveMember(NamedTuple):
     name: bytes
     at: int
     size: int
@@ -102,13 +102,13 @@ def _blank(pickle: bytes, size: int) -> _Blank:
     # The layers of a model have the same boxes: most containers are made before.
     head, members = bytearray(), []
     for name, data in ((f"{_ROOT}/data.pkl", pickle), (f"{_ROOT}/byteorder", b"little")):
-        members.append(_Member(name.encode(), len(head), len(data), zlib.crc32(data)))
+        members.append(_ArchiveMember(name.encode(), len(head), len(data), zlib.crc32(data)))
         head += _local(members[-1]) + data
-    elements = _Member(f"{_ROOT}/data/0".encode(), len(head), size, 0)
+    elements = _ArchiveMember(f"{_ROOT}/data/0".encode(), len(head), size, 0)
     head += _local(elements, -(len(head) + len(_local(elements))) % ALIGNMENT)
     members.append(elements)
     start, data = len(head) + size, b"3\n"
-    version = _Member(f"{_ROOT}/version".encode(), start, len(data), zlib.crc32(data))
+    version = _ArchiveMember(f"{_ROOT}/version".encode(), start, len(data), zlib.crc32(data))
     tail = bytearray(_local(version) + data)
     members.append(version)
     directory, in_tail = start + len(tail), 0
@@ -120,7 +120,7 @@ def _blank(pickle: bytes, size: int) -> _Blank:
     return _Blank(bytes(head), bytes(tail), elements.at + _CRC_IN_LOCAL, in_tail)
 
 
-def _local(member: _Member, padding: int | None = None) -> bytes:
+def _local(member: _ArchiveMember, padding: int | None = None) -> bytes:
     """The header before a member; with padding, an extra field of that many bytes, or of the alignment more."""
     extra = b""
     size, needs = member.size, _VERSION
@@ -133,7 +133,7 @@ def _local(member: _Member, padding: int | None = None) -> bytes:
     return LOCAL.pack(*head) + member.name + extra
 
 
-def _directory_entry(member: _Member) -> bytes:
+def _directory_entry(member: _ArchiveMember) -> bytes:
     large = [value for value in (member.size, member.size, member.at) if value >= _MOST32]
     extra = struct.pack(f"<2H{len(large)}Q", 1, 8 * len(large), *large) if large else b""
     needs = _VERSION64 if large else _VERSION
@@ -168,7 +168,7 @@ def is_writable(dtype: str) -> bool:
 
 
 #: A box in the index: its file, its position in it, and its place in the pool.
-_Chunk = tuple["DcpFile", int, int]
+_FileChunk = tuple["DcpFile", int, int]
 
 
 class Containers(NamedTuple):
@@ -312,7 +312,7 @@ def dcp_index(
         aliases: Further names of tensors that share the elements of others.
         paths: The places of tensors in a nested state dict; tensors that are not listed are in the outermost.
     """
-    chunks: list[list[_Chunk]] = [[] for _ in wanted]
+    chunks: list[list[_FileChunk]] = [[] for _ in wanted]
     for file in files:
         slots = file.slots
         for number, (tensor, place) in enumerate(zip(slots.tensors.tolist(), slots.places.tolist(), strict=True)):
@@ -331,7 +331,7 @@ def dcp_index(
     return pickled(New(Global(_METADATA, "Metadata"), state))
 
 
-def _entry(tensor: CutTensor, chunks: Sequence[_Chunk], boxes: _BoxEntries) -> New:
+def _entry(tensor: CutTensor, chunks: Sequence[_FileChunk], boxes: _BoxEntries) -> New:
     if tensor.is_object:
         return New(Global(_METADATA, "BytesStorageMetadata"), {})
     layout = Call(Global("torch.serialization", "_get_layout"), ("torch.strided",))
@@ -349,7 +349,9 @@ def _entry(tensor: CutTensor, chunks: Sequence[_Chunk], boxes: _BoxEntries) -> N
     return New(Global(_METADATA, "TensorStorageMetadata"), state)
 
 
-def _places(name: str, tensor: CutTensor, chunks: Sequence[_Chunk], boxes: _BoxEntries) -> Iterator[tuple[New, New]]:
+def _places(
+    name: str, tensor: CutTensor, chunks: Sequence[_FileChunk], boxes: _BoxEntries
+) -> Iterator[tuple[New, New]]:
     for index, (file, number, place) in enumerate(chunks):
         offset, length = int(file.containers.begins[number]), int(file.containers.sizes[number])
         if tensor.is_object:

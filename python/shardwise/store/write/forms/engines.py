@@ -14,7 +14,7 @@ from ....rules.left_out import named
 from ....rules.names import WeightRole, merged_names, weights
 from ....rules.templates import parse_template
 from ....shared_tiling import SharedTiling
-from .rank_files import Ranks
+from .rank_files import FileRanks
 
 __all__ = ["check_blocks", "check_names", "check_stages", "with_head"]
 
@@ -101,7 +101,7 @@ def _is_alone(parts: list[str], beside: set[str]) -> bool:
     return parts == ["up_proj"] and "down_proj" in beside
 
 
-def check_stages(wanted: Sequence[Wanted], ranks: Ranks) -> None:
+def check_stages(wanted: Sequence[Wanted], ranks: FileRanks) -> None:
     """Refuse a pipeline all of whose stages would get all layers: a loader takes the tensors of its own only.
 
     Raises:

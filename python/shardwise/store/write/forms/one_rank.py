@@ -17,22 +17,22 @@ from ....pieces import NO_PIECES, Piece, Pieces
 from ....placing import Placing
 from ...data.parts import PIECES, part_mark
 from .files import CutTensor
-from .rank_files import Ranks, arrays_of, pieces_text, rank_slots
+from .rank_files import FileRanks, arrays_of, pieces_text, rank_slots
 
 __all__ = ["one_rank", "ranks_of"]
 
 #: A box, start and stop, and where it begins in an array.
-_Box = tuple[Sequence[npt.NDArray[np.int64]], npt.NDArray[np.int64]]
+_PlacedBox = tuple[Sequence[npt.NDArray[np.int64]], npt.NDArray[np.int64]]
 
 
-def ranks_of(layouts: Placing, wanted: Sequence[CutTensor]) -> Ranks:
+def ranks_of(layouts: Placing, wanted: Sequence[CutTensor]) -> FileRanks:
     """The devices of layouts; without any, those of the mesh by which the tensors are cut.
 
     Raises:
         LayoutError: if nothing says what devices there are, or several meshes do.
     """
     if layouts.world is not None:
-        return Ranks(layouts.world.labels(), layouts.meshes or {"world": layouts.world})
+        return FileRanks(layouts.world.labels(), layouts.meshes or {"world": layouts.world})
     meshes = dict.fromkeys(each.partition.device_mesh for each in wanted if each.partition is not None)
     if not meshes:
         raise LayoutError("files for ranks need layouts with a mesh, which says what ranks there are; none was given")
@@ -41,11 +41,11 @@ def ranks_of(layouts: Placing, wanted: Sequence[CutTensor]) -> Ranks:
             f"the layouts have {len(meshes)} meshes, so nothing says which rank a device is; a Deployment does"
         )
     (mesh,) = meshes
-    return Ranks(mesh.labels(), {"mesh": mesh})
+    return FileRanks(mesh.labels(), {"mesh": mesh})
 
 
 def one_rank(
-    wanted: Sequence[Wanted], ranks: Ranks, metadata: Mapping[str, str], rank: int
+    wanted: Sequence[Wanted], ranks: FileRanks, metadata: Mapping[str, str], rank: int
 ) -> tuple[list[Wanted], dict[str, str]]:
     """Return the tensors of one rank, in the shapes that it holds; and the texts for the header of its file.
 
@@ -68,7 +68,7 @@ def one_rank(
     return found, {**metadata, **part_mark(len(ranks.labels)), PIECES: pieces_text(slots, wanted)}
 
 
-def _zeros(shape: tuple[int, ...], boxes: Sequence[_Box], itemsize: int) -> Pieces:
+def _zeros(shape: tuple[int, ...], boxes: Sequence[_PlacedBox], itemsize: int) -> Pieces:
     """Return pieces of zeros for the padding of an array, which is in none of its boxes."""
     rank = len(shape)
     starts = np.array([at for _, at in boxes], np.int64).reshape(len(boxes), rank)
@@ -84,7 +84,7 @@ def _zeros(shape: tuple[int, ...], boxes: Sequence[_Box], itemsize: int) -> Piec
     return Pieces.of(found, rank)
 
 
-def _moved(pieces: Pieces, boxes: Sequence[_Box]) -> Pieces:
+def _moved(pieces: Pieces, boxes: Sequence[_PlacedBox]) -> Pieces:
     """Return the parts of pieces within boxes as pieces of an array; a box has start, stop and its begin there."""
     tables = []
     for (start, stop), at in boxes:

@@ -28,7 +28,7 @@ from .files import CutTensor, FileArray, FileDigests, NamedTensor, begins_of, fi
 from .safetensors import HeaderText, SafetensorsFile
 from .slots import BoxPool, OwnedBoxes, Slots, SlotTable
 
-__all__ = ["RankFile", "Ranks", "arrays_of", "pieces_text", "rank_files", "rank_name", "rank_slots"]
+__all__ = ["FileRanks", "RankFile", "arrays_of", "pieces_text", "rank_files", "rank_name", "rank_slots"]
 
 #: The characters of an axis's name that are replaced in the name of a file.
 _UNNAMED = re.compile(r"[^A-Za-z0-9_.]")
@@ -40,7 +40,7 @@ _FIRST = re.compile(r"(rank|tp)-0-part-")
 
 
 @dataclass(frozen=True, eq=False)
-class Ranks:
+class FileRanks:
     """The devices that get a file each, in their order.
 
     Attributes:
@@ -173,7 +173,7 @@ def _array_begins(slots: Slots) -> npt.NDArray[np.int64]:
 
 
 def rank_files(
-    wanted: Sequence[CutTensor], ranks: Ranks, metadata: Mapping[str, str], form: str, most: int
+    wanted: Sequence[CutTensor], ranks: FileRanks, metadata: Mapping[str, str], form: str, most: int
 ) -> tuple[list[RankFile], bytes]:
     """A file for each rank, or several; and the text that says which.
 
@@ -204,7 +204,9 @@ def rank_files(
     return files, ranks.as_json(names, {file.name: file.size for file in files})
 
 
-def rank_slots(wanted: Sequence[CutTensor], ranks: Ranks, zeros: npt.NDArray[np.int64] | None = None) -> list[Slots]:
+def rank_slots(
+    wanted: Sequence[CutTensor], ranks: FileRanks, zeros: npt.NDArray[np.int64] | None = None
+) -> list[Slots]:
     """Return the slots of each rank; the ranks in `zeros` have zeros in place of tensors that are added once."""
     pool, order = BoxPool(), file_order(wanted)
     known: dict[Any, OwnedBoxes] = {}
@@ -231,14 +233,14 @@ def _is_cut(partition: Partition | SharedTiling | None) -> bool:
     return partition is not None and partition.total_shards > 1
 
 
-def rank_name(ranks: Ranks, rank: int) -> str:
+def rank_name(ranks: FileRanks, rank: int) -> str:
     """The name of a rank's file: its number and its coordinates in the first mesh that has all devices."""
     own = {} if ranks.whole is None else ranks.coordinates(rank)[ranks.whole]
     at = "".join(f"-{_UNNAMED.sub('_', axis)}-{position}" for axis, position in own.items())
     return f"rank-{rank:05}{at if len(at) < _LONGEST else ''}.safetensors"
 
 
-def _vllm_names(ranks: Ranks) -> Any:
+def _vllm_names(ranks: FileRanks) -> Any:
     """Return a function from a rank to the beginning of its files' names, for which the engines' loaders look."""
     whole = ranks.whole
     mesh = None if whole is None else ranks.meshes[whole]

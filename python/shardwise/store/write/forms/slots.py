@@ -341,11 +341,11 @@ class Slots(Sequence[Slot]):
             places[chosen] = end + width * np.arange(len(chosen))
             end += width * len(chosen)
         ranks, itemsizes = self.table.ranks[tensors], self.table.itemsizes[tensors]
-        own = _Part(np.concatenate(pool), tensors, ranks, itemsizes, self.table.has_arrays)
+        own = _TableRows(np.concatenate(pool), tensors, ranks, itemsizes, self.table.has_arrays)
         return _unpickled, (own, inner.reshape(-1), places, self.begins)
 
 
-class _Part(NamedTuple):
+class _TableRows(NamedTuple):
     """The rows of a `SlotTable` that some tensors have: its pool, their numbers, and what it has of each."""
 
     pool: Numbers
@@ -355,7 +355,7 @@ class _Part(NamedTuple):
     has_arrays: bool
 
 
-def _unpickled(own: _Part, inner: Numbers, places: Numbers, begins: Numbers) -> Slots:
+def _unpickled(own: _TableRows, inner: Numbers, places: Numbers, begins: Numbers) -> Slots:
     count = int(own.tensors.max(initial=-1)) + 1
     table = SlotTable(own.pool, np.zeros(count, np.int64), np.zeros(count, np.int64), own.has_arrays)
     table.ranks[own.tensors], table.itemsizes[own.tensors] = own.ranks, own.itemsizes

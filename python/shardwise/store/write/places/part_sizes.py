@@ -11,7 +11,7 @@ from ....errors import LayoutError
 from ..forms.files import TargetFile
 from .work import Workers
 
-__all__ = ["LIMITS", "WINDOW", "Limits", "Parts", "parts_for", "parts_of_workers"]
+__all__ = ["LIMITS", "WINDOW", "Limits", "PartSizes", "parts_for", "parts_of_workers"]
 
 #: The most parts under way at a time.
 WINDOW = 8
@@ -43,7 +43,7 @@ class Limits(NamedTuple):
 LIMITS = Limits()
 
 
-class Parts(NamedTuple):
+class PartSizes(NamedTuple):
     """The way in which objects are cut into parts.
 
     Attributes:
@@ -57,7 +57,7 @@ class Parts(NamedTuple):
     holds: bool
 
 
-def parts_for(files: Sequence[TargetFile], memory: int, workers: int = 1, limits: Limits = LIMITS) -> Parts:
+def parts_for(files: Sequence[TargetFile], memory: int, workers: int = 1, limits: Limits = LIMITS) -> PartSizes:
     """Say what parts objects are made of by a worker with so much memory.
 
     One part is filled, from another, while some are under way.
@@ -76,9 +76,9 @@ def parts_for(files: Sequence[TargetFile], memory: int, workers: int = 1, limits
             f"are uploaded in parts of {bytes_text(part)}"
         )
     holds = any(file.needs_values for file in files) and memory >= 5 * part
-    return Parts(part, max(1, min(memory // part - 3 - holds, WINDOW)), holds)
+    return PartSizes(part, max(1, min(memory // part - 3 - holds, WINDOW)), holds)
 
 
-def parts_of_workers(files: Sequence[TargetFile], memory: int, workers: Workers, limits: Limits = LIMITS) -> Parts:
+def parts_of_workers(files: Sequence[TargetFile], memory: int, workers: Workers, limits: Limits = LIMITS) -> PartSizes:
     """Say what parts each of several workers makes objects of; the workers of a host share its memory."""
     return parts_for(files, workers.memory, memory // workers.memory, limits)

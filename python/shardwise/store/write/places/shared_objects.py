@@ -144,14 +144,14 @@ class SharedObjects:
 
     def _pieces(
         self, number: int, held: Iterable[tuple[int, int, str, int, int]], headers: Iterable[tuple[int, bytes]]
-    ) -> list[_Piece]:
+    ) -> list[_ObjectPart]:
         """Return the parts that an object consists of, in order.
 
         Raises:
             ParseError: if that is not all of it.
         """
-        found = [_Piece(*each, b"") for each in held]
-        found += [_Piece(at, at + len(text), "", -1, 0, text) for at, text in headers if text]
+        found = [_ObjectPart(*each, b"") for each in held]
+        found += [_ObjectPart(at, at + len(text), "", -1, 0, text) for at, text in headers if text]
         found.sort(key=lambda each: (each.begin, each.task < 0))
         end, joined = 0, []
         for each in found:
@@ -167,7 +167,7 @@ class SharedObjects:
             )
         return joined
 
-    def _complete(self, number: int, name: str, pieces: Sequence[_Piece], completion: Completion) -> None:
+    def _complete(self, number: int, name: str, pieces: Sequence[_ObjectPart], completion: Completion) -> None:
         """Put the parts of an object that no task could, and make it of all."""
         size, upload = self._new.sizes[number], self._upload(number, name)
         least = self._limits.least_shared(size)
@@ -186,7 +186,7 @@ class SharedObjects:
                 etags[number] = upload.put(number, data)
         upload.complete(etags, is_new=True)
 
-    def _remainder_of(self, piece: _Piece, begin: int, end: int, completion: Completion) -> bytes:
+    def _remainder_of(self, piece: _ObjectPart, begin: int, end: int, completion: Completion) -> bytes:
         """Bytes of an object that are in no part yet."""
         if piece.task < 0:
             return piece.text[begin - piece.begin : end - piece.begin]
@@ -225,7 +225,7 @@ class SharedObjects:
         return _MADE if self._upload(upload[0]).is_made() else _GONE
 
 
-class _Piece(NamedTuple):
+class _ObjectPart(NamedTuple):
     """A piece of an object: a part, or some of the remainder of a task, or a text between tensors."""
 
     begin: int
@@ -239,7 +239,7 @@ class _Piece(NamedTuple):
     text: bytes
 
 
-def _gaps(pieces: Sequence[_Piece]) -> Iterator[tuple[int, int]]:
+def _gaps(pieces: Sequence[_ObjectPart]) -> Iterator[tuple[int, int]]:
     """Yield the byte ranges of the object that no uploaded part covers yet; neighbouring ranges are joined."""
     begin = end = 0
     for each in pieces:

@@ -20,7 +20,7 @@ _MOST = 2**28
 #: Bytes that are read at a time to be compared.
 _AT_ONCE = 8 * 2**20
 
-Answer = TypeVar("Answer")
+Returning = TypeVar("Returning")
 
 
 def small_object(place: ObjectPath) -> bytes | None:
@@ -78,7 +78,7 @@ def put_same(path: ObjectPath, text: bytes) -> None:
             raise taken(path) from None
 
 
-def ask_all(ask: Callable[[Any], Answer], items: Sequence[Any]) -> Iterator[Answer]:
+def ask_all(ask: Callable[[Any], Returning], items: Sequence[Any]) -> Iterator[Returning]:
     """Ask about several objects at a time, and yield the answers in order."""
     with Threads(WINDOW, "shardwise-ask") as pool:
         yield from pool.map(ask, items)

@@ -133,7 +133,7 @@ class _LoadedSlots(Slots):
         return getattr(self, name)
 
 
-_Tables = TypeVar("_Tables", bound="CheckpointTables")
+_SelfTables = TypeVar("_SelfTables", bound="CheckpointTables")
 
 
 class CheckpointTables:
@@ -176,7 +176,7 @@ class CheckpointTables:
 
     @classmethod
     def made(
-        cls: type[_Tables],
+        cls: type[_SelfTables],
         head: Mapping[str, Any],
         sections: Mapping[str, Section],
         *,
@@ -184,7 +184,7 @@ class CheckpointTables:
         sources: Sequence[Any] | None = None,
         file: Location | None = None,
         digest: str | None = None,
-    ) -> _Tables:
+    ) -> _SelfTables:
         """Make a plan.
 
         Args:

@@ -41,7 +41,7 @@ from .tables import blank, repeated_slots, table_of
 
 __all__ = ["check_cut", "check_plan", "load_plan", "save_plan"]
 
-_Tasks = TypeVar("_Tasks", bound=CheckpointTasks)
+_LoadedTasks = TypeVar("_LoadedTasks", bound=CheckpointTasks)
 
 _LARGEST = 2**63 - 1
 
@@ -76,7 +76,7 @@ def save_plan(plan: CheckpointTasks, path: Path) -> None:
         file.write(np.array(lengths, "<i8").tobytes())
 
 
-def load_plan(path: Path, kind: type[_Tasks]) -> _Tasks:
+def load_plan(path: Path, kind: type[_LoadedTasks]) -> _LoadedTasks:
     """Open a plan.
 
     Raises:

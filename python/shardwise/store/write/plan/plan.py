@@ -30,7 +30,7 @@ __all__ = [
     "TargetTensor",
 ]
 
-_Tasks = TypeVar("_Tasks", bound="CheckpointTasks")
+_SelfTasks = TypeVar("_SelfTasks", bound="CheckpointTasks")
 
 
 class CheckpointTasks(CheckpointTables):
@@ -53,7 +53,7 @@ class CheckpointTasks(CheckpointTables):
             self._place = place_for(self)
         return self._place
 
-    def with_place(self: _Tasks, place: Place) -> _Tasks:
+    def with_place(self: _SelfTasks, place: Place) -> _SelfTasks:
         """Give the same plan for a place that is made for it otherwise, as with other limits of a store."""
         made = copy.copy(self)
         made._place, made._grid, made._written_bytes = place, None, None

@@ -48,7 +48,7 @@ from ..run.checkpoint_plan import CheckpointPlan
 from .request import Request
 
 __all__ = [
-    "Contents",
+    "CheckpointContents",
     "chosen_form",
     "make_plan",
     "only_read",
@@ -143,7 +143,7 @@ def plan_form(
     said_of: dict[Any, dict[str, Any]] = {}
     are_cut = WRITTEN[form].is_cut
     cuts = [_cut(tensor.partition, said_of) if are_cut else {} for tensor in kept]
-    return make_plan(request, Contents(kept, files, form, said, aliases, paths, cuts, beside))
+    return make_plan(request, CheckpointContents(kept, files, form, said, aliases, paths, cuts, beside))
 
 
 def chosen_form(request: Request, wanted: Iterable[Wanted]) -> Target:
@@ -215,7 +215,7 @@ def _without_ties(wanted: Iterable[Wanted], to: Target) -> tuple[list[Wanted], d
 
 
 @dataclass(frozen=True)
-class Contents:
+class CheckpointContents:
     """The contents of a new checkpoint.
 
     Attributes:
@@ -239,7 +239,7 @@ class Contents:
     beside: Mapping[str, bytes] = field(default_factory=dict)
 
 
-def make_plan(request: Request, contents: Contents) -> CheckpointPlan:
+def make_plan(request: Request, contents: CheckpointContents) -> CheckpointPlan:
     """Put together the plan of these tensors and files.
 
     Raises:
