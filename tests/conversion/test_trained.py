@@ -17,6 +17,7 @@ from shardwise.conversion.apply import rewritten
 from shardwise.conversion.assembled import Wanted
 from shardwise.conversion.leaves import Stored
 from shardwise.pieces import Piece, Pieces
+from shardwise.quantized import Along, Component, LogicalTensor
 from shardwise.store.write.places.fetch import gathered
 
 Model = dict[str, np.ndarray[Any, Any]]
@@ -271,3 +272,41 @@ def test_states_keep_their_dtype(tmp_path: Path) -> None:
     with sw.open_checkpoint(tmp_path / "b.safetensors") as made:
         found = {name: made[name].dtype for name in made}
     assert found == {"c": "float16", "optim.state.c.exp_avg": "float32", "lr_scheduler.rate": "float32"}
+
+
+def test_two_optimizers_of_one_model_stay_two(tmp_path: Path) -> None:
+    """Muon has matrices, AdamW the rest: kinds that only some parameters have."""
+    held = {name: np.ones((size, 3), np.float32) for name, size in {"a": 4, "b": 2, "e": 5}.items()}
+    held |= {f"optimizer.0.state.{name}.momentum_buffer": held[name] * 2 for name in "ab"}
+    held |= {"optimizer.1.state.e.exp_avg": held["e"] * 3, "optimizer.1.state.e.step": np.array(1, "f4")}
+    made = became(tmp_path, held, ROWS)
+    assert made.keys() == held.keys() - {"a", "b", *(f"optimizer.0.state.{name}.momentum_buffer" for name in "ab")} | {
+        "c", "optimizer.0.state.c.momentum_buffer",
+    }  # fmt: skip
+    held["optimizer.1.state.b.exp_avg"] = held.pop("optimizer.0.state.b.momentum_buffer")
+    with pytest.raises(sw.LayoutError, match=r"'b' has no state such as 'optimizer.0.state.a.momentum_buffer'"):
+        became(tmp_path, held, ROWS)
+
+
+def test_quantized_weights_have_states_beside_their_scales() -> None:
+    """Blocks of two rows with a scale each; the state has an element for each of the weight."""
+    weights: dict[str, LogicalTensor] = {}
+    tensors: dict[str, Any] = {}
+    for name, rows in {"a.weight": 4, "b.weight": 2}.items():
+        scale = f"{name}_scale_inv"
+        held = {name: np.ones((rows, 3), "f4"), scale: np.full((rows // 2, 3), rows, "f4")}
+        along = (Along(0), Along(1)), (Along(0, 2), Along(1))
+        parts = [
+            Component(each, "F32", value.shape, one) for (each, value), one in zip(held.items(), along, strict=True)
+        ]
+        weights[name] = LogicalTensor(name, (rows, 3), "blocks of two rows", tuple(parts))
+        held[f"optim.state.{name}.exp_avg"] = np.arange(3 * rows, dtype="f4").reshape(rows, 3)
+        tensors |= {each: leaf(each, value) for each, value in held.items()}
+    fused = sw.Rewrites([{"from": "{a,b}.weight", "to": {"name": "c.weight", "packed": "a:(4) + b:(2)"}}])
+    made, carried = rewritten(tensors, fused, weights)
+    assert {name: one.shape for name, one in made.items()} == {
+        "c.weight": (6, 3), "c.weight_scale_inv": (3, 3), "optim.state.c.weight.exp_avg": (6, 3),
+    }  # fmt: skip
+    assert carried.keys() == {"c.weight"}
+    back, _ = rewritten(made, fused.inverse(), carried)
+    assert {name: one.shape for name, one in back.items()} == {name: one.shape for name, one in tensors.items()}

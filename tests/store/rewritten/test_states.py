@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,10 @@ CASES = Path(__file__).parents[2] / "data" / "states"
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 #: Expected of many of these tests, which are about something else.
-pytestmark = pytest.mark.filterwarnings("ignore:.*match no rule, so every device:shardwise.ShardwiseWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*match no rule, so every device:shardwise.ShardwiseWarning"),
+    pytest.mark.filterwarnings("ignore:.*of single ranks of the run:shardwise.ShardwiseWarning"),
+]
 
 
 def unpacked(case: str, folder: Path) -> Path:
@@ -337,3 +341,45 @@ def test_a_deployment_without_a_default_places_states(tmp_path: Path) -> None:
         assert {name: digest(value) for name, value in mine.items()} == {
             name: digest(value) for name, value in theirs.items()
         }
+
+
+def test_pytorch_loads_the_new_names_into_its_nested_state_dict(tmp_path: Path) -> None:
+    """The optimizer's part as `set_state_dict` takes it: states by parameter, and groups that list the parameters."""
+    pytest.importorskip("torch")
+    from torch.distributed.checkpoint import FileSystemReader
+    from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
+    from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+
+    source = unpacked("dcp/fsdp2_nested", tmp_path)
+    name = "app.model.model.layers.{i}.self_attn."
+    fused = {"name": f"{name}qk.weight", "packed": "(4 [q:4 k:2])"}
+    rewrites = sw.Rewrites([{"from": f"{name}{{q,k}}_proj.weight", "to": fused}])
+    sw.reshard_checkpoint(source, tmp_path / "out", to="dcp", rewrites=rewrites)
+    state: dict[str, Any] = {}
+    reader = FileSystemReader(str(tmp_path / "out"))
+    _load_state_dict(state, storage_reader=reader, planner=_EmptyStateDictLoadPlanner(), no_dist=True)
+    new = "model.layers.0.self_attn.qk.weight"
+    optimizer = state["app"]["optim"]
+    assert optimizer["state"][new]["exp_avg"].shape == state["app"]["model"][new].shape
+    assert sorted(name for group in optimizer["param_groups"] for name in group["params"]) == sorted(optimizer["state"])
+    assert optimizer["param_groups"][0]["lr"] == 0.01
+
+
+def test_what_only_the_rank_that_wrote_it_can_use_is_said_where_ranks_change(tmp_path: Path) -> None:
+    source = unpacked("torchtitan/fsdp2", tmp_path)
+    layouts = sw.LayoutMap(sw.DeviceMesh((2,), ("tp",)))
+    layouts[r"down_proj\.weight$"] = (None, "tp")
+    said = r"values of a training state are of single ranks .*'dataloader.dp_rank_\{0,1\}'.*drop='(.*)' says"
+    with pytest.warns(sw.ShardwiseWarning, match=said):
+        report = sw.reshard_checkpoint(source, tmp_path / "one", layouts, to="dcp", uneven="ceil", sync=False)
+    (text,) = (text for text in report.warnings if "of single ranks" in text)
+    advice = re.search(said, text)
+    assert advice is not None
+    report = sw.reshard_checkpoint(
+        source, tmp_path / "two", layouts, to="dcp", uneven="ceil", drop=advice[1], sync=False
+    )
+    assert not any("of single ranks" in text for text in report.warnings)
+    with sw.open_checkpoint(tmp_path / "two") as made:
+        assert not any("dp_rank" in name for name in made.objects)
+    # Of a copy that is not cut anew nothing is said.
+    assert sw.reshard_checkpoint(source, tmp_path / "three", to="dcp", sync=False).warnings == ()

@@ -10,12 +10,23 @@ from ..._text import shown
 from ...conversion.assembled import Assembled
 from ...rules.left_out import LeftOut, listed, named
 from ...rules.states import training_names
+from ..tensors.checkpoint import StoredCheckpoint
 
-__all__ = ["asked_for", "dropped_by_rules", "expression_for", "nbytes_of", "states_alone", "without_a_place"]
+__all__ = [
+    "asked_for",
+    "dropped_by_rules",
+    "expression_for",
+    "nbytes_of",
+    "of_single_ranks",
+    "states_alone",
+    "without_a_place",
+]
 
 _SHOWN = 3
 #: The most alternatives of an expression that a message advises.
 _MOST_ADVISED = 16
+#: Names of values that only the rank that wrote them can use.
+_OF_A_RANK = re.compile(r"(?:^|[._/])(?:rank_?[0-9]+|error_feedback|worker_error|server_error)(?:[._/]|$)")
 #: A name that may be a part of such an expression, which a shell takes as it is.
 _PLAIN = re.compile(r"[\w./:-]+", re.ASCII)
 
@@ -107,6 +118,23 @@ def expression_for(names: Collection[str], others: Collection[str]) -> str | Non
         if all(map(pattern.search, names)) and not any(map(pattern.search, rest)):
             return found
     return None
+
+
+def of_single_ranks(names: Iterable[str], checkpoint: StoredCheckpoint) -> list[str]:
+    """Say which parts of a training state are of single ranks of the run that wrote it, which other ranks cannot use.
+
+    Args:
+        names: What is written, by its names in the source.
+        checkpoint: The source.
+    """
+    found = [name for name in names if checkpoint.training.is_state(name) and _OF_A_RANK.search(name)]
+    if not found:
+        return []
+    count = "1 value of a training state is" if len(found) == 1 else f"{len(found)} values of a training state are"
+    return [
+        f"{count} of single ranks of the run that wrote it, and nothing makes those of other ranks of them: "
+        f"{named(found)}; {_wanted(found, (*checkpoint, *checkpoint.objects, *checkpoint.unreadable))}"
+    ]
 
 
 def states_alone(names: Collection[str], source: Collection[str]) -> list[LeftOut]:

@@ -23,7 +23,7 @@ from ...data.location import Location
 from ...rewritten.components import component_partitions, outline_of
 from ...rewritten.convert import is_converted
 from ...rewritten.groups import Grouped, grouped_values
-from ...rewritten.left_out import asked_for, dropped_by_rules, nbytes_of, states_alone, without_a_place
+from ...rewritten.left_out import asked_for, dropped_by_rules, nbytes_of, of_single_ranks, states_alone, without_a_place
 from ...rewritten.names import (
     chosen,
     idle_renames,
@@ -110,6 +110,9 @@ class Preparation:
             if homeless := [old for old in kept_here if old not in placed]:
                 losses.append(without_a_place(homeless, form, names_of(checkpoint)))
             losses += states_alone(kept, checkpoint)
+            if request.layouts.meshes:
+                stored = (made.stored or name for name, made in kept.items())
+                self.doubts += of_single_ranks([*stored, *kept_here], checkpoint)
             losses += cast_weights(outline_of(kept), weights, request.layouts, self._config)
             self._note(lost, losses)
             self.left_out += _asked(checkpoint, tensors, kept, (*values, *dropped_values), naming.unwanted)
