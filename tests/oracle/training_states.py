@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 import shardwise as sw
-from shardwise.rules.states import TrainingNames, training_names
 from shardwise.store import StoredCheckpoint
 
 __all__ = ["States", "compare_case", "folders"]
@@ -84,10 +83,10 @@ def unpacked(case: Path) -> Iterator[Path]:
 
 
 def opened_at(path: Path) -> Path:
-    """What a user would open: the folder, or the only thing in it."""
+    """What a user would open: the folder, or the only thing in it, or the file that has the model and its optimizer."""
     while path.is_dir() and len(inside := list(path.iterdir())) == 1:
         path = inside[0]
-    return path
+    return path / "checkpoint.pt" if (path / "checkpoint.pt").is_file() else path
 
 
 def compared(path: Path, expected: Case, arrays: Mapping[str, Any]) -> States:
@@ -108,16 +107,15 @@ class _Comparison:
 
     def __init__(self, checkpoint: StoredCheckpoint, expected: Case, arrays: Mapping[str, Any], states: States) -> None:
         self._checkpoint, self._expected, self._arrays, self._states = checkpoint, expected, arrays, states
-        self._names: TrainingNames = training_names(checkpoint, checkpoint.objects)
-        self._kinds: dict[str, dict[str, str]] = {}
-        for name, state in self._names.states.items():
-            self._kinds.setdefault(state.weight or state.parameter, {})[state.kind] = name
+        self._training = checkpoint.training
+        self._owners = {one.weight or name: name for name, one in self._training.parameters.items()}
 
     def compare(self) -> None:
         for parameter, said in self._expected["parameters"].items():
             weight, row = self._weight(parameter)
             arrays = self._of_parameter(parameter, said)
-            kinds = self._kinds.get(weight or parameter, {})
+            owner = self._owners.get(weight or parameter)
+            kinds = {} if owner is None else dict(self._training.parameters[owner].states)
             # DeepSpeed's stage 3 and its converted folders have the master copies in place of weights.
             if kinds and self._is_same(weight, row, arrays.get("master")):
                 arrays["weight"] = arrays["master"]
@@ -130,7 +128,7 @@ class _Comparison:
                 if name is not None:  # Some files have a tied weight once.
                     self._add(f"{alias}, weight", name, row, arrays["weight"])
             if said.get("step") is not None:
-                self._add_step(parameter, kinds, said["step"])
+                self._add_step(parameter, owner, said["step"])
             if said.get("requires_grad") is False and kinds:
                 self._states.different.append(f"{parameter}, frozen, which has the states {', '.join(kinds)}")
 
@@ -142,7 +140,7 @@ class _Comparison:
 
     def _weight(self, parameter: str) -> tuple[str | None, int | None]:
         """The tensor that is a parameter's weight, and the place in it if layers are stacked there."""
-        names = self._names.weights
+        names = self._training.names.weights
         if parameter in names:
             return names[parameter], None
         key, row = (self._expected.get("dist_keys") or {}).get(parameter, (parameter, None))
@@ -169,11 +167,14 @@ class _Comparison:
         is_same = str(self._checkpoint[name].dtype) == wanted["dtype"] and found.shape == array.shape
         return is_same and bool(found.tobytes() == array.tobytes())
 
-    def _add_step(self, parameter: str, kinds: Mapping[str, str], wanted: float) -> None:
-        name = kinds.get("step")
-        if name is None:
+    def _add_step(self, parameter: str, owner: str | None, wanted: float) -> None:
+        found = None if owner is None else self._training.step(owner)
+        if "leaves" in self._expected and "step" in self._training.names.others:
+            # Of Orbax the steps of the loop are said, of which MultiSteps makes fewer of the optimizer.
+            found = float(self._checkpoint.read("step"))
+        if found is None:
             self._states.missing.append(f"{parameter}, step")
-        elif float(self._checkpoint.read(name)) != wanted:
+        elif found != wanted:
             self._states.different.append(f"{parameter}, step")
         else:
             self._states.equal += 1
