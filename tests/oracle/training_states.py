@@ -2,7 +2,7 @@
 
 A folder has cases `FORM/CASE`, each with `expected.json`, `expected.npz` and the framework's own files, packed as
 `checkpoint.tar.xz` or lying there in `checkpoint/`, DeepSpeed's converted ones in `universal/`. Of every parameter the
-weight and each state must be there under its kind, equal bit by bit, and the step.
+weight and each state must be there under its kind, equal bit by bit, and the step; and the group, if the files say it.
 """
 
 from __future__ import annotations
@@ -129,6 +129,9 @@ class _Comparison:
                     self._add(f"{alias}, weight", name, row, arrays["weight"])
             if said.get("step") is not None:
                 self._add_step(parameter, owner, said["step"])
+            group = None if owner is None else self._training.group(owner)
+            if group not in (None, said.get("group")):
+                self._states.different.append(f"{parameter}, group {group}, not {said.get('group')}")
             if said.get("requires_grad") is False and kinds:
                 self._states.different.append(f"{parameter}, frozen, which has the states {', '.join(kinds)}")
 

@@ -60,6 +60,7 @@ _MODEL = ("model", "params", "module", "target")
 _SEARCHED = 8
 _SAMPLES = 4
 _MOST_PREFIXES = 16
+_MOST_HEADS = 8
 _TRIED = 128
 
 
@@ -124,7 +125,7 @@ class TrainingNames:
 class _Root:
     """The names under one part that may be an optimizer."""
 
-    __slots__ = ("has_states", "head", "is_optax", "is_sure", "is_torch", "kinds", "parent", "rests", "text")
+    __slots__ = ("has_states", "heads", "is_optax", "is_sure", "is_torch", "kinds", "parent", "rests", "text")
 
     def __init__(self, text: str, parent: str, end: str | None) -> None:
         self.text = text
@@ -134,7 +135,7 @@ class _Root:
         self.is_sure = self.is_optax or self.is_torch or end in _NO_STATES
         self.has_states = end not in _NO_STATES
         self.kinds = _KINDS if end == "state." else _KINDS | _FIELDS
-        self.head = ""
+        self.heads: dict[str, tuple[str, str]] = {}
         self.rests: list[str] = []
 
 
@@ -274,7 +275,12 @@ def _states_of(root: _Root, prefix: str | None, weights: Mapping[str, None]) -> 
     unknown = []
     parameters = set()
     for rest in root.rests:
-        state = None if prefix is None else _by_weight(root, rest, prefix, weights)
+        parameter, dot, kind = rest.rpartition(".")
+        if root.is_torch and prefix is not None and prefix + parameter in weights and kind in _KINDS:
+            # Most names: NAME.KIND, and nothing longer is a weight.
+            state: StateName | None = StateName(parameter, _called(kind), root.text, dot + kind, prefix + parameter)
+        else:
+            state = None if prefix is None else _by_weight(root, rest, prefix, weights)
         if not root.is_sure:
             if state is not None and state.kind in root.kinds:
                 yield root.text + rest, state
@@ -311,10 +317,10 @@ def _begins_with_weight(root: _Root, rest: str, prefix: str, weights: Mapping[st
 
 
 def _ends_in_weight(root: _Root, rest: str, prefix: str, weights: Mapping[str, None]) -> StateName | None:
-    if root.head and rest.startswith(root.head) and prefix + rest[len(root.head) :] in weights:
-        at = len(root.head) - 1  # As for the name before.
-    else:
-        at = rest.find(".")
+    for head, (begin, kind) in root.heads.items():  # As for names before.
+        if rest.startswith(head) and prefix + rest[len(head) :] in weights:
+            return StateName(rest[len(head) :], kind, begin, "", prefix + rest[len(head) :])
+    at = rest.find(".")
     while at > 0:
         parameter = rest[at + 1 :]
         if prefix + parameter in weights:
@@ -322,8 +328,10 @@ def _ends_in_weight(root: _Root, rest: str, prefix: str, weights: Mapping[str, N
             if before[-1].isdecimal() or not _NO_FIELDS.isdisjoint(before[-1:]) or "hyperparams" in before:
                 return None
             kind = MASTER if rest[:at] == "param" else _called(before[-1])
-            root.head = rest[: at + 1]
-            return StateName(parameter, kind, root.text + rest[: at + 1], "", prefix + parameter)
+            begin = root.text + rest[: at + 1]
+            if len(root.heads) < _MOST_HEADS:
+                root.heads[rest[: at + 1]] = begin, kind
+            return StateName(parameter, kind, begin, "", prefix + parameter)
         at = rest.find(".", at + 1)
     return None
 
