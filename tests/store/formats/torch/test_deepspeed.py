@@ -451,6 +451,41 @@ def test_what_a_file_says_of_itself_must_fit(case: str, tmp_path: Path) -> None:
         sw.open_checkpoint(written(tmp_path / "z", [{"w": numbers(6, 4)}], **said))
 
 
+@pytest.mark.parametrize("is_elastic", [False, True])
+def test_parameters_that_begin_at_multiples_of_16_bytes(is_elastic: bool, tmp_path: Path) -> None:
+    """What lies between is in no tensor; an elastic file has a list of the states of groups."""
+    held = {"a": numbers(5), "b": numbers(7, first=10), "c": numbers(2, 3, first=20)}
+    flat = np.full(22, np.nan, np.float32)
+    for begin, array in zip((0, 8, 16), held.values(), strict=True):
+        flat[begin : begin + array.size] = array.ravel()
+    for rank, part in enumerate((flat[:8], flat[8:16], flat[16:])):
+        whole = np.concatenate([part, np.full(8 - part.size, np.nan, np.float32)])
+        state = {"exp_avg": tensor((part if is_elastic else whole) * 2, "1")}
+        groups = [{"lr": 0.5, "params": [0]}]
+        optimizer = {
+            "base_optimizer_state": [state] if is_elastic else {"state": {0: state}, "param_groups": groups},
+            "base_optimizer_state_step": 6,
+            "single_partition_of_fp32_groups": [tensor(part, "0")],
+            "group_paddings": [8 - part.size],
+            "param_alignment_paddings": [[3, 1, 0]],
+            "partition_count": [3],
+        }
+        name = f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
+        (tmp_path / name).write_bytes(save({"optimizer_state_dict": optimizer}))
+    model = {
+        "module": {name: tensor(array, name) for name, array in held.items()},
+        "param_shapes": [OrderedDict((name, size(*array.shape)) for name, array in held.items())],
+        "dp_world_size": 3,
+    }
+    (tmp_path / "mp_rank_00_model_states.pt").write_bytes(save(model))
+    with sw.open_checkpoint(tmp_path) as checkpoint:
+        for name, array in held.items():
+            assert checkpoint.read(f"optimizer.state.{name}.master").tolist() == array.tolist()
+            assert checkpoint.read(f"optimizer.state.{name}.exp_avg").tolist() == (array * 2).tolist()
+            assert checkpoint.read(f"optimizer.state.{name}.step").tolist() == 6
+        assert ("optimizer.param_groups.0.lr" in checkpoint.objects) is not is_elastic
+
+
 def test_the_step_is_where_the_optimizer_keeps_it(tmp_path: Path) -> None:
     """In its state, or once for all groups; a step that a float32 does not hold is an int64."""
     cases: list[tuple[Any, dict[str, Any], Any]] = [
