@@ -277,7 +277,8 @@ class Deployment(RuleBook, Drawn):
         ('cpu:4', 'cpu:5', 'cpu:6', 'cpu:7')
         """
         with importing:
-            from ..rules.toml import located, read_document, read_models
+            from ..rules.toml import read_document, read_models
+            from ..rules.toml_tables import located
             from .toml import read_deployment
 
         document: Any = read_document(file)

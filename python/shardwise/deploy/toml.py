@@ -11,16 +11,8 @@ from ..errors import LayoutError, ParseError
 from ..mesh import DeviceMesh
 from ..rules.layout_rule import REPLICATED
 from ..rules.numbers import Config, NamedNumbers
-from ..rules.toml import (
-    RulesFile,
-    check_table,
-    checked_list,
-    located,
-    read_document,
-    read_layout,
-    read_numbers,
-    read_replicated,
-)
+from ..rules.toml import RulesFile, read_document, read_layout, read_numbers, read_replicated
+from ..rules.toml_tables import check_table, checked_list, located
 from ..rules.toml_text import (
     key_text,
     labels_text,

@@ -6,7 +6,8 @@
 | `book` | what layout maps and deployments answer alike |
 | `keyed`, `layout_map` | rules under patterns, as a mapping; their layouts by name |
 | `search`, `pattern`, `templates` | which rule matches a name |
-| `toml`, `toml_text`, `shipped` | rules files, read and written; those of the package, in the folder of examples |
+| `toml`, `toml_tables`, `toml_text` | rules files, read and written; files of TOML as tables that are checked |
+| `shipped` | the files of the package, in the folder of examples |
 | `names` | what names of sizes and of weights mean: `names.toml`, and what engines of a version do: `engines.toml` |
 | `numbers`, `model_shapes` | sizes by name; shapes from a configuration |
 | `parameter_order` | the order of a model's parameters, from its configuration |

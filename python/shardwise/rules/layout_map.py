@@ -340,7 +340,8 @@ class LayoutMap(RuleBook, KeyedRules):
         (None, 'model')
         """
         with importing:
-            from .toml import axes_said, located, read_rules
+            from .toml import axes_said, read_rules
+            from .toml_tables import located
 
         rules = read_rules(file, config)
         layout_map = cls(

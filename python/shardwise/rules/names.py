@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .toml import parse_toml
+from .toml_tables import parse_toml
 
 __all__ = [
     "Expert",

@@ -133,7 +133,8 @@ class Rewrites:
     def _read(cls, file: Any, config: Config | None, depth: int) -> Rewrites:
         with importing:
             from .shipped import rules_named
-            from .toml import located, other_model, read_document, read_models, read_rewrites
+            from .toml import other_model, read_document, read_models, read_rewrites
+            from .toml_tables import located
 
         document: Any = read_document(file)
         found, numbers, source = read_rewrites(document, config)

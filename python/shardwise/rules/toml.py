@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from .._atomic import read_file
-from .._fork import importing
-from .._text import cut, shown
-from ..errors import ParseError, ShardwiseError
+from .._text import shown
+from ..errors import ParseError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 from ..packed import PackedDim
@@ -23,6 +18,7 @@ from .layout_rule import REPLICATED, LayoutRule
 from .numbers import Config, NamedNumbers, numbered, read_config
 from .search import MATCH_MODES, MatchMode
 from .shipped import called, example_rules, rules_file
+from .toml_tables import check_table, checked_list, located, nearest, parse_toml, text_of
 from .wrapped import model_types
 
 __all__ = [
@@ -32,12 +28,7 @@ __all__ = [
     "Rules",
     "RulesFile",
     "axes_said",
-    "check_file",
-    "check_table",
-    "checked_list",
-    "located",
     "other_model",
-    "parse_toml",
     "read_compared",
     "read_document",
     "read_layout",
@@ -47,9 +38,6 @@ __all__ = [
     "read_rewrites",
     "read_rules",
 ]
-
-#: The largest have a megabyte; to read more takes minutes.
-_LARGEST_FILE = 1 << 24
 
 #: The keys of a rules file that say how tensors are cut, and those that say what is rewritten.
 _CUTTING = {"backtracking", "default", "match", "mesh", "prefix", "replicated", "rules"}
@@ -188,7 +176,7 @@ def read_document(file: RulesFile) -> Document:
         return file
     given: Any = rules_file(file)
     source = repr(called(given)) if isinstance(given, (str, os.PathLike)) else "the rules file"
-    document = parse_toml(_text(given, source), source)
+    document = parse_toml(text_of(given, source), source)
     # A file of rewrites may have no rules.
     required = set() if _REWRITING & document.keys() else {"rules"}
     check_table(document, source, required=required, optional={*_CUTTING, *_REWRITING, *_BOTH, *PLACING})
@@ -231,105 +219,6 @@ def axes_said(rules: Iterable[LayoutRule], mesh: DeviceMesh | None = None) -> st
     return f"; the file's {axes}, as in --mesh {','.join(f'{name}=4' for name in named)}"
 
 
-@contextmanager
-def located(place: str) -> Iterator[None]:
-    """Put the place in a file before the message of an error inside, unless it is there already."""
-    try:
-        yield
-    except (ShardwiseError, TypeError) as error:
-        kind = ParseError if isinstance(error, TypeError) else type(error)
-        raise kind(str(error) if str(error).startswith(place) else f"{place}: {error}") from None
-
-
-def check_file(file: object, method: str) -> None:
-    """Refuse what is neither a path nor a file with a method.
-
-    Raises:
-        TypeError: if it is neither.
-    """
-    if not isinstance(file, (str, os.PathLike)) and not hasattr(file, method):
-        raise TypeError(f"file must be a path or a text file with {method}(), got {type(file).__name__}")
-
-
-def _text(file: str | os.PathLike[str] | TextIO, source: str) -> str:
-    check_file(file, "read")
-    if not isinstance(file, (str, os.PathLike)):
-        text = file.read()
-        if not isinstance(text, str):
-            raise TypeError(f"file must be open as text, but read() gives {type(text).__name__}")
-        return text
-    try:
-        return read_file(file, _LARGEST_FILE).decode()
-    except UnicodeDecodeError as error:
-        raise ParseError(f"{source}: byte {error.start} is not UTF-8") from None
-
-
-def parse_toml(text: str, source: str) -> dict[str, Any]:
-    """Parse a text of TOML.
-
-    Args:
-        text: The contents of a file.
-        source: Its name in messages.
-
-    Raises:
-        ParseError: if it is not TOML.
-    """
-    if sys.version_info >= (3, 11):
-        with importing:
-            import tomllib
-    else:
-        with importing:
-            import tomli as tomllib
-    try:
-        document: dict[str, Any] = tomllib.loads(text)
-        return document
-    except ValueError as error:
-        why = str(error)
-        if "Unescaped '\\'" in why:
-            why += r"; in double quotes \ begins an escape of TOML: write a regular expression in single quotes, '\d'"
-        raise ParseError(f"{source} is not TOML: {cut(why, 400)}") from None
-    except RecursionError:
-        raise ParseError(f"{source} is nested too deeply") from None
-
-
-def check_table(table: object, place: str, required: set[str] | None = None, optional: set[str] | None = None) -> None:
-    """Refuse what is not a table of these keys.
-
-    Raises:
-        ParseError: if it is none, has another key, or lacks one that is required.
-    """
-    if not isinstance(table, dict):
-        raise ParseError(f"{place} must be a table, got {shown(table)}")
-    if required is None:
-        return
-    known = required | (optional or set())
-    # A mistyped key is reported before the key that it leaves missing.
-    for key in table:
-        if key not in known:
-            nearest = _nearest(key, known)
-            meant = "" if nearest is None else f", did you mean {nearest!r}?"
-            raise ParseError(f"{place}: unknown key {shown(key)}, expected one of {', '.join(sorted(known))}{meant}")
-    for key in sorted(required - table.keys()):
-        raise ParseError(f"{place}: {shown(key)} is missing")
-
-
-def _nearest(key: str, known: Iterable[str]) -> str | None:
-    """The key that was meant, if one is near enough."""
-    found = difflib.get_close_matches(key[:_LONGEST_COMPARED].lower(), known, 1, 0.7)
-    return found[0] if found else None
-
-
-#: The length of keys that is compared; of longer ones only the beginning is.
-_LONGEST_COMPARED = 40
-
-
-def checked_list(value: object, place: str) -> list[Any]:
-    """Return a value if it is a list."""
-    if not isinstance(value, list):
-        raise ParseError(f"{place} must be a list, got {shown(value)}")
-    return value
-
-
 def _mesh(table: Any, place: str) -> DeviceMesh:
     check_table(table, place, required={"shape", "axis_names"}, optional={"devices"})
     lists = {key: checked_list(value, f"{place}.{key}") for key, value in table.items()}
@@ -350,7 +239,7 @@ def read_layout(value: Any, place: str, numbers: NamedNumbers) -> LayoutRule:
     unreduced: list[Any] = []
     uneven, flags = None, {"shared": False, "optional": False}
     if isinstance(value, dict):
-        if "axes" not in value and all(_nearest(key, _KEYS) is None for key in value):
+        if "axes" not in value and all(nearest(key, _KEYS) is None for key in value):
             raise ParseError(f"{place}: expected a list of axes, got a table; a rule that contains a dot needs quotes")
         check_table(value, place, required={"axes"}, optional={*_KEYS} - {"axes"})
         unreduced, uneven = checked_list(value.get("unreduced", []), f"{place}: unreduced"), value.get("uneven")
@@ -377,7 +266,7 @@ _KEYS = ("axes", "unreduced", "uneven", "shared", "optional")
 def _spec(entry: Any, place: str, numbers: NamedNumbers) -> str | tuple[str, ...] | PackedDim | None:
     if isinstance(entry, dict):
         if "packed" not in entry:
-            wrong = next((key for key in entry if _nearest(key, ["packed"]) is not None), None)
+            wrong = next((key for key in entry if nearest(key, ["packed"]) is not None), None)
             hint = "" if wrong is None else f"; did you mean 'packed' by {shown(wrong)}?"
             raise ParseError(f"{place}: 'packed' is missing in the table {shown(entry)}{hint}")
         sizes = dict(entry)

@@ -14,7 +14,8 @@ from ..layout import Spec
 from ..mesh import DeviceMesh
 from ..packed import PackedDim
 from .layout_rule import LayoutRule
-from .toml import NOT_CUT, Rules, check_file
+from .toml import NOT_CUT, Rules
+from .toml_tables import check_file
 
 __all__ = [
     "key_text",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -15,14 +14,13 @@ from dataclasses import replace
 from typing import Any
 
 from ..._dtypes import DTYPES
-from ..._json import MAX_JSON
 from ..._text import shown
 from ...errors import LayoutError, ParseError, ShardwiseWarning
 from ...pieces import Bounds
 from ...rules.left_out import LeftOut
 from ...rules.states import training_names
 from ..data.engine import add_digests, check_memory, check_threads
-from ..data.location import Location, location_of, open_file
+from ..data.location import Location, location_of
 from ..data.text import are_sizes, box_text
 from ..formats import ranks
 from ..formats.open import known_form, open_checkpoint
@@ -32,7 +30,7 @@ from ..rewritten.names import Which, checked_which, chosen_part
 from ..tensors.checkpoint import StoredCheckpoint, StoredSum
 from ..tensors.companion_files import beside
 from ..tensors.digests import Digested, DigestProgress, piece_digests
-from ..tensors.headers import HeaderDigests
+from ..tensors.headers import HeaderDigests, wrong_header
 from ..tensors.stored import StoredPiece, StoredTensor, UnsupportedError
 from ..tensors.training import totals_of
 from .damage import MOST_SHOWN, Damage, DamageError, VerifyReport
@@ -133,7 +131,7 @@ class _Verification:
             manifest = read_manifest(path)
             wrong = damaged_files(path, manifest)
             for name, said in manifest["files"].items():
-                if name not in wrong and (problem := _wrong_header(path / name, said)):
+                if name not in wrong and (problem := wrong_header(path / name, said)):
                     wrong[name] = problem
             for name, problem in wrong.items():
                 held = manifest["files"][name].get("digests")
@@ -374,24 +372,6 @@ def _expected(path: Location, checkpoint: StoredCheckpoint, manifest: dict[str, 
     if not isinstance(said, dict):
         raise ParseError(f"{path}: the digests in its header are not a JSON object")
     return {name: _number(digest, path) for name, digest in said.items()}
-
-
-def _wrong_header(path: Location, said: dict[str, Any]) -> str:
-    """Compare what the manifest says about a file besides its tensors: the digest of its header, or of all of it."""
-    file = open_file(path)
-    try:
-        if "header_sha256" in said:
-            length = int.from_bytes(file.read(0, min(file.size, 8)), "little")
-            is_right = length <= MAX_JSON and _sha256(file.read(0, min(8 + length, file.size))) == said["header_sha256"]
-        else:
-            is_right = "sha256" not in said or _sha256(file.read(0, file.size)) == said["sha256"]
-    finally:
-        file.close()
-    return "" if is_right else f"{path}: {'its header' if 'header_sha256' in said else 'it'} is not what was written"
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 def _number(text: object, where: Location) -> int:

@@ -19,7 +19,7 @@ from ...quantized.follow import with_states
 from ...quantized.stated import stated_tensors
 from ...rules.model_shapes import model_shapes
 from ...rules.rewrites import Rewrites
-from ...rules.toml import parse_toml
+from ...rules.toml_tables import parse_toml
 from ..data.text import are_sizes, checked_name, checked_shape
 from ..tensors.quantized import Outline
 

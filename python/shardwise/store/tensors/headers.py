@@ -7,10 +7,12 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ..._json import MAX_JSON
 from ..data.files import Holder
+from ..data.location import Location, open_file
 from .checkpoint import StoredCheckpoint, StoredSum
 
-__all__ = ["HeaderDigests"]
+__all__ = ["HeaderDigests", "wrong_header"]
 
 #: In PyTorch's containers, the end of the name of the member that holds a tensor's elements, if there is one tensor.
 _ELEMENTS = "/data/0"
@@ -67,3 +69,21 @@ def _digest(file: Holder, held: list[tuple[int, int, bool]]) -> str:
 
 def _blocks(file: Holder, begin: int, end: int) -> Iterator[bytes]:
     return (file.read(at, min(_BLOCK, end - at)) for at in range(begin, end, _BLOCK))
+
+
+def wrong_header(path: Location, said: dict[str, Any]) -> str:
+    """Compare what the manifest says about a file besides its tensors: the digest of its header, or of all of it."""
+    file = open_file(path)
+    try:
+        if "header_sha256" in said:
+            length = int.from_bytes(file.read(0, min(file.size, 8)), "little")
+            is_right = length <= MAX_JSON and _sha256(file.read(0, min(8 + length, file.size))) == said["header_sha256"]
+        else:
+            is_right = "sha256" not in said or _sha256(file.read(0, file.size)) == said["sha256"]
+    finally:
+        file.close()
+    return "" if is_right else f"{path}: {'its header' if 'header_sha256' in said else 'it'} is not what was written"
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

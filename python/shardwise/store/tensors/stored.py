@@ -337,10 +337,8 @@ class StoredTensor(Drawn, ReadsFiles):
     @property
     def is_addressable(self) -> bool:
         """True if all its elements are stored as they are; else some must be decoded."""
-        pieces = self.pieces
-        if isinstance(pieces, ListedPieces) and pieces.has_extents:
-            return True
-        return all(piece.is_addressable for piece in pieces)
+        known = isinstance(self.pieces, ListedPieces) and self.pieces.has_extents
+        return known or all(piece.is_addressable for piece in self.pieces)
 
     def check_decodable(self, memory: int, wider: int = 0) -> None:
         """Refuse a tensor of which one chunk takes more memory than there is.
@@ -477,7 +475,8 @@ class StoredTensor(Drawn, ReadsFiles):
     def __repr__(self) -> str:
         pieces = "1 piece" if len(self.pieces) == 1 else f"{len(self.pieces)} pieces"
         alias = f", shares the storage of {shown(self.alias_of)}" if self.alias_of is not None else ""
-        return f"<StoredTensor {shown(self.name)}: {self.dtype} {_shape_text(self.shape)}, {pieces}{alias}>"
+        shape = self.shape if self.ndim <= 8 else f"{self.ndim} dims"
+        return f"<StoredTensor {shown(self.name)}: {self.dtype} {shape}, {pieces}{alias}>"
 
 
 def _most(memory: int | None, nbytes: int) -> int:
@@ -494,10 +493,6 @@ def _check_decodable(what: str, chunk: int, memory: int, more: int = 0) -> None:
             f"memory is {bytes_text(memory)}; {what} is stored in chunks of {bytes_text(chunk)}, each of which is "
             f"decoded at once: at least {bytes_text(needed)} are needed"
         )
-
-
-def _shape_text(shape: tuple[int, ...]) -> str:
-    return str(shape) if len(shape) <= 8 else f"{len(shape)} dims"
 
 
 def whole_box(shape: tuple[int, ...]) -> Bounds:
