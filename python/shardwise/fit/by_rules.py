@@ -63,7 +63,7 @@ def fits_by_rules(
             layout = layouts.layout_of(tensor.name, len(tensor.shape))
             matching = layouts.matching_rules(tensor.name)
             is_known = is_known or bool(matching)
-            keys = [key.removeprefix(layouts._prefix) for key in matching]
+            keys = [key.removeprefix(layouts.prefix) for key in matching]
             rests.update(dict.fromkeys(keys))
             if layout is None and role_of(tensor.name, len(tensor.shape)).elsewhere:
                 elsewhere.add(name)

@@ -7,7 +7,7 @@ import re
 from .._text import shown
 from ..errors import ParseError
 
-__all__ = ["Reader"]
+__all__ = ["ShardyReader"]
 
 _TOKEN = re.compile(
     r'\s*(?:(?P<string>"(?:[^"\\\n]|\\[0-9A-Fa-f]{2}|\\[nt"\\])*")|(?P<symbol>@[A-Za-z_][\w$.]*|@(?="))'
@@ -25,7 +25,7 @@ def _unescaped(token: str) -> bytes:
     )
 
 
-class Reader:
+class ShardyReader:
     """The tokens of a text, with one of them looked at in advance."""
 
     def __init__(self, text: str) -> None:

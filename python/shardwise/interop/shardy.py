@@ -19,7 +19,7 @@ from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 from ..sub_axis import SubAxis, parse_sub_axis
 from ._axes import checked_layout, checked_mesh, spec_names
-from ._shardy_tokens import Reader
+from ._shardy_tokens import ShardyReader
 
 __all__ = ["from_shardy", "mesh_from_shardy", "mesh_to_shardy", "to_shardy"]
 
@@ -72,7 +72,7 @@ def from_shardy(text: str, mesh: DeviceMesh | None = None) -> TensorLayout:
     shardwise.errors.LayoutError: dim 0 is open (?): what it is cut by is left to the compiler, which a layout cannot
     express
     """
-    reader = Reader(text)
+    reader = ShardyReader(text)
     reader.skip_word("#sdy.sharding", "sdy.sharding")
     reader.expect("<")
     written = _labelled(*_read_mesh(reader), None) if reader.skip_word("mesh") else None
@@ -150,7 +150,7 @@ def mesh_from_shardy(text: str, devices: Sequence[Hashable] | None = None) -> De
     >>> mesh_from_shardy('#sdy.mesh<["x"=2], device_ids=[1, 0]>')
     DeviceMesh((2,), ('x',), devices=['cpu:1', 'cpu:0'])
     """
-    reader = Reader(text)
+    reader = ShardyReader(text)
     if reader.skip_word("#sdy.mesh", "sdy.mesh", "mesh") and not reader.at("<"):
         reader.symbol()
         reader.expect("=")
@@ -186,14 +186,14 @@ class _AxisRef(NamedTuple):
     part: tuple[int, int] | None
 
 
-def _read_dim(reader: Reader, dim: int) -> list[_AxisRef]:
+def _read_dim(reader: ShardyReader, dim: int) -> list[_AxisRef]:
     axes = _read_axes(reader, open_dim=dim)
     if reader.at_word() and reader.word().startswith("p"):
         raise LayoutError(f"dim {dim} has a priority, an order for the compiler, which a layout cannot express")
     return axes
 
 
-def _read_axes(reader: Reader, open_dim: int | None = None) -> list[_AxisRef]:
+def _read_axes(reader: ShardyReader, open_dim: int | None = None) -> list[_AxisRef]:
     reader.expect("{")
     axes: list[_AxisRef] = []
     while not reader.skip("}"):
@@ -213,7 +213,7 @@ def _read_axes(reader: Reader, open_dim: int | None = None) -> list[_AxisRef]:
     return axes
 
 
-def _read_mesh(reader: Reader) -> tuple[DeviceMesh, list[int] | None]:
+def _read_mesh(reader: ShardyReader) -> tuple[DeviceMesh, list[int] | None]:
     """The axes, and the device numbers if they are given."""
     reader.expect("<")
     reader.expect("[")

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from .._text import shown
 
-Grouped = TypeVar("Grouped", bound=Hashable)
+Property = TypeVar("Property", bound=Hashable)
 
 __all__ = ["brief", "group_names", "lines_alike", "natural_key"]
 
@@ -25,7 +25,7 @@ def natural_key(name: str) -> tuple[int | str, ...]:
     return tuple(int(part) if index % 2 else part for index, part in enumerate(_split(name)))
 
 
-def group_names(named: Iterable[tuple[str, Grouped]]) -> list[tuple[str, list[str], Grouped]]:
+def group_names(named: Iterable[tuple[str, Property]]) -> list[tuple[str, list[str], Property]]:
     """Group names that differ only in their numbers and have the same value, in natural order.
 
     Each group is written as in a shell, and has all combinations of its numbers, so that nothing hides in it.
@@ -39,7 +39,7 @@ def group_names(named: Iterable[tuple[str, Grouped]]) -> list[tuple[str, list[st
     >>> group_names([("h.0.w", 1), ("h.1.w", 1), ("h.2.w", 1), ("h.3.w", 2), ("b", 1)])
     [('b', ['b'], 1), ('h.{0..2}.w', ['h.0.w', 'h.1.w', 'h.2.w'], 1), ('h.3.w', ['h.3.w'], 2)]
     """
-    alike: dict[tuple[tuple[str, ...], Grouped], list[tuple[int, ...]]] = {}
+    alike: dict[tuple[tuple[str, ...], Property], list[tuple[int, ...]]] = {}
     for name, value in named:
         parts = _split(name)
         alike.setdefault((tuple(parts[::2]), value), []).append(tuple(map(int, parts[1::2])))

@@ -15,7 +15,7 @@ from .adapters import Lora
 from .optimizers import Optimizer
 from .recipe import SHARDINGS, Recipe
 
-__all__ = ["Training", "pattern_of", "recipe_of", "units_of"]
+__all__ = ["TrainingSetup", "pattern_of", "recipe_of", "units_of"]
 
 #: The module that FSDP wraps: up to the first number in a name.
 _NUMBERED = re.compile(r"^(?:[^.]+\.)*?[0-9]+(?=\.)")
@@ -36,7 +36,7 @@ _LIMITS = {"groups": (1, 2), "persistent": (0, 2**63 - 1)}
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingSetup:
     """The way in which a model is trained, which checks itself; `training_state` says what each field means.
 
     Attributes:

@@ -10,7 +10,7 @@ import numpy as np
 from .._dtypes import bytes_for
 from ..errors import LayoutError
 from .flat import array_of, flattened, lengths_of, padded, states_of_flat, weight
-from .recipe import Local, RankArray, Recipe
+from .recipe import Local, Recipe, StateShare
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -28,7 +28,7 @@ def _grouped(recipe: Recipe, parts: Sequence[Local]) -> list[list[Local]]:
     return [group for group in both if group]
 
 
-def zero12(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[RankArray]:
+def zero12(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[StateShare]:
     """ZeRO 1 and 2: each group flat, masters and states in equal partitions of it."""
     for part in parts:
         yield weight(part)
@@ -47,7 +47,7 @@ def zero12(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[RankAr
         pieces = [(part, flat.lengths(at, part.size)) for part, at in zip(group, flat.starts, strict=True)]
         padding = flat.size - sum(part.size for part in group)
         if padding:
-            yield RankArray("weights", "padding", None, 0, bytes_for(padding, bits))
+            yield StateShare("weights", "padding", None, 0, bytes_for(padding, bits))
         gradients = recipe.gradients or bits
         # BF16_Optimizer, which DeepSpeed takes for bfloat16 with gradients that are summed in float32, keeps both.
         if recipe.sharding == "zero1" and gradients > bits:
@@ -55,7 +55,7 @@ def zero12(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[RankAr
                 yield array_of("gradients", "gradient", part, part.size, bits)
                 yield array_of("gradients", "gradient summed", part, part.size, gradients)
             if padding:
-                yield RankArray("gradients", "padding", None, 0, bytes_for(padding, gradients))
+                yield StateShare("gradients", "padding", None, 0, bytes_for(padding, gradients))
         else:
             yield from padded("gradients", "gradient", pieces, flat.chunk, gradients)
         masters = 32 if recipe.masters is None else recipe.masters
@@ -64,16 +64,16 @@ def zero12(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[RankAr
         yield from states_of_flat(recipe.optimizer, pieces, flat.chunk, masters or bits)
 
 
-def zero3(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[RankArray]:
+def zero3(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[StateShare]:
     """ZeRO 3: each parameter flat and cut alone; states in sub-groups of the pieces."""
     cuts = {part.size: lengths_of(part.size, ways) for part in parts}
     for part in parts:
         lengths = cuts[part.size]
         chunk = int(lengths.max())
-        yield RankArray("weights", "weight", part.tensor, bytes_for(lengths, part.bits), bytes_for(chunk, part.bits))
+        yield StateShare("weights", "weight", part.tensor, bytes_for(lengths, part.bits), bytes_for(chunk, part.bits))
         if recipe.optimizer is not None and part.size <= recipe.persistent:
             whole = bytes_for(part.size, part.bits), bytes_for(chunk * ways, part.bits)
-            yield RankArray("whole", "weight after a step", part.tensor, *whole)
+            yield StateShare("whole", "weight after a step", part.tensor, *whole)
     if recipe.optimizer is None:
         return
     masters = 32 if recipe.masters is None else recipe.masters

@@ -11,13 +11,13 @@ from .._text import shown
 from ..errors import LayoutError
 from .adapters import Lora, adapted
 
-__all__ = ["Tensor", "described", "with_adapters"]
+__all__ = ["ModelTensor", "described", "with_adapters"]
 
 #: The dtypes of weights that may be trained, and converted.
 _FLOATS = frozenset(["float64", "float32", "float16", "bfloat16"])
 
 
-class Tensor(NamedTuple):
+class ModelTensor(NamedTuple):
     """One tensor of the model.
 
     Attributes:
@@ -36,7 +36,7 @@ class Tensor(NamedTuple):
     follows: tuple[str, tuple[int | None, ...]] | None = None
 
 
-def described(tensors: Mapping[str, Any], weights: Any) -> list[Tensor]:
+def described(tensors: Mapping[str, Any], weights: Any) -> list[ModelTensor]:
     """Give the tensors of a mapping by name, floating-point ones in another dtype if `weights` is one.
 
     Raises:
@@ -73,7 +73,7 @@ def described(tensors: Mapping[str, Any], weights: Any) -> list[Tensor]:
             sizes = sizes_of(f"the shape of {shown(name)}", shape)
             if type(shape) is tuple and all(type(size) is int for size in shape):
                 shapes[shape] = sizes
-        found.append(Tensor(name, sizes, bits if bits and of[1] else of[0], of[1]))
+        found.append(ModelTensor(name, sizes, bits if bits and of[1] else of[0], of[1]))
     return found
 
 
@@ -83,11 +83,11 @@ def _is_float(dtype: Any) -> bool:
 
 
 def with_adapters(
-    tensors: list[Tensor],
+    tensors: list[ModelTensor],
     lora: Lora,
     leaders: Mapping[str, str],
     logical: Mapping[str, tuple[int, ...]],
-) -> list[Tensor]:
+) -> list[ModelTensor]:
     """Give the tensors with the adapters of each weight after it.
 
     Args:
@@ -99,7 +99,7 @@ def with_adapters(
     Raises:
         LayoutError: if there are none.
     """
-    made: list[Tensor] = []
+    made: list[ModelTensor] = []
     done: set[str] = set()
     for tensor in tensors:
         made.append(tensor)
@@ -108,7 +108,7 @@ def with_adapters(
             continue
         done.add(weight)
         for name, shape, dims in adapted(lora, weight, logical.get(weight, tensor.shape)):
-            made.append(Tensor(name, shape, lora.bits, True, (weight, dims)))
+            made.append(ModelTensor(name, shape, lora.bits, True, (weight, dims)))
     if len(made) == len(tensors):
         raise LayoutError(f"lora: {shown(lora.targets)} is found in no name of a matrix")
     return made

@@ -13,7 +13,7 @@ from .._dtypes import bytes_for
 from ..layout import TensorLayout, UnevenRule
 from ..mesh import DeviceMesh
 from .optimizers import Optimizer
-from .recipe import Local, RankArray, Recipe
+from .recipe import Local, Recipe, StateShare
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -34,20 +34,20 @@ __all__ = [
 ]
 
 
-def weight(part: Local) -> RankArray:
+def weight(part: Local) -> StateShare:
     """The weight of a parameter, whole."""
     return array_of("weights", "weight", part, part.size, part.bits)
 
 
-def array_of(kind: str, name: str, part: Local, elements: Any, bits: int) -> RankArray:
+def array_of(kind: str, name: str, part: Local, elements: Any, bits: int) -> StateShare:
     """An array of so many elements of a parameter, on each rank or on all, without padding."""
     size = bytes_for(elements, bits)
-    return RankArray(kind, name, part.tensor, size, size)
+    return StateShare(kind, name, part.tensor, size, size)
 
 
 def master_and_states(
     recipe: Recipe, part: Local, sizes: tuple[Count, ...], copy: int | None = None
-) -> Iterator[RankArray]:
+) -> Iterator[StateShare]:
     """The master copy of a parameter, if there is one, and the arrays of its optimizer."""
     assert recipe.optimizer is not None
     bits = copy if recipe.masters is None else recipe.masters
@@ -97,19 +97,19 @@ def rounded_up(size: int, step: int) -> int:
 
 def padded(
     kind: str, name: str, pieces: Sequence[tuple[Local, npt.NDArray[np.int64]]], chunk: int, bits: int
-) -> Iterator[RankArray]:
+) -> Iterator[StateShare]:
     """Pieces of parameters in a flat part of `chunk` elements, and what is left of it."""
     left: Any = chunk
     for part, lengths in pieces:
         yield array_of(kind, name, part, lengths, bits)
         left = left - lengths
     if np.any(left):
-        yield RankArray(kind, "padding", None, np.zeros_like(left), bytes_for(left, bits))
+        yield StateShare(kind, "padding", None, np.zeros_like(left), bytes_for(left, bits))
 
 
 def states_of_flat(
     optimizer: Optimizer, pieces: Sequence[tuple[Local, npt.NDArray[np.int64]]], chunk: int, bits: int
-) -> Iterator[RankArray]:
+) -> Iterator[StateShare]:
     """The arrays of an optimizer for a flat part; those of its length belong to the parameters in it."""
     for kept in optimizer.kept((chunk,), bits):
         if isinstance(kept.elements, int) and kept.elements == chunk and kept.name != "step":
@@ -117,7 +117,7 @@ def states_of_flat(
         else:
             elements: Any = kept.elements
             size = bytes_for(elements, kept.bits)
-            yield RankArray("optimizer", kept.name, None, size, size)
+            yield StateShare("optimizer", kept.name, None, size, size)
 
 
 @lru_cache(maxsize=4096)

@@ -11,7 +11,7 @@ import numpy as np
 from .._dtypes import bytes_for
 from .buckets import buckets
 from .flat import array_of, flattened, master_and_states, rounded_up, weight
-from .recipe import Local, RankArray, Recipe
+from .recipe import Local, Recipe, StateShare
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -29,7 +29,7 @@ def _buffers(recipe: Recipe, parts: Sequence[Local]) -> Iterator[list[Local]]:
     yield from found.values()
 
 
-def megatron_whole(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[RankArray]:
+def megatron_whole(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[StateShare]:
     """Megatron without its distributed optimizer: everything whole, masters of what has 16 bits."""
     for part in parts:
         yield weight(part)
@@ -38,7 +38,7 @@ def megatron_whole(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterato
             yield from master_and_states(recipe, part, part.shape, 32 if part.bits == 16 else 0)
 
 
-def megatron(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[RankArray]:
+def megatron(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[StateShare]:
     """Megatron's distributed optimizer: parameters from the last to the first in buckets, each cut in equal parts."""
     for part in parts:
         yield weight(part)
@@ -57,8 +57,8 @@ def megatron(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[Rank
                     yield entry._replace(held=entry.held * is_there, allocated=entry.allocated * is_there)
         padding = size - sum(part.size for part in own)
         if padding:
-            yield RankArray("weights", "padding", None, 0, bytes_for(padding, bits))
-            yield RankArray("gradients", "padding", None, 0, bytes_for(padding, gradients))
+            yield StateShare("weights", "padding", None, 0, bytes_for(padding, bits))
+            yield StateShare("gradients", "padding", None, 0, bytes_for(padding, gradients))
 
 
 class _MegatronBucket(NamedTuple):

@@ -15,7 +15,7 @@ from ..partition import Partition
 from ..placing import Placing
 from ..quantized import Components, followers
 from ..shared_tiling import SharedTiling
-from .described import Tensor
+from .described import ModelTensor
 from .recipe import SHARDINGS
 
 __all__ = ["PlacedTensors"]
@@ -46,7 +46,9 @@ class PlacedTensors:
         """All meshes; of layouts without named ones, that of all devices."""
         return list(self._placing.meshes.values()) or [self.world]
 
-    def parallel_axes(self, sharding: str, over: Sequence[str] | None, tensors: Iterable[Tensor]) -> tuple[str, ...]:
+    def parallel_axes(
+        self, sharding: str, over: Sequence[str] | None, tensors: Iterable[ModelTensor]
+    ) -> tuple[str, ...]:
         """The axes of data parallelism: as given, as the deployment says, or those that no rule uses."""
         if sharding == "none":
             if over is not None:
@@ -80,7 +82,7 @@ class PlacedTensors:
                 used |= {axis.partition(":(")[0] for axis in layout.named_axes()}
         return tuple(axis for axis in known if axis not in used)
 
-    def layout_of(self, tensor: Tensor) -> tuple[TensorLayout | SharedTiling | None, UnevenRule]:
+    def layout_of(self, tensor: ModelTensor) -> tuple[TensorLayout | SharedTiling | None, UnevenRule]:
         """The layout or the tiling of a tensor, and how dims that do not divide are cut."""
         if tensor.name in self.followers:
             leader, made = self.followers[tensor.name]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     Count = int | npt.NDArray[np.int64]
 
-__all__ = ["KINDS", "SHARDINGS", "Local", "RankArray", "Recipe"]
+__all__ = ["KINDS", "SHARDINGS", "Local", "Recipe", "StateShare"]
 
 #: The kinds of what a rank has, in the order in which they are shown.
 KINDS = ("weights", "gradients", "masters", "optimizer", "whole", "caches")
@@ -68,7 +68,7 @@ class Local(NamedTuple):
         return math.prod(self.shape)
 
 
-class RankArray(NamedTuple):
+class StateShare(NamedTuple):
     """One array, or a part of one, on each rank of a data-parallel group.
 
     Attributes:

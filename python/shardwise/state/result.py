@@ -14,7 +14,7 @@ from .._frozen import frozen, handed_out
 from .._text import bytes_text
 from ..mesh import DeviceMesh
 from ..rules.tensor_report import extremes_along
-from .recipe import RankArray, Recipe
+from .recipe import Recipe, StateShare
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -45,7 +45,7 @@ class StateRow(NamedTuple):
 
     devices: npt.NDArray[np.int64]
     numbers: tuple[int, ...]
-    entries: tuple[RankArray, ...]
+    entries: tuple[StateShare, ...]
     sums: tuple[tuple[str, Any, Any], ...]
 
 

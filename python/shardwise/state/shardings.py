@@ -17,12 +17,12 @@ from ..errors import LayoutError
 from .deepspeed import zero3, zero12
 from .flat import array_of, flattened, lengths_of, master_and_states, padded, states_of_flat, weight
 from .megatron import megatron, megatron_whole
-from .recipe import Local, RankArray, Recipe
+from .recipe import Local, Recipe, StateShare
 
 __all__ = ["entries"]
 
 
-def entries(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[RankArray]:
+def entries(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[StateShare]:
     """Give all that a rank of a data-parallel group keeps, for each rank of it.
 
     Args:
@@ -44,10 +44,10 @@ def entries(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[RankA
     yield from _WAYS[recipe.sharding](recipe, parts, ways)
     optimizer = recipe.optimizer
     if optimizer is not None and optimizer.tables and any(part.trained for part in parts):
-        yield RankArray("optimizer", "tables", None, optimizer.tables, optimizer.tables)
+        yield StateShare("optimizer", "tables", None, optimizer.tables, optimizer.tables)
 
 
-def _whole(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[RankArray]:
+def _whole(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[StateShare]:
     """Everything whole on every rank."""
     for part in parts:
         if part.room is None:
@@ -58,14 +58,14 @@ def _whole(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[RankAr
             yield own._replace(allocated=room.allocated)
 
 
-def _alone(recipe: Recipe, part: Local) -> Iterator[RankArray]:
+def _alone(recipe: Recipe, part: Local) -> Iterator[StateShare]:
     yield weight(part)
     if part.trained and recipe.optimizer is not None:
         yield array_of("gradients", "gradient", part, part.size, recipe.gradient_bits(part))
         yield from master_and_states(recipe, part, part.shape)
 
 
-def _by_rows(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[RankArray]:
+def _by_rows(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[StateShare]:
     """FSDP2: rows, of which every rank has room for as many."""
     for part in parts:
         if not part.shape:
@@ -80,12 +80,12 @@ def _by_rows(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[Rank
             ("weights", "weight", part.bits),
             *([("gradients", "gradient", recipe.gradient_bits(part))] if trained else []),
         ):
-            yield RankArray(kind, name, part.tensor, bytes_for(rows * row, bits), bytes_for(most * row, bits))
+            yield StateShare(kind, name, part.tensor, bytes_for(rows * row, bits), bytes_for(most * row, bits))
         if trained:
             yield from master_and_states(recipe, part, (rows, *part.shape[1:]))
 
 
-def _by_parameter(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[RankArray]:
+def _by_parameter(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[StateShare]:
     """ZeroRedundancyOptimizer: the state of each parameter on one rank, the largest first to the least loaded."""
     sizes = np.zeros(ways, np.int64)
     owners = {}
@@ -101,7 +101,7 @@ def _by_parameter(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator
                 yield entry._replace(held=here * entry.held, allocated=here * entry.allocated)
 
 
-def _by_units(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[RankArray]:
+def _by_units(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[StateShare]:
     """FSDP1: the parameters of a wrapped module in one flat one."""
     units: dict[Hashable, list[Local]] = {}
     for part in parts:
@@ -141,7 +141,7 @@ def _by_units(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[Ran
         yield from states_of_flat(recipe.optimizer, pieces, flat.chunk, recipe.masters or bits)
 
 
-_WAYS: dict[str, Callable[[Recipe, Sequence[Local], int], Iterator[RankArray]]] = {
+_WAYS: dict[str, Callable[[Recipe, Sequence[Local], int], Iterator[StateShare]]] = {
     "none": _whole,
     "ddp": _whole,
     "zero-redundancy": _by_parameter,

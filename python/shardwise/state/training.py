@@ -23,13 +23,13 @@ from ..rules.layout_rule import checked_uneven
 from ..rules.search import REMEMBERED_PATHS
 from ..shared_tiling import SharedTiling
 from .adapters import Lora
-from .asked import Training, pattern_of, recipe_of, units_of
+from .asked import TrainingSetup, pattern_of, recipe_of, units_of
 from .caches import Cache
-from .described import Tensor, described, with_adapters
+from .described import ModelTensor, described, with_adapters
 from .homes import Home, HomeCut
 from .optimizers import Optimizer, optimizer_of
 from .placed import PlacedTensors
-from .recipe import KINDS, Local, RankArray
+from .recipe import KINDS, Local, StateShare
 from .result import Figures, StateRow, TrainingState
 from .shardings import entries
 
@@ -105,7 +105,7 @@ def training_state(
     """
     with uncollected():
         known = None if optimizer is None else optimizer_of(optimizer)
-        training = Training(
+        training = TrainingSetup(
             *recipe_of(sharding, known, gradients, masters, settings or {}),
             pattern_of("frozen", frozen), units_of(sharding, units), lora,
             None if group is None else integer("group", group), over,
@@ -120,8 +120,8 @@ class _Maker:
     def __init__(
         self,
         placing: Placing,
-        tensors: list[Tensor],
-        training: Training,
+        tensors: list[ModelTensor],
+        training: TrainingSetup,
         tied: Mapping[str, str],
         components: Components,
         uneven: UnevenRule,
@@ -186,7 +186,7 @@ class _Maker:
         found = Figures(figures, rows, kept, names, tuple(self._unmatched))
         return TrainingState.of_figures(self._world, dict(self._placing.meshes), self._recipe, self._over, found)
 
-    def _place(self, number: int, tensor: Tensor) -> None:
+    def _place(self, number: int, tensor: ModelTensor) -> None:
         """Give a tensor to the devices that hold it."""
         layout, uneven = self._placed.layout_of(tensor)
         try:
@@ -212,7 +212,7 @@ class _Maker:
         home.tensors.append((number, cut, looks))
 
     def _placed_anew(
-        self, tensor: Tensor, layout: TensorLayout | SharedTiling | None, uneven: UnevenRule
+        self, tensor: ModelTensor, layout: TensorLayout | SharedTiling | None, uneven: UnevenRule
     ) -> tuple[Home, HomeCut]:
         if layout is None and not self._placing.is_whole_elsewhere:
             raise LayoutError(
@@ -234,7 +234,7 @@ class _Maker:
         self._places[id(layout), tensor.shape, uneven] = found
         return found
 
-    def _is_trained(self, tensor: Tensor) -> bool:
+    def _is_trained(self, tensor: ModelTensor) -> bool:
         if self._optimizer is None:
             return False
         if self._lora is not None:
@@ -248,11 +248,11 @@ class _Maker:
             )
         return True
 
-    def _is_matrix(self, tensor: Tensor) -> bool:
+    def _is_matrix(self, tensor: ModelTensor) -> bool:
         """Return whether Muon takes a tensor: two dims, and no vocabulary."""
         return len(tensor.shape) == 2 and _VOCABULARY.search(tensor.name) is None
 
-    def _is_apart(self, tensor: Tensor, home: Home) -> bool:
+    def _is_apart(self, tensor: ModelTensor, home: Home) -> bool:
         """Return whether Megatron has a bucket for this tensor alone: a vocabulary on several stages of a pipeline."""
         name = tensor.name
         if self._recipe.sharding != "megatron":
@@ -377,7 +377,7 @@ class _Maker:
             numbers, (found, sums) = orders[key]
             yield StateRow(devices, numbers, found, sums)
 
-    def _entries(self, parts: Sequence[Local], ways: int, *, is_first: bool) -> Iterable[RankArray]:
+    def _entries(self, parts: Sequence[Local], ways: int, *, is_first: bool) -> Iterable[StateShare]:
         recipe = self._recipe
         if recipe.bucket is not None and not is_first:
             recipe = replace(recipe, bucket=None)
@@ -431,7 +431,7 @@ class _Maker:
         return cache.name, devices, *(bytes_for(rows * each, cache.bits) for each in (cache.held, cache.allocated))
 
 
-def _sums(found: Iterable[RankArray]) -> tuple[Any, ...]:
+def _sums(found: Iterable[StateShare]) -> tuple[Any, ...]:
     """The bytes of each kind."""
     sums: dict[str, list[Any]] = {}
     for entry in found:

@@ -57,7 +57,7 @@ class Settler(Protocol):
         """Give every waiting variable its layout and its value."""
 
 
-class _State:
+class _VariableState:
     """Notes on a Keras variable."""
 
     __slots__ = ("building", "initializer", "placement")
@@ -77,7 +77,7 @@ def _laid_out_class(base: Any) -> type:
     """The class of a backend's variables, with layouts. It adds no slots: `__class__` may be assigned."""
 
     class LaidOut(base):  # type: ignore[misc]
-        _shardwise: _State
+        _shardwise: _VariableState
 
         @property
         def layout(self) -> Any:
@@ -137,7 +137,7 @@ def waits_for(variable: Any, building: Settler) -> bool:
 
 def defer(variable: Any, building: Settler) -> None:
     """Let a variable without a value wait until `building` settles it."""
-    variable._shardwise = _State(building, variable._initializer)
+    variable._shardwise = _VariableState(building, variable._initializer)
     # What Keras shows as the value while it traces; only the shape and the dtype matter then.
     variable._initializer = keras.ops.zeros
     variable.__class__ = _laid_out_class(variable.__class__)
@@ -158,9 +158,9 @@ def adopt(variable: Any, placement: PlacedVariable) -> None:
         variable._layout = sharding
     if variable._value is None:
         _initialize(variable, placement.path, sharding)
-        variable._shardwise = _State(None, placement=placement)
+        variable._shardwise = _VariableState(None, placement=placement)
     else:
-        variable._shardwise = _State(None, placement=placement)
+        variable._shardwise = _VariableState(None, placement=placement)
         if sharding is not None:
             variable.assign(variable.value)
 

@@ -14,9 +14,9 @@ from ..._atomic import read_file, replace_file
 from ..._text import shown
 from ...errors import LayoutError, ParseError
 
-__all__ = ["DESCRIPTOR", "ZEROS", "Descriptors", "Rows"]
+__all__ = ["DESCRIPTOR", "ZEROS", "Descriptors", "RowTable"]
 
-Rows = npt.NDArray[np.void]
+RowTable = npt.NDArray[np.void]
 
 #: The fields of a descriptor: offsets and strides in bytes, within the arrays of the tensor at the sender and at the
 #: receiver. It is `count` runs of `bytes` bytes.
@@ -67,10 +67,10 @@ class Descriptors:
     holder: Any
     peers: tuple[Any, ...]
     tensors: tuple[str, ...]
-    sends: Rows
-    receives: Rows
-    copies: Rows
-    zeros: Rows
+    sends: RowTable
+    receives: RowTable
+    copies: RowTable
+    zeros: RowTable
 
     @property
     def bytes_sent(self) -> int:
@@ -170,7 +170,7 @@ def _not_a_header(path: str | os.PathLike[str]) -> ParseError:
     return ParseError(f"{os.fspath(path)!r}: its header is not that of a file of descriptors")
 
 
-def _furthest(rows: Rows, side: str) -> float:
+def _furthest(rows: RowTable, side: str) -> float:
     """The byte at which the last of rows ends, or the bytes of the largest: as floats, which do not overflow."""
     offset, size, count, stride = (
         rows[name].astype(np.float64) for name in (f"{side}_offset", "bytes", "count", f"{side}_stride")
@@ -178,5 +178,5 @@ def _furthest(rows: Rows, side: str) -> float:
     return float(np.maximum(offset + count * stride + size, size * count).max())
 
 
-def _volume(rows: Rows) -> int:
+def _volume(rows: RowTable) -> int:
     return sum((rows["bytes"] * rows["count"]).tolist())

@@ -17,7 +17,7 @@ from ...pieces import dense_strides
 from ...tiling import Tiling
 from ..plan import ReshardPlan
 from ..run import addends_of
-from .descriptors import DESCRIPTOR, ZEROS, Descriptors, Rows
+from .descriptors import DESCRIPTOR, ZEROS, Descriptors, RowTable
 
 __all__ = ["Places", "TensorGroup", "descriptors_of"]
 
@@ -77,7 +77,7 @@ class _RowTemplate(NamedTuple):
         sources: The positions of the tensors that each is made of.
     """
 
-    rows: Rows
+    rows: RowTable
     leaf: Numbers
     tensors: Numbers
     sources: Numbers
@@ -127,7 +127,7 @@ def descriptors_of(
     return Descriptors(holder, peers, names, sends, receives, copies, frozen(zeros))
 
 
-def _of_addend(plan: ReshardPlan, addend: int) -> Callable[[Rows, npt.NDArray[np.intp]], npt.NDArray[np.intp]]:
+def _of_addend(plan: ReshardPlan, addend: int) -> Callable[[RowTable, npt.NDArray[np.intp]], npt.NDArray[np.intp]]:
     """A function that keeps those of some transfers that are of one addend."""
     if plan.addends == 1:
         return lambda _, chosen: chosen if addend == 0 else chosen[:0]
@@ -268,7 +268,7 @@ def _looped(extents: Numbers, src: _End, dst: _End) -> _Looped:
     return _Looped(index, offsets[0], offsets[1], run[index], count[index], steps[0][index], steps[1][index], index)
 
 
-def _merged(rows: Rows, leaf: Numbers) -> tuple[Rows, Numbers]:
+def _merged(rows: RowTable, leaf: Numbers) -> tuple[RowTable, Numbers]:
     """The rows of one tensor in order, those joined that follow each other on both sides."""
     if len(rows) == 1:
         return rows, leaf
@@ -286,7 +286,7 @@ def _merged(rows: Rows, leaf: Numbers) -> tuple[Rows, Numbers]:
     return rows, leaf
 
 
-def _expanded(templates: Sequence[_RowTemplate], count: int) -> Rows:
+def _expanded(templates: Sequence[_RowTemplate], count: int) -> RowTable:
     """The rows of all tensors, sorted by peer, tensor and offset; of templates, each tensor being in one of them."""
     if not templates:
         return frozen(np.zeros(0, DESCRIPTOR))

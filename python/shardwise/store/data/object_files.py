@@ -50,7 +50,7 @@ class Requests(NamedTuple):
 _REQUESTS = Requests()
 
 
-class _Request(NamedTuple):
+class _RangeRequest(NamedTuple):
     """A request: its bytes, and where they go."""
 
     start: int
@@ -153,7 +153,7 @@ class ObjectFile(Holder):
         self._check_open()
         self._fetch(_spans(start, strides, out, self._requests))
 
-    def _fetch(self, spans: Iterable[_Request]) -> None:
+    def _fetch(self, spans: Iterable[_RangeRequest]) -> None:
         spans = iter(spans)
         first, second = next(spans, None), next(spans, None)
         if first is not None and second is None:
@@ -172,7 +172,7 @@ class ObjectFile(Holder):
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _put(self, span: _Request) -> None:
+    def _put(self, span: _RangeRequest) -> None:
         if span.strides is None:
             self._object.read_into(memoryview(span.part), span.start, self._noted.etag)  # type: ignore[arg-type]
         else:
@@ -180,14 +180,14 @@ class ObjectFile(Holder):
             span.part[...] = np.ndarray(span.part.shape, span.part.dtype, data, strides=span.strides)
 
 
-def _sections(start: int, out: Array, requests: Requests) -> Iterator[_Request]:
+def _sections(start: int, out: Array, requests: Requests) -> Iterator[_RangeRequest]:
     """One run of bytes, in requests."""
     for at in range(0, len(out), requests.part):
         part = out[at : at + requests.part]
-        yield _Request(start + at, start + at + len(part), part, None)
+        yield _RangeRequest(start + at, start + at + len(part), part, None)
 
 
-def _spans(start: int, strides: list[int], out: Array, requests: Requests) -> Iterator[_Request]:
+def _spans(start: int, strides: list[int], out: Array, requests: Requests) -> Iterator[_RangeRequest]:
     """The requests for a box whose dims have decreasing strides."""
     if out.size == 0:
         return
@@ -199,7 +199,7 @@ def _spans(start: int, strides: list[int], out: Array, requests: Requests) -> It
     # Between two rows of a dim lie the bytes by which its stride is longer than a row.
     is_dense = all(strides[dim] - lengths[dim + 1] <= requests.gap for dim in sizes)
     if is_dense and lengths[0] <= requests.part:
-        yield _Request(start, start + lengths[0], out, strides)
+        yield _RangeRequest(start, start + lengths[0], out, strides)
         return
     dim = sizes[0]
     rows = max(1, (requests.part - lengths[dim + 1]) // max(strides[dim], 1) + 1) if is_dense else 1

@@ -19,13 +19,13 @@ from ...data.sources import Source
 from ..forms.forms import differing_replica
 from .fetch import compare_replicas, fetch_pieces
 
-__all__ = ["BufferBox", "Gathered", "Gatherer"]
+__all__ = ["BufferBox", "GatherOutcome", "Gatherer"]
 
 #: Bytes of the engine's own buffers, besides the memory that it fills.
 _BUDGET = 4 * 2**20
 
 
-class Gathered(NamedTuple):
+class GatherOutcome(NamedTuple):
     """The outcome of a gatherer's copies for one task.
 
     Attributes:
@@ -113,7 +113,7 @@ class Gatherer:
         *,
         sync: bool,
         progress: Callable[[int, int], object] | None = None,
-    ) -> Gathered:
+    ) -> GatherOutcome:
         """Put all of the tensors into the destinations that the function adds to a job.
 
         Raises:
@@ -135,7 +135,9 @@ class Gatherer:
             tensors = list(tensors_of(given))
         return self._seen(done, tensors, self._names, self._own, nbytes)
 
-    def into_memory(self, buffer: npt.NDArray[np.uint8], blocks: Sequence[BufferBox], threads: int | None) -> Gathered:
+    def into_memory(
+        self, buffer: npt.NDArray[np.uint8], blocks: Sequence[BufferBox], threads: int | None
+    ) -> GatherOutcome:
         """Put boxes into a buffer of bytes.
 
         Raises:
@@ -204,7 +206,7 @@ class Gatherer:
 
     def _seen(
         self, done: CopyReport, tensors: Sequence[JobTensor], names: Mapping[int, str], own: int, nbytes: int
-    ) -> Gathered:
+    ) -> GatherOutcome:
         """Return the outcome of the copies, once replicas agree; refuse, with ParseError, those that differ."""
         self.bytes_read += done.bytes_read + nbytes
         ends = np.cumsum([len(tensor.targets) for tensor in tensors])
@@ -213,12 +215,12 @@ class Gatherer:
             tensor = tensors[number]
             holder = int(tensor.targets.numbers[piece - int(ends[number]) + len(tensor.targets)])
             if holder < own:
-                return Gathered([], [], True, 0)
+                return GatherOutcome([], [], True, 0)
             path = self._compared[holder - own].path
             raise ParseError(differing_replica(names[number], tensor.shape, path, element))
         if not self._compared:
-            return Gathered(done.digests, done.crcs, False, done.bytes_written)
+            return GatherOutcome(done.digests, done.crcs, False, done.bytes_written)
         is_own = np.concatenate([tensor.targets.numbers < own for tensor in tensors]).tolist()
-        return Gathered(
+        return GatherOutcome(
             list(compress(done.digests, is_own)), list(compress(done.crcs, is_own)), False, done.bytes_written
         )

@@ -14,7 +14,7 @@ from ....errors import LayoutError, ParseError
 from ...data.engine import LEAST_MEMORY, CopyJob
 from ...data.location import taken
 from ...data.objects import ObjectPath
-from .gatherer import Gathered, Gatherer
+from .gatherer import Gatherer, GatherOutcome
 from .part_sizes import LIMITS, WINDOW, Limits
 from .place import unsealed
 from .task import Outcome, Progress, Share, Task
@@ -107,7 +107,7 @@ class PartsSink:
     def _upload(self, task: Task, file: int, name: str = "") -> Multipart:
         return Multipart(self._object(task, file), upload_tag(task.plan, file), name)
 
-    def _gathered(self, gatherer: Gatherer, memory: int, threads: int | None) -> tuple[Gathered, list[bytearray]]:
+    def _gathered(self, gatherer: Gatherer, memory: int, threads: int | None) -> tuple[GatherOutcome, list[bytearray]]:
         """Put all shares together in memory."""
         nbytes = sum(end - begin for _, begin, end, _ in self.shares)
         if nbytes + LEAST_MEMORY > memory:

@@ -97,7 +97,7 @@ class Work:
             raise TypeError(f"executor must be a concurrent.futures.Executor, got {type(self.executor).__name__}")
 
 
-Item = TypeVar("Item")
+Submitted = TypeVar("Submitted")
 Result = TypeVar("Result")
 
 
@@ -223,7 +223,7 @@ class _GivenUp(TimeoutError):
     """No worker ends a task any more."""
 
 
-class TaskWindow(Generic[Item, Result]):
+class TaskWindow(Generic[Submitted, Result]):
     """Tasks under way.
 
     Args:
@@ -241,15 +241,15 @@ class TaskWindow(Generic[Item, Result]):
         call: Callable[..., Result],
         arguments: tuple[Any, ...],
         retries: int,
-        keep: Callable[[Item, Result], object],
+        keep: Callable[[Submitted, Result], object],
         hint: str,
     ) -> None:
         self._workers, self._call, self._arguments = workers, call, arguments
         self._retries, self._keep, self._hint = retries, keep, hint
-        self._ended: SimpleQueue[tuple[Item, int, Future[Result]]] = SimpleQueue()
+        self._ended: SimpleQueue[tuple[Submitted, int, Future[Result]]] = SimpleQueue()
         self._under_way: set[Future[Result]] = set()
 
-    def run(self, tasks: Iterable[Item], total: int, shown: Callable[[Item], object]) -> int:
+    def run(self, tasks: Iterable[Submitted], total: int, shown: Callable[[Submitted], object]) -> int:
         """Run these `total` tasks, and give how many were run; `shown` is called after each."""
         count = 0
         waiting = iter(tasks)
@@ -286,12 +286,12 @@ class TaskWindow(Generic[Item, Result]):
                 future.cancel()
         return count
 
-    def _submit(self, task: Item, attempt: int) -> None:
+    def _submit(self, task: Submitted, attempt: int) -> None:
         future = self._workers.executor.submit(self._call, task, *self._arguments)
         self._under_way.add(future)
         future.add_done_callback(lambda ended: self._ended.put((task, attempt, ended)))
 
-    def _next(self) -> Item | None:
+    def _next(self) -> Submitted | None:
         """The next finished task; `None` if one failed and is retried."""
         try:
             task, attempt, future = self._ended.get(timeout=self._workers.timeout)
