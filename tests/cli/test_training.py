@@ -88,6 +88,14 @@ def test_reshard_and_diff(run: Any) -> None:
     assert lines[:2] == ["'model.frozen' is only in the first", "'model.w' is only in the first"]
     lines = run("diff", "a.safetensors", "weights-only.safetensors")[1]
     assert lines[-1] == "the second has no training state; the first has 2 tensors of it"
+    (*_, row) = json.loads(run("diff", "a.safetensors", "weights-only.safetensors", "--json")[1][0])
+    assert row == {
+        "name": None,
+        "what": "training",
+        "first": COUNTS,
+        "second": {"weights": COUNTS["weights"], "state": {"tensors": 0, "bytes": 0, "kinds": {}}},
+        "text": lines[-1],
+    }
     assert run("diff", "a.safetensors", "a.safetensors")[1] == [
         "the same tensors: 2 weights and 2 of the training state"
     ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shardwise.rules.states import MASTER, StateName, training_names
 
@@ -194,3 +196,38 @@ class TestWeights:
         names = ["a", "a.b", "optim.state.a.b.step", "optim.state.a.step"]
         found = training_names(names).states
         assert {name: state.weight for name, state in found.items()} == {names[2]: "a.b", names[3]: "a"}
+
+    def test_none_is_lost(self) -> None:
+        """Two weights that would have one parameter's name keep their own."""
+        found = training_names(["model.w", "w", "optim.state.w.step", "model.v", "optim.state.v.step"])
+        assert dict(found.weights) == {name: name for name in ("model.w", "w", "model.v")}
+
+    def test_no_state_is_a_weight(self) -> None:
+        names = ["a.optimizer.mu.state.exp_avg", "a.optimizer.mu.mu.state.exp_avg"]
+        assert not training_names(names).states
+
+
+#: Parts of names that mean something, and some that do not.
+PARTS = st.sampled_from(
+    [
+        *("model", "optim", "optimizer", "my_opt", "opt_state", "state", "params", "param_groups", "distributed", "a"),
+        *("exp_avg", "step", "mu", "param", "fp32_param", "hyperparams", "inner_state", "0", "", "rng", "count", "w"),
+    ]
+)
+
+
+@given(st.lists(st.lists(PARTS, min_size=1, max_size=6).map(".".join), unique=True, max_size=14), st.randoms())
+def test_laws(names: list[str], chance: random.Random) -> None:
+    """Each name is a weight, a state or another of the state, whatever the order; a state's weight is a weight."""
+    found = training_names(names)
+    assert sorted([*found.weights.values(), *found.states, *found.others]) == sorted(names)
+    for name, state in found.states.items():
+        assert state.before + state.parameter + state.after == name
+        assert state.parameter
+        assert state.kind
+        assert state.weight is None or state.weight in found.weights.values()
+    for name in names:
+        assert found.is_state(name) == (name in found.states or name in found.others)
+    chance.shuffle(names)
+    again = training_names(names)
+    assert (again.states, sorted(again.others)) == (found.states, sorted(found.others))

@@ -225,6 +225,9 @@ def run_diff(screen: Screen, options: argparse.Namespace) -> int:
     if options.json:
         rows: list[dict[str, Any]] = [{key: _plain(value) for key, value in vars(one).items()} for one in found]
         rows += [{"name": None, "what": "not compared", **each.to_dict()} for each in found.left_out]
+        if any(len(totals) > 1 for totals in found.totals):
+            first, second = map(totals_dict, found.totals)
+            rows.append({"name": None, "what": "training", "first": first, "second": second, "text": found.one_sided})
         print(json.dumps(rows))
         say("error" if options.strict else "warning", map(str, unasked))
     elif not found:

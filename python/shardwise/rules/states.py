@@ -58,7 +58,7 @@ _BESIDE = re.compile(
 _MODEL = ("model", "params", "module", "target")
 #: For so many optimizers it is searched under which prefix the weights lie, for the others those are tried.
 _SEARCHED = 8
-_SAMPLES = 4
+_SAMPLES = 8
 _MOST_PREFIXES = 16
 _MOST_HEADS = 8
 _TRIED = 128
@@ -87,7 +87,7 @@ class TrainingNames:
 
     Attributes:
         weights: The name of each weight, by its parameter: the name without the prefix that weights have and states
-            leave out; the whole name where the optimizers of a checkpoint leave out different ones.
+            leave out; the whole name where optimizers leave out different ones, or two weights would have one name.
         states: The name of each state, taken apart.
         others: The tensors of the training state that belong to no parameter: counts, learning rates, random states.
     """
@@ -164,22 +164,29 @@ def _training_names(names: Iterable[str], values: Iterable[str]) -> TrainingName
     others: list[str] = []
     prefixes: dict[str, None] = {"": None}
     used: set[str] = set()
+    trained: set[str] = set()
     parents: set[str] = set()
-    for number, root in enumerate(roots):
-        if number < _SEARCHED and len(prefixes) < _MOST_PREFIXES:
-            prefixes.update(dict.fromkeys(_found_prefixes(root, weights)))
-        prefix = _best(root, prefixes, weights)
-        for name, state in _states_of(root, prefix, weights):
+    # Weights of what may not be an optimizer are under nothing that may be one.
+    plain = weights if all(root.is_sure for root in roots) else {name: None for name in weights if not _matched(name)}
+    for root in roots[:_SEARCHED]:
+        if len(prefixes) < _MOST_PREFIXES:
+            prefixes.update(dict.fromkeys(_found_prefixes(root, weights if root.is_sure else plain)))
+    for root in roots:
+        own = weights if root.is_sure else plain
+        prefix = _best(root, prefixes, own)
+        for name, state in _states_of(root, prefix, own):
+            if not root.is_sure and name in trained:
+                continue
             if state is None:
                 others.append(name)
                 continue
             states[name] = state
             if state.weight is not None and prefix is not None:
                 used.add(prefix)
+                trained.add(state.weight)
             parents.add(root.parent)
     parents.update(root.parent for root in roots if root.is_sure)
-    kept = {state.weight for state in states.values()}
-    others += [name for name in weights if name not in kept and name not in states and _is_beside(name, parents)]
+    others += [name for name in weights if name not in trained and name not in states and _is_beside(name, parents)]
     for name in (*states, *others):
         weights.pop(name, None)
     under = {_whole(root.text) for root in roots if root.is_sure}
@@ -204,7 +211,7 @@ def _roots(names: Iterable[str], values: Iterable[str]) -> tuple[list[_Root], di
         root.is_sure |= _whole(root.text) in whole
         if not root.is_sure:
             weights.update(dict.fromkeys(root.text + rest for rest in root.rests))
-    return sorted(roots.values(), key=lambda root: (not root.is_sure, -len(root.rests))), weights
+    return sorted(roots.values(), key=lambda root: (not root.is_sure, -len(root.rests), root.text)), weights
 
 
 def _whole(text: str) -> str:
@@ -299,7 +306,7 @@ def _states_of(root: _Root, prefix: str | None, weights: Mapping[str, None]) -> 
 
 def _by_weight(root: _Root, rest: str, prefix: str, weights: Mapping[str, None]) -> StateName | None:
     """Find the weight of which a name under an optimizer is a state: the longest that there is."""
-    if not root.has_states:
+    if not root.has_states or rest.endswith("."):
         return None
     if root.is_optax or (rest.partition(".")[0] in _FIRST and rest.rpartition(".")[2] not in _KINDS):
         return _ends_in_weight(root, rest, prefix, weights) or _begins_with_weight(root, rest, prefix, weights)
@@ -325,7 +332,12 @@ def _ends_in_weight(root: _Root, rest: str, prefix: str, weights: Mapping[str, N
         parameter = rest[at + 1 :]
         if prefix + parameter in weights:
             before = rest[:at].split(".")
-            if before[-1].isdecimal() or not _NO_FIELDS.isdisjoint(before[-1:]) or "hyperparams" in before:
+            if (
+                not before[-1]
+                or before[-1].isdecimal()
+                or not _NO_FIELDS.isdisjoint(before[-1:])
+                or "hyperparams" in before
+            ):
                 return None
             kind = MASTER if rest[:at] == "param" else _called(before[-1])
             begin = root.text + rest[: at + 1]
@@ -340,7 +352,7 @@ def _by_kind(root: _Root, rest: str) -> StateName | None:
     """Take a name under an optimizer apart by the kinds that are known, where its weight is not."""
     first, dot, end = rest.partition(".")
     start, last_dot, last = rest.rpartition(".")
-    if not dot or not root.has_states:
+    if not dot or not end or not root.has_states or rest.endswith("."):
         return None
     if not root.is_optax and last in _KINDS and start:
         return StateName(start, _called(last), root.text, last_dot + last)
@@ -363,16 +375,13 @@ def _called(kind: str) -> str:
     return MASTER if kind in _MASTERS else kind
 
 
-def _by_parameter(weights: Iterable[str], prefixes: set[str]) -> dict[str, str]:
+def _by_parameter(weights: Collection[str], prefixes: set[str]) -> dict[str, str]:
     """The names of weights, by the names that their parameters have in the names of states."""
     if len(prefixes) != 1:
         return {name: name for name in weights}
     (prefix,) = prefixes
-    found = {name: name for name in weights if not name.startswith(prefix)}
-    for name in weights:
-        if name.startswith(prefix):
-            found[name[len(prefix) :]] = name
-    return found
+    found = {name.removeprefix(prefix): name for name in weights}
+    return found if len(found) == len(weights) else {name: name for name in weights}
 
 
 def _is_beside(name: str, parents: Collection[str]) -> bool:
