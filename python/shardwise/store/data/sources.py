@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import hashlib
 import json
@@ -24,9 +25,11 @@ from .object_files import ObjectFile
 from .objects import ObjectPath, ObjectStatus
 
 __all__ = [
+    "KeptArray",
     "Locations",
     "Source",
     "SourceArray",
+    "SourceBytes",
     "SourceFile",
     "SourceObject",
     "check_name",
@@ -297,6 +300,34 @@ class SourceArray:
         job.discard()
 
 
+class KeptArray(np.ndarray):
+    """Bytes in memory that a plan states itself, so that every run has them: the pickle of a file, or a value."""
+
+    @classmethod
+    def of(cls, data: bytes) -> KeptArray:
+        """Give these bytes as an array."""
+        return np.frombuffer(data, np.uint8).view(cls)
+
+
+@dataclass(frozen=True, eq=False)
+class SourceBytes(SourceArray):
+    """Bytes in memory that the plan states."""
+
+    #: Every run has it by its plan, and every process.
+    is_kept: ClassVar[bool] = True
+    is_visible: ClassVar[bool] = True
+
+    def stated(self) -> str:
+        """Return the JSON that a plan file says of it."""
+        return json.dumps({"bytes": base64.b64encode(self.array.tobytes()).decode()})
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SourceBytes) and self.array.tobytes() == other.array.tobytes()
+
+    def __hash__(self) -> int:
+        return hash(self.array.tobytes())
+
+
 @functools.lru_cache(maxsize=4096)
 def _opened(source: SourceObject) -> ObjectFile:
     return ObjectFile(source.path, ObjectStatus(source.size, source.etag))
@@ -322,6 +353,8 @@ def head_digest(path: str | Path, size: int, begin: int, end: int) -> str:
 
 def source_for(holder: Any, begin: int, end: int) -> Source:
     """Note what pieces lie in: an open file or object, whose tensors are from one byte to another; or an array."""
+    if isinstance(holder, KeptArray):
+        return SourceBytes(np.asarray(holder))
     if isinstance(holder, np.ndarray):
         return SourceArray(holder)
     if holder.is_fetched:
@@ -358,12 +391,14 @@ class Locations:
         return path
 
 
-def source_of(said: Any, places: Locations) -> SourceFile | SourceObject:
+def source_of(said: Any, places: Locations) -> SourceFile | SourceObject | SourceBytes:
     """Give the source that a plan file says.
 
     Raises:
         ValueError: if it says none.
     """
+    if isinstance(said, dict):
+        return SourceBytes(np.frombuffer(base64.b64decode(said["bytes"], validate=True), np.uint8))
     path, size, *rest = said
     sizes = [size, *rest[:-1]]
     if not all(isinstance(text, str) for text in (path, rest[-1])) or not all(type(each) is int for each in sizes):

@@ -33,7 +33,7 @@ _PLAIN = re.compile(r"[\w./:-]+", re.ASCII)
 
 def without_a_place(names: Sequence[str], form: str, others: Collection[str]) -> LeftOut:
     """Say that values that are not tensors are not written, and how a call says that this is wanted."""
-    why = "in a form that cannot be copied" if form == "dcp" else f"without a place in {form!r}"
+    why = "in a form that cannot be copied" if form in ("dcp", "torch") else f"without a place in {form!r}"
     count = "1 value is" if len(names) == 1 else f"{len(names)} values are"
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     text = f"{count} not written, {why}: {', '.join(map(shown, names[:_SHOWN]))}{more}; {_wanted(names, others)}"

@@ -23,6 +23,7 @@ from ...quantized.forms import Components
 from ...rules.left_out import named
 from ...shared_tiling import SharedTiling
 from ..data.boxes import contiguous_strides
+from ..data.sources import KeptArray
 from ..tensors.checkpoint import StoredObject
 from ..tensors.stored import ListedPieces, StoredTensor
 from .names import check_name
@@ -101,13 +102,6 @@ def wanted_object(name: str, value: StoredObject) -> Wanted:
     return Wanted(name, DTYPES["uint8"], (size,), Pieces.of([piece] if size else [], 1), is_object=True)
 
 
-def wanted_bytes(name: str, data: bytes) -> Wanted:
-    """A value of a PyTorch distributed checkpoint, given as the container that holds it."""
-    array = np.frombuffer(data, np.uint8)
-    pieces = Pieces.of([Piece(((0, array.size),), array, 0, (1,))], 1)
-    return Wanted(name, DTYPES["uint8"], array.shape, pieces, is_object=True)
-
-
 def wanted_arrays(tensors: Mapping[str, Any], layouts: Placing, uneven: UnevenRule, *, check: bool) -> list[Wanted]:
     """Arrays in memory, whole or sharded, with any strides, to be written under their names.
 
@@ -161,6 +155,12 @@ def _joined(name: str, value: Mapping[Any, Any]) -> str:
         key, inner = next(iter(inner.items()))
         keys.append(str(key))
     return shown(".".join(keys))
+
+
+def wanted_bytes(name: str, data: bytes) -> Wanted:
+    """A value whose bytes in the new file are known: the plan has them."""
+    piece = Piece(((0, len(data)),), KeptArray.of(data), 0, (1,))
+    return Wanted(name, DTYPES["uint8"], (len(data),), Pieces.of([piece] if data else [], 1), is_object=True)
 
 
 def wanted_array(name: str, value: Any, partition: Partition | SharedTiling | None, *, check: bool = False) -> Wanted:

@@ -36,6 +36,8 @@ _OTHERS = {
     r"random_states_(?P<rank>\d{1,6})\.pkl": "rng",
     r"scaler\.(?:pt|bin)": "grad_scaler",
 }
+#: The first bytes of a zip container.
+_MAGIC = b"PK\3\4"
 #: The Trainer's own account of a run.
 _STATE = "trainer_state.json"
 
@@ -74,6 +76,7 @@ def with_training_files(
     try:
         names = sorted(name for name, is_folder in entries_of(folder) if not is_folder)
         optimizers = [match for name in names if (match := re.fullmatch(OPTIMIZER_FILE, name))]
+        optimizers = [match for match in optimizers if _is_container(folder / match[0])]
         for match in optimizers:
             within: KeyPath = ("optimizer", int(match["number"] or 0)) if len(optimizers) > 1 else ("optimizer",)
             _read(folder / match[0], within, held, files)
@@ -97,6 +100,15 @@ def with_training_files(
         return checkpoint
     more = StoredCheckpoint(folder, checkpoint.format, held.tensors, files, held.besides(files))
     return _joined(checkpoint.path, checkpoint.format, [checkpoint, more])
+
+
+def _is_container(path: Location) -> bool:
+    """Return whether a file is one of `torch.save`, as it is since PyTorch 1.6; others are among those not read."""
+    file = open_file(path)
+    try:
+        return file.read(0, min(file.size, len(_MAGIC))) == _MAGIC
+    finally:
+        file.close()
 
 
 def _read(path: Location, within: KeyPath, held: StateDicts, files: list[Holder]) -> None:

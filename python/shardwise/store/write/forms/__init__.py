@@ -6,7 +6,8 @@
 | `files`, `slots` | files of tensors, and where each tensor lies in them; the boxes in a file |
 | `safetensors` | safetensors files, one or several |
 | `dcp`, `megatron` | PyTorch's distributed checkpoints; what Megatron-Core looks for beside one |
-| `pickles` | pickles written |
+| `pickles`, `archives` | pickles and zip containers written |
+| `torch_file`, `nested` | a file of `torch.save`; the nested dict in it, with models and optimizers |
 | `rank_files`, `one_rank` | a file for each rank; the part of one rank |
 | `doubts`, `engines` | what looks wrong, or does not arrive; what the loaders of engines would not take |
 """

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,15 +25,14 @@ import numpy.typing as npt
 from ...._dtypes import Dtype
 from ...._fork import cached_property
 from ....errors import LayoutError
-from ...formats.torch.archive import END, END64, ENTRY, LOCAL, LOCATOR
 from ...formats.torch.pickles import STORAGE_CLASSES
 from ...tensors.checkpoint import KeyPath
+from .archives import ALIGNMENT, CRC_IN_ENTRY, CRC_IN_LOCAL, ROOT, Member, directory_entry, end_of, local
 from .files import NO_DIGESTS, CutTensor, Extent, FileDigests, Headers, TargetFile, slots_of
 from .pickles import Call, Global, Items, New, Persistent, pickled
 from .slots import Slot, Slots, joined
 
 __all__ = [
-    "ALIGNMENT",
     "INDEX",
     "DcpFile",
     "Envelope",
@@ -42,28 +40,9 @@ __all__ = [
     "dcp_index",
     "envelope_of",
     "is_writable",
+    "rebuilt",
     "value_bytes",
 ]
-
-#: The elements begin at a multiple of this many bytes of the container.
-ALIGNMENT = 64
-
-_ROOT = "archive"
-#: The byte of either header at which the CRC-32 is.
-_CRC_IN_LOCAL, _CRC_IN_ENTRY = 14, 16
-_MOST32 = 0xFFFFFFFF
-_PADDING = 0x4246  # "FB", a field that all readers ignore.
-_UTF8 = 1 << 11
-_VERSION, _VERSION64 = 20, 45
-#: 1 January 1980, the first day that a zip knows: the bytes do not depend on the time of writing.
-_DATE = 1 << 5 | 1
-
-
-class _ArchiveMember(NamedTuple):
-    name: bytes
-    at: int
-    size: int
-    crc: int
 
 
 class Envelope(NamedTuple):
@@ -101,54 +80,23 @@ def _with(data: bytes, at: int, said: bytes) -> bytes:
 def _blank(pickle: bytes, size: int) -> _Blank:
     # The layers of a model have the same boxes: most containers are made before.
     head, members = bytearray(), []
-    for name, data in ((f"{_ROOT}/data.pkl", pickle), (f"{_ROOT}/byteorder", b"little")):
-        members.append(_ArchiveMember(name.encode(), len(head), len(data), zlib.crc32(data)))
-        head += _local(members[-1]) + data
-    elements = _ArchiveMember(f"{_ROOT}/data/0".encode(), len(head), size, 0)
-    head += _local(elements, -(len(head) + len(_local(elements))) % ALIGNMENT)
+    for name, data in ((f"{ROOT}/data.pkl", pickle), (f"{ROOT}/byteorder", b"little")):
+        members.append(Member(name.encode(), len(head), len(data), zlib.crc32(data)))
+        head += local(members[-1]) + data
+    elements = Member(f"{ROOT}/data/0".encode(), len(head), size, 0)
+    head += local(elements, -(len(head) + len(local(elements))) % ALIGNMENT)
     members.append(elements)
     start, data = len(head) + size, b"3\n"
-    version = _ArchiveMember(f"{_ROOT}/version".encode(), start, len(data), zlib.crc32(data))
-    tail = bytearray(_local(version) + data)
+    version = Member(f"{ROOT}/version".encode(), start, len(data), zlib.crc32(data))
+    tail = bytearray(local(version) + data)
     members.append(version)
     directory, in_tail = start + len(tail), 0
     for member in members:
         if member is elements:
-            in_tail = len(tail) + _CRC_IN_ENTRY
-        tail += _directory_entry(member)
-    tail += _end(len(members), directory, start + len(tail))
-    return _Blank(bytes(head), bytes(tail), elements.at + _CRC_IN_LOCAL, in_tail)
-
-
-def _local(member: _ArchiveMember, padding: int | None = None) -> bytes:
-    """The header before a member; with padding, an extra field of that many bytes, or of the alignment more."""
-    extra = b""
-    size, needs = member.size, _VERSION
-    if size >= _MOST32:
-        extra, size, needs = struct.pack("<2H2Q", 1, 16, size, size), _MOST32, _VERSION64
-    if padding is not None:
-        padding = (padding - 4) % ALIGNMENT
-        extra += struct.pack("<2H", _PADDING, padding) + bytes(padding)
-    head = (b"PK\3\4", needs, _UTF8, 0, 0, _DATE, member.crc, size, size, len(member.name), len(extra))
-    return LOCAL.pack(*head) + member.name + extra
-
-
-def _directory_entry(member: _ArchiveMember) -> bytes:
-    large = [value for value in (member.size, member.size, member.at) if value >= _MOST32]
-    extra = struct.pack(f"<2H{len(large)}Q", 1, 8 * len(large), *large) if large else b""
-    needs = _VERSION64 if large else _VERSION
-    size, at = min(member.size, _MOST32), min(member.at, _MOST32)
-    head = (b"PK\1\2", needs, needs, _UTF8, 0, 0, _DATE, member.crc, size, size, len(member.name), len(extra))
-    return ENTRY.pack(*head, 0, 0, 0, 0, at) + member.name + extra
-
-
-def _end(count: int, directory: int, end: int) -> bytes:
-    size, wide = end - directory, b""
-    if directory >= _MOST32:
-        wide = END64.pack(
-            b"PK\6\6", END64.size - 12, _VERSION64, _VERSION64, 0, 0, count, count, size, directory
-        ) + LOCATOR.pack(b"PK\6\7", 0, end, 1)
-    return wide + END.pack(b"PK\5\6", 0, 0, count, count, size, min(directory, _MOST32), 0)
+            in_tail = len(tail) + CRC_IN_ENTRY
+        tail += directory_entry(member)
+    tail += end_of(len(members), directory, start + len(tail))
+    return _Blank(bytes(head), bytes(tail), elements.at + CRC_IN_LOCAL, in_tail)
 
 
 #: The name of the index.
@@ -285,6 +233,11 @@ def dcp_files(wanted: Sequence[CutTensor]) -> list[DcpFile]:
 @lru_cache(maxsize=1024)
 def tensor_pickle(dtype: Dtype, shape: tuple[int, ...]) -> bytes:
     """The pickle in a container: how the tensor is rebuilt from its storage."""
+    return pickled(rebuilt(dtype, shape, "0"))
+
+
+def rebuilt(dtype: Dtype, shape: tuple[int, ...], key: str) -> Call:
+    """Return the call that rebuilds a tensor from the storage of this key."""
     strides, step = [1] * len(shape), 1
     for dim in reversed(range(len(shape))):
         strides[dim] = step
@@ -293,12 +246,12 @@ def tensor_pickle(dtype: Dtype, shape: tuple[int, ...]) -> bytes:
     count = math.prod(shape)
     hooks = Call(Global("collections", "OrderedDict"), ())
     if kind is not None:
-        storage = Persistent(("storage", Global("torch", kind), "0", "cpu", count))
+        storage = Persistent(("storage", Global("torch", kind), key, "cpu", count))
         args: tuple[Any, ...] = (storage, 0, shape, tuple(strides), False, hooks)
-        return pickled(Call(Global("torch._utils", "_rebuild_tensor_v2"), args))
-    storage = Persistent(("storage", Global("torch.storage", "UntypedStorage"), "0", "cpu", count * dtype.bits // 8))
+        return Call(Global("torch._utils", "_rebuild_tensor_v2"), args)
+    storage = Persistent(("storage", Global("torch.storage", "UntypedStorage"), key, "cpu", count * dtype.bits // 8))
     args = (storage, 0, shape, tuple(strides), False, hooks, Global("torch", dtype.name))
-    return pickled(Call(Global("torch._utils", "_rebuild_tensor_v3"), args))
+    return Call(Global("torch._utils", "_rebuild_tensor_v3"), args)
 
 
 def dcp_index(

@@ -23,6 +23,7 @@ from .files import CutTensor, Extent, NamedTensor, TargetFile, WrittenFile
 from .rank_files import RankFile
 from .safetensors import HeaderText, SafetensorsFile, index_of
 from .slots import Slots
+from .torch_file import TorchFile
 
 __all__ = [
     "HF_INDEX",
@@ -39,8 +40,9 @@ __all__ = [
 
 #: The forms of a new checkpoint: a safetensors file; a folder in Hugging Face's format; a folder with a safetensors
 #: file for each owner of shards; one with a file for each rank, of all that it holds; the same as vLLM and SGLang name
-#: them; PyTorch's distributed checkpoint; the same with what Megatron-Core looks for.
-Target = Literal["safetensors", "hf", "sharded", "ranks", "vllm", "dcp", "megatron"]
+#: them; PyTorch's distributed checkpoint; the same with what Megatron-Core looks for; a file of
+#: `torch.save`.
+Target = Literal["safetensors", "hf", "sharded", "ranks", "vllm", "dcp", "megatron", "torch"]
 
 HF_INDEX = "model.safetensors.index.json"
 
@@ -57,6 +59,7 @@ class WrittenForm(NamedTuple):
         has_arrays: Whether the boxes in its files are parts of arrays, and are as often as there are devices that hold
             them.
         has_crcs: Whether it has a CRC-32 of each box.
+        has_values: Whether values that are not tensors are in its files.
         takes_files: Whether the other files of a Hugging Face folder go along.
         last: Name of the file that makes a folder a checkpoint (manifest or index); it is written last.
     """
@@ -65,6 +68,7 @@ class WrittenForm(NamedTuple):
     is_cut: bool = False
     has_arrays: bool = False
     has_crcs: bool = False
+    has_values: bool = False
     takes_files: bool = False
     last: str = MANIFEST
 
@@ -77,7 +81,8 @@ WRITTEN = {
     "sharded": WrittenForm(re.compile(r"shard-\d{5,}-model-\d{5,}-of-\d{5,}\.safetensors"), is_cut=True),
     "ranks": WrittenForm(re.compile(RANK_FILE), is_cut=True, has_arrays=True, takes_files=True),
     "vllm": WrittenForm(re.compile(ENGINE_FILE), is_cut=True, has_arrays=True, takes_files=True),
-    "dcp": WrittenForm(re.compile(r"__\d+_0\.distcp"), is_cut=True, has_crcs=True, last=INDEX),
+    "dcp": WrittenForm(re.compile(r"__\d+_0\.distcp"), is_cut=True, has_crcs=True, has_values=True, last=INDEX),
+    "torch": WrittenForm(has_crcs=True, has_values=True),
 }
 # Once its tensors are named, it is planned as a folder of PyTorch's with two more files.
 WRITTEN["megatron"] = WRITTEN["dcp"]
@@ -94,6 +99,8 @@ def target_file(
     """Make one of the files of a checkpoint of this form, whose slots begin where the form has them."""
     if form == "dcp":
         return DcpFile(name, slots, wanted, known)
+    if form == "torch":
+        return TorchFile(name, slots, wanted, known)
     return (RankFile if WRITTEN[form].has_arrays else SafetensorsFile)(name, slots, wanted, text, known)
 
 

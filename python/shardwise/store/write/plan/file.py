@@ -183,7 +183,7 @@ def check_plan(plan: CheckpointTasks) -> None:
     is_known = (dtypes >= 0) & (dtypes < len(plan.dtypes)) & (cuts >= -1) & (cuts < len(plan.head["cuts"]))
     if not (is_known & ((rows["is_object"] | 1) == 1)).all():
         raise ValueError("it has a tensor of a dtype or a cut that it does not list")
-    if plan.form != "dcp" and rows["is_object"].any():
+    if not WRITTEN[plan.form].has_values and rows["is_object"].any():
         raise ValueError(f"it has values that are not tensors, which the form {plan.form} does not hold")
     for _ in plan.sources:
         pass
@@ -304,7 +304,7 @@ def _check_files(plan: CheckpointTasks, tensors: npt.NDArray[np.void]) -> None:
         if lengths is not None:  # Without making them: they may have millions of entries.
             header = lengths.header(file.name, file.slots, plan.head["metadata"])
         else:
-            header = 0 if plan.form == "dcp" else len(file.before(0)[1])
+            header = 0 if WRITTEN[plan.form].has_crcs else len(file.before(0)[1])
         if row["start"] != header:
             raise ValueError(f"the file {shown(file.name)} does not have the header that it lists")
         kept = np.flatnonzero(sizes)

@@ -6,5 +6,6 @@
 | `planner` | from tensors that are wanted to a plan |
 | `save` | arrays saved |
 | `reshape`, `preparation` | checkpoints cut anew, or planned; the way to their plans |
+| `values` | values that are not tensors, as a form has them |
 | `scratch` | tensors that are put together in a file first |
 """

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, get_args
 
@@ -27,15 +27,18 @@ from ...data.files import Holder
 from ...data.location import absolute
 from ...data.parts import RANKS
 from ...data.sources import source_for
+from ...rewritten.wanted import wanted_bytes
 from ...tensors.checkpoint import KeyPath
 from ..forms.dcp import dcp_files, is_writable
 from ..forms.engines import check_blocks, check_names, check_stages, with_head
 from ..forms.files import TargetFile
 from ..forms.forms import WRITTEN, Target
 from ..forms.megatron import METADATA
+from ..forms.nested import Nested, nested_of, nested_pickle
 from ..forms.one_rank import one_rank, ranks_of
 from ..forms.rank_files import rank_files
 from ..forms.safetensors import hugging_face_files, sharded_files, single_file
+from ..forms.torch_file import torch_file
 from ..places import part_limits, takes_whole_files
 from ..places.fetch import memory_for
 from ..places.part_sizes import Limits
@@ -76,6 +79,8 @@ _ONLY_READ = {
     "orbax": "write safetensors or hf, load that into JAX, and save it with Orbax",
     "keras": "write safetensors or hf, set a model's weights from it, and save them with Keras",
 }
+#: PyTorch's own forms, which hold the dtypes that PyTorch has.
+_OF_TORCH = {"dcp": "distributed checkpoint", "torch": "file"}
 #: No texts beside the tensors.
 NONE: Mapping[str, Any] = MappingProxyType({})
 
@@ -85,6 +90,7 @@ def plan_form(
     wanted: list[Wanted],
     paths: Mapping[str, KeyPath] = NONE,
     beside: Mapping[str, bytes] = NONE,
+    nested: Nested | None = None,
 ) -> CheckpointPlan:
     """Plan a checkpoint of these tensors, in the format that is asked for or that the path and the cuts suggest.
 
@@ -93,6 +99,7 @@ def plan_form(
         wanted: The tensors; those of one identity are written once, under the other names as well.
         paths: For `"dcp"`, where tensors lie in a nested state dict.
         beside: Further files of a folder; they replace none of its own.
+        nested: For `"torch"`, the nested dict of these tensors, if it has more in it than their names say.
 
     Raises:
         LayoutError: if the form is not one that is written, or does not go with the metadata; two tensors have one
@@ -106,15 +113,18 @@ def plan_form(
             raise LayoutError("arrays are not written as 'megatron'; save them as 'dcp', and reshard that")
         to = "dcp"
     for tensor in wanted:
-        if to == "dcp" and not is_writable(tensor.dtype.name):
+        if to in _OF_TORCH and not is_writable(tensor.dtype.name):
             raise TypeError(f"tensor {shown(tensor.name)} is {tensor.dtype.stated}, which PyTorch does not have")
-        if to != "dcp" and tensor.dtype.code is None:
+        if to not in _OF_TORCH and tensor.dtype.code is None:
             raise TypeError(f"tensor {shown(tensor.name)} is {tensor.dtype.name}, which a safetensors file cannot hold")
-    if to == "dcp" and request.metadata:
-        raise LayoutError("metadata is given, but PyTorch's distributed checkpoint has no place for it")
+    if to in _OF_TORCH and request.metadata:
+        raise LayoutError(f"metadata is given, but PyTorch's {_OF_TORCH[to]} has no place for it")
     if to == "vllm":
         check_names(wanted, layouts)
         wanted = with_head(wanted, layouts)
+    if to == "torch":
+        nested = nested_of([tensor.name for tensor in wanted], paths, NONE) if nested is None else nested
+        wanted = [replace(tensor, identity=None) if tensor.name in nested.states else tensor for tensor in wanted]
     kept, aliases = _without_ties(wanted, to)
     said = dict(request.metadata or {})
     if aliases:
@@ -127,6 +137,10 @@ def plan_form(
         files = single_file(path.name, kept, said)
     elif to == "hf":
         files = hugging_face_files(kept, request.max_file_bytes, said)
+    elif to == "torch":
+        assert nested is not None
+        kept.append(_pickle_of(nested, kept, aliases))
+        files, aliases, paths = [torch_file(path.name, kept)], {}, NONE
     elif WRITTEN[to].has_arrays:
         ranks = ranks_of(layouts, kept)
         if to == "vllm":
@@ -146,6 +160,16 @@ def plan_form(
     return make_plan(request, CheckpointContents(kept, files, form, said, aliases, paths, cuts, beside))
 
 
+def _pickle_of(nested: Nested, kept: Sequence[Wanted], aliases: Mapping[str, str]) -> Wanted:
+    """The pickle of a file of `torch.save`, under a name that no tensor has."""
+    tensors = {tensor.name: (tensor.dtype, tensor.shape, f"{number}") for number, tensor in enumerate(kept)}
+    tensors |= {alias: tensors[name] for alias, name in aliases.items()}
+    name = "data.pkl"
+    while name in tensors:
+        name += "_"
+    return wanted_bytes(name, nested_pickle(nested.tree, tensors))
+
+
 def chosen_form(request: Request, wanted: Iterable[Wanted]) -> Target:
     """Give the format that is asked for, or the one that the path and the cuts suggest.
 
@@ -156,6 +180,8 @@ def chosen_form(request: Request, wanted: Iterable[Wanted]) -> Target:
     if to is None:
         if request.target.name.endswith(".safetensors"):
             return "safetensors"
+        if request.target.name.endswith((".pt", ".pth", ".bin")):
+            return "torch"
         return "sharded" if any(tensor.partition is not None for tensor in wanted) else "hf"
     if instance("to", to, str) not in get_args(Target):
         why = f"; {only_read(to)}" if only_read(to) else ""

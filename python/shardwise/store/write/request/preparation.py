@@ -32,18 +32,19 @@ from ...rewritten.names import (
     names_of,
     renamed_tensors,
 )
-from ...rewritten.wanted import partition_for, refuse_unmatched, wanted_bytes, wanted_object, wanted_stored
+from ...rewritten.wanted import partition_for, refuse_unmatched, wanted_stored
 from ...tensors.checkpoint import StoredCheckpoint
 from ...tensors.companion_files import beside, companions_of
 from ...tensors.model_config import config_of
-from ..forms.dcp import value_bytes
 from ..forms.doubts import DoubtsError, doubts_about, ruled_tensors
 from ..forms.forms import WRITTEN
 from ..forms.megatron import is_said, megatron_form
+from ..forms.nested import nested_of
 from ..run.checkpoint_plan import CheckpointPlan
 from .planner import chosen_form, plan_form
 from .request import Request
 from .scratch import ScratchFile
+from .values import written_values
 
 __all__ = ["Preparation"]
 
@@ -95,8 +96,16 @@ class Preparation:
         form = "dcp" if megatron is not None else chosen_form(request, wanted)
         told = () if megatron is None else megatron.values
         kept_here = {old: new for old, new in values.items() if new not in told}
-        placed = {old: new for old, new in kept_here.items() if form == "dcp" and checkpoint.objects[old].extent}
+        placed = {
+            old: new
+            for old, new in kept_here.items()
+            if WRITTEN[form].has_values and (megatron is None or checkpoint.objects[old].extent)
+        }
         grouped = grouped_values(checkpoint, placed, tensors)
+        held = written_values(checkpoint, grouped, form, [tensor.name for tensor in wanted])
+        tensors_alone = [tensor.name for tensor in wanted]
+        paths = key_paths(checkpoint, {**names, **held.names}, tensors_alone) if megatron is None else {}
+        nested = nested_of(tensors_alone, paths, held.said) if form == "torch" else None
         if scratch.is_dry:
             self.doubts += checkpoint.doubts
             self.doubts += idle_renames(checkpoint, naming.rename)
@@ -107,7 +116,8 @@ class Preparation:
             self.doubts += [note for note in (naming.rewrites or Rewrites())._notes if note not in said]
             losses = dropped_by_rules(dropped, dropped_values, names_of(checkpoint))
             losses += grouped.lost
-            if homeless := [old for old in kept_here if old not in placed]:
+            self.doubts += () if nested is None else nested.doubts
+            if homeless := [*(old for old in kept_here if old not in placed), *held.homeless]:
                 losses.append(without_a_place(homeless, form, names_of(checkpoint)))
             losses += states_alone(kept, checkpoint)
             if request.layouts.meshes:
@@ -119,17 +129,10 @@ class Preparation:
             self._take_along(form, weights)
             if request.strict and self.doubts:
                 raise DoubtsError(self.doubts)
-        for name, old in grouped.copied.items():
-            names[old] = name
-            wanted.append(wanted_object(name, checkpoint.objects[old]))
-        for name, (old, value) in grouped.made.items():
-            names[old] = name
-            wanted.append(wanted_bytes(name, value_bytes(value)))
+        wanted += held.wanted if nested is None else []
         scratch.finish()
-        tensors_alone = [tensor.name for tensor in wanted if not tensor.is_object]
-        paths = key_paths(checkpoint, names, tensors_alone) if megatron is None else {}
         with uncollected():
-            return plan_form(request, wanted, paths, self._along)
+            return plan_form(request, wanted, paths, self._along, nested)
 
     def _said(self, values: Grouped) -> dict[str, Any]:
         """The values that Megatron has beside tensors, by their new names."""

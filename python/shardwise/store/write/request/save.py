@@ -53,6 +53,7 @@ def save_checkpoint(
         to: `"safetensors"`, a file; `"hf"`, a folder in Hugging Face's format; `"sharded"`, a folder in which
             every shard is once, in a file of a device that owns it, which PyTorch's `HuggingFaceStorageReader` also
             loads; `"dcp"`, the same in the format of `torch.distributed.checkpoint`, which loads it onto any mesh;
+            `"torch"`, a file of `torch.save`;
             `"ranks"`, a folder with a file for each device, with all that the device holds, and `ranks.json`, which
             says which file; `"vllm"`, the same as the sharded loaders of vLLM and SGLang read it. By default a file if
             the path ends in `.safetensors`, else sharded if anything is cut, else `"hf"`.

@@ -1,0 +1,78 @@
+"""Zip containers as PyTorch writes them, from their parts: headers, the directory, and where elements begin.
+
+Members are not compressed, and elements begin at a multiple of 64 bytes. Unlike PyTorch's, the headers before members
+have their sizes and CRC-32, as in any zip. What does not fit into 32 bits is in zip64 fields.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from ...formats.torch.archive import END, END64, ENTRY, LOCAL, LOCATOR
+
+__all__ = [
+    "ALIGNMENT",
+    "CRC_IN_ENTRY",
+    "CRC_IN_LOCAL",
+    "ROOT",
+    "Member",
+    "directory_entry",
+    "end_of",
+    "local",
+]
+
+#: The elements begin at a multiple of this many bytes of the container.
+ALIGNMENT = 64
+#: The folder of all members.
+ROOT = "archive"
+#: The byte of either header at which the CRC-32 is.
+CRC_IN_LOCAL, CRC_IN_ENTRY = 14, 16
+_MOST16, _MOST32 = 0xFFFF, 0xFFFFFFFF
+_PADDING = 0x4246  # "FB", a field that all readers ignore.
+_UTF8 = 1 << 11
+_VERSION, _VERSION64 = 20, 45
+#: 1 January 1980, the first day that a zip knows: the bytes do not depend on the time of writing.
+_DATE = 1 << 5 | 1
+
+
+class Member(NamedTuple):
+    """A member: its name, the byte at which its header begins, its bytes and their CRC-32."""
+
+    name: bytes
+    at: int
+    size: int
+    crc: int
+
+
+def local(member: Member, padding: int | None = None) -> bytes:
+    """The header before a member; with padding, an extra field of that many bytes, or of the alignment more."""
+    extra = b""
+    size, needs = member.size, _VERSION
+    if size >= _MOST32:
+        extra, size, needs = struct.pack("<2H2Q", 1, 16, size, size), _MOST32, _VERSION64
+    if padding is not None:
+        padding = (padding - 4) % ALIGNMENT
+        extra += struct.pack("<2H", _PADDING, padding) + bytes(padding)
+    head = (b"PK\3\4", needs, _UTF8, 0, 0, _DATE, member.crc, size, size, len(member.name), len(extra))
+    return LOCAL.pack(*head) + member.name + extra
+
+
+def directory_entry(member: Member) -> bytes:
+    """Return the entry of a member in the directory."""
+    large = [value for value in (member.size, member.size, member.at) if value >= _MOST32]
+    extra = struct.pack(f"<2H{len(large)}Q", 1, 8 * len(large), *large) if large else b""
+    needs = _VERSION64 if large else _VERSION
+    size, at = min(member.size, _MOST32), min(member.at, _MOST32)
+    head = (b"PK\1\2", needs, needs, _UTF8, 0, 0, _DATE, member.crc, size, size, len(member.name), len(extra))
+    return ENTRY.pack(*head, 0, 0, 0, 0, at) + member.name + extra
+
+
+def end_of(count: int, directory: int, end: int) -> bytes:
+    """Return what follows a directory of so many members that begins at one byte and ends at another."""
+    size, wide, short = end - directory, b"", min(count, _MOST16)
+    if directory >= _MOST32 or count >= _MOST16:
+        wide = END64.pack(
+            b"PK\6\6", END64.size - 12, _VERSION64, _VERSION64, 0, 0, count, count, size, directory
+        ) + LOCATOR.pack(b"PK\6\7", 0, end, 1)
+    return wide + END.pack(b"PK\5\6", 0, 0, short, short, min(size, _MOST32), min(directory, _MOST32), 0)

@@ -1,0 +1,285 @@
+"""The nested dict that `torch.save` pickles: a model and its optimizers as PyTorch's own classes load them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from ...._dtypes import Dtype
+from ...._text import shown
+from ....errors import LayoutError
+from ....rules.left_out import named
+from ....rules.states import MASTER, TrainingNames, training_names
+from ...formats.torch.pickles import Record, sizes_of
+from ...formats.torch.tensors import children
+from ...tensors.checkpoint import KeyPath
+from .dcp import rebuilt
+from .pickles import Call, Global, pickled
+
+__all__ = ["Nested", "Reference", "nested_of", "nested_pickle", "plain_value"]
+
+#: The optimizer's part of a state's name.
+_STATE = re.compile(r"(?:(?P<key>.*?)\.)?(?:state|distributed)\.")
+#: The name of a value of a group.
+_GROUP = re.compile(r"(?:(?P<key>.*?)\.)?param_groups\.(?P<rest>.+)", re.DOTALL)
+_MOST_DEPTH = 64
+
+
+class Reference(NamedTuple):
+    """A tensor, by its name."""
+
+    name: str
+
+
+class Nested(NamedTuple):
+    """A nested dict of tensors and values.
+
+    Attributes:
+        tree: The dict, whose tensors are references.
+        states: The names of states of optimizers, which are never tied: each is stepped by itself.
+        doubts: Sentences on what looks wrong.
+    """
+
+    tree: Any
+    states: frozenset[str] = frozenset()
+    doubts: tuple[str, ...] = ()
+
+
+class _Group(NamedTuple):
+    """A group of an optimizer: what it says besides, and its parameters."""
+
+    said: dict[str, Any]
+    params: list[str]
+
+
+def nested_of(names: Collection[str], paths: Mapping[str, KeyPath], values: Mapping[str, Any]) -> Nested:
+    """Put tensors and values in their places.
+
+    Weights are under `model`, by the names of parameters; optimizers under `optimizer`, with numbers, as
+    `load_state_dict` of `torch.optim` takes them; other values where they were. Without an optimizer everything is
+    where it was: most often by name in one dict, as the state dict of a model.
+
+    Args:
+        names: The names of the tensors.
+        paths: The places of tensors and values in a nested state dict, as far as they are known.
+        values: The values that are not tensors.
+
+    Raises:
+        LayoutError: if two states of a parameter are of one kind, or a state's parameter is in no group.
+    """
+    known = training_names(names, values)
+    leaves: dict[str, Any] = {**{name: Reference(name) for name in names}, **values}
+    grouped = {name: match for name in leaves if (match := _GROUP.fullmatch(name)) and known.is_state(name)}
+    if not known.states and not grouped:
+        return Nested(_placed(leaves, paths, {}))
+    states: dict[str, dict[str, dict[str, Reference]]] = {}
+    for name, state in known.states.items():
+        of_key = states.setdefault(_key_of(state.before), {})
+        kinds = of_key.setdefault(state.parameter, {})
+        if state.kind in kinds:
+            raise LayoutError(
+                f"{shown(name)} and {shown(kinds[state.kind].name)} are both the state {shown(state.kind)} of "
+                f"{shown(state.parameter)}, of which a file of PyTorch's optimizers has one"
+            )
+        kinds[state.kind] = Reference(name)
+    said: dict[str, dict[str, Any]] = {}
+    for name, match in grouped.items():
+        said.setdefault(match["key"] or "", {})[match["rest"]] = leaves[name]
+    doubts: list[str] = []
+    made = [
+        _optimizer(key, states.get(key, {}), said.get(key, {}), known, doubts)
+        for key in sorted({*states, *said}, key=_natural)
+    ]
+    tree = {
+        "model": {parameter: Reference(name) for parameter, name in known.weights.items()},
+        "optimizer": made[0] if len(made) == 1 else made,
+    }
+    gone = {*known.states, *known.weights.values(), *grouped}
+    rest = {name: leaf for name, leaf in leaves.items() if name not in gone}
+    return Nested(_placed(rest, paths, tree), frozenset(known.states), tuple(doubts))
+
+
+def _key_of(before: str) -> str:
+    """The optimizer that a state is of, by the text before its parameter."""
+    match = _STATE.match(before)
+    return before.split(".")[0] if match is None else match["key"] or ""
+
+
+def _natural(key: str) -> list[tuple[bool, int, str]]:
+    return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in key.split(".")]
+
+
+def _optimizer(
+    key: str,
+    states: Mapping[str, Mapping[str, Reference]],
+    said: Mapping[str, Any],
+    known: TrainingNames,
+    doubts: list[str],
+) -> dict[str, Any]:
+    """The state dict of an optimizer, whose parameters are numbered through its groups."""
+    places = {parameter: number for number, parameter in enumerate(known.weights)}
+
+    def in_order(parameters: Iterable[str]) -> list[str]:
+        return sorted(parameters, key=lambda parameter: places.get(parameter, len(places)))
+
+    groups = _groups_by_number(said)
+    if not groups:
+        groups = [_Group(group.said, in_order(group.params)) for group in _groups_by_name(said)]
+        if len(groups) > 1:
+            doubts.append(
+                f"the source does not say in which order the {len(groups)} groups of {shown(key)} are, nor "
+                "their parameters: load it into one whose groups have the parameters of param_names, in this order"
+            )
+    if not groups:
+        groups = [_Group({}, in_order(states))]
+    if any("lr" not in group.said for group in groups):
+        doubts.append(
+            f"the source does not say the hyperparameters of the optimizer {shown(key)}: its param_groups have "
+            "parameters and no lr; put those of a new optimizer there before load_state_dict"
+        )
+    there = {*states, *known.weights}
+    groups = [_Group(group.said, [name for name in group.params if name in there]) for group in groups]
+    listed = [name for group in groups for name in group.params]
+    lost = sorted(states.keys() - set(listed))
+    if lost and len(groups) == 1 and not listed:
+        groups[0].params.extend(in_order(lost))
+        listed = list(groups[0].params)
+    elif lost:
+        raise LayoutError(
+            f"the optimizer {shown(key)} has states of {named(lost)}, which is in none of its groups; rename "
+            "changes the names in groups as well, rewrites do not"
+        )
+    if len(set(listed)) != len(listed):
+        raise LayoutError(f"the optimizer {shown(key)} has a parameter in two groups")
+    if any(MASTER in kinds for kinds in states.values()):
+        doubts.append(
+            f"the optimizer {shown(key)} has master copies, which PyTorch's optimizers do not use: they are under "
+            f"{MASTER!r} of each state, and loading converts states to the dtype of the parameter"
+        )
+    numbers = {name: number for number, name in enumerate(listed)}
+    are_named = not all(name.isdecimal() for name in listed)
+    groups_made = [
+        {
+            **group.said,
+            **({"param_names": list(group.params)} if are_named else {}),
+            "params": [numbers[name] for name in group.params],
+        }
+        for group in groups
+    ]
+    return {
+        "state": {number: dict(states[name]) for name, number in numbers.items() if name in states},
+        "param_groups": groups_made,
+    }
+
+
+def _groups_by_number(said: Mapping[str, Any]) -> list[_Group]:
+    """Groups whose values are under their number, and that list their parameters."""
+    found: dict[int, dict[str, Any]] = {}
+    for rest, value in said.items():
+        number, _, key = rest.partition(".")
+        if not number.isdecimal() or not key:
+            return []
+        found.setdefault(int(number), {})[key] = value
+    groups = []
+    for _, values in sorted(found.items()):
+        params = values.pop("params", None)
+        values.pop("param_names", None)
+        if not isinstance(params, (list, tuple)):
+            return []
+        groups.append(_Group(values, [f"{name}" for name in params]))
+    return groups
+
+
+def _groups_by_name(said: Mapping[str, Any]) -> list[_Group]:
+    """Groups whose values are under the name of each parameter: those with equal values are one."""
+    by_name: dict[str, dict[str, Any]] = {}
+    for rest, value in said.items():
+        name, _, key = rest.rpartition(".")
+        if not name:
+            return []
+        by_name.setdefault(name, {})[key] = value
+    groups: dict[str, _Group] = {}
+    for name, values in by_name.items():
+        groups.setdefault(repr(sorted(values.items())), _Group(values, [])).params.append(name)
+    return list(groups.values())
+
+
+def _placed(leaves: Mapping[str, Any], paths: Mapping[str, KeyPath], tree: dict[Any, Any]) -> Any:
+    """Put leaves into a tree by their paths; those whose place is taken, under their name."""
+    for name, leaf in leaves.items():
+        path = paths.get(name, (name,))
+        at: Any = tree
+        for key, following in pairwise(path):
+            at = at.setdefault(key, _Positions() if type(following) is int else {}) if isinstance(at, dict) else None
+        if not isinstance(at, dict) or path[-1] in at:
+            at, path = tree, (name,)
+            if name in tree:
+                raise LayoutError(f"two values would be called {shown(name)}")
+        at[path[-1]] = leaf
+    return _with_lists(tree)
+
+
+class _Positions(dict[Any, Any]):
+    """The items of a list by their positions."""
+
+
+def _with_lists(value: Any) -> Any:
+    """Make lists of items by position, as far as none is missing."""
+    if not isinstance(value, dict):
+        return value
+    made = {key: _with_lists(held) for key, held in value.items()}
+    is_list = isinstance(value, _Positions) and set(made) == set(range(len(made)))
+    return [made[number] for number in range(len(made))] if is_list else made
+
+
+def plain_value(value: Any, depth: int = 0) -> Any:
+    """Give a value as one that any reader of PyTorch's takes: numbers, texts, lists, tuples, dicts, sizes and dtypes.
+
+    Raises:
+        TypeError: if there is anything else in it.
+    """
+    if depth > _MOST_DEPTH:
+        raise TypeError("nested too deeply")
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        items = [plain_value(each, depth + 1) for each in value]
+        return items if isinstance(value, list) else tuple(items)
+    if isinstance(value, dict) or (isinstance(value, Record) and (value.name == "dict" or value.items)):
+        pairs = children(value)
+        if pairs is not None:
+            return {plain_value(key, depth + 1): plain_value(held, depth + 1) for key, held in pairs}
+    if isinstance(value, Record):
+        sizes = sizes_of(value)
+        if sizes is not None:
+            return Call(Global("torch", "Size"), (sizes,))
+        if value.args is None and value.name.startswith("torch.") and value.name.count(".") == 1:
+            return Global("torch", value.name.partition(".")[2])
+        if value.name in ("collections.OrderedDict", "collections.defaultdict"):
+            return {}
+    raise TypeError(f"a value of {type(value).__name__}")
+
+
+def nested_pickle(tree: Any, tensors: Mapping[str, tuple[Dtype, Sequence[int], str]]) -> bytes:
+    """Pickle a tree.
+
+    Args:
+        tree: Its tensors are references.
+        tensors: The dtype and shape of each tensor by name, and the key of its storage.
+    """
+
+    def made(value: Any) -> Any:
+        if isinstance(value, Reference):
+            dtype, shape, storage = tensors[value.name]
+            return rebuilt(dtype, tuple(shape), storage)
+        if isinstance(value, (Call, Global)):
+            return value
+        if isinstance(value, dict):
+            return {key: made(held) for key, held in value.items()}
+        if isinstance(value, tuple):
+            return tuple(made(held) for held in value)
+        return [made(held) for held in value] if isinstance(value, list) else value
+
+    return pickled(made(tree))

@@ -1,0 +1,127 @@
+"""A file of `torch.save`: one zip container, with a pickle of a nested dict and a member for each tensor.
+
+The pickle is written as a value is, from bytes that the plan has. What surrounds the members' bytes follows from their
+sizes and CRC-32: a header before each, and the directory after the last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ...._fork import cached_property
+from ....errors import LayoutError
+from .archives import ALIGNMENT, ROOT, Member, directory_entry, end_of, local
+from .files import NO_DIGESTS, CutTensor, Extent, FileDigests, Headers, TargetFile, whole_slots
+
+__all__ = ["TorchFile", "torch_file"]
+
+#: Members after the tensors'.
+_LAST = ((f"{ROOT}/byteorder", b"little"), (f"{ROOT}/version", b"3\n"))
+
+
+class _Places(NamedTuple):
+    """The bytes of each slot, the byte of its header, that of its data, and the one after the last."""
+
+    sizes: list[int]
+    headers: npt.NDArray[np.int64]
+    begins: npt.NDArray[np.int64]
+    end: int
+
+
+@dataclass(frozen=True, eq=False)
+class TorchFile(TargetFile):
+    """A `.pt` file, each of whose slots is a member: of a tensor whole, or the pickle.
+
+    Attributes:
+        known: The first byte of its data, which is 0, and the bytes of the file, if they are known.
+    """
+
+    needs_crcs: ClassVar[bool] = True
+    headers_key: ClassVar[str] = "frames_sha256"
+
+    known: Extent | None = None
+
+    @cached_property
+    def places(self) -> _Places:
+        """The places of the slots.
+
+        Raises:
+            LayoutError: if the file would be too large.
+        """
+        sizes = self.boxes.nbytes.tolist()
+        headers, begins = np.zeros(len(sizes), np.int64), np.zeros(len(sizes), np.int64)
+        at = 0
+        for number, (tensor, size) in enumerate(zip(self.boxes.tensors.tolist(), sizes, strict=True)):
+            headers[number] = at
+            begins[number] = at = at + len(self._header(tensor, at, size, 0))
+            at += size
+            if at >= 1 << 62:
+                raise LayoutError(f"{self.name}: would have more than 2**62 bytes")
+        return _Places(sizes, headers, begins, at)
+
+    def _begins(self) -> npt.NDArray[np.int64]:
+        return self.places.begins
+
+    @property
+    def start(self) -> int:
+        """Slots are counted from the beginning of the file."""
+        return 0
+
+    @cached_property
+    def end(self) -> int:
+        """One past the last byte, by its slots."""
+        return self.places.end + len(self._tail(NO_DIGESTS))
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self.end if self.known is None else self.known.size
+
+    def before(self, number: int, digests: FileDigests = NO_DIGESTS) -> tuple[int, bytes]:
+        """The header of a member; after the last the further members and the directory."""
+        if number == len(self.boxes):
+            return self.places.end, self._tail(digests)
+        at, tensor = int(self.places.headers[number]), int(self.boxes.tensors[number])
+        return at, self._header(tensor, at, self.places.sizes[number], digests.crcs.get(number, 0))
+
+    def headers(self, digests: FileDigests = NO_DIGESTS) -> Headers:
+        """Yield the headers, and the directory."""
+        digest = hashlib.sha256()
+        for number in range(len(self.boxes) + 1):
+            at, text = self.before(number, digests)
+            digest.update(text)
+            yield at, text
+        return digest.hexdigest()
+
+    def _name(self, tensor: int) -> bytes:
+        return (f"{ROOT}/data.pkl" if self.wanted[tensor].is_object else f"{ROOT}/data/{tensor}").encode()
+
+    def _header(self, tensor: int, at: int, size: int, crc: int) -> bytes:
+        member = Member(self._name(tensor), at, size, crc)
+        return local(member, -(at + len(local(member))) % ALIGNMENT)
+
+    def _tail(self, digests: FileDigests) -> bytes:
+        tail, entries, begin = bytearray(), bytearray(), self.places.end
+        columns = self.boxes.tensors.tolist(), self.places.headers.tolist(), self.places.sizes
+        for number, (tensor, at, size) in enumerate(zip(*columns, strict=True)):
+            entries += directory_entry(Member(self._name(tensor), at, size, digests.crcs.get(number, 0)))
+        for name, data in _LAST:
+            member = Member(name.encode(), begin + len(tail), len(data), zlib.crc32(data))
+            tail += local(member) + data
+            entries += directory_entry(member)
+        directory = begin + len(tail)
+        tail += entries
+        return bytes(tail + end_of(len(self.boxes) + len(_LAST), directory, begin + len(tail)))
+
+
+def torch_file(name: str, wanted: Sequence[CutTensor]) -> TorchFile:
+    """All tensors whole, in one file; the one that is a value is the pickle."""
+    (slots,) = whole_slots(wanted, [range(len(wanted))])
+    return TorchFile(name, slots, wanted)
