@@ -201,9 +201,8 @@ def _unlike(held: bytes, dtype: Dtype, masters: npt.NDArray[np.float32], what: s
     if same.all():
         return ""
     place = int(np.flatnonzero(~same)[0])
-    return (
-        f"{what} begins with {wanted[place]!r} at element {place} of a run, and the weight has {found[place]!r} there"
-    )
+    one, other = float(wanted[place]), float(found[place])
+    return f"{what} begins with {one!r} at element {place} of a run, and the weight has {other!r} there"
 
 
 def _widened(
