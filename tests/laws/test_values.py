@@ -304,6 +304,7 @@ NOT_VALUES: dict[type, str] = {
     store.StoredPiece: "reads from an open file",
     store.DeviceReads: "holds numpy arrays",
     store.Learned: "holds a mapping, of texts",
+    store.MemoryDigests: "holds mappings, of digests",
     Form: "holds a function, of which no text can make it again",
     quantized.Components: "holds a dict, of values",
     dt.DTensor: "holds memory that can be written",
