@@ -172,7 +172,7 @@ def options_of(parser: argparse.ArgumentParser) -> set[str]:
 
 
 def test_options_and_extras_of_which_messages_speak_are_there() -> None:
-    others = {"--local-dir", "--ckpt-convert-format", "--ckpt-convert-save", "--inject_missing_state"}
+    others = {"--local-dir", "--ckpt-convert-format", "--ckpt-convert-save"}
     others.add("--dist-ckpt-optim-fully-reshardable")
     options = options_of(make_parser()) | others
     extras = set(metadata("shardwise").get_all("Provides-Extra") or ())
