@@ -119,9 +119,9 @@ def test_parts_of_a_saved_plan_in_any_order_and_twice(trip: Trip, given: Path, e
         assert not plan.is_finished()
     report = plan.commit(check=True)
     assert (report.bytes, report.bytes_resumed) == (plan.nbytes, 0)
-    # The pickle of a file of `torch.save` is in the plan.
-    pickle = plan.tensors[-1].nbytes if to == "torch" else 0
-    assert report.bytes_read + pickle >= int(plan.part_bytes(1)[0, 0])
+    # The pickles of files of `torch.save` are in the plan.
+    pickles = sum(tensor.nbytes for tensor in plan.tensors if tensor.is_object) if to in ("torch", "fsdp2") else 0
+    assert report.bytes_read + pickles >= int(plan.part_bytes(1)[0, 0])
     assert trip.made(new) == expected(to)
     assert (plan.run(), plan.run((2, 3)), plan.run(tasks=[0])) == (0, 0, 0)
     again = plan.commit()
@@ -168,10 +168,13 @@ def test_tasks_are_values(trip: Trip, given: Path, to: str) -> None:
     source, new, more = trip.put(given), trip.new(name_of(to)), settings(to)
     if to in ("ranks", "vllm"):
         more["layouts"] = {"wide": sw.TensorLayout((None, "tp"), sw.DeviceMesh((2,), ("tp",)))}
-    tasks = list(sw.plan_checkpoint(source, new, **more).tasks)
+    plan = sw.plan_checkpoint(source, new, **more)
+    tasks = list(plan.tasks)
+    # The pickles of files of ranks are in the plan.
+    inside = sum(tensor.nbytes for tensor in plan.tensors if tensor.is_object) if to == "fsdp2" else 0
     for task in tasks:
         sent = pickle.dumps(task)
-        assert len(sent) < 20_000
+        assert len(sent) < 20_000 + inside
         copy = pickle.loads(sent)
         assert (copy, hash(copy), copy.sink, copy.number) == (task, hash(task), task.sink, task.number)
         assert [each for each in tasks if each == copy] == [task]
@@ -451,11 +454,13 @@ def test_what_is_compressed(trip: Trip) -> None:
 @pytest.mark.parametrize("tensors", [{}, {"none": np.zeros((0, 3))}], ids=["no tensors", "an empty one"])
 def test_a_checkpoint_without_elements(trip: Trip, to: Any, tensors: dict[str, Any]) -> None:
     made: Any = trip.file(name_of(to))
-    sw.save_checkpoint(made, tensors, to=to)
+    more = {"layouts": rules()} if to == "fsdp2" else {}
+    sw.save_checkpoint(made, tensors, to=to, **more)
     same_tensors(made, tensors)
-    plan = sw.plan_checkpoint(trip.put(made), trip.new(name_of(to)), to=to)
+    plan = sw.plan_checkpoint(trip.put(made), trip.new(name_of(to)), to=to, **more)
     # An object without elements is one still; and a file of `torch.save` has its pickle.
-    assert len(plan.tasks) == (len(plan.files) if trip.to_store or to == "torch" else 0)
+    has_pickles = to in ("torch", "fsdp2")
+    assert len(plan.tasks) == (len(plan.files) if trip.to_store else int(has_pickles))
     assert (plan.run((1, 2)), plan.run((2, 2))) == (len(plan.part(1, 2)), len(plan.part(2, 2)))
     plan.commit()
     same_tensors(plan.path, tensors)  # type: ignore[arg-type]
@@ -563,7 +568,7 @@ def test_a_save(trip: Trip, given: Path, to: str) -> None:
     with sw.open_checkpoint(given) as checkpoint:
         tensors = {name: checkpoint.read(name) for name in checkpoint}
     more: dict[str, Any] = {
-        "layouts": rules() if to in ("sharded", "dcp") else None,
+        "layouts": rules() if to in ("sharded", "dcp", "fsdp2") else None,
         "to": to,
         "max_file_bytes": 80_000,
     }

@@ -16,6 +16,8 @@ __all__ = ["HeaderDigests", "wrong_header"]
 
 #: In PyTorch's containers, the end of the name of the member that holds a tensor's elements, if there is one tensor.
 _ELEMENTS = "/data/0"
+#: The key of a file with a member for each tensor.
+_MEMBERS = "members_sha256"
 _BLOCK = 2**20
 
 
@@ -26,11 +28,15 @@ class HeaderDigests:
     the digest, knows that and does not read the value again.
 
     Args:
-        files: What the manifest says about each file, by name; those without `frames_sha256` are not checked.
+        files: What the manifest says about each file, by name. Those with `frames_sha256` have a container for each
+            tensor, those with `members_sha256` a member; others are not checked.
     """
 
     def __init__(self, checkpoint: StoredCheckpoint, files: Mapping[str, Mapping[str, Any]]) -> None:
-        self._expected = {name: said["frames_sha256"] for name, said in files.items() if "frames_sha256" in said}
+        self._expected = {
+            name: said[key] for name, said in files.items() for key in ("frames_sha256", _MEMBERS) if key in said
+        }
+        self._of_members = frozenset(name for name, said in files.items() if _MEMBERS in said)
         self._files: dict[str, Holder] = {}
         self._held: dict[str, list[tuple[int, int, bool]]] = {}
         for value in checkpoint.objects.values() if self._expected else ():
@@ -39,7 +45,13 @@ class HeaderDigests:
 
     def add(self, member: StoredSum) -> None:
         """Note where a tensor's elements are, if that is what a member of a container holds."""
-        if self._expected and member.name.endswith(_ELEMENTS):
+        if not self._expected:
+            return
+        if member.file.path.name in self._of_members:
+            is_value = member.name.endswith("/data.pkl")
+            if is_value or "/data/" in member.name:
+                self._note(member.file, member.start, member.size, is_value=is_value)
+        elif member.name.endswith(_ELEMENTS):
             self._note(member.file, member.start, member.size, is_value=False)
 
     def _note(self, file: Holder, start: int, size: int, *, is_value: bool) -> None:

@@ -117,7 +117,7 @@ def open_form(
         tensors,
         files,
         Besides(
-            metadata=metadata | {"meshes": meshes},
+            metadata=metadata | {"meshes": meshes} | ({"planner_data": extras.paths} if extras.paths else {}),
             objects=objects,
             unreadable=model.unreadable | states.unreadable,
             sums=partial(sums_of, files),

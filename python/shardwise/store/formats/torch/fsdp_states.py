@@ -12,7 +12,7 @@ import numpy as np
 from ...._text import shown
 from ....errors import ParseError
 from ...data.location import Location
-from ...tensors.checkpoint import StoredObject
+from ...tensors.checkpoint import KeyPath, StoredObject
 from ...tensors.stored import StoredTensor, UnsupportedError
 from .flat_units import Unit, fitting_units, joined, ranges_of
 from .optimizers import Candidate, Optimizer, is_by_name, matched, optimizer_of
@@ -367,6 +367,7 @@ class Extras:
     Attributes:
         tensors: The tensors.
         objects: The values that are no tensors.
+        paths: The keys that lead to each.
     """
 
     def __init__(self, path: Location, containers: Sequence[Container]) -> None:
@@ -377,10 +378,14 @@ class Extras:
         """
         self.tensors: dict[str, StoredTensor] = {}
         self.objects: dict[str, StoredObject] = {}
+        self.paths: dict[str, KeyPath] = {}
         gathered: dict[str, Gathered] = {}
         said: dict[str, tuple[Any, str]] = {}
         for rank, container in enumerate(containers):
-            for name, value in _values(container.root(), rank):
+            for path_to, value in _values(container.root(), rank):
+                name = ".".join(path_to)
+                if len(path_to) > 1:
+                    self.paths[name] = path_to
                 held = Gathered(name)
                 if held.add(container, value, len(containers)):
                     gathered.setdefault(name, Gathered(name)).add(container, value, len(containers))
@@ -396,14 +401,14 @@ class Extras:
             self.objects[name] = StoredObject(name, partial(_plain_value, value))
 
 
-def _values(root: Any, rank: int) -> Iterator[tuple[str, Any]]:
-    """The values of a file with their names; a list or tuple is one value, as the state of a generator is."""
+def _values(root: Any, rank: int) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The values of a file with their keys; a list or tuple is one value, as the state of a generator is."""
     for key, value in children(root) or ():
         if isinstance(value, dict):
-            before = f"{key}.rank_{rank}." if key == "rng" else f"{key}."
-            yield from ((f"{before}{inner}", each) for inner, each in value.items())
+            before = (f"{key}", f"rank_{rank}") if key == "rng" else (f"{key}",)
+            yield from (((*before, f"{inner}"), each) for inner, each in value.items())
         else:
-            yield f"{key}", value
+            yield (f"{key}",), value
 
 
 def _plain_value(value: Any) -> Any:

@@ -8,6 +8,7 @@
 | `dcp`, `megatron` | PyTorch's distributed checkpoints; what Megatron-Core looks for beside one |
 | `pickles`, `archives` | pickles and zip containers written |
 | `torch_file`, `nested` | a file of `torch.save`; the nested dict in it, with models and optimizers |
+| `fsdp` | FSDP2's files of ranks, of DTensors |
 | `rank_files`, `one_rank` | a file for each rank; the part of one rank |
 | `doubts`, `engines` | what looks wrong, or does not arrive; what the loaders of engines would not take |
 """

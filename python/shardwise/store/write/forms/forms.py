@@ -20,6 +20,7 @@ from ...formats.sharded import sealed
 from ...tensors.checkpoint import KeyPath
 from .dcp import INDEX, DcpFile, dcp_index
 from .files import CutTensor, Extent, NamedTensor, TargetFile, WrittenFile
+from .fsdp import FsdpFile
 from .rank_files import RankFile
 from .safetensors import HeaderText, SafetensorsFile, index_of
 from .slots import Slots
@@ -42,7 +43,7 @@ __all__ = [
 #: file for each owner of shards; one with a file for each rank, of all that it holds; the same as vLLM and SGLang name
 #: them; PyTorch's distributed checkpoint; the same with what Megatron-Core looks for; a file of
 #: `torch.save`.
-Target = Literal["safetensors", "hf", "sharded", "ranks", "vllm", "dcp", "megatron", "torch"]
+Target = Literal["safetensors", "hf", "sharded", "ranks", "vllm", "dcp", "megatron", "torch", "fsdp2"]
 
 HF_INDEX = "model.safetensors.index.json"
 
@@ -83,6 +84,14 @@ WRITTEN = {
     "vllm": WrittenForm(re.compile(ENGINE_FILE), is_cut=True, has_arrays=True, takes_files=True),
     "dcp": WrittenForm(re.compile(r"__\d+_0\.distcp"), is_cut=True, has_crcs=True, has_values=True, last=INDEX),
     "torch": WrittenForm(has_crcs=True, has_values=True),
+    "fsdp2": WrittenForm(
+        re.compile(r"(?:model|optim|extra_state)_world_size_\d+_rank_\d+\.pt"),
+        is_cut=True,
+        has_arrays=True,
+        has_crcs=True,
+        has_values=True,
+        takes_files=True,
+    ),
 }
 # Once its tensors are named, it is planned as a folder of PyTorch's with two more files.
 WRITTEN["megatron"] = WRITTEN["dcp"]
@@ -99,8 +108,8 @@ def target_file(
     """Make one of the files of a checkpoint of this form, whose slots begin where the form has them."""
     if form == "dcp":
         return DcpFile(name, slots, wanted, known)
-    if form == "torch":
-        return TorchFile(name, slots, wanted, known)
+    if form in ("torch", "fsdp2"):
+        return (TorchFile if form == "torch" else FsdpFile)(name, slots, wanted, known)
     return (RankFile if WRITTEN[form].has_arrays else SafetensorsFile)(name, slots, wanted, text, known)
 
 

@@ -40,11 +40,13 @@ class Nested(NamedTuple):
         tree: The dict, whose tensors are references.
         states: The names of states of optimizers, which are never tied: each is stepped by itself.
         doubts: Sentences on what looks wrong.
+        has_optimizer: Whether there is an optimizer.
     """
 
     tree: Any
     states: frozenset[str] = frozenset()
     doubts: tuple[str, ...] = ()
+    has_optimizer: bool = False
 
 
 class _Group(NamedTuple):
@@ -98,7 +100,7 @@ def nested_of(names: Collection[str], paths: Mapping[str, KeyPath], values: Mapp
     }
     gone = {*known.states, *known.weights.values(), *grouped}
     rest = {name: leaf for name, leaf in leaves.items() if name not in gone}
-    return Nested(_placed(rest, paths, tree), frozenset(known.states), tuple(doubts))
+    return Nested(_placed(rest, paths, tree), frozenset(known.states), tuple(doubts), True)
 
 
 def _key_of(before: str) -> str:

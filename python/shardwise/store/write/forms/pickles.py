@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
-__all__ = ["Call", "Global", "Items", "New", "Persistent", "pickled"]
+__all__ = ["Call", "Global", "Items", "New", "Once", "Persistent", "pickled"]
 
 _PROTO = b"\x80\x02"
 _BINFLOAT = b"G"
@@ -57,6 +57,15 @@ class Persistent(NamedTuple):
     id: Any
 
 
+class Once:
+    """A value that is written where it comes first, and is the same object after that."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
 class Items(NamedTuple):
     """A dict, by the pairs of its items, which may be generated one by one."""
 
@@ -78,7 +87,7 @@ def pickled(value: Any) -> bytes:
 class _Writer:
     def __init__(self) -> None:
         self.out = bytearray(_PROTO)
-        self.memo: dict[str | Global, int] = {}
+        self.memo: dict[str | Global | Once, int] = {}
         #: Calls with one tuple of integers, as boxes have them, as they are written when the memo has the global.
         self.said: dict[tuple[Global, tuple[int, ...]], bytes] = {}
 
@@ -112,6 +121,14 @@ class _Writer:
             self.out += _DICT
             for batch in _batches(value.pairs):
                 self._items(batch)
+        elif kind is Once:
+            known = self.memo.get(value)
+            if known is None:
+                self.write(value.value)
+                known = self.memo[value] = len(self.memo)
+                out += _numbered(_BINPUT, _LONG_BINPUT, known)
+            else:
+                out += _numbered(_BINGET, _LONG_BINGET, known)
         elif kind is Persistent:
             self.write(value.id)
             out += _BINPERSID

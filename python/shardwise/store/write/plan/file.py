@@ -32,6 +32,7 @@ from ...data.sources import check_name
 from ...rewritten.names import check_name as check_tensor_name
 from ...tensors.companion_files import is_companion
 from ..forms.forms import WRITTEN
+from ..forms.fsdp import CONFIG
 from ..forms.safetensors import HeaderLengths
 from .data import LEAST_ASKED, TargetTensor, said_by
 from .grids import shared_runs, task_runs
@@ -142,7 +143,7 @@ def _check_head(head: Any) -> None:
     if cuts and not form.is_cut:
         raise ValueError(f"it cuts tensors, which the form {head['form']} does not hold")
     for name, length in head["beside"].items():
-        goes_along = (form.takes_files and is_companion(name)) or (form.has_arrays and name == RANKS)
+        goes_along = (form.takes_files and is_companion(name)) or (form.has_arrays and name in (RANKS, CONFIG))
         if not goes_along or type(length) is not int or length < 0:
             raise ValueError(f"it has the file {shown(name)}, which does not go along with a checkpoint")
     if tuple(head["sections"]) != _SECTIONS:

@@ -33,6 +33,7 @@ from ..forms.dcp import dcp_files, is_writable
 from ..forms.engines import check_blocks, check_names, check_stages, with_head
 from ..forms.files import TargetFile
 from ..forms.forms import WRITTEN, Target
+from ..forms.fsdp import DEVICES, fsdp_files
 from ..forms.megatron import METADATA
 from ..forms.nested import Nested, nested_of, nested_pickle
 from ..forms.one_rank import one_rank, ranks_of
@@ -80,7 +81,7 @@ _ONLY_READ = {
     "keras": "write safetensors or hf, set a model's weights from it, and save them with Keras",
 }
 #: PyTorch's own forms, which hold the dtypes that PyTorch has.
-_OF_TORCH = {"dcp": "distributed checkpoint", "torch": "file"}
+_OF_TORCH = {"dcp": "distributed checkpoint", "torch": "file", "fsdp2": "folder of ranks"}
 #: No texts beside the tensors.
 NONE: Mapping[str, Any] = MappingProxyType({})
 
@@ -99,7 +100,7 @@ def plan_form(
         wanted: The tensors; those of one identity are written once, under the other names as well.
         paths: For `"dcp"`, where tensors lie in a nested state dict.
         beside: Further files of a folder; they replace none of its own.
-        nested: For `"torch"`, the nested dict of these tensors, if it has more in it than their names say.
+        nested: For PyTorch's files, the nested dict of these tensors, if it has more in it than their names say.
 
     Raises:
         LayoutError: if the form is not one that is written, or does not go with the metadata; two tensors have one
@@ -117,12 +118,13 @@ def plan_form(
             raise TypeError(f"tensor {shown(tensor.name)} is {tensor.dtype.stated}, which PyTorch does not have")
         if to not in _OF_TORCH and tensor.dtype.code is None:
             raise TypeError(f"tensor {shown(tensor.name)} is {tensor.dtype.name}, which a safetensors file cannot hold")
-    if to in _OF_TORCH and request.metadata:
+    device = _device_of(request) if to == "fsdp2" else ""
+    if to in _OF_TORCH and request.metadata and not device:
         raise LayoutError(f"metadata is given, but PyTorch's {_OF_TORCH[to]} has no place for it")
     if to == "vllm":
         check_names(wanted, layouts)
         wanted = with_head(wanted, layouts)
-    if to == "torch":
+    if to in ("torch", "fsdp2"):
         nested = nested_of([tensor.name for tensor in wanted], paths, NONE) if nested is None else nested
         wanted = [replace(tensor, identity=None) if tensor.name in nested.states else tensor for tensor in wanted]
     kept, aliases = _without_ties(wanted, to)
@@ -141,6 +143,11 @@ def plan_form(
         assert nested is not None
         kept.append(_pickle_of(nested, kept, aliases))
         files, aliases, paths = [torch_file(path.name, kept)], {}, NONE
+    elif to == "fsdp2":
+        assert nested is not None
+        made = fsdp_files(nested, kept, aliases, ranks_of(layouts, kept), wanted_bytes, device)
+        files, kept, aliases, paths = made.files, [*kept, *made.values], {}, NONE
+        beside, said = {**beside, **made.beside}, {}
     elif WRITTEN[to].has_arrays:
         ranks = ranks_of(layouts, kept)
         if to == "vllm":
@@ -158,6 +165,18 @@ def plan_form(
     are_cut = WRITTEN[form].is_cut
     cuts = [_cut(tensor.partition, said_of) if are_cut else {} for tensor in kept]
     return make_plan(request, CheckpointContents(kept, files, form, said, aliases, paths, cuts, beside))
+
+
+def _device_of(request: Request) -> str:
+    """The kind of the devices of a mesh, which the metadata may say."""
+    said = dict(request.metadata or {})
+    device = said.pop("device_type", "cpu")
+    if said or device not in DEVICES:
+        raise LayoutError(
+            f"metadata is {shown(dict(request.metadata or {}))}; a folder of ranks has a place for device_type only, "
+            f"the mesh's, which is one of {', '.join(map(repr, DEVICES))}"
+        )
+    return device
 
 
 def _pickle_of(nested: Nested, kept: Sequence[Wanted], aliases: Mapping[str, str]) -> Wanted:

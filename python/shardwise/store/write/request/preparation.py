@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -47,6 +48,9 @@ from .scratch import ScratchFile
 from .values import written_values
 
 __all__ = ["Preparation"]
+
+#: Random states of ranks, which those of another world do not take.
+_OF_RANK = re.compile(r"rng\.rank_\d+\.")
 
 
 class Preparation:
@@ -94,18 +98,22 @@ class Preparation:
             wanted = [replace(by_name[name], name=new) for new, name in megatron.names.items()]
             self._along.update(megatron.beside)
         form = "dcp" if megatron is not None else chosen_form(request, wanted)
+        own = [tensor.name for tensor in wanted if form == "fsdp2" and _OF_RANK.match(tensor.name)]
+        wanted = [tensor for tensor in wanted if tensor.name not in own] if own else wanted
         told = () if megatron is None else megatron.values
         kept_here = {old: new for old, new in values.items() if new not in told}
         placed = {
             old: new
             for old, new in kept_here.items()
-            if WRITTEN[form].has_values and (megatron is None or checkpoint.objects[old].extent)
+            if WRITTEN[form].has_values
+            and not (form == "fsdp2" and _OF_RANK.match(new))
+            and (megatron is None or checkpoint.objects[old].extent)
         }
         grouped = grouped_values(checkpoint, placed, tensors)
         held = written_values(checkpoint, grouped, form, [tensor.name for tensor in wanted])
         tensors_alone = [tensor.name for tensor in wanted]
         paths = key_paths(checkpoint, {**names, **held.names}, tensors_alone) if megatron is None else {}
-        nested = nested_of(tensors_alone, paths, held.said) if form == "torch" else None
+        nested = nested_of(tensors_alone, paths, held.said) if form in ("torch", "fsdp2") else None
         if scratch.is_dry:
             self.doubts += checkpoint.doubts
             self.doubts += idle_renames(checkpoint, naming.rename)
@@ -117,7 +125,7 @@ class Preparation:
             losses = dropped_by_rules(dropped, dropped_values, names_of(checkpoint))
             losses += grouped.lost
             self.doubts += () if nested is None else nested.doubts
-            if homeless := [*(old for old in kept_here if old not in placed), *held.homeless]:
+            if homeless := [*own, *(old for old in kept_here if old not in placed), *held.homeless]:
                 losses.append(without_a_place(homeless, form, names_of(checkpoint)))
             losses += states_alone(kept, checkpoint)
             if request.layouts.meshes:

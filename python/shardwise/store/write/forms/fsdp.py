@@ -1,0 +1,330 @@
+"""Folders of ranks of FSDP2, as verl writes them: of each rank the model, the optimizer, and what else there is.
+
+Tensors that are cut are DTensors on a mesh of all ranks, which `torch.load` gives in a group of as many processes.
+Others, such as the steps of an optimizer, are plain tensors in the files of all ranks. The optimizer has numbers in the
+order of its groups, as `load_state_dict` takes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from ...._text import shown
+from ....errors import LayoutError
+from ....mesh import DeviceMesh
+from ....partition import Partition
+from .archives import ROOT
+from .dcp import rebuilt
+from .files import NO_DIGESTS, CutTensor, FileDigests, Headers, slots_by_file
+from .nested import Nested, Reference
+from .pickles import Call, Global, New, Once, Persistent, pickled
+from .rank_files import FileRanks
+from .slots import BoxPool, OwnedBoxes, SlotTable
+from .torch_file import TorchFile
+
+__all__ = ["CONFIG", "DEVICES", "FsdpFile", "FsdpFiles", "fsdp_files"]
+
+#: The file that says how many ranks there are.
+CONFIG = "fsdp_config.json"
+#: The kinds of devices whose meshes are written.
+DEVICES = ("cpu", "cuda")
+#: The beginnings of the names of files, in the order of their numbers.
+_KINDS = ("model", "optim", "extra_state")
+#: The end of the name of a value that is the list of ranks, which a mesh has.
+_RANK_LIST = "rank_map"
+
+_MESH = Global("torch.distributed.device_mesh", "DeviceMesh")
+_LAYOUT = Global("torch.distributed._mesh_layout", "_MeshLayout")
+_AXIS = Global("torch.distributed._mesh_layout", "_FlatLayout")
+_SHARD = Global("torch.distributed.tensor.placement_types", "Shard")
+_REPLICATE = Global("torch.distributed.tensor.placement_types", "Replicate")
+_SPEC = "torch.distributed.tensor._dtensor_spec"
+_DTENSOR = Global("torch.distributed.tensor", "DTensor")
+
+
+@dataclass(frozen=True, eq=False)
+class FsdpFile(TorchFile):
+    """A file of one rank, whose mesh has a list of ranks beside the pickle."""
+
+    headers_key: ClassVar[str] = "members_sha256"
+
+    def headers(self, digests: FileDigests = NO_DIGESTS) -> Headers:
+        """Yield the headers, and the directory; the pickle counts as its CRC-32, as in `tensors.headers`."""
+        digest = hashlib.sha256()
+        for number in range(len(self.boxes) + 1):
+            at, text = self.before(number, digests)
+            digest.update(text)
+            if number < len(self.boxes) and self._name(int(self.boxes.tensors[number])).endswith(b"/data.pkl"):
+                digest.update(digests.crcs.get(number, 0).to_bytes(4, "little"))
+            yield at, text
+        return digest.hexdigest()
+
+    def _name(self, tensor: int) -> bytes:
+        if self.wanted[tensor].name.endswith(_RANK_LIST):
+            return f"{ROOT}/data/{tensor}".encode()
+        return super()._name(tensor)
+
+
+class FsdpFiles(NamedTuple):
+    """The files of a folder.
+
+    Attributes:
+        files: Those of ranks.
+        values: The pickles and lists in them, in order, which follow the tensors.
+        beside: Further files.
+    """
+
+    files: list[FsdpFile]
+    values: list[Any]
+    beside: dict[str, bytes]
+
+
+class _Tree(NamedTuple):
+    """The tree of the files of one kind, and the numbers of the tensors in it."""
+
+    kind: int
+    tree: Any
+    tensors: list[int]
+
+
+def fsdp_files(
+    nested: Nested,
+    wanted: Sequence[CutTensor],
+    aliases: Mapping[str, str],
+    ranks: FileRanks,
+    value: Callable[[str, bytes], Any],
+    device: str,
+) -> FsdpFiles:
+    """Give the files of all ranks.
+
+    Args:
+        nested: The nested dict of the tensors.
+        wanted: The tensors.
+        aliases: Further names of tensors.
+        ranks: The ranks.
+        value: Makes a value of a name and its bytes, to be written after the tensors.
+        device: The kind of the mesh's devices.
+
+    Raises:
+        LayoutError: if a tensor is cut in a way that DTensors of FSDP2 are not, or there are several optimizers.
+    """
+    world = len(ranks.labels)
+    numbers = {tensor.name: number for number, tensor in enumerate(wanted)}
+    numbers |= {alias: numbers[name] for alias, name in aliases.items()}
+    trees = [_Tree(kind, tree, sorted({numbers[name] for name in _names(tree)})) for kind, tree in _trees(nested)]
+    placed = {number: _placements(wanted[number]) for tree in trees for number in tree.tensors}
+    pool = BoxPool()
+    cuts: list[OwnedBoxes] = []
+    order: list[int] = []
+    for tree in trees:
+        for number in tree.tensors:
+            partition = wanted[number].partition
+            own = ranks.numbers(None if partition is None else partition.device_mesh)
+            held = pool.arrays(partition if placed[number] else None, wanted[number].shape, own)
+            if len(held.devices) != world:
+                raise LayoutError(f"tensor {shown(wanted[number].name)} is cut into several boxes on a rank")
+            cuts.append(held._replace(numbers=np.full_like(held.numbers, tree.kind)))
+            order.append(number)
+    values: list[Any] = []
+    listed = np.arange(world, dtype="<i4").tobytes()
+    shapes = {
+        number: np.array(wanted[number].partition.holder_shapes(), np.int64)  # type: ignore[union-attr]
+        for number, placements in placed.items()
+        if placements
+    }
+    for rank in range(world):
+        for tree in trees:
+            key = f"{len(wanted) + len(values)}"
+            maker = _Maker(wanted, numbers, placed, shapes, key, rank, device, ranks)
+            for name, data in ((_RANK_LIST, listed), ("pickle", pickled(maker.made(tree.tree)))):
+                if name == _RANK_LIST and not maker.has_mesh(tree.tensors):
+                    continue
+                made = value(f"{_KINDS[tree.kind]}.{rank}.{name}", data)
+                held = pool.arrays(None, made.shape, np.array([rank], np.int64))
+                cuts.append(held._replace(numbers=np.full_like(held.numbers, tree.kind)))
+                order.append(len(wanted) + len(values))
+                values.append(made)
+    keys = [(rank, tree.kind) for rank in range(world) for tree in trees]
+    everything = [*wanted, *values]
+    table = SlotTable.of(pool.numbers, everything, has_arrays=True)
+    files = [
+        FsdpFile(f"{_KINDS[kind]}_world_size_{world}_rank_{rank}.pt", slots, everything)
+        for (rank, kind), slots in slots_by_file(keys, cuts, order, table).items()
+    ]
+    config = json.dumps({"FSDP_version": 2, "world_size": world}, indent=4).encode()
+    return FsdpFiles(files, values, {CONFIG: config})
+
+
+def _trees(nested: Nested) -> Iterator[tuple[int, Any]]:
+    """The trees of the files, by the numbers of their kinds."""
+    tree = nested.tree
+    optimizer = tree.get("optimizer")
+    if not nested.has_optimizer:
+        yield 0, tree
+        return
+    if isinstance(optimizer, list):
+        raise LayoutError(
+            f"there are {len(optimizer)} optimizers, and a folder of ranks has one; drop leaves out the others, or dcp "
+            "holds all"
+        )
+    rest = {key: value for key, value in tree.items() if key not in ("model", "optimizer")}
+    yield 0, tree["model"]
+    yield 1, optimizer
+    if rest:
+        yield 2, rest
+
+
+def _names(tree: Any) -> Iterator[str]:
+    """The names of the tensors in a tree."""
+    if isinstance(tree, Reference):
+        yield tree.name
+    elif isinstance(tree, dict):
+        for value in tree.values():
+            yield from _names(value)
+    elif isinstance(tree, (list, tuple)) and not isinstance(tree, (Call, Global)):
+        for value in tree:
+            yield from _names(value)
+
+
+def _placements(tensor: CutTensor) -> tuple[int | None, ...]:
+    """The dim that each axis of the mesh cuts; nothing if the tensor is not cut.
+
+    Raises:
+        LayoutError: if DTensors are not cut so.
+    """
+    partition = tensor.partition
+    if partition is None or partition.total_shards == 1:
+        return ()
+    axes = partition.device_mesh.axis_names
+    found: list[int | None] = [None] * len(axes)
+    specs = partition.layout.axes if isinstance(partition, Partition) else None
+    is_ceil = isinstance(partition, Partition) and partition.uneven == "ceil"
+    for dim, spec in enumerate(specs or ()):
+        names = spec if isinstance(spec, tuple) else () if spec is None else (spec,)
+        places = [axes.index(name) if name in axes else -1 for name in names]
+        even = tensor.shape[dim] % math.prod(partition.device_mesh.shape[at] for at in places) == 0
+        if -1 in places or places != sorted(places) or not (even or (len(places) == 1 and is_ceil)):
+            specs = None
+            break
+        for at in places:
+            found[at] = dim
+    if specs is None:
+        raise LayoutError(
+            f"tensor {shown(tensor.name)} is cut in a way that DTensors are not: each axis of the mesh must cut one "
+            'dim, into even parts or with uneven = "ceil"; default = { axes = ["fsdp"], uneven = "ceil" } is FSDP2\'s'
+        )
+    return tuple(found)
+
+
+class _Maker:
+    """The values in the pickle of a rank's file."""
+
+    def __init__(
+        self,
+        wanted: Sequence[CutTensor],
+        numbers: Mapping[str, int],
+        placed: Mapping[int, tuple[int | None, ...]],
+        shapes: Mapping[int, Any],
+        ranks_key: str,
+        rank: int,
+        device: str,
+        ranks: FileRanks,
+    ) -> None:
+        self._wanted, self._numbers, self._placed, self._shapes = wanted, numbers, placed, shapes
+        self._ranks_key, self._rank, self._device, self._ranks = ranks_key, rank, device, ranks
+        self._meshes: dict[DeviceMesh, Once] = {}
+
+    def has_mesh(self, tensors: Sequence[int]) -> bool:
+        """Return whether one of these tensors is cut."""
+        return any(self._placed[number] for number in tensors)
+
+    def made(self, tree: Any) -> Any:
+        """Give a tree with tensors in the places of references."""
+        if isinstance(tree, Reference):
+            number = self._numbers[tree.name]
+            tensor = self._wanted[number]
+            if not self._placed[number]:
+                return rebuilt(tensor.dtype, tuple(tensor.shape), f"{number}")
+            return self._dtensor(number, tensor)
+        if isinstance(tree, (Call, Global)):
+            return tree
+        if isinstance(tree, dict):
+            return {key: self.made(value) for key, value in tree.items()}
+        if isinstance(tree, (list, tuple)):
+            return type(tree)(map(self.made, tree))
+        return tree
+
+    def _dtensor(self, number: int, tensor: CutTensor) -> Call:
+        partition, placements = tensor.partition, self._placed[number]
+        assert partition is not None
+        mesh = partition.device_mesh
+        at = int(np.flatnonzero(self._ranks.numbers(mesh) == self._rank)[0])
+        local = rebuilt(tensor.dtype, tuple(self._shapes[number][at].tolist()), f"{number}")
+        dtype, size, strides = Global("torch", tensor.dtype.name), tuple(tensor.shape), _strides(tensor.shape)
+        layout = Call(Global("torch.serialization", "_get_layout"), ("torch.strided",))
+        device = Call(Global("torch", "device"), (self._device,))
+        meta = Call(Global(_SPEC, "TensorMeta"), (Call(Global("torch", "Size"), (size,)), strides, dtype))
+        cutting: dict[int, list[int]] = {}
+        for axis, dim in enumerate(placements):
+            if dim is not None:
+                cutting.setdefault(dim, []).append(axis)
+        spec = {
+            "mesh": self._mesh_once(mesh, at),
+            "placements": tuple(
+                New(_REPLICATE, {}) if dim is None else New(_SHARD, {"dim": dim}) for dim in placements
+            ),
+            "tensor_meta": meta,
+            "shard_order": tuple(
+                Call(Global(_SPEC, "ShardOrderEntry"), (dim, tuple(axes))) for dim, axes in sorted(cutting.items())
+            ),
+            "use_strided_shard_as_shard_order": False,
+            "_hash": None,
+        }
+        state = {"_local_tensor": local, "_spec": New(Global(_SPEC, "DTensorSpec"), spec)}
+        args = (_DTENSOR, dtype, size, strides, 0, layout, device, False)
+        wrapper = Global("torch._utils", "_rebuild_wrapper_subclass")
+        return Call(Global("torch._tensor", "_rebuild_from_type_v2"), (wrapper, _DTENSOR, args, (None, state)))
+
+    def _mesh_once(self, mesh: DeviceMesh, at: int) -> Once:
+        """The mesh, which all tensors of a file have in common."""
+        if mesh not in self._meshes:
+            self._meshes[mesh] = Once(self._mesh(mesh, at))
+        return self._meshes[mesh]
+
+    def _mesh(self, mesh: DeviceMesh, at: int) -> New:
+        steps = _strides(mesh.shape)
+        axes = tuple(
+            New(_AXIS, {"shape": (size,), "stride": (step,)}) for size, step in zip(mesh.shape, steps, strict=True)
+        )
+        world = len(self._ranks.labels)
+        storage = Persistent(("storage", Global("torch", "IntStorage"), self._ranks_key, "cpu", world))
+        hooks = Call(Global("collections", "OrderedDict"), ())
+        listed = Call(Global("torch._utils", "_rebuild_tensor_v2"), (storage, 0, (world,), (1,), False, hooks))
+        state: dict[str, Any] = {
+            "_device_type": self._device,
+            "_layout": New(_LAYOUT, {"axes": axes}),
+            "_rank_map": listed,
+            "_mesh_dim_names": tuple(mesh.axis_names),
+            "_root_mesh": None,
+            "_preserve_rank_order": False,
+            "_flatten_rank_map": tuple(range(world)),
+            "_thread_id": None,
+            "_flatten_mapping": {},
+            "_rank": self._rank,
+            "_coordinate_on_dim": tuple(mesh.coordinate(at)),
+            "_hash": None,
+        }
+        if len(mesh.shape) == 1:  # The group of all processes; those of several axes have numbers as they were made.
+            state["_dim_group_names"] = ["0"]
+        return New(_MESH, state)
+
+
+def _strides(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(math.prod(max(size, 1) for size in shape[dim + 1 :]) for dim in range(len(shape)))
