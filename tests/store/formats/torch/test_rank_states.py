@@ -101,6 +101,9 @@ def test_random_states_are_those_of_each_rank_and_the_schedule_is_there_once(tmp
             # Numpy takes it.
             np.random.RandomState().set_state(checkpoint.objects[f"rng.rank_{rank}.numpy"].value())
         assert checkpoint.metadata["FSDP_version"] == 1
+        # The flat parameters are the root's and the blocks'; an optimizer of another wrapping has the model's order.
+        params = checkpoint.objects["optimizer.param_groups.0.params"].value()
+        assert params == [name for name in checkpoint if name in EXPECTED["verl_fsdp1"]]
 
 
 def remove(name: str) -> Callable[[Path, Path], object]:

@@ -219,8 +219,14 @@ class States:
                 self.tensors[held.name] = held.tensor(self._path)
         self._add_rest(names)
 
-    def _add_rest(self, names: Mapping[Any, Sequence[str]]) -> None:
-        """Add the states that are numbers, and the groups."""
+    def _add_rest(self, names: Mapping[Any, Sequence[str]], places: Mapping[str, int] | None = None) -> None:
+        """Add the states that are numbers, and the groups.
+
+        Args:
+            names: The names of the parameters of each number.
+            places: The places of parameters in the model: in the groups of flat parameters they have its order, as in
+                an optimizer of parameters that are not flat.
+        """
         for at, (count, counted_by) in self._numbers.items():
             for name in names.get(at.key, [str(at.key)]):
                 full = f"{_PREFIX}state.{name}.{at.kind}"
@@ -231,6 +237,8 @@ class States:
                 name = f"{_PREFIX}param_groups.{number}.{key}"
                 if key == "params":
                     value = [each for param in params for each in names.get(param, [param])]
+                    if places is not None:
+                        value.sort(key=lambda each: places.get(each, len(places)))
                 elif key == "param_names":
                     continue
                 held = Gathered(name)
@@ -290,7 +298,8 @@ class States:
                 full = f"{_PREFIX}state.{name}.{at.kind}"
                 made = of_ranges(full, weights[name].shape, held.parts[0].tensor.dtype, found)
                 self.tensors[full] = made.tensor(self._path)
-        self._add_rest({number: unit.names for number, unit in units.items()})
+        places = {name: place for place, name in enumerate(weights)}
+        self._add_rest({number: unit.names for number, unit in units.items()}, places)
 
     def _add_ranges(
         self,
