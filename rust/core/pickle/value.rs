@@ -153,7 +153,6 @@ impl<'a> Pickle<'a> {
     }
 
     /// Every global that the input names, each once.
-    #[must_use]
     pub fn globals(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
         self.globals.iter().map(|(module, name)| (*module, &**name))
     }
