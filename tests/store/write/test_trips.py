@@ -454,10 +454,10 @@ def test_what_is_compressed(trip: Trip) -> None:
 @pytest.mark.parametrize("tensors", [{}, {"none": np.zeros((0, 3))}], ids=["no tensors", "an empty one"])
 def test_a_checkpoint_without_elements(trip: Trip, to: Any, tensors: dict[str, Any]) -> None:
     made: Any = trip.file(name_of(to))
-    more = {"layouts": rules()} if to == "fsdp2" else {}
-    sw.save_checkpoint(made, tensors, to=to, **more)
+    layouts = rules() if to == "fsdp2" else None
+    sw.save_checkpoint(made, tensors, to=to, layouts=layouts)
     same_tensors(made, tensors)
-    plan = sw.plan_checkpoint(trip.put(made), trip.new(name_of(to)), to=to, **more)
+    plan = sw.plan_checkpoint(trip.put(made), trip.new(name_of(to)), layouts, to=to)
     # An object without elements is one still; and a file of `torch.save` has its pickle.
     has_pickles = to in ("torch", "fsdp2")
     assert len(plan.tasks) == (len(plan.files) if trip.to_store else int(has_pickles))

@@ -92,8 +92,8 @@ def test_a_run_is_written_as_it_was(tmp_path: Path) -> None:
     sw.reshard_checkpoint(tmp_path / "dcp", tmp_path / "again.pt", strict=True)
     assert sw.diff_checkpoints(source, tmp_path / "again.pt") == []
     assert groups_of(tree_of(tmp_path / "again.pt")) == groups_of(tree)
-    for source, target in (("run.pt", "x.pt"), ("dcp", "y.pt")):
-        sw.reshard_checkpoint(tmp_path / source, tmp_path / target, rename={r"\bb\.": "c."}, strict=True)
+    for before, target in (("run.pt", "x.pt"), ("dcp", "y.pt")):
+        sw.reshard_checkpoint(tmp_path / before, tmp_path / target, rename={r"\bb\.": "c."}, strict=True)
         renamed = tree_of(tmp_path / target)
         assert list(renamed["model"]) == ["c.weight", "c.bias", "a.weight", "a.bias"]
         assert [group["param_names"] for group in groups_of(renamed)] == [
