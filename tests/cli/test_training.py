@@ -131,3 +131,17 @@ def test_report(run: Any) -> None:
 
 def test_both(run: Any) -> None:
     assert "not allowed with argument" in run("verify", "a.safetensors", "--weights-only", "--state-only")[2]
+
+
+def test_files_of_ranks_of_fsdp2_need_no_rules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`fully_shard` cuts every tensor alike: dim 0 over the last axis of the mesh, most rows on the first ranks."""
+    source, new = tmp_path / "a.safetensors", tmp_path / "new"
+    tensors = {"w": np.arange(10, dtype="f4").reshape(5, 2), "b": np.arange(1, dtype="f4")}
+    sw.save_checkpoint(source, tensors, sync=False)
+    assert main(["reshard", str(source), str(new), "--to", "fsdp2", "--mesh", "ddp=2,fsdp=3", "--no-sync"]) == 0
+    assert "warning" not in capsys.readouterr().err
+    with sw.open_checkpoint(new) as checkpoint:
+        rows = [[piece.box[0].start, piece.box[0].stop] for piece in checkpoint["w"].pieces]
+        assert rows == [[0, 2], [2, 4], [4, 5]]
+        assert len(checkpoint["w"].replicas) == 3
+        assert all((checkpoint.read(name) == value).all() for name, value in tensors.items())

@@ -12,7 +12,9 @@ from typing import Any
 
 from .._text import bytes_text, shown
 from ..deploy.deployment import Deployment
+from ..layout import TensorLayout
 from ..rules.layout_map import LayoutMap
+from ..rules.layout_rule import LayoutRule
 from ..rules.left_out import LeftOut
 from ..rules.numbers import config_beside
 from ..rules.rewrites import Rewrites
@@ -123,16 +125,20 @@ def _rules(options: argparse.Namespace) -> tuple[LayoutMap | Deployment | None, 
     """The layouts and the rewrites: the source's rules undone, then the destination's."""
     config = options.config or config_beside(options.source)
     rewrites = _rewrites(options, options.source)
-    layouts = None
+    layouts: LayoutMap | Deployment | None = None
+    mesh = None if options.mesh is None else parse_mesh(options.mesh)
     if options.rules is not None:
-        mesh = None if options.mesh is None else parse_mesh(options.mesh)
         with reading_for(options.source):
             layouts = read_layouts(options.rules, mesh, config)
         if not layouts.rules() and layouts.default is None:
             layouts = None  # A file with rewrites only.
         elif layouts.world is None:
             raise no_mesh(options.rules, layouts)
-    if options.mesh is not None and layouts is None:
+    if mesh is not None and layouts is None and getattr(options, "to", None) == "fsdp2":
+        # What `fully_shard` does is the same for every model: dim 0 over the last axis.
+        rows, copies = LayoutRule(TensorLayout((mesh.axis_names[-1],)), "ceil"), mesh.axis_names[:-1]
+        layouts = LayoutMap(mesh, default=rows, replicated=copies)
+    if mesh is not None and layouts is None:
         raise ValueError("--mesh says how many devices there are; --rules must say how the tensors are cut")
     return layouts, rewrites
 
