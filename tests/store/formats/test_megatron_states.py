@@ -157,6 +157,13 @@ def iteration(root: Path) -> Path:
     return root / "iter_0000002"
 
 
+def test_what_is_common_must_be_there(tmp_path: Path) -> None:
+    root = unpacked("dp_reshardable_pp_buckets", tmp_path)
+    (iteration(root) / "common.pt").unlink()
+    with pytest.raises(sw.ParseError, match=r"iter_0000002.*has no common\.pt"):
+        sw.open_checkpoint(root)
+
+
 def test_folders_of_ranks_that_are_incomplete_or_mixed(tmp_path: Path) -> None:
     def refused(name: str, message: str) -> None:
         with pytest.raises(sw.ParseError, match=message):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import shardwise as sw
+from shardwise.errors import ShardwiseWarning
 from tests.checks import refused
 from tests.store.formats.torch.test_deepspeed import check
 from tests.store.real import DATA
@@ -73,6 +74,14 @@ def test_a_part_of_a_frozen_parameter_that_is_missing_is_named(tmp_path: Path) -
         sw.open_checkpoint(path)
 
 
+def test_a_state_that_other_parameters_have_must_be_there(tmp_path: Path) -> None:
+    path = unpacked("zero3_bf16", tmp_path)
+    (file,) = path.glob("*/zero/model.norm.weight/exp_avg.pt")
+    file.unlink()
+    with refused(sw.ParseError, "model.norm.weight", "exp_avg.pt", "files are missing"):
+        sw.open_checkpoint(path)
+
+
 def weights(checkpoint: Any) -> list[str]:
     return [name for name in checkpoint if not name.startswith("optimizer.")]
 
@@ -102,7 +111,8 @@ def test_a_buffer_and_a_frozen_parameter_keep_their_dtypes(tmp_path: Path) -> No
         assert checkpoint.read("steps").tolist() == [2**24 + 1]
         assert checkpoint["w"].dtype == "float32"
         assert checkpoint["tied"].alias_of == "w"
-    sw.reshard_checkpoint(at, tmp_path / "merged.safetensors")
+    with pytest.warns(ShardwiseWarning, match=r"no optimizer_state\.pt"):
+        sw.reshard_checkpoint(at, tmp_path / "merged.safetensors")
     with sw.open_checkpoint(tmp_path / "merged.safetensors") as merged:
         states = ["optimizer.state.w.exp_avg", "optimizer.state.w.master"]
         assert sorted(merged) == [*states, "steps", "tied", "w"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from ....errors import ParseError
 from ...data.location import Location, open_file
 from ...tensors.checkpoint import StoredCheckpoint, StoredObject
 from ...tensors.stored import StoredTensor, UnsupportedError
@@ -78,10 +79,10 @@ class _Common(NamedTuple):
 
     @classmethod
     def of(cls, index: Index) -> _Common:
-        """Read it, if there is one; the index then has it among its files."""
+        """Read it; the index then has it among its files."""
         path = index.folder / _COMMON
         if not path.exists():
-            return cls(path, {}, {}, [], None)
+            raise ParseError(f"{index.folder}: has no {_COMMON}, which Megatron writes with all others: it is missing")
         file = open_file(path)
         index.files.append(file)
         index.beside.append(file)

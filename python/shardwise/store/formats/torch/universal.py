@@ -79,6 +79,8 @@ def open_form(path: Location) -> StoredCheckpoint:
         if absent is not None:
             raise ParseError(f"{zero}: has no folder {shown(absent)}, a parameter of the trainer: files are missing")
         is_alone = max(map(len, held.values()), default=0) > 1
+        for group in folder.groups:
+            _check_alike(zero, {name: parts[name] for name in group if name in parts})
         for name in names:
             opened = {file.removesuffix(".pt"): open_next(zero / name / file) for file in parts[name]}
             folder.add_parameter(name, opened, may_be_part=is_alone and len(held[name]) == 1)
@@ -99,6 +101,7 @@ def open_form(path: Location) -> StoredCheckpoint:
             unreadable=folder.unreadable,
             sums=partial(sums_of, files),
             unread=sorted(unread + folder.unread),
+            doubts=[] if common or not is_alone else [f"{zero}: has no {OPTIMIZER}, so groups, and steps, are missing"],
         ),
     )
 
@@ -137,6 +140,11 @@ class _Folder(Rows):
             tied = dict_of(first.get("shared_params"))
             self._tied.update((alias, name) for alias, name in tied.items() if isinstance(name, str))
             self._module.update(dict_of(first.get("module")))
+
+    @property
+    def groups(self) -> list[list[str]]:
+        """The parameters of each group of the optimizer, if the folder says it."""
+        return [list(group) for group in self._layout] if self.models else []
 
     @property
     def is_whole(self) -> bool:
@@ -255,6 +263,14 @@ class _Folder(Rows):
                 full = f"optimizer.state.{name}.step"
                 if step is not None and full not in self.states:
                     self.states[full] = _scalar(file.container, step, full)
+
+
+def _check_alike(zero: Location, parts: dict[str, list[str]]) -> None:
+    """Refuse a parameter without a state that others of its group have: an optimizer keeps the same of each."""
+    every = dict.fromkeys(file for files in parts.values() for file in files if file != "step.pt")
+    for name, files in parts.items():
+        if absent := [file for file in every if file not in files]:
+            raise ParseError(f"{zero / name}: has no {absent[0]}, which other parameters have: files are missing")
 
 
 def _as_whole(name: str, shapes: list[tuple[int, ...]], *, is_certain: bool) -> Cut:
