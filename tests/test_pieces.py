@@ -15,10 +15,14 @@ from hypothesis import strategies as st
 from shardwise import pieces as pieces_module
 from shardwise.pieces import NO_PIECES, Piece, Pieces, dense_strides
 
-#: Functions that look for what is shared along one dim, in which there are no boxes: of tasks, of chunks.
+#: Functions that look for what is shared along one dim, in which there are no boxes: of tasks, of chunks, of ranges of
+#: flat parameters.
 ALONG_ONE_DIM = {
     ("store/write/plan/grids.py", "add_overlaps"),
     ("store/formats/orbax/zarr.py", "_from_shard"),
+    ("store/formats/torch/flat_units.py", "ranges_of"),
+    ("store/formats/torch/flat_units.py", "local_weights"),
+    ("store/formats/torch/zero_partitions.py", "_check_named"),
 }
 LARGER, SMALLER = {"max", "np.maximum"}, {"min", "np.minimum"}
 

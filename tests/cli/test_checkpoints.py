@@ -62,6 +62,11 @@ def test_inspect_and_verify(run: Run) -> None:
     described = {key: value for key, value in described.items() if key != "tensors"}
     expected = {"path": "a.safetensors", "format": "safetensors", "bytes": 2**19 + 3, "objects": [], "unreadable": {}}
     expected["left_out"] = []
+    expected["doubts"] = []
+    expected["training"] = {
+        "weights": {"tensors": 2, "bytes": 2**19 + 3},
+        "state": {"tensors": 0, "bytes": 0, "kinds": {}},
+    }
     assert described == expected
     said = run("verify", "a.safetensors")
     assert said == "a.safetensors: safetensors, 2 tensors, 512.0 KiB: all 2 digests are right\n"

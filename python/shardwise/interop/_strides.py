@@ -47,7 +47,7 @@ def cut_of(dim: int, spec: Spec, mesh: DeviceMesh) -> StridedCut:
 
     >>> from shardwise import packed
     >>> cut_of(0, packed.parse("(3 12@tp 64)"), DeviceMesh((4,), ("tp",)))
-    Cut(outer=3, axes=('tp',))
+    StridedCut(outer=3, axes=('tp',))
     """
     if not isinstance(spec, PackedDim):
         return StridedCut(1, merged_axes(plain_names(spec), mesh))
@@ -151,9 +151,9 @@ def read_factors(cuts: Sequence[tuple[str, int | None]], mesh: DeviceMesh) -> St
     """Read the answer of `split_factors`, for the axes of one dim in mesh order; `None` if it is not one cut of a dim.
 
     >>> read_factors([("x", 12), ("y", 3)], DeviceMesh((2, 4), ("x", "y")))
-    Cut(outer=3, axes=('y', 'x'))
+    StridedCut(outer=3, axes=('y', 'x'))
     >>> read_factors([("x", 2), ("y", None)], DeviceMesh((2, 4), ("x", "y")))
-    Cut(outer=1, axes=('y:(1)2', 'x', 'y:(2)2'))
+    StridedCut(outer=1, axes=('y:(1)2', 'x', 'y:(2)2'))
     """
     digits: list[_Digit] = []
     # From the last axis of the mesh to the first: the axes before a strided shard are then in place.

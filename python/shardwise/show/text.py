@@ -27,8 +27,9 @@ def text_of(picture: Picture) -> str:
     If there is no room for the longest labels, their lines go below one another, shorter labels are used, or the
     columns of a panel continue in further frames. Numbers are never cut.
 
-    >>> from shardwise.show.picture import Side, Span, View
-    >>> sides = Side("dim 0: 2", 2, (Span(0, 2, "0:2"),)), Side("dim 1: 4", 4, (Span(0, 2, "0:2"), Span(2, 4, "2:4")))
+    >>> from shardwise.show.picture import PanelSide, Span, View
+    >>> rows = PanelSide("dim 0: 2", 2, (Span(0, 2, "0:2"),))
+    >>> sides = rows, PanelSide("dim 1: 4", 4, (Span(0, 2, "0:2"), Span(2, 4, "2:4")))
     >>> tiles = tuple(Tile((0, 2), (at, at + 2), None, ((f"cpu:{at}",),), "", "") for at in (0, 2))
     >>> print(text_of(Picture("", "", (View(("two",), (Panel("", *sides, tiles),)),))))
     two

@@ -75,8 +75,8 @@ class Optimizer:
             is_matrix: Whether it is a matrix within a layer, as Muon takes them.
 
         >>> optimizer_of("adamw").kept((4, 3), 32)
-        [Kept(name='exp_avg', elements=12, bits=32), Kept(name='exp_avg_sq', elements=12, bits=32), \
-Kept(name='step', elements=1, bits=32)]
+        [StateArray(name='exp_avg', elements=12, bits=32), StateArray(name='exp_avg_sq', elements=12, bits=32), \
+StateArray(name='step', elements=1, bits=32)]
         """
         elements = math.prod(sizes)
         if self.name == "muon":

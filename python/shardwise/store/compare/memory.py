@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..._arguments import check_items, instance
 from ..._text import shown
 from ...deploy.positions import Positions, positions_of
 from ...errors import LayoutError
@@ -159,6 +160,8 @@ def check_memory(
     Where replicas differ, those are named that do not fit the digest of the whole; if none does, all are named.
     """
     listed = list(reports)
+    check_items("reports", listed, MemoryDigests)
+    check_items("digests", list(instance("digests", digests, Mapping).values()), (Digest, int))  # type: ignore[type-abstract]
     faults = [fault for report in listed for fault in report.faults]
     held: dict[str, dict[Bounds, dict[Digest, list[MemoryDigests]]]] = {}
     for report in listed:

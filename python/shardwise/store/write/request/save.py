@@ -82,6 +82,7 @@ def save_checkpoint(
 
     >>> import tempfile
     >>> from pathlib import Path
+    >>> import numpy as np
     >>> from shardwise import open_checkpoint
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     report = save_checkpoint(Path(folder, "model.safetensors"), {"w": np.arange(6).reshape(2, 3)[:, 1:]})
