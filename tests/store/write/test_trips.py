@@ -88,10 +88,14 @@ def test_a_reshard(trip: Trip, given: Path, expected: Expected, to: str) -> None
     report = sw.reshard_checkpoint(source, new, **settings(to), progress=seen)
     seen.check()
     assert trip.made(new) == expected(to)
-    assert report.bytes == sum(map(len, expected(to).values())) - sum(
-        len(data) for name, data in expected(to).items() if name in ("shardwise.json", ".metadata") or "index" in name
+    # What goes along, and an index, are not counted.
+    besides = {"shardwise.json", ".metadata", *report.companions}
+    assert report.bytes == sum(
+        len(data) for name, data in expected(to).items() if name not in besides and "index" not in name
     )
-    assert sw.verify_checkpoint(new).digests == report.tensors
+    # A file of `torch.save` has no place for digests; each of its members has a CRC-32.
+    done = sw.verify_checkpoint(new)
+    assert done.crcs > report.tensors if to == "torch" else done.digests == report.tensors
     assert sw.diff_checkpoints(source, new) == []
     again = sw.reshard_checkpoint(source, new, **settings(to), resume=True)
     assert (again.bytes_written, again.bytes_resumed) == (0, report.bytes)
