@@ -15,7 +15,7 @@ __all__ = ["MOST_BYTES", "faults"]
 
 ROOT = Path(__file__).parent.parent
 #: A wheel that is larger is looked at before this number is raised.
-MOST_BYTES = 3_000_000
+MOST_BYTES = 3 * 2**20
 
 # Folders of people, and of what builds on hosted machines.
 _HOMES = re.compile(rb"(?:/home/|/root/|/Users/|/github/|/runner/|[A-Za-z]:[\\/](?:Users|a)[\\/])[\w.\\/-]*")
