@@ -26,6 +26,7 @@ __all__ = [
     "Location",
     "absolute",
     "entries_of",
+    "first_bytes",
     "hidden_name",
     "hub_hint",
     "is_sampled",
@@ -179,6 +180,20 @@ def open_file(location: Location) -> Holder:
         ParseError: if it is not a regular file.
     """
     return ObjectFile(location) if isinstance(location, ObjectPath) else DataFile(Path(str(location)))
+
+
+def first_bytes(location: Location, most: int) -> bytes:
+    """Read a file or an object, up to so many bytes of it.
+
+    Raises:
+        OSError: if it cannot be opened or read.
+        ParseError: if it is not a regular file.
+    """
+    file = open_file(location)
+    try:
+        return file.read(0, min(file.size, most))
+    finally:
+        file.close()
 
 
 def read_unlinked(location: Location, most: int) -> bytes | None:

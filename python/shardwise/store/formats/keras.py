@@ -24,7 +24,7 @@ from ...pieces import Bounds
 from ..data.boxes import Located, contiguous_strides
 from ..data.codecs import decompress
 from ..data.files import Holder
-from ..data.location import open_file
+from ..data.location import first_bytes, open_file
 from ..data.parts import check_whole
 from ..data.text import checked_name, checked_shape, stays_inside
 from ..tensors.checkpoint import Besides, StoredCheckpoint, StoredObject
@@ -87,11 +87,7 @@ def _located(path: Path) -> Path:
 
 def _index(path: Path) -> tuple[dict[str, list[str]], dict[str, Any]]:
     """The files that hold each group, and the metadata of the index."""
-    file = open_file(path)
-    try:
-        index = strict_json(file.read(0, min(file.size, MAX_JSON + 1)), path)
-    finally:
-        file.close()
+    index = strict_json(first_bytes(path, MAX_JSON + 1), path)
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise ParseError(f"{path}: no weight_map from groups to the files that hold them")

@@ -18,7 +18,7 @@ from ..._arguments import check_items, is_true
 from ..._fork import cached_property, importing
 from ..._text import shown
 from ...errors import ParseError
-from ..data.location import Location, entries_of, hub_hint, location_of, open_file, refuse_other, unlisted
+from ..data.location import Location, entries_of, first_bytes, hub_hint, location_of, refuse_other, unlisted
 from ..data.parts import (
     BY_RULES,
     ENGINE_FILE,
@@ -81,11 +81,7 @@ class Candidate:
         """The first bytes of the file; none for a folder."""
         if self.is_folder or not self.path.is_file():
             return b""
-        file = open_file(self.path)
-        try:
-            return file.read(0, min(file.size, 512))
-        finally:
-            file.close()
+        return first_bytes(self.path, 512)
 
 
 class Form(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any
 from ...._json import MAX_JSON, strict_json
 from ...._text import shown
 from ....errors import ParseError
-from ...data.location import Location, entries_of, open_file
+from ...data.location import Location, entries_of, first_bytes
 from ...tensors.checkpoint import StoredCheckpoint
 from .legacy import open_ranks
 from .torch_dist import open_iteration
@@ -37,11 +37,7 @@ def open_form(path: Location) -> StoredCheckpoint:
 
 
 def _latest(path: Location) -> str:
-    file = open_file(path)
-    try:
-        text = file.read(0, min(file.size, 64)).decode("ascii", "replace").strip()
-    finally:
-        file.close()
+    text = first_bytes(path, 64).decode("ascii", "replace").strip()
     if text == "release":
         return text
     if not text.isdecimal() or len(text) > 18:
@@ -54,13 +50,9 @@ def _latest(path: Location) -> str:
 
 def _json(path: Location) -> Any:
     try:
-        file = open_file(path)
+        return strict_json(first_bytes(path, MAX_JSON + 1), path)
     except FileNotFoundError:
         raise ParseError(
             f"{path.parent}: has no metadata.json, which torch_dist writes last: the save was interrupted; take an "
             "earlier iteration"
         ) from None
-    try:
-        return strict_json(file.read(0, min(file.size, MAX_JSON + 1)), path)
-    finally:
-        file.close()

@@ -12,7 +12,7 @@ from typing import Any
 from ...._json import MAX_JSON, strict_json
 from ...._text import shown
 from ....errors import ParseError
-from ...data.location import Location, open_file
+from ...data.location import Location, first_bytes
 from ...data.text import checked_name
 from ...tensors.checkpoint import Besides, StoredCheckpoint, StoredObject
 from ...tensors.stored import StoredTensor, UnsupportedError
@@ -141,10 +141,6 @@ def _check_tree(item: Location, tree: Any, prefix: str, names: set[str]) -> None
 def _json(path: Location) -> Any:
     """The JSON in a file; an empty object where there is no such file."""
     try:
-        file = open_file(path)
+        return strict_json(first_bytes(path, MAX_JSON + 1), path)
     except FileNotFoundError:
         return {}
-    try:
-        return strict_json(file.read(0, min(file.size, MAX_JSON + 1)), path)
-    finally:
-        file.close()

@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 from ...._json import MAX_JSON, strict_json
 from ...._text import shown
 from ....errors import ParseError
-from ...data.files import Holder
-from ...data.location import Location, entries_of, open_file, opening
+from ...data.location import Location, entries_of, first_bytes, opening
 from ...tensors.checkpoint import Besides, StoredCheckpoint, StoredObject
 from ...tensors.stored import StoredTensor, UnsupportedError
 from .flat_units import FLAT, local_weights, wrapped_modules
@@ -179,18 +178,14 @@ def _complete(path: Location, key: tuple[str, str, str], ranks: dict[int, str], 
 
 def _config(path: Location, world: int) -> dict[str, Any]:
     """The statements of `fsdp_config.json`, which must be of the same world."""
-    file: Holder
+    file = path / _CONFIG
     try:
-        file = open_file(path / _CONFIG)
+        said = strict_json(first_bytes(file, MAX_JSON + 1), file)
     except FileNotFoundError:
         return {}
-    try:
-        said = strict_json(file.read(0, min(file.size, MAX_JSON + 1)), file.path)
-    finally:
-        file.close()
     if not isinstance(said, dict) or said.get("world_size", world) != world:
         size = said.get("world_size") if isinstance(said, dict) else said
-        raise ParseError(f"{file.path}: world_size is {shown(size)}, but the files are those of {world} ranks")
+        raise ParseError(f"{file}: world_size is {shown(size)}, but the files are those of {world} ranks")
     return {"FSDP_version": said["FSDP_version"]} if "FSDP_version" in said else {}
 
 

@@ -17,7 +17,7 @@ from ...._text import shown
 from ....errors import ParseError
 from ....rules.parameter_order import parameter_order
 from ...data.files import Holder
-from ...data.location import Location, entries_of, open_file
+from ...data.location import Location, entries_of, first_bytes, open_file
 from ...data.parts import FSDP_FOLDER, OPTIMIZER_FILE
 from ...tensors.checkpoint import Besides, KeyPath, StoredCheckpoint, StoredObject
 from ...tensors.model_config import config_of
@@ -104,11 +104,7 @@ def with_training_files(
 
 def _is_container(path: Location) -> bool:
     """Return whether a file is one of `torch.save`, as it is since PyTorch 1.6; others are among those not read."""
-    file = open_file(path)
-    try:
-        return file.read(0, min(file.size, len(_MAGIC))) == _MAGIC
-    finally:
-        file.close()
+    return first_bytes(path, len(_MAGIC)) == _MAGIC
 
 
 def _read(path: Location, within: KeyPath, held: StateDicts, files: list[Holder]) -> None:

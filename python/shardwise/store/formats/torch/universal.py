@@ -15,7 +15,7 @@ from typing import Any
 from ...._text import shown
 from ....errors import ParseError
 from ...data.files import Holder
-from ...data.location import Location, entries_of, open_file, opening
+from ...data.location import Location, entries_of, first_bytes, opening
 from ...data.text import checked_name, checked_shape
 from ...tensors.checkpoint import Besides, StoredCheckpoint
 from ...tensors.lazy import LazyTensors
@@ -293,11 +293,7 @@ def _scalar(container: Container, value: Any, name: str) -> WholeRow | StoredTen
 
 def latest_in(path: Location) -> str:
     """Give the folder beside a file that the file names."""
-    file = open_file(path)
-    try:
-        name = file.read(0, min(file.size, 1024)).decode("utf-8", "replace").strip()
-    finally:
-        file.close()
+    name = first_bytes(path, 1024).decode("utf-8", "replace").strip()
     if not name or name in (".", "..") or re.search(r"[/\\\0]", name):
         raise ParseError(f"{path}: {shown(name)} is not the name of a folder beside it")
     if not (path.parent / name).is_dir():
