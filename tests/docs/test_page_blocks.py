@@ -153,9 +153,17 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, found in (("FSDP", "torch/fsdp2"), ("ORBAX", "orbax_keras/orbax_ocdbt_zarr3")):
         (folder / name).symlink_to(data / found)
     sw.save_checkpoint(folder / "DCP", weights, to="dcp", sync=False)
-    with tarfile.open(data / "zero" / "zero2_tp.tar.xz") as archive:
-        archive.extractall(folder, filter="data")
-    (folder / "checkpoint").rename(folder / "ZERO")
+    states = ROOT / "tests" / "data" / "states"
+    for name, archive, within in (
+        ("ZERO", data / "zero" / "zero2_tp.tar.xz", ""),
+        ("global_step_900", data / "zero" / "zero2_tp.tar.xz", ""),
+        ("step-900", states / "torchtitan" / "fsdp2" / "checkpoint.tar.xz", "checkpoint/step-2"),
+        ("iter_0000900", states / "megatron" / "dp_reshardable_tp" / "checkpoint.tar.xz", ""),
+        ("checkpoint-900", states / "hf" / "trainer_adafactor" / "checkpoint.tar.xz", "checkpoint-2"),
+    ):
+        with tarfile.open(archive) as files:
+            files.extractall(folder / f"{name}.files", filter="data")
+        (folder / name).symlink_to(folder / f"{name}.files" / "checkpoint" / within)
     (folder / "rules.toml").write_text(RULES, encoding="utf-8")
     return folder
 

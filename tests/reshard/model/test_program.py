@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import itertools
 import pickle
 import queue
@@ -331,16 +330,20 @@ class TestPartialSums:
     @staticmethod
     def carried(plan: ModelPlan, source: dict[str, list[Any]], memory: int | None) -> dict[Any, dict[str, Any]]:
         """All programs at once, over queues by sender, receiver and tag."""
-        mail: dict[Any, queue.Queue[Any]] = collections.defaultdict(queue.Queue)
+        mail: dict[Any, queue.Queue[Any]] = {}
         out = out_arrays(plan)
+
+        def box(*key: Any) -> queue.Queue[Any]:
+            """The one queue of a key: a default dict may make two where two threads ask at once."""
+            return mail.setdefault(key, queue.Queue())
 
         def run(holder: Any) -> None:
             before = {name: source[name][plan[name].src.holders.index(holder)] for name in plan}
             plan.program(holder, memory).run(
                 before,
                 out[holder],
-                lambda peer, tag, data: mail[holder, peer, tag].put(data.copy()),
-                lambda peer, tag, data: np.copyto(data, mail[peer, holder, tag].get(timeout=60)),
+                lambda peer, tag, data: box(holder, peer, tag).put(data.copy()),
+                lambda peer, tag, data: np.copyto(data, box(peer, holder, tag).get(timeout=60)),
             )
 
         with ThreadPoolExecutor(len(plan.devices)) as pool:
