@@ -11,6 +11,7 @@ import pytest
 
 import shardwise as sw
 from shardwise.cli import main
+from tests.store.tasks import files
 
 TENSORS = {
     "model.w": np.ones((2, 3), "f4"),
@@ -136,7 +137,7 @@ def test_both(run: Any) -> None:
 def test_files_of_ranks_of_fsdp2_need_no_rules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`fully_shard` cuts every tensor alike: dim 0 over the last axis of the mesh, most rows on the first ranks."""
     source, new = tmp_path / "a.safetensors", tmp_path / "new"
-    tensors = {"w": np.arange(10, dtype="f4").reshape(5, 2), "b": np.arange(1, dtype="f4")}
+    tensors = {"b": np.arange(1, dtype="f4"), "w": np.arange(10, dtype="f4").reshape(5, 2)}
     sw.save_checkpoint(source, tensors, sync=False)
     assert main(["reshard", str(source), str(new), "--to", "fsdp2", "--mesh", "ddp=2,fsdp=3", "--no-sync"]) == 0
     assert "warning" not in capsys.readouterr().err
@@ -145,3 +146,8 @@ def test_files_of_ranks_of_fsdp2_need_no_rules(tmp_path: Path, capsys: pytest.Ca
         assert rows == [[0, 2], [2, 4], [4, 5]]
         assert len(checkpoint["w"].replicas) == 3
         assert all((checkpoint.read(name) == value).all() for name, value in tensors.items())
+    mesh = sw.DeviceMesh((2, 3), ("ddp", "fsdp"))
+    sw.reshard_checkpoint(source, tmp_path / "python", mesh=mesh, to="fsdp2", sync=False)
+    sw.save_checkpoint(tmp_path / "saved", tensors, mesh=mesh, to="fsdp2", sync=False)
+    for other in ("python", "saved"):
+        assert files(tmp_path / other) == files(new)

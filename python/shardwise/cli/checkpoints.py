@@ -12,9 +12,8 @@ from typing import Any
 
 from .._text import bytes_text, shown
 from ..deploy.deployment import Deployment
-from ..layout import TensorLayout
+from ..mesh import DeviceMesh
 from ..rules.layout_map import LayoutMap
-from ..rules.layout_rule import LayoutRule
 from ..rules.left_out import LeftOut
 from ..rules.numbers import config_beside
 from ..rules.rewrites import Rewrites
@@ -74,8 +73,10 @@ def run_reshard(screen: Screen, options: argparse.Namespace) -> int:
 def contents_of(options: argparse.Namespace) -> tuple[LayoutMap | Deployment | None, dict[str, Any]]:
     """Give the layouts of a new checkpoint, and what else says what is written."""
     _check_names(options.rules, options.to)
-    layouts, rewrites = _rules(options)
+    mesh = None if options.mesh is None else parse_mesh(options.mesh)
+    layouts, rewrites = _rules(options, mesh)
     return layouts, {
+        "mesh": mesh if layouts is None else None,
         "to": options.to,
         "uneven": options.uneven,
         "dtype": options.dtype,
@@ -121,12 +122,11 @@ def refused() -> Iterator[None]:
         raise ValueError(str(error)) from error
 
 
-def _rules(options: argparse.Namespace) -> tuple[LayoutMap | Deployment | None, Rewrites]:
+def _rules(options: argparse.Namespace, mesh: DeviceMesh | None) -> tuple[LayoutMap | Deployment | None, Rewrites]:
     """The layouts and the rewrites: the source's rules undone, then the destination's."""
     config = options.config or config_beside(options.source)
     rewrites = _rewrites(options, options.source)
     layouts: LayoutMap | Deployment | None = None
-    mesh = None if options.mesh is None else parse_mesh(options.mesh)
     if options.rules is not None:
         with reading_for(options.source):
             layouts = read_layouts(options.rules, mesh, config)
@@ -134,12 +134,6 @@ def _rules(options: argparse.Namespace) -> tuple[LayoutMap | Deployment | None, 
             layouts = None  # A file with rewrites only.
         elif layouts.world is None:
             raise no_mesh(options.rules, layouts)
-    if mesh is not None and layouts is None and getattr(options, "to", None) == "fsdp2":
-        # What `fully_shard` does is the same for every model: dim 0 over the last axis.
-        rows, copies = LayoutRule(TensorLayout((mesh.axis_names[-1],)), "ceil"), mesh.axis_names[:-1]
-        layouts = LayoutMap(mesh, default=rows, replicated=copies)
-    if mesh is not None and layouts is None:
-        raise ValueError("--mesh says how many devices there are; --rules must say how the tensors are cut")
     return layouts, rewrites
 
 

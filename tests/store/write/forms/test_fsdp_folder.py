@@ -91,6 +91,12 @@ def test_what_dtensors_cannot_hold_is_refused(tmp_path: Path) -> None:
         sw.save_checkpoint(tmp_path / "new", tensors, layouts, to="fsdp2", metadata={"a": "b"})
     with pytest.raises(sw.LayoutError, match="files for ranks need layouts with a mesh"):
         sw.save_checkpoint(tmp_path / "new", tensors, to="fsdp2")
+    with pytest.raises(sw.LayoutError, match="mesh and layouts are both given"):
+        sw.save_checkpoint(tmp_path / "new", tensors, layouts, mesh=mesh, to="fsdp2")
+    with pytest.raises(sw.LayoutError, match="mesh is given, but layouts must say how the tensors are cut"):
+        sw.save_checkpoint(tmp_path / "new", tensors, mesh=mesh, to="dcp")
+    with pytest.raises(TypeError, match="mesh must be a DeviceMesh or None"):
+        sw.save_checkpoint(tmp_path / "new", tensors, mesh=4, to="fsdp2")  # type: ignore[arg-type]
     sw.save_checkpoint(tmp_path / "new", tensors, layouts, to="fsdp2", metadata={"device_type": "cuda"})
     state = pickle_of(tmp_path / "new" / "model_world_size_4_rank_3.pt")
     assert state["w"].args[3][1]["_spec"].state["mesh"].state["_device_type"] == "cuda"

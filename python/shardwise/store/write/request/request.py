@@ -10,8 +10,11 @@ from ...._arguments import instance, integer, is_true, optional
 from ...._dtypes import Dtype, find_dtype
 from ...._text import shown
 from ....errors import LayoutError
-from ....layout import UnevenRule
-from ....placing import NO_LAYOUTS, Placing
+from ....layout import TensorLayout, UnevenRule
+from ....mesh import DeviceMesh
+from ....placing import NO_LAYOUTS, Layouts, Placing, placing_of
+from ....rules.layout_map import LayoutMap
+from ....rules.layout_rule import LayoutRule
 from ....rules.numbers import Config
 from ....rules.pattern import NamePattern
 from ...data.location import Location
@@ -20,7 +23,7 @@ from ...rewritten.names import Naming, checked_which, replacements
 from ..forms.forms import Target
 from ..places.work import MEMORY
 
-__all__ = ["FILE_BYTES", "Request"]
+__all__ = ["FILE_BYTES", "Request", "placing_over"]
 
 #: The most bytes that Hugging Face's own `save_pretrained` puts in a file.
 FILE_BYTES = 5 * 10**9
@@ -92,6 +95,27 @@ class Request:
         object.__setattr__(self, "max_file_bytes", most)
         if self.rank is not None:
             object.__setattr__(self, "rank", integer("rank", self.rank))
+
+
+def placing_over(layouts: Layouts | None, mesh: DeviceMesh | None, to: Target | None) -> Placing:
+    """Give the cuts of a new checkpoint: the layouts, or of FSDP2 those over a mesh alone, the same for any model.
+
+    Raises:
+        LayoutError: if there is a mesh, but there are layouts too, or the format is another one.
+        TypeError: if an argument is of the wrong type.
+    """
+    if optional("mesh", mesh, DeviceMesh) is None:
+        return placing_of(layouts)
+    assert mesh is not None
+    if layouts is not None:
+        raise LayoutError("mesh and layouts are both given; layouts have a mesh of their own")
+    if to != "fsdp2":
+        raise LayoutError(
+            "mesh is given, but layouts must say how the tensors are cut; only to='fsdp2' cuts all of them alike"
+        )
+    # As `fully_shard` cuts: dim 0 over the last axis.
+    rows = LayoutRule(TensorLayout((mesh.axis_names[-1],)), "ceil")
+    return LayoutMap(mesh, default=rows, replicated=mesh.axis_names[:-1])
 
 
 def _naming(rename: Any, rewrites: Any, only: Any, drop: Any, which: Any) -> Naming:

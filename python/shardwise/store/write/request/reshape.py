@@ -12,7 +12,8 @@ from typing import Any, Literal
 from ...._arguments import is_true
 from ...._garbage import uncollected
 from ....layout import UnevenRule
-from ....placing import Layouts, placing_of
+from ....mesh import DeviceMesh
+from ....placing import Layouts
 from ....rules.numbers import Config
 from ....rules.rewrites import Rewrites
 from ...data.location import Location, is_sampled, location_of, taken
@@ -30,7 +31,7 @@ from ..places.work import MEMORY, RETRIES, Work, worker_count
 from ..run.checkpoint_plan import CheckpointPlan
 from ..run.run import run_whole
 from .preparation import Preparation
-from .request import FILE_BYTES, Request
+from .request import FILE_BYTES, Request, placing_over
 from .save import warn
 from .scratch import ScratchFile, opened_scratch
 
@@ -42,6 +43,7 @@ def reshard_checkpoint(
     dst: str | os.PathLike[str] | Location,
     layouts: Layouts | None = None,
     *,
+    mesh: DeviceMesh | None = None,
     to: Target | None = None,
     uneven: UnevenRule = "even",
     dtype: Any = None,
@@ -77,6 +79,8 @@ def reshard_checkpoint(
         dst: The new file or folder, or a URL (`s3://`, `gs://`, `memory://`); nothing may be there.
         layouts: The cuts of the tensors, by the new names: a `LayoutMap`, a `Deployment` or a mapping. Without it they
             are merged.
+        mesh: For `"fsdp2"`, in place of layouts: every tensor is cut as `fully_shard` does it, dim 0 over the last axis
+            of the mesh.
         to: The format of `dst`; see `save_checkpoint`.
         uneven: The rule by which a dim that does not divide is cut.
         dtype: The new dtype of floating-point weights; by default every tensor keeps its dtype, and the states of an
@@ -160,7 +164,7 @@ def reshard_checkpoint(
     )  # fmt: skip
     target = location_of(dst)
     request = Request.of(
-        target, layouts=placing_of(layouts), to=to, uneven=uneven, dtype=dtype, overflow=overflow,
+        target, layouts=placing_over(layouts, mesh, to), to=to, uneven=uneven, dtype=dtype, overflow=overflow,
         names={"rename": rename, "rewrites": rewrites, "only": only, "drop": drop, "which": which},
         metadata=metadata, max_file_bytes=max_file_bytes, memory=memory, replicas=replicas, task_bytes=task_bytes,
         strict=strict, rank=rank, padded=padded, parameter_names=parameter_names, config=config,
@@ -176,6 +180,7 @@ def plan_checkpoint(
     dst: str | os.PathLike[str] | Location,
     layouts: Layouts | None = None,
     *,
+    mesh: DeviceMesh | None = None,
     to: Target | None = None,
     uneven: UnevenRule = "even",
     dtype: Any = None,
@@ -202,6 +207,7 @@ def plan_checkpoint(
         src: As for `reshard_checkpoint`, like all that follow; a path or URL that all machines see that run a part.
         dst: The new file or folder, which they all see too; or a new folder's URL.
         layouts: The cuts of the tensors.
+        mesh: For `"fsdp2"`, the devices, in place of layouts.
         to: The format of `dst`.
         uneven: The rule by which a dim that does not divide is cut.
         dtype: The new dtype of floating-point weights.
@@ -250,7 +256,7 @@ def plan_checkpoint(
     """
     target = location_of(dst)
     request = Request.of(
-        target, layouts=placing_of(layouts), to=to, uneven=uneven, dtype=dtype, overflow=overflow,
+        target, layouts=placing_over(layouts, mesh, to), to=to, uneven=uneven, dtype=dtype, overflow=overflow,
         names={"rename": rename, "rewrites": rewrites, "only": only, "drop": drop, "which": which},
         metadata=metadata, max_file_bytes=max_file_bytes, memory=memory, replicas=replicas, task_bytes=task_bytes,
         strict=strict, rank=rank, padded=padded, parameter_names=parameter_names, config=config, is_written=False,

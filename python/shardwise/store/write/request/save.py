@@ -11,7 +11,8 @@ from typing import Any
 from ...._arguments import is_true
 from ....errors import ShardwiseWarning
 from ....layout import UnevenRule
-from ....placing import Layouts, placing_of
+from ....mesh import DeviceMesh
+from ....placing import Layouts
 from ...data.location import Location, location_of
 from ...rewritten.wanted import states_of, wanted_arrays
 from ..forms.doubts import DoubtsError, doubts_about, ruled_tensors
@@ -21,7 +22,7 @@ from ..places.report import WriteReport
 from ..places.work import MEMORY, Work
 from ..run.run import run_whole
 from .planner import chosen_form, plan_form
-from .request import FILE_BYTES, Request
+from .request import FILE_BYTES, Request, placing_over
 
 __all__ = ["save_checkpoint", "warn"]
 
@@ -31,6 +32,7 @@ def save_checkpoint(
     tensors: Mapping[str, Any],
     layouts: Layouts | None = None,
     *,
+    mesh: DeviceMesh | None = None,
     to: Target | None = None,
     uneven: UnevenRule = "even",
     metadata: Mapping[str, str] | None = None,
@@ -50,10 +52,11 @@ def save_checkpoint(
             and strides, are tied: the elements are written once.
         layouts: The cuts of the tensors, but for `"safetensors"` and `"hf"`: a `LayoutMap`, a `Deployment` or a mapping
             by name. A `ShardedArray` that it does not name keeps its own partition; any other tensor is written whole.
+        mesh: For `"fsdp2"`, the devices, in place of layouts.
         to: `"safetensors"`, a file; `"hf"`, a folder in Hugging Face's format; `"sharded"`, a folder in which
             every shard is once, in a file of a device that owns it, which PyTorch's `HuggingFaceStorageReader` also
             loads; `"dcp"`, the same in the format of `torch.distributed.checkpoint`, which loads it onto any mesh;
-            `"torch"`, a file of `torch.save`;
+            `"torch"`, a file of `torch.save`; `"fsdp2"`, a folder with the files of each rank of FSDP2;
             `"ranks"`, a folder with a file for each device, with all that the device holds, and `ranks.json`, which
             says which file; `"vllm"`, the same as the sharded loaders of vLLM and SGLang read it. By default a file if
             the path ends in `.safetensors`, else sharded if anything is cut, else `"hf"`.
@@ -90,7 +93,7 @@ def save_checkpoint(
     ...         print(checkpoint.read("w").tolist())
     [[1, 2], [4, 5]]
     """
-    placing = placing_of(layouts)
+    placing = placing_over(layouts, mesh, to)
     wanted = wanted_arrays(tensors, placing, uneven, check=is_true("check", check))
     work = Work(memory=memory, threads=threads, sync=is_true("sync", sync), progress=progress)
     target = location_of(path)
