@@ -15,7 +15,7 @@ import pytest
 
 import shardwise as sw
 from shardwise.cli import main
-from shardwise.store.formats.torch.optimizers import Candidate, Optimizer, matched
+from shardwise.store.formats.torch.optimizers import ModelTensor, OptimizerDict, matched
 
 from ...torch_files import Call, save, tensor
 
@@ -49,7 +49,9 @@ def test_states_are_the_parameters_own(case: str, inside: str, tmp_path: Path) -
         assert {name for name in checkpoint if name.startswith("optimizer.")} <= set(said)
 
 
-def assignments(groups: list[list[tuple[int] | None]], candidates: list[Candidate]) -> list[dict[tuple[int, int], str]]:
+def assignments(
+    groups: list[list[tuple[int] | None]], candidates: list[ModelTensor]
+) -> list[dict[tuple[int, int], str]]:
     """All assignments that keep the order within groups, by trying each label of each candidate."""
     found = []
     for labels in itertools.product(range(-1, len(groups)), repeat=len(candidates)):
@@ -73,7 +75,7 @@ def test_a_number_has_a_name_if_and_only_if_one_assignment_is_possible(seed: int
     draw = random.Random(seed)
     count = draw.randint(1, 3)
     most = draw.choice([2, 3, 4])
-    candidates = [Candidate(f"p{number}", (draw.randint(1, most),)) for number in range(draw.randint(1, 6))]
+    candidates = [ModelTensor(f"p{number}", (draw.randint(1, most),)) for number in range(draw.randint(1, 6))]
     groups: list[list[tuple[int] | None]] = [[] for _ in range(count)]
     for candidate in candidates:
         group = draw.choice([-1, *range(count), *range(count)])
@@ -86,7 +88,7 @@ def test_a_number_has_a_name_if_and_only_if_one_assignment_is_possible(seed: int
     chain = itertools.chain.from_iterable
     shapes = dict(zip(chain(params), chain(groups), strict=True))
     state = {number: {"exp_avg": shape} for number, shape in shapes.items() if shape is not None}
-    optimizer = Optimizer("optimizer.", state, [{} for _ in groups], params, lambda shape: shape)
+    optimizer = OptimizerDict("optimizer.", state, [{} for _ in groups], params, lambda shape: shape)
     found, why = matched([optimizer], candidates, is_ordered=True)
     possible = assignments(groups, candidates)
     if len(possible) == 1:

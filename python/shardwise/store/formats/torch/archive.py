@@ -16,7 +16,7 @@ from ....errors import ParseError
 from ...data.files import Holder
 from ...tensors.checkpoint import StoredSum
 
-__all__ = ["END", "END64", "ENTRY", "LOCAL", "LOCATOR", "Archive", "Member"]
+__all__ = ["END", "END64", "ENTRY", "LOCAL", "LOCATOR", "Archive", "ListedMember"]
 
 #: The records of a zip file: the directory's end, in 32 and 64 bits, and where the latter is; an entry of the
 #: directory, and what stands before a member.
@@ -34,7 +34,7 @@ _EDGE = 4096
 _MAX_DIRECTORY = 1 << 30
 
 
-class Member(NamedTuple):
+class ListedMember(NamedTuple):
     """A member as the directory lists it.
 
     Attributes:
@@ -71,7 +71,7 @@ class Archive:
         self._edges: list[tuple[int, bytes]] = []
         for start in dict.fromkeys((0, max(0, self._length - _EDGE))):
             self._edges.append((start, file.read(offset + start, min(_EDGE, self._length - start))))
-        self.members: dict[str, Member] = self._directory()
+        self.members: dict[str, ListedMember] = self._directory()
         self._starts: dict[str, int] = {}
 
     def _error(self, position: int, problem: str) -> ParseError:
@@ -85,7 +85,7 @@ class Archive:
                 return data[start - begin : start - begin + count]
         return self._file.read(self._offset + start, count)
 
-    def _directory(self) -> dict[str, Member]:
+    def _directory(self) -> dict[str, ListedMember]:
         end, count, start, size = self._end()
         if start + size != end:
             raise self._error(start, f"the zip directory of {size} bytes does not end at byte {self._offset + end}")
@@ -105,7 +105,7 @@ class Archive:
             limit = entries[index + 1][0] if index + 1 < len(entries) else start
             if header + LOCAL.size + length > limit:
                 raise self._error(header, f"the zip member {shown(name)} of {length} bytes overlaps what follows it")
-            members[name] = (order, Member(name, length, crc, header, limit))
+            members[name] = (order, ListedMember(name, length, crc, header, limit))
         if len(members) != count:
             raise self._error(start, "two zip members have the same name")
         return {name: member for name, (_, member) in sorted(members.items(), key=lambda item: item[1][0])}
@@ -169,7 +169,7 @@ class Archive:
             raise self._error(at, f"the zip member {shown(name)} has {size} bytes in {packed}")
         return (header, name, size, crc, position), stop
 
-    def start(self, member: Member) -> int:
+    def start(self, member: ListedMember) -> int:
         """Say at which byte of the file a member's bytes begin.
 
         Raises:
@@ -187,7 +187,7 @@ class Archive:
             self._starts[member.name] = start
         return self._offset + start
 
-    def read(self, member: Member, most: int) -> bytes:
+    def read(self, member: ListedMember, most: int) -> bytes:
         """Read a member of at most `most` bytes."""
         if member.size > most:
             raise self._error(

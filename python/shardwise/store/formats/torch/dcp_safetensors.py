@@ -34,7 +34,7 @@ __all__ = ["open_form", "open_names", "open_rest"]
 _NAME = re.compile(r"shard-(\d+)-model-(\d+)-of-(\d+)\.safetensors")
 
 
-class _Part(NamedTuple):
+class _FilePart(NamedTuple):
     """The part of a tensor in one file."""
 
     entry: Entry
@@ -59,7 +59,7 @@ def open_names(path: Location, listed: Iterable[str], *, is_ours: bool = True) -
     if not is_ours:
         _refuse_ours(path, names)
     ranks = _check_names(path, names)
-    parts: dict[str, list[_Part]] = {}
+    parts: dict[str, list[_FilePart]] = {}
     metadata: dict[str, Any] = {}
     with opening([path / name for name in names]) as (open_next, files):
         for name in names:
@@ -70,7 +70,7 @@ def open_names(path: Location, listed: Iterable[str], *, is_ours: bool = True) -
             for tensor, entry in entries.items():
                 if tensor not in offsets:
                     raise ParseError(f"{file.path}: {SHARDING_INFO} does not list the tensor {shown(tensor)}")
-                parts.setdefault(tensor, []).append(_Part(entry, file, offsets[tensor]))
+                parts.setdefault(tensor, []).append(_FilePart(entry, file, offsets[tensor]))
         tensors = {name: _tensor(path, name, held) for name, held in parts.items()}
     return StoredCheckpoint(path, "dcp-safetensors", tensors, files, Besides(metadata={**metadata, "ranks": ranks}))
 
@@ -146,7 +146,7 @@ def _sharding(file: Holder, texts: Mapping[str, str]) -> dict[str, tuple[int, ..
     return offsets
 
 
-def _tensor(path: Location, name: str, parts: list[_Part]) -> StoredTensor:
+def _tensor(path: Location, name: str, parts: list[_FilePart]) -> StoredTensor:
     first = parts[0]
     dtype, rank = CODES[first.entry.dtype], len(first.entry.shape)
     for part in parts:
@@ -167,9 +167,9 @@ def _tensor(path: Location, name: str, parts: list[_Part]) -> StoredTensor:
     return StoredTensor(name, dtype, shape, pieces, replicas=replicas)
 
 
-def _said(part: _Part) -> str:
+def _said(part: _FilePart) -> str:
     return f"{part.entry.dtype} of shape {shown(part.entry.shape)} at {shown(part.offsets)}"
 
 
-def _piece(parts: list[_Part], position: int, box: Bounds) -> StoredPiece:
+def _piece(parts: list[_FilePart], position: int, box: Bounds) -> StoredPiece:
     return stored_piece(parts[position].entry, parts[position].file, box)

@@ -21,13 +21,13 @@ from ...data.text import checked_name
 from ...tensors.checkpoint import Besides, StoredCheckpoint
 from ...tensors.lazy import LazyTensors
 from ...tensors.stored import StoredTensor, UnsupportedError
-from .deepspeed_files import Key, RankFile, Rows, check_world, frozen_row, grid_of, metadata_of, ranks_of, read_rank
+from .deepspeed_files import RankKey, ReadFile, Rows, check_world, frozen_row, grid_of, metadata_of, ranks_of, read_rank
 from .flat_parts import Arrays, FlatRow, WholeRow, described, filled, is_flat, made
-from .model_parallel import Cut, CutRules, whole
-from .optimizers import Candidate, Optimizer, matched, optimizer_of
+from .model_parallel import CutRules, CutTensor, whole
+from .optimizers import ModelTensor, OptimizerDict, matched, optimizer_of
 from .tensors import SavedTensor, children, dict_of, sums_of, value_object
 from .universal import latest_in
-from .zero_partitions import Partition, Spans, layout_of, members_of, partition_of, step_elsewhere
+from .zero_partitions import RankArrays, Spans, layout_of, members_of, partition_of, step_elsewhere
 
 __all__ = ["open_form"]
 
@@ -45,7 +45,7 @@ def open_form(path: Location) -> StoredCheckpoint:
     ranks = ranks_of(path, inside)
     with opening([path / name for name in ranks.values()]) as (open_next, files):
         read = {key: read_rank(open_next(path / name)) for key, name in ranks.items()}
-        folder = _Folder(path, read)
+        folder = _StepFolder(path, read)
         tensors = LazyTensors(folder.rows, described, made)
     return StoredCheckpoint(
         path,
@@ -63,10 +63,10 @@ def open_form(path: Location) -> StoredCheckpoint:
     )
 
 
-class _Folder(Rows):
+class _StepFolder(Rows):
     """A folder of one step."""
 
-    def __init__(self, path: Location, read: Mapping[Key, RankFile]) -> None:
+    def __init__(self, path: Location, read: Mapping[RankKey, ReadFile]) -> None:
         super().__init__()
         self.doubts: list[str] = []
         #: The files of the model of each model-parallel rank, and in them of each data-parallel rank.
@@ -77,7 +77,7 @@ class _Folder(Rows):
         self.is_split = len(self.models[0]) > 1 or ("model", 0, 0) in read
         info = self.first.said.get("universal_checkpoint_info")
         self._rules = None if len(self.models) == 1 else _rules(self.first, info)
-        self.cuts: dict[str, Cut] = {}
+        self.cuts: dict[str, CutTensor] = {}
         if self._optims:
             self._partitions = [[partition_of(file) for file in row] for row in self._optims]
             self.layouts = [layout_of(row[0]) for row in self.models]
@@ -108,7 +108,7 @@ class _Folder(Rows):
                 except UnsupportedError as error:
                     self.unreadable[name] = str(error)
 
-    def _cut(self, name: str, shapes: Sequence[tuple[int, ...]], *, is_certain: bool) -> Cut:
+    def _cut(self, name: str, shapes: Sequence[tuple[int, ...]], *, is_certain: bool) -> CutTensor:
         if self._rules is None:
             return whole(shapes[0])
         return self._rules.cut(name, shapes, 64, is_certain=is_certain)
@@ -147,7 +147,7 @@ class _Folder(Rows):
         if len(optimizers) != len(self.models):
             return
         candidates = [
-            Candidate(name, row.cut.local[0])
+            ModelTensor(name, row.cut.local[0])
             for name, row in self.weights.items()
             if row.alias_of is None and "float" in row.dtype.name
         ]
@@ -330,7 +330,7 @@ class _Folder(Rows):
             )
 
 
-def _rules(file: RankFile, info: Any) -> CutRules:
+def _rules(file: ReadFile, info: Any) -> CutRules:
     if not dict_of(info):
         raise UnsupportedError(
             f"{file.path}: has no universal_checkpoint_info, which says how model-parallel ranks cut parameters; save "
@@ -339,7 +339,7 @@ def _rules(file: RankFile, info: Any) -> CutRules:
     return CutRules(info, file.path)
 
 
-def _whole_optimizer(file: RankFile) -> tuple[Optimizer | None, dict[int, Any]]:
+def _whole_optimizer(file: ReadFile) -> tuple[OptimizerDict | None, dict[int, Any]]:
     """The optimizer in the file of a model, of stage 0, and the masters of its numbers where it has some."""
     said = dict_of(file.said.get("optimizer"))
     inner = said.get("optimizer_state_dict", file.said.get("optimizer"))
@@ -358,13 +358,13 @@ def _whole_optimizer(file: RankFile) -> tuple[Optimizer | None, dict[int, Any]]:
     return optimizer, dict(zip(numbers, listed, strict=True)) if listed else {}
 
 
-def _state(part: Partition, number: int, kind: str) -> Any:
+def _state(part: RankArrays, number: int, kind: str) -> Any:
     value = part.states[number][kind]
     saved = part.file.container.tensor(value, f"{kind} of group {number}")
     return value if saved is None else saved
 
 
-def _number(part: Partition, value: Any) -> float | int | None:
+def _number(part: RankArrays, value: Any) -> float | int | None:
     """The number that a value is, or that a tensor without dims holds."""
     if isinstance(value, SavedTensor) and not value.shape:
         piece = part.file.container.piece(value, "", ())

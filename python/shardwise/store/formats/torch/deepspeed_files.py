@@ -18,14 +18,14 @@ from ...data.text import checked_shape
 from ...tensors.checkpoint import StoredObject
 from ...tensors.stored import UnsupportedError
 from .flat_parts import Arrays, FlatRow, WholeRow, is_flat
-from .model_parallel import Cut, whole
+from .model_parallel import CutTensor, whole
 from .pickles import Record, sizes_of, state_of
 from .tensors import Container, SavedTensor, children, dict_of, flatten, value_object
 
 __all__ = [
     "Grid",
-    "Key",
-    "RankFile",
+    "RankKey",
+    "ReadFile",
     "Rows",
     "check_world",
     "frozen_row",
@@ -53,7 +53,7 @@ _OF_PARTITIONS = frozenset(
 )  # fmt: skip
 
 
-class RankFile(NamedTuple):
+class ReadFile(NamedTuple):
     """A file of a rank, read.
 
     Attributes:
@@ -72,14 +72,14 @@ class RankFile(NamedTuple):
 
 
 #: The kind of a file, and its model-parallel and data-parallel rank; -1 if its file is of all data-parallel ranks.
-Key = tuple[str, int, int]
+RankKey = tuple[str, int, int]
 
 
 #: The files of each model-parallel rank, and in them of each data-parallel rank.
-Grid = list[list[RankFile]]
+Grid = list[list[ReadFile]]
 
 
-def ranks_of(path: Location, inside: list[str]) -> dict[Key, str]:
+def ranks_of(path: Location, inside: list[str]) -> dict[RankKey, str]:
     """The files of all ranks, in the order of these; each must be there once."""
     other = next((name for name in inside if _OTHERS.fullmatch(name)), None)
     if other is not None:
@@ -87,7 +87,7 @@ def ranks_of(path: Location, inside: list[str]) -> dict[Key, str]:
             f"{path}: has {shown(other)}: the layers of a pipeline, or the experts of a mixture, are in files that are "
             "not read; DeepSpeed's own ds_to_universal.py may convert it to what can be opened"
         )
-    found: dict[Key, str] = {}
+    found: dict[RankKey, str] = {}
     for name in sorted(inside):
         match = _FILE.fullmatch(name)
         if match is None:
@@ -115,7 +115,7 @@ def _rank_text(mp: int, dp: int) -> str:
     return f"{'' if dp < 0 else f'zero_pp_rank_{dp}_'}mp_rank_{mp:02d}"
 
 
-def read_rank(file: Holder) -> RankFile:
+def read_rank(file: Holder) -> ReadFile:
     """Read the pickle of a file.
 
     Raises:
@@ -125,12 +125,12 @@ def read_rank(file: Holder) -> RankFile:
     saved_as, stem = container.saved_as, file.path.name.removesuffix(".pt")
     if _FILE.fullmatch(f"{saved_as}.pt") and saved_as != stem:
         raise ParseError(f"{file.path}: was saved as {saved_as}.pt: it is the file of another rank")
-    return RankFile(container, dict_of(container.read_objects()))
+    return ReadFile(container, dict_of(container.read_objects()))
 
 
-def grid_of(read: Mapping[Key, RankFile], kind: str) -> Grid:
+def grid_of(read: Mapping[RankKey, ReadFile], kind: str) -> Grid:
     """Give the files of a kind."""
-    rows: dict[int, list[RankFile]] = {}
+    rows: dict[int, list[ReadFile]] = {}
     for (of, mp, _), file in read.items():
         if of == kind:
             rows.setdefault(mp, []).append(file)
@@ -205,7 +205,7 @@ class Rows:
                 top, dot, rest = name.partition(".")
                 self._add_value(name if not rank else f"{top}.rank_{rank}{dot}{rest}", value, file.container)
 
-    def add_optimizer_values(self, file: RankFile, said: dict[str, Any]) -> None:
+    def add_optimizer_values(self, file: ReadFile, said: dict[str, Any]) -> None:
         """Add what an optimizer says besides of its states and groups, such as its loss scale."""
         own = {key: state_of(value) or value for key, value in said.items() if key not in _OF_PARTITIONS}
         for name, value in _leaves(own, file):
@@ -233,16 +233,16 @@ class Rows:
             self.others[name] = WholeRow(saved.dtype, whole(saved.shape), ((container, saved),))
 
 
-def _leaves(values: dict[str, Any], file: RankFile) -> Iterator[tuple[str, Any]]:
+def _leaves(values: dict[str, Any], file: ReadFile) -> Iterator[tuple[str, Any]]:
     return flatten(values, file.path, 1 << 30) if values else iter(())
 
 
-def metadata_of(file: RankFile) -> dict[str, Any]:
+def metadata_of(file: ReadFile) -> dict[str, Any]:
     """Give the version and the step that a model's file states."""
     return {key: file.said[key] for key in ("ds_version", "global_steps") if isinstance(file.said.get(key), (str, int))}
 
 
-def frozen_row(models: Grid, name: str, cut: Callable[..., Cut]) -> FlatRow | None:
+def frozen_row(models: Grid, name: str, cut: Callable[..., CutTensor]) -> FlatRow | None:
     """Give the row of a frozen parameter of stage 3, of which each data-parallel rank's file has a part.
 
     Args:

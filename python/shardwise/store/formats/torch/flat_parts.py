@@ -18,7 +18,7 @@ from ...data.location import Location
 from ...tensors.coverage import tile
 from ...tensors.flat import flat_boxes
 from ...tensors.stored import ListedPieces, StoredPiece, StoredTensor
-from .model_parallel import Cut
+from .model_parallel import CutTensor
 from .tensors import Container, SavedTensor
 
 __all__ = ["Arrays", "FlatRow", "WholeRow", "described", "filled", "is_flat", "made"]
@@ -67,7 +67,7 @@ class FlatRow(NamedTuple):
     """
 
     dtype: Dtype
-    cut: Cut
+    cut: CutTensor
     arrays: Arrays
     spans: Numbers
     alias_of: str | None = None
@@ -77,7 +77,7 @@ class WholeRow(NamedTuple):
     """A tensor of which each model-parallel rank has an array."""
 
     dtype: Dtype
-    cut: Cut
+    cut: CutTensor
     arrays: tuple[tuple[Container, SavedTensor], ...]
     alias_of: str | None = None
 
@@ -112,7 +112,7 @@ def _whole(name: str, row: WholeRow) -> StoredTensor:
     return StoredTensor(name, row.dtype, shape, [pieces[at] for at in kept], replicas=replicas, alias_of=row.alias_of)
 
 
-class _Placed(NamedTuple):
+class _PlacedRuns(NamedTuple):
     """Boxes of the whole; for each the number of its source, and the element of the source that is its first."""
 
     boxes: Numbers
@@ -121,7 +121,7 @@ class _Placed(NamedTuple):
 
 
 @lru_cache(256)
-def _placed(cut: Cut, ranges: tuple[tuple[int, int, int], ...]) -> tuple[_Placed, _Placed]:
+def _placed(cut: CutTensor, ranges: tuple[tuple[int, int, int], ...]) -> tuple[_PlacedRuns, _PlacedRuns]:
     """The boxes that tile a tensor, and those that repeat them; ranges are rank, start and stop of each source."""
     rank_count, dims = len(cut.parts), len(cut.shape)
     by_rank: list[list[tuple[Bounds, int, int]]] = []
@@ -129,7 +129,7 @@ def _placed(cut: Cut, ranges: tuple[tuple[int, int, int], ...]) -> tuple[_Placed
         numbers = [number for number, (of, _, _) in enumerate(ranges) if of == rank]
         found = flat_boxes(cut.local[rank], [ranges[number][1:] for number in numbers])
         if rank_count == 1:
-            return _Placed(found.boxes, found.ranges, found.begins), _columns([], dims)
+            return _PlacedRuns(found.boxes, found.ranges, found.begins), _columns([], dims)
         boxes = [tuple((low, high) for low, high in box) for box in found.boxes.tolist()]
         by_rank.append(
             [
@@ -180,7 +180,7 @@ def _refined(copies: list[list[Bounds]]) -> list[Bounds] | None:
 def _split(
     copy: list[tuple[Bounds, int, int]],
     boxes: list[Bounds] | None,
-    cut: Cut,
+    cut: CutTensor,
     ranges: tuple[tuple[int, int, int], ...],
 ) -> list[tuple[Bounds, int, int]]:
     if boxes is None:
@@ -194,9 +194,9 @@ def _split(
     return found
 
 
-def _columns(rows: list[tuple[Bounds, int, int]], dims: int) -> _Placed:
+def _columns(rows: list[tuple[Bounds, int, int]], dims: int) -> _PlacedRuns:
     boxes = np.array([box for box, _, _ in rows], np.int64).reshape(len(rows), dims, 2)
-    return _Placed(boxes, *(np.array([row[at] for row in rows], np.int64) for at in (1, 2)))
+    return _PlacedRuns(boxes, *(np.array([row[at] for row in rows], np.int64) for at in (1, 2)))
 
 
 class _FlatPieces(ListedPieces):
@@ -204,7 +204,7 @@ class _FlatPieces(ListedPieces):
 
     has_extents = True
 
-    def __init__(self, name: str, row: FlatRow, placed: _Placed) -> None:
+    def __init__(self, name: str, row: FlatRow, placed: _PlacedRuns) -> None:
         super().__init__(placed.boxes, self._piece)
         self._name, self._row, self._placed = name, row, placed
 

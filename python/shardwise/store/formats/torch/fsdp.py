@@ -55,7 +55,7 @@ class _Files(NamedTuple):
     extras: list[str]
 
 
-class _Model(NamedTuple):
+class _ModelFiles(NamedTuple):
     """The contents of the files of the model.
 
     Attributes:
@@ -189,7 +189,7 @@ def _config(path: Location, world: int) -> dict[str, Any]:
     return {"FSDP_version": said["FSDP_version"]} if "FSDP_version" in said else {}
 
 
-def _read_model(path: Location, containers: list[Container], padded: bool) -> _Model:
+def _read_model(path: Location, containers: list[Container], padded: bool) -> _ModelFiles:
     gathered: dict[str, Gathered] = {}
     objects: dict[str, StoredObject] = {}
     unreadable: dict[str, str] = {}
@@ -217,7 +217,9 @@ def _read_model(path: Location, containers: list[Container], padded: bool) -> _M
     both = next((key for key in gathered if key in objects), None)
     if both is not None:
         raise ParseError(f"{path}: {shown(both)} is a tensor in some files and not in others")
-    return _Model({key: held for key, held in gathered.items() if key not in unreadable}, objects, unreadable, wrapped)
+    return _ModelFiles(
+        {key: held for key, held in gathered.items() if key not in unreadable}, objects, unreadable, wrapped
+    )
 
 
 def _tensors(path: Location, gathered: dict[str, Gathered]) -> dict[str, StoredTensor]:

@@ -15,7 +15,7 @@ from ...data.location import Location
 from ...tensors.checkpoint import KeyPath, StoredObject
 from ...tensors.stored import StoredTensor, UnsupportedError
 from .flat_units import Unit, fitting_units, joined, ranges_of
-from .optimizers import Candidate, Optimizer, is_by_name, matched, optimizer_of
+from .optimizers import ModelTensor, OptimizerDict, is_by_name, matched, optimizer_of
 from .pickles import Record
 from .rank_parts import FlatRange, Gathered, of_ranges
 from .state_dicts import counted
@@ -27,7 +27,7 @@ _PREFIX = "optimizer."
 Shape = tuple[int, ...]
 
 
-class _Key(NamedTuple):
+class _StateKey(NamedTuple):
     """A state: the number or name of its parameter, and its kind."""
 
     key: int | str
@@ -58,9 +58,9 @@ class States:
         self._world = world
         self._containers = containers
         self._ranks = [_optimizer(container) for container in containers]
-        self._gathered: dict[_Key, Gathered] = {}
+        self._gathered: dict[_StateKey, Gathered] = {}
         self._names: Sequence[str] | None = None
-        self._numbers: dict[_Key, tuple[float, Container]] = {}
+        self._numbers: dict[_StateKey, tuple[float, Container]] = {}
         for container, optimizer in zip(containers, self._ranks, strict=True):
             self._check_groups(container, optimizer)
             self._gather(container, optimizer)
@@ -68,7 +68,7 @@ class States:
             held.check_ranks(containers)
         self._check_steps()
 
-    def _check_groups(self, container: Container, optimizer: Optimizer) -> None:
+    def _check_groups(self, container: Container, optimizer: OptimizerDict) -> None:
         first = self._ranks[0]
         if optimizer.params != first.params or optimizer.is_numbered != first.is_numbered:
             raise ParseError(
@@ -83,10 +83,10 @@ class States:
                     f"{shown(its.get(other))} in {self._containers[0].file.path.name}; they are not of one run"
                 )
 
-    def _gather(self, container: Container, optimizer: Optimizer) -> None:
+    def _gather(self, container: Container, optimizer: OptimizerDict) -> None:
         for key, states in optimizer.state.items():
             for kind, value in states.items():
-                at = _Key(key, f"{kind}")
+                at = _StateKey(key, f"{kind}")
                 name = f"{_PREFIX}state.{key}.{kind}"
                 if type(value) in (int, float):
                     given = self._numbers.setdefault(at, (value, container))[0]
@@ -183,7 +183,7 @@ class States:
         is_plain = any(not held.is_sharded for held in states)
         owners: dict[Any, str] = {}
         candidates = [
-            Candidate(name, held.shape)
+            ModelTensor(name, held.shape)
             for name, held in weights.items()
             if (held.is_sharded or (is_plain and "float" in held.dtype.name))
             and owners.setdefault(held.storages(), name) == name
@@ -192,7 +192,7 @@ class States:
         self._add_all(self._matched(shapes, candidates, is_ordered=not is_by_name(weights)))
 
     def _matched(
-        self, shapes: Mapping[_Key, Shape], candidates: Sequence[Candidate], *, is_ordered: bool
+        self, shapes: Mapping[_StateKey, Shape], candidates: Sequence[ModelTensor], *, is_ordered: bool
     ) -> dict[Any, list[str]]:
         """The names by number; none, and a doubt, if they are not certain."""
         first = self._ranks[0]
@@ -304,14 +304,14 @@ class States:
     def _add_ranges(
         self,
         shards: Sequence[tuple[int, int]],
-        arrays: Mapping[_Key, Gathered],
+        arrays: Mapping[_StateKey, Gathered],
         weights: Mapping[str, Gathered],
         why: str,
     ) -> None:
         """Add states of which each rank has a range of the flattened parameter, one after another."""
         rank_of = {id(container): rank for rank, container in enumerate(self._containers)}
-        by_copy: dict[_Key, list[Gathered]] = {}
-        shapes: dict[_Key, Shape] = {}
+        by_copy: dict[_StateKey, list[Gathered]] = {}
+        shapes: dict[_StateKey, Shape] = {}
         for at, held in arrays.items():
             copies: dict[int, Gathered] = {}
             taken: dict[int, int] = {}
@@ -323,7 +323,7 @@ class States:
                 copy.parts.sort(key=lambda part: shards[rank_of[id(part.container)]][0])
             by_copy[at] = list(copies.values())
             shapes[at] = (sum(math.prod(part.tensor.shape) for part in by_copy[at][0].parts),)
-        candidates = [Candidate(name, (math.prod(held.shape),)) for name, held in weights.items()]
+        candidates = [ModelTensor(name, (math.prod(held.shape),)) for name, held in weights.items()]
         names = self._matched(shapes, candidates, is_ordered=not is_by_name(weights))
         if not names:
             reason = self.doubts.pop().rpartition("numbers: ")[2]
@@ -348,7 +348,7 @@ class States:
         self._add_rest(names)
 
 
-def _optimizer(container: Container) -> Optimizer:
+def _optimizer(container: Container) -> OptimizerDict:
     def shape_of(value: Any) -> Shape | None:
         found = container.tensor(value, "")
         return None if found is None else found.shape

@@ -23,7 +23,7 @@ from ...tensors.stored import UnsupportedError, whole_box
 from .pickles import sizes_of, state_of
 from .tensors import children, dict_of
 
-__all__ = ["Cut", "CutRules", "Part", "whole"]
+__all__ = ["CutRules", "CutTensor", "RankBox", "whole"]
 
 Shape = tuple[int, ...]
 
@@ -44,7 +44,7 @@ _LISTS = (
 _EXPERTS = ("ds_autoep_layers", "autoep_layers", "expert_parameter_patterns")
 
 
-class Part(NamedTuple):
+class RankBox(NamedTuple):
     """A box of a rank's tensor, and where it begins in the whole."""
 
     box: Bounds
@@ -56,7 +56,7 @@ class Part(NamedTuple):
         return tuple((at, at + high - low) for at, (low, high) in zip(self.start, self.box, strict=True))
 
 
-class Cut(NamedTuple):
+class CutTensor(NamedTuple):
     """A tensor in the parts of ranks.
 
     Attributes:
@@ -67,12 +67,12 @@ class Cut(NamedTuple):
 
     shape: Shape
     local: tuple[Shape, ...]
-    parts: tuple[tuple[Part, ...], ...]
+    parts: tuple[tuple[RankBox, ...], ...]
 
 
-def whole(shape: Shape) -> Cut:
+def whole(shape: Shape) -> CutTensor:
     """Give the cut of a tensor that one rank has as a whole."""
-    return Cut(shape, (shape,), ((Part(whole_box(shape), (0,) * len(shape)),),))
+    return CutTensor(shape, (shape,), ((RankBox(whole_box(shape), (0,) * len(shape)),),))
 
 
 class _Patterns:
@@ -156,7 +156,7 @@ class CutRules:
                 found[pattern] = said
         return found
 
-    def cut(self, name: str, shapes: Sequence[Shape], bits: int, *, is_certain: bool) -> Cut:
+    def cut(self, name: str, shapes: Sequence[Shape], bits: int, *, is_certain: bool) -> CutTensor:
         """Give the cut of a parameter.
 
         Args:
@@ -181,8 +181,8 @@ class CutRules:
         if matched["affine_map"] is not None:
             found = self._affine(name, shapes, self._maps[matched["affine_map"]], bits, refused)
         elif matched["tp_replicated_parameter_patterns"] is not None:
-            part = Part(whole_box(shapes[0]), (0,) * len(shapes[0]))
-            found = Cut(shapes[0], tuple(shapes), tuple((part,) for _ in shapes))
+            part = RankBox(whole_box(shapes[0]), (0,) * len(shapes[0]))
+            found = CutTensor(shapes[0], tuple(shapes), tuple((part,) for _ in shapes))
         elif matched["parameter_to_average_patterns"] is not None:
             raise refused("parameter_to_average_patterns names it: ranks have values of their own, to be averaged")
         elif matched["parameter_with_2_sub_params_cat_dim_0"] is not None:
@@ -204,7 +204,7 @@ class CutRules:
 
     def _joined(
         self, name: str, shapes: Sequence[Shape], dim: int, widths: Sequence[Sequence[int]] | None, bits: int
-    ) -> Cut:
+    ) -> CutTensor:
         """The ranks' tensors one after the other in a dim; with widths first all ranks' of the first, and so on."""
         first = shapes[0]
         same = all(
@@ -217,21 +217,21 @@ class CutRules:
                 f"{', '.join(map(str, shapes[:4]))}"
             )
         widths = [[shape[dim] for shape in shapes]] if widths is None else widths
-        parts: list[list[Part]] = [[] for _ in shapes]
+        parts: list[list[RankBox]] = [[] for _ in shapes]
         local, at = [0] * len(shapes), 0
         for segment in widths:
             for rank, width in enumerate(segment):
                 box = list(whole_box(shapes[rank]))
                 box[dim] = (local[rank], local[rank] + width)
-                parts[rank].append(Part(tuple(box), (*(0,) * dim, at, *(0,) * (len(first) - dim - 1))))
+                parts[rank].append(RankBox(tuple(box), (*(0,) * dim, at, *(0,) * (len(first) - dim - 1))))
                 local[rank] += width
                 at += width
         shape = checked_shape((*first[:dim], at, *first[dim + 1 :]), bits, name, self._where)
-        return Cut(shape, tuple(shapes), tuple(map(tuple, parts)))
+        return CutTensor(shape, tuple(shapes), tuple(map(tuple, parts)))
 
     def _of_several(
         self, name: str, shapes: Sequence[Shape], pattern: str, bits: int, refused: Callable[[str], Exception]
-    ) -> Cut:
+    ) -> CutTensor:
         said = self._sub_params[pattern]
         dim, spec = said.get("partition_dim"), [size for _, size in children(said.get("shape")) or ()]
         if type(dim) is not int or not 0 <= dim < len(spec) or any(len(shape) != len(spec) for shape in shapes):
@@ -257,11 +257,11 @@ class CutRules:
 
     def _affine(
         self, name: str, shapes: Sequence[Shape], entry: Any, bits: int, refused: Callable[[str], Exception]
-    ) -> Cut:
+    ) -> CutTensor:
         said = dict_of(entry)
         shape = checked_shape(sizes_of(said.get("logical_shape")), bits, name, self._where)
         ranks = {str(rank): held for rank, held in children(said.get("ranks")) or ()}
-        parts: list[tuple[Part, ...]] = []
+        parts: list[tuple[RankBox, ...]] = []
         for rank, local in enumerate(shapes):
             held = dict_of(ranks.get(str(rank)))
             if not held or sizes_of(held.get("shard_shape")) != local:
@@ -281,25 +281,25 @@ class CutRules:
                     raise refused("affine_map gives strides by which a rank's elements are not boxes of the whole")
                 box = tuple((at, at + size) for at, size in zip(begin, sizes, strict=True))
                 if math.prod(sizes):
-                    found.append(Part(box, source))
+                    found.append(RankBox(box, source))
             parts.append(tuple(found))
-        return Cut(shape, tuple(shapes), tuple(parts))
+        return CutTensor(shape, tuple(shapes), tuple(parts))
 
-    def _without_padding(self, name: str, cut: Cut) -> Cut:
+    def _without_padding(self, name: str, cut: CutTensor) -> CutTensor:
         rows = self._said.get("original_vocab_size")
         if type(rows) is not int or rows < 0 or not cut.shape:
             raise ParseError(f"{self._where}: {shown(name)}: original_vocab_size is {shown(rows)}, which is no size")
         rows = min(rows, cut.shape[0])
 
-        def clipped(part: Part) -> Part | None:
+        def clipped(part: RankBox) -> RankBox | None:
             (low, high), *rest = part.box
             kept = min(high - low, rows - part.start[0])
-            return Part(((low, low + kept), *rest), part.start) if kept > 0 else None
+            return RankBox(((low, low + kept), *rest), part.start) if kept > 0 else None
 
         parts = tuple(tuple(kept for part in held if (kept := clipped(part))) for held in cut.parts)
-        return Cut((rows, *cut.shape[1:]), cut.local, parts)
+        return CutTensor((rows, *cut.shape[1:]), cut.local, parts)
 
-    def _check(self, name: str, cut: Cut) -> None:
+    def _check(self, name: str, cut: CutTensor) -> None:
         """Check that the parts tile the whole."""
         boxes = [part.bounds for held in cut.parts for part in held]
         if boxes:

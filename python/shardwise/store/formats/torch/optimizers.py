@@ -19,8 +19,8 @@ from .pickles import Record
 
 __all__ = [
     "NAMED",
-    "Candidate",
-    "Optimizer",
+    "ModelTensor",
+    "OptimizerDict",
     "entries_of",
     "is_by_name",
     "matched",
@@ -46,14 +46,14 @@ _MOST_STEPS = 1 << 18
 NAMED = "open_checkpoint(..., parameter_names=[...]) with the names in the order of the numbers settles it"
 
 
-class Candidate(NamedTuple):
+class ModelTensor(NamedTuple):
     """A tensor of a model that may be a parameter of an optimizer."""
 
     name: str
     shape: Shape
 
 
-class Optimizer(NamedTuple):
+class OptimizerDict(NamedTuple):
     """The state dict of an optimizer.
 
     Attributes:
@@ -98,7 +98,7 @@ def entries_of(value: Any) -> dict[Any, Any] | None:
     return None
 
 
-def optimizer_of(prefix: str, value: Any, shape_of: Callable[[Any], Shape | None]) -> Optimizer | None:
+def optimizer_of(prefix: str, value: Any, shape_of: Callable[[Any], Shape | None]) -> OptimizerDict | None:
     """The optimizer whose state dict this is; `None` of anything else."""
     if not isinstance(value, (dict, Record)):
         return None
@@ -121,7 +121,7 @@ def optimizer_of(prefix: str, value: Any, shape_of: Callable[[Any], Shape | None
             return None
         found.append(group)
         params.append(list(listed))
-    return Optimizer(prefix, made, found, params, shape_of) if found else None
+    return OptimizerDict(prefix, made, found, params, shape_of) if found else None
 
 
 def is_by_name(names: Iterable[str]) -> bool:
@@ -145,8 +145,8 @@ def _shape_of(states: Mapping[Any, Any], shape_of: Callable[[Any], Shape | None]
 
 
 def matched(
-    optimizers: Sequence[Optimizer],
-    candidates: Sequence[Candidate],
+    optimizers: Sequence[OptimizerDict],
+    candidates: Sequence[ModelTensor],
     *,
     is_ordered: bool,
     names: Sequence[str] | None = None,
@@ -197,7 +197,7 @@ def matched(
 
 
 def _given(
-    names: Sequence[str], items: Sequence[Any], shapes: Sequence[Shape | None], candidates: Sequence[Candidate]
+    names: Sequence[str], items: Sequence[Any], shapes: Sequence[Shape | None], candidates: Sequence[ModelTensor]
 ) -> list[str]:
     """Check the names that a caller knows."""
     if len(names) != len(items) or len(set(names)) != len(names):
@@ -216,7 +216,7 @@ def _given(
 
 
 def _unordered(
-    labels: Sequence[str], shapes: Sequence[Shape | None], candidates: Sequence[Candidate]
+    labels: Sequence[str], shapes: Sequence[Shape | None], candidates: Sequence[ModelTensor]
 ) -> list[str] | str:
     """Match parameters to candidates by shape: no two may have the same; else return the reason why none is matched."""
     by_shape: dict[Shape, list[str]] = {}
@@ -245,7 +245,7 @@ def _ordered(
     labels: Sequence[str],
     groups: Sequence[Sequence[int]],
     shapes: Sequence[Shape | None],
-    candidates: Sequence[Candidate],
+    candidates: Sequence[ModelTensor],
 ) -> list[str] | str:
     """Match by order and shapes: each group is a part of the candidates in their order."""
     layers = _reachable(groups, shapes, candidates)
@@ -272,12 +272,12 @@ def _ordered(
     return [possible[item][0] for item in range(len(shapes))]
 
 
-_Progress = tuple[int, ...]
+_Counts = tuple[int, ...]
 
 
 def _following(
-    progress: _Progress, groups: Sequence[Sequence[int]], shapes: Sequence[Shape | None], candidate: Candidate
-) -> Iterator[tuple[_Progress, int | None]]:
+    progress: _Counts, groups: Sequence[Sequence[int]], shapes: Sequence[Shape | None], candidate: ModelTensor
+) -> Iterator[tuple[_Counts, int | None]]:
     """The ways to go on at a candidate: it is no parameter, or the next one of a group."""
     yield progress, None
     for group, done in enumerate(progress):
@@ -288,8 +288,8 @@ def _following(
 
 
 def _reachable(
-    groups: Sequence[Sequence[int]], shapes: Sequence[Shape | None], candidates: Sequence[Candidate]
-) -> list[set[_Progress]] | None:
+    groups: Sequence[Sequence[int]], shapes: Sequence[Shape | None], candidates: Sequence[ModelTensor]
+) -> list[set[_Counts]] | None:
     """Return how far each group may be before each candidate; `None` if these are too many ways."""
     wanted = Counter(shapes)
     there: Counter[Shape | None] = Counter(candidate.shape for candidate in candidates)
@@ -302,14 +302,14 @@ def _reachable(
     for own, group in zip(places, groups, strict=True):
         for place, item in enumerate(group):
             own.setdefault(shapes[item], []).append(place)
-    layers: list[set[_Progress]] = [{(0,) * len(groups)}]
+    layers: list[set[_Counts]] = [{(0,) * len(groups)}]
     seen: Counter[Shape] = Counter()
     looked = 0
     for at, candidate in enumerate(candidates):
         shape = candidate.shape
         seen[shape] += 1
         spare = len(candidates) if has_unknown else there[shape] - wanted[shape]
-        reached: set[_Progress] = set()
+        reached: set[_Counts] = set()
         for progress in layers[-1]:
             for following, taken in _following(progress, groups, shapes, candidate):
                 looked += 1

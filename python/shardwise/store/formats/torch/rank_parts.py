@@ -28,7 +28,7 @@ from ...tensors.stored import ListedPieces, StoredPiece, StoredTensor
 from .pickles import Record, dtype_of_global, sizes_of, state_of
 from .tensors import Container, SavedTensor
 
-__all__ = ["FlatRange", "Gathered", "Part", "of_ranges"]
+__all__ = ["FlatRange", "Gathered", "RankPart", "of_ranges"]
 
 #: So many bytes of each rank's part tell whether two tensors are tied.
 _COMPARED = 1 << 20
@@ -66,7 +66,7 @@ class _Shards(NamedTuple):
     boxes: tuple[Bounds, ...]
 
 
-class Part(NamedTuple):
+class RankPart(NamedTuple):
     """A range of one rank's tensor, and the box of the whole tensor that it covers."""
 
     container: Container
@@ -75,7 +75,7 @@ class Part(NamedTuple):
     box: Bounds
 
 
-def _begin(name: str, part: Part) -> bytes:
+def _begin(name: str, part: RankPart) -> bytes:
     """The first bytes of a rank's part."""
     file, start, _ = part.container.extent(part.tensor, name)
     nbytes = math.prod(part.tensor.shape) * part.tensor.dtype.bits // 8
@@ -117,7 +117,7 @@ class Gathered:
         self.name = name
         self.sharding: _Sharding | _Shards | None = None
         self.plain: SavedTensor | None = None
-        self.parts: list[Part] = []
+        self.parts: list[RankPart] = []
         self.places: list[tuple[int, int] | None] = []
         self.first = ""
         self._added: set[int] = set()
@@ -194,7 +194,7 @@ class Gathered:
             )
         self.plain = plain
         whole = tuple((0, size) for size in plain.shape)
-        self.parts.append(Part(container, plain, (0,) * len(plain.shape), whole))
+        self.parts.append(RankPart(container, plain, (0,) * len(plain.shape), whole))
 
     def is_same(self, other: Gathered) -> bool:
         """Return whether two tensors that are cut alike have the same beginnings on all ranks."""
@@ -245,7 +245,7 @@ def _sharded(value: Any) -> tuple[str, Any]:
     return kind, merged
 
 
-def _read_shards(value: Any, container: Container, name: str, world: int) -> tuple[_Shards, list[Part]]:
+def _read_shards(value: Any, container: Container, name: str, world: int) -> tuple[_Shards, list[RankPart]]:
     """The boxes of a ShardedTensor, and those that the rank has."""
 
     def wrong(what: str) -> ParseError:
@@ -280,7 +280,7 @@ def _read_shards(value: Any, container: Container, name: str, world: int) -> tup
                 f"its shard is {dtype.name} of shape {sizes}, but its local tensor is {local.dtype.name} of shape "
                 f"{local.shape}"
             )
-        parts.append(Part(container, local, (0,) * len(shape), box))
+        parts.append(RankPart(container, local, (0,) * len(shape), box))
     return shards, parts
 
 
@@ -297,7 +297,7 @@ def _shard_box(value: Any, rank: int) -> Bounds | None:
 
 def _read_dtensor(
     state: dict[str, Any], container: Container, name: str, world: int, padded: bool
-) -> tuple[_Sharding, list[Part], tuple[int, int] | None]:
+) -> tuple[_Sharding, list[RankPart], tuple[int, int] | None]:
     """The sharding of a DTensor, the boxes that the rank has, and which of how many shards these are."""
     where = container.file.path
 
@@ -429,7 +429,7 @@ def _cuts(size: int, cuts: tuple[tuple[int, int], ...]) -> list[list[tuple[int, 
 
 def _parts(
     sharding: _Sharding, coordinate: tuple[int, ...], container: Container, local: SavedTensor, name: str, padded: bool
-) -> list[Part]:
+) -> list[RankPart]:
     """The boxes that make up a rank's tensor, each with the place where it begins there."""
     ranges, longest = [], []
     for dim, size in enumerate(sharding.shape):
@@ -460,21 +460,23 @@ def _parts(
             at += stop - start
         sides.append(side)
     return [
-        Part(container, local, tuple(at for at, _ in cell), tuple(bounds for _, bounds in cell))
+        RankPart(container, local, tuple(at for at, _ in cell), tuple(bounds for _, bounds in cell))
         for cell in product(*sides)
     ]
 
 
-def _piece(name: str, parts: list[Part], position: int, box: Bounds) -> StoredPiece:
+def _piece(name: str, parts: list[RankPart], position: int, box: Bounds) -> StoredPiece:
     part = parts[position]
     return part.container.piece(part.tensor, name, box, part.local)
 
 
-def _piece_of(container: Container, array: SavedTensor, at: int, shape: tuple[int, ...], box: Bounds) -> Part:
+def _piece_of(container: Container, array: SavedTensor, at: int, shape: tuple[int, ...], box: Bounds) -> RankPart:
     """Give a box of a tensor that lies in C order in a flat array, from this element of it on."""
     strides = tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
     sizes = tuple(stop - start for start, stop in box)
-    return Part(container, array._replace(shape=sizes, strides=strides, offset=array.offset + at), (0,) * len(box), box)
+    return RankPart(
+        container, array._replace(shape=sizes, strides=strides, offset=array.offset + at), (0,) * len(box), box
+    )
 
 
 def of_ranges(name: str, shape: tuple[int, ...], dtype: Dtype, ranges: list[FlatRange]) -> Gathered:

@@ -17,11 +17,11 @@ from ...data.files import Holder
 from ...data.text import checked_name
 from ...tensors.checkpoint import Besides, KeyPath, StoredObject
 from ...tensors.stored import StoredPiece, StoredTensor, UnsupportedError, whole_box
-from .optimizers import NAMED, Candidate, Optimizer, entries_of, is_by_name, matched, optimizer_of
+from .optimizers import NAMED, ModelTensor, OptimizerDict, entries_of, is_by_name, matched, optimizer_of
 from .pickles import Record
 from .tensors import Container, SavedTensor, children, located, sums_of, value_object
 
-__all__ = ["FLOATS", "Model", "StateDicts", "counted", "sharded_kind"]
+__all__ = ["FLOATS", "ModelParameters", "StateDicts", "counted", "sharded_kind"]
 
 #: The keys under which a file has the model that its optimizer trains, where it has several.
 _MODELS = ("model", "state_dict", "model_state_dict", "module", "net", "network")
@@ -35,7 +35,7 @@ FLOATS = re.compile(r"b?float|complex")
 _MOST_PLAIN = 4096
 
 
-class Model(NamedTuple):
+class ModelParameters(NamedTuple):
     """The tensors of a model that may be the parameters of an optimizer.
 
     Attributes:
@@ -43,11 +43,11 @@ class Model(NamedTuple):
         is_ordered: Whether they are in the order of the model's modules.
     """
 
-    candidates: Sequence[Candidate]
+    candidates: Sequence[ModelTensor]
     is_ordered: bool
 
 
-class _Held(NamedTuple):
+class _FoundOptimizer(NamedTuple):
     """An optimizer in a file.
 
     Attributes:
@@ -58,7 +58,7 @@ class _Held(NamedTuple):
         why: Why there is none.
     """
 
-    optimizer: Optimizer
+    optimizer: OptimizerDict
     path: KeyPath
     container: Container
     model: str | None
@@ -84,7 +84,7 @@ class StateDicts:
         self.doubts: list[str] = []
         self._saved: dict[str, tuple[Container, SavedTensor]] = {}
         self._owners: dict[tuple[int, str], _Owners] = {}
-        self._held: list[_Held] = []
+        self._held: list[_FoundOptimizer] = []
         self._containers: list[Container] = []
 
     def read(self, file: Holder, within: KeyPath = ()) -> None:
@@ -108,9 +108,9 @@ class StateDicts:
             if optimizer is None:
                 self._add(container, full, (*within, *path), value)
             else:
-                self._held.append(_Held(optimizer, (*within, *path), container, *_model_of(root, path)))
+                self._held.append(_FoundOptimizer(optimizer, (*within, *path), container, *_model_of(root, path)))
 
-    def name_optimizers(self, model: Model | None = None, names: Sequence[str] | None = None) -> None:
+    def name_optimizers(self, model: ModelParameters | None = None, names: Sequence[str] | None = None) -> None:
         """Add the states of the optimizers, by the names of their parameters where these are known for certain.
 
         Args:
@@ -120,7 +120,7 @@ class StateDicts:
         Raises:
             ParseError: if there are names, and they do not fit.
         """
-        numbered: dict[str | None, list[_Held]] = {}
+        numbered: dict[str | None, list[_FoundOptimizer]] = {}
         for held in self._held:
             said = held.optimizer.said_names() if held.optimizer.is_numbered else {}
             if said is None:
@@ -158,7 +158,7 @@ class StateDicts:
             doubts=self.doubts,
         )
 
-    def _match(self, group: Sequence[_Held], model: Model, names: Sequence[str] | None) -> None:
+    def _match(self, group: Sequence[_FoundOptimizer], model: ModelParameters, names: Sequence[str] | None) -> None:
         optimizers = [held.optimizer for held in group]
         where = group[0].container.file.path
         found: list[dict[int, str]] = []
@@ -174,10 +174,10 @@ class StateDicts:
         for number, held in enumerate(group):
             self._add_optimizer(held, found[number] if found else {})
 
-    def _model(self, prefix: str | None) -> Model:
+    def _model(self, prefix: str | None) -> ModelParameters:
         """The candidates among the tensors of a model in the same file."""
         if prefix is None:
-            return Model((), False)
+            return ModelParameters((), False)
         own = [name for name in self._saved if name.startswith(prefix)]
         tied: set[Any] = set()
         found = []
@@ -185,11 +185,11 @@ class StateDicts:
             container, saved = self._saved[name]
             # A second name of the same tensor is no further parameter; buffers of integers are none at all.
             if (id(container), saved) not in tied and FLOATS.match(saved.dtype.name):
-                found.append(Candidate(name[len(prefix) :], saved.shape))
+                found.append(ModelTensor(name[len(prefix) :], saved.shape))
             tied.add((id(container), saved))
-        return Model(found, not is_by_name(own))
+        return ModelParameters(found, not is_by_name(own))
 
-    def _add_optimizer(self, held: _Held, names: Mapping[int, str]) -> None:
+    def _add_optimizer(self, held: _FoundOptimizer, names: Mapping[int, str]) -> None:
         optimizer, container = held.optimizer, held.container
         for key, states in optimizer.state.items():
             own = names.get(key, f"{key}")

@@ -23,8 +23,8 @@ from ...tensors.checkpoint import Besides, KeyPath, StoredCheckpoint, StoredObje
 from ...tensors.model_config import config_of
 from ...tensors.stored import StoredTensor
 from .dcp import open_form as open_dcp
-from .optimizers import Candidate, is_by_name
-from .state_dicts import FLOATS, Model, StateDicts
+from .optimizers import ModelTensor, is_by_name
+from .state_dicts import FLOATS, ModelParameters, StateDicts
 from .tensors import value_object
 
 __all__ = ["open_form", "with_training_files"]
@@ -141,22 +141,22 @@ def _read_json(path: Location, held: StateDicts) -> None:
         file.close()
 
 
-def _model(checkpoint: StoredCheckpoint, folder: Location) -> Model:
+def _model(checkpoint: StoredCheckpoint, folder: Location) -> ModelParameters:
     """The tensors of a model that may be parameters, in order if that is known."""
     found = []
     for name, tensor in checkpoint.items():
         owner = None if tensor.alias_of is None else checkpoint[tensor.alias_of]
         is_tied = owner is not None and (owner.shape, owner.dtype) == (tensor.shape, tensor.dtype)
         if FLOATS.match(tensor.dtype) and not is_tied:
-            found.append(Candidate(name, tensor.shape))
+            found.append(ModelTensor(name, tensor.shape))
     names = [each.name for each in found]
     if checkpoint.format == "torch" and not is_by_name(checkpoint):
-        return Model(found, True)
+        return ModelParameters(found, True)
     order = parameter_order(config_of(folder), names)
     if order is None:
-        return Model(found, False)
+        return ModelParameters(found, False)
     shapes = dict(found)
-    return Model([Candidate(name, shapes[name]) for name in order], True)
+    return ModelParameters([ModelTensor(name, shapes[name]) for name in order], True)
 
 
 def _joined(path: Location, form: str, parts: Sequence[StoredCheckpoint]) -> StoredCheckpoint:

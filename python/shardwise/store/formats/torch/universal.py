@@ -20,11 +20,11 @@ from ...data.text import checked_name, checked_shape
 from ...tensors.checkpoint import Besides, StoredCheckpoint
 from ...tensors.lazy import LazyTensors
 from ...tensors.stored import StoredTensor, UnsupportedError, whole_box
-from .deepspeed_files import Grid, Key, RankFile, Rows, frozen_row, grid_of, metadata_of, read_rank
+from .deepspeed_files import Grid, RankKey, ReadFile, Rows, frozen_row, grid_of, metadata_of, read_rank
 from .flat_parts import WholeRow, described, filled, is_flat, made
-from .model_parallel import Cut, whole
+from .model_parallel import CutTensor, whole
 from .tensors import Container, SavedTensor, children, dict_of, sums_of
-from .zero_partitions import Partition, layout_of, members_of
+from .zero_partitions import RankArrays, layout_of, members_of
 
 __all__ = ["LATEST", "MODEL_STATES", "latest_in", "open_form"]
 
@@ -74,7 +74,7 @@ def open_form(path: Location) -> StoredCheckpoint:
     with opening(every) as (open_next, files):
         models = grid_of({key: read_rank(open_next(path / name)) for key, name in chosen.items()}, "model")
         optimizer = read_rank(open_next(common[0])) if common else None
-        folder = _Folder(path, models)
+        folder = _UniversalFolder(path, models)
         absent = next((name for name in folder.shapes if name not in held), None)
         if absent is not None:
             raise ParseError(f"{zero}: has no folder {shown(absent)}, a parameter of the trainer: files are missing")
@@ -106,7 +106,7 @@ def open_form(path: Location) -> StoredCheckpoint:
     )
 
 
-class _Folder(Rows):
+class _UniversalFolder(Rows):
     """A universal folder.
 
     Args:
@@ -245,7 +245,7 @@ class _Folder(Rows):
                 if saved is not None:
                     self.weights[name] = _stored(container, saved, name)
 
-    def add_optimizer(self, file: RankFile) -> None:
+    def add_optimizer(self, file: ReadFile) -> None:
         """Add what is common to all parameters: groups, and steps that are not beside the parameters."""
         said = file.said
         inner = dict_of(said.get("optimizer_state_dict"))
@@ -254,7 +254,7 @@ class _Folder(Rows):
         if not self.models:
             self.add_groups(groups, [[] for _ in groups])
             return
-        members = members_of(Partition(file, said, [], [], groups), self._layout)
+        members = members_of(RankArrays(file, said, [], [], groups), self._layout)
         self.add_groups(groups, members)
         states = {f"{key}": dict_of(value) for key, value in children(inner.get("state")) or ()}
         for number, group in enumerate(self._layout):
@@ -273,7 +273,7 @@ def _check_alike(zero: Location, parts: dict[str, list[str]]) -> None:
             raise ParseError(f"{zero / name}: has no {absent[0]}, which other parameters have: files are missing")
 
 
-def _as_whole(name: str, shapes: list[tuple[int, ...]], *, is_certain: bool) -> Cut:
+def _as_whole(name: str, shapes: list[tuple[int, ...]], *, is_certain: bool) -> CutTensor:
     return whole(shapes[0])
 
 
@@ -301,9 +301,9 @@ def latest_in(path: Location) -> str:
     return name
 
 
-def _model_states(path: Location, inside: dict[str, bool]) -> dict[Key, str]:
+def _model_states(path: Location, inside: dict[str, bool]) -> dict[RankKey, str]:
     """The files of all ranks of each model-parallel rank; all must be there."""
-    ranks: dict[Key, str] = {}
+    ranks: dict[RankKey, str] = {}
     for name in sorted(inside):
         match = MODEL_STATES.fullmatch(name)
         if match is not None:
@@ -316,7 +316,7 @@ def _model_states(path: Location, inside: dict[str, bool]) -> dict[Key, str]:
     return dict(sorted(ranks.items()))
 
 
-def _check_versions(file: RankFile) -> None:
+def _check_versions(file: ReadFile) -> None:
     said = file.said
     info = dict_of(said.get("universal_checkpoint_info"))
     version = info.get("universal_checkpoint_version", 0)

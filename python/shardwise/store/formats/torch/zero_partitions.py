@@ -12,17 +12,17 @@ from ...._types import Numbers
 from ....errors import ParseError
 from ...data.text import checked_name, checked_shape
 from ...tensors.stored import UnsupportedError
-from .deepspeed_files import RankFile
+from .deepspeed_files import ReadFile
 from .pickles import sizes_of, state_of
 from .tensors import SavedTensor, children, dict_of
 
-__all__ = ["Layout", "Partition", "Spans", "layout_of", "members_of", "partition_of", "step_elsewhere"]
+__all__ = ["GroupShapes", "RankArrays", "Spans", "layout_of", "members_of", "partition_of", "step_elsewhere"]
 
 #: The shapes of the parameters of each group, or of each sub-group, by name.
-Layout = list[dict[str, tuple[int, ...]]]
+GroupShapes = list[dict[str, tuple[int, ...]]]
 
 
-class Partition(NamedTuple):
+class RankArrays(NamedTuple):
     """The flat arrays of a rank.
 
     Attributes:
@@ -33,19 +33,19 @@ class Partition(NamedTuple):
         groups: The groups of the optimizer; None if they are not in the file.
     """
 
-    file: RankFile
+    file: ReadFile
     said: dict[str, Any]
     masters: list[SavedTensor]
     states: list[dict[str, Any]]
     groups: list[dict[str, Any]] | None
 
 
-def layout_of(file: RankFile) -> Layout:
+def layout_of(file: ReadFile) -> GroupShapes:
     """Give the shapes of the parameters of each group, or sub-group."""
     said = file.said.get("param_shapes")
     if not isinstance(said, list):
         raise ParseError(f"{file.path}: has no list param_shapes, which names the parameters of the partitions")
-    found: Layout = []
+    found: GroupShapes = []
     for group in said:
         shapes = dict_of(group).items()
         found.append(
@@ -57,7 +57,7 @@ def layout_of(file: RankFile) -> Layout:
     return found
 
 
-def partition_of(file: RankFile) -> Partition:
+def partition_of(file: ReadFile) -> RankArrays:
     """The flat arrays in the file of a rank's optimizer."""
     said = dict_of(file.said.get("optimizer_state_dict"))
     inner = dict_of(said.get("optimizer_state_dict" if "fp32_flat_groups" in said else "base_optimizer_state"))
@@ -86,10 +86,10 @@ def partition_of(file: RankFile) -> Partition:
             raise UnsupportedError(f"{file.path}: has groups of experts, whose partitions are not read")
     if len(states) != len(flats):
         raise ParseError(f"{file.path}: has {len(flats)} masters and the states of {len(states)} groups")
-    return Partition(file, said, flats, states, groups)
+    return RankArrays(file, said, flats, states, groups)
 
 
-def members_of(part: Partition, layout: Layout) -> list[list[str]]:
+def members_of(part: RankArrays, layout: GroupShapes) -> list[list[str]]:
     """The names of the parameters of each group of the optimizer: of stage 3 a group has several sub-groups."""
     groups = part.groups or []
     if "fp32_flat_groups" not in part.said:
@@ -110,7 +110,7 @@ def members_of(part: Partition, layout: Layout) -> list[list[str]]:
     return found
 
 
-def step_elsewhere(part: Partition, groups: list[dict[str, Any]], members: list[list[str]], number: int) -> Any:
+def step_elsewhere(part: RankArrays, groups: list[dict[str, Any]], members: list[list[str]], number: int) -> Any:
     """The step where no state has it: of all groups, or in its own, as older fused optimizers keep it."""
     step = part.said.get("base_optimizer_state_step")
     if step is None and len(groups) == len(members) == len(part.masters):
@@ -121,7 +121,7 @@ def step_elsewhere(part: Partition, groups: list[dict[str, Any]], members: list[
 class Spans:
     """The place of each parameter in the flat arrays of each rank, and which of its elements are there."""
 
-    def __init__(self, partitions: list[list[Partition]], layouts: list[Layout]) -> None:
+    def __init__(self, partitions: list[list[RankArrays]], layouts: list[GroupShapes]) -> None:
         self._partitions = partitions
         self._layouts = layouts
         self.is_each = "fp32_flat_groups" in partitions[0][0].said
@@ -153,7 +153,7 @@ class Spans:
                 for rank, part in enumerate(row):
                     self._check_named(part, rank, begins, sizes, layout)
 
-    def _check_world(self, part: Partition, world: int) -> None:
+    def _check_world(self, part: RankArrays, world: int) -> None:
         count = part.said.get("partition_count")
         counts = [count] if isinstance(count, int) else [size for _, size in children(count) or ()]
         wrong = next((size for size in counts if size != world), None)
@@ -163,7 +163,7 @@ class Spans:
             )
 
     def _placed(
-        self, row: list[Partition], number: int, group: dict[str, tuple[int, ...]]
+        self, row: list[RankArrays], number: int, group: dict[str, tuple[int, ...]]
     ) -> tuple[dict[str, int], int]:
         listed = row[0].said.get("param_alignment_paddings")
         padding = sizes_of(listed[number]) if isinstance(listed, list) and number < len(listed) else None
@@ -179,7 +179,7 @@ class Spans:
             )
         return found, at
 
-    def _partition_size(self, row: list[Partition], number: int, total: int) -> int:
+    def _partition_size(self, row: list[RankArrays], number: int, total: int) -> int:
         """The elements of a rank's partition with its padding, which may be cut off in the files."""
         lengths = [part.masters[number].shape[0] for part in row]
         size = max(lengths)
@@ -195,7 +195,7 @@ class Spans:
             f"{row[0].file.path.name} has {lengths[0]}: they are not the partitions of {len(row)} ranks"
         )
 
-    def _check_lengths(self, row: list[Partition], number: int, lengths: list[int], total: int, kind: str) -> None:
+    def _check_lengths(self, row: list[RankArrays], number: int, lengths: list[int], total: int, kind: str) -> None:
         for part, length in zip(row, lengths, strict=True):
             if length != total:
                 why = ": it may be offloaded to files of their own, which are not read" if length < 2 < total else ""
@@ -240,7 +240,7 @@ class Spans:
         return rows[start < stop]
 
     def _check_named(
-        self, part: Partition, rank: int, begins: list[dict[str, int]], sizes: list[int], layout: Layout
+        self, part: RankArrays, rank: int, begins: list[dict[str, int]], sizes: list[int], layout: GroupShapes
     ) -> None:
         """Check what a file says about where parameters are in it: it tells the file of one rank from another's.
 
@@ -277,7 +277,7 @@ class Spans:
                 )
 
 
-def _hyper(part: Partition) -> list[Any]:
+def _hyper(part: RankArrays) -> list[Any]:
     """The values of a rank's groups that can be compared."""
     return [
         {key: value for key, value in group.items() if isinstance(value, (int, float, str, bool, type(None)))}
