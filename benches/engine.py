@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shardwise.pieces import Piece
+from shardwise.pieces import LocatedPiece
 from shardwise.store.data.engine import CopyJob
 
 ROWS, COLUMNS, ITEM = 4096, 8192, 2
@@ -58,11 +58,11 @@ def job_for(
     targets = [job.write_file(path, HEADER + tensors * of_each) for path in made]
     for t in range(tensors):
         held = [
-            Piece.dense(zip(start, stop, strict=True), holder, HEADER + t * TENSOR // len(source), ITEM)
+            LocatedPiece.dense(zip(start, stop, strict=True), holder, HEADER + t * TENSOR // len(source), ITEM)
             for holder, (start, stop) in zip(sources, source, strict=True)
         ]
         wanted = [
-            Piece.dense(zip(start, stop, strict=True), holder, HEADER + t * of_each, ITEM)
+            LocatedPiece.dense(zip(start, stop, strict=True), holder, HEADER + t * of_each, ITEM)
             for holder, (start, stop) in zip(targets, target, strict=True)
         ]
         job.add_tensor((ROWS, COLUMNS), ITEM, held, wanted, digest=digest)
@@ -148,8 +148,8 @@ def column_slices(folder: Path, mib: int, rounds: int) -> Iterator[str]:
     def ours() -> np.ndarray:
         out = np.empty((rows, stop - start), np.float16)
         job = CopyJob()
-        held = Piece.dense(((0, rows), (0, columns)), job.read_file(path, size), 8 + len(head), ITEM)
-        wanted = Piece.dense(((0, rows), (start, stop)), job.write_array(out), 0, ITEM)
+        held = LocatedPiece.dense(((0, rows), (0, columns)), job.read_file(path, size), 8 + len(head), ITEM)
+        wanted = LocatedPiece.dense(((0, rows), (start, stop)), job.write_array(out), 0, ITEM)
         job.add_tensor((rows, columns), ITEM, [held], [wanted])
         job.run()
         return out

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise import pieces as pieces_module
-from shardwise.pieces import NO_PIECES, Piece, Pieces, dense_strides
+from shardwise.pieces import NO_PIECES, LocatedPiece, Pieces, dense_strides
 
 #: Functions that look for what is shared along one dim, in which there are no boxes: of tasks, of chunks, of ranges of
 #: flat parameters.
@@ -70,9 +70,9 @@ def boxes(rank: int, most: int = 6) -> st.SearchStrategy[tuple[tuple[int, int], 
     return st.tuples(*[side] * rank)
 
 
-def pieces(rank: int, most: int = 5) -> st.SearchStrategy[list[Piece]]:
+def pieces(rank: int, most: int = 5) -> st.SearchStrategy[list[LocatedPiece]]:
     one = st.builds(
-        Piece, boxes(rank), st.sampled_from("ab"), st.integers(0, 99), st.tuples(*[st.integers(0, 50)] * rank)
+        LocatedPiece, boxes(rank), st.sampled_from("ab"), st.integers(0, 99), st.tuples(*[st.integers(0, 50)] * rank)
     )
     return st.lists(one, max_size=most)
 
@@ -88,7 +88,7 @@ def elements(held: Any) -> Elements:
 
 
 @given(st.integers(0, 3).flatmap(lambda rank: st.tuples(pieces(rank), boxes(rank))))
-def test_what_is_within_a_box_is_at_the_same_bytes(drawn: tuple[list[Piece], Any]) -> None:
+def test_what_is_within_a_box_is_at_the_same_bytes(drawn: tuple[list[LocatedPiece], Any]) -> None:
     held, box = drawn
     table = Pieces.of(held, len(box))
     assert list(table) == held
@@ -115,10 +115,10 @@ def test_what_is_within_a_box_is_at_the_same_bytes(drawn: tuple[list[Piece], Any
         lambda rank: st.tuples(st.lists(boxes(rank, 9), min_size=64, max_size=200), pieces(rank, 40))
     )
 )
-def test_many_pieces_are_found_by_a_tree_as_few_are_one_by_one(drawn: tuple[list[Any], list[Piece]]) -> None:
+def test_many_pieces_are_found_by_a_tree_as_few_are_one_by_one(drawn: tuple[list[Any], list[LocatedPiece]]) -> None:
     held, asked = drawn
     rank = len(held[0])
-    table = Pieces.of([Piece(box, "x", 0, (1,) * rank) for box in held], rank)
+    table = Pieces.of([LocatedPiece(box, "x", 0, (1,) * rank) for box in held], rank)
     others = Pieces.of(asked, rank)
     expected = [
         (ours, theirs)
@@ -137,7 +137,7 @@ def test_many_pieces_are_found_by_a_tree_as_few_are_one_by_one(drawn: tuple[list
         lambda rank: st.tuples(pieces(rank), st.integers(0, rank - 1), st.permutations(range(rank)))
     )
 )
-def test_dims_are_moved_with_their_bytes(drawn: tuple[list[Piece], int, list[int]]) -> None:
+def test_dims_are_moved_with_their_bytes(drawn: tuple[list[LocatedPiece], int, list[int]]) -> None:
     held, dim, order = drawn
     table, whole = Pieces.of(held, len(order)), elements(held)
     assert elements(table.transposed(order)) == {tuple(at[dim] for dim in order): where for at, where in whole.items()}
@@ -159,7 +159,7 @@ def test_dims_are_moved_with_their_bytes(drawn: tuple[list[Piece], int, list[int
 
 
 @given(st.integers(0, 3).flatmap(lambda rank: st.tuples(st.just(rank), pieces(rank), pieces(rank))))
-def test_tables_are_joined_and_told_apart(drawn: tuple[int, list[Piece], list[Piece]]) -> None:
+def test_tables_are_joined_and_told_apart(drawn: tuple[int, list[LocatedPiece], list[LocatedPiece]]) -> None:
     rank, first, second = drawn
     tables = [Pieces.of(first, rank), NO_PIECES, Pieces.of(second, rank)]
     joined = Pieces.joined(tables, rank)
@@ -194,4 +194,4 @@ def test_a_piece_is_one_run_if_its_elements_follow_one_another(dims: list[tuple[
     sizes, strides = tuple(size for size, _ in dims), tuple(stride for _, stride in dims)
     box = tuple((5, 5 + size) for size in sizes)
     expected = addresses(sizes, strides) == list(range(0, 2 * int(np.prod(sizes)), 2))
-    assert Pieces.of([Piece(box, "x", 0, strides)], len(dims)).are_runs(2).tolist() == [expected]
+    assert Pieces.of([LocatedPiece(box, "x", 0, strides)], len(dims)).are_runs(2).tolist() == [expected]

@@ -24,7 +24,7 @@ from part import QUICK, main
 from timing import compare
 
 import shardwise as sw
-from shardwise.pieces import Piece
+from shardwise.pieces import LocatedPiece
 from shardwise.store.data.engine import CopyJob
 
 #: Of one tensor.
@@ -148,10 +148,10 @@ def digests(folder: Path, sources: dict[str, Path]) -> Iterator[Row]:
             for i in range(FEW):
                 starts = [path.stat().st_size - (FEW - i) * TENSOR // WAYS for path in files]
                 pieces = [
-                    Piece.dense(zip(*box, strict=True), file, at, 2)
+                    LocatedPiece.dense(zip(*box, strict=True), file, at, 2)
                     for file, at, box in zip(held, starts, boxes[kind], strict=True)
                 ]
-                whole = Piece.dense(((0, ROWS), (0, COLUMNS)), target, i * TENSOR, 2)
+                whole = LocatedPiece.dense(((0, ROWS), (0, COLUMNS)), target, i * TENSOR, 2)
                 job.add_tensor((ROWS, COLUMNS), 2, pieces, [whole], digest=digest)
             job.run()
             out.unlink()

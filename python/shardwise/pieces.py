@@ -13,7 +13,7 @@ from ._core import BoxTree
 from ._types import Numbers
 from .errors import SizeOverflowError
 
-__all__ = ["NO_PIECES", "Bounds", "Piece", "Pieces", "Runs", "dense_strides", "repeated", "shared_box", "within"]
+__all__ = ["NO_PIECES", "Bounds", "LocatedPiece", "Pieces", "Runs", "dense_strides", "repeated", "shared_box", "within"]
 
 Bounds = tuple[tuple[int, int], ...]
 """Start and stop per dim."""
@@ -29,7 +29,7 @@ _PAIRS = 1 << 20
 _FEW, _TARGETS = 16, 1 << 14
 
 
-class Piece(NamedTuple):
+class LocatedPiece(NamedTuple):
     """A box of a tensor, and where its elements are in the file, object or array that holds it.
 
     Attributes:
@@ -45,11 +45,11 @@ class Piece(NamedTuple):
     strides: tuple[int, ...]
 
     @classmethod
-    def dense(cls, box: Iterable[tuple[int, int]], holder: Any, offset: int, itemsize: int) -> Piece:
+    def dense(cls, box: Iterable[tuple[int, int]], holder: Any, offset: int, itemsize: int) -> LocatedPiece:
         """A box whose elements, of so many bytes, lie one after the other in C order.
 
-        >>> Piece.dense(((0, 2), (3, 6)), "file", 8, 4)
-        Piece(box=((0, 2), (3, 6)), holder='file', offset=8, strides=(12, 4))
+        >>> LocatedPiece.dense(((0, 2), (3, 6)), "file", 8, 4)
+        LocatedPiece(box=((0, 2), (3, 6)), holder='file', offset=8, strides=(12, 4))
         """
         box = tuple(box)
         strides, step = [], itemsize
@@ -59,21 +59,22 @@ class Piece(NamedTuple):
         return cls(box, holder, offset, tuple(reversed(strides)))
 
 
-class Pieces(Sequence[Piece]):
+class Pieces(Sequence[LocatedPiece]):
     """Pieces of a tensor, one a row: `[holder, offset, start…, stop…, strides…]`, int64 of shape (pieces, 2 + 3 dims).
 
-    A row is made a `Piece` when it is asked for, so a million of them take the room of their numbers. Nothing else in
-    this package says which boxes share elements, and where their bytes then are.
+    A row is made a `LocatedPiece` when it is asked for, so a million of them take the room of their numbers. Nothing
+    else in this package says which boxes share elements, and where their bytes then are.
 
     Args:
         rows: The rows, as above.
         holders: The holders that the numbers in rows stand for.
 
-    >>> pieces = Pieces.of([Piece(((0, 4), (0, 6)), "a", 10, (6, 1)), Piece(((4, 8), (0, 6)), "b", 0, (6, 1))], 2)
+    >>> upper = LocatedPiece(((0, 4), (0, 6)), "a", 10, (6, 1))
+    >>> pieces = Pieces.of([upper, LocatedPiece(((4, 8), (0, 6)), "b", 0, (6, 1))], 2)
     >>> pieces.meeting(((5, 6), (0, 2))).tolist()
     [1]
     >>> pieces.clipped(((3, 5), (2, 4)))[0]
-    Piece(box=((3, 4), (2, 4)), holder='a', offset=30, strides=(6, 1))
+    LocatedPiece(box=((3, 4), (2, 4)), holder='a', offset=30, strides=(6, 1))
     """
 
     def __init__(self, rows: Numbers, holders: Sequence[Any] = ()) -> None:
@@ -83,7 +84,7 @@ class Pieces(Sequence[Piece]):
         self._tree: BoxTree | None = None
 
     @classmethod
-    def of(cls, pieces: Iterable[Piece], rank: int) -> Pieces:
+    def of(cls, pieces: Iterable[LocatedPiece], rank: int) -> Pieces:
         """The table of these pieces of a tensor with so many dims; a table is given as it is.
 
         Raises:
@@ -105,7 +106,7 @@ class Pieces(Sequence[Piece]):
             raise SizeOverflowError("a size, an offset or a stride of a piece is over 2**63 - 1") from None
 
     @classmethod
-    def by_number(cls, pieces: Iterable[Piece], rank: int) -> Pieces:
+    def by_number(cls, pieces: Iterable[LocatedPiece], rank: int) -> Pieces:
         """The table of pieces whose holders are numbers, of a job's files and arrays; a table is given as it is.
 
         Raises:
@@ -227,15 +228,15 @@ class Pieces(Sequence[Piece]):
             raise IndexError(f"piece {number} of {len(self)}")
         return next(self._made(self.rows[number % len(self)][None]))
 
-    def __iter__(self) -> Iterator[Piece]:
+    def __iter__(self) -> Iterator[LocatedPiece]:
         for begin in range(0, len(self), 1024):
             yield from self._made(self.rows[begin : begin + 1024])
 
-    def _made(self, rows: Numbers) -> Iterator[Piece]:
+    def _made(self, rows: Numbers) -> Iterator[LocatedPiece]:
         rank = self.rank
         for number, offset, *rest in rows.tolist():
             box = tuple(zip(rest[:rank], rest[rank : 2 * rank], strict=True))
-            yield Piece(box, self.holders[number], offset, tuple(rest[2 * rank :]))
+            yield LocatedPiece(box, self.holders[number], offset, tuple(rest[2 * rank :]))
 
     def chosen(self, positions: npt.NDArray[Any]) -> Pieces:
         """Those at these positions."""

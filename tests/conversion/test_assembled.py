@@ -15,7 +15,7 @@ from shardwise._dtypes import DTYPES, Dtype
 from shardwise.conversion.arrange import arranged
 from shardwise.conversion.assembled import Assembled, Wanted
 from shardwise.conversion.leaves import Stored, Values
-from shardwise.pieces import Piece, Pieces
+from shardwise.pieces import LocatedPiece, Pieces
 from shardwise.store.write.places.fetch import gathered
 
 Array = np.ndarray[Any, Any]
@@ -36,7 +36,7 @@ def leaf(name: str, values: Array, rows: int = 1) -> Stored:
             if values.ndim:
                 box[0] = begin, begin + len(part)
             if part.size:
-                pieces.append(Piece(tuple(box), part.view("V2"), 0, part.strides))
+                pieces.append(LocatedPiece(tuple(box), part.view("V2"), 0, part.strides))
         return Wanted(name, U2, values.shape, Pieces.of(pieces, values.ndim))
 
     return Stored(name, values.shape, U2, make=make)
@@ -124,7 +124,7 @@ def test_a_box_of_a_fine_order_takes_what_the_box_takes(scattered: bool) -> None
 
     def make() -> Wanted:
         whole = ((0, size), (0, rows))
-        return Wanted("w", U2, values.shape, Pieces.of([Piece(whole, values.view("V2"), 0, values.strides)], 2))
+        return Wanted("w", U2, values.shape, Pieces.of([LocatedPiece(whole, values.view("V2"), 0, values.strides)], 2))
 
     tree: Assembled = Stored("w", values.shape, U2, make=make)
     tree = arranged(tree, [[2, size // 2], [2, rows // 2]], [[1, 0], [3, 2]])

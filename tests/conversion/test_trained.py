@@ -16,7 +16,7 @@ from shardwise._dtypes import DTYPES
 from shardwise.conversion.apply import rewritten
 from shardwise.conversion.assembled import Wanted
 from shardwise.conversion.leaves import Stored
-from shardwise.pieces import Piece, Pieces
+from shardwise.pieces import LocatedPiece, Pieces
 from shardwise.quantized import Along, Component, LogicalTensor
 from shardwise.store.write.places.fetch import gathered
 
@@ -85,7 +85,10 @@ def leaf(name: str, values: np.ndarray[Any, Any]) -> Stored:
     def make() -> Wanted:
         whole = tuple((0, size) for size in values.shape)
         return Wanted(
-            name, DTYPES[values.dtype.name], values.shape, Pieces.of([Piece(whole, held, 0, held.strides)], held.ndim)
+            name,
+            DTYPES[values.dtype.name],
+            values.shape,
+            Pieces.of([LocatedPiece(whole, held, 0, held.strides)], held.ndim),
         )
 
     return Stored(name, values.shape, DTYPES[values.dtype.name], make=make)

@@ -13,7 +13,7 @@ from .._dtypes import CODES, DTYPES, find_dtype
 from .._text import bytes_text, shown
 from ..deploy import Deployment
 from ..errors import ParseError
-from ..fit.by_names import Sizes, deployed_by_names
+from ..fit.by_names import ParallelSizes, deployed_by_names
 from ..fit.model import opened_model
 from ..fit.nearest import Way, nearest
 from ..quantized import Components, find_components
@@ -77,13 +77,13 @@ def _by_names(
 ) -> int:
     if options.mesh is not None:
         raise ParseError("--mesh is for --rules; without rules the sizes are --tp, --pp, --dp, --ep and --etp")
-    sizes = Sizes(options.tp, options.pp, options.dp, options.ep, options.etp)
+    sizes = ParallelSizes(options.tp, options.pp, options.dp, options.ep, options.etp)
     layers = None if options.layers is None else [_number("--layers", one) for one in options.layers.split(",")]
     named = deployed_by_names(model.tensors, model.config, sizes, layers=layers, read=model.read)
     if named.unknown:
         return _print_unknown(screen, options, [f"{one.name}: {one.why}" for one in named.unknown])
 
-    def made(sizes: Sizes, sharding: str, layers: list[int] | None = None) -> TrainingState:
+    def made(sizes: ParallelSizes, sharding: str, layers: list[int] | None = None) -> TrainingState:
         own = deployed_by_names(model.tensors, model.config, sizes, layers=layers, read=model.read)
         return _state(own.deployment, model, options, _sharded(asked, sharding))
 
@@ -138,7 +138,7 @@ def _other_shardings(
     memory: int, state: TrainingState, made: Callable[[str], TrainingState], trains: bool
 ) -> list[Way]:
     """The nearest way to shard that fits; the sizes are those of the rules."""
-    sizes = Sizes(dp=state.device_mesh.size)
+    sizes = ParallelSizes(dp=state.device_mesh.size)
     found = nearest(memory, sizes, state.sharding, lambda _, how: made(how).fullest[1], state.fullest[1], trains=trains)
     return [way for way in found if way.change == "sharding"]
 

@@ -21,7 +21,7 @@ from .._fork import cached_property
 from .._text import shown
 from ..errors import LayoutError, SizeOverflowError
 from ..partition import Partition
-from ..pieces import NO_PIECES, Bounds, Piece, Pieces, Runs
+from ..pieces import NO_PIECES, Bounds, LocatedPiece, Pieces, Runs
 from ..shared_tiling import SharedTiling
 
 __all__ = ["MOST_RUNS", "SHORT", "Assembled", "Leaf", "Tables", "Wanted", "zero_element"]
@@ -377,7 +377,7 @@ class _Padded(Assembled):
             made.append(part._tables(None if box is None else inner))
         if have < end:
             rest = tuple((have if dim == self.dim else 0, extent) for dim, extent in enumerate(self.shape))
-            zeros = Tables(Pieces.of([Piece(rest, zero_element(self.dtype.bits // 8), 0, (0,) * rank)], rank))
+            zeros = Tables(Pieces.of([LocatedPiece(rest, zero_element(self.dtype.bits // 8), 0, (0,) * rank)], rank))
             made.append(zeros if box is None else zeros.clipped(box))
         return Tables.joined(made, rank)
 

@@ -11,7 +11,7 @@ from .._dtypes import Dtype
 from .._fork import cached_property
 from .._text import shown
 from .._types import Array
-from ..pieces import Bounds, Piece, Pieces
+from ..pieces import Bounds, LocatedPiece, Pieces
 from .assembled import Leaf, Tables, Wanted
 
 __all__ = ["Stored", "Values"]
@@ -103,5 +103,5 @@ class Values(Leaf):
 
     def _tables(self, box: Bounds | None) -> Tables:
         whole = tuple((0, size) for size in self.shape)
-        tables = Tables(Pieces.of([Piece(whole, self.values, 0, self.values.strides)], len(whole)))
+        tables = Tables(Pieces.of([LocatedPiece(whole, self.values, 0, self.values.strides)], len(whole)))
         return tables if box is None else tables.clipped(box)

@@ -25,10 +25,8 @@ from .weights import Reader, Weight
 
 __all__ = ["Moment", "Tensor", "Trained", "arranged", "components_of", "packed", "repeated", "stacked"]
 
-_Sizes = Sequence[int]
 
-
-class _Key(NamedTuple):
+class _StateNames(NamedTuple):
     """The states of one kind, as they are called."""
 
     before: str
@@ -116,7 +114,7 @@ class Trained:
 
     shape: tuple[int, ...]
     weight: Assembled | Weight | None
-    states: Mapping[_Key, Moment]
+    states: Mapping[_StateNames, Moment]
     prefix: str = ""
 
     @classmethod
@@ -130,7 +128,7 @@ class Trained:
             first.shape,
             weight,
             {
-                _Key(one.said.before, one.said.after, one.said.kind): Moment.of_stored(one, made[one.name], read)
+                _StateNames(one.said.before, one.said.after, one.said.kind): Moment.of_stored(one, made[one.name], read)
                 for one in states
             },
             prefix if first.weight.endswith(first.said.parameter) else "",
@@ -154,7 +152,7 @@ class Trained:
             found[f"{before}{parameter}{after}"] = state.stored()
         return found
 
-    def _called(self, key: _Key, state: Moment, over: int) -> _Key:
+    def _called(self, key: _StateNames, state: Moment, over: int) -> _StateNames:
         kind = kind_over(key.kind, self.shape, over)
         if kind is None:
             raise LayoutError(
@@ -165,9 +163,9 @@ class Trained:
             return key
         before, after, old = key
         if after.endswith(old):
-            return _Key(before, after.removesuffix(old) + kind, kind)
+            return _StateNames(before, after.removesuffix(old) + kind, kind)
         head, found, tail = before.rpartition(old)
-        return _Key(f"{head}{kind if found else ''}{tail}", after, kind)
+        return _StateNames(f"{head}{kind if found else ''}{tail}", after, kind)
 
     def without(self, name: str, matched: Callable[[str], object]) -> Trained | Assembled | Weight | None:
         """The weight of this name without the components and states whose names a template matches."""
@@ -237,7 +235,7 @@ class Trained:
             lambda state: state.changed(f"{shown(self.origin)} is padded", dim, lambda one: one.padded(dim, size)),
         )
 
-    def arranged(self, split: Sequence[_Sizes], merged: Sequence[Sequence[int]]) -> Trained:
+    def arranged(self, split: Sequence[Sequence[int]], merged: Sequence[Sequence[int]]) -> Trained:
         """The weight with its dims split, permuted and merged: see `arrange.arranged`."""
         if all(len(group) == 1 for group in split) and list(map(list, merged)) == [[dim] for dim in range(len(split))]:
             return self
@@ -296,7 +294,7 @@ def repeated(tensor: Tensor, others: Sequence[Tensor]) -> Tensor:
         return weights.repeated(tensor, others)  # type: ignore[arg-type]
     held = [_weight_of(one) for one in every]
     there = [one for one in held if one is not None]
-    made: dict[_Key, list[Moment]] = {}
+    made: dict[_StateNames, list[Moment]] = {}
     first = next(one for one in every if isinstance(one, Trained))
     for one in every:
         for key, state in one.states.items() if isinstance(one, Trained) else ():
@@ -351,7 +349,7 @@ def packed(dim: int, parts: Sequence[tuple[Tensor, Runs]]) -> Tensor:
     return replace(trained, shape=shape, weight=weight, states=made)
 
 
-def arranged(tensor: Tensor, split: Sequence[_Sizes], merged: Sequence[Sequence[int]]) -> Tensor:
+def arranged(tensor: Tensor, split: Sequence[Sequence[int]], merged: Sequence[Sequence[int]]) -> Tensor:
     """The tensor with its dims split, permuted and merged: see `arrange.arranged`."""
     return tensor.arranged(split, merged) if isinstance(tensor, Trained) else weights.arranged(tensor, split, merged)
 
@@ -362,7 +360,7 @@ def _weight_of(tensor: Tensor) -> Assembled | Weight | None:
 
 def _together(
     tensors: Sequence[Tensor], what: str
-) -> tuple[Trained, list[Assembled | Weight], dict[_Key, list[Moment]]]:
+) -> tuple[Trained, list[Assembled | Weight], dict[_StateNames, list[Moment]]]:
     """The first of tensors that become one, their weights, and the states of each kind, one for each tensor."""
     first = next(one for one in tensors if isinstance(one, Trained))
     held = [each for each in map(_weight_of, tensors) if each is not None]
@@ -372,7 +370,7 @@ def _together(
             f"{shown(lone.origin)} has no weight beside it, but that of {shown(held[0].origin)}, with which it is "
             f"{what}, is there"
         )
-    states: dict[_Key, list[Moment]] = {}
+    states: dict[_StateNames, list[Moment]] = {}
     for key in dict.fromkeys(key for one in tensors if isinstance(one, Trained) for key in one.states):
         same = [one.states.get(key) if isinstance(one, Trained) else None for one in tensors]
         there = [each for each in same if each is not None]

@@ -16,7 +16,7 @@ from ..rules.wrapped import language_config, model_types
 from .answer import Unknown
 from .evidence import Judged, judged, number_of_experts
 
-__all__ = ["Named", "Sizes", "deployed_by_names"]
+__all__ = ["Named", "ParallelSizes", "deployed_by_names"]
 
 _NUMBER = re.compile(r"(?<![A-Za-z0-9_])[0-9]+(?![A-Za-z0-9_])")
 _OUTPUT = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output)(?:\.|$)")
@@ -24,7 +24,7 @@ _OUTPUT = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output)(?:\.|$)")
 _AFTER = re.compile(r"(?:^|\.)(?:\w*norm\w*|ln_f|lm_head|embed_out|output\w*)(?:\.|$)")
 
 
-class Sizes(NamedTuple):
+class ParallelSizes(NamedTuple):
     """The sizes of a deployment, as Megatron names them.
 
     Attributes:
@@ -64,7 +64,7 @@ class Named(NamedTuple):
 def deployed_by_names(
     tensors: Mapping[str, tuple[str, tuple[int, ...]]],
     config: Mapping[str, Any],
-    sizes: Sizes,
+    sizes: ParallelSizes,
     *,
     layers: Sequence[int] | None = None,
     read: Callable[[str], bytes | None] | None = None,
@@ -187,7 +187,7 @@ def _at(one: Judged, stages: Stages, experts: int, ep: int, *, tied: bool) -> di
     return at
 
 
-def _axes(one: Judged, sizes: Sizes) -> list[Any]:
+def _axes(one: Judged, sizes: ParallelSizes) -> list[Any]:
     """The axes of a tensor, dim by dim."""
     tensor, role, tp = one.kind.tensor, one.role, sizes.tp
     axes: list[Any] = [None] * len(tensor.shape)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from ..errors import ShardwiseError
-from .by_names import Sizes
+from .by_names import ParallelSizes
 
 __all__ = ["Way", "nearest"]
 
@@ -40,7 +40,7 @@ class Way(NamedTuple):
 
     change: str
     sharding: str
-    sizes: Sizes
+    sizes: ParallelSizes
     allocated: int
     fits: bool
 
@@ -53,9 +53,9 @@ class Way(NamedTuple):
 
 def nearest(
     memory: int,
-    sizes: Sizes,
+    sizes: ParallelSizes,
     sharding: str,
-    needed: Callable[[Sizes, str], int],
+    needed: Callable[[ParallelSizes, str], int],
     now: int,
     *,
     trains: bool = True,
@@ -72,7 +72,7 @@ def nearest(
 
     >>> def needed(sizes, sharding):
     ...     return 640 // sizes.tp // sizes.pp // (2 if sharding == "zero3" else 1)
-    >>> for way in nearest(40, Sizes(tp=2, dp=8), "zero1", needed, 320):
+    >>> for way in nearest(40, ParallelSizes(tp=2, dp=8), "zero1", needed, 320):
     ...     print(way.change, way.text, way.allocated, way.fits)
     sharding zero3 160 False
     tp tp 16, pp 1, dp 1 40 True
@@ -107,7 +107,11 @@ def _larger(size: int, most: int) -> Iterator[int]:
 
 
 def _first(
-    change: str, tried: Iterable[tuple[Sizes, str]], memory: int, needed: Callable[[Sizes, str], int], now: int
+    change: str,
+    tried: Iterable[tuple[ParallelSizes, str]],
+    memory: int,
+    needed: Callable[[ParallelSizes, str], int],
+    now: int,
 ) -> list[Way]:
     best: Way | None = None
     for sizes, how in tried:

@@ -112,11 +112,11 @@ def training_state(
         )  # fmt: skip
         components = optional("quantized", quantized, Components) or Components(None, {}, ())
         listed = described(tensors, weights)
-        maker = _Maker(placing_of(layouts), listed, training, dict(tied or {}), components, checked_uneven(uneven))
+        maker = _StateMaker(placing_of(layouts), listed, training, dict(tied or {}), components, checked_uneven(uneven))
         return maker.state(caches)
 
 
-class _Maker:
+class _StateMaker:
     def __init__(
         self,
         placing: Placing,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from shardwise.pieces import Piece
+from shardwise.pieces import LocatedPiece
 from shardwise.store.data.boxes import Reads, read_piece
 from shardwise.store.data.files import DataFile
 
@@ -54,6 +54,6 @@ def test_a_box_of_any_strides(file: DataFile, way: str, case: Case) -> None:
     spaced = memory[..., ::2].transpose(np.argsort(order)) if order else memory
     for out in (np.empty(shape, kind), spaced):
         reads = Reads(1, 1, 1, 64) if way == "the engine" else Reads(span=64)
-        read_piece(Piece(tuple((0, size) for size in shape), file, begin, strides), starts, out, reads)
+        read_piece(LocatedPiece(tuple((0, size) for size in shape), file, begin, strides), starts, out, reads)
         np.testing.assert_array_equal(out, expected)
     assert not order or not memory[..., 1::2].any()

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from shardwise import _core
 from shardwise.errors import LayoutError, ParseError, SizeOverflowError
-from shardwise.pieces import Piece
+from shardwise.pieces import LocatedPiece
 from shardwise.store.data.engine import CopyJob, add_digests, digest_array
 from tests.checks import view_index
 
@@ -50,12 +50,16 @@ def held(
     stop: Sequence[int],
     strides: Sequence[int] | None = None,
     itemsize: int = 4,
-) -> Piece:
+) -> LocatedPiece:
     box = tuple(zip(start, stop, strict=True))
-    return Piece.dense(box, holder, offset, itemsize) if strides is None else Piece(box, holder, offset, tuple(strides))
+    return (
+        LocatedPiece.dense(box, holder, offset, itemsize)
+        if strides is None
+        else LocatedPiece(box, holder, offset, tuple(strides))
+    )
 
 
-def whole(holder: int, value: npt.NDArray[Any]) -> Piece:
+def whole(holder: int, value: npt.NDArray[Any]) -> LocatedPiece:
     return held(holder, 0, (0,) * value.ndim, value.shape, value.strides)
 
 
@@ -202,7 +206,7 @@ def test_a_job_of_nothing() -> None:
 
 def byte(
     holder: int, offset: int, start: Sequence[int], stop: Sequence[int], strides: Sequence[int] | None = None
-) -> Piece:
+) -> LocatedPiece:
     return held(holder, offset, start, stop, strides, 1)
 
 

@@ -33,7 +33,7 @@ from ...tiling import Tiling
 from ..run import checked_arrays
 from ..source import ShardSource
 from .descriptors import ZEROS, Descriptors
-from .rows import Places
+from .rows import PieceRows
 from .runner import view_of
 from .transport import Transport
 
@@ -171,11 +171,11 @@ class Sources:
 
     def __init__(self, tiling: Callable[[str, tuple[int, ...]], Tiling], tensors: Mapping[str, Described]) -> None:
         self._tiling, self._tensors = tiling, tensors
-        self._made: dict[Any, tuple[Tiling, Places]] = {}
+        self._made: dict[Any, tuple[Tiling, PieceRows]] = {}
         #: Tilings are told apart by identity, so they are kept.
         self._kept: dict[int, Tiling] = {}
 
-    def of(self, name: str, tensor: Assembled, dst: Tiling) -> tuple[Tiling, Places | None, tuple[str, ...]]:
+    def of(self, name: str, tensor: Assembled, dst: Tiling) -> tuple[Tiling, PieceRows | None, tuple[str, ...]]:
         """Give a tensor's tiling before it moves, where its pieces are, and the names of what it is made of.
 
         Args:
@@ -207,7 +207,7 @@ class Sources:
         self._kept[id(found)] = found
         return found
 
-    def _placed(self, name: str, tensor: Assembled, dst: Tiling, names: Mapping[str, int]) -> tuple[Tiling, Places]:
+    def _placed(self, name: str, tensor: Assembled, dst: Tiling, names: Mapping[str, int]) -> tuple[Tiling, PieceRows]:
         if not dst.has_labels:
             raise LayoutError(f"tensor {shown(name)}: its holders have no labels to send to")
         table = tensor.tables().pieces
@@ -240,7 +240,7 @@ class Sources:
         holders: list[Any] = [(boxes[begin:end], end - begin, False) for begin, end in pairwise(begins.tolist())]
         core = CoreTiling.boxes(tensor.shape, holders, True)
         key = ("from_boxes", tensor.shape, tuple(labels), tuple(map(key_of, holders)), True)
-        return Tiling._made(core, key), Places(begins, places)
+        return Tiling._made(core, key), PieceRows(begins, places)
 
 
 def run_rewritten(

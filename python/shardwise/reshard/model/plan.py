@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ...rules.left_out import LeftOut
     from ...show.picture import Picture
     from .converted import Described
-    from .rows import Places
+    from .rows import PieceRows
 
 __all__ = ["ModelPlan", "plan_model"]
 
@@ -101,7 +101,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
     _bits: npt.NDArray[np.int64]
     #: For each pair where the pieces of its source are, if they are of rewritten tensors; for each tensor the names of
     #: what it is made of, if it is one.
-    _places: list[Places | None]
+    _places: list[PieceRows | None]
     _sources: dict[str, tuple[str, ...]]
     #: The tilings of these.
     _before: dict[str, Tiling]
@@ -151,7 +151,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         used, sizes = [], []
         self._places, self._sources, self._before = [], {}, {}
         for name, shape, dtype, made in listed:
-            places: Places | None = None
+            places: PieceRows | None = None
             if sources is None:
                 before, after = ends[0].tiling(name, shape), ends[1].tiling(name, shape)
             else:

@@ -19,13 +19,13 @@ from ..plan import ReshardPlan
 from ..run import addends_of
 from .descriptors import DESCRIPTOR, ZEROS, Descriptors, RowTable
 
-__all__ = ["Places", "TensorGroup", "descriptors_of"]
+__all__ = ["PieceRows", "TensorGroup", "descriptors_of"]
 
 #: The most transfers that are all worked out at once.
 _FEW = 4096
 
 
-class Places(NamedTuple):
+class PieceRows(NamedTuple):
     """The pieces of the tiling of a rewritten tensor, each at its place before it moves.
 
     Attributes:
@@ -59,7 +59,7 @@ class TensorGroup(NamedTuple):
     bits: Numbers
     src: Numbers
     dst: Numbers
-    places: Places | None
+    places: PieceRows | None
     lowered: dict[bool, _Looped]
 
     def only(self, wanted: npt.NDArray[np.bool_]) -> TensorGroup:

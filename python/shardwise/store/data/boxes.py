@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ..._arguments import instance
 from ..._text import shown
 from ...errors import SizeOverflowError
-from ...pieces import Bounds, Piece
+from ...pieces import Bounds, LocatedPiece
 from .engine import CopyJob
 from .files import SPAN, Holder
 
@@ -118,7 +118,7 @@ def check_out(out: npt.NDArray[Any], shape: tuple[int, ...], dtype: np.dtype[Any
     return out
 
 
-def read_piece(piece: Piece, starts: Sequence[int], out: npt.NDArray[Any], reads: Reads = _READS) -> None:
+def read_piece(piece: LocatedPiece, starts: Sequence[int], out: npt.NDArray[Any], reads: Reads = _READS) -> None:
     """Read a box of a piece, which begins at `starts` in it, into a writable array of the box's shape.
 
     This is the only place where the bytes of pieces are read.
@@ -138,7 +138,7 @@ def read_piece(piece: Piece, starts: Sequence[int], out: npt.NDArray[Any], reads
     piece.holder.read_box(start, [piece.strides[dim] for dim in order], out.transpose(order), reads.span)
 
 
-def _is_for_the_engine(piece: Piece, out: npt.NDArray[Any], reads: Reads) -> bool:
+def _is_for_the_engine(piece: LocatedPiece, out: npt.NDArray[Any], reads: Reads) -> bool:
     """Return whether the engine, which reads each run of a box separately, takes less time."""
     steps = [(size, step) for size, step in zip(out.shape, piece.strides, strict=True) if size > 1]
     span = out.itemsize + sum((size - 1) * step for size, step in steps)
@@ -151,7 +151,7 @@ def _is_for_the_engine(piece: Piece, out: npt.NDArray[Any], reads: Reads) -> boo
     return between >= reads.gap_from or (out.nbytes >= reads.engine_from and run >= reads.run_from)
 
 
-def _run_of(piece: Piece, out: npt.NDArray[Any]) -> int:
+def _run_of(piece: LocatedPiece, out: npt.NDArray[Any]) -> int:
     """The bytes of each run of a box, the same in the file and in `out`."""
     run = out.itemsize
     for size, have, want in sorted(zip(out.shape, piece.strides, out.strides, strict=True), key=lambda dim: dim[1]):
@@ -162,7 +162,7 @@ def _run_of(piece: Piece, out: npt.NDArray[Any]) -> int:
     return run
 
 
-def _read_by_engine(file: Any, piece: Piece, starts: Sequence[int], out: npt.NDArray[Any]) -> None:
+def _read_by_engine(file: Any, piece: LocatedPiece, starts: Sequence[int], out: npt.NDArray[Any]) -> None:
     """Read a box by the compiled engine, on all cores."""
     job = CopyJob()
     start = piece.offset + sum(map(operator.mul, starts, piece.strides))
@@ -171,7 +171,7 @@ def _read_by_engine(file: Any, piece: Piece, starts: Sequence[int], out: npt.NDA
     with file.descriptor() as number:
         source = job.read_file(file.path, file.size, None, number)
         box = tuple((0, size) for size in out.shape)
-        held = Piece(box, source, start, tuple(strides))
-        wanted = Piece(box, job.write_array(out), 0, out.strides)
+        held = LocatedPiece(box, source, start, tuple(strides))
+        wanted = LocatedPiece(box, job.write_array(out), 0, out.strides)
         job.add_tensor(out.shape, out.itemsize, [held], [wanted])
         job.run(budget=_BUDGET)

@@ -16,7 +16,7 @@ from ..._dtypes import find_dtype
 from ..._text import shown
 from ...errors import LayoutError, ParseError
 from ...piece import Piece, Slices, check_box
-from ...pieces import Piece as StoredAt
+from ...pieces import LocatedPiece
 from .digest_torch import KEYS, RADIX, digest_boxes, integers
 from .engine import DIGEST_MODULUS, CopyJob, check_threads
 
@@ -165,8 +165,8 @@ _DigestPart = tuple[tuple[tuple[int, int], ...], Any]
 def _of_boxes(parts: list[_DigestPart], itemsize: int, shape: tuple[int, ...], threads: int | None) -> int:
     job = CopyJob()
     nowhere = job.discard()
-    sources = [StoredAt(box, job.read_array(view), 0, view.strides) for box, view in parts]
-    targets = [StoredAt.dense(box, nowhere, 0, itemsize) for box, _ in parts]
+    sources = [LocatedPiece(box, job.read_array(view), 0, view.strides) for box, view in parts]
+    targets = [LocatedPiece.dense(box, nowhere, 0, itemsize) for box, _ in parts]
     job.add_tensor(shape, itemsize, sources, targets, digest=True)
     return sum(job.run(threads=threads).digests) % DIGEST_MODULUS
 

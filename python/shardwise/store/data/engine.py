@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ..._arguments import integer, path_of, refuse_mask
 from ..._core import CopyJob as CoreJob
 from ...errors import LayoutError, SizeOverflowError
-from ...pieces import Piece, Pieces
+from ...pieces import LocatedPiece, Pieces
 
 __all__ = [
     "DIGEST_MODULUS",
@@ -110,8 +110,8 @@ class CopyJob:
     >>> table = np.arange(12, dtype=np.int32).reshape(3, 4)
     >>> job, columns = CopyJob(), np.zeros((3, 2), np.int32)
     >>> source, target = job.read_array(table), job.write_array(columns)
-    >>> piece, columns_of_it = Piece(((0, 3), (0, 4)), source, 0, (16, 4)), ((0, 3), (2, 4))
-    >>> job.add_tensor((3, 4), 4, [piece], [Piece.dense(columns_of_it, target, 0, 4)])
+    >>> piece, columns_of_it = LocatedPiece(((0, 3), (0, 4)), source, 0, (16, 4)), ((0, 3), (2, 4))
+    >>> job.add_tensor((3, 4), 4, [piece], [LocatedPiece.dense(columns_of_it, target, 0, 4)])
     0
     >>> job.run().bytes_read
     0
@@ -194,8 +194,8 @@ class CopyJob:
         self,
         shape: Sequence[int],
         itemsize: int,
-        sources: Iterable[Piece],
-        destinations: Iterable[Piece],
+        sources: Iterable[LocatedPiece],
+        destinations: Iterable[LocatedPiece],
         *,
         digest: bool = False,
         crc: bool = False,
@@ -303,7 +303,7 @@ def digest_array(value: npt.NDArray[Any]) -> int:
     """
     job = CopyJob()
     box = tuple((0, size) for size in value.shape)
-    whole = Piece(box, job.read_array(value), 0, value.strides)
-    kept = Piece.dense(box, job.discard(), 0, value.itemsize)
+    whole = LocatedPiece(box, job.read_array(value), 0, value.strides)
+    kept = LocatedPiece.dense(box, job.discard(), 0, value.itemsize)
     job.add_tensor(value.shape, value.itemsize, [whole], [kept], digest=True)
     return job.run().digests[0]

@@ -9,7 +9,7 @@ import numpy as np
 from ...conversion.apply import kept_objects
 from ...conversion.assembled import Assembled, Wanted
 from ...partition import Partition
-from ...pieces import Piece
+from ...pieces import LocatedPiece
 from ...rules.rewrites import Rewrites
 from ...shared_tiling import SharedTiling
 from ..data.location import Location
@@ -61,7 +61,7 @@ def _tensor(checkpoint: StoredCheckpoint, name: str, made: Assembled) -> StoredT
     return StoredTensor(name, made.dtype, made.shape, pieces)
 
 
-def _piece(path: Location, made: Assembled, piece: Piece) -> StoredPiece:
+def _piece(path: Location, made: Assembled, piece: LocatedPiece) -> StoredPiece:
     if not isinstance(piece.holder, np.ndarray):
         return StoredPiece(piece.box, piece.holder.path, locate=lambda: (piece.holder, piece.offset, piece.strides))
     # What is in memory is padding: one element of zero bytes that stands for all.

@@ -16,7 +16,7 @@ from ...errors import LayoutError
 from ...layout import TensorLayout, UnevenRule
 from ...partition import Partition
 from ...piece import sides_of
-from ...pieces import NO_PIECES, Bounds, Piece, Pieces
+from ...pieces import NO_PIECES, Bounds, LocatedPiece, Pieces
 from ...placing import Placing, partition_of
 from ...quantized.follow import followed, with_states
 from ...quantized.forms import Components
@@ -98,7 +98,7 @@ def wanted_object(name: str, value: StoredObject) -> Wanted:
     """A value of a PyTorch distributed checkpoint, which has an extent, to be written as it is."""
     assert value.extent is not None
     file, start, size = value.extent
-    piece = Piece(((0, size),), file, start, (1,))
+    piece = LocatedPiece(((0, size),), file, start, (1,))
     return Wanted(name, DTYPES["uint8"], (size,), Pieces.of([piece] if size else [], 1), is_object=True)
 
 
@@ -159,7 +159,7 @@ def _joined(name: str, value: Mapping[Any, Any]) -> str:
 
 def wanted_bytes(name: str, data: bytes) -> Wanted:
     """A value whose bytes in the new file are known: the plan has them."""
-    piece = Piece(((0, len(data)),), KeptArray.of(data), 0, (1,))
+    piece = LocatedPiece(((0, len(data)),), KeptArray.of(data), 0, (1,))
     return Wanted(name, DTYPES["uint8"], (len(data),), Pieces.of([piece] if data else [], 1), is_object=True)
 
 
@@ -177,7 +177,7 @@ def wanted_array(name: str, value: Any, partition: Partition | SharedTiling | No
     dtype = _file_dtype(name, array.dtype)
     bounds = tuple((0, size) for size in array.shape)
     array = _little_endian(array)
-    piece = Piece(bounds, array, 0, array.strides)
+    piece = LocatedPiece(bounds, array, 0, array.strides)
     pieces = Pieces.of([piece] if array.size else [], array.ndim)
     pointer = array.__array_interface__["data"][0]
     identity = (pointer, array.strides, array.shape, dtype.name)
@@ -194,8 +194,8 @@ def _wanted_sharded(
     ):
         raise LayoutError(f"tensor {shown(name)} holds partial sums over {tiling.layout.unreduced}; add them first")
     seen: set[Bounds] = set()
-    pieces: list[Piece] = []
-    replicas: list[Piece] = []
+    pieces: list[LocatedPiece] = []
+    replicas: list[LocatedPiece] = []
     for holder, array in zip(tiling.holders, shards, strict=True):
         refuse_mask(f"tensor {shown(name)}", array)
         array = _little_endian(array)
@@ -209,7 +209,7 @@ def _wanted_sharded(
             else:
                 offset = sum(at * stride for at, stride in zip(piece.start, array.strides, strict=True))
                 strides = array.strides
-            (replicas if box in seen else pieces).append(Piece(box, array, offset, strides))
+            (replicas if box in seen else pieces).append(LocatedPiece(box, array, offset, strides))
             seen.add(box)
     if partition is None and isinstance(tiling, Partition):
         partition = tiling

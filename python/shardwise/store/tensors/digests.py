@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import ParseError
-from ...pieces import Bounds, Piece, Pieces
+from ...pieces import Bounds, LocatedPiece, Pieces
 from ..data.engine import DIGEST_MODULUS, CopyJob, add_digests, digest_array
 from ..data.location import Location
 from .checkpoint import StoredCheckpoint, StoredSum
@@ -175,14 +175,14 @@ def _digests(
         held = [piece._replace(holder=source(piece.holder)) for piece in pieces]
         whole = [_summed(sums, piece, itemsize) for piece in pieces]
         # One by one: the digest of each piece says which file is damaged.
-        kept = [Piece.dense(piece.box, sink, 0, itemsize) for piece in held]
+        kept = [LocatedPiece.dense(piece.box, sink, 0, itemsize) for piece in held]
         first = job.add_tensor(tensor.shape, itemsize, held, kept, digest=True, crc=any(whole))
         checked |= {first + i: each for i, each in enumerate(whole) if each is not None}
         numbers[name] = range(first, first + len(kept))
     for each in sums.values():
         box = ((0, each.size),)
-        held = [Piece(box, source(each.file), each.start, (1,))]
-        checked[job.add_tensor([each.size], 1, held, [Piece(box, sink, 0, (1,))], crc=True)] = each
+        held = [LocatedPiece(box, source(each.file), each.start, (1,))]
+        checked[job.add_tensor([each.size], 1, held, [LocatedPiece(box, sink, 0, (1,))], crc=True)] = each
     done = job.run(budget=memory, threads=threads, progress=progress)
     result.wrong += [(each, done.crcs[number]) for number, each in checked.items() if done.crcs[number] != each.crc]
     for name, of in numbers.items():
@@ -211,7 +211,7 @@ def _unreadable_file(tensor: StoredTensor) -> Location:
     return tensor.pieces[0].path
 
 
-def _summed(sums: dict[tuple[int, int], StoredSum], piece: Piece, itemsize: int) -> StoredSum | None:
+def _summed(sums: dict[tuple[int, int], StoredSum], piece: LocatedPiece, itemsize: int) -> StoredSum | None:
     """Take out the range that a piece is, if it is one, in order."""
     each = sums.get((id(piece.holder), piece.offset))
     if each is None or not Pieces.of([piece], len(piece.box)).are_runs(itemsize).all():
@@ -255,8 +255,8 @@ def _decoded(tensor: StoredTensor, memory: int) -> list[int]:
 def _of_box(tensor: StoredTensor, box: Bounds, values: npt.NDArray[Any]) -> int:
     """The share of a box with these elements in the digest of its tensor."""
     job = CopyJob()
-    source = Piece(box, job.read_array(values), 0, values.strides)
-    kept = Piece.dense(box, job.discard(), 0, values.itemsize)
+    source = LocatedPiece(box, job.read_array(values), 0, values.strides)
+    kept = LocatedPiece.dense(box, job.discard(), 0, values.itemsize)
     job.add_tensor(tensor.shape, values.itemsize, [source], [kept], digest=True)
     return job.run().digests[0]
 

@@ -17,7 +17,7 @@ from ..._dtypes import Dtype, bytes_for, in_bytes
 from ..._fork import importing
 from ..._text import bytes_text, shown
 from ...errors import LayoutError, ParseError
-from ...pieces import Bounds, Piece, Pieces, shared_box
+from ...pieces import Bounds, LocatedPiece, Pieces, shared_box
 from ...tiling import Tiling
 from ..data.boxes import Located, check_box, check_out, contiguous_strides, expressible, read_piece
 from ..data.files import Holder, ReadsFiles
@@ -100,7 +100,7 @@ class StoredPiece(ReadsFiles):
         """True if the piece's elements are stored as they are; else it must be read whole and decoded."""
         return self._locate is not None
 
-    def extent(self) -> Piece:
+    def extent(self) -> LocatedPiece:
         """Say where its elements lie: its box, the file that holds it, the first byte, and strides in bytes.
 
         For some formats this looks into the file.
@@ -111,7 +111,7 @@ class StoredPiece(ReadsFiles):
         """
         if self._locate is None:
             raise ValueError(f"{self.path}: the piece {box_text(self.bounds)} is compressed; decode() reads it")
-        return Piece(self.bounds, *self._locate())
+        return LocatedPiece(self.bounds, *self._locate())
 
     def decode(self, box: tuple[slice, ...] | None = None, *, memory: int | None = None) -> npt.NDArray[Any]:
         """Read a box of the piece, counted from the piece's own beginning, into an array; all of it if left out.

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwise.pieces import Piece, Pieces
+from shardwise.pieces import LocatedPiece, Pieces
 from shardwise.store.write.plan.grids import FileGrid, TaskGrid, _joined, task_runs
 
 
@@ -53,7 +53,7 @@ def test_what_boxes_share_with_tasks_is_counted(data: st.DataObject) -> None:
         sides = [sorted(data.draw(st.tuples(st.integers(0, size), st.integers(0, size)))) for size in shape]
         inside[tuple(slice(*side) for side in sides)] += 2
         boxes.append(sides)
-    pieces = [Piece(tuple((a, b) for a, b in box), "r", 0, (0,) * len(shape)) for box in boxes]
+    pieces = [LocatedPiece(tuple((a, b) for a, b in box), "r", 0, (0,) * len(shape)) for box in boxes]
     grid.add_overlaps(1, Pieces.of(pieces, len(shape)), found)
     for task in range(len(grid)):
         written = dict(grid.boxes(task))
@@ -100,6 +100,8 @@ def test_what_replicas_share_with_files_is_read_for_them(data: st.DataObject) ->
             [(start, data.draw(st.integers(start + 1, size))) for start, size in zip(starts, shape, strict=True)]
         )
     found = np.zeros(3, np.int64)
-    grid.add_overlaps(0, Pieces.of([Piece(tuple(box), "r", 0, (0,) * len(shape)) for box in boxes], len(shape)), found)
+    grid.add_overlaps(
+        0, Pieces.of([LocatedPiece(tuple(box), "r", 0, (0,) * len(shape)) for box in boxes], len(shape)), found
+    )
     for file in range(3):
         assert found[file] == sum(2 * int((owned[tuple(slice(*side) for side in box)] == file).sum()) for box in boxes)

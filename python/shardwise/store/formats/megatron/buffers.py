@@ -25,7 +25,7 @@ from .parameters import FLOAT32, Parameter, Run, check_masters, later, state_pie
 from .positions import by_buffer, in_buckets
 from .said import Arguments, Group, as_dict, groups_of
 
-__all__ = ["LAYERS", "Buffers", "Held"]
+__all__ = ["LAYERS", "Buffers", "SavedBuffers"]
 
 _BUCKET = re.compile(
     r"optimizer\.distributed\.dp_group_idx_(?P<rank>\d{1,7})\.gbuf_idx_(?P<buffer>\d{1,5})\.dtype_\((?P<dtype>[\w.]+), "
@@ -45,7 +45,7 @@ _WRITER = re.compile(r"__(\d{1,7})_\d+\.distcp")
 _KINDS = {"param": "master"}
 
 
-class Held(NamedTuple):
+class SavedBuffers(NamedTuple):
     """The parts of the buffers of model-parallel ranks that a checkpoint has.
 
     Attributes:
@@ -61,7 +61,7 @@ class Held(NamedTuple):
     names: set[str]
 
     @classmethod
-    def of(cls, index: Index, objects: Mapping[str, StoredObject]) -> Held:
+    def of(cls, index: Index, objects: Mapping[str, StoredObject]) -> SavedBuffers:
         """Find them."""
         found = cls({}, {}, {}, set())
         for row in index.tensors:
@@ -84,7 +84,7 @@ class Held(NamedTuple):
 class Buffers:
     """The buffers of all model-parallel ranks: which parameters they have, and where."""
 
-    def __init__(self, index: Index, arguments: Arguments, held: Held) -> None:
+    def __init__(self, index: Index, arguments: Arguments, held: SavedBuffers) -> None:
         self.index, self.held, self.arguments = index, held, arguments
         #: For each parameter and kind of state the pieces, and those of copies on other ranks.
         self.kinds: dict[str, dict[str, tuple[list[StoredPiece], list[StoredPiece]]]] = {}

@@ -86,7 +86,7 @@ def open_ranks(path: Location) -> StoredCheckpoint:
             held = open_next(path / name / _MODEL)
             states = open_next(path / name / _OPTIMIZER) if _OPTIMIZER in inside[name] else None
             ranks[at] = _rank(held, states)
-        model = _Model(path, ranks)
+        model = _RankFiles(path, ranks)
         tensors, objects = model.contents()
     metadata = {"model_parallel_ranks": len(names)}
     return StoredCheckpoint(
@@ -135,7 +135,7 @@ def _in_order(key: str) -> tuple[int, str]:
     return len(key), key
 
 
-class _Model:
+class _RankFiles:
     """The files of all model-parallel ranks, put together."""
 
     def __init__(self, path: Location, ranks: dict[tuple[int, int], _Rank]) -> None:

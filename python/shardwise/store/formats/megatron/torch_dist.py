@@ -15,7 +15,7 @@ from ...tensors.checkpoint import StoredCheckpoint, StoredObject
 from ...tensors.stored import StoredTensor, UnsupportedError
 from ..torch.dcp import Contents, Index, open_folder
 from ..torch.tensors import Container
-from .buffers import LAYERS, Buffers, Held
+from .buffers import LAYERS, Buffers, SavedBuffers
 from .grids import with_grids
 from .parameters import unlike
 from .said import (
@@ -46,7 +46,7 @@ def _completed(index: Index, found: Contents) -> Contents:
     """The contents of a checkpoint, of which PyTorch's index has these."""
     common = _Common.of(index)
     found = with_grids(found, index)._replace(objects={**found.objects, **common.objects})
-    held = Held.of(index, found.objects)
+    held = SavedBuffers.of(index, found.objects)
     if not held.names:
         found = _without_shifted(found, index)
         return _with_groups(found, common, common.groups, _named_states(found))

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...._text import shown
+from ...._types import Shape
 from ....errors import ParseError
 from ...data.location import Location
 from ...tensors.checkpoint import KeyPath, StoredObject
@@ -24,7 +25,6 @@ from .tensors import Container, children, value_object
 __all__ = ["Extras", "States"]
 
 _PREFIX = "optimizer."
-Shape = tuple[int, ...]
 
 
 class _StateKey(NamedTuple):

@@ -15,6 +15,7 @@ import numpy as np
 
 from ...._core import RuleSet
 from ...._text import shown
+from ...._types import Shape
 from ....errors import ParseError
 from ....pieces import Bounds
 from ...data.text import checked_shape
@@ -25,7 +26,6 @@ from .tensors import children, dict_of
 
 __all__ = ["CutRules", "CutTensor", "RankBox", "whole"]
 
-Shape = tuple[int, ...]
 
 #: The versions of what is said here that are known.
 VERSION = 0.4

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...._text import shown
+from ...._types import Shape
 from ....errors import ParseError
 from .pickles import Record
 
@@ -27,7 +28,6 @@ __all__ = [
     "optimizer_of",
 ]
 
-Shape = tuple[int, ...]
 
 #: States of the shape of their parameter, as PyTorch's optimizers, bitsandbytes and others call them.
 _ALIKE = frozenset(

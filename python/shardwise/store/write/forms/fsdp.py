@@ -86,7 +86,7 @@ class FsdpFiles(NamedTuple):
     beside: dict[str, bytes]
 
 
-class _Tree(NamedTuple):
+class _FileTree(NamedTuple):
     """The tree of the files of one kind, and the numbers of the tensors in it."""
 
     kind: int
@@ -118,7 +118,7 @@ def fsdp_files(
     world = len(ranks.labels)
     numbers = {tensor.name: number for number, tensor in enumerate(wanted)}
     numbers |= {alias: numbers[name] for alias, name in aliases.items()}
-    trees = [_Tree(kind, tree, sorted({numbers[name] for name in _names(tree)})) for kind, tree in _trees(nested)]
+    trees = [_FileTree(kind, tree, sorted({numbers[name] for name in _names(tree)})) for kind, tree in _trees(nested)]
     placed = {number: _placements(wanted[number]) for tree in trees for number in tree.tensors}
     pool = BoxPool()
     cuts: list[OwnedBoxes] = []
@@ -142,7 +142,7 @@ def fsdp_files(
     for rank in range(world):
         for tree in trees:
             key = f"{len(wanted) + len(values)}"
-            maker = _Maker(wanted, numbers, placed, shapes, key, rank, device, ranks)
+            maker = _RankPickle(wanted, numbers, placed, shapes, key, rank, device, ranks)
             for name, data in ((_RANK_LIST, listed), ("pickle", pickled(maker.made(tree.tree)))):
                 if name == _RANK_LIST and not maker.has_mesh(tree.tensors):
                     continue
@@ -223,7 +223,7 @@ def _placements(tensor: CutTensor) -> tuple[int | None, ...]:
     return tuple(found)
 
 
-class _Maker:
+class _RankPickle:
     """The values in the pickle of a rank's file."""
 
     def __init__(

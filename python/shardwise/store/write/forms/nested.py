@@ -49,7 +49,7 @@ class Nested(NamedTuple):
     has_optimizer: bool = False
 
 
-class _Group(NamedTuple):
+class _FoundGroup(NamedTuple):
     """A group of an optimizer: what it says besides, and its parameters."""
 
     said: dict[str, Any]
@@ -128,21 +128,21 @@ def _optimizer(
 
     groups = _groups_by_number(said)
     if not groups:
-        groups = [_Group(group.said, in_order(group.params)) for group in _groups_by_name(said)]
+        groups = [_FoundGroup(group.said, in_order(group.params)) for group in _groups_by_name(said)]
         if len(groups) > 1:
             doubts.append(
                 f"the source does not say in which order the {len(groups)} groups of {shown(key)} are, nor "
                 "their parameters: load it into one whose groups have the parameters of param_names, in this order"
             )
     if not groups:
-        groups = [_Group({}, in_order(states))]
+        groups = [_FoundGroup({}, in_order(states))]
     if any("lr" not in group.said for group in groups):
         doubts.append(
             f"the source does not say the hyperparameters of the optimizer {shown(key)}: its param_groups have "
             "parameters and no lr; put those of a new optimizer there before load_state_dict"
         )
     there = {*states, *known.weights}
-    groups = [_Group(group.said, [name for name in group.params if name in there]) for group in groups]
+    groups = [_FoundGroup(group.said, [name for name in group.params if name in there]) for group in groups]
     listed = [name for group in groups for name in group.params]
     lost = sorted(states.keys() - set(listed))
     if lost and len(groups) == 1 and not listed:
@@ -176,7 +176,7 @@ def _optimizer(
     }
 
 
-def _groups_by_number(said: Mapping[str, Any]) -> list[_Group]:
+def _groups_by_number(said: Mapping[str, Any]) -> list[_FoundGroup]:
     """Groups whose values are under their number, and that list their parameters."""
     found: dict[int, dict[str, Any]] = {}
     for rest, value in said.items():
@@ -190,11 +190,11 @@ def _groups_by_number(said: Mapping[str, Any]) -> list[_Group]:
         values.pop("param_names", None)
         if not isinstance(params, (list, tuple)):
             return []
-        groups.append(_Group(values, [f"{name}" for name in params]))
+        groups.append(_FoundGroup(values, [f"{name}" for name in params]))
     return groups
 
 
-def _groups_by_name(said: Mapping[str, Any]) -> list[_Group]:
+def _groups_by_name(said: Mapping[str, Any]) -> list[_FoundGroup]:
     """Groups whose values are under the name of each parameter: those with equal values are one."""
     by_name: dict[str, dict[str, Any]] = {}
     for rest, value in said.items():
@@ -202,9 +202,9 @@ def _groups_by_name(said: Mapping[str, Any]) -> list[_Group]:
         if not name:
             return []
         by_name.setdefault(name, {})[key] = value
-    groups: dict[str, _Group] = {}
+    groups: dict[str, _FoundGroup] = {}
     for name, values in by_name.items():
-        groups.setdefault(repr(sorted(values.items())), _Group(values, [])).params.append(name)
+        groups.setdefault(repr(sorted(values.items())), _FoundGroup(values, [])).params.append(name)
     return list(groups.values())
 
 
@@ -214,7 +214,7 @@ def _placed(leaves: Mapping[str, Any], paths: Mapping[str, KeyPath], tree: dict[
         path = paths.get(name, (name,))
         at: Any = tree
         for key, following in pairwise(path):
-            at = at.setdefault(key, _Positions() if type(following) is int else {}) if isinstance(at, dict) else None
+            at = at.setdefault(key, _ListItems() if type(following) is int else {}) if isinstance(at, dict) else None
         if not isinstance(at, dict) or path[-1] in at:
             at, path = tree, (name,)
             if name in tree:
@@ -223,7 +223,7 @@ def _placed(leaves: Mapping[str, Any], paths: Mapping[str, KeyPath], tree: dict[
     return _with_lists(tree)
 
 
-class _Positions(dict[Any, Any]):
+class _ListItems(dict[Any, Any]):
     """The items of a list by their positions."""
 
 
@@ -232,7 +232,7 @@ def _with_lists(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     made = {key: _with_lists(held) for key, held in value.items()}
-    is_list = isinstance(value, _Positions) and set(made) == set(range(len(made)))
+    is_list = isinstance(value, _ListItems) and set(made) == set(range(len(made)))
     return [made[number] for number in range(len(made))] if is_list else made
 
 

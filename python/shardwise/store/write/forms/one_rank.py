@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ...._text import shown
 from ....conversion.assembled import Wanted, zero_element
 from ....errors import LayoutError
-from ....pieces import NO_PIECES, Piece, Pieces
+from ....pieces import NO_PIECES, LocatedPiece, Pieces
 from ....placing import Placing
 from ...data.parts import PIECES, part_mark
 from .files import CutTensor
@@ -80,7 +80,7 @@ def _zeros(shape: tuple[int, ...], boxes: Sequence[_PlacedBox], itemsize: int) -
     for box in product(*map(pairwise, edges)):
         low, high = np.array(box, np.int64).reshape(rank, 2).T
         if not ((starts <= low) & (high <= stops)).all(axis=1).any():
-            found.append(Piece(box, zero_element(itemsize), 0, (0,) * rank))
+            found.append(LocatedPiece(box, zero_element(itemsize), 0, (0,) * rank))
     return Pieces.of(found, rank)
 
 

@@ -26,7 +26,7 @@ __all__ = ["TorchFile", "torch_file"]
 _LAST = ((f"{ROOT}/byteorder", b"little"), (f"{ROOT}/version", b"3\n"))
 
 
-class _Places(NamedTuple):
+class _SlotPlaces(NamedTuple):
     """The bytes of each slot, the byte of its header, that of its data, and the one after the last."""
 
     sizes: list[int]
@@ -49,7 +49,7 @@ class TorchFile(TargetFile):
     known: Extent | None = None
 
     @cached_property
-    def places(self) -> _Places:
+    def places(self) -> _SlotPlaces:
         """The places of the slots.
 
         Raises:
@@ -64,7 +64,7 @@ class TorchFile(TargetFile):
             at += size
             if at >= 1 << 62:
                 raise LayoutError(f"{self.name}: would have more than 2**62 bytes")
-        return _Places(sizes, headers, begins, at)
+        return _SlotPlaces(sizes, headers, begins, at)
 
     def _begins(self) -> npt.NDArray[np.int64]:
         return self.places.begins

@@ -17,7 +17,7 @@ from ...._text import bytes_text
 from ...._threads import Threads
 from ...._types import Array
 from ....errors import LayoutError, ParseError
-from ....pieces import Bounds, Piece, Pieces, within
+from ....pieces import Bounds, LocatedPiece, Pieces, within
 from ...data.boxes import read_piece
 from ...data.engine import CopyJob, JobTensor
 from ...data.object_files import WINDOW, ObjectFile
@@ -153,7 +153,7 @@ def gathered(pieces: Pieces, box: Bounds, itemsize: int) -> Array:
     shape = tuple(stop for _, stop in box)
     out: Array = np.empty([stop - start for start, stop in box], f"V{itemsize}")
     files = [None if isinstance(each, np.ndarray) or not each.is_fetched else each for each in pieces.holders]
-    target = Pieces.by_number([Piece.dense(box, 0, 0, itemsize)], len(box))
+    target = Pieces.by_number([LocatedPiece.dense(box, 0, 0, itemsize)], len(box))
     tensor = JobTensor(itemsize, 0, shape, Pieces(pieces.rows.copy()), target)
     arrays, _ = fetch_pieces([tensor], files, None, 0)
     job = CopyJob.of_tensors([tensor])

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ...._types import Array
 from ....errors import ParseError
-from ....pieces import Bounds, Piece, Pieces, dense_strides
+from ....pieces import Bounds, LocatedPiece, Pieces, dense_strides
 from ...data.engine import LEAST_MEMORY, CopyJob, CopyReport, JobTensor, tensors_of
 from ...data.mapped import MappedFiles
 from ...data.same_files import SameFiles
@@ -155,7 +155,7 @@ class Gatherer:
             for block in together:
                 tensor, others = self._held[block.position]
                 sources.append(tensor.sources.clipped(block.box).rows)
-                own.append(Pieces.by_number([Piece(block.box, 0, block.at, block.strides)], len(block.box)).rows)
+                own.append(Pieces.by_number([LocatedPiece(block.box, 0, block.at, block.strides)], len(block.box)).rows)
                 if self.compares and len(others):
                     again.append(others.clipped(block.box).rows)
                     names[len(tensors)] = self._names[block.position]

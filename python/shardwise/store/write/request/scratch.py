@@ -21,7 +21,7 @@ from ...._text import bytes_text, shown
 from ....conversion.assembled import Assembled, Wanted
 from ....errors import LayoutError
 from ....partition import Partition
-from ....pieces import NO_PIECES, Bounds, Piece, Pieces
+from ....pieces import NO_PIECES, Bounds, LocatedPiece, Pieces
 from ....shared_tiling import SharedTiling
 from ...data.boxes import contiguous_strides
 from ...data.engine import CopyJob
@@ -88,8 +88,8 @@ class _GrowingFile(DataFile):
         for box, values in boxes:
             job = CopyJob()
             at = begin + sum(map(operator.mul, (start for start, _ in box), strides))
-            source = Piece(box, job.read_array(values), 0, values.strides)
-            target = Piece(box, job.fill_file(self.path, self.size), at, strides)
+            source = LocatedPiece(box, job.read_array(values), 0, values.strides)
+            target = LocatedPiece(box, job.fill_file(self.path, self.size), at, strides)
             job.add_tensor(shape, itemsize, [source], [target], digest=True)
             # Where it is, and what it is: the same file is made of the same source only.
             self._digest.update(repr((box, job.run().digests)).encode())
@@ -306,7 +306,7 @@ def _lying(
 ) -> Wanted:
     """A tensor that lies in one place, in C order."""
     strides = contiguous_strides(shape, dtype.bits // 8)
-    piece = Piece(tuple((0, size) for size in shape), holder, begin, strides)
+    piece = LocatedPiece(tuple((0, size) for size in shape), holder, begin, strides)
     return Wanted(name, dtype, shape, Pieces.of([piece] if 0 not in shape else [], len(shape)))
 
 

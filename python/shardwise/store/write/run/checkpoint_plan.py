@@ -20,7 +20,7 @@ import numpy as np
 from ...._arguments import integer, path_of
 from ...._text import shown
 from ....errors import LayoutError, ParseError
-from ....pieces import Piece
+from ....pieces import LocatedPiece
 from ....rules.left_out import LeftOut
 from ...data.engine import CopyJob, add_digests, check_memory
 from ...data.location import refuse_options
@@ -266,8 +266,8 @@ def _checked(plan: CheckpointTasks, ledger: Ledger, work: Work) -> LedgerComplet
         for at, slot in enumerate(file.slots):
             if slot.end > slot.begin:
                 tensor = plan.tensors[slot.tensor]
-                piece = Piece(slot.box, holder, file.start + slot.begin, file.slots.strides(at))
-                kept = Piece.dense(slot.box, nowhere, 0, tensor.itemsize)
+                piece = LocatedPiece(slot.box, holder, file.start + slot.begin, file.slots.strides(at))
+                kept = LocatedPiece.dense(slot.box, nowhere, 0, tensor.itemsize)
                 job.add_tensor(tensor.shape, tensor.itemsize, [piece], [kept], digest=True)
                 slots.append((path, number, slot.tensor))
     found: dict[tuple[Path, int, int], int] = {}
