@@ -1,6 +1,6 @@
 """Elements converted from one floating-point dtype to another: rounded once, and nothing lost without a word.
 
-A value is rounded to the nearest of the new dtype, of two that are as near to the even one. What is beyond the largest
+A value is rounded to the nearest value of the new dtype; a tie goes to the even one. What is beyond the largest
 would become infinite, or NaN in a dtype without infinities: it is counted, and refused unless the caller wants it so.
 """
 
