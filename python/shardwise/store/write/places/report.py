@@ -64,7 +64,7 @@ class WriteReport:
         bytes_written: Bytes written.
         bytes_resumed: Bytes that an earlier run had written.
         warnings: Doubts, a sentence each: rules that apply to no name, tensors that match no rule, a pattern
-            of `rename` that changes none, layouts that cut nothing because the format holds tensors whole; values beyond
+            of `rename` that changes none, layouts that cut nothing as the format holds tensors whole; values beyond
             the range of the new dtype; values that the format has no place for.
         left_out: Things that do not arrive, by kind; `str` of one is its sentence.
         companions: The names of files that were copied along with the tensors of a Hugging Face folder.
