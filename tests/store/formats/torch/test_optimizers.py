@@ -15,7 +15,7 @@ import pytest
 
 import shardwise as sw
 from shardwise.cli import main
-from shardwise.store.formats.torch.optimizers import ModelTensor, OptimizerDict, matched
+from shardwise.store.formats.torch.optimizers import ModelTensor, OptimizerDict, numbered_names
 
 from ...torch_files import Call, save, tensor
 
@@ -89,7 +89,7 @@ def test_a_number_has_a_name_if_and_only_if_one_assignment_is_possible(seed: int
     shapes = dict(zip(chain(params), chain(groups), strict=True))
     state = {number: {"exp_avg": shape} for number, shape in shapes.items() if shape is not None}
     optimizer = OptimizerDict("optimizer.", state, [{} for _ in groups], params, lambda shape: shape)
-    found, why = matched([optimizer], candidates, is_ordered=True)
+    found, why = numbered_names([optimizer], candidates, is_ordered=True)
     possible = assignments(groups, candidates)
     if len(possible) == 1:
         named = {(g, i): found[0][number] for g, group in enumerate(params) for i, number in enumerate(group)}

@@ -23,7 +23,7 @@ from shardwise.store.formats.torch.pickles import (
     named_dtype,
     read_objects,
     read_strict,
-    sizes_of,
+    torch_sizes,
 )
 
 from ...torch_files import META, Call, Dcp, Global, dumps, save, tensor
@@ -303,10 +303,10 @@ def test_of_the_builtins_only_plain_values_are_known() -> None:
 
 def test_sizes_and_dtypes_are_what_they_say() -> None:
     ends = [0, 1, 2**63 - 1]
-    assert sizes_of(ends) == sizes_of(tuple(ends)) == (0, 1, 2**63 - 1)
-    assert sizes_of([]) == ()
+    assert torch_sizes(ends) == torch_sizes(tuple(ends)) == (0, 1, 2**63 - 1)
+    assert torch_sizes([]) == ()
     for wrong in ([-1], [2**63], [True], [1.0], "ab", 3, None, {1: 2}):
-        assert sizes_of(wrong) is None
+        assert torch_sizes(wrong) is None
     for name, expected in (("torch.float32", "float32"), ("torch.FloatStorage", "float32"), ("torch.bool", "bool")):
         assert (found := named_dtype(name)) is not None
         assert found.name == expected

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import shardwise as sw
-from shardwise.store.formats.torch.tensors import flatten
+from shardwise.store.formats.torch.tensors import named_values
 
 from ...torch_files import STORAGES, Call, Dcp, Global, Storage, ones, save, tensor
 
@@ -306,6 +306,6 @@ def test_a_folder_of_bin_files(tmp_path: Path) -> None:
 
 def test_no_more_values_than_the_pickle_has_bytes() -> None:
     values = {"a": [1, 2], "b": 3}
-    assert list(flatten(values, "m.pt", 3)) == [("a.0", 1), ("a.1", 2), ("b", 3)]
+    assert list(named_values(values, "m.pt", 3)) == [("a.0", 1), ("a.1", 2), ("b", 3)]
     with pytest.raises(sw.ParseError, match=r"m\.pt: more than 2 values in a pickle of 2 bytes"):
-        list(flatten(values, "m.pt", 2))
+        list(named_values(values, "m.pt", 2))

@@ -18,8 +18,8 @@ from ....errors import ParseError
 from ...tensors.checkpoint import StoredObject
 from ...tensors.stored import StoredPiece, StoredTensor, UnsupportedError
 from ..torch.dcp import Contents, Index, Row
-from ..torch.pickles import named_dtype, sizes_of
-from ..torch.tensors import Container, children
+from ..torch.pickles import named_dtype, torch_sizes
+from ..torch.tensors import Container, items_within
 from .coalesced import SAVE_AGAIN, coalesced_states
 from .parameters import FLOAT32, Parameter, Run, check_masters, later, state_pieces, tensor_of_ranks
 from .positions import by_buffer, in_buckets
@@ -348,8 +348,8 @@ class Buffers:
         value = self.index.object(name, held).value()
         found: dict[tuple[int, int], int] = {}
         for number, buffer in enumerate(value[0] if isinstance(value, list) and len(value) == 1 else ()):
-            for _, sizes in children(buffer) or ():
-                for bucket, size in enumerate(sizes_of(sizes) or ()):
+            for _, sizes in items_within(buffer) or ():
+                for bucket, size in enumerate(torch_sizes(sizes) or ()):
                     found[number, bucket] = size
         return found
 

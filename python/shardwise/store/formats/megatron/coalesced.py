@@ -11,7 +11,7 @@ from ....errors import ParseError
 from ...data.boxes import Located
 from ...tensors.stored import UnsupportedError
 from ..torch.pickles import Record
-from ..torch.tensors import Container, SavedTensor, children
+from ..torch.tensors import Container, SavedTensor, items_within
 from .parameters import Parameter, Run, differing
 from .positions import in_sequence
 
@@ -38,7 +38,7 @@ def coalesced_states(
         ParseError: if the arrays are not those of the parameters.
     """
     where = container.file.path
-    said = dict(children(value) or ()) if isinstance(value, (dict, Record)) else {}
+    said = dict(items_within(value) or ()) if isinstance(value, (dict, Record)) else {}
     if said.get("buckets_coalesced") is not True:
         raise UnsupportedError(
             f"{where}: has the states of {rank} bucket by bucket, with padding, as old versions wrote them; "
@@ -48,7 +48,7 @@ def coalesced_states(
     if numbers != list(range(len(buffers))):
         raise UnsupportedError(f"{where}: has {len(numbers)} buffers of {rank}, whose parameters make {len(buffers)}")
     for number, parameters in enumerate(buffers):
-        dtypes = children(said[number]) or ()
+        dtypes = items_within(said[number]) or ()
         if len(dtypes) != 1:
             raise UnsupportedError(f"{where}: buffer {number} of {rank} is of {len(dtypes)} pairs of dtypes, not one")
         kinds, total = _arrays(container, dtypes[0][1], f"buffer {number} of {rank}")
@@ -63,7 +63,7 @@ def _arrays(container: Container, value: Any, what: str) -> tuple[dict[str, Save
     where = container.file.path
     kinds: dict[str, SavedTensor] = {}
     total: Any = None
-    for kind, held in (children(value) or ())[:_MOST_STATES]:
+    for kind, held in (items_within(value) or ())[:_MOST_STATES]:
         if kind == "numel_unpadded":
             total = held
         elif isinstance(kind, str) and isinstance(held, Record):

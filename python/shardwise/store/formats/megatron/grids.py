@@ -16,7 +16,7 @@ from ...._text import shown
 from ...data.text import checked_shape
 from ...tensors.stored import ListedPieces, StoredPiece, StoredTensor
 from ..torch.dcp import Contents, Index, Row
-from ..torch.pickles import sizes_of
+from ..torch.pickles import torch_sizes
 from .parameters import Run, later, state_pieces
 from .said import as_dict
 
@@ -34,7 +34,7 @@ def with_grids(found: Contents, index: Index) -> Contents:
     for name, entry in said.items():
         row, shape = rows.get(name), as_dict(entry).get(_SHAPE)
         if row is not None and shape is not None:
-            shape = checked_shape(sizes_of(shape), 8, name, index.path)
+            shape = checked_shape(torch_sizes(shape), 8, name, index.path)
             tensors[name] = _from_grid(index, row, shape, tensors[name])
     return found._replace(tensors=tensors)
 

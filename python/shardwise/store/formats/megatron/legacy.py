@@ -22,18 +22,18 @@ from ...data.location import Location, entries_of, opening
 from ...data.parts import LEGACY
 from ...tensors.checkpoint import Besides, StoredCheckpoint, StoredObject
 from ...tensors.stored import StoredPiece, StoredTensor, UnsupportedError
-from ..torch.tensors import Container, SavedTensor, flatten, sums_of, value_object
+from ..torch.tensors import Container, SavedTensor, named_values, sums_of, value_object
 from .coalesced import coalesced_states
 from .parameters import FLOAT32, Parameter, Run, differing, state_pieces, tensor_of_ranks
 from .positions import by_buffer
 from .said import (
     Arguments,
     Group,
-    arguments_of,
     as_dict,
     groups_of,
     members_of,
     objects_of,
+    read_arguments,
     saved_step,
     step_tensor,
     with_groups,
@@ -117,11 +117,11 @@ def _rank(file: Holder, states: Holder | None) -> _Rank:
     values = as_dict(container.read_objects())
     if "args" not in values:
         raise _refused(file.path, "it has no args of Megatron's training script, which say how it was parallel")
-    arguments = arguments_of(values["args"], file.path)
+    arguments = read_arguments(values["args"], file.path)
     chunks = []
     for key in sorted((key for key in values if isinstance(key, str) and _CHUNK.fullmatch(key)), key=_in_order):
         tensors: dict[str, SavedTensor] = {}
-        for name, value in flatten(values[key], file.path, file.size):
+        for name, value in named_values(values[key], file.path, file.size):
             saved = container.tensor(value, name)
             if saved is not None and not name.endswith("_extra_state"):
                 tensors[name] = saved

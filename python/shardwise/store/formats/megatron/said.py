@@ -15,16 +15,16 @@ from ...data.location import Location
 from ...tensors.checkpoint import StoredObject
 from ...tensors.stored import StoredPiece, StoredTensor
 from ..torch.pickles import Record, state_of
-from ..torch.tensors import Container, children, flatten, value_object
+from ..torch.tensors import Container, items_within, named_values, value_object
 
 __all__ = [
     "Arguments",
     "Group",
-    "arguments_of",
     "as_dict",
     "groups_of",
     "members_of",
     "objects_of",
+    "read_arguments",
     "saved_step",
     "step_tensor",
     "with_groups",
@@ -81,7 +81,7 @@ class Arguments(NamedTuple):
         return self.world // (self.tp * self.pp * self.instances) if self.world else 0
 
 
-def arguments_of(value: Any, where: object) -> Arguments:
+def read_arguments(value: Any, where: object) -> Arguments:
     """Read the `args` of a checkpoint.
 
     Raises:
@@ -150,7 +150,7 @@ def groups_of(value: Any, where: object) -> list[Group]:
         raise ParseError(f"{where}: the optimizer's param_groups are {shown(value)}, not a list of groups")
     found = []
     for group in value:
-        pairs = None if isinstance(group, (list, tuple)) else children(group)
+        pairs = None if isinstance(group, (list, tuple)) else items_within(group)
         if pairs is None:
             raise ParseError(f"{where}: a group of the optimizer is {shown(group)}")
         values = {key: held for key, held in pairs if isinstance(key, str)}
@@ -192,7 +192,7 @@ def members_of(groups: list[Group], decays: Mapping[str, bool]) -> dict[int, lis
 
 def as_dict(value: Any) -> dict[Any, Any]:
     """Give a dict, also an ordered one; an empty one for anything else."""
-    return {} if isinstance(value, (list, tuple)) else dict(children(value) or ())
+    return {} if isinstance(value, (list, tuple)) else dict(items_within(value) or ())
 
 
 def objects_of(
@@ -202,10 +202,10 @@ def objects_of(
     found: dict[str, StoredObject] = {}
     for key, held in values.items():
         name = f"{key}"
-        if name in whole or children(held) is None:
+        if name in whole or items_within(held) is None:
             found[name] = value_object(name, held)
             continue
-        for inner, leaf in flatten(held, where, size):
+        for inner, leaf in named_values(held, where, size):
             text = f"{name}.{inner}" if inner else name
             found[text] = value_object(text, leaf)
     return found

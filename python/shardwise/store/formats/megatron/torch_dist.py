@@ -20,11 +20,11 @@ from .grids import with_grids
 from .parameters import unlike
 from .said import (
     Group,
-    arguments_of,
     as_dict,
     groups_of,
     members_of,
     objects_of,
+    read_arguments,
     saved_step,
     step_tensor,
     with_groups,
@@ -51,7 +51,7 @@ def _completed(index: Index, found: Contents) -> Contents:
         found = _without_shifted(found, index)
         return _with_groups(found, common, common.groups, _named_states(found))
     try:
-        buffers = Buffers(index, arguments_of(common.values.get("args"), common.path), held)
+        buffers = Buffers(index, read_arguments(common.values.get("args"), common.path), held)
         groups = buffers.groups(found.objects)
         found = buffers.added_to(found)
         return _with_groups(found, common, groups, {key: f"optimizer.state.{key}.step" for key in buffers.kinds})

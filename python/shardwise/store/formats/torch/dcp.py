@@ -28,7 +28,7 @@ from ...tensors.coverage import tile
 from ...tensors.lazy import LazyTensors
 from ...tensors.stored import ListedPieces, StoredPiece, StoredTensor
 from .archive import Archive
-from .pickles import named_dtype, read_index
+from .pickles import named_dtype, read_columns
 from .tensors import Container
 
 __all__ = ["Contents", "Index", "Row", "open_folder", "open_form", "open_rest"]
@@ -163,7 +163,7 @@ class Index:
         try:
             if file.size > _MAX_INDEX:
                 raise self.error(f"an index of {file.size} bytes, over the limit of {_MAX_INDEX}")
-            columns = read_index(file.read(0, file.size), self.path, _ATTRIBUTES)
+            columns = read_columns(file.read(0, file.size), self.path, _ATTRIBUTES)
         finally:
             file.close()
         tensors, self.objects, self.bounds, self.chunk_places, places, self.names, self.rest = columns

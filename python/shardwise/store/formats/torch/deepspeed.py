@@ -21,13 +21,23 @@ from ...data.text import checked_name
 from ...tensors.checkpoint import Besides, StoredCheckpoint
 from ...tensors.lazy import LazyTensors
 from ...tensors.stored import StoredTensor, UnsupportedError
-from .deepspeed_files import RankKey, ReadFile, Rows, check_world, frozen_row, grid_of, metadata_of, ranks_of, read_rank
-from .flat_parts import Arrays, FlatRow, WholeRow, described, filled, is_flat, made
+from .deepspeed_files import (
+    RankKey,
+    ReadFile,
+    Rows,
+    check_world,
+    frozen_row,
+    grid_of,
+    metadata_of,
+    rank_files,
+    read_rank,
+)
+from .flat_parts import Arrays, FlatRow, WholeRow, dtype_and_shape, filled, is_flat, made
 from .model_parallel import CutRules, CutTensor, whole
-from .optimizers import ModelTensor, OptimizerDict, matched, optimizer_of
-from .tensors import SavedTensor, children, dict_of, sums_of, value_object
+from .optimizers import ModelTensor, OptimizerDict, as_optimizer, numbered_names
+from .tensors import SavedTensor, dict_of, items_within, sums_of, value_object
 from .universal import latest_in
-from .zero_partitions import RankArrays, Spans, layout_of, members_of, partition_of, step_elsewhere
+from .zero_partitions import RankArrays, Spans, group_shapes, parameters_of_groups, rank_arrays, step_elsewhere
 
 __all__ = ["open_form"]
 
@@ -42,11 +52,11 @@ def open_form(path: Location) -> StoredCheckpoint:
     if (path / LATEST).exists():
         path = path / latest_in(path / LATEST)
     inside = [name for name, is_folder in entries_of(path) if not is_folder]
-    ranks = ranks_of(path, inside)
+    ranks = rank_files(path, inside)
     with opening([path / name for name in ranks.values()]) as (open_next, files):
         read = {key: read_rank(open_next(path / name)) for key, name in ranks.items()}
         folder = _StepFolder(path, read)
-        tensors = LazyTensors(folder.rows, described, made)
+        tensors = LazyTensors(folder.rows, dtype_and_shape, made)
     return StoredCheckpoint(
         path,
         "deepspeed",
@@ -79,8 +89,8 @@ class _StepFolder(Rows):
         self._rules = None if len(self.models) == 1 else _rules(self.first, info)
         self.cuts: dict[str, CutTensor] = {}
         if self._optims:
-            self._partitions = [[partition_of(file) for file in row] for row in self._optims]
-            self.layouts = [layout_of(row[0]) for row in self.models]
+            self._partitions = [[rank_arrays(file) for file in row] for row in self._optims]
+            self.layouts = [group_shapes(row[0]) for row in self.models]
             self._cut_parameters()
             self._spans = Spans(self._partitions, self.layouts)
             self._add_states()
@@ -117,7 +127,7 @@ class _StepFolder(Rows):
         """Add masters, the optimizer's states and groups, which are under the names of their parameters."""
         first = self._partitions[0][0]
         groups = first.groups or []
-        members = members_of(first, self.layouts[0])
+        members = parameters_of_groups(first, self.layouts[0])
         for number, group in enumerate(self.layouts[0]):
             self._add_flat(number, "master", [[part.masters[number] for part in row] for row in self._partitions])
             kinds = first.states[number]
@@ -151,7 +161,7 @@ class _StepFolder(Rows):
             for name, row in self.weights.items()
             if row.alias_of is None and "float" in row.dtype.name
         ]
-        found, why = matched(optimizers[:1], candidates, is_ordered=True)
+        found, why = numbered_names(optimizers[:1], candidates, is_ordered=True)
         if why:
             self.doubts.append(f"{self.first.path}: the parameters of its optimizer keep their numbers: {why}")
             if len(optimizers) > 1:
@@ -348,10 +358,12 @@ def _whole_optimizer(file: ReadFile) -> tuple[OptimizerDict | None, dict[int, An
         saved = file.container.tensor(value, "")
         return None if saved is None else saved.shape
 
-    optimizer = optimizer_of("optimizer.", inner, shape_of)
+    optimizer = as_optimizer("optimizer.", inner, shape_of)
     if optimizer is None:
         return None, {}
-    listed = [master for _, group in children(said.get("fp32_groups")) or () for _, master in children(group) or ()]
+    listed = [
+        master for _, group in items_within(said.get("fp32_groups")) or () for _, master in items_within(group) or ()
+    ]
     numbers = [number for params in optimizer.params for number in params]
     if listed and len(listed) != len(numbers):
         raise ParseError(f"{file.path}: fp32_groups has {len(listed)} masters of {len(numbers)} parameters")

@@ -19,8 +19,8 @@ from ...tensors.checkpoint import StoredObject
 from ...tensors.stored import UnsupportedError
 from .flat_parts import Arrays, FlatRow, WholeRow, is_flat
 from .model_parallel import CutTensor, whole
-from .pickles import Record, sizes_of, state_of
-from .tensors import Container, SavedTensor, children, dict_of, flatten, value_object
+from .pickles import Record, state_of, torch_sizes
+from .tensors import Container, SavedTensor, dict_of, items_within, named_values, value_object
 
 __all__ = [
     "Grid",
@@ -31,7 +31,7 @@ __all__ = [
     "frozen_row",
     "grid_of",
     "metadata_of",
-    "ranks_of",
+    "rank_files",
     "read_rank",
 ]
 
@@ -79,7 +79,7 @@ RankKey = tuple[str, int, int]
 Grid = list[list[ReadFile]]
 
 
-def ranks_of(path: Location, inside: list[str]) -> dict[RankKey, str]:
+def rank_files(path: Location, inside: list[str]) -> dict[RankKey, str]:
     """The files of all ranks, in the order of these; each must be there once."""
     other = next((name for name in inside if _OTHERS.fullmatch(name)), None)
     if other is not None:
@@ -144,7 +144,7 @@ def check_world(path: Location, models: Grid, optims: Grid) -> None:
         degree = dict_of(first.get("checkpoint_parallel_dimensions")).get(key, 1)
         if degree != 1:
             raise UnsupportedError(f"{file_of_first.path}: is of {shown(degree)} pipeline stages, which is not read")
-    if any(size != 1 for _, size in children(first.get("num_experts")) or ()) or first.get("ds_autoep_layers"):
+    if any(size != 1 for _, size in items_within(first.get("num_experts")) or ()) or first.get("ds_autoep_layers"):
         raise UnsupportedError(f"{file_of_first.path}: is of a mixture of experts, whose partitions are not read")
     if dict_of(dict_of(first.get("ds_config")).get("zero_optimization")).get("mics_shard_size", -1) not in (-1, 0):
         raise UnsupportedError(f"{file_of_first.path}: was trained with MiCS, whose partitions are not read")
@@ -234,7 +234,7 @@ class Rows:
 
 
 def _leaves(values: dict[str, Any], file: ReadFile) -> Iterator[tuple[str, Any]]:
-    return flatten(values, file.path, 1 << 30) if values else iter(())
+    return named_values(values, file.path, 1 << 30) if values else iter(())
 
 
 def metadata_of(file: ReadFile) -> dict[str, Any]:
@@ -264,7 +264,7 @@ def frozen_row(models: Grid, name: str, cut: Callable[..., CutTensor]) -> FlatRo
     shapes: list[tuple[int, ...]] = []
     dtype: Dtype | None = None
     for mp, row in enumerate(models):
-        said = sizes_of(dict_of(row[0].said.get("frozen_param_shapes")).get(name))
+        said = torch_sizes(dict_of(row[0].said.get("frozen_param_shapes")).get(name))
         shapes.append(checked_shape(said, 64, name, row[0].path))
         count = math.prod(shapes[-1])
         size = -(-count // len(row))

@@ -21,7 +21,7 @@ from ...tensors.stored import ListedPieces, StoredPiece, StoredTensor
 from .model_parallel import CutTensor
 from .tensors import Container, SavedTensor
 
-__all__ = ["Arrays", "FlatRow", "WholeRow", "described", "filled", "is_flat", "made"]
+__all__ = ["Arrays", "FlatRow", "WholeRow", "dtype_and_shape", "filled", "is_flat", "made"]
 
 
 #: From here on a float32 does not hold each whole number.
@@ -87,7 +87,7 @@ def is_flat(array: SavedTensor) -> bool:
     return len(array.shape) == 1 and (array.strides == (1,) or array.shape[0] < 2)
 
 
-def described(row: FlatRow | WholeRow | StoredTensor) -> tuple[Dtype, tuple[int, ...]]:
+def dtype_and_shape(row: FlatRow | WholeRow | StoredTensor) -> tuple[Dtype, tuple[int, ...]]:
     """Give the dtype and shape of a row."""
     return (row.known_dtype, row.shape) if isinstance(row, StoredTensor) else (row.dtype, row.cut.shape)
 

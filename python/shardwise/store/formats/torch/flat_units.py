@@ -19,9 +19,9 @@ from ....errors import ParseError
 from ...data.location import Location
 from .pickles import Record
 from .rank_parts import FlatRange, Gathered, of_ranges
-from .tensors import SAVE_AGAIN, children
+from .tensors import SAVE_AGAIN, items_within
 
-__all__ = ["FLAT", "Unit", "fitting_units", "local_weights", "ranges_of", "wrapped_modules"]
+__all__ = ["FLAT", "Unit", "fitting_units", "local_weights", "parameter_ranges", "wrapped_modules"]
 
 #: The last part of the name of a flat parameter.
 FLAT = ("_flat_param", "flat_param")
@@ -52,7 +52,7 @@ def wrapped_modules(root: Any) -> tuple[str, ...]:
     state = root.state if isinstance(root, Record) else None
     versions = state.get("_metadata") if isinstance(state, dict) else None
     found: dict[str, None] = {}
-    for key, _ in children(versions) or ():
+    for key, _ in items_within(versions) or ():
         parts = str(key).split(".")
         for at, part in enumerate(parts):
             if part == _WRAPPED:
@@ -183,7 +183,7 @@ def _ways(names: Sequence[str], count: int) -> Iterator[list[Unit]]:
                 yield units
 
 
-def ranges_of(
+def parameter_ranges(
     unit: Unit, count: int, index: int, weights: Mapping[str, Gathered]
 ) -> Iterator[tuple[str, int, int, int]]:
     """Give each parameter of which a shard has a range: its name, where this begins in the shard, start and stop."""
@@ -266,7 +266,7 @@ def _in_ranges(
     for name, held in gathered.items():
         owner = owners.get(held.storages())
         if owner is not None:
-            found[name] = joined(path, name, shapes[owner], held)
+            found[name] = joined_ranges(path, name, shapes[owner], held)
         elif held.is_sharded or held.is_replicated():
             found[name] = held
         else:
@@ -277,7 +277,7 @@ def _in_ranges(
     return found, lost
 
 
-def joined(path: Location, name: str, shape: tuple[int, ...], held: Gathered) -> Gathered:
+def joined_ranges(path: Location, name: str, shape: tuple[int, ...], held: Gathered) -> Gathered:
     """Give a tensor that ranks have in ranges of it flattened, one after another.
 
     Raises:

@@ -26,7 +26,7 @@ from ...tensors.stored import StoredTensor, UnsupportedError
 from .flat_units import FLAT, local_weights, wrapped_modules
 from .fsdp_states import Extras, States
 from .rank_parts import Gathered
-from .tensors import Container, flatten, sums_of, value_object
+from .tensors import Container, named_values, sums_of, value_object
 
 __all__ = ["open_form"]
 
@@ -198,7 +198,7 @@ def _read_model(path: Location, containers: list[Container], padded: bool) -> _M
     for container in containers:
         root = container.root()
         wrapped = wrapped or wrapped_modules(root)
-        leaves = list(flatten(root, container.file.path, container.pickle_bytes))
+        leaves = list(named_values(root, container.file.path, container.pickle_bytes))
         has_flats = has_flats or any(_is_flat(key) for key, _ in leaves)
         for key, value in leaves:
             held = gathered.setdefault(key, Gathered(key))

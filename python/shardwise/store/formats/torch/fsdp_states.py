@@ -15,12 +15,12 @@ from ....errors import ParseError
 from ...data.location import Location
 from ...tensors.checkpoint import KeyPath, StoredObject
 from ...tensors.stored import StoredTensor, UnsupportedError
-from .flat_units import Unit, fitting_units, joined, ranges_of
-from .optimizers import ModelTensor, OptimizerDict, is_by_name, matched, optimizer_of
+from .flat_units import Unit, fitting_units, joined_ranges, parameter_ranges
+from .optimizers import ModelTensor, OptimizerDict, as_optimizer, is_by_name, numbered_names
 from .pickles import Record
 from .rank_parts import FlatRange, Gathered, of_ranges
-from .state_dicts import counted
-from .tensors import Container, children, value_object
+from .state_dicts import step_tensor
+from .tensors import Container, items_within, value_object
 
 __all__ = ["Extras", "States"]
 
@@ -201,7 +201,7 @@ class States:
             state.setdefault(at.key, {})[at.kind] = shape
         asked = first._replace(state=state, shape_of=lambda shape: shape)
         try:
-            found, why = matched([asked], candidates, is_ordered=is_ordered, names=self._names)
+            found, why = numbered_names([asked], candidates, is_ordered=is_ordered, names=self._names)
         except ParseError as error:
             raise ParseError(f"{self._containers[0].file.path}: {error}") from None
         if why:
@@ -230,7 +230,7 @@ class States:
         for at, (count, counted_by) in self._numbers.items():
             for name in names.get(at.key, [str(at.key)]):
                 full = f"{_PREFIX}state.{name}.{at.kind}"
-                self.tensors[full] = counted(full, count, counted_by)
+                self.tensors[full] = step_tensor(full, count, counted_by)
         first, container = self._ranks[0], self._containers[0]
         for number, (group, params) in enumerate(zip(first.groups, first.params, strict=True)):
             for key, value in group.items():
@@ -292,7 +292,7 @@ class States:
                 index, count = shards[rank_of[id(part.container)]]
                 if part.tensor.strides != (1,):
                     raise ParseError(f"{part.container.file.path}: {shown(held.name)} is no array of a flat parameter")
-                for name, begin, start, stop in ranges_of(unit, count, index, weights):
+                for name, begin, start, stop in parameter_ranges(unit, count, index, weights):
                     ranges[name].append(FlatRange(part.container, part.tensor, begin, start, stop))
             for name, found in ranges.items():
                 full = f"{_PREFIX}state.{name}.{at.kind}"
@@ -341,7 +341,7 @@ class States:
                 held.name = full
                 self.tensors[full] = held.tensor(self._path)
                 continue
-            made = [joined(self._path, full, weights[name].shape, copy) for copy in by_copy[at]]
+            made = [joined_ranges(self._path, full, weights[name].shape, copy) for copy in by_copy[at]]
             for other in made[1:]:
                 made[0].parts.extend(other.parts)
             self.tensors[full] = made[0].tensor(self._path)
@@ -353,7 +353,7 @@ def _optimizer(container: Container) -> OptimizerDict:
         found = container.tensor(value, "")
         return None if found is None else found.shape
 
-    optimizer = optimizer_of(_PREFIX, container.root(), shape_of)
+    optimizer = as_optimizer(_PREFIX, container.root(), shape_of)
     if optimizer is None:
         raise ParseError(f"{container.file.path}: is not the state dict of an optimizer of PyTorch")
     return optimizer
@@ -412,7 +412,7 @@ class Extras:
 
 def _values(root: Any, rank: int) -> Iterator[tuple[tuple[str, ...], Any]]:
     """The values of a file with their keys; a list or tuple is one value, as the state of a generator is."""
-    for key, value in children(root) or ():
+    for key, value in items_within(root) or ():
         if isinstance(value, dict):
             before = (f"{key}", f"rank_{rank}") if key == "rng" else (f"{key}",)
             yield from (((*before, f"{inner}"), each) for inner, each in value.items())

@@ -21,8 +21,8 @@ from ....pieces import Bounds
 from ...data.text import checked_shape
 from ...tensors.coverage import tile
 from ...tensors.stored import UnsupportedError, whole_box
-from .pickles import sizes_of, state_of
-from .tensors import children, dict_of
+from .pickles import state_of, torch_sizes
+from .tensors import dict_of, items_within
 
 __all__ = ["CutRules", "CutTensor", "RankBox", "whole"]
 
@@ -140,7 +140,7 @@ class CutRules:
 
     def _texts(self, key: str) -> list[str]:
         said = self._said.get(key) or []
-        pairs = children(said) or ()
+        pairs = items_within(said) or ()
         texts = [pair[0] if dict_of(said) else pair[1] for pair in pairs]
         if not all(isinstance(text, str) for text in texts) or sum(map(len, texts)) > _MOST_PATTERNS:
             raise ParseError(f"{self._where}: universal_checkpoint_info: {key} is not a list of regular expressions")
@@ -148,9 +148,9 @@ class CutRules:
 
     def _read_sub_params(self) -> dict[str, dict[str, Any]]:
         found: dict[str, dict[str, Any]] = {}
-        for _, entry in children(self._said.get("parameter_with_sub_params") or []) or ():
+        for _, entry in items_within(self._said.get("parameter_with_sub_params") or []) or ():
             said = state_of(entry) or dict_of(entry)
-            for _, pattern in children(said.get("patterns")) or ():
+            for _, pattern in items_within(said.get("patterns")) or ():
                 if not isinstance(pattern, str) or len(pattern) > _MOST_PATTERNS:
                     raise ParseError(f"{self._where}: universal_checkpoint_info: {shown(pattern)} is no pattern")
                 found[pattern] = said
@@ -233,11 +233,11 @@ class CutRules:
         self, name: str, shapes: Sequence[Shape], pattern: str, bits: int, refused: Callable[[str], Exception]
     ) -> CutTensor:
         said = self._sub_params[pattern]
-        dim, spec = said.get("partition_dim"), [size for _, size in children(said.get("shape")) or ()]
+        dim, spec = said.get("partition_dim"), [size for _, size in items_within(said.get("shape")) or ()]
         if type(dim) is not int or not 0 <= dim < len(spec) or any(len(shape) != len(spec) for shape in shapes):
             raise refused(f"parameter_with_sub_params gives it the shape {shown(spec)}, which is not that of a rank")
         total = sum(shape[dim] for shape in shapes)
-        sizes = sizes_of(spec[dim])
+        sizes = torch_sizes(spec[dim])
         if sizes is None:
             count = spec[dim]
             if type(count) is not int or count < 1 or total % count:
@@ -249,7 +249,7 @@ class CutRules:
             widths = [[size // len(shapes)] * len(shapes) for size in sizes]
         else:
             listed = dict_of(self._said.get("sub_param_shard_widths")).get(pattern)
-            widths = [list(sizes_of(one) or ()) for _, one in children(listed) or ()]
+            widths = [list(torch_sizes(one) or ()) for _, one in items_within(listed) or ()]
         held = [[len(one), sum(one)] for one in widths] == [[len(shapes), size] for size in sizes]
         if not held or any(sum(one[rank] for one in widths) != shape[dim] for rank, shape in enumerate(shapes)):
             raise refused(f"sub_param_shard_widths are not those of {len(shapes)} ranks with {total} in dim {dim}")
@@ -259,22 +259,22 @@ class CutRules:
         self, name: str, shapes: Sequence[Shape], entry: Any, bits: int, refused: Callable[[str], Exception]
     ) -> CutTensor:
         said = dict_of(entry)
-        shape = checked_shape(sizes_of(said.get("logical_shape")), bits, name, self._where)
-        ranks = {str(rank): held for rank, held in children(said.get("ranks")) or ()}
+        shape = checked_shape(torch_sizes(said.get("logical_shape")), bits, name, self._where)
+        ranks = {str(rank): held for rank, held in items_within(said.get("ranks")) or ()}
         parts: list[tuple[RankBox, ...]] = []
         for rank, local in enumerate(shapes):
             held = dict_of(ranks.get(str(rank)))
-            if not held or sizes_of(held.get("shard_shape")) != local:
+            if not held or torch_sizes(held.get("shard_shape")) != local:
                 raise ParseError(
                     f"{self._where}: affine_map gives {shown(name)} the shape {shown(held.get('shard_shape'))} on rank "
                     f"{rank}, which has {local}"
                 )
             found = []
-            for _, piece in children(held.get("pieces")) or ():
+            for _, piece in items_within(held.get("pieces")) or ():
                 one = dict_of(piece)
                 if one.get("scale", 1.0) != 1.0:
                     raise refused(f"affine_map says that rank {rank} holds it times {shown(one['scale'])}")
-                sizes = sizes_of(one.get("shape"))
+                sizes = torch_sizes(one.get("shape"))
                 source = _begin(one.get("source"), sizes, shape)
                 begin = _begin(one.get("dest"), sizes, local)
                 if sizes is None or source is None or begin is None:
@@ -310,8 +310,8 @@ class CutRules:
 
 def _begin(said: Any, sizes: Shape | None, shape: Shape) -> tuple[int, ...] | None:
     """The position at which a view of an array begins, if it is a box of it; its offset and strides are said."""
-    pair = [value for _, value in children(said) or ()]
-    strides = sizes_of(pair[1]) if len(pair) == 2 else None
+    pair = [value for _, value in items_within(said) or ()]
+    strides = torch_sizes(pair[1]) if len(pair) == 2 else None
     if sizes is None or strides is None or type(pair[0]) is not int or not len(sizes) == len(strides) == len(shape):
         return None
     dense = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]

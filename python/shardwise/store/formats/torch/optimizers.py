@@ -22,10 +22,10 @@ __all__ = [
     "NAMED",
     "ModelTensor",
     "OptimizerDict",
-    "entries_of",
+    "as_optimizer",
+    "dict_entries",
     "is_by_name",
-    "matched",
-    "optimizer_of",
+    "numbered_names",
 ]
 
 
@@ -89,7 +89,7 @@ class OptimizerDict(NamedTuple):
         return found if are_names and len(set(names)) == len(names) else None
 
 
-def entries_of(value: Any) -> dict[Any, Any] | None:
+def dict_entries(value: Any) -> dict[Any, Any] | None:
     """The entries of a dict, an `OrderedDict` or a `defaultdict` of a file; `None` of anything else."""
     if isinstance(value, dict):
         return value
@@ -98,24 +98,24 @@ def entries_of(value: Any) -> dict[Any, Any] | None:
     return None
 
 
-def optimizer_of(prefix: str, value: Any, shape_of: Callable[[Any], Shape | None]) -> OptimizerDict | None:
+def as_optimizer(prefix: str, value: Any, shape_of: Callable[[Any], Shape | None]) -> OptimizerDict | None:
     """The optimizer whose state dict this is; `None` of anything else."""
     if not isinstance(value, (dict, Record)):
         return None
-    held = entries_of(value)
+    held = dict_entries(value)
     if held is None or "state" not in held or "param_groups" not in held:
         return None
-    state, groups = entries_of(held["state"]), held["param_groups"]
+    state, groups = dict_entries(held["state"]), held["param_groups"]
     if state is None or not isinstance(groups, (list, tuple)):
         return None
     made, found, params = dict[Any, dict[Any, Any]](), list[dict[Any, Any]](), list[list[Any]]()
     for key, own in state.items():
-        states = entries_of(own)
+        states = dict_entries(own)
         if states is None or type(key) not in (int, str):
             return None
         made[key] = states
     for each in groups:
-        group = entries_of(each)
+        group = dict_entries(each)
         listed = None if group is None else group.get("params")
         if group is None or not isinstance(listed, (list, tuple)) or any(type(key) not in (int, str) for key in listed):
             return None
@@ -144,7 +144,7 @@ def _shape_of(states: Mapping[Any, Any], shape_of: Callable[[Any], Shape | None]
     return (*kept, columns[-1])
 
 
-def matched(
+def numbered_names(
     optimizers: Sequence[OptimizerDict],
     candidates: Sequence[ModelTensor],
     *,

@@ -25,11 +25,11 @@ __all__ = [
     "holds_tensors",
     "named_dtype",
     "other_tensor",
-    "read_index",
+    "read_columns",
     "read_objects",
     "read_strict",
-    "sizes_of",
     "state_of",
+    "torch_sizes",
 ]
 
 # Globals that serve to run programs or to reach into other objects: modules as a whole, and functions of Python itself.
@@ -253,7 +253,7 @@ def read_strict(
         raise ParseError(f"{where}: {error}{_says_what(error)}") from None
 
 
-def read_index(data: bytes, where: object, attributes: Collection[str]) -> Any:
+def read_columns(data: bytes, where: object, attributes: Collection[str]) -> Any:
     """Read the index of a distributed checkpoint in columns, as `_core.read_dcp_index` gives them.
 
     Args:
@@ -306,7 +306,7 @@ def state_of(record: Any, *kinds: str) -> dict[str, Any] | None:
     return state if isinstance(state, dict) else None
 
 
-def sizes_of(value: Any) -> tuple[int, ...] | None:
+def torch_sizes(value: Any) -> tuple[int, ...] | None:
     """Give a `torch.Size`, a tuple or a list as a tuple of non-negative integers; None of anything else."""
     if isinstance(value, Record):
         if value.name != "torch.Size" or not value.args or len(value.args) != 1:

@@ -25,7 +25,7 @@ from ...data.text import checked_shape
 from ...tensors.coverage import tile
 from ...tensors.flat import flat_boxes
 from ...tensors.stored import ListedPieces, StoredPiece, StoredTensor
-from .pickles import Record, dtype_of_global, sizes_of, state_of
+from .pickles import Record, dtype_of_global, state_of, torch_sizes
 from .tensors import Container, SavedTensor
 
 __all__ = ["FlatRange", "Gathered", "RankPart", "of_ranges"]
@@ -261,7 +261,7 @@ def _read_shards(value: Any, container: Container, name: str, world: int) -> tup
         raise wrong("a ShardedTensor without the list of its shards")
     if dtype is None:
         raise wrong("a ShardedTensor of an unsupported dtype")
-    shape = checked_shape(sizes_of(meta.get("size")), dtype.bits, name, container.file.path)
+    shape = checked_shape(torch_sizes(meta.get("size")), dtype.bits, name, container.file.path)
     if len(listed) > world:
         raise wrong(f"a ShardedTensor of {len(listed)} shards, which must be at most {world}")
     boxes = tuple(_shard_box(shard, len(shape)) for shard in listed)
@@ -287,7 +287,7 @@ def _read_shards(value: Any, container: Container, name: str, world: int) -> tup
 def _shard_box(value: Any, rank: int) -> Bounds | None:
     """The box in a ShardMetadata."""
     state = state_of(value, "ShardMetadata") or {}
-    starts, sizes = sizes_of(state.get("shard_offsets")), sizes_of(state.get("shard_sizes"))
+    starts, sizes = torch_sizes(state.get("shard_offsets")), torch_sizes(state.get("shard_sizes"))
     if starts is None or sizes is None or not len(starts) == len(sizes) == rank:
         return None
     if any(start + size >= 1 << 63 for start, size in zip(starts, sizes, strict=True)):
@@ -336,7 +336,7 @@ def _read_dtensor(
     sharding = _Sharding(shape, dtype, sizes, known, order)
     if coordinate is None:
         return sharding, [], None
-    at = sizes_of(coordinate)
+    at = torch_sizes(coordinate)
     if at is None or len(at) != len(sizes) or any(index >= size for index, size in zip(at, sizes, strict=True)):
         raise wrong(f"the coordinate {shown(coordinate)} is not on the mesh {sizes}")
     local = container.tensor(state.get("_local_tensor"), name)
@@ -356,7 +356,7 @@ def _tensor_meta(value: Any) -> tuple[Any, Any] | None:
     """Shape and dtype in a TensorMeta, a named tuple."""
     if not isinstance(value, Record) or value.name.rpartition(".")[2] != "TensorMeta" or not value.args:
         return None
-    return (sizes_of(value.args[0]), value.args[2]) if len(value.args) == 3 else None
+    return (torch_sizes(value.args[0]), value.args[2]) if len(value.args) == 3 else None
 
 
 def _mesh_shape(mesh: dict[str, Any], container: Container, name: str) -> tuple[int, ...] | None:
@@ -375,7 +375,7 @@ def _mesh_shape(mesh: dict[str, Any], container: Container, name: str) -> tuple[
 
 def _size(layout: dict[str, Any] | None) -> int | None:
     """The number of ranks along one axis, which may itself be of several."""
-    sizes = None if layout is None else sizes_of(_as_tuple(layout.get("shape")))
+    sizes = None if layout is None else torch_sizes(_as_tuple(layout.get("shape")))
     return None if sizes is None else math.prod(sizes)
 
 
@@ -408,7 +408,7 @@ def _order(value: Any, placements: tuple[tuple[str, int, int], ...], rank: int) 
             said = (
                 entry.args if isinstance(entry, Record) and entry.name.rpartition(".")[2] == "ShardOrderEntry" else None
             )
-            axes = sizes_of(said[1]) if said and len(said) == 2 else None
+            axes = torch_sizes(said[1]) if said and len(said) == 2 else None
             if said is None or axes is None or type(said[0]) is not int or not 0 <= said[0] < rank:
                 return None
             if sorted(axes) != order[said[0]]:

@@ -17,11 +17,11 @@ from ...data.files import Holder
 from ...data.text import checked_name
 from ...tensors.checkpoint import Besides, KeyPath, StoredObject
 from ...tensors.stored import StoredPiece, StoredTensor, UnsupportedError, whole_box
-from .optimizers import NAMED, ModelTensor, OptimizerDict, entries_of, is_by_name, matched, optimizer_of
+from .optimizers import NAMED, ModelTensor, OptimizerDict, as_optimizer, dict_entries, is_by_name, numbered_names
 from .pickles import Record
-from .tensors import Container, SavedTensor, children, located, sums_of, value_object
+from .tensors import Container, SavedTensor, items_within, located_values, sums_of, value_object
 
-__all__ = ["FLOATS", "ModelParameters", "StateDicts", "counted", "sharded_kind"]
+__all__ = ["FLOATS", "ModelParameters", "StateDicts", "sharded_kind", "step_tensor"]
 
 #: The keys under which a file has the model that its optimizer trains, where it has several.
 _MODELS = ("model", "state_dict", "model_state_dict", "module", "net", "network")
@@ -100,11 +100,11 @@ class StateDicts:
         shape_of = partial(_shape_of, container)
 
         def keep(value: Any) -> bool:
-            return optimizer_of("", value, shape_of) is not None or _is_plain(value)
+            return as_optimizer("", value, shape_of) is not None or _is_plain(value)
 
-        for name, path, value in located(root, file.path, container.pickle_bytes, keep):
+        for name, path, value in located_values(root, file.path, container.pickle_bytes, keep):
             full = _joined((*map(str, within), name) if name else tuple(map(str, within)))
-            optimizer = optimizer_of(f"{full}." if full else "", value, shape_of)
+            optimizer = as_optimizer(f"{full}." if full else "", value, shape_of)
             if optimizer is None:
                 self._add(container, full, (*within, *path), value)
             else:
@@ -166,7 +166,7 @@ class StateDicts:
             why = f"{group[0].why or 'the model is not in the file'}; open its folder, if that has the model; {NAMED}"
         else:
             try:
-                found, why = matched(optimizers, model.candidates, is_ordered=model.is_ordered, names=names)
+                found, why = numbered_names(optimizers, model.candidates, is_ordered=model.is_ordered, names=names)
             except ParseError as error:
                 raise ParseError(f"{where}: {error}") from None
         if why:
@@ -198,7 +198,7 @@ class StateDicts:
                 name = f"{optimizer.prefix}state.{own}.{kind}"
                 if kind == "step" and type(value) in (int, float):
                     self._new(name, container)
-                    self.tensors[name] = counted(name, value, container)
+                    self.tensors[name] = step_tensor(name, value, container)
                     self.paths[name] = path
                 else:
                     self._add_all(container, name, path, value)
@@ -214,7 +214,7 @@ class StateDicts:
 
     def _add_all(self, container: Container, name: str, path: KeyPath, value: Any) -> None:
         """Add the values in one."""
-        for more, inner, leaf in located(value, container.file.path, container.pickle_bytes, _is_plain):
+        for more, inner, leaf in located_values(value, container.file.path, container.pickle_bytes, _is_plain):
             self._add(container, f"{name}.{more}" if more else name, (*path, *inner), leaf)
 
     def _new(self, name: str, container: Container) -> None:
@@ -264,7 +264,7 @@ def _joined(parts: Sequence[str]) -> str:
     return ".".join(parts)
 
 
-def counted(name: str, value: float, container: Container) -> StoredTensor:
+def step_tensor(name: str, value: float, container: Container) -> StoredTensor:
     """Give the tensor of a step that is a number, as PyTorch's optimizers keep it."""
     dtype = DTYPES["float32" if abs(value) < _MOST_FLOAT else "int64"]
     fill = np.array(value, dtype.name)
@@ -302,9 +302,9 @@ def _model_of(root: Any, path: KeyPath) -> tuple[str | None, str]:
     """The text before the names of the model that an optimizer of a file trains; or none, and why."""
     around = [root]
     for key in path:
-        around.append(dict(children(around[-1]) or ())[key])
+        around.append(dict(items_within(around[-1]) or ())[key])
     for depth in range(len(path) - 1, -1, -1):
-        held = entries_of(around[depth])
+        held = dict_entries(around[depth])
         if held is None:
             continue
         models = [key for key, value in held.items() if isinstance(key, str) and _is_model(value)]
@@ -317,7 +317,7 @@ def _model_of(root: Any, path: KeyPath) -> tuple[str | None, str]:
 
 
 def _is_model(value: Any) -> bool:
-    held = entries_of(value)
+    held = dict_entries(value)
     if held is None or not all(isinstance(key, str) for key in held):
         return False
     return any(isinstance(each, Record) and each.name.startswith(_TENSORS) for each in held.values())

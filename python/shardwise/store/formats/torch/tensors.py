@@ -25,10 +25,19 @@ from .pickles import (
     other_tensor,
     read_objects,
     read_strict,
-    sizes_of,
+    torch_sizes,
 )
 
-__all__ = ["SAVE_AGAIN", "Container", "SavedTensor", "children", "dict_of", "flatten", "located", "sums_of"]
+__all__ = [
+    "SAVE_AGAIN",
+    "Container",
+    "SavedTensor",
+    "dict_of",
+    "items_within",
+    "located_values",
+    "named_values",
+    "sums_of",
+]
 
 # The pickle of a state dict takes about 200 bytes per tensor.
 _MAX_PICKLE = 1 << 30
@@ -127,7 +136,7 @@ class Container:
 
     def values(self) -> Iterator[tuple[str, Any]]:
         """Read what was saved; give its values with their names, objects of any class as inert records."""
-        return flatten(self.root(), self.file.path, self.pickle_bytes)
+        return named_values(self.root(), self.file.path, self.pickle_bytes)
 
     def root(self) -> Any:
         """Read what was saved, as `read_objects` does.
@@ -188,7 +197,7 @@ class Container:
         key, storage_dtype, numel = self._storage(args[0], name)
         is_typed = storage_dtype is not None
         dtype = storage_dtype if is_typed else dtype_of_global(args[6]) if len(args) > 6 else None
-        strides = sizes_of(args[3])
+        strides = torch_sizes(args[3])
         if dtype is None and len(args) > 6 and (what := other_tensor(args[6])):
             raise UnsupportedError(f"{where}: tensor {shown(name)} is not read: it is of {what}")
         if dtype is None or strides is None or type(args[1]) is not int or args[1] < 0:
@@ -205,7 +214,7 @@ class Container:
                     f"{where}: tensor {shown(name)}: is a view whose elements PyTorch changes when it reads them "
                     f"({change}); save its tensor.resolve_{change}()"
                 )
-        shape = checked_shape(sizes_of(args[2]), dtype.bits, name, where)
+        shape = checked_shape(torch_sizes(args[2]), dtype.bits, name, where)
         if len(strides) != len(shape):
             raise wrong
         storage_bytes = numel * dtype.bits // 8 if is_typed else numel
@@ -271,7 +280,7 @@ def sums_of(files: Iterable[Holder]) -> Iterator[StoredSum]:
         yield from Archive(file).sums()
 
 
-def flatten(value: Any, where: object, most: int) -> Iterator[tuple[str, Any]]:
+def named_values(value: Any, where: object, most: int) -> Iterator[tuple[str, Any]]:
     """Give the values of nested dicts, lists and tuples with their names: keys and positions, joined with a dot.
 
     Args:
@@ -283,13 +292,13 @@ def flatten(value: Any, where: object, most: int) -> Iterator[tuple[str, Any]]:
     Raises:
         ParseError: if two values have the same name, there are too many, or they are nested too deeply.
     """
-    return ((name, leaf) for name, _, leaf in located(value, where, most))
+    return ((name, leaf) for name, _, leaf in located_values(value, where, most))
 
 
-def located(
+def located_values(
     value: Any, where: object, most: int, keep: Callable[[Any], bool] | None = None
 ) -> Iterator[tuple[str, KeyPath, Any]]:
-    """Give values with their names as `flatten` does, and the keys and positions that lead to them.
+    """Give values with their names as `named_values` does, and the keys and positions that lead to them.
 
     Args:
         value: The outermost.
@@ -312,7 +321,7 @@ def _leaves(
 ) -> Iterator[tuple[str, KeyPath, Any]]:
     if len(path) > _MAX_DEPTH:
         raise ParseError(f"{where}: values are nested more than {_MAX_DEPTH} deep")
-    pairs = children(value)
+    pairs = items_within(value)
     if not pairs or (keep is not None and keep(value)):
         yield name, path, value
         return
@@ -336,7 +345,7 @@ def _part_text(key: Any) -> str:
     return repr(key) if isinstance(key, (str, int, float, bool)) else shown(key)
 
 
-def children(value: Any) -> list[tuple[Any, Any]] | None:
+def items_within(value: Any) -> list[tuple[Any, Any]] | None:
     """Give what a container holds, by key or position; None if it is not a container."""
     if isinstance(value, dict):
         return list(value.items())
@@ -353,7 +362,7 @@ def dict_of(value: Any) -> dict[str, Any]:
     """Give a dict, also an ordered one, by texts; an empty one for anything else."""
     if isinstance(value, (list, tuple)):
         return {}
-    return {key if isinstance(key, str) else shown(key): item for key, item in children(value) or ()}
+    return {key if isinstance(key, str) else shown(key): item for key, item in items_within(value) or ()}
 
 
 def value_object(name: str, value: Any) -> StoredObject:

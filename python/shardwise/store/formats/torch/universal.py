@@ -21,10 +21,10 @@ from ...tensors.checkpoint import Besides, StoredCheckpoint
 from ...tensors.lazy import LazyTensors
 from ...tensors.stored import StoredTensor, UnsupportedError, whole_box
 from .deepspeed_files import Grid, RankKey, ReadFile, Rows, frozen_row, grid_of, metadata_of, read_rank
-from .flat_parts import WholeRow, described, filled, is_flat, made
+from .flat_parts import WholeRow, dtype_and_shape, filled, is_flat, made
 from .model_parallel import CutTensor, whole
-from .tensors import Container, SavedTensor, children, dict_of, sums_of
-from .zero_partitions import RankArrays, layout_of, members_of
+from .tensors import Container, SavedTensor, dict_of, items_within, sums_of
+from .zero_partitions import RankArrays, group_shapes, parameters_of_groups
 
 __all__ = ["LATEST", "MODEL_STATES", "latest_in", "open_form"]
 
@@ -88,7 +88,7 @@ def open_form(path: Location) -> StoredCheckpoint:
         if optimizer is not None:
             folder.add_optimizer(optimizer)
         folder.add_values(models)
-        tensors = LazyTensors(folder.rows, described, made)
+        tensors = LazyTensors(folder.rows, dtype_and_shape, made)
     unread = [f"zero/{name}/{file}" for name, found in held.items() for file in found - set(parts[name])]
     return StoredCheckpoint(
         path,
@@ -129,14 +129,14 @@ class _UniversalFolder(Rows):
             said = row[0].said
             if type(ranks := said.get("mp_world_size")) is int and ranks > len(models):
                 raise ParseError(f"{path}: has *_model_states.pt of {len(models)} of {ranks} ranks: files are missing")
-            layout = layout_of(row[0])
+            layout = group_shapes(row[0])
             _check_versions(row[0])
             for group in layout:
                 for name, shape in group.items():
                     self.shapes.setdefault(name, shape)
         if models:
             first = models[0][0].said
-            self._layout = layout_of(models[0][0])
+            self._layout = group_shapes(models[0][0])
             tied = dict_of(first.get("shared_params"))
             self._tied.update((alias, name) for alias, name in tied.items() if isinstance(name, str))
             self._module.update(dict_of(first.get("module")))
@@ -249,14 +249,16 @@ class _UniversalFolder(Rows):
         """Add what is common to all parameters: groups, and steps that are not beside the parameters."""
         said = file.said
         inner = dict_of(said.get("optimizer_state_dict"))
-        groups = [dict_of(group) for _, group in children(said.get("param_groups") or inner.get("param_groups")) or ()]
+        groups = [
+            dict_of(group) for _, group in items_within(said.get("param_groups") or inner.get("param_groups")) or ()
+        ]
         self.add_optimizer_values(file, {key: value for key, value in said.items() if key != "param_groups"})
         if not self.models:
             self.add_groups(groups, [[] for _ in groups])
             return
-        members = members_of(RankArrays(file, said, [], [], groups), self._layout)
+        members = parameters_of_groups(RankArrays(file, said, [], [], groups), self._layout)
         self.add_groups(groups, members)
-        states = {f"{key}": dict_of(value) for key, value in children(inner.get("state")) or ()}
+        states = {f"{key}": dict_of(value) for key, value in items_within(inner.get("state")) or ()}
         for number, group in enumerate(self._layout):
             step = states.get(f"{number}", {}).get("step", said.get("base_optimizer_state_step"))
             for name in group:

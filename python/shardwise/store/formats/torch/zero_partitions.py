@@ -13,10 +13,18 @@ from ....errors import ParseError
 from ...data.text import checked_name, checked_shape
 from ...tensors.stored import UnsupportedError
 from .deepspeed_files import ReadFile
-from .pickles import sizes_of, state_of
-from .tensors import SavedTensor, children, dict_of
+from .pickles import state_of, torch_sizes
+from .tensors import SavedTensor, dict_of, items_within
 
-__all__ = ["GroupShapes", "RankArrays", "Spans", "layout_of", "members_of", "partition_of", "step_elsewhere"]
+__all__ = [
+    "GroupShapes",
+    "RankArrays",
+    "Spans",
+    "group_shapes",
+    "parameters_of_groups",
+    "rank_arrays",
+    "step_elsewhere",
+]
 
 #: The shapes of the parameters of each group, or of each sub-group, by name.
 GroupShapes = list[dict[str, tuple[int, ...]]]
@@ -40,7 +48,7 @@ class RankArrays(NamedTuple):
     groups: list[dict[str, Any]] | None
 
 
-def layout_of(file: ReadFile) -> GroupShapes:
+def group_shapes(file: ReadFile) -> GroupShapes:
     """Give the shapes of the parameters of each group, or sub-group."""
     said = file.said.get("param_shapes")
     if not isinstance(said, list):
@@ -50,14 +58,14 @@ def layout_of(file: ReadFile) -> GroupShapes:
         shapes = dict_of(group).items()
         found.append(
             {
-                checked_name(name, file.path): checked_shape(sizes_of(shape), 64, name, file.path)
+                checked_name(name, file.path): checked_shape(torch_sizes(shape), 64, name, file.path)
                 for name, shape in shapes
             }
         )
     return found
 
 
-def partition_of(file: ReadFile) -> RankArrays:
+def rank_arrays(file: ReadFile) -> RankArrays:
     """The flat arrays in the file of a rank's optimizer."""
     said = dict_of(file.said.get("optimizer_state_dict"))
     inner = dict_of(said.get("optimizer_state_dict" if "fp32_flat_groups" in said else "base_optimizer_state"))
@@ -79,9 +87,9 @@ def partition_of(file: ReadFile) -> RankArrays:
     if isinstance(listed, list):  # Of elastic checkpoints: states alone, one for each group.
         states, groups = [dict_of(state) for state in listed], None
     else:
-        held = dict_of({f"{key}": value for key, value in children(inner.get("state")) or ()})
+        held = dict_of({f"{key}": value for key, value in items_within(inner.get("state")) or ()})
         states = [dict_of(held.get(str(number))) for number in range(len(flats))]
-        groups = [dict_of(group) for _, group in children(inner.get("param_groups")) or ()]
+        groups = [dict_of(group) for _, group in items_within(inner.get("param_groups")) or ()]
         if any(group.get("moe") for group in groups):
             raise UnsupportedError(f"{file.path}: has groups of experts, whose partitions are not read")
     if len(states) != len(flats):
@@ -89,7 +97,7 @@ def partition_of(file: ReadFile) -> RankArrays:
     return RankArrays(file, said, flats, states, groups)
 
 
-def members_of(part: RankArrays, layout: GroupShapes) -> list[list[str]]:
+def parameters_of_groups(part: RankArrays, layout: GroupShapes) -> list[list[str]]:
     """The names of the parameters of each group of the optimizer: of stage 3 a group has several sub-groups."""
     groups = part.groups or []
     if "fp32_flat_groups" not in part.said:
@@ -98,7 +106,7 @@ def members_of(part: RankArrays, layout: GroupShapes) -> list[list[str]]:
         return [list(group) for group in layout[: len(groups)]]
     found, seen = [], 0
     for group in groups:
-        numbers = sizes_of(group.get("params"))
+        numbers = torch_sizes(group.get("params"))
         if numbers is None or any(number >= len(layout) for number in numbers):
             raise ParseError(
                 f"{part.file.path}: the sub-groups {shown(group.get('params'))} are not those of param_shapes"
@@ -155,7 +163,7 @@ class Spans:
 
     def _check_world(self, part: RankArrays, world: int) -> None:
         count = part.said.get("partition_count")
-        counts = [count] if isinstance(count, int) else [size for _, size in children(count) or ()]
+        counts = [count] if isinstance(count, int) else [size for _, size in items_within(count) or ()]
         wrong = next((size for size in counts if size != world), None)
         if wrong is not None:
             raise ParseError(
@@ -166,7 +174,7 @@ class Spans:
         self, row: list[RankArrays], number: int, group: dict[str, tuple[int, ...]]
     ) -> tuple[dict[str, int], int]:
         listed = row[0].said.get("param_alignment_paddings")
-        padding = sizes_of(listed[number]) if isinstance(listed, list) and number < len(listed) else None
+        padding = torch_sizes(listed[number]) if isinstance(listed, list) and number < len(listed) else None
         if padding is not None and len(padding) != len(group):
             raise ParseError(f"{row[0].file.path}: param_alignment_paddings are not those of {len(group)} parameters")
         found, at = {}, 0
@@ -185,7 +193,7 @@ class Spans:
         size = max(lengths)
         if lengths == [min(max(total - rank * size, 0), size) for rank in range(len(row))]:
             return size
-        paddings = [sizes_of(part.said.get("group_paddings")) or () for part in row]
+        paddings = [torch_sizes(part.said.get("group_paddings")) or () for part in row]
         padded = sum(padding[number] for padding in paddings if number < len(padding))
         if min(lengths) == size and size * len(row) - total == padded:
             return size
@@ -249,7 +257,9 @@ class Spans:
         said = part.said.get("param_slice_mappings")
         world = len(self._partitions[0])
         zero = dict_of(dict_of(part.file.said.get("ds_config")).get("zero_optimization"))
-        padded = any(any(sizes_of(one) or ()) for _, one in children(part.said.get("param_alignment_paddings")) or ())
+        padded = any(
+            any(torch_sizes(one) or ()) for _, one in items_within(part.said.get("param_alignment_paddings")) or ()
+        )
         if not isinstance(said, list) or len(said) != len(layout) or padded:
             return
         for number, group in enumerate(layout):

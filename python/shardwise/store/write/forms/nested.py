@@ -12,8 +12,8 @@ from ...._text import shown
 from ....errors import LayoutError
 from ....rules.left_out import named
 from ....rules.states import MASTER, TrainingNames, training_names
-from ...formats.torch.pickles import Record, sizes_of
-from ...formats.torch.tensors import children
+from ...formats.torch.pickles import Record, torch_sizes
+from ...formats.torch.tensors import items_within
 from ...tensors.checkpoint import KeyPath
 from .dcp import rebuilt
 from .pickles import Call, Global, pickled
@@ -250,11 +250,11 @@ def plain_value(value: Any, depth: int = 0) -> Any:
         items = [plain_value(each, depth + 1) for each in value]
         return items if isinstance(value, list) else tuple(items)
     if isinstance(value, dict) or (isinstance(value, Record) and (value.name == "dict" or value.items)):
-        pairs = children(value)
+        pairs = items_within(value)
         if pairs is not None:
             return {plain_value(key, depth + 1): plain_value(held, depth + 1) for key, held in pairs}
     if isinstance(value, Record):
-        sizes = sizes_of(value)
+        sizes = torch_sizes(value)
         if sizes is not None:
             return Call(Global("torch", "Size"), (sizes,))
         if value.args is None and value.name.startswith("torch.") and value.name.count(".") == 1:
