@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from . import store as store
     from .array.sharded import Shard, ShardedArray, distribute_tensor
     from .deploy.read import read_rules
+    from .deploy.record import record
     from .model.scope import layout_map_scope
     from .model.variable import Variable, initialize_variables
     from .propagate.einsum import einsum
@@ -110,6 +111,7 @@ __all__ = [
     "plan_refit",
     "plan_reshard",
     "read_rules",
+    "record",
     "reshard_checkpoint",
     "save_checkpoint",
     "verify_checkpoint",
@@ -119,6 +121,7 @@ __all__ = [
 _LAZY = {
     "array.sharded": ("Shard", "ShardedArray", "distribute_tensor"),
     "deploy.read": ("read_rules",),
+    "deploy.record": ("record",),
     "model.scope": ("layout_map_scope",),
     "model.variable": ("Variable", "initialize_variables"),
     "propagate.einsum": ("einsum",),

@@ -10,6 +10,7 @@
 | `engines`, `engine_rules`, `megatron` | presets of vLLM, SGLang and Megatron; what engines' presets are made of |
 | `parameters` | arrays of a process that hold several tensors |
 | `manifest` | who holds what, as JSON |
+| `record`, `recording`, `carried` | a process's layout, found through its own loader; pieces from element numbers |
 | `positions` | places of single elements in the memory of devices, both ways |
 | `toml`, `read`, `drawn` | files of deployments; all that a rules file says; notebooks |
 """
@@ -22,6 +23,7 @@ from .fsdp import fsdp2
 from .manifest import Manifest, ManifestTensor
 from .parameters import FusedParameter, LocalParameter, ParameterPiece, Repeat
 from .positions import Found, Positions, positions_of
+from .recording import RecordedParameter, RecordedPiece, Recording, join_manifests
 from .rule import DeploymentRule
 from .stages import Chunk, Stages
 
@@ -37,10 +39,14 @@ __all__ = [
     "ManifestTensor",
     "ParameterPiece",
     "Positions",
+    "RecordedParameter",
+    "RecordedPiece",
+    "Recording",
     "Repeat",
     "Stages",
     "balanced_experts",
     "fsdp2",
+    "join_manifests",
     "least_moves",
     "megatron",
     "positions_of",

@@ -21,8 +21,8 @@ The rules are those of `torch/distributed/tensor/_utils.py` and `placement_types
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,8 @@ from .._dtypes import find_dtype
 from .._text import shown
 from ..array.sharded import ShardedArray
 from ..deploy.manifest import Manifest, ManifestTensor
+from ..deploy.record import record as record_arrays
+from ..deploy.recording import Recording
 from ..errors import LayoutError, MeshError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
@@ -66,6 +68,7 @@ __all__ = [
     "mesh_from_torch",
     "mesh_to_torch",
     "read_placements",
+    "record",
     "to_local_tensors",
     "to_placements",
     "to_torch_placements",
@@ -262,6 +265,40 @@ def manifest_of(tensors: Mapping[str, Any], world: DeviceMesh | None = None) -> 
                 raise LayoutError(f"tensor {shown(name)}: {error}") from None
         found[name] = ManifestTensor(shape, dtype.name, kinds[key], "chunk")
     return Manifest(found)
+
+
+def record(
+    tensors: Mapping[str, Any],
+    load: Callable[[Mapping[str, Any]], Any],
+    holder: Any = 0,
+    *,
+    computed: Literal["refuse", "leave"] = "refuse",
+) -> Recording:
+    """Find the layout of a process's parameters through its own loader, which takes tensors of PyTorch.
+
+    Args:
+        tensors: shape and dtype of each tensor by name, or tensors, also on the device `"meta"`.
+        load: gets a mapping of names to tensors on the CPU, and gives back the process's parameters; an engine's
+            `load_weights` takes its `items()`.
+        holder: the label of the process in the manifest.
+        computed: what to do with parameters whose values are made from elements, as for `shardwise.record`, which this
+            is, with tensors in place of numpy arrays.
+
+    Raises:
+        LayoutError, TypeError: as `shardwise.record`.
+
+    >>> def load(tensors):
+    ...     model.load_weights(tensors.items())
+    ...     return model.named_parameters()
+    >>> record(shapes, load, "rank 0")  # doctest: +SKIP
+    """
+    return record_arrays(tensors, load, holder, computed=computed, make=_numbered)
+
+
+def _numbered(numbers: npt.NDArray[np.int64], dtype: str) -> Any:
+    import torch
+
+    return torch.from_numpy(numbers).to(getattr(torch, dtype))
 
 
 def _held(placements: Iterable[Any], mesh: DeviceMesh, shape: tuple[int, ...]) -> TensorLayout | Tiling:
