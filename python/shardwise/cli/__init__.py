@@ -7,12 +7,12 @@
 | `notation` | meshes, shapes and layouts as text |
 | `report`, `checkpoints`, `plan`, `tasks`, `learn` | the commands about checkpoints |
 | `fits`, `state` | sizes that fit; what ranks need |
-| `show`, `translate`, `einsum`, `rules`, `completion` | the other commands |
+| `show`, `translate`, `einsum`, `explore`, `rules`, `completion` | the other commands |
 | `layouts` | the layouts of a rules file |
 | `terminal`, `progress` | output; progress |
 
 For checkpoints: `report`, `reshard`, `extract`, `plan`, `run`, `commit`, `verify`, `diff`, `learn`, `inspect`,
-`fits`, `state`; for layouts: `show`, `translate`, `einsum`.
+`fits`, `state`; for layouts: `show`, `translate`, `einsum`, `explore`.
 
 Without a command it prints its help. `rules` prints the rules files that come with the package, `completion` the script
 for shell completion.
@@ -141,6 +141,10 @@ def _run(options: argparse.Namespace) -> int:
         from .einsum import run_einsum
 
         return run_einsum(Screen(), options)
+    if options.command == "explore":
+        from .explore import run_explore
+
+        return run_explore(Screen(), options)
     if options.command == "translate":
         from .translate import run_translate
 

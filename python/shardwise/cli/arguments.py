@@ -8,6 +8,7 @@ from .._core import __version__
 from .layout_arguments import (
     add_completion,
     add_einsum,
+    add_explore,
     add_fits,
     add_report,
     add_rules,
@@ -60,6 +61,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_show(commands)
     add_translate(commands)
     add_einsum(commands)
+    add_explore(commands)
     _add_reshard(commands)
     _add_extract(commands)
     _add_plan(commands)

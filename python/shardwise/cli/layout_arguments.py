@@ -20,6 +20,7 @@ __all__ = [
     "SHELLS",
     "add_completion",
     "add_einsum",
+    "add_explore",
     "add_fits",
     "add_report",
     "add_rules",
@@ -132,6 +133,20 @@ def add_einsum(commands: "argparse._SubParsersAction[Parser]") -> None:
     einsum.add_argument("--out", metavar="LAYOUT", help="the layout that the result is to have")
     einsum.add_argument("--unreduced", metavar="AXES", help="with --out: axes over which the result stays addends")
     add_json(einsum)
+
+
+def add_explore(commands: "argparse._SubParsersAction[Parser]") -> None:
+    """Add `explore`."""
+    explore = commands.add_parser(
+        "explore",
+        help="open a page on which you change a mesh, a layout and an operation, and see what comes of it",
+        description=(
+            "Serve a page to this machine's browsers, and open it: shards, replicas, other dialects, changes of layout "
+            "and what an operation moves, for the mesh and the layouts that you type. Ctrl-C ends it."
+        ),
+    )
+    explore.add_argument("--port", metavar="PORT", type=int, default=0, help="the port; a free one if left out")
+    explore.add_argument("--no-browser", action="store_true", help="only print the address")
 
 
 def add_fits(commands: "argparse._SubParsersAction[Parser]") -> None:

@@ -14,7 +14,7 @@ from ..show.views import tilings_picture
 from .notation import format_layout, format_mesh, format_shape, parse_dtype, parse_layout, parse_mesh, parse_shape
 from .terminal import Screen
 
-__all__ = ["run_show"]
+__all__ = ["run_show", "summary_of"]
 
 # The width of a picture where there is no terminal.
 _COLUMNS = 100
@@ -37,7 +37,7 @@ def run_show(screen: Screen, options: argparse.Namespace) -> int:
         *((format_shape(shape), "bold"), " laid out as ", (format_layout(layout) or "()", "bold")),
         f" on the mesh {format_mesh(mesh)}",
     )
-    screen.write(_summary(partition, bits))
+    screen.write(summary_of(partition, bits))
     screen.write("")
     picture = tilings_picture([partition], [""])
     # The lines above say what its captions do.
@@ -73,7 +73,8 @@ def _as_json(partition: Partition, bits: int | None) -> dict[str, Any]:
     }
 
 
-def _summary(partition: Partition, bits: int | None) -> str:
+def summary_of(partition: Partition, bits: int | None) -> str:
+    """Say how many shards a partition has, how large, and on how many devices; with bits of an element, their bytes."""
     shard = partition.largest_shard_shape
     uneven = partition.is_packed or any(
         size % count for size, count in zip(partition.shape, partition.num_shards, strict=True)

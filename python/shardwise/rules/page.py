@@ -23,7 +23,7 @@ from ..show.picture import MOST_KEYS, plain, short
 from ..show.svg import escaped, svg_of
 from .drawn import KINDS, MOST_DEVICES, kind_of, report_picture
 
-__all__ = ["notebook_of", "page_of", "plain_page"]
+__all__ = ["notebook_of", "page_around", "page_of", "plain_page"]
 
 _LONGEST, _MOST_NAMES = 400, 200
 #: The most blocks of a tensor that the page draws: for each there is room for a name, if it stands upright.
@@ -79,22 +79,28 @@ def page_of(report: Any, title: str) -> str:
 
 def plain_page(title: str, about: str, sections: Sequence[tuple[str, str]]) -> str:
     """Give a page of sections, each a title and its HTML, that looks as that of a report and has no scripts."""
-    style = (files(__package__) / "page.css").read_text(encoding="utf-8")
-    name = _text(title)
     body = [
         f'<section>\n<h2>{_text(heading)}</h2>\n<div class="scroll" tabindex="0" role="region" '
         f'aria-label="{_text(heading)}">{html}</div>\n</section>'
         for heading, html in sections
     ]
+    return page_around(title, about, "\n".join(body))
+
+
+def page_around(title: str, about: str, body: str, script: str = "") -> str:
+    """Give a page around HTML, that looks as that of a report; its script may ask the page's own server only."""
+    style = (files(__package__) / "page.css").read_text(encoding="utf-8")
+    name = _text(title)
+    policy = f"{_POLICY}; connect-src 'self'" if script else _POLICY
     return "\n".join(
         [
             '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>{name}</title>\n<style>\n{style}</style>\n</head>\n<body>",
             f"<header>\n<h1>{name}</h1>\n<p>{escaped(plain(about))}</p>\n</header>\n<main>",
-            *body,
-            "</main>\n</body>\n</html>\n",
+            body,
+            f"</main>{f'{chr(10)}<script>{chr(10)}{script}</script>' if script else ''}\n</body>\n</html>\n",
         ]
     )
 

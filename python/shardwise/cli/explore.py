@@ -1,0 +1,218 @@
+"""`shardwise explore`: a page on which a mesh, a layout and an operation are changed, and the answers follow.
+
+A small server of this machine alone makes the page. It computes with the library, so there is one arithmetic.
+"""
+
+from __future__ import annotations
+
+import argparse
+import webbrowser
+from collections.abc import Callable, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from ..errors import ParseError, ShardwiseError
+from ..interop import translate
+from ..layout import TensorLayout
+from ..propagate.einsum import einsum
+from ..reshard.plan import plan_reshard
+from ..rules.page import page_around
+from ..show.draw import draw
+from ..show.svg import escaped
+from .notation import parse_dtype, parse_layout, parse_mesh, parse_shape
+from .show import summary_of
+from .terminal import Screen
+
+__all__ = ["make_server", "page_for", "run_explore"]
+
+HOST = "127.0.0.1"
+#: Longer questions are refused: no field of the page needs so much.
+LONGEST_QUERY = 8192
+#: More devices than this are more than a page of text about each needs.
+MOST_DEVICES = 4096
+
+#: Each field with its label, its first value, and what stands below it.
+FIELDS: dict[str, tuple[str, str, str]] = {
+    "mesh": ("Mesh", "data=2,model=4", "axes and sizes, major first"),
+    "shape": ("Shape", "8,16", "the sizes of the dims"),
+    "layout": (
+        "Layout",
+        "data,model",
+        "for each dim: an axis, axes as in data+model, or -; parts as in (3 h=2@model d=4)",
+    ),
+    "uneven": ("Uneven rule", "even", "how a dim is cut that does not divide"),
+    "dtype": ("Dtype", "float32", "for the bytes"),
+    "after": ("New layout", "-,model+data", "what must move to change to it; may be empty"),
+    "einsum": ("Operation", "bd,df->bf", "letters of two operands and of the result; may be empty"),
+    "x": ("Layout of x", "data,model", "of the first operand"),
+    "w": ("Layout of w", "model,-", "of the second operand"),
+    "shapes": ("Shapes of x and w", "32,64 64,128", "with a space between them"),
+}
+UNEVEN = ("even", "ceil", "chunk", "balanced", "floor")
+
+
+def page_for(asked: Mapping[str, str]) -> str:
+    """Give the page with the answers to what its fields ask.
+
+    Args:
+        asked: the values of the fields, by their names in `FIELDS`; those left out have their first values.
+
+    >>> page = page_for({"mesh": "x=2", "shape": "4,6", "layout": "x,-"})
+    >>> "2 shards of 2 x 6, each on one device" in page, page.count("<svg")
+    (True, 1)
+    >>> 'class="bad"' in page_for({"mesh": "x=2", "shape": "4", "layout": "y"})
+    True
+    """
+    values = {name: asked.get(name, first) for name, (_, first, _) in FIELDS.items()}
+    parts = (
+        ("Shards", _shards),
+        ("In other dialects", _dialects),
+        ("To change to the new layout", _change),
+        ("What the operation moves", _operation),
+    )
+    answers = "\n".join(
+        f'<section>\n<h2>{heading}</h2>\n<div class="scroll" tabindex="0" role="region" aria-label="{heading}">'
+        f"{_answered(answer, values)}</div>\n</section>"
+        for heading, answer in parts
+    )
+    fields = "\n".join(_field(name, values[name]) for name in FIELDS)
+    return page_around(
+        "shardwise explore",
+        "Change a field, and the answers follow. Each field takes what the command shardwise takes.",
+        f'<form class="tools" action="/" method="get">\n{fields}\n<button>Answer</button>\n</form>\n'
+        f'<div id="answers" aria-live="polite">\n{answers}\n</div>',
+        script=(files(__package__) / "explore.js").read_text(encoding="utf-8"),
+    )
+
+
+def _field(name: str, value: str) -> str:
+    label, _, about = FIELDS[name]
+    if name == "uneven":
+        rules = UNEVEN if value in UNEVEN else (value, *UNEVEN)
+        options = "".join(f"<option{' selected' if rule == value else ''}>{escaped(rule)}</option>" for rule in rules)
+        control = f'<select name="{name}" aria-describedby="about-{name}">{options}</select>'
+    else:
+        control = (
+            f'<input name="{name}" value="{escaped(value)}" aria-describedby="about-{name}" '
+            'autocomplete="off" autocapitalize="off" spellcheck="false">'
+        )
+    return f'<label>{label}<br>{control}<br><span class="quiet" id="about-{name}">{escaped(about)}</span></label>'
+
+
+def _answered(answer: Callable[[Mapping[str, str]], str], values: Mapping[str, str]) -> str:
+    """Give an answer as HTML, or the message of its error."""
+    try:
+        return answer(values)
+    except (ShardwiseError, TypeError, ValueError) as error:
+        return f'<p class="bad">{escaped(str(error))}</p>'
+    except MemoryError:
+        return '<p class="bad">There is not enough memory for that.</p>'
+
+
+def _layout(values: Mapping[str, str], name: str) -> TensorLayout:
+    mesh = parse_mesh(values["mesh"])
+    if mesh.size > MOST_DEVICES:
+        raise ParseError(f"mesh {values['mesh']!r} has {mesh.size:,} devices; the page shows {MOST_DEVICES:,} at most")
+    return TensorLayout(parse_layout(values[name], len(parse_shape(values["shape"]))).axes, mesh)
+
+
+def _partition(values: Mapping[str, str], name: str) -> Any:
+    uneven: Any = values["uneven"]
+    return _layout(values, name).partition(parse_shape(values["shape"]), uneven)
+
+
+def _shards(values: Mapping[str, str]) -> str:
+    partition = _partition(values, "layout")
+    bits = parse_dtype(values["dtype"]) if values["dtype"].strip() else None
+    return f"<p>{escaped(summary_of(partition, bits))}</p>\n{draw(partition)}"
+
+
+def _dialects(values: Mapping[str, str]) -> str:
+    rows = (
+        f'<tr><th scope="row">{escaped(dialect)}</th><td class="code">{escaped(text)}</td></tr>'
+        for dialect, text in translate(_layout(values, "layout")).items()
+    )
+    return f"<table><tbody>{''.join(rows)}</tbody></table>"
+
+
+def _change(values: Mapping[str, str]) -> str:
+    if not values["after"].strip():
+        return "<p>There is no new layout.</p>"
+    plan = plan_reshard(_partition(values, "layout"), _partition(values, "after"))
+    return _lines(plan.explain(values["dtype"].strip() or "float32"))
+
+
+def _operation(values: Mapping[str, str]) -> str:
+    if not values["einsum"].strip():
+        return "<p>There is no operation.</p>"
+    shapes = [parse_shape(text) for text in values["shapes"].split()]
+    names = ("x", "w")[: len(shapes)]
+    layouts: dict[str, Any] = {
+        name: parse_layout(values[name], len(shape)) for name, shape in zip(names, shapes, strict=False)
+    }
+    mesh = _layout(values, "layout").device_mesh
+    assert mesh is not None
+    found = einsum(
+        values["einsum"].strip(), shapes=shapes, mesh=mesh, dtype=values["dtype"].strip() or "float32", **layouts
+    )
+    return _lines(found.explain()) + draw(found)
+
+
+def _lines(text: str) -> str:
+    return "".join(f"<p>{escaped(line)}</p>" for line in text.splitlines() if line.strip())
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """The page, to questions of this machine; anything else is refused."""
+
+    server_version, sys_version = "shardwise", ""
+
+    def do_GET(self) -> None:
+        port = self.connection.getsockname()[1]
+        # A page of another site may lead the browser here under a name of its own (DNS rebinding).
+        if self.headers.get("Host") not in {f"{HOST}:{port}", f"localhost:{port}"}:
+            self.send_error(421, "this server answers for 127.0.0.1 and localhost only")
+            return
+        url = urlsplit(self.path)
+        if url.path != "/":
+            self.send_error(404, "there is one page, /")
+        elif len(url.query) > LONGEST_QUERY:
+            self.send_error(414, f"the question is longer than {LONGEST_QUERY} characters")
+        else:
+            asked = dict(parse_qsl(url.query, keep_blank_values=True))
+            page = page_for(asked).encode("utf-8", "replace")
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.send_header("Content-Length", str(len(page)))
+            self.send_header("Cache-Control", "no-store")
+            self.send_header("X-Content-Type-Options", "nosniff")
+            self.end_headers()
+            self.wfile.write(page)
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing: the terminal is the user's."""
+
+
+def make_server(port: int = 0) -> ThreadingHTTPServer:
+    """Make the server of the page, for this machine alone; port 0 is one that is free."""
+    if not 0 <= port < 1 << 16:
+        raise ParseError(f"--port {port} is not a port; it must be from 0 to 65535")
+    server = ThreadingHTTPServer((HOST, port), _Handler)
+    server.daemon_threads = True
+    return server
+
+
+def run_explore(screen: Screen, options: argparse.Namespace) -> int:
+    """Serve the page until Ctrl-C, and give the exit status."""
+    with make_server(options.port) as server:
+        url = f"http://{HOST}:{server.server_address[1]}/"
+        screen.write((url, "bold"), "  for this machine only; Ctrl-C ends it")
+        if not options.no_browser:
+            webbrowser.open(url)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            return 0
+    return 0
