@@ -27,6 +27,7 @@ FRAMEWORK = re.compile(r"^(?:>>> )?import (jax|torch)$", re.MULTILINE)
 
 
 @pytest.mark.heavy
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")  # PyTorch's, of one process alone.
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_the_code_of_the_page_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

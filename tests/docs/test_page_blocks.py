@@ -394,9 +394,37 @@ def files_of_ranks(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     same_tensors(Path("WHOLE"), {**dict.fromkeys(cut, square), "norm.weight": norm})
 
 
+def run_in_pytorch(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model and its optimizer, saved under other names, go on in PyTorch."""
+    torch = pytest.importorskip("torch")
+    dcp = importlib.import_module("torch.distributed.checkpoint")
+    states = importlib.import_module("torch.distributed.checkpoint.state_dict")
+    monkeypatch.chdir(tmp_path)
+
+    def trained(steps: int) -> tuple[Any, Any]:
+        model = torch.nn.Linear(3, 2)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 + steps)
+        for _ in range(steps):
+            model(torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+        return model, optimizer
+
+    (model, optimizer), (other, again) = trained(2), trained(0)
+    model_state, optim_state = states.get_state_dict(model, optimizer)
+    dcp.save({"module": model_state, "optimizer": optim_state}, checkpoint_id="global_step_900", no_dist=True)
+    names = {name: getattr(states, name) for name in ("get_state_dict", "set_state_dict")}
+    names |= {"dcp": dcp, "storage_reader": importlib.import_module("shardwise.interop.torch").storage_reader}
+    exec(text, names | {"model": other, "optimizer": again})
+    assert torch.equal(other.weight, model.weight)
+    assert again.param_groups[0]["lr"] == 2.1
+    for one, two in zip(again.state.values(), optimizer.state.values(), strict=True):
+        assert all(torch.equal(one[kind], two[kind]) for kind in ("exp_avg", "exp_avg_sq", "step"))
+
+
 FRAGMENTS: dict[str, Callable[[str, Path, pytest.MonkeyPatch], None]] = {
     "checkpoints: state = {": checkpoint_in_pytorch,
     'coming-from: files = sorted(Path("META").glob("consolidated.*.pth"))': files_of_ranks,
+    "load-a-rank: model_state, optim_state = get_state_dict(model, optimizer)": run_in_pytorch,
     "mpi: from mpi4py import MPI": plan_among_ranks,
     "mpi: from shardwise.execute import mpi": model_among_ranks,
     "mpi: from shardwise.execute import torch as executor": model_among_processes,
@@ -405,6 +433,7 @@ FRAGMENTS: dict[str, Callable[[str, Path, pytest.MonkeyPatch], None]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")  # PyTorch's, of one process alone.
 @pytest.mark.parametrize("first_line", FRAGMENTS)
 def test_the_fragment(first_line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     FRAGMENTS[first_line](fragment(first_line), tmp_path, monkeypatch)

@@ -21,8 +21,9 @@ The rules are those of `torch/distributed/tensor/_utils.py` and `placement_types
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +55,12 @@ from ._placements import (
 )
 from ._tensors import array_of_tensor, tensor_of_array
 
+if TYPE_CHECKING:
+    from ..rules.rewrites import Rewrites
+    from ..store import StoredCheckpoint
+    from ..store.data.location import Location
+    from ._torch_reader import CheckpointReader
+
 __all__ = [
     "LocalShards",
     "Partial",
@@ -69,6 +76,7 @@ __all__ = [
     "mesh_to_torch",
     "read_placements",
     "record",
+    "storage_reader",
     "to_local_tensors",
     "to_placements",
     "to_torch_placements",
@@ -299,6 +307,52 @@ def _numbered(numbers: npt.NDArray[np.int64], dtype: str) -> Any:
     import torch
 
     return torch.from_numpy(numbers).to(getattr(torch, dtype))
+
+
+def storage_reader(
+    checkpoint: str | os.PathLike[str] | Location | StoredCheckpoint,
+    *,
+    rename: Mapping[str, str] | Sequence[tuple[str, str]] = (),
+    rewrites: Rewrites | None = None,
+    model: str | None = None,
+    optimizer: str | None = None,
+    cast: bool = False,
+) -> CheckpointReader:
+    """Give a reader with which `torch.distributed.checkpoint.load` reads a checkpoint of any format.
+
+    Args:
+        checkpoint: the path of a checkpoint, as `open_checkpoint` takes it, which every rank opens when it loads; or an
+            open checkpoint, which stays open.
+        rename: regular expressions and what replaces their matches in names, as `reshard_checkpoint` takes them.
+        rewrites: tensors that are named, packed, stacked or transposed differently, after `rename`.
+        model: what the names of parameters begin with in the state dict, `"model."` for `{"model": …}`; if given, it
+            takes the place of what the names of weights begin with in the checkpoint.
+        optimizer: what the names of the optimizer's states begin with, `"optim."` for `{"optim": …}`. If given, they
+            are called as in the state dict of `torch.distributed.checkpoint.state_dict`, whatever the checkpoint calls
+            them: `optim.state.NAME.exp_avg`, and the values of groups `optim.param_groups.0.lr` and
+            `optim.param_groups.NAME.lr`.
+        cast: whether to round tensors to the dtypes of the state dict; otherwise another dtype is an error.
+
+    Raises:
+        LayoutError: if `rename` is not one.
+        TypeError: if an argument is of the wrong type.
+
+    Each rank reads the boxes that it holds, and no other bytes, into the memory of its tensors. `DTensor`s may have any
+    placements but partial sums, which PyTorch refuses; strided shards that are no boxes, which its own readers fill
+    with other elements, are right too. Values that are no tensors are numbers, texts, lists and dicts: nothing in a
+    file is run. The errors of `load` name the tensor; a field of a group that the checkpoint lacks is one, unless the
+    planner is `DefaultLoadPlanner(allow_partial_load=True)`.
+
+    >>> state = {"model": model.state_dict()}  # doctest: +SKIP
+    >>> reader = storage_reader("model.safetensors", model="model.")  # doctest: +SKIP
+    >>> torch.distributed.checkpoint.load(state, storage_reader=reader)  # doctest: +SKIP
+    """
+    from torch.distributed.checkpoint import StorageReader
+
+    from ._torch_reader import CheckpointReader
+
+    StorageReader.register(CheckpointReader)
+    return CheckpointReader(checkpoint, rename=rename, rewrites=rewrites, model=model, optimizer=optimizer, cast=cast)
 
 
 def _held(placements: Iterable[Any], mesh: DeviceMesh, shape: tuple[int, ...]) -> TensorLayout | Tiling:

@@ -25,7 +25,7 @@ from ..data.engine import check_memory, check_threads
 from ..data.location import Location, location_of
 from ..formats.open import open_checkpoint
 from ..rewritten.left_out import asked_for, dropped_by_rules
-from ..rewritten.names import Which, checked_which, chosen_part, names_of
+from ..rewritten.names import Naming, Which, checked_which, chosen_part, names_of
 from ..rewritten.view import rewritten_view
 from ..tensors.checkpoint import Besides, StoredCheckpoint
 from ..tensors.companion_files import beside
@@ -173,7 +173,7 @@ def diff_checkpoints(
         dropped: dict[str, Assembled] = {}
         (stored, asked), (there, also) = chosen_part(opened, which), chosen_part(other_opened, which)
         one, other = _without(stored, unwanted), _without(there, unwanted)
-        one = rewritten_view(one, rewrites, dropped) if rewrites else one
+        one = rewritten_view(one, Naming(rewrites=rewrites), dropped) if rewrites else one
         other = _paired(one, other)
         left_out = _not_compared([(location_of(first), stored), (location_of(second), there)], unwanted)
         left_out += (*asked, *also)

@@ -17,6 +17,7 @@ from ...rules.templates import parse_template
 from ..data.engine import check_memory, check_threads
 from ..data.location import Location
 from ..formats.open import open_checkpoint
+from ..rewritten.names import Naming
 from ..rewritten.view import rewritten_view
 from ..tensors.checkpoint import StoredCheckpoint
 from ..tensors.digests import tensor_digests
@@ -246,7 +247,7 @@ def _verified(compared: _Compared, entries: list[dict[str, Any]], rest: _Unsettl
         text = rules_text(entries, drop, in_two_steps=in_two_steps)
         try:
             rewrites = Rewrites.from_toml(io.StringIO(text))
-            made = rewritten_view(one, rewrites) if rewrites else one
+            made = rewritten_view(one, Naming(rewrites=rewrites)) if rewrites else one
             break
         except LayoutError as caught:
             error = caught

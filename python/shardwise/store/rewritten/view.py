@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,13 @@ from ...conversion.apply import kept_objects
 from ...conversion.assembled import Assembled, Wanted
 from ...partition import Partition
 from ...pieces import LocatedPiece
-from ...rules.rewrites import Rewrites
 from ...shared_tiling import SharedTiling
 from ..data.location import Location
-from ..tensors.checkpoint import Besides, StoredCheckpoint
+from ..tensors.checkpoint import Besides, StoredCheckpoint, StoredObject
 from ..tensors.model_config import config_of
 from ..tensors.stored import StoredPiece, StoredTensor, UnsupportedError
-from .names import Naming, renamed_tensors
+from .groups import grouped_values
+from .names import Naming, kept_values, renamed_tensors
 from .wanted import wanted_stored
 
 __all__ = ["rewritten_view"]
@@ -24,15 +25,22 @@ __all__ = ["rewritten_view"]
 
 def rewritten_view(
     checkpoint: StoredCheckpoint,
-    rewrites: Rewrites,
+    naming: Naming,
     dropped: dict[str, Assembled] | None = None,
+    *,
+    with_values: bool = False,
 ) -> StoredCheckpoint:
-    """Give an open checkpoint as rewrites make it; it is to be closed after this. What cannot be read keeps its name.
+    """Give an open checkpoint as new names and rewrites make it; it is to be closed after this.
 
-    What the rewrites drop is put into `dropped`.
+    Args:
+        checkpoint: The source.
+        naming: The new names and rewrites. What cannot be read keeps its name, unless `rename` changes it.
+        dropped: Takes what the rewrites drop.
+        with_values: Whether it has the values that are no tensors too. Those of groups are read, if parameters of an
+            optimizer are in their names.
 
     Raises:
-        LayoutError: if a rewrite does not apply to the tensors.
+        LayoutError: if a rewrite does not apply to the tensors; if two tensors or values get one name.
         UnsupportedError: if one is for a tensor that is compressed.
     """
 
@@ -42,12 +50,27 @@ def rewritten_view(
             raise UnsupportedError(f"tensor {old!r} is compressed, so it cannot be rewritten where it is; reshard it")
         return wanted_stored(new, tensor, partition)
 
-    made, _, lost = renamed_tensors(checkpoint, Naming(rewrites=rewrites), None, stored, config_of(checkpoint.path))
+    made, _, lost = renamed_tensors(checkpoint, naming, None, stored, config_of(checkpoint.path))
     if dropped is not None:
         dropped.update(lost)
     tensors = {name: _tensor(checkpoint, name, one) for name, one in made.items()}
-    unreadable = {name: checkpoint.unreadable[name] for name in kept_objects(checkpoint.unreadable, rewrites)}
-    return StoredCheckpoint(checkpoint.path, checkpoint.format, tensors, [], Besides(unreadable=unreadable))
+    unreadable = {naming.renamed(name): why for name, why in checkpoint.unreadable.items()}
+    if naming.rewrites is not None:
+        unreadable = {name: unreadable[name] for name in kept_objects(unreadable, naming.rewrites)}
+    objects = _values(checkpoint, naming, made) if with_values else {}
+    besides = Besides(objects=objects, unreadable=unreadable)
+    return StoredCheckpoint(checkpoint.path, checkpoint.format, tensors, [], besides)
+
+
+def _values(checkpoint: StoredCheckpoint, naming: Naming, made: dict[str, Assembled]) -> dict[str, StoredObject]:
+    """The values that are no tensors by their new names; those of groups name the new parameters."""
+    kept, _ = kept_values(checkpoint, naming, made)
+    grouped = grouped_values(checkpoint, kept, made)
+    found = {
+        new: StoredObject(new, checkpoint.objects[old].value, checkpoint.objects[old].extent)
+        for new, old in grouped.copied.items()
+    }
+    return found | {new: StoredObject(new, partial(list, value)) for new, (_, value) in grouped.made.items()}
 
 
 def _tensor(checkpoint: StoredCheckpoint, name: str, made: Assembled) -> StoredTensor:
