@@ -32,9 +32,9 @@ __all__ = [
     "integers_of",
     "is_masked",
     "is_true",
+    "label_positions",
     "optional",
     "path_of",
-    "positions_of",
     "refuse_mask",
     "sizes_of",
 ]
@@ -178,10 +178,10 @@ def sizes_of(name: str, value: object) -> tuple[int, ...]:
     return sizes
 
 
-def positions_of(name: str, labels: Sequence[Any], error: type[ValueError]) -> dict[Hashable, int]:
+def label_positions(name: str, labels: Sequence[Any], error: type[ValueError]) -> dict[Hashable, int]:
     """Give the position of each label, which must be hashable and distinct.
 
-    >>> positions_of("devices", ["a", "b", "a"], ValueError)
+    >>> label_positions("devices", ["a", "b", "a"], ValueError)
     Traceback (most recent call last):
     ValueError: devices[2] repeats the label 'a' of devices[0]
     """

@@ -19,7 +19,7 @@ from .errors import ParseError
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["naming", "read_file", "replace_file", "replacing"]
+__all__ = ["naming_file", "read_file", "replace_file", "replacing"]
 
 #: The name of a temporary file: whose it is, in as many characters for any name, and which one.
 _TEMPORARY = ".shardwise-{digest}-{token}.tmp"
@@ -42,7 +42,7 @@ def read_file(path: str | os.PathLike[str], most: int | None = None) -> bytes:
     given = path_of(path)
     if given.exists() and not given.is_file():
         raise ParseError(f"{str(given)!r} is not a regular file")
-    with naming(given), given.open("rb") as file:
+    with naming_file(given), given.open("rb") as file:
         data = file.read() if most is None else file.read(most + 1)
     if most is not None and len(data) > most:
         raise ParseError(f"{str(given)!r} has over {most} bytes")
@@ -95,7 +95,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     _remove_stale(target)
     with _new_file(target) as (file, temporary):
         try:
-            with naming(target):
+            with naming_file(target):
                 if old is not None:
                     _take_over(file.fileno(), old, target)
                 yield file
@@ -114,10 +114,10 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 
 
 @contextlib.contextmanager
-def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+def naming_file(path: str | os.PathLike[str]) -> Iterator[None]:
     """Add the name of a file to system errors that name none, such as those of writing to an open file.
 
-    >>> with naming("model.safetensors"):
+    >>> with naming_file("model.safetensors"):
     ...     raise OSError(28, "No space left on device")
     Traceback (most recent call last):
     OSError: [Errno 28] No space left on device: 'model.safetensors'

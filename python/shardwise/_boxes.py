@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "HolderBoxes",
-    "arguments_of",
     "chunks_key",
     "consecutive",
     "key_of",
+    "method_of_key",
     "one_each",
     "parse_holder",
     "positions",
@@ -133,7 +133,7 @@ def chunks_key(chunks: tuple[int, ...] | None) -> tuple[Any, ...]:
     return () if chunks is None else (_CHUNKS, chunks)
 
 
-def arguments_of(key: tuple[Any, ...]) -> tuple[str, list[Any], dict[str, Any]]:
+def method_of_key(key: tuple[Any, ...]) -> tuple[str, list[Any], dict[str, Any]]:
     """The method that a tiling's key names, and arguments that make the same tiling again."""
     name, shape, labels, content, flag = key
     keywords: dict[str, Any] = {}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._arguments import is_masked, positions_of
+from ._arguments import is_masked, label_positions
 from ._core import Mesh as CoreMesh
 from ._drawn import Drawn
 from ._fork import importing
@@ -115,7 +115,7 @@ class DeviceMesh(Drawn):
     def _set_devices(self, labels: list[Any]) -> None:
         if len(labels) != self.size:
             raise _wrong_count(len(labels), self.shape, self.size)
-        index = positions_of("devices", labels, MeshError)
+        index = label_positions("devices", labels, MeshError)
         # The default labels, written out, are the default mesh.
         if any(type(label) is not str or label != f"{_PREFIX}{i}" for i, label in enumerate(labels)):
             self._given_labels = tuple(labels)

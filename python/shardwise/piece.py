@@ -13,7 +13,7 @@ from ._text import shown
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Piece", "Slices", "check_box", "sides_of"]
+__all__ = ["Piece", "Slices", "check_slices", "sides_of"]
 
 #: A box: one slice per dim, from a start to a stop.
 Slices = tuple[slice, ...]
@@ -34,7 +34,7 @@ class Piece:
     start: tuple[int, ...] | int
 
     def __post_init__(self) -> None:
-        check_box("box", self.box)
+        check_slices("box", self.box)
         if not isinstance(self.start, (tuple, int, np.integer)):
             raise TypeError(f"start must be a position for each dim, or an offset, got {shown(self.start)}")
 
@@ -58,10 +58,10 @@ class Piece:
         return hash((sides_of(self.box), self.start))
 
 
-def check_box(name: str, box: object) -> None:
+def check_slices(name: str, box: object) -> None:
     """Refuse what is not a tuple of slices, quickly.
 
-    >>> check_box("box", (0, 4))
+    >>> check_slices("box", (0, 4))
     Traceback (most recent call last):
     TypeError: box must be a tuple of slices, got (0, 4)
     """

@@ -13,7 +13,7 @@ from ._core import BoxTree
 from ._types import Numbers
 from .errors import SizeOverflowError
 
-__all__ = ["NO_PIECES", "Bounds", "LocatedPiece", "Pieces", "Runs", "dense_strides", "repeated", "shared_box", "within"]
+__all__ = ["NO_PIECES", "Bounds", "LocatedPiece", "Pieces", "Runs", "dense_strides", "repeats", "shared_box", "within"]
 
 Bounds = tuple[tuple[int, int], ...]
 """Start and stop per dim."""
@@ -426,10 +426,10 @@ def dense_strides(extents: Numbers, itemsize: int) -> Numbers:
     return strides
 
 
-def repeated(pieces: Pieces) -> npt.NDArray[np.bool_]:
+def repeats(pieces: Pieces) -> npt.NDArray[np.bool_]:
     """Return for each piece whether an earlier one has the same box.
 
-    >>> repeated(Pieces.boxed(np.array([[[0, 2]], [[2, 4]], [[0, 2]]]))).tolist()
+    >>> repeats(Pieces.boxed(np.array([[[0, 2]], [[2, 4]], [[0, 2]]]))).tolist()
     [False, False, True]
     """
     found = np.ones(len(pieces), np.bool_)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._arguments import instance, int64_array, integers_of, optional, positions_of
-from ._boxes import arguments_of, chunks_key, key_of, one_each, parse_holder
+from ._arguments import instance, int64_array, integers_of, label_positions, optional
+from ._boxes import chunks_key, key_of, method_of_key, one_each, parse_holder
 from ._core import PackedPartition as CorePackedPartition
 from ._core import Partition as CorePartition
 from ._core import Tiling as CoreTiling
@@ -60,7 +60,7 @@ class Tiling(Drawn):
         labels = key[2]
         tiling._core, tiling._key, tiling._given_labels, tiling._index = core, key, labels, None
         if labels is not None:
-            tiling._index = positions_of("holders", labels, LayoutError)
+            tiling._index = label_positions("holders", labels, LayoutError)
         return tiling
 
     @classmethod
@@ -344,7 +344,7 @@ class Tiling(Drawn):
         return hash(self._key)
 
     def __repr__(self) -> str:
-        name, arguments, keywords = arguments_of(self._key)
+        name, arguments, keywords = method_of_key(self._key)
         texts = [*map(repr, arguments), *(f"{key}={value!r}" for key, value in keywords.items())]
         return f"Tiling.{name}({', '.join(texts)})"
 
@@ -353,6 +353,6 @@ class Tiling(Drawn):
 
 
 def _restored(key: tuple[Any, ...]) -> Tiling:
-    name, arguments, keywords = arguments_of(key)
+    name, arguments, keywords = method_of_key(key)
     tiling: Tiling = getattr(Tiling, name)(*arguments, **keywords)
     return tiling

@@ -16,7 +16,7 @@ from shardwise.conversion.arrange import arranged
 from shardwise.conversion.assembled import Assembled, Wanted
 from shardwise.conversion.leaves import Stored, Values
 from shardwise.pieces import LocatedPiece, Pieces
-from shardwise.store.write.places.fetch import gathered
+from shardwise.store.write.places.fetch import fetched_box
 
 Array = np.ndarray[Any, Any]
 #: A tree, and its values by numpy.
@@ -109,10 +109,10 @@ def test_the_pieces_of_a_box_hold_what_numpy_has_there(made: Made, data: st.Data
     assert not len(replicas)
     assert int(pieces.volumes.sum()) == expected.size
     if expected.size:
-        assert np.array_equal(gathered(pieces, tuple(box), 2).view("u2").reshape(expected.shape), expected)
+        assert np.array_equal(fetched_box(pieces, tuple(box), 2).view("u2").reshape(expected.shape), expected)
     if values.size:
         whole = tuple((0, size) for size in values.shape)
-        found = gathered(tree.tables().pieces, whole, 2).view("u2").reshape(values.shape)
+        found = fetched_box(tree.tables().pieces, whole, 2).view("u2").reshape(values.shape)
         assert np.array_equal(found, values)
 
 
@@ -133,7 +133,7 @@ def test_a_box_of_a_fine_order_takes_what_the_box_takes(scattered: bool) -> None
     assert tree.is_scattered
     pieces, _ = tree.pieces_in(((7, 8), (0, rows)))
     assert len(pieces) <= rows
-    got = gathered(pieces, ((7, 8), (0, rows)), 2).view("u2")[0]
+    got = fetched_box(pieces, ((7, 8), (0, rows)), 2).view("u2")[0]
     once = np.arange(rows, dtype="u2").reshape(2, rows // 2).T.reshape(-1)
     assert np.array_equal(got, once.reshape(2, rows // 2).T.reshape(-1) if scattered else once)
 

@@ -18,7 +18,7 @@ from shardwise.conversion.assembled import Wanted
 from shardwise.conversion.leaves import Stored
 from shardwise.pieces import LocatedPiece, Pieces
 from shardwise.quantized import Along, Component, LogicalTensor
-from shardwise.store.write.places.fetch import gathered
+from shardwise.store.write.places.fetch import fetched_box
 
 Model = dict[str, np.ndarray[Any, Any]]
 Way = dict[str, Any]
@@ -98,7 +98,7 @@ def made_of(tensors: Model, rewrites: sw.Rewrites) -> Model:
     """The tensors after rewrites, in memory."""
     made, _ = rewritten({name: leaf(name, value) for name, value in tensors.items()}, rewrites)
     return {
-        name: gathered(one.tables().pieces, tuple((0, size) for size in one.shape), 4).view("f4").reshape(one.shape)
+        name: fetched_box(one.tables().pieces, tuple((0, size) for size in one.shape), 4).view("f4").reshape(one.shape)
         for name, one in made.items()
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import shardwise as sw
-from shardwise.rules.drawn import kind_of, report_picture
+from shardwise.rules.drawn import kind_number, report_picture
 
 CUT, BY_A_RULE, NO_RULE, NO_PLACE = range(4)
 
@@ -32,13 +32,13 @@ MESH = sw.DeviceMesh((2, 4), ("dp", "tp"))
 
 
 def test_what_happens_to_each_tensor() -> None:
-    assert [kind_of(tensor) for tensor in report(MESH).tensors] == [kind for _, _, kind in TENSORS.values()]
+    assert [kind_number(tensor) for tensor in report(MESH).tensors] == [kind for _, _, kind in TENSORS.values()]
     # Without a mesh none has a place, except what no rule matches: that is replicated on any.
-    kinds = [kind_of(tensor) for tensor in report(None).tensors]
+    kinds = [kind_number(tensor) for tensor in report(None).tensors]
     assert kinds == [NO_RULE if kind == NO_RULE else NO_PLACE for _, _, kind in TENSORS.values()]
     partial = sw.LayoutMap(MESH)
     partial["sum"] = sw.TensorLayout((None,), unreduced=("dp",))
-    assert [kind_of(tensor) for tensor in partial.report({"sum": (8,)}).tensors] == [CUT]
+    assert [kind_number(tensor) for tensor in partial.report({"sum": (8,)}).tensors] == [CUT]
 
 
 def test_bars_of_the_kinds_and_of_the_devices() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise import DeviceMesh, Partition, TensorLayout
-from shardwise.show.cells import CellBlock, ShardCells, blocks_of, plane_of
+from shardwise.show.cells import CellBlock, ShardCells, cell_blocks, plane_of
 from tests.strategies import partitions
 
 
@@ -18,7 +18,7 @@ def test_every_shard_is_in_one_block(partition: Partition, most: int, data: st.D
     cells = ShardCells(partition)
     rank = len(partition.shape)
     plane = data.draw(st.sets(st.integers(0, rank - 1), max_size=2).map(sorted) if rank else st.just([]))
-    blocks = blocks_of(cells, plane, most)
+    blocks = cell_blocks(cells, plane, most)
     assert 1 <= len(blocks) <= most
     count = np.zeros(partition.num_shards, int)
     for block in blocks:

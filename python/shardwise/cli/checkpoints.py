@@ -37,9 +37,9 @@ from ..store.tensors.training import Total, totals_dict, totals_text
 from ..store.write.forms.doubts import DoubtsError
 from .layouts import no_mesh, read_layouts, reading_for
 from .notation import parse_memory, parse_mesh
-from .options import names_in
+from .options import read_names
 from .progress import ShownProgress
-from .tasks import plain, write_report
+from .tasks import report_fields, write_report
 from .terminal import Screen, as_options, say
 
 __all__ = ["contents_of", "refused", "run_diff", "run_inspect", "run_reshard", "run_verify"]
@@ -90,7 +90,7 @@ def contents_of(options: argparse.Namespace) -> tuple[LayoutMap | Deployment | N
         "strict": options.strict,
         "rank": options.rank,
         "padded": options.padded,
-        "parameter_names": names_in(options.parameter_names),
+        "parameter_names": read_names(options.parameter_names),
         "config": options.config,
         "task_bytes": None if options.task_bytes is None else parse_memory(options.task_bytes),
     }
@@ -170,7 +170,7 @@ def run_verify(screen: Screen, options: argparse.Namespace) -> int:
     status = 1 if options.strict and unasked else 0
     if options.json:
         training = {"training": totals_dict(done.totals)} if done.totals else {}
-        rows = {key: value for key, value in plain(done).items() if key != "totals"}
+        rows = {key: value for key, value in report_fields(done).items() if key != "totals"}
         print(json.dumps({**rows, **training, "damaged": [vars(one) for one in done.damaged]}))
         say("error" if status else "warning", map(str, unasked))
         return _DAMAGED if damaged else status
@@ -259,7 +259,7 @@ def _plain(value: Any) -> Any:
 
 def run_inspect(screen: Screen, options: argparse.Namespace) -> int:
     """Describe a checkpoint, and give the exit status."""
-    names = names_in(options.parameter_names)
+    names = read_names(options.parameter_names)
     with open_checkpoint(options.source, part=True, padded=options.padded, parameter_names=names) as checkpoint:
         training = checkpoint.training
         left_out = [*beside(location_of(options.source), checkpoint), *training.left_out()]

@@ -25,7 +25,7 @@ __all__ = [
     "add_uneven",
     "add_which",
     "add_work",
-    "names_in",
+    "read_names",
     "rules_path",
 ]
 
@@ -102,7 +102,7 @@ def add_parameter_names(command: Parser) -> None:
     )
 
 
-def names_in(file: Path | None) -> list[str] | None:
+def read_names(file: Path | None) -> list[str] | None:
     """The names in a file of names; `None` without one."""
     return None if file is None else [line for line in file.read_text(encoding="utf-8").splitlines() if line]
 

@@ -11,7 +11,7 @@ from ..store import WriteOutline, plan_checkpoint
 from ..store.write.forms.doubts import DoubtsError
 from .checkpoints import contents_of, refused
 from .notation import parse_memory
-from .tasks import parts_of, plain, write_parts
+from .tasks import part_totals, report_fields, write_parts
 from .terminal import Screen, say
 
 __all__ = ["run_plan"]
@@ -41,7 +41,7 @@ def _run(screen: Screen, options: argparse.Namespace) -> int:
     more: dict[str, object] = {}
     status = 0
     if options.workers is not None:
-        more["parts"] = parts = parts_of(plan, options.workers)
+        more["parts"] = parts = part_totals(plan, options.workers)
     if options.save is not None:
         more["plan"] = str(options.save)
     if options.save is None or options.workers is not None:
@@ -76,7 +76,7 @@ def _run(screen: Screen, options: argparse.Namespace) -> int:
 
 def _write_outline(screen: Screen, options: argparse.Namespace, outline: WriteOutline, **more: object) -> None:
     if options.json:
-        print(json.dumps({**plain(outline), **more}))
+        print(json.dumps({**report_fields(outline), **more}))
         return
     # A store does not say how much room it has.
     room = "" if outline.bytes_read is None else f"; {bytes_text(outline.free)} are free"

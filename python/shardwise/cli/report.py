@@ -36,13 +36,13 @@ from ..store.rewritten.names import names_of
 from ..store.tensors.companion_files import beside
 from ..store.tensors.quantized import Outline, components_in, reader_of
 from ..store.tensors.training import Total, totals_dict, totals_of, totals_text
-from ..store.write.forms.one_rank import ranks_of
+from ..store.write.forms.one_rank import file_ranks
 from ..store.write.forms.rank_files import rank_name
 from .layouts import no_mesh, read_layouts, reading_for
 from .notation import format_layout, format_mesh, format_shape, parse_mesh
 from .terminal import Screen, as_options
 
-__all__ = ["doubts", "make_report", "run_report"]
+__all__ = ["doubts", "report_on", "run_report"]
 
 _TITLES = ("tensor", ">shape", "dtype", "layout", ">shard", ">per device")
 _MAX_UNMATCHED = 6
@@ -53,7 +53,7 @@ _PROBLEMS = ("unmatched", "unused_rules", "unused_axes", "clashes", "rank_mismat
 def run_report(screen: Screen, options: argparse.Namespace) -> int:
     """Print a report; the exit status is 1 if a tensor cannot be placed or, with `--strict`, on any warning, else 0."""
     mesh = None if options.mesh is None else parse_mesh(options.mesh)
-    applied = make_report(options.source, options.rules, mesh, options.uneven, options.config, options.drop)
+    applied = report_on(options.source, options.rules, mesh, options.uneven, options.config, options.drop)
     if options.html is not None:
         applied.report.save_html(options.html, f"{applied.path.name} on {format_mesh(applied.mesh)}")
     if options.json:
@@ -98,7 +98,7 @@ class Applied(NamedTuple):
     totals: tuple[Total, ...] = ()
 
 
-def make_report(
+def report_on(
     source: str,
     rules: Path,
     mesh: DeviceMesh | None,
@@ -265,7 +265,7 @@ def _rank_rows(applied: Applied) -> list[dict[str, Any]]:
     each = applied.report.to_dict()["device_bytes"]
     if each is None:
         raise ValueError(f"--ranks: {applied.mesh.size} devices are too many to list")
-    ranks = ranks_of(applied.layouts, ())
+    ranks = file_ranks(applied.layouts, ())
     return [
         {
             "rank": rank,

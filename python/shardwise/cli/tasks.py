@@ -14,7 +14,7 @@ from .notation import parse_memory
 from .progress import ShownProgress
 from .terminal import Screen
 
-__all__ = ["parts_of", "plain", "run_commit", "run_run", "write_parts", "write_report"]
+__all__ = ["part_totals", "report_fields", "run_commit", "run_run", "write_parts", "write_report"]
 
 _PART = re.compile(r"([0-9]{1,9})/([0-9]{1,9})")
 _MOST_NAMED = 8
@@ -60,7 +60,7 @@ def run_commit(screen: Screen, options: argparse.Namespace) -> int:
 def write_report(screen: Screen, done: WriteReport, as_json: bool) -> None:
     """Say what was written."""
     if as_json:
-        print(json.dumps(plain(done)))
+        print(json.dumps(report_fields(done)))
         return
     if done.bytes_resumed == done.bytes and not done.bytes_written:
         screen.write((str(done.path), "bold"), " was finished before; it has what it should have")
@@ -77,7 +77,7 @@ def write_report(screen: Screen, done: WriteReport, as_json: bool) -> None:
         screen.write(f"copied along: {names}{f' and {more} more' if more > 0 else ''}")
 
 
-def plain(done: Any) -> dict[str, Any]:
+def report_fields(done: Any) -> dict[str, Any]:
     """Give the fields of a report, ready for JSON."""
     found = dict(vars(done))
     if "path" in found:
@@ -85,7 +85,7 @@ def plain(done: Any) -> dict[str, Any]:
     return found | {"left_out": [each.to_dict() for each in done.left_out]}
 
 
-def parts_of(plan: CheckpointPlan, parts: int) -> list[dict[str, int]]:
+def part_totals(plan: CheckpointPlan, parts: int) -> list[dict[str, int]]:
     """Count what each part of a plan reads and writes."""
     found = plan.part_bytes(parts).tolist()
     return [

@@ -22,7 +22,7 @@ from .manifest import Manifest, manifest_of
 from .numbers import Number, checked_numbers
 from .parameters import FusedParameter, HeldPart, LocalParameter, local_parameters, shapes_of
 from .rule import DeploymentRule, default_rule, deployment_rule
-from .world import WORLD, holds, named_meshes, view_of, world_of
+from .world import WORLD, holds, mesh_in_world, named_meshes, world_of
 
 if TYPE_CHECKING:
     import os
@@ -102,7 +102,7 @@ class Deployment(RuleBook, Drawn):
         replicated: Sequence[str] = (),
     ) -> None:
         self._world = world_of(world)
-        self._meshes = {name: view_of(self._world, name, mesh) for name, mesh in named_meshes(meshes).items()}
+        self._meshes = {name: mesh_in_world(self._world, name, mesh) for name, mesh in named_meshes(meshes).items()}
         self._numbers = checked_numbers(numbers)
         self._match: MatchMode = checked_match(match)
         if not isinstance(rules, Mapping):
@@ -278,12 +278,12 @@ class Deployment(RuleBook, Drawn):
         """
         with importing:
             from ..rules.toml import read_document, read_models
-            from ..rules.toml_tables import located
+            from ..rules.toml_tables import errors_at
             from .toml import read_deployment
 
         document: Any = read_document(file)
         arguments, keywords = read_deployment(document, config, world)
-        with located(document.source):
+        with errors_at(document.source):
             made = cls(*arguments, **keywords)
         made._models = read_models(document)
         made._notes = warned_of_models(made._models, config, document.source)

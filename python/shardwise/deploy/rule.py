@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..layout import UnevenRule
     from ..packed import PackedDim
 
-__all__ = ["At", "Coordinates", "DeploymentRule", "default_rule", "deployment_rule", "names_of", "with_fields"]
+__all__ = ["At", "Coordinates", "DeploymentRule", "default_rule", "deployment_rule", "names_in_rule", "with_fields"]
 
 #: A place along an axis: one, or several that hold the same.
 At = int | str | Sequence[int | str]
@@ -186,7 +186,7 @@ def default_rule(default: Any) -> DeploymentRule:
     return DeploymentRule((), WORLD) if is_replicated(default) else deployment_rule("default", default)
 
 
-def names_of(rule: DeploymentRule) -> tuple[str, ...]:
+def names_in_rule(rule: DeploymentRule) -> tuple[str, ...]:
     """Give the names that are used in the `at` of a rule: of fields, numbers, lists and axes."""
     return tuple(dict.fromkeys(name for axis, where in rule.at for name in Coordinates(axis, where, 1).names))
 

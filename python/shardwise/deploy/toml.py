@@ -12,7 +12,7 @@ from ..mesh import DeviceMesh
 from ..rules.layout_rule import REPLICATED
 from ..rules.numbers import Config, NamedNumbers
 from ..rules.toml import RulesFile, read_document, read_layout, read_numbers, read_replicated
-from ..rules.toml_tables import check_table, checked_list, located
+from ..rules.toml_tables import check_table, checked_list, errors_at
 from ..rules.toml_text import (
     key_text,
     labels_text,
@@ -28,7 +28,7 @@ from .experts import ExpertMap
 from .megatron.pipeline import pipeline
 from .numbers import Number
 from .parameters import FusedParameter
-from .rule import Coordinates, DeploymentRule, names_of
+from .rule import Coordinates, DeploymentRule, names_in_rule
 from .stages import Stages
 from .world import WORLD
 
@@ -57,7 +57,7 @@ def read_deployment(
     if default is not None and default != REPLICATED:
         default = _rule(default, f"{source}: default", numbers)
     parameters = _parameters(document.get("parameters", []), f"{source}: parameters")
-    with located(source):
+    with errors_at(source):
         used = _named([*made.values(), default], parameters)
         # Only those that are named: others may need a configuration that is not there.
         own: dict[str, Number] = {name: numbers[name] for name in numbers if name in used and name not in lists}
@@ -76,7 +76,7 @@ def _meshes(table: Any, place: str, numbers: NamedNumbers) -> dict[str, DeviceMe
         shape = [numbers.number(f"{here}.shape", size) for size in checked_list(value["shape"], f"{here}.shape")]
         names = checked_list(value["axis_names"], f"{here}.axis_names")
         devices = checked_list(value["devices"], f"{here}.devices") if "devices" in value else None
-        with located(here):
+        with errors_at(here):
             found[name] = DeviceMesh(shape, names, devices)
     return found
 
@@ -118,7 +118,7 @@ def _made_list(value: Any, place: str, numbers: NamedNumbers) -> Any:
                 f"{place} must be a list of whole numbers, or of lists of whole numbers, got {shown(value)}"
             )
         return [[numbers.number(place, one) for one in row] if nested else numbers.number(place, row) for row in rows]
-    with located(place):
+    with errors_at(place):
         if "stages" in value:
             check_table(value, place, required={"stages"})
             return Stages.of_counts(
@@ -155,7 +155,7 @@ def _rule(value: Any, place: str, numbers: NamedNumbers) -> DeploymentRule:
         if at is not None:
             check_table(at, f"{place}: at")
     rule = read_layout(value, place, numbers)
-    with located(place):
+    with errors_at(place):
         return DeploymentRule(rule.layout, mesh, at, rule.uneven, rule.shared, rule.optional)
 
 
@@ -166,14 +166,14 @@ def _parameters(value: Any, place: str) -> list[FusedParameter]:
         check_table(table, here, required={"name", "parts"}, optional={"stack", "slots", "after", "at"})
         checked_list(table.get("after", []), f"{here}.after")
         check_table(table.get("at", {}), f"{here}.at")
-        with located(here):
+        with errors_at(here):
             found.append(FusedParameter(**table))
     return found
 
 
 def _named(rules: Iterable[Any], parameters: Iterable[FusedParameter]) -> set[str]:
     """The names of numbers, lists and fields that rules and the slots of parameters use."""
-    found = {name for rule in rules if isinstance(rule, DeploymentRule) for name in names_of(rule)}
+    found = {name for rule in rules if isinstance(rule, DeploymentRule) for name in names_in_rule(rule)}
     slots = (one.slots for one in parameters if one.slots is not None)
     return found.union(*(Coordinates("slots", text, 1).names for text in slots))
 

@@ -10,7 +10,7 @@ from .._text import shown
 from ..errors import LayoutError, MeshError
 from ..mesh import DeviceMesh
 
-__all__ = ["WORLD", "holds", "named_meshes", "view_of", "world_of"]
+__all__ = ["WORLD", "holds", "mesh_in_world", "named_meshes", "world_of"]
 
 #: The name of the mesh that every deployment has: all devices along one axis of this name.
 WORLD = "world"
@@ -41,7 +41,7 @@ def named_meshes(meshes: Any) -> dict[str, DeviceMesh]:
     return dict(meshes)
 
 
-def view_of(world: DeviceMesh, name: str, mesh: DeviceMesh) -> DeviceMesh:
+def mesh_in_world(world: DeviceMesh, name: str, mesh: DeviceMesh) -> DeviceMesh:
     """Give a mesh with labels of the world.
 
     Raises:

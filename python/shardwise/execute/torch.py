@@ -17,9 +17,9 @@ import numpy.typing as npt
 from .._arguments import instance
 from .._text import shown
 from ..errors import LayoutError
-from ..reshard.model.memory import Block, named
+from ..reshard.model.memory import Block, array_name
 from ..reshard.model.program import ModelProgram
-from ..reshard.model.runner import ALONE, carry_out, parts_of, view_of
+from ..reshard.model.runner import ALONE, carry_out, message_parts, runs_view
 from ..reshard.model.transport import Memory, MessagePart, Transport, memory_of
 from ._ranks import agree, ranks_of
 
@@ -181,10 +181,10 @@ class _TorchTransport(Transport):
         for sends, listed in ((True, rows.sends), (False, rows.receives)):
             large = listed[listed["bytes"] * listed["count"] >= ALONE]
             for peer in sorted(set(large["peer"].tolist())):
-                parts = parts_of(large[large["peer"] == peer].tolist(), self.most)
+                parts = message_parts(large[large["peer"] == peer].tolist(), self.most)
                 alone = [part.rows[0] for part in parts if part.is_alone]
                 if alone and sends:
-                    ends = [view_of(self, memory.before, row, "src")[-1, -1] for row in alone]
+                    ends = [runs_view(self, memory.before, row, "src")[-1, -1] for row in alone]
                     told.append(self._torch.stack(ends))
                     waiting.append(self._dist.isend(told[-1], self.ranks[peer], group=self._group, tag=0))
                 elif alone:
@@ -234,10 +234,10 @@ class _TorchTransport(Transport):
     def bytes_of(self, what: str, name: str, array: Any, least: int) -> Any:
         """Give the bytes of a contiguous tensor, which has as many as are needed."""
         if not isinstance(array, self._torch.Tensor) or not array.is_contiguous():
-            raise LayoutError(f"{named(what, name)} must be a contiguous tensor")
+            raise LayoutError(f"{array_name(what, name)} must be a contiguous tensor")
         held = array.numel() * array.element_size()
         if held < least:
-            raise LayoutError(f"{named(what, name)} has {held} bytes; the plan needs {least}")
+            raise LayoutError(f"{array_name(what, name)} has {held} bytes; the plan needs {least}")
         return array.detach().reshape(-1).view(self._torch.uint8)
 
     def block_of(self, name: str, memory: Any) -> Block:
@@ -253,5 +253,5 @@ def _take_over(program: ModelProgram, transport: Transport, memory: Memory) -> N
     rows = program.descriptors
     for each in (rows.receives, rows.copies, rows.zeros):
         for row in each.tolist():
-            values = view_of(transport, memory.after, row, "dst")
-            transport.copy(view_of(transport, memory.kept, row, "dst"), values)
+            values = runs_view(transport, memory.after, row, "dst")
+            transport.copy(runs_view(transport, memory.kept, row, "dst"), values)

@@ -21,7 +21,7 @@ from ._placements import (
     read_placements,
 )
 
-__all__ = ["LocalShards", "joined", "local_shards", "pieces_along"]
+__all__ = ["LocalShards", "local_shards", "merged_ranges", "pieces_along"]
 
 
 class _Columns(NamedTuple):
@@ -130,7 +130,7 @@ def pieces_along(
     return ids, strided_pieces(size, cuts)
 
 
-def joined(ranges: Ranges) -> Ranges:
+def merged_ranges(ranges: Ranges) -> Ranges:
     """Ascending ranges, with those that touch as one."""
     joined: Ranges = []
     for start, stop in ranges:

@@ -25,7 +25,7 @@ __all__ = [
     "StridedShard",
     "cuts_of",
     "from_placements",
-    "mesh_of",
+    "mesh_of_layout",
     "read_placements",
     "to_placements",
 ]
@@ -90,7 +90,7 @@ def to_placements(layout: TensorLayout) -> list[Placement]:
     >>> to_placements(TensorLayout((packed.gate_up("tp"), "dp"), mesh))
     [Shard(dim=1), StridedShard(dim=0, split_factor=2)]
     """
-    mesh = mesh_of(layout)
+    mesh = mesh_of_layout(layout)
     for name in layout.unreduced:
         if is_sub_axis(name, mesh.axis_names):
             raise LayoutError(f"unreduced names the sub-axis {name!r}; PyTorch has whole axes only")
@@ -109,7 +109,7 @@ def to_placements(layout: TensorLayout) -> list[Placement]:
     return result
 
 
-def mesh_of(layout: TensorLayout) -> DeviceMesh:
+def mesh_of_layout(layout: TensorLayout) -> DeviceMesh:
     mesh = instance("layout", layout, TensorLayout).device_mesh
     # Without one, the check raises.
     return checked_layout(layout)[1] if mesh is None else mesh

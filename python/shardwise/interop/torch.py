@@ -41,7 +41,7 @@ from ..mesh import DeviceMesh
 from ..piece import Piece
 from ..tiling import Tiling
 from ._axes import checked_mesh
-from ._local_shards import LocalShards, joined, local_shards, pieces_along
+from ._local_shards import LocalShards, local_shards, merged_ranges, pieces_along
 from ._placements import (
     Partial,
     Placement,
@@ -49,7 +49,7 @@ from ._placements import (
     Shard,
     StridedShard,
     from_placements,
-    mesh_of,
+    mesh_of_layout,
     read_placements,
     to_placements,
 )
@@ -176,7 +176,7 @@ def from_local_tensors(tensors: Sequence[Any], layout: TensorLayout, shape: Sequ
         LayoutError: if the tensors do not fit the layout, or PyTorch gives a rank elements that are not a shard of it.
         ImportError: if the tensors are bfloat16 or float8, and ml_dtypes is not installed.
     """
-    mesh_of(layout)
+    mesh_of_layout(layout)
     partition = layout.partition(shape, uneven="chunk")
     local = list(tensors)
     for i, tensor in enumerate(local):
@@ -214,7 +214,7 @@ def _check_pieces_agree(sharded: ShardedArray, placements: list[Placement]) -> N
     for i, device in enumerate(partition.holders):
         theirs = [pieces[ids[i]] for ids, pieces in along]
         boxes = [piece.box for piece in partition.pieces(device)]
-        ours = [joined(sorted({(box[dim].start, box[dim].stop) for box in boxes})) for dim in range(len(along))]
+        ours = [merged_ranges(sorted({(box[dim].start, box[dim].stop) for box in boxes})) for dim in range(len(along))]
         is_empty = any(own == [] for own in theirs)
         if any(sum(stop - start for start, stop in own) == 0 for own in ours) != is_empty or (
             not is_empty and ours != theirs

@@ -23,9 +23,9 @@ from .._expressions import Expression, read_expression
 from .._text import shown
 from ..errors import LayoutError, ParseError
 from .parts import MOST_FACTORS, MOST_PARTS, PackedDim, Part, concat, part
-from .written import AXIS, NAME, text_of
+from .written import AXIS, NAME
 
-__all__ = ["parse", "parse_with", "text_of"]
+__all__ = ["parse", "parse_with"]
 
 _CUT = re.compile(rf"@(?P<axes>{AXIS}(?:\+{AXIS})*)(?P<options>(?:/[a-z]+[0-9]*[a-z]*)*)")
 #: A size that may be left to the shape: a name, or a number of times a name.

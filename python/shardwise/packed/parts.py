@@ -13,7 +13,7 @@ import numpy as np
 from .._arguments import INTEGER, check_fields, check_items, instance, integer
 from .._text import shown
 from ..errors import LayoutError, SizeOverflowError
-from .written import says_all, text_of
+from .written import packed_text, says_all
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -212,12 +212,12 @@ class PackedDim:
         return PackedDim(tuple(map(mapped, self.parts)), self.numbers)
 
     def __str__(self) -> str:
-        return text_of(self)
+        return packed_text(self)
 
     def __repr__(self) -> str:
         if says_all(self):
             with suppress(LayoutError):  # Names that the notation cannot express.
-                return f"packed.parse({text_of(self)!r})"
+                return f"packed.parse({packed_text(self)!r})"
         return f"packed.concat({', '.join(map(repr, self.parts))})"
 
 

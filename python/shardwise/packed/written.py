@@ -9,7 +9,7 @@ from typing import Protocol
 from .._text import shown
 from ..errors import LayoutError
 
-__all__ = ["AXIS", "NAME", "says_all", "text_of"]
+__all__ = ["AXIS", "NAME", "packed_text", "says_all"]
 
 NAME = r"[A-Za-z_][A-Za-z0-9_.]*"
 AXIS = r"[^\s()\[\]+/@,:=]+(?::\([0-9]+\)[0-9]+)?"
@@ -51,14 +51,14 @@ class Packed(Protocol):
     def parts(self) -> Sequence[OnePart]: ...
 
 
-def text_of(dim: Packed) -> str:
+def packed_text(dim: Packed) -> str:
     """Write a packed dim as `parse` reads it.
 
     Raises:
         LayoutError: if the name of an axis or of a tensor has characters that the notation cannot write.
 
     >>> from shardwise import packed
-    >>> text_of(packed.gate_up("tp"))
+    >>> packed_text(packed.gate_up("tp"))
     'gate:(n@tp) + up:(n@tp)'
     """
     return " + ".join(map(_part_text, dim.parts))

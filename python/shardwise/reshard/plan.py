@@ -19,7 +19,7 @@ from .collectives import CollectiveObstacle, device_map, obstacle_between, steps
 from .cost import CollectiveCost, LinkModel
 from .kinds import CollectiveStep
 from .program import Program, program_of
-from .run import run_plan, views_of
+from .run import run_on_arrays, views_of
 from .run_collectives import run_steps
 from .source import ShardSource
 from .transfers import Transfers
@@ -238,7 +238,7 @@ class ReshardPlan(Transfers):
         """
         if type(src_shards) is not list and isinstance(src_shards, ShardSource):
             self._check_source(src_shards)
-        return run_plan(self, src_shards, out, progress)
+        return run_on_arrays(self, src_shards, out, progress)
 
     def _check_source(self, source: ShardSource) -> None:
         if source.tiling != self._src:

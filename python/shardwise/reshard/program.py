@@ -11,8 +11,8 @@ import numpy as np
 from .._arguments import INTEGER, check_fields, check_items, optional
 from .._text import shown
 from ..errors import LayoutError, MeshError
-from ..piece import Slices, check_box, sides_of
-from .run import Runnable, Window, check_addable, slices_of, view_of
+from ..piece import Slices, check_slices, sides_of
+from .run import Runnable, Window, box_view, check_addable, slices_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -42,13 +42,13 @@ class LocalBox:
     window: Window | None = None
 
     def __post_init__(self) -> None:
-        check_box("box", self.box)
+        check_slices("box", self.box)
         if not isinstance(self.window, _TUPLE):
             check_fields(self, window=_TUPLE)
 
     def view(self, array: Array) -> Array:
         """Give the box as a view of the array."""
-        return view_of(array, self.window, self.box)
+        return box_view(array, self.window, self.box)
 
     def __hash__(self) -> int:
         return hash((sides_of(self.box), self.window))
@@ -78,7 +78,7 @@ class Step:
     adds: bool = False
 
     def __post_init__(self) -> None:
-        check_box("box", self.box)
+        check_slices("box", self.box)
         is_right = isinstance(self.kind, str) and isinstance(self.tag, INTEGER) and isinstance(self.adds, _FLAG)
         if not (is_right and isinstance(self.src, _LOCAL) and isinstance(self.dst, _LOCAL)):
             check_fields(self, kind=str, tag=INTEGER, src=_LOCAL, dst=_LOCAL, adds=_FLAG)

@@ -22,7 +22,16 @@ if TYPE_CHECKING:
     from .._core import ReshardPlan as CorePlan
     from ..tiling import Tiling
 
-__all__ = ["Window", "addends_of", "check_addable", "checked_arrays", "run_plan", "slices_of", "view_of", "views_of"]
+__all__ = [
+    "Window",
+    "addends_of",
+    "box_view",
+    "check_addable",
+    "checked_arrays",
+    "run_on_arrays",
+    "slices_of",
+    "views_of",
+]
 
 #: The part of a flat array that a piece is: its offset, and its shape.
 Window = tuple[int, tuple[int, ...]]
@@ -50,7 +59,7 @@ class Runnable(Protocol):
     def transfers(self) -> npt.NDArray[np.void]: ...
 
 
-def run_plan(
+def run_on_arrays(
     plan: Runnable,
     src_shards: Sequence[Array] | ShardSource,
     out: Sequence[Array] | None,
@@ -80,7 +89,7 @@ def run_plan(
         _check_copyable(dtype, len(copied))
     else:
         count = plan.dst.holder_count
-        there = {d: view_of(sources[s], w, box) for d, s, w, box in views_of(plan)}
+        there = {d: box_view(sources[s], w, box) for d, s, w, box in views_of(plan)}
         absent = [device for device in range(count) if device not in there]
         _check_copyable(dtype, len(absent))
         new = _allocated(absent, plan.dst, dtype) if absent else {}
@@ -147,7 +156,7 @@ def slices_of(start: npt.NDArray[np.int64], stop: npt.NDArray[np.int64]) -> tupl
     return tuple(slice(a, b) for a, b in zip(start.tolist(), stop.tolist(), strict=True))
 
 
-def view_of(array: Array, window: Window | None, box: tuple[slice, ...]) -> Array:
+def box_view(array: Array, window: Window | None, box: tuple[slice, ...]) -> Array:
     """A box of an array, or of the part of a flat one that `window` says, as a view."""
     if window is not None:
         offset, shape = window
@@ -256,5 +265,5 @@ def _add(plan: Runnable, sources: list[Array], results: list[Array]) -> None:
         source, device = int(rows["src_device"][i]), int(rows["dst_device"][i])
         from_box, to_box = (tuple(slice(*side) for side in boxes[i].tolist()) for boxes in sides)
         window = plan.core.place(1, device, int(pieces[i]))[1]
-        total = view_of(results[device], window, to_box)
-        np.add(total, view_of(sources[source], None, from_box), out=total)
+        total = box_view(results[device], window, to_box)
+        np.add(total, box_view(sources[source], None, from_box), out=total)

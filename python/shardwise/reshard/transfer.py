@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from .._arguments import INTEGER, check_fields
 from .._dtypes import itemsize_of
-from ..piece import Slices, check_box, sides_of
-from .run import Window, view_of
+from ..piece import Slices, check_slices, sides_of
+from .run import Window, box_view
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -42,9 +42,9 @@ class Transfer:
     dst_window: Window | None = None
 
     def __post_init__(self) -> None:
-        check_box("box", self.box)
-        check_box("src_box", self.src_box)
-        check_box("dst_box", self.dst_box)
+        check_slices("box", self.box)
+        check_slices("src_box", self.src_box)
+        check_slices("dst_box", self.dst_box)
         is_right = isinstance(self.src_window, _WINDOW) and isinstance(self.dst_window, _WINDOW)
         if not (is_right and isinstance(self.size, INTEGER)):
             check_fields(self, size=INTEGER, src_window=_WINDOW, dst_window=_WINDOW)
@@ -57,11 +57,11 @@ class Transfer:
 
     def src_view(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Give the box as a view of the sender's array."""
-        return view_of(array, self.src_window, self.src_box)
+        return box_view(array, self.src_window, self.src_box)
 
     def dst_view(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Give the box as a view of the receiver's array."""
-        return view_of(array, self.dst_window, self.dst_box)
+        return box_view(array, self.dst_window, self.dst_box)
 
     def __hash__(self) -> int:
         boxes = tuple(map(sides_of, (self.box, self.src_box, self.dst_box)))

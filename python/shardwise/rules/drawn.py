@@ -14,7 +14,7 @@ from ..show.html import table_html
 from ..show.lanes import bars, holder_bars
 from ..show.picture import Panel, Picture, View
 
-__all__ = ["KINDS", "MOST_DEVICES", "kind_of", "layout_map_html", "report_picture"]
+__all__ = ["KINDS", "MOST_DEVICES", "kind_number", "layout_map_html", "report_picture"]
 
 #: The fates of a tensor, in the words of the legend.
 KINDS = ("cut", "replicated by a rule", "replicated, no rule matches", "cannot be placed")
@@ -36,7 +36,7 @@ class Reported(Protocol):
     def warnings(self) -> tuple[str, ...]: ...
 
 
-def kind_of(tensor: Any) -> int:
+def kind_number(tensor: Any) -> int:
     """Say what happens to a tensor: the number of its kind in `KINDS`."""
     if tensor.num_shards is None:
         return 2 if tensor.rule is None and tensor.layout is not None else 3
@@ -81,7 +81,7 @@ def kinds_panel(report: Reported) -> list[Panel]:
     for tensor in report.tensors:
         if tensor.nbytes is None:
             return []
-        kind = kind_of(tensor)
+        kind = kind_number(tensor)
         sizes[kind] += tensor.nbytes
         counts[kind] += 1
     rows = [

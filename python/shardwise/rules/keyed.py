@@ -16,7 +16,7 @@ from ..packed import PackedDim
 from .layout_rule import LayoutRule, rule_of
 from .search import Answers, MatchMode, Rule, checked_match, checked_path, compiled_rule
 
-__all__ = ["KeyedRules", "naming"]
+__all__ = ["KeyedRules", "naming_subject"]
 
 Default = TypeVar("Default")
 
@@ -126,7 +126,7 @@ class KeyedRules(MutableMapping[str, TensorLayout]):
         (1, 4) None
         """
         pattern = compiled_rule(key, self._match, self._backtracking)
-        with naming(f"rule {shown(key)}"):
+        with naming_subject(f"rule {shown(key)}"):
             rule = rule_of(layout)
         with self._lock:
             if key in self._rules:
@@ -134,7 +134,7 @@ class KeyedRules(MutableMapping[str, TensorLayout]):
                 raise LayoutError(
                     f"rule {shown(key)} is in the map already, with axes {shown(axes)}; delete it to replace it"
                 )
-            with naming(f"rule {shown(key)}"):
+            with naming_subject(f"rule {shown(key)}"):
                 rule = rule.with_mesh(self._device_mesh)
             self._rules[key] = Rule(rule, pattern)
             self._answers = Answers(self._rules, self._match, self._backtracking)
@@ -231,7 +231,7 @@ def _pairs(given: Any) -> Iterator[tuple[Any, Any]]:
 
 
 @contextmanager
-def naming(what: str) -> Iterator[None]:
+def naming_subject(what: str) -> Iterator[None]:
     """Put what an error inside is about before its message."""
     try:
         yield

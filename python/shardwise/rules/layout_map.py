@@ -13,7 +13,7 @@ from ..errors import LayoutError, MeshError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 from .book import RuleBook, warned_of_models
-from .keyed import KeyedRules, naming
+from .keyed import KeyedRules, naming_subject
 from .layout_rule import LayoutRule, checked_uneven, is_replicated, rule_of, sizes_said
 from .search import MatchMode, checked_path
 
@@ -114,7 +114,7 @@ class LayoutMap(RuleBook, KeyedRules):
         if default is None:
             return None
         axes = () if is_replicated(default) else default
-        with naming("default"):
+        with naming_subject("default"):
             return rule_of(axes).with_mesh(self._device_mesh)
 
     @property
@@ -340,17 +340,17 @@ class LayoutMap(RuleBook, KeyedRules):
         (None, 'model')
         """
         with importing:
-            from .toml import axes_said, read_rules
-            from .toml_tables import located
+            from .toml import axes_said, read_map_rules
+            from .toml_tables import errors_at
 
-        rules = read_rules(file, config)
+        rules = read_map_rules(file, config)
         layout_map = cls(
             rules.device_mesh if device_mesh is None else device_mesh,
             match=rules.match,
             backtracking=rules.backtracking,
             replicated=rules.replicated,
         )
-        with located(rules.source):
+        with errors_at(rules.source):
             try:
                 layout_map._default = layout_map._checked_default(rules.default)
                 layout_map.update(rules.layouts)

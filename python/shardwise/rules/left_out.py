@@ -11,7 +11,7 @@ from .._text import bytes_text, shown
 from ..errors import LayoutError
 from ..show.names import group_names
 
-__all__ = ["LeftOut", "LossKind", "listed", "named"]
+__all__ = ["LeftOut", "LossKind", "listed", "names_text"]
 
 #: The kinds of things that are left out; `LeftOut` says what becomes of each.
 LossKind = Literal["dropped", "asked", "values", "unmatched", "axes", "states", "untrained", "beside", "cast"]
@@ -72,13 +72,13 @@ def listed(names: Sequence[str], what: str = "tensor", nbytes: int | None = None
     """
     size = "" if nbytes is None else f" ({bytes_text(nbytes)})"
     count = f"1 {what}{size} is" if len(names) == 1 else f"{len(names)} {what}s{size} are"
-    return count, named(names)
+    return count, names_text(names)
 
 
-def named(names: Iterable[str]) -> str:
+def names_text(names: Iterable[str]) -> str:
     """Give the first of these names, those together that differ in their numbers only.
 
-    >>> named(["b", "a"])
+    >>> names_text(["b", "a"])
     "'a', 'b'"
     """
     groups = [text for text, _, _ in group_names((name, None) for name in names)]

@@ -14,14 +14,14 @@ from typing import Any
 from .._text import bytes_text
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
-from ..show.cells import CellBlock, ShardCells, held_in, plane_of, ranges_of
+from ..show.cells import CellBlock, ShardCells, cell_ranges, held_in, plane_of
 from ..show.colours import FILLS, INK, NEUTRAL, PATTERNS
 from ..show.html import html_of
 from ..show.lanes import packed_view
 from ..show.names import brief, group_names
-from ..show.picture import MOST_KEYS, plain, short
+from ..show.picture import MOST_KEYS, short, xml_text
 from ..show.svg import escaped, svg_of
-from .drawn import KINDS, MOST_DEVICES, kind_of, report_picture
+from .drawn import KINDS, MOST_DEVICES, kind_number, report_picture
 
 __all__ = ["notebook_of", "page_around", "page_of", "plain_page"]
 
@@ -98,7 +98,7 @@ def page_around(title: str, about: str, body: str, script: str = "") -> str:
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>{name}</title>\n<style>\n{style}</style>\n</head>\n<body>",
-            f"<header>\n<h1>{name}</h1>\n<p>{escaped(plain(about))}</p>\n</header>\n<main>",
+            f"<header>\n<h1>{name}</h1>\n<p>{escaped(xml_text(about))}</p>\n</header>\n<main>",
             body,
             f"</main>{f'{chr(10)}<script>{chr(10)}{script}</script>' if script else ''}\n</body>\n</html>\n",
         ]
@@ -114,7 +114,7 @@ def notebook_of(report: Any) -> str:
         tensor, many = by_name[names[0]], f" × {len(names)}" if len(names) > 1 else ""
         layout = _layout(report, tensor.layout)
         size = "?" if tensor.bytes_per_device is None else bytes_text(tensor.bytes_per_device * len(names))
-        cells = (f"{name}{many}", _sizes(tensor.shape), layout, size, tensor.rule or KINDS[kind_of(tensor)])
+        cells = (f"{name}{many}", _sizes(tensor.shape), layout, size, tensor.rule or KINDS[kind_number(tensor)])
         rows.append("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in cells) + "</tr>")
     warnings = [f"<li>{_text(warning)}</li>" for warning in report.warnings[:_MOST_NAMES]]
     return "\n".join(
@@ -129,7 +129,7 @@ def notebook_of(report: Any) -> str:
 
 
 def _text(text: str) -> str:
-    return escaped(short(plain(text), _LONGEST))
+    return escaped(short(xml_text(text), _LONGEST))
 
 
 def _name(name: str) -> str:
@@ -257,7 +257,7 @@ def _more(count: int) -> str:
 
 
 def _tools(report: Any) -> str:
-    kinds = {kind_of(tensor) for tensor in report.tensors}
+    kinds = {kind_number(tensor) for tensor in report.tensors}
     options = "".join(f'<option value="{kind}">{KINDS[kind]}</option>' for kind in sorted(kinds))
     return (
         '<div class="tools needs-js">'
@@ -319,7 +319,7 @@ class _Page:
         ]
         place = "" if cut is None else f' data-c="{cut}"'
         return (
-            f'<tr class="g" data-k="{kind_of(tensor)}"{place}>'
+            f'<tr class="g" data-k="{kind_number(tensor)}"{place}>'
             + "".join(f'<td class="{kind}" data-v="{_text(str(value))}">{cell}</td>' for kind, value, cell in cells)
             + "</tr>"
         )
@@ -358,14 +358,14 @@ class _Page:
     def _regular_cut(self, layout: TensorLayout, shape: tuple[int, ...], uneven: Any) -> dict[str, Any]:
         cells = ShardCells(layout.partition(shape, uneven))
         plane = plane_of([cells.counts])
-        parts = ranges_of(cells, plane, _MOST_BLOCKS)
+        parts = cell_ranges(cells, plane, _MOST_BLOCKS)
         ranges = [["{}:{}".format(*cells.span(dim, *each)) for each in part] for dim, part in enumerate(parts)]
         key = layout, cells.counts
         if key not in self._held:
             self._held[key] = len(self.held)
             self.held.append([held_in(CellBlock(cells, block)) for block in itertools.product(*parts)])
         return {
-            "about": short(plain(f"{_sizes(shape)}, {_layout(self._report, layout)}"), _LONGEST),
+            "about": short(xml_text(f"{_sizes(shape)}, {_layout(self._report, layout)}"), _LONGEST),
             "shape": list(map(str, shape)),
             "ranges": ranges,
             "held": self._held[key],
@@ -373,13 +373,13 @@ class _Page:
         }
 
     def _shared_cut(self, layout: TensorLayout, shape: tuple[int, ...]) -> dict[str, Any]:
-        about = short(plain(f"{_sizes(shape)}, {_layout(self._report, layout)}"), _LONGEST)
+        about = short(xml_text(f"{_sizes(shape)}, {_layout(self._report, layout)}"), _LONGEST)
         note = "neighbours share blocks; shardwise.draw draws what shardwise.quantized.followers gives"
         return {"about": about, "notes": [note], "pieces": [], "shape": [], "plane": [None, None]}
 
     def _packed_cut(self, layout: TensorLayout, shape: tuple[int, ...], uneven: Any) -> dict[str, Any]:
         self._packed += 1
-        about = short(plain(f"{_sizes(shape)}, {_layout(self._report, layout)}"), _LONGEST)
+        about = short(xml_text(f"{_sizes(shape)}, {_layout(self._report, layout)}"), _LONGEST)
         if self._packed > _MOST_PACKED:
             note = "too many packed layouts for one page; shardwise.draw draws this one"
             return {"about": about, "notes": [note], "pieces": [], "shape": [], "plane": [None, None]}

@@ -24,8 +24,8 @@ from ..shared_tiling import SharedTiling
 from .layout_rule import LayoutRule
 from .left_out import LeftOut
 from .problems import Clash, IndivisibleDim, Misfit, RankMismatch, unused_texts
-from .report_text import report_text, totals_of, unmatched_text
-from .tensor_report import MAX_DEVICES, TensorReport, checked_size, extremes_along, listed, sum_known
+from .report_text import report_text, totals_lines, unmatched_text
+from .tensor_report import MAX_DEVICES, TensorReport, as_lists, checked_size, extremes_along, sum_known
 
 if TYPE_CHECKING:
     from ..layout import UnevenRule
@@ -251,13 +251,13 @@ class LayoutReport(Drawn):
         return {
             "tensors": [tensor.to_dict() for tensor in self.tensors],
             "uneven": self.uneven,
-            "default": self.default and {"layout": listed(self.default.layout.axes), "uneven": self.default.uneven},
+            "default": self.default and {"layout": as_lists(self.default.layout.axes), "uneven": self.default.uneven},
             **(
                 {"meshes": {name: dict(zip(one.axis_names, one.shape, strict=True)) for name, one in self.meshes}}
                 if self.meshes
                 else {}
             ),
-            "mesh": None if mesh is None else {"shape": listed(mesh.shape), "axis_names": listed(mesh.axis_names)},
+            "mesh": None if mesh is None else {"shape": as_lists(mesh.shape), "axis_names": as_lists(mesh.axis_names)},
             "unmatched": [tensor.name for tensor in self.unmatched],
             "unused_rules": list(self.unused_rules),
             "unused_axes": [list(each) for each in self.unused_axes],
@@ -276,7 +276,7 @@ class LayoutReport(Drawn):
     @cached_property
     def totals(self) -> tuple[str, ...]:
         """The totals of the devices, in lines; without bytes if a dtype is not known, or a tensor cannot be placed."""
-        return tuple(totals_of(self))
+        return tuple(totals_lines(self))
 
     def _listed_device_bytes(self) -> list[int] | None:
         mesh = self.device_mesh

@@ -10,7 +10,7 @@ from ..show.table import table_lines
 from .problems import NO_RULE
 from .tensor_report import TensorReport, sum_known
 
-__all__ = ["report_text", "totals_of", "unmatched_text"]
+__all__ = ["report_text", "totals_lines", "unmatched_text"]
 
 _NAMES_SHOWN = 3
 _STAGES_SHOWN = 16
@@ -25,7 +25,7 @@ def report_text(report: Any) -> str:
     return "\n".join([*table, "", *report.totals, *problems, *(f"warning: {text}" for text in report.doubts)])
 
 
-def totals_of(report: Any) -> list[str]:
+def totals_lines(report: Any) -> list[str]:
     """Give the totals of the devices, in lines."""
     count, unplaced = len(report.tensors), len(report.unplaced)
     size = "" if report.nbytes is None else f", {bytes_text(report.nbytes)}"

@@ -134,7 +134,7 @@ class Rewrites:
         with importing:
             from .shipped import rules_named
             from .toml import other_model, read_document, read_models, read_rewrites
-            from .toml_tables import located
+            from .toml_tables import errors_at
 
         document: Any = read_document(file)
         found, numbers, source = read_rewrites(document, config)
@@ -145,7 +145,7 @@ class Rewrites:
             if depth == _MOST_AFTER:
                 raise ParseError(f"{source}: more than {_MOST_AFTER} files come after each other")
             before = cls._read(rules_named(found["after"], document.file), config, depth + 1)
-        with located(source):
+        with errors_at(source):
             own = cls(
                 found.get("rewrite", ()),
                 drop=found.get("drop", ()),

@@ -22,7 +22,7 @@ from ..shared_tiling import SharedTiling
 if TYPE_CHECKING:
     from ..layout import UnevenRule
 
-__all__ = ["MAX_DEVICES", "TensorReport", "checked_size", "extremes_along", "listed", "sum_known"]
+__all__ = ["MAX_DEVICES", "TensorReport", "as_lists", "checked_size", "extremes_along", "sum_known"]
 
 #: For larger meshes the bytes of each device are only listed if asked for.
 MAX_DEVICES = 2**20
@@ -117,9 +117,9 @@ class TensorReport:
             "shape": list(self.shape),
             "dtype": self.dtype,
             "rule": self.rule,
-            "layout": None if self.layout is None else listed(self.layout.axes),
-            "num_shards": listed(self.num_shards),
-            "shard_shape": listed(self.shard_shape),
+            "layout": None if self.layout is None else as_lists(self.layout.axes),
+            "num_shards": as_lists(self.num_shards),
+            "shard_shape": as_lists(self.shard_shape),
             "uneven": self.uneven,
             "nbytes": self.nbytes,
             "bytes_per_device": self.bytes_per_device,
@@ -181,8 +181,8 @@ def extremes_along(
     return np.stack([sizes.min(1), sizes.max(1)], 1)
 
 
-def listed(value: Any) -> Any:
+def as_lists(value: Any) -> Any:
     """Give axes and shapes as JSON has them: lists for tuples, and packed dims by their text."""
     if isinstance(value, PackedDim):
         return {"packed": str(value)}
-    return [listed(entry) for entry in value] if isinstance(value, tuple) else value
+    return [as_lists(entry) for entry in value] if isinstance(value, tuple) else value

@@ -18,7 +18,7 @@ from .layout_rule import REPLICATED, LayoutRule
 from .numbers import Config, NamedNumbers, numbered, read_config
 from .search import MATCH_MODES, MatchMode
 from .shipped import called, example_rules, rules_file
-from .toml_tables import check_table, checked_list, located, nearest, parse_toml, text_of
+from .toml_tables import check_table, checked_list, errors_at, nearest_key, parse_toml, read_text
 from .wrapped import model_types
 
 __all__ = [
@@ -32,11 +32,11 @@ __all__ = [
     "read_compared",
     "read_document",
     "read_layout",
+    "read_map_rules",
     "read_models",
     "read_numbers",
     "read_replicated",
     "read_rewrites",
-    "read_rules",
 ]
 
 #: The keys of a rules file that say how tensors are cut, and those that say what is rewritten.
@@ -80,7 +80,7 @@ class Rules:
     models: tuple[str, ...] = ()
 
 
-def read_rules(file: RulesFile, config: Config | None = None) -> Rules:
+def read_map_rules(file: RulesFile, config: Config | None = None) -> Rules:
     """Read a rules file; see `LayoutMap.from_toml` for what it raises."""
     document, source, _ = read_document(file)
     if placing := sorted(PLACING & document.keys()):
@@ -176,7 +176,7 @@ def read_document(file: RulesFile) -> Document:
         return file
     given: Any = rules_file(file)
     source = repr(called(given)) if isinstance(given, (str, os.PathLike)) else "the rules file"
-    document = parse_toml(text_of(given, source), source)
+    document = parse_toml(read_text(given, source), source)
     # A file of rewrites may have no rules.
     required = set() if _REWRITING & document.keys() else {"rules"}
     check_table(document, source, required=required, optional={*_CUTTING, *_REWRITING, *_BOTH, *PLACING})
@@ -222,7 +222,7 @@ def axes_said(rules: Iterable[LayoutRule], mesh: DeviceMesh | None = None) -> st
 def _mesh(table: Any, place: str) -> DeviceMesh:
     check_table(table, place, required={"shape", "axis_names"}, optional={"devices"})
     lists = {key: checked_list(value, f"{place}.{key}") for key, value in table.items()}
-    with located(place):
+    with errors_at(place):
         return DeviceMesh(lists["shape"], lists["axis_names"], lists.get("devices"))
 
 
@@ -239,7 +239,7 @@ def read_layout(value: Any, place: str, numbers: NamedNumbers) -> LayoutRule:
     unreduced: list[Any] = []
     uneven, flags = None, {"shared": False, "optional": False}
     if isinstance(value, dict):
-        if "axes" not in value and all(nearest(key, _KEYS) is None for key in value):
+        if "axes" not in value and all(nearest_key(key, _KEYS) is None for key in value):
             raise ParseError(f"{place}: expected a list of axes, got a table; a rule that contains a dot needs quotes")
         check_table(value, place, required={"axes"}, optional={*_KEYS} - {"axes"})
         unreduced, uneven = checked_list(value.get("unreduced", []), f"{place}: unreduced"), value.get("uneven")
@@ -247,7 +247,7 @@ def read_layout(value: Any, place: str, numbers: NamedNumbers) -> LayoutRule:
         value = value["axes"]
     entries = enumerate(checked_list(value, f"{place}: axes"))
     axes = [_spec(entry, f"{place}: dim {dim}", numbers) for dim, entry in entries]
-    with located(place):
+    with errors_at(place):
         return LayoutRule(TensorLayout(tuple(axes), unreduced=tuple(unreduced)), uneven, **flags)
 
 
@@ -266,14 +266,14 @@ _KEYS = ("axes", "unreduced", "uneven", "shared", "optional")
 def _spec(entry: Any, place: str, numbers: NamedNumbers) -> str | tuple[str, ...] | PackedDim | None:
     if isinstance(entry, dict):
         if "packed" not in entry:
-            wrong = next((key for key in entry if nearest(key, ["packed"]) is not None), None)
+            wrong = next((key for key in entry if nearest_key(key, ["packed"]) is not None), None)
             hint = "" if wrong is None else f"; did you mean 'packed' by {shown(wrong)}?"
             raise ParseError(f"{place}: 'packed' is missing in the table {shown(entry)}{hint}")
         sizes = dict(entry)
         text = sizes.pop("packed")
         if isinstance(text, str) and (unused := sizes.keys() - set(re.findall(r"\w+", text))):
             raise ParseError(f"{place}: unknown key {shown(min(unused))}: packed = {shown(text)} does not name it")
-        with located(place):
+        with errors_at(place):
             return numbered(text, sizes, numbers)
     if entry in ("", []):
         return None

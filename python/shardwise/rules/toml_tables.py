@@ -14,14 +14,14 @@ from .._fork import importing
 from .._text import cut, shown
 from ..errors import ParseError, ShardwiseError
 
-__all__ = ["check_file", "check_table", "checked_list", "located", "nearest", "parse_toml", "text_of"]
+__all__ = ["check_file", "check_table", "checked_list", "errors_at", "nearest_key", "parse_toml", "read_text"]
 
 #: The largest have a megabyte; to read more takes minutes.
 _LARGEST_FILE = 1 << 24
 
 
 @contextmanager
-def located(place: str) -> Iterator[None]:
+def errors_at(place: str) -> Iterator[None]:
     """Put the place in a file before the message of an error inside, unless it is there already."""
     try:
         yield
@@ -40,7 +40,7 @@ def check_file(file: object, method: str) -> None:
         raise TypeError(f"file must be a path or a text file with {method}(), got {type(file).__name__}")
 
 
-def text_of(file: str | os.PathLike[str] | TextIO, source: str) -> str:
+def read_text(file: str | os.PathLike[str] | TextIO, source: str) -> str:
     """Read a file as UTF-8; a path or an open text file."""
     check_file(file, "read")
     if not isinstance(file, (str, os.PathLike)):
@@ -96,14 +96,14 @@ def check_table(table: object, place: str, required: set[str] | None = None, opt
     # A mistyped key is reported before the key that it leaves missing.
     for key in table:
         if key not in known:
-            close = nearest(key, known)
+            close = nearest_key(key, known)
             meant = "" if close is None else f", did you mean {close!r}?"
             raise ParseError(f"{place}: unknown key {shown(key)}, expected one of {', '.join(sorted(known))}{meant}")
     for key in sorted(required - table.keys()):
         raise ParseError(f"{place}: {shown(key)} is missing")
 
 
-def nearest(key: str, known: Iterable[str]) -> str | None:
+def nearest_key(key: str, known: Iterable[str]) -> str | None:
     """The key that was meant, if one is near enough."""
     found = difflib.get_close_matches(key[:_LONGEST_COMPARED].lower(), known, 1, 0.7)
     return found[0] if found else None

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from ..mesh import DeviceMesh
 from ..partition import Partition
 from ..tiling import Tiling
-from .picture import MOST_NAMED, Panel, PanelSide, Span, Tile, held_text, plain, replicas_text, short
+from .picture import MOST_NAMED, Panel, PanelSide, Span, Tile, held_text, replicas_text, short, xml_text
 
 __all__ = [
     "CellBlock",
@@ -20,11 +20,11 @@ __all__ = [
     "ChunkCells",
     "DeviceCells",
     "ShardCells",
-    "blocks_of",
+    "cell_blocks",
+    "cell_ranges",
     "held_in",
     "panels_of",
     "plane_of",
-    "ranges_of",
 ]
 
 CellIndex = tuple[int, ...]
@@ -110,7 +110,7 @@ class ShardCells:
         spec = self._partition.layout.axes[dim]
         names: tuple[Any, ...] = spec if isinstance(spec, tuple) else (spec,)
         by = (
-            " + ".join(short(plain(str(name)), 24) for name in itertools.islice(names, 4))
+            " + ".join(short(xml_text(str(name)), 24) for name in itertools.islice(names, 4))
             if self.counts[dim] > 1
             else ""
         )
@@ -179,7 +179,7 @@ class DeviceCells:
 
     def title(self, dim: int) -> str:
         """Say what a dim is."""
-        return f"{short(plain(self._mesh.axis_names[dim]), 40)}: {self.shape[dim]}"
+        return f"{short(xml_text(self._mesh.axis_names[dim]), 40)}: {self.shape[dim]}"
 
     def range_text(self, start: int, stop: int) -> str:
         """Write where a range of cells begins and ends: of one device its coordinate."""
@@ -236,7 +236,9 @@ def plane_of(counts: Sequence[Sequence[int]]) -> tuple[int, ...]:
     return tuple(sorted(chosen))
 
 
-def ranges_of(cells: Cells, plane: Sequence[int], most: int, widest: int | None = None) -> list[list[tuple[int, int]]]:
+def cell_ranges(
+    cells: Cells, plane: Sequence[int], most: int, widest: int | None = None
+) -> list[list[tuple[int, int]]]:
     """Cut a grid into at most `most` blocks: give the ranges of cells along each dim, whose combinations they are.
 
     With `widest`, there are at most so many along each dim.
@@ -256,9 +258,9 @@ def ranges_of(cells: Cells, plane: Sequence[int], most: int, widest: int | None 
     return found
 
 
-def blocks_of(cells: Cells, plane: Sequence[int], most: int, widest: int | None = None) -> list[CellBlock]:
-    """Give the blocks: single cells if there are no more than that, else neighbours grouped evenly; see `ranges_of`."""
-    return [CellBlock(cells, block) for block in itertools.product(*ranges_of(cells, plane, most, widest))]
+def cell_blocks(cells: Cells, plane: Sequence[int], most: int, widest: int | None = None) -> list[CellBlock]:
+    """Give single cells if there are no more than that, else blocks of neighbours, of even sizes."""
+    return [CellBlock(cells, block) for block in itertools.product(*cell_ranges(cells, plane, most, widest))]
 
 
 def panels_of(
@@ -315,7 +317,7 @@ def held_in(block: CellBlock) -> str:
 
     >>> from shardwise import TensorLayout
     >>> partition = TensorLayout(("x",), DeviceMesh((2, 2), ("x", "y"))).partition((8,))
-    >>> [held_in(block) for block in blocks_of(ShardCells(partition), (0,), 2)]
+    >>> [held_in(block) for block in cell_blocks(ShardCells(partition), (0,), 2)]
     ['cpu:0,1 (2 replicas)', 'cpu:2,3 (2 replicas)']
     """
     labels, count = block.holders()

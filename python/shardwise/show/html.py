@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .picture import Picture, plain, short
+from .picture import Picture, short, xml_text
 from .svg import escaped, svg_of
 
 __all__ = ["html_of", "table_html"]
@@ -20,7 +20,7 @@ def html_of(picture: Picture) -> str:
     True
     """
     tiles = [
-        (short(plain(view.captions[0] if view.captions else ""), 80), panel.heading, tile)
+        (short(xml_text(view.captions[0] if view.captions else ""), 80), panel.heading, tile)
         for view in picture.views
         for panel in view.panels
         for tile in panel.tiles
@@ -41,10 +41,9 @@ def table_html(caption: str, titles: Sequence[str], rows: Sequence[Sequence[str]
     <tbody><tr><td>a</td><td style="text-align:right">1 B</td></tr>
     <tr><td>b</td><td style="text-align:right">2 B</td></tr></tbody></table></div>
     """
-    below = "".join(f"<p>{escaped(short(plain(note), _LONGEST))}</p>" for note in notes)
-    return (
-        f'<div class="shardwise"><p>{escaped(short(plain(caption), _LONGEST))}</p>{_table(titles, rows)}{below}</div>'
-    )
+    below = "".join(f"<p>{escaped(short(xml_text(note), _LONGEST))}</p>" for note in notes)
+    above = escaped(short(xml_text(caption), _LONGEST))
+    return f'<div class="shardwise"><p>{above}</p>{_table(titles, rows)}{below}</div>'
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -52,7 +51,7 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
     def line(kind: str, texts: Sequence[str]) -> str:
         cells = (
-            f"<{kind}{side}>{escaped(short(plain(text), _LONGEST))}</{kind}>"
+            f"<{kind}{side}>{escaped(short(xml_text(text), _LONGEST))}</{kind}>"
             for text, side in zip(texts, sides, strict=True)
         )
         return f"<tr>{''.join(cells)}</tr>"

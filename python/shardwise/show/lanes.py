@@ -11,7 +11,19 @@ from ..errors import LayoutError
 from ..packed import PackedDim
 from ..partition import Partition
 from .cells import ShardCells
-from .picture import MOST_KEYS, MOST_NAMED, Panel, PanelSide, Span, Tile, View, held_text, plain, replicas_text, short
+from .picture import (
+    MOST_KEYS,
+    MOST_NAMED,
+    Panel,
+    PanelSide,
+    Span,
+    Tile,
+    View,
+    held_text,
+    replicas_text,
+    short,
+    xml_text,
+)
 
 __all__ = ["ROW", "bars", "packed_view"]
 
@@ -137,7 +149,7 @@ def _stretches(spec: PackedDim, size: int) -> list[tuple[str, int, int]]:
     found, at = [], 0
     for number, (part, length) in enumerate(zip(spec.parts, sizes, strict=True)):
         own = part.name if part.name is not None else " ".join(name for name, _ in part.blocks[:4])
-        found.append((short(plain(own), 24) if own else f"part {number}", at, at + length))
+        found.append((short(xml_text(own), 24) if own else f"part {number}", at, at + length))
         at += length
     return [each for each in found if each[1] < each[2]] or [("all", 0, size)]
 

@@ -19,9 +19,9 @@ __all__ = [
     "Tile",
     "View",
     "held_text",
-    "plain",
     "replicas_text",
     "short",
+    "xml_text",
 ]
 
 #: The number of kinds of tiles that a picture tells apart by colour and pattern.
@@ -131,10 +131,10 @@ class Drawable(Protocol):
     def _picture(self) -> Picture: ...
 
 
-def plain(text: str) -> str:
+def xml_text(text: str) -> str:
     r"""Give text without characters that XML does not allow, and without control characters.
 
-    >>> plain("a\0b")
+    >>> xml_text("a\0b")
     'a\ufffdb'
     """
     if text.isprintable():
@@ -160,7 +160,7 @@ def held_text(labels: Iterable[Any], count: int) -> str:
     >>> held_text(["cpu:0", "cpu:1"], 2), held_text(["cpu:0", "cpu:1"], 4096)
     ('cpu:0,1', 'cpu:0 and 4,095 more')
     """
-    names = [short(plain(_text(label)), 40) for label in itertools.islice(labels, MOST_NAMED)]
+    names = [short(xml_text(_text(label)), 40) for label in itertools.islice(labels, MOST_NAMED)]
     if not names:
         return "no holder"
     return brief(names) if len(names) == count else f"{names[0]} and {count - 1:,} more"

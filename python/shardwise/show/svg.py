@@ -8,7 +8,7 @@ from zlib import crc32
 
 from .colours import HEAT, INK, PALE, THEMES, heat, look
 from .lines import width_of, wrapped
-from .picture import Panel, PanelSide, Picture, Span, Tile, View, plain, short
+from .picture import Panel, PanelSide, Picture, Span, Tile, View, short, xml_text
 
 __all__ = ["escaped", "svg_of"]
 
@@ -62,8 +62,8 @@ def svg_of(picture: Picture) -> str:
             f'<svg xmlns="http://www.w3.org/2000/svg" id="{name}" viewBox="{-_MARGIN} {-_MARGIN} {size[0]} {size[1]}" '
             f'width="{size[0]}" height="{size[1]}" style="max-width:100%;height:auto" role="img" '
             f'aria-labelledby="{name}t {name}d" font-family="ui-monospace, Menlo, Consolas, monospace" font-size="12">',
-            f'<title id="{name}t">{escaped(short(plain(picture.title), 300))}</title>',
-            f'<desc id="{name}d">{escaped(short(plain(picture.about), 1000))}</desc>',
+            f'<title id="{name}t">{escaped(short(xml_text(picture.title), 300))}</title>',
+            f'<desc id="{name}d">{escaped(short(xml_text(picture.about), 1000))}</desc>',
             f"<style>{_style(name, any(tile.amount for tile in picture.tiles()))}</style>",
             *canvas.patterns(name),
             f'<rect class="page" x="{-_MARGIN}" y="{-_MARGIN}" width="{size[0]}" height="{size[1]}" rx="6"/>',
@@ -107,7 +107,7 @@ def _length(text: str) -> float:
 
 def _lines(text: str, width: float) -> list[str]:
     """Text without what XML does not allow, in lines of at most this length."""
-    return wrapped(short(plain(text), _MOST_TEXT), int(width / _CHAR))
+    return wrapped(short(xml_text(text), _MOST_TEXT), int(width / _CHAR))
 
 
 #: The place of something that is drawn: left, top, width, height.
@@ -183,7 +183,7 @@ class _Canvas:
         """Draw the legend in columns below, unless the tiles say all of it; give the width and height of everything."""
         if not entries or all(self._keys.values()):
             return width, top
-        entries = [short(plain(entry), int((_WIDE - 34) / _CHAR)) for entry in entries]
+        entries = [short(xml_text(entry), int((_WIDE - 34) / _CHAR)) for entry in entries]
         each = max(map(_length, entries)) + 34
         columns = max(int(max(width, _WIDE) / each), 1)
         top += 2 * _GAP
@@ -332,14 +332,14 @@ class _PanelLayout:
         return low, upper + name + 2, width, height - name - 4
 
     def _tile(self, canvas: _Canvas, tile: Tile, place: _Area, written: _Written | None) -> None:
-        kind = canvas.tile(place, tile.key, short(plain(f"{tile.place}: {tile.held}"), 400), tile.amount)
+        kind = canvas.tile(place, tile.key, short(xml_text(f"{tile.place}: {tile.held}"), 400), tile.amount)
         canvas.told(tile.key, self.panel.row_height is not None or (written is not None and written[2]))
         if written is None:
             return
         lines, upright, _ = written
         middle, centre = place[0] + place[2] / 2, place[1] + place[3] / 2
         first = (middle if upright else centre) + 4 - _LINE * (len(lines) - 1) / 2
-        for row, line in enumerate(map(plain, lines)):
+        for row, line in enumerate(map(xml_text, lines)):
             at = first + _LINE * row
             canvas.text(*((at, centre) if upright else (middle, at)), line, kind, upright=upright)
 
@@ -397,7 +397,7 @@ def _writings(tiles: Sequence[Tile], places: Sequence[_Area]) -> list[_Written |
 def _spans(side: PanelSide | None, width: float) -> tuple[Span, ...]:
     """The stretches of a side, their labels short enough for this width."""
     most = int((width - 8) / _CHAR)
-    return () if side is None else tuple(Span(s.start, s.stop, _cut(plain(s.text), most)) for s in side.spans)
+    return () if side is None else tuple(Span(s.start, s.stop, _cut(xml_text(s.text), most)) for s in side.spans)
 
 
 def _cut(text: str, most: int) -> str:

@@ -10,7 +10,7 @@ from .colours import FILLS, INK, look
 from .lines import Line, padded, width_of
 from .picture import Panel, PanelSide, Tile, short
 
-__all__ = ["is_grid", "named", "panel_lines"]
+__all__ = ["is_grid", "panel_lines", "side_label"]
 
 #: The styles in a terminal that stand for the patterns of pictures, in their order.
 _LETTERS = ("", "underline ", "bold ", "italic ", "bold underline ", "italic underline ")
@@ -46,9 +46,9 @@ def panel_lines(panel: Panel, most: int = sys.maxsize, level: int = 0, stacked: 
     rows, columns = (sorted(set(sides)) for sides in zip(*((t.down, t.across) for t in panel.tiles), strict=True))
     places = {(tile.down, tile.across): tile for tile in panel.tiles}
     cells = [[_cell(places.get((row, column)), most, level, stacked) for column in columns] for row in rows]
-    labels = [named(panel.down, row, most) for row in rows]
+    labels = [side_label(panel.down, row, most) for row in rows]
     margin = max(map(width_of, labels))
-    titles = [named(panel.across, column, most) for column in columns]
+    titles = [side_label(panel.across, column, most) for column in columns]
     yield from _framed([padded(text, margin, right=True) for text in labels], titles, cells)
 
 
@@ -63,7 +63,7 @@ def _cell(tile: Tile | None, most: int, level: int, stacked: bool) -> TextCell:
     return texts if stacked else [" · ".join(texts)], style
 
 
-def named(side: PanelSide | None, bounds: tuple[int, int], most: int) -> str:
+def side_label(side: PanelSide | None, bounds: tuple[int, int], most: int) -> str:
     """Give the label of a stretch of a side, or its bounds if it has none."""
     if side is None:
         return ""

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from .lines import Line, padded, printable, width_of
 from .picture import Panel, Picture, Tile, short
-from .terminal import is_grid, named, panel_lines
+from .terminal import is_grid, panel_lines, side_label
 
 __all__ = ["lines_of", "text_of"]
 
@@ -121,14 +121,14 @@ def _rows(panel: Panel, width: int) -> Iterator[str]:
     tiles: dict[tuple[int, int], list[Tile]] = {row: [] for row in rows}
     for tile in panel.tiles:
         tiles.setdefault(tile.down, []).append(tile)
-    names = [named(panel.down, row, _MOST) for row in tiles]
+    names = [side_label(panel.down, row, _MOST) for row in tiles]
     yield from _listed(panel, names, list(tiles.values()), width)
 
 
 def _list(panel: Panel, width: int) -> Iterator[str]:
     """List the tiles of a panel: the ranges of each, a bar at its place, who holds it."""
     sides = [
-        [named(side, place, _MOST) for place in places]
+        [side_label(side, place, _MOST) for place in places]
         for side, places in (
             (panel.down, [tile.down for tile in panel.tiles]),
             (panel.across, [tile.across for tile in panel.tiles]),

@@ -12,10 +12,10 @@ from ..packed import PackedDim
 from ..partition import Partition
 from ..tiling import Tiling
 from .boxes import boxes_view
-from .cells import CellBlock, Cells, ChunkCells, DeviceCells, ShardCells, blocks_of, panels_of, plane_of
+from .cells import CellBlock, Cells, ChunkCells, DeviceCells, ShardCells, cell_blocks, panels_of, plane_of
 from .lanes import packed_view
 from .names import brief
-from .picture import MOST_KEYS, MOST_NAMED, Picture, Tile, View, held_text, plain, replicas_text, short
+from .picture import MOST_KEYS, MOST_NAMED, Picture, Tile, View, held_text, replicas_text, short, xml_text
 
 __all__ = ["layout_picture", "mesh_picture", "tilings_picture"]
 
@@ -50,9 +50,9 @@ def _mesh_picture(mesh: DeviceMesh, captions: tuple[str, ...], partition: Partit
         return Picture(title, about, (View((*captions, f"{mesh.ndim} axes are too many to draw"), ()),))
     cells = DeviceCells(mesh)
     plane = plane_of([cells.counts])
-    blocks = blocks_of(cells, plane, _MOST_CELLS, _MOST_SIDE)
+    blocks = cell_blocks(cells, plane, _MOST_CELLS, _MOST_SIDE)
     if len(blocks) < mesh.size:
-        blocks = blocks_of(cells, plane, MOST_KEYS)
+        blocks = cell_blocks(cells, plane, MOST_KEYS)
         about += f" Drawn as {len(blocks)} blocks."
     panels = panels_of(cells, plane, blocks, [None] * len(blocks))
     legend: tuple[str, ...] = ()
@@ -120,7 +120,7 @@ def tilings_picture(tilings: Sequence[Tiling], names: Sequence[str], more: str =
     planes = {shape: plane_of(counts) for shape, counts in regular.items()}
     for most, widest in ((_MOST_CELLS, _MOST_SIDE), (MOST_KEYS, None), (MOST_KEYS // 2, None)):
         parts = [
-            [] if cells is None else blocks_of(cells, planes[tiling.shape], most, widest)
+            [] if cells is None else cell_blocks(cells, planes[tiling.shape], most, widest)
             for tiling, cells in zip(tilings, grids, strict=True)
         ]
         is_single = all(block.size == 1 for blocks in parts for block in blocks)
@@ -243,7 +243,7 @@ def _axes_text(layout: TensorLayout) -> str:
     # A packed dim as it is written in rules: no call around it, and no quotes.
     specs = [str(spec) if isinstance(spec, PackedDim) else repr(spec) for spec in layout.axes]
     axes = f"({specs[0]},)" if len(specs) == 1 else f"({', '.join(specs)})"
-    return f"{short(plain(axes), 100)}{short(plain(partial), 60)}"
+    return f"{short(xml_text(axes), 100)}{short(xml_text(partial), 60)}"
 
 
 def _devices_text(mesh: DeviceMesh) -> str:
@@ -255,5 +255,5 @@ def _devices_text(mesh: DeviceMesh) -> str:
 
 def _mesh_text(mesh: DeviceMesh) -> str:
     axes = zip(mesh.axis_names[:8], mesh.shape[:8], strict=True)
-    text = ", ".join(f"{short(plain(name), 24)}={size}" for name, size in axes)
+    text = ", ".join(f"{short(xml_text(name), 24)}={size}" for name, size in axes)
     return f"{text}, …" if mesh.ndim > 8 else text

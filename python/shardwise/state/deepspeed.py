@@ -9,7 +9,7 @@ import numpy as np
 
 from .._dtypes import bytes_for
 from ..errors import LayoutError
-from .flat import array_of, flattened, lengths_of, padded, states_of_flat, weight
+from .flat import array_share, flattened, lengths_of, padded_shares, states_of_flat, weight
 from .recipe import Local, Recipe, StateShare
 
 if TYPE_CHECKING:
@@ -52,15 +52,15 @@ def zero12(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[StateS
         # BF16_Optimizer, which DeepSpeed takes for bfloat16 with gradients that are summed in float32, keeps both.
         if recipe.sharding == "zero1" and gradients > bits:
             for part in group:
-                yield array_of("gradients", "gradient", part, part.size, bits)
-                yield array_of("gradients", "gradient summed", part, part.size, gradients)
+                yield array_share("gradients", "gradient", part, part.size, bits)
+                yield array_share("gradients", "gradient summed", part, part.size, gradients)
             if padding:
                 yield StateShare("gradients", "padding", None, 0, bytes_for(padding, gradients))
         else:
-            yield from padded("gradients", "gradient", pieces, flat.chunk, gradients)
+            yield from padded_shares("gradients", "gradient", pieces, flat.chunk, gradients)
         masters = 32 if recipe.masters is None else recipe.masters
         if masters:
-            yield from padded("masters", "master", pieces, flat.chunk, masters)
+            yield from padded_shares("masters", "master", pieces, flat.chunk, masters)
         yield from states_of_flat(recipe.optimizer, pieces, flat.chunk, masters or bits)
 
 
@@ -82,9 +82,9 @@ def zero3(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[StateSh
             pieces = [(part, cuts[part.size]) for part in own]
             chunk = sum(int(lengths.max()) for _, lengths in pieces)
             bits = own[0].bits
-            yield from padded("gradients", "gradient", pieces, chunk, recipe.gradients or bits)
+            yield from padded_shares("gradients", "gradient", pieces, chunk, recipe.gradients or bits)
             if masters:
-                yield from padded("masters", "master", pieces, chunk, masters)
+                yield from padded_shares("masters", "master", pieces, chunk, masters)
             yield from states_of_flat(recipe.optimizer, pieces, chunk, masters or bits)
 
 

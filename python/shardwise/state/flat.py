@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Flat",
-    "array_of",
+    "array_share",
     "flattened",
     "lengths_of",
     "master_and_states",
-    "padded",
+    "padded_shares",
     "rounded_up",
     "states_of_flat",
     "weight",
@@ -36,10 +36,10 @@ __all__ = [
 
 def weight(part: Local) -> StateShare:
     """The weight of a parameter, whole."""
-    return array_of("weights", "weight", part, part.size, part.bits)
+    return array_share("weights", "weight", part, part.size, part.bits)
 
 
-def array_of(kind: str, name: str, part: Local, elements: Any, bits: int) -> StateShare:
+def array_share(kind: str, name: str, part: Local, elements: Any, bits: int) -> StateShare:
     """An array of so many elements of a parameter, on each rank or on all, without padding."""
     size = bytes_for(elements, bits)
     return StateShare(kind, name, part.tensor, size, size)
@@ -52,9 +52,9 @@ def master_and_states(
     assert recipe.optimizer is not None
     bits = copy if recipe.masters is None else recipe.masters
     if bits:
-        yield array_of("masters", "master", part, math.prod(sizes), bits)
+        yield array_share("masters", "master", part, math.prod(sizes), bits)
     for kept in recipe.optimizer.kept(sizes, bits or part.bits, is_matrix=part.is_matrix):
-        yield array_of("optimizer", kept.name, part, kept.elements, kept.bits)
+        yield array_share("optimizer", kept.name, part, kept.elements, kept.bits)
 
 
 class Flat(NamedTuple):
@@ -95,13 +95,13 @@ def rounded_up(size: int, step: int) -> int:
     return -(-size // step) * step
 
 
-def padded(
+def padded_shares(
     kind: str, name: str, pieces: Sequence[tuple[Local, npt.NDArray[np.int64]]], chunk: int, bits: int
 ) -> Iterator[StateShare]:
     """Pieces of parameters in a flat part of `chunk` elements, and what is left of it."""
     left: Any = chunk
     for part, lengths in pieces:
-        yield array_of(kind, name, part, lengths, bits)
+        yield array_share(kind, name, part, lengths, bits)
         left = left - lengths
     if np.any(left):
         yield StateShare(kind, "padding", None, np.zeros_like(left), bytes_for(left, bits))
@@ -113,7 +113,7 @@ def states_of_flat(
     """The arrays of an optimizer for a flat part; those of its length belong to the parameters in it."""
     for kept in optimizer.kept((chunk,), bits):
         if isinstance(kept.elements, int) and kept.elements == chunk and kept.name != "step":
-            yield from padded("optimizer", kept.name, pieces, chunk, kept.bits)
+            yield from padded_shares("optimizer", kept.name, pieces, chunk, kept.bits)
         else:
             elements: Any = kept.elements
             size = bytes_for(elements, kept.bits)

@@ -10,7 +10,7 @@ import numpy as np
 
 from .._dtypes import bytes_for
 from .buckets import buckets
-from .flat import array_of, flattened, master_and_states, rounded_up, weight
+from .flat import array_share, flattened, master_and_states, rounded_up, weight
 from .recipe import Local, Recipe, StateShare
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def megatron_whole(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterato
     for part in parts:
         yield weight(part)
         if part.trained and recipe.optimizer is not None:
-            yield array_of("gradients", "gradient", part, part.size, recipe.gradient_bits(part))
+            yield array_share("gradients", "gradient", part, part.size, recipe.gradient_bits(part))
             yield from master_and_states(recipe, part, part.shape, 32 if part.bits == 16 else 0)
 
 
@@ -51,7 +51,7 @@ def megatron(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[Stat
         for bucket in _buckets(recipe, own[::-1], ways, is_first=at == 0):
             size += bucket.size
             for part, lengths in bucket.pieces:
-                yield array_of("gradients", "gradient", part, part.size, gradients)
+                yield array_share("gradients", "gradient", part, part.size, gradients)
                 is_there = (lengths > 0).astype(np.int64)
                 for entry in master_and_states(recipe, part, (lengths,), masters):
                     yield entry._replace(held=entry.held * is_there, allocated=entry.allocated * is_there)

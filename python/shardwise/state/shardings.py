@@ -15,7 +15,7 @@ from .._dtypes import bytes_for
 from .._text import shown
 from ..errors import LayoutError
 from .deepspeed import zero3, zero12
-from .flat import array_of, flattened, lengths_of, master_and_states, padded, states_of_flat, weight
+from .flat import array_share, flattened, lengths_of, master_and_states, padded_shares, states_of_flat, weight
 from .megatron import megatron, megatron_whole
 from .recipe import Local, Recipe, StateShare
 
@@ -61,7 +61,7 @@ def _whole(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[StateS
 def _alone(recipe: Recipe, part: Local) -> Iterator[StateShare]:
     yield weight(part)
     if part.trained and recipe.optimizer is not None:
-        yield array_of("gradients", "gradient", part, part.size, recipe.gradient_bits(part))
+        yield array_share("gradients", "gradient", part, part.size, recipe.gradient_bits(part))
         yield from master_and_states(recipe, part, part.shape)
 
 
@@ -95,7 +95,7 @@ def _by_parameter(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator
     for at, part in enumerate(parts):
         yield weight(part)
         if at in owners and recipe.optimizer is not None:
-            yield array_of("gradients", "gradient", part, part.size, recipe.gradient_bits(part))
+            yield array_share("gradients", "gradient", part, part.size, recipe.gradient_bits(part))
             here = (np.arange(ways) == owners[at]).astype(np.int64)
             for entry in master_and_states(recipe, part, part.shape):
                 yield entry._replace(held=here * entry.held, allocated=here * entry.allocated)
@@ -123,11 +123,11 @@ def _by_units(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[Sta
         align = max(128 // (recipe.compute or bits), 1) if recipe.aligned else 1
         flat = flattened(sizes, ways, align, ways if recipe.aligned else 1)
         pieces = [(part, flat.lengths(at, part.size)) for part, at in zip(own, flat.starts, strict=True)]
-        yield from padded("weights", "weight", pieces, flat.chunk, bits)
+        yield from padded_shares("weights", "weight", pieces, flat.chunk, bits)
         if not trained:
             continue
         assert recipe.optimizer is not None
-        yield from padded("gradients", "gradient", pieces, flat.chunk, recipe.gradients or bits)
+        yield from padded_shares("gradients", "gradient", pieces, flat.chunk, recipe.gradients or bits)
         if recipe.aligned:
             for part, lengths in pieces:
                 if part.trained:
@@ -137,7 +137,7 @@ def _by_units(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[Sta
                         yield entry._replace(held=entry.held * is_there, allocated=entry.allocated * is_there)
             continue
         if recipe.masters:
-            yield from padded("masters", "master", pieces, flat.chunk, recipe.masters)
+            yield from padded_shares("masters", "master", pieces, flat.chunk, recipe.masters)
         yield from states_of_flat(recipe.optimizer, pieces, flat.chunk, recipe.masters or bits)
 
 

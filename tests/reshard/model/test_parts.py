@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise.reshard.model.descriptors import DESCRIPTOR
-from shardwise.reshard.model.runner import ALONE, is_run, parts_of
+from shardwise.reshard.model.runner import ALONE, is_run, message_parts
 
 BUFFER = 2**20
 
@@ -29,7 +29,7 @@ def runs(row: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 @given(st.lists(rows(), max_size=8))
 def test_parts_are_all_rows_and_fit_a_buffer_where_they_are_put_together(given: list[tuple[int, ...]]) -> None:
-    pairs = list(parts_of(np.array(given, DESCRIPTOR).tolist(), BUFFER))
+    pairs = list(message_parts(np.array(given, DESCRIPTOR).tolist(), BUFFER))
     parts = [part for part, _, _ in pairs]
     assert sorted(run for part in parts for row in part for run in runs(row)) == sorted(
         run for row in given for run in runs(row)
@@ -48,7 +48,7 @@ def test_parts_are_all_rows_and_fit_a_buffer_where_they_are_put_together(given: 
 @pytest.mark.parametrize("most", [8, 100, 2**20])
 def test_parts_to_be_added_have_whole_elements_and_fit_a_buffer(itemsize: int, most: int) -> None:
     row = (0, 0, 1, 16, 32, 3 * 2**19, 2, 2**21, 2**22)
-    parts = list(parts_of([row, (0, 0, 1, 0, 0, 24, 1, 0, 0)], most, itemsize))
+    parts = list(message_parts([row, (0, 0, 1, 0, 0, 24, 1, 0, 0)], most, itemsize))
     for part in parts:
         assert not part.is_alone
         assert part.size <= most
@@ -58,6 +58,6 @@ def test_parts_to_be_added_have_whole_elements_and_fit_a_buffer(itemsize: int, m
 
 def test_no_part_is_longer_than_mpi_counts() -> None:
     """A run of 64 GiB, in parts of at most 1 GiB, which has 32 bits to spare."""
-    parts = list(parts_of([(0, 0, 1, 0, 0, 2**36, 1, 0, 0)], 2**20))
+    parts = list(message_parts([(0, 0, 1, 0, 0, 2**36, 1, 0, 0)], 2**20))
     assert [part.size for part in parts] == [2**30] * 64
     assert [part.rows[0][3] for part in parts] == [n * 2**30 for n in range(64)]

@@ -34,7 +34,7 @@ from ..run import checked_arrays
 from ..source import ShardSource
 from .descriptors import ZEROS, Descriptors
 from .rows import PieceRows
-from .runner import view_of
+from .runner import runs_view
 from .transport import Transport
 
 __all__ = ["Described", "Sources", "quantized_weights", "rewritten_model", "run_rewritten"]
@@ -282,6 +282,6 @@ def run_rewritten(
         part = descriptors(label)
         for row in (*part.receives.tolist(), *part.copies.tolist()):
             peer, source, target = row[:3]
-            values = view_of(transport, {source: memory[part.peers[peer], part.tensors[source]]}, row, "src")
-            transport.copy(view_of(transport, {target: out[label, part.tensors[target]]}, row, "dst"), values)
+            values = runs_view(transport, {source: memory[part.peers[peer], part.tensors[source]]}, row, "src")
+            transport.copy(runs_view(transport, {target: out[label, part.tensors[target]]}, row, "dst"), values)
     return made

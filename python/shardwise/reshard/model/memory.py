@@ -14,7 +14,7 @@ from ..._text import shown
 from ..._types import Array
 from ...errors import LayoutError
 
-__all__ = ["Block", "Repeat", "block_of", "check_apart", "check_disjoint", "named", "repeats_in"]
+__all__ = ["Block", "Repeat", "array_name", "block_of", "check_apart", "check_disjoint", "repeats_in"]
 
 
 #: Up to how many steps numpy looks for a byte that two strided arrays share; beyond, they are taken to share one.
@@ -153,6 +153,6 @@ def _shared(one: Block, other: Block) -> LayoutError:
     )
 
 
-def named(what: str, name: str) -> str:
+def array_name(what: str, name: str) -> str:
     """Give what messages call an array of a mapping."""
     return f"{what}[{shown(str(name))}]"

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from .transport import Memory, MessagePart, Phase, RowNumbers, Transport
 
-__all__ = ["ALONE", "carry_out", "is_run", "parts_of", "view_of"]
+__all__ = ["ALONE", "carry_out", "is_run", "message_parts", "runs_view"]
 
 _SRC, _DST, _SRC_OFFSET, _DST_OFFSET, _BYTES, _COUNT, _SRC_STRIDE, _DST_STRIDE = range(1, 9)
 #: From how many bytes on a run is sent on its own: a message costs about as much as copying these twice.
@@ -46,11 +46,11 @@ def carry_out(phases: Sequence[Phase], transport: Transport, memory: Memory, dty
         adds = dtypes if number else None
         if adds is not None:
             for row in phase.descriptors.copies.tolist():
-                values = view_of(transport, memory.before, row, "src")
-                transport.add(view_of(transport, memory.after, row, "dst"), values, adds[row[_DST]])
+                values = runs_view(transport, memory.before, row, "src")
+                transport.add(runs_view(transport, memory.after, row, "dst"), values, adds[row[_DST]])
         for sends, peer, tag, _, first, stop in phase.messages.tolist():
             rows = (phase.descriptors.sends if sends else phase.descriptors.receives)[first:stop].tolist()
-            for part in parts_of(rows, most, phase.itemsize):
+            for part in message_parts(rows, most, phase.itemsize):
                 side, arrays = ("src", memory.before) if sends else ("dst", memory.after)
                 buffer: Any = None
                 if part.is_alone and is_run(part.rows[0], side) and (sends or adds is None):
@@ -97,7 +97,7 @@ class _UnderWay(NamedTuple):
         used = 0
         for row in self.places:
             size, count = row[_BYTES], row[_COUNT]
-            view = view_of(self.transport, self.after, row, "dst")
+            view = runs_view(self.transport, self.after, row, "dst")
             values = self.transport.runs(self.buffer, used, count, size, size)
             if self.adds is None:
                 self.transport.copy(view, values)
@@ -111,9 +111,9 @@ class _UnderWay(NamedTuple):
 def _write_own(phase: Phase, transport: Transport, memory: Memory) -> None:
     """Fill padding with zeros, and copy what the holder has itself."""
     for row in phase.descriptors.zeros.tolist():
-        view_of(transport, memory.after, row, "dst")[...] = 0
+        runs_view(transport, memory.after, row, "dst")[...] = 0
     for row in phase.descriptors.copies.tolist():
-        transport.copy(view_of(transport, memory.after, row, "dst"), view_of(transport, memory.before, row, "src"))
+        transport.copy(runs_view(transport, memory.after, row, "dst"), runs_view(transport, memory.before, row, "src"))
 
 
 def _pack(transport: Transport, arrays: Mapping[int, Any], rows: Sequence[RowNumbers], data: Any) -> None:
@@ -121,11 +121,11 @@ def _pack(transport: Transport, arrays: Mapping[int, Any], rows: Sequence[RowNum
     used = 0
     for row in rows:
         size, count = row[_BYTES], row[_COUNT]
-        transport.copy(transport.runs(data, used, count, size, size), view_of(transport, arrays, row, "src"))
+        transport.copy(transport.runs(data, used, count, size, size), runs_view(transport, arrays, row, "src"))
         used += size * count
 
 
-def view_of(transport: Transport, arrays: Mapping[int, Any], row: RowNumbers, side: str) -> Any:
+def runs_view(transport: Transport, arrays: Mapping[int, Any], row: RowNumbers, side: str) -> Any:
     """Give the runs of a row on a side, as a view (count, bytes) of memory that is known to be large enough."""
     if side == "src":
         return transport.runs(arrays[row[_SRC]], row[_SRC_OFFSET], row[_COUNT], row[_BYTES], row[_SRC_STRIDE])
@@ -143,7 +143,7 @@ def is_run(row: RowNumbers, side: str) -> bool:
     return row[_COUNT] == 1 or row[_BYTES] == row[_SRC_STRIDE if side == "src" else _DST_STRIDE]
 
 
-def parts_of(rows: Sequence[RowNumbers], most: int | None, itemsize: int = 0) -> Iterator[MessagePart]:
+def message_parts(rows: Sequence[RowNumbers], most: int | None, itemsize: int = 0) -> Iterator[MessagePart]:
     """Cut the rows of a message into parts that both sides know.
 
     Args:
@@ -153,7 +153,7 @@ def parts_of(rows: Sequence[RowNumbers], most: int | None, itemsize: int = 0) ->
 
     Large rows that are one run on a side are alone. Only a row that is one run on both sides is longer than a buffer.
 
-    >>> [part.size for part in parts_of([(0, 0, 0, 0, 0, 10, 1, 0, 0), (0, 0, 0, 20, 40, 3, 1, 0, 0)], 8)]
+    >>> [part.size for part in message_parts([(0, 0, 0, 0, 0, 10, 1, 0, 0), (0, 0, 0, 20, 40, 3, 1, 0, 0)], 8)]
     [8, 5]
     """
     if most is None:

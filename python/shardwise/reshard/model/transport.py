@@ -15,7 +15,7 @@ from ..._text import shown
 from ...errors import LayoutError
 from ..run import check_addable
 from .descriptors import Descriptors
-from .memory import Block, block_of, check_apart, named, repeats_in
+from .memory import Block, array_name, block_of, check_apart, repeats_in
 
 __all__ = ["Memory", "MessagePart", "Phase", "RowNumbers", "Transport", "memory_of", "name_of_dtype"]
 
@@ -134,11 +134,11 @@ class Transport:
             LayoutError: if it is too small.
         """
         if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
-            raise ValueError(f"{named(what, name)} must be a numpy array in C order")
+            raise ValueError(f"{array_name(what, name)} must be a numpy array in C order")
         if what == "out" and not array.flags.writeable:
-            raise ValueError(f"{named(what, name)} is read-only")
+            raise ValueError(f"{array_name(what, name)} is read-only")
         if array.nbytes < least:
-            raise LayoutError(f"{named(what, name)} has {array.nbytes} bytes; the plan needs {least}")
+            raise LayoutError(f"{array_name(what, name)} has {array.nbytes} bytes; the plan needs {least}")
         return array.reshape(-1).view(np.uint8)
 
     def block_of(self, name: str, memory: Any) -> Block:
@@ -180,7 +180,7 @@ def memory_of(
             if names[tensor] not in arrays:
                 raise LayoutError(f"{what} has no array for {shown(names[tensor])}")
             found[what][tensor] = transport.bytes_of(what, names[tensor], arrays[names[tensor]], least)
-        blocks = [transport.block_of(named(what, names[tensor]), there) for tensor, there in found[what].items()]
+        blocks = [transport.block_of(array_name(what, names[tensor]), there) for tensor, there in found[what].items()]
         written += blocks if what != "src" else []
     before, kept = found["src"], found["out"]
     after = found.get("spare", kept)
@@ -191,10 +191,14 @@ def memory_of(
     for name, tensor in repeats_in(out, {names[tensor]: tensor for tensor in kept}):
         there = transport.bytes_of("out", name, out[name], 0)
         if len(there) != len(kept[tensor]):
-            raise LayoutError(f"{named('out', name)} has {len(there)} bytes, but the tensor has {len(kept[tensor])}")
+            raise LayoutError(
+                f"{array_name('out', name)} has {len(there)} bytes, but the tensor has {len(kept[tensor])}"
+            )
         repeats.append((there, kept[tensor]))
-        written.append(transport.block_of(named("out", name), there))
-    check_apart(written, (transport.block_of(named("src", names[tensor]), there) for tensor, there in before.items()))
+        written.append(transport.block_of(array_name("out", name), there))
+    check_apart(
+        written, (transport.block_of(array_name("src", names[tensor]), there) for tensor, there in before.items())
+    )
     dtypes: dict[int, Any] = {}
     for one in phases[1:]:
         for what, arrays in (("src", src), ("out", out), ("spare", spare)):
@@ -226,7 +230,7 @@ def _dtypes(
         if array is not None:
             if name_of_dtype(array.dtype) != wanted:
                 raise LayoutError(
-                    f"{named(what, names[tensor])} is of dtype {array.dtype}, but the plan adds up {wanted}"
+                    f"{array_name(what, names[tensor])} is of dtype {array.dtype}, but the plan adds up {wanted}"
                 )
             transport.check_addable(array.dtype)
             found[tensor] = array.dtype

@@ -21,7 +21,7 @@ from ...pieces import Bounds, shared_box
 from ...rules.left_out import LeftOut, listed
 from ...rules.pattern import NamePattern
 from ...rules.rewrites import Rewrites
-from ..data.engine import check_memory, check_threads
+from ..data.engine import check_job_memory, check_threads
 from ..data.location import Location, location_of
 from ..formats.open import open_checkpoint
 from ..rewritten.left_out import asked_for, dropped_by_rules
@@ -163,7 +163,7 @@ def diff_checkpoints(
     ...     print(*diff_checkpoints(Path(folder, "a.safetensors"), Path(folder, "b.safetensors")))
     'w': 1 elements differ, the first at (2,): 3 and 4
     """
-    check_memory(memory)
+    check_job_memory(memory)
     check_threads(threads)
     optional("rewrites", rewrites, Rewrites)
     optional("drop", drop, str)

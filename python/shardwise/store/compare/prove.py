@@ -19,7 +19,7 @@ from ...errors import LayoutError, ParseError, ShardwiseWarning
 from ...pieces import Bounds
 from ...rules.left_out import LeftOut
 from ...rules.states import training_names
-from ..data.engine import add_digests, check_memory, check_threads
+from ..data.engine import add_digests, check_job_memory, check_threads
 from ..data.location import Location, location_of
 from ..data.text import are_sizes, box_text
 from ..formats import ranks
@@ -85,7 +85,7 @@ def verify_checkpoint(
     Traceback (most recent call last):
     shardwise.store.compare.damage.DamageError: ...: tensor 'w' is not what was written: its digest is ...
     """
-    check_memory(memory)
+    check_job_memory(memory)
     check_threads(threads)
     checked_which(which)
     given = location_of(path)

@@ -30,8 +30,8 @@ __all__ = [
     "Section",
     "block_digests",
     "blocks_of",
+    "compress_block",
     "numbers",
-    "packed",
 ]
 
 #: The bytes of a block, before it is compressed.
@@ -175,7 +175,7 @@ def block_digests(section: Section) -> list[str]:
     return [hashlib.sha256(block).hexdigest() for block in blocks_of(section)]
 
 
-def packed(block: bytes) -> bytes:
+def compress_block(block: bytes) -> bytes:
     """Compress a block, but not by more than `_RATIO`: one that repeats itself byte by byte, to an eighth."""
     short = zlib.compress(block, 1)
     if len(block) <= _RATIO * len(short):

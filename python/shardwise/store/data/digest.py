@@ -15,7 +15,7 @@ from ..._arguments import array_of, check_fields, int64_array, integer, refuse_m
 from ..._dtypes import find_dtype
 from ..._text import shown
 from ...errors import LayoutError, ParseError
-from ...piece import Piece, Slices, check_box
+from ...piece import Piece, Slices, check_slices
 from ...pieces import LocatedPiece
 from .digest_torch import KEYS, RADIX, digest_boxes, integers
 from .engine import DIGEST_MODULUS, CopyJob, check_threads
@@ -262,7 +262,7 @@ def _dtype_name(dtype: Any) -> str:
 
 
 def _bounds(box: Slices, memory: Any, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    check_box("box", box)
+    check_slices("box", box)
     if len(box) != len(shape):
         raise LayoutError(f"box has {len(box)} dims but shape has {len(shape)}")
     bounds = []

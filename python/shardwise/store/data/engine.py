@@ -26,7 +26,7 @@ __all__ = [
     "CopyReport",
     "JobTensor",
     "add_digests",
-    "check_memory",
+    "check_job_memory",
     "check_threads",
     "digest_array",
     "tensors_of",
@@ -273,7 +273,7 @@ def check_threads(threads: int | None) -> None:
         raise LayoutError(f"threads is {threads}; it must be at least 1")
 
 
-def check_memory(memory: int) -> None:
+def check_job_memory(memory: int) -> None:
     """Refuse less memory than a job takes.
 
     Raises:

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ..._atomic import naming
+from ..._atomic import naming_file
 from ..._fork import ForkLock, importing
 from ..._text import shown
 from ...errors import ParseError
@@ -294,7 +294,7 @@ class DataFile(Holder):
     def map(self) -> mmap.mmap:
         """Map the file into memory, read-only; made once, and alive as long as any array refers to it."""
         self.check()
-        with naming(self.path), self.descriptor() as number, self._lock:
+        with naming_file(self.path), self.descriptor() as number, self._lock:
             if self._map is None:
                 try:
                     self._map = _where_there_is_room(lambda: mmap.mmap(number, self.size, access=mmap.ACCESS_READ))
@@ -304,7 +304,7 @@ class DataFile(Holder):
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill a buffer of bytes from the file's byte `offset` on; ParseError if the file ends before."""
-        with naming(self.path), self.descriptor() as number:
+        with naming_file(self.path), self.descriptor() as number:
             done = 0
             while done < len(buffer):
                 count = os.preadv(number, [buffer[done:]], offset + done)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._arguments import path_of
-from ..._atomic import naming
+from ..._atomic import naming_file
 from ..._text import shown
 from ...errors import ParseError
 from .engine import CopyJob
@@ -32,7 +32,7 @@ __all__ = [
     "SourceBytes",
     "SourceFile",
     "SourceObject",
-    "check_name",
+    "check_path",
     "head_digest",
     "source_for",
     "source_of",
@@ -344,7 +344,7 @@ def head_digest(path: str | Path, size: int, begin: int, end: int) -> str:
     digest = hashlib.sha256()
     head, tail = min(begin, _MOST_HEAD), min(size - end, _MOST_TAIL)
     if head or tail:
-        with naming(path), Path(path).open("rb") as stream:
+        with naming_file(path), Path(path).open("rb") as stream:
             digest.update(stream.read(head))
             stream.seek(size - tail)
             digest.update(stream.read(tail))
@@ -365,7 +365,7 @@ def source_for(holder: Any, begin: int, end: int) -> Source:
     return SourceFile(path, holder.size, modified, changed, begin, end, head_digest(path, holder.size, begin, end))
 
 
-def check_name(path: str) -> None:
+def check_path(path: str) -> None:
     """Refuse, with ValueError, a path that no file can have."""
     try:
         path_of(path)
@@ -407,7 +407,7 @@ def source_of(said: Any, places: Locations) -> SourceFile | SourceObject | Sourc
         if not 0 <= size < 1 << 63:
             raise ValueError(f"it has an object of {shown(size)} bytes")
         return SourceObject(places.object(path), size, rest[-1])
-    check_name(path)
+    check_path(path)
     source = SourceFile(*said)
     if not all(-1 << 63 <= time < 1 << 63 for time in source.times if time is not None):
         raise ValueError(f"it has a source of the times {shown(source.times)}, which no file has")

@@ -9,7 +9,7 @@ from typing import Any
 from ...rules.toml_text import value_text
 from .relations import FIELDS, NUMBER, Relation
 
-__all__ = ["Directed", "Printed", "entries_of", "joined", "rules_text", "template_of"]
+__all__ = ["Directed", "Printed", "joined_entries", "rewrite_entries", "rules_text", "template_of"]
 
 #: A name that no tensor has while others still have the name that it gets.
 _TEMPORARY = "learned:"
@@ -39,7 +39,7 @@ class Directed:
         return [*self.relation.parts.values(), self.relation.target]
 
 
-def entries_of(group: list[Directed], *, is_general: bool) -> list[dict[str, Any]]:
+def rewrite_entries(group: list[Directed], *, is_general: bool) -> list[dict[str, Any]]:
     """One rewrite for relations that differ in numbers of names only, or one for each.
 
     Args:
@@ -78,7 +78,7 @@ def entries_of(group: list[Directed], *, is_general: bool) -> list[dict[str, Any
             templates[part][position] = f"{{{name}}}"
     made = [[template_of(name, templates[at]) for at, name in enumerate(each)] for each in names]
     if any(each != made[0] for each in made):
-        return [entry for one in group for entry in entries_of([one], is_general=False)] if len(group) > 1 else []
+        return [entry for one in group for entry in rewrite_entries([one], is_general=False)] if len(group) > 1 else []
     parts = dict(zip(first.parts, made[0][:whole], strict=True))
     own: dict[str, Any] = {"name": parts[""]} if list(parts) == [""] else {"parts": parts}
     sides = [own | first.own, {"name": made[0][whole], **first.side}]
@@ -95,7 +95,7 @@ def template_of(name: str, changes: dict[int, str]) -> str:
     return found + name[end:].replace("{", "{{").replace("}", "}}")
 
 
-def joined(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def joined_entries(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Entries of which several give one tensor further names are one; those that change nothing are left out."""
     by_source: dict[str, dict[str, Any]] = {}
     for entry in entries:

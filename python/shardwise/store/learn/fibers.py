@@ -21,7 +21,7 @@ from ..._types import Numbers
 from ..tensors.checkpoint import StoredCheckpoint
 from ..tensors.stored import StoredTensor
 
-__all__ = ["Fibers", "Match", "fibers_of", "matched", "unseen"]
+__all__ = ["Fibers", "Match", "fibers_of", "find_match", "unseen"]
 
 #: The elements of a fiber that are looked at: so many from its middle, or all of twice as many.
 _WINDOW = 16
@@ -211,7 +211,7 @@ def _sorted(rows: list[tuple[Hashes, Numbers]]) -> tuple[Hashes, Numbers]:
     return hashes[order], places[order]
 
 
-def matched(number: int, there: Fibers, here: Fibers) -> Match | None:
+def find_match(number: int, there: Fibers, here: Fibers) -> Match | None:
     """Find the fibers of a tensor among those of another checkpoint, along the first dim that has them all.
 
     Where several are alike, those of the tensor with the most of the others are taken, then of that with the name most

@@ -14,7 +14,7 @@ from ...errors import LayoutError
 from ...rules.numbers import Config, read_config
 from ...rules.rewrites import Rewrites
 from ...rules.templates import parse_template
-from ..data.engine import check_memory, check_threads
+from ..data.engine import check_job_memory, check_threads
 from ..data.location import Location
 from ..formats.open import open_checkpoint
 from ..rewritten.names import Naming
@@ -23,9 +23,9 @@ from ..tensors.checkpoint import StoredCheckpoint
 from ..tensors.digests import tensor_digests
 from ..tensors.model_config import config_of
 from ..tensors.stored import StoredTensor
-from .entries import Directed, Printed, entries_of, joined, rules_text, template_of
-from .fibers import Fibers, fibers_of, matched, unseen
-from .named import named
+from .entries import Directed, Printed, joined_entries, rewrite_entries, rules_text, template_of
+from .fibers import Fibers, fibers_of, find_match, unseen
+from .named import with_sizes_named
 from .relations import FIBER, NUMBER, IrregularError, Relation, related
 
 __all__ = ["Learned", "learn_rewrites"]
@@ -103,7 +103,7 @@ def learn_rewrites(
     to = { name = "layers.{i}.qk", packed = "q:(4) + k:(4)" }
     <BLANKLINE>
     """
-    check_memory(memory)
+    check_job_memory(memory)
     check_threads(threads)
     with open_checkpoint(first) as one, open_checkpoint(second) as other:
         count = (os.cpu_count() or 1) if threads is None else threads
@@ -145,7 +145,7 @@ def _relations(here: Fibers, there: Fibers, unexplained: dict[str, str], doubtfu
         if reason and name in numbers and _are_alike(there.tensors[number], here.tensors[numbers[name]]):
             found.append(Directed(Relation(name, {"": name}, (), frozenset([name])), is_back=False))
             continue
-        match = matched(number, there, here)
+        match = find_match(number, there, here)
         if match is None:
             why[name] = f"{reason}, and the first has none like it of its name" if reason else _NOT_FOUND
             continue
@@ -160,7 +160,7 @@ def _relations(here: Fibers, there: Fibers, unexplained: dict[str, str], doubtfu
     back |= dict.fromkeys(number for name, number in numbers.items() if name not in used)
     explained = {name for one in found for name in one.targets}
     for number in back if why else ():
-        match = matched(number, here, there)
+        match = find_match(number, here, there)
         if match is None:
             continue
         try:
@@ -233,9 +233,9 @@ def _checked(
             said = repr((list(relation.parts), relation.stack, relation.side, relation.own, relation.size))
             exact.setdefault(said, []).append(made)
         for those in exact.values():
-            entries += entries_of(those, is_general=len(exact) == 1)
+            entries += rewrite_entries(those, is_general=len(exact) == 1)
     used = {name for made in relations for name in made.sources}
-    return joined(entries), tuple(name for name in here.names if name not in used)
+    return joined_entries(entries), tuple(name for name in here.names if name not in used)
 
 
 def _verified(compared: _Compared, entries: list[dict[str, Any]], rest: _Unsettled) -> tuple[Learned, Printed]:
@@ -280,7 +280,7 @@ def _verified(compared: _Compared, entries: list[dict[str, Any]], rest: _Unsettl
 def _with_names(found: Learned, made: Printed, config: Mapping[str, Any]) -> Learned:
     """The same rewrites, with the names that the configuration has for their sizes."""
     entries, drop, in_two_steps = made
-    with_names, numbers = named(entries, config)
+    with_names, numbers = with_sizes_named(entries, config)
     if not numbers:
         return found
     text = rules_text(with_names, drop, in_two_steps=in_two_steps, numbers=numbers)

@@ -10,7 +10,7 @@ from ...errors import ShardwiseError
 from ...rules.names import keys_of, weight_named
 from ...rules.numbers import Config, NamedNumbers
 
-__all__ = ["named"]
+__all__ = ["with_sizes_named"]
 
 #: The names of models' sizes, as `[numbers]` of a rules file.
 _NUMBERS: Mapping[str, list[str]] = {
@@ -34,7 +34,7 @@ _PERIOD = re.compile(r"\((\d+) \[([^\]]*)\]\)")
 _FACTOR = re.compile(r"(\w+)=(\d+)")
 
 
-def named(
+def with_sizes_named(
     entries: Iterable[Mapping[str, Any]], config: Config
 ) -> tuple[list[dict[str, Any]], dict[str, str | list[str]]]:
     """Give rewrites with names in place of sizes, and the numbers that have these names.
@@ -43,7 +43,7 @@ def named(
     its shape, and it is refused.
 
     >>> entry = {"from": "h.{i}.{gate,up}", "to": {"name": "h.{i}.gate_up", "packed": "gate:(24) + up:(24)"}}
-    >>> (made,), numbers = named([entry], {"intermediate_size": 24, "hidden_size": 8})
+    >>> (made,), numbers = with_sizes_named([entry], {"intermediate_size": 24, "hidden_size": 8})
     >>> made["to"]["packed"], numbers
     ('gate:(inner) + up:(inner)', {'inner': 'intermediate_size'})
     """

@@ -20,7 +20,7 @@ from ..tensors.checkpoint import StoredCheckpoint
 from ..tensors.quantized import Outline, components_in
 from ..tensors.quantized import reader_of as stored_reader_of
 
-__all__ = ["component_partitions", "outline_of", "quantized_tensors", "reader_of", "weights_after"]
+__all__ = ["component_partitions", "outline_of", "quantized_tensors", "reader_by_new_name", "weights_after"]
 
 
 def quantized_tensors(
@@ -32,7 +32,7 @@ def quantized_tensors(
         ParseError: if a scale is missing or has another shape than its weight and the configuration make it: it was not
             fused as its weight was, or left behind.
     """
-    return components_in(outline_of(tensors), config, reader_of(checkpoint, tensors))
+    return components_in(outline_of(tensors), config, reader_by_new_name(checkpoint, tensors))
 
 
 def outline_of(tensors: Mapping[str, Assembled]) -> Outline:
@@ -40,7 +40,7 @@ def outline_of(tensors: Mapping[str, Assembled]) -> Outline:
     return {name: (made.shape, made.dtype) for name, made in tensors.items()}
 
 
-def reader_of(checkpoint: StoredCheckpoint, tensors: Mapping[str, Assembled]) -> Reader:
+def reader_by_new_name(checkpoint: StoredCheckpoint, tensors: Mapping[str, Assembled]) -> Reader:
     """Return a function that reads a small tensor, stored as it is, by its new name; it gives `None` for others."""
     read = stored_reader_of(checkpoint)
     names = {name: made.stored for name, made in tensors.items()}

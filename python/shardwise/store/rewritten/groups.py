@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ..._text import shown
 from ...conversion.assembled import Assembled
-from ...rules.left_out import LeftOut, named
+from ...rules.left_out import LeftOut, names_text
 from ...rules.states import TrainingNames, training_names
 from ..tensors.checkpoint import StoredCheckpoint
 
@@ -73,8 +73,8 @@ def grouped_values(
         lost = tuple(name for _, names, _ in differing for name in names)
         text = (
             f"{len(differing)} values of parameters that become one are not written, as they differ: "
-            f"{named(new for new, _, _ in differing)}; {shown(names[0])} is {shown(held[0])}, {shown(names[at])} is "
-            f"{shown(held[at])}"
+            f"{names_text(new for new, _, _ in differing)}; {shown(names[0])} is {shown(held[0])}, "
+            f"{shown(names[at])} is {shown(held[at])}"
         )
         found.lost.append(LeftOut("values", lost, text))
     return found

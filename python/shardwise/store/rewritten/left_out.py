@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from ..._dtypes import bytes_for
 from ..._text import shown
 from ...conversion.assembled import Assembled
-from ...rules.left_out import LeftOut, listed, named
+from ...rules.left_out import LeftOut, listed, names_text
 from ...rules.states import training_names
 from ..tensors.checkpoint import StoredCheckpoint
 
@@ -66,7 +66,7 @@ def dropped_by_rules(
     elif values:
         count = f"{count.rpartition(' ')[0]} and {len(values)} value{'s' * (len(values) != 1)} are"
     all_names = (*names, *values)
-    text = f"{count} dropped by the rules: {named(all_names)}; {_wanted(all_names, others)}"
+    text = f"{count} dropped by the rules: {names_text(all_names)}; {_wanted(all_names, others)}"
     return [LeftOut("dropped", all_names, text, nbytes)]
 
 
@@ -133,7 +133,7 @@ def of_single_ranks(names: Iterable[str], checkpoint: StoredCheckpoint) -> list[
     count = "1 value of a training state is" if len(found) == 1 else f"{len(found)} values of a training state are"
     return [
         f"{count} of single ranks of the run that wrote it, and nothing makes those of other ranks of them: "
-        f"{named(found)}; {_wanted(found, (*checkpoint, *checkpoint.objects, *checkpoint.unreadable))}"
+        f"{names_text(found)}; {_wanted(found, (*checkpoint, *checkpoint.objects, *checkpoint.unreadable))}"
     ]
 
 

@@ -25,7 +25,7 @@ from ..data.location import Location
 from ..data.text import MAX_NAME
 from ..tensors.checkpoint import KeyPath, StoredCheckpoint
 from ..tensors.stored import UnsupportedError
-from .components import quantized_tensors, reader_of, weights_after
+from .components import quantized_tensors, reader_by_new_name, weights_after
 from .convert import is_converted
 
 __all__ = [
@@ -173,7 +173,7 @@ def renamed_tensors(
     if naming.rewrites is not None:
         if naming.rewrites:
             check_known(weights)
-        made, carried = rewritten(made, naming.rewrites, weights.tensors, reader_of(checkpoint, made), dropped)
+        made, carried = rewritten(made, naming.rewrites, weights.tensors, reader_by_new_name(checkpoint, made), dropped)
         weights = weights_after(checkpoint, made, config, carried)
     for new in made:
         check_name(new)

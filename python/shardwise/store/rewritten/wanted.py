@@ -20,7 +20,7 @@ from ...pieces import NO_PIECES, Bounds, LocatedPiece, Pieces
 from ...placing import Placing, partition_of
 from ...quantized.follow import followed, with_states
 from ...quantized.forms import Components
-from ...rules.left_out import named
+from ...rules.left_out import names_text
 from ...shared_tiling import SharedTiling
 from ..data.boxes import contiguous_strides
 from ..data.sources import KeptArray
@@ -70,7 +70,7 @@ def refuse_unmatched(layouts: Placing, names: Iterable[str]) -> None:
     if found:
         count = "1 tensor matches" if len(found) == 1 else f"{len(found)} tensors match"
         raise LayoutError(
-            f"{count} no rule of the deployment, which has no default, so no device holds them: {named(found)}; "
+            f"{count} no rule of the deployment, which has no default, so no device holds them: {names_text(found)}; "
             "default = 'replicated' has all devices hold them, and drop leaves them out"
         )
 

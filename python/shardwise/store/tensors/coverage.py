@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ..._text import shown
 from ...errors import LayoutError, ParseError
-from ...pieces import Pieces, repeated
+from ...pieces import Pieces, repeats
 from ...tiling import Tiling
 from ..data.text import box_text
 
@@ -49,7 +49,7 @@ def tile(
     if len(boxes) == 1 and (boxes[0, :, 1] - boxes[0, :, 0] == sizes).all():
         return [0], []
     filled = np.flatnonzero((boxes[..., 0] < boxes[..., 1]).all(axis=1))
-    again = repeated(Pieces.boxed(boxes[filled]))
+    again = repeats(Pieces.boxed(boxes[filled]))
     kept, replicas = filled[~again], filled[again]
     _check(name, shape, boxes, kept, where, checkpoint)
     return kept.tolist(), replicas.tolist()

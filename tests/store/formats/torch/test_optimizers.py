@@ -15,7 +15,7 @@ import pytest
 
 import shardwise as sw
 from shardwise.cli import main
-from shardwise.store.formats.torch.optimizers import ModelTensor, OptimizerDict, numbered_names
+from shardwise.store.formats.torch.optimizers import NamedShape, OptimizerDict, numbered_names
 
 from ...torch_files import Call, save, tensor
 
@@ -50,7 +50,7 @@ def test_states_are_the_parameters_own(case: str, inside: str, tmp_path: Path) -
 
 
 def assignments(
-    groups: list[list[tuple[int] | None]], candidates: list[ModelTensor]
+    groups: list[list[tuple[int] | None]], candidates: list[NamedShape]
 ) -> list[dict[tuple[int, int], str]]:
     """All assignments that keep the order within groups, by trying each label of each candidate."""
     found = []
@@ -75,7 +75,7 @@ def test_a_number_has_a_name_if_and_only_if_one_assignment_is_possible(seed: int
     draw = random.Random(seed)
     count = draw.randint(1, 3)
     most = draw.choice([2, 3, 4])
-    candidates = [ModelTensor(f"p{number}", (draw.randint(1, most),)) for number in range(draw.randint(1, 6))]
+    candidates = [NamedShape(f"p{number}", (draw.randint(1, most),)) for number in range(draw.randint(1, 6))]
     groups: list[list[tuple[int] | None]] = [[] for _ in range(count)]
     for candidate in candidates:
         group = draw.choice([-1, *range(count), *range(count)])

@@ -12,7 +12,7 @@ import shardwise as sw
 from shardwise.store.data.engine import DIGEST_MODULUS
 from shardwise.store.write.places.place import receipt_from_line, receipt_line
 from shardwise.store.write.places.task import TaskReceipt
-from shardwise.store.write.run.ledger import parts_of
+from shardwise.store.write.run.ledger import usual_parts
 from tests.store.tasks import contents, planned, rules
 
 #: Expected of many of these tests, which are about something else.
@@ -68,4 +68,4 @@ def test_a_receipt_says_what_a_task_can_write() -> None:
         receipt_from_line(line.replace(b"host:1", b"host:2"), "here")
     assert right.contents != right._replace(crcs=(0,)).contents
     # Parts beyond 2**20 are not believed, however many say so.
-    assert parts_of({f"1/{2**20}": 1, f"1/{2**20 + 1}": 9, "1/0": 9}) == 2**20
+    assert usual_parts({f"1/{2**20}": 1, f"1/{2**20 + 1}": 9, "1/0": 9}) == 2**20

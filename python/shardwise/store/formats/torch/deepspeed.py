@@ -26,15 +26,15 @@ from .deepspeed_files import (
     ReadFile,
     Rows,
     check_world,
+    files_by_rank,
     frozen_row,
     grid_of,
     metadata_of,
-    rank_files,
     read_rank,
 )
 from .flat_parts import Arrays, FlatRow, WholeRow, dtype_and_shape, filled, is_flat, made
-from .model_parallel import CutRules, CutTensor, whole
-from .optimizers import ModelTensor, OptimizerDict, as_optimizer, numbered_names
+from .model_parallel import CutRules, RankCut, whole
+from .optimizers import NamedShape, OptimizerDict, as_optimizer, numbered_names
 from .tensors import SavedTensor, dict_of, items_within, sums_of, value_object
 from .universal import latest_in
 from .zero_partitions import RankArrays, Spans, group_shapes, parameters_of_groups, rank_arrays, step_elsewhere
@@ -52,7 +52,7 @@ def open_form(path: Location) -> StoredCheckpoint:
     if (path / LATEST).exists():
         path = path / latest_in(path / LATEST)
     inside = [name for name, is_folder in entries_of(path) if not is_folder]
-    ranks = rank_files(path, inside)
+    ranks = files_by_rank(path, inside)
     with opening([path / name for name in ranks.values()]) as (open_next, files):
         read = {key: read_rank(open_next(path / name)) for key, name in ranks.items()}
         folder = _StepFolder(path, read)
@@ -87,7 +87,7 @@ class _StepFolder(Rows):
         self.is_split = len(self.models[0]) > 1 or ("model", 0, 0) in read
         info = self.first.said.get("universal_checkpoint_info")
         self._rules = None if len(self.models) == 1 else _rules(self.first, info)
-        self.cuts: dict[str, CutTensor] = {}
+        self.cuts: dict[str, RankCut] = {}
         if self._optims:
             self._partitions = [[rank_arrays(file) for file in row] for row in self._optims]
             self.layouts = [group_shapes(row[0]) for row in self.models]
@@ -118,7 +118,7 @@ class _StepFolder(Rows):
                 except UnsupportedError as error:
                     self.unreadable[name] = str(error)
 
-    def _cut(self, name: str, shapes: Sequence[tuple[int, ...]], *, is_certain: bool) -> CutTensor:
+    def _cut(self, name: str, shapes: Sequence[tuple[int, ...]], *, is_certain: bool) -> RankCut:
         if self._rules is None:
             return whole(shapes[0])
         return self._rules.cut(name, shapes, 64, is_certain=is_certain)
@@ -157,7 +157,7 @@ class _StepFolder(Rows):
         if len(optimizers) != len(self.models):
             return
         candidates = [
-            ModelTensor(name, row.cut.local[0])
+            NamedShape(name, row.cut.local[0])
             for name, row in self.weights.items()
             if row.alias_of is None and "float" in row.dtype.name
         ]

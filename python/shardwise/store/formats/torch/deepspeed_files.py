@@ -18,7 +18,7 @@ from ...data.text import checked_shape
 from ...tensors.checkpoint import StoredObject
 from ...tensors.stored import UnsupportedError
 from .flat_parts import Arrays, FlatRow, WholeRow, is_flat
-from .model_parallel import CutTensor, whole
+from .model_parallel import RankCut, whole
 from .pickles import Record, state_of, torch_sizes
 from .tensors import Container, SavedTensor, dict_of, items_within, named_values, value_object
 
@@ -28,10 +28,10 @@ __all__ = [
     "ReadFile",
     "Rows",
     "check_world",
+    "files_by_rank",
     "frozen_row",
     "grid_of",
     "metadata_of",
-    "rank_files",
     "read_rank",
 ]
 
@@ -79,7 +79,7 @@ RankKey = tuple[str, int, int]
 Grid = list[list[ReadFile]]
 
 
-def rank_files(path: Location, inside: list[str]) -> dict[RankKey, str]:
+def files_by_rank(path: Location, inside: list[str]) -> dict[RankKey, str]:
     """The files of all ranks, in the order of these; each must be there once."""
     other = next((name for name in inside if _OTHERS.fullmatch(name)), None)
     if other is not None:
@@ -242,7 +242,7 @@ def metadata_of(file: ReadFile) -> dict[str, Any]:
     return {key: file.said[key] for key in ("ds_version", "global_steps") if isinstance(file.said.get(key), (str, int))}
 
 
-def frozen_row(models: Grid, name: str, cut: Callable[..., CutTensor]) -> FlatRow | None:
+def frozen_row(models: Grid, name: str, cut: Callable[..., RankCut]) -> FlatRow | None:
     """Give the row of a frozen parameter of stage 3, of which each data-parallel rank's file has a part.
 
     Args:

@@ -18,7 +18,7 @@ from ...data.location import Location
 from ...tensors.coverage import tile
 from ...tensors.flat import flat_boxes
 from ...tensors.stored import ListedPieces, StoredPiece, StoredTensor
-from .model_parallel import CutTensor
+from .model_parallel import RankCut
 from .tensors import Container, SavedTensor
 
 __all__ = ["Arrays", "FlatRow", "WholeRow", "dtype_and_shape", "filled", "is_flat", "made"]
@@ -67,7 +67,7 @@ class FlatRow(NamedTuple):
     """
 
     dtype: Dtype
-    cut: CutTensor
+    cut: RankCut
     arrays: Arrays
     spans: Numbers
     alias_of: str | None = None
@@ -77,7 +77,7 @@ class WholeRow(NamedTuple):
     """A tensor of which each model-parallel rank has an array."""
 
     dtype: Dtype
-    cut: CutTensor
+    cut: RankCut
     arrays: tuple[tuple[Container, SavedTensor], ...]
     alias_of: str | None = None
 
@@ -121,7 +121,7 @@ class _PlacedRuns(NamedTuple):
 
 
 @lru_cache(256)
-def _placed(cut: CutTensor, ranges: tuple[tuple[int, int, int], ...]) -> tuple[_PlacedRuns, _PlacedRuns]:
+def _placed(cut: RankCut, ranges: tuple[tuple[int, int, int], ...]) -> tuple[_PlacedRuns, _PlacedRuns]:
     """The boxes that tile a tensor, and those that repeat them; ranges are rank, start and stop of each source."""
     rank_count, dims = len(cut.parts), len(cut.shape)
     by_rank: list[list[tuple[Bounds, int, int]]] = []
@@ -180,7 +180,7 @@ def _refined(copies: list[list[Bounds]]) -> list[Bounds] | None:
 def _split(
     copy: list[tuple[Bounds, int, int]],
     boxes: list[Bounds] | None,
-    cut: CutTensor,
+    cut: RankCut,
     ranges: tuple[tuple[int, int, int], ...],
 ) -> list[tuple[Bounds, int, int]]:
     if boxes is None:

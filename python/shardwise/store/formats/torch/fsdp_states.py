@@ -16,10 +16,10 @@ from ...data.location import Location
 from ...tensors.checkpoint import KeyPath, StoredObject
 from ...tensors.stored import StoredTensor, UnsupportedError
 from .flat_units import Unit, fitting_units, joined_ranges, parameter_ranges
-from .optimizers import ModelTensor, OptimizerDict, as_optimizer, is_by_name, numbered_names
+from .optimizers import NamedShape, OptimizerDict, as_optimizer, is_by_name, numbered_names
 from .pickles import Record
 from .rank_parts import FlatRange, Gathered, of_ranges
-from .state_dicts import step_tensor
+from .state_dicts import number_tensor
 from .tensors import Container, items_within, value_object
 
 __all__ = ["Extras", "States"]
@@ -183,7 +183,7 @@ class States:
         is_plain = any(not held.is_sharded for held in states)
         owners: dict[Any, str] = {}
         candidates = [
-            ModelTensor(name, held.shape)
+            NamedShape(name, held.shape)
             for name, held in weights.items()
             if (held.is_sharded or (is_plain and "float" in held.dtype.name))
             and owners.setdefault(held.storages(), name) == name
@@ -192,7 +192,7 @@ class States:
         self._add_all(self._matched(shapes, candidates, is_ordered=not is_by_name(weights)))
 
     def _matched(
-        self, shapes: Mapping[_StateKey, Shape], candidates: Sequence[ModelTensor], *, is_ordered: bool
+        self, shapes: Mapping[_StateKey, Shape], candidates: Sequence[NamedShape], *, is_ordered: bool
     ) -> dict[Any, list[str]]:
         """The names by number; none, and a doubt, if they are not certain."""
         first = self._ranks[0]
@@ -230,7 +230,7 @@ class States:
         for at, (count, counted_by) in self._numbers.items():
             for name in names.get(at.key, [str(at.key)]):
                 full = f"{_PREFIX}state.{name}.{at.kind}"
-                self.tensors[full] = step_tensor(full, count, counted_by)
+                self.tensors[full] = number_tensor(full, count, counted_by)
         first, container = self._ranks[0], self._containers[0]
         for number, (group, params) in enumerate(zip(first.groups, first.params, strict=True)):
             for key, value in group.items():
@@ -323,7 +323,7 @@ class States:
                 copy.parts.sort(key=lambda part: shards[rank_of[id(part.container)]][0])
             by_copy[at] = list(copies.values())
             shapes[at] = (sum(math.prod(part.tensor.shape) for part in by_copy[at][0].parts),)
-        candidates = [ModelTensor(name, (math.prod(held.shape),)) for name, held in weights.items()]
+        candidates = [NamedShape(name, (math.prod(held.shape),)) for name, held in weights.items()]
         names = self._matched(shapes, candidates, is_ordered=not is_by_name(weights))
         if not names:
             reason = self.doubts.pop().rpartition("numbers: ")[2]

@@ -24,7 +24,7 @@ from ...tensors.stored import UnsupportedError, whole_box
 from .pickles import state_of, torch_sizes
 from .tensors import dict_of, items_within
 
-__all__ = ["CutRules", "CutTensor", "RankBox", "whole"]
+__all__ = ["CutRules", "RankBox", "RankCut", "whole"]
 
 
 #: The versions of what is said here that are known.
@@ -56,7 +56,7 @@ class RankBox(NamedTuple):
         return tuple((at, at + high - low) for at, (low, high) in zip(self.start, self.box, strict=True))
 
 
-class CutTensor(NamedTuple):
+class RankCut(NamedTuple):
     """A tensor in the parts of ranks.
 
     Attributes:
@@ -70,9 +70,9 @@ class CutTensor(NamedTuple):
     parts: tuple[tuple[RankBox, ...], ...]
 
 
-def whole(shape: Shape) -> CutTensor:
+def whole(shape: Shape) -> RankCut:
     """Give the cut of a tensor that one rank has as a whole."""
-    return CutTensor(shape, (shape,), ((RankBox(whole_box(shape), (0,) * len(shape)),),))
+    return RankCut(shape, (shape,), ((RankBox(whole_box(shape), (0,) * len(shape)),),))
 
 
 class _Patterns:
@@ -156,7 +156,7 @@ class CutRules:
                 found[pattern] = said
         return found
 
-    def cut(self, name: str, shapes: Sequence[Shape], bits: int, *, is_certain: bool) -> CutTensor:
+    def cut(self, name: str, shapes: Sequence[Shape], bits: int, *, is_certain: bool) -> RankCut:
         """Give the cut of a parameter.
 
         Args:
@@ -182,7 +182,7 @@ class CutRules:
             found = self._affine(name, shapes, self._maps[matched["affine_map"]], bits, refused)
         elif matched["tp_replicated_parameter_patterns"] is not None:
             part = RankBox(whole_box(shapes[0]), (0,) * len(shapes[0]))
-            found = CutTensor(shapes[0], tuple(shapes), tuple((part,) for _ in shapes))
+            found = RankCut(shapes[0], tuple(shapes), tuple((part,) for _ in shapes))
         elif matched["parameter_to_average_patterns"] is not None:
             raise refused("parameter_to_average_patterns names it: ranks have values of their own, to be averaged")
         elif matched["parameter_with_2_sub_params_cat_dim_0"] is not None:
@@ -204,7 +204,7 @@ class CutRules:
 
     def _joined(
         self, name: str, shapes: Sequence[Shape], dim: int, widths: Sequence[Sequence[int]] | None, bits: int
-    ) -> CutTensor:
+    ) -> RankCut:
         """The ranks' tensors one after the other in a dim; with widths first all ranks' of the first, and so on."""
         first = shapes[0]
         same = all(
@@ -227,11 +227,11 @@ class CutRules:
                 local[rank] += width
                 at += width
         shape = checked_shape((*first[:dim], at, *first[dim + 1 :]), bits, name, self._where)
-        return CutTensor(shape, tuple(shapes), tuple(map(tuple, parts)))
+        return RankCut(shape, tuple(shapes), tuple(map(tuple, parts)))
 
     def _of_several(
         self, name: str, shapes: Sequence[Shape], pattern: str, bits: int, refused: Callable[[str], Exception]
-    ) -> CutTensor:
+    ) -> RankCut:
         said = self._sub_params[pattern]
         dim, spec = said.get("partition_dim"), [size for _, size in items_within(said.get("shape")) or ()]
         if type(dim) is not int or not 0 <= dim < len(spec) or any(len(shape) != len(spec) for shape in shapes):
@@ -257,7 +257,7 @@ class CutRules:
 
     def _affine(
         self, name: str, shapes: Sequence[Shape], entry: Any, bits: int, refused: Callable[[str], Exception]
-    ) -> CutTensor:
+    ) -> RankCut:
         said = dict_of(entry)
         shape = checked_shape(torch_sizes(said.get("logical_shape")), bits, name, self._where)
         ranks = {str(rank): held for rank, held in items_within(said.get("ranks")) or ()}
@@ -283,9 +283,9 @@ class CutRules:
                 if math.prod(sizes):
                     found.append(RankBox(box, source))
             parts.append(tuple(found))
-        return CutTensor(shape, tuple(shapes), tuple(parts))
+        return RankCut(shape, tuple(shapes), tuple(parts))
 
-    def _without_padding(self, name: str, cut: CutTensor) -> CutTensor:
+    def _without_padding(self, name: str, cut: RankCut) -> RankCut:
         rows = self._said.get("original_vocab_size")
         if type(rows) is not int or rows < 0 or not cut.shape:
             raise ParseError(f"{self._where}: {shown(name)}: original_vocab_size is {shown(rows)}, which is no size")
@@ -297,9 +297,9 @@ class CutRules:
             return RankBox(((low, low + kept), *rest), part.start) if kept > 0 else None
 
         parts = tuple(tuple(kept for part in held if (kept := clipped(part))) for held in cut.parts)
-        return CutTensor((rows, *cut.shape[1:]), cut.local, parts)
+        return RankCut((rows, *cut.shape[1:]), cut.local, parts)
 
-    def _check(self, name: str, cut: CutTensor) -> None:
+    def _check(self, name: str, cut: RankCut) -> None:
         """Check that the parts tile the whole."""
         boxes = [part.bounds for held in cut.parts for part in held]
         if boxes:

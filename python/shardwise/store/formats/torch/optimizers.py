@@ -20,7 +20,7 @@ from .pickles import Record
 
 __all__ = [
     "NAMED",
-    "ModelTensor",
+    "NamedShape",
     "OptimizerDict",
     "as_optimizer",
     "dict_entries",
@@ -46,7 +46,7 @@ _MOST_STEPS = 1 << 18
 NAMED = "open_checkpoint(..., parameter_names=[...]) with the names in the order of the numbers settles it"
 
 
-class ModelTensor(NamedTuple):
+class NamedShape(NamedTuple):
     """A tensor of a model that may be a parameter of an optimizer."""
 
     name: str
@@ -146,7 +146,7 @@ def _shape_of(states: Mapping[Any, Any], shape_of: Callable[[Any], Shape | None]
 
 def numbered_names(
     optimizers: Sequence[OptimizerDict],
-    candidates: Sequence[ModelTensor],
+    candidates: Sequence[NamedShape],
     *,
     is_ordered: bool,
     names: Sequence[str] | None = None,
@@ -197,7 +197,7 @@ def numbered_names(
 
 
 def _given(
-    names: Sequence[str], items: Sequence[Any], shapes: Sequence[Shape | None], candidates: Sequence[ModelTensor]
+    names: Sequence[str], items: Sequence[Any], shapes: Sequence[Shape | None], candidates: Sequence[NamedShape]
 ) -> list[str]:
     """Check the names that a caller knows."""
     if len(names) != len(items) or len(set(names)) != len(names):
@@ -216,7 +216,7 @@ def _given(
 
 
 def _unordered(
-    labels: Sequence[str], shapes: Sequence[Shape | None], candidates: Sequence[ModelTensor]
+    labels: Sequence[str], shapes: Sequence[Shape | None], candidates: Sequence[NamedShape]
 ) -> list[str] | str:
     """Match parameters to candidates by shape: no two may have the same; else return the reason why none is matched."""
     by_shape: dict[Shape, list[str]] = {}
@@ -245,7 +245,7 @@ def _ordered(
     labels: Sequence[str],
     groups: Sequence[Sequence[int]],
     shapes: Sequence[Shape | None],
-    candidates: Sequence[ModelTensor],
+    candidates: Sequence[NamedShape],
 ) -> list[str] | str:
     """Match by order and shapes: each group is a part of the candidates in their order."""
     layers = _reachable(groups, shapes, candidates)
@@ -276,7 +276,7 @@ _Counts = tuple[int, ...]
 
 
 def _following(
-    progress: _Counts, groups: Sequence[Sequence[int]], shapes: Sequence[Shape | None], candidate: ModelTensor
+    progress: _Counts, groups: Sequence[Sequence[int]], shapes: Sequence[Shape | None], candidate: NamedShape
 ) -> Iterator[tuple[_Counts, int | None]]:
     """The ways to go on at a candidate: it is no parameter, or the next one of a group."""
     yield progress, None
@@ -288,7 +288,7 @@ def _following(
 
 
 def _reachable(
-    groups: Sequence[Sequence[int]], shapes: Sequence[Shape | None], candidates: Sequence[ModelTensor]
+    groups: Sequence[Sequence[int]], shapes: Sequence[Shape | None], candidates: Sequence[NamedShape]
 ) -> list[set[_Counts]] | None:
     """Return how far each group may be before each candidate; `None` if these are too many ways."""
     wanted = Counter(shapes)

@@ -17,11 +17,11 @@ from ...data.files import Holder
 from ...data.text import checked_name
 from ...tensors.checkpoint import Besides, KeyPath, StoredObject
 from ...tensors.stored import StoredPiece, StoredTensor, UnsupportedError, whole_box
-from .optimizers import NAMED, ModelTensor, OptimizerDict, as_optimizer, dict_entries, is_by_name, numbered_names
+from .optimizers import NAMED, NamedShape, OptimizerDict, as_optimizer, dict_entries, is_by_name, numbered_names
 from .pickles import Record
 from .tensors import Container, SavedTensor, items_within, located_values, sums_of, value_object
 
-__all__ = ["FLOATS", "ModelParameters", "StateDicts", "sharded_kind", "step_tensor"]
+__all__ = ["FLOATS", "ModelParameters", "StateDicts", "number_tensor", "sharded_kind"]
 
 #: The keys under which a file has the model that its optimizer trains, where it has several.
 _MODELS = ("model", "state_dict", "model_state_dict", "module", "net", "network")
@@ -43,7 +43,7 @@ class ModelParameters(NamedTuple):
         is_ordered: Whether they are in the order of the model's modules.
     """
 
-    candidates: Sequence[ModelTensor]
+    candidates: Sequence[NamedShape]
     is_ordered: bool
 
 
@@ -185,7 +185,7 @@ class StateDicts:
             container, saved = self._saved[name]
             # A second name of the same tensor is no further parameter; buffers of integers are none at all.
             if (id(container), saved) not in tied and FLOATS.match(saved.dtype.name):
-                found.append(ModelTensor(name[len(prefix) :], saved.shape))
+                found.append(NamedShape(name[len(prefix) :], saved.shape))
             tied.add((id(container), saved))
         return ModelParameters(found, not is_by_name(own))
 
@@ -198,7 +198,7 @@ class StateDicts:
                 name = f"{optimizer.prefix}state.{own}.{kind}"
                 if kind == "step" and type(value) in (int, float):
                     self._new(name, container)
-                    self.tensors[name] = step_tensor(name, value, container)
+                    self.tensors[name] = number_tensor(name, value, container)
                     self.paths[name] = path
                 else:
                     self._add_all(container, name, path, value)
@@ -264,7 +264,7 @@ def _joined(parts: Sequence[str]) -> str:
     return ".".join(parts)
 
 
-def step_tensor(name: str, value: float, container: Container) -> StoredTensor:
+def number_tensor(name: str, value: float, container: Container) -> StoredTensor:
     """Give the tensor of a step that is a number, as PyTorch's optimizers keep it."""
     dtype = DTYPES["float32" if abs(value) < _MOST_FLOAT else "int64"]
     fill = np.array(value, dtype.name)

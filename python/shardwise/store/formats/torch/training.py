@@ -23,7 +23,7 @@ from ...tensors.checkpoint import Besides, KeyPath, StoredCheckpoint, StoredObje
 from ...tensors.model_config import config_of
 from ...tensors.stored import StoredTensor
 from .dcp import open_form as open_dcp
-from .optimizers import ModelTensor, is_by_name
+from .optimizers import NamedShape, is_by_name
 from .state_dicts import FLOATS, ModelParameters, StateDicts
 from .tensors import value_object
 
@@ -148,7 +148,7 @@ def _model(checkpoint: StoredCheckpoint, folder: Location) -> ModelParameters:
         owner = None if tensor.alias_of is None else checkpoint[tensor.alias_of]
         is_tied = owner is not None and (owner.shape, owner.dtype) == (tensor.shape, tensor.dtype)
         if FLOATS.match(tensor.dtype) and not is_tied:
-            found.append(ModelTensor(name, tensor.shape))
+            found.append(NamedShape(name, tensor.shape))
     names = [each.name for each in found]
     if checkpoint.format == "torch" and not is_by_name(checkpoint):
         return ModelParameters(found, True)
@@ -156,7 +156,7 @@ def _model(checkpoint: StoredCheckpoint, folder: Location) -> ModelParameters:
     if order is None:
         return ModelParameters(found, False)
     shapes = dict(found)
-    return ModelParameters([ModelTensor(name, shapes[name]) for name in order], True)
+    return ModelParameters([NamedShape(name, shapes[name]) for name in order], True)
 
 
 def _joined(path: Location, form: str, parts: Sequence[StoredCheckpoint]) -> StoredCheckpoint:

@@ -22,7 +22,7 @@ from ...tensors.lazy import LazyTensors
 from ...tensors.stored import StoredTensor, UnsupportedError, whole_box
 from .deepspeed_files import Grid, RankKey, ReadFile, Rows, frozen_row, grid_of, metadata_of, read_rank
 from .flat_parts import WholeRow, dtype_and_shape, filled, is_flat, made
-from .model_parallel import CutTensor, whole
+from .model_parallel import RankCut, whole
 from .tensors import Container, SavedTensor, dict_of, items_within, sums_of
 from .zero_partitions import RankArrays, group_shapes, parameters_of_groups
 
@@ -275,7 +275,7 @@ def _check_alike(zero: Location, parts: dict[str, list[str]]) -> None:
             raise ParseError(f"{zero / name}: has no {absent[0]}, which other parameters have: files are missing")
 
 
-def _as_whole(name: str, shapes: list[tuple[int, ...]], *, is_certain: bool) -> CutTensor:
+def _as_whole(name: str, shapes: list[tuple[int, ...]], *, is_certain: bool) -> RankCut:
     return whole(shapes[0])
 
 

@@ -30,7 +30,7 @@ from ...tensors.checkpoint import KeyPath
 from .archives import ALIGNMENT, CRC_IN_ENTRY, CRC_IN_LOCAL, ROOT, Member, directory_entry, end_of, local
 from .files import NO_DIGESTS, CutTensor, Extent, FileDigests, Headers, TargetFile, slots_of
 from .pickles import Call, Global, Items, New, Persistent, pickled
-from .slots import Slot, Slots, joined
+from .slots import Slot, Slots, joined_slots
 
 __all__ = [
     "INDEX",
@@ -227,7 +227,9 @@ def dcp_files(wanted: Sequence[CutTensor]) -> list[DcpFile]:
     held: dict[int, list[Slots]] = {}
     for (device, _), slots in slots_of(wanted, range(len(wanted))).items():
         held.setdefault(device, []).append(slots)
-    return [DcpFile(f"__{rank}_0.distcp", joined(held[device]), wanted) for rank, device in enumerate(sorted(held))]
+    return [
+        DcpFile(f"__{rank}_0.distcp", joined_slots(held[device]), wanted) for rank, device in enumerate(sorted(held))
+    ]
 
 
 @lru_cache(maxsize=1024)

@@ -10,13 +10,13 @@ from ...._text import shown
 from ....conversion.assembled import Wanted
 from ....errors import LayoutError
 from ....placing import Placing
-from ....rules.left_out import named
+from ....rules.left_out import names_text
 from ....rules.names import WeightRole, merged_names, weights
 from ....rules.templates import parse_template
 from ....shared_tiling import SharedTiling
 from .rank_files import FileRanks
 
-__all__ = ["check_blocks", "check_names", "check_stages", "with_head"]
+__all__ = ["check_blocks", "check_engine_names", "check_stages", "with_head"]
 
 #: The output layer, as the engines call it.
 _HEAD = "lm_head.weight"
@@ -35,7 +35,7 @@ _ADVICE = (
 )
 
 
-def check_names(wanted: Sequence[Wanted], layouts: Placing) -> None:
+def check_engine_names(wanted: Sequence[Wanted], layouts: Placing) -> None:
     """Refuse tensors of names that the engines' sharded loaders do not know, as they hold several in one parameter.
 
     Raises:
@@ -130,8 +130,8 @@ def check_blocks(wanted: Sequence[Wanted]) -> None:
     names = [one.name for one in wanted if isinstance(one.partition, SharedTiling) and one.partition.begins_within]
     if names:
         raise LayoutError(
-            f"{named(names)}: what a rank has begins within a block, which it shares with the rank before (shared = "
-            "true), and vLLM and SGLang count blocks from the rank's first element, so they would take wrong scales: "
+            f"{names_text(names)}: what a rank has begins within a block, which it shares with the rank before (shared "
+            "= true), and vLLM and SGLang count blocks from the rank's first element, so they would take wrong scales: "
             "to='ranks' has files for ranks; `shardwise fits` says which sizes are cut between blocks"
         )
 

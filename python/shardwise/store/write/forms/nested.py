@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ...._dtypes import Dtype
 from ...._text import shown
 from ....errors import LayoutError
-from ....rules.left_out import named
+from ....rules.left_out import names_text
 from ....rules.states import MASTER, TrainingNames, training_names
 from ...formats.torch.pickles import Record, torch_sizes
 from ...formats.torch.tensors import items_within
@@ -150,7 +150,7 @@ def _optimizer(
         listed = list(groups[0].params)
     elif lost:
         raise LayoutError(
-            f"the optimizer {shown(key)} has states of {named(lost)}, which is in none of its groups; rename "
+            f"the optimizer {shown(key)} has states of {names_text(lost)}, which is in none of its groups; rename "
             "changes the names in groups as well, rewrites do not"
         )
     if len(set(listed)) != len(listed):

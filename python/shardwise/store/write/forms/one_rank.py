@@ -17,15 +17,15 @@ from ....pieces import NO_PIECES, LocatedPiece, Pieces
 from ....placing import Placing
 from ...data.parts import PIECES, part_mark
 from .files import CutTensor
-from .rank_files import FileRanks, arrays_of, pieces_text, rank_slots
+from .rank_files import FileRanks, pieces_text, rank_slots, slot_bounds
 
-__all__ = ["one_rank", "ranks_of"]
+__all__ = ["file_ranks", "one_rank"]
 
 #: A box, start and stop, and where it begins in an array.
 _PlacedBox = tuple[Sequence[npt.NDArray[np.int64]], npt.NDArray[np.int64]]
 
 
-def ranks_of(layouts: Placing, wanted: Sequence[CutTensor]) -> FileRanks:
+def file_ranks(layouts: Placing, wanted: Sequence[CutTensor]) -> FileRanks:
     """The devices of layouts; without any, those of the mesh by which the tensors are cut.
 
     Raises:
@@ -56,7 +56,7 @@ def one_rank(
         raise LayoutError(f"rank is {shown(rank)}; the layouts have the ranks 0 to {len(ranks.labels) - 1}")
     slots = rank_slots(wanted, ranks)[rank]
     found = []
-    for first, stop in arrays_of(slots):
+    for first, stop in slot_bounds(slots):
         tensor = wanted[int(slots.tensors[first])]
         places, dims = slots.places[first:stop], len(tensor.shape)
         begins, shapes = slots.table.held(places, dims)

@@ -28,7 +28,7 @@ from .files import CutTensor, FileArray, FileDigests, NamedTensor, begins_of, fi
 from .safetensors import HeaderText, SafetensorsFile
 from .slots import BoxPool, OwnedBoxes, Slots, SlotTable
 
-__all__ = ["FileRanks", "RankFile", "arrays_of", "pieces_text", "rank_files", "rank_name", "rank_slots"]
+__all__ = ["FileRanks", "RankFile", "pieces_text", "rank_files", "rank_name", "rank_slots", "slot_bounds"]
 
 #: The characters of an axis's name that are replaced in the name of a file.
 _UNNAMED = re.compile(r"[^A-Za-z0-9_.]")
@@ -119,7 +119,7 @@ class RankFile(SafetensorsFile):
         metadata: dict[str, str] = {"format": "pt", **self.text.metadata, **part_mark(self.text.files)}
         entries: dict[str, Any] = {"__metadata__": metadata}
         end = 0
-        for first, _ in arrays_of(self.slots):
+        for first, _ in slot_bounds(self.slots):
             tensor = self.wanted[int(self.slots.tensors[first])]
             shape = _array_shape(self.slots, first, len(tensor.shape))
             begin, end = end, end + tensor.itemsize * math.prod(shape)
@@ -139,7 +139,7 @@ def _array_shape(slots: Slots, number: int, rank: int) -> list[int]:
 def pieces_text(slots: Slots, wanted: Sequence[NamedTensor] | Mapping[int, NamedTensor]) -> str:
     """Return the header's text on tensors of which a file has a part: the whole shape, and the array's boxes."""
     found: dict[str, Any] = {}
-    for first, stop in arrays_of(slots):
+    for first, stop in slot_bounds(slots):
         tensor = wanted[int(slots.tensors[first])]
         shape, places = list(tensor.shape), slots.places[first:stop]
         lows, highs = (side.tolist() for side in slots.table.sides(places, len(shape)))
@@ -151,7 +151,7 @@ def pieces_text(slots: Slots, wanted: Sequence[NamedTensor] | Mapping[int, Named
     return json.dumps(found, separators=(",", ":"), ensure_ascii=False)
 
 
-def arrays_of(slots: Slots) -> list[tuple[int, int]]:
+def slot_bounds(slots: Slots) -> list[tuple[int, int]]:
     """For each tensor of a file its first slot, and one past its last."""
     changes = np.flatnonzero(np.diff(slots.tensors)) + 1
     edges = [0, *changes.tolist(), len(slots)] if len(slots) else [0]
@@ -160,14 +160,14 @@ def arrays_of(slots: Slots) -> list[tuple[int, int]]:
 
 def _array_bytes(slots: Slots) -> npt.NDArray[np.int64]:
     """The bytes of the array of each tensor of a file."""
-    firsts = np.array([first for first, _ in arrays_of(slots)], np.int64)
+    firsts = np.array([first for first, _ in slot_bounds(slots)], np.int64)
     return slots.table.array_bytes(slots.tensors[firsts], slots.places[firsts])
 
 
 def _array_begins(slots: Slots) -> npt.NDArray[np.int64]:
     """Return the offset of each slot's box in the file's data."""
     begins = begins_of(_array_bytes(slots))
-    counts = np.array([stop - first for first, stop in arrays_of(slots)], np.int64)
+    counts = np.array([stop - first for first, stop in slot_bounds(slots)], np.int64)
     found: npt.NDArray[np.int64] = np.repeat(begins, counts) + slots.table.array_offsets(slots.tensors, slots.places)
     return found
 
@@ -262,7 +262,7 @@ def _vllm_names(ranks: FileRanks) -> Any:
 def _cut(slots: Slots, most: int) -> list[Slots]:
     """The slots of the files of a rank, each with tensors of at most so many bytes, or with one."""
     firsts, filled = [0], 0
-    for (first, _), size in zip(arrays_of(slots), _array_bytes(slots).tolist(), strict=True):
+    for (first, _), size in zip(slot_bounds(slots), _array_bytes(slots).tolist(), strict=True):
         if filled and filled + size > most:
             firsts.append(first)
             filled = 0

@@ -15,7 +15,7 @@ from ....partition import Partition
 from ....pieces import Bounds, dense_strides
 from ....shared_tiling import SharedTiling
 
-__all__ = ["BoxPool", "OwnedBoxes", "Slot", "SlotTable", "Slots", "digits_of", "joined"]
+__all__ = ["BoxPool", "OwnedBoxes", "Slot", "SlotTable", "Slots", "digits_of", "joined_slots"]
 
 
 #: The number of slots that are made at a time while a file's are gone through.
@@ -373,7 +373,7 @@ def digits_of(numbers: Numbers) -> Numbers:
     return digits
 
 
-def joined(parts: Sequence[Slots]) -> Slots:
+def joined_slots(parts: Sequence[Slots]) -> Slots:
     """The slots of several files of one table, as those of one; where they begin is to be worked out."""
     columns = ([getattr(part, name) for part in parts] for name in ("tensors", "places", "begins"))
     return Slots(parts[0].table, *(np.concatenate(each) for each in columns))

@@ -29,6 +29,7 @@ from . import folder, store
 from .leftovers import check_room
 from .part_sizes import LIMITS, Limits
 from .place import NewCheckpoint, Place
+from .uploads import check_store
 
 __all__ = [
     "ScratchFolder",
@@ -95,7 +96,7 @@ def refuse_source(source: Location, target: Location) -> None:
 def check_writable(path: Location, nbytes: int = 0) -> None:
     """Refuse, before anything is made beside it, a place that cannot be written or has no room for so many bytes."""
     if isinstance(path, ObjectPath):
-        store.check_writable(path)
+        check_store(path)
     elif isinstance(path, Path):
         check_room(path, nbytes, "the checkpoint, with what is written beside it first,")
 

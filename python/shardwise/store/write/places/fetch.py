@@ -23,7 +23,7 @@ from ...data.engine import CopyJob, JobTensor
 from ...data.object_files import WINDOW, ObjectFile
 from ..forms.forms import differing_replica
 
-__all__ = ["compare_replicas", "fetch_pieces", "gathered", "memory_for"]
+__all__ = ["compare_replicas", "fetch_pieces", "fetched_box", "memory_for"]
 
 #: A together has at most a quarter more bytes than its pieces, and this many.
 _SLACK = 64 * 2**10
@@ -143,7 +143,7 @@ def _fetched(file: ObjectFile, together: list[_PieceRange]) -> Array:
     return data
 
 
-def gathered(pieces: Pieces, box: Bounds, itemsize: int) -> Array:
+def fetched_box(pieces: Pieces, box: Bounds, itemsize: int) -> Array:
     """Give a box of a tensor, whose elements are bytes, from the pieces that tile it: of files, objects and arrays.
 
     Raises:

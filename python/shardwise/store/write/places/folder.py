@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from io import BufferedReader
 from pathlib import Path
 
-from ...._atomic import naming
+from ...._atomic import naming_file
 from ...._core import FileLock, publish, sync_files
 from ....errors import ParseError
 from ...data.engine import CopyJob
@@ -201,7 +201,7 @@ class FolderPlace:
                 if not name.endswith(".jsonl") or (numbers is not None and not _may_hold(name, numbers)):
                     continue
                 path = folder.path / name
-                with folder.file(name, os.O_RDONLY) as raw, naming(path), BufferedReader(raw) as stream:  # type: ignore[type-var]
+                with folder.file(name, os.O_RDONLY) as raw, naming_file(path), BufferedReader(raw) as stream:  # type: ignore[type-var]
                     for line in iter(lambda stream=stream: stream.readline(_MOST_LINE), b""):  # type: ignore[misc]
                         if not line.endswith(b"\n"):
                             break  # Its writer was killed.
@@ -244,7 +244,7 @@ class FolderPlace:
         if strange is not None:
             raise refuse_stranger(folder.path / strange)
         for number, (file, size) in enumerate(zip(self._new.files, self._new.sizes, strict=True)):
-            with folder.file(file.name, os.O_RDWR) as stream, naming(folder.path / file.name):
+            with folder.file(file.name, os.O_RDWR) as stream, naming_file(folder.path / file.name):
                 found = os.fstat(stream.fileno()).st_size
                 if found != size:
                     raise ParseError(f"{folder.path / file.name}: has {found} bytes, but was made with {size}")
@@ -334,7 +334,7 @@ class FolderRecorder:
         with (
             opened_below(self._path.parent, 3) as folder,
             folder.file(self._path.name, os.O_WRONLY | os.O_APPEND | os.O_CREAT) as stream,
-            naming(self._path),
+            naming_file(self._path),
         ):
             write_all(stream, b"".join(map(receipt_line, self._receipts)))
             if self._sync:

@@ -28,7 +28,7 @@ __all__ = [
     "Recorder",
     "receipt_from_line",
     "receipt_line",
-    "sealed",
+    "sealed_line",
     "unsealed",
 ]
 
@@ -223,10 +223,10 @@ class Place(Protocol):
 def receipt_line(receipt: TaskReceipt) -> bytes:
     """Write a receipt as a line."""
     said = [*receipt[:3], [f"{digest:x}" for digest in receipt.digests], *receipt[4:]]
-    return sealed(said)
+    return sealed_line(said)
 
 
-def sealed(said: Any) -> bytes:
+def sealed_line(said: Any) -> bytes:
     """Write something as a line of JSON with a digest of it."""
     text = json.dumps(said, separators=(",", ":")).encode()
     return b"%s %s\n" % (_digest(text), text)
@@ -272,7 +272,7 @@ def _made(size: int, etag: str) -> tuple[int, str]:
 
 @contextmanager
 def unsealed(line: bytes, where: object, what: str) -> Iterator[Any]:
-    """Give what a line says; refuse, with ParseError, one that `sealed` has not written, or that says no such thing."""
+    """Give what a line says; refuse, with ParseError, one that is not of `sealed_line`, or that says no such thing."""
     digest, _, text = line.rstrip(b"\n").partition(b" ")
     if _digest(text) != digest:
         raise ParseError(f"{where}: {what} is not what was written: it was edited or is damaged")

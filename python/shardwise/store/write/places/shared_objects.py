@@ -13,7 +13,7 @@ from ...data.location import taken
 from ...data.objects import ObjectPath
 from .part_sizes import WINDOW, Limits
 from .parts import names_of_uploads, upload_tag
-from .place import Completion, NewCheckpoint, sealed
+from .place import Completion, NewCheckpoint, sealed_line
 from .task import TaskReceipt
 from .uploads import Multipart, put_object
 from .whole_objects import ask_all, is_made, remove
@@ -74,7 +74,7 @@ class SharedObjects:
                 list(ask_all(Multipart.abort, [upload for upload in uploads if upload.name]))
                 raise
             try:
-                put_object(self.uploads, sealed([self._new.digest, names]), is_new=True)
+                put_object(self.uploads, sealed_line([self._new.digest, names]), is_new=True)
             except FileExistsError:  # Another was faster.
                 list(ask_all(Multipart.abort, uploads))
                 self._names()
@@ -84,7 +84,7 @@ class SharedObjects:
         for number in gone:
             names[number] = self._upload(number).begin()
         if gone:
-            put_object(self.uploads, sealed([self._new.digest, names]), is_new=False)
+            put_object(self.uploads, sealed_line([self._new.digest, names]), is_new=False)
 
     def still_there(self, receipts: Sequence[TaskReceipt]) -> Iterator[TaskReceipt]:
         """Give those of some receipts whose parts the store still has."""

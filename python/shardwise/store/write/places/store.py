@@ -23,11 +23,11 @@ from .place import Completion, NewCheckpoint, receipt_from_line, receipt_line
 from .shared_objects import SharedObjects
 from .stream import ObjectSink
 from .task import TaskReceipt
-from .uploads import check_writable, put_object
+from .uploads import check_store, put_object
 from .whole_objects import ask_all, has_bytes, has_text, put_same, remove, small_object
 from .work import Work, Workers, executor_workers, one_worker, workers_for
 
-__all__ = ["ObjectSink", "PartsSink", "StorePlace", "check_writable"]
+__all__ = ["ObjectSink", "PartsSink", "StorePlace"]
 
 
 class StorePlace:
@@ -41,7 +41,7 @@ class StorePlace:
         self._root: ObjectPath = workplace_of(self.path) / new.digest[:16]
         self._kept: bool | None = None
         self._shared = SharedObjects(new, limits, self._root, self._object)
-        check_writable(self.path)
+        check_store(self.path)
 
     @property
     def inside(self) -> str:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ...._arguments import check_fields
 from ...._text import bytes_text, shown
-from ...data.engine import check_memory
+from ...data.engine import check_job_memory
 from ...data.sources import Source
 from .gatherer import Gatherer
 from .work import MEMORY
@@ -207,7 +207,7 @@ class Task:
 
     def _ended(self, memory: int, ask: Callable[[Gatherer], Outcome]) -> TaskReceipt:
         began = time.perf_counter()
-        check_memory(memory)
+        check_job_memory(memory)
         gatherer = Gatherer(self._program, self.sink.count(self), self._sources, self._compared, dict(self._names))
         done = ask(gatherer)
         return TaskReceipt(

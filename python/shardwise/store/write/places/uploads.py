@@ -19,7 +19,7 @@ from ....errors import LayoutError
 from ...data.location import taken
 from ...data.objects import ObjectPath
 
-__all__ = ["Comparison", "Multipart", "Upload", "check_writable", "put_object", "upload_to"]
+__all__ = ["Comparison", "Multipart", "Upload", "check_store", "put_object", "upload_to"]
 
 _TAG = "shardwise-run"
 
@@ -44,7 +44,7 @@ class Upload(Protocol):
         """Forget what was put; nothing of it becomes visible."""
 
 
-def check_writable(path: ObjectPath) -> None:
+def check_store(path: ObjectPath) -> None:
     """Refuse stores in which an object may be visible before it is complete."""
     if not (path.is_s3 or path.protocol in ("memory", "gs", "gcs")):
         raise LayoutError(f"{path}: checkpoints are written to s3://, gs:// and memory://, not to {path.protocol}://")

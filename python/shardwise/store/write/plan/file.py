@@ -18,17 +18,17 @@ from typing import Any, TypeVar, get_args
 import numpy as np
 import numpy.typing as npt
 
-from ...._atomic import naming, replacing
+from ...._atomic import naming_file, replacing
 from ...._dtypes import dtype_named
 from ...._text import shown
 from ...._types import Numbers
 from ....errors import LayoutError, ParseError
 from ....layout import UnevenRule
-from ....pieces import Pieces, repeated
-from ...data.block_lists import BLOCK, InFile, blocks_of, packed
+from ....pieces import Pieces, repeats
+from ...data.block_lists import BLOCK, InFile, blocks_of, compress_block
 from ...data.files import DataFile
 from ...data.parts import RANKS
-from ...data.sources import check_name
+from ...data.sources import check_path
 from ...rewritten.names import check_name as check_tensor_name
 from ...tensors.companion_files import is_companion
 from ..forms.forms import WRITTEN
@@ -70,7 +70,7 @@ def save_plan(plan: CheckpointTasks, path: Path) -> None:
         file.write(line + head + bytes(8 * count))
         for held in plan.sections.values():
             for block in blocks_of(held):
-                short = packed(block)
+                short = compress_block(block)
                 lengths.append(len(short))
                 file.write(short)
         file.seek(len(line) + len(head))
@@ -84,7 +84,7 @@ def load_plan(path: Path, kind: type[_LoadedTasks]) -> _LoadedTasks:
         ParseError: if it is not a plan, has another version, or was damaged or edited.
         OSError: if it cannot be read.
     """
-    with naming(path):
+    with naming_file(path):
         file = DataFile(path)
     line = file.read(0, min(_MOST_LINE, file.size)).partition(b"\n")[0] + b"\n"
     found = _HEAD.match(line)
@@ -127,7 +127,7 @@ def _check_head(head: Any) -> None:
         raise ValueError(f"its form {shown(head['form'])} is not one that can be written")
     if PurePath(head["path"]).name in ("", ".."):
         raise ValueError(f"its path {shown(head['path'])} ends in no name")
-    check_name(head["path"])
+    check_path(head["path"])
     if type(head["task_bytes"]) is not int or not LEAST_ASKED <= head["task_bytes"] < 1 << 63:
         raise ValueError(f"its task_bytes is {shown(head['task_bytes'])}; it must be at least {LEAST_ASKED}")
     metadata, dtypes, cuts = head["metadata"], head["dtypes"], head["cuts"]
@@ -239,7 +239,7 @@ def _check_tensors(plan: CheckpointTasks) -> set[str]:
         for rows in (tensor.sources, tensor.replicas):
             check_pieces(rows, tensor.shape, len(plan.sources))
         targets = tensor.targets
-        for rows in (tensor.sources, targets.chosen(~repeated(targets)) if plan.has_arrays else targets):
+        for rows in (tensor.sources, targets.chosen(~repeats(targets)) if plan.has_arrays else targets):
             _check_volume(tensor, rows)
     return names
 

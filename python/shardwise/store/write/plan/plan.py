@@ -14,7 +14,7 @@ from ...._arguments import integer
 from ...._text import bytes_text
 from ...._types import Numbers
 from ....errors import LayoutError
-from ....pieces import NO_PIECES, Bounds, Pieces, repeated
+from ....pieces import NO_PIECES, Bounds, Pieces, repeats
 from ...data.block_lists import Listed
 from ...data.engine import JobTensor
 from ..forms.files import NO_DIGESTS, WrittenFile
@@ -255,7 +255,7 @@ class _Making:
         begins, ends = targets.offsets, targets.offsets + targets.volumes * tensor.itemsize
         ranges = zip(targets.numbers.tolist(), begins.tolist(), ends.tolist(), strict=True)
         if self._plan.has_arrays and self._only is None:
-            self._again += (np.flatnonzero(repeated(targets)) + len(self._ranges)).tolist()
+            self._again += (np.flatnonzero(repeats(targets)) + len(self._ranges)).tolist()
         self._ranges += [(file, number, begin, end) for file, begin, end in ranges]
         self._parts.append((tensor, sources, targets, replicas))
 

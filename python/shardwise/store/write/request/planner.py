@@ -30,13 +30,13 @@ from ...data.sources import source_for
 from ...rewritten.wanted import wanted_bytes
 from ...tensors.checkpoint import KeyPath
 from ..forms.dcp import dcp_files, is_writable
-from ..forms.engines import check_blocks, check_names, check_stages, with_head
+from ..forms.engines import check_blocks, check_engine_names, check_stages, with_head
 from ..forms.files import TargetFile
 from ..forms.forms import WRITTEN, Target
 from ..forms.fsdp import DEVICES, fsdp_files
 from ..forms.megatron import METADATA
 from ..forms.nested import Nested, nested_of, nested_pickle
-from ..forms.one_rank import one_rank, ranks_of
+from ..forms.one_rank import file_ranks, one_rank
 from ..forms.rank_files import rank_files
 from ..forms.safetensors import hugging_face_files, sharded_files, single_file
 from ..forms.torch_file import torch_file
@@ -122,7 +122,7 @@ def plan_form(
     if to in _OF_TORCH and request.metadata and not device:
         raise LayoutError(f"metadata is given, but PyTorch's {_OF_TORCH[to]} has no place for it")
     if to == "vllm":
-        check_names(wanted, layouts)
+        check_engine_names(wanted, layouts)
         wanted = with_head(wanted, layouts)
     if to in ("torch", "fsdp2"):
         nested = nested_of([tensor.name for tensor in wanted], paths, NONE) if nested is None else nested
@@ -145,11 +145,11 @@ def plan_form(
         files, aliases, paths = [torch_file(path.name, kept)], {}, NONE
     elif to == "fsdp2":
         assert nested is not None
-        made = fsdp_files(nested, kept, aliases, ranks_of(layouts, kept), wanted_bytes, device)
+        made = fsdp_files(nested, kept, aliases, file_ranks(layouts, kept), wanted_bytes, device)
         files, kept, aliases, paths = made.files, [*kept, *made.values], {}, NONE
         beside, said = {**beside, **made.beside}, {}
     elif WRITTEN[to].has_arrays:
-        ranks = ranks_of(layouts, kept)
+        ranks = file_ranks(layouts, kept)
         if to == "vllm":
             check_stages(kept, ranks)
             check_blocks(kept)

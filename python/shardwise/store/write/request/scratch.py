@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ...._atomic import naming
+from ...._atomic import naming_file
 from ...._boxes import positions
 from ...._dtypes import Dtype
 from ...._text import bytes_text, shown
@@ -31,7 +31,7 @@ from ...rewritten.convert import Overflow, converted_values, is_converted, lost_
 from ...rewritten.wanted import wanted_stored
 from ...tensors.stored import StoredTensor
 from ..places import ScratchFolder
-from ..places.fetch import compare_replicas, gathered
+from ..places.fetch import compare_replicas, fetched_box
 
 __all__ = ["ScratchFile", "opened_scratch"]
 
@@ -58,7 +58,7 @@ class _GrowingFile(DataFile):
     """A file to which tensors are added, and which can be read meanwhile."""
 
     def __init__(self, path: Path) -> None:
-        with naming(path):
+        with naming_file(path):
             self._stream = path.open("wb", buffering=2**20)
         self._digest: Any = hashlib.sha256()
         super().__init__(path)
@@ -66,7 +66,7 @@ class _GrowingFile(DataFile):
     def add(self, blocks: Iterable[np.ndarray[Any, Any]]) -> int:
         """Write the elements of arrays, and give the byte at which the first one begins."""
         begin = self.size
-        with naming(self.path):
+        with naming_file(self.path):
             for values in blocks:
                 data = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
                 self._stream.write(data)
@@ -79,7 +79,7 @@ class _GrowingFile(DataFile):
         """Write a tensor from boxes in any order, zeros where there is none, and give the byte at which it begins."""
         begin = self.size
         strides = contiguous_strides(shape, itemsize)
-        with naming(self.path):
+        with naming_file(self.path):
             # Not the stream's own, which is not repeated when a signal interrupts it.
             os.ftruncate(self._stream.fileno(), begin + math.prod(shape) * itemsize)
             self._stream.seek(0, os.SEEK_END)
@@ -100,7 +100,7 @@ class _GrowingFile(DataFile):
         """Name it by what is in it, and give it the time that it always has."""
         path = self.path.with_name(f"{self._digest.hexdigest()}.bin")
         self._digest = None
-        with naming(self.path):
+        with naming_file(self.path):
             self._stream.close()
             self._descriptor.end()  # It is opened again when it is read.
             os.utime(self.path, ns=(_TIME, _TIME))
@@ -197,7 +197,7 @@ class ScratchFile:
         if identity not in self._known:
             itemsize = tensor.dtype.bits // 8
             boxes = _runs(tensor.shape, itemsize, memory // _PER_ELEMENT * itemsize)
-            blocks = (gathered(tensor.pieces_in(box).pieces, box, itemsize) for box in boxes)
+            blocks = (fetched_box(tensor.pieces_in(box).pieces, box, itemsize) for box in boxes)
             made = self._written(name, tensor.shape, tensor.dtype, blocks)
             # Still compared one by one: nothing else would find replicas that disagree.
             replicas = NO_PIECES if self.is_dry else tensor.replicas()

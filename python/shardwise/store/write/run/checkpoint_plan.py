@@ -22,7 +22,7 @@ from ...._text import shown
 from ....errors import LayoutError, ParseError
 from ....pieces import LocatedPiece
 from ....rules.left_out import LeftOut
-from ...data.engine import CopyJob, add_digests, check_memory
+from ...data.engine import CopyJob, add_digests, check_job_memory
 from ...data.location import refuse_options
 from ..places.report import WriteOutline, WriteReport
 from ..places.work import MEMORY, RETRIES, Work
@@ -253,7 +253,7 @@ def _checked(plan: CheckpointTasks, ledger: Ledger, work: Work) -> LedgerComplet
     Raises:
         ParseError: if it is not what they say; names the tensor and the file.
     """
-    check_memory(work.memory)
+    check_job_memory(work.memory)
     job, slots = CopyJob(), []
     nowhere = job.discard()
     for number, (file, size) in enumerate(zip(plan.files, plan.sizes, strict=True)):

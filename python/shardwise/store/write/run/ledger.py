@@ -18,7 +18,7 @@ from ..forms.files import FileDigests, WrittenFile
 from ..places.task import Share, Task, TaskReceipt
 from ..plan.plan import CheckpointTasks
 
-__all__ = ["Ledger", "LedgerCompletion", "parts_of"]
+__all__ = ["Ledger", "LedgerCompletion", "usual_parts"]
 
 #: The most tasks and the most parts that a message names.
 _MOST_SHOWN, _MOST_AGAIN = 5, 20
@@ -114,7 +114,7 @@ class Ledger:
     def check_complete(self) -> None:
         """Raise ParseError if receipts are missing; names some, and the parts that are to be run again."""
         missing = np.flatnonzero(self._seen == 0)
-        parts, hint = parts_of(self._parts), ""
+        parts, hint = usual_parts(self._parts), ""
         if parts is not None and len(missing):
             ends = np.array([self.plan.part(part, parts).stop for part in range(1, parts + 1)], np.int64)
             again = (np.unique(np.searchsorted(ends, missing, side="right")) + 1).tolist()
@@ -163,12 +163,12 @@ def _fingerprint(receipt: TaskReceipt) -> int:
     return int.from_bytes(hashlib.sha256(contents).digest()[:8], "little") | 1
 
 
-def parts_of(receipts: Mapping[str, int]) -> int | None:
+def usual_parts(receipts: Mapping[str, int]) -> int | None:
     """The number of parts in which most tasks were run; `None` if none was run in one.
 
-    >>> parts_of({"1/16": 1, "2/16": 5, "7/16": 3, "1/2": 7, "": 40, "1/" + "9" * 5000: 20})
+    >>> usual_parts({"1/16": 1, "2/16": 5, "7/16": 3, "1/2": 7, "": 40, "1/" + "9" * 5000: 20})
     16
-    >>> parts_of({"1/16": 1, "2/16": 5, "7/16": 3, "1/2": 17})
+    >>> usual_parts({"1/16": 1, "2/16": 5, "7/16": 3, "1/2": 17})
     2
     """
     counts: Counter[int] = Counter()
