@@ -23,7 +23,7 @@ HOUSES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("_fork", "_threads"),
         ("errors", "_core", "_drawn", "_garbage", "_lazy", "_text", "_types"),
         ("_arguments", "_dtypes", "_expressions", "_frozen", "_json", "_strided", "piece", "pieces"),
-        ("_atomic", "_boxes", "_tree", "packed", "sub_axis"),
+        ("_atomic", "_boxes", "_gaps", "_tree", "packed", "sub_axis"),
         ("mesh_views",),
         ("mesh", "tiling"),
         ("partition",),

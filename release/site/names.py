@@ -16,7 +16,7 @@ LEFT_OUT = {"shardwise.__version__", "shardwise.packed", "shardwise.deploy.megat
 def public_names() -> list[str]:
     """Give all public names: of the package, of its public modules, and of the modules that convert dialects."""
     modules = ["", "packed", "quantized", "fit", "state", "dtensor", "deploy", "deploy.megatron"]
-    modules += ["execute.mpi", "execute.torch"]
+    modules += ["execute.mpi", "execute.reads", "execute.torch", "execute.transports"]
     for path in sorted((PACKAGE / "interop").iterdir()):
         name = path.stem
         # `tf_variable` registers a class with TensorFlow and has no names for anyone.

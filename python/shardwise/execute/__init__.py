@@ -1,7 +1,10 @@
-"""Plans carried out by other systems: MPI ranks, processes of PyTorch.
+"""Plans carried out by other systems: MPI ranks, processes of PyTorch, transports that take addresses.
 
 | module | answers |
 |---|---|
 | `mpi`, `torch` | programs run over MPI and PyTorch |
+| `transports` | rows of addresses, as NIXL and Mooncake take them |
+| `reads` | reads of files and objects, as `preadv` and HTTP take them |
+| `versions` | the plan, the version and the memory that two sides agree on |
 | `_ranks` | devices as ranks of a communicator; what all ranks agree on first |
 """

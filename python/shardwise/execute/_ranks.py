@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from .._arguments import integer
 from .._text import shown
 from ..errors import LayoutError
 from ..reshard.model.program import ModelProgram
+from .versions import differing
 
 __all__ = ["agree", "ranks_of"]
 
@@ -51,9 +53,10 @@ def agree(
     positions: Sequence[int],
     size: int,
     gather: Callable[[Bytes], Bytes],
+    version: str,
     group: str = "",
 ) -> None:
-    """Raise on all processes if one of them cannot begin, or two of them have other plans for each other.
+    """Raise on all processes if one cannot begin, or two have other plans for each other, or other versions.
 
     Args:
         program: the program of this process.
@@ -61,24 +64,30 @@ def agree(
         positions: the number of each holder's process among those that agree, unless this one cannot begin.
         size: how many processes agree.
         gather: a function that gives the bytes of all processes, a row each.
+        version: the version of what is sent, the same on all processes.
         group: the name of the group after a rank, in messages.
 
     Raises:
-        LayoutError: if another process cannot begin, or two have other plans.
+        LayoutError: if another process cannot begin, or two have other plans or versions; has the digests of both.
         Exception: `failure`.
     """
-    # Whether it failed, and then a digest for each process.
-    state = np.zeros((1 + size, 32), np.uint8)
+    # Whether it failed, a digest of the version, and then one for each process.
+    state = np.zeros((2 + size, 32), np.uint8)
     state[0] = failure is not None
+    state[1] = np.frombuffer(hashlib.sha256(version.encode()).digest(), np.uint8)
     if failure is None:
         for peer in sorted({peer for phase in program.phases for peer in phase.messages["peer"].tolist()}):
             digest = program.digest(program.descriptors.peers[peer])
-            state[1 + positions[peer]] = np.frombuffer(digest, np.uint8)
-    heard = gather(state.reshape(-1)).reshape(size, 1 + size, 32)
+            state[2 + positions[peer]] = np.frombuffer(digest, np.uint8)
+    heard = gather(state.reshape(-1)).reshape(size, 2 + size, 32)
     if failure is not None:
         raise failure
     for rank in np.flatnonzero(heard[:, 0, 0])[:1].tolist():
         raise LayoutError(f"rank {rank}{group} cannot begin; its own error says why")
-    digests = heard[:, 1:]
+    for rank in np.flatnonzero((heard[:, 1] != heard[0, 1]).any(1))[:1].tolist():
+        whose = "rank 0", f"rank {rank}{group}"
+        raise differing("versions", whose, (heard[0, 1].tobytes().hex(), heard[rank, 1].tobytes().hex()))
+    digests = heard[:, 2:]
     for one, other in np.argwhere((digests != digests.transpose(1, 0, 2)).any(2))[:1].tolist():
-        raise LayoutError(f"ranks {one} and {other}{group} have other plans for each other")
+        both = digests[one, other].tobytes().hex(), digests[other, one].tobytes().hex()
+        raise differing("plans for each other", (f"rank {one}", f"rank {other}{group}"), both)

@@ -110,6 +110,7 @@ def run_model(
     out: Mapping[str, Array],
     *,
     ranks: Mapping[Any, int] | Sequence[int] | None = None,
+    version: str = "",
 ) -> None:
     """Carry out the programs of a model among the ranks of a communicator; all of them call this together.
 
@@ -121,13 +122,14 @@ def run_model(
         out: the arrays to write into, by name, in C order, which share no memory with those of `src`, nor with one
             another; further places of a tensor (`Repeat`, from `LocalParameter.views`) are filled too.
         ranks: the rank of each holder, by label or in the order of `descriptors.peers`; that order if not given.
+        version: the version of the weights that are sent, such as `"step 1200"`; all ranks must have the same.
 
     Raises:
         ImportError: if mpi4py is not installed.
         TypeError: if `comm` is not such a communicator.
         LayoutError: if an array is missing or too small, or one of `out` shares memory with another; if ranks are
-            missing, or a message is too long for MPI; if two ranks have other plans for each other. On all ranks, and
-            before anything is sent.
+            missing, or a message is too long for MPI; if two ranks have other plans for each other, or other
+            versions. On all ranks, and before anything is sent.
         ValueError: if an array is not in C order, or is read-only.
 
     When something fails later, other ranks may wait for messages that never come: the rank prints what happened and
@@ -139,6 +141,7 @@ def run_model(
         failure: Exception | None = None
         at: list[int] = []
         try:
+            instance("version", version, str)
             rows = instance("program", program, ModelProgram).descriptors
             at = ranks_of(rows.peers, ranks, all_of.size)
             place = at[rows.peers.index(rows.holder)]
@@ -148,7 +151,7 @@ def run_model(
             arrays, dtypes = memory_of(program.phases, transport, src, out)
         except Exception as error:
             failure = error
-        agree(program, failure, at, all_of.size, all_of.gather)
+        agree(program, failure, at, all_of.size, all_of.gather, version)
         all_of.have_agreed = True
         carry_out(program.phases, transport, arrays, dtypes)
         arrays.repeat()

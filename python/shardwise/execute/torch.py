@@ -40,6 +40,7 @@ def run(
     spare: Mapping[str, Any] | None = None,
     ranks: Mapping[Any, int] | Sequence[int] | None = None,
     group: Any = None,
+    version: str = "",
 ) -> None:
     """Carry out one holder's program of a model; all processes of the group call this together.
 
@@ -54,6 +55,7 @@ def run(
             `out` are overwritten with them. So these are whole or untouched, whichever process fails, and when.
         ranks: the global rank of each holder, by label or in the order of `descriptors.peers`; that order if not given.
         group: the process group; the default one if not given.
+        version: the version of the weights that are sent, such as `"step 1200"`; all processes must have the same.
 
     Partial sums are added in the order of their coordinates, by `Tensor.add_`.
 
@@ -61,8 +63,8 @@ def run(
         ImportError: if PyTorch is not installed.
         LayoutError: if a tensor is missing, too small or not contiguous, or one to write into shares memory with
             another; if one with partial sums is of another dtype than the plan has; if ranks are missing; if a peer has
-            another plan: on every process of the group, and before anything is sent. If a message was shorter than it
-            should be: on every process of the group, at the end.
+            another plan or version: on every process of the group, and before anything is sent. If a message was
+            shorter than it should be: on every process of the group, at the end.
         RuntimeError: what PyTorch raises, on every process of the group, for one that is gone, or does not send what
             it should within the time-out of the group: they all wait for each other at the end.
 
@@ -77,6 +79,7 @@ def run(
     failure: Exception | None = None
     memory = Memory({}, {}, {}, [])
     dtypes: dict[int, Any] = {}
+    instance("version", version, str)
     rows = instance("program", program, ModelProgram).descriptors
     try:
         transport.ranks = ranks_of(rows.peers, ranks, dist.get_world_size())
@@ -87,7 +90,7 @@ def run(
     except Exception as error:
         failure = error
     transport.device = _device(torch, memory.before, memory.after)
-    agree(program, failure, transport.positions(), transport.size, transport.gather, " of the group")
+    agree(program, failure, transport.positions(), transport.size, transport.gather, version, " of the group")
     transport.tell_last_bytes(program, memory)
     carry_out(program.phases, transport, memory, dtypes)
     transport.confirm()

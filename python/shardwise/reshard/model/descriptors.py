@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ DESCRIPTOR = np.dtype(
 #: In place of the number of a tensor: padding, which has none.
 ZEROS = -1
 
-_MAGIC = b"shardwise descriptors 2\n"
+_MAGIC = b"shardwise descriptors 3\n"
 _LABELS = (str, int)
 #: No offset in memory is so large; sums of a few that are smaller fit in 64 bits.
 _FAR = 2.0**60
@@ -58,6 +59,7 @@ class Descriptors:
         holder: The label of the holder.
         peers: The labels of all holders of the plan.
         tensors: The names of all tensors of the plan: those of the destination, then others of the source.
+        dtypes: The name of the dtype of each of them.
         sends: The runs that it sends to others.
         receives: The runs that it receives from others.
         copies: The runs that it copies from its own source array to its own destination array.
@@ -67,6 +69,7 @@ class Descriptors:
     holder: Any
     peers: tuple[Any, ...]
     tensors: tuple[str, ...]
+    dtypes: tuple[str, ...]
     sends: RowTable
     receives: RowTable
     copies: RowTable
@@ -87,6 +90,28 @@ class Descriptors:
         """The bytes that it copies in its own memory."""
         return _volume(self.copies)
 
+    def digest(self, peer: Any) -> bytes:
+        """Give 32 bytes that are equal on both sides if two holders have the same rows for each other.
+
+        They are of the names, the dtypes and the rows of what the two send to each other, in both directions.
+
+        Raises:
+            LayoutError: if there is no such peer.
+        """
+        if peer not in self.peers:
+            raise LayoutError(f"holder {shown(peer)} is not in the plan")
+        own, other = self.peers.index(self.holder), self.peers.index(peer)
+        digest = hashlib.sha256()
+        # The lower of the two first, so that both hash the same.
+        for rows in (self.sends, self.receives) if own < other else (self.receives, self.sends):
+            mine = rows[rows["peer"] == other]
+            mine["peer"] = 0
+            used = np.unique(np.concatenate([mine["src_tensor"], mine["dst_tensor"]])).tolist()
+            described = [(tensor, self.tensors[tensor], self.dtypes[tensor]) for tensor in used]
+            digest.update(repr((len(mine), described)).encode())
+            digest.update(mine.astype(_LITTLE).tobytes())
+        return digest.digest()
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a file from which `load` reads equal descriptors; an existing file is replaced as a whole.
 
@@ -100,7 +125,8 @@ class Descriptors:
             if not isinstance(label, _LABELS) or isinstance(label, bool):
                 raise LayoutError(f"the label {shown(label)} cannot be written: a file has labels that are str or int")
         rows = [self.sends, self.receives, self.copies, self.zeros]
-        head = {"holder": self.holder, "peers": self.peers, "tensors": self.tensors, "rows": [len(r) for r in rows]}
+        head = {"holder": self.holder, "peers": self.peers, "tensors": self.tensors, "dtypes": self.dtypes}
+        head["rows"] = [len(r) for r in rows]
         text = json.dumps(head).encode() + b"\n"
         body = b"".join(np.ascontiguousarray(r).astype(_LITTLE).tobytes() for r in rows)
         replace_file(path, _MAGIC + f"{len(text):020}\n".encode() + text + body)
@@ -120,13 +146,19 @@ class Descriptors:
         stop = start + int(data[len(_MAGIC) : start - 1])
         try:
             head = json.loads(data[start:stop])
-            holder, peers, tensors, counts = (head[key] for key in ("holder", "peers", "tensors", "rows"))
+            holder, peers, tensors, dtypes, counts = (
+                head[key] for key in ("holder", "peers", "tensors", "dtypes", "rows")
+            )
         except (ValueError, TypeError, KeyError, RecursionError):
             raise _not_a_header(path) from None
-        for listed, kinds in ((peers, _LABELS), ([holder], _LABELS), (tensors, (str,)), (counts, (int,))):
+        for listed, kinds in (
+            (peers, _LABELS), ([holder], _LABELS), (tensors, (str,)), (dtypes, (str,)), (counts, (int,)),
+        ):  # fmt: skip
             if not isinstance(listed, list) or any(type(one) not in kinds for one in listed):
                 raise _not_a_header(path)
         if holder not in peers or any(len(set(names)) != len(names) for names in (peers, tensors)):
+            raise _not_a_header(path)
+        if len(dtypes) != len(tensors):
             raise _not_a_header(path)
         size = _LITTLE.itemsize
         if len(counts) != 4 or min(counts) < 0 or len(data) - stop != sum(counts) * size:
@@ -144,14 +176,16 @@ class Descriptors:
             if count and max(_furthest(rows, "src"), _furthest(rows, "dst")) >= _FAR:
                 raise ParseError(f"{os.fspath(path)!r} has a row that reaches further than memory can")
             found.append(rows)
-        return cls(holder, tuple(peers), tuple(tensors), *found)
+        return cls(holder, tuple(peers), tuple(tensors), tuple(dtypes), *found)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Descriptors):
             return NotImplemented
         mine, theirs = ((each.sends, each.receives, each.copies, each.zeros) for each in (self, other))
-        same = (self.holder, self.peers, self.tensors) == (other.holder, other.peers, other.tensors)
-        return same and all(len(a) == len(b) and bool((a == b).all()) for a, b in zip(mine, theirs, strict=True))
+        heads = [(each.holder, each.peers, each.tensors, each.dtypes) for each in (self, other)]
+        return heads[0] == heads[1] and all(
+            len(a) == len(b) and bool((a == b).all()) for a, b in zip(mine, theirs, strict=True)
+        )
 
     def __hash__(self) -> int:
         return hash((self.holder, self.peers, self.tensors, self.sends.tobytes(), self.receives.tobytes()))

@@ -27,6 +27,7 @@ from .descriptors import Descriptors
 from .program import ModelProgram, program_of
 from .rows import TensorGroup, descriptors_of
 from .sides import ModelChange, TilingSide, shape_and_dtype, tilings_of_both, worlds
+from .transport import name_of_dtype
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -64,6 +65,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         "_before",
         "_bits",
         "_devices",
+        "_dtypes",
         "_ends",
         "_given",
         "_groups",
@@ -105,9 +107,10 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
     _sources: dict[str, tuple[str, ...]]
     #: The tilings of these.
     _before: dict[str, Tiling]
-    #: The sources of descriptors: tensors that share a plan, and the names of all tensors.
+    #: The sources of descriptors: tensors that share a plan, and the names and dtypes of all tensors.
     _groups: list[TensorGroup] | None
     _names: tuple[str, ...]
+    _dtypes: tuple[str, ...]
 
     def __init__(self, change: ModelChange, devices: tuple[Any, ...] = ()) -> None:
         src, dst, tensors, uneven, rewrites, source_rewrites, config, nodes = change
@@ -263,7 +266,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
                     f"tensor {shown(self._names[int(group.tensors[0])])} has partial sums to be added, which "
                     "descriptors cannot express; program(holder) can"
                 )
-        return descriptors_of(holder, self._devices, self._names, self._grouped())
+        return descriptors_of(holder, self._devices, self._names, self._dtypes, self._grouped())
 
     def explain(self) -> str:
         """Describe the plan in a few lines: what moves, what stays, and the busiest devices.
@@ -310,7 +313,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         ([False, True], [72, 72])
         """
         groups = self._checked_groups(holder)
-        return program_of(holder, self._devices, self._names, groups, lambda name: self._tensors[name][1], memory)
+        return program_of(holder, self._devices, self._names, self._dtypes, groups, memory)
 
     def _checked_groups(self, holder: Any) -> list[TensorGroup]:
         """The tensors by the plans that they share, if there is such a holder."""
@@ -327,6 +330,9 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
             names = list(self._tensors)
             self._names = tuple(dict.fromkeys((*names, *self._stored)) if self._stored is not self._tensors else names)
             number_of = {name: number for number, name in enumerate(self._names)} if self._sources else {}
+            given = [(self._tensors.get(name) or self._stored[name])[1] for name in self._names]
+            called = {dtype: name_of_dtype(dtype) for dtype in dict.fromkeys(given)}
+            self._dtypes = tuple([called[dtype] for dtype in given])
             groups: dict[tuple[int, bytes | None], Any] = {}
             # Few have senders of their own; the others are put together at once.
             alone = np.ones(len(names), bool)

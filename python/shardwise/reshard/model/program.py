@@ -78,20 +78,12 @@ class ModelProgram:
         Raises:
             LayoutError: if there is no such peer.
         """
-        own, other = (self._position(label) for label in (self.descriptors.holder, peer))
         digest = hashlib.sha256()
         for phase in self.phases:
-            rows_of = {True: phase.descriptors.sends, False: phase.descriptors.receives}
-            # The lower of the two first, so that both hash the same.
-            for sends in (True, False) if own < other else (False, True):
-                mine = rows_of[sends][rows_of[sends]["peer"] == other].copy()
-                used = np.unique(np.concatenate([mine["src_tensor"], mine["dst_tensor"]])).tolist()
-                names = {tensor: self.descriptors.tensors[tensor] for tensor in used}
-                mine["peer"] = 0
-                chosen = phase.messages[(phase.messages["peer"] == other) & (phase.messages["sends"] == sends)]
-                dtypes = [phase.dtypes.get(tensor) for tensor in used]
-                digest.update(repr((len(mine), list(names.items()), chosen["bytes"].tolist(), dtypes)).encode())
-                digest.update(mine.tobytes())
+            digest.update(phase.descriptors.digest(peer))
+            chosen = phase.messages[phase.messages["peer"] == self.descriptors.peers.index(peer)]
+            for sends in (True, False) if self._is_before(peer) else (False, True):
+                digest.update(repr(chosen["bytes"][chosen["sends"] == sends].tolist()).encode())
         return digest.digest()
 
     def run(
@@ -144,11 +136,10 @@ class ModelProgram:
         carry_out(self.phases, transport, memory, dtypes)
         memory.repeat()
 
-    def _position(self, label: Any) -> int:
-        try:
-            return self.descriptors.peers.index(label)
-        except ValueError:
-            raise LayoutError(f"holder {shown(label)} is not in the plan") from None
+    def _is_before(self, peer: Any) -> bool:
+        """True if the holder is listed before the peer."""
+        peers = self.descriptors.peers
+        return peers.index(self.descriptors.holder) < peers.index(peer)
 
     def __repr__(self) -> str:
         count = sum(len(phase.messages) for phase in self.phases)
@@ -191,15 +182,15 @@ def program_of_one(
     first, bits = np.zeros(1, np.int64), np.array([8 * dtype.itemsize])
     ends = [np.array(side, np.int64) for side in holders]
     group = TensorGroup(plan, first, first[:, None], bits, ends[0], ends[1], None, {})
-    return program_of(holder, tuple(range(count)), (ONE,), [group], lambda _: dtype)
+    return program_of(holder, tuple(range(count)), (ONE,), (name_of_dtype(dtype),), [group])
 
 
 def program_of(
     holder: Any,
     peers: tuple[Any, ...],
     names: tuple[str, ...],
+    dtypes: tuple[str, ...],
     groups: Sequence[TensorGroup],
-    dtype_of: Callable[[str], Any],
     memory: int | None = None,
 ) -> ModelProgram:
     """Make the program of a holder; see `ModelPlan.program`.
@@ -208,8 +199,8 @@ def program_of(
         holder: The label of the holder.
         peers: The labels of all holders.
         names: The names of all tensors.
+        dtypes: The names of their dtypes.
         groups: The tensors by their plans.
-        dtype_of: A function that gives the dtype of a tensor by its name.
         memory: The most bytes of a message.
     """
     # No message has more bytes than 64 bits count.
@@ -218,7 +209,7 @@ def program_of(
         raise LayoutError(f"memory is {shown(most)}; a message has at least one byte")
     #: The number of messages to and from each peer so far.
     counts = {sends: np.zeros(len(peers), np.int64) for sends in (True, False)}
-    written = _messages(descriptors_of(holder, peers, names, groups), most, counts)
+    written = _messages(descriptors_of(holder, peers, names, dtypes, groups), most, counts)
     sums = []
     for addend in range(1, max((group.plan.addends for group in groups), default=1)):
         having = [group for group in groups if group.plan.addends > addend]
@@ -226,11 +217,11 @@ def program_of(
             alike, itemsize = [group.only(group.bits == bits) for group in having], max(bits // 8, 1)
             if most is not None and most < itemsize:
                 raise LayoutError(f"memory is {shown(most)}; a message of partial sums has at least {itemsize} bytes")
-            rows = descriptors_of(holder, peers, names, alike, addend)
+            rows = descriptors_of(holder, peers, names, dtypes, alike, addend)
             # All rows have elements of one size: so a message ends where an element does.
             cut = _messages(rows, None if most is None else most // itemsize * itemsize, counts)
             numbers = [number for group in alike for number in group.tensors.tolist()]
-            sums.append(Phase(*cut, {number: name_of_dtype(dtype_of(names[number])) for number in numbers}, itemsize))
+            sums.append(Phase(*cut, {number: dtypes[number] for number in numbers}, itemsize))
     return ModelProgram(*written, tuple(sums))
 
 

@@ -84,7 +84,12 @@ class _RowTemplate(NamedTuple):
 
 
 def descriptors_of(
-    holder: Any, peers: tuple[Any, ...], names: tuple[str, ...], groups: Sequence[TensorGroup], addend: int = 0
+    holder: Any,
+    peers: tuple[Any, ...],
+    names: tuple[str, ...],
+    dtypes: tuple[str, ...],
+    groups: Sequence[TensorGroup],
+    addend: int = 0,
 ) -> Descriptors:
     """Make the descriptors of a holder; see `ModelPlan.descriptors`.
 
@@ -92,6 +97,7 @@ def descriptors_of(
         holder: The label of the holder.
         peers: The labels of all holders.
         names: The names of all tensors.
+        dtypes: The names of their dtypes.
         groups: The tensors by their plans.
         addend: The number of the partial sums that the rows are of; values without partial sums have number 0.
     """
@@ -124,7 +130,7 @@ def descriptors_of(
     padding = copies["src_tensor"] == ZEROS
     zeros, copies = copies[padding], frozen(copies[~padding])
     zeros["src_tensor"] = zeros["dst_tensor"]
-    return Descriptors(holder, peers, names, sends, receives, copies, frozen(zeros))
+    return Descriptors(holder, peers, names, dtypes, sends, receives, copies, frozen(zeros))
 
 
 def _of_addend(plan: ReshardPlan, addend: int) -> Callable[[RowTable, npt.NDArray[np.intp]], npt.NDArray[np.intp]]:

@@ -97,6 +97,11 @@ class Holder(ReadsFiles, ABC):
     size: int
     is_fetched = False
 
+    @property
+    @abstractmethod
+    def version(self) -> str:
+        """A text that a different file of the same name does not have, as far as the place tells them apart."""
+
     @abstractmethod
     def close(self) -> None:
         """Close it: nothing is read after that. Closing twice is allowed."""
@@ -241,6 +246,11 @@ class DataFile(Holder):
         # For a worker: opened there, and refused if it is a different file. Only size and times are the same on all
         # hosts.
         return opened_again, (os.path.abspath(self.path), self.size, self.times)  # noqa: PTH100
+
+    @property
+    def version(self) -> str:
+        """The size and the time of modification when it was opened."""
+        return f"{self.size} bytes of {self.status[3]} ns"
 
     @property
     def times(self) -> tuple[int, int | None]:

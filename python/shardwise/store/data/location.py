@@ -39,6 +39,7 @@ __all__ = [
     "refuse_other",
     "taken",
     "unlisted",
+    "version_at",
     "workplace_of",
 ]
 
@@ -180,6 +181,20 @@ def open_file(location: Location) -> Holder:
         ParseError: if it is not a regular file.
     """
     return ObjectFile(location) if isinstance(location, ObjectPath) else DataFile(Path(str(location)))
+
+
+def version_at(location: Location) -> str:
+    """Give the version (`Holder.version`) of the file or the object that is there now.
+
+    Raises:
+        OSError: if there is none.
+        ParseError: if it is not a regular file.
+    """
+    file = open_file(location)
+    try:
+        return file.version
+    finally:
+        file.close()
 
 
 def first_bytes(location: Location, most: int) -> bytes:

@@ -82,6 +82,11 @@ class ObjectFile(Holder):
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
 
     @property
+    def version(self) -> str:
+        """The ETag or the like."""
+        return self._noted.etag
+
+    @property
     def noted(self) -> tuple[ObjectPath, int, str]:
         """The object's path, its bytes, and its ETag or the like, which another of the same name does not have."""
         return self._object, *self._noted

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..._arguments import check_fields, instance
+from ..._arguments import check_fields, instance, integer
+from ..._gaps import joined_over_gaps
 from ..._text import shown
 from ..._types import Numbers
 from ...errors import LayoutError, MeshError, ParseError
@@ -21,6 +22,7 @@ from ...partition import Partition
 from ...pieces import Pieces, dense_strides
 from ...placing import Layouts, Placing, placing_of
 from ...shared_tiling import SharedTiling
+from ..data.location import version_at
 from ..tensors.checkpoint import StoredCheckpoint
 from ..tensors.model_config import config_of
 from ..tensors.quantized import components_in, reader_of
@@ -34,6 +36,8 @@ _READ = np.dtype([("file", "i8"), ("offset", "i8"), ("length", "i8")])
 _COPY = np.dtype([("read", "i8"), ("offset", "i8"), ("array", "i8"), ("destination", "i8"), ("length", "i8")])
 #: More copies than this are not listed: a layout that cuts between single elements has one for each.
 _MOST = 50_000_000
+#: The share that is read over by default.
+_OVER_READ = 0.05
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,8 @@ class DeviceReads:
         copies: What is copied from a read: a structured array with the fields `read` (a position in `reads`), `offset`
             (in the read), `array` (a position in `arrays`), `destination` (the byte of the array) and `length`.
         nbytes: The bytes of the files that are needed, each counted once.
+        versions: For each file a text that another file of the same name does not have: an object's ETag or the like, a
+            file's size and time of modification.
     """
 
     files: tuple[Path, ...]
@@ -78,14 +84,26 @@ class DeviceReads:
     reads: npt.NDArray[Any]
     copies: npt.NDArray[Any]
     nbytes: int
+    versions: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        check_fields(self, files=tuple, arrays=tuple, reads=np.ndarray, copies=np.ndarray, nbytes=int)
+        check_fields(self, files=tuple, arrays=tuple, reads=np.ndarray, copies=np.ndarray, nbytes=int, versions=tuple)
 
     @property
     def bytes_read(self) -> int:
         """The bytes that are read: those that are needed, and the gaps that are read over."""
         return int(self.reads["length"].sum())
+
+    def check(self) -> None:
+        """Refuse files that are not the ones for which the reads were planned.
+
+        Raises:
+            ParseError: if one has changed; has its version then and now.
+            OSError: if there is none of the name.
+        """
+        for path, version in zip(self.files, self.versions, strict=True):
+            if version != (now := version_at(path)):
+                raise ParseError(f"{path}: is of version {now}, but the reads are of {version}; plan them again")
 
     def fill(self, fetch: Callable[[Path, int, int], Any]) -> list[npt.NDArray[np.uint8]]:
         """Carry it out, and give the bytes of each array.
@@ -121,7 +139,8 @@ def device_reads(
     device: Hashable | list[Hashable],
     *,
     uneven: UnevenRule = "even",
-    over_read: float = 0.05,
+    over_read: float | None = None,
+    max_reads: int | None = None,
 ) -> DeviceReads:
     """Plan the ranges of files that a device has to read, and where each byte goes.
 
@@ -133,12 +152,13 @@ def device_reads(
         device: The label of a device; or a list of labels, such as those of one process or host: then what several of
             them need is read once.
         uneven: The rule by which a dim that does not divide is cut.
-        over_read: The share of bytes that may be read beside those that are needed, 0.05 for a twentieth: so much of
-            the gaps between ranges, the shortest first, is read over, which gives the fewest reads for it.
+        over_read: The share of bytes that may be read beside those that are needed, by default 0.05, a twentieth: so
+            much of the gaps between ranges, the shortest first, is read over, which gives the fewest reads for it.
+        max_reads: The most reads, in place of `over_read`: the fewest bytes are read with which so many are enough.
 
     Raises:
-        LayoutError: if a layout does not fit its tensor, `over_read` is not a number from 0 on, or there are more than
-            50 million copies; names the tensor.
+        LayoutError: if a layout does not fit its tensor, or there are more than 50 million copies; names the tensor. If
+            `over_read` is not a number from 0 on; if `max_reads` is fewer than the files, or both are given.
         MeshError: if the layouts do not have the device.
         UnsupportedError: if a tensor is compressed, or has elements that are not stored, so that no range of a file has
             its bytes; `StoredTensor.read` reads it.
@@ -160,13 +180,19 @@ def device_reads(
     """
     instance("checkpoint", checkpoint, StoredCheckpoint)
     share = over_read.item() if isinstance(over_read, np.generic) else over_read
-    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share < math.inf:
+    if share is not None and (
+        isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share < math.inf
+    ):
         raise LayoutError(f"over_read is {shown(over_read)}; it must be a number from 0 on")
+    most = None if max_reads is None else integer("max_reads", max_reads)
+    if share is not None and most is not None:
+        raise LayoutError("over_read and max_reads are both given; the least of one follows from the other")
     devices = device if isinstance(device, list) else [device]
     placing = placing_of(layouts)
     _check_devices(devices, placing)
     files: dict[int, int] = {}
     paths: list[Path] = []
+    versions: list[str] = []
     arrays: list[ReadArray] = []
     tables = [np.zeros((0, 5), np.int64)]
     count = 0
@@ -188,6 +214,7 @@ def device_reads(
         for holder in pieces.holders:
             if files.setdefault(id(holder), len(paths)) == len(paths):
                 paths.append(holder.path)
+                versions.append(holder.version)
         numbers = np.array([files[id(holder)] for holder in pieces.holders], np.int64)
         for label in devices:
             found = _array_of(partition, wanted.shape, label)
@@ -201,7 +228,7 @@ def device_reads(
                 table[:, 3] = len(arrays) - 1
                 tables.append(table)
                 count += len(table)
-    return _planned(tuple(paths), tuple(arrays), np.concatenate(tables), share)
+    return _planned((tuple(paths), tuple(versions)), tuple(arrays), np.concatenate(tables), share, most)
 
 
 def _check_devices(devices: list[Hashable], placing: Placing) -> None:
@@ -275,24 +302,23 @@ def _runs(pieces: Pieces, targets: Pieces, itemsize: int, name: str, most: int) 
     return found
 
 
-def _planned(files: tuple[Path, ...], arrays: tuple[ReadArray, ...], runs: Numbers, over_read: float) -> DeviceReads:
+def _planned(
+    files: tuple[tuple[Path, ...], tuple[str, ...]],
+    arrays: tuple[ReadArray, ...],
+    runs: Numbers,
+    share: float | None,
+    most: int | None,
+) -> DeviceReads:
     """Join runs to reads."""
     runs = runs[np.lexsort((runs[:, 1], runs[:, 0]))]
     file, begin, end = runs[:, 0], runs[:, 1], runs[:, 1] + runs[:, 2]
-    is_first = np.ones(len(runs), np.bool_)
-    reach = np.zeros(len(runs), np.int64)
+    _, reach = joined_over_gaps(file, begin, end, (0, None))
     # How far the runs before have come in the same file; runs may overlap, where several devices have the same.
-    for number in np.unique(file).tolist():
-        here = slice(*np.searchsorted(file, [number, number + 1]).tolist())
-        reach[here] = np.maximum.accumulate(end[here])
-    gaps = begin[1:] - reach[:-1]
-    is_next = file[1:] == file[:-1]
-    fresh = np.where(is_next, end[1:] - np.maximum(begin[1:], reach[:-1]), runs[1:, 2])
-    needed = int(np.maximum(fresh, 0).sum()) + (int(runs[0, 2]) if len(runs) else 0)
-    candidates = np.flatnonzero(is_next)
-    order = candidates[np.argsort(gaps[candidates], kind="stable")]
-    joined = order[np.cumsum(np.maximum(gaps[order], 0)) <= needed * over_read]
-    is_first[1 + joined] = False
+    before = np.where(file[1:] == file[:-1], reach[:-1], begin[1:])
+    needed = int(np.maximum(end[1:] - np.maximum(begin[1:], before), 0).sum()) + sum(runs[:1, 2].tolist())
+    over = min(needed * (_OVER_READ if share is None else share), 2.0**62)
+    limit = (int(over), None) if most is None else (None, most)
+    is_first, reach = joined_over_gaps(file, begin, end, limit, "max_reads")
     firsts = np.flatnonzero(is_first)
     of = np.cumsum(is_first) - 1
     lasts = np.append(firsts[1:], len(runs)) - 1 if len(firsts) else firsts
@@ -301,4 +327,4 @@ def _planned(files: tuple[Path, ...], arrays: tuple[ReadArray, ...], runs: Numbe
     copies = np.zeros(len(runs), _COPY)
     copies["read"], copies["offset"], copies["length"] = of, begin - reads["offset"][of], runs[:, 2]
     copies["array"], copies["destination"] = runs[:, 3], runs[:, 4]
-    return DeviceReads(files, arrays, reads, copies, needed)
+    return DeviceReads(files[0], arrays, reads, copies, needed, files[1])

@@ -1,0 +1,440 @@
+"""Plans in the form that transports take: rows of addresses for NIXL, Mooncake and others that read or write memory.
+
+Nothing here imports a transport, or moves a byte: each function gives the arrays that a library's own functions take.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .._arguments import instance, is_true
+from .._gaps import joined_over_gaps, spare_limit
+from .._text import shown
+from .._types import Numbers
+from ..errors import LayoutError
+from ..reshard import Descriptors
+from ..reshard.model.memory import named
+from .versions import MemoryManifest, MemoryRange, check_manifests, differing, range_of
+
+__all__ = [
+    "AddressRows",
+    "MemoryManifest",
+    "MemoryRange",
+    "MooncakeLists",
+    "NixlRows",
+    "StagedRows",
+    "address_rows",
+    "check_manifests",
+]
+
+Addresses = npt.NDArray[np.uint64]
+Table = npt.NDArray[np.void]
+
+#: `count` runs of `bytes` bytes, in memory of this side and of the other; the blocks are positions in `blocks` of both.
+_ROW = np.dtype(
+    [
+        ("local", np.uint64),
+        ("remote", np.uint64),
+        ("bytes", np.int64),
+        ("count", np.int64),
+        ("local_stride", np.int64),
+        ("remote_stride", np.int64),
+        ("local_block", np.int64),
+        ("remote_block", np.int64),
+    ]
+)
+#: No block is so long.
+_FAR = 2**64
+#: More runs than this are not listed one by one.
+_MOST = 50_000_000
+
+
+class NixlRows(NamedTuple):
+    """A transfer, both sides of it, as NIXL's `prep_xfer_dlist` and `get_xfer_descs` take them.
+
+    Attributes:
+        local: An array of uint64 with a row for each descriptor: address, length, device, and with strides also the
+            bytes from one block to the next, and the number of blocks.
+        remote: The same of the other side.
+        local_memory: The memory type of `local`: `"DRAM"` or `"VRAM"`.
+        remote_memory: The memory type of `remote`.
+        indices: The numbers of all blocks, for `make_prepped_xfer`: of both sides the same.
+    """
+
+    local: Addresses
+    remote: Addresses
+    local_memory: str
+    remote_memory: str
+    indices: npt.NDArray[np.int32]
+
+
+class MooncakeLists(NamedTuple):
+    """A transfer as the `batch_transfer_*` functions of Mooncake's `TransferEngine` take it, after the target.
+
+    Attributes:
+        buffers: Addresses here.
+        peer_buffers: Addresses there.
+        lengths: The bytes of each.
+    """
+
+    buffers: list[int]
+    peer_buffers: list[int]
+    lengths: list[int]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AddressRows:
+    """Runs of bytes between two holders, as addresses of both; `address_rows` makes it.
+
+    Attributes:
+        own: The manifest of this side.
+        other: The manifest of the other.
+        writes: Whether this side writes into the other's memory, or else reads it.
+        rows: A structured array: `local`, `remote`, `bytes`, `count`, `local_stride`, `remote_stride`, and the
+            positions of the blocks of both sides. Run k of a row begins k strides after its address.
+    """
+
+    own: MemoryManifest
+    other: MemoryManifest
+    writes: bool
+    rows: Table
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that go in all."""
+        return sum((self.rows["bytes"] * self.rows["count"]).tolist())
+
+    @property
+    def run_count(self) -> int:
+        """The number of runs, each of which is contiguous on both sides."""
+        return int(self.rows["count"].sum())
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def runs(self) -> tuple[Addresses, Addresses, Numbers]:
+        """Give the runs one by one: addresses here, addresses there, and lengths.
+
+        Raises:
+            LayoutError: if there are more than 50 million.
+        """
+        if self.run_count > _MOST:
+            raise LayoutError(
+                f"there are {self.run_count:,} runs; at most {_MOST:,} are listed. nixl() has {len(self)} with strides"
+            )
+        return _expanded(self.rows, "local"), _expanded(self.rows, "remote"), _lengths(self.rows)
+
+    def nixl(self, strided: bool = True) -> NixlRows:
+        """Give the rows that NIXL takes.
+
+        Args:
+            strided: whether rows have strides: N × 5, which `prep_xfer_dlist` takes from NIXL 1.5 on; otherwise N × 3,
+                one for each run, which `get_xfer_descs` takes too.
+
+        Raises:
+            LayoutError: if arrays of a side are in memory of several kinds, of which a list has one; `by_memory` gives
+                rows of one kind each. If they are in memory that NIXL has no type for, or there are too many runs.
+        """
+        kinds = [self._kinds(side) for side in ("local", "remote")]
+        for side, (kind, _) in zip(("local", "remote"), kinds, strict=True):
+            if len(np.unique(kind)) > 1:
+                raise LayoutError(f"the {side} arrays are in DRAM and in VRAM; take each of by_memory() by itself")
+        if self.run_count >= 2**31:
+            raise LayoutError(f"there are {self.run_count:,} runs; NIXL numbers them with 32 bits")
+        found = []
+        for side, (_, device) in zip(("local", "remote"), kinds, strict=True):
+            rows = self.rows
+            if is_true("strided", strided):
+                stride = np.where(rows["count"] > 1, rows[f"{side}_stride"], rows["bytes"])
+                columns = [rows[side], rows["bytes"], device, stride, rows["count"]]
+            else:
+                columns = [_expanded(rows, side), _lengths(rows), np.repeat(device, rows["count"])]
+            found.append(np.stack([column.astype(np.uint64) for column in columns], 1))
+        memory = [_MEMORY[int(kind[0])] if len(kind) else _MEMORY[0] for kind, _ in kinds]
+        return NixlRows(found[0], found[1], memory[0], memory[1], np.arange(self.run_count, dtype=np.int32))
+
+    def by_memory(self) -> list[AddressRows]:
+        """Give the rows of each kind of memory here and there: one list of NIXL has one kind."""
+        kinds = 2 * self._kinds("local")[0] + self._kinds("remote")[0]
+        return [replace(self, rows=self.rows[kinds == kind]) for kind in np.unique(kinds).tolist()]
+
+    def mooncake(self) -> MooncakeLists:
+        """Give the lists that Mooncake's `batch_transfer_sync_read` and `…_write` take, an entry for each run.
+
+        Raises:
+            LayoutError: if there are more than 50 million runs.
+        """
+        return MooncakeLists(*(column.tolist() for column in self.runs()))
+
+    def staged(self, *, max_rows: int | None = None, over_bytes: int | None = None) -> StagedRows:
+        """Read what lies between runs too, for fewer and longer reads, into memory of its own.
+
+        Args:
+            max_rows: the most reads; the fewest bytes are read with which so many are enough.
+            over_bytes: the most bytes beside those that are needed; the fewest reads with them.
+
+        Raises:
+            LayoutError: if this side writes, since that would overwrite what lies between; if both are given, or
+                `max_rows` is less than the blocks of the other side; if there are more than 50 million runs.
+
+        The reads have no strides, and lie in one block of the other side's memory each: no other such reads are fewer
+        for these bytes. What is best where some reads have strides is not answered here.
+        """
+        limit = spare_limit("over_bytes", over_bytes, "max_rows", max_rows)
+        if self.writes:
+            which = "max_rows" if max_rows is not None else "over_bytes"
+            raise LayoutError(
+                f"{which}: a write of what lies between two runs would overwrite memory of {shown(self.other.holder)}; "
+                "let it read instead, by address_rows without writes"
+            )
+        _, remote, lengths = self.runs()
+        block = np.repeat(self.rows["remote_block"], self.rows["count"])
+        order = np.lexsort((remote, block))
+        starts, stops = remote[order], remote[order] + lengths[order].astype(np.uint64)
+        is_first, reach = joined_over_gaps(block[order], starts, stops, limit)
+        firsts = np.flatnonzero(is_first)
+        lasts = np.append(firsts[1:], len(order)) - 1 if len(firsts) else firsts
+        sizes = (reach[lasts] - starts[firsts]).astype(np.int64)
+        begins = np.cumsum(sizes) - sizes
+        read = np.empty(len(order), np.int64)
+        read[order] = np.cumsum(is_first) - 1
+        scratch = begins[read] + (remote - starts[firsts][read]).astype(np.int64)
+        return StagedRows(self, starts[firsts], sizes, block[order][firsts], scratch)
+
+    def _kinds(self, side: str) -> tuple[Numbers, Numbers]:
+        """The kind of memory and the device of each row of a side."""
+        manifest = self.own if side == "local" else self.other
+        used = np.unique(self.rows[f"{side}_block"]).tolist()
+        found = np.zeros((len(manifest.blocks), 2), np.int64)
+        for block in used:
+            found[block] = _nixl_device(manifest.blocks[block].device)
+        return found[self.rows[f"{side}_block"], 0], found[self.rows[f"{side}_block"], 1]
+
+    def __repr__(self) -> str:
+        verb = "writes to" if self.writes else "reads from"
+        return f"<AddressRows: {shown(self.own.holder)} {verb} {shown(self.other.holder)}, {len(self)} rows>"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class StagedRows:
+    """Reads that go over what lies between runs, and the place of each run in what was read; `AddressRows.staged`.
+
+    Attributes:
+        of: The rows that are read.
+        remote: The address of each read in the other side's memory.
+        lengths: The bytes of each.
+        blocks: The block of the other side that each lies in.
+        places: For each run the byte at which it begins in the memory that is read into.
+    """
+
+    of: AddressRows
+    remote: Addresses
+    lengths: Numbers
+    blocks: Numbers
+    places: Numbers
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that are read, one read after the other."""
+        return int(self.lengths.sum())
+
+    def into(self, scratch: Any) -> AddressRows:
+        """Give the reads into memory of at least `nbytes` bytes.
+
+        Raises:
+            LayoutError: if the memory is too small, or is memory that is sent or written otherwise.
+        """
+        given = range_of("scratch", scratch, None, True)
+        if given.nbytes < self.nbytes:
+            raise LayoutError(f"scratch has {given.nbytes} bytes; {self.nbytes} are needed")
+        own = replace(self.of.own, out={**self.of.own.out, "scratch of staged rows": given}, blocks=(given,))
+        rows = np.zeros(len(self.lengths), _ROW)
+        rows["local"] = np.uint64(given.address) + (np.cumsum(self.lengths) - self.lengths).astype(np.uint64)
+        rows["remote"], rows["bytes"], rows["count"] = self.remote, self.lengths, 1
+        rows["remote_block"] = self.blocks
+        return AddressRows(own, self.of.other, False, rows)
+
+    def unpack(self, scratch: npt.NDArray[Any], blocks: Sequence[npt.NDArray[Any]]) -> None:
+        """Copy the runs from what was read to their places.
+
+        Args:
+            scratch: the memory that was read into, an array of numpy.
+            blocks: the arrays of numpy that the manifest was made with as `blocks`, or those of `out`.
+
+        Raises:
+            LayoutError: if an array is missing, or not in C order.
+        """
+        data = scratch.reshape(-1).view(np.uint8)
+        views = [(range_of("blocks", block, None, True).address, block.reshape(-1).view(np.uint8)) for block in blocks]
+        views.sort(key=lambda view: view[0])
+        begins = np.array([address for address, _ in views], np.uint64)
+        rows, run = self.of.rows, 0
+        which = np.searchsorted(begins, rows["local"], side="right") - 1
+        for number, (local, _, size, count, stride, *_) in zip(which.tolist(), rows.tolist(), strict=True):
+            at = local - views[number][0] if number >= 0 else -1
+            if at < 0 or at + (count - 1) * stride + size > len(views[number][1]):
+                raise LayoutError(f"blocks has no array of which {size} bytes at address {local} are a part")
+            places = self.places[run : run + count]
+            target = _strided(views[number][1], at, count, size, stride)
+            steps = np.diff(places)
+            if count > 1 and (steps == steps[0]).all() and steps[0] > 0:
+                target[...] = _strided(data, int(places[0]), count, size, int(steps[0]))
+            else:
+                for one, place in enumerate(places.tolist()):
+                    target[one] = data[place : place + size]
+            run += count
+
+    def __repr__(self) -> str:
+        return f"<StagedRows: {len(self.lengths)} reads, {self.nbytes:,} bytes, of which {self.of.nbytes:,} are needed>"
+
+
+def address_rows(part: Descriptors, own: MemoryManifest, other: MemoryManifest, *, writes: bool = False) -> AddressRows:
+    """Give what goes between two holders, as addresses.
+
+    Args:
+        part: what this side sends, receives and copies: `ModelPlan.descriptors(holder)`.
+        own: its manifest.
+        other: the manifest of the other side, as `MemoryManifest.from_dict` reads it; `own` itself for what this side
+            copies in its own memory.
+        writes: whether this side writes what it sends into the other's memory; by default it reads what it receives.
+
+    Raises:
+        LayoutError: if the two sides have other plans for each other, other versions, or less memory than the plan
+            needs: `check_manifests`.
+
+    Padding (`Descriptors.zeros`) and further places of a tensor (`Repeat`) are in no rows: fill them yourself.
+
+    >>> from shardwise import DeviceMesh, TensorLayout, plan_model
+    >>> mesh = DeviceMesh((2,), ("x",))
+    >>> rows, columns = TensorLayout(("x", None), mesh), TensorLayout((None, "x"), mesh)
+    >>> plan = plan_model({"w": rows}, {"w": columns}, {"w": ((4, 6), "float32")})
+    >>> parts = [plan.descriptors(label) for label in mesh.devices]
+    >>> told = [MemoryManifest.of(part, {"w": np.zeros((2, 6), "f4")}, {"w": np.zeros((4, 3), "f4")}, version="1")
+    ...         for part in parts]
+    >>> found = address_rows(parts[1], *reversed(told))
+    >>> found.nixl().local[:, 1:].tolist(), found.nixl().remote[:, 1:].tolist()
+    ([[12, 0, 12, 2]], [[12, 0, 24, 2]])
+    >>> int(found.rows["remote"][0]) - told[0].src["w"].address
+    12
+    """
+    instance("part", part, Descriptors)
+    instance("own", own, MemoryManifest)
+    instance("other", other, MemoryManifest)
+    writes = is_true("writes", writes)
+    if part.holder != own.holder:
+        raise LayoutError(f"part is of {shown(part.holder)}, but own is the manifest of {shown(own.holder)}")
+    check_manifests(own, other)
+    if other.holder == own.holder:
+        if own != other:
+            raise differing("memory", (shown(own.holder),) * 2, (own.digest, other.digest))
+        rows = part.copies
+    else:
+        if other.holder not in part.peers:
+            raise LayoutError(f"{shown(other.holder)} is not in the plan")
+        rows = part.sends if writes else part.receives
+        rows = rows[rows["peer"] == part.peers.index(other.holder)]
+        planned = part.digest(other.holder).hex() if len(rows) else own.plans.get(other.holder, "none")
+        if own.plans.get(other.holder, "none") != planned:
+            whose = f"the manifest of {shown(own.holder)}", "part"
+            raise differing("plans", whose, (own.plans.get(other.holder, "none"), planned))
+    rows = rows[rows["bytes"] * rows["count"] > 0]
+    made = np.zeros(len(rows), _ROW)
+    made["bytes"], made["count"] = rows["bytes"], rows["count"]
+    for side, manifest, end in (
+        ("local", own, "src" if writes else "dst"),
+        ("remote", other, "dst" if writes else "src"),
+    ):
+        what = "src" if end == "src" else "out"
+        last = rows[f"{end}_offset"] + (rows["count"] - 1) * rows[f"{end}_stride"] + rows["bytes"]
+        table = _located(manifest, what, part.tensors, rows[f"{end}_tensor"], last)
+        made[side] = table["address"] + rows[f"{end}_offset"].astype(np.uint64)
+        made[f"{side}_block"], made[f"{side}_stride"] = table["block"], rows[f"{end}_stride"]
+    return AddressRows(own, other, writes, _joined(made))
+
+
+def _located(manifest: MemoryManifest, what: str, names: Sequence[str], tensors: Numbers, last: Numbers) -> Table:
+    """The address and the block of each of some tensors in a manifest; `last` is the byte that rows reach."""
+    used, which = np.unique(tensors, return_inverse=True)
+    needed = np.zeros(len(used), np.int64)
+    np.maximum.at(needed, which, last)
+    ranges: Mapping[str, MemoryRange] = getattr(manifest, what)
+    blocks = sorted((one.device, one.address, one.nbytes, number) for number, one in enumerate(manifest.blocks))
+    found = np.zeros(len(used), [("address", np.uint64), ("block", np.int64)])
+    for at, (number, least) in enumerate(zip(used.tolist(), needed.tolist(), strict=True)):
+        name = names[number]
+        one = ranges.get(name)
+        if one is None or one.nbytes < least:
+            held = "no memory" if one is None else f"{one.nbytes} bytes"
+            raise LayoutError(
+                f"{shown(manifest.holder)} has {held} for {named(what, name)}, where the plan needs {least} bytes "
+                f"(manifest {manifest.digest})"
+            )
+        # The last block that begins no later, the longest of those that begin there: blocks of one's own are apart.
+        before = bisect_right(blocks, (one.device, one.address, _FAR, 0))
+        device, begin, size, block = blocks[before - 1] if before else ("", 0, 0, 0)
+        if device != one.device or one.address + one.nbytes > begin + size:
+            raise LayoutError(f"{named(what, name)} of {shown(manifest.holder)} lies in none of its blocks")
+        found[at] = one.address, block
+    return found[which]
+
+
+def _joined(rows: Table) -> Table:
+    """The rows in the order of this side's memory, those joined that follow each other in a block of both sides."""
+    rows = rows[np.lexsort((rows["remote"], rows["local"], rows["remote_block"], rows["local_block"]))]
+    rows = _merge(rows, rows["count"] == 1, "bytes")
+    return _merge(rows, rows["count"] > 1, "count")
+
+
+def _merge(rows: Table, may: npt.NDArray[np.bool_], field: str) -> Table:
+    """Join neighbours that are one run, or strided rows of which one goes on where the other ends."""
+    before, after = rows[:-1], rows[1:]
+    joins = may[:-1] & may[1:]
+    same = ["local_block", "remote_block"]
+    same += ["bytes", "local_stride", "remote_stride"] if field == "count" else []
+    for name in same:
+        joins &= before[name] == after[name]
+    for side in ("local", "remote"):
+        length = before["bytes"] if field == "bytes" else before["count"] * before[f"{side}_stride"]
+        joins &= after[side] - before[side] == length.astype(np.uint64)
+    if not joins.any():
+        return rows
+    starts = np.flatnonzero(np.concatenate([[True], ~joins]))
+    sizes = np.add.reduceat(rows[field], starts)
+    rows = rows[starts]
+    rows[field] = sizes
+    return rows
+
+
+def _expanded(rows: Table, side: str) -> Addresses:
+    """The address of each run."""
+    count = rows["count"]
+    turn = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
+    steps = (turn * np.repeat(rows[f"{side}_stride"], count)).astype(np.uint64)
+    found: Addresses = np.repeat(rows[side], count) + steps
+    return found
+
+
+def _lengths(rows: Table) -> Numbers:
+    return np.repeat(rows["bytes"], rows["count"])
+
+
+def _strided(memory: npt.NDArray[np.uint8], start: int, count: int, size: int, stride: int) -> npt.NDArray[np.uint8]:
+    step = stride if count > 1 else size
+    return np.lib.stride_tricks.as_strided(memory[start:], (count, size), (step, 1))
+
+
+_MEMORY = ("DRAM", "VRAM")
+
+
+def _nixl_device(device: str) -> tuple[int, int]:
+    """The kind of memory, a position in `_MEMORY`, and the number of a device."""
+    kind, _, number = device.partition(":")
+    if kind not in ("cpu", "cuda") or (number and not number.isdecimal()):
+        raise LayoutError(f"an array is on device {shown(device)}, for which NIXL has no type of memory: cpu or cuda:N")
+    return ("cpu", "cuda").index(kind), int(number or 0) if kind == "cuda" else 0
