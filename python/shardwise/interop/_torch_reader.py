@@ -27,7 +27,7 @@ from ..store import StoredCheckpoint, StoredObject, StoredTensor, open_checkpoin
 from ..store.data.location import Location
 from ..store.rewritten.names import Naming, replacements
 from ..store.rewritten.view import rewritten_view
-from ._local_shards import joined, pieces_along
+from ._local_shards import merged_ranges, pieces_along
 from ._placements import Placement, StridedShard, read_placements
 from ._tensors import array_of_tensor, tensor_of_array
 
@@ -174,7 +174,7 @@ class CheckpointReader:
         along = []
         for dim, size in enumerate(tensor.shape):
             ids, pieces = pieces_along(dim, size, placements, mesh)
-            along.append(joined(pieces[ids[rank]]))
+            along.append(merged_ranges(pieces[ids[rank]]))
         held = tuple(sum(stop - start for start, stop in own) for own in along)
         if held != tuple(target.shape):
             raise LayoutError(
