@@ -19,7 +19,7 @@ from .._text import shown
 from .._types import Numbers
 from ..errors import LayoutError
 from ..reshard import Descriptors
-from ..reshard.model.memory import named
+from ..reshard.model.memory import array_name
 from .versions import MemoryManifest, MemoryRange, check_manifests, differing, range_of
 
 __all__ = [
@@ -372,14 +372,14 @@ def _located(manifest: MemoryManifest, what: str, names: Sequence[str], tensors:
         if one is None or one.nbytes < least:
             held = "no memory" if one is None else f"{one.nbytes} bytes"
             raise LayoutError(
-                f"{shown(manifest.holder)} has {held} for {named(what, name)}, where the plan needs {least} bytes "
+                f"{shown(manifest.holder)} has {held} for {array_name(what, name)}, where the plan needs {least} bytes "
                 f"(manifest {manifest.digest})"
             )
         # The last block that begins no later, the longest of those that begin there: blocks of one's own are apart.
         before = bisect_right(blocks, (one.device, one.address, _FAR, 0))
         device, begin, size, block = blocks[before - 1] if before else ("", 0, 0, 0)
         if device != one.device or one.address + one.nbytes > begin + size:
-            raise LayoutError(f"{named(what, name)} of {shown(manifest.holder)} lies in none of its blocks")
+            raise LayoutError(f"{array_name(what, name)} of {shown(manifest.holder)} lies in none of its blocks")
         found[at] = one.address, block
     return found[which]
 

@@ -16,7 +16,7 @@ from .._dtypes import bits_of
 from .._text import shown
 from ..errors import LayoutError, ParseError
 from ..reshard import Descriptors
-from ..reshard.model.memory import Block, check_apart, named
+from ..reshard.model.memory import Block, array_name, check_apart
 from ..reshard.model.transport import name_of_dtype
 
 __all__ = ["MemoryManifest", "MemoryRange", "check_manifests", "differing", "range_of"]
@@ -69,7 +69,7 @@ class MemoryManifest:
             raise LayoutError(f"the label {shown(self.holder)} cannot be told to others: it must be a str or an int")
         instance("version", self.version, str)
         sides = [
-            [Block(named(what, name), at, at + size, device) for name, (at, size, device) in ranges.items()]
+            [Block(array_name(what, name), at, at + size, device) for name, (at, size, device) in ranges.items()]
             for what, ranges in (("src", self.src), ("out", self.out))
         ]
         listed = [Block(f"blocks[{number}]", at, at + size, on) for number, (at, size, on) in enumerate(self.blocks)]
@@ -123,7 +123,7 @@ class MemoryManifest:
                 name = part.tensors[number]
                 if name not in arrays:
                     raise LayoutError(f"{what} has no array for {shown(name)}")
-                found[name] = range_of(named(what, name), arrays[name], part.dtypes[number], what == "out")
+                found[name] = range_of(array_name(what, name), arrays[name], part.dtypes[number], what == "out")
             ranges.append(found)
         used_peers = np.unique(np.concatenate([part.sends["peer"], part.receives["peer"]])).tolist()
         plans = {part.peers[peer]: part.digest(part.peers[peer]).hex() for peer in used_peers}
