@@ -23,7 +23,7 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 BLOCK = re.compile(r"^```(python|pycon|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 #: What may be missing; a block that imports it is then left out.
-FRAMEWORK = re.compile(r"^(?:>>> )?import (jax|torch)$", re.MULTILINE)
+FRAMEWORK = re.compile(r"^(?:>>> )?import (jax|torch|transformers)$", re.MULTILINE)
 
 
 @pytest.mark.heavy

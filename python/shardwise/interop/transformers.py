@@ -1,24 +1,31 @@
-"""The tensor-parallel plans of the models of Hugging Face transformers; needs transformers and PyTorch."""
+"""The models of Hugging Face transformers: their tensor-parallel plans, and what each rank holds of one that is loaded.
+
+It needs transformers and PyTorch; no device, no weights and no other process.
+"""
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
+from .._arguments import integer
 from .._fork import importing
 from .._text import shown
+from ..deploy.recording import Recording
 from ..errors import LayoutError
 from ..rules.layout_rule import LayoutRule
 from ..rules.tp_plan import LoadedTensor, rules_of_loaded
+from .torch import record
 
 with importing:
     import torch
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-__all__ = ["tp_plan_of", "tp_rules_of", "version"]
+__all__ = ["record_ranks", "tp_plan_of", "tp_rules_of", "version"]
 
 #: The version of transformers.
 version: str = transformers.__version__
@@ -33,6 +40,8 @@ _STEPS = {
     "Interleave": "interleave",
     "PermuteForRope": "permute",
 }
+#: The most elements of a model that is recorded: its ranks are loaded several times.
+_MOST = 1 << 28
 #: The classes that make a model of a configuration which names none.
 _AUTO = ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForSeq2SeqLM", "AutoModel")
 
@@ -84,6 +93,108 @@ def tp_rules_of(
     return rules, unread, sorted(plan.keys() - known)
 
 
+def record_ranks(
+    config: Mapping[str, Any],
+    tp: int = 1,
+    *,
+    ep: int = 1,
+    pp: int = 1,
+    tensors: Mapping[str, Any] | None = None,
+    computed: Literal["refuse", "leave"] = "refuse",
+) -> list[Recording]:
+    """Find what each rank holds of a model that transformers loads, by loading element numbers through its loader.
+
+    Args:
+        config: The contents of the model's `config.json`; of a large model with smaller sizes.
+        tp: The number of ranks of tensor parallelism, by `model.tp_plan`.
+        ep: The number of ranks that have other experts: 1 or `tp`.
+        pp: The number of stages.
+        tensors: The shape and dtype of each tensor of the checkpoint; by default those that transformers writes, in
+            float32.
+        computed: What to do with parameters that are computed; see `shardwise.record`.
+
+    Returns:
+        The recording of each rank, `pp * tp` of them, labelled from 0 on.
+
+    Raises:
+        LayoutError: If transformers does not have the model, cannot load it so, or the model is too large to be loaded
+            several times; if this process is in a process group.
+
+    Renamings between files and memory, fused and stacked experts, buffers that files have, and tied weights are those
+    of `from_pretrained`, which is what runs: with a process group of PyTorch that does not communicate.
+
+    >>> llama = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 1,
+    ...          "intermediate_size": 48, "vocab_size": 64}
+    >>> ranks = record_ranks(llama, tp=2)  # doctest: +SKIP
+    """
+    ranks = integer("tp", tp) * integer("pp", pp)
+    if min(tp, pp, integer("ep", ep)) < 1:
+        raise LayoutError(f"tp, ep and pp must be 1 or more, got {tp}, {ep} and {pp}")
+    model = _model(config)
+    if tensors is None:
+        with _quiet():
+            tensors = {name: (tuple(value.shape), "float32") for name, value in _written(model).items()}
+    total = sum(math.prod(getattr(one, "shape", None) or one[0]) for one in tensors.values())
+    if total > _MOST:
+        raise LayoutError(
+            f"the model has {total} elements, and recording loads them several times: give a configuration with "
+            f"smaller sizes, of at most {_MOST} elements; tp_rules_of needs no weights"
+        )
+    return [_recorded(model, tensors, rank, (tp, ep, pp), computed) for rank in range(ranks)]
+
+
+def _recorded(
+    model: Any, tensors: Mapping[str, Any], rank: int, sizes: tuple[int, int, int], computed: Literal["refuse", "leave"]
+) -> Recording:
+    """The recording of a rank; a process group says that it is this one."""
+    import torch.distributed as dist
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if dist.is_initialized():
+        raise LayoutError("this process is in a process group; record in a process of its own")
+    tp, ep, pp = sizes
+
+    def load(given: Mapping[str, Any]) -> dict[str, Any]:
+        options: dict[str, Any] = {}
+        if tp * pp > 1:
+            from transformers.distributed.configuration_utils import DistributedConfig
+
+            options["distributed_config"] = DistributedConfig(tp_plan="auto", tp_size=tp, ep_size=ep, pp_size=pp)
+        torch.manual_seed(0)  # What no tensor fills is the same each time.
+        made = type(model).from_pretrained(
+            None, config=model.config, state_dict=dict(given.items()), dtype=torch.float32, **options
+        )
+        return {name: getattr(value, "to_local", lambda v=value: v)() for name, value in made.state_dict().items()}
+
+    with _quiet():
+        # PyTorch keeps the meshes of the rank before, which are equal to those of this one.
+        _clear_sharding_prop_cache()
+        dist.init_process_group("fake", rank=rank, world_size=tp * pp, store=FakeStore())
+        try:
+            return record(tensors, load, rank, computed=computed)
+        except LayoutError:
+            raise
+        except Exception as error:  # Whatever a model's own code raises.
+            raise LayoutError(
+                f"transformers {version} cannot load the model with tp {tp}, ep {ep}, pp {pp}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        finally:
+            dist.destroy_process_group()
+            _clear_sharding_prop_cache()
+
+
+def _written(model: Any) -> dict[str, Any]:
+    """The tensors of a file that transformers writes of a model, each on PyTorch's device "meta"."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import revert_weight_conversion
+
+    state = dict(model.state_dict())
+    written: dict[str, Any] = revert_weight_conversion(model, state) if get_model_conversion_mapping(model) else state
+    return written
+
+
 def _starred(name: str) -> str:
     return ".".join("*" if word.isdigit() and place else word for place, word in enumerate(name.split(".")))
 
@@ -99,13 +210,17 @@ def _tied(model: Any) -> list[frozenset[str]]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     before = transformers.logging.get_verbosity()
+    has_bars = transformers.logging.is_progress_bar_enabled()
     transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
         transformers.logging.set_verbosity(before)
+        if has_bars:
+            transformers.logging.enable_progress_bar()
 
 
 def _model(config: Mapping[str, Any]) -> Any:

@@ -1,0 +1,121 @@
+"""Recordings of what transformers loads, compared with real processes, whose ranks are kept, and with closed forms."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardwise as sw
+from shardwise.deploy import Recording, join_manifests
+
+from ..oracle.families.models import DATA, digest, numbered, read
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("shardwise.interop.transformers", reason="transformers is not installed")
+
+#: Families of which processes of transformers have said what they hold; see `tests.oracle.families.parallel`.
+LOADED = sorted(
+    file.name.removesuffix(".json.gz") for file in DATA.glob("*.json.gz") if "plan" in read(file.name.split(".")[0])
+)
+
+
+def carried(recording: Recording, name: str, values: dict[str, Any]) -> Any:
+    """A parameter as its pieces say that it is."""
+    parameter = recording.parameters[name]
+    flat = np.zeros(math.prod(parameter.shape), "i4")
+    for piece in parameter.pieces:
+        for time in range(piece.times):
+            flat[piece.positions() + time * piece.apart] = values[piece.tensor][piece.box]
+    return flat.reshape(parameter.shape)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("name", LOADED)
+def test_ranks_hold_what_real_processes_hold(name: str, ranks: int) -> None:
+    said = read(name)
+    kept = said["engines"]["hf"]["ranks"].get(str(ranks))
+    config = said["config"] | {"architectures": [said["class"]]}
+    shapes = {tensor: (tuple(shape), "float32") for tensor, shape in said["tensors"].items()}
+    if kept is None or "refused" in kept:
+        pytest.skip("no processes were asked, or they refused")
+    recordings = transformers.record_ranks(config, ranks, tensors=shapes)
+    values = numbered(said["tensors"])
+    for recording, held in zip(recordings, kept, strict=True):
+        for parameter, (shape, numbers) in held.items():
+            made = carried(recording, parameter, values)
+            assert (list(made.shape), digest(made)) == (shape, numbers), parameter
+    # The closed form of the plan cuts the same boxes.
+    rules, _, _ = transformers.tp_rules_of(config, "tp", {tensor: shape for tensor, (shape, _) in shapes.items()})
+    layouts = sw.LayoutMap(sw.DeviceMesh((ranks,), ("tp",), range(ranks)))
+    for pattern, rule in rules.items():
+        layouts[pattern] = rule
+    engine = join_manifests(one.manifest for one in recordings)
+    for tensor, (shape, _) in shapes.items():
+        layout = layouts[tensor]
+        for rank in range(ranks if tensor in engine else 0):
+            here, there = np.zeros(shape, bool), np.zeros(shape, bool)
+            for piece in engine[tensor].pieces(rank):
+                here[piece.box] = True
+            for piece in [] if layout is None else layout.partition(shape, "chunk").pieces(rank):
+                there[piece.box] = True
+            assert np.array_equal(here, there if layout is not None else np.ones(shape, bool)), tensor
+
+
+CONFIG = {
+    "model_type": "qwen3_moe",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "moe_intermediate_size": 16,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 2,
+    "mlp_only_layers": [],
+    "decoder_sparse_step": 1,
+}
+
+
+def test_expert_parallelism_gives_each_rank_whole_experts() -> None:
+    """Two of four experts each, as `base_model_ep_plan` has it, beside attention that is cut by heads."""
+    for rank, recording in enumerate(transformers.record_ranks(CONFIG, 2, ep=2)):
+        held = {
+            int(name.split(".")[5]) for name in recording.manifest if ".mlp.experts." in name and "layers.0." in name
+        }
+        assert held == {2 * rank, 2 * rank + 1}
+        assert recording.parameters["model.layers.0.mlp.experts.gate_up_proj"].shape == (2, 32, 32)
+        query = recording.manifest["model.layers.0.self_attn.q_proj.weight"].pieces(rank)[0].box
+        assert (query[0].start, query[0].stop) == (16 * rank, 16 * rank + 16)
+        assert len(recording.unused) == 2 * 2 * 3  # layers, experts elsewhere, their projections
+
+
+def test_stages_hold_their_layers() -> None:
+    first, second = transformers.record_ranks(CONFIG, pp=2)
+    assert {name.split(".")[2] for name in first.manifest if ".layers." in name} == {"0"}
+    assert {name.split(".")[2] for name in second.manifest if ".layers." in name} == {"1"}
+    assert "model.embed_tokens.weight" in first.manifest
+    assert "lm_head.weight" in second.manifest
+    assert not first.manifest.keys() & second.manifest.keys()
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(sw.LayoutError, match="tp, ep and pp must be 1 or more, got 0, 1 and 1"):
+        transformers.record_ranks(CONFIG, 0)
+    with pytest.raises(sw.LayoutError, match="give a configuration with smaller sizes"):
+        transformers.record_ranks(CONFIG | {"vocab_size": 1 << 24}, 2)
+    with pytest.raises(sw.LayoutError, match="cannot load the model with tp 2, ep 3, pp 1: "):
+        transformers.record_ranks(CONFIG, 2, ep=3)
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", rank=0, world_size=1, store=FakeStore())
+    try:
+        with pytest.raises(sw.LayoutError, match="this process is in a process group"):
+            transformers.record_ranks(CONFIG)
+    finally:
+        torch.distributed.destroy_process_group()
