@@ -54,10 +54,10 @@ _MOST_VALUES = 8
 _MOST_NAMED = 3
 
 
-class Given(Mapping[str, Any]):
+class NumberedTensors(Mapping[str, Any]):
     """The tensors as a loader gets them: each is made when it is taken, and what is asked for is noted."""
 
-    def __init__(self, tensors: Mapping[str, _Tensor], made: Callable[[_Tensor], Any]) -> None:
+    def __init__(self, tensors: Mapping[str, _NumberedTensor], made: Callable[[_NumberedTensor], Any]) -> None:
         self._tensors, self._made = tensors, made
         self.taken: set[str] = set()
         self.missing: dict[str, None] = {}
@@ -82,7 +82,7 @@ class Given(Mapping[str, Any]):
         return len(self._tensors)
 
 
-class _Tensor(NamedTuple):
+class _NumberedTensor(NamedTuple):
     """A tensor that is given to a loader; its elements are numbered from `first` on."""
 
     shape: tuple[int, ...]
@@ -192,7 +192,7 @@ def record(
     return _recording(given, seen, set(wrong), holder, last)
 
 
-def _numbered(tensors: Mapping[str, Any]) -> dict[str, _Tensor]:
+def _numbered(tensors: Mapping[str, Any]) -> dict[str, _NumberedTensor]:
     if not isinstance(tensors, Mapping):
         raise TypeError(f"tensors must map names to (shape, dtype), got {type(tensors).__name__}")
     found, first = {}, 0
@@ -201,7 +201,7 @@ def _numbered(tensors: Mapping[str, Any]) -> dict[str, _Tensor]:
         known = find_dtype(dtype)
         if known is None:
             raise LayoutError(f"tensor {shown(name)} has no known dtype, got {shown(dtype)}")
-        found[name] = _Tensor(shape, known.name, first)
+        found[name] = _NumberedTensor(shape, known.name, first)
         first += math.prod(shape)
     return found
 
@@ -217,7 +217,7 @@ def _base(dtype: str, name: str | None) -> int:
     raise TypeError(f"tensor {shown(name)} is {dtype}, which does not hold whole numbers; record it as uint8")
 
 
-def _total(given: Mapping[str, _Tensor]) -> int:
+def _total(given: Mapping[str, _NumberedTensor]) -> int:
     return sum(math.prod(one.shape) for one in given.values())
 
 
@@ -231,8 +231,8 @@ def _hashed(numbers: Numbers, base: int) -> Numbers:
 
 
 def _run(
-    given: Mapping[str, _Tensor], load: Callable[..., Any], make: Callable[..., Any] | None, base: int
-) -> tuple[dict[str, _Seen], Given]:
+    given: Mapping[str, _NumberedTensor], load: Callable[..., Any], make: Callable[..., Any] | None, base: int
+) -> tuple[dict[str, _Seen], NumberedTensors]:
     """The values seen of each parameter after all runs; and what the loader asked for in the last one."""
     total, seen, place = max(_total(given), 1), {}, 1
     while True:
@@ -272,18 +272,18 @@ def _complete(seen: Mapping[str, _Seen], values: Mapping[str, Any]) -> None:
 
 
 def _loaded(
-    given: Mapping[str, _Tensor],
+    given: Mapping[str, _NumberedTensor],
     load: Callable[..., Any],
     make: Callable[..., Any] | None,
     digits: Callable[[Numbers], Numbers],
-) -> tuple[dict[str, tuple[tuple[int, ...], str, npt.NDArray[np.float64]]], Given]:
+) -> tuple[dict[str, tuple[tuple[int, ...], str, npt.NDArray[np.float64]]], NumberedTensors]:
     """Shape, dtype and values, flat, of each parameter after a run with these digits of the numbers."""
 
-    def made(one: _Tensor) -> Any:
+    def made(one: _NumberedTensor) -> Any:
         numbers = digits(np.arange(one.first, one.first + math.prod(one.shape))).reshape(one.shape)
         return numbers.astype(dtype_of(one.dtype)) if make is None else make(numbers, one.dtype)
 
-    asked = Given(given, made)
+    asked = NumberedTensors(given, made)
     with np.errstate(all="ignore"):  # A loader that casts may have no room for all digits.
         answer = load(asked)
     pairs = answer.items() if isinstance(answer, Mapping) else answer
@@ -317,7 +317,7 @@ def _values(name: str, array: Any) -> tuple[tuple[int, ...], str, npt.NDArray[np
 
 
 def _differing(
-    given: Mapping[str, _Tensor], load: Any, make: Any, base: int, seen: Mapping[str, _Seen]
+    given: Mapping[str, _NumberedTensor], load: Any, make: Any, base: int, seen: Mapping[str, _Seen]
 ) -> dict[str, _Seen]:
     """The parameters that have other values when the first run is repeated."""
     values, _ = _loaded(given, load, make, lambda n: n % base)
@@ -348,7 +348,7 @@ def _refusal(wrong: Mapping[str, _Seen]) -> str:
 
 
 def _recording(
-    given: Mapping[str, _Tensor], seen: Mapping[str, _Seen], left: set[str], holder: Any, asked: Given
+    given: Mapping[str, _NumberedTensor], seen: Mapping[str, _Seen], left: set[str], holder: Any, asked: NumberedTensors
 ) -> Recording:
     names, tensors = list(given), {name: (one.shape, one.dtype) for name, one in given.items()}
     firsts = np.array([one.first for one in given.values()], np.int64)
@@ -387,7 +387,7 @@ def _recording(
     return Recording(holder, tensors, parameters, manifest, computed, tuple(asked.missing), unread, unused)
 
 
-def _pieces(name: str, rows: Numbers, given: Mapping[str, _Tensor]) -> Iterator[RecordedPiece]:
+def _pieces(name: str, rows: Numbers, given: Mapping[str, _NumberedTensor]) -> Iterator[RecordedPiece]:
     shape = given[name].shape
     rank = max(len(shape), 1)
     for start, *row in rows.tolist():

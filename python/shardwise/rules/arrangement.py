@@ -24,7 +24,7 @@ _MOST = 32
 _LARGEST = 2**63 - 1
 
 #: The names that make up each dim.
-_Names = tuple[tuple[str, ...], ...]
+_DimNames = tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Arrangement:
         sizes: The sizes that are known.
     """
 
-    stored: _Names
-    common: _Names
+    stored: _DimNames
+    common: _DimNames
     sizes: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -54,7 +54,7 @@ class Arrangement:
         left = " ".join(_written(group, sizes) for group in self.stored)
         return f"{left} -> {' '.join(_written(group, {}) for group in self.common)}"
 
-    def solved(self, groups: _Names, shape: Sequence[int], more: Mapping[str, int] | None = None) -> dict[str, int]:
+    def solved(self, groups: _DimNames, shape: Sequence[int], more: Mapping[str, int] | None = None) -> dict[str, int]:
         """The sizes of the names of dims, `stored` or `common`, that have this shape.
 
         Raises:
