@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
+import re
 import subprocess
 import sys
 from types import ModuleType
@@ -30,12 +32,14 @@ def test_only_public_names_are_listed() -> None:
         "deploy",
         "dtensor",
         "execute",
+        "fit",
         "interop",
         "packed",
         "propagate",
         "quantized",
         "reshard",
         "rules",
+        "state",
         "store",
     }
     assert set(names) == set(sw.__all__) | modules
@@ -43,7 +47,7 @@ def test_only_public_names_are_listed() -> None:
 
 def test_the_top_has_the_names_that_a_user_types() -> None:
     """The others are in their modules: a list that nobody can read through says nothing."""
-    assert len(sw.__all__) <= 42
+    assert len(sw.__all__) <= 45
     for module in (sw.array, sw.reshard, sw.rules, sw.store):
         assert set(dir(module)) >= set(module.__all__)
         assert all(hasattr(module, name) for name in module.__all__)
@@ -72,3 +76,14 @@ def test_no_such_name() -> None:
         sw.nothing  # noqa: B018
     with pytest.raises(AttributeError, match=r"'shardwise\.interop' has no attribute 'nothing'"):
         sw.interop.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["Layout", "Mesh", "PartitionSpec", "load", "open", "plan", "save", "verify"])
+def test_names_of_other_libraries_lead_to_ours(name: str) -> None:
+    """What the message names is there."""
+    with pytest.raises(AttributeError, match=f"has no attribute '{name}'; here it is") as error:
+        getattr(sw, name)
+    found = re.findall(r"shardwise\.([\w.]+)", str(error.value).partition("here it is")[2])
+    assert found
+    for path in found:
+        functools.reduce(getattr, path.split("."), sw)

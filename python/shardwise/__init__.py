@@ -39,16 +39,20 @@ if TYPE_CHECKING:
     from . import deploy as deploy
     from . import dtensor as dtensor
     from . import execute as execute
+    from . import fit as fit
     from . import interop as interop
     from . import packed as packed
     from . import propagate as propagate
     from . import quantized as quantized
     from . import reshard as reshard
     from . import rules as rules
+    from . import state as state
     from . import store as store
     from .array.sharded import Shard, ShardedArray, distribute_tensor
+    from .deploy.deployment import Deployment
     from .deploy.read import read_rules
     from .deploy.record import record
+    from .fit.sizes import fits
     from .model.scope import layout_map_scope
     from .model.variable import Variable, initialize_variables
     from .propagate.einsum import einsum
@@ -65,6 +69,7 @@ if TYPE_CHECKING:
         ObjectPath,
         diff_checkpoints,
         digest,
+        learn_rewrites,
         open_checkpoint,
         plan_checkpoint,
         reshard_checkpoint,
@@ -75,6 +80,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Axes",
     "CheckpointPlan",
+    "Deployment",
     "DeviceMesh",
     "InternalError",
     "LayoutError",
@@ -102,8 +108,10 @@ __all__ = [
     "draw",
     "einsum",
     "example_rules",
+    "fits",
     "initialize_variables",
     "layout_map_scope",
+    "learn_rewrites",
     "list_devices",
     "open_checkpoint",
     "plan_checkpoint",
@@ -120,8 +128,10 @@ __all__ = [
 # Loaded when they are first used, to keep `import shardwise` fast.
 _LAZY = {
     "array.sharded": ("Shard", "ShardedArray", "distribute_tensor"),
+    "deploy.deployment": ("Deployment",),
     "deploy.read": ("read_rules",),
     "deploy.record": ("record",),
+    "fit.sizes": ("fits",),
     "model.scope": ("layout_map_scope",),
     "model.variable": ("Variable", "initialize_variables"),
     "propagate.einsum": ("einsum",),
@@ -138,6 +148,7 @@ _LAZY = {
         "ObjectPath",
         "diff_checkpoints",
         "digest",
+        "learn_rewrites",
         "open_checkpoint",
         "plan_checkpoint",
         "reshard_checkpoint",
@@ -155,14 +166,30 @@ __getattr__, __dir__ = lazy(
         "deploy",
         "dtensor",
         "execute",
+        "fit",
         "interop",
         "packed",
         "propagate",
         "quantized",
         "reshard",
         "rules",
+        "state",
         "store",
     ),
+    {
+        "Layout": "shardwise.TensorLayout, or TensorFlow's in shardwise.dtensor",
+        "Mesh": "shardwise.DeviceMesh, or TensorFlow's in shardwise.dtensor",
+        "NamedSharding": "shardwise.TensorLayout, which shardwise.interop.translate writes for JAX",
+        "PartitionSpec": "shardwise.TensorLayout, which shardwise.interop.translate writes for JAX",
+        "diff": "shardwise.diff_checkpoints",
+        "learn": "shardwise.learn_rewrites",
+        "load": "shardwise.open_checkpoint",
+        "open": "shardwise.open_checkpoint",
+        "plan": "shardwise.plan_reshard, plan_model or plan_checkpoint",
+        "save": "shardwise.save_checkpoint",
+        "training_state": "shardwise.state.training_state",
+        "verify": "shardwise.verify_checkpoint",
+    },
 )
 
 # A framework that is not imported needs nothing from this package.

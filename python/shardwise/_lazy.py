@@ -29,7 +29,10 @@ def import_with_frameworks() -> None:
 
 
 def lazy(
-    scope: dict[str, Any], names: Mapping[str, Sequence[str]], modules: Sequence[str] = ()
+    scope: dict[str, Any],
+    names: Mapping[str, Sequence[str]],
+    modules: Sequence[str] = (),
+    elsewhere: Mapping[str, str] | None = None,
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Give the `__getattr__` and the `__dir__` of a module whose names are made in others.
 
@@ -37,13 +40,15 @@ def lazy(
         scope: The `globals()` of the module, whose `__all__` lists its public names.
         names: For each other module, relative to this one, the names that it has.
         modules: Submodules that are names too.
+        elsewhere: For names that other libraries have, the names of what they are here, for the message.
     """
     package: str = scope["__name__"]
     module_of = {name: module for module, listed in names.items() for name in listed}
 
     def getattr_(name: str) -> Any:
         if name not in modules and name not in module_of:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            hint = f"; here it is {elsewhere[name]}" if elsewhere and name in elsewhere else ""
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}")
         with importing:
             if name in modules:
                 return import_module(f".{name}", package)

@@ -15,7 +15,7 @@ LEFT_OUT = {"shardwise.__version__", "shardwise.packed", "shardwise.deploy.megat
 
 def public_names() -> list[str]:
     """Give all public names: of the package, of its public modules, and of the modules that convert dialects."""
-    modules = ["", "packed", "quantized", "fit", "state", "dtensor", "deploy", "deploy.megatron"]
+    modules = ["", "packed", "quantized", "dtensor", "deploy.megatron"]
     modules += ["execute.mpi", "execute.reads", "execute.torch", "execute.transports"]
     for path in sorted((PACKAGE / "interop").iterdir()):
         name = path.stem
@@ -25,7 +25,7 @@ def public_names() -> list[str]:
     found = [f"shardwise.{module}.{name}".replace("..", ".") for module in modules for name in _listed(module)]
     # Names of these that are at the top too are there.
     top = set(_listed(""))
-    below = ("array", "computation", "execute", "propagate", "reshard", "rules", "store")
+    below = ("array", "computation", "deploy", "execute", "fit", "propagate", "reshard", "rules", "state", "store")
     found += [f"shardwise.{module}.{name}" for module in below for name in _listed(module) if name not in top]
     # `translation` is where the names of `interop` itself are made.
     found = [name.replace(".interop.translation.", ".interop.") for name in found]

@@ -239,7 +239,7 @@ def test_every_option_reaches_the_library(run: Run, monkeypatch: pytest.MonkeyPa
         assert asked(monkeypatch, checkpoints, name, [function, *files]) == ((*files,), {**own, **USUAL})
         assert asked(monkeypatch, checkpoints, name, [function, *files, *WORK]) == ((*files,), {**own, **GIVEN})
 
-    every: dict[str, Any] = {"to": None, "uneven": "even", "dtype": None, "rename": [], "rewrites": None}
+    every: dict[str, Any] = {"mesh": None, "to": None, "uneven": "even", "dtype": None, "rename": [], "rewrites": None}
     every |= {
         "only": None,
         "drop": None,

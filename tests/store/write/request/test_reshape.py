@@ -15,6 +15,7 @@ import shardwise as sw
 from tests.store.tasks import MESH, mixed, mixed_rules
 
 from ....checks import same_tensors
+from ....oracle import engines
 
 #: Expected of many of these tests, which are about something else.
 pytestmark = [
@@ -163,3 +164,52 @@ def test_renames_that_are_not_pairs(tmp_path: Path, wrong: Any) -> None:
     sw.save_checkpoint(tmp_path / "w.safetensors", {"w": np.zeros(2)})
     with pytest.raises(TypeError, match="rename"):
         sw.reshard_checkpoint(tmp_path / "w.safetensors", tmp_path / "new", rename=wrong)
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    """A Llama in Hugging Face's names, with its configuration."""
+    folder = tmp_path / "HF"
+    sw.save_checkpoint(folder, engines.hugging_face("llama", 0), to="hf", sync=False)
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", **engines.config("llama")}))
+    return folder
+
+
+def test_rules_by_the_name_of_the_package_have_cuts_and_rewrites(llama: Path, tmp_path: Path) -> None:
+    mesh = sw.DeviceMesh((2,), ("tp",))
+    sw.reshard_checkpoint(llama, tmp_path / "vllm", rules="vllm/llama", mesh=mesh, to="ranks", sync=False)
+    layouts, rewrites = sw.read_rules("vllm/llama", mesh, config=llama)
+    sw.reshard_checkpoint(llama, tmp_path / "twice", layouts, rewrites=rewrites, to="ranks", sync=False)
+    for rank in ("rank-00000-tp-0.safetensors", "rank-00001-tp-1.safetensors"):
+        assert (tmp_path / "vllm" / rank).read_bytes() == (tmp_path / "twice" / rank).read_bytes()
+    # And back: the rules that it was made by are undone, without any that cut.
+    config = llama / "config.json"
+    sw.reshard_checkpoint(
+        tmp_path / "vllm", tmp_path / "back", source_rules="vllm/llama", config=config, to="hf", sync=False
+    )
+    assert sw.diff_checkpoints(llama, tmp_path / "back") == []
+
+
+def test_rules_make_a_plan_too(llama: Path, tmp_path: Path) -> None:
+    plan = sw.plan_checkpoint(
+        llama, tmp_path / "out", rules="hf/llama", mesh=sw.DeviceMesh((2,), ("tp",)), to="sharded"
+    )
+    plan.run(sync=False)
+    plan.commit(sync=False)
+    assert sw.diff_checkpoints(llama, tmp_path / "out") == []
+
+
+def test_two_arguments_that_say_the_same_are_refused(llama: Path, tmp_path: Path) -> None:
+    def refused(message: str, **asked: Any) -> None:
+        with pytest.raises(sw.LayoutError, match=message):
+            sw.reshard_checkpoint(llama, tmp_path / "out", **asked)
+        assert not (tmp_path / "out").exists()
+
+    mesh = sw.DeviceMesh((2,), ("tp",))
+    layouts, rewrites = sw.read_rules("vllm/llama", mesh, config=llama)
+    refused("layouts and rules are both given", rules="hf/llama", layouts=layouts)
+    refused("rewrites and rules are both given", rules="hf/llama", rewrites=rewrites)
+    refused("rewrites and source_rules are both given", source_rules="hf/llama", rewrites=rewrites)
+    refused("mesh is missing, and hf/llama has no mesh of its own; the file's axis is called tp", rules="hf/llama")
+    with pytest.raises(FileNotFoundError):
+        sw.reshard_checkpoint(tmp_path / "none", tmp_path / "out", rules="hf/llama", mesh=mesh)

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO, TypeAlias
 
 from ...._arguments import instance, integer, is_true, optional
 from ...._dtypes import Dtype, find_dtype
 from ...._text import shown
+from ....deploy.read import read_rules
 from ....errors import LayoutError
 from ....layout import TensorLayout, UnevenRule
 from ....mesh import DeviceMesh
 from ....placing import NO_LAYOUTS, Layouts, Placing, placing_of
 from ....rules.layout_map import LayoutMap
 from ....rules.layout_rule import LayoutRule
-from ....rules.numbers import Config
+from ....rules.numbers import Config, config_beside
 from ....rules.pattern import NamePattern
+from ....rules.rewrites import Rewrites
+from ....rules.shipped import called
+from ....rules.toml import axes_said
 from ...data.location import Location
 from ...rewritten.convert import Overflow, checked_overflow, is_float
 from ...rewritten.names import Naming, checked_which, replacements
 from ..forms.forms import Target
 from ..places.work import MEMORY
 
-__all__ = ["FILE_BYTES", "Request", "placing_over"]
+__all__ = ["FILE_BYTES", "Contents", "Request", "RulesFile", "placing_over"]
 
+#: The path of a rules file, the name of one of the package's, or an open text file.
+RulesFile: TypeAlias = str | os.PathLike[str] | TextIO
 #: The most bytes that Hugging Face's own `save_pretrained` puts in a file.
 FILE_BYTES = 5 * 10**9
 
@@ -97,13 +106,59 @@ class Request:
             object.__setattr__(self, "rank", integer("rank", self.rank))
 
 
-def placing_over(layouts: Layouts | None, mesh: DeviceMesh | None, to: Target | None) -> Placing:
-    """Give the cuts of a new checkpoint: the layouts, or of FSDP2 those over a mesh alone, the same for any model.
+@dataclass(frozen=True)
+class Contents:
+    """The cuts and the rewrites of a new checkpoint, as `reshard_checkpoint` is asked for them."""
 
-    Raises:
-        LayoutError: if there is a mesh, but there are layouts too, or the format is another one.
-        TypeError: if an argument is of the wrong type.
-    """
+    layouts: Layouts | None = None
+    mesh: DeviceMesh | None = None
+    rules: RulesFile | None = None
+    source_rules: RulesFile | None = None
+    rewrites: Rewrites | None = None
+
+    def read(
+        self, src: str | os.PathLike[str] | Location, to: Target | None, config: Config | None
+    ) -> tuple[Placing, Rewrites | None]:
+        """Read the rules files, and give the cuts and the rewrites.
+
+        Args:
+            src: the source, in whose folder the `config.json` is looked for.
+            to: the format; `"fsdp2"` takes a mesh alone.
+            config: the model's configuration, in place of that of the source.
+
+        Raises:
+            ParseError, LayoutError, MeshError, OSError: as for `read_rules`.
+            LayoutError: if two arguments say the same, or none says what is needed.
+            TypeError: if an argument is of the wrong type.
+        """
+        if self.rules is None and self.source_rules is None:
+            return placing_over(self.layouts, self.mesh, to), self.rewrites
+        if self.rewrites is not None:
+            file = "rules" if self.rules is not None else "source_rules"
+            raise LayoutError(f"rewrites and {file} are both given; the file has rewrites of its own")
+        if isinstance(src, (str, os.PathLike)):
+            if "://" not in os.fspath(src) and not Path(src).exists():
+                # Otherwise the rules would say that its configuration lacks a number.
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(src))
+            config = config_beside(src) if config is None else config
+        layouts, mesh, found = self.layouts, self.mesh, Rewrites()
+        if self.source_rules is not None:
+            found += Rewrites.from_toml(self.source_rules, config=config).inverse()
+        if self.rules is not None:
+            if layouts is not None:
+                raise LayoutError("layouts and rules are both given; the file has layouts of its own")
+            read, rewrites = read_rules(self.rules, mesh, config=config)
+            found += rewrites
+            if read.rules() or read.default is not None:  # Else it is a file with rewrites only.
+                if read.world is None:
+                    said = axes_said(read.rules().values()) if isinstance(read, LayoutMap) else ""
+                    raise LayoutError(f"mesh is missing, and {called(self.rules)} has no mesh of its own{said}")
+                layouts, mesh = read, None
+        return placing_over(layouts, mesh, to), found or None
+
+
+def placing_over(layouts: Layouts | None, mesh: DeviceMesh | None, to: Target | None) -> Placing:
+    """Give the cuts of a new checkpoint: the layouts, or of FSDP2 those over a mesh alone, the same for any model."""
     if optional("mesh", mesh, DeviceMesh) is None:
         return placing_of(layouts)
     assert mesh is not None

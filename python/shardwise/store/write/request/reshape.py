@@ -31,7 +31,7 @@ from ..places.work import MEMORY, RETRIES, Work, worker_count
 from ..run.checkpoint_plan import CheckpointPlan
 from ..run.run import run_whole
 from .preparation import Preparation
-from .request import FILE_BYTES, Request, placing_over
+from .request import FILE_BYTES, Contents, Request, RulesFile
 from .save import warn
 from .scratch import ScratchFile, opened_scratch
 
@@ -44,6 +44,8 @@ def reshard_checkpoint(
     layouts: Layouts | None = None,
     *,
     mesh: DeviceMesh | None = None,
+    rules: RulesFile | None = None,
+    source_rules: RulesFile | None = None,
     to: Target | None = None,
     uneven: UnevenRule = "even",
     dtype: Any = None,
@@ -79,8 +81,11 @@ def reshard_checkpoint(
         dst: The new file or folder, or a URL (`s3://`, `gs://`, `memory://`); nothing may be there.
         layouts: The cuts of the tensors, by the new names: a `LayoutMap`, a `Deployment` or a mapping. Without it they
             are merged.
-        mesh: For `"fsdp2"`, in place of layouts: every tensor is cut as `fully_shard` does it, dim 0 over the last axis
-            of the mesh.
+        mesh: The mesh of `rules`. For `"fsdp2"` without rules or layouts: every tensor is cut as `fully_shard` does it,
+            dim 0 over the last axis of the mesh.
+        rules: A rules file, or the name of one of the package's, as of `shardwise rules`: its cuts in place of
+            `layouts`, and its rewrites in place of `rewrites`.
+        source_rules: The rules file that `src` was made by: its rewrites are undone first.
         to: The format of `dst`; see `save_checkpoint`.
         uneven: The rule by which a dim that does not divide is cut.
         dtype: The new dtype of floating-point weights; by default every tensor keeps its dtype, and the states of an
@@ -163,9 +168,10 @@ def reshard_checkpoint(
         timeout=timeout, progress=progress, resume=is_true("resume", resume),
     )  # fmt: skip
     target = location_of(dst)
+    placing, changes = Contents(layouts, mesh, rules, source_rules, rewrites).read(src, to, config)
     request = Request.of(
-        target, layouts=placing_over(layouts, mesh, to), to=to, uneven=uneven, dtype=dtype, overflow=overflow,
-        names={"rename": rename, "rewrites": rewrites, "only": only, "drop": drop, "which": which},
+        target, layouts=placing, to=to, uneven=uneven, dtype=dtype, overflow=overflow,
+        names={"rename": rename, "rewrites": changes, "only": only, "drop": drop, "which": which},
         metadata=metadata, max_file_bytes=max_file_bytes, memory=memory, replicas=replicas, task_bytes=task_bytes,
         strict=strict, rank=rank, padded=padded, parameter_names=parameter_names, config=config,
         workers=worker_count(work), resume=work.resume,
@@ -181,6 +187,8 @@ def plan_checkpoint(
     layouts: Layouts | None = None,
     *,
     mesh: DeviceMesh | None = None,
+    rules: RulesFile | None = None,
+    source_rules: RulesFile | None = None,
     to: Target | None = None,
     uneven: UnevenRule = "even",
     dtype: Any = None,
@@ -207,7 +215,9 @@ def plan_checkpoint(
         src: As for `reshard_checkpoint`, like all that follow; a path or URL that all machines see that run a part.
         dst: The new file or folder, which they all see too; or a new folder's URL.
         layouts: The cuts of the tensors.
-        mesh: For `"fsdp2"`, the devices, in place of layouts.
+        mesh: The mesh of `rules`; for `"fsdp2"` without rules or layouts, the devices.
+        rules: A rules file, in place of `layouts` and `rewrites`.
+        source_rules: The rules file that `src` was made by.
         to: The format of `dst`.
         uneven: The rule by which a dim that does not divide is cut.
         dtype: The new dtype of floating-point weights.
@@ -255,9 +265,10 @@ def plan_checkpoint(
     True
     """
     target = location_of(dst)
+    placing, changes = Contents(layouts, mesh, rules, source_rules, rewrites).read(src, to, config)
     request = Request.of(
-        target, layouts=placing_over(layouts, mesh, to), to=to, uneven=uneven, dtype=dtype, overflow=overflow,
-        names={"rename": rename, "rewrites": rewrites, "only": only, "drop": drop, "which": which},
+        target, layouts=placing, to=to, uneven=uneven, dtype=dtype, overflow=overflow,
+        names={"rename": rename, "rewrites": changes, "only": only, "drop": drop, "which": which},
         metadata=metadata, max_file_bytes=max_file_bytes, memory=memory, replicas=replicas, task_bytes=task_bytes,
         strict=strict, rank=rank, padded=padded, parameter_names=parameter_names, config=config, is_written=False,
     )  # fmt: skip
