@@ -149,3 +149,16 @@ def test_what_is_wrong_with_a_site_is_seen(tmp_path: Path) -> None:
         "b.html: c.html is not there",
         "shardwise.draw has no entry",
     ]
+
+
+def test_troubleshooting_quotes_what_the_package_says() -> None:
+    """A message that no longer exists helps nobody. Those of the system are not in the sources."""
+    of_the_system = {"File exists", "No space left on device"}
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    quoted = re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
+    assert len(quoted) > 20
+    package = ROOT / "python" / "shardwise"
+    sources = [*package.rglob("*.py"), *(ROOT / "rust").rglob("*.rs")]
+    # A message may go over several lines of code, and the command says options where the library says arguments.
+    said = re.sub(r'"\s*(?:#.*)?\n\s*f?"', "", "\n".join(path.read_text(encoding="utf-8") for path in sources))
+    assert [words for words in quoted if words not in said and words not in of_the_system] == []
