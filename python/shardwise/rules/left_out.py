@@ -14,7 +14,9 @@ from ..show.names import group_names
 __all__ = ["LeftOut", "LossKind", "listed", "names_text"]
 
 #: The kinds of things that are left out; `LeftOut` says what becomes of each.
-LossKind = Literal["dropped", "asked", "values", "unmatched", "axes", "states", "untrained", "beside", "cast"]
+LossKind = Literal[
+    "dropped", "asked", "values", "unmatched", "axes", "states", "untrained", "beside", "cast", "rounded"
+]
 
 _SHOWN = 4
 
@@ -32,7 +34,7 @@ class LeftOut:
             so that they replicate; `"states"` of an optimizer whose weights are not among the tensors; `"untrained"`
             weights without a state, where others have one; `"beside"`, files beside a checkpoint that are not read;
             `"cast"`, weights in floats of 8 bits or less that rules for models cut, and nothing says that they were
-            only cast.
+            only cast; `"rounded"` weights, in whose place their master copies are written or compared.
         names: Their names: of tensors, values, axes or files.
         text: The sentence.
         nbytes: Their bytes; `None` if they are not known.

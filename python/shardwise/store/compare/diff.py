@@ -21,10 +21,11 @@ from ...pieces import Bounds, shared_box
 from ...rules.left_out import LeftOut, listed
 from ...rules.pattern import NamePattern
 from ...rules.rewrites import Rewrites
+from ...rules.states import MASTER
 from ..data.engine import check_job_memory, check_threads
 from ..data.location import Location, location_of
 from ..formats.open import open_checkpoint
-from ..rewritten.left_out import asked_for, dropped_by_rules
+from ..rewritten.left_out import asked_for, dropped_by_rules, rounded
 from ..rewritten.names import Naming, Which, checked_which, chosen_part, names_of
 from ..rewritten.view import rewritten_view
 from ..tensors.checkpoint import Besides, StoredCheckpoint
@@ -150,7 +151,9 @@ def diff_checkpoints(
         LayoutError: as for `verify_checkpoint`; if a rewrite does not apply, or either has nothing of `which`.
         ParseError, OSError: as for `open_checkpoint`.
 
-    A state of the same weight and kind is the same state, whatever the two formats call it. Tensors that both have,
+    Where both have a training state, a weight of the same parameter is the same weight, and a state of the same weight
+    and kind the same state, whatever the two formats call them. Where only one has master copies of weights, these are
+    what is compared with the weights of the other. Tensors that both have,
     with the same dtype and shape, are digested where they are, so neither checkpoint is merged.
     Only those whose digests differ are read again.
 
@@ -174,9 +177,10 @@ def diff_checkpoints(
         (stored, asked), (there, also) = chosen_part(opened, which), chosen_part(other_opened, which)
         one, other = _without(stored, unwanted), _without(there, unwanted)
         one = rewritten_view(one, Naming(rewrites=rewrites), dropped) if rewrites else one
+        (one, other), replaced = _unrounded((one, other))
         other = _paired(one, other)
         left_out = _not_compared([(location_of(first), stored), (location_of(second), there)], unwanted)
-        left_out += (*asked, *also)
+        left_out += (*asked, *also, *replaced)
         if rewrites:
             lost = [name for name in stored.unreadable if not kept_objects([name], rewrites)]
             left_out += dropped_by_rules(dropped, lost, names_of(stored))
@@ -222,16 +226,51 @@ def _without(checkpoint: StoredCheckpoint, unwanted: NamePattern | None) -> Stor
     return StoredCheckpoint(checkpoint.path, checkpoint.format, kept, [], Besides(unreadable=unreadable))
 
 
+def _unrounded(both: tuple[StoredCheckpoint, StoredCheckpoint]) -> tuple[list[StoredCheckpoint], list[LeftOut]]:
+    """Two checkpoints, of which both have master copies or none: where one has, these are its weights."""
+    masters = [_masters(each) for each in both]
+    made, left_out = list(both), list[LeftOut]()
+    if bool(masters[0]) == bool(masters[1]) or not all(each.training.is_there for each in both):
+        return made, left_out
+    at = 0 if masters[0] else 1
+    (one, own), copies = (both[at], masters[at]), set(masters[at].values())
+    tensors = {
+        name: one[own.get(name, own.get(tensor.alias_of or name, name))]
+        for name, tensor in one.items()
+        if name not in copies
+    }
+    replaced = {name: one[name].nbytes for name, tensor in tensors.items() if tensor.dtype != one[name].dtype}
+    made[at] = StoredCheckpoint(one.path, one.format, tensors, [], Besides(unreadable=one.unreadable))
+    return made, rounded(replaced, "not compared, but their master copies are")
+
+
+def _masters(checkpoint: StoredCheckpoint) -> dict[str, str]:
+    """The master copies of weights, of the same shape, by their names."""
+    states = checkpoint.training.names.states.items()
+    return {
+        state.weight: name
+        for name, state in states
+        if state.kind == MASTER
+        and state.weight is not None
+        and checkpoint[state.weight].shape == checkpoint[name].shape
+    }
+
+
 def _paired(one: StoredCheckpoint, other: StoredCheckpoint) -> StoredCheckpoint:
-    """The second checkpoint, with the names that the first has for states of the same weights and kinds."""
+    """The second checkpoint, with the names that the first has for the same parameters, and their states by kind."""
     if not (one.training.is_there and other.training.is_there):
         return other
-    known = {(state.weight, state.kind): name for name, state in one.training.names.states.items()}
-    names = {
-        name: known[state.weight, state.kind]
-        for name, state in other.training.names.states.items()
-        if state.weight is not None and name not in one and (state.weight, state.kind) in known
+    weights = {
+        name: one.training.names.weights[parameter]
+        for parameter, name in other.training.names.weights.items()
+        if parameter in one.training.names.weights
     }
+    known = {(state.weight, state.kind): name for name, state in one.training.names.states.items()}
+    names = {name: weight for name, weight in weights.items() if name not in one}
+    for name, state in other.training.names.states.items():
+        weight = state.weight and weights.get(state.weight, state.weight)
+        if weight is not None and name not in one and (weight, state.kind) in known:
+            names[name] = known[weight, state.kind]
     taken = set(names.values())
     if not names or len(taken) < len(names) or any(name in other for name in taken):
         return other

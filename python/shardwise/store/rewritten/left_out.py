@@ -18,6 +18,7 @@ __all__ = [
     "expression_for",
     "nbytes_of",
     "of_single_ranks",
+    "rounded",
     "states_alone",
     "without_a_place",
 ]
@@ -77,6 +78,15 @@ def asked_for(tensors: Mapping[str, int], values: Iterable[str] = ()) -> list[Le
         return []
     count, which = listed(names, "tensor or value" if len(names) > len(tensors) else "tensor")
     return [LeftOut("asked", names, f"{count} left out, as only and drop say: {which}", sum(tensors.values()))]
+
+
+def rounded(weights: Mapping[str, int], what: str) -> list[LeftOut]:
+    """Say which weights their master copies stand for, with the bytes of each, and what becomes of them."""
+    if not weights:
+        return []
+    nbytes = sum(weights.values())
+    count, which = listed(tuple(weights), "weight", nbytes)
+    return [LeftOut("rounded", tuple(weights), f"{count} {what}: {which}", nbytes)]
 
 
 def nbytes_of(made: Assembled) -> int:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import pickle
 import tarfile
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,6 +103,29 @@ def test_a_float32_weight_is_its_own_master_copy_and_groups_get_megatrons_keys()
     assert found.values == set(GROUPS)
 
 
+def test_a_group_of_matrices_and_vectors_becomes_two() -> None:
+    """Megatron finds groups by `wd_mult` and whether they are of experts; two that are alike are one of its own."""
+    shapes: dict[str, tuple[int, ...]] = {"w": (2, 3), "b": (2,), "c.bias": (2, 2), "layers.mlp.experts.x": (4, 2, 3)}
+    kept = {name: Made(shape) for name, shape in shapes.items()}
+    kept |= {f"optim.state.{name}.exp_avg": Made(shape) for name, shape in shapes.items()}
+    values = {
+        "optim.param_groups.0.params": ["w", "b"],
+        "optim.param_groups.0.weight_decay": 0.25,
+        "optim.param_groups.1.params": ["c.bias", "layers.mlp.experts.x"],
+        "optim.param_groups.1.weight_decay": 0.25,
+    }
+    found = formed(kept, values)
+    assert [text.partition(", for which")[0] for text in found.doubts] == [
+        "group 0 of the optimizer has a weight decay of 0.25, and 1 of its 2 parameters are vectors or biases",
+        "group 1 of the optimizer has a weight decay of 0.25, and 1 of its 2 parameters are vectors or biases",
+    ]
+    with zipfile.ZipFile(io.BytesIO(found.beside["common.pt"])) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
+        groups = pickle.loads(archive.read(name))["optimizer"]["optimizer"]["param_groups"]
+    keys = [(group["wd_mult"], group["is_expert_parallel"], group["weight_decay"]) for group in groups]
+    assert keys == [(1.0, False, 0.25), (0.0, False, 0.25), (1.0, True, 0.25), (0.0, True, 0.25)]
+
+
 @pytest.mark.parametrize(
     ("kept", "values", "message"),
     [
@@ -118,14 +144,9 @@ def test_a_float32_weight_is_its_own_master_copy_and_groups_get_megatrons_keys()
         ),
         ({"w": Made((2, 3)), "optim.state.w.exp_avg": Made((2, 3))}, {}, "no values optimizer.param_groups.0.lr"),
         (
-            {
-                "w": Made((2, 3)),
-                "b": Made((2,)),
-                "optim.state.w.exp_avg": Made((2, 3)),
-                "optim.state.b.exp_avg": Made((2,)),
-            },
-            GROUPS | {"optim.param_groups.0.params": ["w", "b"]},
-            "group 0 of the optimizer has 2 parameters, which are not all matrices",
+            {name: Made((2, 3)) for name in ("v", "w", "optim.state.v.exp_avg", "optim.state.w.exp_avg")},
+            GROUPS | {"optim.param_groups.1.lr": 0.25, "optim.param_groups.1.params": ["v"]},
+            "groups 0 and 1 of the optimizer differ in lr, but Megatron cannot tell them apart",
         ),
     ],
 )

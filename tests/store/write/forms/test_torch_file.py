@@ -136,10 +136,18 @@ def test_what_a_source_does_not_say_is_said(tmp_path: Path) -> None:
         sw.reshard_checkpoint(tmp_path / "bare.safetensors", tmp_path / "bare.pt")
     (group,) = groups_of(tree_of(tmp_path / "bare.pt"))
     assert group == {"params": [0], "param_names": ["w"]}
-    master = {**bare, "optimizer.state.w.master": np.ones(3, np.float32)}
+    master = {**bare, "optimizer.state.w.master": np.full(3, 2, np.float32)}
     sw.save_checkpoint(tmp_path / "master.safetensors", master)
     with pytest.warns(sw.ShardwiseWarning, match="master copies, which PyTorch's optimizers do not use"):
+        sw.reshard_checkpoint(tmp_path / "master.safetensors", tmp_path / "float16.pt", dtype="float16")
+    with sw.open_checkpoint(tmp_path / "float16.pt") as checkpoint:
+        assert checkpoint.read("model.w").tolist() == [1, 1, 1]
+        assert checkpoint.read("optimizer.state.w.master").tolist() == [2, 2, 2]
+    with pytest.warns(sw.ShardwiseWarning, match="does not say the hyperparameters"):
         sw.reshard_checkpoint(tmp_path / "master.safetensors", tmp_path / "master.pt")
+    with sw.open_checkpoint(tmp_path / "master.pt") as checkpoint:
+        assert checkpoint.read("model.w").tolist() == [2, 2, 2]
+        assert "optimizer.state.w.master" not in checkpoint
     # An object of a class of the writer's own is no value that every reader takes.
     source = run(tmp_path, thing=Call("package", "Thing"))
     with pytest.warns(sw.ShardwiseWarning, match="1 value is not written, in a form that cannot be copied: 'thing'"):

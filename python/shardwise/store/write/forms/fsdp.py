@@ -23,7 +23,7 @@ from ....partition import Partition
 from .archives import ROOT
 from .dcp import rebuilt
 from .files import NO_DIGESTS, CutTensor, FileDigests, Headers, slots_by_file
-from .nested import Nested, Reference
+from .nested import Nested, Reference, names_in
 from .pickles import Call, Global, New, Once, Persistent, pickled
 from .rank_files import FileRanks
 from .slots import BoxPool, OwnedBoxes, SlotTable
@@ -118,7 +118,7 @@ def fsdp_files(
     world = len(ranks.labels)
     numbers = {tensor.name: number for number, tensor in enumerate(wanted)}
     numbers |= {alias: numbers[name] for alias, name in aliases.items()}
-    trees = [_FileTree(kind, tree, sorted({numbers[name] for name in _names(tree)})) for kind, tree in _trees(nested)]
+    trees = [_FileTree(kind, tree, sorted({numbers[name] for name in names_in(tree)})) for kind, tree in _trees(nested)]
     placed = {number: _placements(wanted[number]) for tree in trees for number in tree.tensors}
     pool = BoxPool()
     cuts: list[OwnedBoxes] = []
@@ -179,18 +179,6 @@ def _trees(nested: Nested) -> Iterator[tuple[int, Any]]:
     yield 1, optimizer
     if rest:
         yield 2, rest
-
-
-def _names(tree: Any) -> Iterator[str]:
-    """The names of the tensors in a tree."""
-    if isinstance(tree, Reference):
-        yield tree.name
-    elif isinstance(tree, dict):
-        for value in tree.values():
-            yield from _names(value)
-    elif isinstance(tree, (list, tuple)) and not isinstance(tree, (Call, Global)):
-        for value in tree:
-            yield from _names(value)
 
 
 def _placements(tensor: CutTensor) -> tuple[int | None, ...]:

@@ -35,7 +35,7 @@ _PLAIN = ("args", "checkpoint_version", "iteration", "num_floating_point_operati
 _SHARDING = "optimizer.param_state_sharding_type"
 _NESTED = ("opt_param_scheduler", "content_metadata")
 #: By these keys Megatron finds the group of a checkpoint that is one of its own.
-_KEYS = {"wd_mult": None, "lr_mult": 1.0, "is_expert_parallel": False, "is_decoupled_lr": False}
+_KEYS: dict[str, Any] = {"wd_mult": 1.0, "lr_mult": 1.0, "is_expert_parallel": False, "is_decoupled_lr": False}
 
 
 class MegatronForm(NamedTuple):
@@ -45,11 +45,13 @@ class MegatronForm(NamedTuple):
         names: The names of its tensors, each with the name of the one that is written under it.
         beside: The files beside the index.
         values: The names of the values that are in these files.
+        doubts: Things that Megatron does differently, a sentence each.
     """
 
     names: dict[str, str]
     beside: dict[str, bytes]
     values: set[str]
+    doubts: list[str]
 
 
 def megatron_form(
@@ -98,10 +100,13 @@ def megatron_form(
         raise LayoutError(
             f"{shown(first)} is {one:g} and {shown(second)} {other:g}, but Megatron has one number of steps for all"
         )
-    common, used = _common(values, next(iter(steps), None), {
-        weight: len(kept[weight].shape) - _is_stacked(weight) > 1 for weight in with_states
+    groups = _Groups(next(iter(steps), None), {
+        weight: len(kept[weight].shape) - _is_stacked(weight) > 1 and not weight.endswith(".bias")
+        for weight in with_states
     })  # fmt: skip
-    return MegatronForm(found, {METADATA: json.dumps(_SAID).encode(), COMMON: value_bytes(common)}, used)
+    common, used = _common(values, groups)
+    beside = {METADATA: json.dumps(_SAID).encode(), COMMON: value_bytes(common)}
+    return MegatronForm(found, beside, used, groups.doubts)
 
 
 def is_said(name: str) -> bool:
@@ -115,11 +120,9 @@ def _is_stacked(key: str) -> bool:
     return re.fullmatch(r".*\blayers\.(?!\d+\.).+", key) is not None
 
 
-def _common(
-    values: Mapping[str, Any], steps: float | None, matrices: Mapping[str, bool]
-) -> tuple[dict[str, Any], set[str]]:
+def _common(values: Mapping[str, Any], made: _Groups) -> tuple[dict[str, Any], set[str]]:
     """The value of `common.pt`, and the names of the values in it."""
-    common: dict[str, Any] = {"checkpoint_version": 3.0, "iteration": int(steps or 0)}
+    common: dict[str, Any] = {"checkpoint_version": 3.0, "iteration": int(made.steps or 0)}
     used: set[str] = set()
     groups: dict[int, dict[str, Any]] = {}
     for name, value in values.items():
@@ -141,42 +144,80 @@ def _common(
             else:
                 common.setdefault(first, {})[rest] = node
         used.add(name)
-    if matrices:
+    if made.matrices:
         if not groups:
             raise LayoutError(
                 "there are states of an optimizer, but no values optimizer.param_groups.0.lr and so on, which "
                 "Megatron has in common.pt; drop = '^optimizer' leaves the states out"
             )
-        held = [_group(number, group, steps, matrices) for number, group in sorted(groups.items())]
+        for number, group in sorted(groups.items()):
+            made.add(number, group)
         sharding = "fully_reshardable"
-        common["optimizer"] = {"optimizer": {"param_groups": held}, "param_state_sharding_type": sharding}
+        common["optimizer"] = {"optimizer": {"param_groups": made.groups}, "param_state_sharding_type": sharding}
         said = {"singleton_local_shards": False, "chained_optim_avoid_prefix": True}
         common["content_metadata"] = {
-            **said, **common.get("content_metadata", {}), "distrib_optim_sharding_type": sharding
+            **said, **common.pop("content_metadata", {}), "distrib_optim_sharding_type": sharding
         }  # fmt: skip
     return common, used
 
 
-def _group(number: int, said: Mapping[str, Any], steps: float | None, matrices: Mapping[str, bool]) -> dict[str, Any]:
-    """A group of parameters as Megatron has it: without these, and with the keys by which it finds its own."""
-    try:
-        group = {key: _node(value) for key, value in said.items() if key != "params"}
-    except TypeError as error:
-        raise LayoutError(f"group {number} of the optimizer has {error}, which is not written in common.pt") from None
-    if steps is not None:
-        group["step"] = steps
-    for key, value in _KEYS.items():
-        if key in group:
-            continue
-        kinds = {matrices.get(name) and not name.endswith(".bias") for name in said.get("params", ())}
-        if key == "wd_mult" and len(kinds - {None}) != 1:
+class _Groups:
+    """The groups of parameters as Megatron has them: without these, and with the keys by which it finds its own.
+
+    Its matrices are in other groups than its vectors and biases.
+    """
+
+    def __init__(self, steps: float | None, matrices: Mapping[str, bool]) -> None:
+        self.steps, self.matrices = steps, matrices
+        self.groups: list[dict[str, Any]] = []
+        self.doubts: list[str] = []
+        self._found: dict[tuple[Any, ...], tuple[int, dict[str, Any]]] = {}
+
+    def add(self, number: int, said: Mapping[str, Any]) -> None:
+        """Add the groups that one of the source becomes.
+
+        Raises:
+            LayoutError: if it has a value that is not written, or Megatron could not tell it from another one.
+        """
+        try:
+            group = {key: _node(value) for key, value in said.items() if key != "params"}
+        except TypeError as error:
             raise LayoutError(
-                f"group {number} of the optimizer has {len(said.get('params', ()))} parameters, which are not all "
-                "matrices, and not all vectors and biases, as those of each group of Megatron's are; drop = "
-                "'^optimizer' leaves the states out"
+                f"group {number} of the optimizer has {error}, which is not written in common.pt"
+            ) from None
+        if self.steps is not None:
+            group["step"] = self.steps
+        if "wd_mult" in group:
+            self._add_as(number, {**_KEYS, **group})
+            return
+        names = [name for name in said.get("params", ()) if name in self.matrices]
+        # The loader takes those that it has parameters for.
+        experts = (False, True) if any(".experts." in name for name in names) else (False,)
+        for is_matrix in (True, False):
+            count = sum(self.matrices[name] == is_matrix for name in names)
+            if not count:
+                continue
+            if not is_matrix and group.get("weight_decay"):
+                self.doubts.append(
+                    f"group {number} of the optimizer has a weight decay of {group['weight_decay']:g}, and {count} of "
+                    f"its {len(names)} parameters are vectors or biases, for which Megatron's scheduler sets it to 0, "
+                    "unless its optimizer is made with other config_overrides"
+                )
+            for is_expert in experts:
+                keys = {**_KEYS, "wd_mult": float(is_matrix), "is_expert_parallel": is_expert}
+                self._add_as(number, {**keys, **group})
+
+    def _add_as(self, number: int, group: dict[str, Any]) -> None:
+        key = tuple(group[name] for name in _KEYS)
+        other, known = self._found.setdefault(key, (number, group))
+        if known is group:
+            self.groups.append(group)
+        elif known != group:
+            differ = sorted(name for name in {**known, **group} if known.get(name) != group.get(name))
+            raise LayoutError(
+                f"groups {other} and {number} of the optimizer differ in {', '.join(differ[:4])}, but Megatron cannot "
+                f"tell them apart: it knows groups by {', '.join(_KEYS)}; drop = '^optimizer' leaves the states out"
             )
-        group[key] = float(bool(kinds.pop())) if key == "wd_mult" else value
-    return group
 
 
 def _node(value: Any) -> Any:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ...._dtypes import Dtype
 from ...._text import shown
+from ....conversion.assembled import Wanted
 from ....errors import LayoutError
 from ....rules.left_out import names_text
 from ....rules.states import MASTER, TrainingNames, training_names
@@ -18,7 +21,7 @@ from ...tensors.checkpoint import KeyPath
 from .dcp import rebuilt
 from .pickles import Call, Global, pickled
 
-__all__ = ["Nested", "Reference", "nested_of", "nested_pickle", "plain_value"]
+__all__ = ["Nested", "Reference", "names_in", "nested_of", "nested_pickle", "plain_value", "with_masters"]
 
 #: The optimizer's part of a state's name.
 _STATE = re.compile(r"(?:(?P<key>.*?)\.)?(?:state|distributed)\.")
@@ -41,12 +44,45 @@ class Nested(NamedTuple):
         states: The names of states of optimizers, which are never tied: each is stepped by itself.
         doubts: Sentences on what looks wrong.
         has_optimizer: Whether there is an optimizer.
+        parameters: The names of weights and states by the parameter: `NAME`, and `optimizer.state.NAME.KIND`.
     """
 
     tree: Any
     states: frozenset[str] = frozenset()
     doubts: tuple[str, ...] = ()
     has_optimizer: bool = False
+    parameters: Mapping[str, str] = MappingProxyType({})
+
+    def in_order(self, wanted: Iterable[Wanted]) -> list[Wanted]:
+        """The tensors in the order of the dict, as PyTorch numbers them, whatever the order in the source is."""
+        places = {name: place for place, name in enumerate(dict.fromkeys(names_in(self.tree)))}
+        return sorted(wanted, key=lambda tensor: places[tensor.name])
+
+    def by_parameter(self) -> Nested:
+        """The same, of tensors that are named by their parameters, as a folder of ranks has them."""
+        return self._replace(tree=_renamed(self.tree, self.parameters))
+
+
+def names_in(tree: Any) -> Iterator[str]:
+    """Yield the names of the tensors in a tree, as often as they are in it."""
+    if isinstance(tree, Reference):
+        yield tree.name
+    elif isinstance(tree, dict):
+        for value in tree.values():
+            yield from names_in(value)
+    elif isinstance(tree, (list, tuple)) and not isinstance(tree, (Call, Global)):
+        for value in tree:
+            yield from names_in(value)
+
+
+def _renamed(value: Any, names: Mapping[str, str]) -> Any:
+    if isinstance(value, Reference):
+        return Reference(names.get(value.name, value.name))
+    if isinstance(value, dict):
+        return {key: _renamed(held, names) for key, held in value.items()}
+    if isinstance(value, (list, tuple)) and not isinstance(value, (Call, Global)):
+        return type(value)(_renamed(held, names) for held in value)
+    return value
 
 
 class _FoundGroup(NamedTuple):
@@ -100,7 +136,44 @@ def nested_of(names: Collection[str], paths: Mapping[str, KeyPath], values: Mapp
     }
     gone = {*known.states, *known.weights.values(), *grouped}
     rest = {name: leaf for name, leaf in leaves.items() if name not in gone}
-    return Nested(_placed(rest, paths, tree), frozenset(known.states), tuple(doubts), True)
+    parameters = {name: parameter for parameter, name in known.weights.items()}
+    parameters |= {name: f"optimizer.state.{state.parameter}.{state.kind}" for name, state in known.states.items()}
+    return Nested(_placed(rest, paths, tree), frozenset(known.states), tuple(doubts), True, parameters)
+
+
+def with_masters(wanted: Sequence[Wanted], values: Iterable[str] = (), *, own: bool = False) -> list[Wanted]:
+    """Give weights as their master copies, which are what PyTorch's optimizers step; the rounded ones are left out.
+
+    Tied weights stay tied.
+
+    Args:
+        wanted: The tensors to be written.
+        values: The names of values that are not tensors.
+        own: Whether only those called `….NAME.master` count, as no framework calls them.
+    """
+    known = training_names([tensor.name for tensor in wanted], values)
+    by_name = {tensor.name: tensor for tensor in wanted}
+    masters: dict[Any, Wanted] = {}
+    gone = set()
+    for name, state in known.states.items():
+        weight = None if state.weight is None else by_name[state.weight]
+        is_master = state.kind == MASTER and (state.after == f".{MASTER}" or not own)
+        if is_master and weight is not None and by_name[name].shape == weight.shape:
+            masters[weight.name] = by_name[name]
+            if weight.identity is not None:
+                masters[weight.identity] = by_name[name]
+            gone.add(name)
+    if not masters:
+        return list(wanted)
+    made = []
+    for tensor in wanted:
+        is_weight = tensor.name not in known.states
+        master = masters.get(tensor.name, masters.get(tensor.identity)) if is_weight else None
+        if master is not None and master.shape == tensor.shape:
+            made.append(replace(master, name=tensor.name, partition=tensor.partition))
+        elif tensor.name not in gone:
+            made.append(tensor)
+    return made
 
 
 def _key_of(before: str) -> str:

@@ -35,7 +35,7 @@ from ..forms.files import TargetFile
 from ..forms.forms import WRITTEN, Target
 from ..forms.fsdp import DEVICES, fsdp_files
 from ..forms.megatron import METADATA
-from ..forms.nested import Nested, nested_of, nested_pickle
+from ..forms.nested import Nested, nested_of, nested_pickle, with_masters
 from ..forms.one_rank import file_ranks, one_rank
 from ..forms.rank_files import rank_files
 from ..forms.safetensors import hugging_face_files, sharded_files, single_file
@@ -125,8 +125,14 @@ def plan_form(
         check_engine_names(wanted, layouts)
         wanted = with_head(wanted, layouts)
     if to in ("torch", "fsdp2"):
-        nested = nested_of([tensor.name for tensor in wanted], paths, NONE) if nested is None else nested
+        if nested is None:
+            wanted = with_masters(wanted)
+            nested = nested_of([tensor.name for tensor in wanted], paths, NONE)
         wanted = [replace(tensor, identity=None) if tensor.name in nested.states else tensor for tensor in wanted]
+        if to == "fsdp2":
+            names, nested = nested.parameters, nested.by_parameter()
+            wanted = [replace(tensor, name=names.get(tensor.name, tensor.name)) for tensor in wanted]
+        wanted = nested.in_order(wanted)
     kept, aliases = _without_ties(wanted, to)
     said = dict(request.metadata or {})
     if aliases:

@@ -24,7 +24,15 @@ from ...data.location import Location
 from ...rewritten.components import component_partitions, outline_of
 from ...rewritten.convert import is_converted
 from ...rewritten.groups import Grouped, grouped_values
-from ...rewritten.left_out import asked_for, dropped_by_rules, nbytes_of, of_single_ranks, states_alone, without_a_place
+from ...rewritten.left_out import (
+    asked_for,
+    dropped_by_rules,
+    nbytes_of,
+    of_single_ranks,
+    rounded,
+    states_alone,
+    without_a_place,
+)
 from ...rewritten.names import (
     chosen,
     idle_renames,
@@ -40,7 +48,7 @@ from ...tensors.model_config import config_of
 from ..forms.doubts import DoubtsError, doubts_about, ruled_tensors
 from ..forms.forms import WRITTEN
 from ..forms.megatron import is_said, megatron_form
-from ..forms.nested import nested_of
+from ..forms.nested import nested_of, with_masters
 from ..run.checkpoint_plan import CheckpointPlan
 from .planner import chosen_form, plan_form
 from .request import Request
@@ -100,6 +108,11 @@ class Preparation:
         form = "dcp" if megatron is not None else chosen_form(request, wanted)
         own = [tensor.name for tensor in wanted if form == "fsdp2" and _OF_RANK.match(tensor.name)]
         wanted = [tensor for tensor in wanted if tensor.name not in own] if own else wanted
+        if form in ("dcp", "torch", "fsdp2") and megatron is None and request.dtype is None:
+            before = {tensor.name: tensor for tensor in wanted}
+            wanted = with_masters(wanted, values.values(), own=form == "dcp")
+            replaced = {each.name: old.nbytes for each in wanted if (old := before[each.name]).dtype != each.dtype}
+            self.left_out += rounded(replaced, "written as their master copies") if scratch.is_dry else ()
         told = () if megatron is None else megatron.values
         kept_here = {old: new for old, new in values.items() if new not in told}
         placed = {
@@ -116,6 +129,7 @@ class Preparation:
         nested = nested_of(tensors_alone, paths, held.said) if form in ("torch", "fsdp2") else None
         if scratch.is_dry:
             self.doubts += checkpoint.doubts
+            self.doubts += () if megatron is None else megatron.doubts
             self.doubts += idle_renames(checkpoint, naming.rename)
             lost, said = doubts_about(
                 request.layouts, request.uneven, form, wanted, tensors, ruled_tensors(kept, weights)
@@ -150,9 +164,9 @@ class Preparation:
 
     def _number(self, name: str, made: Assembled) -> float:
         """The only element of a tensor."""
-        if made.stored is None or made.shape not in ((), (1,)):
+        if made.source is None or made.shape not in ((), (1,)):
             raise LayoutError(f"{shown(name)} of shape {made.shape} is not one number of steps")
-        return float(self._checkpoint.read(made.stored).reshape(()))
+        return float(self._checkpoint.read(made.source).reshape(()))
 
     def _stored(self, scratch: ScratchFile, old: str, new: str, partition: Partition | SharedTiling | None) -> Wanted:
         """A stored tensor, to be copied from where it is, or put into the scratch file if it cannot be."""

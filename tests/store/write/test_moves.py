@@ -1,0 +1,263 @@
+"""Training states that move to another framework and another world: one call each, within a memory limit, proven."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import signal
+import subprocess
+import sys
+import tarfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardwise as sw
+from tests.store.formats.torch.test_rank_states import EXPECTED, check, check_all
+from tests.store.tasks import files
+from tests.store.torch_files import save, tensor
+
+DATA = Path(__file__).parents[2] / "data"
+MEMORY, TASK = 4 << 20, 1 << 16
+#: What is said of values that the new format has no place for, of groups, and of axes of a mesh that cut nothing.
+pytestmark = pytest.mark.filterwarnings("ignore::shardwise.ShardwiseWarning")
+
+
+@dataclass(frozen=True)
+class Move:
+    """A pair of formats: a checkpoint, and the calls that write it anew."""
+
+    archive: str
+    name: str
+    #: Of the call, and of another one of another world.
+    settings: dict[str, Any]
+    other: dict[str, Any] = field(default_factory=dict)
+    file: str = "new"
+
+    def source(self, folder: Path) -> Path:
+        with tarfile.open(DATA / self.archive) as archive:
+            archive.extractall(folder / "source", filter="data")
+        return folder / "source" / self.name
+
+    def made(self, source: Path, target: Path, other: bool = False, **more: Any) -> sw.store.WriteReport:
+        settings = {**(self.other if other else self.settings), **more}
+        return sw.reshard_checkpoint(source, target, **_ready(settings, source), memory=MEMORY, sync=False)
+
+
+def _ready(settings: dict[str, Any], source: Path) -> dict[str, Any]:
+    """The arguments of a call, of which some are said in words here: meshes, and rules of the package."""
+    made = dict(settings)
+    if "fsdp" in made:
+        sizes = made.pop("fsdp")
+        made["mesh"] = sw.DeviceMesh(sizes, ("ddp", "fsdp")[-len(sizes) :])
+    if "tp" in made:
+        mesh = sw.DeviceMesh(made.pop("tp"), ("tp", "dp"))
+        rules, beside = sw.example_rules()["torch_dist/llama"], source.parent / "config.json"
+        config = beside if beside.exists() else CONFIG
+        made["layouts"] = sw.LayoutMap.from_toml(rules, mesh, config=config)
+        if source.suffix == ".pt":  # The model is under `model`.
+            made["rename"] = {r"^model\.": ""}
+        if made.pop("renames", True):
+            made["rewrites"] = sw.Rewrites.from_toml(rules, config=config)
+    return made
+
+
+LLAMA = "checkpoints/fsdp/llama_fsdp1.tar.xz"
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 16,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "vocab_size": 40,
+}
+RANKS = {"to": "fsdp2", "fsdp": (3,)}
+OTHERS = {"to": "fsdp2", "fsdp": (2, 2)}
+TORCH = {"to": "torch"}
+STATES = "checkpoint.tar.xz", "checkpoint"
+MOVES = {
+    "zero3-fsdp2": Move("checkpoints/zero/zero3_fp32_sub_groups.tar.xz", "checkpoint", RANKS, OTHERS),
+    "zero2-fsdp2": Move("checkpoints/zero/zero2_tp.tar.xz", "checkpoint", RANKS, OTHERS),
+    "dcp-fsdp2": Move("states/dcp/fsdp2_nested/checkpoint.tar.xz", "checkpoint", RANKS, OTHERS),
+    "fsdp1-megatron": Move(
+        LLAMA,
+        "",
+        {"to": "megatron", "tp": (2, 3)},
+        {"to": "megatron", "tp": (1, 2), "renames": False},
+    ),
+    "megatron-megatron": Move(
+        "states/megatron/dp_reshardable_pp_buckets/checkpoint.tar.xz", "checkpoint", {"to": "megatron"}
+    ),
+    "legacy-megatron-dcp": Move("states/megatron/legacy_tp_pp/checkpoint.tar.xz", "checkpoint", {"to": "dcp"}),
+    "zero3-torch": Move("checkpoints/zero/zero3_fp32_sub_groups.tar.xz", "checkpoint", TORCH, file="new.pt"),
+    "fsdp1-torch": Move(LLAMA, "", TORCH, file="new.pt"),
+    "dcp-torch": Move("states/dcp/fsdp2_nested/checkpoint.tar.xz", "checkpoint", TORCH, file="new.pt"),
+    "megatron-torch": Move("states/megatron/dp_reshardable_tp/checkpoint.tar.xz", "checkpoint", TORCH, file="new.pt"),
+}
+
+
+@pytest.fixture(params=MOVES)
+def move(request: pytest.FixtureRequest) -> Move:
+    found: Move = MOVES[request.param]
+    return found
+
+
+def test_it_is_proven_and_twice_re_cut_it_is_the_same(move: Move, tmp_path: Path) -> None:
+    source, new = move.source(tmp_path), tmp_path / "a" / move.file
+    for name in "abc":
+        (tmp_path / name).mkdir()
+    move.made(source, new)
+    proof = sw.verify_checkpoint(new)
+    assert proof.digests or proof.crcs
+    if "tp" not in move.settings:
+        assert sw.diff_checkpoints(source, new) == []
+    other, back = tmp_path / "b" / move.file, tmp_path / "c" / move.file
+    settings = {**move.settings, **({"renames": False} if "tp" in move.settings else {})}
+    is_other = bool(move.other)
+    move.made(new, other, other=is_other)
+    assert sw.diff_checkpoints(new, other) == []
+    sw.reshard_checkpoint(other, back, **_ready(settings, other), memory=MEMORY, sync=False)
+    assert files(back) == files(new)
+
+
+def test_weights_and_state_apart(move: Move, tmp_path: Path) -> None:
+    """Each has what the whole one has of it."""
+    source, found = move.source(tmp_path), dict[str, set[str]]()
+    for which in ("all", "weights", "state"):
+        (tmp_path / which).mkdir()
+        if which == "state" and move.settings["to"] == "megatron":
+            # A key of Megatron's states is that of a weight.
+            with pytest.raises(sw.LayoutError, match="has no weight among the tensors"):
+                move.made(source, tmp_path / which / move.file, which=which)
+            continue
+        move.made(source, tmp_path / which / move.file, which=which)
+        with sw.open_checkpoint(tmp_path / which / move.file) as checkpoint:
+            found[which] = {name for name in checkpoint if "rng" not in name}
+            training = checkpoint.training
+            parts = [training.is_state(name) for name in checkpoint]
+            assert parts.count(True) == (0 if which == "weights" else len(parts) - parts.count(False))
+            assert len(training.parameters) or which == "weights"
+    assert found["weights"]
+    assert len(found["weights"]) < len(found["all"])
+
+
+def run(folder: Path) -> Path:
+    """A file of `torch.save` of 1 MB: a model with the names of Hugging Face's Llama, and its AdamW, by number."""
+    rng, hidden, layers = np.random.default_rng(5), 64, 2
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (256, hidden), "lm_head.weight": (256, hidden)}
+    for layer in range(layers):
+        at = f"model.layers.{layer}"
+        shapes |= {f"{at}.self_attn.{part}_proj.weight": (hidden, hidden) for part in "qo"}
+        shapes |= {f"{at}.self_attn.{part}_proj.weight": (hidden // 2, hidden) for part in "kv"}
+        shapes |= {f"{at}.mlp.{part}_proj.weight": (96, hidden) for part in ("gate", "up")}
+        shapes |= {f"{at}.mlp.down_proj.weight": (hidden, 96)}
+        shapes |= {f"{at}.{part}_layernorm.weight": (hidden,) for part in ("input", "post_attention")}
+    shapes["model.norm.weight"] = (hidden,)
+    keys = itertools.count()
+
+    def array(shape: tuple[int, ...]) -> Any:
+        return tensor(rng.standard_normal(shape).astype(np.float32), f"{next(keys)}")
+
+    state = {
+        number: {"step": tensor(np.float32(3), f"{next(keys)}"), "exp_avg": array(shape), "exp_avg_sq": array(shape)}
+        for number, shape in enumerate(shapes.values())
+    }
+    group = {"lr": 0.5, "weight_decay": 0.0, "params": list(state), "param_names": list(shapes)}
+    model = {name: array(shape) for name, shape in shapes.items()}
+    (folder / "config.json").write_text(json.dumps(CONFIG | {"hidden_size": hidden, "vocab_size": 256}))
+    path = folder / "run.pt"
+    path.write_bytes(save({"model": model, "optimizer": {"state": state, "param_groups": [group]}}))
+    return path
+
+
+DYING = """
+import os, signal, sys
+from pathlib import Path
+import shardwise as sw
+from tests.store.write.test_moves import MEMORY, MOVES, TASK, _ready
+
+def killed(done, total):
+    if done > total // 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+move, source = MOVES[sys.argv[1]], Path(sys.argv[2])
+more = _ready(move.settings, source)
+more |= {"memory": MEMORY, "sync": False, "threads": 1, "task_bytes": TASK, "progress": killed}
+sw.reshard_checkpoint(source, sys.argv[3], **more)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
+@pytest.mark.parametrize("name", ["zero3-fsdp2", "fsdp1-megatron", "legacy-megatron-dcp", "dcp-torch"])
+def test_a_killed_run_goes_on(name: str, tmp_path: Path) -> None:
+    move = MOVES[name]
+    source, new = run(tmp_path), tmp_path / move.file
+    command = [sys.executable, "-W", "ignore", "-c", DYING, name, str(source), str(new)]
+    done = subprocess.run(command, cwd=Path(__file__).parents[3], timeout=600)
+    assert done.returncode == -signal.SIGKILL
+    assert not new.exists()
+
+    def stop(done: int, total: int) -> None:
+        if done > total // 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):  # Which keeps what was done; a killed run may have kept nothing yet.
+        move.made(source, new, resume=True, task_bytes=TASK, threads=1, progress=stop)
+    report = move.made(source, new, resume=True, task_bytes=TASK)
+    assert 0 < report.bytes_resumed < report.bytes
+    (tmp_path / "whole").mkdir()
+    move.made(source, tmp_path / "whole" / move.file)
+    assert files(new) == files(tmp_path / "whole" / move.file)
+    sw.verify_checkpoint(new)
+
+
+def test_fsdp1_of_6_becomes_megatrons_and_comes_back(tmp_path: Path) -> None:
+    """Of the live tensors: what Megatron fuses, stacks and pads, taken apart again, for other ranks of FSDP2."""
+    move = MOVES["fsdp1-megatron"]
+    source = move.source(tmp_path)
+    with sw.open_checkpoint(source) as checkpoint:
+        check_all(checkpoint, "llama_fsdp1")
+    move.made(source, tmp_path / "megatron")
+    with sw.open_checkpoint(tmp_path / "megatron") as checkpoint:
+        groups = [checkpoint.objects[f"optimizer.param_groups.{group}.wd_mult"].value() for group in (0, 1)]
+        steps = [checkpoint.objects[f"optimizer.param_groups.{group}.step"].value() for group in (0, 1)]
+        assert (groups, steps) == ([1.0, 0.0], [2.0, 2.0])
+        fused = checkpoint.read("optimizer.state.exp_avg.decoder.layers.self_attention.linear_qkv.weight")
+        assert fused.shape == (2, 32, 16)
+    rules = sw.example_rules()["torch_dist/llama"]
+    rewrites = sw.Rewrites.from_toml(rules, config=CONFIG).inverse()
+    mesh = sw.DeviceMesh((4,), ("fsdp",))
+    sw.reshard_checkpoint(tmp_path / "megatron", tmp_path / "back", rewrites=rewrites, mesh=mesh, to="fsdp2")
+    with sw.open_checkpoint(tmp_path / "back") as checkpoint:
+        for name, said in EXPECTED["llama_fsdp1"].items():
+            check(checkpoint.read(name), said["weight"], name)
+            for kind, held in said["state"].items():
+                check(checkpoint.read(f"optimizer.state.{name}.{kind}"), held, f"{name}.{kind}")
+            assert float(checkpoint.read(f"optimizer.state.{name}.step")) == 2
+
+
+def test_master_copies_are_the_weights_that_pytorch_goes_on_from(tmp_path: Path) -> None:
+    """Of a model in bfloat16 the rounded weights are left out, and that is said; `dtype` and `which` keep them."""
+    move = MOVES["zero2-fsdp2"]
+    source = move.source(tmp_path)
+    said = json.loads((DATA / "checkpoints" / "zero" / "expected.json").read_text())["zero2_tp"]
+    with sw.open_checkpoint(source) as checkpoint:
+        dtypes = {checkpoint[name].dtype for name in said}
+        assert dtypes == {"bfloat16"}
+    for to, more in (("fsdp2", {"mesh": sw.DeviceMesh((2,), ("fsdp",))}), ("dcp", {}), ("torch", {})):
+        report = sw.reshard_checkpoint(source, tmp_path / to, to=to, **more)  # type: ignore[arg-type]
+        assert [each.kind for each in report.left_out if each.kind == "rounded"] == ["rounded"]
+        with sw.open_checkpoint(tmp_path / to) as checkpoint:
+            weights = checkpoint.training.names.weights
+            for name, held in said.items():
+                if "master" in held["state"]:
+                    check(checkpoint.read(weights[name]), held["state"]["master"], name)
+                for alias in held["aliases"]:
+                    assert checkpoint[weights[alias]].alias_of in (name, weights[name])
+            assert not [name for name in checkpoint if name.endswith(".master")]
+    sw.reshard_checkpoint(source, tmp_path / "rounded", to="dcp", which="weights")
+    with sw.open_checkpoint(tmp_path / "rounded") as checkpoint:
+        assert {tensor.dtype for tensor in checkpoint.values()} == {"bfloat16"}
