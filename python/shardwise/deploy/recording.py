@@ -122,6 +122,25 @@ class Recording:
         self._shape(tensor)
         return [(one.name, piece) for one in self.parameters.values() for piece in one.pieces if piece.tensor == tensor]
 
+    def element_numbers(self, parameter: str) -> Numbers:
+        """Give the number of the element at each place of a parameter, in its shape; 0 for padding.
+
+        The elements of all tensors are numbered from 1 on, in the order of `tensors`, each in C order.
+
+        Raises:
+            LayoutError: if there is no such parameter.
+
+        >>> import shardwise as sw
+        >>> shapes = {"a": ((2,), "float32"), "b": ((2, 2), "float32")}
+        >>> found = sw.record(shapes, lambda tensors: {"p": np.pad(tensors["b"].T, ((0, 0), (0, 1)))})
+        >>> found.element_numbers("p").tolist()
+        [[3, 5, 0], [4, 6, 0]]
+        """
+        if parameter not in self.parameters:
+            raise LayoutError(f"there is no parameter {shown(parameter)} in the recording of {shown(self.holder)}")
+        one = self.parameters[parameter]
+        return (self._numbers(one, self._starts()) + 1).reshape(one.shape)
+
     def views(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """Give an array for the process's own part of each tensor, to receive into it; then call `fill`.
 

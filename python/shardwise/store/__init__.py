@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .data.objects import ObjectPath
     from .formats.open import open_checkpoint
     from .learn.learn import Learned, learn_rewrites
+    from .learn.recorded import LearnedRules, RecordedModel, learn_rules
     from .rewritten.ranges import DeviceReads, ReadArray, device_reads
     from .tensors.checkpoint import StoredCheckpoint, StoredObject
     from .tensors.digests import tensor_digests
@@ -45,10 +46,12 @@ __all__ = [
     "Differences",
     "Digest",
     "Learned",
+    "LearnedRules",
     "MemoryDigests",
     "MemoryFault",
     "ObjectPath",
     "ReadArray",
+    "RecordedModel",
     "StoredCheckpoint",
     "StoredObject",
     "StoredPiece",
@@ -67,6 +70,7 @@ __all__ = [
     "diff_checkpoints",
     "digest",
     "learn_rewrites",
+    "learn_rules",
     "manifest_of",
     "memory_digests",
     "open_checkpoint",
@@ -89,6 +93,7 @@ __getattr__, __dir__ = lazy(
         "data.objects": ("ObjectPath",),
         "formats.open": ("open_checkpoint",),
         "learn.learn": ("Learned", "learn_rewrites"),
+        "learn.recorded": ("LearnedRules", "RecordedModel", "learn_rules"),
         "rewritten.ranges": ("ReadArray", "DeviceReads", "device_reads"),
         "tensors.checkpoint": ("StoredCheckpoint", "StoredObject"),
         "tensors.digests": ("tensor_digests",),

@@ -1,8 +1,9 @@
-"""Rewrites worked out from two checkpoints of one model.
+"""Rewrites worked out from two checkpoints of one model, and rules worked out from recordings.
 
 | module | answers |
 |---|---|
 | `learn`, `entries` | rewrites from one checkpoint to another, verified; their entries in a rules file |
+| `recorded` | rules of an engine, from what its loader did for models of several sizes |
 | `named` | sizes with the names of a configuration |
 | `fibers` | runs of equal bytes |
 | `relations` | from runs to splits, orders and stacks |

@@ -10,7 +10,7 @@ from ...errors import ShardwiseError
 from ...rules.names import keys_of, weight_named
 from ...rules.numbers import Config, NamedNumbers
 
-__all__ = ["with_sizes_named"]
+__all__ = ["numbers_for", "size_value", "with_sizes_named"]
 
 #: The names of models' sizes, as `[numbers]` of a rules file.
 _NUMBERS: Mapping[str, list[str]] = {
@@ -52,6 +52,26 @@ def with_sizes_named(
     return made, names.used()
 
 
+def numbers_for(texts: Iterable[str], config: Config) -> dict[str, str | list[str]]:
+    """Give the numbers that expressions name, as a rules file defines them.
+
+    >>> numbers_for(["groups"], {"num_attention_heads": 8, "num_key_value_heads": 2})
+    {'heads': 'num_attention_heads', 'groups': ['num_key_value_heads', 'heads']}
+    """
+    names = _SizeNames(config)
+    names.add(texts)
+    return names.used()
+
+
+def size_value(text: str, config: Config) -> int | None:
+    """Give the value of an expression in the names of sizes; `None` if the configuration lacks one.
+
+    >>> size_value("groups*d", {"num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 64})
+    16
+    """
+    return _value(NamedNumbers(_NUMBERS, config), text)
+
+
 class _SizeNames:
     """The names of sizes, and those that were asked for and found."""
 
@@ -59,6 +79,10 @@ class _SizeNames:
         self._config = config
         self._numbers = NamedNumbers(_NUMBERS, config)
         self._found: set[str] = set()
+
+    def add(self, texts: Iterable[str]) -> None:
+        """Count the names in these texts as used."""
+        self._found |= {word for text in texts for word in re.findall(r"[a-z_]+", text) if word in _NUMBERS}
 
     def used(self) -> dict[str, str | list[str]]:
         """The numbers that were used, and those that these need, as far as the configuration has them."""
