@@ -73,8 +73,14 @@ COMMANDS = [
     ),
     (
         f"{RESHARD} --to vllm --mesh pp=2,tp=2 --rules vllm/llama",
-        "leave pp out of the mesh",
-        [f"{RESHARD} --to vllm --mesh tp=2 --rules vllm/llama"],
+        "leave pp out of the mesh, take the preset vllm(tp=…, pp=…) (--for",
+        [f"{RESHARD} --to vllm --mesh tp=2 --rules vllm/llama", "reshard hf made2 --no-sync --for 'vllm(tp=2, pp=1)'"],
+    ),
+    ("report hf", "--rules or --for is missing", ["report hf --for 'vllm(tp=2)'", "report hf --for fsdp2(2)"]),
+    (
+        f"{RESHARD} --for vllm(tp=2) --mesh tp=2",
+        "--mesh and --for exclude each other",
+        [f"{RESHARD} --for vllm(tp=2)"],
     ),
     (
         f"{RESHARD} --to hf --mesh tp=2 --rules hf/llama --strict",

@@ -53,10 +53,9 @@ def main(folder: str, cuts: str, answer: str) -> None:
         for key, (_, _, dim) in said.items()
     }
     common = load_common_state_dict(folder)
-    groups = common["optimizer"]["optimizer"]["param_groups"]
-    text = json.dumps(
-        [common["iteration"], common["args"].num_layers, [[g["lr"], g["wd_mult"], g["step"]] for g in groups]]
-    )
+    groups = common.get("optimizer", {"optimizer": {"param_groups": []}})["optimizer"]["param_groups"]
+    layers = common["args"].num_layers if "args" in common else None
+    text = json.dumps([common["iteration"], layers, [[g["lr"], g["wd_mult"], g["step"]] for g in groups]])
     np.savez(answer, **whole, common=np.array(text))  # type: ignore[arg-type]
 
 

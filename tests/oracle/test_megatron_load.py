@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 import shardwise as sw
+from shardwise.cli import main
 
 from ..store.formats.test_megatron_states import unpacked
+from . import engines
 
 ROOT = Path(__file__).parents[2]
 
@@ -63,3 +65,24 @@ def test_megatron_loads_what_is_written(case: str, tmp_path: Path) -> None:
         assert set(found.files) == {*expected, "common"}
         for name, array in expected.items():
             assert found[name].tobytes() == array.tobytes()
+
+
+@pytest.mark.slow
+def test_megatron_loads_what_one_command_makes_of_hugging_face(tmp_path: Path) -> None:
+    """For two stages of two ranks; what it loads is what its own names and orders of the model are."""
+    pytest.importorskip("megatron.core")
+    whole = engines.hugging_face("llama", 0)
+    sw.save_checkpoint(tmp_path / "hf", whole, to="hf", sync=False)
+    (tmp_path / "hf" / "config.json").write_text(json.dumps({**engines.config("llama"), "model_type": "llama"}))
+    command = ["reshard", str(tmp_path / "hf"), str(tmp_path / "made"), "--for", "megatron(tp=2, pp=2)", "--no-sync"]
+    assert main([*command, "--quiet"]) == 0
+    expected = engines.ENGINES["torch_dist"]("llama", whole)
+    cuts = {name: (array.shape, "float32", None) for name, array in expected.items()}
+    answer = tmp_path / "answer.npz"
+    command = [sys.executable, "-W", "ignore", "-m", "tests.oracle.megatron_load", str(tmp_path / "made")]
+    done = subprocess.run([*command, json.dumps(cuts), str(answer)], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    with np.load(answer) as found:
+        assert set(found.files) == {*expected, "common"}
+        for name, array in expected.items():
+            assert found[name].tobytes() == array.astype(np.float32).tobytes()

@@ -21,6 +21,7 @@ from .options import (
     Parser,
     add_config,
     add_drop,
+    add_for,
     add_json,
     add_means,
     add_memory,
@@ -131,6 +132,7 @@ def _add_contents(command: Parser, *, is_rank: bool = False) -> None:
     command.add_argument(
         "--rules", metavar="TOML", type=rules_path, help=f"{RULES_HELP}; without rules tensors are merged"
     )
+    add_for(command)
     add_source_rules(command, "SRC")
     add_config(command)
     add_uneven(command)

@@ -12,6 +12,7 @@ from typing import Any
 
 from .._text import bytes_text, shown
 from ..deploy.deployment import Deployment
+from ..deploy.presets import preset
 from ..mesh import DeviceMesh
 from ..rules.layout_map import LayoutMap
 from ..rules.left_out import LeftOut
@@ -35,7 +36,7 @@ from ..store.data.location import location_of
 from ..store.tensors.companion_files import beside
 from ..store.tensors.training import Total, totals_dict, totals_text
 from ..store.write.forms.doubts import DoubtsError
-from .layouts import no_mesh, read_layouts, reading_for
+from .layouts import check_for, no_mesh, read_layouts, reading_for
 from .notation import parse_memory, parse_mesh
 from .options import read_names
 from .progress import ShownProgress
@@ -74,10 +75,10 @@ def contents_of(options: argparse.Namespace) -> tuple[LayoutMap | Deployment | N
     """Give the layouts of a new checkpoint, and what else says what is written."""
     _check_names(options.rules, options.to)
     mesh = None if options.mesh is None else parse_mesh(options.mesh)
-    layouts, rewrites = _rules(options, mesh)
+    layouts, rewrites, form = _rules(options, mesh)
     return layouts, {
         "mesh": mesh if layouts is None else None,
-        "to": options.to,
+        "to": form,
         "uneven": options.uneven,
         "dtype": options.dtype,
         "overflow": options.overflow,
@@ -122,11 +123,19 @@ def refused() -> Iterator[None]:
         raise ValueError(str(error)) from error
 
 
-def _rules(options: argparse.Namespace, mesh: DeviceMesh | None) -> tuple[LayoutMap | Deployment | None, Rewrites]:
-    """The layouts and the rewrites: the source's rules undone, then the destination's."""
+def _rules(
+    options: argparse.Namespace, mesh: DeviceMesh | None
+) -> tuple[LayoutMap | Deployment | None, Rewrites, str | None]:
+    """The layouts, the rewrites (the source's rules undone, then the destination's), and the form of files."""
     config = options.config or config_beside(options.source)
     rewrites = _rewrites(options, options.source)
     layouts: LayoutMap | Deployment | None = None
+    check_for(mesh, options.preset)
+    if options.preset is not None:
+        with reading_for(options.source):
+            made = preset(options.preset, config, rules=options.rules, form=options.to)
+        _check_names(example_rules().get(made.source), options.to)
+        return made.layouts, rewrites + made.rewrites, options.to or made.form
     if options.rules is not None:
         with reading_for(options.source):
             layouts = read_layouts(options.rules, mesh, config)
@@ -134,7 +143,7 @@ def _rules(options: argparse.Namespace, mesh: DeviceMesh | None) -> tuple[Layout
             layouts = None  # A file with rewrites only.
         elif layouts.world is None:
             raise no_mesh(options.rules, layouts)
-    return layouts, rewrites
+    return layouts, rewrites, options.to
 
 
 def _rewrites(options: argparse.Namespace, source: str) -> Rewrites:
@@ -142,7 +151,9 @@ def _rewrites(options: argparse.Namespace, source: str) -> Rewrites:
     with reading_for(source):
         if options.source_rules is not None:
             rewrites += Rewrites.from_toml(options.source_rules, config=config).inverse()
-        return rewrites if options.rules is None else rewrites + Rewrites.from_toml(options.rules, config=config)
+        if options.rules is None or getattr(options, "preset", None) is not None:  # A preset has those of its rules.
+            return rewrites
+        return rewrites + Rewrites.from_toml(options.rules, config=config)
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -10,6 +10,7 @@ from .options import (
     Parser,
     add_config,
     add_drop,
+    add_for,
     add_json,
     add_mesh,
     add_uneven,
@@ -51,7 +52,8 @@ def add_report(commands: "argparse._SubParsersAction[Parser]") -> None:
         '{"NAME": SHAPE, ...}',
     )
     add_mesh(report)
-    report.add_argument("--rules", metavar="TOML", type=rules_path, required=True, help=RULES_HELP)
+    report.add_argument("--rules", metavar="TOML", type=rules_path, help=RULES_HELP)
+    add_for(report)
     add_config(report)
     add_uneven(report)
     add_drop(report, "leave out")

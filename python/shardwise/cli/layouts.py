@@ -17,7 +17,7 @@ from ..rules.numbers import Config
 from ..rules.shipped import called
 from ..rules.toml import axes_said, read_document
 
-__all__ = ["no_mesh", "read_layouts", "reading_for"]
+__all__ = ["check_for", "no_mesh", "read_layouts", "reading_for"]
 
 
 @contextmanager
@@ -34,6 +34,12 @@ def reading_for(source: str) -> Iterator[None]:
 def read_layouts(rules: Path, mesh: DeviceMesh | None, config: Config | None) -> LayoutMap | Deployment:
     """Read a rules file: a layout map, or a deployment, which has meshes of its own and takes no other."""
     return layouts_of(read_document(rules), mesh, config)
+
+
+def check_for(mesh: DeviceMesh | None, text: str | None) -> None:
+    """Refuse a mesh beside a preset, which has one."""
+    if text is not None and mesh is not None:
+        raise ValueError(f"--mesh and --for exclude each other: {text} says how many devices there are")
 
 
 def no_mesh(rules: Path, layouts: LayoutMap | Deployment) -> ValueError:

@@ -13,6 +13,7 @@ __all__ = [
     "Parser",
     "add_config",
     "add_drop",
+    "add_for",
     "add_json",
     "add_means",
     "add_memory",
@@ -139,6 +140,18 @@ def add_memory(command: Parser) -> None:
 def add_mesh(command: Parser) -> None:
     """Add `--mesh`, which rules may have."""
     command.add_argument("--mesh", metavar="AXES", help=f"{MESH_HELP}; may be left out if the rules name a mesh")
+
+
+def add_for(command: Parser) -> None:
+    """Add `--for`, in place of a mesh and of rules."""
+    command.add_argument(
+        "--for",
+        metavar="PRESET",
+        dest="preset",
+        help="a trainer or an engine, in place of --mesh and --rules: vllm(tp=2, pp=2), sglang(tp=8, ep=8), "
+        "megatron(tp=2, pp=2, ep=4), fsdp2(64), transformers(tp=2), maxtext(tp=4); the rules are the package's for "
+        "the model's family, or those of --rules",
+    )
 
 
 def add_no_sync(command: Parser) -> None:

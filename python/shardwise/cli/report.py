@@ -12,6 +12,7 @@ from .._text import bytes_text
 from ..conversion.apply import kept_objects
 from ..conversion.assembled import Assembled
 from ..deploy.deployment import Deployment
+from ..deploy.presets import preset
 from ..layout import UnevenRule
 from ..mesh import DeviceMesh
 from ..quantized import followers
@@ -38,7 +39,7 @@ from ..store.tensors.quantized import Outline, components_in, reader_of
 from ..store.tensors.training import Total, totals_dict, totals_of, totals_text
 from ..store.write.forms.one_rank import file_ranks
 from ..store.write.forms.rank_files import rank_name
-from .layouts import no_mesh, read_layouts, reading_for
+from .layouts import check_for, no_mesh, read_layouts, reading_for
 from .notation import format_layout, format_mesh, format_shape, parse_mesh
 from .terminal import Screen, as_options
 
@@ -53,7 +54,9 @@ _PROBLEMS = ("unmatched", "unused_rules", "unused_axes", "clashes", "rank_mismat
 def run_report(screen: Screen, options: argparse.Namespace) -> int:
     """Print a report; the exit status is 1 if a tensor cannot be placed or, with `--strict`, on any warning, else 0."""
     mesh = None if options.mesh is None else parse_mesh(options.mesh)
-    applied = report_on(options.source, options.rules, mesh, options.uneven, options.config, options.drop)
+    applied = report_on(
+        options.source, options.rules, mesh, options.uneven, options.config, options.drop, options.preset
+    )
     if options.html is not None:
         applied.report.save_html(options.html, f"{applied.path.name} on {format_mesh(applied.mesh)}")
     if options.json:
@@ -100,13 +103,14 @@ class Applied(NamedTuple):
 
 def report_on(
     source: str,
-    rules: Path,
+    rules: Path | None,
     mesh: DeviceMesh | None,
     uneven: UnevenRule = "even",
     config: Path | None = None,
     drop: str | None = None,
+    text: str | None = None,
 ) -> Applied:
-    """Apply a file of rules to a checkpoint, to a model's configuration alone, or to a list of tensors.
+    """Apply a file of rules, or a preset, to a checkpoint, to a model's configuration alone, or to a list of tensors.
 
     The rewrites of the file are applied first, unless the tensors are named as they name them already.
 
@@ -116,12 +120,18 @@ def report_on(
     given = config or config_beside(source)
     if given is None and Path(source).name.endswith(".json") and is_described(Path(source)):
         given = Path(source)  # Of a list, the numbers that its rules name are missing.
+    check_for(mesh, text)
     with reading_for(source):
-        layouts = read_layouts(rules, mesh, given)
+        if text is not None:
+            layouts, rewrites, _, _ = preset(text, given, rules=rules, form="report")
+        elif rules is None:
+            raise ValueError("--rules or --for is missing: they say how the tensors are cut")
+        else:
+            layouts, rewrites = read_layouts(rules, mesh, given), Rewrites.from_toml(rules, config=given)
     mesh = layouts.world
     if mesh is None:
+        assert rules is not None
         raise no_mesh(rules, layouts)
-    rewrites = Rewrites.from_toml(rules, config=given)
     unwanted = None if drop is None else NamePattern("drop", drop)
     dropped: dict[str, Assembled] = {}
     left_out: list[LeftOut] = []

@@ -12,6 +12,7 @@
 | `manifest` | who holds what, as JSON |
 | `record`, `recording`, `carried` | a process's layout, found through its own loader; pieces from element numbers |
 | `positions` | places of single elements in the memory of devices, both ways |
+| `presets`, `notation` | presets by one short text: `vllm(tp=2, pp=2)` |
 | `toml`, `read`, `drawn` | files of deployments; all that a rules file says; notebooks |
 """
 
@@ -23,6 +24,7 @@ from .fsdp import fsdp2
 from .manifest import Manifest, ManifestTensor
 from .parameters import FusedParameter, LocalParameter, ParameterPiece, Repeat
 from .positions import Found, Positions, positions_of
+from .presets import Preset, preset
 from .recording import RecordedParameter, RecordedPiece, Recording, join_manifests
 from .rule import DeploymentRule
 from .stages import Chunk, Stages
@@ -39,6 +41,7 @@ __all__ = [
     "ManifestTensor",
     "ParameterPiece",
     "Positions",
+    "Preset",
     "RecordedParameter",
     "RecordedPiece",
     "Recording",
@@ -50,6 +53,7 @@ __all__ = [
     "least_moves",
     "megatron",
     "positions_of",
+    "preset",
     "sglang",
     "vllm",
 ]

@@ -21,7 +21,7 @@ from .lookup import RuleLookup
 from .manifest import Manifest, manifest_of
 from .numbers import Number, checked_numbers
 from .parameters import FusedParameter, HeldPart, LocalParameter, local_parameters, shapes_of
-from .rule import DeploymentRule, default_rule, deployment_rule
+from .rule import At, DeploymentRule, checked_at, default_rule, deployment_rule
 from .world import WORLD, holds, mesh_in_world, named_meshes, world_of
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ class Deployment(RuleBook, Drawn):
         match: where in a name a rule has to match; see `LayoutMap`.
         replicated: names of axes along which all is meant to be held as often as there are coordinates, as along that
             of data parallelism: reports do not warn that no rule uses them.
+        at: coordinates by regular expressions that are searched for in names as rules are, for the axes for which the
+            rule of a name gives none: rules need not say on which stage a layer is. One may match a name.
 
     Raises:
         MeshError: if a mesh has a device that the world has not.
@@ -85,8 +87,8 @@ class Deployment(RuleBook, Drawn):
     """
 
     __slots__ = (
-        "__weakref__", "_default", "_key", "_lookup", "_match", "_meshes", "_models", "_notes", "_numbers",
-        "_parameters", "_replicated", "_rules", "_world",
+        "__weakref__", "_at", "_default", "_key", "_lookup", "_match", "_meshes", "_models", "_notes", "_numbers",
+        "_parameters", "_prefix", "_replicated", "_rules", "_world",
     )  # fmt: skip
 
     def __init__(
@@ -100,6 +102,7 @@ class Deployment(RuleBook, Drawn):
         parameters: Sequence[FusedParameter] = (),
         match: MatchMode = "search",
         replicated: Sequence[str] = (),
+        at: Mapping[str, Mapping[str, At]] | None = None,
     ) -> None:
         self._world = world_of(world)
         self._meshes = {name: mesh_in_world(self._world, name, mesh) for name, mesh in named_meshes(meshes).items()}
@@ -114,14 +117,17 @@ class Deployment(RuleBook, Drawn):
         self._parameters = tuple(parameters)
         check_items("parameters", self._parameters, FusedParameter)
         self._replicated = checked_axes("replicated", replicated)
+        self._at = checked_at(at)
         self._models: tuple[str, ...] = ()
+        self._prefix = ""
         #: Notes on the file that it was made from: what looks wrong.
         self._notes: tuple[str, ...] = ()
         self._lookup = RuleLookup(
-            self._rules, self._default, {WORLD: self._world, **self._meshes}, self._numbers, match
+            self._rules, self._default, {WORLD: self._world, **self._meshes}, self._numbers, match, self._at
         )
         given = tuple(self._meshes.items()), tuple(self._rules.items()), frozenset(self._numbers.items())
-        self._key = self._world, *given, self._default, self._parameters, match, self._replicated
+        places = tuple((key, tuple(where.items())) for key, where in self._at.items())
+        self._key = self._world, *given, self._default, self._parameters, match, self._replicated, places
 
     @property
     def world(self) -> DeviceMesh:
@@ -157,6 +163,11 @@ class Deployment(RuleBook, Drawn):
     def parameters(self) -> tuple[FusedParameter, ...]:
         """The parameters that hold several tensors."""
         return self._parameters
+
+    @property
+    def places(self) -> dict[str, dict[str, At]]:
+        """The coordinates of names whatever their rules are, by their keys."""
+        return {key: dict(where) for key, where in self._at.items()}
 
     def matching_rules(self, path: str) -> tuple[str, ...]:
         """List the keys that apply to a name; a look-up refuses more than one."""
@@ -239,7 +250,7 @@ class Deployment(RuleBook, Drawn):
         return None if found is None else found.ready.placed
 
     def _reported(self) -> ReportedRules:
-        return self._lookup.reported(self._replicated, self._notes)
+        return self._lookup.reported(self._replicated, self._notes, self._prefix)
 
     @classmethod
     def from_toml(
@@ -451,6 +462,7 @@ class Deployment(RuleBook, Drawn):
         world = self._world.size if self._world.has_default_devices else list(self._world.labels())
         given: dict[str, Any] = {"numbers": self._numbers, "default": self._default}
         given |= {"parameters": list(self._parameters), "replicated": self._replicated}
+        given["at"] = self._at
         more = [f"{name}={value!r}" for name, value in given.items() if value]
         if self._match != "search":
             more.append(f"match={self._match!r}")
@@ -458,6 +470,6 @@ class Deployment(RuleBook, Drawn):
 
     def __reduce__(self) -> tuple[Any, ...]:
         options = {"numbers": self._numbers, "default": self._default, "parameters": self._parameters}
-        options |= {"match": self._match, "replicated": self._replicated}
+        options |= {"match": self._match, "replicated": self._replicated, "at": self._at}
         made = partial(Deployment, **options), (self._world, self._meshes, self._rules)
-        return *made, (None, {"_models": self._models, "_notes": self._notes})
+        return *made, (None, {"_models": self._models, "_notes": self._notes, "_prefix": self._prefix})

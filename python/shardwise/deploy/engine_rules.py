@@ -177,10 +177,15 @@ def deployment_of(model: EngineModel, placed: EnginePlacement) -> Deployment:
         return concat(part((None,), axes="tp", pad_to=pad))
 
     ends = sorted({stages.first, stages.last}) if model.tied else [stages.first]
+    everywhere = placed.engine["on_every_stage"].get(model.kind, ())
+    words, norm, head = (
+        None if kind in everywhere else {"pp": at}
+        for kind, at in (("embedding", ends), ("norm", stages.last), ("head", stages.last))
+    )
     rules = {
-        rf"{_LANGUAGE}embed_tokens\.weight$": rule((vocabulary(placed.pads[0]), None), at={"pp": ends}),
-        rf"{_LANGUAGE}lm_head\.weight$": rule((vocabulary(placed.pads[1]), None), placed.outer, {"pp": stages.last}),
-        rf"{_LANGUAGE}norm\.weight$": rule((None,), at={"pp": stages.last}),
+        rf"{_LANGUAGE}embed_tokens\.weight$": rule((vocabulary(placed.pads[0]), None), at=words),
+        rf"{_LANGUAGE}lm_head\.weight$": rule((vocabulary(placed.pads[1]), None), placed.outer, head),
+        rf"{_LANGUAGE}norm\.weight$": rule((None,), at=norm),
         rf"{layer}(?:\w+_)?(?:layernorm|norm)\.weight$": rule((None,)),
         rf"{attention}[\w]*norm\.weight$": rule((None,)),
         rf"{attention}o_proj\.weight$": rule((None, "tp")),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from ..rules.layout_rule import LayoutRule
 from ..rules.pattern import FieldSearch
 from ..rules.search import REMEMBERED_PATHS, MatchMode, Rule, RuleSearch, checked_path, compiled_rule
 from .numbers import Number
-from .rule import Coordinates, DeploymentRule, tells_digits_apart, with_fields
+from .rule import At, Coordinates, DeploymentRule, tells_digits_apart, with_fields
 from .world import WORLD
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ReadyRule", "RuleLookup", "TensorPlace"]
 
+#: No expressions of coordinates.
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 #: Every digit as the same one.
 _DIGITS = str.maketrans("123456789", "0" * 9)
 
@@ -42,8 +45,8 @@ class ReadyRule(NamedTuple):
     pattern: re.Pattern[str] | None
     #: The other names that are used: sizes of axes, and the deployment's numbers.
     numbers: dict[str, Number]
-    #: The search for the fields in a name, if some are used.
-    fields: FieldSearch | None
+    #: For each entry of `at` the search for its fields in a name, if it uses some.
+    fields: tuple[FieldSearch | None, ...]
 
 
 class TensorPlace:
@@ -86,14 +89,15 @@ class RuleLookup:
         meshes: all meshes by name, with that of the world.
         numbers: the numbers and lists that rules name.
         match: where in a name a rule has to match.
+        at: the coordinates of names by their keys, along axes for which their rules give none.
 
     Raises:
         LayoutError: if a key is not a regular expression, or a rule names a mesh, an axis or a number which is unknown.
     """
 
     __slots__ = (
-        "_default", "_devices", "_is_blind", "_kinds", "_match", "_meshes", "_numbers", "_places", "_ready",
-        "keys", "search",
+        "_at", "_at_search", "_default", "_devices", "_is_blind", "_joined", "_kinds", "_match", "_meshes", "_numbers",
+        "_places", "_ready", "keys", "search",
     )  # fmt: skip
 
     def __init__(
@@ -103,6 +107,7 @@ class RuleLookup:
         meshes: Mapping[str, DeviceMesh],
         numbers: Mapping[str, Number],
         match: MatchMode,
+        at: Mapping[str, Mapping[str, At]],
     ) -> None:
         self._default, self._meshes, self._numbers, self._match = default, meshes, numbers, match
         #: The keys by what is searched for, in which the fields are written out.
@@ -116,14 +121,37 @@ class RuleLookup:
             self._ready[pattern.pattern] = self._prepared(f"rule {shown(key)}", rule, pattern)
         #: The search for the rules of a name.
         self.search = RuleSearch(searched, match, False)
-        self._is_blind = not any(map(tells_digits_apart, searched))
+        #: By what is searched for: coordinates, and its expression.
+        self._at: dict[str, tuple[Mapping[str, At], re.Pattern[str]]] = {}
+        for key, places in at.items():
+            pattern = compiled_rule(with_fields(key), match, False)
+            self._at[pattern.pattern] = places, pattern
+        found = {key: Rule(LayoutRule(()), pattern) for key, (_, pattern) in self._at.items()}
+        self._at_search = RuleSearch(found, match, False) if found else None
+        self._joined: dict[tuple[str, str], ReadyRule] = {}
+        self._is_blind = not any(map(tells_digits_apart, [*searched, *self._at]))
+        for key, place in self._at.items():
+            self._check_at(key, place[0])
         self._kinds: dict[str, _AlikeNames | None] = {}
         #: Meshes by mesh and coordinates, and places by rule and coordinates.
         self._devices: dict[tuple[int, tuple[tuple[int, tuple[int, ...]], ...]], DeviceMesh] = {}
         self._places: dict[tuple[int, tuple[tuple[int, ...], ...]], TensorPlace] = {}
 
-    def _prepared(self, what: str, rule: DeploymentRule, pattern: re.Pattern[str] | None) -> ReadyRule:
-        """A rule with its mesh, its names looked up."""
+    def _check_at(self, key: str, places: Mapping[str, At]) -> None:
+        """Refuse coordinates along axes that no mesh has."""
+        known = dict.fromkeys(axis for name, mesh in self._meshes.items() if name != WORLD for axis in mesh.axis_names)
+        for axis in places:
+            if axis not in known:
+                raise LayoutError(f"at[{shown(key)}] names the axis {shown(axis)}; the meshes have {', '.join(known)}")
+
+    def _prepared(
+        self,
+        what: str,
+        rule: DeploymentRule,
+        pattern: re.Pattern[str] | None,
+        elsewhere: Mapping[str, re.Pattern[str]] = _NOTHING,
+    ) -> ReadyRule:
+        """A rule with its mesh, its names looked up; `elsewhere` are expressions whose fields other coordinates use."""
         name = rule.mesh
         if name is None:
             named = [each for each in self._meshes if each != WORLD]
@@ -137,25 +165,26 @@ class RuleLookup:
         try:
             rule.layout.with_mesh(mesh)
             at: list[tuple[int, Coordinates, tuple[str, ...]]] = []
+            searched: list[FieldSearch | None] = []
             numbers: dict[str, Number] = {}
-            fields = set() if pattern is None else set(pattern.groupindex)
             sizes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
             for axis, where in rule.at:
                 if axis not in sizes:
                     raise LayoutError(f"at names the axis {shown(axis)}; the mesh {name!r} has {mesh.axis_names}")
                 if any(used.partition(":(")[0] == axis for used in rule.layout.named_axes()):
                     raise LayoutError(f"axis {shown(axis)} is in at, so its sub-axes cannot be in the layout")
+                said = elsewhere.get(axis, pattern)
+                fields = set() if said is None else set(said.groupindex)
                 coordinates = Coordinates(axis, where, sizes[axis])
                 own = tuple(used for used in coordinates.names if used in fields)
                 numbers |= {
                     used: self._number(axis, used, fields, sizes) for used in coordinates.names if used not in own
                 }
                 at.append((mesh.axis_names.index(axis), coordinates, own))
+                searched.append(FieldSearch(said, self._match) if said is not None and own else None)
                 if not own:
                     coordinates.of((), (), numbers)  # Refused now rather than when a name is looked up.
-            uses_fields = pattern is not None and any(own for _, _, own in at)
-            searched = FieldSearch(pattern, self._match) if pattern is not None and uses_fields else None
-            return ReadyRule(rule, rule.placed, mesh, tuple(at), pattern, numbers, searched)
+            return ReadyRule(rule, rule.placed, mesh, tuple(at), pattern, numbers, tuple(searched))
         except ShardwiseError as error:
             raise type(error)(f"{what}: {error}") from None
 
@@ -268,37 +297,62 @@ class RuleLookup:
             self.search.rule(path)  # Raises, and lists them.
         kind = None
         if keys or self._default is not None:
-            ready = self._ready[keys[0]] if keys else self._ready_default()
-            names = [name for _, _, own in ready.at for name in own]
-            spans = {} if ready.fields is None else ready.fields.spans(path)
-            found = [spans[name] for name in names]
+            ready = self._with_at(path, keys[0] if keys else "")
+            found: list[slice] = []
+            for (_, _, own), fields in zip(ready.at, ready.fields, strict=True):
+                spans = {} if fields is None else fields.spans(path)
+                found += [spans[name] for name in own]
             kind = _AlikeNames(ready, tuple(found), tuple(len(own) for _, _, own in ready.at), {})
         if len(self._kinds) >= REMEMBERED_PATHS:
             self._kinds.clear()
         self._kinds[key] = kind
         return kind
 
+    def _with_at(self, path: str, key: str) -> ReadyRule:
+        """The rule under a key, or the default, with the coordinates that a name has whatever its rule is."""
+        ready = self._ready[key] if key else self._ready_default()
+        keys = () if self._at_search is None else self._at_search.matching(path)
+        if len(keys) > 1:
+            raise LayoutError(
+                f"the name {shown(path)} matches {len(keys)} keys of at, but only one may match: "
+                f"{', '.join(map(shown, keys))}"
+            )
+        if not keys:
+            return ready
+        if (key, keys[0]) not in self._joined:
+            (places, pattern), rule = self._at[keys[0]], ready.rule
+            own = {axis for axis, _ in rule.at}
+            more = {axis: at for axis, at in places.items() if axis not in own and axis in ready.mesh.axis_names}
+            whole = DeploymentRule(
+                rule.layout, rule.mesh, {**more, **dict(rule.at)}, rule.uneven, rule.shared, rule.optional
+            )
+            what = f"rule {shown(self.keys[key])}" if key else "default"
+            elsewhere = dict.fromkeys(more, pattern)
+            self._joined[key, keys[0]] = self._prepared(f"{what} at {shown(keys[0])}", whole, ready.pattern, elsewhere)
+        return self._joined[key, keys[0]]
+
     def _ready_default(self) -> ReadyRule:
         assert self._default is not None
         return self._ready.get("") or self._ready.setdefault("", self._prepared("default", self._default, None))
 
-    def reported(self, replicated: tuple[str, ...], notes: tuple[str, ...]) -> ReportedRules:
+    def reported(self, replicated: tuple[str, ...], notes: tuple[str, ...], prefix: str) -> ReportedRules:
         """Give the rules as a report needs them, with the axes that no rule has to use, and notes on the rules."""
         with importing:
             from ..rules.report_maker import ReportedRules
 
         meshes = {name: mesh for name, mesh in self._meshes.items() if name != WORLD}
         rules = {pattern: self._ready[pattern].rule for pattern in self.keys}
-        used: dict[str | None, Used] = {pattern: _used(rule, meshes) for pattern, rule in rules.items()}
+        places = {axis for places, _ in self._at.values() for axis in places}
+        used: dict[str | None, Used] = {pattern: _used(rule, meshes, places) for pattern, rule in rules.items()}
         default = None
         if self._default is not None:
-            used[None] = _used(self._default, meshes)
+            used[None] = _used(self._default, meshes, places)
             default = LayoutRule(self._default.layout, self._default.uneven)
-        named = replicated, notes, self.keys, meshes
+        named = replicated, notes, {pattern: key.removeprefix(prefix) for pattern, key in self.keys.items()}, meshes
         return ReportedRules(self.search, self._meshes[WORLD], default, *named, self.layout_of, used)
 
 
-def _used(rule: DeploymentRule, meshes: Mapping[str, DeviceMesh]) -> Used:
-    """The name of a rule's mesh, and those of its axes that the rule uses."""
+def _used(rule: DeploymentRule, meshes: Mapping[str, DeviceMesh], places: set[str]) -> Used:
+    """The name of a rule's mesh, and those of its axes that the rule uses, or along which names have coordinates."""
     cut = {name.partition(":(")[0] for name in rule.layout.named_axes()}
-    return rule.mesh or next(iter(meshes), WORLD), frozenset({*cut, *(axis for axis, _ in rule.at)})
+    return rule.mesh or next(iter(meshes), WORLD), frozenset({*cut, *places, *(axis for axis, _ in rule.at)})

@@ -21,7 +21,16 @@ if TYPE_CHECKING:
     from ..layout import UnevenRule
     from ..packed import PackedDim
 
-__all__ = ["At", "Coordinates", "DeploymentRule", "default_rule", "deployment_rule", "names_in_rule", "with_fields"]
+__all__ = [
+    "At",
+    "Coordinates",
+    "DeploymentRule",
+    "checked_at",
+    "default_rule",
+    "deployment_rule",
+    "names_in_rule",
+    "with_fields",
+]
 
 #: A place along an axis: one, or several that hold the same.
 At = int | str | Sequence[int | str]
@@ -127,6 +136,24 @@ class DeploymentRule:
             more.append(f"uneven={self.uneven!r}")
         more += [f"{flag}=True" for flag in ("shared", "optional") if getattr(self, flag)]
         return f"DeploymentRule({', '.join([repr(layout), *more])})"
+
+
+def checked_at(at: Any) -> dict[str, dict[str, At]]:
+    """Give the coordinates of names by keys, as rules have them.
+
+    Raises:
+        LayoutError: if one is not an expression, or there is none.
+        TypeError: if a value is of the wrong type.
+    """
+    found: dict[str, dict[str, At]] = {}
+    for key, places in (none_or("at", at, Mapping) or {}).items():  # type: ignore[type-abstract]
+        if not isinstance(places, Mapping) or not places:
+            raise TypeError(f"at[{shown(key)}] must map the names of axes to coordinates, got {shown(places)}")
+        try:
+            found[key] = {_axis(axis): _checked(axis, where) for axis, where in places.items()}
+        except ShardwiseError as error:
+            raise type(error)(f"{error}, under the key {shown(key)}") from None
+    return found
 
 
 def _axis(axis: object) -> str:

@@ -28,7 +28,7 @@ from .experts import ExpertMap
 from .megatron.pipeline import pipeline
 from .numbers import Number
 from .parameters import FusedParameter
-from .rule import Coordinates, DeploymentRule, names_in_rule
+from .rule import Coordinates, DeploymentRule, checked_at, names_in_rule
 from .stages import Stages
 from .world import WORLD
 
@@ -57,13 +57,18 @@ def read_deployment(
     if default is not None and default != REPLICATED:
         default = _rule(default, f"{source}: default", numbers)
     parameters = _parameters(document.get("parameters", []), f"{source}: parameters")
+    check_table(document.get("at", {}), f"{source}: at")
+    for key, where in document.get("at", {}).items():
+        check_table(where, f"{source}: at {shown(key)}")
     with errors_at(source):
-        used = _named([*made.values(), default], parameters)
+        places = checked_at(document.get("at"))
+        used = _named([*made.values(), default], parameters, places)
         # Only those that are named: others may need a configuration that is not there.
         own: dict[str, Number] = {name: numbers[name] for name in numbers if name in used and name not in lists}
         devices = _world(document.get("world"), f"{source}: world", meshes, numbers) if world is None else world
         more = {"numbers": own | lists, "default": default, "parameters": parameters}
         more["replicated"] = read_replicated(document, source)
+        more["at"] = places
         return (devices, meshes, made), {**more, "match": document.get("match", "search")}
 
 
@@ -171,9 +176,12 @@ def _parameters(value: Any, place: str) -> list[FusedParameter]:
     return found
 
 
-def _named(rules: Iterable[Any], parameters: Iterable[FusedParameter]) -> set[str]:
-    """The names of numbers, lists and fields that rules and the slots of parameters use."""
+def _named(
+    rules: Iterable[Any], parameters: Iterable[FusedParameter], places: Mapping[str, Mapping[str, Any]]
+) -> set[str]:
+    """The names of numbers, lists and fields that rules, coordinates and the slots of parameters use."""
     found = {name for rule in rules if isinstance(rule, DeploymentRule) for name in names_in_rule(rule)}
+    found |= {name for where in places.values() for name in names_in_rule(DeploymentRule((), WORLD, where))}
     slots = (one.slots for one in parameters if one.slots is not None)
     return found.union(*(Coordinates("slots", text, 1).names for text in slots))
 
@@ -186,7 +194,7 @@ def write_deployment(file: str | os.PathLike[str] | TextIO, deployment: Any) -> 
         replicated = default == DeploymentRule((), WORLD)
         lines.append(f"default = {string_text(REPLICATED) if replicated else _rule_text(default)}")
     lines += replicated_lines(deployment.replicated)
-    named = _named([*rules.values(), default], deployment.parameters)
+    named = _named([*rules.values(), default], deployment.parameters, deployment.places)
     scalars = {name: value for name, value in deployment.numbers.items() if isinstance(value, int) and name in named}
     lists = {name: value for name, value in deployment.numbers.items() if not isinstance(value, int)}
     for head, values in (("numbers", scalars), ("lists", lists)):
@@ -198,6 +206,8 @@ def write_deployment(file: str | os.PathLike[str] | TextIO, deployment: Any) -> 
     for name, mesh in deployment.meshes.items():
         own = not mesh.has_default_devices and mesh.labels() != world.labels()
         lines.append(f"{name_text(name)} = {{ {', '.join(mesh_lines(mesh, own))} }}")
+    if deployment.places:
+        lines += ["", "[at]", *(f"{key_text(key)} = {value_text(where)}" for key, where in deployment.places.items())]
     lines += ["", "[rules]", *(f"{key_text(key)} = {_rule_text(rule)}" for key, rule in rules.items())]
     for one in deployment.parameters:
         lines += ["", "[[parameters]]", f"name = {string_text(one.name)}"]

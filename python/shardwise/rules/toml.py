@@ -44,7 +44,7 @@ _CUTTING = {"backtracking", "default", "match", "mesh", "prefix", "replicated", 
 _REWRITING = {"after", "drop", "rewrite", "unmatched"}
 _BOTH = {"compared", "models", "numbers"}
 #: Those that only files of deployments have; `shardwise.deploy` reads them.
-PLACING = {"lists", "meshes", "parameters", "world"}
+PLACING = {"at", "lists", "meshes", "parameters", "world"}
 
 
 class Document(NamedTuple):

@@ -1,7 +1,10 @@
 """vLLM's own models, each made for one rank of several on a CPU, and loaded by their own loaders with element numbers.
 
 `PYTHONPATH=VLLM:. python -m tests.oracle.families.vllm_loads [FAMILY...]`, where VLLM is vLLM's sources, with torch
-and transformers. What is not installed is replaced by empty stand-ins, and attention by a module without weights; the
+and transformers. With `--stages` it asks for two stages of two ranks each, and for experts spread over two ranks: what
+vLLM's sharded loader then looks for.
+
+What is not installed is replaced by empty stand-ins, and attention by a module without weights; the
 layers and their loaders are vLLM's.
 """
 
@@ -169,18 +172,31 @@ def prepare() -> None:
     )
 
 
-def loaded(kind: Any, config: Any, tensors: Iterable[tuple[str, Any]], rank: int, size: int) -> dict[str, Any]:
-    """The parameters of one rank."""
+def loaded(
+    kind: Any,
+    config: Any,
+    tensors: Iterable[tuple[str, Any]],
+    rank: int,
+    size: int,
+    stage: tuple[int, int] | None = None,
+) -> dict[str, Any]:
+    """The parameters of one rank; of one of several stages, or of a rank with its own experts, as the sharded loader
+    looks for them.
+    """
     from vllm.config import CompilationConfig, KernelConfig, ParallelConfig, VllmConfig, set_current_vllm_config
     from vllm.distributed import parallel_state
 
     for name in ("_TP", "_PP", "_DP", "_DCP", "_PCP", "_EP", "_WORLD"):
         own = Ranks(rank, size) if name in ("_TP", "_WORLD") else Ranks(0, 1)
+        if stage is not None and name in ("_PP", "_EP"):
+            own = Ranks(*stage) if name == "_PP" else Ranks(rank, size)
         setattr(parallel_state, name, own)
     plain = ParallelConfig()
     parallel = Settings(**{key: getattr(plain, key, None) for key in plain.__dataclass_fields__})
     parallel.tensor_parallel_size, parallel.rank, parallel.is_moe_model = size, rank, True
     parallel.use_sequence_parallel_moe = False
+    parallel.pipeline_parallel_size = 1 if stage is None else stage[1]
+    parallel.enable_expert_parallel = stage == (0, 1)
     model = Settings(
         hf_config=config,
         hf_text_config=config,
@@ -229,13 +245,57 @@ def loaded(kind: Any, config: Any, tensors: Iterable[tuple[str, Any]], rank: int
             value.data.zero_()
         # Copies: some loaders write to what they are given.
         made.load_weights((name, value.clone()) for name, value in tensors)
-        return {name: value.detach().float().numpy() for name, value in made.named_parameters()}
+        if stage is None:
+            return {name: value.detach().float().numpy() for name, value in made.named_parameters()}
+        from vllm.model_executor.model_loader.sharded_state_loader import ShardedStateLoader
+
+        known = {name for name, _ in made.named_parameters(remove_duplicate=False)}
+        kept = ShardedStateLoader._filter_subtensors(made.state_dict())
+        return {name: value.detach().float().numpy() for name, value in kept.items() if name in known}
 
 
 def said_of(value: Any) -> list[Any]:
     """Shape and digest of a parameter; no digest if the loader computed with its values."""
     whole = value.astype("i4")
     return [list(value.shape), digest(whole) if (value == whole).all() else None]
+
+
+def as_released(family: str, size: int, said: dict[str, Any]) -> Any:
+    """The configuration of a model."""
+    config = config_of(family, size)
+    for key, value in said["config"].items():
+        if not hasattr(config, key):
+            setattr(config, key, value)
+    if family.startswith("deepseek-v3"):
+        config.topk_method = "noaux_tc"  # As in the released files.
+    return config
+
+
+def ask_for_stages(families: Iterable[str], models: dict[str, Any]) -> None:
+    """Ask for two stages of two ranks, and for two ranks with experts of their own, of each family's first size."""
+    for family in families:
+        entry = models.get(FAMILIES[family][0])
+        said = read(f"{family}-0")
+        if entry is None or "transformers" in entry[0]:
+            continue
+        tensors = [(name, torch.from_numpy(array).float()) for name, array in elements(said).items()]
+        found: dict[str, Any] = {}
+        for name, places in {
+            "pp=2,tp=2": [(rank, (stage, 2)) for stage in range(2) for rank in range(2)],
+            "tp=2,expert_parallel=true": [(rank, (0, 1)) for rank in range(2)],
+        }.items():
+            try:
+                if "expert" in name and not any(".experts." in one for one, _ in tensors):
+                    continue
+                kind = getattr(importlib.import_module(f"vllm.model_executor.models.{entry[0]}"), entry[1])
+                ranks = [loaded(kind, as_released(family, 0, said), tensors, rank, 2, at) for rank, at in places]
+                found[name] = [{one: said_of(value) for one, value in each.items()} for each in ranks]
+            except Exception as error:
+                found[name] = {"refused": f"{type(error).__name__}: {error}"[:200]}
+        said["stages"] = {"vllm": found}
+        write(f"{family}-0", said)
+        counts = {name: one if "refused" in one else list(map(len, one)) for name, one in found.items()}
+        print(family, counts, flush=True)
 
 
 def main() -> None:
@@ -245,6 +305,9 @@ def main() -> None:
     from vllm.model_executor.models.registry import _VLLM_MODELS
 
     version = os.environ.get("VLLM_VERSION", "0.33.0")
+    if "--stages" in sys.argv:
+        ask_for_stages([one for one in sys.argv[1:] if one != "--stages"] or [*FAMILIES], _VLLM_MODELS)
+        return
     for family in sys.argv[1:] or [*FAMILIES, *DRAFTS]:
         kind, _, sizes = FAMILIES[family.removesuffix("-mtp")]
         entry = DRAFTS.get(family) or _VLLM_MODELS.get(kind)
@@ -256,12 +319,7 @@ def main() -> None:
                 try:
                     if entry is None or "transformers" in entry[0]:
                         raise LookupError("vLLM has no model of its own")
-                    config = config_of(family, size)
-                    for key, value in said["config"].items():
-                        if not hasattr(config, key):
-                            setattr(config, key, value)
-                    if family.startswith("deepseek-v3"):
-                        config.topk_method = "noaux_tc"  # As in the released files.
+                    config = as_released(family, size, said)
                     if family in DRAFTS:
                         config.num_nextn_predict_layers = 1
                     module = importlib.import_module(f"vllm.model_executor.models.{entry[0]}")

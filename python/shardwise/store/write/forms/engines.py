@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ...._text import shown
 from ....conversion.assembled import Wanted
 from ....errors import LayoutError
+from ....layout import UnevenRule
 from ....placing import Placing
+from ....rules.layout_map import LayoutMap
 from ....rules.left_out import names_text
-from ....rules.names import WeightRole, merged_names, weights
+from ....rules.names import WeightRole, merged_names, shipped_table, weights
+from ....rules.shipped import example_rules
 from ....rules.templates import parse_template
+from ....rules.toml import read_models
+from ....rules.wrapped import model_types
 from ....shared_tiling import SharedTiling
+from ...rewritten.wanted import partition_for
 from .rank_files import FileRanks
 
-__all__ = ["check_blocks", "check_engine_names", "check_stages", "with_head"]
+__all__ = ["check_blocks", "check_engine_names", "check_family", "check_stages", "with_head", "with_other_names"]
 
 #: The output layer, as the engines call it.
 _HEAD = "lm_head.weight"
@@ -31,7 +38,8 @@ _MODULE = re.compile(
 _EXPERT = re.compile(r"\bexperts\.\d+\.")
 _ADVICE = (
     "rules of the engine's own names make them, as vllm/llama or sglang/qwen3-moe do for their families (`shardwise "
-    "rules` lists them); to='ranks' has files for ranks of any names"
+    "rules` lists them), and so does the preset vllm(tp=…) (--for, or shardwise.deploy.preset); to='ranks' has files "
+    "for ranks of any names"
 )
 
 
@@ -56,6 +64,33 @@ def check_engine_names(wanted: Sequence[Wanted], layouts: Placing) -> None:
                 f"the sharded loaders of vLLM and SGLang take {shown(tensor.name)} as (outputs, inputs), and the "
                 f"layouts cut it as (inputs, outputs), as Hugging Face has it: {_ADVICE}"
             )
+
+
+def check_family(names: Iterable[str], config: Mapping[str, Any]) -> None:
+    """Refuse names for which an engine's rules for the model's family, if the package has some, have no rule.
+
+    Raises:
+        LayoutError: if there are some; names them.
+    """
+    types = {*model_types(config)}
+    for engine in ("vllm", "sglang"):
+        known = {name: path for name, path in example_rules().items() if name.startswith(f"{engine}/")}
+        own = [name for name, path in known.items() if not types.isdisjoint(read_models(path))]
+        if not own:
+            continue
+        maps = [LayoutMap.from_toml(known[name], config=config) for name in own]
+        found = [name for name in names if not any(each.matching_rules(name) for each in maps)]
+        if not found:
+            return
+        _, _, family = own[0].rpartition("/")
+        others = [name for name in example_rules() if name in (f"sglang/{family}", f"vllm/{family}")]
+        if engine == "vllm" and f"sglang/{family}" in others:
+            continue
+        raise LayoutError(
+            f"{names_text(found)}: in the rules with the engine's names for models of the type "
+            f"{' with '.join(sorted(types))}, {' and '.join(others)}, there is none for it, so the engine's sharded "
+            "loader would not take it: `only` leaves it out; to='ranks' has files for ranks of any names"
+        )
 
 
 def _linear_of_gpt2(name: str) -> WeightRole | None:
@@ -116,8 +151,8 @@ def check_stages(wanted: Sequence[Wanted], ranks: FileRanks) -> None:
             return
     raise LayoutError(
         f"the mesh has {mesh.axis_size('pp')} stages (pp), and no layout says which has which layers, so that the "
-        "files of each would have them all, which vLLM's loader does not take: leave pp out of the mesh, or take a "
-        "Deployment whose rules have `at = { pp = … }`"
+        "files of each would have them all, which vLLM's loader does not take: leave pp out of the mesh, take the "
+        "preset vllm(tp=…, pp=…) (--for, or shardwise.deploy.preset), or a Deployment that has `at = { pp = … }`"
     )
 
 
@@ -136,11 +171,45 @@ def check_blocks(wanted: Sequence[Wanted]) -> None:
         )
 
 
-def with_head(wanted: list[Wanted], layouts: Placing) -> list[Wanted]:
+def with_other_names(wanted: list[Wanted], layouts: Placing) -> list[Wanted]:
+    """The tensors, and those of modules that a model of vLLM has under two names, under the other one as well.
+
+    Its loader takes the first by name. The rules must say for which types of models they are.
+    """
+    if not any(".routed_experts." in tensor.name for tensor in wanted):
+        return wanted  # SGLang's names.
+    known = {tensor.name for tensor in wanted}
+    blocks = {name.partition(".routed_experts.")[0] for name in known if ".routed_experts." in name}
+    made = []
+    for tensor in wanted:
+        name = _other_name(tensor.name, layouts.models)
+        # A layer without experts has such a module alone.
+        block, found, _ = name.partition(".experts.")
+        is_alone = found and f"{block}.experts" not in blocks
+        if name in known or name == tensor.name or is_alone:
+            made.append(tensor)
+            continue
+        both = replace(tensor, identity=("name", tensor.name) if tensor.identity is None else tensor.identity)
+        made += [both, replace(both, name=name)]
+    return made
+
+
+def _other_name(name: str, models: Sequence[str]) -> str:
+    """The name that the loader looks for, of a module that models of these types have under two names."""
+    for entry in shipped_table("engines.toml")["engines"]["vllm"]["other_names"]:
+        if set(entry["types"]).isdisjoint(models):
+            continue
+        before, found, after = f"{name}.".partition(f".{entry['name']}.")
+        if found:
+            return f"{before}.{entry['also']}.{after}".removesuffix(".")
+    return name
+
+
+def with_head(wanted: list[Wanted], layouts: Placing, uneven: UnevenRule) -> list[Wanted]:
     """The tensors, and the output layer if it is tied with the embedding: under its own name the engines look for both.
 
     It is, if there is none, and the rule of the one embedding is for its name too. A tensor is one by its name: a
-    rule as loose as `"w"` is for `lm_head.weight` as well.
+    rule as loose as `"w"` is for `lm_head.weight` as well. It may be on another stage than the embedding.
     """
     if any(tensor.name == _HEAD for tensor in wanted):
         return wanted
@@ -150,4 +219,7 @@ def with_head(wanted: list[Wanted], layouts: Placing) -> list[Wanted]:
         for tensor in wanted
         if rules and _EMBEDDING.search(tensor.name) and rules == set(layouts.matching_rules(tensor.name))
     ]
-    return [*wanted, *(replace(tensor, name=_HEAD) for tensor in embeddings)] if len(embeddings) == 1 else wanted
+    if len(embeddings) != 1:
+        return wanted
+    partition = partition_for(_HEAD, embeddings[0].shape, layouts, uneven)
+    return [*wanted, replace(embeddings[0], name=_HEAD, partition=partition)]

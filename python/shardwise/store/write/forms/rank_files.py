@@ -220,7 +220,7 @@ def rank_slots(
         own = None
         if zeros is not None and _ADDED_ONCE.search(wanted[number].name) and not _is_cut(partition):
             partition, own = None, zeros
-        key = (shape, own is None) if partition is None else partition
+        key = (shape, own is None, mesh) if partition is None else partition
         if key not in known:
             known[key] = pool.arrays(partition, shape, numbers[mesh], own)
         cuts.append(known[key])

@@ -30,7 +30,7 @@ from ...data.sources import source_for
 from ...rewritten.wanted import wanted_bytes
 from ...tensors.checkpoint import KeyPath
 from ..forms.dcp import dcp_files, is_writable
-from ..forms.engines import check_blocks, check_engine_names, check_stages, with_head
+from ..forms.engines import check_blocks, check_engine_names, check_stages, with_head, with_other_names
 from ..forms.files import TargetFile
 from ..forms.forms import WRITTEN, Target
 from ..forms.fsdp import DEVICES, fsdp_files
@@ -123,7 +123,7 @@ def plan_form(
         raise LayoutError(f"metadata is given, but PyTorch's {_OF_TORCH[to]} has no place for it")
     if to == "vllm":
         check_engine_names(wanted, layouts)
-        wanted = with_head(wanted, layouts)
+        wanted = with_other_names(with_head(wanted, layouts, request.uneven), layouts)
     if to in ("torch", "fsdp2"):
         if nested is None:
             wanted = with_masters(wanted)

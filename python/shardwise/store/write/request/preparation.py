@@ -46,6 +46,7 @@ from ...tensors.checkpoint import StoredCheckpoint
 from ...tensors.companion_files import beside, companions_of
 from ...tensors.model_config import config_of
 from ..forms.doubts import DoubtsError, doubts_about, ruled_tensors
+from ..forms.engines import check_engine_names, check_family
 from ..forms.forms import WRITTEN
 from ..forms.megatron import is_said, megatron_form
 from ..forms.nested import nested_of, with_masters
@@ -127,6 +128,9 @@ class Preparation:
         tensors_alone = [tensor.name for tensor in wanted]
         paths = key_paths(checkpoint, {**names, **held.names}, tensors_alone) if megatron is None else {}
         nested = nested_of(tensors_alone, paths, held.said) if form in ("torch", "fsdp2") else None
+        if form == "vllm":
+            check_engine_names(wanted, request.layouts)
+            check_family([name for name, _, _ in ruled_tensors(kept, weights)], self._config)
         if scratch.is_dry:
             self.doubts += checkpoint.doubts
             self.doubts += () if megatron is None else megatron.doubts
