@@ -1,4 +1,4 @@
-"""What the pages of docs/ need to become pages of the site: links out of docs/, help of the command line, notebooks."""
+"""What the pages of docs/ need to become a site: links out of docs/, help, notebooks, schemas, a list for machines."""
 
 from __future__ import annotations
 
@@ -7,10 +7,20 @@ import base64
 import html
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["command_line", "notebook_page", "on_config", "on_files", "on_page_markdown", "on_post_page", "outward"]
+__all__ = [
+    "command_line",
+    "llms_text",
+    "notebook_page",
+    "on_config",
+    "on_files",
+    "on_page_markdown",
+    "on_post_page",
+    "outward",
+]
 
 ROOT = Path(__file__).parents[2]
 _TEST = re.compile(r"(?<=<code>)[\w./]+::\w+(?=</code>)")
@@ -28,13 +38,59 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add a page for each notebook, beside the notebook itself; MkDocs calls it by its name."""
+    """Add a page for each notebook, the package's JSON Schemas, and `llms.txt`; MkDocs calls it by its name."""
     from mkdocs.structure.files import File
+
+    for path in sorted((ROOT / "python" / "shardwise" / "schemas").glob("*.json")):
+        files.append(File.generated(config, f"schemas/{path.name}", content=path.read_text(encoding="utf-8")))
+    files.append(File.generated(config, "llms.txt", content=llms_text(config["nav"], Path(config["docs_dir"]))))
 
     for path in sorted(Path(config["docs_dir"], "notebooks").glob("*.ipynb")):
         place = f"notebooks/{path.stem}.md"
         files.append(File.generated(config, place, content=notebook_page(path)))
     return files
+
+
+def llms_text(menu: list[Any], docs: Path) -> str:
+    """Give the list of pages for programs that read: each with its title, its place and its first sentence."""
+    lines = [
+        "# shardwise",
+        "",
+        "> Exact shard arithmetic for any array on any mesh, and checkpoints cut any other way.",
+    ]
+    for entry in menu:
+        ((title, inside),) = entry.items()
+        pages = [(title, inside)] if isinstance(inside, str) else list(_pages_of(inside))
+        lines += ["", f"## {title}", ""]
+        for name, place in pages:
+            text = f"- [{name}]({place.removesuffix('.md')}.html)"
+            path = docs / place
+            said = _first_sentence(path.read_text(encoding="utf-8")) if path.exists() else ""
+            lines.append(f"{text}: {said}" if said else text)
+    return "\n".join([*lines, ""])
+
+
+def _pages_of(inside: list[Any]) -> Iterator[tuple[str, str]]:
+    """The pages of a part of the menu, with those of its parts; one without a title has its own."""
+    for entry in inside:
+        if isinstance(entry, str):
+            yield entry.partition(".")[0], entry
+            continue
+        for title, value in entry.items():
+            if isinstance(value, str):
+                yield title, value
+            else:
+                yield from _pages_of(value)
+
+
+def _first_sentence(markdown: str) -> str:
+    """The first sentence of a page's text, without its marks."""
+    for paragraph in markdown.split("\n\n"):
+        text = " ".join(paragraph.split())
+        if text and text[0] not in "#|`!<-:":
+            plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text).replace("**", "")
+            return re.split(r"(?<=[.!?])\s", plain)[0]
+    return ""
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:

@@ -14,7 +14,7 @@ import pytest
 import shardwise as sw
 from release.site.check import faults
 from release.site.docstrings import examples_first
-from release.site.hooks import on_post_page, outward
+from release.site.hooks import llms_text, on_post_page, outward
 from release.site.names import public_names
 from shardwise.cli import main
 
@@ -162,3 +162,20 @@ def test_troubleshooting_quotes_what_the_package_says() -> None:
     # A message may go over several lines of code, and the command says options where the library says arguments.
     said = re.sub(r'"\s*(?:#.*)?\n\s*f?"', "", "\n".join(path.read_text(encoding="utf-8") for path in sources))
     assert [words for words in quoted if words not in said and words not in of_the_system] == []
+
+
+def test_the_list_for_programs_has_each_page_with_its_first_sentence(tmp_path: Path) -> None:
+    text = "# A\n\n```sh\nx\n```\n\nThe [first](b.md) **sentence**. The second.\n"
+    (tmp_path / "a.md").write_text(text, encoding="utf-8")
+    menu = [{"Start": "a.md"}, {"Do": [{"More": [{"B": "in/b.md"}, "in/index.md"]}]}]
+    assert llms_text(menu, tmp_path).splitlines()[3:] == [
+        "",
+        "## Start",
+        "",
+        "- [Start](a.html): The first sentence.",
+        "",
+        "## Do",
+        "",
+        "- [B](in/b.html)",
+        "- [in/index](in/index.html)",
+    ]
