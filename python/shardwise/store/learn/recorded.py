@@ -188,6 +188,10 @@ def _learned(one: _Whole, whole: Sequence[_Whole], axis: str) -> LearnedRules:
         else:
             for name in names:
                 unexplained.setdefault(name, "what its ranks have of it is no cut that a rule states")
+    for name in whole[-1].parameters:
+        alike = groups.get(_pattern(name), [])
+        if alike and _pattern(name) not in rules:
+            unexplained.setdefault(name, unexplained[alike[0]])
     drop = [line for line in head.splitlines() if line.startswith("drop =")] if not unexplained else []
     made = [_targets(rewrite["to"]) for rewrite in parsed.get("rewrite", ())]
     while True:
