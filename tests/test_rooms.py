@@ -505,6 +505,48 @@ def test_each_package_begins_with_a_table_of_its_modules() -> None:
     assert wrong == {}
 
 
+def names_of_meanings(package: Path) -> dict[str, list[str]]:
+    """The names that more than one module defines at its top, with these modules.
+
+    Counted are classes, aliases of types and functions; of classes and aliases a first underscore does not count, and
+    functions with one are left out, as nobody else calls them.
+    """
+    found: dict[str, set[str]] = {}
+    for path in package.rglob("*.py"):
+        for node in tree_of(path).body:
+            name = ""
+            if isinstance(node, ast.ClassDef):
+                name = node.name.lstrip("_")
+            elif isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+                name = node.name
+            elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+                target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+                called = target.id.lstrip("_") if isinstance(target, ast.Name) else ""
+                name = called if called[:1].isupper() and not called.isupper() else ""
+            if name:
+                found.setdefault(name, set()).add(path.relative_to(package).as_posix())
+    return {name: sorted(modules) for name, modules in found.items() if len(modules) > 1}
+
+
+def test_a_name_has_one_meaning() -> None:
+    """A class, an alias of a type or a function has a name of its own, but for those that the page lists."""
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    section = page.partition("### Names that several modules define\n")[2].partition("\n#")[0]
+    rows = [line.split("|")[1:3] for line in section.splitlines() if line.startswith("| `")]
+    listed = {name: what for names, what in rows for name in re.findall(r"`(\w+)`", names)}
+    found = names_of_meanings(ROOT / "python/shardwise")
+    new = {name: modules for name, modules in found.items() if name not in listed}
+    assert new == {}, "choose another name, or say in CONTRIBUTING.md why it is the same thing"
+    assert found.keys() == listed.keys()
+    assert sum("two meanings" in what for what in listed.values()) <= 8
+
+
+def test_names_with_several_meanings_are_found(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text("class _A: ...\nBox = tuple[int]\nC = 1\ndef f(): ...\ndef _g(): ...\nE_F = 1\n")
+    (tmp_path / "two.py").write_text("class A: ...\n_Box: object = int\ndef f(): ...\ndef _g(): ...\nE_F = 1\n")
+    assert names_of_meanings(tmp_path) == {name: ["one.py", "two.py"] for name in ("A", "Box", "f")}
+
+
 def test_the_package_imports_itself_relatively() -> None:
     """As a caller may rename or vendor it; `__main__` alone may be run as a file."""
     for path in (ROOT / "python" / "shardwise").rglob("*.py"):

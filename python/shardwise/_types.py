@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Array", "Numbers", "Shape"]
+__all__ = ["Array", "Numbers", "Shape", "Table"]
 
 #: An array of any dtype.
 Array = npt.NDArray[Any]
@@ -15,3 +15,5 @@ Array = npt.NDArray[Any]
 Numbers = npt.NDArray[np.int64]
 #: The sizes of a tensor's dims.
 Shape = tuple[int, ...]
+#: A structured array: rows with named columns.
+Table = npt.NDArray[np.void]

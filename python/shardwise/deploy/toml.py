@@ -11,7 +11,7 @@ from ..errors import LayoutError, ParseError
 from ..mesh import DeviceMesh
 from ..rules.layout_rule import REPLICATED
 from ..rules.numbers import Config, NamedNumbers
-from ..rules.toml import RulesFile, read_document, read_layout, read_numbers, read_replicated
+from ..rules.toml import RulesOrDocument, read_document, read_layout, read_numbers, read_replicated
 from ..rules.toml_tables import check_table, checked_list, errors_at
 from ..rules.toml_text import (
     key_text,
@@ -40,7 +40,7 @@ _PIPELINE = {"layout", "pp", "vpp", "first", "last", "embedding_counts", "loss_c
 
 
 def read_deployment(
-    file: RulesFile, config: Config | None, world: Sequence[Hashable] | DeviceMesh | None
+    file: RulesOrDocument, config: Config | None, world: Sequence[Hashable] | DeviceMesh | None
 ) -> tuple[tuple[Any, Any, Any], dict[str, Any]]:
     """Read what a rules file says, as the arguments of a `Deployment`; see `Deployment.from_toml` for errors."""
     document, source, _ = read_document(file)

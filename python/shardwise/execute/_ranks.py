@@ -13,7 +13,7 @@ from .._arguments import integer
 from .._text import shown
 from ..errors import LayoutError
 from ..reshard.model.program import ModelProgram
-from .versions import differing
+from .versions import difference_error
 
 __all__ = ["agree", "ranks_of"]
 
@@ -86,8 +86,8 @@ def agree(
         raise LayoutError(f"rank {rank}{group} cannot begin; its own error says why")
     for rank in np.flatnonzero((heard[:, 1] != heard[0, 1]).any(1))[:1].tolist():
         whose = "rank 0", f"rank {rank}{group}"
-        raise differing("versions", whose, (heard[0, 1].tobytes().hex(), heard[rank, 1].tobytes().hex()))
+        raise difference_error("versions", whose, (heard[0, 1].tobytes().hex(), heard[rank, 1].tobytes().hex()))
     digests = heard[:, 2:]
     for one, other in np.argwhere((digests != digests.transpose(1, 0, 2)).any(2))[:1].tolist():
         both = digests[one, other].tobytes().hex(), digests[other, one].tobytes().hex()
-        raise differing("plans for each other", (f"rank {one}", f"rank {other}{group}"), both)
+        raise difference_error("plans for each other", (f"rank {one}", f"rank {other}{group}"), both)

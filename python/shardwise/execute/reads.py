@@ -8,18 +8,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from .._arguments import instance, integer
 from .._text import shown
+from .._types import Table
 from ..errors import LayoutError
 from ..reshard.model.memory import Block, check_apart
 from ..store import DeviceReads
 from .versions import MemoryRange, range_of
 
 __all__ = ["HttpRange", "ReadCalls", "http_ranges", "read_calls"]
-
-Table = npt.NDArray[np.void]
 
 _CALL = np.dtype([("file", "i8"), ("offset", "i8"), ("length", "i8"), ("first", "i8"), ("stop", "i8")])
 _VECTOR = np.dtype([("address", "u8"), ("length", "i8"), ("array", "i8"), ("destination", "i8")])

@@ -16,11 +16,11 @@ import numpy.typing as npt
 from .._arguments import instance, is_true
 from .._gaps import joined_over_gaps, spare_limit
 from .._text import shown
-from .._types import Numbers
+from .._types import Numbers, Table
 from ..errors import LayoutError
 from ..reshard import Descriptors
 from ..reshard.model.memory import array_name
-from .versions import MemoryManifest, MemoryRange, check_manifests, differing, range_of
+from .versions import MemoryManifest, MemoryRange, check_manifests, difference_error, range_of
 
 __all__ = [
     "AddressRows",
@@ -34,7 +34,6 @@ __all__ = [
 ]
 
 Addresses = npt.NDArray[np.uint64]
-Table = npt.NDArray[np.void]
 
 #: `count` runs of `bytes` bytes, in memory of this side and of the other; the blocks are positions in `blocks` of both.
 _ROW = np.dtype(
@@ -332,7 +331,7 @@ def address_rows(part: Descriptors, own: MemoryManifest, other: MemoryManifest, 
     check_manifests(own, other)
     if other.holder == own.holder:
         if own != other:
-            raise differing("memory", (shown(own.holder),) * 2, (own.digest, other.digest))
+            raise difference_error("memory", (shown(own.holder),) * 2, (own.digest, other.digest))
         rows = part.copies
     else:
         if other.holder not in part.peers:
@@ -342,7 +341,7 @@ def address_rows(part: Descriptors, own: MemoryManifest, other: MemoryManifest, 
         planned = part.digest(other.holder).hex() if len(rows) else own.plans.get(other.holder, "none")
         if own.plans.get(other.holder, "none") != planned:
             whose = f"the manifest of {shown(own.holder)}", "part"
-            raise differing("plans", whose, (own.plans.get(other.holder, "none"), planned))
+            raise difference_error("plans", whose, (own.plans.get(other.holder, "none"), planned))
     rows = rows[rows["bytes"] * rows["count"] > 0]
     made = np.zeros(len(rows), _ROW)
     made["bytes"], made["count"] = rows["bytes"], rows["count"]

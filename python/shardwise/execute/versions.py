@@ -19,7 +19,7 @@ from ..reshard import Descriptors
 from ..reshard.model.memory import Block, array_name, check_apart
 from ..reshard.model.transport import name_of_dtype
 
-__all__ = ["MemoryManifest", "MemoryRange", "check_manifests", "differing", "range_of"]
+__all__ = ["MemoryManifest", "MemoryRange", "check_manifests", "difference_error", "range_of"]
 
 _FORMAT = "shardwise memory 1"
 #: Addresses are of 64 bits.
@@ -211,10 +211,10 @@ def check_manifests(own: MemoryManifest, other: MemoryManifest, announced: str |
     if own is not other and own.holder != other.holder:
         plans = own.plans.get(other.holder, "none"), other.plans.get(own.holder, "none")
         if plans[0] != plans[1]:
-            raise differing("plans for each other", whose, plans)
+            raise difference_error("plans for each other", whose, plans)
     if own.version != other.version:
         said = f"{shown(own.version)} (manifest {own.digest})", f"{shown(other.version)} (manifest {other.digest})"
-        raise differing("versions", whose, said)
+        raise difference_error("versions", whose, said)
     if announced is not None and announced != other.digest:
         raise LayoutError(
             f"{whose[1]} now has the manifest {announced}, where {whose[0]} knows {other.digest}: another version, "
@@ -222,7 +222,7 @@ def check_manifests(own: MemoryManifest, other: MemoryManifest, announced: str |
         )
 
 
-def differing(what: str, whose: tuple[str, str], digests: tuple[str, str]) -> LayoutError:
+def difference_error(what: str, whose: tuple[str, str], digests: tuple[str, str]) -> LayoutError:
     """Give the error of two sides that should have the same of something."""
     return LayoutError(
         f"{whose[0]} and {whose[1]} have other {what}: {digests[0]} and {digests[1]}. Nothing has been sent"

@@ -40,7 +40,7 @@ _GROUP = re.compile(r"(?:.*\.)?param_groups\.((?P<number>[0-9]{1,9})\.)?(?P<rest
 
 
 #: A tensor or a value of the checkpoint, or a count of steps that it has in another form.
-_Entry = StoredTensor | StoredObject | float
+_Readable = StoredTensor | StoredObject | float
 
 
 class _Names(dict[str, Any]):
@@ -74,7 +74,7 @@ class CheckpointReader:
         self._model, self._optimizer = optional("model", model, str), optional("optimizer", optimizer, str)
         self._cast = is_true("cast", cast)
         self._opened: StoredCheckpoint | None = None
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, _Readable] = {}
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -227,11 +227,11 @@ class CheckpointReader:
         file.seek(0)
         return file
 
-    def _named(self, checkpoint: StoredCheckpoint) -> dict[str, _Entry]:
+    def _named(self, checkpoint: StoredCheckpoint) -> dict[str, _Readable]:
         """All tensors and values by the names that a state dict has for them."""
-        found: dict[str, _Entry] = {}
+        found: dict[str, _Readable] = {}
 
-        def add(name: str, source: _Entry, of: str) -> None:
+        def add(name: str, source: _Readable, of: str) -> None:
             if name in found:
                 raise LayoutError(f"{checkpoint.path}: {shown(of)} and another would both be called {shown(name)}")
             found[name] = source

@@ -26,7 +26,7 @@ __all__ = [
     "PLACING",
     "Document",
     "Rules",
-    "RulesFile",
+    "RulesOrDocument",
     "axes_said",
     "other_model",
     "read_compared",
@@ -62,7 +62,7 @@ class Document(NamedTuple):
 
 
 #: A rules file: its path, the name of one of the package's, an open text file, or one that has been read.
-RulesFile = str | os.PathLike[str] | TextIO | Document
+RulesOrDocument = str | os.PathLike[str] | TextIO | Document
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Rules:
     models: tuple[str, ...] = ()
 
 
-def read_map_rules(file: RulesFile, config: Config | None = None) -> Rules:
+def read_map_rules(file: RulesOrDocument, config: Config | None = None) -> Rules:
     """Read a rules file; see `LayoutMap.from_toml` for what it raises."""
     document, source, _ = read_document(file)
     if placing := sorted(PLACING & document.keys()):
@@ -144,7 +144,7 @@ def read_replicated(document: Mapping[str, Any], source: str) -> tuple[str, ...]
     return tuple(found)
 
 
-def read_rewrites(file: RulesFile, config: Config | None = None) -> tuple[dict[str, Any], NamedNumbers, str]:
+def read_rewrites(file: RulesOrDocument, config: Config | None = None) -> tuple[dict[str, Any], NamedNumbers, str]:
     """Read what a rules file says about rewrites, its numbers, and its name; see `Rewrites.from_toml` for errors."""
     document, source, _ = read_document(file)
     for key in ("drop", "rewrite"):
@@ -152,7 +152,7 @@ def read_rewrites(file: RulesFile, config: Config | None = None) -> tuple[dict[s
     return {key: document[key] for key in _REWRITING & document.keys()}, read_numbers(document, config, source), source
 
 
-def read_compared(file: RulesFile) -> list[str]:
+def read_compared(file: RulesOrDocument) -> list[str]:
     """Read what the values that a rules file gives were compared with."""
     compared: list[str] = read_document(file).tables.get("compared", [])
     return compared
@@ -170,7 +170,7 @@ def read_numbers(document: Mapping[str, Any], config: Config | None, source: str
     return NamedNumbers(table, config, source)
 
 
-def read_document(file: RulesFile) -> Document:
+def read_document(file: RulesOrDocument) -> Document:
     """Read a rules file as tables."""
     if isinstance(file, Document):
         return file

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from ...._types import Numbers
+from ...._types import Numbers, Table
 from ...data.block_lists import Computed, Section
 from ..forms.files import TargetFile
 from ..places.place import FileShare
@@ -28,9 +27,6 @@ __all__ = [
     "table_of",
     "target_rows",
 ]
-
-#: A structured array, with the columns of one of the rows below.
-Table = npt.NDArray[np.void]
 
 
 class TensorRow(NamedTuple):

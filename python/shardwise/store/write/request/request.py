@@ -30,7 +30,7 @@ from ...rewritten.names import Naming, checked_which, replacements
 from ..forms.forms import Target
 from ..places.work import MEMORY
 
-__all__ = ["FILE_BYTES", "Contents", "Request", "RulesFile", "placing_over"]
+__all__ = ["FILE_BYTES", "CutsAndRewrites", "Request", "RulesFile", "placing_over"]
 
 #: The path of a rules file, the name of one of the package's, or an open text file.
 RulesFile: TypeAlias = str | os.PathLike[str] | TextIO
@@ -107,7 +107,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Contents:
+class CutsAndRewrites:
     """The cuts and the rewrites of a new checkpoint, as `reshard_checkpoint` is asked for them."""
 
     layouts: Layouts | None = None

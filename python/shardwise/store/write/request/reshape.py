@@ -31,7 +31,7 @@ from ..places.work import MEMORY, RETRIES, Work, worker_count
 from ..run.checkpoint_plan import CheckpointPlan
 from ..run.run import run_whole
 from .preparation import Preparation
-from .request import FILE_BYTES, Contents, Request, RulesFile
+from .request import FILE_BYTES, CutsAndRewrites, Request, RulesFile
 from .save import warn
 from .scratch import ScratchFile, opened_scratch
 
@@ -168,7 +168,7 @@ def reshard_checkpoint(
         timeout=timeout, progress=progress, resume=is_true("resume", resume),
     )  # fmt: skip
     target = location_of(dst)
-    placing, changes = Contents(layouts, mesh, rules, source_rules, rewrites).read(src, to, config)
+    placing, changes = CutsAndRewrites(layouts, mesh, rules, source_rules, rewrites).read(src, to, config)
     request = Request.of(
         target, layouts=placing, to=to, uneven=uneven, dtype=dtype, overflow=overflow,
         names={"rename": rename, "rewrites": changes, "only": only, "drop": drop, "which": which},
@@ -265,7 +265,7 @@ def plan_checkpoint(
     True
     """
     target = location_of(dst)
-    placing, changes = Contents(layouts, mesh, rules, source_rules, rewrites).read(src, to, config)
+    placing, changes = CutsAndRewrites(layouts, mesh, rules, source_rules, rewrites).read(src, to, config)
     request = Request.of(
         target, layouts=placing, to=to, uneven=uneven, dtype=dtype, overflow=overflow,
         names={"rename": rename, "rewrites": changes, "only": only, "drop": drop, "which": which},
