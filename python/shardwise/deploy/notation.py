@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from .._text import shown
 from ..errors import ParseError
 
-__all__ = ["Call", "parse_call"]
+__all__ = ["PresetCall", "parse_call"]
 
 _LONGEST, _MOST = 4096, 64
 _TOKEN = re.compile(
@@ -17,7 +17,7 @@ _TOKEN = re.compile(
 )
 
 
-class Call(NamedTuple):
+class PresetCall(NamedTuple):
     """A preset with its options.
 
     Attributes:
@@ -31,21 +31,21 @@ class Call(NamedTuple):
     options: dict[str, Any]
 
 
-def parse_call(text: str) -> Call:
+def parse_call(text: str) -> PresetCall:
     """Read a preset with its options; the text is bounded, and nothing in it is run.
 
     Raises:
         ParseError: if it is not one; says where.
 
     >>> parse_call("megatron(tp=2, layers=[3, 4], order='tp-cp-ep-dp-pp')")
-    Call(name='megatron', values=(), options={'tp': 2, 'layers': [3, 4], 'order': 'tp-cp-ep-dp-pp'})
+    PresetCall(name='megatron', values=(), options={'tp': 2, 'layers': [3, 4], 'order': 'tp-cp-ep-dp-pp'})
     >>> parse_call("fsdp2(64)"), parse_call("vllm")
-    (Call(name='fsdp2', values=(64,), options={}), Call(name='vllm', values=(), options={}))
+    (PresetCall(name='fsdp2', values=(64,), options={}), PresetCall(name='vllm', values=(), options={}))
     """
-    return _Reader(text).call()
+    return TokenReader(text).call()
 
 
-class _Reader:
+class TokenReader:
     """A reader of one text, token by token."""
 
     def __init__(self, text: str) -> None:
@@ -53,7 +53,7 @@ class _Reader:
             raise ParseError(f"the preset has {len(text)} characters; at most {_LONGEST} are read")
         self._text, self._at = text, 0
 
-    def call(self) -> Call:
+    def call(self) -> PresetCall:
         name = self._word("the name of a preset")
         values: list[Any] = []
         options: dict[str, Any] = {}
@@ -68,7 +68,7 @@ class _Reader:
                 self._option(values, options)
         if self._text[self._at :].strip():
             raise self._error("the end")
-        return Call(name, tuple(values), options)
+        return PresetCall(name, tuple(values), options)
 
     def _option(self, values: list[Any], options: dict[str, Any]) -> None:
         before = self._at

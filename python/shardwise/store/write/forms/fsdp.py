@@ -23,7 +23,7 @@ from ....partition import Partition
 from .archives import ROOT
 from .dcp import rebuilt
 from .files import NO_DIGESTS, CutTensor, FileDigests, Headers, slots_by_file
-from .nested import Nested, Reference, names_in
+from .nested import Nested, Reference, tree_names
 from .pickles import Call, Global, New, Once, Persistent, pickled
 from .rank_files import FileRanks
 from .slots import BoxPool, OwnedBoxes, SlotTable
@@ -118,7 +118,9 @@ def fsdp_files(
     world = len(ranks.labels)
     numbers = {tensor.name: number for number, tensor in enumerate(wanted)}
     numbers |= {alias: numbers[name] for alias, name in aliases.items()}
-    trees = [_FileTree(kind, tree, sorted({numbers[name] for name in names_in(tree)})) for kind, tree in _trees(nested)]
+    trees = [
+        _FileTree(kind, tree, sorted({numbers[name] for name in tree_names(tree)})) for kind, tree in _trees(nested)
+    ]
     placed = {number: _placements(wanted[number]) for tree in trees for number in tree.tensors}
     pool = BoxPool()
     cuts: list[OwnedBoxes] = []

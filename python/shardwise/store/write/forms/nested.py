@@ -21,7 +21,7 @@ from ...tensors.checkpoint import KeyPath
 from .dcp import rebuilt
 from .pickles import Call, Global, pickled
 
-__all__ = ["Nested", "Reference", "names_in", "nested_of", "nested_pickle", "plain_value", "with_masters"]
+__all__ = ["Nested", "Reference", "nested_of", "nested_pickle", "plain_value", "tree_names", "with_masters"]
 
 #: The optimizer's part of a state's name.
 _STATE = re.compile(r"(?:(?P<key>.*?)\.)?(?:state|distributed)\.")
@@ -55,7 +55,7 @@ class Nested(NamedTuple):
 
     def in_order(self, wanted: Iterable[Wanted]) -> list[Wanted]:
         """The tensors in the order of the dict, as PyTorch numbers them, whatever the order in the source is."""
-        places = {name: place for place, name in enumerate(dict.fromkeys(names_in(self.tree)))}
+        places = {name: place for place, name in enumerate(dict.fromkeys(tree_names(self.tree)))}
         return sorted(wanted, key=lambda tensor: places[tensor.name])
 
     def by_parameter(self) -> Nested:
@@ -63,16 +63,16 @@ class Nested(NamedTuple):
         return self._replace(tree=_renamed(self.tree, self.parameters))
 
 
-def names_in(tree: Any) -> Iterator[str]:
+def tree_names(tree: Any) -> Iterator[str]:
     """Yield the names of the tensors in a tree, as often as they are in it."""
     if isinstance(tree, Reference):
         yield tree.name
     elif isinstance(tree, dict):
         for value in tree.values():
-            yield from names_in(value)
+            yield from tree_names(value)
     elif isinstance(tree, (list, tuple)) and not isinstance(tree, (Call, Global)):
         for value in tree:
-            yield from names_in(value)
+            yield from tree_names(value)
 
 
 def _renamed(value: Any, names: Mapping[str, str]) -> Any:
