@@ -211,8 +211,10 @@ class AddressRows:
         manifest = self.own if side == "local" else self.other
         used = np.unique(self.rows[f"{side}_block"]).tolist()
         found = np.zeros((len(manifest.blocks), 2), np.int64)
+        known: dict[str, tuple[int, int]] = {}
         for block in used:
-            found[block] = _nixl_device(manifest.blocks[block].device)
+            device = manifest.blocks[block].device
+            found[block] = known[device] = known.get(device) or _nixl_device(device)
         return found[self.rows[f"{side}_block"], 0], found[self.rows[f"{side}_block"], 1]
 
     def __repr__(self) -> str:
@@ -363,7 +365,7 @@ def _located(manifest: MemoryManifest, what: str, names: Sequence[str], tensors:
     needed = np.zeros(len(used), np.int64)
     np.maximum.at(needed, which, last)
     ranges: Mapping[str, MemoryRange] = getattr(manifest, what)
-    blocks = sorted((one.device, one.address, one.nbytes, number) for number, one in enumerate(manifest.blocks))
+    blocks = manifest.sorted_blocks
     found = np.zeros(len(used), [("address", np.uint64), ("block", np.int64)])
     for at, (number, least) in enumerate(zip(used.tolist(), needed.tolist(), strict=True)):
         name = names[number]

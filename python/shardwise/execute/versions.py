@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from .._dtypes import bits_of
 from .._text import shown
 from ..errors import LayoutError, ParseError
 from ..reshard import Descriptors
-from ..reshard.model.memory import Block, array_name, check_apart
+from ..reshard.model.memory import Block, check_apart
 from ..reshard.model.transport import name_of_dtype
 
 __all__ = ["MemoryManifest", "MemoryRange", "check_manifests", "difference_error", "range_of"]
@@ -69,7 +70,7 @@ class MemoryManifest:
             raise LayoutError(f"the label {shown(self.holder)} cannot be told to others: it must be a str or an int")
         instance("version", self.version, str)
         sides = [
-            [Block(array_name(what, name), at, at + size, device) for name, (at, size, device) in ranges.items()]
+            [Block(f"{what}[{name!r}]", at, at + size, device) for name, (at, size, device) in ranges.items()]
             for what, ranges in (("src", self.src), ("out", self.out))
         ]
         listed = [Block(f"blocks[{number}]", at, at + size, on) for number, (at, size, on) in enumerate(self.blocks)]
@@ -123,7 +124,7 @@ class MemoryManifest:
                 name = part.tensors[number]
                 if name not in arrays:
                     raise LayoutError(f"{what} has no array for {shown(name)}")
-                found[name] = range_of(array_name(what, name), arrays[name], part.dtypes[number], what == "out")
+                found[name] = range_of(f"{what}[{name!r}]", arrays[name], part.dtypes[number], what == "out")
             ranges.append(found)
         used_peers = np.unique(np.concatenate([part.sends["peer"], part.receives["peer"]])).tolist()
         plans = {part.peers[peer]: part.digest(part.peers[peer]).hex() for peer in used_peers}
@@ -138,7 +139,12 @@ class MemoryManifest:
         """Give the manifest of another version in the same memory."""
         return replace(self, version=version)
 
-    @property
+    @cached_property
+    def sorted_blocks(self) -> list[tuple[str, int, int, int]]:
+        """Device, address, bytes and position of each block, in order."""
+        return sorted((one.device, one.address, one.nbytes, number) for number, one in enumerate(self.blocks))
+
+    @cached_property
     def digest(self) -> str:
         """The digest of everything: version, plans and memory."""
         return hashlib.sha256(json.dumps(self._described(), sort_keys=True).encode()).hexdigest()
