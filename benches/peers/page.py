@@ -57,6 +57,7 @@ PARTS = (
     Part("plans", ("dask",)),
     Part("tilings"),
     Part("mooncake", ("mooncake",)),
+    Part("transports"),
     Part("reshard"),
     Part("jax_reshard", ("jax",)),
     Part("torch", ("torch",)),

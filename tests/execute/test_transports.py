@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import itertools
 import json
 import math
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -561,3 +565,18 @@ def test_names_of_a_fused_parameter() -> None:
         told = MemoryManifest.of(plan.descriptors(f"t{number}"), held, {}, version="1")
         carried_out(address_rows(part, mine, told), "nixl")
     assert np.array_equal(memory, np.concatenate([whole["q"][4:], whole["k"][2:]]))
+
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "nixl_transfer.py"
+KINDS = ["shared", *(["nixl"] if importlib.util.find_spec("nixl") else [])]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_example_between_processes(kind: str) -> None:
+    ended = subprocess.run([sys.executable, str(EXAMPLE), kind], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    said = re.findall(r"engine:\d (?:has|does not read) step \d", ended.stdout)
+    assert sorted(said) == sorted(
+        f"engine:{rank} {what}" for rank in range(2) for what in ("has step 1", "has step 2", "does not read step 3")
+    )
