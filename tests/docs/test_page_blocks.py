@@ -27,6 +27,7 @@ import pytest
 
 import shardwise as sw
 from shardwise.cli import main
+from shardwise.execute.transports import MemoryManifest, address_rows
 
 from ..checks import same_tensors
 from ..execute.test_mpi import mpirun
@@ -421,6 +422,29 @@ def run_in_pytorch(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert all(torch.equal(one[kind], two[kind]) for kind in ("exp_avg", "exp_avg_sq", "step"))
 
 
+def transfer_by_nixl(text: str, _folder: Path, _monkeypatch: pytest.MonkeyPatch) -> None:
+    """The transfer of the guide, from one agent of this process to another."""
+    nixl = pytest.importorskip("nixl._api")
+    whole, half = (
+        sw.TensorLayout((None, axis), sw.DeviceMesh((size,), ("tp",), labels))
+        for axis, size, labels in ((None, 1, ["trainer"]), ("tp", 2, ["engine:0", "engine:1"]))
+    )
+    plan = sw.plan_model({"o": whole}, {"o": half}, {"o": ((4, 8), "float32")})
+    before, after = np.arange(32, dtype="f4").reshape(4, 8), np.zeros((4, 4), "f4")
+    told = MemoryManifest.of(plan.descriptors("trainer"), {"o": before}, {}, version="step 7")
+    mine = MemoryManifest.of(part := plan.descriptors("engine:1"), {}, {"o": after}, version="step 7")
+    config = nixl.nixl_agent_config(backends=["UCX"])
+    trainer, agent = (nixl.nixl_agent(label, config) for label in ("trainer", "engine:1"))
+    for one, array in ((trainer, before), (agent, after)):
+        one.register_memory([(array.ctypes.data, array.nbytes, 0, "")], "DRAM")
+    agent.add_remote_agent(trainer.get_agent_metadata())
+    names = {"agent": agent, "found": address_rows(part, mine, told).nixl()}
+    exec(text, names)
+    while agent.check_xfer_state(names["transfer"]) == "PROC":
+        pass
+    assert np.array_equal(after, before[:, 4:])
+
+
 FRAGMENTS: dict[str, Callable[[str, Path, pytest.MonkeyPatch], None]] = {
     "checkpoints: state = {": checkpoint_in_pytorch,
     'coming-from: files = sorted(Path("META").glob("consolidated.*.pth"))': files_of_ranks,
@@ -430,6 +454,7 @@ FRAGMENTS: dict[str, Callable[[str, Path, pytest.MonkeyPatch], None]] = {
     "mpi: from shardwise.execute import torch as executor": model_among_processes,
     "mpi: program = plan.program(rank)": program_of_a_rank,
     "object-stores: import shardwise as sw": object_store,
+    'plan-to-nixl: here = agent.prep_xfer_dlist("NIXL_INIT_AGENT", found.local, found.local_memory)': transfer_by_nixl,
 }
 
 

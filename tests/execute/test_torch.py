@@ -74,9 +74,9 @@ def sums(rank: int) -> None:
     label = plan.devices[rank]
     for memory, is_spare in ((None, False), (10**5, True)):
         out = {name: torch.full(plan[name].dst.holder_shape(label), 7.0) for name in "ab"}
-        spare = {"spare": {name: torch.empty_like(tensor) for name, tensor in out.items()}} if is_spare else {}
+        spare = {name: torch.empty_like(tensor) for name, tensor in out.items()} if is_spare else None
         source = {name: torch.from_numpy(addends[name][rank]) for name in "ab"}
-        executor.run(plan.program(label, memory), source, out, **spare)
+        executor.run(plan.program(label, memory), source, out, spare=spare)
         for name in "ab":
             total = addends[name][0]
             for one in addends[name][1:]:
@@ -180,10 +180,10 @@ def process(rank: int, port: int, failure: str | None, said: Any) -> None:
         said.close()
         said.join_thread()
         os._exit(0)  # Whatever PyTorch still waits for.
-    for memory, more in ((None, {}), (100, {}), (100, {"spare": spare})):
+    for memory, more in ((None, None), (100, None), (100, spare)):
         for tensor in out.values():
             tensor.zero_()
-        executor.run(plan.program(label, memory), before, out, **more)
+        executor.run(plan.program(label, memory), before, out, spare=more)
         assert all(torch.equal(out[name], expected[name]) for name in expected)
     large = large_plan()
     large_before, large_out, large_expected = tensors_of(large, label)
