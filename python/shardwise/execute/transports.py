@@ -365,7 +365,7 @@ def _located(manifest: MemoryManifest, what: str, names: Sequence[str], tensors:
     needed = np.zeros(len(used), np.int64)
     np.maximum.at(needed, which, last)
     ranges: Mapping[str, MemoryRange] = getattr(manifest, what)
-    blocks = manifest.sorted_blocks
+    blocks = manifest.sorted_blocks()
     found = np.zeros(len(used), [("address", np.uint64), ("block", np.int64)])
     for at, (number, least) in enumerate(zip(used.tolist(), needed.tolist(), strict=True)):
         name = names[number]

@@ -6,8 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,6 +63,7 @@ class MemoryManifest:
     src: Mapping[str, MemoryRange]
     out: Mapping[str, MemoryRange]
     blocks: tuple[MemoryRange, ...]
+    _made: dict[str, Any] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         if not isinstance(self.holder, (str, int)) or isinstance(self.holder, bool):
@@ -139,15 +139,21 @@ class MemoryManifest:
         """Give the manifest of another version in the same memory."""
         return replace(self, version=version)
 
-    @cached_property
     def sorted_blocks(self) -> list[tuple[str, int, int, int]]:
-        """Device, address, bytes and position of each block, in order."""
-        return sorted((one.device, one.address, one.nbytes, number) for number, one in enumerate(self.blocks))
+        """Give device, address, bytes and position of each block, in order."""
+        if "blocks" not in self._made:
+            listed = ((one.device, one.address, one.nbytes, number) for number, one in enumerate(self.blocks))
+            self._made["blocks"] = sorted(listed)
+        found: list[tuple[str, int, int, int]] = self._made["blocks"]
+        return found
 
-    @cached_property
+    @property
     def digest(self) -> str:
         """The digest of everything: version, plans and memory."""
-        return hashlib.sha256(json.dumps(self._described(), sort_keys=True).encode()).hexdigest()
+        if "digest" not in self._made:
+            text = json.dumps(self._described(), sort_keys=True)
+            self._made["digest"] = hashlib.sha256(text.encode()).hexdigest()
+        return str(self._made["digest"])
 
     def to_dict(self) -> dict[str, Any]:
         """Give the manifest and its digest, ready for JSON."""
