@@ -23,6 +23,10 @@ def pictures() -> Iterator[tuple[str, str]]:
     yield "mesh.svg", sw.draw(sw.DeviceMesh((16, 16), ("data", "model")))
     before, after = sw.TensorLayout(("data", "model"), eight), sw.TensorLayout((None, "model"), eight)
     yield "plan.svg", sw.draw(sw.plan_reshard(before.partition((6, 8)), after.partition((6, 8))))
+    yield "tutorial-mesh.svg", sw.draw(sw.DeviceMesh((2, 4), ("dp", "tp")))
+    four = sw.DeviceMesh((4,), ("tp",))
+    rows, columns = (sw.TensorLayout(axes, four) for axes in (("tp", None), (None, "tp")))
+    yield "tutorial-plan.svg", sw.draw(sw.plan_reshard(rows.partition((8, 8)), columns.partition((8, 8))))
     for name, found in einsums():
         yield f"einsum-{name}.svg", sw.draw(found)
     for name, ranks in (("qkv-4.svg", 4), ("qkv.svg", 16)):
