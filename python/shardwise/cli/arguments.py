@@ -29,6 +29,7 @@ from .options import (
     add_no_sync,
     add_padded,
     add_parameter_names,
+    add_source_mesh,
     add_source_rules,
     add_strict,
     add_uneven,
@@ -134,6 +135,7 @@ def _add_contents(command: Parser, *, is_rank: bool = False) -> None:
     )
     add_for(command)
     add_source_rules(command, "SRC")
+    add_source_mesh(command, "SRC")
     add_config(command)
     add_uneven(command)
     if is_rank:

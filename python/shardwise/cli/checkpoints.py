@@ -92,9 +92,24 @@ def contents_of(options: argparse.Namespace) -> tuple[LayoutMap | Deployment | N
         "rank": options.rank,
         "padded": options.padded,
         "parameter_names": read_names(options.parameter_names),
+        "source_layouts": _source_layouts(options),
         "config": options.config,
         "task_bytes": None if options.task_bytes is None else parse_memory(options.task_bytes),
     }
+
+
+def _source_layouts(options: argparse.Namespace) -> LayoutMap | Deployment | None:
+    """The cuts of bare files of ranks, of which the rules of the source are."""
+    if options.source_mesh is None:
+        return None
+    if options.source_rules is None:
+        raise ValueError(
+            "--source-mesh says of which mesh the files are the ranks; --source-rules must say how tensors are cut"
+        )
+    with reading_for(options.source):
+        return read_layouts(
+            options.source_rules, parse_mesh(options.source_mesh), options.config or config_beside(options.source)
+        )
 
 
 def _check_names(rules: Path | None, to: str | None) -> None:

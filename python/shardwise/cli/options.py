@@ -21,6 +21,7 @@ __all__ = [
     "add_no_sync",
     "add_padded",
     "add_parameter_names",
+    "add_source_mesh",
     "add_source_rules",
     "add_strict",
     "add_uneven",
@@ -157,6 +158,16 @@ def add_for(command: Parser) -> None:
 def add_no_sync(command: Parser) -> None:
     """Add `--no-sync`."""
     command.add_argument("--no-sync", action="store_true", help="do not wait until the data is on the disk")
+
+
+def add_source_mesh(command: Parser, source: str) -> None:
+    """Add `--source-mesh`, for bare files of ranks."""
+    command.add_argument(
+        "--source-mesh",
+        metavar="AXES",
+        help=f"{source} is a folder of bare files, one for each rank of this mesh, cut as --source-rules says: Meta's "
+        "consolidated.00.pth, an engine's sharded state",
+    )
 
 
 def add_source_rules(command: Parser, source: str) -> None:

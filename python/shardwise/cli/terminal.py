@@ -29,6 +29,7 @@ _OPTIONS = {
     "open_checkpoint(..., padded=True) and reshard_checkpoint(..., padded=True)": "inspect and reshard --padded",
     "open_checkpoint(..., parameter_names=[...])": "--parameter-names FILE",
     "parameter_names": "--parameter-names",
+    "source_layouts": "--source-mesh",
     "device_mesh is given": "--mesh is given",
     "mesh is given, but layouts must say": "--mesh is given, but --rules must say",
     "'sharded', 'ranks' and 'dcp' hold": "--to sharded, --to ranks and --to dcp hold",

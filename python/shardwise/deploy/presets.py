@@ -130,18 +130,44 @@ class _Asked(NamedTuple):
             )
         known = example_rules()
         for folder in (engine, *others):
-            for name in known:
-                of, _, family = name.rpartition("/")
-                is_for = of == folder and not family.endswith(("-mtp", "-mxfp4", "-scout"))
-                if is_for and not {*types}.isdisjoint(read_models(known[name])):
-                    compared = " ".join(read_compared(known[name])).lower()
-                    if folder == engine or engine in compared:
-                        return name
+            found = [
+                name
+                for name in known
+                if name.startswith(f"{folder}/")
+                and not name.endswith("-mtp")
+                and not {*types}.isdisjoint(read_models(known[name]))
+                and (folder == engine or engine in " ".join(read_compared(known[name])).lower())
+            ]
+            if len(found) > 1:
+                found = self._chosen(found)
+            if found:
+                return found[0]
         raise LayoutError(
             f"the package has no rules for models of the type {' with '.join(types)} in {engine}: give the rules file "
             "of another family that has the same names, or one of your own; `shardwise rules` lists those that there "
             "are"
         )
+
+    def _chosen(self, names: list[str]) -> list[str]:
+        """The one of several files for models of one type that is for this model.
+
+        Raises:
+            LayoutError: if the configuration does not tell.
+        """
+        method = self.config.get("quantization_config") or {}
+        told = {
+            "-mxfp4": isinstance(method, Mapping) and method.get("quant_method") == "mxfp4",
+            "/falcon-7b": not language_config(self.config).get("new_decoder_architecture", False),
+        }
+        for end, is_so in told.items():
+            one = [name for name in names if name.endswith(end)]
+            if one:
+                names = one if is_so else [name for name in names if name not in one]
+        if len(names) > 1:
+            raise LayoutError(
+                f"several rules are for this type of models: {', '.join(names)}; give one of them as rules"
+            )
+        return names
 
     @property
     def layers(self) -> int:

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import shardwise as sw
+from shardwise.cli import main
 from shardwise.cli import main as command
-from shardwise.store.data.parts import BY_RULES, LEGACY
+from shardwise.store.data.parts import BARE, LEGACY
 from tests.checks import same_tensors
 
 from ..torch_files import Call, Global, Storage, save, tensor
@@ -70,9 +71,20 @@ def test_files_of_ranks_are_one_checkpoint_by_rules(tmp_path: Path) -> None:
     for path in (meta, *files):
         with pytest.raises(sw.ParseError, match="rank") as caught:
             sw.open_checkpoint(path)
-        assert (BY_RULES in str(caught.value)) == (path == meta)
+        assert (BARE in str(caught.value)) == (path == meta)
         assert path == meta or "open_checkpoint(..., part=True) opens this file alone" in str(caught.value)
     by_rules(files, tmp_path)
+    # As the refusal says.
+    own = tmp_path / "own.toml"
+    own.write_text("""
+        [rules]
+        "attention.wq.weight$" = ["tp", []]
+        "(attention.wo|tok_embeddings).weight$" = [[], "tp"]
+        "norm.weight$" = [[]]
+    """)
+    command = ["reshard", str(meta), str(tmp_path / "direct"), "--to", "hf", "--source-rules", str(own), "--no-sync"]
+    assert main([*command, "--source-mesh", "tp=2", "--quiet", "--strict"]) == 0
+    same_tensors(tmp_path / "direct", FULL)
 
 
 def test_legacy_files_of_megatron_are_one_checkpoint_by_rules(tmp_path: Path) -> None:

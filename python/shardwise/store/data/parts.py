@@ -14,6 +14,7 @@ from .location import Location
 from .text import are_sizes
 
 __all__ = [
+    "BARE",
     "BY_RULES",
     "ENGINE_FILE",
     "FSDP_FOLDER",
@@ -67,6 +68,11 @@ BY_RULES = (
     "nothing in them says how tensors are cut, but rules can: save those of open_checkpoint(FILE, part=True) of each "
     "rank as rank.0.NAME, rank.1.NAME, …, and reshard that by rewrites such as from = 'rank.{r}.NAME', to = { name = "
     "'NAME', dims = '(r rows) n -> rows n' } (docs/coming-from.md)"
+)
+#: The same for files that are all of a mesh's ranks, in one folder.
+BARE = (
+    "nothing in them says how tensors are cut, but rules can: reshard takes them as the ranks of a mesh with "
+    "source_layouts, on the command line --source-rules FILE --source-mesh tp=2 (docs/coming-from.md)"
 )
 LEGACY = (
     "is a legacy checkpoint of Megatron, which its training script writes as torch_dist if started with "

@@ -4,5 +4,5 @@
 |---|---|
 | `open` | which format a path has |
 | `safetensors/`, `torch/`, `orbax/`, `keras` | formats with tensors of their own |
-| `ranks`, `sharded`, `megatron/` | formats that are made of those |
+| `ranks`, `by_rules`, `sharded`, `megatron/` | formats that are made of those |
 """

@@ -20,7 +20,7 @@ from ..._text import shown
 from ...errors import ParseError
 from ..data.location import Location, entries_of, first_bytes, hub_hint, location_of, refuse_other, unlisted
 from ..data.parts import (
-    BY_RULES,
+    BARE,
     ENGINE_FILE,
     FSDP_FOLDER,
     MODEL_FILES,
@@ -218,8 +218,7 @@ FORMS: list[Form] = [
     Form(
         "vllm",
         _matching(ENGINE_FILE),
-        refusal="is an engine's sharded state: shards in the engine's own order and perhaps quantised, without the "
-        "shapes of whole tensors; open the model that it was made from",
+        refusal=f"is an engine's sharded state, a file for each rank; {BARE}",
     ),
     Form(
         "sharded",
@@ -302,7 +301,7 @@ FORMS: list[Form] = [
     Form(
         "files of ranks",
         lambda candidate: len(bare_ranks(candidate.names)) > 1,
-        refusal=f"has a file for each rank; {BY_RULES}",
+        refusal=f"has a file for each rank; {BARE}",
     ),
     Form(
         "torch (before 1.6)",

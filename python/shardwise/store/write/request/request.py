@@ -69,6 +69,7 @@ class Request:
     rank: int | None = None
     padded: bool = False
     parameter_names: Sequence[str] | None = None
+    source_layouts: Layouts | None = None
     config: Config | None = None
     is_written: bool = True
     resume: bool = False

@@ -13,10 +13,11 @@ from ...._arguments import is_true
 from ...._garbage import uncollected
 from ....layout import UnevenRule
 from ....mesh import DeviceMesh
-from ....placing import Layouts
+from ....placing import Layouts, placing_of
 from ....rules.numbers import Config
 from ....rules.rewrites import Rewrites
 from ...data.location import Location, is_sampled, location_of, taken
+from ...formats.by_rules import open_by_rules
 from ...formats.open import open_checkpoint
 from ...rewritten.convert import Overflow
 from ...rewritten.names import (
@@ -71,6 +72,7 @@ def reshard_checkpoint(
     rank: int | None = None,
     padded: bool = False,
     parameter_names: Sequence[str] | None = None,
+    source_layouts: Layouts | None = None,
     config: Config | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> WriteReport:
@@ -128,6 +130,8 @@ def reshard_checkpoint(
         padded: Whether ranks' tensors in `src` may be padded; see `open_checkpoint`.
         parameter_names: The names of the parameters of PyTorch's optimizers in `src`, in the order of their numbers;
             see `open_checkpoint`.
+        source_layouts: If `src` is a folder of bare files, one for each rank, which do not say how tensors are cut: the
+            cuts of its tensors, by the names in it, over a mesh whose devices are the ranks. Its copies are compared.
         config: The model's configuration, a file, its folder or what it holds, in place of the `config.json` in the
             folder of `src`: it says how weights are quantized, and is written beside `"hf"`, `"ranks"` and `"vllm"`.
 
@@ -174,6 +178,7 @@ def reshard_checkpoint(
         names={"rename": rename, "rewrites": changes, "only": only, "drop": drop, "which": which},
         metadata=metadata, max_file_bytes=max_file_bytes, memory=memory, replicas=replicas, task_bytes=task_bytes,
         strict=strict, rank=rank, padded=padded, parameter_names=parameter_names, config=config,
+        source_layouts=source_layouts,
         workers=worker_count(work), resume=work.resume,
     )  # fmt: skip
     with _planned(src, request) as made:
@@ -207,6 +212,7 @@ def plan_checkpoint(
     rank: int | None = None,
     padded: bool = False,
     parameter_names: Sequence[str] | None = None,
+    source_layouts: Layouts | None = None,
     config: Config | None = None,
 ) -> CheckpointPlan:
     """Plan what `reshard_checkpoint` does, as tasks that can be run anywhere, and write nothing.
@@ -237,6 +243,7 @@ def plan_checkpoint(
         rank: With `to="ranks"`, the only rank whose file is written.
         padded: Whether ranks' tensors in `src` may be padded.
         parameter_names: The names of the parameters of PyTorch's optimizers in `src`, in the order of their numbers.
+        source_layouts: The cuts of bare files of ranks in `src`.
         config: The model's configuration, in place of the `config.json` in the folder of `src`.
 
     If a tensor is converted, compressed in the source, or in very many short runs, `reshard_checkpoint` has to put
@@ -270,7 +277,8 @@ def plan_checkpoint(
         target, layouts=placing, to=to, uneven=uneven, dtype=dtype, overflow=overflow,
         names={"rename": rename, "rewrites": changes, "only": only, "drop": drop, "which": which},
         metadata=metadata, max_file_bytes=max_file_bytes, memory=memory, replicas=replicas, task_bytes=task_bytes,
-        strict=strict, rank=rank, padded=padded, parameter_names=parameter_names, config=config, is_written=False,
+        strict=strict, rank=rank, padded=padded, parameter_names=parameter_names, config=config,
+        source_layouts=source_layouts, is_written=False,
     )  # fmt: skip
     with _planned(src, request) as made:
         if made.is_finished():
@@ -285,7 +293,10 @@ def _planned(src: str | os.PathLike[str] | Location, request: Request) -> Iterat
     source, target = location_of(src), request.target
     refuse_source(source, target)
     with uncollected():
-        opened = open_checkpoint(source, padded=request.padded, parameter_names=request.parameter_names)
+        if request.source_layouts is not None:
+            opened = open_by_rules(source, placing_of(request.source_layouts))
+        else:
+            opened = open_checkpoint(source, padded=request.padded, parameter_names=request.parameter_names)
     with (
         opened as whole,
         locked(target) if request.is_written else nullcontext(),

@@ -1,0 +1,216 @@
+"""Bare files of ranks: each has what one device holds, and rules say what that is of the whole tensors.
+
+Meta's `consolidated.NN.pth` are such files, and what engines save of each rank. What several ranks hold is the tensor's
+once, and a replica otherwise. What does not add up is named: a file that is missing, a rank's shape that is not that of
+the rules, a tensor that a rank lacks, or has although the rules place it elsewhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..._text import shown
+from ...errors import LayoutError, ParseError, ShardwiseError
+from ...layout import TensorLayout
+from ...packed import PackedDim
+from ...partition import Partition
+from ...piece import Piece
+from ...placing import Placing
+from ..data.boxes import Located
+from ..data.location import Location, entries_of
+from ..data.parts import bare_ranks
+from ..tensors.checkpoint import Besides, StoredCheckpoint
+from ..tensors.coverage import tile
+from ..tensors.stored import ListedPieces, StoredPiece, StoredTensor
+from .open import open_checkpoint
+
+__all__ = ["open_by_rules"]
+
+#: Files of an engine for each rank, in parts.
+_ENGINE = re.compile(r"model-(?:rank-(?P<rank>\d{1,6})|pp-(?P<pp>\d{1,6})-tp-(?P<tp>\d{1,6}))-part-\d+\.safetensors")
+#: A rank's file of safetensors.
+_SAFETENSORS = re.compile(
+    r"(?P<start>(?:.*[._-])?(?:consolidated\.|(?:rank|part|shard|tp|mp)[._-]?))(?P<rank>\d{1,6})\.safetensors"
+)
+
+
+def open_by_rules(path: Location, layouts: Placing) -> StoredCheckpoint:
+    """Open a folder of bare files of ranks as one checkpoint, cut as layouts say.
+
+    Args:
+        path: The folder.
+        layouts: Who holds what; rank i is device i of their mesh.
+
+    Raises:
+        LayoutError: if the layouts have no mesh, or do not fit a tensor.
+        ParseError: if the files are not those of all ranks, or what is in them does not add up; names the file and the
+            tensor.
+    """
+    if layouts.world is None:
+        raise LayoutError("the layouts of the files of ranks have no mesh, which says how many ranks there are")
+    labels = layouts.world.labels()
+    names = _files_of(path, len(labels))
+    opened = [[open_checkpoint(path / name, part=True) for name in names[rank]] for rank in range(len(labels))]
+    held: dict[str, dict[int, StoredTensor]] = {}
+    unreadable: dict[str, str] = {}
+    for rank, files in enumerate(opened):
+        for file in files:
+            unreadable |= file.unreadable
+            for name, tensor in file.items():
+                if rank in held.setdefault(name, {}):
+                    raise ParseError(f"{path}: rank {rank} has tensor {shown(name)} in two of its files")
+                held[name][rank] = tensor
+    tensors = {name: _tensor(path, name, layouts, labels, ranks) for name, ranks in held.items()}
+    objects = {name: value for file in opened[0] for name, value in file.objects.items()}
+    every = [file for files in opened for file in files]
+    return StoredCheckpoint(path, "ranks by rules", tensors, every, Besides(objects=objects, unreadable=unreadable))
+
+
+def _files_of(path: Location, count: int) -> list[list[str]]:
+    """The files of each rank.
+
+    Raises:
+        ParseError: if there are none, or not those of so many ranks.
+    """
+    there = [name for name, _ in entries_of(path)]
+    found: dict[int, list[str]] = {}
+    staged = {name: match for name in there if (match := _ENGINE.fullmatch(name)) is not None}
+    width = max((int(match["tp"]) + 1 for match in staged.values() if match["tp"] is not None), default=1)
+    for name, match in staged.items():
+        rank = int(match["rank"]) if match["rank"] is not None else int(match["pp"]) * width + int(match["tp"])
+        found.setdefault(rank, []).append(name)
+    if not found:
+        of_torch = {rank: [name] for rank, name in bare_ranks(there).items()}
+        own = {int(match["rank"]): [match[0]] for match in map(_SAFETENSORS.fullmatch, there) if match is not None}
+        found = max(of_torch, own, key=len)
+    if not found:
+        raise ParseError(
+            f"{path}: has no files of ranks, of which the names would end with the number of a rank: "
+            "consolidated.00.pth, model-rank-0-part-0.safetensors, tp_rank_00.pt"
+        )
+    if sorted(found) != list(range(count)):
+        missing = [rank for rank in range(count) if rank not in found]
+        more = f"; rank {missing[0]} is missing" if missing else ""
+        raise ParseError(f"{path}: has files of {len(found)} ranks, and the mesh has {count} devices{more}")
+    return [sorted(found[rank]) for rank in range(count)]
+
+
+def _tensor(
+    path: Location, name: str, layouts: Placing, labels: Sequence[Any], ranks: Mapping[int, StoredTensor]
+) -> StoredTensor:
+    """One tensor, of what ranks have of it."""
+    first = ranks[min(ranks)]
+    for rank, tensor in ranks.items():
+        if tensor.known_dtype != first.known_dtype or tensor.ndim != first.ndim:
+            raise ParseError(
+                f"{path}: tensor {shown(name)} is {first.dtype} of shape {first.shape} on rank {min(ranks)}, and "
+                f"{tensor.dtype} of shape {tensor.shape} on rank {rank}"
+            )
+    if first.bits % 8:
+        raise ParseError(f"{path}: tensor {shown(name)} is {first.dtype}, elements of which share bytes: not read")
+    partition = _partition(path, name, layouts, labels, ranks)
+    pieces: list[tuple[StoredTensor, Piece]] = []
+    boxes = []
+    for rank, tensor in ranks.items():
+        parts = [_whole(tensor)] if partition is None else partition.pieces(labels[rank])
+        for part in parts:
+            pieces.append((tensor, part))
+            boxes.append([(side.start, side.stop) for side in part.box])
+    shape = first.shape if partition is None else partition.shape
+    rows = np.array(boxes, np.int64).reshape(len(boxes), len(shape), 2)
+    kept, again = tile(name, shape, rows, lambda at: pieces[at][0].pieces[0].path.name, path)
+
+    def listed(chosen: list[int]) -> ListedPieces:
+        return ListedPieces(rows[chosen], partial(_piece, [pieces[at] for at in chosen]))
+
+    return StoredTensor(name, first.known_dtype, shape, listed(kept), replicas=listed(again))
+
+
+def _whole(tensor: StoredTensor) -> Piece:
+    return Piece(tuple(slice(0, size) for size in tensor.shape), (0,) * tensor.ndim)
+
+
+def _partition(
+    path: Location, name: str, layouts: Placing, labels: Sequence[Any], ranks: Mapping[int, StoredTensor]
+) -> Partition | None:
+    """The partition of a tensor, of which each rank has what the layouts give it; `None` if all have it whole."""
+    first = ranks[min(ranks)]
+    placed = layouts.placed(name, first.ndim)
+    layout = placed.layout
+    if layout is None and not layouts.is_whole_elsewhere:
+        raise ParseError(f"{path}: no rule is for tensor {shown(name)}, so no rank should have it")
+    if layout is None:
+        holders = {label: rank for rank, label in enumerate(labels)}
+    elif isinstance(layout, TensorLayout):
+        mesh = layout.require_mesh("files of ranks")
+        numbers = {label: rank for rank, label in enumerate(labels)}
+        holders = {label: numbers[label] for label in mesh.labels()}
+    else:
+        raise LayoutError(f"tensor {shown(name)}: the layouts of files of ranks must be rules, not tilings")
+    for label, rank in holders.items():
+        if rank not in ranks:
+            raise ParseError(f"{path}: rank {rank} ({label}) lacks tensor {shown(name)}, which rank {min(ranks)} has")
+    strangers = sorted({*ranks} - {*holders.values()})
+    if strangers:
+        raise ParseError(f"{path}: rank {strangers[0]} has tensor {shown(name)}, which the rules place elsewhere")
+    if layout is None:
+        for rank, tensor in ranks.items():
+            if tensor.shape != first.shape:
+                raise ParseError(
+                    f"{path}: tensor {shown(name)}, for which there is no rule, is of shape {first.shape} on rank "
+                    f"{min(ranks)} and of {tensor.shape} on rank {rank}"
+                )
+        return None
+    shape = tuple(_size(layout, dim, holders, ranks) for dim in range(first.ndim))
+    try:
+        partition = layout.partition(shape, placed.uneven or "even")
+    except ShardwiseError as error:
+        raise ParseError(f"{path}: tensor {shown(name)}, {first.shape} on rank {min(ranks)}: {error}") from None
+    for label, rank in holders.items():
+        wanted = partition.holder_shape(label)
+        if wanted != ranks[rank].shape:
+            raise ParseError(
+                f"{path}: tensor {shown(name)} is of shape {ranks[rank].shape} on rank {rank}; by the rules, of the "
+                f"whole of {shape}, it has {wanted}"
+            )
+    return partition
+
+
+def _size(layout: TensorLayout, dim: int, holders: Mapping[Any, int], ranks: Mapping[int, StoredTensor]) -> int:
+    """The size of a dim of the whole: what the rules say it is, or the sum over the shards."""
+    spec = layout.axes[dim]
+    own = ranks[min(ranks)].shape[dim]
+    if spec is None:
+        return own
+    if isinstance(spec, PackedDim) and spec.size is not None:
+        return spec.size
+    mesh = layout.require_mesh("files of ranks")
+    names = spec.axis_names if isinstance(spec, PackedDim) else (spec,) if isinstance(spec, str) else spec
+    axes = [axis for axis in mesh.axis_names if any(axis == name.partition(":(")[0] for name in names)]
+    total, seen = 0, set()
+    for label, rank in holders.items():
+        at = dict(zip(mesh.axis_names, mesh.coordinate(mesh.index_of_label(label)), strict=True))
+        shard = tuple(at[axis] for axis in axes)
+        if shard not in seen:
+            seen.add(shard)
+            total += ranks[rank].shape[dim]
+    return total
+
+
+def _piece(pieces: Sequence[tuple[StoredTensor, Piece]], position: int, box: Any) -> StoredPiece:
+    tensor, part = pieces[position]
+    if len(tensor.pieces) != 1 or not tensor.pieces[0].is_addressable:
+        raise ParseError(f"{tensor.name}: the rank's own tensor is not one run of elements that are stored as they are")
+    own = tensor.pieces[0]
+    starts = part.start if isinstance(part.start, tuple) else (part.start,)
+    return StoredPiece(box, own.path, key=own.key, locate=partial(_located, own, starts))
+
+
+def _located(own: StoredPiece, starts: Sequence[int]) -> Located:
+    _, holder, begin, strides = own.extent()
+    return holder, begin + sum(at * step for at, step in zip(starts, strides, strict=True)), strides

@@ -1,0 +1,111 @@
+"""Bare files of ranks are one checkpoint by the rules of their mesh; what does not add up is named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import shardwise as sw
+from shardwise.cli import main
+from shardwise.deploy import Deployment, DeploymentRule
+
+from ...oracle.families.models import numbered, read
+
+
+@pytest.mark.parametrize("model", ["llama-1", "gemma2-0", "qwen2-0", "mixtral-0"])
+def test_what_an_engine_saved_goes_back_to_hugging_face(tmp_path: Path, model: str) -> None:
+    """Files of vLLM's loader, of which nothing but names and arrays is left: fused, padded, repeated heads."""
+    said = read(model)
+    tensors = {name: value.view(np.float32) for name, value in numbered(said["tensors"]).items()}
+    sw.save_checkpoint(tmp_path / "hf", tensors, to="hf", sync=False)
+    config = tmp_path / "hf" / "config.json"
+    config.write_text(json.dumps(said["config"]))
+    family = model.rpartition("-")[0]
+    for ranks in (2, 4):
+        if "refused" in said["engines"]["vllm"]["ranks"][str(ranks)]:
+            continue
+        there, bare = tmp_path / f"vllm-{ranks}", tmp_path / f"bare-{ranks}"
+        command = ["reshard", str(tmp_path / "hf"), str(there), "--for", f"vllm({ranks})", "--no-sync", "--quiet"]
+        assert main(command) == 0
+        bare.mkdir()
+        for file in there.glob("model-rank-*.safetensors"):
+            save_file(load_file(file), bare / file.name)  # Without the metadata.
+        back = ["reshard", str(bare), str(tmp_path / f"back-{ranks}"), "--to", "hf", "--no-sync", "--quiet"]
+        back += ["--source-rules", f"vllm/{family}", "--config", str(config)]
+        assert main([*back, "--source-mesh", f"tp={ranks}"]) == 0
+        found = sw.diff_checkpoints(tmp_path / "hf", tmp_path / f"back-{ranks}")
+        assert [one for one in found if one.name != "lm_head.weight"] == []
+        assert main([*back, "--source-mesh", f"tp={ranks * 2}"]) == 2
+
+
+def ranks_of(path: Path, cut: dict[str, int], whole: dict[str, np.ndarray], count: int = 2) -> None:
+    path.mkdir()
+    for rank in range(count):
+        own = {n: np.split(a, count, cut[n])[rank] if n in cut else a for n, a in whole.items()}
+        save_file({n: np.ascontiguousarray(a) for n, a in own.items()}, path / f"consolidated.{rank:02}.safetensors")
+
+
+WHOLE = {
+    "w": np.arange(32, dtype="f4").reshape(8, 4),
+    "v": np.arange(16, dtype="f4").reshape(4, 4),
+    "n": np.ones(3, "f4"),
+}
+
+
+def rules(count: int = 2) -> sw.LayoutMap:
+    made = sw.LayoutMap(sw.DeviceMesh((count,), ("tp",)))
+    made["^w$"], made["^v$"], made["^n$"] = ("tp", None), (None, "tp"), (None,)
+    return made
+
+
+def test_files_are_put_together(tmp_path: Path) -> None:
+    ranks_of(tmp_path / "a", {"w": 0, "v": 1}, WHOLE)
+    sw.reshard_checkpoint(tmp_path / "a", tmp_path / "b", source_layouts=rules(), to="hf", sync=False)
+    with sw.open_checkpoint(tmp_path / "b") as checkpoint:
+        assert all(np.array_equal(checkpoint.read(name), array) for name, array in WHOLE.items())
+        assert set(checkpoint) == set(WHOLE)
+    plan = sw.plan_checkpoint(tmp_path / "a", tmp_path / "c", source_layouts=rules(), to="hf")
+    plan.run(sync=False)
+    plan.commit(sync=False)
+    assert sw.diff_checkpoints(tmp_path / "b", tmp_path / "c") == []
+
+
+def test_what_does_not_add_up_is_named(tmp_path: Path) -> None:
+    ranks_of(tmp_path / "a", {"w": 0, "v": 1}, WHOLE)
+    second = tmp_path / "a" / "consolidated.01.safetensors"
+    good = load_file(second)
+
+    def refused(pattern: str, layouts: Any = None, **changed: np.ndarray | None) -> None:
+        held = {name: value for name, value in {**good, **changed}.items() if value is not None}
+        save_file(held, second)
+        with pytest.raises((sw.ParseError, sw.LayoutError), match=pattern):
+            sw.reshard_checkpoint(tmp_path / "a", tmp_path / "no", source_layouts=layouts or rules(), to="hf")
+        save_file(good, second)
+
+    rows = np.ones((5, 2), "f4")
+    refused("'v' is of shape .5, 2. on rank 1; by the rules, of the whole of .4, 4., it has .4, 2.", v=rows)
+    refused("rank 1 .cpu:1. lacks tensor 'w'", w=None)
+    refused("tensor 'w' is float32 of shape .4, 4. on rank 0, and float64", w=np.ones((4, 4)))
+    refused("'n'.*(disagree|differ)", n=np.zeros(3, "f4"))  # Copies are compared.
+    refused("has files of 2 ranks, and the mesh has 4 devices; rank 2 is missing", rules(4))
+    loose = sw.LayoutMap(sw.DeviceMesh((2,), ("tp",)))
+    loose["^w$"] = ("tp", None)
+    refused("'v'.*(disagree|differ)", loose)  # Taken for two copies of one.
+    at = {"w": {"pp": 0}, "v": {"pp": 1}, "n": {"pp": 0}}
+    stages = Deployment(2, sw.DeviceMesh((2,), ("pp",)), dict.fromkeys("wv", (None, None)) | {"n": (None,)}, at=at)
+    refused("rank 1 has tensor '[wn]', which the rules place elsewhere", stages)
+    none = Deployment(2, sw.DeviceMesh((2,), ("tp",)), {"w": DeploymentRule(("tp", None))})
+    refused("no rule is for tensor '[vn]'", none)
+    with pytest.raises(sw.LayoutError, match="have no mesh, which says how many ranks there are"):
+        sw.reshard_checkpoint(tmp_path / "a", tmp_path / "no", source_layouts={}, to="hf")
+    shutil.rmtree(tmp_path / "a")
+    sw.save_checkpoint(tmp_path / "a", WHOLE, to="hf", sync=False)
+    with pytest.raises(sw.ParseError, match="has no files of ranks"):
+        sw.reshard_checkpoint(tmp_path / "a", tmp_path / "no", source_layouts=rules(), to="hf")
+    assert main(["reshard", str(tmp_path / "a"), str(tmp_path / "no"), "--source-mesh", "tp=2"]) == 2
