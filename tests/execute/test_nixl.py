@@ -1,4 +1,7 @@
-"""Plans carried out by NIXL itself: agents of this machine read and write each other's memory over UCX."""
+"""Plans carried out by NIXL itself: agents of this machine read and write each other's memory over UCX.
+
+`pip install --no-deps nixl nixl-cu12` is enough for these, on a machine without a GPU too.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ import pytest
 import shardwise as sw
 from shardwise import LayoutError, ParseError
 from shardwise.execute.reads import ReadCalls, http_ranges, read_calls
-from shardwise.store import DeviceReads, device_reads
+from shardwise.store import DeviceReads, ObjectPath, device_reads
 
 MESH = sw.DeviceMesh((4,), ("tp",))
 WEIGHTS = {
@@ -113,6 +113,11 @@ class TestCalls:
         assert not joined.any()
         with pytest.raises(LayoutError, match="max_vectors is 0"):
             read_calls(exact, arrays, max_vectors=0)
+        stored: Any = (ObjectPath("memory://bucket/c.safetensors"),)
+        remote = DeviceReads(stored, exact.arrays, exact.reads[:1], exact.copies[:1], 0, ("",))
+        with pytest.raises(LayoutError, match=r"is an object of a store, .*; http_ranges has its requests"):
+            read_calls(remote, arrays)
+        assert len(http_ranges(remote)) == 1
         both = planned(folder, ["cpu:0", "cpu:1"], over_read=0)
         many = [np.zeros(array.nbytes, np.uint8) for array in both.arrays]
         with pytest.raises(LayoutError, match="several arrays need the same bytes"):

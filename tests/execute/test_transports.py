@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 import shardwise as sw
 from shardwise import DeviceMesh, LayoutError, ParseError, TensorLayout, plan_model
 from shardwise._gaps import joined_over_gaps, spare_limit
-from shardwise.deploy import Deployment, FusedParameter, fsdp2
+from shardwise.deploy import Deployment, FusedParameter, Manifest, fsdp2
 from shardwise.execute.transports import (
     AddressRows,
     MemoryManifest,
@@ -565,6 +565,38 @@ def test_names_of_a_fused_parameter() -> None:
         told = MemoryManifest.of(plan.descriptors(f"t{number}"), held, {}, version="1")
         carried_out(address_rows(part, mine, told), "nixl")
     assert np.array_equal(memory, np.concatenate([whole["q"][4:], whole["k"][2:]]))
+
+
+def test_more_blocks_than_nixl_numbers() -> None:
+    whole = TensorLayout((None, None), DeviceMesh((1,), ("one",), ["a"]))
+    halves = TensorLayout((None, "x"), DeviceMesh((2,), ("x",), ["b", "c"]))
+    plan = plan_model({"w": whole}, {"w": halves}, {"w": ((2**31, 2), "int8")})
+    told = MemoryManifest.of(plan.descriptors("a"), {"w": MemoryRange(0, 2**32)}, {}, version="1")
+    mine = MemoryManifest.of(plan.descriptors("b"), {}, {"w": MemoryRange(0, 2**31)}, version="1")
+    with pytest.raises(LayoutError, match=r"there are 2,147,483,648 runs; NIXL numbers them with 32 bits"):
+        address_rows(plan.descriptors("b"), mine, told).nixl()
+
+
+def test_manifests_of_mooncake() -> None:
+    """Placements that Mooncake wrote, and the bytes that its own plan between them moves."""
+    data = json.loads((Path(__file__).parents[1] / "data" / "deploy" / "mooncake.json").read_text())
+    src, dst = Manifest.from_mooncake(data["trainer"]), Manifest.from_mooncake(data["engine"])
+    plan = plan_model(src, dst, src.tensors)
+    size = 0
+    for label in dict.fromkeys(holder for tiling in dst.values() for holder in tiling.holders):
+        part = plan.descriptors(label)
+        mine = MemoryManifest.of(part, {}, _ranges(part, "dst"), version="1")
+        for peer in np.unique(part.receives["peer"]).tolist():
+            there = plan.descriptors(part.peers[peer])
+            told = MemoryManifest.of(there, _ranges(there, "src"), {}, version="1")
+            size += sum(address_rows(part, mine, told).mooncake().lengths)
+    assert size == data["bytes"]
+
+
+def _ranges(part: Descriptors, side: str) -> dict[str, MemoryRange]:
+    """Memory that is large enough for each tensor of a side, no two of which touch."""
+    rows = part.sends if side == "src" else part.receives
+    return {part.tensors[at]: MemoryRange(at << 32, 2**31) for at in np.unique(rows[f"{side}_tensor"]).tolist()}
 
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "nixl_transfer.py"

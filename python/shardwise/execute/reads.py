@@ -74,7 +74,7 @@ def read_calls(
 
     Raises:
         LayoutError: if an array is missing or too small, `scratch` is too small, or several arrays need the same bytes;
-            if arrays share memory.
+            if arrays share memory; if a file is an object of a store.
         ParseError: if a file has changed since the reads were planned.
 
     >>> import tempfile
@@ -92,6 +92,10 @@ def read_calls(
     most = integer("max_vectors", max_vectors)
     if most < 1:
         raise LayoutError(f"max_vectors is {most}; a call has at least one buffer")
+    if stored := [file for file in reads.files if not isinstance(file, Path)]:
+        raise LayoutError(
+            f"{stored[0]} is an object of a store, which no such call reads; http_ranges has its requests"
+        )
     if len(arrays) != len(reads.arrays):
         raise LayoutError(f"arrays has {len(arrays)} arrays; the device has {len(reads.arrays)}")
     reads.check()
@@ -142,6 +146,9 @@ def read_calls(
 
 def http_ranges(reads: DeviceReads) -> list[HttpRange]:
     """Give the reads of a device, or of several, as requests: one for each read, which any client of HTTP can make.
+
+    Where a store has no ETag a request has no condition: then `reads.check()` after the last answer notices an object
+    that was replaced meanwhile.
 
     >>> from shardwise.store import ReadArray
     >>> rows = np.array([(0, 100, 32)], [("file", "i8"), ("offset", "i8"), ("length", "i8")])
