@@ -47,6 +47,9 @@ NOT_TYPED = {
     "vllm serve SHARDED --load-format sharded_state --tensor-parallel-size 8": (
         "tests/rules/test_families.py compares with what vLLM's loaders hold; its server needs a device"
     ),
+    "shardwise rules --record transformers config.json": (
+        "tests/interop/test_transformers_record.py::test_rules_of_small_models_are_the_plan_of_the_large_one"
+    ),
     "mpirun -n 4 python examples/mpi_ranks.py": "tests/execute/test_mpi.py::test_the_example",
     "python -m tests.fuzz api --seconds 600 --seed 7": (
         "tests/fuzz/test_fuzz.py::test_every_fuzzer_runs_and_finds_nothing"

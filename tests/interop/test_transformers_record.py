@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import shardwise as sw
+from shardwise.cli import main
 from shardwise.deploy import Recording, join_manifests
 
 from ..oracle.families.models import DATA, digest, numbered, read
@@ -102,6 +106,56 @@ def test_stages_hold_their_layers() -> None:
     assert "model.embed_tokens.weight" in first.manifest
     assert "lm_head.weight" in second.manifest
     assert not first.manifest.keys() & second.manifest.keys()
+
+
+#: Sizes of a released model, of which nothing is loaded.
+LARGE = CONFIG | {
+    "hidden_size": 2048,
+    "head_dim": 128,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 3,
+    "num_experts": 128,
+    "vocab_size": 151936,
+}
+
+
+@pytest.mark.slow
+def test_rules_of_small_models_are_the_plan_of_the_large_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`shardwise rules --record`: the boxes of every tensor are those that the closed form has for the full sizes."""
+    (tmp_path / "config.json").write_text(json.dumps(LARGE))
+    assert main(["rules", "--record", "transformers", str(tmp_path / "config.json")]) == 0
+    text = capsys.readouterr().out
+    mesh = sw.DeviceMesh((4,), ("tp",))
+    learned = sw.LayoutMap.from_toml(io.StringIO(text), mesh, config=LARGE)
+    planned, _, _ = transformers.tp_rules_of(LARGE, "tp")
+    closed = sw.LayoutMap(mesh, default="replicated")
+    closed.update(planned)
+    assert text.count("[[rewrite]]") == 2  # gate and up, down; other names are the same in files and in memory
+    count = 0
+    with torch.device("meta"):
+        import transformers as hf
+
+        model = hf.Qwen3MoeForCausalLM(hf.Qwen3MoeConfig(**LARGE))
+    for name, value in model.named_parameters():
+        shape = tuple(value.shape)
+        for device in mesh.devices:
+            ours, theirs = learned.partition(name, shape), closed.partition(name, shape, "chunk")
+            assert [piece.box for piece in ours.pieces(device)] == [piece.box for piece in theirs.pieces(device)], name
+        count += 1
+    assert count == 3 + 3 * 11
+
+
+def test_the_command_says_which_engines_it_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    assert main(["rules", "--record", "vllm", str(tmp_path / "config.json")]) == 2
+    assert "--record vllm: the adapters are for transformers; shardwise.record takes any" in capsys.readouterr().err
+    assert main(["rules", "gpt2", "--record", "transformers", str(tmp_path)]) == 2
+    assert "--record and gpt2 exclude each other" in capsys.readouterr().err
 
 
 def test_what_is_refused() -> None:

@@ -267,6 +267,13 @@ def add_rules(commands: "argparse._SubParsersAction[Parser]") -> None:
         help="print rules that cut as transformers does: a Hugging Face folder, whose tensors' rules are kept; its "
         "config.json; or a plan, model.tp_plan, as JSON",
     )
+    rules.add_argument(
+        "--record",
+        metavar=("ENGINE", "CONFIG"),
+        nargs=2,
+        help="print rules learned from small models of the family of a config.json, each loaded on 1, 2 and 4 ranks by "
+        "the engine itself: transformers",
+    )
     rules.add_argument("--axis", metavar="AXIS", default="tp", help="the mesh axis that cuts; tp if left out")
     add_json(rules)
 

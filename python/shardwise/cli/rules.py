@@ -15,14 +15,19 @@ from ..rules.numbers import read_config
 from ..rules.shipped import example_rules, no_rules
 from ..rules.toml import read_compared
 from ..show.lines import printable
+from ..show.names import lines_alike
 from ..show.table import table_lines
-from .terminal import Screen
+from .terminal import Screen, say
 
 __all__ = ["run_rules"]
 
 
 def run_rules(screen: Screen, options: argparse.Namespace) -> int:
     """List the rules files, print one or make one, and give the exit status."""
+    if options.record is not None:
+        if options.name is not None or options.from_tp_plan is not None:
+            raise ValueError(f"--record and {options.name or '--from-tp-plan'} exclude each other")
+        return _recorded(options.record, options.axis, options.json)
     if options.from_tp_plan is not None:
         if options.name is not None:
             raise ValueError(f"{options.name} and --from-tp-plan exclude each other")
@@ -63,6 +68,7 @@ def _about(path: Path) -> str:
 
 #: The most names that a comment lists.
 _LISTED = 4
+_MOST_SHOWN = 20
 
 
 def _planned(source: Path, axis: str) -> str:
@@ -87,6 +93,33 @@ def _planned(source: Path, axis: str) -> str:
     if unused:
         notes.append(f"The plan names {_some(unused)}, which this model does not have.")
     return _written(rules, axis, f"the plan for {said['model_type']} of transformers {transformers.version}", notes)
+
+
+def _recorded(given: Sequence[str], axis: str, as_json: bool) -> int:
+    """Print the rules that are learned from small models of a family, and give the status: 1 if some have none."""
+    engine, source = given
+    if engine != "transformers":
+        raise ValueError(f"--record {engine}: the adapters are for transformers; shardwise.record takes any loader")
+    try:
+        from ..interop import transformers
+    except ImportError as error:
+        raise ValueError(f"--record loads with transformers and PyTorch, which cannot be imported: {error}") from None
+    from ..store import learn_rules
+
+    said = read_config(Path(source))
+    learned = learn_rules(transformers.record_models(said), axis)
+    text = (
+        f"# Tensor-parallel over the mesh axis {json.dumps(axis)} as transformers {transformers.version} loads "
+        f"{printable(str(said.get('model_type')))}: recorded on 1, 2 and 4 ranks.\n\n{learned.text}"
+    )
+    if as_json:
+        print(json.dumps({"text": text, "unexplained": dict(learned.unexplained), "unused": learned.unused}))
+    else:
+        print(text, end="")
+        say("warning", lines_alike(((name, " is loaded into no parameter") for name in learned.unused), _MOST_SHOWN))
+        reasons = ((name, f": {why}") for name, why in learned.unexplained.items())
+        say("error", lines_alike(reasons, _MOST_SHOWN))
+    return 1 if learned.unexplained else 0
 
 
 def _some(names: Sequence[str]) -> str:

@@ -17,7 +17,9 @@ from .._text import shown
 from ..deploy.recording import Recording
 from ..errors import LayoutError
 from ..rules.layout_rule import LayoutRule
+from ..rules.names import keys_of
 from ..rules.tp_plan import LoadedTensor, rules_of_loaded
+from ..store import RecordedModel
 from .torch import record
 
 with importing:
@@ -25,7 +27,7 @@ with importing:
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-__all__ = ["record_ranks", "tp_plan_of", "tp_rules_of", "version"]
+__all__ = ["record_models", "record_ranks", "tp_plan_of", "tp_rules_of", "version"]
 
 #: The version of transformers.
 version: str = transformers.__version__
@@ -42,6 +44,33 @@ _STEPS = {
 }
 #: The most elements of a model that is recorded: its ranks are loaded several times.
 _MOST = 1 << 28
+#: The sizes of three small models, by what they are; a model with as many key-value heads as heads keeps that.
+_SMALL = {
+    "layers": (2, 4, 3),
+    "hidden": (96, 160, 224),
+    "inner": (144, 208, 272),
+    "heads": (8, 8, 16),
+    "kv_heads": (4, 8, 4),
+    "head_dim": (16, 24, 20),
+    "v_head_dim": (12, 20, 28),
+    "nope_head_dim": (24, 12, 8),
+    "rope_head_dim": (8, 16, 4),
+    "q_rank": (36, 52, 44),
+    "kv_rank": (28, 44, 60),
+    "vocabulary": (260, 340, 420),
+    "positions": (64, 64, 64),
+    "experts": (4, 8, 12),
+    "expert_inner": (48, 80, 112),
+    "shared_inner": (40, 88, 120),
+    "linear_k_heads": (4, 4, 8),
+    "linear_v_heads": (8, 4, 8),
+    "linear_k_head_dim": (12, 20, 16),
+    "linear_v_head_dim": (8, 28, 24),
+}
+#: Further keys, which may be no larger in small models.
+_AT_MOST = {"num_experts_per_tok": 2, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "pad_token_id": 0}
+#: Lists with an entry for each layer.
+_BY_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "layers_block_type")
 #: The classes that make a model of a configuration which names none.
 _AUTO = ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForSeq2SeqLM", "AutoModel")
 
@@ -141,6 +170,47 @@ def record_ranks(
             f"smaller sizes, of at most {_MOST} elements; tp_rules_of needs no weights"
         )
     return [_recorded(model, tensors, rank, (tp, ep, pp), computed) for rank in range(ranks)]
+
+
+def record_models(config: Mapping[str, Any], counts: Sequence[int] = (1, 2, 4)) -> list[RecordedModel]:
+    """Record three small models of a family, of which `shardwise.store.learn_rules` makes the rules for all sizes.
+
+    Args:
+        config: The contents of a `config.json`, whose sizes are replaced by small ones that differ from each other.
+        counts: The numbers of ranks of tensor parallelism.
+
+    Raises:
+        LayoutError: as `record_ranks`; if transformers does not take the small sizes, in which case `record_ranks` does
+            with those of your own.
+    """
+    found = []
+    for number in range(3):
+        small = _scaled(config, number)
+        found.append(RecordedModel(small, {count: record_ranks(small, count) for count in counts}))
+    return found
+
+
+def _scaled(config: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """The configuration with the sizes of one of the small models, also within its parts."""
+    found = dict(config)
+    for size, values in _SMALL.items():
+        for key in keys_of(size):
+            if type(found.get(key)) is int:
+                found[key] = values[number]
+    heads, groups = (next((key for key in keys_of(size) if key in config), "") for size in ("heads", "kv_heads"))
+    if heads and groups and config[groups] in (1, config[heads]):
+        found[groups] = 1 if config[groups] == 1 else found[heads]
+    for key, most in _AT_MOST.items():
+        if type(found.get(key)) is int:
+            found[key] = min(found[key], most)
+    layers = next((found[key] for key in keys_of("layers") if key in found), None)
+    for key in _BY_LAYER:
+        if isinstance(found.get(key), list):
+            found[key] = found[key][:layers]
+    for key, value in found.items():
+        if isinstance(value, Mapping) and key.endswith("config"):
+            found[key] = _scaled(value, number)
+    return found
 
 
 def _recorded(
