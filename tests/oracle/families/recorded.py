@@ -1,0 +1,106 @@
+"""For every model type that transformers has a plan for: rules of the plan, and what two ranks hold as it is recorded.
+
+`python -m tests.oracle.families.recorded [FIRST [LAST]]`, with torch and transformers. Configurations are transformers'
+defaults with small sizes; those that transformers does not take then are not recorded. It takes half an hour.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from typing import Any
+
+import numpy as np
+
+import shardwise as sw
+from shardwise.deploy import Recording
+from shardwise.interop import transformers as adapter
+
+RANKS = 2
+#: Keys of sizes in the configurations of all kinds of models.
+SMALL = {
+    64: "hidden_size d_model n_embd out_hidden_size projection_dim max_position_embeddings",
+    96: "intermediate_size intermediate_size_mlp ffn_dim d_ff encoder_ffn_dim decoder_ffn_dim vocab_size "
+    "vocab_size_per_layer_input",
+    32: "moe_intermediate_size shared_expert_intermediate_size moe_shared_expert_intermediate_size image_size",
+    16: "head_dim global_head_dim q_lora_rank kv_lora_rank o_lora_rank hidden_size_per_layer_input index_head_dim "
+    "mamba_head_dim mamba_d_head num_mel_bins",
+    8: "qk_nope_head_dim qk_rope_head_dim v_head_dim linear_key_head_dim linear_value_head_dim ssm_state_size "
+    "mamba_d_state mamba_n_heads index_topk patch_size",
+    4: "num_attention_heads n_head num_heads encoder_attention_heads decoder_attention_heads num_experts "
+    "num_local_experts n_routed_experts linear_num_value_heads index_n_heads mamba_num_heads",
+    2: "num_hidden_layers n_layer num_layers encoder_layers decoder_layers depth num_key_value_heads "
+    "num_experts_per_tok linear_num_key_heads num_global_key_value_heads o_groups num_attention_groups n_groups "
+    "mamba_expand",
+    1: "first_k_dense_replace n_group topk_group",
+}
+SIZES = {key: size for size, keys in SMALL.items() for key in keys.split()}
+BY_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "layers_block_type")
+
+
+def has_plan(kind: Any) -> bool:
+    parts = (getattr(kind, "sub_configs", None) or {}).values()
+    return bool(getattr(kind, "base_model_tp_plan", None)) or any(
+        has_plan(part) for part in parts if isinstance(part, type) and part is not kind
+    )
+
+
+def small(config: dict[str, Any]) -> dict[str, Any]:
+    found = {}
+    for key, value in config.items():
+        if isinstance(value, dict) and key.endswith("config"):
+            value = small(value)
+        elif key in SIZES and type(value) is int:
+            value = SIZES[key]
+        elif key.endswith("token_id") and type(value) is int:
+            value = min(value, 1)
+        elif key in BY_LAYER and isinstance(value, list):
+            value = value[:2]
+        found[key] = value
+    return found
+
+
+def differing(rules: Any, recordings: list[Recording]) -> list[str]:
+    """The tensors of which a rank has other elements than the rules give it."""
+    layouts = sw.LayoutMap(sw.DeviceMesh((RANKS,), ("tp",), range(RANKS)), default="replicated")
+    layouts.update(rules)
+    found = []
+    for name, (shape, _) in recordings[0].tensors.items():
+        for rank, recording in enumerate(recordings):
+            here, there = np.zeros(shape, bool), np.zeros(shape, bool)
+            if name in recording.manifest:
+                for piece in recording.manifest[name].pieces(rank):
+                    here[piece.box] = True
+                for piece in layouts.partition(name, shape, "chunk").pieces(rank):
+                    there[piece.box] = True
+            found += [name] if (here != there).any() else []
+    return found
+
+
+def main() -> None:
+    """Print a line for each type, and the counts."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    warnings.filterwarnings("ignore")
+    kinds = [kind for kind in CONFIG_MAPPING if has_plan(CONFIG_MAPPING[kind])]
+    counts = dict.fromkeys(("types", "rules", "recorded", "equal"), 0)
+    for kind in kinds[slice(*map(int, sys.argv[1:3] or ["0", str(len(kinds))]))]:
+        counts["types"] += 1
+        said: list[Any] = []
+        given = json.loads(json.dumps(CONFIG_MAPPING[kind]().to_dict(), default=str)) | {"model_type": kind}
+        try:
+            adapter.tp_rules_of(given, "tp")
+            counts["rules"] += 1
+            recordings = adapter.record_ranks(small(given), RANKS)
+            counts["recorded"] += 1
+            said = differing(adapter.tp_rules_of(small(given), "tp")[0], recordings)
+            counts["equal"] += not said
+        except sw.ShardwiseError as error:
+            said = [f"{error}"[:200]]
+        print(kind, *said[:3], flush=True)
+    print(counts)
+
+
+if __name__ == "__main__":
+    main()
