@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _fault(error: Exception) -> int:
-    """Say that shardwise itself has failed, in a sentence; the traceback is for whoever mends it."""
+    """Write one sentence for an error that is a fault of shardwise; SHARDWISE_TRACEBACK=1 gives the traceback."""
     if os.environ.get("SHARDWISE_TRACEBACK"):
         raise error
     _drop_what_cannot_be_written()

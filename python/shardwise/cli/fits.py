@@ -1,4 +1,4 @@
-"""`shardwise fits`: into how many parts a model may be cut."""
+"""`shardwise fits`: the numbers of devices into which a model can be cut."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def add_work(command: Parser) -> None:
 
 
 def add_means(command: Parser) -> None:
-    """Add `--memory` and `--jobs`."""
+    """Add the options `--memory` and `--jobs`, by which files are read and written."""
     add_memory(command)
     command.add_argument("--jobs", metavar="N", type=int, help="threads; one per core if left out")
 

@@ -232,7 +232,7 @@ def _rows(applied: Applied, apart: bool) -> list[list[StyledText]]:
 
 
 def _look(applied: Applied, tensor: TensorReport) -> tuple[object, ...]:
-    """Give what tensors in one row have in common."""
+    """Give the values by which tensors are grouped: those of one row have the same."""
     return tensor.shape, tensor.dtype or "?", tensor.layout, tensor.rule, tensor.bytes_per_device
 
 

@@ -72,7 +72,7 @@ _MOST_SHOWN = 20
 
 
 def _planned(source: Path, axis: str) -> str:
-    """The rules file that says the same as the plan of transformers for a folder, a config.json, or a plan."""
+    """The rules file for a tensor-parallel plan of transformers: of a folder, a config.json, or the plan alone."""
     said = read_config(source)
     if "model_type" not in said:
         from ..rules.tp_plan import rules_of_plan

@@ -21,7 +21,7 @@ __all__ = ["Screen", "as_options", "say"]
 _ASCII = str.maketrans("┌┬┐├┼┤└┴┘─│…≤↓→×·█▓▒", "+++++++++-|.<v>x-#=%")
 
 
-#: The command's options for those arguments of which a message of the library speaks.
+#: Arguments as messages of the library call them, and the options of the command for them.
 _OPTIONS = {
     'uneven="ceil", "chunk", "balanced" or "floor"': "--uneven ceil, chunk, balanced or floor",
     "LayoutMap(..., backtracking=True), or backtracking = true in a rules file,": "backtracking = true in the file",
@@ -60,7 +60,7 @@ def as_options(message: str) -> str:
 
 
 def say(what: str, messages: Iterable[str]) -> None:
-    """Write messages of the library to the standard error, each on a line that begins with what it is."""
+    """Write messages of the library to the standard error, each on a line with its kind: "error" or "warning"."""
     for message in messages:
         print(f"shardwise: {what}: {printable(as_options(message))}", file=sys.stderr)
 

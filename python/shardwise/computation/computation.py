@@ -122,7 +122,7 @@ class Computation:
             raise ParseError(f"{file}: {error}") from None
 
     def to_json(self) -> dict[str, Any]:
-        """Give it as JSON has it; `from_json` makes it again.
+        """Give the computation as values that `json.dumps` takes; `from_json` reads them.
 
         >>> computation = Computation([[(4,), "float32"]], [{"op": "tanh", "in": [0], "out": [[(4,), "float32"]]}], [1])
         >>> computation.to_json()["ops"]

@@ -98,12 +98,12 @@ class FactorRule:
 
     @property
     def operands(self) -> tuple[Dims, ...]:
-        """For each operand, for each dim the names of its factors."""
+        """The names of the factors of each dim of each operand."""
         return self._dims[: self._core.operands]
 
     @property
     def results(self) -> tuple[Dims, ...]:
-        """The same of each result."""
+        """The names of the factors of each dim of each result."""
         return self._dims[self._core.operands :]
 
     @property

@@ -166,7 +166,7 @@ class Deployment(RuleBook, Drawn):
 
     @property
     def places(self) -> dict[str, dict[str, At]]:
-        """The coordinates of names whatever their rules are, by their keys."""
+        """The coordinates that the deployment gives by patterns of names, beside its rules."""
         return {key: dict(where) for key, where in self._at.items()}
 
     def matching_rules(self, path: str) -> tuple[str, ...]:

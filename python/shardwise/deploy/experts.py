@@ -56,7 +56,7 @@ class ExpertMap:
 
     @classmethod
     def even(cls, num_experts: int, ep: int) -> ExpertMap:
-        """Give each rank as many consecutive experts, as Megatron-Core does.
+        """Give each rank the same number of consecutive experts, as Megatron-Core does.
 
         Raises:
             LayoutError: if they do not divide.

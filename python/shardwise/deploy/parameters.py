@@ -148,7 +148,7 @@ class LocalParameter:
         return found
 
     def repeat(self, array: Any) -> None:
-        """Copy the tensors that are there more than once from their first place to the others.
+        """Copy each tensor that the array holds more than once from its first place to the others.
 
         Raises:
             LayoutError: if the array is of another shape.

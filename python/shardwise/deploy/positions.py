@@ -384,9 +384,9 @@ def _turned(piece: Piece) -> Piece:
 def _in_pieces(
     pieces: list[Piece], shape: tuple[int, ...], other: tuple[int, ...], offsets: _Offsets
 ) -> tuple[_Offsets, _Offsets]:
-    """Select the offsets of an array that lie in pieces of it, with where each is in the other array.
+    """Select the offsets of an array that lie in these pieces, each with its offset in the other array.
 
-    A block of offsets at a time, so that what is needed besides stays small.
+    Offsets are taken a block at a time, so that the memory for intermediate results stays small.
     """
     # Along each dim for each piece start, stop, and the start in the other array.
     sides = np.array([[(s.start, s.stop, at) for s, at in zip(one.box, one.start, strict=True)] for one in pieces])  # type: ignore[arg-type]

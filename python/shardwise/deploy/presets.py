@@ -44,13 +44,13 @@ _OUTER = {
 
 
 class Preset(NamedTuple):
-    """The meaning of a preset for a model.
+    """The layouts, rewrites and files that a preset means for a model.
 
     Attributes:
         layouts: Who holds what, by the names after the rewrites.
         rewrites: From Hugging Face's names to these; false if there are none.
         form: The form of files that its loader reads; `None` if it has none of its own.
-        source: What was read for it: the name of a rules file of the package, or the preset itself.
+        source: The origin of the layouts: the name of a rules file of the package, or the preset itself.
     """
 
     layouts: LayoutMap | Deployment

@@ -300,7 +300,7 @@ class Recording:
                 raise LayoutError(f"parameters[{shown(name)}] must be contiguous")
 
     def _is_view(self, tensor: str, piece: RecordedPiece, shape: tuple[int, ...]) -> bool:
-        """True if a piece is all that the process holds of the tensor, in its order, at distances that views have."""
+        """True if a view can read the piece: it is all of the process, its dims are in order, no stride is negative."""
         sides = self.manifest[tensor].pieces(self.holder)
         is_whole = len(sides) == 1 and [(side.start, side.stop) for side in sides[0].box] == [
             (side.start, side.stop) for side in piece.box

@@ -139,7 +139,7 @@ class DeploymentRule:
 
 
 def checked_at(at: Any) -> dict[str, dict[str, At]]:
-    """Give the coordinates of names by keys, as rules have them.
+    """Check the coordinates that patterns of names have, and give them as rules hold them.
 
     Raises:
         LayoutError: if one is not an expression, or there is none.
@@ -261,7 +261,7 @@ class Coordinates:
         return found
 
     def in_order(self, numbers: Mapping[str, Number]) -> tuple[int, ...]:
-        """Give the numbers as they are listed, without any limit."""
+        """Give the numbers in the order in which they are listed, unchecked against the size of the axis."""
         return tuple(one for part in self._parts for one in self._worked_out(part, numbers))
 
     def _worked_out(self, part: Any, names: Mapping[str, Number]) -> tuple[int, ...]:

@@ -121,7 +121,7 @@ def _kinds(
 
 
 def _cuts(tensor: LogicalTensor, count: int, layout: TensorLayout, layouts: LayoutMap, tp: int) -> list[Cut]:
-    """The cuts of a tensor, of each dim alone; what is wrong only with all of them is said of the first."""
+    """The cuts of a tensor, each tried alone; an error of all of them together is put to the first."""
     dims = [dim for dim, spec in enumerate(layout.axes) if spec]
     found = []
     for dim in dims:

@@ -73,7 +73,7 @@ def limits_of(tensor: LogicalTensor, role: Role, per_rank: int, ways: int, merge
 
 
 def _block(tensor: LogicalTensor, dim: int) -> int:
-    """The largest block of a dim, counted from the end."""
+    """The largest block along a dim of a weight; `dim` is negative, counted from the end."""
     return max(size for _, size in tensor.blocks[len(tensor.shape) + dim])
 
 

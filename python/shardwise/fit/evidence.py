@@ -134,7 +134,7 @@ def _judged(kind: AlikeTensors, model: _KnownModel) -> Judged:
 
 
 class _UnknownError(Exception):
-    """Why the role of a tensor is not known."""
+    """The role of a tensor is not known; the message says why."""
 
 
 def _last(name: str) -> str:

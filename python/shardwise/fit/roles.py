@@ -52,7 +52,7 @@ class Heads(NamedTuple):
     value_size: int = 0
 
     def said(self) -> dict[str, int]:
-        """Give those that are known, by what they are called."""
+        """Give the numbers of heads that are known, by the words that messages have for them."""
         named = {"heads": self.q, "key-value heads": self.kv, "heads of linear attention": self.linear}
         return {name: count for name, count in named.items() if count}
 

@@ -185,7 +185,7 @@ class _Dim(NamedTuple):
 
 
 class _Shared(NamedTuple):
-    """A component's dim of which devices have stretches that overlap."""
+    """A dim of a component, of which devices hold ranges that overlap."""
 
     windows: Windows
     #: True if the first of several blocks of a device begins before the device's elements.
@@ -193,14 +193,14 @@ class _Shared(NamedTuple):
 
 
 def _windows(spec: Spec, n: int, mesh: DeviceMesh) -> Windows:
-    """The stretches of a dim of `n` elements that each device has by a spec."""
+    """The ranges of a dim of `n` elements that a spec gives each device."""
     partition = TensorLayout((spec,), mesh).partition((n,))
     begins, rows = partition.all_pieces()
     return Windows(begins, rows[:, 0], np.array(partition.holder_shapes(), np.int64)[:, 0])
 
 
 def _together(found: list[Part | _Shared], sizes: list[int], mesh: DeviceMesh) -> _Shared:
-    """The stretches of all parts of a dim, which are of these sizes, one after the other."""
+    """The ranges of all parts of a dim; the parts have these sizes and follow one another."""
     devices: list[list[npt.NDArray[np.int64]]] = [[] for _ in range(mesh.size)]
     base, places, within = 0, np.zeros(mesh.size, np.int64), False
     for one, size in zip(found, sizes, strict=True):

@@ -173,7 +173,7 @@ def stated_components(
     config: Mapping[str, Any],
     read: Callable[[str], bytes | None] | None = None,
 ) -> Components:
-    """Find the same; see `find_components`.
+    """Find the components as `find_components` does, but raise an error where the configuration is wrong.
 
     Raises:
         StatedError: if the configuration lacks what is needed or contradicts itself.

@@ -45,7 +45,7 @@ def as_parse_errors() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Given:
-    """The configuration, and how small tensors are read."""
+    """The quantization_config of a model, with a function that reads small tensors."""
 
     config: Mapping[str, Any]
     #: The reader of small tensors by name, if any; it gives `None` for those that are not to be read.
@@ -190,7 +190,7 @@ class WeightGroup(NamedTuple):
         return LogicalTensor(self.name, shape, form, tuple(components), uncut, said)
 
     def read(self, tail: str) -> bytes | None:
-        """Give the bytes of a member; `None` if nothing is to be read."""
+        """Read the bytes of a member; `None` if there is no reader, or it does not read this one."""
         return None if self.given.read is None else self.given.read(self._member(tail)[0])
 
 

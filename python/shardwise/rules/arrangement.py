@@ -49,7 +49,7 @@ class Arrangement:
 
     @property
     def text(self) -> str:
-        """As it is written, with the sizes that are known."""
+        """The arrangement as rules write it, with the sizes that are known."""
         sizes = dict(self.sizes)
         left = " ".join(_written(group, sizes) for group in self.stored)
         return f"{left} -> {' '.join(_written(group, {}) for group in self.common)}"

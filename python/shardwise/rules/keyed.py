@@ -37,7 +37,7 @@ class KeyedRules(MutableMapping[str, TensorLayout]):
 
     @property
     def device_mesh(self) -> DeviceMesh | None:
-        """The mesh for layouts that have none."""
+        """The mesh of rules whose layouts have no mesh of their own."""
         return self._device_mesh
 
     @property
@@ -202,7 +202,7 @@ class KeyedRules(MutableMapping[str, TensorLayout]):
 
 
 class _RuleItems(ItemsView[str, TensorLayout]):
-    """The rules of a layout map as they are, without a matching look-up."""
+    """The rules of a layout map by their keys; a key is looked up literally, not as a pattern."""
 
     def __init__(self, rules: dict[str, Rule]) -> None:
         self._rules = rules

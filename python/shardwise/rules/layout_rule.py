@@ -155,7 +155,7 @@ def sizes_said(rules: Iterable[LayoutRule], mesh: DeviceMesh) -> str:
 
 
 def _take(layouts: Iterable[TensorLayout], mesh: DeviceMesh) -> bool:
-    """Return whether layouts are possible over a mesh."""
+    """Return whether a mesh has the axes of all these layouts."""
     try:
         for layout in layouts:
             layout.with_mesh(mesh)

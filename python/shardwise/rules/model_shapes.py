@@ -321,7 +321,7 @@ class _ShapeSizes:
         return size
 
     def of(self, shapes: _Shapes) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """The names with their shapes; of experts each."""
+        """Yield each parameter's name and shape; a name with `{e}` is yielded once for each expert."""
         for name, text in shapes.items():
             if text not in self._shapes:
                 self._shapes[text] = tuple(self.number(size) for size in text.split(","))

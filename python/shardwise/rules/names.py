@@ -94,7 +94,7 @@ def stated(config: Mapping[str, Any], size: str) -> tuple[str, Any] | None:
 
 @cache
 def weights() -> tuple[WeightRole, ...]:
-    """List the roles, the most particular first."""
+    """List the roles of weights, the most specific first."""
     return tuple(WeightRole(**_frozen(entry)) for entry in shipped_table("names.toml")["weights"])
 
 

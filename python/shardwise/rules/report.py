@@ -93,7 +93,7 @@ class LayoutReport(Drawn):
 
     @cached_property
     def problems(self) -> tuple[Clash | RankMismatch | Misfit | IndivisibleDim, ...]:
-        """Everything for which a tensor cannot be placed."""
+        """The reasons for which a tensor cannot be placed."""
         return (*self.clashes, *self.rank_mismatches, *self.misfits, *self.hindering)
 
     @cached_property

@@ -133,7 +133,7 @@ class Answers(dict[str, "LayoutRule | None"]):
 
     @property
     def search(self) -> RuleSearch:
-        """The compiled rules."""
+        """The compiled rules, made on the first look-up."""
         if self._search is None:
             with self._lock:
                 if self._search is None:

@@ -66,7 +66,7 @@ def rules_file(file: Any) -> Any:
 
 
 def _is_missing(path: str) -> bool:
-    """Return whether there is nothing at a path; a path that no file can have is for whoever opens it to refuse."""
+    """Return whether no file is at a path; False for an impossible path, which `open` refuses by itself."""
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):

@@ -228,7 +228,7 @@ def _matched(name: str) -> re.Match[str] | None:
 
 
 def _root_of(name: str, roots: dict[str, _Root], last: _Root | None) -> _Root | None:
-    """Give what has the names under this part of a name; most are under the same as the one before."""
+    """Give the root that the name of a state begins with, made if it is new; `last`, the one before, is tried first."""
     if last is not None and last.is_torch and name.startswith(last.text):
         return last
     match = _matched(name)

@@ -188,7 +188,7 @@ def read_document(file: RulesOrDocument) -> Document:
 
 
 def other_model(models: Sequence[str], config: Config | None, source: str) -> str | None:
-    """Say that rules for models of these types are used for one of another type; `None` if nothing says so.
+    """Give a warning if the model is of another type than the rules are for; else `None`.
 
     >>> other_model(["qwen3"], {"model_type": "llama"}, "'vllm/qwen3.toml'").partition("; ")[0]
     "'vllm/qwen3.toml' is for models of the type qwen3, and this one is of the type llama"

@@ -59,7 +59,7 @@ class Cells(Protocol):
         """Give the first holders of a cell, at most so many, and how many there are."""
 
     def title(self, dim: int) -> str:
-        """Say what a dim is."""
+        """Give the title of a side: its dim, and the axes that cut it where they are known."""
 
     def range_text(self, start: int, stop: int) -> str:
         """Write where a range of cells begins and ends, as `span` gives it."""
@@ -106,7 +106,7 @@ class ShardCells:
         return self._partition.devices_holding(shard_id), self._partition.replicas
 
     def title(self, dim: int) -> str:
-        """Say what a dim is."""
+        """Give the title of a side: its dim, and the axes that cut it where they are known."""
         spec = self._partition.layout.axes[dim]
         names: tuple[Any, ...] = spec if isinstance(spec, tuple) else (spec,)
         by = (
@@ -148,7 +148,7 @@ class ChunkCells:
         return [self._tiling.holder_label(position)], 1
 
     def title(self, dim: int) -> str:
-        """Say what a dim is."""
+        """Give the title of a side: its dim, and the axes that cut it where they are known."""
         return f"dim {dim}: {self.shape[dim]}, in chunks of {self._chunks[dim]}"
 
     def range_text(self, start: int, stop: int) -> str:
@@ -178,7 +178,7 @@ class DeviceCells:
         return [self._mesh.device(self._mesh.device_index(index))], 1
 
     def title(self, dim: int) -> str:
-        """Say what a dim is."""
+        """Give the title of a side: its dim, and the axes that cut it where they are known."""
         return f"{short(xml_text(self._mesh.axis_names[dim]), 40)}: {self.shape[dim]}"
 
     def range_text(self, start: int, stop: int) -> str:

@@ -100,7 +100,7 @@ def _rows(
 
 
 def _joined(parts: list[tuple[str, tuple[int, int]]]) -> list[tuple[str, tuple[int, int], str]]:
-    """Put stretches of one part together that touch or overlap."""
+    """Merge ranges of one part that touch or overlap."""
     found: list[tuple[str, tuple[int, int], str]] = []
     for label, (start, stop) in sorted(parts, key=lambda part: part[1]):
         if found and found[-1][0] == label and start <= found[-1][1][1]:

@@ -32,7 +32,7 @@ MOST_NAMED = 64
 
 @dataclass(frozen=True)
 class Span:
-    """A stretch of a side, with its label."""
+    """A range of a side, with its label."""
 
     start: int
     stop: int
@@ -41,7 +41,7 @@ class Span:
 
 @dataclass(frozen=True)
 class PanelSide:
-    """One side of a panel: what it is, its length in the units of the places of tiles, and its labelled stretches."""
+    """One side of a panel: what it is, its length in the units of the places of tiles, and its labelled ranges."""
 
     title: str
     size: int

@@ -21,7 +21,7 @@ _LOW, _HIGH, _HIGHEST = 56, 300, 560
 _MARGIN, _ARROW = 12, 44
 #: The part of the width that the labels of rows may take; longer ones stand above their rows.
 _MOST_LEFT = 0.42
-#: The least extent of a stretch whose label is written upright along it.
+#: The least length of a range whose label is written upright along it.
 _UPRIGHT = 14
 _MOST_TEXT = 160
 #: The least extent of a tile; of a smaller one only the rim would be seen.
@@ -395,7 +395,7 @@ def _writings(tiles: Sequence[Tile], places: Sequence[_Area]) -> list[_Written |
 
 
 def _spans(side: PanelSide | None, width: float) -> tuple[Span, ...]:
-    """The stretches of a side, their labels short enough for this width."""
+    """The ranges of a side, their labels short enough for this width."""
     most = int((width - 8) / _CHAR)
     return () if side is None else tuple(Span(s.start, s.stop, _cut(xml_text(s.text), most)) for s in side.spans)
 

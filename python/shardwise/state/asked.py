@@ -136,7 +136,7 @@ def recipe_of(
 
 
 def _check_together(sharding: str, optimizer: Optimizer | None) -> None:
-    """Refuse what no framework does."""
+    """Refuse combinations of optimizer and sharding that no framework has, or that fail there."""
     name = None if optimizer is None else optimizer.name
     if name == "muon" and sharding in ("fsdp1", "zero1", "zero2", "zero3", "megatron"):
         raise LayoutError(

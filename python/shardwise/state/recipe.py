@@ -1,4 +1,4 @@
-"""The values of a sharded state: a parameter as a rank has it, what is kept of it, and the arrays that come of it."""
+"""Values that describe a sharded state: a rank's part of a parameter, the arrays kept for it, and their sizes."""
 
 from __future__ import annotations
 

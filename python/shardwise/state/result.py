@@ -153,7 +153,7 @@ class TrainingState(Drawn):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of which there is something, in the order of `KINDS`."""
+        """The kinds of arrays that the state has, in the order of `KINDS`."""
         return tuple(self._figures)
 
     @property

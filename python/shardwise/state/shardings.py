@@ -48,7 +48,7 @@ def entries(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[State
 
 
 def _whole(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[StateShare]:
-    """Everything whole on every rank."""
+    """Shares of a state that is not cut: every rank has all of it."""
     for part in parts:
         if part.room is None:
             yield from _alone(recipe, part)
