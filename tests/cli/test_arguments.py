@@ -1,12 +1,18 @@
 """Every argument says what it is for, and what cannot be its value is refused in one line."""
 
 import argparse
+import re
+import shlex
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from shardwise.cli import main
-from shardwise.cli.arguments import make_parser
+from shardwise.cli.arguments import make_parser, parse_arguments
+from shardwise.cli.parser import EXAMPLES, GROUPS, PAGES
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def commands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str | None, argparse.ArgumentParser]]:
@@ -63,3 +69,38 @@ def test_values_that_cannot_be(arguments: list[str], message: str, capsys: pytes
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert message in err
+
+
+def test_every_command_has_examples_that_it_takes_and_a_page() -> None:
+    names = {name for name, _, _ in commands(make_parser())}
+    assert EXAMPLES.keys() == PAGES.keys() == names
+    for name, examples in EXAMPLES.items():
+        assert len(examples) == 2
+        for example in examples:
+            assert parse_arguments(shlex.split(example)).command == name
+        assert (DOCS / PAGES[name]).is_file()
+
+
+def test_help_shows_options_in_groups_with_examples_and_the_page() -> None:
+    (reshard,) = (command for name, _, command in commands(make_parser()) if name == "reshard")
+    said = reshard.format_help()
+    titles = ["arguments:", *(f"{title}:" for title in GROUPS), "other options:", "examples:", "see also: docs/"]
+    places = [said.index(f"\n{title}") for title in titles]
+    assert places == sorted(places)
+    assert all(f"\n  {option}" in said for option in ("--mesh", "--to", "--memory", "--json", "--strict"))
+    # Each option is in one group.
+    assert said.count("\n  --mesh") == said.count("\n  --resume") == 1
+
+
+def test_each_option_of_a_group_is_one_of_some_command() -> None:
+    found = {action.dest for _, _, command in commands(make_parser()) for action in command._actions}
+    assert set().union(*GROUPS.values()) - found == set()
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [(["reshrad", "a", "b"], "reshard"), (["reshard", "a", "b", "--ruels", "x"], "--rules"), (["difff"], "diff")],
+)
+def test_a_mistyped_word_leads_to_the_right_one(words: list[str], meant: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"did you mean {meant}?")):
+        parse_arguments(words)

@@ -3,6 +3,7 @@
 | module | answers |
 |---|---|
 | `arguments`, `layout_arguments` | the arguments of the commands about checkpoints, and of the others |
+| `parser` | help in groups, with examples; what was meant by an unknown word |
 | `options` | options that several commands take |
 | `notation` | meshes, shapes and layouts as text |
 | `report`, `checkpoints`, `plan`, `tasks`, `learn` | the commands about checkpoints |

@@ -18,7 +18,6 @@ from .layout_arguments import (
 )
 from .options import (
     RULES_HELP,
-    Parser,
     add_config,
     add_drop,
     add_for,
@@ -37,6 +36,7 @@ from .options import (
     add_work,
     rules_path,
 )
+from .parser import Parser
 
 __all__ = ["make_parser", "parse_arguments"]
 

@@ -7,7 +7,6 @@ from .options import (
     LAYOUT_HELP,
     MESH_HELP,
     RULES_HELP,
-    Parser,
     add_config,
     add_drop,
     add_for,
@@ -16,6 +15,7 @@ from .options import (
     add_uneven,
     rules_path,
 )
+from .parser import Parser
 
 __all__ = [
     "SHELLS",

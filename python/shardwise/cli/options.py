@@ -2,15 +2,14 @@
 
 import argparse
 from pathlib import Path
-from typing import NoReturn
 
 from ..rules.shipped import rules_file
+from .parser import Parser
 
 __all__ = [
     "LAYOUT_HELP",
     "MESH_HELP",
     "RULES_HELP",
-    "Parser",
     "add_config",
     "add_drop",
     "add_for",
@@ -34,14 +33,6 @@ __all__ = [
 MESH_HELP = "axes and sizes of the mesh, major first, as in data=2,model=4"
 LAYOUT_HELP = "for each dim the mesh axis that cuts it, - for none, data+model for several (major first), as in data,-"
 RULES_HELP = "the rules file, or the name of one that comes with the package (shardwise rules lists them)"
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser that raises ValueError."""
-
-    def error(self, message: str) -> NoReturn:
-        """Say what is wrong in one line, without the usage."""
-        raise ValueError(f"{message} (see {self.prog} --help)")
 
 
 def rules_path(text: str) -> Path:

@@ -1,0 +1,136 @@
+"""The parser of the command: options in groups, examples, and what was meant by a word that it does not know."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+from collections.abc import Iterator
+from typing import NoReturn
+
+__all__ = ["EXAMPLES", "GROUPS", "PAGES", "Parser"]
+
+#: The options of each group, by the names under which they are kept. Those in none are "other options".
+GROUPS: dict[str, frozenset[str]] = {
+    "how tensors are cut": frozenset(
+        {"mesh", "rules", "preset", "source_rules", "config", "uneven", "rank", "layout", "unreduced"}
+    ),
+    "which tensors, under which names": frozenset({"only", "drop", "which", "rename", "parameter_names"}),
+    "formats and values": frozenset({"to", "dtype", "overflow", "replicas", "padded"}),
+    "running": frozenset(
+        {"memory", "jobs", "task_bytes", "no_sync", "resume", "save", "workers", "part", "check", "port", "no_browser"}
+    ),
+    "output": frozenset({"json", "quiet", "progress", "strict", "html", "all", "devices", "ranks"}),
+}
+#: A command with fewer options shows them in one list.
+_FEWEST = 8
+
+#: Two commands for each that takes arguments.
+EXAMPLES: dict[str, tuple[str, str]] = {
+    "report": ("report HF --rules hf/llama --mesh tp=4", "report HF --for 'vllm(tp=2, pp=2)' --html report.html"),
+    "show": ("show 8,6 --mesh data=2,model=4 --layout data,-", "show 7 --mesh x=2 --layout x --uneven ceil"),
+    "translate": (
+        "translate --mesh data=2,model=4 --layout data,model",
+        "translate --mesh x=2 --layout x,- --to jax,torch",
+    ),
+    "einsum": (
+        "einsum 'bd,df->bf' dp,- -,tp --shapes 32,64 64,128 --mesh dp=2,tp=4",
+        "einsum 'bf,fd->bd' dp,tp tp,- --shapes 32,64 64,16 --mesh dp=2,tp=4 --json",
+    ),
+    "explore": ("explore", "explore --no-browser --port 8000"),
+    "reshard": ("reshard HF cut --rules hf/llama --mesh tp=4", "reshard cut merged.safetensors"),
+    "extract": (
+        "extract HF rank1.safetensors --rules vllm/llama --mesh tp=4 --rank 1",
+        "extract HF rank0.safetensors --rules hf/llama --mesh tp=2 --rank 0",
+    ),
+    "plan": ("plan HF cut --rules hf/llama --mesh tp=4", "plan HF cut --rules hf/llama --mesh tp=4 --save cut.swplan"),
+    "run": ("run cut.swplan --part 3/16", "run cut.swplan --memory 1GiB"),
+    "commit": ("commit cut.swplan", "commit cut.swplan --check"),
+    "verify": ("verify cut", "verify cut --json"),
+    "diff": ("diff HF cut", "diff HF vllm --rules vllm/llama"),
+    "learn": ("learn HF theirs", "learn HF theirs --config HF/config.json"),
+    "inspect": ("inspect HF", "inspect checkpoint.pt --json"),
+    "fits": ("fits HF --tp 2,4,8", "fits config.json"),
+    "state": (
+        "state config.json --tp 8 --optimizer adamw --sharding zero1 --dp 64",
+        "state config.json --tp 8 --memory 80GiB",
+    ),
+    "rules": ("rules", "rules vllm/llama"),
+    "completion": ("completion bash", "completion zsh"),
+}
+#: The page about each command, below docs/.
+PAGES: dict[str, str] = {
+    "report": "guides/report.md",
+    "show": "pictures.md",
+    "translate": "dialects.md",
+    "einsum": "einsum.md",
+    "explore": "pictures.md",
+    "reshard": "guides/reshard.md",
+    "extract": "guides/load-a-rank.md",
+    "plan": "clusters.md",
+    "run": "clusters.md",
+    "commit": "clusters.md",
+    "verify": "checkpoints.md",
+    "diff": "guides/conversions.md",
+    "learn": "guides/conversions.md",
+    "inspect": "checkpoints.md",
+    "fits": "quantized.md",
+    "state": "guides/will-it-fit.md",
+    "rules": "families.md",
+    "completion": "install.md",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that raises ValueError, and shows its options in groups."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong in one line, without the usage."""
+        raise ValueError(f"{message}{self._meant(message)} (see {self.prog} --help)")
+
+    def format_help(self) -> str:
+        """Give the help: options in groups, then examples and the page."""
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        formatter.add_text(self.description)
+        for title, actions in self._sections():
+            formatter.start_section(title)
+            formatter.add_arguments(actions)
+            formatter.end_section()
+        formatter.add_text(self.epilog)
+        text = formatter.format_help()
+        command = self.prog.rpartition(" ")[2]
+        if command not in EXAMPLES:
+            return text
+        examples = "".join(f"  shardwise {line}\n" for line in EXAMPLES[command])
+        return f"{text}\nexamples:\n{examples}\nsee also: docs/{PAGES[command]}\n"
+
+    def _sections(self) -> Iterator[tuple[str, list[argparse.Action]]]:
+        """The arguments in groups: those by position, then options by what they are for."""
+        options = [action for action in self._actions if action.option_strings]
+        if positional := [action for action in self._actions if not action.option_strings]:
+            yield "arguments" if self._subparsers is None else "commands", positional
+        if len(options) < _FEWEST:
+            yield "options", options
+            return
+        for title, names in GROUPS.items():
+            if found := [action for action in options if action.dest in names]:
+                yield title, found
+        known = frozenset().union(*GROUPS.values())
+        yield "other options", [action for action in options if action.dest not in known]
+
+    def _meant(self, message: str) -> str:
+        """Say what was meant by a command or an option that is not known, if one is near."""
+        wrong = re.match(r"(?:argument COMMAND: invalid choice: '|unrecognized arguments: )([^\s']+)", message)
+        if wrong is None:
+            return ""
+        known: list[str] = []
+        for action in self._actions:
+            known += [*action.option_strings, *map(str, action.choices or ())]
+            # An option that no command takes is said of the program, whose commands have the options.
+            if isinstance(action, argparse._SubParsersAction) and wrong[1].startswith("-"):
+                known += [
+                    text for one in action.choices.values() for own in one._actions for text in own.option_strings
+                ]
+        near = difflib.get_close_matches(wrong[1], known, 1, 0.7)
+        return f"; did you mean {near[0]}?" if near else ""
