@@ -248,7 +248,7 @@ def test_rules_that_are_for_another_model_say_so(tmp_path: Path, capsys: pytest.
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert not sw.LayoutMap.from_toml(RULES["vllm/qwen3"], mesh, config=config).report({}).notes
-    said = r"vllm/qwen3' is for models of the type qwen3, and this one is of the type llama; vllm/llama is for it"
+    said = r"models of the type qwen3 or qwen3_vl_text, and this one is of the type llama; vllm/llama is for it"
     with pytest.warns(sw.ShardwiseWarning, match=said):
         sw.LayoutMap.from_toml(RULES["vllm/qwen3"], mesh, config={"model_type": "llama", **sizes})
     wrapped = {"model_type": "llava", "text_config": {"model_type": "other", **sizes}}
@@ -334,3 +334,30 @@ def test_a_language_model_within_a_wrapper_is_rewritten_as_the_error_says(
     assert f"its names are renamed first (--rename '{rename}', or" in capsys.readouterr().err
     assert main([*arguments, "--rename", rename]) == 0
     assert "1 name matches no rule" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("rules", "kind"),
+    [(f"{engine}/qwen2", f"{kind}_text") for engine in ("hf", "vllm") for kind in ("qwen2_vl", "qwen2_5_vl")]
+    + [("vllm/qwen3", "qwen3_vl_text")],
+)
+def test_the_language_models_of_qwen_vl_have_the_rules_of_qwen(rules: str, kind: str) -> None:
+    """vLLM makes them as `Qwen2ForCausalLM` and `Qwen3ForCausalLM`; transformers has one plan for both."""
+    text = {"model_type": kind, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 8, "hidden_size": 64}
+    config = {"model_type": kind.removesuffix("_text"), "text_config": text, "vocab_size": 128}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = sw.LayoutMap.from_toml(rules, sw.DeviceMesh((2,), ("tp",)), config=config)
+    own = "qkv_proj" if rules.startswith("vllm") else "q_proj"
+    for start in ("model.", "model.language_model.", "language_model.model."):
+        assert found[f"{start}layers.0.self_attn.{own}.weight"] is not None
+    assert found[f"visual.blocks.0.attn.{own}.weight"] is None
+    assert found[f"model.visual.layers.0.self_attn.{own}.weight"] is None
+
+
+@pytest.mark.parametrize("kind", ["qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text"])
+def test_transformers_has_one_plan_for_qwen_2_and_its_wrapped_types(kind: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    mapping = transformers.models.auto.configuration_auto.CONFIG_MAPPING
+    assert mapping[kind]().base_model_tp_plan == mapping["qwen2"]().base_model_tp_plan
+    assert kind in read_models(RULES["hf/qwen2"])
