@@ -312,7 +312,9 @@ def _model(config: Mapping[str, Any]) -> Any:
         )
     with _quiet(), torch.device("meta"):
         try:
-            said = described.from_dict({key: value for key, value in config.items() if key != "quantization_config"})
+            plain = {key: value for key, value in config.items() if key != "quantization_config"}
+            # A file has infinity as {"__float__": "Infinity"}.
+            said = described.from_dict(getattr(described, "_decode_special_floats", dict)(plain))
             if own is not None:
                 return own(said)
             for auto in _AUTO:
