@@ -159,12 +159,16 @@ def is_elementwise(op: str, /) -> bool: ...
 def propagated(
     mesh: Mesh,
     shapes: Sequence[Sequence[int]],
-    starts: Sequence[tuple[Sequence[Sequence[str]], bool] | None],
+    starts: Sequence[tuple[Sequence[Sequence[str]], Sequence[bool], Sequence[int]] | None],
+    same: Sequence[int],
     inputs: int,
     ops: Sequence[tuple[FactorRule, str, list[int]]],
-    outputs: Sequence[int],
+    outputs: Sequence[tuple[FactorRule, str, list[int]]],
+    itemsizes: Sequence[int],
+    policy: str,
+    settled: bool,
     /,
-) -> tuple[tuple[tuple[str, ...], ...] | None, ...]: ...
+) -> tuple[tuple[tuple[tuple[str, ...], ...] | None, ...], tuple[Any, ...]]: ...
 def settle(
     mesh: Mesh,
     rule: FactorRule,

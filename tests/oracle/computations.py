@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import shardwise as sw
-from shardwise.computation import Computation, factor_rule
-from shardwise.propagate import propagate
+from shardwise.computation import Computation, computation_of_jaxpr, factor_rule
+from shardwise.propagate import Start, propagate
+from shardwise.propagate.explicit import Conflict, Operands, explicit_results
 
 Case = dict[str, Any]
 
@@ -96,23 +100,124 @@ def explicit_differs(ask: Callable[..., sw.propagate.LocalEinsum], theirs: Any) 
     return None if axes_of(found.result) == theirs else f"explicit: {axes_of(found.result)}, expected {theirs}"
 
 
+#: The dtypes that StableHLO calls otherwise.
+DTYPES = {"f32": "float32", "i32": "int32", "bf16": "bfloat16", "i1": "bool"}
+
+
+def computation_of(case: Case) -> Computation:
+    """Read a computation of the corpora."""
+
+    def named(values: list[Any]) -> list[Any]:
+        return [[shape, DTYPES[dtype]] for shape, dtype in values]
+
+    ops = [op | {"op": NAMES.get(op["op"]) or op["op"], "out": named(op["out"])} for op in case["ops"]]
+    return Computation(named(case["inputs"]), ops, case["outputs"])
+
+
+def arrays_of(computation: Computation, rng: random.Random) -> list[Any]:
+    """Give arrays for the inputs of a computation: small numbers, and places that are there."""
+    numpy = np.random.default_rng(rng.getrandbits(32))
+    arrays: list[Any] = [numpy.integers(-4, 5, shape) / 4 for shape in computation.shapes[: computation.inputs]]
+    for op in computation.ops:
+        shapes = [computation.shapes[number] for number in (*op.operands, *op.results)]
+        if op.name in ("gather", "scatter"):
+            for at, dim in enumerate(op.attributes["start_index_map"]):
+                places = arrays[op.operands[1]]
+                last = shapes[0][dim] - (1 if dim in op.attributes["collapsed_slice_dims"] else shapes[0][dim])
+                places[..., at] = numpy.integers(0, last + 1, places.shape[:-1])
+        if op.name in ("dynamic_slice", "dynamic_update_slice"):
+            first, part = (1, shapes[-1]) if op.name == "dynamic_slice" else (2, shapes[1])
+            for number, size, own in zip(op.operands[first:], shapes[0], part, strict=True):
+                arrays[number] = numpy.integers(0, size - own + 1, ())
+    return arrays
+
+
 def program_differs(case: Case) -> str | None:
-    """Compare the layouts of all values of a computation with those of Shardy's passes."""
-    ops = [op | {"op": NAMES.get(op["op"]) or op["op"]} for op in case["ops"]]
-    computation = Computation(case["inputs"], ops, case["outputs"])
+    """Compare the layouts of all values of a computation, its reshards and sums with those of Shardy's passes."""
+    computation = computation_of(case)
     mesh = sw.DeviceMesh([size for _, size in case["mesh"]], [name for name, _ in case["mesh"]])
-    may_grow = [number for number, grows in enumerate(case.get("open", ())) if grows]
-    found = propagate(computation, case["given"], mesh=mesh, open=may_grow)
+    may_grow = case.get("open") or [0] * computation.inputs
+    given = [Start(axes, open=True) if grows else axes for axes, grows in zip(case["given"], may_grow, strict=True)]
+    found = propagate(computation, given, mesh=mesh)
     layouts = [None if layout is None else axes_of(layout) for layout in found.layouts]
     expected = case["shardy"]["values"]
     wrong = [number for number, pair in enumerate(zip(layouts, expected, strict=True)) if pair[0] != pair[1]]
-    return f"value {wrong[0]} is {layouts[wrong[0]]}, expected {expected[wrong[0]]}" if wrong else None
+    if wrong:
+        return f"value {wrong[0]} is {layouts[wrong[0]]}, expected {expected[wrong[0]]}"
+    moves = sorted(reshard_of(move) for move in found.in_order if not move.implied)
+    theirs = sorted(reshard_said(case, reshard) for reshard in case["shardy"]["reshards"])
+    if moves != theirs:
+        more = [move for move in moves if move not in theirs]
+        less = [move for move in theirs if move not in moves]
+        return f"moves {more}, expected {less}"
+    return ops_differ(computation, case, mesh)
+
+
+def ops_differ(computation: Computation, case: Case, mesh: sw.DeviceMesh) -> str | None:
+    """Compare each op with JAX's explicit mode: the layout of its result, or that there is none."""
+    if not case["jax"]:
+        return None
+    sizes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
+    specs = [
+        tuple(map(tuple, axes)) if axes else ((),) * len(shape)
+        for axes, shape in zip(case["given"], computation.shapes, strict=False)
+    ]
+    for op, theirs in zip(computation.ops, case["jax"], strict=True):
+        shapes = [computation.shapes[number] for number in (*op.operands, *op.results)]
+        operands, results = shapes[: len(op.operands)], shapes[len(op.operands) :]
+        taken = [specs[number] for number in op.operands]
+        given = Operands(op.name, op.attributes, operands, taken, results, sizes)
+        refused = isinstance(theirs, dict)
+        try:
+            found: Any = [list(map(list, explicit_results(given, op.is_elementwise)[0]))]
+        except Conflict as conflict:
+            found = conflict
+        if isinstance(found, Conflict) != refused or (not refused and found != [theirs]):
+            return f"explicit: {op.name} of {taken} gives {found}, expected {theirs}"
+        specs.append(((),) * len(results[0]) if refused else tuple(map(tuple, theirs)))
+    return None
+
+
+def reshard_of(move: sw.propagate.Move) -> tuple[Any, ...]:
+    """Give a move as the corpora write reshards and sums."""
+    if move.before.unreduced:
+        return ("all_reduce", move.value, [], axes_of(move.after), list(move.before.unreduced))
+    return ("reshard", move.value, axes_of(move.before), axes_of(move.after), [])
+
+
+def reshard_said(case: Case, reshard: list[Any]) -> tuple[Any, ...]:
+    kind, value, before, after, axes = reshard
+    rank = len(after)
+    # A sum is in the layout in which it was computed.
+    return (kind, value, [] if kind == "all_reduce" else before or [[]] * rank, after, axes or [])
 
 
 def compare_programs(cases: list[Case]) -> Iterator[tuple[str, Callable[[], str | None]]]:
-    """Computations: the layouts of all values."""
+    """Computations: the layouts of all values, the reshards and the sums."""
     for number, case in enumerate(cases):
         yield f"{number} {[op['op'] for op in case['ops']]}", partial(program_differs, case)
+
+
+def step_differs(case: Case) -> str | None:
+    """Compare the collectives of a training step with those of Shardy's passes: kinds, count and bytes."""
+    computation = computation_of_jaxpr(case["jaxpr"])
+    mesh = sw.DeviceMesh([size for _, size in case["mesh"]], [name for name, _ in case["mesh"]])
+    found = propagate(computation, case["in_specs"], results=case["out_specs"], mesh=mesh)
+    totals: dict[str, list[float]] = {}
+    for move in found.in_order:
+        for step in () if move.implied else move.steps:
+            if step.kind != "slice":
+                total = totals.setdefault(step.kind, [0, 0])
+                total[0] += move.times
+                total[1] += move.times * step.bytes
+    expected = case["shardy"]["total"]
+    return None if totals == expected else f"collectives {totals}, expected {expected}"
+
+
+def compare_steps(cases: list[Case]) -> Iterator[tuple[str, Callable[[], str | None]]]:
+    """Training steps: the collectives."""
+    for case in cases:
+        yield f"{case['name']} {case['scheme']}", partial(step_differs, case)
 
 
 def einsum_text(left: int, right: int, attributes: dict[str, Any]) -> str:
@@ -157,4 +262,5 @@ KNOWN: dict[str, Callable[[list[Case]], Iterator[tuple[str, Callable[[], str | N
     "rules": compare_rules,
     "products": compare_products,
     "programs": compare_programs,
+    "steps": compare_steps,
 }

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import shardwise as sw
-from shardwise.computation import Computation, FactorRule
-from shardwise.propagate import propagate
+from shardwise.computation import Computation, FactorRule, computation_of_jaxpr
+from shardwise.propagate import Start, propagate
 from tests.oracle import computations
 from tests.oracle.corpora import Comparison, compared
 
@@ -34,12 +35,28 @@ LAYER: dict[str, Any] = {
 }
 
 
-def test_layouts_are_those_of_shardy() -> None:
+def test_layouts_and_moves_are_those_of_shardy() -> None:
     found = Comparison()
     for name, differs in computations.compare_programs(computations.cases_of("programs")):
         found.add(name, compared(False, differs))
     assert found.different == []
     assert found.cases == 250
+
+
+def test_collectives_of_training_steps_are_those_of_shardy() -> None:
+    found = Comparison()
+    for name, differs in computations.compare_steps(computations.cases_of("steps")):
+        found.add(name, compared(False, differs))
+    assert found.different == []
+    assert found.cases == 4
+
+
+def test_fewest_bytes_are_no_more_than_those_of_shardy() -> None:
+    for case in computations.cases_of("steps"):
+        computation = computation_of_jaxpr(case["jaxpr"])
+        mesh = sw.DeviceMesh([size for _, size in case["mesh"]], [name for name, _ in case["mesh"]])
+        ask = partial(propagate, computation, case["in_specs"], results=case["out_specs"], mesh=mesh)
+        assert ask(policy="least").bytes_received <= ask().bytes_received
 
 
 def test_a_layout_that_differs_is_found() -> None:
@@ -48,6 +65,23 @@ def test_a_layout_that_differs_is_found() -> None:
     wrong["shardy"]["values"][-1] = [["nowhere"]]
     (_, differs), *_ = computations.compare_programs([wrong])
     assert "nowhere" in str(differs())
+
+
+@pytest.mark.parametrize("change", ["reshards", "jax", "total"])
+def test_a_move_that_differs_is_found(change: str) -> None:
+    if change == "total":
+        wrong = computations.cases_of("steps")[0]
+        wrong["shardy"]["total"]["all-reduce"][1] += 1
+        (_, differs), *_ = computations.compare_steps([wrong])
+    else:
+        cases = computations.cases_of("programs")
+        wrong = next(case for case in cases if case["jax"] and case["shardy"]["reshards"])
+        if change == "jax":
+            wrong["jax"][0] = [["nowhere"]]
+        else:
+            del wrong["shardy"]["reshards"][0]
+        (_, differs), *_ = computations.compare_programs([wrong])
+    assert "expected" in str(differs())
 
 
 def test_json_and_back(tmp_path: Path) -> None:
@@ -68,6 +102,107 @@ def test_layouts_go_forward_and_backward() -> None:
     free = propagate(computation, [(None, "y"), None], mesh=MESH)
     assert [layout and layout.axes for layout in free.layouts] == [(None, "y"), ("y", None), None, None]
     assert free.to_json()["layouts"][2] is None
+
+
+def in_body(op: str, trips: dict[str, int]) -> dict[str, Any]:
+    """JSON of a computation whose op has tanh(2 x) as its body."""
+    body = {
+        "inputs": [[[8, 4], F]],
+        "ops": [
+            {"op": "add", "in": [0, 0], "out": [[[8, 4], F]]},
+            {"op": "tanh", "in": [1], "out": [[[8, 4], F]]},
+        ],
+        "outputs": [2],
+    }
+    ops = [{"op": op, "in": [0], "out": [[[8, 4], F]], "body": body} | trips]
+    return {"inputs": [[[8, 4], F]], "ops": ops, "outputs": [1]}
+
+
+@pytest.mark.parametrize(("op", "trips"), [("call", {}), ("loop", {"trips": 3})])
+def test_layouts_go_into_bodies_and_out_of_them(op: str, trips: dict[str, int]) -> None:
+    computation = Computation.from_json(in_body(op, trips))
+    found = propagate(computation, [("x", None)], mesh=MESH)
+    assert found.results == (sw.TensorLayout(("x", None), MESH),)
+    back = propagate(computation, [None], results=[(None, "y")], mesh=MESH)
+    assert back.layouts[0] == sw.TensorLayout((None, "y"), MESH)
+    assert Computation.from_json(json.loads(json.dumps(computation.to_json()))) == computation
+
+
+def test_a_move_in_a_loop_counts_as_often_as_it_is_done() -> None:
+    said = in_body("loop", {"trips": 3})
+    # Rows are sorted, so that the other dim is cut meanwhile, each time.
+    said["ops"][0]["body"]["ops"][0] = {
+        "op": "sort",
+        "in": [0],
+        "out": [[[8, 4], F]],
+        "attrs": {"dimension": 0, "n": 1},
+    }
+    found = propagate(Computation.from_json(said), [("x", None)], mesh=MESH)
+    # Half of a shard of 64 bytes goes to the other device, before and after.
+    moved = [(move.op, move.times, move.bytes, move.kinds) for move in found.moves]
+    assert moved == [("sort", 3, 32, "all-to-all over x")] * 2
+    assert found.bytes_received == 192
+
+
+def test_a_constraint_says_what_moves() -> None:
+    constraint = {"op": "constraint", "in": [3], "out": [[[8, 16], F]], "attrs": {"axes": [["x"], []]}}
+    said = LAYER | {"ops": [*LAYER["ops"], constraint], "outputs": [4]}
+    found = propagate(Computation.from_json(said), [("x", None), (None, "y")], mesh=MESH)
+    # The constraint is that of its operand too, so that the product is what gathers.
+    assert found.results == (sw.TensorLayout(("x", None), MESH),)
+    assert {move.kinds for move in found.moves} == {"all-gather over y"}
+
+
+def test_priorities_say_which_axes_come_first() -> None:
+    add = {"op": "add", "in": [0, 1], "out": [[[8, 8], F]]}
+    computation = Computation([[(8, 8), F]] * 2, [add], [2])
+    first = propagate(computation, [("x", None), (None, "x")], mesh=MESH)
+    assert first.layouts[2] == sw.TensorLayout(("x", None), MESH)
+    later = propagate(computation, [Start(("x", None), priorities=[1, 1]), (None, "x")], mesh=MESH)
+    assert later.layouts[2] == sw.TensorLayout((None, "x"), MESH)
+
+
+def test_explicit_mode_names_both_origins() -> None:
+    computation = Computation.from_json(LAYER)
+    found = propagate(computation, [("x", None), (None, "y")], mesh=MESH, policy="explicit")
+    assert found.results == (sw.TensorLayout(("x", "y"), MESH),)
+    with pytest.raises(sw.LayoutError) as caught:
+        propagate(computation, [(None, "x"), ("y", None)], mesh=MESH, policy="explicit")
+    assert str(caught.value) == (
+        "dot_general (model.py:7): dim 1 of operands[0] is cut over x, and dim 0 of operands[1] is cut over y "
+        "(operands[0] has it from input layouts[0], operands[1] has it from input layouts[1]); give policy='shardy' or "
+        "policy='least' to have it decided"
+    )
+    with pytest.raises(sw.LayoutError, match=r"layouts\[1\] is None, and policy='explicit' gives none"):
+        propagate(computation, [("x", None), None], mesh=MESH, policy="explicit")
+
+
+def test_rows_of_neighbours_are_priced() -> None:
+    window = {"window_dimensions": [3, 1], "window_strides": [1, 1], "padding": [[1, 1], [0, 0]], "body": "add"}
+    op = {"op": "reduce_window", "in": [0, 1], "out": [[[16, 4], F]], "attrs": window}
+    found = propagate(Computation([[(16, 4), F], [(), F]], [op], [2]), [("y", None), None], mesh=MESH)
+    # A device in the middle reads one row of each neighbour: 2 rows of 4 numbers of 4 bytes.
+    assert [(move.kinds, move.bytes, move.implied) for move in found.moves] == [("collective-permute over y", 32, True)]
+
+
+def test_a_cut_that_a_reshape_cannot_keep_is_priced() -> None:
+    reshape = {"op": "reshape", "in": [0], "out": [[[12, 16, 2, 2, 2], F]]}
+    computation = Computation([[(16, 96), F]], [reshape], [1])
+    mesh = sw.DeviceMesh((8,), ("x",))
+    found = propagate(computation, [("x", None)], mesh=mesh)
+    # Each device has 2 of 16 rows, 768 bytes of 6,144. Of the 8 shards the reshape can keep 4, those of what 16 and 12
+    # have in common, so that pairs of devices put theirs together first.
+    moves = [(move.kinds, move.bytes, move.implied) for move in found.in_order if move.bytes]
+    assert moves == [("all-gather over x:(4)2", 768, True), ("all-gather over x:(1)4", 4608, False)]
+    assert found.bytes_received == 6144 - 768
+
+
+def test_an_op_without_a_rule_is_put_together_if_asked() -> None:
+    said = [[(8, 4), F]], [{"op": "my_op", "in": [0], "out": [[(8, 4), F]], "source": "model.py:3"}], [1]
+    with pytest.warns(UserWarning, match=r"ops\[0\] \(model.py:3\): no rule is known for 'my_op'"):
+        computation = Computation(*said, unknown="whole")
+    found = propagate(computation, [("x", None)], mesh=MESH)
+    assert [(move.op, move.kinds, move.bytes) for move in found.moves] == [("my_op", "all-gather over x", 64)]
 
 
 def test_a_rule_of_ones_own() -> None:
@@ -96,6 +231,14 @@ def test_a_rule_of_ones_own() -> None:
         ({"inputs": [[8, 4]]}, r"inputs\[0\]\[0\]|shape"),
         ({"inputs": ["f32"]}, r"inputs\[0\] is a shape and a dtype"),
         ({"ops": "tanh"}, "ops is a list"),
+        (in_body("call", {}) | {"outputs": [0], "inputs": [[[8, 5], F]]}, r"ops\[0\]: its operands and results are"),
+        (in_body("loop", {"trips": -1}), "trips is -1; it is at least 0"),
+        ({"ops": [{"op": "loop", "in": [0], "out": [[[8, 4], F]]}]}, r"ops\[0\].body is a mapping with inputs"),
+        ({"ops": [{"op": "constant", "in": [0], "out": [[[8, 4], F]]}]}, "it has no operands and one result"),
+        (
+            {"ops": [{"op": "constraint", "in": [0], "out": [[[8, 4], F]], "attrs": {"axes": [["x"]]}}]},
+            "axes is .*; it has for each of 2 dims",
+        ),
     ],
 )
 def test_what_is_no_computation_is_refused(change: dict[str, Any], says: str, tmp_path: Path) -> None:
@@ -113,8 +256,16 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         propagate(computation, [None], mesh=MESH)
     with pytest.raises(sw.LayoutError, match=r"layouts\[0\] has 1 dims, but its tensor has 2"):
         propagate(computation, [("x",), None], mesh=MESH)
-    with pytest.raises(sw.LayoutError, match="1 is not an input with a layout"):
-        propagate(computation, [("x", None), None], mesh=MESH, open=[1])
+    with pytest.raises(sw.LayoutError, match=r"layouts\[0\]: open has 2, which is no dim of 2"):
+        propagate(computation, [Start(("x", None), open=[2]), None], mesh=MESH)
+    with pytest.raises(
+        sw.LayoutError, match=r"layouts\[0\]: priorities is \[1\]; it has a number from 0 for each of 2"
+    ):
+        propagate(computation, [Start(("x", None), priorities=[1]), None], mesh=MESH)
+    with pytest.raises(sw.LayoutError, match="results has 2 entries for 1 results"):
+        propagate(computation, [("x", None), None], results=[None, None], mesh=MESH)
+    with pytest.raises(sw.LayoutError, match="policy is 'most'; it is one of 'explicit', 'shardy', 'least'"):
+        propagate(computation, [("x", None), None], mesh=MESH, policy="most")  # type: ignore[arg-type]
     with pytest.raises(sw.ParseError, match="a computation is a mapping"):
         Computation.from_json([])
     file = tmp_path / "no.json"

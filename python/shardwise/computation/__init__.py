@@ -5,10 +5,21 @@
 | `factor_rule` | `FactorRule`, and `factor_rule` for the rules of the ops that are known |
 | `einsum` | `Einsum`: the text of an einsum, taken apart |
 | `computation` | `Computation`: values and ops between inputs and results, and their JSON |
+| `evaluate` | ops in plain numpy, on whole arrays and on views |
+| `jaxpr` | `computation_from_jax`: the computation of a function of JAX, and that of a jaxpr as data |
 """
 
 from .computation import Computation, Op
 from .einsum import Einsum
 from .factor_rule import FactorRule, factor_rule
+from .jaxpr import computation_from_jax, computation_of_jaxpr
 
-__all__ = ["Computation", "Einsum", "FactorRule", "Op", "factor_rule"]
+__all__ = [
+    "Computation",
+    "Einsum",
+    "FactorRule",
+    "Op",
+    "computation_from_jax",
+    "computation_of_jaxpr",
+    "factor_rule",
+]

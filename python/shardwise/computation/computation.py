@@ -3,26 +3,46 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from .._arguments import instance, integer, path_of, sizes_of
 from .._core import is_elementwise
+from .._dtypes import find_dtype
+from .._fork import importing
 from .._json import strict_json
 from .._text import shown
 from ..errors import LayoutError, ParseError
 from .factor_rule import FactorRule, factor_rule
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 __all__ = ["Computation", "Op"]
 
 #: The most values and operands that a computation has.
 _MOST = 1 << 20
 
+#: The deepest that bodies are within bodies.
+_DEEPEST = 32
+
+#: Ops without a rule: `constant` and `iota` have no operands; `barrier` passes its operands on; `constraint` gives its
+#: operand the layout that its `axes` say; `call` and `loop` have a `body`, a computation of their operands.
+STRUCTURE = ("constant", "iota", "barrier", "constraint", "call", "loop")
+
 
 @dataclass(frozen=True)
 class Op:
-    """An op of a computation: its name, the numbers of its operands and results, its attributes and its rule."""
+    """An op of a computation: its name, the numbers of its operands and results, its attributes and its rule.
+
+    One with a body has that in place of a rule: a `call` computes it once, and a `loop` as often as `trips` says, each
+    time with what it gave before.
+    """
 
     #: Its name, as `factor_rule` takes it, or any name if it comes with a rule.
     name: str
@@ -32,10 +52,13 @@ class Op:
     results: tuple[int, ...]
     #: All else that is said of it.
     attributes: Mapping[str, Any]
-    #: Its factor rule, with sizes.
-    rule: FactorRule
+    #: Its factor rule, with sizes; none for an op with a body, a constant, an iota, a barrier and a constraint.
+    rule: FactorRule | None
     #: Its place in the source, if one is said.
     source: str = ""
+    #: The computation that a call or a loop computes, and how often.
+    body: Computation | None = None
+    trips: int = 1
 
     @property
     def is_elementwise(self) -> bool:
@@ -50,8 +73,14 @@ class Computation:
         inputs: the shape and the dtype of each input.
         ops: each op as a mapping: `op`, its name; `in`, the numbers of its operands; `out`, shape and dtype of each
             result; `attrs`, its attributes (see `factor_rule`); if it is not known, `rule`, what `FactorRule.to_json`
-            gives; and perhaps `source`, its place in the source.
+            gives; and perhaps `source`, its place in the source. The op `call` has a `body` in place of attributes, a
+            computation as a mapping; the op `loop` has `trips` besides, and results of the shapes of its operands,
+            which are those of the body's inputs and results. `constraint` has the attribute `axes`, for each dim its
+            axes, and perhaps `open`, the dims that may have more. `constant` and `iota` have no operands, `barrier` has
+            as many operands as results.
         outputs: the numbers of the values that are its results.
+        names: names of the inputs, for layouts by name.
+        unknown: `"whole"` to take ops of an unknown name as ones that need all their operands whole, with a warning.
 
     Raises:
         LayoutError: if an op takes a value that is not made before it, its shapes are not such an op's, or its name is
@@ -63,7 +92,7 @@ class Computation:
     ((4, 6), '([i,j],[i,j])->([i,j])')
     """
 
-    __slots__ = ("dtypes", "inputs", "ops", "outputs", "shapes")
+    __slots__ = ("dtypes", "inputs", "names", "ops", "outputs", "shapes")
 
     #: The shape of each value.
     shapes: tuple[tuple[int, ...], ...]
@@ -75,26 +104,45 @@ class Computation:
     ops: tuple[Op, ...]
     #: The numbers of the results.
     outputs: tuple[int, ...]
+    #: The names of the inputs, if they have some.
+    names: tuple[str, ...]
 
     def __init__(
         self,
         inputs: Sequence[Sequence[Any]],
         ops: Sequence[Mapping[str, Any]],
         outputs: Sequence[int],
+        *,
+        names: Sequence[str] = (),
+        unknown: Literal["whole"] | None = None,
     ) -> None:
+        if unknown not in (None, "whole"):
+            raise LayoutError(f"unknown is {shown(unknown)}; it is 'whole' or None")
+        self._fill(inputs, ops, outputs, names, unknown, 0)
+
+    @classmethod
+    def _within(cls, said: Mapping[str, Any], unknown: str | None, depth: int) -> Computation:
+        computation = object.__new__(cls)
+        computation._fill(said["inputs"], said["ops"], said["outputs"], said.get("names", ()), unknown, depth)
+        return computation
+
+    def _fill(self, inputs: Any, ops: Any, outputs: Any, names: Any, unknown: str | None, depth: int) -> None:
         values = [_value(f"inputs[{number}]", value) for number, value in enumerate(_list("inputs", inputs))]
         self.inputs = len(values)
         made: list[Op] = []
         makers: list[Op | None] = [None] * len(values)
         for number, said in enumerate(_list("ops", ops)):
             place = f"ops[{number}]"
-            made.append(_op(place, said, values, makers))
+            made.append(_op(place, said, values, makers, unknown, depth))
             makers += [made[-1]] * len(made[-1].results)
             if len(values) > _MOST:
                 raise LayoutError(f"{place}: a computation has at most {_MOST} values")
         self.ops = tuple(made)
         self.shapes, self.dtypes = (tuple(each) for each in zip(*values, strict=True)) if values else ((), ())
         self.outputs = _numbers("outputs", outputs, len(values))
+        self.names = tuple(instance(f"names[{at}]", name, str) for at, name in enumerate(_list("names", names)))
+        if self.names and (len(self.names) != self.inputs or len({*self.names}) != self.inputs):
+            raise LayoutError(f"names has {len({*self.names})} different names for {self.inputs} inputs")
 
     @classmethod
     def from_json(cls, document: Any) -> Computation:
@@ -106,7 +154,7 @@ class Computation:
         """
         if not isinstance(document, Mapping) or not {"inputs", "ops", "outputs"} <= set(document):
             raise ParseError(f"a computation is a mapping with inputs, ops and outputs, got {shown(document)}")
-        return cls(document["inputs"], document["ops"], document["outputs"])
+        return cls(document["inputs"], document["ops"], document["outputs"], names=document.get("names", ()))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Computation:
@@ -121,6 +169,47 @@ class Computation:
         except (LayoutError, TypeError) as error:
             raise ParseError(f"{file}: {error}") from None
 
+    def run(self, arrays: Sequence[npt.ArrayLike]) -> list[npt.NDArray[Any]]:
+        """Compute the results in numpy, of arrays for the inputs.
+
+        Raises:
+            LayoutError: if arrays are not of the inputs' shapes, or an op is none that numpy has here.
+
+        >>> tanh = {"op": "tanh", "in": [0], "out": [[(2,), "float32"]]}
+        >>> Computation([[(2,), "float32"]], [tanh], [1]).run([[0.0, 0.0]])
+        [array([0., 0.], dtype=float32)]
+        """
+        with importing:
+            from .evaluate import compute
+        values = dict(enumerate(self.taken(arrays)))
+        for op in self.ops:
+            given, made = [values[operand] for operand in op.operands], []
+            if op.body is None:
+                made = compute(op.name, op.attributes, given, [self.shapes[result] for result in op.results], op.source)
+            else:
+                made = given
+                for _ in range(op.trips):
+                    made = op.body.run(made)
+            for result, array in zip(op.results, made, strict=True):
+                values[result] = array.astype(self._dtype(result), copy=False)
+        return [values[output] for output in self.outputs]
+
+    def taken(self, arrays: Sequence[npt.ArrayLike]) -> list[npt.NDArray[Any]]:
+        """Give arrays for the inputs in their dtypes, checked."""
+        if len(arrays) != self.inputs:
+            raise LayoutError(f"arrays has {len(arrays)} entries for {self.inputs} inputs")
+        found = [np.asarray(array, self._dtype(number)) for number, array in enumerate(arrays)]
+        for number, array in enumerate(found):
+            if array.shape != self.shapes[number]:
+                raise LayoutError(f"arrays[{number}] has the shape {array.shape}, the input {self.shapes[number]}")
+        return found
+
+    def _dtype(self, number: int) -> np.dtype[Any]:
+        dtype = find_dtype(self.dtypes[number])
+        if dtype is None:
+            raise LayoutError(f"value {number} is of dtype {shown(self.dtypes[number])}, which numpy does not have")
+        return dtype.numpy()
+
     def to_json(self) -> dict[str, Any]:
         """Give the computation as values that `json.dumps` takes; `from_json` reads them.
 
@@ -128,22 +217,18 @@ class Computation:
         >>> computation.to_json()["ops"]
         [{'op': 'tanh', 'in': [0], 'out': [[[4], 'float32']]}]
         """
-        ops = []
-        for op in self.ops:
-            said: dict[str, Any] = {
-                "op": op.name,
-                "in": list(op.operands),
-                "out": [self._said(result) for result in op.results],
-            }
-            given = {key: value for key, value in op.attributes.items() if key != "of_slices"}
-            ops.append(
-                said
-                | ({"attrs": given} if given else {})
-                | ({"source": op.source} if op.source else {})
-                | ({} if _is_known(op.name) else {"rule": op.rule.to_json()})
-            )
+        ops = [
+            {"op": op.name, "in": list(op.operands), "out": [self._said(result) for result in op.results]}
+            | ({"attrs": given} if (given := _given(op)) else {})
+            | ({"source": op.source} if op.source else {})
+            | ({"rule": op.rule.to_json()} if op.rule is not None and not _is_known(op.name) else {})
+            | ({"body": op.body.to_json()} if op.body is not None else {})
+            | ({"trips": op.trips} if op.name == "loop" else {})
+            for op in self.ops
+        ]
         inputs = [self._said(number) for number in range(self.inputs)]
-        return {"inputs": inputs, "ops": ops, "outputs": list(self.outputs)}
+        names = {"names": list(self.names)} if self.names else {}
+        return {"inputs": inputs, "ops": ops, "outputs": list(self.outputs)} | names
 
     def _said(self, number: int) -> list[Any]:
         return [list(self.shapes[number]), self.dtypes[number]]
@@ -157,7 +242,14 @@ class Computation:
         return f"<Computation of {len(self.ops)} ops, {self.inputs} inputs and {len(self.outputs)} results>"
 
 
-def _op(place: str, said: Any, values: list[tuple[tuple[int, ...], str]], makers: list[Op | None]) -> Op:
+def _op(
+    place: str,
+    said: Any,
+    values: list[tuple[tuple[int, ...], str]],
+    makers: list[Op | None],
+    unknown: str | None,
+    depth: int,
+) -> Op:
     """Read an op, and add its results to the values."""
     if not isinstance(said, Mapping) or not {"op", "in", "out"} <= set(said):
         raise LayoutError(f"{place}: an op is a mapping with op, in and out, got {shown(said)}")
@@ -168,18 +260,81 @@ def _op(place: str, said: Any, values: list[tuple[tuple[int, ...], str]], makers
     source = instance(f"{place}.source", said.get("source", ""), str)
     if name == "concatenate" and _of_slices(operands, makers):
         attributes["of_slices"] = True
-    shapes = [values[operand][0] for operand in operands]
-    results = [shape for shape, _ in outs]
+    shapes, results = [values[operand][0] for operand in operands], [shape for shape, _ in outs]
+    rule, body, trips = None, None, 1
     try:
         if "rule" in said:
             rule = FactorRule(**instance(f"{place}.rule", said["rule"], dict)).of(shapes, results)
-        else:
+        elif name not in STRUCTURE and unknown == "whole" and not _is_known(name):
+            rule = _whole(place, name, source, shapes, results)
+        elif name not in STRUCTURE:
             rule = factor_rule(name, shapes, results, **attributes)
+        elif name in ("call", "loop"):
+            body = _body(f"{place}.body", said.get("body"), unknown, depth)
+            trips = integer(f"{place}.trips", said.get("trips", 1))
+        _check_structure(name, shapes, results, attributes, body, trips)
     except (LayoutError, TypeError) as error:
         raise LayoutError(f"{place}{f' ({source})' if source else ''}: {error}") from None
     first = len(values)
     values += outs
-    return Op(name, operands, tuple(range(first, len(values))), attributes, rule, source)
+    return Op(name, operands, tuple(range(first, len(values))), attributes, rule, source, body, trips)
+
+
+def _whole(
+    place: str, name: str, source: str, shapes: list[tuple[int, ...]], results: list[tuple[int, ...]]
+) -> FactorRule:
+    """Give the rule of an op that needs all its operands whole, and warn."""
+    at = f" ({source})" if source else ""
+    warnings.warn(f"{place}{at}: no rule is known for {shown(name)}; its operands are put together", stacklevel=2)
+    numbers = iter(range(sum(map(len, shapes)) + sum(map(len, results))))
+    factors = [[f"z_{next(numbers)}" for _ in shape] for shape in (*shapes, *results)]
+    sides = [f"[{','.join(dims)}]" for dims in factors]
+    text = f"({','.join(sides[: len(shapes)])})->({','.join(sides[len(shapes) :])})"
+    return FactorRule(text, whole=[factor for dims in factors for factor in dims]).of(shapes, results)
+
+
+def _body(place: str, said: Any, unknown: str | None, depth: int) -> Computation:
+    if depth == _DEEPEST:
+        raise LayoutError(f"{place} is within {_DEEPEST} others; that is the limit")
+    if not isinstance(said, Mapping) or not {"inputs", "ops", "outputs"} <= set(said):
+        raise LayoutError(f"{place} is a mapping with inputs, ops and outputs, got {shown(said)}")
+    return Computation._within(said, unknown, depth + 1)
+
+
+def _check_structure(
+    name: str,
+    shapes: list[tuple[int, ...]],
+    results: list[tuple[int, ...]],
+    attributes: dict[str, Any],
+    body: Computation | None,
+    trips: int,
+) -> None:
+    """Check an op without a rule."""
+    if body is not None:
+        inside = [*body.shapes[: body.inputs]], [body.shapes[output] for output in body.outputs]
+        if inside != (shapes, results):
+            raise LayoutError(
+                f"its operands and results are {shown(shapes)} and {shown(results)}, its body's {shown(inside[0])} and "
+                f"{shown(inside[1])}"
+            )
+        if trips < 0:
+            raise LayoutError(f"trips is {trips}; it is at least 0")
+    same = name in ("loop", "barrier", "constraint")
+    if (same and shapes != results) or (name == "constraint" and len(shapes) != 1):
+        raise LayoutError(f"a {name} has results of the shapes of its operands, got {shown(shapes)}, {shown(results)}")
+    if name in ("constant", "iota") and (shapes or len(results) != 1):
+        raise LayoutError(f"it has no operands and one result, got {len(shapes)} and {len(results)}")
+    if name == "constraint":
+        axes = attributes.get("axes")
+        if not isinstance(axes, Sequence) or isinstance(axes, str) or len(axes) != len(shapes[0]):
+            raise LayoutError(f"axes is {shown(axes)}; it has for each of {len(shapes[0])} dims a list of axes")
+        wrong = [dim for dim in attributes.get("open", ()) if dim not in range(len(axes))]
+        if wrong:
+            raise LayoutError(f"open has {shown(wrong[0])}, which is no dim of {len(axes)}")
+
+
+def _given(op: Op) -> dict[str, Any]:
+    return {key: value for key, value in op.attributes.items() if key != "of_slices"}
 
 
 def _of_slices(operands: tuple[int, ...], makers: list[Op | None]) -> bool:
@@ -193,6 +348,7 @@ def _of_slices(operands: tuple[int, ...], makers: list[Op | None]) -> bool:
     return all(slices) or (any(slices) and len(whole) == 1)
 
 
+@cache
 def _is_known(name: str) -> bool:
     try:
         factor_rule(name, [], [])

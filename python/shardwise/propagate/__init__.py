@@ -3,14 +3,18 @@
 | module | has |
 |---|---|
 | `einsum` | `einsum`, which the package has too, and its answer, `LocalEinsum` |
-| `whole` | `propagate`: the layouts of all values of a computation, a `Propagation` |
+| `whole` | `propagate`: the layouts of all values of a computation and what must move, a `Propagation` |
+| `flow` | a computation as the core takes it: with edges into calls and loops, and a copy of constants for each use |
+| `explicit` | the layouts and errors of JAX's explicit mode |
 | `move` | `Move`: what must move of one tensor |
+| `moves` | all that must move for each op, and why |
+| `shift` | rows that devices read and neighbours have |
 | `drawn` | the picture of an einsum |
 | `given` | layouts and meshes as users give them |
 """
 
 from .einsum import LocalEinsum, einsum
 from .move import Move
-from .whole import Propagation, propagate
+from .whole import Propagation, Start, propagate
 
-__all__ = ["LocalEinsum", "Move", "Propagation", "einsum", "propagate"]
+__all__ = ["LocalEinsum", "Move", "Propagation", "Start", "einsum", "propagate"]

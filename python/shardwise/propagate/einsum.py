@@ -5,29 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 from .._arguments import sizes_of
 from .._core import settle
 from .._drawn import Drawn
 from .._dtypes import find_dtype, itemsize_of
 from .._fork import importing
-from .._text import bytes_text, shown
+from .._text import bytes_text
 from ..computation.einsum import Einsum
 from ..errors import LayoutError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
-from .given import GivenAxes, layout_of, mesh_of, mesh_text, specs_of
+from .given import GivenAxes, Policy, check_policy, layout_of, mesh_of, mesh_text, specs_of
 from .move import Move, axes_json, move_between
 
 if TYPE_CHECKING:
     from ..show.picture import Picture
 
-__all__ = ["LocalEinsum", "Policy", "einsum"]
-
-#: The ways to decide a disagreement between layouts: not at all, as Shardy's passes do, by the fewest bytes.
-Policy = Literal["explicit", "shardy", "least"]
-_POLICIES: tuple[str, ...] = get_args(Policy)
+__all__ = ["LocalEinsum", "einsum"]
 
 
 @dataclass(frozen=True)
@@ -211,8 +207,7 @@ def einsum(
     w: all-gather over dp, each device receives 24.5 MiB
     """
     parsed = Einsum.parse(text)
-    if not isinstance(policy, str) or policy not in _POLICIES:
-        raise LayoutError(f"policy is {shown(policy)}; it is one of {', '.join(map(repr, _POLICIES))}")
+    check_policy(policy)
     if len(operands) != len(parsed.operands):
         raise LayoutError(
             f"{len(operands)} operands are given ({', '.join(operands) or 'none'}) for the {len(parsed.operands)} of "
@@ -268,8 +263,8 @@ def einsum(
         needed,
         computed,
         result,
-        tuple(move for move in moves if move is not None),
-        () if last is None else (last,),
+        tuple(move for move in moves if move.steps),
+        (last,) if last.steps else (),
         str(dtype) if known is None else known.name,
         policy,
         dict(zip(parsed.letters, map(tuple, cuts), strict=True)),

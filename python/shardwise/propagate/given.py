@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 from .._arguments import instance
 from .._text import shown
@@ -11,10 +11,19 @@ from ..errors import LayoutError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 
-__all__ = ["GivenAxes", "layout_of", "mesh_of", "mesh_text", "specs_of"]
+__all__ = ["GivenAxes", "Policy", "check_policy", "layout_of", "mesh_of", "mesh_text", "specs_of"]
+
+#: The ways to decide a disagreement between layouts: not at all, as Shardy's passes do, by the fewest bytes.
+Policy = Literal["explicit", "shardy", "least"]
 
 #: For each dim an axis, several, or none.
 GivenAxes = Sequence[str | Sequence[str] | None]
+
+
+def check_policy(policy: Policy) -> None:
+    """Check that it is one."""
+    if not isinstance(policy, str) or policy not in get_args(Policy):
+        raise LayoutError(f"policy is {shown(policy)}; it is one of {', '.join(map(repr, get_args(Policy)))}")
 
 
 def mesh_of(mesh: DeviceMesh | None, layouts: Mapping[str, Any]) -> DeviceMesh:

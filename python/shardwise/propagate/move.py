@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,11 +32,37 @@ class Move:
     after: TensorLayout
     #: The collectives, in order, as `ReshardPlan.collectives` gives them.
     steps: tuple[CollectiveStep, ...]
+    #: In a computation: the number of the value, the name of the op, its place in the source, and how often it is done.
+    value: int | None = None
+    op: str = ""
+    source: str = ""
+    times: int = 1
+    dtype: str = ""
+    #: Why, in a sentence.
+    why: str = ""
+    #: True for what Shardy's passes do not list: rows that neighbours have, and cuts that a reshape cannot keep.
+    implied: bool = False
 
     @property
     def bytes(self) -> int:
-        """The bytes that each device receives."""
+        """The bytes that each device receives, each time."""
         return sum(step.bytes for step in self.steps)
+
+    @property
+    def bytes_in_all(self) -> int:
+        """The bytes that each device receives in all times."""
+        return self.bytes * self.times
+
+    @property
+    def line(self) -> str:
+        """The move in a line: bytes, collectives, the tensor and the op, its place in the source, why."""
+        times = f" {self.times} times," if self.times > 1 else ""
+        place = f" ({self.source})" if self.source else ""
+        shape = " x ".join(map(str, self.shape)) or "scalar"
+        return (
+            f"{bytes_text(self.bytes_in_all)}:{times} {self.kinds} of {self.tensor} of {self.op}{place}, "
+            f"{shape} {self.dtype}. {self.why}"
+        )
 
     @property
     def kinds(self) -> str:
@@ -56,27 +83,31 @@ class Move:
                 {"kind": step.kind, "axes": list(step.axes), "bytes_received": step.bytes} for step in self.steps
             ],
             "bytes_received": self.bytes,
-        }
+        } | (self._of_computation if self.op else {})
+
+    @property
+    def _of_computation(self) -> dict[str, Any]:
+        names = ("value", "op", "source", "times", "why", "implied")
+        return {name: getattr(self, name) for name in names}
 
     def __str__(self) -> str:
         return f"{self.tensor}: {self.kinds}, each device receives {bytes_text(self.bytes)}"
 
 
-def move_between(
-    tensor: str, shape: tuple[int, ...], before: TensorLayout, after: TensorLayout, itemsize: int
-) -> Move | None:
-    """Give the move from one layout to another on the same mesh; `None` if nothing changes."""
-    if before == after:
-        return None
+def move_between(tensor: str, shape: tuple[int, ...], before: TensorLayout, after: TensorLayout, itemsize: int) -> Move:
+    """Give the move from one layout to another on the same mesh."""
     # Addends that stay are no affair of the move.
     stay = after.unreduced
     rest = TensorLayout(
         before.axes, before.device_mesh, unreduced=[axis for axis in before.unreduced if axis not in stay]
     )
     goal = TensorLayout(after.axes, after.device_mesh)
-    steps = steps_between(rest.partition(shape), goal.partition(shape), itemsize, None)
+    # A dim that does not divide counts as the next that does.
+    counts = zip(shape, rest.num_shards, goal.num_shards, strict=True)
+    even = [-(-size // both) * both for size, *pair in counts for both in [math.lcm(*pair)]]
+    steps = steps_between(rest.partition(even), goal.partition(even), itemsize, None)
     assert not isinstance(steps, CollectiveObstacle)
-    return Move(tensor, shape, before, after, steps) if steps else None
+    return Move(tensor, shape, before, after, steps)
 
 
 def axes_json(layout: TensorLayout) -> dict[str, Any]:

@@ -1,71 +1,134 @@
-"""The layouts of all values of a computation."""
+"""The layouts of all values of a computation, and what must move."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from .._arguments import instance
+from .._arguments import instance, integer
 from .._core import propagated
-from .._text import shown
+from .._dtypes import itemsize_of
+from .._text import bytes_text, shown
 from ..computation.computation import Computation
 from ..errors import LayoutError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
-from .given import GivenAxes, layout_of, mesh_of, specs_of
-from .move import axes_json
+from .explicit import explicit_layouts
+from .flow import Flow, Given
+from .given import GivenAxes, Policy, check_policy, layout_of, mesh_of, mesh_text, specs_of
+from .move import Move, axes_json
+from .moves import Moves
 
-__all__ = ["Propagation", "propagate"]
+__all__ = ["Propagation", "Start", "propagate"]
 
-#: When layouts go through ops that are not elementwise: see `rust/core/propagate/whole.rs`.
-_WAYS = {
-    "reshape": "first",
-    "transpose": "first",
-    "dynamic_slice": "forward",
-    "dynamic_update_slice": "forward",
-    "broadcast_in_dim": "broadcast",
-}
+
+@dataclass(frozen=True)
+class Start:
+    """The layout that an input or a result begins with, if it may take more axes, or gets some of them later."""
+
+    #: The layout, or its axes.
+    layout: TensorLayout | GivenAxes
+    #: The dims that may take more axes; `True` for all.
+    open: bool | Sequence[int] = ()
+    #: When each dim gets its axes: those of 0 first, others only when nothing changes any more. Empty for all at first.
+    priorities: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
 class Propagation:
-    """The layouts of all values of a computation; `propagate` makes one."""
+    """The layouts of all values of a computation, and what must move; `propagate` makes one."""
 
     #: The computation.
     computation: Computation
-    #: The layout of each value, by its number; `None` where no axis reaches. A scalar that is broadcast is made anew
-    #: for each use, as Shardy has it: its layout is that of the last.
+    #: The layout of each value, by its number; `None` where no axis reaches. A value that is made anew for each use, as
+    #: Shardy has it for constants and broadcast scalars, has that of the last.
     layouts: tuple[TensorLayout | None, ...]
+    #: The layout of each result.
+    results: tuple[TensorLayout | None, ...]
+    #: All that must move, in order: what ops need otherwise than it is, the sums of their addends, and what they give.
+    in_order: tuple[Move, ...] = field(repr=False)
+    #: The way in which disagreements were decided.
+    policy: Policy
+
+    @property
+    def moves(self) -> tuple[Move, ...]:
+        """The moves of which a device receives something, the most bytes first."""
+        return tuple(sorted((move for move in self.in_order if move.bytes), key=lambda move: -move.bytes_in_all))
+
+    @property
+    def bytes_received(self) -> int:
+        """The bytes that each device receives in all."""
+        return sum(move.bytes_in_all for move in self.in_order)
+
+    def explain(self, most: int = 10) -> str:
+        """Describe what moves, the most bytes first, with its place in the source and why.
+
+        >>> dot = {"op": "dot_general", "in": [0, 1], "out": [[(8, 16), "float32"]], "source": "a.py:7", "attrs": {
+        ...     "lhs_contracting_dimensions": [1], "rhs_contracting_dimensions": [0]}}
+        >>> computation = Computation([[(8, 4), "float32"], [(4, 16), "float32"]], [dot], [2])
+        >>> print(propagate(computation, [(None, "x"), ("x", None)], mesh=DeviceMesh((2,), ("x",))).explain())
+        1 op, 3 values on x=2: each device receives 512 B.
+        1. 512 B: all-reduce over x of results[0] of dot_general (a.py:7), 8 x 16 float32. Each device has addends.
+        """
+        mesh = next(layout.device_mesh for layout in (*self.layouts, *self.results) if layout is not None)
+        assert mesh is not None
+        count, values = len(self.computation.ops), len(self.computation.shapes)
+        ops = f"{count} op{'' if count == 1 else 's'}, {values} values on {mesh_text(mesh)}"
+        lines = [f"{ops}: each device receives {bytes_text(self.bytes_received)}."]
+        lines += [f"{number}. {move.line}" for number, move in enumerate(self.moves[:most], 1)]
+        rest = self.moves[most:]
+        if rest:
+            more = bytes_text(sum(move.bytes_in_all for move in rest))
+            lines.append(f"{len(rest)} more moves have {more}.")
+        return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
-        """Give the layouts as JSON has them.
+        """Give the layouts and moves as JSON has them.
 
         >>> tanh = {"op": "tanh", "in": [0], "out": [[(4,), "float32"]]}
         >>> mesh = DeviceMesh((2,), ("x",))
         >>> propagate(Computation([[(4,), "float32"]], [tanh], [1]), [("x",)], mesh=mesh).to_json()["layouts"][1]
         {'axes': [['x']], 'unreduced': []}
         """
-        return {"layouts": [None if layout is None else axes_json(layout) for layout in self.layouts]}
+
+        def listed(layouts: Sequence[TensorLayout | None]) -> list[Any]:
+            return [None if layout is None else axes_json(layout) for layout in layouts]
+
+        return {
+            "policy": self.policy,
+            "layouts": listed(self.layouts),
+            "results": listed(self.results),
+            "moves": [move.to_json() for move in self.in_order],
+            "bytes_received": self.bytes_received,
+        }
+
+    def __str__(self) -> str:
+        return self.explain()
 
 
 def propagate(
     computation: Computation,
-    layouts: Sequence[TensorLayout | GivenAxes | None],
+    layouts: Sequence[TensorLayout | GivenAxes | Start | None] | Mapping[str, TensorLayout | GivenAxes | Start | None],
     *,
+    results: Sequence[TensorLayout | GivenAxes | Start | None] | None = None,
     mesh: DeviceMesh | None = None,
-    open: Sequence[int] = (),  # noqa: A002
+    policy: Policy = "shardy",
 ) -> Propagation:
-    """Give the layouts of all values of a computation, as Shardy's passes, and with them JAX, give them.
+    """Give the layouts of all values of a computation and what must move.
 
     Args:
         computation: the computation.
-        layouts: the layout of each input: a `TensorLayout`, its axes, or `None` for one that is free.
+        layouts: the layout of each input: a `TensorLayout`, its axes, a `Start` for one that may take more axes, or
+            `None` for one that is free. A mapping has them by the computation's `names`; others are free.
+        results: the same of each result, if they are to have some.
         mesh: the mesh, if none of the layouts has one.
-        open: the numbers of inputs whose layout may take more axes.
+        policy: what decides where layouts disagree. `"shardy"`: layouts and moves are those of Shardy's passes, which
+            JAX has by default; `"least"`: the same layouts, each op with the fewest bytes that a device receives;
+            `"explicit"`: JAX's explicit mode, in which every input has a layout and a disagreement is an error.
 
     Raises:
-        LayoutError: if layouts do not fit the inputs.
+        LayoutError: if layouts do not fit the inputs or results, or the policy is `"explicit"` and layouts disagree.
 
     >>> dot = {"op": "dot_general", "in": [0, 1], "out": [[(8, 16), "float32"]], "attrs": {
     ...     "lhs_contracting_dimensions": [1], "rhs_contracting_dimensions": [0]}}
@@ -76,53 +139,73 @@ def propagate(
     ('x', 'y')
     """
     instance("computation", computation, Computation)
-    if len(layouts) != computation.inputs:
-        raise LayoutError(f"layouts has {len(layouts)} entries for {computation.inputs} inputs")
-    named = {f"layouts[{number}]": layout for number, layout in enumerate(layouts)}
-    where = mesh_of(mesh, named)
-    shapes = computation.shapes
-    given = [layout_of(name, layout, where, len(shapes[at])) for at, (name, layout) in enumerate(named.items())]
-    for at, layout in enumerate(given):
-        if layout is not None and layout.unreduced:
-            raise LayoutError(f"layouts[{at}] is unreduced over {', '.join(layout.unreduced)}; reduce it first")
-    wrong = [number for number in open if number not in range(len(given)) or given[number] is None]
-    if wrong:
-        raise LayoutError(f"open is {shown(list(open))}; {wrong[0]} is not an input with a layout")
-    starts = [None if layout is None else (specs_of(layout), at in open) for at, layout in enumerate(given)]
-    nodes, outputs, copies = _split(computation)
-    every = [*shapes, *(shapes[number] for number in copies)]
-    starts += [None] * (len(every) - len(starts))
-    found = propagated(where.core, every, starts, computation.inputs, nodes, outputs)
-    # Of several copies the last is the value's.
-    last = {number: len(shapes) + at for at, number in enumerate(copies)}
-    specs = [found[last.get(number, number)] for number in range(len(shapes))]
-    return Propagation(computation, tuple(None if each is None else TensorLayout(each, where) for each in specs))
+    check_policy(policy)
+    inputs = [computation.shapes[number] for number in range(computation.inputs)]
+    outputs = [computation.shapes[number] for number in computation.outputs]
+    given = _named(computation, layouts) if isinstance(layouts, Mapping) else layouts
+    wanted: Sequence[Any] = [None] * len(outputs) if results is None else results
+    every = {f"layouts[{at}]": start for at, start in enumerate(given)}
+    every |= {f"results[{at}]": start for at, start in enumerate(wanted)}
+    where = mesh_of(mesh, {name: start.layout if isinstance(start, Start) else start for name, start in every.items()})
+    flow = Flow.of(computation, _starts("layouts", given, inputs, where), _starts("results", wanted, outputs, where))
+    starts = explicit_layouts(flow, computation, where) if policy == "explicit" else flow.starts
+    sizes = [itemsize_of(dtype) for dtype in flow.dtypes]
+    nodes, ends = flow.core()
+    found, lowered = propagated(
+        where.core, flow.shapes, starts, flow.same, len(inputs), nodes, ends, sizes, policy, policy == "explicit"
+    )
+    moves = Moves(flow, found, where, policy)
+    for node, how in zip([*flow.nodes, *flow.outputs], lowered, strict=True):
+        if how is not None:
+            moves.add(node, *how)
+
+    def held(number: int | None) -> TensorLayout | None:
+        specs = None if number is None else found[number]
+        return None if specs is None else moves.layout(specs)
+
+    return Propagation(
+        computation,
+        tuple(held(flow.numbers.get(number)) for number in range(len(computation.shapes))),
+        tuple(held(node.values[-1]) for node in flow.outputs),
+        tuple(moves.found),
+        policy,
+    )
 
 
-#: An op for the core: its rule, when layouts go through it, the numbers of its values.
-_OpNode = tuple[Any, str, list[int]]
+def _named(computation: Computation, layouts: Mapping[str, Any]) -> list[Any]:
+    wrong = next((name for name in layouts if name not in computation.names), None)
+    if wrong is not None:
+        raise LayoutError(f"layouts has {shown(wrong)}; the computation's inputs are {shown(list(computation.names))}")
+    return [layouts.get(name) for name in computation.names]
 
 
-def _split(computation: Computation) -> tuple[list[_OpNode], list[int], list[int]]:
-    """Give the ops for the core, with a copy of a broadcast scalar for each use, and the numbers of what is copied."""
-    copies: list[int] = []
-    nodes: list[list[_OpNode]] = []
-    broadcasts: dict[int, list[_OpNode]] = {}
+def _starts(
+    argument: str, given: Sequence[Any], shapes: Sequence[tuple[int, ...]], mesh: DeviceMesh
+) -> list[Given | None]:
+    if len(given) != len(shapes):
+        what = "inputs" if argument == "layouts" else argument
+        raise LayoutError(f"{argument} has {len(given)} entries for {len(shapes)} {what}")
+    return [_start(f"{argument}[{at}]", *pair, mesh) for at, pair in enumerate(zip(given, shapes, strict=True))]
 
-    def taken(number: int) -> int:
-        if number not in broadcasts:
-            return number
-        rule, way, values = broadcasts[number][0]
-        copies.append(number)
-        copy = len(computation.shapes) + len(copies) - 1
-        broadcasts[number].append((rule, way, [*values[:-1], copy]))
-        return copy
 
-    for op in computation.ops:
-        way = _WAYS.get(op.name) or ("alike" if op.is_elementwise else "later")
-        nodes.append([(op.rule._core, way, [*map(taken, op.operands), *op.results])])
-        if op.name == "broadcast_in_dim" and not computation.shapes[op.operands[0]]:
-            broadcasts[op.results[0]] = nodes[-1]
-    outputs = [taken(number) for number in computation.outputs]
-    # One that has copies is not there itself.
-    return [node for each in nodes for node in (each[1:] or each)], outputs, copies
+def _start(name: str, given: Any, shape: tuple[int, ...], mesh: DeviceMesh) -> Given | None:
+    start = given if isinstance(given, Start) else Start(given)
+    layout = layout_of(name, start.layout, mesh, len(shape))
+    if layout is None:
+        return None
+    if layout.unreduced:
+        raise LayoutError(f"{name} is unreduced over {', '.join(layout.unreduced)}; reduce it first")
+    dims = range(len(shape))
+    if isinstance(start.open, bool):
+        may_grow = [start.open for _ in dims]
+    else:
+        wrong = [dim for dim in start.open if dim not in dims]
+        if wrong:
+            raise LayoutError(f"{name}: open has {shown(wrong[0])}, which is no dim of {len(shape)}")
+        may_grow = [dim in start.open for dim in dims]
+    priorities = [integer(f"{name}.priorities[{at}]", each) for at, each in enumerate(start.priorities)]
+    if priorities and (len(priorities) != len(shape) or min(priorities) < 0 or max(priorities) >= 1 << 32):
+        raise LayoutError(
+            f"{name}: priorities is {shown(priorities)}; it has a number from 0 for each of {len(shape)} dims"
+        )
+    return Given(specs_of(layout), may_grow, priorities or [0 for _ in dims])

@@ -77,8 +77,9 @@ fn joined(ours: &[SubAxis], theirs: &[SubAxis], grows: bool) -> (Vec<SubAxis>, b
     (kept, grows)
 }
 
-/// The part of `axis` that a tensor can take into the cut of a factor after `before` shards of it.
-fn fits(axis: SubAxis, cut: &Cut, before: i64, size: i64) -> Option<SubAxis> {
+/// The part of `axis` that a tensor, which keeps some axes free, can take into the cut of a factor after `before` shards of it.
+fn fits(axis: SubAxis, cut: &Cut, kept: &[SubAxis], before: i64, size: i64, mesh: &Mesh) -> Option<SubAxis> {
+    let axis = axes::free_part(axis, kept, mesh)?;
     if cut.axes.iter().any(|own| axes::contains(*own, axis)) {
         return Some(axis);
     }
@@ -116,7 +117,8 @@ fn truncated(list: &[SubAxis], keep: impl Fn(SubAxis, i64) -> Option<SubAxis>) -
     kept
 }
 
-/// Lets each tensor take over what the others have, in the `direction` of each factor; which did.
+/// Lets each tensor take over what the others have, in the `direction` of each factor, but for the axes that it keeps free
+/// (`kept`, or nothing for none); which did.
 ///
 /// Conflicts are decided by the size of the tensor that an axis comes from, then, if all tensors are `alike`, by the number
 /// of shards, then by its position and the factor's.
@@ -125,6 +127,7 @@ pub(crate) fn agree(
     tensors: &mut [Tensor],
     alike: bool,
     mesh: &Mesh,
+    kept: &[&[SubAxis]],
     direction: impl Fn(usize) -> Direction,
 ) -> Vec<bool> {
     let factors = rule.factors();
@@ -163,7 +166,9 @@ pub(crate) fn agree(
         for &factor in &order {
             let cuts = &tensors[position];
             let Some(cut) = &cuts[factor] else { continue };
-            let mut new = truncated(&shared[factor], |axis, before| fits(axis, cut, before, factors[factor].size));
+            let kept = kept.get(position).copied().unwrap_or_default();
+            let size = factors[factor].size;
+            let mut new = truncated(&shared[factor], |axis, before| fits(axis, cut, kept, before, size, mesh));
             if axes::prefix(&cut.axes, &new) != Prefix::Strict {
                 continue;
             }

@@ -79,6 +79,19 @@ pub(crate) fn prefix(first: &[SubAxis], second: &[SubAxis]) -> Prefix {
     if same && begins(*last, second[before.len()]) { Prefix::Strict } else { Prefix::Not }
 }
 
+/// The beginning that two lists have in common, with the common beginning of the axes where they part.
+pub(crate) fn common(first: &[SubAxis], second: &[SubAxis], mesh: &Mesh) -> Vec<SubAxis> {
+    let same = first.iter().zip(second).take_while(|(a, b)| a == b).count();
+    let mut found = first[..same].to_vec();
+    if let (Some(a), Some(b)) = (first.get(same), second.get(same))
+        && (a.axis, a.before) == (b.axis, b.before)
+        && coexist(*a, *b, mesh)
+    {
+        found.push(if a.size < b.size { *a } else { *b });
+    }
+    found
+}
+
 /// The number of shards that the axes make.
 pub(crate) fn shards(axes: &[SubAxis]) -> i64 {
     axes.iter().fold(1, |product, axis| product.saturating_mul(axis.size))
@@ -90,6 +103,16 @@ pub(crate) fn push(axes: &mut Vec<SubAxis>, axis: SubAxis) {
         Some(last) if last.axis == axis.axis && next(*last) == axis.before && axis.size > 1 => last.size *= axis.size,
         _ => axes.push(axis),
     }
+}
+
+/// The axes in the order of the mesh, the parts of one as one where they follow one another.
+pub(crate) fn sorted(mut axes: Vec<SubAxis>) -> Vec<SubAxis> {
+    axes.sort_by_key(|axis| (axis.axis, axis.before));
+    let mut found = Vec::new();
+    for axis in axes {
+        push(&mut found, axis);
+    }
+    found
 }
 
 /// The order of lists of equal weight: by length, then by name.

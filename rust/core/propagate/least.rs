@@ -15,6 +15,7 @@ use crate::{
     mesh::Mesh,
     parallel,
     partition::Partition,
+    radix,
     sub_axis::{self, SubAxis},
     uneven::Uneven,
 };
@@ -23,26 +24,48 @@ use crate::{
 const FEW: usize = 4;
 
 pub(super) fn settle(op: Op<'_>) -> Result<Option<Settled>> {
+    let operands = op.rule.operands();
+    cheapest(op, None, |tensor, outer, inner, summed| {
+        let summed: Vec<SubAxis> = summed.iter().copied().filter(|axis| !op.kept.contains(axis)).collect();
+        let (from, to, summed): (_, _, &[SubAxis]) =
+            if tensor < operands { (outer, inner, &[]) } else { (inner, outer, &summed) };
+        price(op.mesh, op.shapes[tensor], from, to, summed, op.itemsizes[tensor])
+    })
+}
+
+/// The cheapest way to compute: of the orders of tensors, and `other` cuts; `price` says what it costs to have a tensor of one
+/// layout, its value's, in another, that it computes with, where results are addends over some axes.
+pub(super) fn cheapest(
+    op: Op<'_>,
+    other: Option<Vec<Vec<SubAxis>>>,
+    mut price: impl FnMut(usize, &Specs, &Specs, &[SubAxis]) -> Result<i64>,
+) -> Result<Option<Settled>> {
     let given: Vec<usize> = (0..op.rule.tensors()).filter(|tensor| op.layouts[*tensor].is_some()).collect();
     let mut best: Option<(i64, i64, Settled)> = None;
-    for order in orders(&given) {
-        for summed in [true, false] {
-            let cuts = in_order(op, &order, summed);
-            if best.as_ref().is_some_and(|(_, _, found)| found.cuts == cuts) {
-                continue;
+    let ways = orders(&given).into_iter().flat_map(|order| [true, false].map(|summed| in_order(op, &order, summed)));
+    let mut seen: Vec<Vec<Vec<SubAxis>>> = Vec::new();
+    for cuts in ways.chain(other) {
+        if seen.contains(&cuts) {
+            continue;
+        }
+        seen.push(cuts.clone());
+        let layout = |tensor: usize| op.layouts[tensor].clone().unwrap_or_else(|| of_cuts(op.rule, tensor, &cuts));
+        let layouts = (0..op.rule.tensors()).map(layout).collect();
+        let settled = Settled::new(op.rule, cuts, layouts);
+        if !op.kept.iter().all(|axis| settled.summed.contains(axis)) {
+            continue;
+        }
+        let mut bytes = 0_i64;
+        for (tensor, (outer, inner)) in settled.layouts.iter().zip(&settled.local).enumerate() {
+            let summed: &[SubAxis] = if tensor < op.rule.operands() { &[] } else { &settled.summed };
+            if outer != inner || !summed.is_empty() {
+                bytes = bytes.saturating_add(price(tensor, outer, inner, summed)?);
             }
-            let layout = |tensor: usize| op.layouts[tensor].clone().unwrap_or_else(|| of_cuts(op.rule, tensor, &cuts));
-            let layouts = (0..op.rule.tensors()).map(layout).collect();
-            let settled = Settled::new(op.rule, cuts, layouts);
-            if !op.kept.iter().all(|axis| settled.summed.contains(axis)) {
-                continue;
-            }
-            let bytes = bytes(op, &settled)?;
-            // Of the same bytes, what leaves each device the least to do.
-            let shards = -settled.cuts.iter().map(|list| axes::shards(list)).product::<i64>();
-            if best.as_ref().is_none_or(|(least, most, _)| (bytes, shards) < (*least, *most)) {
-                best = Some((bytes, shards, settled));
-            }
+        }
+        // Of the same bytes, what leaves each device the least to do.
+        let shards = -settled.cuts.iter().map(|list| axes::shards(list)).product::<i64>();
+        if best.as_ref().is_none_or(|(least, most, _)| (bytes, shards) < (*least, *most)) {
+            best = Some((bytes, shards, settled));
         }
     }
     Ok(best.map(|(_, _, settled)| settled))
@@ -89,23 +112,31 @@ fn in_order(op: Op<'_>, order: &[usize], summed: bool) -> Vec<Vec<SubAxis>> {
     cuts
 }
 
-/// The bytes that a device receives before and after the op.
-fn bytes(op: Op<'_>, settled: &Settled) -> Result<i64> {
-    let operands = op.rule.operands();
-    let mut bytes = 0_i64;
-    for tensor in 0..op.rule.tensors() {
-        let (outer, inner) = (&settled.layouts[tensor], &settled.local[tensor]);
-        let summed: Vec<SubAxis> = settled.summed.iter().copied().filter(|axis| !op.kept.contains(axis)).collect();
-        let (from, to, summed): (_, _, &[SubAxis]) =
-            if tensor < operands { (outer, inner, &[]) } else { (inner, outer, &summed) };
-        if from == to && summed.is_empty() {
-            continue;
-        }
-        let from = partition(op.mesh, from, summed, op.shapes[tensor])?;
-        let to = partition(op.mesh, to, &[], op.shapes[tensor])?;
-        bytes = bytes.saturating_add(price(op.mesh, &from, &to, op.itemsizes[tensor])?);
+/// The bytes that a device receives for a change of layout, of addends over `summed`; a dim that does not divide counts as the
+/// next that does.
+pub(super) fn price(
+    mesh: &Arc<Mesh>,
+    shape: &[i64],
+    from: &Specs,
+    to: &Specs,
+    summed: &[SubAxis],
+    itemsize: i64,
+) -> Result<i64> {
+    if from == to && summed.is_empty() {
+        return Ok(0);
     }
-    Ok(bytes)
+    let even = |(size, (from, to)): (&i64, (&Vec<SubAxis>, &Vec<SubAxis>))| {
+        let (from, to) = (axes::shards(from), axes::shards(to));
+        let both = from / gcd(from, to) * to;
+        radix::ceil_div(*size, both) * both
+    };
+    let shape: Vec<i64> = shape.iter().zip(from.iter().zip(to)).map(even).collect();
+    let (from, to) = (partition(mesh, from, summed, &shape)?, partition(mesh, to, &[], &shape)?);
+    sequenced(mesh, &from, &to, itemsize)
+}
+
+fn gcd(a: i64, b: i64) -> i64 {
+    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 fn partition(mesh: &Arc<Mesh>, specs: &Specs, summed: &[SubAxis], shape: &[i64]) -> Result<Partition> {
@@ -119,7 +150,7 @@ fn partition(mesh: &Arc<Mesh>, specs: &Specs, summed: &[SubAxis], shape: &[i64])
     Partition::new(Arc::new(layout), shape, Uneven::Even)
 }
 
-fn price(mesh: &Mesh, from: &Partition, to: &Partition, itemsize: i64) -> Result<i64> {
+fn sequenced(mesh: &Mesh, from: &Partition, to: &Partition, itemsize: i64) -> Result<i64> {
     use crate::collective::views::Side;
     let (source, destination) = (Side { mesh, refined: from.mesh() }, Side { mesh, refined: to.mesh() });
     let Ok(views) = Views::new(source, destination, None) else { return Ok(i64::MAX / 4) };

@@ -2,7 +2,7 @@
 
 use super::{
     axes::{self, Prefix},
-    project::Tensor,
+    project::{self, Tensor},
 };
 use crate::{
     factor::rule::{Kind, Rule},
@@ -33,6 +33,75 @@ fn agreed(rule: &Rule, tensors: &[Tensor]) -> Option<Cuts> {
         found[number].clone_from(&first.axes);
     }
     Some(found)
+}
+
+/// The cuts of a reshape with axes that fit no whole factor: those of the side with more shards, dealt out anew to the factors of
+/// each side, as far as both then agree. None if all axes fit.
+pub(crate) fn reshaped(rule: &Rule, tensors: &[Tensor], mesh: &Mesh) -> Option<Cuts> {
+    let fits = |tensor: &Tensor| tensor.iter().flatten().all(|cut| cut.overflow.is_empty());
+    if tensors.iter().all(fits) {
+        return None;
+    }
+    let all = |tensor: &Tensor| {
+        tensor.iter().flatten().flat_map(|cut| cut.axes.iter().chain(&cut.overflow).copied()).collect::<Vec<_>>()
+    };
+    let [input, output] = [all(&tensors[0]), all(&tensors[1])];
+    let list = if axes::shards(&input) >= axes::shards(&output) { input } else { output };
+    let dealt = |tensor: usize| {
+        let mut cuts = tensors[tensor].clone();
+        deal(rule, tensor, &mut cuts, &list);
+        project::project(rule, tensor, Some(&project::layout(rule, tensor, &cuts)), true)
+    };
+    let [first, second] = [dealt(0), dealt(1)];
+    let both = first.iter().zip(&second).map(|pair| match pair {
+        (Some(a), Some(b)) => axes::common(&a.axes, &b.axes, mesh),
+        (Some(a), None) | (None, Some(a)) => a.axes.clone(),
+        (None, None) => Vec::new(),
+    });
+    Some(both.collect())
+}
+
+/// Gives each axis, or parts of it, to the first factors of a tensor that can take them; the last takes what is left.
+fn deal(rule: &Rule, tensor: usize, cuts: &mut Tensor, list: &[SubAxis]) {
+    let order: Vec<usize> = (0..rule.rank(tensor))
+        .flat_map(|dim| rule.dim(tensor, dim))
+        .map(|factor| *factor as usize)
+        .filter(|factor| cuts[*factor].is_some())
+        .collect();
+    let mut left: Vec<i64> = order.iter().map(|factor| rule.factors()[*factor].size).collect();
+    for cut in cuts.iter_mut().flatten() {
+        (cut.axes, cut.overflow) = (Vec::new(), Vec::new());
+    }
+    let mut rest = list.iter().copied();
+    let mut next = rest.next();
+    while let Some(mut axis) = next {
+        let mut used = false;
+        let mut over = true;
+        for (at, factor) in order.iter().enumerate() {
+            let common = project::gcd(left[at], axis.size);
+            if left[at] <= 1 || common == 1 && axis.size != 1 {
+                continue;
+            }
+            used = true;
+            let Some(cut) = &mut cuts[*factor] else { continue };
+            axes::push(&mut cut.axes, SubAxis { size: common, ..axis });
+            left[at] /= common;
+            if axis.size == common {
+                over = false;
+                break;
+            }
+            axis = SubAxis { before: axis.before * common, size: axis.size / common, ..axis };
+        }
+        if !used {
+            if let Some(cut) = order.last().and_then(|factor| cuts[*factor].as_mut()) {
+                for axis in std::iter::once(axis).chain(rest) {
+                    axes::push(&mut cut.overflow, axis);
+                }
+            }
+            return;
+        }
+        next = if over { Some(axis) } else { rest.next() };
+    }
 }
 
 /// An offer to cut a factor by some axes.

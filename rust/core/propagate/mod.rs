@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `op` | an op with layouts, and how it computes |
 //! | `whole` | the layouts of all values of a computation |
+//! | `lower` | how its ops compute, and what must move for each |
 //! | `settle` | that, by each policy |
 //! | `axes` | which lists of axes begin one another, or share a part |
 //! | `project` | layout → cuts of factors, and back |
@@ -17,12 +18,14 @@
 mod agree;
 mod axes;
 mod least;
+mod lower;
 mod meet;
 mod op;
 mod project;
 mod settle;
 mod whole;
 
+pub use lower::{Lowered, lower};
 pub use op::{Conflict, Op, Policy, Settled, Specs};
 pub use settle::settle;
-pub use whole::{Node, Start, Way, layouts};
+pub use whole::{Flow, Node, Start, Way, layouts};

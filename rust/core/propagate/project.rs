@@ -21,7 +21,7 @@ pub(crate) struct Cut {
 /// The cut of each factor that a tensor has.
 pub(crate) type Tensor = Vec<Option<Cut>>;
 
-fn gcd(a: i64, b: i64) -> i64 {
+pub(crate) fn gcd(a: i64, b: i64) -> i64 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 

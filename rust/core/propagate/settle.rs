@@ -43,7 +43,7 @@ fn shardy(op: Op<'_>) -> Settled {
     let all = 0..rule.tensors();
     let of = |tensor: usize| project::project(rule, tensor, op.layouts[tensor].as_ref(), op.layouts[tensor].is_some());
     let mut tensors: Vec<project::Tensor> = all.clone().map(of).collect();
-    while agree::agree(rule, &mut tensors, op.elementwise, mesh, |_| agree::Direction::Both).contains(&true) {}
+    while agree::agree(rule, &mut tensors, op.elementwise, mesh, &[], |_| agree::Direction::Both).contains(&true) {}
     let layout = |tensor: usize| match &op.layouts[tensor] {
         Some(given) => given.clone(),
         None => project::layout(rule, tensor, &tensors[tensor]),

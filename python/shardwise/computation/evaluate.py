@@ -1,10 +1,11 @@
 """Ops in plain numpy, on whole arrays or on one device's views of them.
 
-`Local.start` says where the views of a device begin in the arrays: an op that looks things up does so in what it has.
+`Local.starts` says where the views of a device begin in the arrays: an op that looks things up does so in what it has.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,21 +13,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import LayoutError
+
+__all__ = ["IDENTITY", "OPS", "REDUCTIONS", "Local", "compute", "local"]
+
 Array = npt.NDArray[Any]
 Attributes = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Local:
-    """What one device has: its views, where each begins in its array, and the shapes of its results."""
+    """A device's part: its views, where each begins in its array, and the shapes of its results."""
 
     arrays: Sequence[Array]
-    #: Where each begins, and the shapes of the whole arrays.
+    #: The place where each begins, and the shapes of the whole arrays.
     starts: Sequence[tuple[int, ...]]
     wholes: Sequence[tuple[int, ...]]
     #: The shapes of its results.
     shapes: Sequence[tuple[int, ...]]
-    #: Whether it is the one of those with addends that begins with the operand's own values.
+    #: True for the one of those with addends that begins with the operand's own values.
     first: bool = True
 
 
@@ -35,15 +40,30 @@ REDUCTIONS: dict[str, Callable[[Array, Array], Array]] = {
     "multiply": np.multiply,
     "maximum": np.maximum,
     "minimum": np.minimum,
+    "and": np.logical_and,
+    "or": np.logical_or,
 }
-IDENTITY = {"add": 0.0, "multiply": 1.0, "maximum": -np.inf, "minimum": np.inf}
+IDENTITY = {"add": 0.0, "multiply": 1.0, "maximum": -np.inf, "minimum": np.inf, "and": True, "or": False}
+_COMPARISONS: dict[str, Callable[..., Any]] = {
+    "EQ": np.equal,
+    "NE": np.not_equal,
+    "LT": np.less,
+    "LE": np.less_equal,
+    "GT": np.greater,
+    "GE": np.greater_equal,
+}
+
+
+def _along(dim: int, start: int | None = None, stop: int | None = None, step: int | None = None) -> tuple[slice, ...]:
+    """Give the index of a part of a dim."""
+    return (*[slice(None)] * dim, slice(start, stop, step))
 
 
 def windows(has: Local, attributes: Attributes) -> list[Array]:
     operand, (shape,) = has.arrays[0], has.shapes
     window, strides = attributes["window_dimensions"], attributes["window_strides"]
     padded = np.pad(operand, attributes["padding"], constant_values=IDENTITY[attributes["body"]])
-    result = np.full(shape, IDENTITY[attributes["body"]])
+    result = np.full(shape, IDENTITY[attributes["body"]], operand.dtype)
     for place in np.ndindex(*window):
         part = padded[tuple(slice(at, None, stride) for at, stride in zip(place, strides, strict=True))]
         result = REDUCTIONS[attributes["body"]](result, part[tuple(slice(0, size) for size in shape)])
@@ -57,18 +77,24 @@ def convolution(has: Local, attributes: Attributes) -> list[Array]:
     rhs = has.arrays[1].transpose([names[1].index(name) for name in ("o", "i", *spatial)])
     order = [names[2].index(name) for name in ("b", "f", *spatial)]
     shape = [has.shapes[0][at] for at in order]
-    lhs = np.pad(lhs, [(0, 0), (0, 0), *attributes["padding"]])
-    features = rhs.shape[1]
-    groups = lhs.shape[1] // features
-    result = np.zeros(shape)
-    outputs = rhs.shape[0] // groups
+    lhs = dilated(lhs, attributes.get("lhs_dilation") or [1] * len(spatial))
+    rhs = dilated(rhs, attributes.get("rhs_dilation") or [1] * len(spatial))
+    for dim, (low, high) in enumerate(attributes["padding"], 2):
+        widths = [(max(0, low), max(0, high)) if at == dim else (0, 0) for at in range(lhs.ndim)]
+        lhs = np.pad(lhs, widths)
+        lhs = lhs[_along(dim, max(0, -low), lhs.shape[dim] - max(0, -high))]
+    batches = int(attributes.get("batch_group_count") or 1)
+    groups = batches if batches > 1 else lhs.shape[1] // rhs.shape[1]
+    result = np.zeros(shape, np.result_type(lhs, rhs))
+    outputs, features, rows = rhs.shape[0] // groups, rhs.shape[1], lhs.shape[0] // batches
+    strides = attributes.get("window_strides") or [1] * len(spatial)
     for group in range(groups):
-        of_input = slice(group * features, (group + 1) * features)
+        of_batch = slice(group * rows, (group + 1) * rows) if batches > 1 else slice(None)
+        of_input = slice(None) if batches > 1 else slice(group * features, (group + 1) * features)
         of_output = slice(group * outputs, (group + 1) * outputs)
         for place in np.ndindex(*rhs.shape[2:]):
-            strides = zip(place, attributes["window_strides"], shape[2:], strict=True)
-            sides = [slice(at, at + (n - 1) * by + 1, by) for at, by, n in strides]
-            of_lhs, of_rhs = (slice(None), of_input, *sides), (of_output, slice(None), *place)
+            sides = [slice(at, at + (n - 1) * by + 1, by) for at, by, n in zip(place, strides, shape[2:], strict=True)]
+            of_lhs, of_rhs = (of_batch, of_input, *sides), (of_output, slice(None), *place)
             result[:, of_output] += np.einsum("bi...,oi->bo...", lhs[of_lhs], rhs[of_rhs])
     return [result.transpose(np.argsort(order))]
 
@@ -97,7 +123,7 @@ def lookups(attributes: Attributes, indices: Array, slices: tuple[int, ...], ran
 
 def gather(has: Local, attributes: Attributes) -> list[Array]:
     operand, indices = has.arrays
-    result = np.zeros(has.shapes[0])
+    result = np.zeros(has.shapes[0], operand.dtype)
     # Dims that a window has whole are cut alike on both sides, as batch dims are; others are looked up in what is held.
     looked_up = [dim for dim, size in enumerate(attributes["slice_sizes"]) if size != has.wholes[0][dim]]
     looked_up = sorted({*looked_up, *attributes["collapsed_slice_dims"]} - {*attributes["operand_batching_dims"]})
@@ -137,7 +163,31 @@ def dynamic_update_slice(has: Local, _attributes: Attributes) -> list[Array]:
 
 def reduce(has: Local, attributes: Attributes) -> list[Array]:
     function: Any = REDUCTIONS[attributes["body"]]
-    return [function.reduce(has.arrays[0], axis=tuple(attributes["dimensions"]))]
+    found = function.reduce(has.arrays[0], axis=tuple(attributes["dimensions"]))
+    return [function(found, has.arrays[1]) if has.first else found]
+
+
+def pad(has: Local, attributes: Attributes) -> list[Array]:
+    operand, value = has.arrays
+    names = ("edge_padding_low", "edge_padding_high", "interior_padding")
+    for dim, (low, high, gaps) in enumerate(zip(*(attributes[name] for name in names), strict=True)):
+        size = operand.shape[dim]
+        spread = np.full((*operand.shape[:dim], max(0, (size - 1) * gaps + size), *operand.shape[dim + 1 :]), value)
+        spread[_along(dim, step=gaps + 1)] = operand
+        widths = [(max(0, low), max(0, high)) if at == dim else (0, 0) for at in range(operand.ndim)]
+        spread = np.pad(spread, widths, constant_values=value)
+        operand = spread[_along(dim, max(0, -low), spread.shape[dim] - max(0, -high))]
+    return [operand]
+
+
+def dilated(array: Array, dilation: Sequence[int]) -> Array:
+    """Give the array with its elements apart from one another, zeros between."""
+    for dim, apart in enumerate(dilation, 2):
+        sizes = [*array.shape[:dim], max(0, (array.shape[dim] - 1) * apart + 1), *array.shape[dim + 1 :]]
+        spread = np.zeros(sizes, array.dtype)
+        spread[_along(dim, step=apart)] = array
+        array = spread
+    return array
 
 
 def slices(has: Local, attributes: Attributes) -> list[Array]:
@@ -191,26 +241,72 @@ def batch_norm(has: Local, attributes: Attributes) -> list[Array]:
     shape = [1] * operand.ndim
     shape[attributes["feature_index"]] = -1
     scale, offset, mean, variance = (other.reshape(shape) for other in others)
-    return [(operand - mean) / np.sqrt(np.abs(variance) + 1) * scale + offset]
+    return [(operand - mean) / np.sqrt(variance + attributes.get("epsilon", 0.001)) * scale + offset]
+
+
+def sort(has: Local, attributes: Attributes) -> list[Array]:
+    dim = attributes["dimension"]
+    order = np.argsort(has.arrays[0], dim, kind="stable")
+    return [np.take_along_axis(array, order, dim) for array in has.arrays]
+
+
+def top_k(has: Local, _attributes: Attributes) -> list[Array]:
+    order = np.argsort(-has.arrays[0], -1, kind="stable")[..., : has.shapes[0][-1]]
+    return [np.take_along_axis(has.arrays[0], order, -1), order.astype(np.int32)][: len(has.shapes)]
+
+
+def integer_division(a: Array, b: Array) -> Array:
+    if not np.issubdtype(np.result_type(a, b), np.integer):
+        return np.divide(a, b)
+    return np.trunc(np.divide(a, b)).astype(a.dtype)
 
 
 def of_arrays(function: Callable[..., Any]) -> Callable[[Local, Attributes], list[Array]]:
-    return lambda has, _attributes: [function(*has.arrays)]
+    return lambda has, _attributes: [np.asarray(function(*has.arrays))]
 
+
+#: Ops of elements at one place.
+_ELEMENTS: dict[str, Callable[..., Any]] = {
+    **{
+        name: getattr(np, name)
+        for name in ("add", "subtract", "multiply", "maximum", "minimum", "power", "tanh", "tan")
+    },
+    **{name: getattr(np, name) for name in ("floor", "ceil", "sign", "sqrt", "cbrt", "log", "sinh", "cosh", "square")},
+    **{name: getattr(np, name) for name in ("abs", "real", "imag")},
+    "and": lambda a, b: a & b,
+    "atan2": np.arctan2,
+    "clamp": lambda low, x, high: np.clip(x, low, high),
+    "cosine": np.cos,
+    "divide": integer_division,
+    "erf": np.vectorize(math.erf, otypes=[float]),
+    "exponential": np.exp,
+    "exponential_minus_one": np.expm1,
+    "identity": lambda x: x,
+    "is_finite": np.isfinite,
+    "log_plus_one": np.log1p,
+    "logistic": lambda x: 1 / (1 + np.exp(-x)),
+    "negate": np.negative,
+    "not": lambda x: ~x,
+    "or": lambda a, b: a | b,
+    "remainder": np.fmod,
+    "round_nearest_even": np.rint,
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "select": lambda choice, a, b: np.where(choice > 0, a, b),
+    "sine": np.sin,
+    "xor": lambda a, b: a ^ b,
+}
 
 #: Each op as a function of what a device has and of the op's attributes.
 OPS: dict[str, Callable[[Local, Attributes], list[Array]]] = {
-    "add": of_arrays(np.add),
-    "multiply": of_arrays(np.multiply),
-    "tanh": of_arrays(np.tanh),
-    "compare": of_arrays(np.less),
-    "clamp": of_arrays(lambda low, x, high: np.clip(x, low, high)),
-    "select": of_arrays(lambda choice, a, b: np.where(choice > 0, a, b)),
+    **{name: of_arrays(function) for name, function in _ELEMENTS.items()},
+    "compare": lambda has, attributes: [_COMPARISONS[attributes.get("direction", "LT")](*has.arrays)],
+    "convert": lambda has, _: [has.arrays[0]],
     "transpose": lambda has, attributes: [has.arrays[0].transpose(attributes["permutation"])],
     "reshape": lambda has, _: [has.arrays[0].reshape(has.shapes[0])],
     "broadcast_in_dim": broadcast_in_dim,
     "concatenate": lambda has, attributes: [np.concatenate(has.arrays, attributes["dimension"])],
     "slice": slices,
+    "pad": pad,
     "dynamic_slice": dynamic_slice,
     "dynamic_update_slice": dynamic_update_slice,
     "reverse": lambda has, attributes: [np.flip(has.arrays[0], tuple(attributes["dimensions"]))],
@@ -220,12 +316,41 @@ OPS: dict[str, Callable[[Local, Attributes], list[Array]]] = {
     "reduce_window": windows,
     "gather": gather,
     "scatter": scatter,
-    "sort": lambda has, attributes: [np.sort(has.arrays[0], attributes["dimension"])],
-    "top_k": lambda has, _: [-np.sort(-has.arrays[0], -1)[..., : has.shapes[0][-1]]],
-    "cholesky": lambda has, _: [
-        np.linalg.cholesky(has.arrays[0] @ has.arrays[0].swapaxes(-1, -2) + 99 * np.eye(has.arrays[0].shape[-1]))
-    ],
+    "sort": sort,
+    "top_k": top_k,
+    "cholesky": lambda has, _: [np.linalg.cholesky(has.arrays[0])],
     "triangular_solve": triangular_solve,
     "fft": lambda has, attributes: [np.fft.fftn(has.arrays[0], axes=range(-len(attributes["fft_length"]), 0))],
     "batch_norm_inference": batch_norm,
 }
+
+
+def compute(
+    name: str, attributes: Attributes, arrays: Sequence[Array], shapes: Sequence[tuple[int, ...]], source: str = ""
+) -> list[Array]:
+    """Compute an op without a body on whole arrays, for results of these shapes.
+
+    Raises:
+        LayoutError: if it is none of these, or a constant whose value is not known.
+    """
+    starts = [(0,) * array.ndim for array in arrays]
+    return local(name, attributes, Local(arrays, starts, [array.shape for array in arrays], shapes), source)
+
+
+def local(name: str, attributes: Attributes, has: Local, source: str = "") -> list[Array]:
+    """Compute an op on what a device has."""
+    if name in ("barrier", "constraint"):
+        return list(has.arrays)
+    if name == "iota" and "dimension" in attributes:
+        (shape,), dim = has.shapes, attributes["dimension"]
+        along = [-1 if at == dim else 1 for at in range(len(shape))]
+        return [np.broadcast_to(np.arange(shape[dim]).reshape(along), shape)]
+    if name == "constant" and attributes.get("value") is not None:
+        value = attributes["value"]
+        # JSON has no infinities.
+        return [np.broadcast_to(np.asarray(float(value) if isinstance(value, str) else value), has.shapes[0])]
+    if name not in OPS:
+        why = "its value is not known" if name in ("constant", "iota") else "numpy has no such op here"
+        raise LayoutError(f"{name}{f' ({source})' if source else ''}: {why}, so it cannot be run")
+    with np.errstate(all="ignore"):
+        return OPS[name](has, attributes)

@@ -1,0 +1,216 @@
+//! A computation op by op: the layouts that each computes with, where they differ from those of its values, and its addends.
+
+use std::collections::{HashMap, HashSet};
+
+use super::{
+    axes, least, meet,
+    op::{Op, Policy, of_cuts},
+    project::{self, Specs, Tensor},
+    whole::{Flow, Node, Way},
+};
+use crate::{
+    error::Result,
+    factor::rule::{Kind, Rule},
+    sub_axis::SubAxis,
+};
+
+/// The layouts and cuts with which an op computes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lowered {
+    /// The axes that cut each factor while it computes.
+    pub cuts: Vec<Vec<SubAxis>>,
+    /// The layout of each operand and result while it computes, where it is another than its value has.
+    pub local: Vec<Option<Specs>>,
+    /// The axes over which its results are addends then.
+    pub summed: Vec<SubAxis>,
+    /// For a reshape the layouts with which a device can compute, where they are not those: without the cuts of what only one
+    /// side has.
+    pub possible: Vec<Option<Specs>>,
+}
+
+/// The way in which each op of a computation whose values have these layouts computes, and the same of its results, which are
+/// edges; none where no value of it has a layout. `itemsizes` are the bytes of an element of each value.
+///
+/// With [`Policy::Shardy`] each op computes as Shardy's passes say, otherwise so that the fewest bytes move; what has moved for
+/// an op is there for those after it.
+///
+/// # Errors
+/// Those of a layout that does not fit its shape.
+pub fn lower(
+    flow: Flow<'_>,
+    layouts: &[Option<Specs>],
+    itemsizes: &[i64],
+    policy: Policy,
+) -> Result<Vec<Option<Lowered>>> {
+    let mut moved = Moved::default();
+    flow.nodes
+        .iter()
+        .chain(flow.outputs)
+        .map(|node| {
+            if node.values.iter().all(|value| layouts[*value].is_none()) {
+                return Ok(None);
+            }
+            if matches!(node.way, Way::Edge | Way::Constraint) {
+                return Ok(Some(edge(node, layouts)));
+            }
+            let cuts = meets(flow, node, layouts);
+            Ok(Some(if policy == Policy::Shardy {
+                shardy(node, layouts, cuts)
+            } else {
+                moved.least(flow, node, layouts, itemsizes, cuts)?
+            }))
+        })
+        .collect()
+}
+
+/// The cut of each factor in each tensor of an op.
+fn projected(node: &Node, layouts: &[Option<Specs>]) -> Vec<Tensor> {
+    let of = |(tensor, value): (usize, &usize)| project::project(&node.rule, tensor, layouts[*value].as_ref(), true);
+    node.values.iter().enumerate().map(of).collect()
+}
+
+fn meets(flow: Flow<'_>, node: &Node, layouts: &[Option<Specs>]) -> meet::Cuts {
+    let tensors = projected(node, layouts);
+    if node.way == Way::First
+        && let Some(cuts) = meet::reshaped(&node.rule, &tensors, flow.mesh)
+    {
+        return cuts;
+    }
+    let elements = |value: &usize| flow.shapes[*value].iter().fold(1_i64, |n, size| n.saturating_mul(*size));
+    let sizes: Vec<i64> = node.values.iter().map(elements).collect();
+    meet::meet(&node.rule, &tensors, &sizes, flow.mesh)
+}
+
+fn shardy(node: &Node, layouts: &[Option<Specs>], cuts: meet::Cuts) -> Lowered {
+    let tensors = projected(node, layouts);
+    let over = |tensor: &Tensor| tensor.iter().flatten().any(|cut| !cut.overflow.is_empty());
+    let dealt = node.way == Way::First && tensors.iter().any(over);
+    let differs = |tensor: &Tensor| {
+        let cut = |(number, cut): (usize, &Option<project::Cut>)| {
+            cut.as_ref().is_some_and(|cut| cut.axes != cuts[number] || !cut.overflow.is_empty())
+        };
+        tensor.iter().enumerate().any(cut)
+    };
+    let of = |(tensor, cut): (usize, &Tensor)| {
+        let inner = of_cuts(&node.rule, tensor, &cuts);
+        let held = layouts[node.values[tensor]].as_ref();
+        let same = held.map_or_else(|| inner.iter().all(Vec::is_empty), |own| *own == inner);
+        let moves = if dealt { !same } else { differs(cut) };
+        moves.then_some(inner)
+    };
+    let local = tensors.iter().enumerate().map(of).collect();
+    lowered(node, cuts, local)
+}
+
+fn lowered(node: &Node, cuts: meet::Cuts, local: Vec<Option<Specs>>) -> Lowered {
+    let summed = node.rule.factors().iter().zip(&cuts).filter(|(factor, _)| factor.kind == Kind::Sum);
+    let summed = axes::sorted(summed.flat_map(|(_, axes)| axes.iter().copied()).collect());
+    // A reshape or a transpose.
+    let possible = if node.way == Way::First { possible(&node.rule, &cuts) } else { vec![None; node.values.len()] };
+    Lowered { cuts, local, summed, possible }
+}
+
+/// The layouts of a reshape without the cuts of factors that only one side has, and of what comes after them in a dim.
+fn possible(rule: &Rule, cuts: &[Vec<SubAxis>]) -> Vec<Option<Specs>> {
+    let count = rule.tensors();
+    let dims = |tensor: usize| (0..rule.rank(tensor)).map(move |dim| rule.dim(tensor, dim));
+    let in_both = |factor: usize| (0..2).all(|tensor| dims(tensor).flatten().any(|other| *other as usize == factor));
+    let mut kept = cuts.to_vec();
+    for (factor, cut) in kept.iter_mut().enumerate() {
+        if !cut.is_empty() && !in_both(factor) {
+            cut.clear();
+        }
+    }
+    if kept == cuts {
+        return vec![None; count];
+    }
+    // A factor is cut only if all of those before it in its dims are, as a whole.
+    loop {
+        let before = kept.clone();
+        for pair in (0..count).flat_map(|tensor| dims(tensor).flat_map(|dim| dim.windows(2))) {
+            let [first, second] = [pair[0] as usize, pair[1] as usize];
+            if axes::shards(&kept[first]) < rule.factors()[first].size {
+                kept[second].clear();
+            }
+        }
+        if kept == before {
+            break;
+        }
+    }
+    (0..count)
+        .map(|tensor| {
+            let layout = of_cuts(rule, tensor, &kept);
+            (layout != of_cuts(rule, tensor, cuts)).then_some(layout)
+        })
+        .collect()
+}
+
+/// The values that have moved so far, and prices that are known.
+#[derive(Default)]
+struct Moved {
+    there: HashSet<(usize, Specs)>,
+    prices: HashMap<(Vec<i64>, Specs, Specs, Vec<SubAxis>, i64), i64>,
+}
+
+impl Moved {
+    /// The way to compute that moves the fewest bytes.
+    fn least(
+        &mut self,
+        flow: Flow<'_>,
+        node: &Node,
+        layouts: &[Option<Specs>],
+        itemsizes: &[i64],
+        cuts: meet::Cuts,
+    ) -> Result<Lowered> {
+        let rule = &node.rule;
+        let shapes: Vec<&[i64]> = node.values.iter().map(|value| flow.shapes[*value]).collect();
+        let held = |value: &usize| {
+            Some(layouts[*value].clone().unwrap_or_else(|| vec![Vec::new(); flow.shapes[*value].len()]))
+        };
+        let (layouts, sizes): (Vec<_>, Vec<_>) =
+            node.values.iter().map(|value| (held(value), itemsizes[*value])).unzip();
+        let op = Op {
+            mesh: flow.mesh,
+            rule,
+            elementwise: node.way == Way::Alike,
+            shapes: &shapes,
+            layouts: &layouts,
+            itemsizes: &sizes,
+            kept: &[],
+        };
+        let operands = rule.operands();
+        let found = least::cheapest(op, Some(cuts), |tensor, outer, inner, summed| {
+            if tensor < operands && self.there.contains(&(node.values[tensor], inner.clone())) {
+                return Ok(0);
+            }
+            let (from, to) = if tensor < operands { (outer, inner) } else { (inner, outer) };
+            let key = (shapes[tensor].to_vec(), from.clone(), to.clone(), summed.to_vec(), sizes[tensor]);
+            if let Some(price) = self.prices.get(&key) {
+                return Ok(*price);
+            }
+            let price = least::price(flow.mesh, shapes[tensor], from, to, summed, sizes[tensor])?;
+            self.prices.insert(key, price);
+            Ok(price)
+        })?;
+        // Nothing is to stay addends, so that any way will do.
+        let Some(found) = found else {
+            return Ok(lowered(node, vec![Vec::new(); rule.factors().len()], vec![None; rule.tensors()]));
+        };
+        for (value, inner) in node.values[..operands].iter().zip(&found.local) {
+            self.there.insert((*value, inner.clone()));
+        }
+        let local = found.layouts.into_iter().zip(found.local);
+        let local = local.map(|(outer, inner)| (outer != inner).then_some(inner)).collect();
+        Ok(lowered(node, found.cuts, local))
+    }
+}
+
+/// An edge: its sources need the layout that its target has.
+fn edge(node: &Node, layouts: &[Option<Specs>]) -> Lowered {
+    let sources = node.rule.operands();
+    let whole = vec![Vec::new(); node.rule.rank(0)];
+    let layout = |value: usize| layouts[value].as_ref().unwrap_or(&whole);
+    let goal = layout(node.values[sources]);
+    let local: Vec<_> = node.values.iter().map(|value| (layout(*value) != goal).then(|| goal.clone())).collect();
+    Lowered { cuts: goal.clone(), possible: vec![None; local.len()], local, summed: Vec::new() }
+}

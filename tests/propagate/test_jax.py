@@ -1,0 +1,92 @@
+"""Computations of functions of JAX: what they compute, what must move, and at which line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardwise as sw
+from shardwise.computation import Computation, FactorRule, computation_from_jax
+from shardwise.propagate import propagate
+
+jax = pytest.importorskip("jax")
+jnp: Any = jax.numpy
+
+MESH = sw.DeviceMesh((2, 4), ("dp", "tp"))
+
+
+def shape(*sizes: int) -> Any:
+    return jax.ShapeDtypeStruct(sizes, "float32")
+
+
+def step(params: Any, x: Any, y: Any) -> Any:
+    def loss(params: Any) -> Any:
+        return jnp.mean((jnp.tanh(x @ params["up"]) @ params["down"] - y) ** 2)
+
+    value, gradients = jax.value_and_grad(loss)(params)
+    return value, jax.tree.map(lambda param, gradient: param - 0.1 * gradient, params, gradients)
+
+
+STEP = (step, {"up": shape(16, 32), "down": shape(32, 16)}, shape(8, 16), shape(8, 16))
+
+
+def test_a_training_step_moves_its_gradients() -> None:
+    computation = computation_from_jax(*STEP)
+    assert computation.names == ("[0]['down']", "[0]['up']", "[1]", "[2]")
+    layouts: dict[str, Any] = {"[0]['up']": (None, "tp"), "[0]['down']": ("tp", None)}
+    found = propagate(computation, layouts | dict.fromkeys(("[1]", "[2]"), ("dp", None)), mesh=MESH)
+    moved = [(move.kinds, move.shape, move.bytes) for move in found.moves]
+    # A quarter of each weight, twice half of it; the activations, twice three quarters of a half; the loss.
+    assert moved == [
+        ("all-reduce over dp", (16, 32), 512),
+        ("all-reduce over dp", (32, 16), 512),
+        ("all-reduce over tp", (8, 16), 384),
+        ("all-reduce over dp", (), 4),
+    ]
+    line = step.__code__.co_firstlineno + 2
+    assert found.moves[2].source == f"{__file__}:{line}"
+
+
+def test_numpy_computes_what_jax_does() -> None:
+    numpy = np.random.default_rng(0)
+    computation = computation_from_jax(*STEP)
+    arrays = [numpy.standard_normal(computation.shapes[at]).astype("float32") for at in range(4)]
+    found = computation.run(arrays)
+    expected = jax.tree.leaves(step({"down": arrays[0], "up": arrays[1]}, *arrays[2:]))
+    for array, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(array, theirs, rtol=1e-4, atol=1e-5)
+    assert Computation.from_json(computation.to_json()).run(arrays)[0] == found[0]
+
+
+def many(x: Any, w: Any) -> Any:
+    y, _ = jax.lax.scan(lambda carry, part: (jnp.sin(carry @ part), carry.sum()), x, w)
+    y = jnp.where(y > 0, y, jnp.exp(y))
+    z = jax.nn.softmax(jnp.cumsum(y, 0))
+    turned = jnp.concatenate([z[1:], z[:1]], 0)
+    kept = jnp.take_along_axis(z, jnp.argsort(y, -1), -1)
+    return z[:, ::2], turned, jax.lax.top_k(z, 2), kept, jnp.pad(y, ((1, 1), (0, 0))), jax.nn.silu(y) ** 3, z[::-1]
+
+
+def test_numpy_computes_scans_sorts_and_shifts() -> None:
+    numpy = np.random.default_rng(1)
+    arrays = [numpy.standard_normal(sizes).astype("float32") for sizes in ((8, 8), (3, 8, 8))]
+    computation = computation_from_jax(many, shape(8, 8), shape(3, 8, 8))
+    expected = jax.tree.leaves(many(*map(jnp.asarray, arrays)))
+    for array, theirs in zip(computation.run(arrays), expected, strict=True):
+        assert array.dtype == theirs.dtype
+        np.testing.assert_allclose(array, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_primitive_that_is_not_known_says_how_to_go_on() -> None:
+    def drawn(x: Any) -> Any:
+        return jax.lax.while_loop(lambda x: x.sum() < 3, lambda x: x + 1, x)
+
+    with pytest.raises(sw.LayoutError, match=r"JAX's primitive 'while' .*; give rules={'while': FactorRule\(\.\.\.\)}"):
+        computation_from_jax(drawn, shape(8))
+    given = computation_from_jax(drawn, shape(8), rules={"while": FactorRule("([i])->([i])")})
+    assert propagate(given, [("dp",)], mesh=MESH).results == (sw.TensorLayout(("dp",), MESH),)
+    with pytest.warns(UserWarning, match="no rule is known for 'while'"):
+        whole = computation_from_jax(drawn, shape(8), unknown="whole")
+    assert [move.bytes for move in propagate(whole, [("dp",)], mesh=MESH).moves] == [16]
