@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
+import random
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import shardwise as sw
@@ -82,6 +85,32 @@ def test_a_move_that_differs_is_found(change: str) -> None:
             del wrong["shardy"]["reshards"][0]
         (_, differs), *_ = computations.compare_programs([wrong])
     assert "expected" in str(differs())
+
+
+@pytest.mark.parametrize("policy", ["shardy", "least"])
+def test_devices_compute_what_the_plain_computation_does(policy: Any) -> None:
+    ran = 0
+    for number, case in enumerate(computations.cases_of("programs")[:100]):
+        computation = computations.computation_of(case)
+        if sum(map(math.prod, computation.shapes)) > 20_000:
+            continue
+        mesh = sw.DeviceMesh([size for _, size in case["mesh"]], [name for name, _ in case["mesh"]])
+        arrays = computations.arrays_of(computation, random.Random(number))
+        found = propagate(computation, case["given"], mesh=mesh, policy=policy).run(arrays)
+        for array, expected in zip(found, computation.run(arrays), strict=True):
+            np.testing.assert_allclose(array, expected, rtol=1e-3, atol=1e-3)
+        ran += 1
+    assert ran > 20
+
+
+def test_a_wrong_kind_of_factor_is_found_by_running() -> None:
+    wrong = FactorRule("([i,j])->([i,j])").to_json()
+    op = {"op": "reverse", "in": [0], "out": [[[8, 4], F]], "attrs": {"dimensions": []}, "rule": wrong}
+    sort = {"op": "sort", "in": [1], "out": [[[8, 4], F]], "attrs": {"dimension": 0, "n": 1}, "rule": wrong}
+    computation = Computation([[(8, 4), F]], [op, sort], [2])
+    arrays = [np.arange(32.0)[::-1].reshape(8, 4)]
+    found = propagate(computation, [("x", None)], mesh=MESH).run(arrays)
+    assert not np.array_equal(found[0], computation.run(arrays)[0])
 
 
 def test_json_and_back(tmp_path: Path) -> None:

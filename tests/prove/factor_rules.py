@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 import shardwise as sw
+from shardwise._types import Array
 from shardwise.computation import FactorRule, factor_rule
-from shardwise.computation.evaluate import IDENTITY, OPS, REDUCTIONS, Array, Local
+from shardwise.computation.evaluate import IDENTITY, OPS, REDUCTIONS, DeviceTensors
 
 from .subject import Mismatch, Subject, one_by_one, sampled
 
@@ -102,7 +103,7 @@ def check_rule(case: OpCase, rule: FactorRule | None = None) -> None:
     mesh = sw.DeviceMesh(case.mesh, [f"a{axis}" for axis in range(len(case.mesh))])
     arrays, function = values_of(case), OPS[case.op]
     at_zero = [(0,) * array.ndim for array in arrays]
-    whole = function(Local(arrays, at_zero, case.operands, case.results), case.attributes)
+    whole = function(DeviceTensors(arrays, at_zero, case.operands, case.results), case.attributes)
     layouts = layouts_of(case, rule, mesh)
     shapes = (*case.operands, *case.results)
     partitions = [layout.partition(shape) for layout, shape in zip(layouts, shapes, strict=True)]
@@ -118,7 +119,7 @@ def check_rule(case: OpCase, rule: FactorRule | None = None) -> None:
         sizes = [partition.shard_shape(device) for partition in outputs]
         starts = [tuple(side.start for side in box) for box in boxes]
         rest = tuple(at for axis, at in coordinate.items() if axis not in summed)
-        found = function(Local(views, starts, case.operands, sizes, first), case.attributes)
+        found = function(DeviceTensors(views, starts, case.operands, sizes, first), case.attributes)
         addends.setdefault(rest, []).append((device, found))
     for parts in addends.values():
         for number, expected in enumerate(whole):

@@ -1,6 +1,7 @@
 """Ops in plain numpy, on whole arrays or on one device's views of them.
 
-`Local.starts` says where the views of a device begin in the arrays: an op that looks things up does so in what it has.
+`DeviceTensors.starts` says where the views of a device begin in the arrays: an op that looks things up does so in what
+it has.
 """
 
 from __future__ import annotations
@@ -11,18 +12,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from .._types import Array
 from ..errors import LayoutError
 
-__all__ = ["IDENTITY", "OPS", "REDUCTIONS", "Local", "compute", "local"]
+__all__ = ["IDENTITY", "OPS", "REDUCTIONS", "DeviceTensors", "compute", "compute_local"]
 
-Array = npt.NDArray[Any]
 Attributes = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Local:
+class DeviceTensors:
     """A device's part: its views, where each begins in its array, and the shapes of its results."""
 
     arrays: Sequence[Array]
@@ -59,7 +59,7 @@ def _along(dim: int, start: int | None = None, stop: int | None = None, step: in
     return (*[slice(None)] * dim, slice(start, stop, step))
 
 
-def windows(has: Local, attributes: Attributes) -> list[Array]:
+def windows(has: DeviceTensors, attributes: Attributes) -> list[Array]:
     operand, (shape,) = has.arrays[0], has.shapes
     window, strides = attributes["window_dimensions"], attributes["window_strides"]
     padded = np.pad(operand, attributes["padding"], constant_values=IDENTITY[attributes["body"]])
@@ -70,7 +70,7 @@ def windows(has: Local, attributes: Attributes) -> list[Array]:
     return [result]
 
 
-def convolution(has: Local, attributes: Attributes) -> list[Array]:
+def convolution(has: DeviceTensors, attributes: Attributes) -> list[Array]:
     names = attributes["lhs_spec"], attributes["rhs_spec"], attributes["out_spec"]
     spatial = range(len(names[0]) - 2)
     lhs = has.arrays[0].transpose([names[0].index(name) for name in ("b", "f", *spatial)])
@@ -121,7 +121,7 @@ def lookups(attributes: Attributes, indices: Array, slices: tuple[int, ...], ran
         yield place, found
 
 
-def gather(has: Local, attributes: Attributes) -> list[Array]:
+def looked_up(has: DeviceTensors, attributes: Attributes) -> list[Array]:
     operand, indices = has.arrays
     result = np.zeros(has.shapes[0], operand.dtype)
     # Dims that a window has whole are cut alike on both sides, as batch dims are; others are looked up in what is held.
@@ -134,7 +134,7 @@ def gather(has: Local, attributes: Attributes) -> list[Array]:
     return [result]
 
 
-def scatter(has: Local, attributes: Attributes) -> list[Array]:
+def scatter(has: DeviceTensors, attributes: Attributes) -> list[Array]:
     operand, indices, updates = has.arrays
     body = attributes["body"]
     result = operand.copy() if has.first or body == "assign" else np.full_like(operand, IDENTITY[body])
@@ -147,7 +147,7 @@ def scatter(has: Local, attributes: Attributes) -> list[Array]:
     return [result]
 
 
-def dynamic_update_slice(has: Local, _attributes: Attributes) -> list[Array]:
+def dynamic_update_slice(has: DeviceTensors, _attributes: Attributes) -> list[Array]:
     result, update = has.arrays[0].copy(), has.arrays[1]
     # Of a dim that is updated in part the update is whole.
     partly = [part != whole for part, whole in zip(has.wholes[1], has.wholes[0], strict=True)]
@@ -161,13 +161,13 @@ def dynamic_update_slice(has: Local, _attributes: Attributes) -> list[Array]:
     return [result]
 
 
-def reduce(has: Local, attributes: Attributes) -> list[Array]:
+def reduce(has: DeviceTensors, attributes: Attributes) -> list[Array]:
     function: Any = REDUCTIONS[attributes["body"]]
     found = function.reduce(has.arrays[0], axis=tuple(attributes["dimensions"]))
     return [function(found, has.arrays[1]) if has.first else found]
 
 
-def pad(has: Local, attributes: Attributes) -> list[Array]:
+def pad(has: DeviceTensors, attributes: Attributes) -> list[Array]:
     operand, value = has.arrays
     names = ("edge_padding_low", "edge_padding_high", "interior_padding")
     for dim, (low, high, gaps) in enumerate(zip(*(attributes[name] for name in names), strict=True)):
@@ -190,7 +190,7 @@ def dilated(array: Array, dilation: Sequence[int]) -> Array:
     return array
 
 
-def slices(has: Local, attributes: Attributes) -> list[Array]:
+def slices(has: DeviceTensors, attributes: Attributes) -> list[Array]:
     sides = zip(*(attributes[name] for name in ("start_indices", "limit_indices", "strides")), strict=True)
     # A dim that is not sliced may be cut.
     parts = [
@@ -200,13 +200,13 @@ def slices(has: Local, attributes: Attributes) -> list[Array]:
     return [has.arrays[0][tuple(parts)]]
 
 
-def dynamic_slice(has: Local, _attributes: Attributes) -> list[Array]:
+def dynamic_slice(has: DeviceTensors, _attributes: Attributes) -> list[Array]:
     sides = zip(has.arrays[1:], has.shapes[0], has.arrays[0].shape, strict=True)
     parts = [slice(None) if size == whole else slice(int(at), int(at) + size) for at, size, whole in sides]
     return [has.arrays[0][tuple(parts)]]
 
 
-def dot_general(has: Local, attributes: Attributes) -> list[Array]:
+def dot_general(has: DeviceTensors, attributes: Attributes) -> list[Array]:
     lhs, rhs = has.arrays
     letters = iter("abcdefghijklmnopqrstuvwxyz")
     names = [[next(letters) for _ in range(array.ndim)] for array in (lhs, rhs)]
@@ -220,14 +220,14 @@ def dot_general(has: Local, attributes: Attributes) -> list[Array]:
     return [result]
 
 
-def broadcast_in_dim(has: Local, attributes: Attributes) -> list[Array]:
+def broadcast_in_dim(has: DeviceTensors, attributes: Attributes) -> list[Array]:
     shape = [1] * len(has.shapes[0])
     for dim, size in zip(attributes["broadcast_dimensions"], has.arrays[0].shape, strict=True):
         shape[dim] = size
     return [np.broadcast_to(has.arrays[0].reshape(shape), has.shapes[0])]
 
 
-def triangular_solve(has: Local, attributes: Attributes) -> list[Array]:
+def triangular_solve(has: DeviceTensors, attributes: Attributes) -> list[Array]:
     a, b = has.arrays
     a = np.tril(a)
     a = a.swapaxes(-1, -2) if attributes["transpose_a"] else a
@@ -236,7 +236,7 @@ def triangular_solve(has: Local, attributes: Attributes) -> list[Array]:
     return [np.linalg.solve(a.swapaxes(-1, -2), b.swapaxes(-1, -2)).swapaxes(-1, -2)]
 
 
-def batch_norm(has: Local, attributes: Attributes) -> list[Array]:
+def batch_norm(has: DeviceTensors, attributes: Attributes) -> list[Array]:
     operand, *others = has.arrays
     shape = [1] * operand.ndim
     shape[attributes["feature_index"]] = -1
@@ -244,13 +244,13 @@ def batch_norm(has: Local, attributes: Attributes) -> list[Array]:
     return [(operand - mean) / np.sqrt(variance + attributes.get("epsilon", 0.001)) * scale + offset]
 
 
-def sort(has: Local, attributes: Attributes) -> list[Array]:
+def sort(has: DeviceTensors, attributes: Attributes) -> list[Array]:
     dim = attributes["dimension"]
     order = np.argsort(has.arrays[0], dim, kind="stable")
     return [np.take_along_axis(array, order, dim) for array in has.arrays]
 
 
-def top_k(has: Local, _attributes: Attributes) -> list[Array]:
+def top_k(has: DeviceTensors, _attributes: Attributes) -> list[Array]:
     order = np.argsort(-has.arrays[0], -1, kind="stable")[..., : has.shapes[0][-1]]
     return [np.take_along_axis(has.arrays[0], order, -1), order.astype(np.int32)][: len(has.shapes)]
 
@@ -261,7 +261,7 @@ def integer_division(a: Array, b: Array) -> Array:
     return np.trunc(np.divide(a, b)).astype(a.dtype)
 
 
-def of_arrays(function: Callable[..., Any]) -> Callable[[Local, Attributes], list[Array]]:
+def of_arrays(function: Callable[..., Any]) -> Callable[[DeviceTensors, Attributes], list[Array]]:
     return lambda has, _attributes: [np.asarray(function(*has.arrays))]
 
 
@@ -297,7 +297,7 @@ _ELEMENTS: dict[str, Callable[..., Any]] = {
 }
 
 #: Each op as a function of what a device has and of the op's attributes.
-OPS: dict[str, Callable[[Local, Attributes], list[Array]]] = {
+OPS: dict[str, Callable[[DeviceTensors, Attributes], list[Array]]] = {
     **{name: of_arrays(function) for name, function in _ELEMENTS.items()},
     "compare": lambda has, attributes: [_COMPARISONS[attributes.get("direction", "LT")](*has.arrays)],
     "convert": lambda has, _: [has.arrays[0]],
@@ -314,7 +314,7 @@ OPS: dict[str, Callable[[Local, Attributes], list[Array]]] = {
     "convolution": convolution,
     "reduce": reduce,
     "reduce_window": windows,
-    "gather": gather,
+    "gather": looked_up,
     "scatter": scatter,
     "sort": sort,
     "top_k": top_k,
@@ -334,10 +334,12 @@ def compute(
         LayoutError: if it is none of these, or a constant whose value is not known.
     """
     starts = [(0,) * array.ndim for array in arrays]
-    return local(name, attributes, Local(arrays, starts, [array.shape for array in arrays], shapes), source)
+    return compute_local(
+        name, attributes, DeviceTensors(arrays, starts, [array.shape for array in arrays], shapes), source
+    )
 
 
-def local(name: str, attributes: Attributes, has: Local, source: str = "") -> list[Array]:
+def compute_local(name: str, attributes: Attributes, has: DeviceTensors, source: str = "") -> list[Array]:
     """Compute an op on what a device has."""
     if name in ("barrier", "constraint"):
         return list(has.arrays)

@@ -8,6 +8,7 @@
 | `explicit` | the layouts and errors of JAX's explicit mode |
 | `move` | `Move`: what must move of one tensor |
 | `moves` | all that must move for each op, and why |
+| `run` | a computation computed by devices, each with its shards, in numpy |
 | `shift` | rows that devices read and neighbours have |
 | `drawn` | the picture of an einsum |
 | `given` | layouts and meshes as users give them |

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from .._types import Shape
 from ..computation.computation import Computation
 from ..errors import LayoutError
 from ..mesh import DeviceMesh
-from .flow import Flow, Given, Node
+from .flow import BegunLayout, Flow, FlowNode, Specs
 
 __all__ = ["Conflict", "Operands", "explicit_layouts", "explicit_results"]
 
-Specs = tuple[tuple[str, ...], ...]
-Shape = tuple[int, ...]
 
 _WHOLE_DIMS = ("slice", "pad", "dynamic_slice", "reduce_window", "convolution")
 
@@ -48,7 +47,7 @@ class Operands:
         return f"dim {dim} of operands[{operand}] is {f'cut over {axes}' if axes else 'whole'}"
 
 
-def explicit_layouts(flow: Flow, computation: Computation, mesh: DeviceMesh) -> list[Given | None]:
+def explicit_layouts(flow: Flow, computation: Computation, mesh: DeviceMesh) -> list[BegunLayout | None]:
     """Give the layouts of all values, op by op.
 
     Raises:
@@ -101,12 +100,12 @@ def explicit_layouts(flow: Flow, computation: Computation, mesh: DeviceMesh) -> 
             cut = [origins[flow.same[operand]] for operand in operands if any(held(operand))]
             found[value], origins[value] = each, cut[0] if cut else ""
     return [
-        None if specs is None else Given(specs, [False] * len(specs), [0] * len(specs))
+        None if specs is None else BegunLayout(specs, [False] * len(specs), [0] * len(specs))
         for specs in (found[flow.same[value]] for value in range(len(found)))
     ]
 
 
-def _said(node: Node, conflict: Conflict, origins: Sequence[str]) -> str:
+def _said(node: FlowNode, conflict: Conflict, origins: Sequence[str]) -> str:
     assert node.op is not None
     place = f" ({node.op.source})" if node.op.source else ""
     from_ = [

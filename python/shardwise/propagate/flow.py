@@ -12,11 +12,12 @@ import numpy as np
 from .._core import FactorRule as CoreRule
 from .._dtypes import find_dtype
 from .._text import shown
+from .._types import Shape
 from ..computation.computation import Computation, Op
 from ..computation.factor_rule import factor_rule
 from ..errors import LayoutError
 
-__all__ = ["Flow", "Given", "Node"]
+__all__ = ["BegunLayout", "Flow", "FlowNode"]
 
 #: When layouts go through ops that are not elementwise: see `rust/core/propagate/whole.rs`.
 _WAYS = {
@@ -31,10 +32,11 @@ _WAYS = {
 #: The ops that give a constant if their operands are constants, besides those that are elementwise.
 _CONSTANT = ("broadcast_in_dim", "reshape", "slice", "constraint")
 
-Shape = tuple[int, ...]
+#: For each dim its axes.
+Specs = tuple[tuple[str, ...], ...]
 
 
-class Given(NamedTuple):
+class BegunLayout(NamedTuple):
     """The layout that a value begins with: for each dim its axes, whether it may take more, and when it gets them."""
 
     axes: Sequence[Sequence[str]]
@@ -43,7 +45,7 @@ class Given(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Node:
+class FlowNode:
     """An op as layouts go through it, or an edge."""
 
     #: The op; that whose edge it is; none for the edge to a result of the computation.
@@ -66,13 +68,13 @@ class Flow:
 
     shapes: list[Shape] = field(default_factory=list)
     dtypes: list[str] = field(default_factory=list)
-    starts: list[Given | None] = field(default_factory=list)
+    starts: list[BegunLayout | None] = field(default_factory=list)
     #: The value whose layout each has: itself, or for an input of a loop's body that of the loop's result.
     same: list[int] = field(default_factory=list)
     #: The number that each value has in its own computation.
     origin: list[int] = field(default_factory=list)
-    nodes: list[Node] = field(default_factory=list)
-    outputs: list[Node] = field(default_factory=list)
+    nodes: list[FlowNode] = field(default_factory=list)
+    outputs: list[FlowNode] = field(default_factory=list)
     #: The ops that make constants, and their operands, by value.
     constants: dict[int, tuple[Op, list[int]]] = field(default_factory=dict)
     #: For the first node of a loop's body the place after its last, the values that the body takes, and how often.
@@ -81,7 +83,9 @@ class Flow:
     numbers: dict[int, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, computation: Computation, inputs: Sequence[Given | None], results: Sequence[Given | None]) -> Flow:
+    def of(
+        cls, computation: Computation, inputs: Sequence[BegunLayout | None], results: Sequence[BegunLayout | None]
+    ) -> Flow:
         """Make one, of the layouts of inputs and results that are given."""
         flow = cls()
         taken = [flow._value(computation, number) for number in range(computation.inputs)]
@@ -91,7 +95,7 @@ class Flow:
         for value, start in zip(made, results, strict=True):
             result = flow._new(flow.shapes[value], flow.dtypes[value], flow.origin[value])
             flow.starts[result] = start
-            flow.outputs.append(Node(None, "output", (value, result)))
+            flow.outputs.append(FlowNode(None, "output", (value, result)))
         return flow
 
     def numpy(self, value: int) -> np.dtype[Any]:
@@ -104,12 +108,12 @@ class Flow:
     def core(self) -> tuple[list[Any], list[Any]]:
         """Give ops and results as the core takes them."""
 
-        def rule(node: Node) -> CoreRule:
+        def rule(node: FlowNode) -> CoreRule:
             if node.op is not None and node.op.rule is not None and node.kind == "op":
                 return node.op.rule._core
             return _identity(self.shapes[node.values[0]], len(node.values) - 1)
 
-        def listed(nodes: list[Node]) -> list[Any]:
+        def listed(nodes: list[FlowNode]) -> list[Any]:
             return [(rule(node), node.way, list(node.values)) for node in nodes]
 
         return listed(self.nodes), listed(self.outputs)
@@ -146,12 +150,12 @@ class Flow:
             if op.body is not None:
                 inner = [self._value(op.body, number) for number in range(op.body.inputs)]
                 for pair in zip(operands, inner, strict=True):
-                    self.nodes.append(Node(op, "operand", pair, times))
+                    self.nodes.append(FlowNode(op, "operand", pair, times))
                 inner = self._body(op.body, inner, times)
             else:
                 inner = operands
             for pair in zip(inner, results, strict=True):
-                self.nodes.append(Node(op, "result", pair, times))
+                self.nodes.append(FlowNode(op, "result", pair, times))
         elif op.name == "loop":
             assert op.body is not None
             inner = [self._value(op.body, number) for number in range(op.body.inputs)]
@@ -161,16 +165,16 @@ class Flow:
             made = self._body(op.body, inner, times * op.trips)
             self.loops[first] = (len(self.nodes), inner, op.trips)
             for edge in zip(operands, made, results, strict=True):
-                self.nodes.append(Node(op, "result", edge, times))
+                self.nodes.append(FlowNode(op, "result", edge, times))
         elif op.name in ("constant", "iota"):
             self.constants[results[0]] = (op, operands)
         else:
             way = _WAYS.get(op.name) or ("alike" if op.is_elementwise else "later")
-            self.nodes.append(Node(op, "op", (*operands, *results), times, way))
+            self.nodes.append(FlowNode(op, "op", (*operands, *results), times, way))
             if op.name == "constraint":
                 may_grow = op.attributes.get("open", ())
                 rank = range(len(self.shapes[operands[0]]))
-                self.starts[results[0]] = Given(
+                self.starts[results[0]] = BegunLayout(
                     [list(axes or ()) for axes in op.attributes["axes"]],
                     [dim in may_grow for dim in rank],
                     [0 for _ in rank],
@@ -178,7 +182,7 @@ class Flow:
 
     def _constrain(self) -> None:
         """Give the operand of a constraint its layout too, if it is free and no other constraint differs."""
-        users: dict[int, list[Node]] = {}
+        users: dict[int, list[FlowNode]] = {}
         for node in self.nodes:
             if node.way == "constraint":
                 users.setdefault(node.values[0], []).append(node)
@@ -192,7 +196,7 @@ class Flow:
                 else:
                     self.starts[operand] = start
 
-    def _take_over(self, constraint: Node) -> None:
+    def _take_over(self, constraint: FlowNode) -> None:
         """Let all others that use the operand of a constraint use its result."""
         operand, result = constraint.values
         at = self.nodes.index(constraint)
@@ -202,7 +206,7 @@ class Flow:
         for number, node in enumerate(self.nodes):
             if number >= first and operand in node.values[:-1]:
                 values = tuple(result if value == operand else value for value in node.values[:-1])
-                self.nodes[number] = Node(node.op, node.kind, (*values, node.values[-1]), node.times, node.way)
+                self.nodes[number] = FlowNode(node.op, node.kind, (*values, node.values[-1]), node.times, node.way)
         self.nodes.insert(first, constraint)
 
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from .._dtypes import itemsize_of
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 from ..reshard.kinds import CollectiveStep
-from .flow import Flow, Node
+from .flow import Flow, FlowNode, Specs
 from .given import Policy
 from .move import Move, move_between
 from .shift import missing_elements, shifting_dims
 
 __all__ = ["AxisSizes", "Moves"]
-
-Specs = tuple[tuple[str, ...], ...]
 
 
 class AxisSizes(dict[str, int]):
@@ -25,6 +25,21 @@ class AxisSizes(dict[str, int]):
 
     def __missing__(self, name: str) -> int:
         return int(name.rpartition(")")[2])
+
+
+def in_pieces(flow: Flow, lowered: Sequence[Any], mesh: DeviceMesh) -> list[int]:
+    """Give the ops of which a device's part of a dim is several: a factor is cut behind one that is not, as a whole."""
+    sizes = AxisSizes(zip(mesh.axis_names, mesh.shape, strict=True))
+    found = []
+    for at, (node, how) in enumerate(zip(flow.nodes, lowered, strict=False)):
+        if how is None or node.kind != "op" or node.op is None or node.op.rule is None:
+            continue
+        rule = node.op.rule
+        cuts, of = dict(zip(rule.kinds, how[0], strict=True)), rule.sizes
+        pairs = [pair for dims in (*rule.operands, *rule.results) for factors in dims for pair in pairwise(factors)]
+        if any(cuts[two] and math.prod(sizes[axis] for axis in cuts[one]) < of[one] for one, two in pairs):
+            found.append(at)
+    return found
 
 
 class Moves:
@@ -47,7 +62,7 @@ class Moves:
 
     def add(
         self,
-        node: Node,
+        node: FlowNode,
         cuts: Specs,
         local: Sequence[Specs | None],
         summed: tuple[str, ...],
@@ -81,7 +96,7 @@ class Moves:
 
     def _add(
         self,
-        node: Node,
+        node: FlowNode,
         at: int,
         operands: int,
         before: Specs,
@@ -102,7 +117,7 @@ class Moves:
         move = replace(self._known[key], tensor=tensor, why=why, implied=implied)
         self.found.append(self._placed(move, node, value))
 
-    def _shift(self, node: Node, at: int, inner: Sequence[Specs]) -> None:
+    def _shift(self, node: FlowNode, at: int, inner: Sequence[Specs]) -> None:
         """Add the rows of an operand that devices read and do not hold."""
         op, value = node.op, node.values[at]
         assert op is not None
@@ -119,7 +134,7 @@ class Moves:
             move = Move(f"operands[{at}]", shapes[at], layout, layout, (step,), why=why, implied=True)
             self.found.append(self._placed(move, node, value))
 
-    def _placed(self, move: Move, node: Node, value: int) -> Move:
+    def _placed(self, move: Move, node: FlowNode, value: int) -> Move:
         """Give the move with its value and its op."""
         name, source = ("output", "") if node.op is None else (node.op.name, node.op.source)
         origin, dtype = self._flow.origin[value], self._flow.dtypes[value]
@@ -127,7 +142,7 @@ class Moves:
 
     def _why(
         self,
-        node: Node,
+        node: FlowNode,
         at: int,
         operands: int,
         before: Specs,
@@ -172,7 +187,7 @@ class Moves:
             return f"Dim {dim} is whole in {where}."
         return "Its axes are in another order."
 
-    def _from(self, node: Node, name: str, at: int) -> str:
+    def _from(self, node: FlowNode, name: str, at: int) -> str:
         """Say which other tensor has a factor."""
         assert node.op is not None
         assert node.op.rule is not None

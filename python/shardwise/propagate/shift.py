@@ -1,4 +1,4 @@
-"""Rows that a device's part of a result reads of an operand, and how many of them its neighbours have."""
+"""RowRange that a device's part of a result reads of an operand, and how many of them its neighbours have."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from ..computation.computation import Op
 
 __all__ = ["missing_elements", "rows_read", "shifting_dims"]
 
-Specs = Sequence[Sequence[str]]
-Rows = tuple[int, int]
+RowRange = tuple[int, int]
 
 
 def shifting_dims(op: Op, operand: int, rank: int) -> list[int]:
@@ -34,7 +33,9 @@ def shifting_dims(op: Op, operand: int, rank: int) -> list[int]:
     return list(range(rank)) if op.name in names else []
 
 
-def rows_read(op: Op, shapes: Sequence[Sequence[int]], operand: int, dim: int, boxes: Sequence[Sequence[Rows]]) -> Rows:
+def rows_read(
+    op: Op, shapes: Sequence[Sequence[int]], operand: int, dim: int, boxes: Sequence[Sequence[RowRange]]
+) -> RowRange:
     """Give the rows that a device reads of a dim that may shift; `boxes` are its parts of operands and result."""
     given, size = op.attributes, shapes[operand][dim]
     if op.name == "convolution":
@@ -64,7 +65,7 @@ def rows_read(op: Op, shapes: Sequence[Sequence[int]], operand: int, dim: int, b
     return _read(rows, size, step, -low, window - 1 - low)
 
 
-def _read(rows: Rows, size: int, step: int, first: int, last: int, gaps: int = 1) -> Rows:
+def _read(rows: RowRange, size: int, step: int, first: int, last: int, gaps: int = 1) -> RowRange:
     """Give the rows from `step * r + first` to `step * r + last` for all `r`, of those `gaps` apart that there are."""
     if rows[0] >= rows[1]:
         return (0, 0)
@@ -74,7 +75,11 @@ def _read(rows: Rows, size: int, step: int, first: int, last: int, gaps: int = 1
 
 
 def missing_elements(
-    op: Op, shapes: Sequence[Sequence[int]], layouts: Sequence[Specs], sizes: Mapping[str, int], operand: int
+    op: Op,
+    shapes: Sequence[Sequence[int]],
+    layouts: Sequence[Sequence[Sequence[str]]],
+    sizes: Mapping[str, int],
+    operand: int,
 ) -> int:
     """Give the most elements of an operand that a device reads and does not hold; the last layout is the result's."""
     dims = shifting_dims(op, operand, len(shapes[operand]))
@@ -105,7 +110,7 @@ def missing_elements(
     return most
 
 
-def rows_held(size: int, spec: Sequence[str], sizes: Mapping[str, int], at: Mapping[str, int]) -> Rows:
+def rows_held(size: int, spec: Sequence[str], sizes: Mapping[str, int], at: Mapping[str, int]) -> RowRange:
     """Give the rows of a dim that a device has: the shard of its coordinates, 0 where none is said."""
     number = 0
     for axis in spec:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from .._arguments import instance, integer
 from .._core import propagated
@@ -15,10 +16,14 @@ from ..errors import LayoutError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 from .explicit import explicit_layouts
-from .flow import Flow, Given
+from .flow import BegunLayout, Flow
 from .given import GivenAxes, Policy, check_policy, layout_of, mesh_of, mesh_text, specs_of
 from .move import Move, axes_json
-from .moves import Moves
+from .moves import Moves, in_pieces
+from .run import Devices
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 __all__ = ["Propagation", "Start", "propagate"]
 
@@ -50,6 +55,7 @@ class Propagation:
     in_order: tuple[Move, ...] = field(repr=False)
     #: The way in which disagreements were decided.
     policy: Policy
+    _devices: Callable[[], Devices] = field(repr=False, compare=False)
 
     @property
     def moves(self) -> tuple[Move, ...]:
@@ -82,6 +88,21 @@ class Propagation:
             more = bytes_text(sum(move.bytes_in_all for move in rest))
             lines.append(f"{len(rest)} more moves have {more}.")
         return "\n".join(lines)
+
+    def run(self, arrays: Sequence[npt.ArrayLike]) -> list[npt.NDArray[Any]]:
+        """Compute the results in numpy as devices do, of arrays for the inputs: each with its shards, after what moves.
+
+        They are those of `computation.run(arrays)`, which is how a propagation is proved right.
+
+        Raises:
+            LayoutError: as for `Computation.run`.
+
+        >>> tanh = {"op": "tanh", "in": [0], "out": [[(2,), "float32"]]}
+        >>> computation = Computation([[(2,), "float32"]], [tanh], [1])
+        >>> propagate(computation, [("x",)], mesh=DeviceMesh((2,), ("x",))).run([[0.0, 0.0]])
+        [array([0., 0.], dtype=float32)]
+        """
+        return self._devices().run(self.computation.taken(arrays))
 
     def to_json(self) -> dict[str, Any]:
         """Give the layouts and moves as JSON has them.
@@ -154,6 +175,16 @@ def propagate(
     found, lowered = propagated(
         where.core, flow.shapes, starts, flow.same, len(inputs), nodes, ends, sizes, policy, policy == "explicit"
     )
+    # What a device would have in pieces is computed as Shardy does.
+    pieces = [] if policy == "shardy" else in_pieces(flow, lowered, where)
+    if pieces:
+        begun = [
+            None if specs is None else BegunLayout(specs, [False] * len(specs), [0] * len(specs)) for specs in found
+        ]
+        _, other = propagated(
+            where.core, flow.shapes, begun, flow.same, len(inputs), nodes, ends, sizes, "shardy", True
+        )
+        lowered = tuple(other[at] if at in pieces else how for at, how in enumerate(lowered))
     moves = Moves(flow, found, where, policy)
     for node, how in zip([*flow.nodes, *flow.outputs], lowered, strict=True):
         if how is not None:
@@ -169,6 +200,7 @@ def propagate(
         tuple(held(node.values[-1]) for node in flow.outputs),
         tuple(moves.found),
         policy,
+        partial(Devices, flow, found, lowered, where),
     )
 
 
@@ -181,14 +213,14 @@ def _named(computation: Computation, layouts: Mapping[str, Any]) -> list[Any]:
 
 def _starts(
     argument: str, given: Sequence[Any], shapes: Sequence[tuple[int, ...]], mesh: DeviceMesh
-) -> list[Given | None]:
+) -> list[BegunLayout | None]:
     if len(given) != len(shapes):
         what = "inputs" if argument == "layouts" else argument
         raise LayoutError(f"{argument} has {len(given)} entries for {len(shapes)} {what}")
     return [_start(f"{argument}[{at}]", *pair, mesh) for at, pair in enumerate(zip(given, shapes, strict=True))]
 
 
-def _start(name: str, given: Any, shape: tuple[int, ...], mesh: DeviceMesh) -> Given | None:
+def _start(name: str, given: Any, shape: tuple[int, ...], mesh: DeviceMesh) -> BegunLayout | None:
     start = given if isinstance(given, Start) else Start(given)
     layout = layout_of(name, start.layout, mesh, len(shape))
     if layout is None:
@@ -208,4 +240,4 @@ def _start(name: str, given: Any, shape: tuple[int, ...], mesh: DeviceMesh) -> G
         raise LayoutError(
             f"{name}: priorities is {shown(priorities)}; it has a number from 0 for each of {len(shape)} dims"
         )
-    return Given(specs_of(layout), may_grow, priorities or [0 for _ in dims])
+    return BegunLayout(specs_of(layout), may_grow, priorities or [0 for _ in dims])

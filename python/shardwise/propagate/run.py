@@ -1,0 +1,239 @@
+"""A computation computed by devices, each with its shards, in numpy: what a propagation says, done."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .._types import Array
+from ..computation.computation import Op
+from ..computation.evaluate import REDUCTIONS, DeviceTensors, compute, compute_local
+from ..errors import LayoutError
+from ..mesh import DeviceMesh
+from .flow import Flow, FlowNode, Specs
+from .moves import AxisSizes
+from .shift import rows_held, rows_read, shifting_dims
+
+__all__ = ["Devices"]
+
+#: The number that stands where a device has nothing: if it is read, the results are wrong.
+_NOTHING = 12345678
+
+
+class Devices:
+    """The devices of a mesh with their shards of the values of a flow."""
+
+    def __init__(self, flow: Flow, layouts: Sequence[Specs | None], lowered: Sequence[Any], mesh: DeviceMesh) -> None:
+        self._flow, self._layouts, self._lowered = flow, layouts, lowered
+        self._sizes = AxisSizes(zip(mesh.axis_names, mesh.shape, strict=True))
+        self._places = [_place(mesh, number) for number in range(mesh.size)]
+        self._axes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
+        #: The layout of each value that is there, and the shard of each device.
+        self._held: dict[int, tuple[Specs, list[Array]]] = {}
+
+    def run(self, arrays: Sequence[Array]) -> list[Array]:
+        """Compute the results of whole arrays for the inputs."""
+        for value, array in enumerate(arrays):
+            self._put(value, array)
+        self._nodes(0, len(self._flow.nodes))
+        results = []
+        for at, node in enumerate(self._flow.outputs, len(self._flow.nodes)):
+            self._edge(node, node.values[0])
+            results.append(self._whole(node.values[-1]))
+            assert self._lowered[at] is None or len(self._lowered[at]) == 4
+        return results
+
+    def _nodes(self, first: int, last: int) -> None:
+        at = first
+        while at < last:
+            loop = self._flow.loops.get(at)
+            if loop is not None:
+                at = self._loop(at, *loop)
+                continue
+            node = self._flow.nodes[at]
+            if node.way in ("edge", "constraint"):
+                self._edge(node, node.values[0])
+            else:
+                self._op(node, self._lowered[at])
+            at += 1
+
+    def _loop(self, first: int, last: int, inner: list[int], trips: int) -> int:
+        """Compute the body of a loop so often; give the place after its edges."""
+        edges = self._flow.nodes[last : last + len(inner)]
+        for edge in edges:
+            self._edge(edge, edge.values[0])
+        for _ in range(trips):
+            for value, edge in zip(inner, edges, strict=True):
+                self._held[value] = self._held[edge.values[-1]]
+            del self._flow.loops[first]
+            self._nodes(first, last)
+            self._flow.loops[first] = (last, inner, trips)
+            made = [self._shards(edge.values[1], self._specs(edge.values[-1])) for edge in edges]
+            for edge, shards in zip(edges, made, strict=True):
+                self._held[edge.values[-1]] = (self._specs(edge.values[-1]), shards)
+        return last + len(edges)
+
+    def _specs(self, value: int) -> Specs:
+        return self._layouts[value] or ((),) * len(self._flow.shapes[value])
+
+    def _boxes(self, value: int, specs: Specs, place: dict[str, int]) -> list[tuple[int, int]]:
+        pairs = zip(self._flow.shapes[value], specs, strict=True)
+        return [rows_held(size, spec, self._sizes, self._at(spec, place)) for size, spec in pairs]
+
+    def _at(self, spec: Sequence[str], place: dict[str, int]) -> dict[str, int]:
+        """Give the coordinates of axes and sub-axes."""
+        found = {}
+        for name in spec:
+            axis, _, part = name.partition(":(")
+            if part and axis in self._axes:
+                before, size = (int(each) for each in part.split(")"))
+                found[name] = place[axis] // (self._axes[axis] // (before * size)) % size
+            else:
+                found[name] = place[name]
+        return found
+
+    def _cut(self, value: int, whole: Array, specs: Specs) -> list[Array]:
+        return [whole[_slices(self._boxes(value, specs, place))] for place in self._places]
+
+    def _put(self, value: int, whole: Array) -> None:
+        specs = self._specs(value)
+        self._held[value] = (specs, self._cut(value, whole, specs))
+
+    def _whole(self, value: int) -> Array:
+        """Put a value together; all devices that have an element have the same."""
+        if value not in self._held:
+            op, operands = self._flow.constants[value]
+            made = compute(
+                op.name,
+                op.attributes,
+                [self._whole(operand) for operand in operands],
+                [self._flow.shapes[value]],
+                op.source,
+            )
+            self._put(value, made[0].astype(self._flow.numpy(value)))
+        specs, shards = self._held[value]
+        found: Array = np.zeros(self._flow.shapes[value], shards[0].dtype)
+        for place, shard in zip(self._places, shards, strict=True):
+            found[_slices(self._boxes(value, specs, place))] = shard
+        for place, shard in zip(self._places, shards, strict=True):
+            if not np.allclose(found[_slices(self._boxes(value, specs, place))], shard, equal_nan=True):
+                raise LayoutError(f"value {value}: devices that should have the same elements have others")
+        return found
+
+    def _shards(self, value: int, specs: Specs) -> list[Array]:
+        if value in self._held and self._held[value][0] == specs:
+            return self._held[value][1]
+        return self._cut(value, self._whole(value), specs)
+
+    def _edge(self, node: FlowNode, source: int) -> None:
+        goal = self._specs(node.values[-1])
+        self._held[node.values[-1]] = (goal, self._shards(source, goal))
+
+    def _op(self, node: FlowNode, how: Any) -> None:
+        op, flow = node.op, self._flow
+        assert op is not None
+        results = len(op.results)
+        operands, made = node.values[:-results], node.values[-results:]
+        _, layouts, summed, possible = how or ((), [None] * len(node.values), (), [None] * len(node.values))
+        used = [possible[at] or layouts[at] or self._specs(value) for at, value in enumerate(node.values)]
+        taken = [self._shards(value, specs) for value, specs in zip(operands, used, strict=False)]
+        moving = [shifting_dims(op, at, len(flow.shapes[value])) for at, value in enumerate(operands)]
+        shapes = [flow.shapes[value] for value in node.values]
+        found: list[list[Array]] = []
+        for number, place in enumerate(self._places):
+            boxes = [self._boxes(value, specs, place) for value, specs in zip(node.values, used, strict=True)]
+            has = [shards[number] for shards in taken]
+            first = all(at == 0 for at in self._at(summed, place).values())
+            if any(moving):
+                found.append(self._shifted(op, operands, moving, shapes, boxes, first))
+                continue
+            starts = [tuple(low for low, _ in box) for box in boxes[: len(operands)]]
+            sizes = [tuple(high - low for low, high in box) for box in boxes[len(operands) :]]
+            found.append(
+                compute_local(
+                    op.name, op.attributes, DeviceTensors(has, starts, shapes[: len(operands)], sizes, first), op.source
+                )
+            )
+        for at, value in enumerate(made):
+            shards = [each[at].astype(flow.numpy(value), copy=False) for each in found]
+            if summed:
+                assert op.rule is not None
+                shards = self._added(shards, summed, op.rule.reduction)
+            self._held[value] = (used[len(operands) + at], shards)
+            specs = self._specs(value)
+            self._held[value] = (specs, self._shards(value, specs))
+
+    def _shifted(
+        self,
+        op: Op,
+        operands: Sequence[int],
+        moving: Sequence[Sequence[int]],
+        shapes: Sequence[Sequence[int]],
+        boxes: Sequence[list[tuple[int, int]]],
+        first: bool,
+    ) -> list[Array]:
+        """Compute on whole dims of which a device has the rows that it reads, and keep its part of the result."""
+        parts = []
+        whole_dims = set(range(len(shapes[-1]))) if op.name != "convolution" else None
+        kept: list[Any] = [slice(None)] * len(shapes[-1])
+        for at, value in enumerate(operands):
+            array, rank = self._whole(value), len(shapes[at])
+            rows = [
+                rows_read(op, shapes, at, dim, boxes) if dim in moving[at] else boxes[at][dim] for dim in range(rank)
+            ]
+            dims = list(moving[at])
+            if op.name == "convolution" and at == 1:
+                dims = [dim for dim, name in enumerate(op.attributes["rhs_spec"]) if isinstance(name, int)]
+            fill = 0 if op.name == "convolution" and at == 1 else _NOTHING
+            part = np.full(
+                [size if dim in dims else rows[dim][1] - rows[dim][0] for dim, size in enumerate(shapes[at])],
+                fill,
+                array.dtype,
+            )
+            part[tuple(slice(*rows[dim]) if dim in dims else slice(None) for dim in range(rank))] = array[_slices(rows)]
+            parts.append(part)
+        shape = [high - low for low, high in boxes[-1]]
+        shifted = (
+            [dim for dim, name in enumerate(op.attributes["out_spec"]) if isinstance(name, int)]
+            if whole_dims is None
+            else moving[0]
+        )
+        for dim in shifted:
+            kept[dim], shape[dim] = slice(*boxes[-1][dim]), shapes[-1][dim]
+        starts = [(0,) * part.ndim for part in parts]
+        has = DeviceTensors(parts, starts, [part.shape for part in parts], [tuple(shape)], first)
+        made = compute_local(op.name, op.attributes, has, op.source)
+        return [made[0][tuple(kept)]]
+
+    def _added(self, shards: list[Array], axes: Sequence[str], reduction: str) -> list[Array]:
+        groups: dict[Any, list[int]] = {}
+        for number, place in enumerate(self._places):
+            rest = {axis: at for axis, at in place.items() if not any(name.split(":(")[0] == axis for name in axes)}
+            others = tuple(self._rest(name, place) for name in axes)
+            groups.setdefault((tuple(rest.items()), others), []).append(number)
+        found = list(shards)
+        for numbers in groups.values():
+            total = functools.reduce(REDUCTIONS[reduction], [shards[number] for number in numbers])
+            for number in numbers:
+                found[number] = total
+        return found
+
+    def _rest(self, name: str, place: dict[str, int]) -> tuple[int, ...]:
+        """Give the coordinates along an axis besides those of a part of it."""
+        axis, _, part = name.partition(":(")
+        if not part:
+            return ()
+        before, size = (int(each) for each in part.split(")"))
+        after = self._axes[axis] // (before * size)
+        return place[axis] // (after * size), place[axis] % after
+
+
+def _place(mesh: DeviceMesh, number: int) -> dict[str, int]:
+    return dict(zip(mesh.axis_names, mesh.coordinate(number), strict=True))
+
+
+def _slices(box: Sequence[tuple[int, int]]) -> tuple[slice, ...]:
+    return tuple(slice(low, high) for low, high in box)
