@@ -133,7 +133,7 @@ def write_replica(folder: Path, rank: int, values: np.ndarray[Any, Any], code: s
 def files(folder: Path) -> dict[str, bytes]:
     if folder.is_file():
         return {"": folder.read_bytes()}
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def driven(plans: Sequence[sw.CheckpointPlan]) -> None:

@@ -12,7 +12,7 @@ from tests.store.tasks import TASK, files, rules
 
 __all__ = ["FORMS", "TRIPS", "WAYS", "AtOnce", "Flaky", "Stopped", "Trip", "name_of", "settings"]
 
-FORMS = ("safetensors", "hf", "sharded", "dcp", "torch", "fsdp2")
+FORMS = ("safetensors", "hf", "sharded", "dcp", "torch", "fsdp2", "universal")
 #: From where to where; the tests of those with S3 need its server.
 TRIPS = (
     "disk to disk", "disk to memory", "memory to disk", "memory to memory", "disk to s3", "s3 to disk", "s3 to s3",
@@ -32,7 +32,7 @@ def name_of(to: str) -> str:
 def settings(to: str, **more: Any) -> dict[str, Any]:
     """What makes a plan of several tasks and files of it."""
     layouts = rules() if to in ("sharded", "dcp", "fsdp2") else None
-    more = more if to in ("dcp", "torch", "fsdp2") else {"metadata": {"made": "here"}, **more}
+    more = more if to in ("dcp", "torch", "fsdp2", "universal") else {"metadata": {"made": "here"}, **more}
     return {"layouts": layouts, "to": to, "max_file_bytes": 80_000, "task_bytes": TASK, **more}
 
 

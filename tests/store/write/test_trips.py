@@ -23,6 +23,8 @@ import numpy as np
 import pytest
 
 import shardwise as sw
+from shardwise.store.write.forms.universal import BESIDE
+from shardwise.store.write.request.planner import OF_NESTED
 from tests.checks import same_tensors
 from tests.store.tasks import MESH, files, rules, saved, write_replica
 from tests.store.trips import FORMS, TRIPS, WAYS, AtOnce, Flaky, Stopped, Trip, name_of, settings
@@ -88,8 +90,9 @@ def test_a_reshard(trip: Trip, given: Path, expected: Expected, to: str) -> None
     report = sw.reshard_checkpoint(source, new, **settings(to), progress=seen)
     seen.check()
     assert trip.made(new) == expected(to)
-    # What goes along, and an index, are not counted.
+    # What goes along, an index, and files that the plan has, are not counted.
     besides = {"shardwise.json", ".metadata", *report.companions}
+    besides |= {name for name in expected(to) if to == "universal" and BESIDE.fullmatch(name)}
     assert report.bytes == sum(
         len(data) for name, data in expected(to).items() if name not in besides and "index" not in name
     )
@@ -124,7 +127,7 @@ def test_parts_of_a_saved_plan_in_any_order_and_twice(trip: Trip, given: Path, e
     report = plan.commit(check=True)
     assert (report.bytes, report.bytes_resumed) == (plan.nbytes, 0)
     # The pickles of files of `torch.save` are in the plan.
-    pickles = sum(tensor.nbytes for tensor in plan.tensors if tensor.is_object) if to in ("torch", "fsdp2") else 0
+    pickles = sum(tensor.nbytes for tensor in plan.tensors if tensor.is_object) if to in OF_NESTED else 0
     assert report.bytes_read + pickles >= int(plan.part_bytes(1)[0, 0])
     assert trip.made(new) == expected(to)
     assert (plan.run(), plan.run((2, 3)), plan.run(tasks=[0])) == (0, 0, 0)
@@ -175,7 +178,7 @@ def test_tasks_are_values(trip: Trip, given: Path, to: str) -> None:
     plan = sw.plan_checkpoint(source, new, **more)
     tasks = list(plan.tasks)
     # The pickles of files of ranks are in the plan.
-    inside = sum(tensor.nbytes for tensor in plan.tensors if tensor.is_object) if to == "fsdp2" else 0
+    inside = sum(tensor.nbytes for tensor in plan.tensors if tensor.is_object) if to in ("fsdp2", "universal") else 0
     for task in tasks:
         sent = pickle.dumps(task)
         assert len(sent) < 20_000 + inside
@@ -463,7 +466,7 @@ def test_a_checkpoint_without_elements(trip: Trip, to: Any, tensors: dict[str, A
     same_tensors(made, tensors)
     plan = sw.plan_checkpoint(trip.put(made), trip.new(name_of(to)), layouts, to=to)
     # An object without elements is one still; and a file of `torch.save` has its pickle.
-    has_pickles = to in ("torch", "fsdp2")
+    has_pickles = to in OF_NESTED
     assert len(plan.tasks) == (len(plan.files) if trip.to_store else int(has_pickles))
     assert (plan.run((1, 2)), plan.run((2, 2))) == (len(plan.part(1, 2)), len(plan.part(2, 2)))
     plan.commit()

@@ -164,7 +164,7 @@ class _Verification:
         with open_checkpoint(path) as whole:
             expected = _expected(path, whole, manifest)
             checkpoint, left_out = chosen_part(whole, self._which)
-            files = {} if manifest is None else manifest["files"]
+            files = {} if manifest is None else _files_of(path, manifest)
             frames = HeaderDigests(whole, files)
             sums = checkpoint.sums()
             if checkpoint is not whole:
@@ -176,10 +176,9 @@ class _Verification:
             self._compare(checkpoint, found, expected, files)
             # Last, since what is wrong with a tensor says more. This finds what nothing else speaks of, as layouts.
             damaged = {one.file for one in self._damaged}
-            for name in frames.damaged():
-                if str(path / name) not in damaged:
-                    problem = f"{path / name}: what is beside its tensors is not what was written"
-                    self._add(None, path / name, problem)
+            for file in frames.damaged():
+                if str(file) not in damaged:
+                    self._add(None, file, f"{file}: what is beside its tensors is not what was written")
             return VerifyReport(
                 path, checkpoint.format, len(checkpoint), checkpoint.nbytes, len(expected), found.sums,
                 tuple(checkpoint.unreadable), (), (*beside(path, whole), *self._alone(whole), *left_out),
@@ -196,7 +195,7 @@ class _Verification:
         tensors: Mapping[str, StoredTensor],
         found: Digested,
         expected: Mapping[str, int],
-        files: Mapping[str, Mapping[str, Any]],
+        files: Mapping[Location, Mapping[str, Any]],
     ) -> None:
         """Compare the digests of tensors with those that were written; of those that differ, by file."""
         known = {(one.tensor, one.file) for one in self._damaged}
@@ -238,7 +237,7 @@ class _Verification:
 
     def _rest(self, manifest: dict[str, Any], names: set[str]) -> VerifyReport:
         """Verify those files of a checkpoint that can be read, each by itself: the same box may be in several."""
-        path, form = self._path, str(manifest.get("form"))
+        path, form, files = self._path, str(manifest.get("form")), _files_of(self._path, manifest)
         opened = dcp.open_rest if form == "dcp" else ranks.open_rest if form in ("ranks", "vllm") else None
         held: dict[Location, dict[str, list[StoredPiece]]] = {}
         total = count = crcs = 0
@@ -251,7 +250,7 @@ class _Verification:
                     held.setdefault(piece.path, {}).setdefault(name, []).append(piece)
             sums = list(rest.sums)
             for file in rest.files:
-                tensors, expected = self._held_by(file.path, held.get(file.path, {}), manifest)
+                tensors, expected = self._held_by(file.path, held.get(file.path, {}), manifest, files)
                 found = piece_digests({}, [each for each in sums if each.file is file], *self._work)
                 try:
                     for turn in _turns(tensors):
@@ -263,20 +262,24 @@ class _Verification:
                     self._add(None, file.path, f"{file.path}: {error}")
                     continue
                 self._unread(tensors, found)
-                self._compare(tensors, found, expected, manifest["files"])
+                self._compare(tensors, found, expected, files)
                 total += sum(tensor.known_dtype.bits * _volumes(tensor) // 8 for tensor in tensors.values())
                 count, crcs = count + len(expected), crcs + found.sums
         return VerifyReport(path, form, len(manifest["tensors"]), total, count, crcs)
 
     def _held_by(
-        self, file: Location, held: Mapping[str, list[StoredPiece]], manifest: dict[str, Any]
+        self,
+        file: Location,
+        held: Mapping[str, list[StoredPiece]],
+        manifest: dict[str, Any],
+        files: Mapping[Location, Mapping[str, Any]],
     ) -> tuple[dict[str, StoredTensor], dict[str, int]]:
         """Return the parts of tensors that a file has, and the digests that the manifest states for them."""
         tensors, expected = {}, {}
         for name, pieces in held.items():
             entry = manifest["tensors"].get(name, {})
             shape, dtype = entry.get("shape"), DTYPES.get(str(entry.get("dtype")))
-            digest = _digest_in(manifest["files"], file, name)
+            digest = _digest_in(files, file, name)
             if dtype is None or not are_sizes(shape) or digest is None:
                 continue
             outside = next((piece for piece in pieces if not _is_within(piece.box, shape)), None)
@@ -350,9 +353,14 @@ def _held_in(tensors: Mapping[str, StoredTensor], each: StoredSum) -> Iterator[s
                     break
 
 
-def _digest_in(files: Mapping[str, Mapping[str, Any]], file: Location, name: str) -> str | None:
+def _files_of(path: Location, manifest: Mapping[str, Any]) -> dict[Location, Mapping[str, Any]]:
+    """The entries of a manifest about files, by their paths."""
+    return {path / name: said for name, said in manifest["files"].items()}
+
+
+def _digest_in(files: Mapping[Location, Mapping[str, Any]], file: Location, name: str) -> str | None:
     """The digest that a manifest states for what a file holds of a tensor."""
-    digests = files.get(file.name, {}).get("digests")
+    digests = files.get(file, {}).get("digests")
     found = digests.get(name) if isinstance(digests, dict) else None
     return found if isinstance(found, str) else None
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO
 
 __all__ = [
+    "MadeFolders",
     "OpenFolder",
     "make_marked",
     "opened_below",
@@ -143,6 +144,15 @@ class OpenFolder:
         """Give something in it another name, and bring that to the disk."""
         with self._naming(new):
             os.rename(self._at(name), self._at(new), src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
+        self.sync()
+
+    def move(self, name: str, folder: OpenFolder, new: str) -> None:
+        """Move something in it to another folder, under another name."""
+        with self._naming(name):
+            os.rename(self._at(name), folder._at(new), src_dir_fd=self.descriptor, dst_dir_fd=folder.descriptor)
+
+    def sync(self) -> None:
+        """Bring the names in it to the disk."""
         if self.descriptor is not None:
             with self._naming():
                 os.fsync(self.descriptor)
@@ -191,6 +201,51 @@ class OpenFolder:
         finally:
             with contextlib.suppress(OSError):
                 self.remove(name)
+
+
+class MadeFolders:
+    """The folders below one, made when a file in them is asked for; of those on the same level one is open at a time.
+
+    Args:
+        folder: The folder, which stays open.
+    """
+
+    def __init__(self, folder: OpenFolder) -> None:
+        self._open, self._names = [folder], list[str]()
+        self._made: dict[str, None] = {}
+
+    def __enter__(self) -> MadeFolders:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._leave(0)
+
+    def of(self, path: str) -> tuple[OpenFolder, str]:
+        """Give the folder of a file, by its path from the first one with `/`, and the file's name in it."""
+        *names, last = path.split("/")
+        common = 0
+        while common < min(len(names), len(self._names)) and names[common] == self._names[common]:
+            common += 1
+        self._leave(common)
+        for name in names[common:]:
+            with contextlib.suppress(FileExistsError):
+                self._open[-1].make(name)
+            self._open.append(self._open[-1].enter(name))
+            self._names.append(name)
+            self._made["/".join(self._names)] = None
+        return self._open[-1], last
+
+    def sync(self) -> None:
+        """Bring the names in all of them to the disk."""
+        for path in list(self._made):
+            self.of(f"{path}/")[0].sync()
+        self._leave(0)
+        self._open[0].sync()
+
+    def _leave(self, depth: int) -> None:
+        while len(self._names) > depth:
+            self._names.pop()
+            self._open.pop().__exit__()
 
 
 def write_all(stream: IO[bytes], text: bytes) -> None:

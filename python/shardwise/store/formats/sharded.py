@@ -114,7 +114,7 @@ def read_manifest(folder: Location) -> dict[str, Any]:
         if key != "aliases" and not all(isinstance(value, dict) for value in held.values()):
             raise ParseError(f"{path}: an entry of {key} is not a JSON object")
     for name in manifest["files"]:
-        if "/" in name or "\\" in name or name in ("", ".", "..") or "\0" in name:
+        if not {"", ".", ".."}.isdisjoint(name.split("/")) or "\\" in name or "\0" in name:
             raise ParseError(f"{path}: names the file {shown(name)}, which is not in its own folder")
     return manifest
 

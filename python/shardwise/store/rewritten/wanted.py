@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..._arguments import refuse_mask
 from ..._dtypes import DTYPES, Dtype, find_dtype
@@ -29,12 +31,14 @@ from ..tensors.stored import ListedPieces, StoredTensor
 from .names import check_name
 
 __all__ = [
+    "number_of",
     "partition_for",
     "refuse_unmatched",
     "states_of",
     "wanted_array",
     "wanted_arrays",
     "wanted_bytes",
+    "wanted_number",
     "wanted_object",
     "wanted_stored",
 ]
@@ -161,6 +165,29 @@ def wanted_bytes(name: str, data: bytes) -> Wanted:
     """A value whose bytes in the new file are known: the plan has them."""
     piece = LocatedPiece(((0, len(data)),), KeptArray.of(data), 0, (1,))
     return Wanted(name, DTYPES["uint8"], (len(data),), Pieces.of([piece] if data else [], 1), is_object=True)
+
+
+def wanted_number(name: str, number: npt.NDArray[Any], dtype: Dtype) -> Wanted:
+    """A tensor without dims, whose value the plan has."""
+    piece = LocatedPiece((), KeptArray.of(number.astype(dtype.numpy()).tobytes()), 0, ())
+    return Wanted(name, dtype, (), Pieces.of([piece], 0))
+
+
+def number_of(tensor: Wanted) -> float:
+    """Read the only element of a tensor.
+
+    Raises:
+        LayoutError: if it has more.
+        ParseError, OSError: if it cannot be read.
+    """
+    if len(tensor.pieces) != 1 or math.prod(tensor.shape) != 1:
+        raise LayoutError(f"{shown(tensor.name)} of shape {tensor.shape} is not one number")
+    (holder,), begin = tensor.pieces.holders, int(tensor.pieces.offsets[0])
+    if isinstance(holder, np.ndarray):
+        data = np.ascontiguousarray(holder).reshape(-1).view(np.uint8)[begin : begin + tensor.itemsize].tobytes()
+    else:
+        data = holder.read(begin, tensor.itemsize)
+    return float(np.frombuffer(data, tensor.dtype.numpy())[0])
 
 
 def wanted_array(name: str, value: Any, partition: Partition | SharedTiling | None, *, check: bool = False) -> Wanted:

@@ -28,17 +28,17 @@ class HeaderDigests:
     the digest, knows that and does not read the value again.
 
     Args:
-        files: What the manifest says about each file, by name. Those with `frames_sha256` have a container for each
+        files: What the manifest says about each file, by its path. Those with `frames_sha256` have a container for each
             tensor, those with `members_sha256` a member; others are not checked.
     """
 
-    def __init__(self, checkpoint: StoredCheckpoint, files: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(self, checkpoint: StoredCheckpoint, files: Mapping[Location, Mapping[str, Any]]) -> None:
         self._expected = {
             name: said[key] for name, said in files.items() for key in ("frames_sha256", _MEMBERS) if key in said
         }
         self._of_members = frozenset(name for name, said in files.items() if _MEMBERS in said)
-        self._files: dict[str, Holder] = {}
-        self._held: dict[str, list[tuple[int, int, bool]]] = {}
+        self._files: dict[Location, Holder] = {}
+        self._held: dict[Location, list[tuple[int, int, bool]]] = {}
         for value in checkpoint.objects.values() if self._expected else ():
             if value.extent is not None:
                 self._note(*value.extent, is_value=True)
@@ -47,7 +47,7 @@ class HeaderDigests:
         """Note where a tensor's elements are, if that is what a member of a container holds."""
         if not self._expected:
             return
-        if member.file.path.name in self._of_members:
+        if member.file.path in self._of_members:
             is_value = member.name.endswith("/data.pkl")
             if is_value or "/data/" in member.name:
                 self._note(member.file, member.start, member.size, is_value=is_value)
@@ -55,11 +55,11 @@ class HeaderDigests:
             self._note(member.file, member.start, member.size, is_value=False)
 
     def _note(self, file: Holder, start: int, size: int, *, is_value: bool) -> None:
-        self._files[file.path.name] = file
-        self._held.setdefault(file.path.name, []).append((start, start + size, is_value))
+        self._files[file.path] = file
+        self._held.setdefault(file.path, []).append((start, start + size, is_value))
 
-    def damaged(self) -> Iterator[str]:
-        """Give the names of the files in which what surrounds the tensors is not what was written."""
+    def damaged(self) -> Iterator[Location]:
+        """Give the paths of the files in which what surrounds the tensors is not what was written."""
         for name, expected in self._expected.items():
             if name not in self._files or _digest(self._files[name], sorted(self._held[name])) != expected:
                 yield name

@@ -45,9 +45,12 @@ def test_a_training_state_goes_to_other_worlds_and_back(case: str, tmp_path: Pat
             assert checkpoint.metadata["meshes"] == {str(sizes): checkpoint.metadata["meshes"][str(sizes)]}
             check_all(checkpoint, case)
         assert sw.verify_checkpoint(new).tensors
+        # Also without a schedule: verl's loader asks for the file of each rank, and for this key in it.
         extra = [pickle_of(path) for path in new.glob("extra_state*")]
-        assert len(extra) == (world if case == "verl_fsdp1" else 0)
-        assert all(list(each) == ["lr_scheduler"] and each["lr_scheduler"]["last_epoch"] == 0 for each in extra)
+        assert len(extra) == world
+        assert all(list(each) == ["lr_scheduler"] for each in extra)
+        schedules = [each["lr_scheduler"] for each in extra]
+        assert all(each["last_epoch"] == 0 for each in schedules) if case == "verl_fsdp1" else not any(schedules)
         source = new
 
 

@@ -69,21 +69,25 @@ def open_form(path: Location) -> StoredCheckpoint:
         raise ParseError(f"{path}: has a folder tmp and no *_model_states.pt: the conversion was interrupted")
     common = [zero / OPTIMIZER] if OPTIMIZER in beside else []
     parts = {name: sorted(file for file in files if file.endswith(".pt")) for name, files in held.items()}
-    every = [*(path / name for name in chosen.values()), *common]
+    # The same for stage 3, beside those for stages 1 and 2, which have the tensors as well.
+    again = [name for name in inside if MODEL_STATES.fullmatch(name) and name not in chosen.values()]
+    every = [*(path / name for name in (*chosen.values(), *again)), *common]
     every += [zero / name / file for name, files in parts.items() for file in files]
     with opening(every) as (open_next, files):
         models = grid_of({key: read_rank(open_next(path / name)) for key, name in chosen.items()}, "model")
+        for name in again:
+            read_rank(open_next(path / name))
         optimizer = read_rank(open_next(common[0])) if common else None
         folder = _UniversalFolder(path, models)
         absent = next((name for name in folder.shapes if name not in held), None)
         if absent is not None:
             raise ParseError(f"{zero}: has no folder {shown(absent)}, a parameter of the trainer: files are missing")
-        is_alone = max(map(len, held.values()), default=0) > 1
+        has_states = max(map(len, held.values()), default=0) > 1
         for group in folder.groups:
             _check_alike(zero, {name: parts[name] for name in group if name in parts})
         for name in names:
             opened = {file.removesuffix(".pt"): open_next(zero / name / file) for file in parts[name]}
-            folder.add_parameter(name, opened, may_be_part=is_alone and len(held[name]) == 1)
+            folder.add_parameter(name, opened, has_states=has_states)
         folder.add_others()
         if optimizer is not None:
             folder.add_optimizer(optimizer)
@@ -101,7 +105,9 @@ def open_form(path: Location) -> StoredCheckpoint:
             unreadable=folder.unreadable,
             sums=partial(sums_of, files),
             unread=sorted(unread + folder.unread),
-            doubts=[] if common or not is_alone else [f"{zero}: has no {OPTIMIZER}, so groups, and steps, are missing"],
+            doubts=[]
+            if common or not has_states
+            else [f"{zero}: has no {OPTIMIZER}, so groups, and steps, are missing"],
         ),
     )
 
@@ -151,7 +157,7 @@ class _UniversalFolder(Rows):
         """True if one rank has the model as a whole."""
         return len(self.models) == 1
 
-    def add_parameter(self, name: str, opened: dict[str, Holder], *, may_be_part: bool) -> None:
+    def add_parameter(self, name: str, opened: dict[str, Holder], *, has_states: bool) -> None:
         """Add what the files of a parameter hold."""
         is_parameter = name in self.shapes or not self.models
         if not is_parameter and (name in self._tied or name in self._module):
@@ -160,7 +166,7 @@ class _UniversalFolder(Rows):
         for file, holder in opened.items():
             full = name if file == "fp32" else f"optimizer.state.{name}.{file}"
             try:
-                if not self.models and may_be_part:
+                if not self.models and has_states and len(opened) == 1:
                     raise UnsupportedError(
                         f"{holder.path}: may be one rank's part: it has no optimizer state, and *_model_states.pt, "
                         "which say what it is, are missing"
@@ -173,7 +179,7 @@ class _UniversalFolder(Rows):
                     self.states[full] = self._parameter(holder, name, full)
             except UnsupportedError as error:
                 self.unreadable[full] = str(error)
-        if name in self.weights and (name in self.shapes or len(opened) > 1):
+        if name in self.weights and (len(opened) > 1 or (has_states and name in self.shapes)):
             weight, master = self.weights[name], f"optimizer.state.{name}.master"
             self.states[master] = StoredTensor(master, weight.known_dtype, weight.shape, weight.pieces, alias_of=name)
 
@@ -253,6 +259,8 @@ class _UniversalFolder(Rows):
             dict_of(group) for _, group in items_within(said.get("param_groups") or inner.get("param_groups")) or ()
         ]
         self.add_optimizer_values(file, {key: value for key, value in said.items() if key != "param_groups"})
+        if not any(groups):
+            groups = []
         if not self.models:
             self.add_groups(groups, [[] for _ in groups])
             return
@@ -306,10 +314,10 @@ def latest_in(path: Location) -> str:
 def _model_states(path: Location, inside: dict[str, bool]) -> dict[RankKey, str]:
     """The files of all ranks of each model-parallel rank; all must be there."""
     ranks: dict[RankKey, str] = {}
-    for name in sorted(inside):
-        match = MODEL_STATES.fullmatch(name)
-        if match is not None:
-            ranks["model", int(match[2]), int(match[1] or 0)] = name
+    found = [match for name in sorted(inside) if (match := MODEL_STATES.fullmatch(name)) is not None]
+    found = [match for match in found if match[1] is None] or found
+    for match in found:
+        ranks["model", int(match[2]), int(match[1] or 0)] = match[0]
     rows, columns = (len({rank[side] for rank in ranks}) for side in (1, 2))
     if rows * columns != len(ranks) or any(row >= rows or column >= columns for _, row, column in ranks):
         raise ParseError(

@@ -9,6 +9,7 @@
 | `pickles`, `archives` | pickles and zip containers written |
 | `torch_file`, `nested` | a file of `torch.save`; the nested dict in it, with models and optimizers |
 | `fsdp` | FSDP2's files of ranks, of DTensors |
+| `universal` | DeepSpeed's universal checkpoints, a folder for each parameter |
 | `rank_files`, `one_rank` | a file for each rank; the part of one rank |
 | `doubts`, `engines` | what looks wrong, or does not arrive; what the loaders of engines would not take |
 """

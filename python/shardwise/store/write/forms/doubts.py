@@ -61,7 +61,8 @@ def doubts_about(
     lost: list[LeftOut] = []
     found: list[str] = []
     cut = [each.name for each in wanted if each.partition is not None and each.partition.total_shards > 1]
-    if cut and form != "rank" and not WRITTEN[form].is_cut:
+    # A universal checkpoint says how tensor-parallel ranks cut what it holds whole.
+    if cut and form not in ("rank", "universal") and not WRITTEN[form].is_cut:
         found.append(
             f"the layouts cut {len(cut)} tensor{'s' * (len(cut) != 1)}, but {form!r} holds tensors whole, so nothing "
             "is cut; 'sharded', 'ranks' and 'dcp' hold them in pieces"

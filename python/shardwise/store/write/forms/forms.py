@@ -15,16 +15,18 @@ import numpy as np
 
 from ...._text import shown
 from ....errors import ParseError
-from ...data.parts import ENGINE_FILE, MANIFEST, RANK_FILE
+from ...data.parts import ENGINE_FILE, MANIFEST, RANK_FILE, RANKS
 from ...formats.sharded import sealed
 from ...tensors.checkpoint import KeyPath
 from .dcp import INDEX, DcpFile, dcp_index
 from .files import CutTensor, Extent, NamedTensor, TargetFile, WrittenFile
-from .fsdp import FsdpFile
+from .fsdp import CONFIG
+from .megatron import COMMON, METADATA
 from .rank_files import RankFile
 from .safetensors import HeaderText, SafetensorsFile, index_of
 from .slots import Slots
-from .torch_file import TorchFile
+from .torch_file import TorchFile, TorchPart
+from .universal import BESIDE, FILES, LATEST, UniversalFile
 
 __all__ = [
     "HF_INDEX",
@@ -42,8 +44,8 @@ __all__ = [
 #: The forms of a new checkpoint: a safetensors file; a folder in Hugging Face's format; a folder with a safetensors
 #: file for each owner of shards; one with a file for each rank, of all that it holds; the same as vLLM and SGLang name
 #: them; PyTorch's distributed checkpoint; the same with what Megatron-Core looks for; a file of
-#: `torch.save`.
-Target = Literal["safetensors", "hf", "sharded", "ranks", "vllm", "dcp", "megatron", "torch", "fsdp2"]
+#: `torch.save`; FSDP2's files of ranks; DeepSpeed's universal checkpoint.
+Target = Literal["safetensors", "hf", "sharded", "ranks", "vllm", "dcp", "megatron", "torch", "fsdp2", "universal"]
 
 HF_INDEX = "model.safetensors.index.json"
 
@@ -62,6 +64,7 @@ class WrittenForm(NamedTuple):
         has_crcs: Whether it has a CRC-32 of each box.
         has_values: Whether values that are not tensors are in its files.
         takes_files: Whether the other files of a Hugging Face folder go along.
+        beside: The names of further files of its own, whose contents the plan has.
         last: Name of the file that makes a folder a checkpoint (manifest or index); it is written last.
     """
 
@@ -71,18 +74,27 @@ class WrittenForm(NamedTuple):
     has_crcs: bool = False
     has_values: bool = False
     takes_files: bool = False
+    beside: re.Pattern[str] | None = None
     last: str = MANIFEST
 
 
+_RANKS = re.compile(re.escape(RANKS))
 #: Each form; `"rank"` is the only file of one rank. PyTorch looks for its own index, and not for the manifest.
 WRITTEN = {
     "safetensors": WrittenForm(),
     "rank": WrittenForm(),
     "hf": WrittenForm(re.compile(r"model(-\d{5,}-of-\d{5,})?\.safetensors"), takes_files=True),
     "sharded": WrittenForm(re.compile(r"shard-\d{5,}-model-\d{5,}-of-\d{5,}\.safetensors"), is_cut=True),
-    "ranks": WrittenForm(re.compile(RANK_FILE), is_cut=True, has_arrays=True, takes_files=True),
-    "vllm": WrittenForm(re.compile(ENGINE_FILE), is_cut=True, has_arrays=True, takes_files=True),
-    "dcp": WrittenForm(re.compile(r"__\d+_0\.distcp"), is_cut=True, has_crcs=True, has_values=True, last=INDEX),
+    "ranks": WrittenForm(re.compile(RANK_FILE), is_cut=True, has_arrays=True, takes_files=True, beside=_RANKS),
+    "vllm": WrittenForm(re.compile(ENGINE_FILE), is_cut=True, has_arrays=True, takes_files=True, beside=_RANKS),
+    "dcp": WrittenForm(
+        re.compile(r"__\d+_0\.distcp"),
+        is_cut=True,
+        has_crcs=True,
+        has_values=True,
+        beside=re.compile(f"{re.escape(METADATA)}|{re.escape(COMMON)}"),
+        last=INDEX,
+    ),
     "torch": WrittenForm(has_crcs=True, has_values=True),
     "fsdp2": WrittenForm(
         re.compile(r"(?:model|optim|extra_state)_world_size_\d+_rank_\d+\.pt"),
@@ -91,10 +103,15 @@ WRITTEN = {
         has_crcs=True,
         has_values=True,
         takes_files=True,
+        beside=re.compile(re.escape(CONFIG)),
     ),
+    "universal": WrittenForm(FILES, has_crcs=True, has_values=True, beside=BESIDE, last=LATEST),
 }
 # Once its tensors are named, it is planned as a folder of PyTorch's with two more files.
 WRITTEN["megatron"] = WRITTEN["dcp"]
+
+
+_TORCH_FILES = {"torch": TorchFile, "fsdp2": TorchPart, "universal": UniversalFile}
 
 
 def target_file(
@@ -108,8 +125,8 @@ def target_file(
     """Make one of the files of a checkpoint of this form, whose slots begin where the form has them."""
     if form == "dcp":
         return DcpFile(name, slots, wanted, known)
-    if form in ("torch", "fsdp2"):
-        return (TorchFile if form == "torch" else FsdpFile)(name, slots, wanted, known)
+    if form in _TORCH_FILES:
+        return _TORCH_FILES[form](name, slots, wanted, known)
     return (RankFile if WRITTEN[form].has_arrays else SafetensorsFile)(name, slots, wanted, text, known)
 
 

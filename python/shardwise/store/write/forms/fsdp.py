@@ -7,12 +7,10 @@ order of its groups, as `load_state_dict` takes it.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,16 +18,15 @@ from ...._text import shown
 from ....errors import LayoutError
 from ....mesh import DeviceMesh
 from ....partition import Partition
-from .archives import ROOT
 from .dcp import rebuilt
-from .files import NO_DIGESTS, CutTensor, FileDigests, Headers, slots_by_file
+from .files import CutTensor, slots_by_file
 from .nested import Nested, Reference, tree_names
 from .pickles import Call, Global, New, Once, Persistent, pickled
 from .rank_files import FileRanks
 from .slots import BoxPool, OwnedBoxes, SlotTable
-from .torch_file import TorchFile
+from .torch_file import RANK_LIST, TorchPart
 
-__all__ = ["CONFIG", "DEVICES", "FsdpFile", "FsdpFiles", "fsdp_files"]
+__all__ = ["CONFIG", "DEVICES", "FsdpFiles", "fsdp_files"]
 
 #: The file that says how many ranks there are.
 CONFIG = "fsdp_config.json"
@@ -37,8 +34,6 @@ CONFIG = "fsdp_config.json"
 DEVICES = ("cpu", "cuda")
 #: The beginnings of the names of files, in the order of their numbers.
 _KINDS = ("model", "optim", "extra_state")
-#: The end of the name of a value that is the list of ranks, which a mesh has.
-_RANK_LIST = "rank_map"
 
 _MESH = Global("torch.distributed.device_mesh", "DeviceMesh")
 _LAYOUT = Global("torch.distributed._mesh_layout", "_MeshLayout")
@@ -47,29 +42,6 @@ _SHARD = Global("torch.distributed.tensor.placement_types", "Shard")
 _REPLICATE = Global("torch.distributed.tensor.placement_types", "Replicate")
 _SPEC = "torch.distributed.tensor._dtensor_spec"
 _DTENSOR = Global("torch.distributed.tensor", "DTensor")
-
-
-@dataclass(frozen=True, eq=False)
-class FsdpFile(TorchFile):
-    """A file of one rank, whose mesh has a list of ranks beside the pickle."""
-
-    headers_key: ClassVar[str] = "members_sha256"
-
-    def headers(self, digests: FileDigests = NO_DIGESTS) -> Headers:
-        """Yield the headers, and the directory; the pickle counts as its CRC-32, as in `tensors.headers`."""
-        digest = hashlib.sha256()
-        for number in range(len(self.boxes) + 1):
-            at, text = self.before(number, digests)
-            digest.update(text)
-            if number < len(self.boxes) and self._name(int(self.boxes.tensors[number])).endswith(b"/data.pkl"):
-                digest.update(digests.crcs.get(number, 0).to_bytes(4, "little"))
-            yield at, text
-        return digest.hexdigest()
-
-    def _name(self, tensor: int) -> bytes:
-        if self.wanted[tensor].name.endswith(_RANK_LIST):
-            return f"{ROOT}/data/{tensor}".encode()
-        return super()._name(tensor)
 
 
 class FsdpFiles(NamedTuple):
@@ -81,7 +53,7 @@ class FsdpFiles(NamedTuple):
         beside: Further files.
     """
 
-    files: list[FsdpFile]
+    files: list[TorchPart]
     values: list[Any]
     beside: dict[str, bytes]
 
@@ -145,8 +117,8 @@ def fsdp_files(
         for tree in trees:
             key = f"{len(wanted) + len(values)}"
             maker = _RankPickle(wanted, numbers, placed, shapes, key, rank, device, ranks)
-            for name, data in ((_RANK_LIST, listed), ("pickle", pickled(maker.made(tree.tree)))):
-                if name == _RANK_LIST and not maker.has_mesh(tree.tensors):
+            for name, data in ((RANK_LIST, listed), ("pickle", pickled(maker.made(tree.tree)))):
+                if name == RANK_LIST and not maker.has_mesh(tree.tensors):
                     continue
                 made = value(f"{_KINDS[tree.kind]}.{rank}.{name}", data)
                 held = pool.arrays(None, made.shape, np.array([rank], np.int64))
@@ -157,7 +129,7 @@ def fsdp_files(
     everything = [*wanted, *values]
     table = SlotTable.of(pool.numbers, everything, has_arrays=True)
     files = [
-        FsdpFile(f"{_KINDS[kind]}_world_size_{world}_rank_{rank}.pt", slots, everything)
+        TorchPart(f"{_KINDS[kind]}_world_size_{world}_rank_{rank}.pt", slots, everything)
         for (rank, kind), slots in slots_by_file(keys, cuts, order, table).items()
     ]
     config = json.dumps({"FSDP_version": 2, "world_size": world}, indent=4).encode()
@@ -179,8 +151,7 @@ def _trees(nested: Nested) -> Iterator[tuple[int, Any]]:
     rest = {key: value for key, value in tree.items() if key not in ("model", "optimizer")}
     yield 0, tree["model"]
     yield 1, optimizer
-    if rest:
-        yield 2, rest
+    yield 2, {"lr_scheduler": None, **rest}  # verl asks for it, and takes nothing for no schedule.
 
 
 def _placements(tensor: CutTensor) -> tuple[int | None, ...]:

@@ -19,7 +19,7 @@ from ....rules.states import MASTER, training_names
 from .dcp import value_bytes
 from .pickles import Call, Global, New
 
-__all__ = ["METADATA", "MegatronForm", "is_said", "megatron_form"]
+__all__ = ["COMMON", "METADATA", "MegatronForm", "is_said", "megatron_form"]
 
 #: The files beside the index.
 METADATA, COMMON = "metadata.json", "common.pt"

@@ -21,12 +21,25 @@ from ...tensors.checkpoint import KeyPath
 from .dcp import rebuilt
 from .pickles import Call, Global, pickled
 
-__all__ = ["Nested", "Reference", "nested_of", "nested_pickle", "plain_value", "tree_names", "with_masters"]
+__all__ = [
+    "Nested",
+    "Reference",
+    "adam_counts",
+    "nested_of",
+    "nested_pickle",
+    "plain_value",
+    "tree_names",
+    "with_masters",
+]
 
 #: The optimizer's part of a state's name.
 _STATE = re.compile(r"(?:(?P<key>.*?)\.)?(?:state|distributed)\.")
 #: The name of a value of a group.
 _GROUP = re.compile(r"(?:(?P<key>.*?)\.)?param_groups\.(?P<rest>.+)", re.DOTALL)
+#: Values that are not an optimizer's, whose name is a path.
+_BESIDE = re.compile(r"(?!(?:[^.]*optim[^.]*)\.)[^.]+(?:\.[^.]+)+", re.DOTALL)
+#: The states of Adam in optax, and what PyTorch calls them.
+_OF_ADAM = {"mu": "exp_avg", "nu": "exp_avg_sq", "nu_max": "max_exp_avg_sq"}
 _MOST_DEPTH = 64
 
 
@@ -92,7 +105,9 @@ class _FoundGroup(NamedTuple):
     params: list[str]
 
 
-def nested_of(names: Collection[str], paths: Mapping[str, KeyPath], values: Mapping[str, Any]) -> Nested:
+def nested_of(
+    names: Collection[str], paths: Mapping[str, KeyPath], values: Mapping[str, Any], form: str = "torch"
+) -> Nested:
     """Put tensors and values in their places.
 
     Weights are under `model`, by the names of parameters; optimizers under `optimizer`, with numbers, as
@@ -103,6 +118,7 @@ def nested_of(names: Collection[str], paths: Mapping[str, KeyPath], values: Mapp
         names: The names of the tensors.
         paths: The places of tensors and values in a nested state dict, as far as they are known.
         values: The values that are not tensors.
+        form: The form that is written: of `"universal"` weights are under `model` without an optimizer as well.
 
     Raises:
         LayoutError: if two states of a parameter are of one kind, or a state's parameter is in no group.
@@ -110,10 +126,15 @@ def nested_of(names: Collection[str], paths: Mapping[str, KeyPath], values: Mapp
     known = training_names(names, values)
     leaves: dict[str, Any] = {**{name: Reference(name) for name in names}, **values}
     grouped = {name: match for name in leaves if (match := _GROUP.fullmatch(name)) and known.is_state(name)}
-    if not known.states and not grouped:
+    if not known.states and not grouped and form != "universal":
         return Nested(_placed(leaves, paths, {}))
     states: dict[str, dict[str, dict[str, Reference]]] = {}
+    adams, of_optax = _adams(known), set[str]()
     for name, state in known.states.items():
+        if not state.after and state.before.removesuffix(f"{state.kind}.") in adams:
+            state = state._replace(kind=_OF_ADAM.get(state.kind, state.kind))
+        elif state.before.endswith(f".{state.kind}.") and "opt" in state.before:
+            of_optax.add(state.kind)
         of_key = states.setdefault(_key_of(state.before), {})
         kinds = of_key.setdefault(state.parameter, {})
         if state.kind in kinds:
@@ -126,19 +147,25 @@ def nested_of(names: Collection[str], paths: Mapping[str, KeyPath], values: Mapp
     for name, match in grouped.items():
         said.setdefault(match["key"] or "", {})[match["rest"]] = leaves[name]
     doubts: list[str] = []
+    if of_optax and form != "universal":
+        doubts.append(
+            f"states of optax that are not Adam's keep its names, which PyTorch's optimizers do not look for: "
+            f"{names_text(sorted(of_optax))}"
+        )
     made = [
-        _optimizer(key, states.get(key, {}), said.get(key, {}), known, doubts)
+        _optimizer(key, states.get(key, {}), said.get(key, {}), known, doubts, form)
         for key in sorted({*states, *said}, key=_natural)
     ]
-    tree = {
-        "model": {parameter: Reference(name) for parameter, name in known.weights.items()},
-        "optimizer": made[0] if len(made) == 1 else made,
-    }
+    tree: dict[str, Any] = {"model": {parameter: Reference(name) for parameter, name in known.weights.items()}}
+    if made:
+        tree["optimizer"] = made[0] if len(made) == 1 else made
     gone = {*known.states, *known.weights.values(), *grouped}
     rest = {name: leaf for name, leaf in leaves.items() if name not in gone}
     parameters = {name: parameter for parameter, name in known.weights.items()}
     parameters |= {name: f"optimizer.state.{state.parameter}.{state.kind}" for name, state in known.states.items()}
-    return Nested(_placed(rest, paths, tree), frozenset(known.states), tuple(doubts), True, parameters)
+    known_paths = {name: paths[name] if name in paths else _path_of(name) for name in rest if name in values}
+    placed = _placed(rest, {**paths, **known_paths}, tree)
+    return Nested(placed, frozenset(known.states), tuple(doubts), bool(made), parameters)
 
 
 def with_masters(wanted: Sequence[Wanted], values: Iterable[str] = (), *, own: bool = False) -> list[Wanted]:
@@ -176,6 +203,40 @@ def with_masters(wanted: Sequence[Wanted], values: Iterable[str] = (), *, own: b
     return made
 
 
+def _path_of(name: str) -> KeyPath:
+    """The path that a name is joined from; values of an optimizer besides its states and groups stay together."""
+    if _BESIDE.match(name) is None:
+        return (name,)
+    return tuple(int(part) if part.isdecimal() and str(int(part)) == part else part for part in name.split("."))
+
+
+def adam_counts(names: Iterable[str]) -> dict[str, str]:
+    """Names for the steps of parameters that Adam in optax trains, each with that of the count of all its steps.
+
+    >>> adam_counts(["params.w", "opt_state.0.mu.w", "opt_state.0.nu.w", "opt_state.0.count", "opt_state.1.trace.w"])
+    {'opt_state.0.step.w': 'opt_state.0.count'}
+    """
+    known = training_names(names)
+    adams = _adams(known)
+    return {
+        f"{base}step.{state.parameter}": f"{base}count"
+        for state in known.states.values()
+        if state.kind == "mu" and (base := state.before.removesuffix("mu.")) in adams
+    }
+
+
+def _adams(known: TrainingNames) -> frozenset[str]:
+    """The parts of names under which optax has Adam's states: both moments, and a count or the steps made of it."""
+    kinds: dict[str, set[str]] = {}
+    for state in known.states.values():
+        if not state.after and state.before.endswith(f"{state.kind}."):
+            kinds.setdefault(state.before.removesuffix(f"{state.kind}."), set()).add(state.kind)
+    others = set(known.others)
+    return frozenset(
+        base for base, held in kinds.items() if {"mu", "nu"} <= held and (f"{base}count" in others or "step" in held)
+    )
+
+
 def _key_of(before: str) -> str:
     """The optimizer that a state is of, by the text before its parameter."""
     match = _STATE.match(before)
@@ -192,6 +253,7 @@ def _optimizer(
     said: Mapping[str, Any],
     known: TrainingNames,
     doubts: list[str],
+    form: str,
 ) -> dict[str, Any]:
     """The state dict of an optimizer, whose parameters are numbered through its groups."""
     places = {parameter: number for number, parameter in enumerate(known.weights)}
@@ -205,11 +267,12 @@ def _optimizer(
         if len(groups) > 1:
             doubts.append(
                 f"the source does not say in which order the {len(groups)} groups of {shown(key)} are, nor "
-                "their parameters: load it into one whose groups have the parameters of param_names, in this order"
+                "their parameters: load it into one whose groups have the parameters of "
+                f"{'param_shapes' if form == 'universal' else 'param_names'}, in this order"
             )
     if not groups:
         groups = [_FoundGroup({}, in_order(states))]
-    if any("lr" not in group.said for group in groups):
+    if form != "universal" and any("lr" not in group.said for group in groups):
         doubts.append(
             f"the source does not say the hyperparameters of the optimizer {shown(key)}: its param_groups have "
             "parameters and no lr; put those of a new optimizer there before load_state_dict"
@@ -228,7 +291,7 @@ def _optimizer(
         )
     if len(set(listed)) != len(listed):
         raise LayoutError(f"the optimizer {shown(key)} has a parameter in two groups")
-    if any(MASTER in kinds for kinds in states.values()):
+    if form != "universal" and any(MASTER in kinds for kinds in states.values()):
         doubts.append(
             f"the optimizer {shown(key)} has master copies, which PyTorch's optimizers do not use: they are under "
             f"{MASTER!r} of each state, and loading converts states to the dtype of the parameter"

@@ -1,4 +1,4 @@
-"""A file of `torch.save`: one zip container, with a pickle of a nested dict and a member for each tensor.
+"""Files of `torch.save`: one zip container, with a pickle of a nested dict and a member for each tensor.
 
 The pickle is written as a value is, from bytes that the plan has. What surrounds the members' bytes follows from their
 sizes and CRC-32: a header before each, and the directory after the last.
@@ -20,7 +20,10 @@ from ....errors import LayoutError
 from .archives import ALIGNMENT, ROOT, Member, directory_entry, end_of, local
 from .files import NO_DIGESTS, CutTensor, Extent, FileDigests, Headers, TargetFile, whole_slots
 
-__all__ = ["TorchFile", "torch_file"]
+__all__ = ["RANK_LIST", "TorchFile", "TorchPart", "torch_file"]
+
+#: The end of the name of a value that is the list of ranks, which a mesh of DTensors has beside the pickle.
+RANK_LIST = "rank_map"
 
 #: Members after the tensors'.
 _LAST = ((f"{ROOT}/byteorder", b"little"), (f"{ROOT}/version", b"3\n"))
@@ -119,6 +122,29 @@ class TorchFile(TargetFile):
         directory = begin + len(tail)
         tail += entries
         return bytes(tail + end_of(len(self.boxes) + len(_LAST), directory, begin + len(tail)))
+
+
+@dataclass(frozen=True, eq=False)
+class TorchPart(TorchFile):
+    """A file of a folder that has a manifest, in which the digest of what surrounds its tensors covers the pickle."""
+
+    headers_key: ClassVar[str] = "members_sha256"
+
+    def headers(self, digests: FileDigests = NO_DIGESTS) -> Headers:
+        """Yield the headers, and the directory; the pickle counts as its CRC-32, as in `tensors.headers`."""
+        digest = hashlib.sha256()
+        for number in range(len(self.boxes) + 1):
+            at, text = self.before(number, digests)
+            digest.update(text)
+            if number < len(self.boxes) and self._name(int(self.boxes.tensors[number])).endswith(b"/data.pkl"):
+                digest.update(digests.crcs.get(number, 0).to_bytes(4, "little"))
+            yield at, text
+        return digest.hexdigest()
+
+    def _name(self, tensor: int) -> bytes:
+        if self.wanted[tensor].name.endswith(RANK_LIST):
+            return f"{ROOT}/data/{tensor}".encode()
+        return super()._name(tensor)
 
 
 def torch_file(name: str, wanted: Sequence[CutTensor]) -> TorchFile:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
@@ -24,6 +25,7 @@ from ....errors import ParseError
 from ...data.engine import CopyJob
 from ...data.location import hidden_name, taken, workplace_of
 from ...data.own_folders import (
+    MadeFolders,
     OpenFolder,
     make_marked,
     opened_below,
@@ -31,7 +33,7 @@ from ...data.own_folders import (
     remove_marked,
     write_all,
 )
-from .leftovers import DATA, PARTS, check_room, free_bytes, marker_of, remove_plans
+from .leftovers import DATA, PARTS, check_room, free_bytes, marker_of, remove_plans, unfinished_name
 from .place import Completion, NewCheckpoint, receipt_from_line, receipt_line
 from .regions import FolderSink
 from .task import TaskReceipt
@@ -163,8 +165,8 @@ class FolderPlace:
         try:
             job = CopyJob()
             with root.enter(name) as made:
-                for file, size in zip(self._new.files, self._new.sizes, strict=True):
-                    job.write_file(made.path / file.name, size, made.descriptor)
+                for number, size in enumerate(self._new.sizes):
+                    job.write_file(made.path / self._unfinished_name(number), size, made.descriptor)
                 job.run(threads=1)
             root.rename(name, DATA)
         except OSError:
@@ -184,7 +186,10 @@ class FolderPlace:
 
     def sync(self, numbers: Iterable[int]) -> None:
         """Bring the data of files with these numbers to the disk."""
-        sync_files([self.folder / self._new.files[number].name for number in sorted(numbers)])
+        sync_files([self.unfinished(number) for number in sorted(numbers)])
+
+    def _unfinished_name(self, number: int) -> str:
+        return unfinished_name(number, self._new.files[number].name)
 
     def receipts(self, numbers: range | None = None) -> Iterator[TaskReceipt]:
         """Read the receipts; of `numbers` only, if given.
@@ -220,10 +225,17 @@ class FolderPlace:
             self.begin(parts=True)  # Tensors without elements have no tasks.
         with opened_below(self.folder, 3) as folder:
             self._write_headers(folder, completion)
-            for name, text in completion.texts().items() if self._new.is_folder else ():
-                folder.write(name, text, sync=sync)
-            if sync:
-                self.sync(range(len(self._new.files)))
+            with MadeFolders(folder) as folders:
+                for number, file in enumerate(self._new.files):
+                    if "/" in file.name and folder.status(self._unfinished_name(number)) is not None:
+                        inner, name = folders.of(file.name)
+                        folder.move(self._unfinished_name(number), inner, name)
+                for path, text in completion.texts().items() if self._new.is_folder else ():
+                    inner, name = folders.of(path)
+                    inner.write(name, text, sync=sync)
+                if sync:
+                    self.sync(range(len(self._new.files)))
+                    folders.sync()
             if self._new.is_folder:
                 with opened_below(self.root, 2) as root:
                     self._publish(self.folder, root, sync=sync)
@@ -240,14 +252,22 @@ class FolderPlace:
             FileExistsError: if there is something else in the folder, or in the place of a file.
         """
         known = {file.name for file in self._new.files} | set(completion.names if self._new.is_folder else ())
-        strange = next((name for name in folder.names() if name not in known), None)
+        folders = {name[: match.start()] for name in known for match in re.finditer("/", name)}
+        known.update(map(self._unfinished_name, range(len(self._new.files))))
+        strange = next(_strangers(folder, "", known, folders), None)
         if strange is not None:
             raise refuse_stranger(folder.path / strange)
-        for number, (file, size) in enumerate(zip(self._new.files, self._new.sizes, strict=True)):
-            with folder.file(file.name, os.O_RDWR) as stream, naming_file(folder.path / file.name):
+        for number, size in enumerate(self._new.sizes):
+            path = self.unfinished(number)
+            with ExitStack() as stack:
+                # A run that was killed may have moved it to its own folder.
+                depth = len(path.relative_to(folder.path).parts) - 1
+                inner = stack.enter_context(opened_below(path.parent, 3 + depth)) if depth else folder
+                stream = stack.enter_context(inner.file(path.name, os.O_RDWR))
+                stack.enter_context(naming_file(path))
                 found = os.fstat(stream.fileno()).st_size
                 if found != size:
-                    raise ParseError(f"{folder.path / file.name}: has {found} bytes, but was made with {size}")
+                    raise ParseError(f"{path}: has {found} bytes, but was made with {size}")
                 for at, text in completion.headers(number):
                     stream.seek(at)
                     write_all(stream, text)
@@ -285,7 +305,9 @@ class FolderPlace:
 
     def unfinished(self, number: int) -> Path:
         """Return the path of a file until the checkpoint has its name."""
-        return self.folder / self._new.files[number].name
+        path = self.folder / self._unfinished_name(number)
+        name = self._new.files[number].name
+        return self.folder / name if "/" in name and not path.exists() else path
 
     def discard(self, made: Mapping[int, tuple[int, str]] | None = None) -> None:
         """Remove what is not finished; what stays is for the next run to remove."""
@@ -296,6 +318,16 @@ class FolderPlace:
             OpenFolder.at(self.root.parent.parent) as beside,
         ):  # Another plan may have a folder there.
             beside.remove_empty(self.root.parent.name)
+
+
+def _strangers(folder: OpenFolder, path: str, known: Collection[str], folders: Collection[str]) -> Iterator[str]:
+    """The paths in a folder of unfinished files that no run makes."""
+    for name in folder.names():
+        if path + name in folders:
+            with folder.enter(name) as inner:
+                yield from _strangers(inner, f"{path}{name}/", known, folders)
+        elif path + name not in known:
+            yield path + name
 
 
 class FolderRecorder:

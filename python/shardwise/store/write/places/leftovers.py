@@ -12,7 +12,7 @@ from ...._text import bytes_text
 from ...data.location import taken, workplace_of
 from ...data.own_folders import OpenFolder, opened_below, refuse_stranger, refuse_unmarked, remove_marked
 
-__all__ = ["DATA", "PARTS", "check_room", "free_bytes", "marker_of", "remove_plans"]
+__all__ = ["DATA", "PARTS", "check_room", "free_bytes", "marker_of", "remove_plans", "unfinished_name"]
 
 #: In a plan's folder, the file that says that parts of the plan are run by processes that do not know each other.
 PARTS = "parts"
@@ -20,6 +20,15 @@ PARTS = "parts"
 DATA = "data"
 #: The name of a plan's folder: the beginning of its digest.
 _PLAN = re.compile(r"[0-9a-f]{16}")
+
+
+def unfinished_name(number: int, name: str) -> str:
+    """The name that a file of a plan has in the folder of unfinished files, in which there are no folders.
+
+    >>> unfinished_name(3, "model.safetensors"), unfinished_name(4, "step/zero/w/fp32.pt")
+    ('model.safetensors', '4.unfinished')
+    """
+    return f"{number}.unfinished" if "/" in name else name
 
 
 def free_bytes(path: Path) -> int:

@@ -10,6 +10,7 @@ from ...data.engine import CopyJob
 from ...data.location import taken
 from ...data.own_folders import opened_below
 from .gatherer import Gatherer
+from .leftovers import unfinished_name
 from .task import Outcome, Progress, Task
 
 __all__ = ["FolderSink"]
@@ -38,8 +39,8 @@ class FolderSink:
         with opened_below(Path(self.folder), 3) as folder:
 
             def destinations(job: CopyJob) -> None:
-                for _, name, size in task.files:
-                    job.fill_file(folder.path / name, size, folder.descriptor)
+                for number, name, size in task.files:
+                    job.fill_file(folder.path / unfinished_name(number, name), size, folder.descriptor)
 
             done = gatherer.into_files(destinations, memory, threads, sync=sync, progress=_counted(progress))
         return Outcome(done.digests, done.crcs, done.bytes_written)

@@ -27,12 +27,10 @@ from ....layout import UnevenRule
 from ....pieces import Pieces, repeats
 from ...data.block_lists import BLOCK, InFile, blocks_of, compress_block
 from ...data.files import DataFile
-from ...data.parts import RANKS
 from ...data.sources import check_path
 from ...rewritten.names import check_name as check_tensor_name
 from ...tensors.companion_files import is_companion
 from ..forms.forms import WRITTEN
-from ..forms.fsdp import CONFIG
 from ..forms.safetensors import HeaderLengths
 from .data import LEAST_ASKED, TargetTensor, said_by
 from .grids import shared_runs, task_runs
@@ -143,7 +141,8 @@ def _check_head(head: Any) -> None:
     if cuts and not form.is_cut:
         raise ValueError(f"it cuts tensors, which the form {head['form']} does not hold")
     for name, length in head["beside"].items():
-        goes_along = (form.takes_files and is_companion(name)) or (form.has_arrays and name in (RANKS, CONFIG))
+        is_own = form.beside is not None and form.beside.fullmatch(name) is not None
+        goes_along = is_own or (form.takes_files and is_companion(name))
         if not goes_along or type(length) is not int or length < 0:
             raise ValueError(f"it has the file {shown(name)}, which does not go along with a checkpoint")
     if tuple(head["sections"]) != _SECTIONS:

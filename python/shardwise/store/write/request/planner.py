@@ -27,7 +27,7 @@ from ...data.files import Holder
 from ...data.location import absolute
 from ...data.parts import RANKS
 from ...data.sources import source_for
-from ...rewritten.wanted import wanted_bytes
+from ...rewritten.wanted import number_of, wanted_bytes
 from ...tensors.checkpoint import KeyPath
 from ..forms.dcp import dcp_files, is_writable
 from ..forms.engines import check_blocks, check_engine_names, check_stages, with_head, with_other_names
@@ -40,6 +40,7 @@ from ..forms.one_rank import file_ranks, one_rank
 from ..forms.rank_files import rank_files
 from ..forms.safetensors import hugging_face_files, sharded_files, single_file
 from ..forms.torch_file import torch_file
+from ..forms.universal import universal_files
 from ..places import part_limits, takes_whole_files
 from ..places.fetch import memory_for
 from ..places.part_sizes import Limits
@@ -52,6 +53,7 @@ from ..run.checkpoint_plan import CheckpointPlan
 from .request import Request
 
 __all__ = [
+    "OF_NESTED",
     "CheckpointContents",
     "chosen_form",
     "make_plan",
@@ -81,7 +83,9 @@ _ONLY_READ = {
     "keras": "write safetensors or hf, set a model's weights from it, and save them with Keras",
 }
 #: PyTorch's own forms, which hold the dtypes that PyTorch has.
-_OF_TORCH = {"dcp": "distributed checkpoint", "torch": "file", "fsdp2": "folder of ranks"}
+_OF_TORCH = {"dcp": "distributed checkpoint", "torch": "file", "fsdp2": "folder of ranks", "universal": "files"}
+#: Forms whose files have a nested dict of tensors and values.
+OF_NESTED = ("torch", "fsdp2", "universal")
 #: No texts beside the tensors.
 NONE: Mapping[str, Any] = MappingProxyType({})
 
@@ -124,10 +128,10 @@ def plan_form(
     if to == "vllm":
         check_engine_names(wanted, layouts)
         wanted = with_other_names(with_head(wanted, layouts, request.uneven), layouts)
-    if to in ("torch", "fsdp2"):
+    if to in OF_NESTED:
         if nested is None:
             wanted = with_masters(wanted)
-            nested = nested_of([tensor.name for tensor in wanted], paths, NONE)
+            nested = nested_of([tensor.name for tensor in wanted], paths, NONE, to)
         wanted = [replace(tensor, identity=None) if tensor.name in nested.states else tensor for tensor in wanted]
         if to == "fsdp2":
             names, nested = nested.parameters, nested.by_parameter()
@@ -154,6 +158,10 @@ def plan_form(
         made = fsdp_files(nested, kept, aliases, file_ranks(layouts, kept), wanted_bytes, device)
         files, kept, aliases, paths = made.files, [*kept, *made.values], {}, NONE
         beside, said = {**beside, **made.beside}, {}
+    elif to == "universal":
+        assert nested is not None
+        folder = universal_files(nested, kept, aliases, wanted_bytes, number_of)
+        files, kept, aliases, paths, beside = folder.files, folder.wanted, {}, NONE, folder.beside
     elif WRITTEN[to].has_arrays:
         ranks = file_ranks(layouts, kept)
         if to == "vllm":

@@ -8,6 +8,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
+from ...._dtypes import DTYPES
 from ...._garbage import uncollected
 from ...._text import shown
 from ....conversion.assembled import Assembled, Wanted
@@ -41,7 +44,7 @@ from ...rewritten.names import (
     names_of,
     renamed_tensors,
 )
-from ...rewritten.wanted import partition_for, refuse_unmatched, wanted_stored
+from ...rewritten.wanted import number_of, partition_for, refuse_unmatched, wanted_number, wanted_stored
 from ...tensors.checkpoint import StoredCheckpoint
 from ...tensors.companion_files import beside, companions_of
 from ...tensors.model_config import config_of
@@ -49,9 +52,10 @@ from ..forms.doubts import DoubtsError, doubts_about, ruled_tensors
 from ..forms.engines import check_engine_names, check_family
 from ..forms.forms import WRITTEN
 from ..forms.megatron import is_said, megatron_form
-from ..forms.nested import nested_of, with_masters
+from ..forms.nested import adam_counts, nested_of, with_masters
+from ..forms.universal import universal_doubts
 from ..run.checkpoint_plan import CheckpointPlan
-from .planner import chosen_form, plan_form
+from .planner import OF_NESTED, chosen_form, plan_form
 from .request import Request
 from .scratch import ScratchFile
 from .values import written_values
@@ -102,6 +106,8 @@ class Preparation:
             megatron = megatron_form(kept, self._said(grouped_values(checkpoint, values, tensors)), self._number)
             copies = {name: kept[name] for name in megatron.names.values()}
         names, wanted = self._wanted(scratch, copies, weights)
+        if megatron is None and chosen_form(request, wanted) in OF_NESTED:
+            wanted = self._with_steps(wanted, copies)
         if megatron is not None:
             by_name = {tensor.name: tensor for tensor in wanted}
             wanted = [replace(by_name[name], name=new) for new, name in megatron.names.items()]
@@ -109,7 +115,7 @@ class Preparation:
         form = "dcp" if megatron is not None else chosen_form(request, wanted)
         own = [tensor.name for tensor in wanted if form == "fsdp2" and _OF_RANK.match(tensor.name)]
         wanted = [tensor for tensor in wanted if tensor.name not in own] if own else wanted
-        if form in ("dcp", "torch", "fsdp2") and megatron is None and request.dtype is None:
+        if form in ("dcp", *OF_NESTED) and megatron is None and request.dtype is None:
             before = {tensor.name: tensor for tensor in wanted}
             wanted = with_masters(wanted, values.values(), own=form == "dcp")
             replaced = {each.name: old.nbytes for each in wanted if (old := before[each.name]).dtype != each.dtype}
@@ -127,7 +133,9 @@ class Preparation:
         held = written_values(checkpoint, grouped, form, [tensor.name for tensor in wanted])
         tensors_alone = [tensor.name for tensor in wanted]
         paths = key_paths(checkpoint, {**names, **held.names}, tensors_alone) if megatron is None else {}
-        nested = nested_of(tensors_alone, paths, held.said) if form in ("torch", "fsdp2") else None
+        nested = None
+        if form in OF_NESTED:
+            nested = nested_of(tensors_alone, paths, held.said, form)
         if form == "vllm":
             check_engine_names(wanted, request.layouts)
             check_family([name for name, _, _ in ruled_tensors(kept, weights)], self._config)
@@ -143,7 +151,12 @@ class Preparation:
             losses = dropped_by_rules(dropped, dropped_values, names_of(checkpoint))
             losses += grouped.lost
             self.doubts += () if nested is None else nested.doubts
-            if homeless := [*own, *(old for old in kept_here if old not in placed), *held.homeless]:
+            if form == "universal" and nested is not None:
+                self.doubts += universal_doubts(nested, wanted, number_of)
+            self._take_along(form, weights)
+            homeless = [*own, *(old for old in kept_here if old not in placed), *held.homeless]
+            # What a file that goes along says has its place there.
+            if homeless := [name for name in homeless if f"{name.partition('.')[0]}.json" not in self._along]:
                 losses.append(without_a_place(homeless, form, names_of(checkpoint)))
             losses += states_alone(kept, checkpoint)
             if request.layouts.meshes:
@@ -152,7 +165,6 @@ class Preparation:
             losses += cast_weights(outline_of(kept), weights, request.layouts, self._config)
             self._note(lost, losses)
             self.left_out += _asked(checkpoint, tensors, kept, (*values, *dropped_values), naming.unwanted)
-            self._take_along(form, weights)
             if request.strict and self.doubts:
                 raise DoubtsError(self.doubts)
         wanted += held.wanted if nested is None else []
@@ -172,6 +184,13 @@ class Preparation:
             raise LayoutError(f"{shown(name)} of shape {made.shape} is not one number of steps")
         return float(self._checkpoint.read(made.source).reshape(()))
 
+    def _with_steps(self, wanted: list[Wanted], kept: Mapping[str, Assembled]) -> list[Wanted]:
+        """Give each parameter of Adam in optax a step of its own, in place of the count of all, as PyTorch has them."""
+        counts = adam_counts(kept)
+        found = {count: self._number(count, kept[count]) for count in counts.values()}
+        steps = [wanted_number(name, np.array(found[count]), DTYPES["float32"]) for name, count in counts.items()]
+        return [*(tensor for tensor in wanted if tensor.name not in found), *steps]
+
     def _stored(self, scratch: ScratchFile, old: str, new: str, partition: Partition | SharedTiling | None) -> Wanted:
         """A stored tensor, to be copied from where it is, or put into the scratch file if it cannot be."""
         request, tensor = self._request, self._checkpoint[old]
@@ -180,6 +199,8 @@ class Preparation:
         is_other = is_converted(tensor, dtype)
         if tensor.is_addressable and not is_other:
             return wanted_stored(new, tensor, partition)
+        if not is_other and tensor.shape == () and tensor.pieces and tensor.pieces[0].fill is not None:
+            return wanted_number(new, self._checkpoint.read(old), tensor.known_dtype)
         self.obstacles.append(
             f"tensor {shown(old)} is converted; tasks copy bytes: reshard_checkpoint converts it first"
             if is_other

@@ -57,9 +57,10 @@ def save_checkpoint(
             every shard is once, in a file of a device that owns it, which PyTorch's `HuggingFaceStorageReader` also
             loads; `"dcp"`, the same in the format of `torch.distributed.checkpoint`, which loads it onto any mesh;
             `"torch"`, a file of `torch.save`; `"fsdp2"`, a folder with the files of each rank of FSDP2;
-            `"ranks"`, a folder with a file for each device, with all that the device holds, and `ranks.json`, which
-            says which file; `"vllm"`, the same as the sharded loaders of vLLM and SGLang read it. By default a file if
-            the path ends in `.safetensors`, else sharded if anything is cut, else `"hf"`.
+            `"universal"`, DeepSpeed's universal checkpoint; `"ranks"`, a folder with a file for each device, with all
+            that the device holds, and `ranks.json`, which says which file; `"vllm"`, the same as the sharded loaders of
+            vLLM and SGLang read it. By default a file if the path ends in `.safetensors`, else sharded if anything is
+            cut, else `"hf"`.
         uneven: The rule by which a dim that does not divide is cut.
         metadata: Texts for the headers' `__metadata__`; `"dcp"` has no place for them.
         max_file_bytes: For `"hf"` and `"vllm"`, the most bytes of tensors in a file.
