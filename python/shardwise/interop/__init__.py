@@ -11,6 +11,7 @@
 | `shardwise.interop.tensorflow` | `Mesh` and `Layout` objects of DTensor | TensorFlow |
 | `shardwise.interop.keras` | `keras.distribution`; models under `layout_map_scope` | Keras 3 |
 | `shardwise.interop.tf_variable` | plain `tf.Variable`s under `layout_map_scope` | TensorFlow |
+| `shardwise.interop.vllm`, `shardwise.interop.sglang` | loaders that these engines import | the engine |
 | `shardwise.interop.translation` | `translate`: one layout in all of them, as text | nothing |
 
 TensorFlow's text and bytes are in `shardwise.dtensor`; the names of Keras are those of `shardwise` itself. Each
@@ -25,5 +26,7 @@ __all__ = ["DIALECTS", "translate"]
 
 # Not listed by `dir`: a module whose framework is missing cannot be imported.
 __getattr__, _ = lazy(
-    globals(), {}, ("hlo", "jax", "keras", "megatron", "shardy", "tensorflow", "torch", "transformers")
+    globals(),
+    {},
+    ("hlo", "jax", "keras", "megatron", "sglang", "shardy", "tensorflow", "torch", "transformers", "vllm"),
 )

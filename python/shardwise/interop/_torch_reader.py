@@ -31,7 +31,7 @@ from ._local_shards import merged_ranges, pieces_along
 from ._placements import Placement, StridedShard, read_placements
 from ._tensors import array_of_tensor, tensor_of_array
 
-__all__ = ["CheckpointReader"]
+__all__ = ["CheckpointReader", "read_into"]
 
 #: The bytes that are read at a time where they cannot be read into their place.
 _BLOCK = 64 * 2**20
@@ -202,13 +202,7 @@ class CheckpointReader:
                 f"{shown(name)} is {source.dtype} in {self.checkpoint_id}, and {theirs} in the state dict; "
                 "storage_reader(..., cast=True) rounds it as PyTorch does"
             )
-        if target.device.type == "cpu" and target.is_contiguous() and theirs == source.dtype:
-            source.read(box, out=array_of_tensor(target))
-            return
-        shape = tuple(side.stop - side.start for side in box)
-        for part in consecutive(shape, max(_BLOCK // max(source.bits // 8, 1), 1)) if math.prod(shape) else ():
-            there = (slice(at.start + own.start, at.start + own.stop) for at, own in zip(box, part, strict=True))
-            target[part].copy_(tensor_of_array(source.read(tuple(there))))
+        read_into(source, box, target)
 
     def _bytes(self, name: str) -> io.BytesIO:
         """The file of `torch.save` of a value that is no tensor."""
@@ -278,6 +272,21 @@ class CheckpointReader:
         if self._opened is not None:
             self._opened.close()
             self._opened = None
+
+
+def read_into(tensor: StoredTensor, box: tuple[slice, ...], target: Any) -> None:
+    """Read a box of a stored tensor into a tensor of PyTorch, which rounds if it is of another dtype.
+
+    On a CPU it is read into the tensor's own memory, if that is contiguous; else 64 MiB at a time.
+    """
+    is_same = str(target.dtype).removeprefix("torch.") == tensor.dtype
+    if target.device.type == "cpu" and target.is_contiguous() and is_same:
+        tensor.read(box, out=array_of_tensor(target))
+        return
+    shape = tuple(side.stop - side.start for side in box)
+    for part in consecutive(shape, max(_BLOCK // max(tensor.bits // 8, 1), 1)) if math.prod(shape) else ():
+        there = (slice(at.start + own.start, at.start + own.stop) for at, own in zip(box, part, strict=True))
+        target[part].copy_(tensor_of_array(tensor.read(tuple(there))))
 
 
 def _mesh(tensor: Any) -> DeviceMesh:
