@@ -13,7 +13,7 @@ __all__ = ["EXAMPLES", "GROUPS", "PAGES", "Parser"]
 #: The options of each group, by the names under which they are kept. Those in none are "other options".
 GROUPS: dict[str, frozenset[str]] = {
     "how tensors are cut": frozenset(
-        {"mesh", "rules", "preset", "source_rules", "config", "uneven", "rank", "layout", "unreduced"}
+        {"mesh", "rules", "preset", "source_mesh", "source_rules", "config", "uneven", "rank", "layout", "unreduced"}
     ),
     "which tensors, under which names": frozenset({"only", "drop", "which", "rename", "parameter_names"}),
     "formats and values": frozenset({"to", "dtype", "overflow", "replicas", "padded"}),
