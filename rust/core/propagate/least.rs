@@ -44,7 +44,8 @@ pub(super) fn cheapest(
     let mut best: Option<(i64, i64, Settled)> = None;
     let ways = orders(&given).into_iter().flat_map(|order| [true, false].map(|summed| in_order(op, &order, summed)));
     let mut seen: Vec<Vec<Vec<SubAxis>>> = Vec::new();
-    for cuts in ways.chain(other) {
+    for mut cuts in ways.chain(other) {
+        project::in_one_piece(op.rule, &mut cuts);
         if seen.contains(&cuts) {
             continue;
         }

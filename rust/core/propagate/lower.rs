@@ -124,19 +124,7 @@ fn possible(rule: &Rule, cuts: &[Vec<SubAxis>]) -> Vec<Option<Specs>> {
     if kept == cuts {
         return vec![None; count];
     }
-    // A factor is cut only if all of those before it in its dims are, as a whole.
-    loop {
-        let before = kept.clone();
-        for pair in (0..count).flat_map(|tensor| dims(tensor).flat_map(|dim| dim.windows(2))) {
-            let [first, second] = [pair[0] as usize, pair[1] as usize];
-            if axes::shards(&kept[first]) < rule.factors()[first].size {
-                kept[second].clear();
-            }
-        }
-        if kept == before {
-            break;
-        }
-    }
+    project::in_one_piece(rule, &mut kept);
     (0..count)
         .map(|tensor| {
             let layout = of_cuts(rule, tensor, &kept);

@@ -83,6 +83,26 @@ pub(crate) fn project_closed(rule: &Rule, tensor: usize, specs: Option<&Specs>, 
     cuts
 }
 
+/// Leaves out the cuts of factors behind one of their dim that is not cut as a whole, of which a device would have elements that
+/// are not one after the other.
+pub(crate) fn in_one_piece(rule: &Rule, cuts: &mut [Vec<SubAxis>]) {
+    loop {
+        let mut changed = false;
+        for tensor in 0..rule.tensors() {
+            for pair in (0..rule.rank(tensor)).flat_map(|dim| rule.dim(tensor, dim).windows(2)) {
+                let [first, second] = [pair[0] as usize, pair[1] as usize];
+                if axes::shards(&cuts[first]) < rule.factors()[first].size && !cuts[second].is_empty() {
+                    cuts[second].clear();
+                    changed = true;
+                }
+            }
+        }
+        if !changed {
+            return;
+        }
+    }
+}
+
 /// The layout of a tensor whose factors are cut so.
 pub(crate) fn layout(rule: &Rule, tensor: usize, cuts: &Tensor) -> Specs {
     layout_and_closed(rule, tensor, cuts).0
