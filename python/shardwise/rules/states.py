@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import islice
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -62,6 +63,11 @@ _SAMPLES = 8
 _MOST_PREFIXES = 16
 _MOST_HEADS = 8
 _TRIED = 128
+
+
+#: Of each kind what it is called, and the end of a name.
+_ENDS = {kind: (MASTER if kind in _MASTERS else kind, f".{kind}") for kind in _KINDS}
+_FIRST_CALLED = {kind: MASTER if kind in _MASTERS or kind == "param" else kind for kind in _FIRST}
 
 
 class StateName(NamedTuple):
@@ -125,7 +131,7 @@ class TrainingNames:
 class _Root:
     """The names under one part that may be an optimizer."""
 
-    __slots__ = ("has_states", "heads", "is_optax", "is_sure", "is_torch", "kinds", "parent", "rests", "text")
+    __slots__ = ("has_states", "heads", "is_optax", "is_sure", "is_torch", "kinds", "names", "parent", "text")
 
     def __init__(self, text: str, parent: str, end: str | None) -> None:
         self.text = text
@@ -136,7 +142,14 @@ class _Root:
         self.has_states = end not in _NO_STATES
         self.kinds = _KINDS if end == "state." else _KINDS | _FIELDS
         self.heads: dict[str, tuple[str, str]] = {}
-        self.rests: list[str] = []
+        self.names: list[str] = []
+
+    def samples(self, count: int) -> list[str]:
+        """So many of the names, from all over them, without what they have in common."""
+        names = self.names
+        if len(names) > count:
+            names = [names[number * len(names) // count] for number in range(count)]
+        return [name[len(self.text) :] for name in names]
 
 
 def training_names(names: Iterable[str], values: Iterable[str] = ()) -> TrainingNames:
@@ -174,21 +187,18 @@ def _training_names(names: Iterable[str], values: Iterable[str]) -> TrainingName
     for root in roots:
         own = weights if root.is_sure else plain
         prefix = _best(root, prefixes, own)
-        for name, state in _states_of(root, prefix, own):
-            if not root.is_sure and name in trained:
-                continue
-            if state is None:
-                others.append(name)
-                continue
-            states[name] = state
-            if state.weight is not None and prefix is not None:
-                used.add(prefix)
-                trained.add(state.weight)
+        count = len(states)
+        if _add_states(root, prefix, own, states, others, trained) and prefix is not None:
+            used.add(prefix)
+        if len(states) > count or root.is_sure:
             parents.add(root.parent)
-    parents.update(root.parent for root in roots if root.is_sure)
-    others += [name for name in weights if name not in trained and name not in states and _is_beside(name, parents)]
-    for name in (*states, *others):
+    if parents:
+        others += [name for name in weights if name not in trained and name not in states and _is_beside(name, parents)]
+    for name in others:
         weights.pop(name, None)
+    if not all(root.is_sure for root in roots):  # The names under others are among the weights.
+        for name in states:
+            weights.pop(name, None)
     under = {_whole(root.text) for root in roots if root.is_sure}
     return TrainingNames(_by_parameter(weights, used), states, others, frozenset(under), frozenset(parents))
 
@@ -197,21 +207,25 @@ def _roots(names: Iterable[str], values: Iterable[str]) -> tuple[list[_Root], di
     """Sort names: those under what may be an optimizer, the certain ones first; and all that may be weights."""
     roots: dict[str, _Root] = {}
     weights: dict[str, None] = {}
-    root: _Root | None = None
+    last, under = None, list[str]()  # Most names are under the same as the one before.
     for name in names:
-        root = _root_of(name, roots, root)
+        if last is not None and name.startswith(last):
+            under.append(name)
+            continue
+        root = _root_of(name, roots)
         if root is None:
-            weights[name] = None
-        else:
-            root.rests.append(name[len(root.text) :])
+            last, weights[name] = None, None
+            continue
+        root.names.append(name)
+        last, under = root.text if root.is_torch else None, root.names
     for name in values:
-        _root_of(name, roots, None)
+        _root_of(name, roots)
     whole = {_whole(root.text) for root in roots.values() if root.is_sure}
     for root in roots.values():
         root.is_sure |= _whole(root.text) in whole
         if not root.is_sure:
-            weights.update(dict.fromkeys(root.text + rest for rest in root.rests))
-    return sorted(roots.values(), key=lambda root: (not root.is_sure, -len(root.rests), root.text)), weights
+            weights.update(dict.fromkeys(root.names))
+    return sorted(roots.values(), key=lambda root: (not root.is_sure, -len(root.names), root.text)), weights
 
 
 def _whole(text: str) -> str:
@@ -227,10 +241,8 @@ def _matched(name: str) -> re.Match[str] | None:
     return match
 
 
-def _root_of(name: str, roots: dict[str, _Root], last: _Root | None) -> _Root | None:
-    """Give the root that the name of a state begins with, made if it is new; `last`, the one before, is tried first."""
-    if last is not None and last.is_torch and name.startswith(last.text):
-        return last
+def _root_of(name: str, roots: dict[str, _Root]) -> _Root | None:
+    """Give the root that the name of a state begins with, made if it is new."""
     match = _matched(name)
     if match is None:
         return None
@@ -243,7 +255,7 @@ def _root_of(name: str, roots: dict[str, _Root], last: _Root | None) -> _Root | 
 def _found_prefixes(root: _Root, weights: Mapping[str, None]) -> list[str]:
     """The texts before parameters in names of weights, found for a few of the states."""
     parameters: set[str] = set()
-    for rest in _spread(root.rests, _SAMPLES):
+    for rest in root.samples(_SAMPLES):
         state = _by_kind(root, rest)
         parts = rest.split(".")
         if state is not None:
@@ -263,7 +275,7 @@ def _found_prefixes(root: _Root, weights: Mapping[str, None]) -> list[str]:
 
 def _best(root: _Root, prefixes: Iterable[str], weights: Mapping[str, None]) -> str | None:
     """The prefix under which weights of most states are; of several such the nearest; `None` if nothing decides."""
-    tried = _spread(root.rests, _TRIED)
+    tried = root.samples(_TRIED)
     counts = {prefix: sum(_by_weight(root, rest, prefix, weights) is not None for rest in tried) for prefix in prefixes}
     most = max(counts.values())
     if not most:
@@ -277,31 +289,68 @@ def _best(root: _Root, prefixes: Iterable[str], weights: Mapping[str, None]) -> 
     return best[0] if len(best) == 1 else None
 
 
-def _states_of(root: _Root, prefix: str | None, weights: Mapping[str, None]) -> Iterator[tuple[str, StateName | None]]:
-    """Give the states under one part; of what is an optimizer for certain also the names that are no state's."""
-    unknown = []
-    parameters = set()
-    for rest in root.rests:
-        parameter, dot, kind = rest.rpartition(".")
-        if root.is_torch and prefix is not None and prefix + parameter in weights and kind in _KINDS:
-            # Most names: NAME.KIND, and nothing longer is a weight.
-            state: StateName | None = StateName(parameter, _called(kind), root.text, dot + kind, prefix + parameter)
-        else:
-            state = None if prefix is None else _by_weight(root, rest, prefix, weights)
+def _add_states(
+    root: _Root,
+    prefix: str | None,
+    weights: Mapping[str, None],
+    states: dict[str, StateName],
+    others: list[str],
+    trained: set[str],
+) -> bool:
+    """Add the states under one part; of what is an optimizer for certain also the names that are no state's.
+
+    Returns:
+        True if any of them has a weight.
+    """
+    text, begin, unknown, count, has_weights = root.text, len(root.text), [], len(states), False
+    is_plain = root.is_sure and root.has_states and prefix is not None and not root.is_optax
+    start = prefix or ""
+    make = tuple.__new__
+    befores = {kind: (called, f"{text}{kind}.") for kind, called in _FIRST_CALLED.items()}
+    for name in root.names:
+        # Most names are NAME.KIND, and nothing longer is a weight; or KIND.NAME, and nothing longer is.
+        head, _, kind = name.rpartition(".")
+        end = _ENDS.get(kind) if is_plain else None
+        if end is not None:
+            parameter = head[begin:]
+            weight = start + parameter
+            if weight in weights:
+                states[name] = make(StateName, (parameter, end[0], text, end[1], weight))
+                trained.add(weight)
+                has_weights = True
+                continue
+        elif is_plain:
+            first, _, parameter = name[begin:].partition(".")
+            before = befores.get(first)
+            weight = start + parameter
+            if before is not None and weight in weights:
+                states[name] = make(StateName, (parameter, before[0], before[1], "", weight))
+                trained.add(weight)
+                has_weights = True
+                continue
+        rest = name[begin:]
+        state = None if prefix is None else _by_weight(root, rest, prefix, weights)
         if not root.is_sure:
-            if state is not None and state.kind in root.kinds:
-                yield root.text + rest, state
-            continue
-        state = state or _by_kind(root, rest)
-        if state is None:
-            unknown.append(rest)
+            if state is None or state.kind not in root.kinds or name in trained:
+                continue
         else:
-            parameters.add(state.parameter)
-            yield root.text + rest, state
-    for rest in unknown:
-        parameter, dot, kind = rest.rpartition(".")
-        is_state = bool(dot) and root.text.endswith("state.") and parameter in parameters
-        yield root.text + rest, StateName(parameter, kind, root.text, f".{kind}") if is_state else None
+            state = state or _by_kind(root, rest)
+        if state is None:
+            unknown.append(name)
+            continue
+        states[name] = state
+        if state.weight is not None:
+            trained.add(state.weight)
+            has_weights = True
+    is_state = bool(unknown) and text.endswith("state.")
+    parameters = {state.parameter for state in islice(states.values(), count, None)} if is_state else set()
+    for name in unknown:
+        parameter, dot, kind = name[begin:].rpartition(".")
+        if dot and parameter in parameters:
+            states[name] = StateName(parameter, kind, text, f".{kind}")
+        else:
+            others.append(name)
+    return has_weights
 
 
 def _by_weight(root: _Root, rest: str, prefix: str, weights: Mapping[str, None]) -> StateName | None:
@@ -386,8 +435,3 @@ def _by_parameter(weights: Collection[str], prefixes: set[str]) -> dict[str, str
 
 def _is_beside(name: str, parents: Collection[str]) -> bool:
     return any(name[: match.start() + (match[0][0] == ".")] in parents for match in _BESIDE.finditer(name))
-
-
-def _spread(rests: Sequence[str], count: int) -> Sequence[str]:
-    """So many of these, from all over them."""
-    return rests if len(rests) <= count else [rests[number * len(rests) // count] for number in range(count)]
