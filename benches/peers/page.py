@@ -70,6 +70,7 @@ PARTS = (
     Part("files"),
     Part("quantized"),
     Part("convert"),
+    Part("states"),
     Part("tasks", ("distributed",)),
     Part("scope", ("keras", "jax", "tensorflow")),
     Part("package", ("abi3audit", "auditwheel", "maturin")),
