@@ -84,7 +84,7 @@ def write(folder: Path) -> int:
         file = HoledFile(tag / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt")
         module = {name: rebuilt(DTYPES["bfloat16"], (0,), "0") for name in shapes}
         file.tensor((0,), b"")
-        said = {"module": module, "param_shapes": param_shapes, "shared_params": {}, "buffer_names": []}
+        said: dict[str, Any] = {"module": module, "param_shapes": param_shapes, "shared_params": {}, "buffer_names": []}
         said |= {"frozen_param_shapes": None, "frozen_param_fragments": None, "global_steps": 7}
         file.write({**said, "dp_world_size": RANKS, "mp_world_size": 1, "ds_config": config, "ds_version": "0.19.8"})
         file = HoledFile(tag / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")

@@ -169,7 +169,8 @@ def run(folder: Path) -> Path:
     model = {name: array(shape) for name, shape in shapes.items()}
     (folder / "config.json").write_text(json.dumps(CONFIG | {"hidden_size": hidden, "vocab_size": 256}))
     path = folder / "run.pt"
-    path.write_bytes(save({"model": model, "optimizer": {"state": state, "param_groups": [group]}}))
+    optimizer, random = {"state": state, "param_groups": [group]}, tensor(np.arange(5056) % 251, f"{next(keys)}")
+    path.write_bytes(save({"model": model, "optimizer": optimizer, "rng": {"cpu": random}}))
     return path
 
 
@@ -212,6 +213,13 @@ def test_a_killed_run_goes_on(name: str, tmp_path: Path) -> None:
     move.made(source, tmp_path / "whole" / move.file)
     assert files(new) == files(tmp_path / "whole" / move.file)
     sw.verify_checkpoint(new)
+
+
+def test_a_random_state_does_not_go_to_other_ranks(tmp_path: Path) -> None:
+    sw.reshard_checkpoint(run(tmp_path), tmp_path / "new", mesh=sw.DeviceMesh((3,), ("fsdp",)), to="fsdp2", sync=False)
+    sw.verify_checkpoint(tmp_path / "new")
+    with sw.open_checkpoint(tmp_path / "new") as checkpoint:
+        assert not [name for name in checkpoint if name.startswith("rng")]
 
 
 def test_fsdp1_of_6_becomes_megatrons_and_comes_back(tmp_path: Path) -> None:

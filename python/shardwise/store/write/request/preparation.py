@@ -62,8 +62,8 @@ from .values import written_values
 
 __all__ = ["Preparation"]
 
-#: Random states of ranks, which those of another world do not take.
-_OF_RANK = re.compile(r"rng\.rank_\d+\.")
+#: Random states, which are of the ranks that wrote them.
+_OF_RANK = re.compile(r"rng\.")
 
 
 class Preparation:
