@@ -21,7 +21,7 @@ from ....partition import Partition
 from .dcp import rebuilt
 from .files import CutTensor, slots_by_file
 from .nested import Nested, Reference, tree_names
-from .pickles import Call, Global, New, Once, Persistent, pickled
+from .pickles import Call, Global, New, Once, Persistent, Template, Varying
 from .rank_files import FileRanks
 from .slots import BoxPool, OwnedBoxes, SlotTable
 from .torch_file import RANK_LIST, TorchPart
@@ -113,11 +113,17 @@ def fsdp_files(
         for number, placements in placed.items()
         if placements
     }
+    # Ranks with parts of the same sizes have pickles that differ in a few numbers.
+    known: dict[tuple[int, bytes], tuple[_RankPickle, Template]] = {}
     for rank in range(world):
         for tree in trees:
-            key = f"{len(wanted) + len(values)}"
-            maker = _RankPickle(wanted, numbers, placed, shapes, key, rank, device, ranks)
-            for name, data in ((RANK_LIST, listed), ("pickle", pickled(maker.made(tree.tree)))):
+            maker = _RankPickle(wanted, numbers, placed, shapes, rank, device, ranks)
+            sizes = maker.sizes(tree.tensors)
+            if (tree.kind, sizes) not in known:
+                known[tree.kind, sizes] = maker, Template(maker.made(tree.tree))
+            maker, template = known[tree.kind, sizes]
+            text = template.pickled(maker.varying(rank, f"{len(wanted) + len(values)}"))
+            for name, data in ((RANK_LIST, listed), ("pickle", text)):
                 if name == RANK_LIST and not maker.has_mesh(tree.tensors):
                     continue
                 made = value(f"{_KINDS[tree.kind]}.{rank}.{name}", data)
@@ -193,14 +199,36 @@ class _RankPickle:
         numbers: Mapping[str, int],
         placed: Mapping[int, tuple[int | None, ...]],
         shapes: Mapping[int, Any],
-        ranks_key: str,
         rank: int,
         device: str,
         ranks: FileRanks,
     ) -> None:
         self._wanted, self._numbers, self._placed, self._shapes = wanted, numbers, placed, shapes
-        self._ranks_key, self._rank, self._device, self._ranks = ranks_key, rank, device, ranks
+        self._rank, self._device, self._ranks = rank, device, ranks
         self._meshes: dict[DeviceMesh, Once] = {}
+        self._places: dict[DeviceMesh, int] = {}
+
+    def sizes(self, tensors: Sequence[int]) -> bytes:
+        """The shapes of this rank's parts of tensors, as one value."""
+        return b"".join(
+            self._shapes[number][self._place(self._wanted[number].partition.device_mesh)].tobytes()  # type: ignore[union-attr]
+            for number in tensors
+            if self._placed[number]
+        )
+
+    def varying(self, rank: int, ranks_key: str) -> dict[str, int | str]:
+        """The values in the pickle that are other ones for a rank whose parts have the same sizes."""
+        found: dict[str, int | str] = {"rank": rank, "ranks": ranks_key}
+        for number, mesh in enumerate(self._meshes):
+            at = int(np.flatnonzero(self._ranks.numbers(mesh) == rank)[0])
+            found |= {f"{number}.{axis}": value for axis, value in enumerate(mesh.coordinate(at))}
+        return found
+
+    def _place(self, mesh: DeviceMesh) -> int:
+        """The device of this rank."""
+        if mesh not in self._places:
+            self._places[mesh] = int(np.flatnonzero(self._ranks.numbers(mesh) == self._rank)[0])
+        return self._places[mesh]
 
     def has_mesh(self, tensors: Sequence[int]) -> bool:
         """Return whether one of these tensors is cut."""
@@ -226,7 +254,7 @@ class _RankPickle:
         partition, placements = tensor.partition, self._placed[number]
         assert partition is not None
         mesh = partition.device_mesh
-        at = int(np.flatnonzero(self._ranks.numbers(mesh) == self._rank)[0])
+        at = self._place(mesh)
         local = rebuilt(tensor.dtype, tuple(self._shapes[number][at].tolist()), f"{number}")
         dtype, size, strides = Global("torch", tensor.dtype.name), tuple(tensor.shape), _strides(tensor.shape)
         layout = Call(Global("torch.serialization", "_get_layout"), ("torch.strided",))
@@ -265,7 +293,7 @@ class _RankPickle:
             New(_AXIS, {"shape": (size,), "stride": (step,)}) for size, step in zip(mesh.shape, steps, strict=True)
         )
         world = len(self._ranks.labels)
-        storage = Persistent(("storage", Global("torch", "IntStorage"), self._ranks_key, "cpu", world))
+        storage = Persistent(("storage", Global("torch", "IntStorage"), Varying("ranks", ""), "cpu", world))
         hooks = Call(Global("collections", "OrderedDict"), ())
         listed = Call(Global("torch._utils", "_rebuild_tensor_v2"), (storage, 0, (world,), (1,), False, hooks))
         state: dict[str, Any] = {
@@ -278,8 +306,10 @@ class _RankPickle:
             "_flatten_rank_map": tuple(range(world)),
             "_thread_id": None,
             "_flatten_mapping": {},
-            "_rank": self._rank,
-            "_coordinate_on_dim": tuple(mesh.coordinate(at)),
+            "_rank": Varying("rank", self._rank),
+            "_coordinate_on_dim": tuple(
+                Varying(f"{len(self._meshes)}.{axis}", value) for axis, value in enumerate(mesh.coordinate(at))
+            ),
             "_hash": None,
         }
         if len(mesh.shape) == 1:  # The group of all processes; those of several axes have numbers as they were made.

@@ -7,11 +7,11 @@ globals are written once and taken from the memo after that, as Python's own pic
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
-__all__ = ["Call", "Global", "Items", "New", "Once", "Persistent", "pickled"]
+__all__ = ["Call", "Global", "Items", "New", "Once", "Persistent", "Template", "Varying", "pickled"]
 
 _PROTO = b"\x80\x02"
 _BINFLOAT = b"G"
@@ -66,6 +66,13 @@ class Once:
         self.value = value
 
 
+class Varying(NamedTuple):
+    """An integer or a text that differs between pickles that are alike else."""
+
+    name: str
+    value: int | str
+
+
 class Items(NamedTuple):
     """A dict, by the pairs of its items, which may be generated one by one."""
 
@@ -84,9 +91,35 @@ def pickled(value: Any) -> bytes:
     return bytes(writer.out + _STOP)
 
 
+class Template:
+    """A pickle, of which others are made that differ in their varying values only."""
+
+    def __init__(self, value: Any) -> None:
+        writer = _Writer()
+        writer.write(value)
+        self._data, self._holes = bytes(writer.out + _STOP), writer.holes
+
+    def pickled(self, values: Mapping[str, int | str]) -> bytes:
+        """Give the pickle with these values, by name.
+
+        >>> import pickle
+        >>> template = Template({"rank": Varying("rank", 0), "of": 300})
+        >>> pickle.loads(template.pickled({"rank": 299}))
+        {'rank': 299, 'of': 300}
+        """
+        parts, at = [], 0
+        for begin, end, name in self._holes:
+            value = values[name]
+            parts += [self._data[at:begin], _text(value) if isinstance(value, str) else _integer(value)]
+            at = end
+        return b"".join([*parts, self._data[at:]])
+
+
 class _Writer:
     def __init__(self) -> None:
         self.out = bytearray(_PROTO)
+        #: Of each varying value where it begins and ends, and its name.
+        self.holes: list[tuple[int, int, str]] = []
         self.memo: dict[str | Global | Once, int] = {}
         #: Calls with one tuple of integers, as boxes have them, as they are written when the memo has the global.
         self.said: dict[tuple[Global, tuple[int, ...]], bytes] = {}
@@ -129,6 +162,12 @@ class _Writer:
                 out += _numbered(_BINPUT, _LONG_BINPUT, known)
             else:
                 out += _numbered(_BINGET, _LONG_BINGET, known)
+        elif kind is Varying:
+            out += _text(value.value) if isinstance(value.value, str) else _integer(value.value)
+            self.holes.append((len(out) - _length(value.value), len(out), value.name))
+            if isinstance(value.value, str):  # As of every text, the object is kept.
+                number = self.memo[Once(value)] = len(self.memo)
+                out += _numbered(_BINPUT, _LONG_BINPUT, number)
         elif kind is Persistent:
             self.write(value.id)
             out += _BINPERSID
@@ -213,6 +252,10 @@ def _integer(value: int) -> bytes:
         return _BININT + value.to_bytes(4, "little", signed=True)
     size = value.bit_length() // 8 + 1
     return _LONG1 + size.to_bytes(1, "little") + value.to_bytes(size, "little", signed=True)
+
+
+def _length(value: int | str) -> int:
+    return len(_text(value) if isinstance(value, str) else _integer(value))
 
 
 def _global(value: Global) -> bytes:
