@@ -65,7 +65,7 @@ _MOST_HEADS = 8
 _TRIED = 128
 
 
-#: Of each kind what it is called, and the end of a name.
+#: The name of each kind, and the end of the names of its states.
 _ENDS = {kind: (MASTER if kind in _MASTERS else kind, f".{kind}") for kind in _KINDS}
 _FIRST_CALLED = {kind: MASTER if kind in _MASTERS or kind == "param" else kind for kind in _FIRST}
 

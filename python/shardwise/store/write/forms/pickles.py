@@ -118,7 +118,7 @@ class Template:
 class _Writer:
     def __init__(self) -> None:
         self.out = bytearray(_PROTO)
-        #: Of each varying value where it begins and ends, and its name.
+        #: The begin and end of each varying value, and its name.
         self.holes: list[tuple[int, int, str]] = []
         self.memo: dict[str | Global | Once, int] = {}
         #: Calls with one tuple of integers, as boxes have them, as they are written when the memo has the global.
