@@ -21,7 +21,7 @@ from ....partition import Partition
 from .dcp import rebuilt
 from .files import CutTensor, slots_by_file
 from .nested import Nested, Reference, tree_names
-from .pickles import Call, Global, New, Once, Persistent, Template, Varying
+from .pickles import Call, Global, New, Once, Persistent, Varying, VaryingPickle
 from .rank_files import FileRanks
 from .slots import BoxPool, OwnedBoxes, SlotTable
 from .torch_file import RANK_LIST, TorchPart
@@ -114,13 +114,13 @@ def fsdp_files(
         if placements
     }
     # Ranks with parts of the same sizes have pickles that differ in a few numbers.
-    known: dict[tuple[int, bytes], tuple[_RankPickle, Template]] = {}
+    known: dict[tuple[int, bytes], tuple[_RankPickle, VaryingPickle]] = {}
     for rank in range(world):
         for tree in trees:
             maker = _RankPickle(wanted, numbers, placed, shapes, rank, device, ranks)
             sizes = maker.sizes(tree.tensors)
             if (tree.kind, sizes) not in known:
-                known[tree.kind, sizes] = maker, Template(maker.made(tree.tree))
+                known[tree.kind, sizes] = maker, VaryingPickle(maker.made(tree.tree))
             maker, template = known[tree.kind, sizes]
             text = template.pickled(maker.varying(rank, f"{len(wanted) + len(values)}"))
             for name, data in ((RANK_LIST, listed), ("pickle", text)):

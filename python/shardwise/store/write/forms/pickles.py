@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
-__all__ = ["Call", "Global", "Items", "New", "Once", "Persistent", "Template", "Varying", "pickled"]
+__all__ = ["Call", "Global", "Items", "New", "Once", "Persistent", "Varying", "VaryingPickle", "pickled"]
 
 _PROTO = b"\x80\x02"
 _BINFLOAT = b"G"
@@ -91,7 +91,7 @@ def pickled(value: Any) -> bytes:
     return bytes(writer.out + _STOP)
 
 
-class Template:
+class VaryingPickle:
     """A pickle, of which others are made that differ in their varying values only."""
 
     def __init__(self, value: Any) -> None:
@@ -103,7 +103,7 @@ class Template:
         """Give the pickle with these values, by name.
 
         >>> import pickle
-        >>> template = Template({"rank": Varying("rank", 0), "of": 300})
+        >>> template = VaryingPickle({"rank": Varying("rank", 0), "of": 300})
         >>> pickle.loads(template.pickled({"rank": 299}))
         {'rank': 299, 'of': 300}
         """
