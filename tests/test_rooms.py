@@ -90,7 +90,7 @@ HOUSES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("errors", "memory"),
         ("arrays", "convert"),
         ("views",),
-        ("assignment", "checksum", "dtensor", "factor", "io", "mesh", "pickle", "rules"),
+        ("assignment", "checksum", "dtensor", "factor", "held", "io", "mesh", "pickle", "rules"),
         ("layout", "propagate"),
         ("partition",),
         ("packed",),

@@ -11,6 +11,7 @@ import pytest
 from shardwise import DeviceMesh, LayoutError, LayoutMap, MeshError, TensorLayout
 from shardwise.deploy import fsdp2
 from shardwise.deploy.positions import Positions, positions_of
+from shardwise.shared_tiling import SharedTiling, Windows
 
 from ..checks import refused
 from .models import ENGINES, PADDING, dense, numbered
@@ -90,6 +91,75 @@ def test_layouts_without_parameters() -> None:
     assert [device for device in named.devices if named.updates(device, {"w": ([0], np.ones(1))})] == ["cpu:0", "cpu:1"]
 
 
+def test_blocks_that_devices_share_arrive_at_each() -> None:
+    """Six scales of rows, cut in four: two devices have part of a block each, which has one scale."""
+    mesh = DeviceMesh((4,), ("tp",))
+    rows = TensorLayout(("tp", None), mesh)
+    held = [[0, 1], [1, 2], [3, 4], [4, 5]]  # Which rows each device has: 1 and 4 twice.
+    windows = [
+        Windows(
+            np.arange(5), np.array([[own[0], own[1] + 1, 0] for own in held]), np.array([len(own) for own in held])
+        ),
+        Windows(np.arange(5), np.array([[0, 3, 0]] * 4), np.array([3] * 4)),
+    ]
+    tiling = SharedTiling.of((6, 3), rows, windows, begins_within=True)
+    places = positions_of({"scale": tiling}, {"scale": (6, 3)})
+    whole = np.arange(18, dtype=np.float32).reshape(6, 3)
+    changed = {"scale": (np.arange(18, dtype=np.int32), whole.reshape(-1))}
+    for device, own in zip(places.devices, held, strict=True):
+        memory = {"scale": np.zeros((2, 3), np.float32)}
+        assert places.apply(device, memory, changed) == 6
+        np.testing.assert_array_equal(memory["scale"], whole[own])
+        ((tensor, which, offsets),) = places.origins(device, "scale", np.arange(6))
+        assert (tensor, which.tolist(), offsets.tolist()) == (
+            "scale",
+            [*range(6)],
+            [3 * r + c for r in own for c in range(3)],
+        )
+    assert [device for device in places.devices if places.locate(device, "scale", [4])] == ["cpu:0", "cpu:1"]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float16", "float32", "complex64", "complex128", ">f4"])
+@pytest.mark.parametrize("kind", ["int32", "int64", "uint8", "uint64", ">i4", "strided"])
+def test_all_kinds_of_offsets_and_of_values(dtype: str, kind: str) -> None:
+    engine, shapes = ENGINES["fused, keys repeated"]
+    places, random = positions_of(engine, shapes), np.random.default_rng(3)
+    changed = {}
+    for name, shape in shapes.items():
+        offsets = random.permutation(math.prod(shape))[:200]
+        given = np.repeat(offsets, 2)[::2] if kind == "strided" else offsets
+        if kind == "uint8":
+            given = given[given < 256]
+        given = given if kind == "strided" else given.astype(kind)
+        changed[name] = given, random.integers(1, 100, len(given)).astype(dtype)
+    for device in engine.devices:
+        memory = {one.name: np.zeros(one.shape, dtype) for one in engine.parameters_of(device, shapes)}
+        written = places.apply(device, memory, changed)
+        assert written == sum(np.count_nonzero(array) for array in memory.values())
+        for parameter, (at, values) in places.updates(device, changed).items():
+            np.testing.assert_array_equal(memory[parameter].reshape(-1)[at], values)
+
+
+def test_of_offsets_that_are_given_twice_the_last_stays() -> None:
+    places = positions_of({"w": TensorLayout(("x",), DeviceMesh((2,), ("x",)))}, {"w": (6,)})
+    memory = {"w": np.zeros(3, np.float32)}
+    assert places.apply("cpu:1", memory, {"w": ([4, 4, 3, 4], np.array([1, 2, 3, 4], np.float32))}) == 4
+    assert memory["w"].tolist() == [3, 4, 0]
+
+
+def test_nothing_is_written_unless_all_fits() -> None:
+    rows = TensorLayout(("x",), DeviceMesh((2,), ("x",)))
+    places = positions_of({"v": rows, "w": rows}, {"v": (6,), "w": (6,)})
+    memory = {"v": np.zeros(3, np.float32), "w": np.zeros(3, np.float32)}
+    good = [0, 1], np.ones(2, np.float32)
+    for bad in (([0, 6], np.ones(2, np.float32)), ([0], np.ones(1))):
+        with pytest.raises((IndexError, LayoutError)):
+            places.apply("cpu:0", memory, {"v": good, "w": bad})
+        assert not memory["v"].any()
+    # What has nothing on the device needs no memory there.
+    assert places.apply("cpu:0", {"v": memory["v"]}, {"v": good, "w": ([5], np.ones(1, np.float32))}) == 2
+
+
 class TestRefusals:
     @pytest.fixture
     def places(self) -> Positions:
@@ -149,3 +219,13 @@ def test_torch_memory() -> None:
         assert (memory[one.name].reshape(-1).float().numpy() == (dense(one, shapes) != PADDING)).all()
     with refused(LayoutError, "Tensor"):
         places.apply(device, memory, {"lm_head.weight": ([64 * 16], np.ones(1))})
+    # Parameters that require gradients, and other dtypes, as numpy's memory.
+    for dtype in (torch.float8_e4m3fn, torch.float64, torch.int8, torch.complex64, torch.complex128):
+        whole = {one.name: torch.zeros(one.shape, dtype=dtype) for one in engine.parameters_of(device, shapes)}
+        given = {name: (at.astype(np.int32), values.to(dtype)) for name, (at, values) in changed.items()}
+        grad = dtype.is_floating_point and dtype is not torch.float8_e4m3fn
+        leaves = {name: torch.nn.Parameter(one) if grad else one for name, one in whole.items()}
+        places.apply(device, leaves, given)
+        for one in engine.parameters_of(device, shapes):
+            found = whole[one.name].reshape(-1).to(torch.complex128).numpy()
+            assert (found == (dense(one, shapes) != PADDING)).all()

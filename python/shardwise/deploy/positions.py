@@ -5,13 +5,15 @@ Nothing here is as large as a tensor: time and memory grow with the offsets.
 
 from __future__ import annotations
 
+import ctypes
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from .._core import Held
 from .._text import shown
 from ..errors import LayoutError
 from ..layout import UnevenRule
@@ -19,19 +21,19 @@ from ..partition import Partition
 from ..piece import Piece
 from ..placing import Placing, partition_of, placing_of
 from ..rules.layout_rule import checked_uneven
+from ..shared_tiling import SharedTiling
 from .parameters import LocalParameter, shapes_of
 from .world import holds
 
 __all__ = ["Changed", "Found", "Positions", "Updates", "positions_of"]
 
 _Offsets = npt.NDArray[np.int64]
+#: Offsets as they are given: of 64 bits or of 32.
+_GivenOffsets = npt.NDArray[np.signedinteger[Any]]
 #: For each tensor the offsets of elements, and a value for each.
 Changed = Mapping[str, tuple[Any, Any]]
 #: For each parameter positions in it, and a value for each.
 Updates = dict[str, tuple[_Offsets, Any]]
-
-#: So many offsets at a time are compared with the pieces of a device.
-_BLOCK = 1 << 16
 
 
 class Found(NamedTuple):
@@ -85,8 +87,9 @@ class Positions:
 
     def __init__(self, placing: Placing, shapes: dict[str, tuple[int, ...]], uneven: UnevenRule) -> None:
         self._placing, self._shapes, self._uneven = placing, shapes, uneven
-        self._partitions: dict[str, Partition | None] = {}
+        self._partitions: dict[str, Partition | SharedTiling | None] = {}
         self._devices: dict[Any, _DeviceParameters] = {}
+        self._boxes: dict[tuple[Any, str], Held] = {}
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -136,7 +139,10 @@ class Positions:
         """
         slabs = self._held(device).slabs.get(tensor, [])
         given = self._offsets(tensor, offsets)
-        which, local = self._within(device, tensor, given, None) if slabs else (given[:0], given[:0])
+        if not slabs:
+            return []
+        self._check(tensor, given)
+        which, local = self._boxes_of(device, tensor).locate(given)
         return [Found(slab.parameter, which, local + slab.start) for slab in slabs if len(which)]
 
     def updates(self, device: Any, changed: Changed) -> Updates:
@@ -151,7 +157,12 @@ class Positions:
             LayoutError: if there is no such tensor, or not as many values as offsets.
             IndexError: if an offset is not within its tensor.
         """
-        return self._updates(device, {name: (*self._pair(name, pair), None) for name, pair in changed.items()})
+        ready = {name: self._pair(name, pair) for name, pair in changed.items()}
+        slabs = self._held(device).slabs
+        for name, (offsets, _) in ready.items():
+            if name in slabs:
+                self._check(name, offsets)
+        return self._updates(device, ready)
 
     def route(self, changed: Changed) -> dict[Any, Updates]:
         """Send a sparse change to all devices: for each what `updates` gives, those without any left out.
@@ -162,19 +173,17 @@ class Positions:
             LayoutError: as `updates`; if there is no layout for a tensor.
             IndexError: as `updates`.
         """
-        ready: dict[str, Any] = {}
-        for name, pair in changed.items():
-            offsets, values = self._pair(name, pair)
-            partition = self.partition(name)
-            is_cut = partition is not None and not partition.is_packed
-            ready[name] = offsets, values, partition.locate(offsets) if partition is not None and is_cut else None
+        ready = {name: self._pair(name, pair) for name, pair in changed.items()}
+        for name, (offsets, _) in ready.items():
+            self.partition(name)
+            self._check(name, offsets)
         return {device: updates for device in self.devices if (updates := self._updates(device, ready))}
 
     def apply(self, device: Any, memory: Mapping[str, Any], changed: Changed) -> int:
         """Write what of a sparse change belongs to a device into its parameters, and return how many elements.
 
-        Nothing is written unless everything fits. Of offsets that are given twice the last value stays in numpy's
-        memory; PyTorch does not say which.
+        Nothing is written unless everything fits. On a CPU it is one pass over the offsets, without further memory, and
+        the last value stays of offsets that are given twice; on other devices PyTorch does not say which.
 
         Args:
             device: its label.
@@ -190,15 +199,35 @@ class Positions:
         >>> places.apply("cpu:1", memory, {"w": ([0, 5], np.array([7, 8], np.int32))}), memory["w"].tolist()
         (1, [0, 0, 8])
         """
-        sizes = self._held(device).sizes
+        held = self._held(device)
         ready = []
-        for name, (at, values) in self.updates(device, changed).items():
-            if name not in memory:
-                raise LayoutError(f"memory lacks the parameter {shown(name)} of {shown(device)}")
-            ready.append((_flat(name, memory[name], sizes[name], values), at, values))
-        for flat, at, values in ready:
-            flat[at] = values
-        return sum(len(at) for _, at, _ in ready)
+        for name, pair in changed.items():
+            offsets, values = self._pair(name, pair)
+            if name not in held.slabs:
+                continue
+            self._check(name, offsets)
+            boxes = self._boxes_of(device, name)
+            raw = _raw(values)
+            for slab in held.slabs[name]:
+                try:
+                    if slab.parameter not in memory:
+                        raise LayoutError(f"memory lacks the parameter {shown(slab.parameter)} of {shown(device)}")
+                    array = memory[slab.parameter]
+                    flat = _flat(slab.parameter, array, held.sizes[slab.parameter], values)
+                except LayoutError:
+                    if not len(boxes.locate(offsets)[0]):  # It needs no memory.
+                        continue
+                    raise
+                ready.append((boxes, slab.start, offsets, values, raw, flat, _raw(flat)))
+        count = 0
+        for boxes, start, offsets, values, raw, flat, memory_raw in ready:
+            if raw is not None and memory_raw is not None:
+                count += boxes.scatter(offsets, raw, memory_raw[start : start + boxes.room])
+            else:
+                which, at = boxes.locate(offsets)
+                flat[at + start] = values[which]
+                count += len(which)
+        return count
 
     def origins(self, device: Any, parameter: str, at: Any) -> list[tuple[str, _Offsets, _Offsets]]:
         """Say which elements of which tensors lie at positions of a parameter: the inverse of `locate`.
@@ -224,7 +253,7 @@ class Positions:
         held = self._held(device)
         if parameter not in held.sizes:
             raise LayoutError(f"{shown(device)} has no parameter {shown(parameter)}")
-        given = _whole_numbers("at", at)
+        given = _whole_numbers("at", at).astype(np.int64, copy=False)
         _check_within("at", given, held.sizes[parameter], f"the parameter {shown(parameter)}")
         found = []
         for start, tensor in held.tensors[parameter]:
@@ -234,14 +263,13 @@ class Positions:
             local = given[which] - start
             if partition is not None:
                 # Where the pieces are in the device's array, each with where it begins in the tensor.
-                pieces = [_turned(piece) for piece in partition.pieces(device)]
-                inside, local = _in_pieces(pieces, own, whole, local)
+                inside, local = _boxes(map(_turned, partition.pieces(device)), own, whole).locate(local)
                 which = which[inside]
             if len(which):
                 found.append((tensor, which, local))
         return found
 
-    def _pair(self, name: str, pair: tuple[Any, Any]) -> tuple[_Offsets, Any]:
+    def _pair(self, name: str, pair: tuple[Any, Any]) -> tuple[_GivenOffsets, Any]:
         """The offsets of a change, and its values."""
         try:
             offsets, values = pair
@@ -256,48 +284,50 @@ class Positions:
             )
         return checked, given
 
-    def _offsets(self, name: str, offsets: Any) -> _Offsets:
+    def _offsets(self, name: str, offsets: Any) -> _GivenOffsets:
         if name not in self._shapes:
             raise LayoutError(f"there is no tensor {shown(name)} among those whose positions are known")
         return _whole_numbers("offsets", offsets)
 
-    def _updates(self, device: Any, ready: Mapping[str, tuple[_Offsets, Any, Any]]) -> Updates:
+    def _check(self, name: str, offsets: _GivenOffsets) -> None:
+        """Refuse an offset that is not in the tensor."""
+        _check_within("offsets", offsets, math.prod(self._shapes[name]), f"the tensor {shown(name)}")
+
+    def _updates(self, device: Any, ready: Mapping[str, tuple[_GivenOffsets, Any]]) -> Updates:
         slabs = self._held(device).slabs
         parts: dict[str, list[tuple[_Offsets, Any]]] = {}
-        for name, (offsets, values, located) in ready.items():
+        for name, (offsets, values) in ready.items():
             if name in slabs:
-                which, local = self._within(device, name, offsets, located)
+                which, local = self._boxes_of(device, name).locate(offsets)
                 if len(which):
                     own = values[which]
                     for slab in slabs[name]:
                         parts.setdefault(slab.parameter, []).append((local + slab.start, own))
         return {name: _joined(name, found) for name, found in parts.items()}
 
-    def _within(self, device: Any, name: str, offsets: _Offsets, located: Any) -> tuple[_Offsets, _Offsets]:
-        """Select the elements of a tensor that a device holds, with where each is in its own array of the tensor."""
-        partition = self.partition(name)
-        if partition is None or partition.is_packed:
-            _check_within("offsets", offsets, math.prod(self._shapes[name]), f"the tensor {shown(name)}")
-        if partition is None:
-            return np.arange(len(offsets)), offsets
-        if partition.is_packed:  # Shards may share elements, of which `locate` gives the first only.
-            return _in_pieces(partition.pieces(device), partition.shape, partition.holder_shape(device), offsets)
-        shards, local = partition.locate(offsets) if located is None else located
-        which = (shards == partition.shard_id(device)).nonzero()[0]
-        return which, local[which]
+    def _boxes_of(self, device: Any, name: str) -> Held:
+        """The boxes of a tensor that a device holds, and where they are in its own array of the tensor."""
+        found = self._boxes.get((device, name))
+        if found is None:
+            partition, whole = self.partition(name), self._shapes[name]
+            if partition is None:
+                everything = Piece(tuple(slice(0, size) for size in whole), (0,) * len(whole))
+                found = _boxes([everything], whole, whole)
+            else:
+                found = _boxes(partition.pieces(device), whole, partition.holder_shape(device))
+            self._boxes[device, name] = found
+        return found
 
-    def partition(self, name: str) -> Partition | None:
-        """Give the partition of a tensor; `None` if it is whole on every device.
+    def partition(self, name: str) -> Partition | SharedTiling | None:
+        """Give the partition of a tensor, or the tiling of blocks that devices share; `None` if each device has all.
 
         Raises:
-            LayoutError: if it has no layout, or one of blocks that devices share.
+            LayoutError: if it has no layout.
         """
         if name not in self._partitions:
             found = partition_of(self._placing, name, self._shapes[name], self._uneven)
             if found is None and (self._placing.names is not None or not self._placing.is_whole_elsewhere):
                 raise LayoutError(f"there is no layout for {shown(name)}")
-            if not isinstance(found, Partition | None):
-                raise LayoutError(f"{shown(name)} is cut through blocks that devices share, which have no positions")
             self._partitions[name] = found
         return self._partitions[name]
 
@@ -354,22 +384,22 @@ def positions_of(layouts: Any, tensors: Mapping[str, Any], uneven: UnevenRule = 
     return Positions(placing_of(layouts), shapes_of(tensors), checked_uneven(uneven))
 
 
-def _whole_numbers(argument: str, offsets: Any) -> _Offsets:
-    """Offsets as an array; whether they are within something is seen by what uses them."""
+def _whole_numbers(argument: str, offsets: Any) -> _GivenOffsets:
+    """Offsets as an array of 32 or 64 bits; whether they are within something is seen by what uses them."""
     given = np.asarray(offsets.cpu() if hasattr(offsets, "cpu") else offsets)
     if given.shape == (0,):
         return np.zeros(0, np.int64)
     if given.ndim != 1 or given.dtype.kind not in "iu":
         raise TypeError(f"{argument} must be whole numbers in one dim, got {given.dtype} of shape {given.shape}")
-    if given.dtype == np.uint64:
-        _check_within(argument, given, 2**63 - 1, "a tensor")
-    return given.astype(np.int64, copy=False)
+    if given.dtype == np.uint64 and int(given.max()) >= 2**63:
+        raise IndexError(f"{argument} has {given[given.argmax()]}, which is not within a tensor")
+    return np.require(given, np.int32 if given.dtype == np.int32 else np.int64, ("C", "A"))
 
 
-def _check_within(argument: str, given: npt.NDArray[Any], size: int, what: str) -> None:
+def _check_within(argument: str, given: _GivenOffsets, size: int, what: str) -> None:
     """Refuse a position that is not in something of this size."""
-    if len(given) and not 0 <= int(given.min()) <= int(given.max()) < size:
-        outside = ((given < 0) | (given >= size)).argmax()
+    outside = Held((size,), (size,), (0, size, 0)).first_outside(given)
+    if outside is not None:
         raise IndexError(f"{argument} has {given[outside]}, which is not within {what} of {size} elements")
 
 
@@ -381,37 +411,35 @@ def _turned(piece: Piece) -> Piece:
     return Piece(box, tuple(side.start for side in piece.box))
 
 
-def _in_pieces(
-    pieces: list[Piece], shape: tuple[int, ...], other: tuple[int, ...], offsets: _Offsets
-) -> tuple[_Offsets, _Offsets]:
-    """Select the offsets of an array that lie in these pieces, each with its offset in the other array.
+def _boxes(pieces: Iterable[Piece], shape: tuple[int, ...], own: tuple[int, ...]) -> Held:
+    """Boxes of an array of a shape, and where they are in another."""
+    sides: list[int] = []
+    for piece in pieces:
+        if not shape:  # One side stands for the only element.
+            sides = [0, 1, 0]
+        assert isinstance(piece.start, tuple)
+        for side, at in zip(piece.box, piece.start, strict=True):
+            sides += side.start, side.stop, at
+    return Held(shape, own, np.array(sides, np.int64))
 
-    Offsets are taken a block at a time, so that the memory for intermediate results stays small.
+
+def _raw(array: Any) -> Any:
+    """The memory of an array in one dim, as unsigned integers of its elements' size; `None` where it is not at hand.
+
+    That is an array of numpy, or a tensor of PyTorch on the CPU.
     """
-    # Along each dim for each piece start, stop, and the start in the other array.
-    sides = np.array([[(s.start, s.stop, at) for s, at in zip(one.box, one.start, strict=True)] for one in pieces])  # type: ignore[arg-type]
-    sides = sides.reshape(len(pieces), len(shape), 3).astype(np.int64)
-    while len(shape) > 1 and shape[-1] == other[-1] and (sides[:, -1] == (0, shape[-1], 0)).all():
-        # All of the last dim: the two last are one.
-        sides = sides[:, :-1].copy()
-        sides[:, -1] *= shape[-1]
-        shape, other = (*shape[:-2], shape[-2] * shape[-1]), (*other[:-2], other[-2] * other[-1])
-    strides = [math.prod(other[dim + 1 :]) for dim in range(len(other))]
-    which, places = [offsets[:0]], [offsets[:0]]
-    for first in range(0, len(offsets), _BLOCK):
-        block = offsets[first : first + _BLOCK]
-        index = np.unravel_index(block, shape) if len(shape) > 1 else (block,) * len(shape)
-        for piece in sides.tolist():
-            is_in = np.ones(len(block), bool)
-            for (start, stop, _), numbers in zip(piece, index, strict=True):
-                is_in &= (numbers >= start) & (numbers < stop)
-            found = is_in.nonzero()[0]
-            place = np.zeros(len(found), np.int64)
-            for (start, _, at), stride, numbers in zip(piece, strides, index, strict=True):
-                place += (numbers[found] + (at - start)) * stride
-            which.append(found + first)
-            places.append(place)
-    return np.concatenate(which), np.concatenate(places)
+    if isinstance(array, np.ndarray):
+        is_plain = array.flags.c_contiguous and array.flags.aligned and array.dtype.itemsize in (1, 2, 4, 8)
+        return array.view(f"u{array.dtype.itemsize}") if is_plain and not array.dtype.hasobject else None
+    is_here = hasattr(array, "data_ptr") and getattr(getattr(array, "device", None), "type", "") == "cpu"
+    if not is_here or hasattr(array, "placements") or array.is_conj() or array.is_neg() or not array.is_contiguous():
+        return None
+    size = array.element_size()
+    if size not in (1, 2, 4, 8):
+        return None
+    # The tensor is kept while this is used.
+    memory = (ctypes.c_uint8 * (size * len(array))).from_address(array.data_ptr()) if len(array) else b""
+    return np.frombuffer(memory, f"u{size}")
 
 
 def _joined(name: str, parts: list[tuple[_Offsets, Any]]) -> tuple[_Offsets, Any]:
@@ -450,4 +478,4 @@ def _flat(name: str, array: Any, size: int, values: Any) -> Any:
     )
     if not is_plain:
         raise LayoutError(f"memory[{shown(name)}] must be contiguous and writable")
-    return array.reshape(-1)
+    return array.reshape(-1) if isinstance(array, np.ndarray) else array.detach().reshape(-1)

@@ -5,6 +5,7 @@
 //! its way through the cache, just before it is used.
 
 mod forward;
+pub mod held;
 mod inverse;
 mod kernel;
 

@@ -9,6 +9,7 @@ mod convert;
 mod dtensor;
 mod errors;
 mod factor;
+mod held;
 mod io;
 mod layout;
 mod memory;
@@ -34,6 +35,7 @@ pub fn fill(module: &Bound<'_, PyModule>) -> PyResult<()> {
     note_panics();
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<factor::FactorRule>()?;
+    module.add_class::<held::Held>()?;
     module.add_class::<layout::Layout>()?;
     module.add_class::<mesh::Mesh>()?;
     module.add_class::<packed::PackedPartition>()?;
