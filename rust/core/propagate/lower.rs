@@ -133,11 +133,14 @@ fn possible(rule: &Rule, cuts: &[Vec<SubAxis>]) -> Vec<Option<Specs>> {
         .collect()
 }
 
+/// A shape, the layouts before and after, the axes over which it is summed, and the bytes of an element.
+type Priced = (Vec<i64>, Specs, Specs, Vec<SubAxis>, i64);
+
 /// The values that have moved so far, and prices that are known.
 #[derive(Default)]
 struct Moved {
     there: HashSet<(usize, Specs)>,
-    prices: HashMap<(Vec<i64>, Specs, Specs, Vec<SubAxis>, i64), i64>,
+    prices: HashMap<Priced, i64>,
 }
 
 impl Moved {
