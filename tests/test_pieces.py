@@ -20,7 +20,7 @@ from shardwise.pieces import NO_PIECES, LocatedPiece, Pieces, dense_strides
 ALONG_ONE_DIM = {
     ("store/write/plan/grids.py", "add_overlaps"),
     ("store/formats/orbax/zarr.py", "_from_shard"),
-    ("store/formats/torch/flat_units.py", "ranges_of"),
+    ("store/formats/torch/flat_units.py", "parameter_ranges"),
     ("store/formats/torch/flat_units.py", "local_weights"),
     ("store/formats/torch/zero_partitions.py", "_check_named"),
 }

@@ -250,6 +250,7 @@ def test_every_option_reaches_the_library(run: Run, monkeypatch: pytest.MonkeyPa
         "rank": None,
         "padded": False,
         "parameter_names": None,
+        "source_layouts": None,
         "config": None,
     }
     local = {"sync": True, "resume": False, "overflow": "refuse"}

@@ -294,6 +294,7 @@ VALUES: dict[type, Callable[[], list[Any]]] = {
 
 #: The public classes that are not values, and why.
 NOT_VALUES: dict[type, str] = {
+    sw.Deployment: "its repr is a summary of a whole model; tests/deploy compares, copies and pickles it",
     sw.LayoutMap: "rules are added and removed; it compares and pickles as a mapping",
     sw.Shard: "holds memory that can be written, so it is equal to itself alone",
     sw.ShardedArray: "holds memory that can be written, as a numpy array does",
@@ -309,6 +310,8 @@ NOT_VALUES: dict[type, str] = {
     store.StoredPiece: "reads from an open file",
     store.DeviceReads: "holds numpy arrays",
     store.Learned: "holds a mapping, of texts",
+    store.LearnedRules: "holds a mapping, of texts",
+    store.RecordedModel: "holds mappings, of a configuration and recordings",
     store.MemoryDigests: "holds dicts, of digests, and a numpy array",
     store.Training: "knows the names of an open checkpoint",
     store.TrainedParameter: "holds a mapping, of the names of states",

@@ -36,7 +36,7 @@ pub struct Side {
     pub start: i64,
     /// One past the last position.
     pub stop: i64,
-    /// Where the first one is in the holder's array.
+    /// The place of the first one in the holder's array.
     pub at: i64,
 }
 

@@ -237,7 +237,7 @@ FP8 = {"model_type": "x", "quantization_config": {"quant_method": "fp8", "weight
 @pytest.mark.parametrize("form", ["hf", "ranks", "vllm"])
 def test_a_given_configuration_goes_along(tmp_path: Path, form: Any) -> None:
     """From a source that has none, and in place of the one that it has; byte for byte."""
-    text = b'{"model_type":  "llama",\n "rope": 1e400, "a": 1}'
+    text = b'{"model_type":  "my_own",\n "rope": 1e400, "a": 1}'
     (tmp_path / "given.json").write_bytes(text)
     layouts = {"a": sw.TensorLayout(("x",), sw.DeviceMesh((2,), ("x",)))}
     sw.reshard_checkpoint(source(tmp_path / "hf"), tmp_path / "dcp", layouts, to="dcp")

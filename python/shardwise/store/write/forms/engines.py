@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from ...._text import shown
@@ -17,7 +18,7 @@ from ....rules.left_out import names_text
 from ....rules.names import WeightRole, merged_names, shipped_table, weights
 from ....rules.shipped import example_rules
 from ....rules.templates import parse_template
-from ....rules.toml import read_models
+from ....rules.toml import prefixed, read_document, read_models
 from ....rules.wrapped import model_types
 from ....shared_tiling import SharedTiling
 from ...rewritten.wanted import partition_for
@@ -78,7 +79,7 @@ def check_family(names: Iterable[str], config: Mapping[str, Any]) -> None:
         own = [name for name, path in known.items() if not types.isdisjoint(read_models(path))]
         if not own:
             continue
-        maps = [LayoutMap.from_toml(known[name], config=config) for name in own]
+        maps = [_keys_of(known[name]) for name in own]
         found = [name for name in names if not any(each.matching_rules(name) for each in maps)]
         if not found:
             return
@@ -91,6 +92,15 @@ def check_family(names: Iterable[str], config: Mapping[str, Any]) -> None:
             f"{' with '.join(sorted(types))}, {' and '.join(others)}, there is none for it, so the engine's sharded "
             "loader would not take it: `only` leaves it out; to='ranks' has files for ranks of any names"
         )
+
+
+def _keys_of(file: Path) -> LayoutMap:
+    """Return the keys of a rules file as a map that matches names; its layouts may need numbers that nobody gave."""
+    tables = read_document(file).tables
+    keys = LayoutMap(match=tables.get("match", "search"), backtracking=tables.get("backtracking", False))
+    for key in tables.get("rules", {}):
+        keys[prefixed(tables.get("prefix", ""), key)] = ()
+    return keys
 
 
 def _linear_of_gpt2(name: str) -> WeightRole | None:
