@@ -14,8 +14,8 @@ from pathlib import Path
 __all__ = ["MOST_BYTES", "faults"]
 
 ROOT = Path(__file__).parent.parent
-#: A wheel that is larger is looked at before this number is raised.
-MOST_BYTES = 3 * 2**20
+#: A wheel that is larger is looked at before this number is raised. Half of it is the compiled module, half Python and rules.
+MOST_BYTES = 13 * 2**18
 
 # Folders of people, and of what builds on hosted machines.
 _HOMES = re.compile(rb"(?:/home/|/root/|/Users/|/github/|/runner/|[A-Za-z]:[\\/](?:Users|a)[\\/])[\w.\\/-]*")

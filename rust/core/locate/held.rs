@@ -346,6 +346,8 @@ mod tests {
         fn what_is_found_is_what_the_boxes_hold((shape, sides) in held(), more in 0..4_i64, seed in any::<u64>()) {
             // The holder's array has room before and after, in which the boxes are one place further along each dim.
             let own: Vec<i64> = shape.iter().map(|size| size + more).collect();
+            // One side stands for the only element of a tensor without dims.
+            let sides = if shape.is_empty() { vec![Side { start: 0, stop: 1, at: 0 }] } else { sides };
             let moved: Vec<Side> = sides.iter().map(|side| Side { at: side.at + more.min(1), ..*side }).collect();
             let one = Held::new(&shape, &own, &moved).unwrap();
             let size = product("shape", &shape).unwrap();
