@@ -272,7 +272,7 @@ def checkpoint_in_pytorch(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     for module in ("checkpoint", "device_mesh", "tensor"):
         importlib.import_module(f"torch.distributed.{module}")
     rules = sw.LayoutMap(sw.DeviceMesh((4,), ("model",)))
-    rules["embed"] = ("model", None)
+    rules["embed"], rules["norm"] = ("model", None), (None,)
     weights = {"embed": np.arange(96, dtype="f4").reshape(12, 8), "norm": np.ones(8, "f4")}
     sw.save_checkpoint(tmp_path / "model.safetensors", weights, sync=False)
     sw.reshard_checkpoint(tmp_path / "model.safetensors", tmp_path / "dcp", rules, to="dcp", sync=False)
