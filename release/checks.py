@@ -14,7 +14,7 @@ from pathlib import Path
 __all__ = ["MOST_BYTES", "faults"]
 
 ROOT = Path(__file__).parent.parent
-#: A wheel that is larger is looked at before this number is raised. Half of it is the compiled module, half Python and rules.
+#: A wheel that is larger is looked at before this number is raised. Half is the compiled module, half Python and rules.
 MOST_BYTES = 13 * 2**18
 
 # Folders of people, and of what builds on hosted machines.
