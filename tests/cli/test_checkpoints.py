@@ -250,6 +250,8 @@ def test_every_option_reaches_the_library(run: Run, monkeypatch: pytest.MonkeyPa
         "rank": None,
         "padded": False,
         "parameter_names": None,
+        "rules": None,
+        "source_rules": None,
         "source_layouts": None,
         "config": None,
     }

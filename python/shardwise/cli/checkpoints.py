@@ -13,10 +13,9 @@ from typing import Any
 from .._text import bytes_text, shown
 from ..deploy.deployment import Deployment
 from ..deploy.presets import preset
-from ..mesh import DeviceMesh
 from ..rules.layout_map import LayoutMap
 from ..rules.left_out import LeftOut
-from ..rules.numbers import config_beside
+from ..rules.numbers import config_beside, reading_for
 from ..rules.rewrites import Rewrites
 from ..rules.shipped import example_rules
 from ..show.lines import printable
@@ -36,7 +35,7 @@ from ..store.data.location import location_of
 from ..store.tensors.companion_files import beside
 from ..store.tensors.training import Total, totals_dict, totals_text
 from ..store.write.forms.doubts import DoubtsError
-from .layouts import check_for, no_mesh, read_layouts, reading_for
+from .layouts import check_for, read_layouts
 from .notation import parse_memory, parse_mesh
 from .options import read_names
 from .progress import ShownProgress
@@ -75,15 +74,25 @@ def contents_of(options: argparse.Namespace) -> tuple[LayoutMap | Deployment | N
     """Give the layouts of a new checkpoint, and what else says what is written."""
     _check_names(options.rules, options.to)
     mesh = None if options.mesh is None else parse_mesh(options.mesh)
-    layouts, rewrites, form = _rules(options, mesh)
+    check_for(mesh, options.preset)
+    layouts, form = None, options.to
+    contents: dict[str, Any] = {"rules": options.rules, "source_rules": options.source_rules, "rewrites": None}
+    if options.preset is not None:
+        with reading_for(options.source):
+            config = options.config or config_beside(options.source)
+            made = preset(options.preset, config, rules=options.rules, form=form)
+        _check_names(example_rules().get(made.source), form)
+        rewrites = _rewrites(options, options.source) + made.rewrites
+        layouts, form = made.layouts, form or made.form
+        contents = {"rules": None, "source_rules": None, "rewrites": rewrites or None}
     return layouts, {
-        "mesh": mesh if layouts is None else None,
+        "mesh": mesh,
+        **contents,
         "to": form,
         "uneven": options.uneven,
         "dtype": options.dtype,
         "overflow": options.overflow,
         "rename": [_pair(text) for text in options.rename or ()],
-        "rewrites": rewrites or None,
         "only": options.only,
         "drop": options.drop,
         "which": options.which,
@@ -136,29 +145,6 @@ def refused() -> Iterator[None]:
         yield
     except TypeError as error:
         raise ValueError(str(error)) from error
-
-
-def _rules(
-    options: argparse.Namespace, mesh: DeviceMesh | None
-) -> tuple[LayoutMap | Deployment | None, Rewrites, str | None]:
-    """The layouts, the rewrites (the source's rules undone, then the destination's), and the form of files."""
-    config = options.config or config_beside(options.source)
-    rewrites = _rewrites(options, options.source)
-    layouts: LayoutMap | Deployment | None = None
-    check_for(mesh, options.preset)
-    if options.preset is not None:
-        with reading_for(options.source):
-            made = preset(options.preset, config, rules=options.rules, form=options.to)
-        _check_names(example_rules().get(made.source), options.to)
-        return made.layouts, rewrites + made.rewrites, options.to or made.form
-    if options.rules is not None:
-        with reading_for(options.source):
-            layouts = read_layouts(options.rules, mesh, config)
-        if not layouts.rules() and layouts.default is None:
-            layouts = None  # A file with rewrites only.
-        elif layouts.world is None:
-            raise no_mesh(options.rules, layouts)
-    return layouts, rewrites, options.to
 
 
 def _rewrites(options: argparse.Namespace, source: str) -> Rewrites:

@@ -13,13 +13,14 @@ from ..conversion.apply import kept_objects
 from ..conversion.assembled import Assembled
 from ..deploy.deployment import Deployment
 from ..deploy.presets import preset
+from ..deploy.read import no_mesh
 from ..layout import UnevenRule
 from ..mesh import DeviceMesh
 from ..quantized import followers
 from ..quantized.forms import cast_weights, check_elements
 from ..rules.layout_map import LayoutMap
 from ..rules.left_out import LeftOut
-from ..rules.numbers import config_beside, read_config
+from ..rules.numbers import config_beside, read_config, reading_for
 from ..rules.pattern import NamePattern
 from ..rules.problems import unused_texts
 from ..rules.report import LayoutReport
@@ -39,7 +40,7 @@ from ..store.tensors.quantized import Outline, components_in, reader_of
 from ..store.tensors.training import Total, totals_dict, totals_of, totals_text
 from ..store.write.forms.one_rank import file_ranks
 from ..store.write.forms.rank_files import rank_name
-from .layouts import check_for, no_mesh, read_layouts, reading_for
+from .layouts import check_for, read_layouts
 from .notation import format_layout, format_mesh, format_shape, parse_mesh
 from .terminal import Screen, as_options
 

@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 from .._dtypes import CODES, DTYPES, find_dtype
 from .._text import bytes_text, shown
 from ..deploy import Deployment
+from ..deploy.read import no_mesh
 from ..errors import ParseError
 from ..fit.by_names import ParallelSizes, deployed_by_names
 from ..fit.model import opened_model
 from ..fit.nearest import Way, nearest
 from ..quantized import Components, find_components
 from ..rules.layout_map import LayoutMap
-from ..rules.numbers import config_beside, read_config
+from ..rules.numbers import config_beside, read_config, reading_for
 from ..rules.rewrites import Rewrites
 from ..rules.wrapped import language_config
 from ..show.lines import StyledText
@@ -28,7 +29,7 @@ from ..state import NOT_COUNTED, OPTIMIZERS, Lora, TrainingState, key_value_cach
 from ..state.page import page_of
 from ..store.rewritten.model_tensors import described_tensors, is_described, rewritten_outline
 from ..store.tensors.quantized import components_in
-from .layouts import no_mesh, read_layouts, reading_for
+from .layouts import read_layouts
 from .notation import parse_memory, parse_mesh
 from .terminal import Screen
 

@@ -31,6 +31,7 @@ _OPTIONS = {
     "parameter_names": "--parameter-names",
     "source_layouts": "--source-mesh",
     "device_mesh is given": "--mesh is given",
+    "mesh is missing, and": "--mesh is missing, and",
     "mesh is given, but layouts must say": "--mesh is given, but --rules must say",
     "'sharded', 'ranks' and 'dcp' hold": "--to sharded, --to ranks and --to dcp hold",
     'replicas="first"': "--replicas first",

@@ -10,10 +10,11 @@ from ..mesh import DeviceMesh
 from ..rules.layout_map import LayoutMap
 from ..rules.numbers import Config
 from ..rules.rewrites import Rewrites
-from ..rules.toml import PLACING, Document, read_document
+from ..rules.shipped import called
+from ..rules.toml import PLACING, Document, axes_said, read_document
 from .deployment import Deployment
 
-__all__ = ["layouts_of", "read_rules"]
+__all__ = ["layouts_of", "no_mesh", "read_rules"]
 
 
 def read_rules(
@@ -54,3 +55,9 @@ def layouts_of(document: Document, device_mesh: DeviceMesh | None, config: Confi
             f"device_mesh is given, but {document.source} is of a deployment, which has meshes of its own"
         )
     return Deployment.from_toml(read, config=config)
+
+
+def no_mesh(rules: object, layouts: LayoutMap | Deployment) -> LayoutError:
+    """Say that a mesh is missing, and what its axes are called."""
+    said = axes_said(layouts.rules().values()) if isinstance(layouts, LayoutMap) else ""
+    return LayoutError(f"mesh is missing, and {called(rules)} has no mesh of its own{said}")

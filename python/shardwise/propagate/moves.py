@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._dtypes import itemsize_of
 from ..layout import TensorLayout
@@ -27,19 +25,17 @@ class AxisSizes(dict[str, int]):
         return int(name.rpartition(")")[2])
 
 
-def in_pieces(flow: Flow, lowered: Sequence[Any], mesh: DeviceMesh) -> list[int]:
-    """Give the ops of which a device's part of a dim is several: a factor is cut behind one that is not, as a whole."""
-    sizes = AxisSizes(zip(mesh.axis_names, mesh.shape, strict=True))
-    found = []
-    for at, (node, how) in enumerate(zip(flow.nodes, lowered, strict=False)):
-        if how is None or node.kind != "op" or node.op is None or node.op.rule is None:
-            continue
-        rule = node.op.rule
-        cuts, of = dict(zip(rule.kinds, how[0], strict=True)), rule.sizes
-        pairs = [pair for dims in (*rule.operands, *rule.results) for factors in dims for pair in pairwise(factors)]
-        if any(cuts[two] and math.prod(sizes[axis] for axis in cuts[one]) < of[one] for one, two in pairs):
-            found.append(at)
-    return found
+class _Change(NamedTuple):
+    """One tensor of an op, with the axes that cut it before and after."""
+
+    node: FlowNode
+    at: int
+    operands: int
+    cuts: Specs
+    before: Specs
+    after: Specs
+    summed: tuple[str, ...] = ()
+    implied: bool = False
 
 
 class Moves:
@@ -77,45 +73,34 @@ class Moves:
         operands = len(node.values) - (len(node.op.results) if node.op is not None and node.kind == "op" else 1)
         for at, value in enumerate(node.values):
             held = self._held[value] or ((),) * len(self._flow.shapes[value])
-            used = inner[at]
+            used, of = inner[at], (node, at, operands, cuts)
             if at < operands:
                 if local[at] is not None and (self._shardy or (value, used) not in self._there):
                     self._there.add((value, used))
-                    self._add(node, at, operands, held, used, cuts)
+                    self._add(_Change(*of, held, used))
                 if possible[at] is not None:
-                    self._add(node, at, operands, used, possible[at] or (), cuts, implied=True)
+                    self._add(_Change(*of, used, possible[at] or (), implied=True))
                 if node.kind == "op":
                     self._shift(node, at, inner)
             elif node.kind == "op" and node.way != "constraint":
                 if possible[at] is not None:
-                    self._add(node, at, operands, possible[at] or (), used, cuts, implied=True)
+                    self._add(_Change(*of, possible[at] or (), used, implied=True))
                 if summed and (self._shardy or local[at] is None):
-                    self._add(node, at, operands, used, used, cuts, summed)
+                    self._add(_Change(*of, used, used, summed))
                 if local[at] is not None:
-                    self._add(node, at, operands, used, held, cuts, () if self._shardy else summed)
+                    self._add(_Change(*of, used, held, () if self._shardy else summed))
 
-    def _add(
-        self,
-        node: FlowNode,
-        at: int,
-        operands: int,
-        before: Specs,
-        after: Specs,
-        cuts: Specs,
-        summed: tuple[str, ...] = (),
-        *,
-        implied: bool = False,
-    ) -> None:
-        value = node.values[at]
+    def _add(self, change: _Change) -> None:
+        value = change.node.values[change.at]
         shape, dtype = self._flow.shapes[value], self._flow.dtypes[value]
-        tensor = f"operands[{at}]" if at < operands else f"results[{at - operands}]"
-        key = (shape, dtype, before, after, summed)
+        is_operand = change.at < change.operands
+        tensor = f"operands[{change.at}]" if is_operand else f"results[{change.at - change.operands}]"
+        key = (shape, dtype, change.before, change.after, change.summed)
         if key not in self._known:
-            had = self.layout(before, summed)
-            self._known[key] = move_between(tensor, shape, had, self.layout(after), itemsize_of(dtype))
-        why = self._why(node, at, operands, before, after, cuts, summed, implied)
-        move = replace(self._known[key], tensor=tensor, why=why, implied=implied)
-        self.found.append(self._placed(move, node, value))
+            had = self.layout(change.before, change.summed)
+            self._known[key] = move_between(tensor, shape, had, self.layout(change.after), itemsize_of(dtype))
+        move = replace(self._known[key], tensor=tensor, why=self._why(change), implied=change.implied)
+        self.found.append(self._placed(move, change.node, value))
 
     def _shift(self, node: FlowNode, at: int, inner: Sequence[Specs]) -> None:
         """Add the rows of an operand that devices read and do not hold."""
@@ -140,21 +125,12 @@ class Moves:
         origin, dtype = self._flow.origin[value], self._flow.dtypes[value]
         return replace(move, value=origin, dtype=dtype, op=name, source=source, times=node.times)
 
-    def _why(
-        self,
-        node: FlowNode,
-        at: int,
-        operands: int,
-        before: Specs,
-        after: Specs,
-        cuts: Specs,
-        summed: tuple[str, ...],
-        implied: bool,
-    ) -> str:
+    def _why(self, change: _Change) -> str:
         """Say in a sentence why a tensor moves: the factor, and the tensor that its cut is from."""
-        if summed:
+        node, at, cuts = change.node, change.at, change.cuts
+        if change.summed:
             return "Each device has addends."
-        if implied:
+        if change.implied:
             return "A part of a dim that only one side of the reshape has cannot stay cut."
         if node.op is None or node.kind != "op" or node.op.rule is None:
             what = (
@@ -168,8 +144,9 @@ class Moves:
         rule = node.op.rule
         tensors = (*rule.operands, *rule.results)
         names = list(rule.kinds)
-        inner = after if at < operands else before
-        outer = before if at < operands else after
+        outer, inner = change.before, change.after
+        if at >= change.operands:
+            outer, inner = inner, outer
         for dim, factors in enumerate(tensors[at]):
             if outer[dim] == inner[dim]:
                 continue

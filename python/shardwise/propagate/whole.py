@@ -19,7 +19,7 @@ from .explicit import explicit_layouts
 from .flow import BegunLayout, Flow
 from .given import GivenAxes, Policy, check_policy, layout_of, mesh_of, mesh_text, specs_of
 from .move import Move, axes_json
-from .moves import Moves, in_pieces
+from .moves import Moves
 from .run import Devices
 
 if TYPE_CHECKING:
@@ -175,16 +175,6 @@ def propagate(
     found, lowered = propagated(
         where.core, flow.shapes, starts, flow.same, len(inputs), nodes, ends, sizes, policy, policy == "explicit"
     )
-    # What a device would have in pieces is computed as Shardy does.
-    pieces = [] if policy == "shardy" else in_pieces(flow, lowered, where)
-    if pieces:
-        begun = [
-            None if specs is None else BegunLayout(specs, [False] * len(specs), [0] * len(specs)) for specs in found
-        ]
-        _, other = propagated(
-            where.core, flow.shapes, begun, flow.same, len(inputs), nodes, ends, sizes, "shardy", True
-        )
-        lowered = tuple(other[at] if at in pieces else how for at, how in enumerate(lowered))
     moves = Moves(flow, found, where, policy)
     for node, how in zip([*flow.nodes, *flow.outputs], lowered, strict=True):
         if how is not None:

@@ -5,11 +5,14 @@ They come from the model's `config.json`, or from the file itself, and are worke
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from .._arguments import integer, path_of
@@ -22,7 +25,7 @@ from ..packed import PackedDim
 from ..packed.notation import parse_with
 from .wrapped import language_config
 
-__all__ = ["Config", "NamedNumbers", "config_beside", "config_text", "numbered", "read_config"]
+__all__ = ["Config", "NamedNumbers", "config_beside", "config_text", "numbered", "read_config", "reading_for"]
 
 #: A model's configuration: its path, that of a folder with a config.json, or what it holds.
 Config = str | os.PathLike[str] | Mapping[str, Any]
@@ -252,6 +255,18 @@ def config_beside(checkpoint: str | os.PathLike[str]) -> str | None:
     path = path_of(checkpoint)
     file = (path if path.is_dir() else path.parent) / "config.json"
     return str(file) if file.is_file() else None
+
+
+@contextmanager
+def reading_for(source: str | os.PathLike[str]) -> Iterator[None]:
+    """Say that a checkpoint is not there, rather than that its configuration lacks a number."""
+    try:
+        yield
+    except LayoutError:
+        path = os.fspath(source)
+        if "://" not in path and not Path(path).exists():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from None
+        raise
 
 
 def _fitting(place: str, value: int) -> int:

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TextIO, TypeAlias
 
 from ...._arguments import instance, integer, is_true, optional
 from ...._dtypes import Dtype, find_dtype
 from ...._text import shown
-from ....deploy.read import read_rules
+from ....deploy.read import no_mesh, read_rules
 from ....errors import LayoutError
 from ....layout import TensorLayout, UnevenRule
 from ....mesh import DeviceMesh
 from ....placing import NO_LAYOUTS, Layouts, Placing, placing_of
 from ....rules.layout_map import LayoutMap
 from ....rules.layout_rule import LayoutRule
-from ....rules.numbers import Config, config_beside
+from ....rules.numbers import Config, config_beside, reading_for
 from ....rules.pattern import NamePattern
 from ....rules.rewrites import Rewrites
-from ....rules.shipped import called
-from ....rules.toml import axes_said
 from ...data.location import Location
 from ...rewritten.convert import Overflow, checked_overflow, is_float
 from ...rewritten.names import Naming, checked_which, replacements
@@ -137,24 +134,22 @@ class CutsAndRewrites:
         if self.rewrites is not None:
             file = "rules" if self.rules is not None else "source_rules"
             raise LayoutError(f"rewrites and {file} are both given; the file has rewrites of its own")
-        if isinstance(src, (str, os.PathLike)):
-            if "://" not in os.fspath(src) and not Path(src).exists():
-                # Otherwise the rules would say that its configuration lacks a number.
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(src))
-            config = config_beside(src) if config is None else config
-        layouts, mesh, found = self.layouts, self.mesh, Rewrites()
-        if self.source_rules is not None:
-            found += Rewrites.from_toml(self.source_rules, config=config).inverse()
-        if self.rules is not None:
-            if layouts is not None:
-                raise LayoutError("layouts and rules are both given; the file has layouts of its own")
-            read, rewrites = read_rules(self.rules, mesh, config=config)
-            found += rewrites
-            if read.rules() or read.default is not None:  # Else it is a file with rewrites only.
-                if read.world is None:
-                    said = axes_said(read.rules().values()) if isinstance(read, LayoutMap) else ""
-                    raise LayoutError(f"mesh is missing, and {called(self.rules)} has no mesh of its own{said}")
-                layouts, mesh = read, None
+        path = src if isinstance(src, (str, os.PathLike)) else None
+        if path is not None and config is None:
+            config = config_beside(path)
+        layouts, mesh, found, read = self.layouts, self.mesh, Rewrites(), None
+        if self.rules is not None and layouts is not None:
+            raise LayoutError("layouts and rules are both given; the file has layouts of its own")
+        with nullcontext() if path is None else reading_for(path):
+            if self.source_rules is not None:
+                found += Rewrites.from_toml(self.source_rules, config=config).inverse()
+            if self.rules is not None:
+                read, rewrites = read_rules(self.rules, mesh, config=config)
+                found += rewrites
+        if read is not None and (read.rules() or read.default is not None):  # Else it is a file with rewrites only.
+            if read.world is None:
+                raise no_mesh(self.rules, read)
+            layouts, mesh = read, None
         return placing_over(layouts, mesh, to), found or None
 
 
