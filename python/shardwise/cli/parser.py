@@ -14,8 +14,13 @@ __all__ = ["EXAMPLES", "GROUPS", "PAGES", "Parser"]
 GROUPS: dict[str, frozenset[str]] = {
     "how tensors are cut": frozenset(
         {"mesh", "rules", "preset", "source_mesh", "source_rules", "config", "uneven", "rank", "layout", "unreduced"}
+        | {"tp", "pp", "dp", "ep", "etp", "layers"}
     ),
     "which tensors, under which names": frozenset({"only", "drop", "which", "rename", "parameter_names"}),
+    "how the model is trained": frozenset(
+        {"optimizer", "sharding", "over", "group", "weights", "gradients", "masters", "frozen", "lora", "lora_dtype"}
+        | {"units", "set"}
+    ),
     "formats and values": frozenset({"to", "dtype", "overflow", "replicas", "padded"}),
     "running": frozenset(
         {"memory", "jobs", "task_bytes", "no_sync", "resume", "save", "workers", "part", "check", "port", "no_browser"}
