@@ -40,7 +40,6 @@ ELSEWHERE = {"python", "pycon", "console", "python keras"}
 
 #: Commands of others than us that the tests do not type, and where the same is done.
 NOT_TYPED = {
-    "pip install shardwise": "release/wheel.py installs what is released, into an environment without Rust",
     "pip install .": "release/wheel.py builds the wheel of the checkout and installs it",
     "pip install shardwise[mpi] mpich": "installs; its extra is in the group `clusters`",
     "pip install shardwise[s3]": "installs; its extra is in the group `clusters`",

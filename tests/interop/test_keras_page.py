@@ -1,4 +1,4 @@
-"""The Keras program of docs/layout_map_scope.md, in a process of its own."""
+"""The Keras program of docs/guides/from-keras.md, in a process of its own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "layout_map_scope.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "from-keras.md"
 
 
 def test_the_keras_program_of_the_page_runs() -> None:
