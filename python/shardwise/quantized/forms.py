@@ -37,6 +37,7 @@ from .parts import Given, StatedError, WeightGroup, as_parse_errors
 
 __all__ = [
     "METHODS",
+    "NO_COMPONENTS",
     "AlikeTensors",
     "Components",
     "cast_weights",
@@ -113,6 +114,10 @@ class Components(NamedTuple):
         """The names of all components and states, which are cut as weights are."""
         every = (*self.tensors.values(), *self.states)
         return frozenset(component.name for weight in every for component in weight.components)
+
+
+#: The components of tensors of which none is quantized.
+NO_COMPONENTS = Components(None, {}, ())
 
 
 class AlikeTensors(NamedTuple):

@@ -19,6 +19,7 @@ from ..layout import TensorLayout, UnevenRule
 from ..mesh import DeviceMesh
 from ..placing import Layouts, Placing, placing_of
 from ..quantized import Components
+from ..quantized.forms import NO_COMPONENTS
 from ..rules.layout_rule import checked_uneven
 from ..rules.search import REMEMBERED_PATHS
 from ..shared_tiling import SharedTiling
@@ -110,7 +111,7 @@ def training_state(
             pattern_of("frozen", frozen), units_of(sharding, units), lora,
             None if group is None else integer("group", group), over,
         )  # fmt: skip
-        components = optional("quantized", quantized, Components) or Components(None, {}, ())
+        components = optional("quantized", quantized, Components) or NO_COMPONENTS
         listed = described(tensors, weights)
         maker = _StateMaker(placing_of(layouts), listed, training, dict(tied or {}), components, checked_uneven(uneven))
         return maker.state(caches)

@@ -27,6 +27,7 @@ from ...partition import Partition
 from ...pieces import Pieces, dense_strides
 from ...quantized import Components, find_components
 from ...quantized.follow import with_states
+from ...quantized.forms import NO_COMPONENTS
 from ...rules.left_out import LeftOut, listed
 from ...rules.rewrites import Rewrites
 from ...tiling import Tiling
@@ -110,7 +111,7 @@ def quantized_weights(tensors: Mapping[str, Described], config: Mapping[str, Any
         ParseError: as `find_components`.
     """
     if config is None:
-        return with_states(Components(None, {}, ()), _named(tensors))
+        return with_states(NO_COMPONENTS, _named(tensors))
     outline = {}
     for name, (shape, dtype) in tensors.items():
         known = find_dtype(dtype)

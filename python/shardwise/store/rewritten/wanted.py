@@ -21,7 +21,7 @@ from ...piece import sides_of
 from ...pieces import NO_PIECES, Bounds, LocatedPiece, Pieces
 from ...placing import Placing, partition_of
 from ...quantized.follow import followed, with_states
-from ...quantized.forms import Components
+from ...quantized.forms import NO_COMPONENTS, Components
 from ...rules.left_out import names_text
 from ...shared_tiling import SharedTiling
 from ..data.boxes import contiguous_strides
@@ -34,7 +34,6 @@ __all__ = [
     "number_of",
     "partition_for",
     "refuse_unmatched",
-    "states_of",
     "wanted_array",
     "wanted_arrays",
     "wanted_bytes",
@@ -106,8 +105,10 @@ def wanted_object(name: str, value: StoredObject) -> Wanted:
     return Wanted(name, DTYPES["uint8"], (size,), Pieces.of([piece] if size else [], 1), is_object=True)
 
 
-def wanted_arrays(tensors: Mapping[str, Any], layouts: Placing, uneven: UnevenRule, *, check: bool) -> list[Wanted]:
-    """Arrays in memory, whole or sharded, with any strides, to be written under their names.
+def wanted_arrays(
+    tensors: Mapping[str, Any], layouts: Placing, uneven: UnevenRule, *, check: bool
+) -> tuple[list[Wanted], Components]:
+    """Arrays in memory, whole or sharded, with any strides, to be written under their names; and states among them.
 
     Args:
         tensors: The arrays by name.
@@ -129,7 +130,7 @@ def wanted_arrays(tensors: Mapping[str, Any], layouts: Placing, uneven: UnevenRu
             raise TypeError(f"tensors[{shown(name)}] is a {type(value).__name__}; it must be an array: {advice}")
     for name in tensors:
         check_name(name)
-    states = states_of(tensors)
+    states = with_states(NO_COMPONENTS, {name: (_shape(value), "") for name, value in tensors.items()})
     taken = states.taken
     refuse_unmatched(layouts, [*(name for name in tensors if name not in taken), *(one.name for one in states.states)])
     cuts = followed(states, layouts, uneven)
@@ -139,12 +140,7 @@ def wanted_arrays(tensors: Mapping[str, Any], layouts: Placing, uneven: UnevenRu
         partition = cut.partition(shape) if isinstance(cut, TensorLayout) else cut
         partition = partition_for(name, shape, layouts, uneven) if partition is None else partition
         found.append(wanted_array(name, value, partition, check=check))
-    return found
-
-
-def states_of(tensors: Mapping[str, Any]) -> Components:
-    """Find the states of an optimizer among arrays in memory."""
-    return with_states(Components(None, {}, ()), {name: (_shape(value), "") for name, value in tensors.items()})
+    return found, states
 
 
 def _shape(value: Any) -> tuple[int, ...]:

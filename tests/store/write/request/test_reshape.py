@@ -199,6 +199,15 @@ def test_rules_make_a_plan_too(llama: Path, tmp_path: Path) -> None:
     assert sw.diff_checkpoints(llama, tmp_path / "out") == []
 
 
+def test_rules_take_the_numbers_of_the_configuration_beside_a_source_that_is_given_by_url(
+    llama: Path, tmp_path: Path
+) -> None:
+    mesh = sw.DeviceMesh((2,), ("tp",))
+    for name, source in (("path", llama), ("url", llama.as_uri())):
+        sw.reshard_checkpoint(source, tmp_path / name, rules="vllm/llama", mesh=mesh, to="ranks", sync=False)
+    assert sw.diff_checkpoints(tmp_path / "path", tmp_path / "url") == []
+
+
 def test_two_arguments_that_say_the_same_are_refused(llama: Path, tmp_path: Path) -> None:
     def refused(message: str, **asked: Any) -> None:
         with pytest.raises(sw.LayoutError, match=message):

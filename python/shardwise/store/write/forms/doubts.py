@@ -21,8 +21,6 @@ __all__ = [
 ]
 
 _SHOWN = 3
-#: The components of no quantized weights.
-NO_WEIGHTS = Components(None, {}, ())
 
 
 class DoubtsError(LayoutError):
@@ -91,7 +89,7 @@ def doubts_about(
 
 
 def ruled_tensors(
-    kept: Mapping[str, Assembled | Wanted], weights: Components = NO_WEIGHTS
+    kept: Mapping[str, Assembled | Wanted], weights: Components
 ) -> list[tuple[str, tuple[int, ...], str]]:
     """The tensors to which rules apply, with shape and dtype: in place of components and states, their weights."""
     taken = weights.taken

@@ -30,12 +30,11 @@ from ...data.sources import source_for
 from ...rewritten.wanted import number_of, wanted_bytes
 from ...tensors.checkpoint import KeyPath
 from ..forms.dcp import dcp_files, is_writable
-from ..forms.engines import check_blocks, check_engine_names, check_stages, with_head, with_other_names
+from ..forms.engines import check_blocks, check_stages, with_head, with_other_names
 from ..forms.files import TargetFile
 from ..forms.forms import WRITTEN, Target
 from ..forms.fsdp import DEVICES, fsdp_files
-from ..forms.megatron import METADATA
-from ..forms.nested import Nested, nested_of, nested_pickle, with_masters
+from ..forms.nested import Nested, nested_pickle
 from ..forms.one_rank import file_ranks, one_rank
 from ..forms.rank_files import rank_files
 from ..forms.safetensors import hugging_face_files, sharded_files, single_file
@@ -92,31 +91,28 @@ NONE: Mapping[str, Any] = MappingProxyType({})
 
 def plan_form(
     request: Request,
+    to: Target,
     wanted: list[Wanted],
     paths: Mapping[str, KeyPath] = NONE,
     beside: Mapping[str, bytes] = NONE,
     nested: Nested | None = None,
 ) -> CheckpointPlan:
-    """Plan a checkpoint of these tensors, in the format that is asked for or that the path and the cuts suggest.
+    """Plan a checkpoint of these tensors.
 
     Args:
-        request: The request, which has the path, the form and the layouts.
+        request: The request, which has the path and the layouts.
+        to: The form that is written; see `chosen_form`.
         wanted: The tensors; those of one identity are written once, under the other names as well.
         paths: For `"dcp"`, where tensors lie in a nested state dict.
         beside: Further files of a folder; they replace none of its own.
-        nested: For PyTorch's files, the nested dict of these tensors, if it has more in it than their names say.
+        nested: For `OF_NESTED`, the nested dict of these tensors.
 
     Raises:
-        LayoutError: if the form is not one that is written, or does not go with the metadata; two tensors have one
-            name; a layout does not say what ranks there are.
+        LayoutError: if the form does not go with the metadata; two tensors have one name; a layout does not say what
+            ranks there are.
         TypeError: if the form cannot hold a tensor's dtype.
     """
     path, layouts, rank = request.target, request.layouts, request.rank
-    to = chosen_form(request, wanted)
-    if to == "megatron":
-        if METADATA not in beside:
-            raise LayoutError("arrays are not written as 'megatron'; save them as 'dcp', and reshard that")
-        to = "dcp"
     for tensor in wanted:
         if to in _OF_TORCH and not is_writable(tensor.dtype.name):
             raise TypeError(f"tensor {shown(tensor.name)} is {tensor.dtype.stated}, which PyTorch does not have")
@@ -126,12 +122,9 @@ def plan_form(
     if to in _OF_TORCH and request.metadata and not device:
         raise LayoutError(f"metadata is given, but PyTorch's {_OF_TORCH[to]} has no place for it")
     if to == "vllm":
-        check_engine_names(wanted, layouts)
         wanted = with_other_names(with_head(wanted, layouts, request.uneven), layouts)
     if to in OF_NESTED:
-        if nested is None:
-            wanted = with_masters(wanted)
-            nested = nested_of([tensor.name for tensor in wanted], paths, NONE, to)
+        assert nested is not None
         wanted = [replace(tensor, identity=None) if tensor.name in nested.states else tensor for tensor in wanted]
         if to == "fsdp2":
             names, nested = nested.parameters, nested.by_parameter()
@@ -149,17 +142,14 @@ def plan_form(
         files = single_file(path.name, kept, said)
     elif to == "hf":
         files = hugging_face_files(kept, request.max_file_bytes, said)
-    elif to == "torch":
-        assert nested is not None
+    elif to == "torch" and nested is not None:
         kept.append(_pickle_of(nested, kept, aliases))
         files, aliases, paths = [torch_file(path.name, kept)], {}, NONE
-    elif to == "fsdp2":
-        assert nested is not None
+    elif to == "fsdp2" and nested is not None:
         made = fsdp_files(nested, kept, aliases, file_ranks(layouts, kept), wanted_bytes, device)
         files, kept, aliases, paths = made.files, [*kept, *made.values], {}, NONE
         beside, said = {**beside, **made.beside}, {}
-    elif to == "universal":
-        assert nested is not None
+    elif to == "universal" and nested is not None:
         folder = universal_files(nested, kept, aliases, wanted_bytes, number_of)
         files, kept, aliases, paths, beside = folder.files, folder.wanted, {}, NONE, folder.beside
     elif WRITTEN[to].has_arrays:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,34 +36,78 @@ from ...rewritten.left_out import (
     states_alone,
     without_a_place,
 )
-from ...rewritten.names import (
-    chosen,
-    idle_renames,
-    kept_values,
-    key_paths,
-    names_of,
-    renamed_tensors,
-)
+from ...rewritten.names import chosen, idle_renames, kept_values, key_paths, names_of, renamed_tensors
 from ...rewritten.wanted import number_of, partition_for, refuse_unmatched, wanted_number, wanted_stored
-from ...tensors.checkpoint import StoredCheckpoint
+from ...tensors.checkpoint import KeyPath, StoredCheckpoint
 from ...tensors.companion_files import beside, companions_of
 from ...tensors.model_config import config_of
 from ..forms.doubts import DoubtsError, doubts_about, ruled_tensors
 from ..forms.engines import check_engine_names, check_family
-from ..forms.forms import WRITTEN
+from ..forms.forms import WRITTEN, Target
 from ..forms.megatron import is_said, megatron_form
-from ..forms.nested import adam_counts, nested_of, with_masters
+from ..forms.nested import Nested, adam_counts, nested_of, with_masters
 from ..forms.universal import universal_doubts
 from ..run.checkpoint_plan import CheckpointPlan
 from .planner import OF_NESTED, chosen_form, plan_form
 from .request import Request
 from .scratch import ScratchFile
-from .values import written_values
+from .values import WrittenValues, written_values
 
 __all__ = ["Preparation"]
 
 #: Random states, which are of the ranks that wrote them.
 _OF_RANK = re.compile(r"rng\.")
+
+
+class _Taken(NamedTuple):
+    """The tensors and values that are taken of a source.
+
+    Attributes:
+        tensors: All tensors by their new names, also those that are not asked for.
+        kept: Those that are asked for.
+        weights: The quantized weights among all tensors.
+        values: The values that are asked for: their old names, each with the new one.
+        dropped_values: The values that a rules file drops.
+        dropped: The tensors that a rules file drops.
+    """
+
+    tensors: dict[str, Assembled]
+    kept: dict[str, Assembled]
+    weights: Components
+    values: dict[str, str]
+    dropped_values: tuple[str, ...]
+    dropped: dict[str, Assembled]
+
+    @property
+    def ruled(self) -> list[tuple[str, tuple[int, ...], str]]:
+        """The tensors to which rules apply."""
+        return ruled_tensors(self.kept, self.weights)
+
+
+class _FormContents(NamedTuple):
+    """The tensors and values of the new checkpoint, as its form has them.
+
+    Attributes:
+        form: The form.
+        tensors: Its tensors.
+        values: Its values.
+        paths: The places of tensors and values in a nested state dict.
+        nested: The nested dict of a form that has one.
+        doubts: Things that look wrong with the form, a sentence each.
+        losses: Parts of groups that cannot be said any more.
+        old_values: The old names of values that are not in files of the form's own.
+        homeless: The old names of what has no place in the form.
+    """
+
+    form: Target
+    tensors: list[Wanted]
+    values: WrittenValues
+    paths: Mapping[str, KeyPath]
+    nested: Nested | None
+    doubts: Sequence[str]
+    losses: Sequence[LeftOut]
+    old_values: Collection[str]
+    homeless: Sequence[str]
 
 
 class Preparation:
@@ -94,83 +138,110 @@ class Preparation:
             DoubtsError: if something does, and the request is strict.
             LayoutError, TypeError, ParseError, OSError: as `reshard_checkpoint`.
         """
+        taken = self._taken(scratch)
+        contents = self._contents(scratch, taken)
+        if scratch.is_dry:
+            self._judge(taken, contents)
+        scratch.finish()
+        wanted = contents.tensors if contents.nested is not None else [*contents.tensors, *contents.values.wanted]
+        with uncollected():
+            return plan_form(self._request, contents.form, wanted, contents.paths, self._along, contents.nested)
+
+    def _taken(self, scratch: ScratchFile) -> _Taken:
+        """Choose what is taken of the source, and give it its new names."""
         request, checkpoint, naming = self._request, self._checkpoint, self._request.naming
         tensors, weights, dropped = renamed_tensors(
             checkpoint, naming, request.dtype, partial(self._stored, scratch), self._config
         )
         kept = chosen(tensors, naming, checkpoint.path)
-        values, dropped_values = kept_values(checkpoint, naming, tensors)
-        megatron = None
-        copies = kept
-        if request.to == "megatron":
-            megatron = megatron_form(kept, self._said(grouped_values(checkpoint, values, tensors)), self._number)
-            copies = {name: kept[name] for name in megatron.names.values()}
-        names, wanted = self._wanted(scratch, copies, weights)
-        if megatron is None and chosen_form(request, wanted) in OF_NESTED:
-            wanted = self._with_steps(wanted, copies)
-        if megatron is not None:
+        return _Taken(tensors, kept, weights, *kept_values(checkpoint, naming, tensors), dropped)
+
+    def _contents(self, scratch: ScratchFile, taken: _Taken) -> _FormContents:
+        """Give what is taken as the form has it."""
+        checkpoint, kept, values = self._checkpoint, taken.kept, taken.values
+        if self._request.to == "megatron":
+            said = self._said(grouped_values(checkpoint, values, taken.tensors))
+            megatron = megatron_form(kept, said, self._number)
+            _, wanted = self._wanted(scratch, {name: kept[name] for name in megatron.names.values()}, taken.weights)
             by_name = {tensor.name: tensor for tensor in wanted}
             wanted = [replace(by_name[name], name=new) for new, name in megatron.names.items()]
             self._along.update(megatron.beside)
-        form = "dcp" if megatron is not None else chosen_form(request, wanted)
+            rest = {old: new for old, new in values.items() if new not in megatron.values}
+            placed = {old: new for old, new in rest.items() if checkpoint.objects[old].extent}
+            held, losses = self._values("dcp", placed, taken, wanted)
+            homeless = [*(old for old in rest if old not in placed), *held.homeless]
+            return _FormContents("dcp", wanted, held, {}, None, megatron.doubts, losses, rest, homeless)
+        names, wanted = self._wanted(scratch, kept, taken.weights)
+        form = chosen_form(self._request, wanted)
         own = [tensor.name for tensor in wanted if form == "fsdp2" and _OF_RANK.match(tensor.name)]
-        wanted = [tensor for tensor in wanted if tensor.name not in own] if own else wanted
-        if form in ("dcp", *OF_NESTED) and megatron is None and request.dtype is None:
-            before = {tensor.name: tensor for tensor in wanted}
-            wanted = with_masters(wanted, values.values(), own=form == "dcp")
-            replaced = {each.name: old.nbytes for each in wanted if (old := before[each.name]).dtype != each.dtype}
-            self.left_out += rounded(replaced, "written as their master copies") if scratch.is_dry else ()
-        told = () if megatron is None else megatron.values
-        kept_here = {old: new for old, new in values.items() if new not in told}
+        wanted = self._as_trained(form, [tensor for tensor in wanted if tensor.name not in own], taken, scratch.is_dry)
         placed = {
             old: new
-            for old, new in kept_here.items()
-            if WRITTEN[form].has_values
-            and not (form == "fsdp2" and _OF_RANK.match(new))
-            and (megatron is None or checkpoint.objects[old].extent)
+            for old, new in values.items()
+            if WRITTEN[form].has_values and not (form == "fsdp2" and _OF_RANK.match(new))
         }
-        grouped = grouped_values(checkpoint, placed, tensors)
-        held = written_values(checkpoint, grouped, form, [tensor.name for tensor in wanted])
-        tensors_alone = [tensor.name for tensor in wanted]
-        paths = key_paths(checkpoint, {**names, **held.names}, tensors_alone) if megatron is None else {}
-        nested = None
-        if form in OF_NESTED:
-            nested = nested_of(tensors_alone, paths, held.said, form)
+        held, losses = self._values(form, placed, taken, wanted)
+        homeless = [*own, *(old for old in values if old not in placed), *held.homeless]
+        tensors = [tensor.name for tensor in wanted]
+        paths = key_paths(checkpoint, {**names, **held.names}, tensors)
+        nested = nested_of(tensors, paths, held.said, form) if form in OF_NESTED else None
         if form == "vllm":
-            check_engine_names(wanted, request.layouts)
-            check_family([name for name, _, _ in ruled_tensors(kept, weights)], self._config)
-        if scratch.is_dry:
-            self.doubts += checkpoint.doubts
-            self.doubts += () if megatron is None else megatron.doubts
-            self.doubts += idle_renames(checkpoint, naming.rename)
-            lost, said = doubts_about(
-                request.layouts, request.uneven, form, wanted, tensors, ruled_tensors(kept, weights)
-            )
-            self.doubts += said
-            self.doubts += [note for note in (naming.rewrites or Rewrites())._notes if note not in said]
-            losses = dropped_by_rules(dropped, dropped_values, names_of(checkpoint))
-            losses += grouped.lost
-            self.doubts += () if nested is None else nested.doubts
-            if form == "universal" and nested is not None:
-                self.doubts += universal_doubts(nested, wanted, number_of)
-            self._take_along(form, weights)
-            homeless = [*own, *(old for old in kept_here if old not in placed), *held.homeless]
-            # What a file that goes along says has its place there.
-            if homeless := [name for name in homeless if f"{name.partition('.')[0]}.json" not in self._along]:
-                losses.append(without_a_place(homeless, form, names_of(checkpoint)))
-            losses += states_alone(kept, checkpoint)
-            if request.layouts.meshes:
-                stored = (made.stored or name for name, made in kept.items())
-                self.doubts += of_single_ranks([*stored, *kept_here], checkpoint)
-            losses += cast_weights(outline_of(kept), weights, request.layouts, self._config)
-            self._note(lost, losses)
-            self.left_out += _asked(checkpoint, tensors, kept, (*values, *dropped_values), naming.unwanted)
-            if request.strict and self.doubts:
-                raise DoubtsError(self.doubts)
-        wanted += held.wanted if nested is None else []
-        scratch.finish()
-        with uncollected():
-            return plan_form(request, wanted, paths, self._along, nested)
+            check_engine_names(wanted, self._request.layouts)
+            check_family([name for name, _, _ in taken.ruled], self._config)
+        return _FormContents(form, wanted, held, paths, nested, [], losses, values, homeless)
+
+    def _values(
+        self, form: str, placed: Mapping[str, str], taken: _Taken, wanted: Iterable[Wanted]
+    ) -> tuple[WrittenValues, list[LeftOut]]:
+        """The values that have a place in the form, as it has them, and what is lost of groups."""
+        grouped = grouped_values(self._checkpoint, placed, taken.tensors)
+        return written_values(self._checkpoint, grouped, form, [tensor.name for tensor in wanted]), grouped.lost
+
+    def _as_trained(self, form: str, wanted: list[Wanted], taken: _Taken, is_dry: bool) -> list[Wanted]:
+        """Give weights and states as PyTorch's optimizers have them, where the form is one of PyTorch's."""
+        if form in OF_NESTED:
+            wanted = self._with_steps(wanted, taken.kept)
+        if form not in ("dcp", *OF_NESTED) or self._request.dtype is not None:
+            return wanted
+        before = {tensor.name: tensor for tensor in wanted}
+        wanted = with_masters(wanted, taken.values.values(), own=form == "dcp")
+        if is_dry:
+            replaced = {each.name: old.nbytes for each in wanted if (old := before[each.name]).dtype != each.dtype}
+            self.left_out += rounded(replaced, "written as their master copies")
+        return wanted
+
+    def _judge(self, taken: _Taken, contents: _FormContents) -> None:
+        """Note what looks wrong and what does not arrive.
+
+        Raises:
+            DoubtsError: if something looks wrong, and the request is strict.
+        """
+        request, checkpoint, naming = self._request, self._checkpoint, self._request.naming
+        form, wanted, nested = contents.form, contents.tensors, contents.nested
+        self.doubts += checkpoint.doubts
+        self.doubts += contents.doubts
+        self.doubts += idle_renames(checkpoint, naming.rename)
+        lost, said = doubts_about(request.layouts, request.uneven, form, wanted, taken.tensors, taken.ruled)
+        self.doubts += said
+        self.doubts += [note for note in (naming.rewrites or Rewrites())._notes if note not in said]
+        losses = dropped_by_rules(taken.dropped, taken.dropped_values, names_of(checkpoint))
+        losses += contents.losses
+        self.doubts += () if nested is None else nested.doubts
+        if form == "universal" and nested is not None:
+            self.doubts += universal_doubts(nested, wanted, number_of)
+        self._take_along(form, taken.weights)
+        # What a file that goes along says has its place there.
+        if homeless := [name for name in contents.homeless if f"{name.partition('.')[0]}.json" not in self._along]:
+            losses.append(without_a_place(homeless, form, names_of(checkpoint)))
+        losses += states_alone(taken.kept, checkpoint)
+        if request.layouts.meshes:
+            stored = (made.stored or name for name, made in taken.kept.items())
+            self.doubts += of_single_ranks([*stored, *contents.old_values], checkpoint)
+        losses += cast_weights(outline_of(taken.kept), taken.weights, request.layouts, self._config)
+        self._note(lost, losses)
+        self.left_out += _asked(checkpoint, taken, naming.unwanted)
+        if request.strict and self.doubts:
+            raise DoubtsError(self.doubts)
 
     def _said(self, values: Grouped) -> dict[str, Any]:
         """The values that Megatron has beside tensors, by their new names."""
@@ -265,19 +336,13 @@ class Preparation:
                 )
 
 
-def _asked(
-    checkpoint: StoredCheckpoint,
-    tensors: Mapping[str, Assembled],
-    kept: Mapping[str, Assembled],
-    values: Collection[str],
-    unwanted: NamePattern | None,
-) -> list[LeftOut]:
-    """List the tensors and values that are left out because of `only` and `drop`; not these `values`."""
+def _asked(checkpoint: StoredCheckpoint, taken: _Taken, unwanted: NamePattern | None) -> list[LeftOut]:
+    """List the tensors and values that are left out because of `only` and `drop`."""
     sizes = {} if unwanted is None else {
         name: tensor.nbytes for name, tensor in checkpoint.items() if unwanted.is_found(name)
     }  # fmt: skip
-    sizes |= {name: nbytes_of(made) for name, made in tensors.items() if name not in kept}
-    known = set(values)
+    sizes |= {name: nbytes_of(made) for name, made in taken.tensors.items() if name not in taken.kept}
+    known = {*taken.values, *taken.dropped_values}
     return asked_for(sizes, [name for name in (*checkpoint.objects, *checkpoint.unreadable) if name not in known])
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TextIO, TypeAlias
 
@@ -114,13 +113,11 @@ class CutsAndRewrites:
     source_rules: RulesFile | None = None
     rewrites: Rewrites | None = None
 
-    def read(
-        self, src: str | os.PathLike[str] | Location, to: Target | None, config: Config | None
-    ) -> tuple[Placing, Rewrites | None]:
+    def read(self, source: Location, to: Target | None, config: Config | None) -> tuple[Placing, Rewrites | None]:
         """Read the rules files, and give the cuts and the rewrites.
 
         Args:
-            src: the source, in whose folder the `config.json` is looked for.
+            source: the source, in whose folder the `config.json` is looked for.
             to: the format; `"fsdp2"` takes a mesh alone.
             config: the model's configuration, in place of that of the source.
 
@@ -134,13 +131,12 @@ class CutsAndRewrites:
         if self.rewrites is not None:
             file = "rules" if self.rules is not None else "source_rules"
             raise LayoutError(f"rewrites and {file} are both given; the file has rewrites of its own")
-        path = src if isinstance(src, (str, os.PathLike)) else None
-        if path is not None and config is None:
-            config = config_beside(path)
+        if config is None:
+            config = config_beside(str(source))
         layouts, mesh, found, read = self.layouts, self.mesh, Rewrites(), None
         if self.rules is not None and layouts is not None:
             raise LayoutError("layouts and rules are both given; the file has layouts of its own")
-        with nullcontext() if path is None else reading_for(path):
+        with reading_for(str(source)):
             if self.source_rules is not None:
                 found += Rewrites.from_toml(self.source_rules, config=config).inverse()
             if self.rules is not None:

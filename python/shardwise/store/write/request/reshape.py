@@ -20,11 +20,7 @@ from ...data.location import Location, is_sampled, location_of, taken
 from ...formats.by_rules import open_by_rules
 from ...formats.open import open_checkpoint
 from ...rewritten.convert import Overflow
-from ...rewritten.names import (
-    Which,
-    chosen_part,
-    refuse_unreadable,
-)
+from ...rewritten.names import Which, chosen_part, refuse_unreadable
 from ..forms.forms import Target
 from ..places import check_writable, claim_name, locked, refuse_source
 from ..places.report import WriteReport
@@ -171,8 +167,8 @@ def reshard_checkpoint(
         executor=executor, workers=workers, memory=memory, threads=threads, sync=is_true("sync", sync), retries=retries,
         timeout=timeout, progress=progress, resume=is_true("resume", resume),
     )  # fmt: skip
-    target = location_of(dst)
-    placing, changes = CutsAndRewrites(layouts, mesh, rules, source_rules, rewrites).read(src, to, config)
+    source, target = location_of(src), location_of(dst)
+    placing, changes = CutsAndRewrites(layouts, mesh, rules, source_rules, rewrites).read(source, to, config)
     request = Request.of(
         target, layouts=placing, to=to, uneven=uneven, dtype=dtype, overflow=overflow,
         names={"rename": rename, "rewrites": changes, "only": only, "drop": drop, "which": which},
@@ -181,7 +177,7 @@ def reshard_checkpoint(
         source_layouts=source_layouts,
         workers=worker_count(work), resume=work.resume,
     )  # fmt: skip
-    with _planned(src, request) as made:
+    with _planned(source, request) as made:
         warn(made.warnings)
         return replace(run_whole(made, work), path=target, warnings=made.warnings, left_out=made.left_out)
 
@@ -271,8 +267,8 @@ def plan_checkpoint(
     2 tasks
     True
     """
-    target = location_of(dst)
-    placing, changes = CutsAndRewrites(layouts, mesh, rules, source_rules, rewrites).read(src, to, config)
+    source, target = location_of(src), location_of(dst)
+    placing, changes = CutsAndRewrites(layouts, mesh, rules, source_rules, rewrites).read(source, to, config)
     request = Request.of(
         target, layouts=placing, to=to, uneven=uneven, dtype=dtype, overflow=overflow,
         names={"rename": rename, "rewrites": changes, "only": only, "drop": drop, "which": which},
@@ -280,7 +276,7 @@ def plan_checkpoint(
         strict=strict, rank=rank, padded=padded, parameter_names=parameter_names, config=config,
         source_layouts=source_layouts, is_written=False,
     )  # fmt: skip
-    with _planned(src, request) as made:
+    with _planned(source, request) as made:
         if made.is_finished():
             raise taken(target)
         warn(made.warnings)
@@ -288,9 +284,9 @@ def plan_checkpoint(
 
 
 @contextmanager
-def _planned(src: str | os.PathLike[str] | Location, request: Request) -> Iterator[CheckpointPlan]:
+def _planned(source: Location, request: Request) -> Iterator[CheckpointPlan]:
     """Plan a request on a source, which is open, and its destination locked, until the plan has been run."""
-    source, target = location_of(src), request.target
+    target = request.target
     refuse_source(source, target)
     with uncollected():
         if request.source_layouts is not None:

@@ -9,19 +9,23 @@ from dataclasses import replace
 from typing import Any
 
 from ...._arguments import is_true
-from ....errors import ShardwiseWarning
+from ....conversion.assembled import Wanted
+from ....errors import LayoutError, ShardwiseWarning
 from ....layout import UnevenRule
 from ....mesh import DeviceMesh
 from ....placing import Layouts
 from ...data.location import Location, location_of
-from ...rewritten.wanted import states_of, wanted_arrays
+from ...rewritten.wanted import wanted_arrays
 from ..forms.doubts import DoubtsError, doubts_about, ruled_tensors
+from ..forms.engines import check_engine_names
 from ..forms.forms import Target
+from ..forms.nested import nested_of, with_masters
 from ..places import locked
 from ..places.report import WriteReport
 from ..places.work import MEMORY, Work
+from ..run.checkpoint_plan import CheckpointPlan
 from ..run.run import run_whole
-from .planner import chosen_form, plan_form
+from .planner import OF_NESTED, chosen_form, plan_form
 from .request import FILE_BYTES, Request, placing_over
 
 __all__ = ["save_checkpoint", "warn"]
@@ -95,23 +99,34 @@ def save_checkpoint(
     [[1, 2], [4, 5]]
     """
     placing = placing_over(layouts, mesh, to)
-    wanted = wanted_arrays(tensors, placing, uneven, check=is_true("check", check))
+    wanted, states = wanted_arrays(tensors, placing, uneven, check=is_true("check", check))
     work = Work(memory=memory, threads=threads, sync=is_true("sync", sync), progress=progress)
     target = location_of(path)
     request = Request(
         target, placing, to, uneven, metadata=metadata, max_file_bytes=max_file_bytes, memory=memory, strict=strict
     )
-    made = plan_form(request, wanted)
+    form = chosen_form(request, wanted)
+    made = _plan(request, form, wanted)
     named = {each.name: each for each in wanted}
-    lost, said = doubts_about(
-        placing, uneven, chosen_form(request, wanted), wanted, named, ruled_tensors(named, states_of(tensors))
-    )
+    lost, said = doubts_about(placing, uneven, form, wanted, named, ruled_tensors(named, states))
     if request.strict and said:
         raise DoubtsError(said)
     warn(said)
     with locked(target):
         # As given; a plan's path is absolute.
         return replace(run_whole(made, work), path=target, warnings=tuple(said), left_out=tuple(lost))
+
+
+def _plan(request: Request, form: Target, wanted: list[Wanted]) -> CheckpointPlan:
+    """Plan a checkpoint of arrays, whose names alone say what belongs to an optimizer."""
+    if form == "megatron":
+        raise LayoutError("arrays are not written as 'megatron'; save them as 'dcp', and reshard that")
+    if form == "vllm":
+        check_engine_names(wanted, request.layouts)
+    if form not in OF_NESTED:
+        return plan_form(request, form, wanted)
+    wanted = with_masters(wanted)
+    return plan_form(request, form, wanted, nested=nested_of([each.name for each in wanted], {}, {}, form))
 
 
 def warn(messages: Iterable[str]) -> None:
