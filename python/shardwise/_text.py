@@ -5,8 +5,10 @@ from __future__ import annotations
 import reprlib
 from typing import Any
 
-__all__ = ["bytes_text", "cut", "seconds_text", "shown"]
+__all__ = ["bytes_text", "cut", "digits_alike", "seconds_text", "shown"]
 
+#: Every digit as the same one.
+_DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
@@ -42,6 +44,15 @@ def cut(text: object, most: int = 200) -> str:
     """
     whole = str(text)
     return whole if len(whole) <= most else f"{whole[: most - 1]}…"
+
+
+def digits_alike(name: str) -> bytes:
+    """Give the bytes of a name with a zero for each digit: equal for names that differ in digits only.
+
+    >>> digits_alike("layers.12.up")
+    b'layers.00.up'
+    """
+    return name.encode("utf-8", "surrogatepass").translate(_DIGITS)  # Ten times as fast as the text's own `translate`.
 
 
 def shown(value: object) -> str:

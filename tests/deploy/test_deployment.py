@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 from typing import Any
 
@@ -46,6 +47,13 @@ class TestWhere:
         assert twice.holders == ("cpu:0", "cpu:2")
         assert [twice.box(label) for label in twice.holders] == [(slice(0, 8), slice(0, 4))] * 2
         assert both.at("layers.1.experts.0") == {"pp": (0,), "ep": (0, 2)}
+
+    def test_fields_are_those_of_each_name(self) -> None:
+        # Names that differ in digits only are looked up as one: between the fields of one entry, and beside them.
+        rule = DeploymentRule((None,), at={"pp": "i // 2", "ep": "(i + e) % 4"})
+        one = Deployment(8, EXPERT, {r"^h\.{i}\.part[0-9]+\.e{e}\.": rule})
+        for i, part, e in itertools.product(range(4), (0, 1, 11), (0, 3, 10)):
+            assert one.at(f"h.{i}.part{part}.e{e}.w{part}") == {"pp": (i // 2,), "ep": ((i + e) % 4,)}
 
     def test_the_layout_is_ordinary(self) -> None:
         layout = deployment().layout_of("layers.0.wq", 2)

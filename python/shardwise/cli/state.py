@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .._dtypes import CODES, DTYPES, find_dtype
+from .._garbage import uncollected
 from .._text import bytes_text, shown
 from ..deploy import Deployment
 from ..deploy.read import no_mesh
@@ -18,6 +19,7 @@ from ..fit.by_names import ParallelSizes, deployed_by_names
 from ..fit.model import opened_model
 from ..fit.nearest import Way, nearest
 from ..quantized import Components, find_components
+from ..quantized.forms import find_kinds
 from ..rules.layout_map import LayoutMap
 from ..rules.numbers import config_beside, read_config, reading_for
 from ..rules.rewrites import Rewrites
@@ -67,10 +69,11 @@ def run_state(screen: Screen, options: argparse.Namespace) -> int:
     """Print what each rank needs, and give the exit status: 1 if it does not fit `--memory`, 4 if it is not known."""
     asked = _asked(options)
     memory = None if options.memory is None else parse_memory(options.memory)
-    model = _model(options)
-    if options.rules is None:
-        return _by_names(screen, options, model, asked, memory)
-    return _by_rules(screen, options, model, asked, memory)
+    with uncollected():
+        model = _model(options)
+        if options.rules is None:
+            return _by_names(screen, options, model, asked, memory)
+        return _by_rules(screen, options, model, asked, memory)
 
 
 def _by_names(
@@ -80,15 +83,18 @@ def _by_names(
         raise ParseError("--mesh is for --rules; without rules the sizes are --tp, --pp, --dp, --ep and --etp")
     sizes = ParallelSizes(options.tp, options.pp, options.dp, options.ep, options.etp)
     layers = None if options.layers is None else [_number("--layers", one) for one in options.layers.split(",")]
-    named = deployed_by_names(model.tensors, model.config, sizes, layers=layers, read=model.read)
+    kinds = find_kinds(model.tensors, model.config, model.read)[1]
+    named = deployed_by_names(kinds, model.config, sizes, layers)
     if named.unknown:
         return _print_unknown(screen, options, [f"{one.name}: {one.why}" for one in named.unknown])
 
-    def made(sizes: ParallelSizes, sharding: str, layers: list[int] | None = None) -> TrainingState:
-        own = deployed_by_names(model.tensors, model.config, sizes, layers=layers, read=model.read)
-        return _state(own.deployment, model, options, _sharded(asked, sharding))
+    weights = find_components(model.tensors, model.config, model.read)
 
-    state = made(sizes, asked["sharding"], layers)
+    def made(sizes: ParallelSizes, sharding: str) -> TrainingState:
+        own = deployed_by_names(kinds, model.config, sizes)
+        return _state(own.deployment, model, options, _sharded(asked, sharding), weights)
+
+    state = _state(named.deployment, model, options, asked, weights)
     ways = []
     if memory is not None and not state.fits(memory):
         trains = asked["optimizer"] is not None
@@ -149,15 +155,14 @@ def _state(
     model: _ModelOutline,
     options: argparse.Namespace,
     asked: dict[str, Any],
-    weights: Components | None = None,
+    weights: Components,
 ) -> TrainingState:
     tensors = {name: (shape, code) for name, (code, shape) in model.tensors.items()}
-    if weights is None:
-        weights = find_components(model.tensors, model.config, model.read)
-    said = language_config(model.config)
-    names = [[name for name in tensors if pattern.search(name)] for pattern in (_OUTPUT, _WORDS)]
-    # Where the configuration ties them, and a checkpoint has both, the output layer is the embedding.
-    tied = {names[0][0]: names[1][0]} if said.get("tie_word_embeddings") is True and all(names) else {}
+    tied = {}
+    if language_config(model.config).get("tie_word_embeddings") is True:
+        names = [[name for name in tensors if pattern.search(name)] for pattern in (_OUTPUT, _WORDS)]
+        # Where a checkpoint has both, the output layer is the embedding.
+        tied = {names[0][0]: names[1][0]} if all(names) else {}
     caches = [] if options.cache is None else key_value_caches(model.config, tensors, **_cache(options.cache))
     return training_state(tensors, layouts, caches=caches, quantized=weights, tied=tied, **asked)
 
@@ -258,8 +263,7 @@ def _notes(model: _ModelOutline, options: argparse.Namespace) -> list[str]:
     said = language_config(model.config)
     count = said.get("num_nextn_predict_layers")
     beyond = re.compile(rf"(?:^|\.)(?:mtp\.|layers\.{said.get('num_hidden_layers')}\.)")
-    has_them = any(beyond.search(name) for name in model.tensors)
-    if type(count) is int and count > 0 and not has_them:
+    if type(count) is int and count > 0 and not any(beyond.search(name) for name in model.tensors):
         return [
             f"not counted: what predicts further tokens (num_nextn_predict_layers = {count}), whose tensors the "
             "configuration does not say"

@@ -201,8 +201,11 @@ class Deployment(RuleBook, Drawn):
         found = self._lookup.place(path)  # Once, for models of a hundred thousand tensors.
         if found is None:
             return NOT_PLACED
-        rule = found.ready.rule
-        return Placed(self._lookup.layout(found, path, integer("rank", rank)), rule.uneven, rule.shared)
+        placed = found.placed.get(rank) if type(rank) is int else None
+        if placed is None:
+            rank, rule = integer("rank", rank), found.ready.rule
+            placed = found.placed[rank] = Placed(self._lookup.layout(found, path, rank), rule.uneven, rule.shared)
+        return placed
 
     def layout_of(self, path: str, rank: int) -> TensorLayout | None:
         """Look up the layout of a tensor of this rank, over the devices that hold it.

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from .._fork import importing
-from .._text import shown
+from .._text import digits_alike, shown
 from ..errors import LayoutError, ShardwiseError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
+from ..placing import Placed
 from ..rules.layout_rule import LayoutRule
 from ..rules.pattern import FieldSearch
 from ..rules.search import REMEMBERED_PATHS, MatchMode, Rule, RuleSearch, checked_path, compiled_rule
@@ -29,8 +30,6 @@ __all__ = ["ReadyRule", "RuleLookup", "TensorPlace"]
 
 #: No expressions of coordinates.
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
-#: Every digit as the same one.
-_DIGITS = str.maketrans("123456789", "0" * 9)
 
 
 class ReadyRule(NamedTuple):
@@ -55,13 +54,15 @@ class TensorPlace:
     One object for all tensors there, so that those of one rank have one layout, and are planned once.
     """
 
-    __slots__ = ("at", "layouts", "ready")
+    __slots__ = ("at", "layouts", "placed", "ready")
 
     def __init__(self, ready: ReadyRule, at: tuple[tuple[int, ...], ...]) -> None:
         self.ready = ready
         self.at = at
         #: By rank; `None` if the rule is for another.
         self.layouts: dict[int, TensorLayout | None] = {}
+        #: By rank, as `Placing` gives it.
+        self.placed: dict[int, Placed] = {}
 
 
 class _AlikeNames(NamedTuple):
@@ -69,15 +70,15 @@ class _AlikeNames(NamedTuple):
 
     Attributes:
         ready: Their rule.
-        spans: The slices of the fields that `at` uses, in these names.
-        counts: The number of them that each entry of `at` uses.
-        places: The places that were found, by the texts of the fields.
+        fields: For each entry of `at` the slices of the fields that it uses, in these names.
+        entries: For each of them the slice that has all of these fields, and the coordinates that were found, by it.
+        places: The places that were found, by the coordinates.
     """
 
     ready: ReadyRule
-    spans: tuple[slice, ...]
-    counts: tuple[int, ...]
-    places: dict[tuple[str, ...], TensorPlace]
+    fields: tuple[tuple[slice, ...], ...]
+    entries: tuple[tuple[slice, dict[str, tuple[int, ...]]], ...]
+    places: dict[tuple[tuple[int, ...], ...], TensorPlace]
 
 
 class RuleLookup:
@@ -132,7 +133,7 @@ class RuleLookup:
         self._is_blind = not any(map(tells_digits_apart, [*searched, *self._at]))
         for key, place in self._at.items():
             self._check_at(key, place[0])
-        self._kinds: dict[str, _AlikeNames | None] = {}
+        self._kinds: dict[bytes | str, _AlikeNames | None] = {}
         #: Meshes by mesh and coordinates, and places by rule and coordinates.
         self._devices: dict[tuple[int, tuple[tuple[int, tuple[int, ...]], ...]], DeviceMesh] = {}
         self._places: dict[tuple[int, tuple[tuple[int, ...], ...]], TensorPlace] = {}
@@ -261,36 +262,36 @@ class RuleLookup:
         """
         # Names that differ in digits only match alike, if no rule tells digits apart: they are searched for once.
         try:
-            key = path.translate(_DIGITS) if self._is_blind else path
+            key = digits_alike(path) if self._is_blind else path
             kind = self._kinds[key]
         except (AttributeError, KeyError, TypeError):
-            key = checked_path(path).translate(_DIGITS) if self._is_blind else path
+            key = digits_alike(checked_path(path)) if self._is_blind else path
             kind = self._kind_of(path, key)
         if kind is None:
             return None
-        texts = tuple([path[span] for span in kind.spans]) if kind.spans else ()
-        found = kind.places.get(texts)
-        return self._place_of(kind, path, texts) if found is None else found
-
-    def _place_of(self, kind: _AlikeNames, path: str, texts: tuple[str, ...]) -> TensorPlace:
-        """The place of a name, by the texts of its fields."""
-        at, used = [], 0
         try:
-            for (_, coordinates, own), count in zip(kind.ready.at, kind.counts, strict=True):
-                at.append(coordinates.of(texts[used : used + count], own, kind.ready.numbers))
-                used += count
+            return kind.places[tuple([known[path[span]] for span, known in kind.entries])]
+        except KeyError:
+            return self._place_of(kind, path)
+
+    def _place_of(self, kind: _AlikeNames, path: str) -> TensorPlace:
+        """The place of a name, by the fields of its own."""
+        ready, at = kind.ready, []
+        try:
+            for (_, coordinates, own), fields, (span, known) in zip(ready.at, kind.fields, kind.entries, strict=True):
+                found = coordinates.of(tuple([path[field] for field in fields]), own, ready.numbers)
+                if len(known) >= REMEMBERED_PATHS:
+                    known.clear()
+                known[path[span]] = found
+                at.append(found)
         except ShardwiseError as error:
             raise type(error)(f"tensor {shown(path)}: {error}") from None
-        key = id(kind.ready), tuple(at)
-        found = self._places.get(key)
-        if found is None:
-            found = self._places[key] = TensorPlace(kind.ready, tuple(at))
-        if len(kind.places) >= REMEMBERED_PATHS:
-            kind.places.clear()
-        kind.places[texts] = found
-        return found
+        key = id(ready), tuple(at)
+        if key not in self._places:
+            self._places[key] = TensorPlace(ready, key[1])
+        return kind.places.setdefault(key[1], self._places[key])
 
-    def _kind_of(self, path: str, key: str) -> _AlikeNames | None:
+    def _kind_of(self, path: str, key: bytes | str) -> _AlikeNames | None:
         """The rule of a name and of those like it, and where its fields are in them."""
         keys = self.search.matching(path)
         if len(keys) > 1:
@@ -298,11 +299,12 @@ class RuleLookup:
         kind = None
         if keys or self._default is not None:
             ready = self._with_at(path, keys[0] if keys else "")
-            found: list[slice] = []
+            found = []
             for (_, _, own), fields in zip(ready.at, ready.fields, strict=True):
                 spans = {} if fields is None else fields.spans(path)
-                found += [spans[name] for name in own]
-            kind = _AlikeNames(ready, tuple(found), tuple(len(own) for _, _, own in ready.at), {})
+                found.append(tuple(spans[name] for name in own))
+            entries = tuple((_around(spans), dict[str, tuple[int, ...]]()) for spans in found)
+            kind = _AlikeNames(ready, tuple(found), entries, {})
         if len(self._kinds) >= REMEMBERED_PATHS:
             self._kinds.clear()
         self._kinds[key] = kind
@@ -350,6 +352,11 @@ class RuleLookup:
             default = LayoutRule(self._default.layout, self._default.uneven)
         named = replicated, notes, {pattern: key.removeprefix(prefix) for pattern, key in self.keys.items()}, meshes
         return ReportedRules(self.search, self._meshes[WORLD], default, *named, self.layout_of, used)
+
+
+def _around(spans: tuple[slice, ...]) -> slice:
+    """The slice from the first to the last of some; empty if there are none."""
+    return slice(min((span.start for span in spans), default=0), max((span.stop for span in spans), default=0))
 
 
 def _used(rule: DeploymentRule, meshes: Mapping[str, DeviceMesh], places: set[str]) -> Used:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .._text import shown
@@ -11,7 +11,7 @@ from ..deploy import Deployment, DeploymentRule, Stages
 from ..deploy.megatron import Ranks
 from ..errors import LayoutError
 from ..packed import gate_up, qkv
-from ..quantized.forms import find_kinds
+from ..quantized.forms import AlikeTensors
 from ..rules.wrapped import language_config, model_types
 from .answer import Unknown
 from .evidence import Judged, judged, number_of_experts
@@ -62,28 +62,24 @@ class Named(NamedTuple):
 
 
 def deployed_by_names(
-    tensors: Mapping[str, tuple[str, tuple[int, ...]]],
+    kinds: Iterable[AlikeTensors],
     config: Mapping[str, Any],
     sizes: ParallelSizes,
-    *,
     layers: Sequence[int] | None = None,
-    read: Callable[[str], bytes | None] | None = None,
 ) -> Named:
     """Give the deployment of a model of which names and the configuration say how its weights are cut, as `fits` does.
 
     Args:
-        tensors: the dtype and the shape of each tensor.
+        kinds: the kinds of its tensors, as `find_kinds` finds them.
         config: what `config.json` says.
         sizes: the sizes of tensor, pipeline, data and expert parallelism.
         layers: the layers of each stage; if not given as many on each, and one more on the last stages but the very
             last where they do not divide.
-        read: the bytes of a small tensor, by name.
 
     Raises:
         LayoutError: if heads, experts or layers do not divide.
         MeshError: if sizes do not make a world.
     """
-    _, kinds = find_kinds(tensors, config, read)
     known = judged(kinds, config)
     unknown = tuple(
         Unknown(one.name, len(one.kind.names), one.kind.tensor.shape, one.role.unknown)
@@ -130,8 +126,7 @@ def _reasons(known: Iterable[Judged], config: Mapping[str, Any]) -> tuple[str, .
 
 
 def _stages(known: Iterable[Judged], pp: int, layers: Sequence[int] | None) -> Stages:
-    numbers = {number for one in known for name in one.kind.names for number in _layer(name)}
-    count = max(numbers, default=-1) + 1
+    count = max((number for one in known for number in _layers(one.kind.names)), default=-1) + 1
     if layers is None:
         if pp > max(count, 1):
             raise LayoutError(f"pp is {pp}, and there are {count} layers")
@@ -141,10 +136,13 @@ def _stages(known: Iterable[Judged], pp: int, layers: Sequence[int] | None) -> S
     return Stages.of_counts(layers)
 
 
-def _layer(name: str) -> list[int]:
-    """The number of the layer in a name; empty if it has none."""
-    found = _NUMBER.search(name)
-    return [] if found is None else [int(found.group())]
+def _layers(names: Sequence[str]) -> set[int]:
+    """The numbers of the layers in names that differ in numbers only; empty if they have none."""
+    found = _NUMBER.search(names[0])
+    if found is None:
+        return set()
+    at, after = found.start(), names[0][found.end() : found.end() + 1]
+    return {int(text) for text in {name[at:].partition(after)[0] if after else name[at:] for name in names}}
 
 
 def _key(name: str) -> tuple[str, bool, bool]:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from .._arguments import integer, optional
 from .._dtypes import bytes_for
 from .._garbage import uncollected
-from .._text import shown
+from .._text import digits_alike, shown
 from ..errors import LayoutError, ShardwiseError
 from ..layout import TensorLayout, UnevenRule
 from ..mesh import DeviceMesh
@@ -37,8 +37,6 @@ from .shardings import entries
 __all__ = ["training_state"]
 
 _NO_MESH = "its layout has no mesh; give it one, or take a layout map that has one"
-#: Every digit as the same one.
-_DIGITS = str.maketrans("123456789", "0" * 9)
 
 #: Vocabularies, which Muon leaves to AdamW, and of which Megatron ties the first and the last stage's.
 _VOCABULARY = re.compile(r"(?:^|[._])(?:embed\w*|lm_head|wte|wpe|word_embeddings|output_layer|head)(?:\.|$)")
@@ -155,11 +153,9 @@ class _StateMaker:
             )
         self._homes: dict[DeviceMesh, Home] = {}
         self._cuts: dict[Any, HomeCut] = {}
-        #: Homes and cuts by the numbers of layouts, which are kept.
-        self._places: dict[tuple[int, tuple[int, ...], UnevenRule], tuple[Home, HomeCut]] = {}
+        #: Homes, cuts, and what tells tensors of one home apart, by the numbers of layouts, which are kept.
+        self._places: dict[Any, tuple[Home, HomeCut, tuple[Any, ...]]] = {}
         self._kept: list[Any] = []
-        #: The properties that tell tensors of one home apart.
-        self._looks: dict[Any, tuple[Any, ...]] = {}
         self._is_blind = self._frozen is None and self._units is None and self._lora is None and self._shared is None
         self._is_blind = self._is_blind and not self._tied
         self._is_nameless = sharding != "megatron" and (self._optimizer is None or self._optimizer.name != "muon")
@@ -190,31 +186,30 @@ class _StateMaker:
     def _place(self, number: int, tensor: ModelTensor) -> None:
         """Give a tensor to the devices that hold it."""
         layout, uneven = self._placed.layout_of(tensor)
-        try:
-            home, cut = self._places[id(layout), tensor.shape, uneven]
-        except KeyError:
-            home, cut = self._placed_anew(tensor, layout, uneven)
+        # Names that differ in digits only look alike, unless an expression of the user's may tell them apart; and where
+        # only the dtype counts, all do.
+        name: str | bytes = tensor.name
+        if self._is_blind:
+            name = "" if self._is_nameless or ".experts." in tensor.name else digits_alike(tensor.name)
+        key = id(layout), uneven, name, tensor.shape, tensor.bits, tensor.floating
+        found = self._places.get(key)
+        if found is None:
+            found = self._placed_anew(tensor, layout, uneven)
+            if len(self._places) >= REMEMBERED_PATHS:
+                self._places.clear()
+                self._kept.clear()
+            self._kept.append(layout)  # So that its number stays its own.
+            self._places[key] = found
+        home, cut, looks = found
         if layout is None:
             self._unmatched.append(tensor.name)
         if self._tied and (main := self._tied.get(tensor.name)) is not None and self._is_there(main, home):
             return
-        # Names that differ in digits only look alike, unless an expression of the user's may tell them apart; and where
-        # only the dtype counts, all do.
-        name = tensor.name
-        if self._is_blind:
-            name = "" if self._is_nameless or ".experts." in name else name.translate(_DIGITS)
-        key = home.number, name, tensor.shape, tensor.bits, tensor.floating
-        try:
-            looks = self._looks[key]
-        except KeyError:
-            unit = 0 if self._units is None else self._units(tensor.name)
-            looks = tensor.bits, self._is_trained(tensor), unit, self._is_matrix(tensor), self._is_apart(tensor, home)
-            self._looks[key] = looks
         home.tensors.append((number, cut, looks))
 
     def _placed_anew(
         self, tensor: ModelTensor, layout: TensorLayout | SharedTiling | None, uneven: UnevenRule
-    ) -> tuple[Home, HomeCut]:
+    ) -> tuple[Home, HomeCut, tuple[Any, ...]]:
         if layout is None and not self._placing.is_whole_elsewhere:
             raise LayoutError(
                 f"no rule matches the tensor {shown(tensor.name)}, and there is no default, so its place is unknown: "
@@ -222,18 +217,15 @@ class _StateMaker:
             )
         try:
             if isinstance(layout, SharedTiling):
-                found = self._of_tiling(layout)
+                home, cut = self._of_tiling(layout)
             else:
                 home, axes = self._stripped(layout or TensorLayout((None,) * len(tensor.shape), self._world))
-                found = home, self._cut(home.mesh, axes, tensor.shape, uneven)
+                cut = self._cut(home.mesh, axes, tensor.shape, uneven)
         except ShardwiseError as error:
             raise type(error)(f"tensor {shown(tensor.name)}: {error}") from None
-        if len(self._places) >= REMEMBERED_PATHS:
-            self._places.clear()
-            self._kept.clear()
-        self._kept.append(layout)  # So that its number stays its own.
-        self._places[id(layout), tensor.shape, uneven] = found
-        return found
+        unit = 0 if self._units is None else self._units(tensor.name)
+        looks = tensor.bits, self._is_trained(tensor), unit, self._is_matrix(tensor), self._is_apart(tensor, home)
+        return home, cut, looks
 
     def _is_trained(self, tensor: ModelTensor) -> bool:
         if self._optimizer is None:
