@@ -173,6 +173,24 @@ def test_a_move_in_a_loop_counts_as_often_as_it_is_done() -> None:
     assert found.bytes_received == 192
 
 
+def test_addends_that_others_have_too_are_added_at_once_or_with_fewest_bytes() -> None:
+    computation = Computation.from_json(LAYER | {"ops": LAYER["ops"][:1], "outputs": [2]})
+    (move,) = propagate(computation, [(None, "y"), ("y", None)], results=[(None, None)], mesh=MESH).moves
+    # 8 x 16 numbers of 4 bytes; an all-reduce of 4 receives twice three quarters.
+    assert (move.kinds, move.bytes) == ("all-reduce over y", 768)
+    shapes = [(64, 64), (64, 64)]
+    for policy, kinds, received in (
+        ("shardy", "all-reduce over y", 24576),
+        # The two devices along x have the same addends: each pair adds one half of them, and gathers the other.
+        ("least", "all-reduce over y, then all-gather over x", 12288 + 8192),
+    ):
+        asked: Any = policy
+        one = sw.einsum(
+            "ik,kj->ij", x=(None, "y"), w=("y", None), shapes=shapes, mesh=MESH, policy=asked, out=(None, None)
+        )
+        assert (one.after[0].kinds, one.bytes_received) == (kinds, received)
+
+
 def test_a_constraint_says_what_moves() -> None:
     constraint = {"op": "constraint", "in": [3], "out": [[[8, 16], F]], "attrs": {"axes": [["x"], []]}}
     said = LAYER | {"ops": [*LAYER["ops"], constraint], "outputs": [4]}

@@ -254,7 +254,7 @@ def einsum(
         move_between(name, extent, given[name], needed[name], itemsize)
         for name, extent in zip(names, extents, strict=True)
     ]
-    last = move_between("result", shape, computed, result, itemsize)
+    last = move_between("result", shape, computed, result, itemsize, at_once=policy != "least")
     known = find_dtype(dtype)
     return LocalEinsum(
         parsed,

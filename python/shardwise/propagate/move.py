@@ -9,7 +9,8 @@ from typing import Any
 from .._text import bytes_text
 from ..layout import TensorLayout
 from ..reshard.collectives import CollectiveObstacle, steps_between
-from ..reshard.kinds import CollectiveStep
+from ..reshard.cost import LinkModel, timed
+from ..reshard.kinds import Collective, CollectiveStep
 from .given import specs_of
 
 __all__ = ["Move", "axes_json", "move_between"]
@@ -94,8 +95,20 @@ class Move:
         return f"{self.tensor}: {self.kinds}, each device receives {bytes_text(self.bytes)}"
 
 
-def move_between(tensor: str, shape: tuple[int, ...], before: TensorLayout, after: TensorLayout, itemsize: int) -> Move:
-    """Give the move from one layout to another on the same mesh."""
+def move_between(
+    tensor: str,
+    shape: tuple[int, ...],
+    before: TensorLayout,
+    after: TensorLayout,
+    itemsize: int,
+    *,
+    at_once: bool = False,
+) -> Move:
+    """Give the move from one layout to another on the same mesh.
+
+    Addends that nothing else becomes of are added `at_once`, as Shardy does; otherwise in the way that takes the fewest
+    bytes, which may be to cut them over an axis that has the same addends first.
+    """
     # Addends that stay are no affair of the move.
     stay = after.unreduced
     rest = TensorLayout(
@@ -105,6 +118,9 @@ def move_between(tensor: str, shape: tuple[int, ...], before: TensorLayout, afte
     # A dim that does not divide counts as the next that does.
     counts = zip(shape, rest.num_shards, goal.num_shards, strict=True)
     even = [-(-size // both) * both for size, *pair in counts for both in [math.lcm(*pair)]]
+    if at_once and rest.unreduced and rest.axes == goal.axes:
+        every = [Collective("all-reduce", rest.unreduced)]
+        return Move(tensor, shape, before, after, timed(every, rest.partition(even), itemsize, LinkModel()))
     steps = steps_between(rest.partition(even), goal.partition(even), itemsize, None)
     assert not isinstance(steps, CollectiveObstacle)
     return Move(tensor, shape, before, after, steps)

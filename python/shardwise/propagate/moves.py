@@ -43,6 +43,7 @@ class Moves:
 
     def __init__(self, flow: Flow, layouts: Sequence[Specs | None], mesh: DeviceMesh, policy: Policy) -> None:
         self._flow, self._held, self._mesh, self._shardy = flow, layouts, mesh, policy == "shardy"
+        self._at_once = policy != "least"
         self._sizes = AxisSizes(zip(mesh.axis_names, mesh.shape, strict=True))
         self._layouts: dict[Any, TensorLayout] = {}
         self._known: dict[Any, Move] = {}
@@ -98,7 +99,8 @@ class Moves:
         key = (shape, dtype, change.before, change.after, change.summed)
         if key not in self._known:
             had = self.layout(change.before, change.summed)
-            self._known[key] = move_between(tensor, shape, had, self.layout(change.after), itemsize_of(dtype))
+            goal, size = self.layout(change.after), itemsize_of(dtype)
+            self._known[key] = move_between(tensor, shape, had, goal, size, at_once=self._at_once)
         move = replace(self._known[key], tensor=tensor, why=self._why(change), implied=change.implied)
         self.found.append(self._placed(move, change.node, value))
 
