@@ -154,6 +154,11 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sw.save_checkpoint(folder / "HF", engines.hugging_face("llama", 0), sync=False)
     llama = {"model_type": "llama", "hidden_size": 2, "intermediate_size": 24, **engines.config("llama")}
     (folder / "HF" / "config.json").write_text(json.dumps(llama), encoding="utf-8")
+    (folder / "ADAPTER").mkdir()
+    adapted = {f"base_model.model.model.layers.0.self_attn.v_proj.lora_{x}.weight": x for x in "AB"}
+    rows, columns = sw.open_checkpoint(folder / "HF")["model.layers.0.self_attn.v_proj.weight"].shape
+    factors = {name: np.zeros((2, columns) if x == "A" else (rows, 2), np.float32) for name, x in adapted.items()}
+    sw.save_checkpoint(folder / "ADAPTER" / "adapter_model.safetensors", factors, sync=False)
     (folder / "config.json").write_text(json.dumps({**llama, **CONFIG}), encoding="utf-8")
     (folder / "shapes.json").write_text(json.dumps({"wte.weight": [64, 8], "ln_f.bias": [8]}), encoding="utf-8")
     (folder / "mine.toml").write_text('[rules]\n"wte" = [[], "model"]\n"ln_f" = [[]]\n', encoding="utf-8")

@@ -11,6 +11,7 @@ from .._text import shown
 from ..errors import LayoutError, ShardwiseError
 from ..quantized.component import LogicalTensor
 from ..quantized.states import State, states_in
+from ..rules.adapters import adapter_names
 from ..rules.rewrite import Rewrite
 from ..rules.rewrites import Rewrites, RewriteSet
 from ..rules.states import training_names
@@ -43,20 +44,26 @@ def rewritten(
     A rewrite that names a weight is carried out for all its components, and for the states of an optimizer that belong
     to it; these get names like that of the weight. One that names a component is for this tensor alone, and the
     weight's other ones are tensors like any others. One that names a state is for it alone. `unmatched` is not about
-    what else there is of a training state, which stays. What the rewrites drop is put into `dropped`, by the names that
-    it has then.
+    what else there is of a training state, which stays, nor about adapters, which stay as they are. What the rewrites
+    drop is put into `dropped`, by the names that it has then.
 
     Raises:
         LayoutError: if a rewrite matches nothing; a tensor is missing that should be packed or stacked with others; the
             sizes of parts do not add up; two tensors get the same name; a tensor is left that `unmatched` refuses; a
             rewrite would take a block of a quantized weight apart.
     """
+    adapters = adapter_names(tensors)
+    made: dict[str, Assembled] = {}
+    logical: dict[str, LogicalTensor] = {}
+    if adapters:  # They keep the names by which they are loaded, whatever the weights are fused into.
+        rest = {name: tensor for name, tensor in tensors.items() if name not in adapters}
+        made, logical = rewritten(rest, rewrites, weights, read, dropped) if rest else (made, logical)
+        _put({name: tensors[name] for name in adapters}, made)
+        return made, logical
     found, others = _trained(_grouped(tensors, weights or {}, read), tensors, read)
     for one in rewrites.sets:
         found = _apply_set(_apart(found, one), one, others, {} if dropped is None else dropped)
     found = _with_one_prefix(found)
-    made: dict[str, Assembled] = {}
-    logical: dict[str, LogicalTensor] = {}
     states: dict[str, Assembled] = {}
     for name, tensor in found.items():
         weight = tensor.weight if isinstance(tensor, Trained) else tensor

@@ -212,6 +212,10 @@ def deployment_of(model: EngineModel, placed: EnginePlacement) -> Deployment:
         rf"{layer}(?:mlp|block_sparse_moe)\.(?:gate|shared_expert_gate)\.weight$": rule((None, None)),
         rf"{layer}(?:mlp|block_sparse_moe)\.gate\.e_score_correction_bias$": rule((None,)),
     }
+    # Adapters of what is cut by the vocabulary are added after it is whole again, but that of SGLang's output layer.
+    whole = (r"embed_tokens\.lora_embedding_[AB]", words), (r"lm_head\.lora_[AB]\.weight", head)
+    for name, places in whole if placed.engine is VLLM else whole[:1]:
+        rules[rf"^(?:.*\.)?{name}$"] = DeploymentRule((None, None), "attention", places, optional=True)
     fused = _fused_projections(model, placed)
     if placed.tied_head:
         fused += [

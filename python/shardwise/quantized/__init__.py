@@ -8,8 +8,8 @@
 | `scaled`, `integers`, `flat` | the components of FP8 and FP4, of packed integers, of flat blocks |
 | `parts` | the tensors in a fused weight |
 | `cut` | the layouts of components, from that of their weight |
-| `states` | what the dims of an optimizer's states stand for |
-| `follow` | components and states under rules for weights |
+| `states`, `adapters` | what the dims of an optimizer's states stand for, and of the factors of adapters |
+| `follow` | components, states and adapters under rules for weights |
 """
 
 from .component import Along, Component, LogicalTensor

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from ..rules.within import Within
 
 __all__ = ["Along", "Component", "LogicalTensor"]
 
@@ -65,6 +68,8 @@ class LogicalTensor(NamedTuple):
     uncut: tuple[tuple[int, str], ...] = ()
     #: The components whose values are about the whole tensor, such as its shape; each with what they say.
     stated: tuple[tuple[str, str], ...] = ()
+    #: The rewrites after which it has this name: it may be a part of the tensor that rules find.
+    within: tuple[Within, ...] = ()
 
     def unit(self, dim: int, *, shared: bool = False) -> int:
         """Give the number of elements of a dim that stay together: the least common multiple of all blocks along it.

@@ -8,11 +8,15 @@ from typing import Any, NamedTuple
 
 from .._text import shown
 from ..errors import LayoutError, ShardwiseError
-from ..layout import TensorLayout, UnevenRule
+from ..layout import Spec, TensorLayout, UnevenRule
+from ..packed import PackedDim
 from ..partition import Partition
 from ..placing import Placing, placing_of
+from ..rules.rewrites import Rewrites
 from ..rules.states import training_names
+from ..rules.within import layout_before, rank_after
 from ..shared_tiling import SharedTiling
+from .adapters import SHARDED, adapters_in
 from .component import Along, LogicalTensor
 from .cut import component_layouts
 from .forms import Components, check_known
@@ -21,16 +25,21 @@ from .states import states_in
 __all__ = ["followed", "followers", "with_states"]
 
 
-def with_states(found: Components, tensors: Mapping[str, tuple[tuple[int, ...], str]]) -> Components:
-    """Give the logical tensors with the states of an optimizer that belong to weights; see `states_in`.
+def with_states(
+    found: Components, tensors: Mapping[str, tuple[tuple[int, ...], str]], rewrites: Rewrites | None = None
+) -> Components:
+    """Give the logical tensors with the states of an optimizer that belong to weights, and with adapters of weights.
+
+    See `states_in` and `adapters_in`.
 
     Args:
         found: The quantized weights.
         tensors: All tensors, as shapes and the names of dtypes.
+        rewrites: The rewrites by which the tensors are named, which leave adapters as they are.
     """
     logical = {name: (weight.shape, weight.form) for name, weight in found.tensors.items()}
     states = states_in({**tensors, **logical}, training_names({**tensors, **logical}))
-    return found._replace(states=tuple(state.logical() for state in states))
+    return found._replace(states=(*(state.logical() for state in states), *adapters_in(tensors, rewrites)))
 
 
 def followed(
@@ -112,7 +121,7 @@ def _with_rules(found: Components, layouts: Any, uneven: UnevenRule) -> Iterator
         name = logical.name
         if any(component.name in named for component in logical.components if component.name != name):
             continue
-        layout, own, shared = placing.placed(name, len(logical.shape))
+        layout, own, shared = placing.placed(name, rank_after(len(logical.shape), logical.within))
         if layout is None:
             continue
         if not isinstance(layout, TensorLayout):
@@ -137,10 +146,15 @@ def _without_own(found: Components, placing: Placing) -> Iterator[LogicalTensor]
 
 def _cut(one: _Ruled) -> dict[str, TensorLayout | Partition | SharedTiling]:
     logical, layout = one.weight, one.layout
+    component = logical.components[0]
+    if logical.within:
+        try:
+            layout = layout_before(layout, logical.within)
+        except LayoutError as error:
+            raise LayoutError(f"tensor {shown(component.name)}: {error}; a rule for its own name places it") from None
     if layout.unreduced:
         said, what = shown(layout.unreduced), "states" if one.is_state else "quantized weights"
         raise LayoutError(f"{shown(logical.name)}: values of {what} cannot be partial sums over {said}")
-    component = logical.components[0]
     if one.is_state and _is_alike(logical):
         if layout.device_mesh is None or layout.rank != len(logical.shape):
             component_layouts(logical, layout, one.uneven)  # Says why not.
@@ -148,7 +162,29 @@ def _cut(one: _Ruled) -> dict[str, TensorLayout | Partition | SharedTiling]:
             return {component.name: _partition(layout, logical.shape, one.uneven)}
         except LayoutError as error:
             raise LayoutError(f"tensor {shown(component.name)}: {error}") from None
+    if logical.form == SHARDED and not logical.uncut:
+        layout = _sharded(logical, layout)
+        return {component.name: _partition(layout, component.shape, one.uneven)}
     return dict(component_layouts(logical, layout, one.uneven, shared=one.shared))
+
+
+def _sharded(logical: LogicalTensor, layout: TensorLayout) -> TensorLayout:
+    """The layout of a factor of which the dim that the weight does not have is cut by the axes that cut the other."""
+    if layout.rank != 2:
+        raise LayoutError(f"{shown(logical.name)} has 2 dims, but its layout {layout.rank}")
+    rows, columns = layout.axes
+    by_rows, by_columns = (_axes_of(spec) for spec in (rows, columns))
+    is_down = logical.components[0].along[0].of is None
+    axes = (
+        ((by_rows or None, columns) if by_rows else (None, columns)) if is_down else (rows or by_columns or None, None)
+    )
+    return TensorLayout(axes, layout.device_mesh)
+
+
+def _axes_of(spec: Spec) -> tuple[str, ...]:
+    """The whole axes by which a dim is cut."""
+    names = spec.axis_names if isinstance(spec, PackedDim) else (spec,) if isinstance(spec, str) else spec or ()
+    return tuple(dict.fromkeys(name.partition(":")[0] for name in names))
 
 
 def _is_alike(logical: LogicalTensor) -> bool:

@@ -14,7 +14,8 @@
 | `rewrites`, `rewrite`, `arrangement` | other names, orders and dims |
 | `wrapped` | models within models for text and images |
 | `tp_plan` | rules from plans of transformers |
-| `states` | names of training states, and the weights that they belong to |
+| `states`, `adapters` | names of training states and of adapters, and the weights that they belong to |
+| `within` | layouts of what rewrites take, by the rules for what they make |
 | `left_out` | tensors and axes without a rule |
 | `report_maker`, `report`, `tensor_report`, `problems` | what rules do to a model |
 | `report_text`, `page`, `drawn` | reports as text, pages and pictures |

@@ -16,6 +16,7 @@ from ..mesh import DeviceMesh
 from ..packed import PackedDim
 from ..partition import Partition
 from ..shared_tiling import SharedTiling
+from .adapters import are_adapters
 from .layout_rule import LayoutRule, checked_uneven
 from .problems import NO_RULE, Clash, IndivisibleDim, Misfit, RankMismatch
 from .report import LayoutReport
@@ -123,6 +124,8 @@ class _ReportMaker:
                 reports[tensor.name] = self._tensor(tensor, rules)
             else:
                 reports[tensor.name] = self._follower(tensor, rules[0] if rules else None, layout)
+        if are_adapters(reports):  # They are of some of the weights that there are rules for.
+            unused.clear()
         return LayoutReport(
             tensors=tuple(reports.values()),
             uneven=self._uneven,

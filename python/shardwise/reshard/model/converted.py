@@ -74,8 +74,12 @@ def rewritten_model(
         way = back if rewrites is None else back + rewrites
     made, after = rewritten(_assembled(stored, tiling), way, before)
     ends = (
-        with_states(weights._replace(tensors=before), _named(stored)),
-        with_states(weights._replace(tensors=after), {name: (one.shape, one.dtype.name) for name, one in made.items()}),
+        with_states(weights._replace(tensors=before), _named(stored), source_rewrites),
+        with_states(
+            weights._replace(tensors=after),
+            {name: (one.shape, one.dtype.name) for name, one in made.items()},
+            rewrites,
+        ),
     )
     return stored, made, ends
 

@@ -126,9 +126,9 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         listed: Any = ((name, *shape_and_dtype(name, tensor), None) for name, tensor in tensors.items())
         self._given, self._stored, sources = None, self._tensors, None
         self._left_out: tuple[LeftOut, ...] = ()
-        # What the names of all states have in common; whether there are some is looked into then.
-        may_train = any("opt" in name or "state." in name for name in tensors)
-        is_for_models = may_train or any(end.is_for_models for end in ends)
+        # What the names of all states and adapters have in common; whether there are some is looked into then.
+        may_follow = any(part in name for name in tensors for part in ("opt", "state.", "lora_", ".adapter."))
+        is_for_models = may_follow or any(end.is_for_models for end in ends)
         if config is not None or rewrites or source_rewrites or is_for_models:
             with importing:
                 from .converted import Sources, numbers_taken, quantized_weights, rewritten_model

@@ -15,6 +15,7 @@ from ...placing import Placing
 from ...quantized.component import Along, Component, LogicalTensor
 from ...quantized.follow import followed, with_states
 from ...quantized.forms import Components, check_elements, check_known
+from ...rules.rewrites import Rewrites
 from ...shared_tiling import SharedTiling
 from ..tensors.checkpoint import StoredCheckpoint
 from ..tensors.quantized import Outline, components_in
@@ -52,8 +53,11 @@ def weights_after(
     tensors: Mapping[str, Assembled],
     config: Mapping[str, Any],
     carried: Mapping[str, LogicalTensor],
+    rewrites: Rewrites,
 ) -> Components:
     """Find the quantized weights after rewrites, by their new names: those whose components were carried, and others.
+
+    Adapters belong to weights as they are called before the rewrites.
 
     Raises:
         ParseError: as `quantized_tensors`, of tensors that were rewritten one by one.
@@ -62,7 +66,7 @@ def weights_after(
     others = {name: made for name, made in tensors.items() if name not in taken}
     found = quantized_tensors(checkpoint, others, config)
     found = found._replace(tensors={**found.tensors, **carried})
-    return with_states(found, {name: (made.shape, made.dtype.name) for name, made in tensors.items()})
+    return with_states(found, {name: (made.shape, made.dtype.name) for name, made in tensors.items()}, rewrites)
 
 
 def component_partitions(

@@ -108,7 +108,7 @@ def rewritten_outline(
         dropped.update(lost)
     after = {name: (tensor.shape, tensor.dtype) for name, tensor in made.items()}
     described = {name: (shape, dtype.name) for name, (shape, dtype) in after.items()}
-    return after, with_states(weights._replace(tensors=carried), described)
+    return after, with_states(weights._replace(tensors=carried), described, rewrites)
 
 
 def _unread() -> NoReturn:

@@ -174,7 +174,7 @@ def renamed_tensors(
         if naming.rewrites:
             check_known(weights)
         made, carried = rewritten(made, naming.rewrites, weights.tensors, reader_by_new_name(checkpoint, made), dropped)
-        weights = weights_after(checkpoint, made, config, carried)
+        weights = weights_after(checkpoint, made, config, carried, naming.rewrites)
     for new in made:
         check_name(new)
     return Renamed(made, weights, dropped)

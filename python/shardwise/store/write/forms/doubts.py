@@ -11,6 +11,7 @@ from ....errors import LayoutError
 from ....layout import UnevenRule
 from ....placing import Placing
 from ....quantized.forms import Components
+from ....rules.adapters import are_adapters
 from ....rules.left_out import LeftOut
 from .forms import WRITTEN
 
@@ -75,7 +76,8 @@ def doubts_about(
             if name not in kept
             for rule in layouts.matching_rules(name)
         }
-        report = replace(report, unused_rules=tuple(rule for rule in report.unused_rules if rule not in rest))
+        unused = () if are_adapters(tensors) else report.unused_rules
+        report = replace(report, unused_rules=tuple(rule for rule in unused if rule not in rest))
         lost += report.left_out
         found += report.doubts
     else:
