@@ -122,6 +122,15 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+def dotted(node: ast.AST) -> str:
+    """The names of an expression such as `a.b.c`; an empty text for any other."""
+    parts = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join((node.id, *reversed(parts))) if isinstance(node, ast.Name) else ""
+
+
 def python_imports(house: Path) -> Imports:
     files = python_files(house)
     known = files.keys() | {"_core"}
@@ -155,7 +164,7 @@ def imported(node: ast.AST, folder: tuple[str, ...], types_only: bool = False) -
             for alias in child.names:
                 if alias.name.split(".")[0] == "shardwise":
                     yield alias.name.removeprefix("shardwise").lstrip(".") or "__init__", types_only
-        elif isinstance(child, ast.Call) and ast.unparse(child.func) in IMPORTERS:
+        elif isinstance(child, ast.Call) and dotted(child.func) in IMPORTERS:
             # A name that is made at run time is not read: that is for what is found by its name, as a format is.
             name = child.args[0] if child.args else None
             if isinstance(name, ast.Constant) and isinstance(name.value, str):
@@ -163,7 +172,7 @@ def imported(node: ast.AST, folder: tuple[str, ...], types_only: bool = False) -
                 base = folder[: len(folder) - dots + 1] if dots else ()
                 if dots or name.value.split(".")[0] == "shardwise":
                     yield ".".join((*base, name.value[dots:].removeprefix("shardwise").lstrip("."))), types_only
-        elif isinstance(child, ast.If) and ast.unparse(child.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+        elif isinstance(child, ast.If) and dotted(child.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
             yield from imported(ast.Module(child.body, []), folder, types_only=True)
             yield from imported(ast.Module(child.orelse, []), folder, types_only)
         else:
@@ -428,9 +437,9 @@ RELATIONS = ("What", "Where", "How", "Who", "Whether", "Of", "That", "Nothing", 
 _BACKWARDS = re.compile(rf"\W*(?:{'|'.join(RELATIONS)})\b")
 
 
-def said_backwards(text: str) -> Iterator[str]:
+def said_backwards(text: str, tree: ast.Module) -> Iterator[str]:
     """Yield the first lines of docstrings, and of comments with `#:`, that begin with one of `RELATIONS`."""
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             docstring = ast.get_docstring(node) or ""
             if _BACKWARDS.match(docstring):
@@ -448,14 +457,14 @@ def test_docstrings_begin_with_the_thing() -> None:
     found = [
         f"{path.relative_to(package).as_posix()}, {line}"
         for path in sorted(package.rglob("*.py"))
-        for line in said_backwards(path.read_text(encoding="utf-8"))
+        for line in said_backwards(path.read_text(encoding="utf-8"), tree_of(path))
     ]
     assert not found, "\n".join(found)
     nested = 'class A:\n    def f(self):\n        """What it is."""'
     for text in ('"""`None`: all."""', nested, "#: How often.\nN = 1"):
-        assert len([*said_backwards(text)]) == 1, text
+        assert len([*said_backwards(text, ast.parse(text))]) == 1, text
     for text in ('"""Return what is there."""', "#: The length.\n#: None is all.\nN = 1"):
-        assert not [*said_backwards(text)], text
+        assert not [*said_backwards(text, ast.parse(text))], text
 
 
 def said_backwards_in_rust(text: str) -> Iterator[str]:
@@ -571,7 +580,7 @@ def test_nothing_is_imported_or_locked_that_a_child_would_wait_for() -> None:
         guarded = {
             id(inner)
             for node in ast.walk(tree)
-            if isinstance(node, ast.With) and ast.unparse(node.items[0].context_expr) == "importing"
+            if isinstance(node, ast.With) and dotted(node.items[0].context_expr) == "importing"
             for inner in ast.walk(node)
         }
         for function in (node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.Lambda))):
@@ -600,10 +609,11 @@ def asks_for_kinds(tree: ast.AST) -> Iterator[str]:
     """The expressions that ask what kind of path something is, and the casts between kinds."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, (ast.Name, ast.Attribute)):
-            name = ast.unparse(node.func).rpartition(".")[2]
+            if dotted(node.func).rpartition(".")[2] not in ("isinstance", "issubclass", "cast"):
+                continue
             named = {ast.unparse(part).rpartition(".")[2].strip("'\"") for each in node.args for part in ast.walk(each)
                      if isinstance(part, (ast.Name, ast.Attribute, ast.Constant))}  # fmt: skip
-            if name in ("isinstance", "issubclass", "cast") and named & KINDS:
+            if named & KINDS:
                 yield ast.unparse(node)
         elif isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
