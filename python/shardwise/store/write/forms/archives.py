@@ -7,9 +7,11 @@ have their sizes and CRC-32, as in any zip. What does not fit into 32 bits is in
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 from ...formats.torch.archive import END, END64, ENTRY, LOCAL, LOCATOR
+from .files import Extent, TargetFile
 
 __all__ = [
     "ALIGNMENT",
@@ -17,6 +19,7 @@ __all__ = [
     "CRC_IN_LOCAL",
     "ROOT",
     "Member",
+    "ZippedFile",
     "directory_entry",
     "end_of",
     "local",
@@ -43,6 +46,30 @@ class Member(NamedTuple):
     at: int
     size: int
     crc: int
+
+
+@dataclass(frozen=True, eq=False)
+class ZippedFile(TargetFile):
+    """A file of zip containers, whose headers have the CRC-32 of what follows them.
+
+    Attributes:
+        known: The first byte of its data, which is 0, and the bytes of the file, if they are known.
+    """
+
+    needs_crcs: ClassVar[bool] = True
+    headers_key: ClassVar[str] = "frames_sha256"
+
+    known: Extent | None = None
+
+    @property
+    def start(self) -> int:
+        """Slots are counted from the beginning of the file."""
+        return 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self.end if self.known is None else self.known.size
 
 
 def local(member: Member, padding: int | None = None) -> bytes:

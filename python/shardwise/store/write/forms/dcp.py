@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +27,8 @@ from ...._fork import cached_property
 from ....errors import LayoutError
 from ...formats.torch.pickles import STORAGE_CLASSES
 from ...tensors.checkpoint import KeyPath
-from .archives import ALIGNMENT, CRC_IN_ENTRY, CRC_IN_LOCAL, ROOT, Member, directory_entry, end_of, local
-from .files import NO_DIGESTS, CutTensor, Extent, FileDigests, Headers, TargetFile, slots_of
+from .archives import ALIGNMENT, CRC_IN_ENTRY, CRC_IN_LOCAL, ROOT, Member, ZippedFile, directory_entry, end_of, local
+from .files import NO_DIGESTS, CutTensor, FileDigests, Headers, slots_of
 from .pickles import Call, Global, Items, New, Persistent, pickled
 from .slots import Slot, Slots, joined_slots
 
@@ -128,17 +128,8 @@ class Containers(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class DcpFile(TargetFile):
-    """A `.distcp` file, each of whose slots is in a container of its own, which begins at a multiple of 64 bytes.
-
-    Attributes:
-        known: The first byte of its data, which is 0, and the bytes of the file, if they are known.
-    """
-
-    needs_crcs: ClassVar[bool] = True
-    headers_key: ClassVar[str] = "frames_sha256"
-
-    known: Extent | None = None
+class DcpFile(ZippedFile):
+    """A `.distcp` file, each of whose slots is in a container of its own, which begins at a multiple of 64 bytes."""
 
     @cached_property
     def containers(self) -> Containers:
@@ -169,16 +160,6 @@ class DcpFile(TargetFile):
     def end(self) -> int:
         """One past the last byte, by its slots."""
         return int(self.containers.begins[-1] + self.containers.sizes[-1]) if len(self.boxes) else 0
-
-    @property
-    def start(self) -> int:
-        """Slots are counted from the beginning of the file."""
-        return 0
-
-    @property
-    def size(self) -> int:
-        """Bytes of the file."""
-        return self.end if self.known is None else self.known.size
 
     def before(self, number: int, digests: FileDigests = NO_DIGESTS) -> tuple[int, bytes]:
         """The end of one container and the beginning of the next."""

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from ...._fork import cached_property
 from ....errors import LayoutError
-from .archives import ALIGNMENT, ROOT, Member, directory_entry, end_of, local
-from .files import NO_DIGESTS, CutTensor, Extent, FileDigests, Headers, TargetFile, whole_slots
+from .archives import ALIGNMENT, ROOT, Member, ZippedFile, directory_entry, end_of, local
+from .files import NO_DIGESTS, CutTensor, FileDigests, Headers, whole_slots
 
 __all__ = ["RANK_LIST", "TorchFile", "TorchPart", "torch_file"]
 
@@ -39,17 +39,8 @@ class _SlotPlaces(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class TorchFile(TargetFile):
-    """A `.pt` file, each of whose slots is a member: of a tensor whole, or the pickle.
-
-    Attributes:
-        known: The first byte of its data, which is 0, and the bytes of the file, if they are known.
-    """
-
-    needs_crcs: ClassVar[bool] = True
-    headers_key: ClassVar[str] = "frames_sha256"
-
-    known: Extent | None = None
+class TorchFile(ZippedFile):
+    """A `.pt` file, each of whose slots is a member: of a tensor whole, or the pickle."""
 
     @cached_property
     def places(self) -> _SlotPlaces:
@@ -72,20 +63,10 @@ class TorchFile(TargetFile):
     def _begins(self) -> npt.NDArray[np.int64]:
         return self.places.begins
 
-    @property
-    def start(self) -> int:
-        """Slots are counted from the beginning of the file."""
-        return 0
-
     @cached_property
     def end(self) -> int:
         """One past the last byte, by its slots."""
         return self.places.end + len(self._tail(NO_DIGESTS))
-
-    @property
-    def size(self) -> int:
-        """Bytes of the file."""
-        return self.end if self.known is None else self.known.size
 
     def before(self, number: int, digests: FileDigests = NO_DIGESTS) -> tuple[int, bytes]:
         """The header of a member; after the last the further members and the directory."""
