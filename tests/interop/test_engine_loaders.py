@@ -54,12 +54,12 @@ def test_ranks_hold_what_the_engine_loads(model: str, engine: str, tmp_path: Pat
         for rank, expected in enumerate(ranks):
             held = Model(expected, config).held
             with sw.open_checkpoint(tmp_path / "hf") as checkpoint:
-                given = (held, checkpoint, engine, config, rank, int(count))
+                rules = _engine.RankRules.of(engine, config, rank, int(count), rules=rules_of(model, engine))
                 if any(numbers is None for _, numbers in expected.values()):  # It computes with values.
                     with pytest.raises(sw.LayoutError):
-                        _engine.fill(*given, rules=rules_of(model, engine))
+                        _engine.fill(held, checkpoint, rules)
                     return
-                _engine.fill(*given, rules=rules_of(model, engine), has_all_layers="-mtp" not in model)
+                _engine.fill(held, checkpoint, rules, has_all_layers="-mtp" not in model)
             for name, (_, numbers) in expected.items():
                 assert digest(held[name].numpy().astype("i4")) == numbers, (name, rank, count)
 
@@ -170,7 +170,7 @@ def test_what_is_not_filled_exactly_is_refused(tmp_path: Path) -> None:
 
     def refused(message: str, held: dict[str, Any], **changed: Any) -> None:
         with sw.open_checkpoint(tmp_path / "hf") as checkpoint, pytest.raises(sw.LayoutError, match=message):
-            _engine.fill(held, checkpoint, "vllm", {**config, **changed}, 0, 2)
+            _engine.fill(held, checkpoint, _engine.RankRules.of("vllm", {**config, **changed}, 0, 2))
         assert all((one == -1).all() for one in held.values())
 
     held = Model(expected, config).held
@@ -182,7 +182,8 @@ def test_what_is_not_filled_exactly_is_refused(tmp_path: Path) -> None:
     refused("there are no rules of vllm for a model of the type", held, model_type="nobody")
     half = {key: value.to(torch.bfloat16) for key, value in held.items()}
     with sw.open_checkpoint(tmp_path / "hf") as checkpoint:
-        assert _engine.fill(half, checkpoint, "vllm", config, 0, 2) > 0  # Rounded, as the engine's own loaders do.
+        rules = _engine.RankRules.of("vllm", config, 0, 2)
+        assert _engine.fill(half, checkpoint, rules) > 0  # Rounded, as the engine's own loaders do.
 
 
 def test_the_entry_point_is_what_vllm_looks_for() -> None:

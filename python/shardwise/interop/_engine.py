@@ -5,24 +5,24 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._text import shown
 from ..errors import LayoutError
 from ..mesh import DeviceMesh
 from ..partition import Partition
-from ..placing import partition_of, placing_of
+from ..placing import Placing, partition_of, placing_of
 from ..rules.layout_map import LayoutMap
 from ..rules.rewrites import Rewrites
 from ..rules.shipped import example_rules
 from ..rules.toml import read_models
 from ..rules.wrapped import model_types
-from ..store import StoredCheckpoint
+from ..store import StoredCheckpoint, StoredTensor
 from ..store.rewritten.names import Naming
 from ..store.rewritten.view import rewritten_view
 from ._torch_reader import read_into
 
-__all__ = ["engine_rules", "fill"]
+__all__ = ["RankRules", "engine_rules", "fill"]
 
 #: The bias of experts' second projection, which all ranks add: the first has it, the others zeros.
 _ADDED_ONCE = re.compile(r"\.experts\..*\bw2(_weight)?_bias$")
@@ -58,62 +58,99 @@ def engine_rules(engine: str, config: Mapping[str, Any]) -> str:
     )
 
 
+class RankRules(NamedTuple):
+    """The rules of an engine for a model, and one rank of those that share its tensors.
+
+    Attributes:
+        source: The name or the path of the rules.
+        layouts: The cuts of the engine's parameters.
+        rewrites: The way from Hugging Face's tensors to these.
+        rank: The rank within its group of tensor parallelism.
+        ranks: The number of ranks in the group.
+    """
+
+    source: str
+    layouts: Placing
+    rewrites: Rewrites
+    rank: int
+    ranks: int
+
+    @classmethod
+    def of(
+        cls, engine: str, config: Mapping[str, Any], rank: int, ranks: int, *, rules: str | None = None
+    ) -> RankRules:
+        """Read the rules of an engine, `"vllm"` or `"sglang"`, for the model with this configuration.
+
+        Args:
+            engine: the engine.
+            config: the model's configuration.
+            rank: the rank.
+            ranks: the number of ranks.
+            rules: the rules by name or path; by default those for the type of the model.
+
+        Raises:
+            LayoutError: if there are no rules for the model, or it is quantized.
+        """
+        if config.get("quantization_config"):
+            raise LayoutError(
+                "the model has a quantization_config: quantized weights are not loaded; use the engine's own"
+            )
+        source = engine_rules(engine, config) if rules is None else rules
+        layouts = placing_of(LayoutMap.from_toml(source, DeviceMesh((ranks,), ("tp",)), config=config))
+        return cls(source, layouts, Rewrites.from_toml(source, config=config), rank, ranks)
+
+    @property
+    def label(self) -> str:
+        """The label of the rank's device."""
+        return f"cpu:{self.rank}"
+
+    def partition_for(self, name: str, tensor: StoredTensor, parameter: Any) -> Partition | None:
+        """Return the partition of a tensor that is read into a parameter; `None` if each rank has it whole.
+
+        Raises:
+            LayoutError: if the parameter is of another shape than the rules say, or of another kind of dtype.
+        """
+        partition = partition_of(self.layouts, name, tensor.shape, "even")
+        if not isinstance(partition, Partition | None):
+            raise LayoutError(f"{shown(name)} is cut through blocks that ranks share")
+        held = tensor.shape if partition is None else partition.holder_shape(self.label)
+        theirs = tuple(parameter.shape)
+        if theirs != held:
+            raise LayoutError(
+                f"{shown(name)} has the shape {theirs} in the model, and {held} by {self.source} on rank {self.rank} "
+                f"of {self.ranks}: the engine places it otherwise"
+            )
+        if not (parameter.is_floating_point() or str(parameter.dtype) == f"torch.{tensor.dtype}"):
+            raise LayoutError(f"{shown(name)} is {parameter.dtype} in the model, and {tensor.dtype} in the file")
+        return partition
+
+
 def fill(
-    parameters: Mapping[str, Any],
-    checkpoint: StoredCheckpoint,
-    engine: str,
-    config: Mapping[str, Any],
-    rank: int,
-    ranks: int,
-    *,
-    rules: str | None = None,
-    has_all_layers: bool = True,
+    parameters: Mapping[str, Any], checkpoint: StoredCheckpoint, rules: RankRules, *, has_all_layers: bool = True
 ) -> int:
     """Read what a rank of an engine holds of a model into its parameters, and return how many bytes that are.
 
     Args:
         parameters: the rank's parameters by name, with all names of those that have several: tensors of PyTorch.
         checkpoint: an open checkpoint with the tensors of Hugging Face.
-        engine: `"vllm"` or `"sglang"`.
-        config: the model's configuration.
-        rank: the rank within its group of tensor parallelism.
-        ranks: how many these are.
-        rules: the rules of the engine's parameters, by name or path; by default those for the type of the model.
+        rules: the engine's rules, and the rank.
         has_all_layers: whether the rank has all layers, or those of a stage.
 
     Raises:
-        LayoutError: if there are no rules for the model, or it is quantized; if a parameter is in no tensor, a tensor
-            in no parameter, or one is of another shape than the rules say. Names it. Nothing is read before.
+        LayoutError: if a parameter is in no tensor, a tensor in no parameter, or one is of another shape than the rules
+            say. Names it. Nothing is read before.
     """
-    if config.get("quantization_config"):
-        raise LayoutError("the model has a quantization_config: quantized weights are not loaded; use the engine's own")
-    named = engine_rules(engine, config) if rules is None else rules
-    label = f"cpu:{rank}"
-    layouts = placing_of(LayoutMap.from_toml(named, DeviceMesh((ranks,), ("tp",)), config=config))
     training = checkpoint.training
     weights = checkpoint.part(lambda name: not training.is_state(name))
-    view = rewritten_view(weights, Naming(rewrites=Rewrites.from_toml(named, config=config)))
+    view = rewritten_view(weights, Naming(rewrites=rules.rewrites))
     parts: dict[str, Partition | None] = {}
     for name, tensor in view.items():
-        if name not in parameters:
-            if has_all_layers:
-                raise LayoutError(
-                    f"{shown(name)}, which {named} makes of {checkpoint.path}, is no parameter of the model"
-                )
-            continue
-        partition = partition_of(layouts, name, tensor.shape, "even")
-        if not isinstance(partition, Partition | None):
-            raise LayoutError(f"{shown(name)} is cut through blocks that ranks share")
-        held = tensor.shape if partition is None else partition.holder_shape(label)
-        theirs = tuple(parameters[name].shape)
-        if theirs != held:
+        if name in parameters:
+            parts[name] = rules.partition_for(name, tensor, parameters[name])
+        elif has_all_layers:
             raise LayoutError(
-                f"{shown(name)} has the shape {theirs} in the model, and {held} by {named} on rank {rank} of {ranks}: "
-                "the engine places it otherwise"
+                f"{shown(name)}, which {rules.source} makes of {checkpoint.path}, is no parameter of the model"
             )
-        if not (parameters[name].is_floating_point() or str(parameters[name].dtype) == f"torch.{tensor.dtype}"):
-            raise LayoutError(f"{shown(name)} is {parameters[name].dtype} in the model, and {tensor.dtype} in the file")
-        parts[name] = partition
     filled = {parameters[name].data_ptr() for name in parts}
     lacking = ((name, one) for name, one in parameters.items() if name not in parts and one.numel())
     missing = [name for name, one in lacking if one.data_ptr() not in filled]
@@ -124,14 +161,14 @@ def fill(
     count = 0
     for name, partition in parts.items():
         target, tensor = parameters[name].detach(), view[name]
-        if rank and _ADDED_ONCE.search(name):
+        if rules.rank and _ADDED_ONCE.search(name):
             target.zero_()
             continue
-        pieces = [] if partition is None else partition.pieces(label)
         if partition is None:
             read_into(tensor, tuple(slice(0, size) for size in tensor.shape), target)
             count += tensor.nbytes
             continue
+        pieces = partition.pieces(rules.label)
         sizes = [math.prod(side.stop - side.start for side in piece.box) for piece in pieces]
         if sum(sizes) < target.numel():
             target.zero_()  # What no piece covers is padding.

@@ -16,7 +16,7 @@ from typing import Any
 from .._text import shown
 from ..errors import LayoutError
 from ..store import open_checkpoint
-from ._engine import fill
+from ._engine import RankRules, fill
 
 __all__ = ["load", "request"]
 
@@ -51,13 +51,7 @@ def load(model: Any, named_tensors: Sequence[tuple[str, Any]]) -> None:
             f"named_tensors has {shown([name for name, _ in named_tensors])}; "
             "shardwise.interop.sglang.request(PATH) makes what this loader takes"
         )
+    rank, ranks = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
+    rules = RankRules.of("sglang", model.config.to_dict(), rank, ranks, rules=given.get(_RULES))
     with open_checkpoint(given[_PATH]) as checkpoint:
-        fill(
-            dict(model.named_parameters(remove_duplicate=False)),
-            checkpoint,
-            "sglang",
-            model.config.to_dict(),
-            get_tensor_model_parallel_rank(),
-            get_tensor_model_parallel_world_size(),
-            rules=given.get(_RULES),
-        )
+        fill(dict(model.named_parameters(remove_duplicate=False)), checkpoint, rules)

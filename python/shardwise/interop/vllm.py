@@ -15,7 +15,7 @@ from typing import Any
 from .._text import shown
 from ..errors import LayoutError
 from ..store import open_checkpoint
-from ._engine import fill
+from ._engine import RankRules, fill
 
 __all__ = ["register_load_format"]
 
@@ -50,16 +50,10 @@ def register_load_format() -> None:
             )
 
             path = self._checkpoint or getattr(model_config, "model_weights", "") or model_config.model
+            rank, ranks = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
+            rules = RankRules.of("vllm", model_config.hf_config.to_dict(), rank, ranks, rules=self._rules)
+            parameters = dict(model.named_parameters(remove_duplicate=False))
             with open_checkpoint(path) as checkpoint:
-                fill(
-                    dict(model.named_parameters(remove_duplicate=False)),
-                    checkpoint,
-                    "vllm",
-                    model_config.hf_config.to_dict(),
-                    get_tensor_model_parallel_rank(),
-                    get_tensor_model_parallel_world_size(),
-                    rules=self._rules,
-                    has_all_layers=get_pp_group().world_size == 1,
-                )
+                fill(parameters, checkpoint, rules, has_all_layers=get_pp_group().world_size == 1)
 
     register_model_loader("shardwise")(ShardwiseModelLoader)
