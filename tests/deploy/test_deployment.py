@@ -79,8 +79,10 @@ class TestWhere:
         assert deployment(default="replicated").partition("norm", (4,)).holders == tuple(f"cpu:{i}" for i in range(8))
         cut = deployment(default=DeploymentRule(("tp",), "dense", {"pp": 1}))
         assert cut.partition("other", (4, 3)).boxes()[:, 0].tolist() == [[0, 2], [2, 4]] * 2
-        with pytest.raises(LayoutError, match="rank 0, the default layout is for ranks from 1"):
-            cut.layout_of("other", 0)
+        assert cut.partition("number", ()).holders == ("cpu:4", "cpu:5", "cpu:6", "cpu:7")
+        wide = deployment(default=DeploymentRule((None, "tp"), "dense", {"pp": 1}))
+        with pytest.raises(LayoutError, match="rank 1, the default layout is for ranks from 2"):
+            wide.layout_of("other", 1)
 
     def test_labels_of_the_world(self) -> None:
         trainer = [f"trainer {i}" for i in range(4)]

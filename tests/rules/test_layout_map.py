@@ -436,15 +436,21 @@ class TestDefault:
         assert layout_map.layout_of("w", 3) == TensorLayout((("data", "model"), None, None), MESH)
         assert layout_map.apply({"w": np.zeros((8, 2))})["w"] == TensorLayout((("data", "model"), None), MESH)
         assert layout_map.partition("w", (9, 2)).shard_shape("cpu:0") == (2, 2)
-        with pytest.raises(LayoutError, match="'w' has rank 0, the default layout is for ranks from 1"):
-            layout_map.layout_of("w", 0)
         report = layout_map.report({"w": ((9, 2), "int8"), "s": ((), "int8")})
-        assert [str(problem) for problem in report.rank_mismatches] == [
-            "'s' has rank 0, the default layout is for ranks from 1"
-        ]
-        assert [tensor.name for tensor in report.unplaced] == ["s"]
+        assert report.ok
         assert report.device_bytes is not None
-        assert report.device_bytes.tolist() == [4, 4, 4, 4, 2, 0, 0, 0]
+        assert report.device_bytes.tolist() == [5, 5, 5, 5, 3, 1, 1, 1]
+
+    def test_a_number_has_no_dim_to_cut(self) -> None:
+        layout_map = LayoutMap(MESH, default=LayoutRule((None, "model")))
+        assert layout_map.layout_of("step", 0) == TensorLayout((), MESH)
+        with pytest.raises(LayoutError, match="'w' has rank 1, the default layout is for ranks from 2"):
+            layout_map.layout_of("w", 1)
+        report = layout_map.report({"w": ((2, 8), "int8"), "b": ((2,), "int8")})
+        assert [str(problem) for problem in report.rank_mismatches] == [
+            "'b' has rank 1, the default layout is for ranks from 2"
+        ]
+        assert [tensor.name for tensor in report.unplaced] == ["b"]
 
     def test_it_may_leave_axes_to_be_reduced(self) -> None:
         default = TensorLayout(("model",), unreduced=("data",))

@@ -83,11 +83,14 @@ class LayoutRule:
         return [word for word in (self.uneven, "shared" * self.shared, "optional" * self.optional) if word]
 
     def of_rank(self, rank: int) -> TensorLayout | None:
-        """Give the layout for tensors of a rank, whose further dims are not cut; `None` if the rank is too small."""
+        """Give the layout for tensors of a rank, whose further dims are not cut; `None` if the rank is too small.
+
+        A tensor without dims has none to cut.
+        """
         missing = rank - self.layout.rank
-        if missing < 0:
+        if missing < 0 < rank:
             return None
-        axes = (*self.layout.axes, *(None,) * missing)
+        axes = (*self.layout.axes, *(None,) * missing) if rank else ()
         return TensorLayout(axes, self.layout.device_mesh, unreduced=self.layout.unreduced)
 
 

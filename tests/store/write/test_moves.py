@@ -128,9 +128,9 @@ def test_weights_and_state_apart(move: Move, tmp_path: Path) -> None:
     source, found = move.source(tmp_path), dict[str, set[str]]()
     for which in ("all", "weights", "state"):
         (tmp_path / which).mkdir()
-        if which == "state" and move.settings["to"] == "megatron":
-            # A key of Megatron's states is that of a weight.
-            with pytest.raises(sw.LayoutError, match="has no weight among the tensors"):
+        if which == "state" and move.archive == LLAMA and move.settings["to"] == "megatron":
+            # In float32 the weights are the master copies, which Megatron needs.
+            with pytest.raises(sw.LayoutError, match=r"no master copy, as its weight is that: .* which = 'all'"):
                 move.made(source, tmp_path / which / move.file, which=which)
             continue
         move.made(source, tmp_path / which / move.file, which=which)
@@ -269,3 +269,71 @@ def test_master_copies_are_the_weights_that_pytorch_goes_on_from(tmp_path: Path)
     sw.reshard_checkpoint(source, tmp_path / "rounded", to="dcp", which="weights")
     with sw.open_checkpoint(tmp_path / "rounded") as checkpoint:
         assert {tensor.dtype for tensor in checkpoint.values()} == {"bfloat16"}
+
+
+def test_weights_without_dims_are_in_all_files_of_ranks(tmp_path: Path) -> None:
+    """Of PyTorch's own files: the only parameter without dims, its moments, and what is made of each again."""
+    with tarfile.open(DATA / "states/torch_plain/adafactor/checkpoint.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    source = tmp_path / "checkpoint" / "checkpoint.pt"
+    for sizes in ((3,), (2, 2)):
+        mesh = sw.DeviceMesh(sizes, ("ddp", "fsdp")[-len(sizes) :])
+        sw.reshard_checkpoint(source, tmp_path / f"{len(sizes)}", mesh=mesh, to="fsdp2", sync=False)
+        with sw.open_checkpoint(tmp_path / f"{len(sizes)}") as checkpoint, sw.open_checkpoint(source) as old:
+            assert checkpoint["model.scale"].shape == ()
+            states = {name: old[name].shape for name in old if ".state.model.scale." in name}
+            assert states == {f"optimizer.state.model.scale.{kind}": () for kind in ("step", "variance")}
+            assert {name: checkpoint[name].shape for name in states} == states
+            row = "optimizer.state.model.embed_tokens.weight.row_var"
+            assert {len(checkpoint[row].pieces), old[row].shape[1]} == {sizes[-1], 1}
+        assert [
+            each for each in sw.diff_checkpoints(source, tmp_path / f"{len(sizes)}") if "rng" not in str(each)
+        ] == []
+
+
+def test_weights_that_become_bfloat16_keep_what_they_were_as_master_copies(tmp_path: Path) -> None:
+    """Megatron's states need a copy in float32: of a float32 weight that is itself, whatever `dtype` makes of it."""
+    move = MOVES["fsdp1-megatron"]
+    source = move.source(tmp_path)
+    move.made(source, tmp_path / "float32")
+    move.made(source, tmp_path / "bfloat16", dtype="bfloat16")
+    with sw.open_checkpoint(tmp_path / "float32") as old, sw.open_checkpoint(tmp_path / "bfloat16") as new:
+        weights = old.training.names.weights
+        assert len(weights) == 9
+        for name in weights.values():
+            assert (new[name].dtype, old[name].dtype) == ("bfloat16", "float32")
+            master = f"optimizer.state.param.{name}"
+            assert new.read(master).tobytes() == old.read(master).tobytes() == old.read(name).tobytes()
+            assert abs(new.read(name).astype(np.float32) - old.read(name)).max() <= abs(old.read(name)).max() / 128
+    back = sw.reshard_checkpoint(tmp_path / "bfloat16", tmp_path / "back", to="megatron", dtype="float32", sync=False)
+    assert back.warnings == ()
+    assert sw.diff_checkpoints(tmp_path / "float32", tmp_path / "back") == []
+
+
+def test_megatrons_states_alone_have_their_steps_and_groups(tmp_path: Path) -> None:
+    move = MOVES["megatron-megatron"]
+    source = move.source(tmp_path)
+    move.made(source, tmp_path / "all")
+    move.made(source, tmp_path / "state", which="state")
+    assert sw.diff_checkpoints(tmp_path / "all", tmp_path / "state", which="state") == []
+    with sw.open_checkpoint(tmp_path / "all") as whole, sw.open_checkpoint(tmp_path / "state") as alone:
+        assert not alone.training.names.weights
+        for key in ("optimizer.param_groups.0.params", "optimizer.param_groups.1.params"):
+            assert alone.objects[key].value() == whole.objects[key].value()
+            assert alone.objects[key].value()
+
+
+@pytest.mark.parametrize(("axes", "is_idle"), [(("tp", "dp"), False), (("model", "dp"), True)])
+def test_ranks_of_data_parallelism_are_no_doubt_of_megatrons_files(
+    axes: tuple[str, str], is_idle: bool, tmp_path: Path
+) -> None:
+    """They hold nothing of their own there; a mesh of which no axis is used has a wrong name."""
+    move = MOVES["fsdp1-megatron"]
+    source = move.source(tmp_path)
+    rules = sw.example_rules()["torch_dist/llama"]
+    layouts = sw.LayoutMap.from_toml(rules, sw.DeviceMesh((2, 3), ("tp", "dp")), config=CONFIG)
+    if is_idle:
+        layouts = sw.LayoutMap(sw.DeviceMesh((2, 3), axes), default="replicated")
+    rewrites = sw.Rewrites.from_toml(rules, config=CONFIG)
+    report = sw.reshard_checkpoint(source, tmp_path / "new", layouts, rewrites=rewrites, to="megatron", sync=False)
+    assert [each.names for each in report.left_out if each.kind == "axes"] == [("model",), ("dp",)] * is_idle

@@ -109,7 +109,7 @@ def _with_groups(found: Contents, common: _Common, groups: list[Group], states: 
         groups: The groups.
         states: For each parameter that has states, what the tensor of its steps is called.
     """
-    decays = {key: _decays(key, found.tensors[key]) for key in states if key in found.tensors}
+    decays = {key: _decays(key, one) for key in states if (one := _weight_of(key, found)) is not None}
     members = members_of(groups, decays)
     steps = {group.step for group in groups}
     tensors = dict(found.tensors)
@@ -120,6 +120,12 @@ def _with_groups(found: Contents, common: _Common, groups: list[Group], states: 
     if common.step is not None:
         tensors.update((name, common.step(name)) for name in states.values())
     return found._replace(tensors=tensors, objects={**found.objects, **with_groups(groups, members)})
+
+
+def _weight_of(key: str, found: Contents) -> StoredTensor | None:
+    """Give the weight of this key, or its master copy if states are there alone."""
+    names = (key, *(f"optimizer.state.{kind}.{key}" for kind in _MASTERS))
+    return next((found.tensors[name] for name in names if name in found.tensors), None)
 
 
 def _decays(key: str, weight: StoredTensor) -> bool:
@@ -151,4 +157,4 @@ def _named_states(found: Contents) -> dict[str, str]:
     """The parameters whose states have their keys, each with a name for its steps that is like those of the states."""
     start = "optimizer.state."
     keys = (name.removeprefix(start).partition(".")[2] for name in found.tensors if name.startswith(start))
-    return {key: f"{start}step.{key}" for key in keys if key in found.tensors}
+    return {key: f"{start}step.{key}" for key in keys if _weight_of(key, found) is not None}

@@ -185,7 +185,11 @@ class States:
         candidates = [
             NamedShape(name, held.shape)
             for name, held in weights.items()
-            if (held.is_sharded or (is_plain and "float" in held.dtype.name))
+            # Parameters without dims are plain in any case.
+            if (
+                held.is_sharded
+                or ((is_plain or self._names is not None or not held.shape) and "float" in held.dtype.name)
+            )
             and owners.setdefault(held.storages(), name) == name
         ]
         shapes = {at: held.shape for at, held in self._gathered.items()}

@@ -76,6 +76,10 @@ def doubts_about(
             if name not in kept
             for rule in layouts.matching_rules(name)
         }
+        mesh = report.device_mesh
+        if form == "megatron" and mesh is not None and len(report.unused_axes) < sum(size > 1 for size in mesh.shape):
+            # Ranks of data parallelism have no part in the files, and a mesh with them is as good.
+            report = replace(report, unused_axes=())
         unused = () if are_adapters(tensors) else report.unused_rules
         report = replace(report, unused_rules=tuple(rule for rule in unused if rule not in rest))
         lost += report.left_out

@@ -16,7 +16,9 @@ import numpy as np
 
 from ...._text import shown
 from ....errors import LayoutError
+from ....layout import Spec
 from ....mesh import DeviceMesh
+from ....packed import PackedDim, part
 from ....partition import Partition
 from .dcp import rebuilt
 from .files import CutTensor, slots_by_file
@@ -172,9 +174,9 @@ def _placements(tensor: CutTensor) -> tuple[int | None, ...]:
     axes = partition.device_mesh.axis_names
     found: list[int | None] = [None] * len(axes)
     specs = partition.layout.axes if isinstance(partition, Partition) else None
-    is_ceil = isinstance(partition, Partition) and partition.uneven == "ceil"
     for dim, spec in enumerate(specs or ()):
-        names = spec if isinstance(spec, tuple) else () if spec is None else (spec,)
+        names, uneven = _axes_of(spec, tensor.shape[dim])
+        is_ceil = (uneven or partition.uneven) == "ceil"  # type: ignore[union-attr]
         places = [axes.index(name) if name in axes else -1 for name in names]
         even = tensor.shape[dim] % math.prod(partition.device_mesh.shape[at] for at in places) == 0
         if -1 in places or places != sorted(places) or not (even or (len(places) == 1 and is_ceil)):
@@ -188,6 +190,16 @@ def _placements(tensor: CutTensor) -> tuple[int | None, ...]:
             'dim, into even parts or with uneven = "ceil"; default = { axes = ["fsdp"], uneven = "ceil" } is FSDP2\'s'
         )
     return tuple(found)
+
+
+def _axes_of(spec: Spec, size: int) -> tuple[tuple[str, ...], str | None]:
+    """The axes that cut a dim of this size, and its own rule; of what is not one whole dim, an axis of no mesh."""
+    if not isinstance(spec, PackedDim):
+        return (spec if isinstance(spec, tuple) else () if spec is None else (spec,)), None
+    # States that are averages over a dim have the rule of the others in it.
+    first = spec.parts[0]
+    is_whole = spec.parts == (part(size, axes=first.axes, uneven=first.uneven),)
+    return (first.axes if is_whole else ("",)), first.uneven
 
 
 class _RankPickle:

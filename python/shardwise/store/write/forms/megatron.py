@@ -46,16 +46,23 @@ class MegatronForm(NamedTuple):
         beside: The files beside the index.
         values: The names of the values that are in these files.
         doubts: Things that Megatron does differently, a sentence each.
+        unrounded: Weights whose master copies are they themselves as they are stored, by the names of these copies.
     """
 
     names: dict[str, str]
     beside: dict[str, bytes]
     values: set[str]
     doubts: list[str]
+    unrounded: dict[str, str]
 
 
 def megatron_form(
-    kept: Mapping[str, Assembled], values: Mapping[str, Any], number: Callable[[str, Assembled], float]
+    kept: Mapping[str, Assembled],
+    values: Mapping[str, Any],
+    number: Callable[[str, Assembled], float],
+    stored: Mapping[str, Assembled],
+    *,
+    is_state: bool,
 ) -> MegatronForm:
     """Give tensors Megatron's names, and put values into Megatron's files.
 
@@ -63,12 +70,15 @@ def megatron_form(
         kept: The tensors to be written.
         values: Values that are no tensors, by name.
         number: Reads a tensor that has one element.
+        stored: The same tensors before weights are converted to another dtype.
+        is_state: Whether states are written alone, on purpose.
 
     Raises:
         LayoutError: if a state has no weight, or a weight with states no master copy; if there is no group, or several
             counts of steps.
     """
     names = training_names(kept, values)
+    shapes = {name: made.shape for name, made in kept.items()}
     found: dict[str, str] = {}
     steps: dict[float, str] = {}
     with_states: dict[str, set[str]] = {}
@@ -77,36 +87,52 @@ def megatron_form(
         if state is None:
             found[name] = name
             continue
-        if state.weight is None:
-            raise LayoutError(f"the optimizer's state {shown(name)} has no weight among the tensors to be written")
-        kinds = with_states.setdefault(state.weight, set())
+        weight = state.weight
+        if weight is None:
+            if not is_state:
+                raise LayoutError(f"the optimizer's state {shown(name)} has no weight among the tensors to be written")
+            weight = state.parameter
+            shapes[weight] = max(shapes.get(weight, ()), made.shape, key=len)
+        kinds = with_states.setdefault(weight, set())
         if state.kind == "step":
             steps.setdefault(number(name, made), name)
             continue
         kind = "param" if state.kind == MASTER else state.kind
         kinds.add(kind)
-        found[f"optimizer.state.{kind}.{state.weight}"] = name
+        found[f"optimizer.state.{kind}.{weight}"] = name
+    unrounded = {}
     for weight, kinds in with_states.items():
+        master = f"optimizer.state.param.{weight}"
+        is_converted = weight in kept and kept[weight].dtype != stored[weight].dtype
         if "param" in kinds:
-            continue
-        if kept[weight].dtype.name != "float32":
+            if is_converted and kept[weight].dtype == kept[found[master]].dtype:
+                found[weight] = found[master]  # Which is what it was before it was rounded.
+        elif weight not in kept:
+            raise LayoutError(
+                f"the optimizer has states of {shown(weight)} but no master copy, as its weight is that: Megatron's "
+                "states alone need it; which = 'all' writes weights and states"
+            )
+        elif kept[weight].dtype.name == "float32":
+            found[master] = weight
+        elif is_converted and stored[weight].dtype.name == "float32":
+            unrounded[master] = weight
+        else:
             raise LayoutError(
                 f"{shown(weight)} is {kept[weight].dtype.name} and has states of an optimizer but no master copy, "
                 "which Megatron's distributed optimizer has in float32; drop = '^optimizer' leaves the states out"
             )
-        found[f"optimizer.state.param.{weight}"] = weight
     if len(steps) > 1:
         (one, first), (other, second) = list(steps.items())[:2]
         raise LayoutError(
             f"{shown(first)} is {one:g} and {shown(second)} {other:g}, but Megatron has one number of steps for all"
         )
     groups = _Groups(next(iter(steps), None), {
-        weight: len(kept[weight].shape) - _is_stacked(weight) > 1 and not weight.endswith(".bias")
+        weight: len(shapes[weight]) - _is_stacked(weight) > 1 and not weight.endswith(".bias")
         for weight in with_states
     })  # fmt: skip
     common, used = _common(values, groups)
     beside = {METADATA: json.dumps(_SAID).encode(), COMMON: value_bytes(common)}
-    return MegatronForm(found, beside, used, groups.doubts)
+    return MegatronForm(found, beside, used, groups.doubts, unrounded)
 
 
 def is_said(name: str) -> bool:

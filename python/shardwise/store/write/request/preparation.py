@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...._dtypes import DTYPES
+from ...._dtypes import DTYPES, Dtype
 from ...._garbage import uncollected
 from ...._text import shown
 from ....conversion.assembled import Assembled, Wanted
@@ -36,7 +36,7 @@ from ...rewritten.left_out import (
     states_alone,
     without_a_place,
 )
-from ...rewritten.names import chosen, idle_renames, kept_values, key_paths, names_of, renamed_tensors
+from ...rewritten.names import Renamed, chosen, idle_renames, kept_values, key_paths, names_of, renamed_tensors
 from ...rewritten.wanted import number_of, partition_for, refuse_unmatched, wanted_number, wanted_stored
 from ...tensors.checkpoint import KeyPath, StoredCheckpoint
 from ...tensors.companion_files import beside, companions_of
@@ -150,9 +150,7 @@ class Preparation:
     def _taken(self, scratch: ScratchFile) -> _Taken:
         """Choose what is taken of the source, and give it its new names."""
         request, checkpoint, naming = self._request, self._checkpoint, self._request.naming
-        tensors, weights, dropped = renamed_tensors(
-            checkpoint, naming, request.dtype, partial(self._stored, scratch), self._config
-        )
+        tensors, weights, dropped = self._renamed(scratch, request.dtype)
         kept = chosen(tensors, naming, checkpoint.path)
         return _Taken(tensors, kept, weights, *kept_values(checkpoint, naming, tensors), dropped)
 
@@ -161,10 +159,14 @@ class Preparation:
         checkpoint, kept, values = self._checkpoint, taken.kept, taken.values
         if self._request.to == "megatron":
             said = self._said(grouped_values(checkpoint, values, taken.tensors))
-            megatron = megatron_form(kept, said, self._number)
+            is_other = self._request.dtype is not None
+            source = self._renamed(scratch, None) if is_other else Renamed(taken.tensors, taken.weights, {})
+            is_state = self._request.naming.which == "state"
+            megatron = megatron_form(kept, said, self._number, source.tensors, is_state=is_state)
             _, wanted = self._wanted(scratch, {name: kept[name] for name in megatron.names.values()}, taken.weights)
             by_name = {tensor.name: tensor for tensor in wanted}
             wanted = [replace(by_name[name], name=new) for new, name in megatron.names.items()]
+            wanted += self._unrounded(scratch, source, megatron.unrounded)
             self._along.update(megatron.beside)
             rest = {old: new for old, new in values.items() if new not in megatron.values}
             placed = {old: new for old, new in rest.items() if checkpoint.objects[old].extent}
@@ -221,7 +223,8 @@ class Preparation:
         self.doubts += checkpoint.doubts
         self.doubts += contents.doubts
         self.doubts += idle_renames(checkpoint, naming.rename)
-        lost, said = doubts_about(request.layouts, request.uneven, form, wanted, taken.tensors, taken.ruled)
+        to = "megatron" if request.to == "megatron" else form
+        lost, said = doubts_about(request.layouts, request.uneven, to, wanted, taken.tensors, taken.ruled)
         self.doubts += said
         self.doubts += [note for note in (naming.rewrites or Rewrites())._notes if note not in said]
         losses = dropped_by_rules(taken.dropped, taken.dropped_values, names_of(checkpoint))
@@ -243,6 +246,21 @@ class Preparation:
         if request.strict and self.doubts:
             raise DoubtsError(self.doubts)
 
+    def _renamed(self, scratch: ScratchFile, dtype: Dtype | None) -> Renamed:
+        """The tensors of the source by their new names, weights in this dtype."""
+        stored = partial(self._stored, scratch, dtype)
+        return renamed_tensors(self._checkpoint, self._request.naming, dtype, stored, self._config)
+
+    def _unrounded(self, scratch: ScratchFile, source: Renamed, names: Mapping[str, str]) -> list[Wanted]:
+        """Tensors as they are in the source, under new names: for each that of the one which `dtype` converts."""
+        if not names:
+            return []
+        other = Preparation(replace(self._request, dtype=None), self._source, self._checkpoint)
+        kept = {name: source.tensors[name] for name in names.values()}
+        found = {tensor.name: tensor for tensor in other._wanted(scratch, kept, source.weights)[1]}
+        self.obstacles += other.obstacles
+        return [replace(found[name], name=new) for new, name in names.items()]
+
     def _said(self, values: Grouped) -> dict[str, Any]:
         """The values that Megatron has beside tensors, by their new names."""
         objects = self._checkpoint.objects
@@ -262,11 +280,18 @@ class Preparation:
         steps = [wanted_number(name, np.array(found[count]), DTYPES["float32"]) for name, count in counts.items()]
         return [*(tensor for tensor in wanted if tensor.name not in found), *steps]
 
-    def _stored(self, scratch: ScratchFile, old: str, new: str, partition: Partition | SharedTiling | None) -> Wanted:
+    def _stored(
+        self,
+        scratch: ScratchFile,
+        dtype: Dtype | None,
+        old: str,
+        new: str,
+        partition: Partition | SharedTiling | None,
+    ) -> Wanted:
         """A stored tensor, to be copied from where it is, or put into the scratch file if it cannot be."""
         request, tensor = self._request, self._checkpoint[old]
         # States of an optimizer keep their dtype.
-        dtype = None if self._checkpoint.training.is_state(old) else request.dtype
+        dtype = None if self._checkpoint.training.is_state(old) else dtype
         is_other = is_converted(tensor, dtype)
         if tensor.is_addressable and not is_other:
             return wanted_stored(new, tensor, partition)
@@ -293,7 +318,7 @@ class Preparation:
             partition = components.get(name) or partition_for(name, made.shape, layouts, request.uneven)
             if made.stored is not None:
                 names[made.stored] = name
-                wanted.append(self._stored(scratch, made.stored, name, partition))
+                wanted.append(self._stored(scratch, request.dtype, made.stored, name, partition))
             elif not made.is_scattered:
                 wanted.append(made.wanted(name, partition))
             elif request.is_written or (fine := fine + made.expected) > _MOST_FINE:
