@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-#: Pages for contributors: lists of what was run, and tables that are written by `make bench`.
-FOR_CONTRIBUTORS = {"proof.md", "benchmarks.md"}
+#: Tables that are written by `make bench`.
+FOR_CONTRIBUTORS = {"benchmarks.md"}
 PAGES = [
     page for page in sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]) if page.name not in FOR_CONTRIBUTORS
 ]
