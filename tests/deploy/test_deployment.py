@@ -368,6 +368,25 @@ class TestPictures:
         assert all(f"cpu:{i}" in picture for i in range(8))
         assert sw.draw(deployment(), form="html").count("<svg ") == 1
 
+    def test_each_device_has_its_layers_and_experts(self) -> None:
+        """Layers 0 and 1 on the first stage, 2 on the second; experts two by two: by hand."""
+        rules = {
+            r"layers\.{i}\.wq": DeploymentRule(("tp",), "dense"),
+            r"layers\.{i}\.experts\.{e}\.": DeploymentRule((None,), "expert", at={"ep": "e // 2"}),
+            r"every\.{i}": DeploymentRule((None,), "dense", at={"tp": "i % tp"}),  # as many as one likes
+        }
+        meshes = {"dense": DeviceMesh((2, 2), ("pp", "tp")), "expert": DeviceMesh((2, 2), ("pp", "ep"))}
+        at = {r"layers\.{i}\.": {"pp": "stage[i]"}}
+        made = Deployment(4, meshes, rules, numbers={"stage": [0, 0, 1]}, at=at)
+        dense, expert = sw.draw(made, form="text").split("\n\n")
+        drawn = [line for line in dense.splitlines() if "cpu:0 " in line or "cpu:2 " in line]
+        assert [[cell.strip() for cell in line.split("│")[1:3]] for line in drawn] == [
+            ["cpu:0 · layers 0,1", "cpu:1 · layers 0,1"],
+            ["cpu:2 · layers 2", "cpu:3 · layers 2"],
+        ]
+        assert "every" not in dense.partition("every\\.")[0]
+        assert [expert.count(text) for text in ("layers 0,1", "layers 2", "experts 0,1", "experts 2,3")] == [2, 2, 2, 2]
+
     def test_a_world_alone_and_many_rules(self) -> None:
         assert sw.draw(Deployment(2, {}, {}), form="text").startswith("world: mesh world=2")
         many = Deployment(2, DeviceMesh((2,), ("x",)), {f"w{i}$": ("x",) for i in range(30)})

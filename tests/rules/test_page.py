@@ -384,3 +384,9 @@ class TestDeployments:
     def test_who_holds_what_names_the_mesh(self) -> None:
         cuts = json.loads(self.page().data)["cuts"]
         assert "8 × 4, ('tp', None) over pp=1, tp=4: cpu:4..7" in [cut["about"] for cut in cuts]
+
+    def test_each_mesh_is_drawn_with_what_its_devices_hold(self) -> None:
+        """Two stages of two layers of four: by hand from the rules above."""
+        texts = self.page().texts
+        assert "Meshes of the deployment" in texts
+        assert texts.count("h 0,1") == texts.count("h 2,3") == 2 * 4

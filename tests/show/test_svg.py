@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import numpy as np
 import numpy.typing as npt
@@ -498,7 +499,44 @@ def test_a_scalar_is_one_tile(drawn: dict[str, Drawing]) -> None:
 def test_only_dims_that_are_cut_are_in_the_headings_of_slices() -> None:
     layout = sw.TensorLayout((None, "a", "b", "c"), sw.DeviceMesh((2, 2, 2), list("abc")))
     written = Drawing(sw.draw(layout.partition((3, 4, 4, 4)))).written()
-    assert [text for text in written if " at " in text] == [f"dim 1 at {at}" for at in ("0:2", "2:4")]
+    assert [text for text in written if " at " in text] == [
+        f"dim 1 at {at}; dim 0: 3, not cut" for at in ("0:2", "2:4")
+    ]
+
+
+def test_every_dim_is_named() -> None:
+    layout = sw.TensorLayout((None, "model", None), EIGHT)
+    written = Drawing(sw.draw(layout.partition((3, 8, 5)))).written()
+    for text in ("dim 0: 3, not cut", "↓ dim 1: 8, cut in 8 by model", "→ dim 2: 5, not cut"):
+        assert text in written
+    flat = sw.TensorLayout((None,) * 7, EIGHT).partition((1, 2, 3, 4, 5, 6, 7))
+    said = "dim 0: 1, not cut, dim 1: 2, not cut, dim 2: 3, not cut and 2 more dims"
+    assert said in " ".join(Drawing(sw.draw(flat)).written())
+
+
+@pytest.mark.parametrize("shape", [(4096, 1024), (64, 64), (8, 4096)])
+def test_before_and_after_are_at_one_scale(shape: tuple[int, int]) -> None:
+    """A shard that has as many elements has as large a tile, in both."""
+    rows, columns = sw.TensorLayout(("model", None), EIGHT), sw.TensorLayout((None, "x"), sw.DeviceMesh((2,), ("x",)))
+    tiles = Drawing(sw.draw(rows.partition(shape), after=columns.partition(shape))).tiles
+    assert len(tiles) == 10
+    before, after = (sum(tile.box.area for tile in part) for part in (tiles[:8], tiles[8:]))
+    assert before == pytest.approx(after, rel=1e-3)
+    widths = [
+        max(tile.box.right for tile in part) - min(tile.box.left for tile in part) for part in (tiles[:8], tiles[8:])
+    ]
+    assert widths[0] == pytest.approx(widths[1], abs=0.1)
+
+
+def test_no_pattern_goes_through_a_label() -> None:
+    """Under each line of text on a tile with a pattern is a plate in the colour of the tile, as long as the text."""
+    root = ET.fromstring(sw.draw(sw.TensorLayout(("x", None), sw.DeviceMesh((32,), ("x",))).partition((4096, 512))))
+    plates = [each for each in root if each.get("class") == "plate"]
+    assert len(plates) == 32 - len(colours.FILLS)
+    for plate, text in itertools.pairwise(root):
+        if plate.get("class") == "plate":
+            assert float(plate.attrib["width"]) >= float(text.attrib["textLength"])
+            assert plate.attrib["fill"] in colours.FILLS
 
 
 def test_replicas_can_be_seen(drawn: dict[str, Drawing]) -> None:

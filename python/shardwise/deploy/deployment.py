@@ -453,7 +453,7 @@ class Deployment(RuleBook, Drawn):
         with importing:
             from .drawn import deployment_picture
 
-        return deployment_picture(self)
+        return deployment_picture(self, self._lookup.ready())
 
     def __eq__(self, other: object) -> bool:
         return self._key == other._key if isinstance(other, Deployment) else NotImplemented

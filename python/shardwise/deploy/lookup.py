@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -200,6 +200,15 @@ class RuleLookup:
             return sizes[name]
         known = ", ".join([*sorted(fields), *self._numbers, *sizes])
         raise LayoutError(f"at[{shown(axis)}] names {shown(name)}; known are {known}")
+
+    def ready(self) -> Iterator[ReadyRule]:
+        """Give the rules, ready to be applied, with coordinates that names get by `at` along axes of their meshes."""
+        yield from self._ready.values()
+        for places, pattern in self._at.values():
+            for name, mesh in self._meshes.items():
+                own = {axis: where for axis, where in places.items() if axis in mesh.axis_names}
+                if name != WORLD and own:
+                    yield self._prepared("at", DeploymentRule((), name, own), pattern)
 
     def matching(self, path: str) -> tuple[str, ...]:
         """List the keys that apply to a name, in the order of the rules."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,13 +14,19 @@ from .._text import bytes_text
 from ..mesh import DeviceMesh
 from ..show.html import table_html
 from ..show.lanes import bars, holder_bars
-from ..show.picture import Panel, Picture, View
+from ..show.names import brief
+from ..show.picture import Panel, Picture, Tile, View, short
+from ..show.views import mesh_picture
 
-__all__ = ["KINDS", "MOST_DEVICES", "kind_number", "layout_map_html", "report_picture"]
+__all__ = ["KINDS", "MOST_DEVICES", "kind_number", "layout_map_html", "meshes_picture", "report_picture"]
 
 #: The fates of a tensor, in the words of the legend.
 KINDS = ("cut", "replicated by a rule", "replicated, no rule matches", "cannot be placed")
 MOST_DEVICES = 1 << 20
+#: Devices that are drawn one by one.
+_MOST_DRAWN = 256
+#: The number of a layer in the name of a tensor, and what it is a number of.
+_NUMBERED = re.compile(r"(?:^|\.)([A-Za-z_]+)\.([0-9]{1,9})(?=\.|$)")
 
 
 class Reported(Protocol):
@@ -73,6 +81,59 @@ def report_picture(report: Reported) -> Picture:
         panels.append(holder_bars("bytes on each device", mesh.labels(), each.tolist(), bytes_text))
     view = View((report.totals[0], *report.totals[1:], warnings), tuple(panels))
     return Picture(f"report on {report.totals[0]}", f"{'; '.join(report.totals)}; {warnings}.", (view,))
+
+
+def meshes_picture(report: Any) -> Picture:
+    """Give the picture of the meshes of a deployment: on each device its bytes, and the layers that not all have."""
+    devices = report.device_mesh.size
+    each = report.device_bytes if devices <= MOST_DEVICES else None
+    said: dict[Any, list[str]] = {}
+    if devices <= _MOST_DRAWN:
+        labels = report.device_mesh.labels()
+        for at, label in enumerate(labels):
+            said[label] = [] if each is None else [bytes_text(int(each[at]))]
+        for label, layers in _layers(report).items():
+            said[label] += layers
+    views = []
+    for name, mesh in report.meshes:
+        drawn = mesh_picture(mesh)
+        for view in drawn.views:
+            panels = tuple(
+                replace(panel, tiles=tuple(_told(tile, said, mesh) for tile in panel.tiles)) for panel in view.panels
+            )
+            views.append(View((f"{name}: {view.captions[0]}", *view.captions[1:]), panels, view.notes))
+    title = f"meshes of a deployment on {devices:,} device{'s' * (devices != 1)}"
+    return Picture(title, "; ".join((title, *(view.captions[0] for view in views))) + ".", tuple(views))
+
+
+def _layers(report: Any) -> dict[Any, list[str]]:
+    """The numbers of layers on each device, if not all devices have the same."""
+    found: dict[Any, dict[str, set[int]]] = {}
+    for tensor in report.tensors:
+        numbered = _NUMBERED.search(tensor.name)
+        mesh = None if tensor.layout is None else tensor.layout.device_mesh
+        if numbered is not None and mesh is not None:
+            for label in mesh.labels():
+                found.setdefault(label, {}).setdefault(numbered[1], set()).add(int(numbered[2]))
+    if len({tuple(sorted((noun, *sorted(numbers)) for noun, numbers in one.items())) for one in found.values()}) < 2:
+        return {}
+    return {
+        label: [brief([f"{noun} {number}" for number in sorted(numbers)]) for noun, numbers in one.items()]
+        for label, one in found.items()
+    }
+
+
+def _told(tile: Tile, said: dict[Any, list[str]], mesh: DeviceMesh) -> Tile:
+    """The tile of a device with what is said of that; one that stands for several as it is."""
+    place = tuple(int(number) for number in re.findall(r"[0-9]+", tile.place))
+    if len(place) != mesh.ndim or ":" in tile.place:
+        return tile
+    lines = said.get(mesh.devices[place]) if said else None
+    if not lines:
+        return tile
+    naming = None if tile.naming is None else tile.naming + 1
+    labels = ((tile.labels[0][0], *(short(line, 18) for line in lines)), *tile.labels)
+    return replace(tile, labels=labels, naming=naming, held=f"{tile.held}: {', '.join(lines)}")
 
 
 def kinds_panel(report: Reported) -> list[Panel]:

@@ -21,7 +21,8 @@ from ..show.lanes import packed_view
 from ..show.names import brief, group_names
 from ..show.picture import MOST_KEYS, short, xml_text
 from ..show.svg import escaped, svg_of
-from .drawn import KINDS, MOST_DEVICES, kind_number, report_picture
+from ..show.views import axes_text
+from .drawn import KINDS, MOST_DEVICES, kind_number, meshes_picture, report_picture
 
 __all__ = ["notebook_of", "page_around", "page_of", "plain_page"]
 
@@ -64,7 +65,9 @@ def page_of(report: Any, title: str) -> str:
             "<section>\n<h2>What the devices hold</h2>",
             "<p>Without the tensors that cannot be placed.</p>" if report.unplaced else "",
             f'<div class="scroll" tabindex="0" role="region" aria-label="bars">{_bars(report)}</div>',
-            '</section>\n<section id="table">\n<h2>Tensors</h2>',
+            "</section>",
+            *_meshes(report),
+            '<section id="table">\n<h2>Tensors</h2>',
             _tools(report),
             '<div class="scroll" tabindex="0" role="region" aria-label="tensors"><table id="tensors"><thead><tr>',
             "".join(_head(column, kind) for column, kind in _COLUMNS),
@@ -165,7 +168,7 @@ def _layout(report: Any, layout: TensorLayout | None) -> str:
     """The axes of a layout; in a deployment also its mesh, and which devices are in that."""
     if layout is None:
         return "?"
-    axes, mesh = str(layout.axes), layout.device_mesh
+    axes, mesh = axes_text(layout), layout.device_mesh
     if not report.meshes or mesh is None:
         return axes
     return f"{axes} over {_axes(mesh)}: {_devices(mesh)}"
@@ -180,6 +183,15 @@ def _bars(report: Any) -> str:
     """The bars of the report, without the words that are already on the page."""
     picture = report_picture(report)
     return svg_of(replace(picture, views=tuple(replace(view, captions=()) for view in picture.views)))
+
+
+def _meshes(report: Any) -> Iterator[str]:
+    """The section about the meshes of a deployment, and what is on each of their devices."""
+    if report.meshes:
+        yield "<section>\n<h2>Meshes of the deployment</h2>"
+        drawn = svg_of(meshes_picture(report))
+        yield f'<div class="scroll" tabindex="0" role="region" aria-label="meshes">{drawn}</div>'
+        yield "</section>"
 
 
 def _figures(report: Any) -> str:

@@ -32,6 +32,8 @@ CellIndex = tuple[int, ...]
 _MOST_SEAMS = 64
 #: The most panels there may be.
 _MOST_PANELS = 4
+#: The most dims that are named and not drawn.
+_MOST_WHOLE = 3
 
 
 class Cells(Protocol):
@@ -270,6 +272,9 @@ def panels_of(
     down = plane[0] if len(plane) > 1 else None
     across = plane[-1] if plane else None
     deep = [dim for dim in range(len(cells.counts)) if dim not in plane and cells.counts[dim] > 1]
+    # Dims that are not drawn are named too; axes of one device are in the name of a mesh.
+    whole = [dim for dim in range(len(cells.counts)) if dim not in plane and dim not in deep]
+    whole_text = "" if cells.unit == "device" else _whole_text(cells, whole)
     found: dict[Any, list[tuple[CellBlock, int | None]]] = {}
     prefix = _prefix(blocks)
     for block, key in zip(blocks, keys, strict=True):
@@ -278,7 +283,7 @@ def panels_of(
     panels = []
     for members in found.values():
         first = members[0][0]
-        heading = ", ".join(_deep_text(first, dim) for dim in deep)
+        heading = "; ".join(filter(None, [", ".join(_deep_text(first, dim) for dim in deep), whole_text]))
         tiles = tuple(_tile(block, key, down, across, prefix) for block, key in members)
         sides = [
             None
@@ -295,6 +300,12 @@ def panels_of(
         ]
         panels.append(Panel(heading, sides[0], sides[1], tiles))
     return panels
+
+
+def _whole_text(cells: Cells, dims: Sequence[int]) -> str:
+    """Name dims that are not cut and not drawn, the first few."""
+    named = ", ".join(cells.title(dim) for dim in dims[:_MOST_WHOLE])
+    return f"{named} and {len(dims) - _MOST_WHOLE} more dims" if len(dims) > _MOST_WHOLE else named
 
 
 def _deep_text(block: CellBlock, dim: int) -> str:

@@ -41,6 +41,8 @@ def svg_of(picture: Picture) -> str:
     """
     beside = picture.turns and all(_ViewLayout.fits(view, _HALF) for view in picture.views[:2])
     views = [_ViewLayout(view, _HALF if beside and number < 2 else _WIDE) for number, view in enumerate(picture.views)]
+    if picture.turns:
+        _ViewLayout.at_one_scale(*views[:2])
     canvas = _Canvas()
     width = height = 0.0
     for number, view in enumerate(views):
@@ -131,10 +133,14 @@ class _Canvas:
         if not text:
             return
         style = f'class="{kind}"'
-        if kind.startswith("#"):
-            # On a pattern a rim in the colour of the tile keeps the letters clear.
-            style = f'class="on" stroke="{kind}" stroke-width="4" stroke-linejoin="round" paint-order="stroke"'
         turn = f' transform="rotate(-90 {x:.10g} {y:.10g})"' if upright else ""
+        if kind.startswith("#"):
+            # No line of a pattern goes through letters: a plate in the colour of the tile is under them.
+            style, left = 'class="on"', x - _length(text) / 2 - 2
+            self.parts.append(
+                f'<rect class="plate" x="{left:.10g}" y="{y - 12:.10g}" width="{_length(text) + 4:.10g}" height="15" '
+                f'rx="2" fill="{kind}" pointer-events="none"{turn}/>'
+            )
         self.parts.append(
             f'<text x="{x:.10g}" y="{y:.10g}" text-anchor="{anchor}" textLength="{_length(text):.10g}" '
             f'lengthAdjust="spacingAndGlyphs" {style}{turn}>{escaped(text)}</text>'
@@ -199,6 +205,7 @@ class _ViewLayout:
     """One view laid out: where its panels are."""
 
     def __init__(self, view: View, widest: float) -> None:
+        self._widest = widest
         self._panels = [_PanelLayout.of(panel, widest) for panel in view.panels]
         # Bars that begin at one place can be compared.
         rows = [panel for panel in self._panels if panel.panel.row_height is not None]
@@ -208,11 +215,24 @@ class _ViewLayout:
             (line, bool(number)) for number, text in enumerate(view.captions) for line in _lines(text, widest)
         ]
         self._notes = [line for text in view.notes for line in _lines(text, widest)]
+        self._measure()
+
+    def _measure(self) -> None:
         lines = [*(_length(line) for line, _ in self._captions), *map(_length, self._notes)]
         self.width = max([*lines, *(panel.width for panel in self._panels)], default=0.0)
         self.height = (len(self._captions) + len(self._notes)) * _LINE + sum(p.height + _GAP for p in self._panels)
         if self._panels and not self._notes:
             self.height -= _GAP - 2  # the label of a low row reaches below it
+
+    def at_one_scale(self, other: _ViewLayout) -> None:
+        """Draw panels of one length in both views as wide and as high as the larger: before and after a change."""
+        for mine, theirs in zip(self._panels, other._panels, strict=False):
+            if mine.extent == theirs.extent and mine.panel.row_height is None is theirs.panel.row_height:
+                across = min(max(mine.across, theirs.across), *(self._widest - each.left for each in (mine, theirs)))
+                for panel in (mine, theirs):
+                    panel.stretch(across, max(mine.down, theirs.down))
+        for view in (self, other):
+            view._measure()
 
     @staticmethod
     def fits(view: View, widest: float) -> bool:
@@ -269,11 +289,7 @@ class _PanelLayout:
         across = room = widest - left
         if panel.row_height is None:
             across = min(max([_NARROW, *needed]), room)
-        upright = any(_length(span.text) + 4 > across * _share(panel.across, span) for span in spans)
-        shown = [s for s in spans if across * _share(panel.across, s) >= _UPRIGHT] if upright else spans
-        top = 0.0
-        if shown:
-            top = max(_length(span.text) for span in shown) + 8 if upright else _LINE + 2
+        upright, top = _header(panel.across, spans, across)
         down = float(_LOW)
         if panel.row_height is not None and panel.down is not None:
             down = float(panel.row_height * panel.down.size)
@@ -285,6 +301,17 @@ class _PanelLayout:
         return cls(
             panel, titles, rows, spans, left, top, across, down, upright, above, max(needed, default=0.0) <= room
         )
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """The lengths of its sides, in the units of the places of tiles."""
+        down, across = (1 if side is None else side.size for side in (self.panel.down, self.panel.across))
+        return down, across
+
+    def stretch(self, across: float, down: float) -> None:
+        """Make the field of the tiles as wide and as high as this."""
+        self.across, self.down = across, down
+        self.upright, self.top = _header(self.panel.across, self.columns, across)
 
     def place_rows(self, widest: float, above: bool, left: float) -> None:
         """Put the labels of rows above them, or into a margin of this width."""
@@ -392,6 +419,15 @@ def _writings(tiles: Sequence[Tile], places: Sequence[_Area]) -> list[_Written |
         own[next((number for number in room if number >= alike.get(size, 0)), room[0])] if room else None
         for own, room, size in zip(choices, rooms, sizes, strict=True)
     ]
+
+
+def _header(side: PanelSide | None, spans: Sequence[Span], across: float) -> tuple[bool, float]:
+    """Say whether the labels of columns stand upright in this width, and how high they are."""
+    upright = any(_length(span.text) + 4 > across * _share(side, span) for span in spans)
+    shown = [span for span in spans if across * _share(side, span) >= _UPRIGHT] if upright else spans
+    if not shown:
+        return upright, 0.0
+    return upright, max(_length(span.text) for span in shown) + 8 if upright else _LINE + 2
 
 
 def _spans(side: PanelSide | None, width: float) -> tuple[Span, ...]:

@@ -17,7 +17,7 @@ from .lanes import packed_view
 from .names import brief
 from .picture import MOST_KEYS, MOST_NAMED, Picture, Tile, View, held_text, replicas_text, short, xml_text
 
-__all__ = ["layout_picture", "mesh_picture", "tilings_picture"]
+__all__ = ["axes_text", "layout_picture", "mesh_picture", "tilings_picture"]
 
 _MOST_DIMS = 64
 #: Up to how many cells, and along each side, are drawn one by one, without colours if there are more than these.
@@ -40,7 +40,7 @@ def layout_picture(layout: TensorLayout, mesh: DeviceMesh) -> Picture:
     """
     partition = _unit_partition(layout)
     many = "" if partition is None else f": {_shards_text(partition)}"
-    captions = (_axes_text(layout), f"{short(_mesh_text(mesh), 60)}{many}", f"devices: {_devices_text(mesh)}")
+    captions = (axes_text(layout), f"{short(_mesh_text(mesh), 60)}{many}", f"devices: {_devices_text(mesh)}")
     return _mesh_picture(mesh, captions, partition)
 
 
@@ -229,7 +229,7 @@ def _captions(tiling: Tiling) -> tuple[str, ...]:
         count = tiling.holder_count
         return f"{sizes} in {tiling.kind_text()}", f"{count:,} holder{'s' * (count != 1)}"
     mesh = short(_mesh_text(tiling.device_mesh), 60)
-    return _axes_text(tiling.layout), f"{sizes} on {mesh}: {_shards_text(tiling)}"
+    return axes_text(tiling.layout), f"{sizes} on {mesh}: {_shards_text(tiling)}"
 
 
 def _shards_text(partition: Partition) -> str:
@@ -238,7 +238,13 @@ def _shards_text(partition: Partition) -> str:
     return f"{shards}, each on {'one device' if replicas == 1 else f'{replicas:,} devices'}"
 
 
-def _axes_text(layout: TensorLayout) -> str:
+def axes_text(layout: TensorLayout) -> str:
+    """Write the axes of a layout as pictures have them: packed dims in their own notation.
+
+    >>> from shardwise import packed
+    >>> axes_text(TensorLayout((packed.parse("(3 h=2@tp d=4)"), None)))
+    '((3 h=2@tp d=4), None)'
+    """
     partial = f", partial sums over {', '.join(layout.unreduced[:4])}" if layout.unreduced else ""
     # A packed dim as it is written in rules: no call around it, and no quotes.
     specs = [str(spec) if isinstance(spec, PackedDim) else repr(spec) for spec in layout.axes]
