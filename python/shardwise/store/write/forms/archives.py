@@ -10,6 +10,9 @@ import struct
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from ...formats.torch.archive import END, END64, ENTRY, LOCAL, LOCATOR
 from .files import Extent, TargetFile
 
@@ -21,8 +24,10 @@ __all__ = [
     "Member",
     "ZippedFile",
     "directory_entry",
+    "directory_sizes",
     "end_of",
     "local",
+    "local_sizes",
 ]
 
 #: The elements begin at a multiple of this many bytes of the container.
@@ -35,6 +40,7 @@ _MOST16, _MOST32 = 0xFFFF, 0xFFFFFFFF
 _PADDING = 0x4246  # "FB", a field that all readers ignore.
 _UTF8 = 1 << 11
 _VERSION, _VERSION64 = 20, 45
+_EXTRA = struct.calcsize("<2H")
 #: 1 January 1980, the first day that a zip knows: the bytes do not depend on the time of writing.
 _DATE = 1 << 5 | 1
 
@@ -83,6 +89,34 @@ def local(member: Member, padding: int | None = None) -> bytes:
         extra += struct.pack("<2H", _PADDING, padding) + bytes(padding)
     head = (b"PK\3\4", needs, _UTF8, 0, 0, _DATE, member.crc, size, size, len(member.name), len(extra))
     return LOCAL.pack(*head) + member.name + extra
+
+
+def local_sizes(names: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the bytes of headers with the shortest padding, from those of names and of members.
+
+    >>> members = [Member(b"a" * length, 0, size, 0) for length in (1, 300) for size in (0, 2**32 - 2, 2**32 - 1)]
+    >>> found = local_sizes(np.array([len(one.name) for one in members]), np.array([one.size for one in members]))
+    >>> found.tolist() == [len(local(one, 4)) for one in members]
+    True
+    """
+    found: npt.NDArray[np.int64] = LOCAL.size + names + _EXTRA + (sizes >= _MOST32) * (_EXTRA + 16)
+    return found
+
+
+def directory_sizes(
+    names: npt.NDArray[np.int64], at: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Return the bytes of entries in the directory, from those of names, the bytes at which headers begin, and sizes.
+
+    >>> places = [(at, size) for at in (9, 2**32) for size in (0, 2**32 - 2, 2**32 - 1)]
+    >>> members = [Member(b"a" * length, *place, 0) for length in (1, 300) for place in places]
+    >>> columns = ([len(one.name) for one in members], [one.at for one in members], [one.size for one in members])
+    >>> directory_sizes(*map(np.array, columns)).tolist() == [len(directory_entry(one)) for one in members]
+    True
+    """
+    large = 2 * (sizes >= _MOST32) + (at >= _MOST32)
+    found: npt.NDArray[np.int64] = ENTRY.size + names + (large > 0) * _EXTRA + 8 * large
+    return found
 
 
 def directory_entry(member: Member) -> bytes:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ...._text import shown
 from ....errors import LayoutError
@@ -97,16 +98,20 @@ def fsdp_files(
     ]
     placed = {number: _placements(wanted[number]) for tree in trees for number in tree.tensors}
     pool = BoxPool()
+    known_cuts: dict[Any, OwnedBoxes] = {}  # Many tensors are cut alike.
     cuts: list[OwnedBoxes] = []
     order: list[int] = []
     for tree in trees:
         for number in tree.tensors:
-            partition = wanted[number].partition
-            own = ranks.numbers(None if partition is None else partition.device_mesh)
-            held = pool.arrays(partition if placed[number] else None, wanted[number].shape, own)
-            if len(held.devices) != world:
-                raise LayoutError(f"tensor {shown(wanted[number].name)} is cut into several boxes on a rank")
-            cuts.append(held._replace(numbers=np.full_like(held.numbers, tree.kind)))
+            partition, shape = wanted[number].partition, wanted[number].shape
+            mesh = None if partition is None else partition.device_mesh
+            key = tree.kind, partition if placed[number] else (shape, mesh)
+            if key not in known_cuts:
+                held = pool.arrays(partition if placed[number] else None, shape, ranks.numbers(mesh))
+                if len(held.devices) != world:
+                    raise LayoutError(f"tensor {shown(wanted[number].name)} is cut into several boxes on a rank")
+                known_cuts[key] = held._replace(numbers=np.full_like(held.numbers, tree.kind))
+            cuts.append(known_cuts[key])
             order.append(number)
     values: list[Any] = []
     listed = np.arange(world, dtype="<i4").tobytes()
@@ -117,13 +122,14 @@ def fsdp_files(
     }
     # Ranks with parts of the same sizes have pickles that differ in a few numbers.
     known: dict[tuple[int, bytes], tuple[_RankPickle, VaryingPickle]] = {}
+    sizes = {tree.kind: _sizes_by_rank(wanted, tree.tensors, shapes, ranks) for tree in trees}
     for rank in range(world):
         for tree in trees:
-            maker = _RankPickle(wanted, numbers, placed, shapes, rank, device, ranks)
-            sizes = maker.sizes(tree.tensors)
-            if (tree.kind, sizes) not in known:
-                known[tree.kind, sizes] = maker, VaryingPickle(maker.made(tree.tree))
-            maker, template = known[tree.kind, sizes]
+            alike = tree.kind, sizes[tree.kind][rank].tobytes()
+            if alike not in known:
+                maker = _RankPickle(wanted, numbers, placed, shapes, rank, device, ranks)
+                known[alike] = maker, VaryingPickle(maker.made(tree.tree))
+            maker, template = known[alike]
             text = template.pickled(maker.varying(rank, f"{len(wanted) + len(values)}"))
             for name, data in ((RANK_LIST, listed), ("pickle", text)):
                 if name == RANK_LIST and not maker.has_mesh(tree.tensors):
@@ -202,6 +208,21 @@ def _axes_of(spec: Spec, size: int) -> tuple[tuple[str, ...], str | None]:
     return (first.axes if is_whole else ("",)), first.uneven
 
 
+def _sizes_by_rank(
+    wanted: Sequence[CutTensor], tensors: Sequence[int], shapes: Mapping[int, Any], ranks: FileRanks
+) -> npt.NDArray[np.int64]:
+    """The shapes of each rank's parts of those tensors that are cut: a row for each rank."""
+    orders: dict[DeviceMesh, npt.NDArray[np.int64]] = {}
+    found = [np.zeros((len(ranks.labels), 0), np.int64)]
+    for number in tensors:
+        if number in shapes:
+            mesh = wanted[number].partition.device_mesh  # type: ignore[union-attr]
+            if mesh not in orders:
+                orders[mesh] = np.argsort(ranks.numbers(mesh))
+            found.append(shapes[number][orders[mesh]])
+    return np.concatenate(found, axis=1)
+
+
 class _RankPickle:
     """The values in the pickle of a rank's file."""
 
@@ -219,14 +240,6 @@ class _RankPickle:
         self._rank, self._device, self._ranks = rank, device, ranks
         self._meshes: dict[DeviceMesh, Once] = {}
         self._places: dict[DeviceMesh, int] = {}
-
-    def sizes(self, tensors: Sequence[int]) -> bytes:
-        """The shapes of this rank's parts of tensors, as one value."""
-        return b"".join(
-            self._shapes[number][self._place(self._wanted[number].partition.device_mesh)].tobytes()  # type: ignore[union-attr]
-            for number in tensors
-            if self._placed[number]
-        )
 
     def varying(self, rank: int, ranks_key: str) -> dict[str, int | str]:
         """The values in the pickle that are other ones for a rank whose parts have the same sizes."""

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ...._fork import cached_property
 from ....errors import LayoutError
-from .archives import ALIGNMENT, ROOT, Member, ZippedFile, directory_entry, end_of, local
+from .archives import ALIGNMENT, ROOT, Member, ZippedFile, directory_entry, directory_sizes, end_of, local, local_sizes
 from .files import NO_DIGESTS, CutTensor, FileDigests, Headers, whole_slots
 
 __all__ = ["RANK_LIST", "TorchFile", "TorchPart", "torch_file"]
@@ -49,16 +49,20 @@ class TorchFile(ZippedFile):
         Raises:
             LayoutError: if the file would be too large.
         """
-        sizes = self.boxes.nbytes.tolist()
-        headers, begins = np.zeros(len(sizes), np.int64), np.zeros(len(sizes), np.int64)
-        at = 0
-        for number, (tensor, size) in enumerate(zip(self.boxes.tensors.tolist(), sizes, strict=True)):
-            headers[number] = at
-            begins[number] = at = at + len(self._header(tensor, at, size, 0))
-            at += size
-            if at >= 1 << 62:
-                raise LayoutError(f"{self.name}: would have more than 2**62 bytes")
-        return _SlotPlaces(sizes, headers, begins, at)
+        sizes = self.boxes.nbytes
+        if float(sizes.sum(dtype=float)) >= 2.0**62:
+            raise LayoutError(f"{self.name}: would have more than 2**62 bytes")
+        # Data begins at multiples of the alignment, from one to the next: in one sum.
+        steps = local_sizes(self._name_sizes, sizes)
+        steps[1:] += sizes[:-1]
+        begins = np.cumsum(-(-steps // ALIGNMENT) * ALIGNMENT)
+        ends = np.concatenate([[0], begins + sizes])
+        return _SlotPlaces(sizes.tolist(), ends[:-1], begins, int(ends[-1]))
+
+    @cached_property
+    def _name_sizes(self) -> npt.NDArray[np.int64]:
+        """The bytes of the names of the slots' members."""
+        return np.array([len(self._name(tensor)) for tensor in self.boxes.tensors.tolist()], np.int64)
 
     def _begins(self) -> npt.NDArray[np.int64]:
         return self.places.begins
@@ -66,7 +70,11 @@ class TorchFile(ZippedFile):
     @cached_property
     def end(self) -> int:
         """One past the last byte, by its slots."""
-        return self.places.end + len(self._tail(NO_DIGESTS))
+        tail, entries = self._last
+        directory = self.places.end + len(tail)
+        sizes = np.array(self.places.sizes, np.int64)
+        end = directory + len(entries) + int(directory_sizes(self._name_sizes, self.places.headers, sizes).sum())
+        return end + len(end_of(len(self.boxes) + len(_LAST), directory, end))
 
     def before(self, number: int, digests: FileDigests = NO_DIGESTS) -> tuple[int, bytes]:
         """The header of a member; after the last the further members and the directory."""
@@ -91,18 +99,25 @@ class TorchFile(ZippedFile):
         member = Member(self._name(tensor), at, size, crc)
         return local(member, -(at + len(local(member))) % ALIGNMENT)
 
+    @cached_property
+    def _last(self) -> tuple[bytes, bytes]:
+        """The members after the tensors', and their entries in the directory."""
+        tail, entries = bytearray(), bytearray()
+        for name, data in _LAST:
+            member = Member(name.encode(), self.places.end + len(tail), len(data), zlib.crc32(data))
+            tail += local(member) + data
+            entries += directory_entry(member)
+        return bytes(tail), bytes(entries)
+
     def _tail(self, digests: FileDigests) -> bytes:
-        tail, entries, begin = bytearray(), bytearray(), self.places.end
+        tail, last = self._last
+        entries = bytearray()
         columns = self.boxes.tensors.tolist(), self.places.headers.tolist(), self.places.sizes
         for number, (tensor, at, size) in enumerate(zip(*columns, strict=True)):
             entries += directory_entry(Member(self._name(tensor), at, size, digests.crcs.get(number, 0)))
-        for name, data in _LAST:
-            member = Member(name.encode(), begin + len(tail), len(data), zlib.crc32(data))
-            tail += local(member) + data
-            entries += directory_entry(member)
-        directory = begin + len(tail)
-        tail += entries
-        return bytes(tail + end_of(len(self.boxes) + len(_LAST), directory, begin + len(tail)))
+        directory = self.places.end + len(tail)
+        entries += last
+        return tail + entries + end_of(len(self.boxes) + len(_LAST), directory, directory + len(entries))
 
 
 @dataclass(frozen=True, eq=False)
