@@ -23,7 +23,7 @@ from shardwise import fit, quantized, store
 from shardwise.interop import hlo, megatron, torch
 from shardwise.model.scope import layout_map_scope
 from shardwise.rules import LeftOut, problems, report, tensor_report
-from shardwise.store.formats.open import Form
+from shardwise.store.formats.known import Form
 
 #: The modules whose names are public; those of frameworks that are not installed are left out.
 MODULES = (

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from .rewritten.ranges import DeviceReads, ReadArray, device_reads
     from .tensors.checkpoint import StoredCheckpoint, StoredObject
     from .tensors.digests import tensor_digests
-    from .tensors.stored import StoredPiece, StoredTensor
+    from .tensors.stored import StoredTensor
+    from .tensors.stored_pieces import StoredPiece
     from .tensors.training import Total, TrainedParameter, Training
     from .write.places.report import WriteOutline, WriteReport
     from .write.places.task import Task, TaskReceipt

@@ -17,7 +17,7 @@ import safetensors.numpy
 import shardwise as sw
 from shardwise.store import StoredCheckpoint
 from shardwise.store.data.files import DataFile
-from shardwise.store.formats.open import FORMS, Form
+from shardwise.store.formats.known import FORMS, Form
 from tests.checks import open_below, refused
 
 from ..conftest import encode

@@ -31,7 +31,8 @@ from ..tensors.checkpoint import StoredCheckpoint, StoredSum
 from ..tensors.companion_files import beside
 from ..tensors.digests import Digested, DigestProgress, piece_digests
 from ..tensors.headers import HeaderDigests, wrong_header
-from ..tensors.stored import StoredPiece, StoredTensor, UnsupportedError
+from ..tensors.stored import StoredTensor, UnsupportedError
+from ..tensors.stored_pieces import StoredPiece
 from ..tensors.training import totals_of
 from .damage import MOST_SHOWN, Damage, DamageError, VerifyReport
 

@@ -2,7 +2,9 @@
 
 | module | answers |
 |---|---|
-| `open` | which format a path has |
+| `open` | a checkpoint of any format, opened |
+| `known` | the table of formats, by names and first bytes |
 | `safetensors/`, `torch/`, `orbax/`, `keras` | formats with tensors of their own |
+| `hdf5` | the datasets of HDF5 files |
 | `ranks`, `by_rules`, `sharded`, `megatron/` | formats that are made of those |
 """

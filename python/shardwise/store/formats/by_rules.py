@@ -26,7 +26,8 @@ from ..data.location import Location, entries_of
 from ..data.parts import bare_ranks
 from ..tensors.checkpoint import Besides, StoredCheckpoint
 from ..tensors.coverage import tile
-from ..tensors.stored import ListedPieces, StoredPiece, StoredTensor
+from ..tensors.stored import StoredTensor
+from ..tensors.stored_pieces import ListedPieces, StoredPiece
 from .open import open_checkpoint
 
 __all__ = ["open_by_rules"]

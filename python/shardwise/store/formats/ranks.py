@@ -25,7 +25,8 @@ from ..data.parts import MARK, PIECES
 from ..data.text import are_sizes, checked_shape
 from ..tensors.checkpoint import Besides, Rest, StoredCheckpoint
 from ..tensors.coverage import tile
-from ..tensors.stored import ListedPieces, StoredPiece, StoredTensor
+from ..tensors.stored import StoredTensor
+from ..tensors.stored_pieces import ListedPieces, StoredPiece
 from .safetensors.header import Entry, read_header
 
 __all__ = ["open_names", "open_rest"]

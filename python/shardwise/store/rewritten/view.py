@@ -15,7 +15,8 @@ from ...shared_tiling import SharedTiling
 from ..data.location import Location
 from ..tensors.checkpoint import Besides, StoredCheckpoint, StoredObject
 from ..tensors.model_config import config_of
-from ..tensors.stored import StoredPiece, StoredTensor, UnsupportedError
+from ..tensors.stored import StoredTensor, UnsupportedError
+from ..tensors.stored_pieces import StoredPiece
 from .groups import grouped_values
 from .names import Naming, kept_values, renamed_tensors
 from .wanted import wanted_stored

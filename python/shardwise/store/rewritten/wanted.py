@@ -27,7 +27,8 @@ from ...shared_tiling import SharedTiling
 from ..data.boxes import contiguous_strides
 from ..data.sources import KeptArray
 from ..tensors.checkpoint import StoredObject
-from ..tensors.stored import ListedPieces, StoredTensor
+from ..tensors.stored import StoredTensor
+from ..tensors.stored_pieces import ListedPieces
 from .names import check_name
 
 __all__ = [

@@ -2,7 +2,8 @@
 
 | module | answers |
 |---|---|
-| `stored`, `checkpoint` | a tensor and its pieces; a checkpoint of any format |
+| `stored`, `stored_pieces` | a tensor; its pieces |
+| `checkpoint` | a checkpoint of any format |
 | `lazy` | the tensors of a checkpoint by name, made when they are asked for |
 | `training` | weights and training state, by parameter and kind |
 | `digests` | digests of tensors, and stated CRC-32 |

@@ -20,7 +20,8 @@ from ..data.files import Holder, ReadsFiles
 from ..data.location import Location
 from ..data.text import MAX_NAME
 from .lazy import LazyTensors
-from .stored import StoredPiece, StoredTensor, UnsupportedError
+from .stored import StoredTensor, UnsupportedError
+from .stored_pieces import StoredPiece
 from .training import Training
 
 __all__ = ["Besides", "KeyPath", "Rest", "StoredCheckpoint", "StoredObject", "StoredSum"]

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ...pieces import Bounds
 from ..data.location import Location
-from .stored import ListedPieces, StoredPiece
+from .stored_pieces import ListedPieces, StoredPiece
 
 __all__ = ["ChunkIndex", "grid_pieces", "missing_cell", "overlapping", "stored_cells"]
 

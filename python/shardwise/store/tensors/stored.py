@@ -3,193 +3,33 @@
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..._arguments import integer
 from ..._boxes import consecutive
 from ..._drawn import Drawn
 from ..._dtypes import Dtype, bytes_for, in_bytes
 from ..._fork import importing
-from ..._text import bytes_text, shown
-from ...errors import LayoutError, ParseError
-from ...pieces import Bounds, LocatedPiece, Pieces, shared_box
+from ..._text import shown
+from ...errors import ParseError
+from ...pieces import Bounds, Pieces, shared_box
 from ...tiling import Tiling
 from ..data.boxes import Located, check_box, check_out, contiguous_strides, expressible, read_piece
 from ..data.files import Holder, ReadsFiles
-from ..data.location import Location
 from ..data.text import box_text
+from .stored_pieces import ListedPieces, StoredPiece, check_chunk, decoding_memory
 
 if TYPE_CHECKING:
     from ...show.picture import Picture
 
-__all__ = ["Decoding", "ListedPieces", "StoredPiece", "StoredTensor", "UnsupportedError", "whole_box"]
-
-
-#: The bytes that decoding a chunk may take by default, unless as much is read.
-_MEMORY = 256 * 2**20
+__all__ = ["StoredTensor", "UnsupportedError"]
 
 
 class UnsupportedError(ParseError):
     """A file, or a part of one, that may well follow its format, but is of a kind that is not read."""
-
-
-class Decoding(NamedTuple):
-    """The way in which a piece is read that is not stored as it is.
-
-    Attributes:
-        read: Gives a box of it, counted from its beginning; `None` if there is nothing to decode.
-        chunk: The elements of each of its chunks, which is decoded at once, and the bytes of one, if it has chunks.
-        stored: Gives the boxes of its chunks that are stored, counted from its beginning, if not all of them are.
-        rest: The value of the elements of the other chunks, an array without dims.
-    """
-
-    read: Callable[[Bounds], npt.NDArray[Any]] | None
-    chunk: tuple[int, int] | None = None
-    stored: Callable[[], Iterable[Bounds]] | None = None
-    rest: npt.NDArray[Any] | None = None
-
-
-_NO_DECODING = Decoding(None)
-
-
-class StoredPiece(ReadsFiles):
-    """A box of a tensor, and where it lies.
-
-    Attributes:
-        path: The file that holds it.
-        key: The part of the file it is, if the file has named parts; else an empty text.
-        fill: What all its elements are, an array without dims, if none of them is stored; else None.
-        stored: Gives the boxes of its chunks that are stored, counted from its beginning, if not all of them are.
-        rest: The value of the elements of the other chunks.
-        chunk: The elements of each of its chunks, which is decoded at once, and the bytes of one; else None.
-    """
-
-    __slots__ = ("_decode", "_locate", "bounds", "chunk", "fill", "key", "path", "rest", "stored")
-
-    def __init__(
-        self,
-        box: Bounds,
-        path: Location,
-        *,
-        key: str = "",
-        locate: Callable[[], Located] | None = None,
-        decoding: Decoding | None = None,
-        fill: npt.NDArray[Any] | None = None,
-    ) -> None:
-        if not (isinstance(box, tuple) and isinstance(key, str)):
-            raise TypeError("a StoredPiece is made by what opens its checkpoint: box must be a tuple, and key a text")
-        self.bounds = box
-        self.path = path
-        self.key = key
-        self._locate = locate
-        self._decode, self.chunk, self.stored, self.rest = decoding or _NO_DECODING
-        self.fill = fill
-
-    @property
-    def box(self) -> tuple[slice, ...]:
-        """The part of the tensor that it is: a slice per dim, as `Partition.box` gives it and `read` takes it."""
-        return tuple(slice(start, stop) for start, stop in self.bounds)
-
-    @property
-    def is_addressable(self) -> bool:
-        """True if the piece's elements are stored as they are; else it must be read whole and decoded."""
-        return self._locate is not None
-
-    def extent(self) -> LocatedPiece:
-        """Say where its elements lie: its box, the file that holds it, the first byte, and strides in bytes.
-
-        For some formats this looks into the file.
-
-        Raises:
-            ValueError: if it is not addressable.
-            ParseError: if the file does not hold what its index says.
-        """
-        if self._locate is None:
-            raise ValueError(f"{self.path}: the piece {box_text(self.bounds)} is compressed; decode() reads it")
-        return LocatedPiece(self.bounds, *self._locate())
-
-    def decode(self, box: tuple[slice, ...] | None = None, *, memory: int | None = None) -> npt.NDArray[Any]:
-        """Read a box of the piece, counted from the piece's own beginning, into an array; all of it if left out.
-
-        Args:
-            box: A slice per dim with step 1.
-            memory: Bytes that decoding a chunk may take; see `StoredTensor.read`.
-
-        Raises:
-            ValueError: if it is addressable, so there is nothing to decode.
-            LayoutError: if a chunk takes more memory.
-            IndexError: if the box reaches outside the piece.
-            ImportError: if that needs a library that is not installed.
-            ParseError: if the file does not hold what its index says.
-        """
-        local = check_box(box, tuple(stop - start for start, stop in self.bounds))
-        if self.chunk is not None:
-            count, itemsize = self.chunk
-            nbytes = math.prod(stop - start for start, stop in local) * itemsize
-            _check_decodable(f"{self.path}: the piece {box_text(self.bounds)}", count * itemsize, _most(memory, nbytes))
-        return self._decoded(local)
-
-    def _decoded(self, local: Bounds) -> npt.NDArray[Any]:
-        if self.fill is not None:
-            return np.broadcast_to(self.fill, [stop - start for start, stop in local])
-        if self._decode is not None:
-            return self._decode(local)
-        raise ValueError(f"{self.path}: the piece {box_text(self.bounds)} is addressable; extent() says where")
-
-    def __repr__(self) -> str:
-        return f"<StoredPiece {box_text(self.bounds)} in {str(self.path)!r}{f' {self.key!r}' if self.key else ''}>"
-
-
-class ListedPieces(Sequence[StoredPiece]):
-    """Pieces that are made when they are asked for, from their boxes and a function.
-
-    Attributes:
-        has_extents: Whether all are addressable, and `extents` says where they lie, without making one.
-    """
-
-    has_extents = False
-    _table: Pieces | None = None
-
-    def __init__(self, boxes: npt.NDArray[np.int64], make: Callable[[int, Bounds], StoredPiece]) -> None:
-        self._boxes = boxes
-        self._make = make
-
-    @property
-    def table(self) -> Pieces:
-        """The boxes as a table, in which those that meet others are found."""
-        if self._table is None:
-            self._table = Pieces.boxed(self.boxes)
-        return self._table
-
-    @property
-    def boxes(self) -> npt.NDArray[np.int64]:
-        """The boxes: int64 of shape (pieces, dims, 2)."""
-        return self._boxes
-
-    def make(self, position: int, box: Bounds) -> StoredPiece:
-        """Make one of them."""
-        return self._make(position, box)
-
-    def extents(self) -> Pieces:
-        """The place of each, as `StoredPiece.extent` says it, as one table."""
-        return Pieces.of((piece.extent() for piece in self), self.boxes.shape[1])
-
-    def __len__(self) -> int:
-        return len(self._boxes)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[position] for position in range(*index.indices(len(self)))]
-        position = operator.index(index)
-        if not -len(self) <= position < len(self):
-            raise IndexError(f"piece {position} of {len(self)}")
-        position %= len(self)
-        return self.make(position, tuple((start, stop) for start, stop in self.boxes[position].tolist()))
 
 
 class StoredTensor(Drawn, ReadsFiles):
@@ -328,7 +168,7 @@ class StoredTensor(Drawn, ReadsFiles):
                 read_piece(extent, inner, part)
             else:
                 if piece.fill is None:
-                    self.check_decodable(_most(memory, target.nbytes))
+                    self.check_decodable(decoding_memory(memory, target.nbytes))
                 part[...] = piece._decoded(tuple((at, at + size) for at, size in zip(inner, part.shape, strict=True)))
         for file in files.values():
             file.check()
@@ -352,7 +192,7 @@ class StoredTensor(Drawn, ReadsFiles):
         """
         if self.chunk is not None:
             count, itemsize = math.prod(self.chunk), bytes_for(1, self.bits)
-            _check_decodable(f"tensor {shown(self.name)}", count * itemsize, memory, count * wider)
+            check_chunk(f"tensor {shown(self.name)}", count * itemsize, memory, count * wider)
 
     @property
     def decoding(self) -> int:
@@ -477,24 +317,3 @@ class StoredTensor(Drawn, ReadsFiles):
         alias = f", shares the storage of {shown(self.alias_of)}" if self.alias_of is not None else ""
         shape = self.shape if self.ndim <= 8 else f"{self.ndim} dims"
         return f"<StoredTensor {shown(self.name)}: {self.dtype} {shape}, {pieces}{alias}>"
-
-
-def _most(memory: int | None, nbytes: int) -> int:
-    """The bytes that decoding a chunk may take where so many are read."""
-    return max(_MEMORY, 2 * nbytes) if memory is None else integer("memory", memory)
-
-
-def _check_decodable(what: str, chunk: int, memory: int, more: int = 0) -> None:
-    """Refuse chunks of so many bytes if one takes more memory than there is."""
-    # A chunk as it is stored, which may be as long as what it gives, and decoded.
-    needed = 2 * chunk + more
-    if needed > memory:
-        raise LayoutError(
-            f"memory is {bytes_text(memory)}; {what} is stored in chunks of {bytes_text(chunk)}, each of which is "
-            f"decoded at once: at least {bytes_text(needed)} are needed"
-        )
-
-
-def whole_box(shape: tuple[int, ...]) -> Bounds:
-    """Give the box that is the whole tensor."""
-    return tuple((0, size) for size in shape)

@@ -32,7 +32,7 @@ from shardwise.store.write.places.part_sizes import Limits
 from shardwise.store.write.places.parts import upload_tag
 from shardwise.store.write.places.store import StorePlace
 from shardwise.store.write.places.work import Work
-from shardwise.store.write.request.planner import with_shares
+from shardwise.store.write.request.contents import with_shares
 from shardwise.store.write.run.run import run_whole
 from tests.store.stores import Store, wrapped
 from tests.store.tasks import driven, files, forge, unpacked, write_replica

@@ -14,7 +14,7 @@ from shardwise.conversion.assembled import Wanted
 from shardwise.pieces import NO_PIECES
 from shardwise.store.data.boxes import contiguous_strides
 from shardwise.store.data.sources import SourceFile
-from shardwise.store.write.request.planner import CheckpointContents, make_plan
+from shardwise.store.write.request.contents import CheckpointContents, make_plan
 from shardwise.store.write.request.request import Request
 
 MIB = 2**20

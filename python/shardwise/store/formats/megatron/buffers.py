@@ -16,7 +16,8 @@ from typing import NamedTuple
 from ...._text import shown
 from ....errors import ParseError
 from ...tensors.checkpoint import StoredObject
-from ...tensors.stored import StoredPiece, StoredTensor, UnsupportedError
+from ...tensors.stored import StoredTensor, UnsupportedError
+from ...tensors.stored_pieces import StoredPiece
 from ..torch.dcp import Contents, Index, Row
 from ..torch.pickles import named_dtype, torch_sizes
 from ..torch.tensors import Container, items_within

@@ -14,7 +14,8 @@ import numpy as np
 
 from ...._text import shown
 from ...data.text import checked_shape
-from ...tensors.stored import ListedPieces, StoredPiece, StoredTensor
+from ...tensors.stored import StoredTensor
+from ...tensors.stored_pieces import ListedPieces, StoredPiece
 from ..torch.dcp import Contents, Index, Row
 from ..torch.pickles import torch_sizes
 from .parameters import Run, later, state_pieces

@@ -21,7 +21,8 @@ from ...data.files import Holder
 from ...data.location import Location, entries_of, opening
 from ...data.parts import LEGACY
 from ...tensors.checkpoint import Besides, StoredCheckpoint, StoredObject
-from ...tensors.stored import StoredPiece, StoredTensor, UnsupportedError
+from ...tensors.stored import StoredTensor, UnsupportedError
+from ...tensors.stored_pieces import StoredPiece
 from ..torch.tensors import Container, SavedTensor, named_values, sums_of, value_object
 from .coalesced import coalesced_states
 from .parameters import FLOAT32, Parameter, Run, differing, state_pieces, tensor_of_ranks

@@ -23,7 +23,8 @@ from ...data.location import Location
 from ...data.text import box_text
 from ...tensors.coverage import tile
 from ...tensors.flat import flat_boxes
-from ...tensors.stored import ListedPieces, StoredPiece, StoredTensor
+from ...tensors.stored import StoredTensor
+from ...tensors.stored_pieces import ListedPieces, StoredPiece
 
 __all__ = [
     "FLOAT32",

@@ -13,7 +13,8 @@ from ...._text import shown
 from ....errors import ParseError
 from ...data.location import Location
 from ...tensors.checkpoint import StoredObject
-from ...tensors.stored import StoredPiece, StoredTensor
+from ...tensors.stored import StoredTensor
+from ...tensors.stored_pieces import StoredPiece
 from ..torch.pickles import Record, state_of
 from ..torch.tensors import Container, items_within, named_values, value_object
 

@@ -4,5 +4,5 @@
 |---|---|
 | `form` | a checkpoint of Orbax, opened |
 | `keyvalue`, `ocdbt` | keys in a folder, or in a database |
-| `zarr` | arrays in chunks |
+| `zarr`, `zarr_metadata` | arrays in chunks; what their metadata say |
 """

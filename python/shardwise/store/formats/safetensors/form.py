@@ -12,7 +12,8 @@ from ...data.files import Holder
 from ...data.location import Location
 from ...tensors.checkpoint import Besides, StoredCheckpoint
 from ...tensors.lazy import LazyTensors
-from ...tensors.stored import StoredPiece, StoredTensor, whole_box
+from ...tensors.stored import StoredTensor
+from ...tensors.stored_pieces import StoredPiece, whole_box
 from .folder import locate_checkpoint, open_entries
 from .header import Entry
 

@@ -26,7 +26,8 @@ from ...data.text import MAX_DIMS, box_text, checked_name, checked_shape, stays_
 from ...tensors.checkpoint import Besides, Rest, StoredCheckpoint, StoredObject, StoredSum
 from ...tensors.coverage import tile
 from ...tensors.lazy import LazyTensors
-from ...tensors.stored import ListedPieces, StoredPiece, StoredTensor
+from ...tensors.stored import StoredTensor
+from ...tensors.stored_pieces import ListedPieces, StoredPiece
 from .archive import Archive
 from .pickles import named_dtype, read_columns
 from .tensors import Container

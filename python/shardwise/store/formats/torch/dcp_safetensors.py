@@ -25,7 +25,8 @@ from ...data.parts import MANIFEST, MARK, SHARDING_INFO, said_files
 from ...data.text import are_sizes, checked_shape
 from ...tensors.checkpoint import Besides, Rest, StoredCheckpoint
 from ...tensors.coverage import tile
-from ...tensors.stored import ListedPieces, StoredPiece, StoredTensor
+from ...tensors.stored import StoredTensor
+from ...tensors.stored_pieces import ListedPieces, StoredPiece
 from ..safetensors.form import stored_piece
 from ..safetensors.header import Entry, read_header
 

@@ -17,7 +17,8 @@ from ...data.files import Holder
 from ...data.location import Location
 from ...tensors.coverage import tile
 from ...tensors.flat import flat_boxes
-from ...tensors.stored import ListedPieces, StoredPiece, StoredTensor
+from ...tensors.stored import StoredTensor
+from ...tensors.stored_pieces import ListedPieces, StoredPiece
 from .model_parallel import RankCut
 from .tensors import Container, SavedTensor
 

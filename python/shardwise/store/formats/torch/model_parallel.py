@@ -20,7 +20,8 @@ from ....errors import ParseError
 from ....pieces import Bounds
 from ...data.text import checked_shape
 from ...tensors.coverage import tile
-from ...tensors.stored import UnsupportedError, whole_box
+from ...tensors.stored import UnsupportedError
+from ...tensors.stored_pieces import whole_box
 from .pickles import state_of, torch_sizes
 from .tensors import dict_of, items_within
 

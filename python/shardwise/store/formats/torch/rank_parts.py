@@ -24,7 +24,8 @@ from ...data.location import Location
 from ...data.text import checked_shape
 from ...tensors.coverage import tile
 from ...tensors.flat import flat_boxes
-from ...tensors.stored import ListedPieces, StoredPiece, StoredTensor
+from ...tensors.stored import StoredTensor
+from ...tensors.stored_pieces import ListedPieces, StoredPiece
 from .pickles import Record, dtype_of_global, state_of, torch_sizes
 from .tensors import Container, SavedTensor
 

@@ -16,7 +16,8 @@ from ....errors import ParseError
 from ...data.files import Holder
 from ...data.text import checked_name
 from ...tensors.checkpoint import Besides, KeyPath, StoredObject
-from ...tensors.stored import StoredPiece, StoredTensor, UnsupportedError, whole_box
+from ...tensors.stored import StoredTensor, UnsupportedError
+from ...tensors.stored_pieces import StoredPiece, whole_box
 from .optimizers import NAMED, NamedShape, OptimizerDict, as_optimizer, dict_entries, is_by_name, numbered_names
 from .pickles import Record
 from .tensors import Container, SavedTensor, items_within, located_values, sums_of, value_object

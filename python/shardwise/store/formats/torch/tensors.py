@@ -15,7 +15,8 @@ from ...data.boxes import Located
 from ...data.files import Holder
 from ...data.text import checked_name, checked_shape
 from ...tensors.checkpoint import KeyPath, StoredObject, StoredSum
-from ...tensors.stored import StoredPiece, UnsupportedError
+from ...tensors.stored import UnsupportedError
+from ...tensors.stored_pieces import StoredPiece
 from .archive import Archive
 from .pickles import (
     Persistent,

@@ -19,7 +19,8 @@ from ...data.location import Location, entries_of, first_bytes, opening
 from ...data.text import checked_name, checked_shape
 from ...tensors.checkpoint import Besides, StoredCheckpoint
 from ...tensors.lazy import LazyTensors
-from ...tensors.stored import StoredTensor, UnsupportedError, whole_box
+from ...tensors.stored import StoredTensor, UnsupportedError
+from ...tensors.stored_pieces import whole_box
 from .deepspeed_files import Grid, RankKey, ReadFile, Rows, frozen_row, grid_of, metadata_of, read_rank
 from .flat_parts import WholeRow, dtype_and_shape, filled, is_flat, made
 from .model_parallel import RankCut, whole

@@ -1,0 +1,83 @@
+"""States of an optimizer in rewrites: a state of a weight's shape, an average over a dim, or a number (2.17)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from .._text import shown
+from ..errors import LayoutError
+from ..quantized.states import State
+from . import arrange
+from .assembled import Assembled
+from .weights import Reader
+
+__all__ = ["Moment"]
+
+
+@dataclass(frozen=True, eq=False)
+class Moment:
+    """A state of a weight, made of parts of stored ones.
+
+    Attributes:
+        origin: The name of a stored state that is in it, for messages.
+        made: What it is made of: of the weight's rank, with one element in the dim over which it is an average; or a
+            number.
+        over: The dim of the weight over which it is an average.
+        is_number: Whether it is one number for the whole weight.
+        keeps: Whether the dim over which it is an average is stored, with one element.
+        unknown: Why it cannot be rewritten; empty if it can.
+        read: Gives the bytes of the number.
+        whole: What is stored, if it is as it was.
+    """
+
+    origin: str
+    made: Assembled
+    over: int | None = None
+    is_number: bool = False
+    keeps: bool = True
+    unknown: str = ""
+    read: Callable[[], bytes | None] = lambda: None
+    whole: Assembled | None = None
+
+    @classmethod
+    def of_stored(cls, state: State, made: Assembled, read: Reader) -> Moment:
+        """The state as it is stored."""
+        over, keeps, whole = state.over, True, made
+        if over is not None and len(made.shape) < len(state.shape):
+            keeps = False
+            merged = [[dim] for dim in range(len(made.shape))]
+            merged.insert(over, [])
+            made = arrange.arranged(made, [[size] for size in made.shape], merged)
+        value = partial(read, state.name)
+        return cls(state.name, made, over, state.is_number, keeps, state.unknown, value, whole)
+
+    def stored(self) -> Assembled:
+        """The state as it is stored: an average without its dim, if it was so before."""
+        if self.whole is not None or self.over is None or self.keeps:
+            return self.whole or self.made
+        split = [[] if dim == self.over else [size] for dim, size in enumerate(self.made.shape)]
+        return arrange.arranged(self.made, split, [[dim] for dim in range(len(self.made.shape) - 1)])
+
+    def changed(self, what: str, dim: int | None, change: Callable[[Assembled], Assembled]) -> Moment:
+        """The state after a change of a dim of the weight, or of all of them.
+
+        Raises:
+            LayoutError: if it is not known what it stands for, or an average is over that dim.
+        """
+        self._check(what, dim)
+        return replace(self, made=self.made.apart() if self.is_number else change(self.made), whole=None)
+
+    def _check(self, what: str, dim: int | None) -> None:
+        if self.unknown:
+            raise LayoutError(f"{what}, but {self.unknown}")
+        if dim is not None and dim == self.over:
+            raise LayoutError(
+                f"{what} in dim {dim}, but {shown(self.origin)} is an average over that dim, which no arithmetic makes "
+                "of the old one; drop leaves it out"
+            )
+
+    def moved(self, over: int | None) -> Moment:
+        """The state with another dim in the place of that over which it is an average."""
+        return self if self.over is None else replace(self, over=over)

@@ -1,0 +1,246 @@
+"""The plan of a checkpoint's contents: tensors and files as sections of numbers, cut into tasks."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...._arguments import integer
+from ....conversion.assembled import Wanted
+from ....errors import LayoutError, SizeOverflowError
+from ....pieces import NO_PIECES, Pieces
+from ...data.block_lists import InMemory, Section
+from ...data.files import Holder
+from ...data.location import absolute
+from ...data.sources import source_for
+from ...tensors.checkpoint import KeyPath
+from ..forms.files import TargetFile
+from ..forms.forms import WRITTEN
+from ..places import part_limits, takes_whole_files
+from ..places.fetch import memory_for
+from ..places.part_sizes import Limits
+from ..places.place import FileShare
+from ..plan.data import LEAST_ASKED
+from ..plan.grids import shared_runs, task_runs
+from ..plan.shares import shares_of
+from ..plan.tables import TensorRow, blank, file_rows, repeated_slots, slot_rows, target_rows
+from ..run.checkpoint_plan import CheckpointPlan
+from .request import Request
+
+__all__ = ["CheckpointContents", "make_plan", "with_shares"]
+
+#: The most bytes of a task and, for small checkpoints, the least.
+_TASK, _LEAST_TASK = 64 * 2**20, 16 * 2**20
+#: The most bytes of a task that fetches them from a store into memory.
+_FETCHED_TASK = 16 * 2**20
+#: A table without rows.
+_NO_ROWS = np.zeros(0, np.int64)
+#: The most bytes of a task that makes parts of objects.
+_MOST_SHARED_TASK = 256 * 2**20
+#: Tasks make parts of shared objects only if at most one byte in so many is in pieces too short for a part.
+_MOST_REMAINDER = 4
+#: With more slots than this objects are made whole.
+_MOST_SLOTS = 2**17
+#: A checkpoint has at least about this many tasks, unless they would be smaller than `_LEAST_TASK`.
+_TASKS = 128
+
+
+@dataclass(frozen=True)
+class CheckpointContents:
+    """The contents of a new checkpoint.
+
+    Attributes:
+        wanted: its tensors, each once.
+        files: its files.
+        form: its format, or `"rank"` for the file of one rank.
+        metadata: texts for the headers.
+        aliases: further names of tensors, each with the name of the tensor.
+        paths: for `"dcp"`, where tensors lie in a nested state dict.
+        cuts: how each tensor is cut, in words.
+        beside: further files of a folder.
+    """
+
+    wanted: Sequence[Wanted]
+    files: Sequence[TargetFile]
+    form: str
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    paths: Mapping[str, KeyPath] = field(default_factory=dict)
+    cuts: Sequence[dict[str, Any]] = ()
+    beside: Mapping[str, bytes] = field(default_factory=dict)
+
+
+def make_plan(request: Request, contents: CheckpointContents) -> CheckpointPlan:
+    """Put together the plan of these tensors and files.
+
+    Raises:
+        LayoutError: if `task_bytes` is too small.
+    """
+    path, task_bytes, memory = request.target, request.task_bytes, request.memory
+    wanted, files, form, beside = contents.wanted, contents.files, contents.form, contents.beside
+    cuts = contents.cuts or [{}] * len(wanted)
+    total = sum(tensor.nbytes for tensor in wanted)
+    if task_bytes is not None and integer("task_bytes", task_bytes) < LEAST_ASKED:
+        raise LayoutError(f"task_bytes is {task_bytes}; it must be at least {LEAST_ASKED}")
+    held = _Holders()
+    tensors = blank("tensors", len(wanted))
+    ends = dict.fromkeys(("name", "shape", "sources", "replicas"), 0)
+    lists: dict[str, list[Any]] = {column: [] for column in ends}
+    dtypes: dict[str, int] = {}
+    kinds = {id(cut): cut for cut in cuts if cut}
+    at_cut = {which: number for number, which in enumerate(kinds)}
+    for number, (tensor, cut) in enumerate(zip(wanted, cuts, strict=True)):
+        others = tensor.replicas if request.compares else NO_PIECES
+        if any(isinstance(holder, np.ndarray) for holder in others.holders):  # They were compared before.
+            is_file = np.array([not isinstance(holder, np.ndarray) for holder in others.holders], np.bool_)
+            others = others.chosen(np.flatnonzero(is_file[others.numbers]))
+        added: dict[str, Any] = {
+            "name": tensor.name.encode(),
+            "shape": tensor.shape,
+            "sources": held.rows(tensor.pieces, tensor.itemsize),
+            "replicas": held.rows(others, tensor.itemsize),
+        }
+        for column, more in added.items():
+            lists[column].append(more)
+            ends[column] += len(more)
+        dtype = dtypes.setdefault(tensor.dtype.name, len(dtypes))
+        tensors[number] = TensorRow(
+            **ends, targets=0, dtype=dtype, cut=at_cut.get(id(cut), -1), is_object=tensor.is_object
+        )
+    sources = [source_for(holder, *span) for holder, span in zip(held.held, held.spans, strict=True)]
+    is_given = task_bytes is not None
+    if task_bytes is None:
+        task_bytes = min(max(total // _TASKS, _LEAST_TASK), _TASK)
+        if any(source.is_fetched for source in sources):
+            task_bytes = max(min(memory // 16 or _FETCHED_TASK, _FETCHED_TASK), LEAST_ASKED)
+    targets, written = target_rows(files, len(wanted))
+    tensors["targets"] = np.cumsum(written)
+    counts = (np.diff(tensors["sources"], prepend=0) + np.diff(tensors["replicas"], prepend=0)).tolist()
+    shapes = (
+        (tensor.shape, tensor.itemsize, count // (2 + 3 * len(tensor.shape)) + more)
+        for tensor, count, more in zip(wanted, counts, written.tolist(), strict=True)
+    )
+    runs = np.zeros((0, 7), np.int64) if takes_whole_files(path) else task_runs(shapes, task_bytes)
+    lines = [source.stated().encode() for source in sources]
+    names = [file.name.encode() for file in files]
+    sections: dict[str, Section] = {
+        "names": InMemory(b"".join(lists["name"])),
+        "shapes": InMemory(_flat(lists["shape"])),
+        "tensors": InMemory(tensors.view(np.int64)),
+        "pieces": InMemory(np.concatenate([_NO_ROWS, *lists["sources"]])),
+        "replicas": InMemory(np.concatenate([_NO_ROWS, *lists["replicas"]])),
+        "targets": targets,
+        "boxes": InMemory(files[0].slots.table.pool if files else np.zeros(0, np.int64)),
+        "file_names": InMemory(b"".join(names)),
+        "files": InMemory(file_rows(names, files).view(np.int64)),
+        "slots": slot_rows(files),
+        "sources": InMemory(b"".join(lines)),
+        "source_ends": InMemory(np.cumsum([len(line) for line in lines], dtype=np.int64)),
+        "runs": InMemory(runs),
+        "again": InMemory(repeated_slots(files) if WRITTEN[form].has_arrays else b""),
+        **{name: InMemory(b"") for name in ("order", "shares", "share_ends")},
+        "aliases": InMemory(json.dumps(dict(contents.aliases)).encode()),
+        "beside": InMemory(b"".join(beside.values())),
+        "paths": InMemory(
+            json.dumps({name: at for name, at in contents.paths.items() if tuple(at) != (name,)}).encode()
+        ),
+    }
+    place = absolute(path)
+    head = {
+        "path": str(place),
+        "form": form,
+        "task_bytes": task_bytes,
+        "metadata": dict(contents.metadata),
+        "dtypes": list(dtypes),
+        "cuts": list(kinds.values()),
+        "beside": {name: len(text) for name, text in beside.items()},
+    }
+    plan = CheckpointPlan.made(head, sections, path=place, sources=sources)
+    limits = part_limits(place)
+    if limits is None or not plan.is_kept or max(plan.sizes, default=0) < limits.shared:
+        return plan
+    each = memory // request.workers
+    # What a task writes and, at most four times, what it fetches is to be in the memory.
+    sizes = {task_bytes} if is_given else {min(each * 2 // 11, most) for most in (_FETCHED_TASK, _MOST_SHARED_TASK)}
+    tried = (with_shares(plan, limits, size, each) for size in sorted(sizes) if size >= LEAST_ASKED)
+    return next((shared for shared in tried if shared is not None), plan)
+
+
+def with_shares(plan: CheckpointPlan, limits: Limits, task_bytes: int, memory: int) -> CheckpointPlan | None:
+    """Give the plan with tasks that each write consecutive slabs of all tensors, and so parts of objects.
+
+    `None` if that is of no use, if too much would be too short for a part, or if the memory does not hold what a task
+    writes.
+    """
+    if plan.count("slots") > _MOST_SLOTS:
+        return None
+    tensors = np.concatenate([file.slots.tensors for file in plan.files])
+    found, first = np.unique(tensors, return_index=True)
+    order = found[np.argsort(first)].astype(np.int64)
+    shapes = []
+    for number in order.tolist():
+        tensor = plan.tensors[number]
+        count = sum(map(len, (tensor.sources, tensor.replicas, tensor.targets)))
+        shapes.append((tensor.shape, tensor.itemsize, count))
+    sections = {**plan.sections, "order": InMemory(order), "runs": InMemory(shared_runs(shapes, task_bytes))}
+    head = {**plan.head, "task_bytes": task_bytes}
+    made = CheckpointPlan.made(head, sections, path=plan.path, sources=plan.sources)
+    shares = shares_of(made, limits.least_shared)
+    if shares is None or not len(shares.rows):
+        return None
+    files, begins, ends, parts = (shares.rows[column] for column in FileShare._fields)
+    counts = np.diff(shares.ends, prepend=0)
+    is_one_each = len(files) == np.count_nonzero(counts) == len(np.unique(files))
+    remainder, total = int((parts - begins).sum()), int((ends - begins).sum())
+    most = int(np.bincount(np.repeat(np.arange(len(counts)), counts), weights=ends - begins).max())
+    if is_one_each or remainder > total // _MOST_REMAINDER or most + memory_for(int(made.grid.bytes.max())) > memory:
+        return None
+    sections |= {"shares": InMemory(shares.rows.view(np.int64)), "share_ends": InMemory(shares.ends)}
+    return CheckpointPlan.made(head, sections, path=plan.path, sources=plan.sources)
+
+
+class _Holders:
+    """The files and arrays that pieces lie in, numbered as they come, and from where to where each is read."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, int] = {}
+        self.held: list[Holder | npt.NDArray[Any]] = []
+        self.spans: list[tuple[int, int]] = []
+
+    def rows(self, pieces: Pieces, itemsize: int) -> npt.NDArray[np.int64]:
+        """The rows of pieces, one after the other, with the numbers that their holders have here."""
+        if not len(pieces):
+            return pieces.rows.reshape(-1)
+        numbers = []
+        for holder in pieces.holders:
+            numbers.append(self._numbers.setdefault(id(holder), len(self.held)))
+            if numbers[-1] == len(self.held):
+                self.held.append(holder)
+                self.spans.append((2**63 - 1, 0))
+        rows = pieces.rows.copy()
+        rows[:, 0] = np.array(numbers, np.int64)[rows[:, 0]]
+        begins, ends = pieces.spans(itemsize)
+        spans: Iterable[tuple[int, int, int]] = [(numbers[0], min(begins.tolist()), max(ends.tolist()))]
+        if len(numbers) > 1:
+            spans = zip(rows[:, 0].tolist(), begins.tolist(), ends.tolist(), strict=True)
+        for at, begin, end in spans:
+            first, last = self.spans[at]
+            self.spans[at] = min(first, begin), max(last, end)
+        flat: npt.NDArray[np.int64] = rows.reshape(-1)
+        return flat
+
+
+def _flat(lists: Iterable[Sequence[int]]) -> npt.NDArray[np.int64]:
+    found = array("q")
+    try:
+        for each in lists:
+            found.extend(each)
+    except OverflowError:
+        raise SizeOverflowError("a size, an offset or a stride of a piece is over 2**63 - 1") from None
+    return np.frombuffer(found, np.int64) if found else np.zeros(0, np.int64)
