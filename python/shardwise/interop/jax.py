@@ -25,6 +25,7 @@ from ..array.sharded import ShardedArray
 from ..errors import LayoutError, MeshError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
+from ..rules.layout_map import LayoutMap
 from ._axes import checked_layout, checked_mesh, checked_rank
 from ._plain import whole_axes_layout
 
@@ -32,11 +33,13 @@ __all__ = [
     "from_array",
     "from_mesh",
     "from_named_sharding",
+    "from_partition_rules",
     "from_partition_spec",
     "to_abstract_mesh",
     "to_array",
     "to_mesh",
     "to_named_sharding",
+    "to_partition_rules",
     "to_partition_spec",
 ]
 
@@ -96,6 +99,34 @@ def from_partition_spec(spec: PartitionSpec, mesh: DeviceMesh | Mesh | AbstractM
             f"spec {spec} is unreduced over an axis that the mesh does not have; its axes are {shown(own.axis_names)}"
         )
     return TensorLayout((*entries, *[None] * (dims - len(entries))), own, unreduced=summed)
+
+
+def from_partition_rules(rules: Any, mesh: DeviceMesh | Mesh | AbstractMesh | None = None) -> LayoutMap:
+    """Read an ordered list of regular expressions and `PartitionSpec`s; see `LayoutMap.from_partition_rules`.
+
+    >>> from jax.sharding import PartitionSpec as P
+    >>> from_partition_rules([("kernel", P("x")), (".*", P())])["dense/kernel"].axes
+    ('x',)
+    """
+    own = mesh if mesh is None or isinstance(mesh, DeviceMesh) else from_mesh(mesh)
+    return LayoutMap.from_partition_rules(rules, own)
+
+
+def to_partition_rules(rules: LayoutMap) -> list[tuple[str, PartitionSpec]]:
+    """Give a layout map as an ordered list of regular expressions and `PartitionSpec`s.
+
+    The first expression that `re.search` finds in a path has its layout; a last one stands for the default.
+
+    Raises:
+        LayoutError: as `to_partition_spec`; if a rule has an uneven rule of its own.
+
+    >>> rules = LayoutMap(default="replicated")
+    >>> rules["kernel$"] = (None, "model")
+    >>> to_partition_rules(rules)
+    [('kernel$', P(None, 'model')), ('.*', P())]
+    """
+    pairs = instance("rules", rules, LayoutMap).partition_rules()
+    return [(key, to_partition_spec(TensorLayout(axes))) for key, axes in pairs]
 
 
 def to_mesh(mesh: DeviceMesh, axis_types: Any = None) -> Mesh:

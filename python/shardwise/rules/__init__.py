@@ -13,7 +13,7 @@
 | `parameter_order` | the order of a model's parameters, from its configuration |
 | `rewrites`, `rewrite`, `arrangement` | other names, orders and dims |
 | `wrapped` | models within models for text and images |
-| `tp_plan` | rules from plans of transformers |
+| `tp_plan`, `ordered` | rules from plans of transformers, and from ordered lists of projects on JAX |
 | `states`, `adapters` | names of training states and of adapters, and the weights that they belong to |
 | `within` | layouts of what rewrites take, by the rules for what they make |
 | `left_out` | tensors and axes without a rule |
@@ -27,6 +27,7 @@ from .._lazy import lazy
 
 if TYPE_CHECKING:
     from .left_out import LeftOut
+    from .ordered import logical_layouts
     from .problems import Clash, IndivisibleDim, Misfit, RankMismatch
     from .report import LayoutReport
     from .tensor_report import TensorReport
@@ -39,12 +40,14 @@ __all__ = [
     "Misfit",
     "RankMismatch",
     "TensorReport",
+    "logical_layouts",
 ]
 
 __getattr__, __dir__ = lazy(
     globals(),
     {
         "left_out": ("LeftOut",),
+        "ordered": ("logical_layouts",),
         "problems": ("Clash", "IndivisibleDim", "Misfit", "RankMismatch"),
         "report": ("LayoutReport",),
         "tensor_report": ("TensorReport",),

@@ -26,19 +26,27 @@ _NO_DEFAULT: Any = object()
 class KeyedRules(MutableMapping[str, TensorLayout]):
     """Layouts under keys, and the search for the key that matches a path; `LayoutMap` says what they mean."""
 
-    def __init__(self, device_mesh: DeviceMesh | None, match: MatchMode, backtracking: bool) -> None:
+    def __init__(
+        self, device_mesh: DeviceMesh | None, match: MatchMode, backtracking: bool, ordered: bool = False
+    ) -> None:
         self._device_mesh = optional("device_mesh", device_mesh, DeviceMesh)
         self._match: MatchMode = checked_match(match)
         self._backtracking = instance("backtracking", backtracking, bool)
+        self._ordered = instance("ordered", ordered, bool)
         self._rules: dict[str, Rule] = {}
         # Taken by writers. Readers take no lock: writers replace `_answers` as a whole.
         self._lock = ForkLock()
-        self._answers = Answers(self._rules, match, backtracking)
+        self._answers = Answers(self._rules, match, backtracking, ordered)
 
     @property
     def device_mesh(self) -> DeviceMesh | None:
         """The mesh of rules whose layouts have no mesh of their own."""
         return self._device_mesh
+
+    @property
+    def ordered(self) -> bool:
+        """True if the first rule that matches a path applies, with a layout for its leading dims."""
+        return self._ordered
 
     @property
     def backtracking(self) -> bool:
@@ -137,13 +145,13 @@ class KeyedRules(MutableMapping[str, TensorLayout]):
             with naming_subject(f"rule {shown(key)}"):
                 rule = rule.with_mesh(self._device_mesh)
             self._rules[key] = Rule(rule, pattern)
-            self._answers = Answers(self._rules, self._match, self._backtracking)
+            self._answers = Answers(self._rules, self._match, self._backtracking, self._ordered)
 
     def __delitem__(self, key: str) -> None:
         """Remove the rule under exactly this key; a `KeyError` if there is none."""
         with self._lock:
             del self._rules[key]
-            self._answers = Answers(self._rules, self._match, self._backtracking)
+            self._answers = Answers(self._rules, self._match, self._backtracking, self._ordered)
 
     def __len__(self) -> int:
         return len(self._rules)

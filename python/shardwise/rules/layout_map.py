@@ -14,7 +14,7 @@ from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 from .book import RuleBook, warned_of_models
 from .keyed import KeyedRules, naming_subject
-from .layout_rule import LayoutRule, checked_uneven, is_replicated, rule_of, sizes_said
+from .layout_rule import LayoutRule, checked_uneven, is_replicated, of_leading_dims, rule_of, sizes_said
 from .search import MatchMode, checked_path
 
 if TYPE_CHECKING:
@@ -40,6 +40,9 @@ class LayoutMap(RuleBook, KeyedRules):
             `LayoutRule` for their leading dims; the others are not cut. `("fsdp",)` cuts dim 0 of them all.
         replicated: names of axes along which all is meant to be held as often as there are coordinates, as along that
             of data parallelism: reports do not warn that no rule uses them.
+        ordered: whether the first rule that matches a path applies, whatever others match, as in the lists of projects
+            on JAX. Its layout is for the leading dims then; further dims are not cut, and tensors without dims are
+            whole. See `from_partition_rules`.
 
     Raises:
         LayoutError: if `match` is not one of the three; if the default is not a layout over the mesh.
@@ -79,12 +82,13 @@ class LayoutMap(RuleBook, KeyedRules):
         backtracking: bool = False,
         default: Any = None,
         replicated: Sequence[str] = (),
+        ordered: bool = False,
     ) -> None:
         if mesh is not None:
             if device_mesh is not None:
                 raise TypeError("device_mesh and mesh are two names of one argument; give one of them")
             device_mesh = mesh
-        super().__init__(device_mesh, match, backtracking)
+        super().__init__(device_mesh, match, backtracking, ordered)
         self._default = self._checked_default(default)
         self._replicated = checked_axes("replicated", replicated)
         #: The layouts of the default, by rank: one object for all tensors of a rank.
@@ -157,6 +161,8 @@ class LayoutMap(RuleBook, KeyedRules):
             raise LayoutError(f"rank is {shown(rank)}; it must be 0 or more")
         if layout is None:
             return self._default_of(path, rank)
+        if self._ordered and (rank == 0 or layout.rank < rank):
+            return of_leading_dims(layout, rank)
         if layout.rank != rank:
             rule = ", ".join(map(shown, self.matching_rules(path)))
             raise LayoutError(
@@ -206,9 +212,11 @@ class LayoutMap(RuleBook, KeyedRules):
         """
         if isinstance(other, LayoutMap):
             mine, theirs = (
-                (each._device_mesh, each._match, each._default, each._replicated, each.rules())
+                (each._device_mesh, each._match, each._default, each._replicated, each._ordered, each.rules())
                 for each in (self, other)
             )
+            if self._ordered and tuple(self) != tuple(other):
+                return False
             return mine == theirs
         return super().__eq__(other)
 
@@ -219,6 +227,7 @@ class LayoutMap(RuleBook, KeyedRules):
         default = "" if self._default is None else f", default={_short(self._default)}"
         if self._replicated:
             default += f", replicated={self._replicated!r}"
+        default += ", ordered=True" * self._ordered
         return f"<LayoutMap {{{rules}}}, device_mesh={self._device_mesh!r}, match={self._match!r}{default}>"
 
     def _repr_html_(self) -> str:
@@ -229,16 +238,15 @@ class LayoutMap(RuleBook, KeyedRules):
 
     def __getstate__(self) -> tuple[Any, ...]:
         rules = tuple(self.rules().items())
-        made_of = self._models, self._notes
+        made_of = self._models, self._notes, self._ordered
         return self._device_mesh, self._match, self._backtracking, self._default, self._replicated, rules, made_of
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        device_mesh, match, backtracking, default, replicated, rules, made_of = state
-        LayoutMap.__init__(
-            self, device_mesh, match=match, backtracking=backtracking, default=default, replicated=replicated
-        )
+        device_mesh, match, backtracking, default, replicated, rules, (models, notes, ordered) = state
+        kept = {"default": default, "replicated": replicated, "ordered": ordered}
+        LayoutMap.__init__(self, device_mesh, match=match, backtracking=backtracking, **kept)
         self.update(rules)
-        self._models, self._notes = made_of
+        self._models, self._notes = models, notes
 
     def apply(self, tree: Any, *, separator: str = "/") -> Any:
         """Give the same nested structure as a tree of arrays, with a layout in place of each array.
@@ -308,6 +316,57 @@ class LayoutMap(RuleBook, KeyedRules):
         return layout_map
 
     @classmethod
+    def from_partition_rules(
+        cls, rules: Any, mesh: DeviceMesh | None = None, *, backtracking: bool = False
+    ) -> LayoutMap:
+        """The layout map of an ordered list of rules, as EasyLM, EasyDeL and other projects on JAX have one.
+
+        Args:
+            rules: Pairs of a regular expression and a `PartitionSpec` or the axes of each dim; or the text of such a
+                list in Python, which is not run.
+            mesh: The mesh of the map.
+            backtracking: Whether to accept expressions that only a backtracking search can find, as look-around.
+
+        The first expression that is found in a path counts. Its spec is for the leading dims; further dims are not cut,
+        and tensors without dims are whole. A report names rules that never win.
+
+        Raises:
+            LayoutError: if an expression is there twice, or a spec is not a layout.
+            ParseError: if a text is something else.
+            TypeError: if there are no pairs.
+
+        >>> text = "(('attention/(wq|wk|wv)/kernel', PS('fsdp', 'tp')), ('kernel', PS('tp')), ('.*', PS()))"
+        >>> layout_map = LayoutMap.from_partition_rules(text)
+        >>> layout_map.layout_of("h/0/attention/wq/kernel", 2).axes, layout_map.layout_of("h/0/mlp/kernel", 2).axes
+        (('fsdp', 'tp'), ('tp', None))
+        """
+        with importing:
+            from .ordered import pairs_of
+
+        layout_map = cls(mesh, backtracking=backtracking, ordered=True)
+        layout_map.update(pairs_of(rules))
+        return layout_map
+
+    def partition_rules(self) -> list[tuple[str, tuple[Any, ...]]]:
+        r"""Give the rules as an ordered list: pairs of a regular expression and the axes of each dim.
+
+        `PartitionSpec(*axes)` is the spec of each, unless it has packed dims or sub-axes, which JAX does not have;
+        `shardwise.interop.jax.to_partition_rules` makes these.
+
+        Raises:
+            LayoutError: if a layout has unreduced axes, or a rule an uneven rule of its own.
+
+        >>> layout_map = LayoutMap(default="replicated", match="fullmatch")
+        >>> layout_map["wte"] = ("model", None)
+        >>> layout_map.partition_rules()
+        [('^(?:wte)\\Z', ('model', None)), ('.*', ())]
+        """
+        with importing:
+            from .ordered import partition_rules_of
+
+        return partition_rules_of(self)
+
+    @classmethod
     def from_toml(
         cls,
         file: str | os.PathLike[str] | TextIO,
@@ -349,6 +408,7 @@ class LayoutMap(RuleBook, KeyedRules):
             match=rules.match,
             backtracking=rules.backtracking,
             replicated=rules.replicated,
+            ordered=rules.ordered,
         )
         with errors_at(rules.source):
             try:
@@ -392,7 +452,7 @@ class LayoutMap(RuleBook, KeyedRules):
             from .toml_text import write_rules
 
         own = self._match, self._backtracking, self._device_mesh, self.rules(), self._default, self._replicated
-        write_rules(file, Rules(*own))
+        write_rules(file, Rules(*own, ordered=self._ordered))
 
     def _layout_of_rank(self, path: str, rank: int) -> TensorLayout:
         layout = self.layout_of(path, rank)

@@ -15,7 +15,7 @@ from ..mesh import DeviceMesh
 if TYPE_CHECKING:
     from ..packed import PackedDim
 
-__all__ = ["REPLICATED", "LayoutRule", "checked_uneven", "is_replicated", "rule_of", "sizes_said"]
+__all__ = ["REPLICATED", "LayoutRule", "checked_uneven", "is_replicated", "of_leading_dims", "rule_of", "sizes_said"]
 
 #: The default by name that cuts nothing.
 REPLICATED = "replicated"
@@ -87,11 +87,15 @@ class LayoutRule:
 
         A tensor without dims has none to cut.
         """
-        missing = rank - self.layout.rank
-        if missing < 0 < rank:
-            return None
-        axes = (*self.layout.axes, *(None,) * missing) if rank else ()
-        return TensorLayout(axes, self.layout.device_mesh, unreduced=self.layout.unreduced)
+        return None if 0 < rank < self.layout.rank else of_leading_dims(self.layout, rank)
+
+
+def of_leading_dims(layout: TensorLayout, rank: int) -> TensorLayout:
+    """Give a layout of leading dims for tensors of a rank that has them: further dims, or all of none, are not cut."""
+    if layout.rank == rank:
+        return layout
+    axes = (*layout.axes, *(None,) * (rank - layout.rank))[:rank]
+    return TensorLayout(axes, layout.device_mesh, unreduced=layout.unreduced)
 
 
 def rule_of(value: Any) -> LayoutRule:

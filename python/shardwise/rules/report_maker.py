@@ -17,7 +17,8 @@ from ..packed import PackedDim
 from ..partition import Partition
 from ..shared_tiling import SharedTiling
 from .adapters import are_adapters
-from .layout_rule import LayoutRule, checked_uneven
+from .layout_rule import LayoutRule, checked_uneven, of_leading_dims
+from .ordered import losing_rules
 from .problems import NO_RULE, Clash, IndivisibleDim, Misfit, RankMismatch
 from .report import LayoutReport
 from .search import RuleSearch
@@ -126,6 +127,9 @@ class _ReportMaker:
                 reports[tensor.name] = self._follower(tensor, rules[0] if rules else None, layout)
         if are_adapters(reports):  # They are of some of the weights that there are rules for.
             unused.clear()
+        losing = losing_rules(self._said.search, reports) if self._said.search.is_ordered else {}
+        for rule in losing:
+            unused.pop(rule, None)
         return LayoutReport(
             tensors=tuple(reports.values()),
             uneven=self._uneven,
@@ -137,8 +141,18 @@ class _ReportMaker:
             indivisible=tuple(self._indivisible),
             misfits=tuple(self._misfits),
             meshes=tuple(self._said.meshes.items()),
-            notes=self._said.notes,
+            notes=(*self._said.notes, *(self._never_wins(rule, by) for rule, by in losing.items())),
             unused_axes=tuple(self._unused_axes(applied)),
+        )
+
+    def _never_wins(self, rule: str, by: Mapping[str, int]) -> str:
+        names = [shown(self._keys.get(one, one)) for one in by]
+        count, first = sum(by.values()), f"rule {names[0]}" if len(names) == 1 else f"rules {', '.join(names[:3])}"
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        taken = "the name" if count == 1 else f"all {count} names"
+        return (
+            f"rule {shown(self._keys.get(rule, rule))} never wins: {first}{more}, before it, "
+            f"take{'s' * (len(names) == 1)} {taken} that it matches"
         )
 
     def _unused_axes(self, applied: Iterable[str | None]) -> Iterator[tuple[str, str, int]]:
@@ -174,6 +188,8 @@ class _ReportMaker:
         elif rules:
             rule = self._keys.get(rules[0], rules[0])
             layout, uneven = self._rules[rules[0]].layout, self._rules[rules[0]].uneven
+            if self._said.search.is_ordered and (not shape or layout.rank < len(shape)):
+                layout = of_leading_dims(layout, len(shape))
             if self._look_up is not None and layout.rank == len(shape):
                 layout = self._placed(name, rule, len(shape))
         elif self._look_up is not None:

@@ -61,10 +61,12 @@ class RuleSearch:
 
     Attributes:
         rules: the rule of each key, in the order of the map.
+        is_ordered: whether the first rule that matches applies.
     """
 
-    def __init__(self, rules: Mapping[str, Rule], match: MatchMode, backtracking: bool) -> None:
+    def __init__(self, rules: Mapping[str, Rule], match: MatchMode, backtracking: bool, ordered: bool = False) -> None:
         self._backtracking = backtracking
+        self.is_ordered = ordered
         self.rules = {key: rule.value for key, rule in rules.items()}
         self._entries = tuple(self.rules.items())
         together = RuleSet(tuple(rules), match)
@@ -73,9 +75,14 @@ class RuleSearch:
         self._find_alone = [getattr(rule.pattern, match) for rule in rules.values()]
 
     def matching(self, path: str) -> tuple[str, ...]:
-        """List the key that equals the path, or else all keys that match it, in the order of the map."""
-        if path in self.rules:
-            return (path,)
+        """List the key that equals the path, or else all keys that match it; in an ordered map the first that does."""
+        found = self.every_match(path)
+        if self.is_ordered:
+            return found[:1]
+        return (path,) if path in self.rules else found
+
+    def every_match(self, path: str) -> tuple[str, ...]:
+        """List all keys that match the path, in the order of the map, whichever of them applies."""
         return tuple([self._entries[position][0] for position in self._matching(path)])
 
     def rule(self, path: str) -> LayoutRule | None:
@@ -84,13 +91,13 @@ class RuleSearch:
         Raises:
             LayoutError: if several do.
         """
-        rule = self.rules.get(path)
+        rule = None if self.is_ordered else self.rules.get(path)
         if rule is not None:
             return rule
         found = self._matching(path)
         if not found:
             return None
-        if len(found) > 1:
+        if len(found) > 1 and not self.is_ordered:
             keys = ", ".join(shown(self._entries[position][0]) for position in found[:_LISTED])
             keys += ", …" if len(found) > _LISTED else ""
             raise LayoutError(f"path {shown(path)} matches {len(found)} rules, but only one may match: {keys}")
@@ -98,7 +105,7 @@ class RuleSearch:
 
     def _matching(self, path: str) -> tuple[int, ...]:
         found, rest = self._find_together(path)
-        if rest:
+        if rest and not (self.is_ordered and found and found[0] < rest[0]):
             if path and not self._backtracking:
                 rule = self._entries[rest[0]][0]
                 if rest[0] in self._too_large:
@@ -123,9 +130,10 @@ class Answers(dict[str, "LayoutRule | None"]):
         match: where in a path a rule has to match.
     """
 
-    def __init__(self, rules: dict[str, Rule], match: MatchMode, backtracking: bool) -> None:
+    def __init__(self, rules: dict[str, Rule], match: MatchMode, backtracking: bool, ordered: bool = False) -> None:
         super().__init__()
         self._backtracking = backtracking
+        self._ordered = ordered
         self._rules = rules
         self._match = match
         self._search: RuleSearch | None = None
@@ -137,7 +145,7 @@ class Answers(dict[str, "LayoutRule | None"]):
         if self._search is None:
             with self._lock:
                 if self._search is None:
-                    self._search = RuleSearch(self._rules.copy(), self._match, self._backtracking)
+                    self._search = RuleSearch(self._rules.copy(), self._match, self._backtracking, self._ordered)
         return self._search
 
     def __missing__(self, path: str) -> LayoutRule | None:

@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 #: The keys of a rules file that say how tensors are cut, and those that say what is rewritten.
-_CUTTING = {"backtracking", "default", "match", "mesh", "prefix", "replicated", "rules"}
+_CUTTING = {"backtracking", "default", "match", "mesh", "ordered", "prefix", "replicated", "rules"}
 _REWRITING = {"after", "drop", "rewrite", "unmatched"}
 _BOTH = {"compared", "models", "numbers"}
 #: Those that only files of deployments have; `shardwise.deploy` reads them.
@@ -78,6 +78,7 @@ class Rules:
     source: str = "the rules file"
     prefix: str = ""
     models: tuple[str, ...] = ()
+    ordered: bool = False
 
 
 def read_map_rules(file: RulesOrDocument, config: Config | None = None) -> Rules:
@@ -94,6 +95,9 @@ def read_map_rules(file: RulesOrDocument, config: Config | None = None) -> Rules
     backtracking = document.get("backtracking", False)
     if not isinstance(backtracking, bool):
         raise ParseError(f"{source}: backtracking must be true or false, got {shown(backtracking)}")
+    ordered = document.get("ordered", False)
+    if not isinstance(ordered, bool):
+        raise ParseError(f"{source}: ordered must be true or false, got {shown(ordered)}")
     mesh = _mesh(document["mesh"], f"{source}: mesh") if "mesh" in document else None
     default = _default(document["default"], f"{source}: default", numbers) if "default" in document else None
     rules = document.get("rules", {})
@@ -117,6 +121,7 @@ def read_map_rules(file: RulesOrDocument, config: Config | None = None) -> Rules
         source,
         prefix,
         tuple(document.get("models", ())),
+        ordered,
     )
 
 

@@ -34,6 +34,7 @@ __all__ = [
 def write_rules(file: str | os.PathLike[str] | TextIO, rules: Rules) -> None:
     """Write a rules file; see `LayoutMap.to_toml` for what it raises."""
     lines = [f"match = {string_text(rules.match)}", *["backtracking = true"][: rules.backtracking]]
+    lines += ["ordered = true"][: rules.ordered]
     mesh = rules.device_mesh
     if rules.default is not None:
         _check_mesh("the default", rules.default, mesh)
