@@ -20,9 +20,8 @@ from .layout_rule import LayoutRule
 if TYPE_CHECKING:
     from ..mesh import DeviceMesh
     from .layout_map import LayoutMap
-    from .search import RuleSearch
 
-__all__ = ["logical_layouts", "losing_rules", "pairs_of", "partition_rules_of"]
+__all__ = ["logical_layouts", "pairs_of", "partition_rules_of"]
 
 #: The calls that make a spec in the text of a list.
 _SPECS = ("PS", "P", "PartitionSpec")
@@ -126,24 +125,6 @@ def _spec(key: str, rule: LayoutRule) -> tuple[Any, ...]:
     if rule.layout.unreduced or rule.uneven not in (None, "even"):
         raise LayoutError(f"rule {shown(key)} has unreduced axes or an uneven rule, which no list of specs has")
     return rule.layout.axes
-
-
-def losing_rules(search: RuleSearch, names: Iterable[str]) -> dict[str, dict[str, int]]:
-    """Give the rules that match names and never win: for each the rules that win there, with how many of the names.
-
-    Args:
-        search: The rules of an ordered map.
-        names: The names of all tensors.
-    """
-    winning: set[str] = set()
-    lost: dict[str, dict[str, int]] = {}
-    for name in names:
-        every = search.every_match(name)
-        winning.update(every[:1])
-        for loser in every[1:]:
-            by = lost.setdefault(loser, {})
-            by[every[0]] = by.get(every[0], 0) + 1
-    return {rule: by for rule, by in lost.items() if rule not in winning}
 
 
 def logical_layouts(

@@ -18,7 +18,6 @@ from ..partition import Partition
 from ..shared_tiling import SharedTiling
 from .adapters import are_adapters
 from .layout_rule import LayoutRule, checked_uneven, of_leading_dims
-from .ordered import losing_rules
 from .problems import NO_RULE, Clash, IndivisibleDim, Misfit, RankMismatch
 from .report import LayoutReport
 from .search import RuleSearch
@@ -127,7 +126,7 @@ class _ReportMaker:
                 reports[tensor.name] = self._follower(tensor, rules[0] if rules else None, layout)
         if are_adapters(reports):  # They are of some of the weights that there are rules for.
             unused.clear()
-        losing = losing_rules(self._said.search, reports) if self._said.search.is_ordered else {}
+        losing = self._said.search.losing_rules(reports) if self._said.search.is_ordered else {}
         for rule in losing:
             unused.pop(rule, None)
         return LayoutReport(

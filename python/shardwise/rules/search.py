@@ -7,7 +7,7 @@ engine, which may take time exponential in the path, are refused unless the map 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .._arguments import instance
@@ -84,6 +84,18 @@ class RuleSearch:
     def every_match(self, path: str) -> tuple[str, ...]:
         """List all keys that match the path, in the order of the map, whichever of them applies."""
         return tuple([self._entries[position][0] for position in self._matching(path)])
+
+    def losing_rules(self, paths: Iterable[str]) -> dict[str, dict[str, int]]:
+        """Give the rules that match paths, none of them first: for each the rules before it, with how many paths."""
+        winning: set[str] = set()
+        lost: dict[str, dict[str, int]] = {}
+        for path in paths:
+            every = self.every_match(path)
+            winning.update(every[:1])
+            for loser in every[1:]:
+                by = lost.setdefault(loser, {})
+                by[every[0]] = by.get(every[0], 0) + 1
+        return {rule: by for rule, by in lost.items() if rule not in winning}
 
     def rule(self, path: str) -> LayoutRule | None:
         """Look up the rule of the key that applies to the path; `None` if none does.
