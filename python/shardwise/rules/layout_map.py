@@ -364,7 +364,7 @@ class LayoutMap(RuleBook, KeyedRules):
         with importing:
             from .ordered import partition_rules_of
 
-        return partition_rules_of(self)
+        return partition_rules_of(self, self._match, self._default)
 
     @classmethod
     def from_toml(

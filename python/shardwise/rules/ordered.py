@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 from .._text import shown
 from ..errors import LayoutError, ParseError
 from ..layout import TensorLayout
+from .keyed import KeyedRules
 from .layout_rule import LayoutRule
+from .search import MatchMode
 
 if TYPE_CHECKING:
     from ..mesh import DeviceMesh
-    from .layout_map import LayoutMap
 
 __all__ = ["logical_layouts", "pairs_of", "partition_rules_of"]
 
@@ -100,8 +101,10 @@ def _value(node: ast.expr) -> Any:
     raise ValueError(f"{ast.unparse(node)[:80]} is neither a text, None, a tuple nor {' or '.join(_SPECS)}(…)")
 
 
-def partition_rules_of(rules: LayoutMap) -> list[tuple[str, tuple[Any, ...]]]:
-    """Give a map as such a list: for each path the first expression that is found in it has the map's layout.
+def partition_rules_of(
+    rules: KeyedRules, match: MatchMode, default: LayoutRule | None
+) -> list[tuple[str, tuple[Any, ...]]]:
+    """Give a map's rules as such a list: for each path the first expression that is found in it has the map's layout.
 
     Raises:
         LayoutError: if a layout has unreduced axes, or a rule has an uneven rule of its own: such a list has neither.
@@ -113,11 +116,11 @@ def partition_rules_of(rules: LayoutMap) -> list[tuple[str, tuple[Any, ...]]]:
         for key in every:
             if any(other != key for other in search.every_match(key)):
                 found[rf"^{re.escape(key)}\Z"] = _spec(key, every[key])
-    around = {"search": "{}", "match": "^(?:{})", "fullmatch": r"^(?:{})\Z"}[rules.match]
+    around = {"search": "{}", "match": "^(?:{})", "fullmatch": r"^(?:{})\Z"}[match]
     for key, rule in every.items():
         found[around.replace("{}", key)] = _spec(key, rule)
-    if rules.default is not None:
-        found.setdefault(_ALL, _spec("default", rules.default))
+    if default is not None:
+        found.setdefault(_ALL, _spec("default", default))
     return list(found.items())
 
 
