@@ -1,4 +1,4 @@
-"""Values that notebooks show as pictures.
+"""Values that notebooks show as pictures, and rich as text.
 
 Meshes and tilings stand far below what draws them, so they do not import it: the package says which module to load
 when the first of them is shown.
@@ -11,7 +11,7 @@ from typing import Any
 
 from ._fork import importing
 
-__all__ = ["Drawn", "draw_with"]
+__all__ = ["Drawn", "Told", "draw_with"]
 
 _MODULE: list[str] = []
 
@@ -21,7 +21,26 @@ def draw_with(module: str) -> None:
     _MODULE[:] = [module]
 
 
-class Drawn:
+class Told:
+    """A value that says in words what it is, in a program that prints with rich: `rich.print(plan)`."""
+
+    __slots__ = ()
+
+    def _words(self) -> str:
+        """Give what `str` says, or else what the value explains of itself, or its `repr`."""
+        explain = getattr(self, "explain", None)
+        if explain is None or type(self).__str__ is not object.__str__:
+            return str(self)
+        words: str = explain()
+        return words
+
+    def __rich__(self) -> Any:
+        from rich.text import Text  # It is there: rich itself asks.
+
+        return Text(self._words(), no_wrap=True, overflow="ignore")
+
+
+class Drawn(Told):
     """A value with a picture in notebooks, as IPython and Jupyter ask for it.
 
     >>> from shardwise import DeviceMesh
@@ -30,6 +49,11 @@ class Drawn:
     """
 
     __slots__ = ()
+
+    def _words(self) -> str:
+        if type(self).__str__ is not object.__str__ or hasattr(self, "explain"):
+            return super()._words()
+        return _drawn("terminal_text", self) or repr(self)
 
     def _repr_svg_(self) -> str | None:
         return _drawn("notebook_svg", self)

@@ -168,6 +168,12 @@ class LocalEinsum(Drawn):
     def __str__(self) -> str:
         return self.explain()
 
+    def __repr__(self) -> str:
+        moves = f"{len(self.moves)} move{'s' * (len(self.moves) != 1)}, {self.bytes_received:,} bytes to each device"
+        return (
+            f"<LocalEinsum {str(self.einsum)!r} on {mesh_text(self._mesh)}: {moves if self.moves else 'nothing moves'}>"
+        )
+
 
 def einsum(
     text: str,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._arguments import instance, integer
 from .._core import propagated
+from .._drawn import Told
 from .._dtypes import itemsize_of
 from .._text import bytes_text, shown
 from ..computation.computation import Computation
@@ -41,7 +42,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Propagation:
+class Propagation(Told):
     """The layouts of all values of a computation, and what must move; `propagate` makes one."""
 
     #: The computation.
@@ -126,6 +127,11 @@ class Propagation:
 
     def __str__(self) -> str:
         return self.explain()
+
+    def __repr__(self) -> str:
+        ops, moves = len(self.computation.ops), len(self.moves)
+        counts = f"{ops:,} op{'s' * (ops != 1)}, {moves:,} move{'s' * (moves != 1)}"
+        return f"<Propagation of {counts}, {self.bytes_received:,} bytes to each device>"
 
 
 def propagate(

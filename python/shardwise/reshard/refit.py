@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .._drawn import Drawn
+from .._dtypes import itemsize_of
 from .._fork import importing
-from .._text import shown
+from .._text import bytes_text, shown
 from .._types import Array
 from ..errors import LayoutError, SizeOverflowError
 from ..packed.parts import segments_of
@@ -20,6 +21,7 @@ from ..partition import Partition
 from ..piece import Piece
 from ..tiling import Tiling
 from .balance import balanced
+from .explain import counted
 from .orders import check_packed, named_dims
 from .plan import ReshardPlan
 from .run import checked_arrays
@@ -128,6 +130,37 @@ class RefitPlan(Drawn):
         for name, plan in self._plans.items():
             plan.run(sources[name], out=results)
         return results
+
+    def explain(self, dtype: npt.DTypeLike = np.float32) -> str:
+        """Describe the plan in a few lines: what moves of each tensor, what stays, and the busiest device.
+
+        >>> from shardwise import DeviceMesh, TensorLayout, packed
+        >>> def partition(order, devices):
+        ...     mesh = DeviceMesh((devices,), ("tp",))
+        ...     return TensorLayout((packed.qkv(4, 2, 8, "tp", order=order), None), mesh).partition((64, 8))
+        >>> print(plan_refit(partition("interleaved", 2), partition("blocked", 4)).explain())
+        3 tensors, 2.0 KiB of float32, go from 2 devices to 4.
+        q: 3 boxes move, 768 B; 256 B stays in place.
+        k: 3 boxes move, 768 B; 256 B stays in place.
+        v: 3 boxes move, 768 B; 256 B stays in place.
+        """
+        size = sum(plan.dst.size for plan in self._plans.values())
+        itemsize = itemsize_of(dtype)
+        senders, receivers = (
+            len({label for plan in self._plans.values() for label in getattr(plan, side).holders})
+            for side in ("src", "dst")
+        )
+        verb = "goes" if len(self._plans) == 1 else "go"
+        lines = [
+            f"{counted(len(self._plans), 'tensor')}, {bytes_text(size * itemsize)} of {np.dtype(dtype)}, {verb} from "
+            f"{counted(senders, 'device')} to {receivers}."
+        ]
+        for name, plan in self._plans.items():
+            verb = "moves" if len(plan) == 1 else "move"
+            kept = bytes_text(sum(plan.bytes_kept(dtype).tolist()))
+            moved = f"{counted(len(plan), 'box', 'boxes')} {verb}, {bytes_text(plan.total_bytes(dtype))}"
+            lines.append(f"{name}: {moved if len(plan) else 'nothing moves'}; {kept} stays in place.")
+        return "\n".join(lines)
 
     def _picture(self) -> Picture:
         with importing:

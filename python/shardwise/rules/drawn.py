@@ -12,13 +12,12 @@ import numpy.typing as npt
 
 from .._text import bytes_text
 from ..mesh import DeviceMesh
-from ..show.html import table_html
 from ..show.lanes import bars, holder_bars
 from ..show.names import brief
 from ..show.picture import Panel, Picture, Tile, View, short
 from ..show.views import mesh_picture
 
-__all__ = ["KINDS", "MOST_DEVICES", "kind_number", "layout_map_html", "meshes_picture", "report_picture"]
+__all__ = ["KINDS", "MOST_DEVICES", "kind_number", "layout_map_table", "meshes_picture", "report_picture"]
 
 #: The fates of a tensor, in the words of the legend.
 KINDS = ("cut", "replicated by a rule", "replicated, no rule matches", "cannot be placed")
@@ -53,9 +52,9 @@ def kind_number(tensor: Any) -> int:
     return 1 if tensor.rule is not None else 2
 
 
-def layout_map_html(layout_map: Any) -> str:
-    """Give a table of the rules of a layout map."""
-    rows = []
+def layout_map_table(layout_map: Any) -> tuple[str, tuple[str, ...], list[tuple[str, ...]], list[str]]:
+    """Give a table of the rules of a layout map: what it shows, its titles, its rows and notes."""
+    rows: list[tuple[str, ...]] = []
     for key, rule in layout_map.rules().items():
         shards = "?" if rule.layout.device_mesh is None else " × ".join(map(str, rule.layout.num_shards)) or "1"
         rows.append((key, str(rule.layout.axes), shards, ", ".join(rule.words)))
@@ -67,7 +66,7 @@ def layout_map_html(layout_map: Any) -> str:
     default = layout_map.default
     notes = [] if default is None else [f"what no rule matches: {default.layout.axes}"]
     caption = f"LayoutMap of {count} on {axes}; a rule matches by {layout_map.match}"
-    return table_html(caption, ("rule", "layout", ">shards", "more"), rows, notes)
+    return caption, ("rule", "layout", ">shards", "more"), rows, notes
 
 
 def report_picture(report: Reported) -> Picture:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from .._arguments import checked_axes, instance, integer, sizes_of
+from .._drawn import Told
 from .._fork import importing
 from .._text import shown
 from ..errors import LayoutError, MeshError
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["LayoutMap"]
 
 
-class LayoutMap(RuleBook, KeyedRules):
+class LayoutMap(RuleBook, KeyedRules, Told):
     r"""Layouts under keys that are regular expressions when a path is looked up.
 
     Args:
@@ -232,9 +233,17 @@ class LayoutMap(RuleBook, KeyedRules):
 
     def _repr_html_(self) -> str:
         with importing:
-            from .drawn import layout_map_html
+            from ..show.html import table_html
+            from .drawn import layout_map_table
 
-        return layout_map_html(self)
+        return table_html(*layout_map_table(self))
+
+    def _words(self) -> str:
+        with importing:
+            from ..show.table import table_text
+            from .drawn import layout_map_table
+
+        return table_text(*layout_map_table(self))
 
     def __getstate__(self) -> tuple[Any, ...]:
         rules = tuple(self.rules().items())

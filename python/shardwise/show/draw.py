@@ -20,7 +20,7 @@ from .views import layout_picture, mesh_picture, tilings_picture
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["draw", "notebook_html", "notebook_svg"]
+__all__ = ["draw", "notebook_html", "notebook_svg", "terminal_text"]
 
 _FORMS: dict[str, Callable[[Picture], str]] = {"svg": svg_of, "html": html_of, "text": text_of}
 
@@ -137,6 +137,11 @@ def notebook_svg(what: Any) -> str | None:
 def notebook_html(what: Any) -> str | None:
     """Give the picture of what a notebook shows as HTML, or `None` if it has none."""
     return None if _is_unbound(what) else draw(what, form="html")
+
+
+def terminal_text(what: Any) -> str | None:
+    """Give the picture of what a terminal shows, or `None` if it has none."""
+    return None if _is_unbound(what) else draw(what, form="text").rstrip()
 
 
 def _is_unbound(what: Any) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from .fit import fit_names
 from .lines import Line, StyledText, padded, printable, width_of
 
-__all__ = ["table_lines"]
+__all__ = ["table_lines", "table_text"]
 
 _GAP = "  "
 
@@ -53,6 +53,21 @@ def table_lines(
     for name, style, line in zip([header[0][0], *names], [line[0][1] for line in lines], below, strict=True):
         yield [(name, style)]
         yield [(_GAP, ""), *line]
+
+
+def table_text(caption: str, titles: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> str:
+    """Give a table as text, with what it shows above it and notes below.
+
+    >>> print(table_text("two", ("name", ">bytes"), [("a", "12"), ("bcd", "3")], ["and more"]))
+    two
+    name  bytes
+    a        12
+    bcd       3
+    and more
+    """
+    lines = table_lines(titles, [[(cell, "") for cell in row] for row in rows]) if rows else ()
+    table = ["".join(text for text, _ in line).rstrip() for line in lines]
+    return "\n".join([printable(caption), *table, *map(printable, notes)])
 
 
 def _flowing(titles: Sequence[StyledText], values: Sequence[StyledText], width: int) -> Iterator[Line]:

@@ -243,7 +243,7 @@ def axes_text(layout: TensorLayout) -> str:
 
     >>> from shardwise import packed
     >>> axes_text(TensorLayout((packed.parse("(3 h=2@tp d=4)"), None)))
-    '((3 h=2@tp d=4), None)'
+    '((3 2@tp 4), None)'
     """
     partial = f", partial sums over {', '.join(layout.unreduced[:4])}" if layout.unreduced else ""
     # A packed dim as it is written in rules: no call around it, and no quotes.

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy.typing as npt
 
+from ..._drawn import Told
 from ..._dtypes import Dtype, bytes_for
 from ..._fork import cached_property, importing
 from ..._text import shown
@@ -119,7 +120,7 @@ class Besides:
     doubts: Sequence[str] = ()
 
 
-class StoredCheckpoint(ReadsFiles, Mapping[str, StoredTensor]):
+class StoredCheckpoint(Told, ReadsFiles, Mapping[str, StoredTensor]):
     """A checkpoint of any format, open for reading; `open_checkpoint` makes it and lists what it takes.
 
     As an open file it is equal to itself alone, and cannot be pickled; `diff_checkpoints` compares the tensors of two.
@@ -250,9 +251,17 @@ class StoredCheckpoint(ReadsFiles, Mapping[str, StoredTensor]):
 
     def _repr_html_(self) -> str:
         with importing:
-            from .notebook import checkpoint_html
+            from ...show.html import table_html
+            from .notebook import checkpoint_table
 
-        return checkpoint_html(self)
+        return table_html(*checkpoint_table(self))
+
+    def _words(self) -> str:
+        with importing:
+            from ...show.table import table_text
+            from .notebook import checkpoint_table
+
+        return table_text(*checkpoint_table(self))
 
     def __repr__(self) -> str:
         return f"<StoredCheckpoint {str(self.path)!r}: {self.format}, {len(self)} tensors>"

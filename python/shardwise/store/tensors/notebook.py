@@ -9,13 +9,12 @@ from typing import Any
 
 from ..._dtypes import bytes_for
 from ..._text import bytes_text
-from ...show.html import table_html
 from ...show.names import group_names
 from ...show.picture import Picture
 from ...show.views import tilings_picture
 from ...tiling import Tiling
 
-__all__ = ["checkpoint_html", "tensor_picture"]
+__all__ = ["checkpoint_table", "tensor_picture"]
 
 #: Tensors of more pieces are drawn as numbered pieces, without the names of their files.
 _MOST_PIECES = 4096
@@ -40,11 +39,11 @@ def tensor_picture(tensor: Any) -> Picture:
     return replace(picture, title=tensor.name, about=f"{about}; {pieces}. {picture.about}", views=(view,))
 
 
-def checkpoint_html(checkpoint: Any) -> str:
+def checkpoint_table(checkpoint: Any) -> tuple[str, tuple[str, ...], list[tuple[str, ...]], list[str]]:
     """Give a table of the tensors of a checkpoint, those that differ only in a number as one row, and its totals."""
     described = itertools.islice(checkpoint.described(), _MOST_TENSORS)
     groups = group_names((name, (dtype, shape)) for name, dtype, shape in described)
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for name, names, (dtype, shape) in groups:
         size = bytes_for(math.prod(shape), dtype.bits) * len(names)
         many = f" × {len(names)}" if len(names) > 1 else ""
@@ -58,4 +57,4 @@ def checkpoint_html(checkpoint: Any) -> str:
         notes.append(f"{len(checkpoint.objects):,} other values: objects has them")
     if checkpoint.unreadable:
         notes.append(f"{len(checkpoint.unreadable):,} tensors cannot be read: unreadable says why")
-    return table_html(caption, ("tensor", "shape", "dtype", ">bytes"), rows, notes)
+    return caption, ("tensor", "shape", "dtype", ">bytes"), rows, notes

@@ -18,9 +18,11 @@ from pathlib import Path
 import numpy as np
 
 from ...._arguments import integer, path_of
-from ...._text import shown
+from ...._drawn import Told
+from ...._text import bytes_text, shown
 from ....errors import LayoutError, ParseError
 from ....pieces import LocatedPiece
+from ....reshard.explain import counted
 from ....rules.left_out import LeftOut
 from ...data.engine import CopyJob, add_digests, check_job_memory
 from ...data.location import refuse_options
@@ -35,7 +37,7 @@ from .run import confirm_tasks, report_of, run_tasks, see_finished, workers_of_p
 __all__ = ["CheckpointPlan", "bytes_to_read", "estimated_seconds", "runs_to_copy"]
 
 
-class CheckpointPlan(CheckpointTasks):
+class CheckpointPlan(Told, CheckpointTasks):
     """A new checkpoint as tasks that any process can do, in any order; `plan_checkpoint` makes it.
 
     For a checkpoint in an object store a task makes an object, and receipts are objects beside it.
@@ -82,6 +84,32 @@ class CheckpointPlan(CheckpointTasks):
         outline = _outline(self, Work(memory=memory, threads=threads, sync=sync))
         seconds = outline.seconds if self.is_sampled else None
         return replace(outline, warnings=self.warnings, left_out=self.left_out, seconds=seconds)
+
+    def explain(self) -> str:
+        """Describe the plan in a few lines: files, tasks, bytes, and what does not arrive; nothing is written or read.
+
+        >>> import tempfile, numpy as np
+        >>> from pathlib import Path
+        >>> from shardwise import plan_checkpoint, save_checkpoint
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> _ = save_checkpoint(folder / "a.safetensors", {"w": np.zeros((8, 8), "f4")})
+        >>> print(plan_checkpoint(folder / "a.safetensors", folder / "b", to="hf").explain().replace(str(folder), "…"))
+        …/b: 1 tensor in 1 file, 360 B.
+        1 task reads 256 B and writes up to 256 B of tensors.
+        """
+        files, tasks = len(self.files), len(self.tasks)
+        read = bytes_text(bytes_to_read(self))
+        lines = [
+            f"{self.path}: {counted(len(self.tensors), 'tensor')} in {counted(files, 'file')}, "
+            f"{bytes_text(self.nbytes)}.",
+            f"{counted(tasks, 'task')} {'reads' if tasks == 1 else 'read'} {read} and "
+            f"{'writes' if tasks == 1 else 'write'} up to {bytes_text(sum(self.written_bytes.tolist()))} of tensors.",
+        ]
+        if self.obstacle:
+            lines.append(f"The tasks cannot be run by themselves: {self.obstacle}.")
+        lines += [f"warning: {text}" for text in self.warnings]
+        lines += [f"left out: {each}" for each in self.left_out]
+        return "\n".join(lines)
 
     def is_finished(self) -> bool:
         """Return whether a checkpoint has the plan's name; `run` and `commit` see whether it is the plan's."""
