@@ -11,7 +11,7 @@ from typing import Any
 
 from ._fork import importing
 
-__all__ = ["Drawn", "Told", "draw_with"]
+__all__ = ["Drawn", "Worded", "draw_with"]
 
 _MODULE: list[str] = []
 
@@ -21,7 +21,7 @@ def draw_with(module: str) -> None:
     _MODULE[:] = [module]
 
 
-class Told:
+class Worded:
     """A value that says in words what it is, in a program that prints with rich: `rich.print(plan)`."""
 
     __slots__ = ()
@@ -40,7 +40,7 @@ class Told:
         return Text(self._words(), no_wrap=True, overflow="ignore")
 
 
-class Drawn(Told):
+class Drawn(Worded):
     """A value with a picture in notebooks, as IPython and Jupyter ask for it.
 
     >>> from shardwise import DeviceMesh

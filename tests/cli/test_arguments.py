@@ -106,3 +106,10 @@ def test_each_option_of_a_group_is_one_of_some_command() -> None:
 def test_a_mistyped_word_leads_to_the_right_one(words: list[str], meant: str) -> None:
     with pytest.raises(ValueError, match=re.escape(f"did you mean {meant}?")):
         parse_arguments(words)
+
+
+def test_an_option_of_other_commands_names_them() -> None:
+    """It is written as it should be, so nothing like it is meant."""
+    with pytest.raises(ValueError, match="; --resume is an option of shardwise reshard, extract ") as raised:
+        parse_arguments(["report", "x", "--resume"])
+    assert "did you mean" not in str(raised.value)

@@ -130,12 +130,16 @@ class Parser(argparse.ArgumentParser):
         if wrong is None:
             return ""
         known: list[str] = []
+        others: list[str] = []
         for action in self._actions:
             known += [*action.option_strings, *map(str, action.choices or ())]
-            # An option that no command takes is said of the program, whose commands have the options.
+            # An option that a command does not take is said of the program, whose commands have the options.
             if isinstance(action, argparse._SubParsersAction) and wrong[1].startswith("-"):
-                known += [
-                    text for one in action.choices.values() for own in one._actions for text in own.option_strings
-                ]
+                for name, one in action.choices.items():
+                    options = [text for own in one._actions for text in own.option_strings]
+                    known += options
+                    others += [name] * (wrong[1] in options)
+        if others:
+            return f"; {wrong[1]} is an option of shardwise {', '.join(others)}"
         near = difflib.get_close_matches(wrong[1], known, 1, 0.7)
         return f"; did you mean {near[0]}?" if near else ""

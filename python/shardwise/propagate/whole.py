@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._arguments import instance, integer
 from .._core import propagated
-from .._drawn import Told
+from .._drawn import Worded
 from .._dtypes import itemsize_of
 from .._text import bytes_text, shown
 from ..computation.computation import Computation
@@ -42,7 +42,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Propagation(Told):
+class Propagation(Worded):
     """The layouts of all values of a computation, and what must move; `propagate` makes one."""
 
     #: The computation.

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from .._arguments import checked_axes, instance, integer, sizes_of
-from .._drawn import Told
+from .._drawn import Worded
 from .._fork import importing
 from .._text import shown
 from ..errors import LayoutError, MeshError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["LayoutMap"]
 
 
-class LayoutMap(RuleBook, KeyedRules, Told):
+class LayoutMap(RuleBook, KeyedRules, Worded):
     r"""Layouts under keys that are regular expressions when a path is looked up.
 
     Args:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy.typing as npt
 
-from ..._drawn import Told
+from ..._drawn import Worded
 from ..._dtypes import Dtype, bytes_for
 from ..._fork import cached_property, importing
 from ..._text import shown
@@ -120,7 +120,7 @@ class Besides:
     doubts: Sequence[str] = ()
 
 
-class StoredCheckpoint(Told, ReadsFiles, Mapping[str, StoredTensor]):
+class StoredCheckpoint(Worded, ReadsFiles, Mapping[str, StoredTensor]):
     """A checkpoint of any format, open for reading; `open_checkpoint` makes it and lists what it takes.
 
     As an open file it is equal to itself alone, and cannot be pickled; `diff_checkpoints` compares the tensors of two.

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from ...._arguments import integer, path_of
-from ...._drawn import Told
+from ...._drawn import Worded
 from ...._text import bytes_text, shown
 from ....errors import LayoutError, ParseError
 from ....pieces import LocatedPiece
@@ -37,7 +37,7 @@ from .run import confirm_tasks, report_of, run_tasks, see_finished, workers_of_p
 __all__ = ["CheckpointPlan", "bytes_to_read", "estimated_seconds", "runs_to_copy"]
 
 
-class CheckpointPlan(Told, CheckpointTasks):
+class CheckpointPlan(Worded, CheckpointTasks):
     """A new checkpoint as tasks that any process can do, in any order; `plan_checkpoint` makes it.
 
     For a checkpoint in an object store a task makes an object, and receipts are objects beside it.
