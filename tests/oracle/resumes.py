@@ -149,6 +149,33 @@ class Fsdp2(Torch):
         set_state_dict(self.model, self.optimizer, model_state_dict=model, optim_state_dict=state["optimizer"])
 
 
+class Torchtitan(Fsdp2):
+    """The same, as torchtitan 0.3 has it: groups by the name of each parameter, and a schedule."""
+
+    def state(self) -> dict[str, Any]:
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+
+        torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: 1.0)
+        options = StateDictOptions(flatten_optimizer_state_dict=True)
+        model, optimizer = get_state_dict(self.model, self.optimizer, options=options)
+        return {**model, **{f"optimizer.{name}": value for name, value in optimizer.items()}}
+
+    def load(self) -> None:
+        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint.state_dict import (
+            StateDictOptions,
+            set_model_state_dict,
+            set_optimizer_state_dict,
+        )
+
+        state = self.state()
+        dcp.load(state, checkpoint_id=self.folder)
+        optimizer = {name.removeprefix("optimizer."): value for name, value in state.items() if "optimizer." in name}
+        set_model_state_dict(self.model, {name: value for name, value in state.items() if "optimizer." not in name})
+        options = StateDictOptions(flatten_optimizer_state_dict=True)
+        set_optimizer_state_dict(self.model, self.optimizer, optimizer, options=options)
+
+
 class Verl(Fsdp2):
     """FSDP2 with a file for each rank, as `FSDPCheckpointManager` of verl 0.9.1 loads and saves them."""
 
@@ -259,6 +286,7 @@ FRAMEWORKS: dict[str, Any] = {
     "torch": Torch,
     "bfloat16": Bfloat16,
     "dcp": Fsdp2,
+    "torchtitan": Torchtitan,
     "fsdp2": Verl,
     "zero1": Zero1,
     "zero2": Zero,

@@ -75,7 +75,7 @@ def test_runs_of_one_process(tmp_path: Path) -> None:
 
 
 def test_runs_of_two_processes(tmp_path: Path) -> None:
-    """FSDP2 to ZeRO and to files of ranks, ZeRO 2 to FSDP2 in both forms: on two ranks from one or two."""
+    """FSDP2 to ZeRO and to files of ranks, ZeRO 2 to FSDP2 in all forms: on two ranks from one or two."""
     for name in ("dcp", "zero2"):
         (tmp_path / name).mkdir()
     run(
@@ -88,6 +88,7 @@ def test_runs_of_two_processes(tmp_path: Path) -> None:
         "zero2": ("dcp", "universal"),
         "zero3": ("dcp", "universal"),
         "dcp": ("zero2", "dcp"),
+        "torchtitan": ("zero2", "dcp"),
         "fsdp2": ("zero2", "fsdp2"),
     }
     for framework, (source, to) in moved.items():

@@ -264,7 +264,8 @@ class CheckpointReader:
             add(f"{self._optimizer}param_groups.{match['number']}.{rest}", value, name)
             if rest != "params":
                 for parameter in members.get(int(match["number"]), ()):
-                    add(f"{self._optimizer}param_groups.{parameter}.{rest}", value, name)
+                    if f"{name[: match.start('number')]}{parameter}.{rest}" not in checkpoint.objects:
+                        add(f"{self._optimizer}param_groups.{parameter}.{rest}", value, name)
         return found
 
     def _close(self) -> None:

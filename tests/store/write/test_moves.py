@@ -337,3 +337,57 @@ def test_ranks_of_data_parallelism_are_no_doubt_of_megatrons_files(
     rewrites = sw.Rewrites.from_toml(rules, config=CONFIG)
     report = sw.reshard_checkpoint(source, tmp_path / "new", layouts, rewrites=rewrites, to="megatron", sync=False)
     assert [each.names for each in report.left_out if each.kind == "axes"] == [("model",), ("dp",)] * is_idle
+
+
+def test_groups_are_there_by_number_and_by_parameter(tmp_path: Path) -> None:
+    """PyTorch's nested and flattened state dicts have them so, the second in torchtitan; read again they are one."""
+    move = MOVES["zero2-fsdp2"]
+    source = move.source(tmp_path)
+    sw.reshard_checkpoint(source, tmp_path / "dcp", to="dcp", sync=False)
+    with sw.open_checkpoint(tmp_path / "dcp") as checkpoint:
+        said = {name.partition("param_groups.")[2]: held.value() for name, held in checkpoint.objects.items()}
+        trained = [name for name, one in checkpoint.training.parameters.items() if one.states]
+    numbered = {number: said[f"{number}.params"] for number in (0, 1)}
+    assert sorted(numbered[0] + numbered[1]) == sorted(trained)
+    for number, names in numbered.items():
+        own = {key.partition(".")[2] for key in said if key.startswith(f"{number}.")} - {"params"}
+        for name in names:
+            assert {key: said[f"{name}.{key}"] for key in own} == {key: said[f"{number}.{key}"] for key in own}
+            asked = {"initial_lr", "foreach", "maximize", "capturable", "differentiable", "fused", "amsgrad"}
+            assert asked <= {key.removeprefix(f"{name}.") for key in said}
+            assert said[f"{name}.initial_lr"] == said[f"{number}.lr"]
+    for to in ("torch", "universal"):
+        for name, path in (("a", source), ("b", tmp_path / "dcp")):
+            (tmp_path / to / name).mkdir(parents=True)
+            sw.reshard_checkpoint(path, tmp_path / to / name / "new.pt", to=to, sync=False)
+    a, b = (sw.open_checkpoint(tmp_path / "torch" / name / "new.pt") for name in "ab")
+    with a, b:
+        assert {name: held.value() for name, held in a.objects.items() if "param_groups" in name} == {
+            name: held.value() for name, held in b.objects.items() if "param_groups" in name
+        }
+    # What has them by parameter only, as torchtitan's own, becomes groups again.
+    by_parameter = {"drop": r"param_groups\.\d+\."}
+    sw.reshard_checkpoint(tmp_path / "dcp", tmp_path / "flat", to="dcp", sync=False, **by_parameter)  # type: ignore[arg-type]
+    sw.reshard_checkpoint(tmp_path / "flat", tmp_path / "flat.pt", sync=False)
+    with sw.open_checkpoint(tmp_path / "flat.pt") as checkpoint:
+        found = [sorted(checkpoint.objects[f"optimizer.param_groups.{at}.params"].value()) for at in (0, 1)]
+        assert sorted(found) == sorted(map(sorted, numbered.values()))
+
+
+def test_torchtitans_groups_become_megatrons(tmp_path: Path) -> None:
+    move = MOVES["fsdp1-megatron"]
+    source = move.source(tmp_path)
+    sw.reshard_checkpoint(source, tmp_path / "dcp", to="dcp", drop=r"^rng[.]", sync=False)
+    flat = {"drop": r"param_groups\.\d+\.|^lr_scheduler"}
+    sw.reshard_checkpoint(tmp_path / "dcp", tmp_path / "flat", to="dcp", sync=False, **flat)  # type: ignore[arg-type]
+    for name, path in (("a", source), ("b", tmp_path / "flat")):
+        (tmp_path / name).mkdir()
+        (path / "config.json").write_text(json.dumps(CONFIG))
+        move.made(path, tmp_path / name / "new")
+    a, b = (sw.open_checkpoint(tmp_path / name / "new") for name in "ab")
+    with a, b:
+        for key in ("lr", "weight_decay", "betas", "wd_mult", "step", "params"):
+            for number in (0, 1):
+                name = f"optimizer.param_groups.{number}.{key}"
+                assert a.objects[name].value() == b.objects[name].value()
+        assert not [name for name in b.objects if name.endswith("weight.lr")]

@@ -89,7 +89,10 @@ GROUPS = {"optim.param_groups.0.lr": 0.5, "optim.param_groups.0.params": ["w"], 
 
 
 def formed(kept: dict[str, Made], values: dict[str, Any]) -> Any:
-    return megatron_form(kept, values, lambda _, made: float(made.shape[0]) if made.shape else 7.0)  # type: ignore[arg-type]
+    def number(_: str, made: Any) -> float:
+        return float(made.shape[0]) if made.shape else 7.0
+
+    return megatron_form(kept, values, number, kept, is_state=False)  # type: ignore[arg-type]
 
 
 def test_a_float32_weight_is_its_own_master_copy_and_groups_get_megatrons_keys() -> None:

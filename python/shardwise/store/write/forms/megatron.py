@@ -17,9 +17,10 @@ from ....conversion.assembled import Assembled
 from ....errors import LayoutError
 from ....rules.states import MASTER, training_names
 from .dcp import value_bytes
+from .nested import groups_by_name
 from .pickles import Call, Global, New
 
-__all__ = ["COMMON", "METADATA", "MegatronForm", "is_said", "megatron_form"]
+__all__ = ["COMMON", "METADATA", "MegatronForm", "is_of_group", "is_said", "megatron_form"]
 
 #: The files beside the index.
 METADATA, COMMON = "metadata.json", "common.pt"
@@ -30,6 +31,8 @@ _SAID = {
     "common_backend_version": 1,
 }
 _GROUP = re.compile(r"(?:optim|optimizer)\.param_groups\.(\d{1,4})\.(\w+)")
+#: The beginning of a value of a group, said for one parameter, which is said of the group too or not at all.
+_OF_PARAMETER = re.compile(r"(?:optim|optimizer)\.param_groups\.(.+)")
 #: Values that are in `common.pt` as they are; and those that are in it as a dict.
 _PLAIN = ("args", "checkpoint_version", "iteration", "num_floating_point_operations_so_far")
 _SHARDING = "optimizer.param_state_sharding_type"
@@ -138,7 +141,12 @@ def megatron_form(
 def is_said(name: str) -> bool:
     """Return whether a value of this name is one that Megatron has in `common.pt`."""
     first, _, rest = name.partition(".")
-    return name in (*_PLAIN, _SHARDING) or (first in _NESTED and rest != "") or _GROUP.fullmatch(name) is not None
+    return name in (*_PLAIN, _SHARDING) or (first in _NESTED and rest != "") or _OF_PARAMETER.match(name) is not None
+
+
+def is_of_group(name: str) -> bool:
+    """Return whether a value of this name is of a group of the optimizer, of which `common.pt` has all that it has."""
+    return _OF_PARAMETER.match(name) is not None
 
 
 def _is_stacked(key: str) -> bool:
@@ -151,11 +159,14 @@ def _common(values: Mapping[str, Any], made: _Groups) -> tuple[dict[str, Any], s
     common: dict[str, Any] = {"checkpoint_version": 3.0, "iteration": int(made.steps or 0)}
     used: set[str] = set()
     groups: dict[int, dict[str, Any]] = {}
+    by_name: dict[str, Any] = {}
     for name, value in values.items():
         match = _GROUP.fullmatch(name)
         first, _, rest = name.partition(".")
         if match is not None:
             groups.setdefault(int(match[1]), {})[match[2]] = value
+        elif (match := _OF_PARAMETER.match(name)) is not None:
+            by_name[match[1]] = value
         elif name == _SHARDING:
             pass
         elif name not in _PLAIN and not (first in _NESTED and rest):
@@ -171,6 +182,8 @@ def _common(values: Mapping[str, Any], made: _Groups) -> tuple[dict[str, Any], s
                 common.setdefault(first, {})[rest] = node
         used.add(name)
     if made.matrices:
+        if not groups:
+            groups = {at: {**one.said, "params": one.params} for at, one in enumerate(groups_by_name(by_name))}
         if not groups:
             raise LayoutError(
                 "there are states of an optimizer, but no values optimizer.param_groups.0.lr and so on, which "

@@ -25,6 +25,7 @@ __all__ = [
     "Nested",
     "Reference",
     "adam_counts",
+    "groups_by_name",
     "nested_of",
     "nested_pickle",
     "plain_value",
@@ -263,7 +264,7 @@ def _optimizer(
 
     groups = _groups_by_number(said)
     if not groups:
-        groups = [_FoundGroup(group.said, in_order(group.params)) for group in _groups_by_name(said)]
+        groups = [_FoundGroup(group.said, in_order(group.params)) for group in groups_by_name(said)]
         if len(groups) > 1:
             doubts.append(
                 f"the source does not say in which order the {len(groups)} groups of {shown(key)} are, nor "
@@ -314,8 +315,12 @@ def _optimizer(
 
 def _groups_by_number(said: Mapping[str, Any]) -> list[_FoundGroup]:
     """Groups whose values are under their number, and that list their parameters."""
+    lists = [held for rest, held in said.items() if rest.endswith(".params") and isinstance(held, (list, tuple))]
+    parameters = {f"{name}" for held in lists for name in held if not f"{name}".isdecimal()}
     found: dict[int, dict[str, Any]] = {}
     for rest, value in said.items():
+        if rest.rpartition(".")[0] in parameters:
+            continue  # The same once more, for the parameter alone.
         number, _, key = rest.partition(".")
         if not number.isdecimal() or not key:
             return []
@@ -330,7 +335,7 @@ def _groups_by_number(said: Mapping[str, Any]) -> list[_FoundGroup]:
     return groups
 
 
-def _groups_by_name(said: Mapping[str, Any]) -> list[_FoundGroup]:
+def groups_by_name(said: Mapping[str, Any]) -> list[_FoundGroup]:
     """Groups whose values are under the name of each parameter: those with equal values are one."""
     by_name: dict[str, dict[str, Any]] = {}
     for rest, value in said.items():

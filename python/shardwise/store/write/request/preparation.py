@@ -44,7 +44,7 @@ from ...tensors.model_config import config_of
 from ..forms.doubts import DoubtsError, doubts_about, ruled_tensors
 from ..forms.engines import check_engine_names, check_family
 from ..forms.forms import WRITTEN, Target
-from ..forms.megatron import is_said, megatron_form
+from ..forms.megatron import is_of_group, is_said, megatron_form
 from ..forms.nested import Nested, adam_counts, nested_of, with_masters
 from ..forms.universal import universal_doubts
 from ..run.checkpoint_plan import CheckpointPlan
@@ -168,7 +168,7 @@ class Preparation:
             wanted = [replace(by_name[name], name=new) for new, name in megatron.names.items()]
             wanted += self._unrounded(scratch, source, megatron.unrounded)
             self._along.update(megatron.beside)
-            rest = {old: new for old, new in values.items() if new not in megatron.values}
+            rest = {old: new for old, new in values.items() if new not in megatron.values and not is_of_group(new)}
             placed = {old: new for old, new in rest.items() if checkpoint.objects[old].extent}
             held, losses = self._values("dcp", placed, taken, wanted)
             homeless = [*(old for old in rest if old not in placed), *held.homeless]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ...._text import shown
@@ -16,6 +18,19 @@ from ..forms.dcp import value_bytes
 from ..forms.nested import plain_value
 
 __all__ = ["WrittenValues", "written_values"]
+
+#: The name of a value of a group that has a number.
+_OF_GROUP = re.compile(r"(?P<before>(?:.*\.)?param_groups\.)(?P<number>[0-9]{1,9})\.(?P<key>\w+)")
+#: The values that PyTorch's Adam has for a group by default; its subclass AdamW decouples weight decay in any case.
+_OF_ADAM: dict[str, Any] = {
+    "amsgrad": False,
+    "foreach": None,
+    "maximize": False,
+    "capturable": False,
+    "differentiable": False,
+    "fused": None,
+    "decoupled_weight_decay": False,
+}
 
 
 class WrittenValues(NamedTuple):
@@ -68,4 +83,36 @@ def written_values(checkpoint: StoredCheckpoint, grouped: Grouped, form: str, ta
             raise LayoutError(f"a value and a tensor would both be called {shown(new)}")
         found.names[old] = new
         found.wanted.append(wanted)
+    if form == "dcp":
+        known = {*tensors, *grouped.copied, *grouped.made}
+        for new, value in _by_parameter(checkpoint, grouped):
+            if new not in known:
+                check_name(new)
+                found.wanted.append(wanted_bytes(new, value))
     return found
+
+
+def _by_parameter(checkpoint: StoredCheckpoint, grouped: Grouped) -> Iterator[tuple[str, bytes]]:
+    """Yield the values of groups with numbers once more, by name of each parameter, as torchtitan looks for them.
+
+    Of Adam what it may look for besides has its default: an optimizer without a schedule says no `initial_lr`.
+    """
+    groups: dict[tuple[str, int], dict[str, Any]] = {}
+    for new in (*grouped.copied, *grouped.made):
+        match = _OF_GROUP.fullmatch(new)
+        if match is not None:
+            value = grouped.made[new][1] if new in grouped.made else checkpoint.objects[grouped.copied[new]].value()
+            groups.setdefault((match["before"], int(match["number"])), {})[match["key"]] = value
+    for (before, _), said in groups.items():
+        params = said.pop("params", None)
+        said.pop("param_names", None)
+        if "lr" not in said or not isinstance(params, list) or not all(isinstance(name, str) for name in params):
+            continue
+        more = _OF_ADAM if "betas" in said else {}
+        values: dict[str, bytes] = {}
+        for key, value in {"initial_lr": said["lr"], **more, **said}.items():
+            with suppress(
+                ParseError, TypeError, OverflowError
+            ):  # It is said of the group's own that it is not written.
+                values[key] = value_bytes(plain_value(value))
+        yield from ((f"{before}{name}.{key}", data) for name in params for key, data in values.items())
