@@ -15,13 +15,14 @@ def lines(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
 
 
 def test_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
-    mesh, to = "data=2,model=4", "jax,torch, hlo,shardy,megatron"
+    mesh, to = "data=2,model=4", "jax,torch, hlo,shardy,megatron,spmd"
     assert lines(capsys, "--mesh", mesh, "--layout", "data,model", "--to", to) == [
         "jax       PartitionSpec('data', 'model')",
         "torch     [Shard(0), Shard(1)]",
         "hlo       {devices=[2,4]<=[8]}",
         'shardy    #sdy.sharding<@mesh, [{"data"}, {"model"}]>',
         "megatron  rank_offsets=[(0, data, 2), (1, model, 4)], replica_id=0",
+        "spmd      SpmdType({'data': S(0), 'model': S(1)})",
     ]
 
 
@@ -48,7 +49,7 @@ def test_scalars_and_one_dim(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_all_dialects(capsys: pytest.CaptureFixture[str]) -> None:
     names = [line.split()[0] for line in lines(capsys, "--mesh", "a=2", "--layout", "a")]
-    assert names == ["jax", "torch", "tf", "keras", "hlo", "shardy", "megatron"]
+    assert names == ["jax", "torch", "tf", "keras", "hlo", "shardy", "megatron", "spmd"]
 
 
 @pytest.mark.parametrize(

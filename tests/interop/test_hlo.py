@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
 
 from shardwise import DeviceMesh, LayoutError, ParseError, TensorLayout
 from shardwise.interop.hlo import from_hlo, parse_hlo, to_hlo
+
+from .layouts import layouts, mesh_of
 
 MESH = DeviceMesh((2, 4), ("x", "y"))
 
@@ -151,6 +154,22 @@ def test_names_and_places_in_a_program_are_not_kept() -> None:
     assert named.boxes((4,))[:, 0].tolist() == [[0, 2], [2, 4], [0, 2], [2, 4]]
     assert str(parse_hlo("{mesh['a'=2], [{'a'}], metadata={op_name=\"x\"}}")) == "{devices=[2]<=[2]}"
     assert str(parse_hlo("{mesh['x'=4], device_ids=(0,1,3,2), [{'x'}]}")) == "{devices=[4]0,1,3,2}"
+
+
+@given(layouts())
+def test_a_named_sharding_has_the_tiles_of_the_unnamed_one(layout: TensorLayout) -> None:
+    """And is read as the same layout, but for axes of size 1, which cut nothing."""
+    mesh = mesh_of(layout)
+    named, tiles = to_hlo(layout, named=True), to_hlo(layout)
+    assert from_hlo(named, mesh, layout.rank) == from_hlo(tiles, mesh, layout.rank)
+
+
+def test_named_shardings_as_xla_writes_them() -> None:
+    mesh = DeviceMesh((2, 8), ("a", "it's"))
+    layout = TensorLayout((("it's:(2)2", "a"), None), mesh, unreduced=["it's:(1)2"])
+    text = to_hlo(layout, named=True)
+    assert text == "{mesh['a'=2,'it\\'s'=8], [{'it\\'s':(2)2, 'a'}, {}], unreduced={'it\\'s':(1)2}}"
+    assert from_hlo(text, mesh) == layout
 
 
 def test_a_large_sharding_over_a_small_mesh_is_refused_before_its_devices_are_made() -> None:

@@ -100,7 +100,7 @@ def add_translate(commands: "argparse._SubParsersAction[Parser]") -> None:
     translate.add_argument("--layout", metavar="LAYOUT", required=True, help=f"{LAYOUT_HELP}; () for a scalar")
     translate.add_argument("--unreduced", metavar="AXES", help="mesh axes over which the values are partial sums")
     translate.add_argument(
-        "--to", metavar="DIALECTS", help="jax,torch,tf,keras,hlo,shardy,megatron; the default is all"
+        "--to", metavar="DIALECTS", help="jax,torch,tf,keras,hlo,shardy,megatron,spmd; the default is all"
     )
     add_json(translate)
 

@@ -6,6 +6,7 @@
 | `shardwise.interop.torch` | placements, meshes and local tensors of PyTorch | PyTorch only for its objects |
 | `shardwise.interop.hlo` | XLA's `HloSharding` text | nothing |
 | `shardwise.interop.shardy` | Shardy's text | nothing |
+| `shardwise.interop.spmd_types` | types per mesh axis | the package only for its objects |
 | `shardwise.interop.megatron` | Megatron's rank offsets | nothing |
 | `shardwise.interop.transformers` | tensor-parallel plans of Hugging Face's models | transformers and PyTorch |
 | `shardwise.interop.tensorflow` | `Mesh` and `Layout` objects of DTensor | TensorFlow |
@@ -28,5 +29,17 @@ __all__ = ["DIALECTS", "translate"]
 __getattr__, _ = lazy(
     globals(),
     {},
-    ("hlo", "jax", "keras", "megatron", "sglang", "shardy", "tensorflow", "torch", "transformers", "vllm"),
+    (
+        "hlo",
+        "jax",
+        "keras",
+        "megatron",
+        "sglang",
+        "shardy",
+        "spmd_types",
+        "tensorflow",
+        "torch",
+        "transformers",
+        "vllm",
+    ),
 )

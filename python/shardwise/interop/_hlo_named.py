@@ -15,7 +15,7 @@ import numpy as np
 from .._text import shown
 from ..errors import ParseError
 
-__all__ = ["NamedTiles", "read_named", "without_metadata"]
+__all__ = ["NamedTiles", "named_text", "read_named", "without_metadata"]
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<string>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")|(?P<number>\d{1,18}(?!\d))|(?P<word>[A-Za-z_]+)"
@@ -175,6 +175,34 @@ def read_named(body: str) -> NamedTiles | None:
         groups[group] = _axes(reader, names, sizes)
     reader.end()
     return _tiled(sizes, ids, dims, groups)
+
+
+def named_text(mesh: Sequence[tuple[str, int]], dims: Sequence[Sequence[str]], unreduced: Sequence[str]) -> str:
+    """Write a named sharding of a mesh of these axes, whose dims are cut by these axes and sub-axes, major first.
+
+    >>> named_text([("a", 2), ("b", 4)], [["b:(1)2"], []], ["a"])
+    "{mesh['a'=2,'b'=4], [{'b':(1)2}, {}], unreduced={'a'}}"
+    """
+    known = [name for name, _ in mesh]
+    axes = ",".join(f"{_quoted(name)}={size}" for name, size in mesh)
+
+    def text(names: Sequence[str]) -> str:
+        found = []
+        for name in names:
+            axis, _, part = (name, "", "") if name in known else name.rpartition(":")
+            found.append(f"{_quoted(axis)}:{part}" if part else _quoted(axis))
+        return f"{{{', '.join(found)}}}"
+
+    order = sorted(
+        unreduced, key=lambda name: known.index(name) if name in known else known.index(name.rpartition(":")[0])
+    )
+    summed = f", unreduced={text(order)}" if order else ""
+    return f"{{mesh[{axes}], [{', '.join(map(text, dims))}]{summed}}}"
+
+
+def _quoted(name: str) -> str:
+    turned = {letter: escape for escape, letter in _ESCAPES.items()}
+    return "'" + "".join("\\" + turned.get(one, one) if one in turned or one in "'\\" else one for one in name) + "'"
 
 
 def _mesh(reader: _NamedReader) -> tuple[list[str], list[int]]:

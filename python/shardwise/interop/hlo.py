@@ -8,7 +8,7 @@ A named sharding, `{mesh['x'=2,'y'=4], [{'y'}, {}]}`, as XLA prints some since 2
 XLA's own conversion: a dim that the compiler may cut further (`?`) is cut as it is now, and names are not kept.
 `metadata={…}`, which says where in a program a sharding comes from, has no effect.
 
-The text that is written cannot express axis names, or whether an axis of size 1 cuts a dim. A layout cannot express a
+The text of tiles cannot express axis names, or whether an axis of size 1 cuts a dim. A layout cannot express a
 tensor on one device of several (`maximal`), `manual` and `unknown` shardings, or devices in an order that no axes
 spell.
 
@@ -32,7 +32,7 @@ from ..errors import LayoutError, ParseError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 from ._axes import axes_along, checked_layout, checked_mesh, checked_rank, layout_of_indices, spec_names
-from ._hlo_named import NamedTiles, read_named, without_metadata
+from ._hlo_named import NamedTiles, named_text, read_named, without_metadata
 
 __all__ = ["HloSharding", "Iota", "from_hlo", "hlo_sharding", "parse_hlo", "to_hlo"]
 
@@ -206,13 +206,14 @@ def hlo_sharding(layout: TensorLayout) -> HloSharding:
     return HloSharding("tiled", (*layout.num_shards, *tails), iota, subgroups)
 
 
-def to_hlo(layout: TensorLayout, *, iota: bool = True) -> str:
+def to_hlo(layout: TensorLayout, *, iota: bool = True, named: bool = False) -> str:
     """Write a layout as an XLA sharding.
 
     Args:
         layout: a layout that has its mesh.
         iota: whether to write the devices as JAX and XLA do now, `<=[2,4]T(1,0)`, or to list them, as older versions
             did.
+        named: whether to write a named sharding, which has the axes of the mesh and no tiles.
 
     Raises:
         LayoutError: if the layout has no mesh.
@@ -224,7 +225,13 @@ def to_hlo(layout: TensorLayout, *, iota: bool = True) -> str:
     '{devices=[4,2]0,4,1,5,2,6,3,7}'
     >>> to_hlo(TensorLayout((None, "data"), mesh))
     '{devices=[1,2,4]<=[8] last_tile_dim_replicate}'
+    >>> to_hlo(TensorLayout((("model", "data"), None), mesh), named=True)
+    "{mesh['data'=2,'model'=4], [{'model', 'data'}, {}]}"
     """
+    if named:
+        plain, mesh = checked_layout(layout)
+        dims = [spec_names(spec) for spec in plain.axes]
+        return named_text(list(zip(mesh.axis_names, mesh.shape, strict=True)), dims, plain.unreduced)
     sharding = hlo_sharding(layout)
     if not iota and isinstance(sharding.order, Iota):
         listed = tuple(sharding.order.devices.tolist())

@@ -14,6 +14,7 @@ from ._axes import checked_layout, spec_names
 from ._plain import whole_axes_layout
 from .hlo import to_hlo
 from .shardy import to_shardy
+from .spmd_types import to_spmd_types
 from .torch import Partial, Replicate, Shard, StridedShard, to_placements
 
 __all__ = ["DIALECTS", "translate"]
@@ -44,6 +45,7 @@ def translate(layout: TensorLayout, to: str | Iterable[str] | None = None) -> di
     hlo      {devices=[1,8]<=[2,4]T(1,0)}
     shardy   #sdy.sharding<@mesh, [{}, {"model", "data"}]>
     megatron rank_offsets=[(1, model*2 + data, 8)], replica_id=0
+    spmd     SpmdType({'data': V, 'model': V}, PartitionSpec(None, ('model', 'data')))
     """
     if instance("layout", layout, TensorLayout).device_mesh is None:
         checked_layout(layout)  # Raises.
@@ -155,6 +157,7 @@ _WRITERS: dict[str, Callable[[TensorLayout], str]] = {
     "hlo": to_hlo,
     "shardy": to_shardy,
     "megatron": _megatron,
+    "spmd": lambda layout: str(to_spmd_types(layout)),
 }
 
 #: The dialects that `translate` knows.
