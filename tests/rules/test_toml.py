@@ -225,8 +225,8 @@ def test_what_is_written_is_read_back_equal_and_in_order(layout_map: LayoutMap) 
         ("rules = 3", "rules must be a table, got 3"),
         (
             "mach = 'search'\n[rules]",
-            "unknown key 'mach'.*match, mesh, meshes, models, numbers, ordered, parameters, prefix, replicated, rewrite, rules"
-            ".*did you mean 'match'",
+            "unknown key 'mach'.*match, mesh, meshes, models, numbers, ordered, parameters, prefix, replicated, rewrite"
+            ", rules.*did you mean 'match'",
         ),
         ("[rule]\nkernel = []", "unknown key 'rule'.*did you mean 'rules'"),
         ("[Rules]\nkernel = []", "unknown key 'Rules'.*did you mean 'rules'"),
