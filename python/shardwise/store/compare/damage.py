@@ -9,8 +9,7 @@ from typing import Any
 from ..._arguments import INTEGER, check_fields
 from ...errors import ParseError
 from ...rules.left_out import LeftOut
-from ..data.location import Location
-from ..data.objects import ObjectPath
+from ..data.location import LOCATIONS, Location
 from ..tensors.training import Total
 
 __all__ = ["MOST_SHOWN", "Damage", "DamageError", "VerifyReport"]
@@ -71,7 +70,7 @@ class VerifyReport:
     totals: tuple[Total, ...] = ()
 
     def __post_init__(self) -> None:
-        check_fields(self, path=(Path, ObjectPath), format=str, tensors=INTEGER, bytes=INTEGER)
+        check_fields(self, path=LOCATIONS, format=str, tensors=INTEGER, bytes=INTEGER)
         check_fields(self, digests=INTEGER, crcs=INTEGER, unreadable=tuple, damaged=tuple, left_out=tuple, totals=tuple)
 
 

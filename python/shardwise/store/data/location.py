@@ -23,6 +23,7 @@ from .object_files import WINDOW, ObjectFile
 from .objects import ObjectPath
 
 __all__ = [
+    "LOCATIONS",
     "Location",
     "absolute",
     "entries_of",
@@ -56,6 +57,8 @@ _FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 
 _LONGEST_NAME = 230
 _BEGINNING = 200
 
+#: The classes of locations.
+LOCATIONS = (Path, ObjectPath)
 #: A path of either kind, and what is beside it of the same.
 Beside = TypeVar("Beside", Path, ObjectPath)
 

@@ -59,6 +59,20 @@ class BufferBox(NamedTuple):
     strides: tuple[int, ...]
 
 
+def _totals(progress: Callable[[int], object] | None) -> Callable[[int, int], object] | None:
+    """Give what the engine calls with the bytes that are done in all, from what is called with those added."""
+    if progress is None:
+        return None
+    last = 0
+
+    def told(done: int, _: int) -> None:
+        nonlocal last
+        progress(done - last)
+        last = done
+
+    return told
+
+
 class Gatherer:
     """Puts together the tensors of a task, and compares them with what is stored again of them.
 
@@ -112,9 +126,16 @@ class Gatherer:
         threads: int | None,
         *,
         sync: bool,
-        progress: Callable[[int, int], object] | None = None,
+        progress: Callable[[int], object] | None = None,
     ) -> GatherOutcome:
         """Put all of the tensors into the destinations that the function adds to a job.
+
+        Args:
+            destinations: Adds the destinations.
+            memory: Bytes for buffers.
+            threads: The number of threads that read and copy; one per core if `None`.
+            sync: Whether files are on the disk before this returns.
+            progress: Called now and then with the bytes that were done since the last time.
 
         Raises:
             LayoutError: if the memory is too little.
@@ -130,7 +151,9 @@ class Gatherer:
             tensors, arrays, nbytes = [], [], 0
             job = CopyJob.of_program(self._program)
         self._add_holders(job, arrays, destinations)
-        done = job.run(budget=max(memory - nbytes, LEAST_MEMORY), threads=threads, sync=sync, progress=progress)
+        done = job.run(
+            budget=max(memory - nbytes, LEAST_MEMORY), threads=threads, sync=sync, progress=_totals(progress)
+        )
         if not tensors and (self._compared or done.differences):
             tensors = list(tensors_of(given))
         return self._seen(done, tensors, self._names, self._own, nbytes)

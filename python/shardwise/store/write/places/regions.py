@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,7 +41,7 @@ class FolderSink:
                 for number, name, size in task.files:
                     job.fill_file(folder.path / unfinished_name(number, name), size, folder.descriptor)
 
-            done = gatherer.into_files(destinations, memory, threads, sync=sync, progress=_counted(progress))
+            done = gatherer.into_files(destinations, memory, threads, sync=sync, progress=progress)
         return Outcome(done.digests, done.crcs, done.bytes_written)
 
     def compare(self, task: Task, gatherer: Gatherer, memory: int, threads: int | None, progress: Progress) -> Outcome:
@@ -56,21 +55,7 @@ class FolderSink:
             for _, name, size in task.files:
                 job.compare_file(Path(self.finished, name), size)
 
-        done = gatherer.into_files(destinations, memory, threads, sync=False, progress=_counted(progress))
+        done = gatherer.into_files(destinations, memory, threads, sync=False, progress=progress)
         if done.differs:
             raise taken(self.finished, "exists already, and has other values than this plan gives it")
         return Outcome(done.digests, done.crcs, done.bytes_written)
-
-
-def _counted(progress: Progress) -> Callable[[int, int], object] | None:
-    """Progress from the bytes that are done, told as what was added."""
-    if progress is None:
-        return None
-    last = 0
-
-    def more(done: int, _: int) -> None:
-        nonlocal last
-        progress(done - last)
-        last = done
-
-    return more

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from ...._arguments import INTEGER, check_fields, check_items
 from ....rules.left_out import LeftOut
-from ...data.location import Location
-from ...data.objects import ObjectPath
+from ...data.location import LOCATIONS, Location
 
 __all__ = ["WriteOutline", "WriteReport"]
 
@@ -81,7 +79,7 @@ class WriteReport:
     companions: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_fields(self, path=(Path, ObjectPath), tensors=INTEGER, bytes=INTEGER)
+        check_fields(self, path=LOCATIONS, tensors=INTEGER, bytes=INTEGER)
         check_fields(self, bytes_read=INTEGER, bytes_written=INTEGER, bytes_resumed=INTEGER, warnings=tuple)
         check_fields(self, left_out=tuple, companions=tuple)
         check_items("left_out", self.left_out, LeftOut)
