@@ -35,7 +35,7 @@ def test_each_known_method_has_a_form() -> None:
 @pytest.mark.parametrize(
     "method",
     [
-        *("hqq", "eetq", "aqlm", "spqr", "vptq", "bitnet", "quark", "fbgemm_fp8", "torchao", "auto-round", "quanto"),
+        *("hqq", "eetq", "aqlm", "spqr", "vptq", "bitnet", "quark", "torchao", "quanto"),
         *("gguf", "higgs", "fp_quant", "FP8", "awq_marlin", "gptq_v3", 4, ["fp8"]),
     ],
 )
@@ -44,7 +44,7 @@ def test_a_method_that_is_not_known_is_refused_by_its_name(method: Any) -> None:
     tensors: Outline = {"layers.0.mlp.down_proj.weight": ("I8", (64, 64))}
     for given in (config, {"text_config": config}, {"thinker_config": {"text_config": config}}):
         for ask in (partial(find_components, tensors), partial(find_kinds, tensors), partial(stated_tensors, {})):
-            with refused(ParseError, f"quant_method is {method!r}; known are awq, bitsandbytes"):
+            with refused(ParseError, f"quant_method is {method!r}; known are auto-round, awq, bitsandbytes"):
                 ask(given)
 
 
@@ -107,7 +107,7 @@ def test_forms_without_a_method(config: dict[str, Any], method: str | None) -> N
     ],
 )
 def test_what_is_no_object_is_refused_by_what_it_says(config: dict[str, Any], said: str) -> None:
-    with refused(ParseError, said, "known are awq"):
+    with refused(ParseError, said, "known are auto-round, awq"):
         stated_method(quantization_of(config))
 
 
@@ -351,3 +351,63 @@ def test_weights_of_8_bits_with_no_scales_are_said_unless_they_are_stated_to_be_
     (tmp_path / "own.toml").write_text("[rules]\n'down_proj' = [[], 'tp']\n")
     (path / "config.json").write_text(json.dumps(config))
     assert main(["report", str(path), "--mesh", "tp=2", "--rules", str(tmp_path / "own.toml"), "--strict"]) == 0
+
+
+AUTO_ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": True, "data_type": "int"}
+
+
+def test_autoround_packs_as_gptq_and_as_awq() -> None:
+    """The shapes are those of its `QuantLinear` of 128 x 64: qweight of in/8 x out, qzeros of groups x out/8."""
+    words: Outline = {"a.qweight": ("I32", (16, 64)), "a.qzeros": ("I32", (4, 8)), "a.scales": ("F16", (4, 64))}
+    for packing in (None, "auto_round:auto_gptq", "auto_round:gptqmodel"):
+        config = AUTO_ROUND | ({} if packing is None else {"packing_format": packing})
+        (found,) = find_components(words, {"quantization_config": config}).tensors.values()
+        assert (found.form, found.shape, found.unit(1)) == ("GPTQ of 4 bits in groups of 32", (64, 128), 32)
+        assert found.unit(0) == 8
+    columns: Outline = {"a.qweight": ("I32", (128, 8)), "a.qzeros": ("I32", (4, 8)), "a.scales": ("F16", (4, 64))}
+    config = {"quantization_config": AUTO_ROUND | {"packing_format": "auto_round:auto_awq"}}
+    (found,) = find_components(columns, config).tensors.values()
+    assert (found.form, found.shape) == ("AWQ of 4 bits in groups of 32", (64, 128))
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (
+            {"packing_format": "auto_round:llm_compressor"},
+            "packing_format is 'auto_round:llm_compressor'; of auto-round",
+        ),
+        ({"data_type": "mx_fp"}, "data_type is 'mx_fp'; of auto-round known is int"),
+        ({"extra_config": {"lm_head": {"bits": 8}}}, "extra_config says bits of its own for 'lm_head'"),
+        ({"extra_config": {"lm_head": {"bits": 4, "group_size": 64}}}, "extra_config says group_size of its own"),
+        ({"extra_config": 3}, "extra_config is 3; it must be an object"),
+    ],
+)
+def test_what_autoround_says_for_some_layers_is_refused(more: dict[str, Any], said: str) -> None:
+    words: Outline = {"a.qweight": ("I32", (16, 64)), "a.scales": ("F16", (4, 64))}
+    config = {"quantization_config": AUTO_ROUND | more}
+    for ask in (partial(find_components, words), partial(stated_tensors, {"a.weight": (64, 128)})):
+        with refused(ParseError, said):
+            ask(config)
+
+
+def test_layers_that_autoround_leaves_whole_are_plain() -> None:
+    config = {"quantization_config": AUTO_ROUND | {"extra_config": {"lm_head": {"bits": 16, "data_type": "fp"}}}}
+    made, _ = stated_tensors({"h.0.mlp.down_proj.weight": (64, 128), "lm_head.weight": (64, 128)}, config)
+    assert made["lm_head.weight"] == ("BF16", (64, 128))
+    assert made["h.0.mlp.down_proj.qweight"] == ("I32", (16, 64))
+    assert find_components(dict(made), config).plain == ("lm_head.weight",)
+
+
+def test_fbgemm_has_a_scale_for_each_row() -> None:
+    """As transformers' `FbgemmFp8Linear` has it; files of before have the bound of activations too."""
+    config = {"quantization_config": {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}}
+    tensors: Outline = {"a.weight": ("F8_E4M3", (64, 128)), "a.weight_scale": ("F32", (64, 1))}
+    for more in ({}, {"a.input_scale_ub": ("F32", (1,))}):
+        (found,) = find_components({**tensors, **more}, config).tensors.values()
+        assert (found.form, found.shape, found.unit(0), found.unit(1)) == ("FP8 per channel", (64, 128), 1, 1)
+        assert [[dim.of for dim in one.along] for one in found.components][:2] == [[0, 1], [0, None]]
+    with refused(ParseError, "'a.weight_scale' has the shape (1,)"):
+        find_components({"a.weight": ("F8_E4M3", (64, 128)), "a.weight_scale": ("F32", (1,))}, config)
+    made, _ = stated_tensors({"mlp.down_proj.weight": (64, 128)}, config)
+    assert made["mlp.down_proj.weight_scale"] == ("F32", (64, 1))

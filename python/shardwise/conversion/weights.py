@@ -28,7 +28,9 @@ __all__ = ["AnyTensor", "Reader", "Weight", "arranged", "packed", "repeated", "s
 #: Components that are about the whole weight: its shape, which is stated anew, and the order of its groups.
 _SHAPE, _ORDERS = "weight_shape", ("g_idx", "weight_g_idx")
 #: Components that are about the layer's input, and may be left out.
-_ACTIVATIONS = frozenset(["input_scale", "input_global_scale", "input_zero_point", "activation_scale"])
+_ACTIVATIONS = frozenset(
+    ["input_scale", "input_global_scale", "input_zero_point", "activation_scale", "input_scale_ub"]
+)
 #: The block of a dim that has one element for all of the weight's: `Along` has no dim for these.
 _ALL = 0
 #: Gives the bytes of a small tensor, or `None`.

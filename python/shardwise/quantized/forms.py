@@ -11,6 +11,8 @@ The forms and where they are defined:
 | FP8, NVFP4 | `modelopt` | ModelOpt `torch/export`, `qtensor/nvfp4_tensor.py` |
 | AWQ (gemm) | `awq` | AutoAWQ `modules/linear/gemm.py` |
 | GPTQ, versions 1 and 2 | `gptq` | GPTQModel `nn_modules/qlinear` |
+| GPTQ's and AWQ's words | `auto-round` | AutoRound `auto_round_extension/torch/qlinear_torch_zp.py` |
+| FP8 per channel | `fbgemm_fp8` | transformers `integrations/fbgemm_fp8.py`; vLLM `fbgemm_fp8.py` |
 | MXFP8 | `modelopt`, `mxfp8` | ModelOpt; SGLang `layers/quantization/fp8.py` |
 | integers, MXFP4, MXFP8, NVFP4 of MLX | `mlx` | `mlx.core.quantize`, mlx-lm `utils.py` |
 | MXFP4 of gpt-oss | `mxfp4` | transformers `integrations/mxfp4.py` |
@@ -52,11 +54,13 @@ __all__ = [
 #: For each method what makes a logical tensor of the components of one group.
 METHODS: dict[str, Callable[[WeightGroup], LogicalTensor | None]] = {
     "fp8": scaled.fp8,
+    "fbgemm_fp8": scaled.fbgemm,
     "mxfp8": scaled.mxfp8,
     "compressed-tensors": integers.compressed,
     "modelopt": scaled.modelopt,
     "awq": integers.awq,
     "gptq": integers.gptq,
+    "auto-round": integers.auto_round,
     "mxfp4": scaled.mxfp4,
     "bitsandbytes": flat.bitsandbytes,
     "mlx": integers.mlx,
@@ -66,7 +70,7 @@ _TAILS = frozenset(
     [
         *("weight", "weight_scale", "weight_scale_inv", "weight_scale_2", "weight_packed", "weight_shape"),
         *("weight_zero_point", "weight_g_idx", "weight_global_scale"),
-        *("input_scale", "input_global_scale", "input_zero_point", "activation_scale"),
+        *("input_scale", "input_global_scale", "input_zero_point", "activation_scale", "input_scale_ub"),
         *("qweight", "qzeros", "scales", "biases", "g_idx"),
     ]
 )

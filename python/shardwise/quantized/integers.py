@@ -16,7 +16,7 @@ from .modules import Modules
 from .parts import WHOLE, Given, StatedError, WeightGroup
 from .scaled import block_size, four_bits, scaled_in_groups, singles, values
 
-__all__ = ["Schemes", "awq", "compressed", "gptq", "mlx"]
+__all__ = ["Schemes", "auto_round", "awq", "check_extra", "compressed", "gptq", "mlx"]
 
 _WORD = 32
 #: The names of the integers and floats that are stored one to an element.
@@ -278,6 +278,34 @@ def gptq(group: WeightGroup) -> LogicalTensor | None:
     return group.made(
         f"GPTQ of {bits} bits {_words((1, size))}", shape, along, uncut, {"g_idx": "the groups of the whole weight"}
     )
+
+
+def auto_round(group: WeightGroup) -> LogicalTensor | None:
+    """Give a weight of AutoRound, which packs as GPTQ or as AWQ does; layers may have bits and groups of their own."""
+    check_extra(group.given.config)
+    is_awq = "awq" in str(group.given.config.get("packing_format"))
+    return awq(group) if is_awq else gptq(group)
+
+
+def check_extra(config: Mapping[str, Any]) -> None:
+    """Refuse a configuration of AutoRound that says other sizes for some layers, but that these are not quantized.
+
+    Raises:
+        ParseError: names the layer.
+    """
+    extra = config.get("extra_config") or {}
+    if not isinstance(extra, Mapping):
+        raise StatedError(f"quantization_config: extra_config is {shown(extra)}; it must be an object")
+    for layer, own in extra.items():
+        said = own if isinstance(own, Mapping) else {"": own}
+        is_whole = isinstance(said.get("bits"), int) and said["bits"] >= 16
+        sizes = ((key, config.get(key)) for key in ("bits", "group_size", "data_type"))
+        other = next((key for key, value in sizes if said.get(key, value) != value), "")
+        if not isinstance(own, Mapping) or (other and not is_whole):
+            raise StatedError(
+                f"quantization_config: extra_config says {other or 'something else'} of its own for {shown(layer)}; "
+                "known are one size for all layers, and layers that are not quantized"
+            )
 
 
 #: The bits of a value, and the group, of MLX's modes other than affine.

@@ -28,11 +28,19 @@ _FORMATS = (
 #: The methods, and of each the keys that say how values lie, with the values that are known.
 KNOWN: dict[str, dict[str, tuple[Any, ...]]] = {
     "fp8": {"fmt": ("e4m3", "e5m2", "float8_e4m3fn", "float8_e5m2"), "scale_fmt": ("ue8m0", "float", "float32")},
+    "fbgemm_fp8": {},
     "mxfp8": {"fmt": ("e4m3",), "scale_fmt": ("ue8m0",)},
     "compressed-tensors": {"format": _FORMATS},
     "modelopt": {"quant_algo": ("FP8", "FP8_PB_WO", "MXFP8", "NVFP4")},
     "awq": _AWQ,
     "gptq": _GPTQ,
+    # Its `llm_compressor` packings are of another method.
+    "auto-round": {
+        **{
+            "packing_format": ("auto_round:auto_gptq", "auto_round:gptqmodel", "auto_round:gptq", "auto_round:auto_awq")
+        },
+        **{"data_type": ("int",)},
+    },
     "mxfp4": {},
     "bitsandbytes": {"bnb_4bit_quant_type": ("nf4", "fp4")},
     "mlx": {"mode": ("affine", "mxfp4", "mxfp8", "nvfp4")},

@@ -10,13 +10,24 @@ from ..errors import ParseError
 from .component import Along, LogicalTensor
 from .parts import LARGEST, WHOLE, Given, StatedError, WeightGroup
 
-__all__ = ["block_size", "four_bits", "fp8", "modelopt", "mxfp4", "mxfp8", "scaled_in_groups", "singles", "values"]
+__all__ = [
+    "block_size",
+    "fbgemm",
+    "four_bits",
+    "fp8",
+    "modelopt",
+    "mxfp4",
+    "mxfp8",
+    "scaled_in_groups",
+    "singles",
+    "values",
+]
 
 _FP8 = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 #: Scales and zero points of activations, and factors: one for the tensor, or for each expert.
 _SINGLE = (
     *("input_scale", "activation_scale", "input_global_scale", "input_zero_point", "weight_global_scale"),
-    "weight_scale_2",
+    *("weight_scale_2", "input_scale_ub"),
 )
 
 
@@ -66,6 +77,16 @@ def fp8(group: WeightGroup) -> LogicalTensor | None:
         scale = group.scale("weight_scale", shape, blocks)
         return group.made(f"FP8 in blocks of {blocks[0]} x {blocks[1]}", shape, {**own, "weight_scale": scale})
     return group.made("FP8 per tensor", shape, {**own, "weight_scale": group.scale("weight_scale", shape, None)})
+
+
+def fbgemm(group: WeightGroup) -> LogicalTensor | None:
+    """Give a weight of the method `fbgemm_fp8`: a scale for each row, and perhaps a bound of activations."""
+    if not _is_scaled(group, ("weight_scale",)):
+        return None
+    shape = group.matrix("weight")
+    scale = group.scale("weight_scale", shape, (1, 0))
+    own = {"weight": values(shape, Along(len(shape) - 1)), "weight_scale": scale, **singles(group, shape)}
+    return group.made("FP8 per channel", shape, own)
 
 
 def modelopt(group: WeightGroup) -> LogicalTensor | None:

@@ -11,10 +11,10 @@ from typing import Any
 from .._text import shown
 from ..errors import ParseError
 from ..rules.names import weight_named
-from .integers import Schemes
+from .integers import Schemes, check_extra
 from .method import quantization_of, stated_method
 from .modules import Modules
-from .parts import Given, as_parse_errors
+from .parts import Given, StatedError, as_parse_errors
 from .scaled import block_size
 
 __all__ = ["stated_tensors"]
@@ -251,6 +251,29 @@ def _bitsandbytes(given: Given, dtype: str) -> _PartsMaker:
     return made
 
 
+def _fbgemm(given: Given, dtype: str) -> _PartsMaker:
+    def made(name: str, shape: tuple[int, ...]) -> _StatedParts:
+        yield "weight", "F8_E4M3", shape
+        yield "weight_scale", "F32", (shape[0], 1)
+
+    return made
+
+
+def _auto_round(given: Given, dtype: str) -> _PartsMaker:
+    check_extra(given.config)
+    whole = [name for name, own in (given.config.get("extra_config") or {}).items() if own.get("bits", 0) >= 16]
+    if patterns := [name for name in whole if not re.fullmatch(r"[\w.]+", name)]:
+        raise StatedError(f"quantization_config: extra_config names layers by {shown(patterns[0])}, which is no name")
+    left_out = Modules("extra_config", whole, lambda text: rf"(?:.*\.)?{re.escape(text)}$")
+    packed = _awq(given, dtype) if "awq" in str(given.config.get("packing_format")) else _gptq(given, dtype)
+
+    def made(name: str, shape: tuple[int, ...]) -> _StatedParts | None:
+        parts = None if left_out.named(name.removesuffix(".weight")) else packed(name, shape)
+        return None if parts is None else [part for part in parts if part[0] != "g_idx"]
+
+    return made
+
+
 def _mxfp8(given: Given, dtype: str) -> _PartsMaker:
     def made(name: str, shape: tuple[int, ...]) -> _StatedParts:
         yield "weight", "F8_E4M3", shape
@@ -277,11 +300,13 @@ def _mlx(given: Given, dtype: str) -> _PartsMaker:
 
 _MAKERS: dict[str, Callable[[Given, str], _PartsMaker]] = {
     "fp8": _fp8,
+    "fbgemm_fp8": _fbgemm,
     "mxfp8": _mxfp8,
     "compressed-tensors": _compressed,
     "modelopt": _modelopt,
     "awq": _awq,
     "gptq": _gptq,
+    "auto-round": _auto_round,
     "mxfp4": _mxfp4,
     "bitsandbytes": _bitsandbytes,
     "mlx": _mlx,
