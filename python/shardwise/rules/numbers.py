@@ -25,10 +25,22 @@ from ..packed import PackedDim
 from ..packed.notation import parse_with
 from .wrapped import language_config
 
-__all__ = ["Config", "NamedNumbers", "config_beside", "config_text", "numbered", "read_config", "reading_for"]
+__all__ = [
+    "CONFIG_FILES",
+    "Config",
+    "NamedNumbers",
+    "config_beside",
+    "config_text",
+    "numbered",
+    "read_config",
+    "reading_for",
+]
 
 #: A model's configuration: its path, that of a folder with a config.json, or what it holds.
 Config = str | os.PathLike[str] | Mapping[str, Any]
+
+#: The configuration in a model's folder: where most have it, and where verl does.
+CONFIG_FILES = ("config.json", "huggingface/config.json")
 
 _BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LARGEST = 2**63 - 1
@@ -251,10 +263,10 @@ class _Both(Mapping[str, "int | Sequence[int]"]):
 
 
 def config_beside(checkpoint: str | os.PathLike[str]) -> str | None:
-    """The path of the `config.json` in the folder of a checkpoint; `None` if there is none."""
+    """The path of the configuration in the folder of a checkpoint; `None` if there is none."""
     path = path_of(checkpoint)
-    file = (path if path.is_dir() else path.parent) / "config.json"
-    return str(file) if file.is_file() else None
+    folder = path if path.is_dir() else path.parent
+    return next((str(folder / name) for name in CONFIG_FILES if (folder / name).is_file()), None)
 
 
 @contextmanager
@@ -277,7 +289,9 @@ def _fitting(place: str, value: int) -> int:
 
 def _config_file(config: str | os.PathLike[str]) -> Any:
     path = path_of(config)
-    return path / "config.json" if path.is_dir() else path
+    if not path.is_dir():
+        return path
+    return next((path / name for name in CONFIG_FILES if (path / name).is_file()), path / CONFIG_FILES[0])
 
 
 def read_config(config: Config) -> Mapping[str, Any]:

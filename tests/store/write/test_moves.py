@@ -271,6 +271,17 @@ def test_master_copies_are_the_weights_that_pytorch_goes_on_from(tmp_path: Path)
         assert {tensor.dtype for tensor in checkpoint.values()} == {"bfloat16"}
 
 
+def test_the_configuration_is_where_verl_has_it(tmp_path: Path) -> None:
+    source = MOVES["fsdp1-megatron"].source(tmp_path)
+    (source / "huggingface").mkdir(exist_ok=True)
+    (source / "huggingface" / "config.json").write_text(json.dumps(CONFIG))
+    mesh = sw.DeviceMesh((2,), ("tp",))
+    for name, more in (("found", {}), ("given", {"config": CONFIG}), ("folder", {"config": source})):
+        rules = sw.example_rules()["torch_dist/llama"]
+        sw.reshard_checkpoint(source, tmp_path / name, rules=rules, mesh=mesh, to="megatron", sync=False, **more)  # type: ignore[arg-type]
+    assert files(tmp_path / "found") == files(tmp_path / "given") == files(tmp_path / "folder")
+
+
 def test_weights_without_dims_are_in_all_files_of_ranks(tmp_path: Path) -> None:
     """Of PyTorch's own files: the only parameter without dims, its moments, and what is made of each again."""
     with tarfile.open(DATA / "states/torch_plain/adafactor/checkpoint.tar.xz") as archive:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import ParseError
-from ...rules.numbers import parsed_config
+from ...rules.numbers import CONFIG_FILES, parsed_config
 from ..data.location import Location, open_file
 
 __all__ = ["config_of"]
@@ -21,8 +21,9 @@ def config_of(checkpoint: Location) -> Mapping[str, Any]:
         OSError: if it cannot be read.
         ParseError: if it is not an object of JSON.
     """
-    file = (checkpoint if checkpoint.is_dir() else checkpoint.parent) / "config.json"
-    if not file.is_file():
+    folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
+    file = next((folder / name for name in CONFIG_FILES if (folder / name).is_file()), None)
+    if file is None:
         return {}
     opened = open_file(file)
     try:
