@@ -26,7 +26,9 @@ __all__ = [
     "PIECES",
     "RANKS",
     "RANK_FILE",
+    "REKEYED_FILE",
     "SHARDING_INFO",
+    "WHOLE_FILE",
     "bare_ranks",
     "check_whole",
     "complete_set",
@@ -46,8 +48,10 @@ RANKS = "ranks.json"
 RANK_FILE = r"rank-\d{5,}(?:-[A-Za-z0-9_.]+-\d+)*\.safetensors"
 ENGINE_FILE = r"model-(?:rank-\d+|pp-\d+-tp-\d+)-part-\d+\.safetensors"
 #: Files of PyTorch's optimizers beside a model, and models that have no other name; folders of accelerate's with FSDP.
-OPTIMIZER_FILE = r"optimizer(?:_(?P<number>\d{1,4}))?\.(?:pt|bin)"
+OPTIMIZER_FILE = r"optim(?:izer)?(?:_(?P<number>\d{1,4}))?\.(?:pt|pth|bin)"
 MODEL_FILES = ("pytorch_model_fsdp.bin", "model.pt", "model.pth", "model.bin")
+#: A file with a model and its optimizer, and the same optimizer beside it, as FSDP numbers it again.
+WHOLE_FILE, REKEYED_FILE = "checkpoint.pt", r"optim(?:izer)?_by_\w+\.pt"
 FSDP_FOLDER = r"(?:pytorch_model_fsdp|optimizer)_\d{1,4}"
 #: The key in which a file of ours says of what it is a part.
 MARK = "shardwise.part"

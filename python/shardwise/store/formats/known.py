@@ -21,6 +21,8 @@ from ..data.parts import (
     MODEL_FILES,
     OPTIMIZER_FILE,
     RANK_FILE,
+    REKEYED_FILE,
+    WHOLE_FILE,
     bare_ranks,
 )
 
@@ -225,6 +227,14 @@ FORMS: list[Form] = [
     Form(
         "torch",
         lambda candidate: candidate.matching(OPTIMIZER_FILE) and len({*MODEL_FILES} & {*candidate.names}) == 1,
+        "torch.plain",
+    ),
+    Form(
+        "torch",
+        lambda candidate: (
+            WHOLE_FILE in candidate.names
+            and len(candidate.matching(r".*\.(?:pt|pth|bin)")) == 1 + len(candidate.matching(REKEYED_FILE))
+        ),
         "torch.plain",
     ),
     Form("torch", _file(".bin.index.json"), "torch.plain"),

@@ -325,10 +325,36 @@ def test_folders_of_a_model_and_its_optimizers(tmp_path: Path) -> None:
     with sw.open_checkpoint(tmp_path / "c") as checkpoint:
         found = [name for name in checkpoint if name.endswith("exp_avg")]
         assert found == [f"optimizer.{n}.state.{x}.{y}.exp_avg" for n, y in ((0, "weight"), (1, "bias")) for x in "ba"]
+    # PyTorch's own examples of FSDP call it so.
+    written(tmp_path / "d/model.pt", model(**TWO))
+    written(tmp_path / "d/optim.pt", adam(SHAPES, 2, 2))
+    with sw.open_checkpoint(tmp_path / "d") as checkpoint:
+        assert pairs(checkpoint) == {"b.weight": 0, "a.weight": 1, "b.bias": 2, "a.bias": 3}
     # A damaged file is an error; one that no PyTorch since 1.6 wrote is among those that are not read.
     (tmp_path / "c/optimizer_1.bin").write_bytes((tmp_path / "c/optimizer_1.bin").read_bytes()[:-9])
     with pytest.raises(sw.ParseError, match="optimizer_1"):
         sw.open_checkpoint(tmp_path / "c")
+
+
+def test_a_folder_of_one_file_with_its_optimizer_numbered_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of FSDP's full state dicts: the second is the same optimizer, and is named as not read."""
+    by_name = {"state": {"w": adam([(3,)])["state"][0]}, "param_groups": [{"lr": 0.1, "params": ["w"]}]}
+    written(tmp_path / "a/checkpoint.pt", {"model": model(w=(3,)), "optimizer": by_name})
+    written(tmp_path / "a/optimizer_by_number.pt", adam([(3,)]))
+    with sw.open_checkpoint(tmp_path / "a") as checkpoint:
+        assert pairs(checkpoint) == {"w": 0}
+    with pytest.warns(sw.ShardwiseWarning, match=r"1 file is not read.*optimizer_by_number\.pt"):
+        report = sw.reshard_checkpoint(tmp_path / "a", tmp_path / "new.pt", sync=False)
+    assert [(each.kind, each.names) for each in report.left_out] == [("beside", ("optimizer_by_number.pt",))]
+    command = ["reshard", str(tmp_path / "a"), str(tmp_path / "again.pt"), "--strict"]
+    assert main(command) == 1
+    assert "'optimizer_by_number.pt'" in capsys.readouterr().err
+    # With another file nothing says which of them is the checkpoint.
+    written(tmp_path / "a/other.pt", model(w=(3,)))
+    with pytest.raises(sw.ParseError, match="of which nothing says what they are together"):
+        sw.open_checkpoint(tmp_path / "a")
 
 
 def test_folders_of_distributed_checkpoints(tmp_path: Path) -> None:

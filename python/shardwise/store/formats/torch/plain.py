@@ -12,7 +12,7 @@ from ...._text import shown
 from ....errors import ParseError
 from ...data.files import Holder
 from ...data.location import entries_of, first_bytes, open_file
-from ...data.parts import MODEL_FILES, check_whole, complete_set
+from ...data.parts import MODEL_FILES, WHOLE_FILE, check_whole, complete_set
 from ...data.text import are_sizes
 from ...tensors.checkpoint import StoredCheckpoint
 from ...tensors.stored import StoredTensor
@@ -35,7 +35,8 @@ def open_form(path: Path, *, part: bool = False, parameter_names: Sequence[str] 
     folder = path if path.is_dir() else path.parent
     weight_map: dict[str, str] | None = None
     if path.is_dir():
-        path = next((path / name for name in (_SINGLE, _INDEX, _META, *MODEL_FILES) if (path / name).exists()), path)
+        known = (_SINGLE, _INDEX, _META, *MODEL_FILES, WHOLE_FILE)
+        path = next((path / name for name in known if (path / name).exists()), path)
     if path == folder:
         names = complete_set(folder, (name for name, _ in entries_of(folder)), ".bin", _INDEX)
     elif path.suffix == ".json":
