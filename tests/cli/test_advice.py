@@ -47,6 +47,13 @@ COMMANDS = [
         "`shardwise fits` says which of them fit the model",
         ["fits hf", "report hf --rules hf/llama --mesh tp=4"],
     ),
+    ("show 8,8 --mesh x=2 --layout x", "where it is not cut, as in x,-", ["show 8,8 --mesh x=2 --layout x,-"]),
+    ("show 8 --mesh x=2 --layout x,-", "where it is not cut, as in x", ["show 8 --mesh x=2 --layout x"]),
+    (
+        "report hf --for vllm(tp=3)",
+        "`shardwise fits` says which sizes fit the model",
+        ["fits hf", "report hf --for vllm(tp=4)"],
+    ),
     (
         f"{RESHARD} --mesh tp=2",
         "--rules must say how the tensors are cut",

@@ -120,12 +120,27 @@ def test_diff_lists_twenty_and_counts_the_rest(run: Run) -> None:
     sw.save_checkpoint("layers.safetensors", layers, sync=False)
     sw.save_checkpoint("none.safetensors", {"norm": zeros["t00"]}, sync=False)
     assert run("diff", "layers.safetensors", "none.safetensors", status=1).splitlines() == [
-        "'layers.{0..29}.w' is only in the first (30 tensors)", "'norm' is only in the second",
-    ]  # fmt: skip
+        "'layers.{0..29}.w' is only in the first (30 tensors)",
+        "'norm' is only in the second",
+        "if the second was made by rules, --rules says by which, and its tensors are compared by them",
+    ]
     found = json.loads(run("diff", "zeros.safetensors", "ones.safetensors", "--json", status=1))
     assert len(found) == 21
     said = {"name": "t00", "what": "values", "first": "0", "second": "1", "index": [0], "count": 2, "rows": []}
     assert found[0] == said
+
+
+def test_diff_says_how_to_compare_what_was_rewritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where each has names that the other lacks; by the rules they are the same."""
+    value = np.ones((2, 2), "f4")
+    sw.save_checkpoint(tmp_path / "one", {"a.w": value}, to="hf")
+    sw.save_checkpoint(tmp_path / "two", {"b.w": value}, to="hf")
+    (tmp_path / "rules.toml").write_text('[[rewrite]]\nfrom = "a.{rest*}"\nto = "b.{rest*}"\n')
+    both = [str(tmp_path / "one"), str(tmp_path / "two"), "--quiet"]
+    assert main(["diff", *both]) == 1
+    assert capsys.readouterr().out.endswith("--rules says by which, and its tensors are compared by them\n")
+    assert main(["diff", *both, "--rules", str(tmp_path / "rules.toml")]) == 0
+    assert capsys.readouterr().out == "the same tensors\n"
 
 
 def test_verify_lists_twenty_and_counts_the_rest(run: Run) -> None:

@@ -88,7 +88,7 @@ def test_a_scalar(capsys: pytest.CaptureFixture[str]) -> None:
 def test_more_dims_are_slices(capsys: pytest.CaptureFixture[str]) -> None:
     first, second = (
         [
-            f"dim 0 at {at}",
+            f"dim 0 at {at}; dim 1: 5, not cut",
             "↓ dim 2: 4, cut in 2 by b",
             "→ dim 3: 6, cut in 2 by c",
             "        0:3     3:6",

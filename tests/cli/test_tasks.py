@@ -33,6 +33,8 @@ def test_the_command(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert "4 parts: each reads" in text
     assert not (tmp_path / "new").exists()
     assert "tasks of up to" in run(*common, "--save", tmp_path / "new.swplan")
+    nothing = run("commit", tmp_path / "new.swplan", status=2)
+    assert nothing.endswith("; `shardwise run` without --part, or CheckpointPlan.run(), does them\n")
     assert json.loads(run("run", tmp_path / "new.swplan", "--part", "2/2", "--json", "--quiet"))["tasks"] > 1
     missing = run("commit", tmp_path / "new.swplan", status=2)
     assert "are missing: 0" in missing

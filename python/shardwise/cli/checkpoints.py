@@ -249,9 +249,16 @@ def run_diff(screen: Screen, options: argparse.Namespace) -> int:
             screen.write(line)
         if found.one_sided:
             screen.write(found.one_sided)
+        if options.rules is None and _is_renamed(found):
+            screen.write("if the second was made by rules, --rules says by which, and its tensors are compared by them")
     if not options.json:
         _write_left_out(screen, found.left_out, options.strict)
     return 1 if found or (options.strict and unasked) else 0
+
+
+def _is_renamed(found: Differences) -> bool:
+    """Return whether each of two checkpoints has names that the other lacks, as after a rewrite."""
+    return {each.what for each in found} >= {"missing", "added"}
 
 
 def _same(found: Differences, which: str) -> str:

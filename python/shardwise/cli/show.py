@@ -27,7 +27,15 @@ def run_show(screen: Screen, options: argparse.Namespace) -> int:
     """Describe and draw how a layout cuts a tensor, and give the exit status."""
     mesh = parse_mesh(options.mesh)
     shape = parse_shape(options.shape)
-    layout = TensorLayout(parse_layout(options.layout, len(shape)).axes, mesh)
+    axes = parse_layout(options.layout, len(shape)).axes
+    if len(axes) != len(shape):
+        entries = options.layout.split(",")
+        raise ValueError(
+            f"--layout {options.layout!r} has {len(axes)} entr{'y' if len(axes) == 1 else 'ies'} for {len(shape)} "
+            f"dim{'s' * (len(shape) != 1)}: write one for each, - where it is not cut, as in "
+            f"{','.join([*entries, *['-'] * len(shape)][: len(shape)]) or '()'}"
+        )
+    layout = TensorLayout(axes, mesh)
     partition = layout.partition(shape, options.uneven)
     bits = None if options.dtype is None else parse_dtype(options.dtype)
     if options.json:

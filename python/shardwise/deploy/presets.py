@@ -98,7 +98,13 @@ def preset(text: str, config: Config | None = None, *, rules: Any = None, form: 
         options[name] = value
     for name, value in options.items():
         _check_kind(f"{shown(text)}: {name}", value, inspect.signature(made).parameters[name].annotation)
-    return made(_Asked({} if config is None else read_config(config), rules, form), **options)
+    try:
+        return made(_Asked({} if config is None else read_config(config), rules, form), **options)
+    except LayoutError as error:
+        # Of a rule that does not take so many devices: which do is for another command.
+        if not str(error).startswith("rule "):
+            raise
+        raise LayoutError(f"{shown(text)}: {error}; `shardwise fits` says which sizes fit the model") from None
 
 
 def _check_kind(what: str, value: Any, kind: str) -> None:

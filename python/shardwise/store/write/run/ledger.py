@@ -121,6 +121,8 @@ class Ledger:
             some = ", ".join(f"{part}/{parts}" for part in again[:_MOST_AGAIN])
             more = f" and {len(again) - _MOST_AGAIN} more" if len(again) > _MOST_AGAIN else ""
             hint = f"; run again part {some}{more}"
+        elif parts is None:
+            hint = "; `shardwise run` without --part, or CheckpointPlan.run(), does them"
         if len(missing):
             some = ", ".join(map(str, missing[:_MOST_SHOWN]))
             more = f" and {len(missing) - _MOST_SHOWN} more" if len(missing) > _MOST_SHOWN else ""
