@@ -18,7 +18,7 @@ import stat
 import weakref
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,7 +31,7 @@ from ..._fork import ForkLock, importing
 from ..._text import shown
 from ...errors import ParseError
 
-__all__ = ["SPAN", "DataFile", "FileStatus", "Holder", "ReadsFiles", "opened_again", "status_of"]
+__all__ = ["SPAN", "DataFile", "FileStatus", "Holder", "ReadsFiles", "is_in_order", "opened_again", "status_of"]
 
 T = TypeVar("T")
 
@@ -359,7 +359,7 @@ def _read(
     file: DataFile, start: int, strides: list[int], out: npt.NDArray[Any], scratch: npt.NDArray[np.uint8]
 ) -> None:
     span = out.itemsize + sum((size - 1) * stride for size, stride in zip(out.shape, strides, strict=True))
-    if span == out.nbytes and out.flags.c_contiguous and _is_run(out, strides):
+    if span == out.nbytes and out.flags.c_contiguous and is_in_order(strides, out):
         # The box is one run. Bytes, because a memoryview knows nothing of bfloat16.
         file.read_into(out.reshape(-1).view(np.uint8).data, start)
     elif span <= len(scratch):
@@ -377,6 +377,7 @@ def _read(
             _read(file, start + row * strides[dim], strides, piece, scratch)
 
 
-def _is_run(out: npt.NDArray[Any], strides: list[int]) -> bool:
+def is_in_order(strides: Sequence[int], out: npt.NDArray[Any]) -> bool:
+    """Return whether elements follow one another in a file, by these strides, as they do in an array."""
     # Overlapping strides may span as many bytes as the box has elements and still be another order of them.
     return all(size == 1 or have == want for size, have, want in zip(out.shape, strides, out.strides, strict=True))

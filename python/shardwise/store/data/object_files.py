@@ -20,7 +20,7 @@ from ..._fork import ForkLock
 from ..._threads import Threads
 from ..._types import Array
 from ...errors import ParseError
-from .files import Holder
+from .files import Holder, is_in_order
 from .objects import ObjectPath, ObjectStatus
 
 __all__ = ["WINDOW", "ObjectFile", "Requests"]
@@ -197,7 +197,7 @@ def _spans(start: int, strides: list[int], out: Array, requests: Requests) -> It
     if out.size == 0:
         return
     lengths = _lengths(strides, out)
-    if lengths[0] == out.nbytes and out.flags.c_contiguous and _is_run(strides, out):
+    if lengths[0] == out.nbytes and out.flags.c_contiguous and is_in_order(strides, out):
         yield from _sections(start, out.reshape(-1).view(np.uint8), requests)
         return
     sizes = [dim for dim, size in enumerate(out.shape) if size > 1]
@@ -219,7 +219,3 @@ def _lengths(strides: Sequence[int], out: Array) -> list[int]:
     for size, stride in zip(reversed(out.shape), reversed(strides), strict=True):
         lengths.append(lengths[-1] + (size - 1) * stride)
     return lengths[::-1]
-
-
-def _is_run(strides: Sequence[int], out: Array) -> bool:
-    return all(size == 1 or have == want for size, have, want in zip(out.shape, strides, out.strides, strict=True))

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from ..._boxes import consecutive
 from ..._threads import Threads
 from ..._types import Numbers
 from ..tensors.checkpoint import StoredCheckpoint
@@ -151,7 +152,7 @@ def _looked_at(tensor: StoredTensor, dim: int, most: int, memory: int) -> Hashes
     is_whole = dim >= 0 and run < _SHORT and size * itemsize <= most
     found = np.empty(tuple(each for at, each in enumerate(shape) if at != dim % len(shape)), np.uint64)
     width = (size if is_whole else window.stop - start) * itemsize
-    for box in _slabs(found.shape, max(most // width, 1)):
+    for box in consecutive(found.shape, max(most // width, 1)):
         sides = list(box)
         if dim >= 0:
             sides.insert(dim, slice(0, size) if is_whole else window)
@@ -162,25 +163,6 @@ def _looked_at(tensor: StoredTensor, dim: int, most: int, memory: int) -> Hashes
             values = values[tuple(window if at == dim else slice(None) for at in range(tensor.ndim))]
         found[box] = _hashes(np.moveaxis(values, dim, -1))
     return found
-
-
-def _slabs(shape: Sequence[int], most: int) -> Iterator[tuple[slice, ...]]:
-    """Boxes of at most so many elements that tile a shape, in C order; each is a run of as few dims as may be.
-
-    >>> [[(side.start, side.stop) for side in box] for box in _slabs((2, 5), 3)]
-    [[(0, 1), (0, 3)], [(0, 1), (3, 5)], [(1, 2), (0, 3)], [(1, 2), (3, 5)]]
-    >>> [[(side.start, side.stop) for side in box] for box in _slabs((3, 2), 4)]
-    [[(0, 2), (0, 2)], [(2, 3), (0, 2)]]
-    """
-    if not shape:
-        yield ()
-        return
-    row = math.prod(shape[1:])
-    step = max(most // max(row, 1), 1)
-    for start in range(0, shape[0], step):
-        side = slice(start, min(start + step, shape[0]))
-        for rest in _slabs(shape[1:], most) if row > most else [tuple(slice(0, size) for size in shape[1:])]:
-            yield (side, *rest)
 
 
 def unseen(tensor: StoredTensor) -> str:

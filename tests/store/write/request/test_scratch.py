@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import shardwise as sw
 from shardwise.store.write.request import scratch
@@ -192,19 +190,6 @@ def test_a_plan_has_a_bounded_number_of_short_runs(tmp_path: Path) -> None:
     with sw.open_checkpoint(tmp_path / "b") as checkpoint:
         expected = values.reshape(2, 1024, 2, 2048).transpose(1, 0, 3, 2).reshape(2048, 4096)
         assert np.array_equal(checkpoint.read("w"), expected)
-
-
-@given(st.lists(st.integers(0, 5), max_size=4).map(tuple), st.integers(1, 3), st.integers(1, 70))
-def test_runs_of_a_tensor_follow_one_another_and_none_is_too_long(
-    shape: tuple[int, ...], itemsize: int, most: int
-) -> None:
-    whole = np.arange(int(np.prod(shape))).reshape(shape)
-    found = [whole[tuple(slice(*side) for side in box)].reshape(-1) for box in scratch._runs(shape, itemsize, most)]
-    assert np.array_equal(np.concatenate([[], *found]), whole.reshape(-1))
-    assert all(part.size * itemsize <= most or part.size <= 1 for part in found)
-    # What fits is one run.
-    if whole.size and whole.size * itemsize <= most:
-        assert len(found) == 1
 
 
 @pytest.mark.parametrize(("memory", "rows"), [(80, [1] * 5), (159, [1] * 5), (320, [2, 2, 1]), (800, [5]), (900, [5])])

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from ...._atomic import naming_file
-from ...._boxes import positions
+from ...._boxes import consecutive
 from ...._dtypes import Dtype
 from ...._text import bytes_text, shown
 from ....conversion.assembled import Assembled, Wanted
 from ....errors import LayoutError
 from ....partition import Partition
+from ....piece import sides_of
 from ....pieces import NO_PIECES, Bounds, LocatedPiece, Pieces
 from ....shared_tiling import SharedTiling
 from ...data.boxes import contiguous_strides
@@ -196,7 +197,7 @@ class ScratchFile:
         identity = tensor.identity()
         if identity not in self._known:
             itemsize = tensor.dtype.bits // 8
-            boxes = _runs(tensor.shape, itemsize, memory // _PER_ELEMENT * itemsize)
+            boxes = map(sides_of, consecutive(tensor.shape, max(memory // _PER_ELEMENT, 1)))
             blocks = (fetched_box(tensor.pieces_in(box).pieces, box, itemsize) for box in boxes)
             made = self._written(name, tensor.shape, tensor.dtype, blocks)
             # Still compared one by one: nothing else would find replicas that disagree.
@@ -336,19 +337,3 @@ def _rows_of(tensor: StoredTensor, memory: int) -> int:
         )
     # A block, and its conversion.
     return max(min(memory // (4 * row), count), 1)
-
-
-def _runs(shape: tuple[int, ...], itemsize: int, most: int) -> Iterator[Bounds]:
-    """Boxes that follow one another in C order; none has more bytes than `most`, except single elements."""
-    row, dim = itemsize, len(shape)
-    while dim and row * shape[dim - 1] <= most:
-        dim -= 1
-        row *= max(shape[dim], 1)
-    rest = tuple((0, size) for size in shape[dim:])
-    if dim == 0:
-        yield rest
-        return
-    step = max(most // row, 1)
-    for place in positions(shape[: dim - 1]):
-        for start in range(0, shape[dim - 1], step):
-            yield (*((at, at + 1) for at in place), (start, min(start + step, shape[dim - 1])), *rest)
