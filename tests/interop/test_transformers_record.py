@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 import math
@@ -152,14 +153,19 @@ def test_rules_of_small_models_are_the_plan_of_the_large_one(
 
 def test_the_command_says_which_engines_it_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    assert main(["rules", "--record", "vllm", str(tmp_path / "config.json")]) == 2
-    assert "--record vllm: the adapters are for transformers; shardwise.record takes any" in capsys.readouterr().err
+    assert main(["rules", "--record", "triton", str(tmp_path / "config.json")]) == 2
+    assert "the adapters are for transformers, vllm, sglang; shardwise.record takes any" in capsys.readouterr().err
+    if importlib.util.find_spec("sglang") is None:
+        assert main(["rules", "--record", "sglang", str(tmp_path / "config.json")]) == 2
+        assert "--record loads with sglang itself and PyTorch: install them in one" in capsys.readouterr().err
+    assert main(["rules", "--record", "transformers", str(tmp_path / "config.json"), "--axis", "a,b,c"]) == 2
+    assert "recorded rules are over one axis, or over that of stages and another: pp,tp" in capsys.readouterr().err
     assert main(["rules", "gpt2", "--record", "transformers", str(tmp_path)]) == 2
     assert "--record and gpt2 exclude each other" in capsys.readouterr().err
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(sw.LayoutError, match="tp, ep and pp must be 1 or more, got 0, 1 and 1"):
+    with pytest.raises(sw.LayoutError, match="tp must be 1 or more, got 0"):
         transformers.record_ranks(CONFIG, 0)
     with pytest.raises(sw.LayoutError, match="give a configuration with smaller sizes"):
         transformers.record_ranks(CONFIG | {"vocab_size": 1 << 24}, 2)

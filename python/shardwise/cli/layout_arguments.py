@@ -272,9 +272,14 @@ def add_rules(commands: "argparse._SubParsersAction[Parser]") -> None:
         metavar=("ENGINE", "CONFIG"),
         nargs=2,
         help="print rules learned from small models of the family of a config.json, each loaded on 1, 2 and 4 ranks by "
-        "the engine itself: transformers",
+        "the engine itself: transformers, vllm or sglang",
     )
-    rules.add_argument("--axis", metavar="AXIS", default="tp", help="the mesh axis that cuts; tp if left out")
+    rules.add_argument(
+        "--axis",
+        metavar="AXIS",
+        default="tp",
+        help="the mesh axis that cuts; tp if left out. With --record also pp,tp: stages, too",
+    )
     add_json(rules)
 
 

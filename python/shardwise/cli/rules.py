@@ -1,6 +1,7 @@
 """`shardwise rules`: the rules files that come with the package, and those made from a plan of transformers."""
 
 import argparse
+import importlib.metadata
 import io
 import itertools
 import json
@@ -66,6 +67,8 @@ def _about(path: Path) -> str:
     return " ".join(lines).partition(", tensor-parallel")[0]
 
 
+#: The engines that are recorded.
+_RECORDED = ("transformers", "vllm", "sglang")
 #: The most names that a comment lists.
 _LISTED = 4
 _MOST_SHOWN = 20
@@ -98,18 +101,29 @@ def _planned(source: Path, axis: str) -> str:
 def _recorded(given: Sequence[str], axis: str, as_json: bool) -> int:
     """Print the rules that are learned from small models of a family, and give the status: 1 if some have none."""
     engine, source = given
-    if engine != "transformers":
-        raise ValueError(f"--record {engine}: the adapters are for transformers; shardwise.record takes any loader")
-    try:
-        from ..interop import transformers
-    except ImportError as error:
-        raise ValueError(f"--record loads with transformers and PyTorch, which cannot be imported: {error}") from None
+    if engine not in _RECORDED:
+        raise ValueError(
+            f"--record {engine}: the adapters are for {', '.join(_RECORDED)}; shardwise.record takes any loader"
+        )
+    from .. import interop
     from ..store import learn_rules
 
     said = read_config(Path(source))
-    learned = learn_rules(transformers.record_models(said), axis)
+    axes = axis.split(",")
+    if len(axes) > 2:
+        raise ValueError(f"--axis {axis}: recorded rules are over one axis, or over that of stages and another: pp,tp")
+    try:
+        # Looked for before: what is wrong with a configuration does not count where the engine is not there.
+        version = importlib.metadata.version(engine)
+        made = getattr(interop, engine).record_models(said, stages=(1, 2, 3) if len(axes) > 1 else ())
+    except ImportError as error:
+        raise ValueError(
+            f"--record loads with {engine} itself and PyTorch: install them in one environment, or record in one that "
+            f"has them ({error})"
+        ) from None
+    learned = learn_rules(made, axes if len(axes) > 1 else axis, stages=axes[0] if len(axes) > 1 else None)
     text = (
-        f"# Tensor-parallel over the mesh axis {json.dumps(axis)} as transformers {transformers.version} loads "
+        f"# Tensor-parallel over the mesh axis {json.dumps(axes[-1])} as {engine} {version} loads "
         f"{printable(str(said.get('model_type')))}: recorded on 1, 2 and 4 ranks.\n\n{learned.text}"
     )
     if as_json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from .._arguments import instance, integer
@@ -204,13 +204,13 @@ class _Asked(NamedTuple):
         return 0 if found is None else integer(f"config[{found[0]!r}]", found[1])
 
 
-def _stages(asked: _Asked, layers: list[int] | None, counts: Callable[[int], Sequence[int]], pp: int) -> Stages:
+def _stages(asked: _Asked, layers: list[int] | None, extra: str, pp: int) -> Stages:
     """The layers of each stage: as they are given, or as the engine splits them."""
     if pp == 1 and layers is None:
         return Stages.of_counts([0])  # Nothing asks for them.
     total = asked.layers
     if layers is None:
-        return Stages.of_counts(counts(total))
+        return Stages.split(total, pp, extra)
     if len(layers) != pp or sum(layers) != total:
         raise LayoutError(f"layers is {layers}, of {sum(layers)} layers; it must be {pp} stages of {total} in all")
     return Stages.of_counts(layers)
@@ -317,7 +317,7 @@ def _vllm(
 ) -> Preset:
     file = _.file("vllm")
     _check_stages(_, "vllm", pp)
-    stages = _stages(_, layers, lambda n: [n // pp + (0 < pp - 1 - s <= n % pp) for s in range(pp)], pp)
+    stages = _stages(_, layers, "middle", pp)
     if placement not in ("linear", "round_robin"):
         raise LayoutError(f"placement is {shown(placement)}; it must be 'linear' or 'round_robin'")
     if expert_parallel and not _.experts:
@@ -366,7 +366,7 @@ def _sglang(
             "SGLang stacks the shared experts of this model after the routed ones on CUDA, which its rules here do "
             "not: give fuse_shared_experts=false for a server that is told to hold them apart"
         )
-    stages = _stages(_, layers, lambda n: [n // pp + (s >= pp - n % pp) for s in range(pp)], pp)
+    stages = _stages(_, layers, "last", pp)
     meshes = {
         "dense": DeviceMesh((pp, tp), ("pp", "tp")),
         "experts": DeviceMesh((pp, ep, tp // ep), ("pp", "ep", "moe_tp")),

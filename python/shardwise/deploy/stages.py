@@ -11,8 +11,10 @@ from .._arguments import integer
 from .._text import shown
 from ..errors import LayoutError
 
-__all__ = ["Chunk", "Stages"]
+__all__ = ["EXTRA", "Chunk", "Stages"]
 
+#: The stages that may have one layer more than others.
+EXTRA = ("first", "middle", "last")
 _MOST_LAYERS = 1 << 20
 
 
@@ -101,6 +103,30 @@ class Stages:
         ends = pairwise(accumulate(sizes, initial=0))
         last = len(sizes) - 1
         return cls(tuple((Chunk(tuple(range(*each)), at == 0, at == last),) for at, each in enumerate(ends)))
+
+    @classmethod
+    def split(cls, layers: int, pp: int, extra: str = "first") -> Stages:
+        """Give stages as even as they can be.
+
+        Args:
+            layers: the number of layers.
+            pp: the number of stages.
+            extra: which stages have one layer more, where the layers do not divide: the `"first"`, the `"last"`, as in
+                SGLang, or the `"middle"`, as in vLLM: those just before the last one.
+
+        Raises:
+            LayoutError: if it is another word, or a number is out of range.
+
+        >>> [Stages.split(7, 3, extra).text for extra in ("first", "last", "middle")]
+        ['Ettt|tt|ttL', 'Ett|tt|tttL', 'Ett|ttt|ttL']
+        """
+        if extra not in EXTRA:
+            raise LayoutError(f"extra is {shown(extra)}; it must be one of {', '.join(EXTRA)}")
+        if not 0 <= integer("layers", layers) <= _MOST_LAYERS or not 1 <= integer("pp", pp) <= _MOST_LAYERS:
+            raise LayoutError(f"layers is {layers}, and pp {pp}; they must be sizes up to {_MOST_LAYERS}")
+        each, more = divmod(layers, pp)
+        begin = {"first": 0, "last": pp - more, "middle": pp - 1 - more}[extra]
+        return cls.of_counts([each + (begin <= stage < begin + more) for stage in range(pp)])
 
     @property
     def pp(self) -> int:

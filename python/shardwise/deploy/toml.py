@@ -129,6 +129,9 @@ def _made_list(value: Any, place: str, numbers: NamedNumbers) -> Any:
             return Stages.of_counts(
                 [numbers.number(place, size) for size in checked_list(value["stages"], place)]
             ).stage
+        if "extra" in value:
+            check_table(value, place, required={"layers", "pp", "extra"})
+            return Stages.split(*(numbers.number(place, value[key]) for key in ("layers", "pp")), value["extra"]).stage
         if "layers" in value:
             check_table(value, place, required={"layers"}, optional=_PIPELINE)
             given = {key: one if key == "layout" else numbers.number(place, one) for key, one in value.items()}

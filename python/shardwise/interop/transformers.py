@@ -5,21 +5,19 @@ It needs transformers and PyTorch; no device, no weights and no other process.
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from .._arguments import integer
 from .._fork import importing
 from .._text import shown
 from ..deploy.recording import Recording
 from ..errors import LayoutError
 from ..rules.layout_rule import LayoutRule
-from ..rules.names import keys_of
 from ..rules.tp_plan import LoadedTensor, rules_of_loaded
 from ..store import RecordedModel
+from ._recording import check_sizes, check_total, recorded_models, refused_by
 from .torch import record
 
 with importing:
@@ -27,7 +25,7 @@ with importing:
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-__all__ = ["record_models", "record_ranks", "tp_plan_of", "tp_rules_of", "version"]
+__all__ = ["record_models", "record_ranks", "tp_plan_of", "tp_rules_of", "version", "written_tensors"]
 
 #: The version of transformers.
 version: str = transformers.__version__
@@ -42,35 +40,6 @@ _STEPS = {
     "Interleave": "interleave",
     "PermuteForRope": "permute",
 }
-#: The most elements of a model that is recorded: its ranks are loaded several times.
-_MOST = 1 << 28
-#: The sizes of three small models, by what they are; a model with as many key-value heads as heads keeps that.
-_SMALL = {
-    "layers": (2, 4, 3),
-    "hidden": (96, 160, 224),
-    "inner": (144, 208, 272),
-    "heads": (8, 8, 16),
-    "kv_heads": (4, 8, 4),
-    "head_dim": (16, 24, 20),
-    "v_head_dim": (12, 20, 28),
-    "nope_head_dim": (24, 12, 8),
-    "rope_head_dim": (8, 16, 4),
-    "q_rank": (36, 52, 44),
-    "kv_rank": (28, 44, 60),
-    "vocabulary": (260, 340, 420),
-    "positions": (64, 64, 64),
-    "experts": (4, 8, 12),
-    "expert_inner": (48, 80, 112),
-    "shared_inner": (40, 88, 120),
-    "linear_k_heads": (4, 4, 8),
-    "linear_v_heads": (8, 4, 8),
-    "linear_k_head_dim": (12, 20, 16),
-    "linear_v_head_dim": (8, 28, 24),
-}
-#: Further keys, which may be no larger in small models.
-_AT_MOST = {"num_experts_per_tok": 2, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "pad_token_id": 0}
-#: Lists with an entry for each layer.
-_BY_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "layers_block_type")
 #: The classes that make a model of a configuration which names none.
 _AUTO = ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForSeq2SeqLM", "AutoModel")
 
@@ -122,6 +91,27 @@ def tp_rules_of(
     return rules, unread, sorted(plan.keys() - known)
 
 
+def written_tensors(config: Mapping[str, Any]) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Give the tensors of a file that transformers writes of the model that a `config.json` describes, in float32.
+
+    Raises:
+        LayoutError: if transformers does not have the model.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import revert_weight_conversion
+
+    with _quiet():
+        model = _model(config)
+        held: dict[int, str] = {}
+        # A file has one of several names of the same tensor.
+        named = model.named_parameters(remove_duplicate=False)
+        again = {name for name, value in named if held.setdefault(id(value), name) != name}
+        again |= {*model.all_tied_weights_keys} if _tied(model) else set()
+        state = {name: value for name, value in model.state_dict().items() if name not in again}
+        written = revert_weight_conversion(model, state) if get_model_conversion_mapping(model) else state
+        return {name: (tuple(value.shape), "float32") for name, value in written.items()}
+
+
 def record_ranks(
     config: Mapping[str, Any],
     tp: int = 1,
@@ -156,61 +146,28 @@ def record_ranks(
     ...          "intermediate_size": 48, "vocab_size": 64}
     >>> ranks = record_ranks(llama, tp=2)  # doctest: +SKIP
     """
-    ranks = integer("tp", tp) * integer("pp", pp)
-    if min(tp, pp, integer("ep", ep)) < 1:
-        raise LayoutError(f"tp, ep and pp must be 1 or more, got {tp}, {ep} and {pp}")
+    check_sizes(tp=tp, ep=ep, pp=pp)
     model = _model(config)
-    if tensors is None:
-        with _quiet():
-            tensors = {name: (tuple(value.shape), "float32") for name, value in _written(model).items()}
-    total = sum(math.prod(getattr(one, "shape", None) or one[0]) for one in tensors.values())
-    if total > _MOST:
-        raise LayoutError(
-            f"the model has {total} elements, and recording loads them several times: give a configuration with "
-            f"smaller sizes, of at most {_MOST} elements; tp_rules_of needs no weights"
-        )
-    return [_recorded(model, tensors, rank, (tp, ep, pp), computed) for rank in range(ranks)]
+    tensors = written_tensors(config) if tensors is None else tensors
+    check_total(tensors)
+    return [_recorded(model, tensors, rank, (tp, ep, pp), computed) for rank in range(tp * pp)]
 
 
-def record_models(config: Mapping[str, Any], counts: Sequence[int] = (1, 2, 4)) -> list[RecordedModel]:
+def record_models(
+    config: Mapping[str, Any], counts: Sequence[int] = (1, 2, 4), stages: Sequence[int] = ()
+) -> list[RecordedModel]:
     """Record three small models of a family, of which `shardwise.store.learn_rules` makes the rules for all sizes.
 
     Args:
         config: The contents of a `config.json`, whose sizes are replaced by small ones that differ from each other.
         counts: The numbers of ranks of tensor parallelism.
+        stages: The numbers of stages, if there are to be any; the keys are then `(stages, ranks)`, with two ranks each.
 
     Raises:
         LayoutError: as `record_ranks`; if transformers does not take the small sizes, in which case `record_ranks` does
             with those of your own.
     """
-    found = []
-    for number in range(3):
-        small = _scaled(config, number)
-        found.append(RecordedModel(small, {count: record_ranks(small, count) for count in counts}))
-    return found
-
-
-def _scaled(config: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """The configuration with the sizes of one of the small models, also within its parts."""
-    found = dict(config)
-    for size, values in _SMALL.items():
-        for key in keys_of(size):
-            if type(found.get(key)) is int:
-                found[key] = values[number]
-    heads, groups = (next((key for key in keys_of(size) if key in config), "") for size in ("heads", "kv_heads"))
-    if heads and groups and config[groups] in (1, config[heads]):
-        found[groups] = 1 if config[groups] == 1 else found[heads]
-    for key, most in _AT_MOST.items():
-        if type(found.get(key)) is int:
-            found[key] = min(found[key], most)
-    layers = next((found[key] for key in keys_of("layers") if key in found), None)
-    for key in _BY_LAYER:
-        if isinstance(found.get(key), list):
-            found[key] = found[key][:layers]
-    for key, value in found.items():
-        if isinstance(value, Mapping) and key.endswith("config"):
-            found[key] = _scaled(value, number)
-    return found
+    return recorded_models(config, record_ranks, counts, stages)
 
 
 def _recorded(
@@ -242,27 +199,11 @@ def _recorded(
         _clear_sharding_prop_cache()
         dist.init_process_group("fake", rank=rank, world_size=tp * pp, store=FakeStore())
         try:
-            return record(tensors, load, rank, computed=computed)
-        except LayoutError:
-            raise
-        except Exception as error:  # Whatever a model's own code raises.
-            raise LayoutError(
-                f"transformers {version} cannot load the model with tp {tp}, ep {ep}, pp {pp}: "
-                f"{type(error).__name__}: {error}"
-            ) from error
+            with refused_by(f"transformers {version}", f"tp {tp}, ep {ep}, pp {pp}"):
+                return record(tensors, load, rank, computed=computed)
         finally:
             dist.destroy_process_group()
             _clear_sharding_prop_cache()
-
-
-def _written(model: Any) -> dict[str, Any]:
-    """The tensors of a file that transformers writes of a model, each on PyTorch's device "meta"."""
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import revert_weight_conversion
-
-    state = dict(model.state_dict())
-    written: dict[str, Any] = revert_weight_conversion(model, state) if get_model_conversion_mapping(model) else state
-    return written
 
 
 def _starred(name: str) -> str:

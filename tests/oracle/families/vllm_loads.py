@@ -67,6 +67,11 @@ class Anything:
 
 
 class _Kind(type):
+    def __enter__(cls) -> Any:
+        return cls
+
+    def __exit__(cls, *_: Any) -> None: ...
+
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)

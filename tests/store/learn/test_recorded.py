@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy.typing as npt
 import pytest
 
 import shardwise as sw
+from shardwise.deploy import Deployment
 from shardwise.store import RecordedModel, learn_rules
 
 Array = npt.NDArray[Any]
@@ -177,3 +179,99 @@ def test_what_is_refused() -> None:
         learn_rules([model(FIRST, counts=(1,)), RecordedModel(SECOND, {2: []})])
     with pytest.raises(TypeError, match="models"):
         learn_rules([1, 2])  # type: ignore[list-item]
+
+
+def staged(tensors: Mapping[str, Array], config: Config, sizes: tuple[int, ...], at: tuple[int, ...]) -> Parameters:
+    """Experts are whole on `ep` and cut by `tp`, all else is cut by both; the words are on both ends."""
+    (pp, ep, tp), (stage, own, rank) = sizes, at
+    made = loaded(tensors, config, ep * tp, own * tp + rank)
+    experts = loaded(tensors, config, tp, rank)
+    made |= {name: np.split(value, ep)[own] for name, value in experts.items() if name.endswith(("w13", "w2"))}
+    each, more = divmod(config["num_hidden_layers"], pp)
+    counts = [each + (1 if number >= pp - more else 0) for number in range(pp)]  # The last ones have one more.
+    mine = range(sum(counts[:stage]), sum(counts[: stage + 1]))
+    return {
+        name: value
+        for name, value in made.items()
+        if (int(name.split(".")[1]) in mine if name.startswith("blocks.") else stage in (0, pp - 1))
+    }
+
+
+def staged_model(config: Config, *sizes: tuple[int, ...]) -> RecordedModel:
+    return RecordedModel(
+        config,
+        {
+            one: [
+                sw.record(shapes_of(config), lambda given: staged(given, config, one, at), rank)  # noqa: B023
+                for rank, at in enumerate(np.ndindex(*one))
+            ]
+            for one in sizes
+        },
+    )
+
+
+@pytest.mark.slow
+def test_rules_of_stages_and_experts_hold_for_sizes_that_were_not_recorded() -> None:
+    first, second = FIRST | {"num_hidden_layers": 4, "num_experts": 4}, SECOND | {"num_hidden_layers": 2}
+    last = SECOND | {"num_hidden_layers": 4, "num_experts": 2}
+    models = [
+        staged_model(first, (1, 1, 1), (3, 2, 1), (1, 2, 2)),
+        staged_model(second | {"num_experts": 2}, (1, 1, 1), (2, 1, 2)),
+        staged_model(last, (1, 1, 1), (3, 2, 2)),
+    ]
+    learned = learn_rules(models, ("pp", "ep", "tp"), stages="pp")
+    assert learned.unexplained == {}
+    for line in (
+        'stage = { layers = "layers", pp = "pp", extra = "last" }',
+        """'^embed\\.weight$' = { axes = [["ep", "tp"], []], at = { pp = [0, "pp - 1"] } }""",
+        """'^blocks\\.{i}\\.w2$' = { axes = ["ep", [], "tp"], at = { pp = "stage[i]" } }""",
+    ):
+        assert line in learned.text.splitlines(), line
+    # Other sizes of the ranks and of the model, of which nothing was recorded: the numbers at the top are changed.
+    config, sizes = ANOTHER | {"num_hidden_layers": 7, "num_experts": 8}, (4, 4, 2)
+    text = re.sub(
+        r"(?m)^(pp|ep|tp) = \d+$", lambda m: f"{m[1]} = {sizes[['pp', 'ep', 'tp'].index(m[1])]}", learned.text
+    )
+    rules = Deployment.from_toml(io.StringIO(text), config=config, world=range(32))
+    values = {name: np.random.default_rng(len(name)).random(shape) for name, (shape, _) in shapes_of(config).items()}
+    whole = loaded(values, config, 1, 0)
+    for rank, at in enumerate(np.ndindex(*sizes)):
+        held = staged(values, config, sizes, at)
+        for name, value in whole.items():
+            partition = rules.partition(name, value.shape)
+            assert (rank in partition.holders) == (name in held), (name, rank)
+            if name in held:
+                own = np.zeros(partition.holder_shape(rank))
+                for piece in partition.pieces(rank):
+                    piece.view(own)[...] = value[piece.box]
+                assert np.array_equal(own, held[name]), (name, rank)
+
+
+def test_a_parameter_that_only_stages_have_is_named() -> None:
+    def load(given: Mapping[str, Array], ranks: int, rank: int) -> Parameters:
+        return {"head" if rank and ranks > 1 else "embed": given["words"]}
+
+    shapes = {"words": ((4, 2), "float32")}
+    models = [
+        RecordedModel(
+            {"vocab_size": 4},
+            {
+                count: [sw.record(shapes, lambda given: load(given, count, rank), rank) for rank in range(count)]  # noqa: B023
+                for count in (1, 2)
+            },
+        )
+        for _ in range(2)
+    ]
+    learned = learn_rules(models, ("pp",), stages="pp")
+    assert learned.unexplained == {"head": "only ranks of several have it"}
+    assert "at = { pp = 0 }" in learned.text
+
+
+def test_keys_are_sizes_of_the_axes() -> None:
+    one = model(FIRST, counts=(1,))
+    with pytest.raises(sw.LayoutError, match=r"models\[0\] was recorded on 1 ranks; a key must be the size of each of"):
+        learn_rules([one, one], ("pp", "tp"), stages="pp")
+    with pytest.raises(sw.LayoutError, match="stages is 'pp', which is none of the axes"):
+        learn_rules([one, one], ("ep", "tp"), stages="pp")
+    with pytest.raises(sw.LayoutError, match=r"models\[0\] has 1 recordings for 2 ranks"):
+        learn_rules([RecordedModel(FIRST, {1: one.ranks[1], 2: one.ranks[1]}), one])  # type: ignore[index]

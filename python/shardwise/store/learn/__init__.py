@@ -4,6 +4,7 @@
 |---|---|
 | `learn`, `entries` | rewrites from one checkpoint to another, verified; their entries in a rules file |
 | `recorded` | rules of an engine, from what its loader did for models of several sizes |
+| `staged` | which ranks have a parameter at all: stages, experts; the file that says it |
 | `named` | sizes with the names of a configuration |
 | `fibers` | runs of equal bytes |
 | `relations` | from runs to splits, orders and stacks |

@@ -22,6 +22,7 @@ _NUMBERS: Mapping[str, list[str]] = {
     "experts": keys_of("experts"),
     "hidden": keys_of("hidden"),
     "words": keys_of("vocabulary"),
+    "layers": keys_of("layers"),
 }
 #: The expressions that a size may be. Several may be equal, as in a model with as many groups as heads: the first is
 #: taken.
@@ -91,11 +92,12 @@ class _SizeNames:
             found.add("heads")
         made: dict[str, str | list[str]] = {}
         for name, choices in _NUMBERS.items():
+            if name not in found:
+                continue
             there = [
                 one for one in choices if _value(NamedNumbers({**_NUMBERS, name: one}, self._config), name) is not None
             ]
-            if name in found:
-                made[name] = there[0] if len(there) == 1 else there
+            made[name] = there[0] if len(there) == 1 else there
         return made
 
     def entry(self, entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import numpy as np
 
 from ..._arguments import check_fields, check_items
 from ..._types import Numbers
+from ...deploy.deployment import Deployment
 from ...deploy.recording import Recording
 from ...errors import LayoutError, ShardwiseError
 from ...mesh import DeviceMesh
@@ -24,13 +25,13 @@ from ...rules.layout_map import LayoutMap
 from ...rules.rewrites import Rewrites
 from ...rules.templates import parse_template
 from ...rules.toml_tables import parse_toml
-from ...rules.toml_text import key_text, value_text
 from ..formats.open import open_checkpoint
 from ..rewritten.names import Naming
 from ..rewritten.view import rewritten_view
 from .learn import learn_rewrites
 from .named import numbers_for, size_value
 from .relations import NUMBER
+from .staged import LearnedRule, RankAxes, Stay, stays_of
 
 __all__ = ["LearnedRules", "RecordedModel", "learn_rules"]
 
@@ -48,11 +49,12 @@ class RecordedModel(NamedTuple):
 
     Attributes:
         config: What its `config.json` holds.
-        ranks: By the number of ranks, the recording of each of them in order; that of one rank must be there.
+        ranks: By the number of ranks, or by the sizes of several axes, the recording of each rank in order, row-major;
+            that of one rank must be there.
     """
 
     config: Mapping[str, Any]
-    ranks: Mapping[int, Sequence[Recording]]
+    ranks: Mapping[int, Sequence[Recording]] | Mapping[tuple[int, ...], Sequence[Recording]]
 
 
 @dataclass(frozen=True)
@@ -76,17 +78,23 @@ class LearnedRules:
         check_fields(self, text=str, unexplained=Mapping, unused=tuple, compared=int)
 
 
-def learn_rules(models: Sequence[RecordedModel], axis: str = "tp") -> LearnedRules:
+def learn_rules(
+    models: Sequence[RecordedModel], axis: str | Sequence[str] = "tp", *, stages: str | None = None
+) -> LearnedRules:
     r"""Work out a rules file from what an engine's own loader did, recorded for models of a family.
 
     Args:
         models: Models of two or more sizes, each on one rank and on several; sizes that differ in one model should be
             different numbers in all, or one is taken for the other. The last one is not learned from: rules that do not
             hold for it are not given.
-        axis: The axis of the mesh over which the ranks are.
+        axis: The axis of the mesh over which the ranks are; or several, the major first, whose sizes are the keys of
+            `ranks`.
+        stages: The one of several axes whose ranks have other layers. The rules are then a file of a deployment, which
+            has the sizes of the axes as its first numbers.
 
     Raises:
-        LayoutError: if there are fewer than two models, or one was not recorded on one rank.
+        LayoutError: if there are fewer than two models, or one was not recorded on one rank; if the keys of `ranks` are
+            not sizes of these axes, or there is another number of recordings than ranks.
 
     Parameters are matched with the checkpoint's tensors by their elements, as `learn_rewrites` does it; sizes get the
     names that the configuration has for them. What is printed was carried out for all models and ranks, and
@@ -117,14 +125,16 @@ def learn_rules(models: Sequence[RecordedModel], axis: str = "tp") -> LearnedRul
     check_items("models", models, RecordedModel)
     if len(models) < 2:
         raise LayoutError(f"there are {len(models)} models; rules are learned from one or more, and checked on another")
-    for model in models:
-        if not model.ranks.get(1):
-            raise LayoutError("each model must be recorded on one rank too: what its parameters are as a whole")
+    axes = RankAxes((axis,) if isinstance(axis, str) else tuple(axis), stages)
+    ranks = [axes.ranks_of(f"models[{number}]", model.ranks) for number, model in enumerate(models)]
     with tempfile.TemporaryDirectory() as folder:
-        whole = [_Whole(model, f"models[{number}]", Path(folder, str(number))) for number, model in enumerate(models)]
+        whole = [
+            _Whole(model.config, held, f"models[{number}]", Path(folder, str(number)))
+            for number, (model, held) in enumerate(zip(models, ranks, strict=True))
+        ]
         best: LearnedRules | None = None
         for one in whole[:-1]:
-            found = _learned(one, whole, axis)
+            found = _learned(one, whole, axes)
             if best is None or (len(found.unexplained), -found.compared) < (len(best.unexplained), -best.compared):
                 best = found
             if not best.unexplained:
@@ -136,10 +146,11 @@ def learn_rules(models: Sequence[RecordedModel], axis: str = "tp") -> LearnedRul
 class _Whole:
     """A model with its elements: its tensors and its parameters as two checkpoints of element numbers."""
 
-    def __init__(self, model: RecordedModel, name: str, folder: Path) -> None:
-        self.config, self.ranks, self.name = model.config, model.ranks, name
-        (recording,) = model.ranks[1]
-        self.recording = recording
+    def __init__(
+        self, config: Mapping[str, Any], ranks: Mapping[tuple[int, ...], Sequence[Recording]], name: str, folder: Path
+    ) -> None:
+        self.config, self.ranks, self.name = config, ranks, name
+        (recording,) = next(held for sizes, held in ranks.items() if math.prod(sizes) == 1)
         self.parameters = {
             name: recording.element_numbers(name) for name, one in recording.parameters.items() if one.pieces
         }
@@ -152,19 +163,20 @@ class _Whole:
         _write(self.tensors, numbers)
         _write(self.made, self.parameters)
 
-    def part(self, size: int, rank: int, name: str) -> Numbers | None:
-        """The element numbers of a parameter of a rank; `None` if it has none of this name, or computes it."""
-        recording = self.ranks[size][rank]
-        there = name in recording.parameters and name not in recording.computed
-        return recording.element_numbers(name) if there else None
+    def parts(self, name: str) -> Iterator[tuple[tuple[int, ...], int, Numbers | None]]:
+        """The element numbers that each rank has of a parameter; `None` if it has no parameter of this name."""
+        for sizes, held in self.ranks.items():
+            for rank, one in enumerate(held):
+                yield sizes, rank, one.element_numbers(name) if name in one.parameters else None
 
-    def parts(self, name: str) -> Iterator[tuple[int, int, Numbers | None]]:
-        for size in self.ranks:
-            for rank in range(len(self.ranks[size])):
-                yield size, rank, self.part(size, rank, name)
+    def elsewhere(self) -> Iterator[str]:
+        """Parameters that only ranks of several have."""
+        for held in self.ranks.values():
+            for one in held:
+                yield from (name for name, own in one.parameters.items() if own.pieces and name not in self.parameters)
 
 
-def _learned(one: _Whole, whole: Sequence[_Whole], axis: str) -> LearnedRules:
+def _learned(one: _Whole, whole: Sequence[_Whole], axes: RankAxes) -> LearnedRules:
     """The rules with the rewrites of one model, compared with all."""
     learned = learn_rewrites(one.tensors, one.made, config=one.config)
     parsed = parse_toml(learned.text, "the learned rules")
@@ -177,13 +189,18 @@ def _learned(one: _Whole, whole: Sequence[_Whole], axis: str) -> LearnedRules:
         for name in model.parameters:
             group = groups.setdefault(_pattern(name), [])
             group += [] if name in group else [name]
-    rules: dict[str, list[Any]] = {}
+        unexplained |= dict.fromkeys(model.elsewhere(), "only ranks of several have it")
+    stays, axes = stays_of(groups, [(model.config, model.ranks) for model in whole[:-1]], axes)
+    rules: dict[str, LearnedRule] = {}
     for pattern, names in groups.items():
         if all(name in unexplained for name in names):
             continue
-        for entries in _candidates(one, names[0], parsed, axis):
-            if all(_fits(model, names, entries, axis) for model in whole[:-1]):
-                rules[pattern] = entries
+        stay = stays[pattern]
+        for entries in _candidates(one, names[0], parsed, axes) if stay is not None else ():
+            assert stay is not None
+            rule = stay.rule(entries)
+            if all(_fits(model, names, {stay.key(pattern): rule}, axes) for model in whole[:-1]):
+                rules[pattern] = rule
                 break
         else:
             for name in names:
@@ -195,34 +212,33 @@ def _learned(one: _Whole, whole: Sequence[_Whole], axis: str) -> LearnedRules:
     drop = [line for line in head.splitlines() if line.startswith("drop =")] if not unexplained else []
     made = [_targets(rewrite["to"]) for rewrite in parsed.get("rewrite", ())]
     while True:
-        numbers = {**_numbers_of(rules.values(), one), **parsed.get("numbers", {})}
-        text = _text(drop, numbers, rules, blocks)
+        keyed = {_stay(stays[pattern]).key(pattern): rule for pattern, rule in rules.items()}
+        numbers = {**_numbers_of(keyed.values(), one), **parsed.get("numbers", {})}
         wrong: dict[str, str] = {}
-        compared = sum(_compared(model, text, axis, unexplained.keys(), wrong) for model in whole)
+        compared = 0
+        for model in whole:
+            texts = {sizes: axes.text(sizes, drop, numbers, keyed, blocks) for sizes in model.ranks}
+            compared += _compared(model, texts, axes, unexplained.keys(), wrong)
         unexplained |= wrong
         if not wrong:
+            text = axes.text(max(one.ranks, key=math.prod), drop, numbers, keyed, blocks)
             return LearnedRules(text, unexplained, learned.unused, compared)
         # What does not hold is not printed.
         drop = []
-        rules = {pattern: entries for pattern, entries in rules.items() if not wrong.keys() & {*groups[pattern]}}
+        rules = {pattern: rule for pattern, rule in rules.items() if not wrong.keys() & {*groups[pattern]}}
         kept = [at for at, templates in enumerate(made) if not _are_made(wrong, templates)]
         blocks, made = [blocks[at] for at in kept], [made[at] for at in kept]
 
 
-def _numbers_of(rules: Iterable[Sequence[Any]], model: _Whole) -> Mapping[str, Any]:
-    """The numbers that the packed dims of rules name."""
-    return numbers_for([one["packed"] for entries in rules for one in entries if isinstance(one, dict)], model.config)
+def _stay(stay: Stay | None) -> Stay:
+    assert stay is not None  # Rules are of those that have one.
+    return stay
 
 
-def _text(
-    head: Sequence[str], numbers: Mapping[str, Any], rules: Mapping[str, Sequence[Any]], rewrites: Sequence[str] = ()
-) -> str:
-    """A rules file, whose rewrites are texts already."""
-    lines = [*head, ""] if head else []
-    if numbers:
-        lines += ["[numbers]", *(f"{name} = {value_text(given)}" for name, given in numbers.items()), ""]
-    lines += ["[rules]", *(f"{key_text(name)} = {value_text(list(entries))}" for name, entries in rules.items()), ""]
-    return "\n".join(lines) + "".join(f"\n[[rewrite]]{block.rstrip()}\n" for block in rewrites)
+def _numbers_of(rules: Iterable[LearnedRule], model: _Whole) -> Mapping[str, Any]:
+    """The numbers that the packed dims and the coordinates of rules name."""
+    texts = [one["packed"] for rule in rules for one in rule.entries if isinstance(one, dict)]
+    return numbers_for([*texts, *(text for rule in rules for text in rule.texts())], model.config)
 
 
 def _targets(side: Any) -> list[str]:
@@ -260,14 +276,27 @@ def _pattern(name: str) -> str:
     return f"^{''.join(parts)}{re.escape(name[end:])}$"
 
 
-def _candidates(one: _Whole, name: str, parsed: Mapping[str, Any], axis: str) -> Iterator[list[Any]]:
+def _candidates(one: _Whole, name: str, parsed: Mapping[str, Any], axes: RankAxes) -> Iterator[list[Any]]:
     """The entries of rules for a parameter that may hold, the plainest first."""
     shape = one.parameters[name].shape
     yield [[] for _ in shape]
+    for spec in axes.specs:
+        yield from _cut_once(one, name, parsed, spec)
+    for first, second in itertools.permutations(axes.specs, 2):
+        # Whole experts by one axis, and their features by another.
+        if len(shape) > 1 and not {*first.split("+")} & {*second.split("+")}:
+            for entries in _cut_once(one, name, parsed, second):
+                if entries[0] == []:
+                    yield [first, *entries[1:]]
+
+
+def _cut_once(one: _Whole, name: str, parsed: Mapping[str, Any], axis: str) -> Iterator[list[Any]]:
+    """The entries that cut one dim; the axes are joined by `+`."""
+    shape = one.parameters[name].shape
     texts = [text for text in _packed_texts(name, parsed) for text in _ways(text, axis)]
     for dim in range(len(shape)):
         entries: list[list[Any]] = [[] for _ in shape]
-        yield [*entries[:dim], axis, *entries[dim + 1 :]]
+        yield [*entries[:dim], axis.split("+") if "+" in axis else axis, *entries[dim + 1 :]]
     for dim, size in enumerate(shape):
         named = [
             f"({first}@{axis}{way} d)"
@@ -325,32 +354,41 @@ def _ways(text: str, axis: str) -> Iterator[str]:
         )
 
 
-def _fits(model: _Whole, names: Sequence[str], entries: Sequence[Any], axis: str) -> bool:
+def _fits(model: _Whole, names: Sequence[str], rule: Mapping[str, LearnedRule], axes: RankAxes) -> bool:
     """Return whether a rule gives each rank what it has of all these parameters."""
-    text = _text((), _numbers_of([entries], model), {"x": entries})
-    maps = {size: _map_of(text, size, axis, model) for size in model.ranks}
+    numbers = _numbers_of(rule.values(), model)
+    maps: dict[tuple[int, ...], LayoutMap | Deployment | None] = {}
     for name in names:
         if name not in model.parameters:
             continue
-        for size, rank, held in model.parts(name):
-            if held is None or not _is_held(maps[size], "x", model.parameters[name], rank, held):
+        for sizes, rank, held in model.parts(name):
+            if sizes not in maps:
+                maps[sizes] = _map_of(axes.text(sizes, (), numbers, rule), sizes, axes, model)
+            if not _is_held(maps[sizes], name, model.parameters[name], rank, held):
                 return False
     return True
 
 
-def _map_of(text: str, size: int, axis: str, model: _Whole) -> LayoutMap | None:
+def _map_of(text: str, sizes: tuple[int, ...], axes: RankAxes, model: _Whole) -> LayoutMap | Deployment | None:
+    labels = range(math.prod(sizes))
     try:
-        return LayoutMap.from_toml(io.StringIO(text), DeviceMesh((size,), (axis,), range(size)), config=model.config)
+        if axes.is_plain:
+            return LayoutMap.from_toml(io.StringIO(text), DeviceMesh(sizes, axes.names, labels), config=model.config)
+        return Deployment.from_toml(io.StringIO(text), config=model.config, world=labels)
     except ShardwiseError:
         return None
 
 
-def _is_held(layouts: LayoutMap | None, name: str, whole: Numbers, rank: int, held: Numbers) -> bool:
+def _is_held(
+    layouts: LayoutMap | Deployment | None, name: str, whole: Numbers, rank: int, held: Numbers | None
+) -> bool:
     """Return whether a rank has of an array what its layout says."""
     if layouts is None:
         return False
     try:
         partition = layouts.partition(name, whole.shape)
+        if held is None or rank not in partition.holders:
+            return held is None and rank not in partition.holders
         own = np.zeros(partition.holder_shape(rank), np.int64)
         if own.shape != held.shape:
             return False
@@ -361,23 +399,26 @@ def _is_held(layouts: LayoutMap | None, name: str, whole: Numbers, rank: int, he
     return bool(np.array_equal(own, held))
 
 
-def _compared(model: _Whole, text: str, axis: str, left: Collection[str], wrong: dict[str, str]) -> int:
+def _compared(
+    model: _Whole, texts: Mapping[tuple[int, ...], str], axes: RankAxes, left: Collection[str], wrong: dict[str, str]
+) -> int:
     """Carry out the rules for a model and compare all parameters of all ranks; the number of those that are equal."""
     names = [name for name in model.parameters if name not in left]
     try:
-        rewrites = Rewrites.from_toml(io.StringIO(text), config=model.config)
+        rewrites = Rewrites.from_toml(io.StringIO(next(iter(texts.values()))), config=model.config)
         with open_checkpoint(model.tensors) as checkpoint:
             made = rewritten_view(checkpoint, Naming(rewrites=rewrites)) if rewrites else checkpoint
             arrays = {name: made[name].read() for name in names if name in made}
     except ShardwiseError as error:
         wrong |= dict.fromkeys(names, f"the rewrites do not hold for {model.name}: {error}")
         return 0
-    maps = {size: _map_of(text, size, axis, model) for size in model.ranks}
+    maps = {sizes: _map_of(text, sizes, axes, model) for sizes, text in texts.items()}
     equal = 0
     for name in names:
-        for size, rank, held in model.parts(name):
-            if held is None or name not in arrays or not _is_held(maps[size], name, arrays[name], rank, held):
+        for sizes, rank, held in model.parts(name):
+            if name not in arrays or not _is_held(maps[sizes], name, arrays[name], rank, held):
+                size = sizes[0] if len(sizes) == 1 else sizes
                 wrong[name] = f"rank {rank} of {size} of {model.name} has it otherwise"
                 break
-            equal += 1
+            equal += held is not None
     return equal

@@ -1,0 +1,169 @@
+"""Parts of all adapters for recording: small models of a family, groups of processes of which there is one, errors."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from .._arguments import integer
+from .._text import shown
+from ..deploy.recording import Recording
+from ..errors import LayoutError
+from ..rules.names import keys_of
+from ..store import RecordedModel
+
+__all__ = ["LoneGroup", "check_sizes", "check_total", "folder_of", "recorded_models", "refused_by"]
+
+#: The most elements of a model that is recorded: its ranks are loaded several times.
+_MOST = 1 << 28
+#: The sizes of three small models, by what they are; a model with as many key-value heads as heads keeps that.
+_SMALL = {
+    "layers": (3, 4, 5),
+    "hidden": (96, 160, 224),
+    "inner": (144, 208, 272),
+    "heads": (8, 8, 16),
+    "kv_heads": (2, 8, 4),
+    "head_dim": (16, 24, 20),
+    "v_head_dim": (12, 20, 28),
+    "nope_head_dim": (24, 12, 8),
+    "rope_head_dim": (8, 16, 4),
+    "q_rank": (36, 52, 44),
+    "kv_rank": (28, 44, 60),
+    "vocabulary": (260, 340, 420),
+    "positions": (64, 64, 64),
+    "experts": (4, 8, 12),
+    "expert_inner": (48, 80, 112),
+    "shared_inner": (40, 88, 120),
+    "linear_k_heads": (4, 4, 8),
+    "linear_v_heads": (8, 4, 8),
+    "linear_k_head_dim": (12, 20, 16),
+    "linear_v_head_dim": (8, 28, 24),
+}
+#: Further keys, which may be no larger in small models.
+_AT_MOST = {"num_experts_per_tok": 2, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "pad_token_id": 0}
+#: Lists with an entry for each layer.
+_BY_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "layers_block_type")
+
+
+class LoneGroup:
+    """A group of processes of which this one is the only one there: what layers ask about it, and no communication."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.world_size, self.rank_in_group, self.rank, self.local_rank = size, rank, rank, rank
+        self.ranks, self.first_rank, self.last_rank = list(range(size)), 0, size - 1
+        self.is_first_rank, self.is_last_rank = rank == 0, rank == size - 1
+        self.device_group = self.cpu_group = SimpleNamespace(size=lambda: size, rank=lambda: rank)
+        self.device, self.unique_name, self.backend = "cpu", f"shardwise:{rank}/{size}", "none"
+
+    def all_reduce(self, value: Any, *_: Any, **__: Any) -> Any:
+        """Give back what is to be summed: nobody else is there."""
+        return value
+
+    def barrier(self) -> None:
+        """Wait for nobody."""
+
+
+def recorded_models(
+    config: Mapping[str, Any],
+    ranks: Callable[..., Sequence[Recording]],
+    counts: Sequence[int],
+    stages: Sequence[int],
+) -> list[RecordedModel]:
+    """Record three small models of a family, whose sizes replace those of a configuration.
+
+    Args:
+        config: the contents of a `config.json`.
+        ranks: records the ranks of a model, given its configuration, `tp` and `pp`.
+        counts: the numbers of ranks of tensor parallelism.
+        stages: the numbers of stages, if there are to be any.
+    """
+    found = []
+    for number in range(3):
+        small = _scaled(config, number)
+        made: dict[Any, Sequence[Recording]] = {}
+        # Of stages two ranks each are enough: what is cut is cut on one stage, too.
+        pairs = [*((1, tp) for tp in counts), *((pp, min(2, max(counts))) for pp in stages if pp > 1)]
+        for pp, tp in pairs:
+            made[(pp, tp) if stages else tp] = ranks(small, tp=tp, pp=pp)
+        found.append(RecordedModel(small, made))
+    return found
+
+
+def _scaled(config: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """The configuration with the sizes of one of the small models, also within its parts."""
+    found = dict(config)
+    for size, values in _SMALL.items():
+        for key in keys_of(size):
+            if type(found.get(key)) is int:
+                found[key] = values[number]
+    heads, groups = (next((key for key in keys_of(size) if key in config), "") for size in ("heads", "kv_heads"))
+    if heads and groups and config[groups] in (1, config[heads]):
+        found[groups] = 1 if config[groups] == 1 else found[heads]
+    for key, most in _AT_MOST.items():
+        if type(found.get(key)) is int:
+            found[key] = min(found[key], most)
+    layers = next((found[key] for key in keys_of("layers") if key in found), None)
+    for key in _BY_LAYER:
+        if isinstance(found.get(key), list):
+            found[key] = found[key][:layers]
+    for key, value in found.items():
+        if isinstance(value, Mapping) and key.endswith("config"):
+            found[key] = _scaled(value, number)
+    return found
+
+
+def check_sizes(**sizes: int) -> None:
+    """Check numbers of ranks.
+
+    Raises:
+        LayoutError: if one is no whole number from 1 on; names it.
+    """
+    for name, size in sizes.items():
+        if integer(name, size) < 1:
+            raise LayoutError(f"{name} must be 1 or more, got {size}")
+
+
+def check_total(tensors: Mapping[str, Any]) -> None:
+    """Check that a model is small enough to be loaded several times.
+
+    Raises:
+        LayoutError: if it has too many elements.
+    """
+    total = sum(math.prod(getattr(one, "shape", None) or one[0]) for one in tensors.values())
+    if total > _MOST:
+        raise LayoutError(
+            f"the model has {total} elements, and recording loads them several times: give a configuration with "
+            f"smaller sizes, of at most {_MOST} elements"
+        )
+
+
+@contextmanager
+def folder_of(config: Mapping[str, Any]) -> Iterator[str]:
+    """A folder with a `config.json`, from which an engine reads a model's configuration."""
+    if not isinstance(config.get("architectures"), list) or not config["architectures"]:
+        raise LayoutError(
+            "the configuration has no architectures, by which the engine knows its class: add them, as "
+            f'"architectures": ["LlamaForCausalLM"]; the model_type is {shown(config.get("model_type"))}'
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        # Weights of any dtype are numbered in float32, which holds 24 bits of a number.
+        text = json.dumps({key: value for key, value in config.items() if key not in ("torch_dtype", "dtype")})
+        Path(folder, "config.json").write_text(text)
+        yield folder
+
+
+@contextmanager
+def refused_by(engine: str, what: str) -> Iterator[None]:
+    """Name the engine, and what it was asked for, in any error of its own code."""
+    try:
+        yield
+    except LayoutError:
+        raise
+    except Exception as error:
+        raise LayoutError(f"{engine} cannot load the model with {what}: {type(error).__name__}: {error}") from error
