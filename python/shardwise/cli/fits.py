@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 
 from ..errors import ParseError
-from ..fit import Cut, Fits, SizeFit, Unknown, fits
+from ..fit import Cut, Fits, SizeFit, Unknown, fits, fits_ratio
 from ..fit.evidence import is_of_elements
 from ..show.lines import StyledText
 from .terminal import Screen
@@ -21,6 +21,10 @@ _WORDS: dict[str, StyledText] = {
     "unknown": ("unknown", "bold magenta"),
     "refused": ("does not fit", "bold red"),
 }
+_RATIO_WORDS: dict[str, StyledText] = {
+    **{"fits": _WORDS["fits"], "unknown": _WORDS["unknown"], "refused": _WORDS["refused"]},
+    "rounded": ("fits with shares rounded to whole units", "bold yellow"),
+}
 #: The most kinds of tensors that are named for one size.
 _NAMED = 6
 
@@ -30,7 +34,9 @@ _UNKNOWN = 4
 
 
 def run_fits(screen: Screen, options: argparse.Namespace) -> int:
-    """Print the answer for each size, and give the exit status: 0, or 4 if that of a size is unknown."""
+    """Print the answer for each size, or for a ratio, and give the exit status: 0, or 4 if one is unknown."""
+    if options.ratio is not None:
+        return _run_ratio(screen, options)
     sizes = _sizes("--tp", options.tp), _sizes("--ep", options.ep)
     answer = fits(options.model, *sizes, config=options.config, rules=options.rules)
     if options.json:
@@ -38,6 +44,24 @@ def run_fits(screen: Screen, options: argparse.Namespace) -> int:
     else:
         _print(screen, answer, by_rules=options.rules is not None)
     return 0 if answer.is_known else _UNKNOWN
+
+
+def _run_ratio(screen: Screen, options: argparse.Namespace) -> int:
+    if options.rules is not None:
+        raise ParseError("--ratio: names of weights say what is cut; rules cut in equal shares: leave --rules out")
+    answer = fits_ratio(options.model, _sizes("--ratio", options.ratio), config=options.config)
+    if options.json:
+        found = {"ratio": answer.ratio, "verdict": answer.verdict, "units": [one._asdict() for one in answer.units]}
+        print(json.dumps(found | {"unknown": answer.unknown}, indent=2))
+    else:
+        screen.write((answer.text, "bold"), ": ", _RATIO_WORDS[answer.verdict])
+        for one in answer.units:
+            shares = ", ".join(map(str, one.shares)) or "no shares"
+            screen.write(f"  {one.units} {one.what}: {shares}{'; ' * bool(one.why)}{one.why}")
+            screen.write(f"    {_some(one.names)}")
+        if answer.unknown:
+            screen.write(f"not recognised, so that no ratio is known to fit: {_some(answer.unknown)}")
+    return _UNKNOWN if answer.verdict == "unknown" else 0
 
 
 def _sizes(name: str, text: str) -> list[int]:

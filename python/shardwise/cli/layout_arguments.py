@@ -168,6 +168,7 @@ def add_fits(commands: "argparse._SubParsersAction[Parser]") -> None:
     fits.add_argument(
         "--ep", metavar="SIZES", default="1", help="sizes of expert parallelism: 1; features are cut over tp / ep"
     )
+    fits.add_argument("--ratio", metavar="3,2,1", help="in place of sizes: unequal shares of devices, in whole units")
     fits.add_argument("--rules", metavar="TOML", type=rules_path, help=f"{RULES_HELP}; names say what is cut without")
     add_config(fits)
     add_json(fits)

@@ -4,6 +4,7 @@
 |---|---|
 | `sizes` | `fits`: may a model be cut into so many parts |
 | `answer`, `evidence` | the verdicts; what they rest on |
+| `ratio` | `fits_ratio`: may it be cut over devices in a ratio |
 | `by_rules` | by rules, and by the form of quantized weights |
 | `engines` | what engines refuse besides |
 | `by_names`, `nearest` | deployments by names of weights; ways to make a training state fit |
@@ -11,6 +12,7 @@
 """
 
 from .answer import Cut, Fits, Limit, SizeFit, Unknown
+from .ratio import RatioFit, UnitShares, fits_ratio
 from .sizes import fits, fits_tensors
 
-__all__ = ["Cut", "Fits", "Limit", "SizeFit", "Unknown", "fits", "fits_tensors"]
+__all__ = ["Cut", "Fits", "Limit", "RatioFit", "SizeFit", "UnitShares", "Unknown", "fits", "fits_ratio", "fits_tensors"]

@@ -25,7 +25,7 @@ from .evidence import Judged, judged, number_of_experts, odd_elements
 from .model import opened_model
 from .roles import Heads, Role
 
-__all__ = ["fits", "fits_tensors"]
+__all__ = ["Portion", "fits", "fits_tensors", "portions"]
 
 
 def fits(
@@ -177,11 +177,11 @@ def _cuts(one: Judged, experts: int, tp: int, ep: int, types: Sequence[str]) -> 
     if role.expert and ep > 1:
         if experts % ep:
             refused = _Finding("refused", f"{experts} experts do not divide into {ep}")
-            yield _cut(kind, 0, _Portion(experts, ep, "experts"), 1, refused)._replace(rests_on=one.rests_on)
+            yield _cut(kind, 0, Portion(experts, ep, "experts"), 1, refused)._replace(rests_on=one.rests_on)
         tp = max(tp // ep, 1)
     dim = len(tensor.shape) + role.dim
     unit, base = tensor.unit(dim), 0
-    parts = list(_portions(role, one.heads, tensor.shape[dim], tp))
+    parts = list(portions(role, one.heads, tensor.shape[dim], tp))
     cuts = []
     for number, part in enumerate(parts):
         merged = one.merged if len(parts) == 1 else "last" if number == len(parts) - 1 else "first"
@@ -207,7 +207,7 @@ def _cuts(one: Judged, experts: int, tp: int, ep: int, types: Sequence[str]) -> 
 _SAID = {"fits": "cut on whole blocks", "shared": "cut within shared blocks", "padded": "padded", "refused": "refused"}
 
 
-class _Portion(NamedTuple):
+class Portion(NamedTuple):
     """A part of a dim that is cut by itself.
 
     Attributes:
@@ -240,33 +240,33 @@ def _in_groups(tensor: LogicalTensor, dim: int, heads: Heads, tp: int) -> Verdic
     """The verdict on a fused weight that has the queries, keys and values of each key-value head together."""
     n, unit, kv = tensor.shape[dim], tensor.unit(dim), heads.kv
     if tp <= kv:
-        return _finding(tensor, dim, _Portion(n, tp, "groups of queries, keys and values", kv), tp).verdict
+        return _finding(tensor, dim, Portion(n, tp, "groups of queries, keys and values", kv), tp).verdict
     size = heads.size or n // (heads.q + 2 * kv)
     if heads.q % tp or tp % kv or size % unit or (heads.value_size or size) % unit:
         return "refused"
     return "fits"
 
 
-def _portions(role: Role, heads: Heads, n: int, tp: int) -> Iterable[_Portion]:
+def portions(role: Role, heads: Heads, n: int, tp: int) -> Iterable[Portion]:
     """The parts of a dim of `n` elements."""
     shared = min(tp, heads.kv), "key-value heads", heads.kv
     if role.heads == "qkv":
         size = heads.size or n // (heads.q + 2 * heads.kv)
-        yield _Portion(size * heads.q, tp, "heads", heads.q)
+        yield Portion(size * heads.q, tp, "heads", heads.q)
         for each in (size, heads.value_size or size):
-            yield _Portion(each * heads.kv, *shared)
+            yield Portion(each * heads.kv, *shared)
     elif role.heads == "kv":
-        yield _Portion(n, *shared)
+        yield Portion(n, *shared)
     elif role.heads == "q":
-        yield _Portion(n, tp, "heads", heads.q)
+        yield Portion(n, tp, "heads", heads.q)
     elif role.heads == "linear":
-        yield _Portion(n, tp, "heads of linear attention", heads.linear)
+        yield Portion(n, tp, "heads of linear attention", heads.linear)
     else:
         for _ in range(role.parts):
-            yield _Portion(n // role.parts, tp)
+            yield Portion(n // role.parts, tp)
 
 
-def _finding(tensor: LogicalTensor, dim: int, part: _Portion, tp: int) -> _Finding:
+def _finding(tensor: LogicalTensor, dim: int, part: Portion, tp: int) -> _Finding:
     """Judge the cut of a part of a dim, over `tp` ranks."""
     size, ways, heads, count = part
     if ways == 1 and tp == 1:  # Not cut; the last block may be short.
@@ -305,7 +305,7 @@ def _tail(tensor: LogicalTensor, component: str) -> str:
     return component.removeprefix(f"{tensor.name}_") if not tensor.name.endswith("weight") else component.split(".")[-1]
 
 
-def _cut(kind: AlikeTensors, dim: int, part: _Portion, unit: int, found: _Finding) -> Cut:
+def _cut(kind: AlikeTensors, dim: int, part: Portion, unit: int, found: _Finding) -> Cut:
     """The cut of a part of a dim, in which `unit` elements stay together by the format."""
     tensor, (size, ways, heads, _) = kind.tensor, part
     step = -(-size // (unit * ways)) * unit
