@@ -204,3 +204,23 @@ def test_every_sort_of_cut_is_drawn(window: tuple[Page, Path], tmp_path: Path) -
     rows = page.run("[...document.querySelectorAll('#who tbody tr')].map(row => row.cells[0].textContent)")
     assert rows == [f"[0:{2**60}, 0:2]", f"[{2**60}:{2**61}, 0:2]"]
     assert page.complaints == []
+
+
+def test_all_columns_of_a_deployment_fit_a_screen(window: tuple[Page, Path]) -> None:
+    """Its layouts are the longest texts: with meshes and devices; 1,280 pixels are enough."""
+    page, path = window
+    experts = {
+        **{"model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768},
+        **{"num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128},
+        **{"num_experts": 128, "num_experts_per_tok": 8, "vocab_size": 151936, "tie_word_embeddings": False},
+    }
+    made = sw.deploy.preset("vllm(tp=4, pp=4, expert_parallel=true)", experts, form="report")
+    shapes = {
+        "lm_head.weight": ((151936, 2048), "bfloat16"),
+        "model.layers.7.self_attn.qkv_proj.weight": ((5120, 2048), "bfloat16"),
+        "model.layers.40.mlp.experts.w13_weight": ((128, 1536, 2048), "bfloat16"),
+    }
+    made.layouts.report(shapes).save_html(path.with_name("deployment.html"), "Experts")
+    page.open(path.with_name("deployment.html"))
+    wide = "[...document.querySelectorAll('.scroll')].filter(each => each.scrollWidth > each.clientWidth)"
+    assert page.run(f"{wide}.map(each => each.ariaLabel)") == []
