@@ -35,8 +35,8 @@ class Worded:
         return words
 
     def __rich__(self) -> Any:
-        from rich.text import Text  # It is there: rich itself asks.
-
+        with importing:
+            from rich.text import Text  # It is there: rich itself asks.
         return Text(self._words(), no_wrap=True, overflow="ignore")
 
 
