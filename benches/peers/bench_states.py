@@ -1,6 +1,7 @@
-"""A training state of Llama 3 70B in 64 ranks of DeepSpeed's ZeRO 3, planned for 48 ranks of FSDP2; nothing is written.
+"""A training state of Llama 3 70B in 64 ranks of DeepSpeed's ZeRO 3, planned for 48 of FSDP2, and a part of that.
 
-The files have the pickles that DeepSpeed's have, and a hole for each flat tensor, so that they take no room.
+The files have the pickles that DeepSpeed's have, and a hole for each flat tensor, so that they take no room. And what
+`shardwise state` takes to count two models.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ RANKS, NEW = (8, 6) if QUICK else (64, 48)
 #: Elements of each rank in a group that is stepped at once, as DeepSpeed's `sub_group_size`.
 GROUP = 500_000_000
 TURNS = 1 if QUICK else 3
+#: Parts of the plan, of which one is run: a gigabyte is written.
+PARTS = 800
 FLOAT32 = DTYPES["float32"]
 
 
@@ -104,24 +107,86 @@ def write(folder: Path) -> int:
     return sum(path.stat().st_size for path in tag.iterdir())
 
 
-#: Plans, or opens a plan and looks at a part of it; says how long that took the processor, and waits.
+#: Plans, or runs a part of a plan; says how long that took the processor, and waits.
 CHILD = """
 import sys, time
 began = time.process_time()
 import shardwise as sw
 
-work, src, dst, file, ranks = sys.argv[1:]
+work, src, dst, file, ways = sys.argv[1:]
 if work == "plan":
-    plan = sw.plan_checkpoint(src, dst, mesh=sw.DeviceMesh((int(ranks),), ("fsdp",)), to="fsdp2")
+    plan = sw.plan_checkpoint(src, dst, mesh=sw.DeviceMesh((int(ways),), ("fsdp",)), to="fsdp2")
     print(time.process_time() - began, len(plan.tasks), flush=True)
     if file:
         plan.save(file)
 else:
-    plan = sw.CheckpointPlan.load(file)
-    for number in plan.part(1, int(ranks))[:2]:
-        plan.tasks[number].run()
-    print(time.process_time() - began, len(plan.part(1, int(ranks))), flush=True)
+    from shardwise.store.write.places.folder import FolderPlace
+
+    def with_holes(place, root):
+        place.folder.mkdir()
+        for number, size in enumerate(place._new.sizes):
+            with open(place.folder / place._unfinished_name(number), "wb") as made:
+                made.truncate(size)
+
+    FolderPlace._make_files = with_holes  # The disk has no room for all of it.
+    count = sw.CheckpointPlan.load(file).run((1, int(ways)), sync=False)
+    print(time.process_time() - began, count, flush=True)
 sys.stdin.read()
+"""
+
+#: A mixture of experts with 10¹² parameters, as Kimi K2 configures it.
+LARGEST = {
+    "model_type": "deepseek_v3", "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048,
+    "num_hidden_layers": 61, "num_attention_heads": 64, "num_key_value_heads": 64, "n_routed_experts": 384,
+    "n_shared_experts": 1, "first_k_dense_replace": 1, "q_lora_rank": 1536, "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "vocab_size": 163840,
+    "torch_dtype": "bfloat16", "tie_word_embeddings": False,
+}  # fmt: skip
+LLAMA = {
+    "model_type": "llama", "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80,
+    "num_attention_heads": 64, "num_key_value_heads": 8, "vocab_size": 128256, "torch_dtype": "bfloat16",
+    "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def counted(root: Path) -> Iterator[Row]:
+    """What the command takes to count a model's training state, from its start to its end."""
+    for config, sizes, what, limit in (
+        (LLAMA, "--tp 8 --dp 64", "Llama 3 70B on 512 ranks", 0.3),
+        (LARGEST, "--tp 8 --pp 8 --dp 16 --ep 64", "a mixture of experts of 10¹² parameters on 1,024 ranks", 1),
+    ):
+        file = root / "config.json"
+        file.write_text(json.dumps(config))
+        # With compiled modules, as an installed package has them.
+        environment = os.environ | {"PYTHONPYCACHEPREFIX": str(root / "compiled")}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        command = [
+            sys.executable,
+            "-c",
+            STATE,
+            str(file),
+            *sizes.split(),
+            "--optimizer",
+            "adamw",
+            "--sharding",
+            "zero1",
+        ]
+        taken = []
+        for _ in range(TURNS + 3):
+            child = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+            taken.append(float(child.stdout))
+        yield Row(f"`shardwise state` of {what}", "", statistics.median(taken[1:]), goal=at_most(limit))
+
+
+#: The command, without the start of Python; says how long it took.
+STATE = """
+import contextlib, io, sys, time
+began = time.perf_counter()
+from shardwise.cli import main
+
+with contextlib.redirect_stdout(io.StringIO()):
+    assert main(["state", *sys.argv[1:]]) == 0
+print(time.perf_counter() - began)
 """
 
 
@@ -147,6 +212,10 @@ def rows() -> Iterator[Row]:
         seconds, peak = (statistics.median(each[at] for each in taken) for at in (0, 2))
         yield Row(f"planning {what}, the processor's time", "", seconds, goal=at_most(5))
         yield Row(f"planning {what}, the process's memory", "", peak, unit="B", goal=at_most_bytes(300 * 2**20))
+        ran("plan", root / "zero", root / "new", root / "plan", f"{NEW}")
+        _, tasks, peak = ran("part", root / "zero", root / "new", root / "plan", f"{PARTS}")
+        yield Row(f"a part of {PARTS} of that, {tasks} tasks: memory", "", peak, unit="B", goal=at_most_bytes(2**30))
+        yield from counted(root)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ PACKAGES = (
     "tensorflow",
     "tensorflow-cpu",
     "torch",
+    "deepspeed",
     "mooncake-transfer-engine",
     "keras",
     "dask",

@@ -35,6 +35,41 @@ def test_every_element_is_where_the_pieces_are(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ENGINES)
+def test_shards_are_where_each_device_says(name: str) -> None:
+    engine, shapes = ENGINES[name]
+    places = positions_of(engine, shapes)
+    told = 0
+    for tensor, shape in shapes.items():
+        offsets = np.random.default_rng(3).permutation(math.prod(shape))
+        expected = {
+            (device, one.parameter, offset, position)
+            for device in places.devices
+            for one in places.locate(device, tensor, offsets)
+            for offset, position in zip(offsets[one.which].tolist(), one.positions.tolist(), strict=True)
+        }
+        try:
+            shards, local, holders = places.shards(tensor, offsets)
+        except LayoutError:
+            # Some element is on two devices that do not hold the same.
+            assert len({(device, offset) for device, _, offset, _ in expected}) > len(offsets)
+            continue
+        told += 1
+        found = {
+            (device, parameter, offset, start + at)
+            for shard, offset, at in zip(shards.tolist(), offsets.tolist(), local.tolist(), strict=True)
+            for device, parameter, start in holders[shard]
+        }
+        assert found == expected
+    assert told
+
+
+def test_shards_refuse_what_is_not_in_the_tensor() -> None:
+    places = positions_of({"w": TensorLayout(("x",), DeviceMesh((2,), ("x",)))}, {"w": (6,)})
+    with refused(IndexError, "offsets has 6, which is not within the tensor 'w' of 6 elements"):
+        places.shards("w", [0, 6])
+
+
+@pytest.mark.parametrize("name", ENGINES)
 def test_positions_lead_back(name: str) -> None:
     engine, shapes = ENGINES[name]
     first, places = numbered(shapes), positions_of(engine, shapes)

@@ -23,7 +23,7 @@ from .experts import ExpertMap, balanced_experts, least_moves
 from .fsdp import fsdp2
 from .manifest import Manifest, ManifestTensor
 from .parameters import FusedParameter, LocalParameter, ParameterPiece, Repeat
-from .positions import Found, Positions, positions_of
+from .positions import Found, FoundShards, Positions, positions_of
 from .presets import Preset, preset
 from .recording import RecordedParameter, RecordedPiece, Recording, join_manifests
 from .rule import DeploymentRule
@@ -35,6 +35,7 @@ __all__ = [
     "DeploymentRule",
     "ExpertMap",
     "Found",
+    "FoundShards",
     "FusedParameter",
     "LocalParameter",
     "Manifest",

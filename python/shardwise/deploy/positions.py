@@ -25,7 +25,7 @@ from ..shared_tiling import SharedTiling
 from .parameters import LocalParameter, shapes_of
 from .world import holds
 
-__all__ = ["Changed", "Found", "Positions", "Updates", "positions_of"]
+__all__ = ["Changed", "Found", "FoundShards", "Positions", "Updates", "positions_of"]
 
 _Offsets = npt.NDArray[np.int64]
 #: Offsets as they are given: of 64 bits or of 32.
@@ -48,6 +48,21 @@ class Found(NamedTuple):
     parameter: str
     which: _Offsets
     positions: _Offsets
+
+
+class FoundShards(NamedTuple):
+    """The shards of some elements of a tensor, and the places of each shard on all devices.
+
+    Attributes:
+        shards: the number of the shard that has each element.
+        local: the offset of each in its shard: flat, in C order.
+        places: for each shard its devices, each with the parameter that has it there, and the position in the parameter
+            from which `local` is counted.
+    """
+
+    shards: _Offsets
+    local: _Offsets
+    places: tuple[tuple[tuple[Any, str, int], ...], ...]
 
 
 class _Slab(NamedTuple):
@@ -144,6 +159,51 @@ class Positions:
         self._check(tensor, given)
         which, local = self._boxes_of(device, tensor).locate(given)
         return [Found(slab.parameter, which, local + slab.start) for slab in slabs if len(which)]
+
+    def shards(self, tensor: str, offsets: Any) -> FoundShards:
+        """Say where some elements of a tensor are on all devices, in one pass over the offsets.
+
+        Args:
+            tensor: the name of the tensor.
+            offsets: flat positions in the whole tensor, in any order.
+
+        Raises:
+            LayoutError: if there is no such tensor or no layout for it; if shards have elements in common, as those of
+                a fused tensor have whose key heads several devices hold.
+            IndexError: if an offset is not within the tensor; names it.
+
+        >>> from shardwise import DeviceMesh, TensorLayout
+        >>> places = positions_of({"w": TensorLayout(("x",), DeviceMesh((2,), ("x",)))}, {"w": (6,)})
+        >>> found = places.shards("w", [5, 1])
+        >>> found.shards.tolist(), found.local.tolist(), found.places
+        ([1, 0], [2, 1], ((('cpu:0', 'w', 0),), (('cpu:1', 'w', 0),)))
+        """
+        given, partition = self._offsets(tensor, offsets), self.partition(tensor)
+        if partition is None:
+            self._check(tensor, given)
+            holders: list[list[Any]] = [list(self.devices)]
+            shards, local = np.zeros(len(given), np.int64), given.astype(np.int64)
+        else:
+            holders = []
+            if isinstance(partition, Partition):
+                holders = [partition.devices_holding(number) for number in range(partition.total_shards)]
+            boxes = [piece.box for each in holders for piece in partition.pieces(each[0])]
+            own = sum(math.prod(side.stop - side.start for side in box) for box in boxes)
+            if not isinstance(partition, Partition) or own != math.prod(partition.shape):
+                raise LayoutError(
+                    f"shards of {shown(tensor)} have elements in common, so none is the shard of an element; locate "
+                    "says device by device which of them it holds"
+                )
+            try:
+                shards, local = partition.locate(given)
+            except IndexError:
+                self._check(tensor, given)  # It names the tensor.
+                raise
+        places = tuple(
+            tuple((device, *slab) for device in each for slab in self._held(device).slabs.get(tensor, ()))
+            for each in holders
+        )
+        return FoundShards(shards, local, places)
 
     def updates(self, device: Any, changed: Changed) -> Updates:
         """Give what of a sparse change belongs to one device: for each parameter positions and values.
