@@ -179,3 +179,31 @@ def test_what_is_refused() -> None:
             transformers.record_ranks(CONFIG)
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_the_page_says_of_each_type_with_a_plan_how_it_is_known() -> None:
+    """All types of this transformers are in the table, most with rules, and it is that of what was found."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    from ..oracle.families.recorded import PLANS, has_plan, table
+
+    known = json.loads(PLANS.read_text())
+    hows = list(known["types"].values())
+    assert set(hows) == {"recorded", "rules", "none"}  # None differs.
+    assert len(hows) - hows.count("none") >= 150
+    assert hows.count("recorded") >= 30
+    assert table() in (Path(__file__).parents[2] / "docs" / "families.md").read_text()
+    if known["transformers"] == transformers.version:
+        assert {kind for kind in CONFIG_MAPPING if has_plan(CONFIG_MAPPING[kind])} == known["types"].keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["olmoe", "granitemoe", "qwen3_5_text", "minimax_m2", "gemma3n"])
+def test_types_are_as_the_page_says(kind: str) -> None:
+    """Asked again: the rules of the plan, and what two ranks load."""
+    from ..oracle.families.recorded import PLANS, ask
+
+    known = json.loads(PLANS.read_text())
+    if known["transformers"] != transformers.version or kind not in known["types"]:
+        pytest.skip("another version of transformers")
+    assert ask(kind)[0] == known["types"][kind]

@@ -1,7 +1,9 @@
 """For every model type that transformers has a plan for: rules of the plan, and what two ranks hold as it is recorded.
 
 `python -m tests.oracle.families.recorded [FIRST [LAST]]`, with torch and transformers. Configurations are transformers'
-defaults with small sizes; those that transformers does not take then are not recorded. It takes half an hour.
+defaults with small sizes; those that transformers does not take then are not recorded. It takes half an hour, and
+writes what it finds into `tests/data/families/plans.json`, of which `table` makes the table of `docs/families.md`:
+`python -c "from tests.oracle.families.recorded import table; print(table())"`.
 """
 
 from __future__ import annotations
@@ -15,9 +17,22 @@ import numpy as np
 
 import shardwise as sw
 from shardwise.deploy import Recording
-from shardwise.interop import transformers as adapter
+from shardwise.rules.toml import read_models
 
+from .models import DATA
+
+#: For each type: "recorded" and equal to the rules of the plan, "rules" of the plan only, or "none".
+PLANS = DATA.parent / "families" / "plans.json"
 RANKS = 2
+#: The rows of the table, by what the plan gives and whether the package has a file for the type.
+ROWS = {
+    ("recorded", True): "recorded, and by hand",
+    ("recorded", False): "recorded",
+    ("rules", True): "by hand; rules of the plan, not recorded",
+    ("rules", False): "rules of the plan, not recorded",
+    ("none", True): "by hand",
+    ("none", False): "unknown",
+}
 #: Keys of sizes in the configurations of all kinds of models.
 SMALL = {
     64: "hidden_size d_model n_embd out_hidden_size projection_dim max_position_embeddings",
@@ -37,6 +52,33 @@ SMALL = {
 }
 SIZES = {key: size for size, keys in SMALL.items() for key in keys.split()}
 BY_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "layers_block_type")
+
+
+def table() -> str:
+    """The table of types."""
+    by_hand = {kind for path in sw.example_rules().values() for kind in read_models(path)}
+    found: dict[tuple[str, bool], list[str]] = {key: [] for key in ROWS}
+    for kind, how in json.loads(PLANS.read_text())["types"].items():
+        found[how, kind in by_hand].append(f"`{kind}`")
+    rows = [f"| {ROWS[key]} | {len(names)} | {', '.join(names)} |" for key, names in found.items() if names]
+    return "\n".join(["| how | number | model types |", "|---|---|---|", *rows])
+
+
+def ask(kind: str) -> tuple[str, list[str]]:
+    """What the adapter makes of a type, as in `PLANS`, and why it is not more."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    from shardwise.interop import transformers as adapter
+
+    given = json.loads(json.dumps(CONFIG_MAPPING[kind]().to_dict(), default=str)) | {"model_type": kind}
+    how, said = "none", []
+    try:
+        adapter.tp_rules_of(given, "tp")
+        how = "rules"
+        said = differing(adapter.tp_rules_of(small(given), "tp")[0], adapter.record_ranks(small(given), RANKS))
+        return "differs" if said else "recorded", said
+    except sw.ShardwiseError as error:
+        return how, [f"{error}"[:200]]
 
 
 def has_plan(kind: Any) -> bool:
@@ -79,27 +121,20 @@ def differing(rules: Any, recordings: list[Recording]) -> list[str]:
 
 
 def main() -> None:
-    """Print a line for each type, and the counts."""
+    """Print a line for each type, and the counts; write what was found."""
+    import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     warnings.filterwarnings("ignore")
     kinds = [kind for kind in CONFIG_MAPPING if has_plan(CONFIG_MAPPING[kind])]
-    counts = dict.fromkeys(("types", "rules", "recorded", "equal"), 0)
-    for kind in kinds[slice(*map(int, sys.argv[1:3] or ["0", str(len(kinds))]))]:
-        counts["types"] += 1
-        said: list[Any] = []
-        given = json.loads(json.dumps(CONFIG_MAPPING[kind]().to_dict(), default=str)) | {"model_type": kind}
-        try:
-            adapter.tp_rules_of(given, "tp")
-            counts["rules"] += 1
-            recordings = adapter.record_ranks(small(given), RANKS)
-            counts["recorded"] += 1
-            said = differing(adapter.tp_rules_of(small(given), "tp")[0], recordings)
-            counts["equal"] += not said
-        except sw.ShardwiseError as error:
-            said = [f"{error}"[:200]]
-        print(kind, *said[:3], flush=True)
-    print(counts)
+    asked = kinds[slice(*map(int, sys.argv[1:3] or ["0", str(len(kinds))]))]
+    found = json.loads(PLANS.read_text())["types"]
+    for kind in asked:
+        found[kind], said = ask(kind)
+        print(kind, found[kind], *said[:3], flush=True)
+    types = {kind: found[kind] for kind in sorted(found) if kind in kinds}
+    PLANS.write_text(json.dumps({"transformers": transformers.__version__, "types": types}, indent=0) + "\n")
+    print({how: sum(found[kind] == how for kind in asked) for how in ("recorded", "differs", "rules", "none")})
 
 
 if __name__ == "__main__":
