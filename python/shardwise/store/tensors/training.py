@@ -57,6 +57,9 @@ class _Checkpoint(Protocol):
     @property
     def objects(self) -> Mapping[str, Any]: ...
 
+    @property
+    def unreadable(self) -> Mapping[str, str]: ...
+
     def __iter__(self) -> Iterator[str]: ...
 
     def __getitem__(self, name: str) -> StoredTensor: ...
@@ -87,7 +90,7 @@ Total(kind='step', tensors=1, bytes=4)
 
     def __init__(self, checkpoint: _Checkpoint) -> None:
         self._checkpoint = checkpoint
-        self.names: TrainingNames = training_names(iter(checkpoint), checkpoint.objects)
+        self.names: TrainingNames = training_names(iter(checkpoint), [*checkpoint.objects, *checkpoint.unreadable])
 
     @cached_property
     def parameters(self) -> Mapping[str, TrainedParameter]:

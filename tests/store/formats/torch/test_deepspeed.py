@@ -212,7 +212,7 @@ HALVES: dict[str, tuple[str, Callable[[Path], Any], str]] = {
     "a pipeline's": (
         "zero2_tp",
         lambda at: (at / "global_step2" / "layer_00-model_00-model_states.pt").touch(),
-        "the layers of a pipeline, or the experts of a mixture",
+        "the layers of a pipeline, or the experts of an old version",
     ),
 }  # fmt: skip
 
@@ -434,7 +434,10 @@ FORGED: dict[str, tuple[dict[str, Any], str]] = {
     "no shapes": ({"model": {"param_shapes": None}}, "has no list param_shapes"),
     "groups": ({"model": {"param_shapes": []}}, "has 1 masters; param_shapes has 0 groups"),
     "world": ({"optimizer": {"partition_count": [4]}}, "is of 4 partitions; there are files of 3"),
-    "experts": ({"model": {"num_experts": [8]}}, "is of a mixture of experts"),
+    "experts": ({"model": {"num_experts": [8]}}, "the file of expert 0 of layer 0 is missing"),
+    "experts forged": ({"model": {"num_experts": [1 << 62] * 9}}, "the file of expert 0 of layer 0 is missing"),
+    "experts of no number": ({"model": {"num_experts": ["8"]}}, "num_experts is "),
+    "AutoEP": ({"model": {"ds_autoep_layers": {"a": 1}}}, "is of AutoEP's mixture of experts"),
     "stages": ({"model": {"checkpoint_parallel_dimensions": {"pp_degree": 2}}}, "is of 2 pipeline stages"),
     "mics": ({"model": {"ds_config": {"zero_optimization": {"mics_shard_size": 2}}}}, "was trained with MiCS"),
     "another optimizer": ({"optimizer": {"single_partition_of_fp32_groups": None}}, "has neither"),
@@ -523,3 +526,65 @@ def test_values_of_ranks_that_differ_are_under_their_rank(tmp_path: Path) -> Non
         assert checkpoint.objects["rng.seed"].value() == 1
         assert not any(re.search(r"rank_", name) for name in checkpoint.objects)
         assert {name for name in checkpoint if name.startswith("rng")} == {"rng.cpu", "rng.rank_1.cpu"}
+
+
+EXPERTS = "moe.deepspeed_moe.experts.deepspeed_experts"
+
+
+@VALUES
+@pytest.mark.parametrize("ways", [1, 2])
+def test_a_mixture_of_experts(ways: int, tmp_path: Path) -> None:
+    """Two experts on two ranks, with ZeRO 2: on both, or one on each, whose states no file tells apart."""
+    path = unpacked(f"experts_ep{ways}", tmp_path)
+    live = [np.load(path / f"live{rank}.npz") for rank in (0, 1)]
+    with sw.open_checkpoint(path) as checkpoint:
+        weights = {name for name in checkpoint if not checkpoint.training.is_state(name)}
+        found = set()
+        for rank, own in enumerate(live):
+            for key in own.files:
+                name, _, kind = key.partition("|")
+                if kind == "weight":
+                    name = name if ways == 1 else name.replace(f"{EXPERTS}.0", f"{EXPERTS}.{rank}")
+                    assert checkpoint.read(name).tobytes() == own[key].tobytes()
+                    found.add(name)
+        assert found == weights
+        assert len(weights) == 13
+        if ways == 2:
+            assert list(checkpoint.unreadable) == ["optimizer.state.experts"]
+            assert set(checkpoint) == weights
+        else:
+            assert not checkpoint.unreadable
+            for group in (0, 1):  # A flat array of each group, of which each rank has a half.
+                for kind in ("master", "exp_avg", "exp_avg_sq"):
+                    flat, at = np.concatenate([own[f"{group}|{kind}"] for own in live]), 0
+                    for name in live[0][f"{group}|names"].tolist():
+                        state = checkpoint.read(f"optimizer.state.{name}.{kind}")
+                        assert state.tobytes() == flat[at : at + state.size].tobytes()
+                        at += state.size
+    if ways == 2:
+        with pytest.raises(sw.ParseError, match="which = 'weights' takes the weights"):
+            sw.reshard_checkpoint(path, tmp_path / "new", to="hf", sync=False)
+        sw.reshard_checkpoint(path, tmp_path / "new", to="hf", which="weights", sync=False)
+        with sw.open_checkpoint(tmp_path / "new") as checkpoint:
+            assert set(checkpoint) == weights
+
+
+def test_halves_of_a_mixture_of_experts(tmp_path: Path) -> None:
+    (inside,) = unpacked("experts_ep1", tmp_path).glob("global_step*")
+    one, other = (inside / f"layer_0_expert_{expert}_mp_rank_00_model_states.pt" for expert in (0, 1))
+    kept = other.read_bytes()
+    other.unlink()
+    with pytest.raises(sw.ParseError, match="the file of expert 1 of layer 0 is missing"):
+        sw.open_checkpoint(inside)
+    shutil.copy(one, other)
+    with pytest.raises(sw.ParseError, match="it is the file of another rank"):
+        sw.open_checkpoint(inside)
+    other.write_bytes(kept)
+    (inside / "layer_0_expert_2_mp_rank_00_model_states.pt").write_bytes(kept)
+    with pytest.raises(sw.ParseError, match=r"the file of another rank|the file of expert 2 of layer 0 is one more"):
+        sw.open_checkpoint(inside)
+    (inside / "layer_0_expert_2_mp_rank_00_model_states.pt").rename(
+        inside / "layer_0_expert_0_mp_rank_01_model_states.pt"
+    )
+    with pytest.raises(sw.ParseError, match="experts that model-parallel ranks cut are not read"):
+        sw.open_checkpoint(inside)

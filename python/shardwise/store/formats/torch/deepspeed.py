@@ -26,6 +26,8 @@ from .deepspeed_files import (
     ReadFile,
     Rows,
     check_world,
+    expert_files,
+    experts_of,
     files_by_rank,
     frozen_row,
     grid_of,
@@ -52,10 +54,11 @@ def open_form(path: Location) -> StoredCheckpoint:
     if (path / LATEST).exists():
         path = path / latest_in(path / LATEST)
     inside = [name for name, is_folder in entries_of(path) if not is_folder]
-    ranks = files_by_rank(path, inside)
-    with opening([path / name for name in ranks.values()]) as (open_next, files):
+    ranks, experts = files_by_rank(path, inside), expert_files(path, inside)
+    taken = {*ranks.values(), *experts.values()}
+    with opening([path / name for name in (*ranks.values(), *experts.values())]) as (open_next, files):
         read = {key: read_rank(open_next(path / name)) for key, name in ranks.items()}
-        folder = _StepFolder(path, read)
+        folder = _StepFolder(path, read, {key: read_rank(open_next(path / name)) for key, name in experts.items()})
         tensors = LazyTensors(folder.rows, dtype_and_shape, made)
     return StoredCheckpoint(
         path,
@@ -68,7 +71,7 @@ def open_form(path: Location) -> StoredCheckpoint:
             unreadable=folder.unreadable,
             doubts=folder.doubts,
             sums=partial(sums_of, files),
-            unread=sorted(name for name in inside if name.endswith(".pt") and name not in ranks.values()),
+            unread=sorted(name for name in inside if name.endswith(".pt") and name not in taken),
         ),
     )
 
@@ -76,7 +79,9 @@ def open_form(path: Location) -> StoredCheckpoint:
 class _StepFolder(Rows):
     """A folder of one step."""
 
-    def __init__(self, path: Location, read: Mapping[RankKey, ReadFile]) -> None:
+    def __init__(
+        self, path: Location, read: Mapping[RankKey, ReadFile], experts: Mapping[tuple[int, int], ReadFile]
+    ) -> None:
         super().__init__()
         self.doubts: list[str] = []
         #: The files of the model of each model-parallel rank, and in them of each data-parallel rank.
@@ -84,6 +89,11 @@ class _StepFolder(Rows):
         self.first = self.models[0][0]
         self._optims = grid_of(read, "optim")
         check_world(path, self.models, self._optims)
+        self._experts = experts_of(self.first, experts)
+        if self._experts and len(self.models) > 1:
+            raise UnsupportedError(f"{path}: experts that model-parallel ranks cut are not read")
+        has_states = not self._experts or self._has_experts()
+        self._optims = self._optims if has_states else []
         self.is_split = len(self.models[0]) > 1 or ("model", 0, 0) in read
         info = self.first.said.get("universal_checkpoint_info")
         self._rules = None if len(self.models) == 1 else _rules(self.first, info)
@@ -95,11 +105,28 @@ class _StepFolder(Rows):
             self._spans = Spans(self._partitions, self.layouts)
             self._add_states()
         self._add_weights()
-        if not self._optims:
+        if not self._optims and has_states:
             self._add_whole_states()
         self.add_values(self.models)
         if self._optims:
             self.add_optimizer_values(self._optims[0][0], self._partitions[0][0].said)
+
+    def _has_experts(self) -> bool:
+        """Return whether the partitions have the states of all experts; where they have not, say so."""
+        listed = {name for group in group_shapes(self.first) for name in group} if self._optims else set()
+        if self._experts.keys() <= listed:
+            return True
+        self.unreadable["optimizer.state.experts"] = (
+            f"{self.first.path}: the states of its optimizer are not read: it has {len(self._experts)} weights of "
+            "experts, of which "
+            + (
+                "ranks of expert parallelism have some each, and no file says whose are in which partition"
+                if self._optims
+                else "the optimizer without ZeRO has states by numbers, and no file says which is whose"
+            )
+            + "; which = 'weights' takes the weights; with ZeRO 1 or 2 and ep_size 1 states are read"
+        )
+        return False
 
     def _cut_parameters(self) -> None:
         for number, group in enumerate(self.layouts[0]):
@@ -311,6 +338,13 @@ class _StepFolder(Rows):
             alias = None if owner == name else owner
             containers = [row[0].container for row in self.models]
             self.weights[name] = WholeRow(saved.dtype, cut, tuple(zip(containers, arrays, strict=True)), alias)
+        for name, (container, saved) in self._experts.items():
+            if name in self.weights or (name in self.cuts and self.cuts[name].local != (saved.shape,)):
+                raise ParseError(
+                    f"{container.file.path}: {shown(name)} is a weight of {first.path.name} too, or of another shape "
+                    "than param_shapes says"
+                )
+            self.weights[name] = WholeRow(saved.dtype, whole(saved.shape), ((container, saved),))
         for name in self.cuts:
             if name not in self.weights:
                 self._add_split(name)

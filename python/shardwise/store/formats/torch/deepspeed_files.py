@@ -14,7 +14,7 @@ from ...._text import shown
 from ....errors import ParseError
 from ...data.files import Holder
 from ...data.location import Location
-from ...data.text import checked_shape
+from ...data.text import checked_name, checked_shape
 from ...tensors.checkpoint import StoredObject
 from ...tensors.stored import UnsupportedError
 from .flat_parts import Arrays, FlatRow, WholeRow, is_flat
@@ -28,6 +28,8 @@ __all__ = [
     "ReadFile",
     "Rows",
     "check_world",
+    "expert_files",
+    "experts_of",
     "files_by_rank",
     "frozen_row",
     "grid_of",
@@ -36,8 +38,10 @@ __all__ = [
 ]
 
 _FILE = re.compile(r"(?:(?:bf16_|fp16_)?zero_pp_rank_(\d{1,6})_)?mp_rank_(\d{1,6})_(model|optim)_states\.pt")
-#: Files of models whose layers or experts are in files of their own.
-_OTHERS = re.compile(r"layer_\d+-model_.*\.pt|layer_\d+_expert_.*\.pt|expert_\d+_.*_states\.pt|expp_rank_.*_states\.pt")
+#: An expert of a layer, whose weights are in a file of their own.
+_EXPERT = re.compile(r"layer_(\d{1,6})_expert_(\d{1,6})_mp_rank_(\d{1,6})_model_states\.pt")
+#: Files of models whose layers are in files of their own, or whose experts were so in old versions.
+_OTHERS = re.compile(r"layer_\d+-model_.*\.pt|expert_\d+_.*_states\.pt")
 
 
 #: The keys that say how a model's parameters are cut and held; others are of its trainer or its user.
@@ -84,8 +88,8 @@ def files_by_rank(path: Location, inside: list[str]) -> dict[RankKey, str]:
     other = next((name for name in inside if _OTHERS.fullmatch(name)), None)
     if other is not None:
         raise UnsupportedError(
-            f"{path}: has {shown(other)}: the layers of a pipeline, or the experts of a mixture, are in files that are "
-            "not read; DeepSpeed's own ds_to_universal.py may convert it to what can be opened"
+            f"{path}: has {shown(other)}: the layers of a pipeline, or the experts of an old version, are in files "
+            "that are not read; DeepSpeed's own ds_to_universal.py may convert it to what can be opened"
         )
     found: dict[RankKey, str] = {}
     for name in sorted(inside):
@@ -111,6 +115,57 @@ def files_by_rank(path: Location, inside: list[str]) -> dict[RankKey, str]:
     return dict(sorted(found.items()))
 
 
+def expert_files(path: Location, inside: list[str]) -> dict[tuple[int, int], str]:
+    """The files of the experts, by layer and expert.
+
+    Raises:
+        UnsupportedError: if they are of several model-parallel ranks.
+    """
+    found = {}
+    for name in sorted(inside):
+        match = _EXPERT.fullmatch(name)
+        if match is None:
+            continue
+        if int(match[3]):
+            raise UnsupportedError(f"{path}: has {shown(name)}: experts that model-parallel ranks cut are not read")
+        found[int(match[1]), int(match[2])] = name
+    return dict(sorted(found.items()))
+
+
+def experts_of(first: ReadFile, read: Mapping[tuple[int, int], ReadFile]) -> dict[str, tuple[Container, SavedTensor]]:
+    """The weights of all experts, each with its file.
+
+    Args:
+        first: A file of the model, which says how many experts each layer has.
+        read: The files of experts, by layer and expert.
+
+    Raises:
+        ParseError: if one is missing, or two have one weight.
+    """
+    counts = [size for _, size in items_within(first.said.get("num_experts")) or ()]
+    if not read and all(size == 1 for size in counts):
+        return {}
+    if not all(type(size) is int and size > 0 for size in counts):
+        raise ParseError(f"{first.path}: num_experts is {shown(counts)}")
+    # At most one more than there are files is looked at.
+    each = ((layer, expert) for layer, size in enumerate(counts) for expert in range(size))
+    missing = next((key for key in each if key not in read), None)
+    if missing is not None or sum(counts) != len(read):
+        layer, expert = missing or max(read)
+        raise ParseError(
+            f"{first.path}: has {shown(counts)} experts in layers, and the file of expert {expert} of layer {layer} "
+            f"is {'missing' if missing else 'one more'}: files are missing, or two checkpoints are mixed"
+        )
+    found: dict[str, tuple[Container, SavedTensor]] = {}
+    for file in read.values():
+        for name, value in file.said.items():
+            saved = file.container.tensor(value, checked_name(name, file.path))
+            if saved is None or name in found:
+                raise ParseError(f"{file.path}: {shown(name)} is no tensor, or is in the file of another expert too")
+            found[name] = file.container, saved
+    return found
+
+
 def _rank_text(mp: int, dp: int) -> str:
     return f"{'' if dp < 0 else f'zero_pp_rank_{dp}_'}mp_rank_{mp:02d}"
 
@@ -123,7 +178,7 @@ def read_rank(file: Holder) -> ReadFile:
     """
     container = Container(file)
     saved_as, stem = container.saved_as, file.path.name.removesuffix(".pt")
-    if _FILE.fullmatch(f"{saved_as}.pt") and saved_as != stem:
+    if any(form.fullmatch(f"{saved_as}.pt") for form in (_FILE, _EXPERT)) and saved_as != stem:
         raise ParseError(f"{file.path}: was saved as {saved_as}.pt: it is the file of another rank")
     return ReadFile(container, dict_of(container.read_objects()))
 
@@ -144,8 +199,8 @@ def check_world(path: Location, models: Grid, optims: Grid) -> None:
         degree = dict_of(first.get("checkpoint_parallel_dimensions")).get(key, 1)
         if degree != 1:
             raise UnsupportedError(f"{file_of_first.path}: is of {shown(degree)} pipeline stages, which is not read")
-    if any(size != 1 for _, size in items_within(first.get("num_experts")) or ()) or first.get("ds_autoep_layers"):
-        raise UnsupportedError(f"{file_of_first.path}: is of a mixture of experts, whose partitions are not read")
+    if first.get("ds_autoep_layers"):
+        raise UnsupportedError(f"{file_of_first.path}: is of AutoEP's mixture of experts, whose parts are not read")
     if dict_of(dict_of(first.get("ds_config")).get("zero_optimization")).get("mics_shard_size", -1) not in (-1, 0):
         raise UnsupportedError(f"{file_of_first.path}: was trained with MiCS, whose partitions are not read")
     for row in models:

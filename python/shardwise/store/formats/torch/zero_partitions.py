@@ -90,8 +90,6 @@ def rank_arrays(file: ReadFile) -> RankArrays:
         held = dict_of({f"{key}": value for key, value in items_within(inner.get("state")) or ()})
         states = [dict_of(held.get(str(number))) for number in range(len(flats))]
         groups = [dict_of(group) for _, group in items_within(inner.get("param_groups")) or ()]
-        if any(group.get("moe") for group in groups):
-            raise UnsupportedError(f"{file.path}: has groups of experts, whose partitions are not read")
     if len(states) != len(flats):
         raise ParseError(f"{file.path}: has {len(flats)} masters and the states of {len(states)} groups")
     return RankArrays(file, said, flats, states, groups)
