@@ -7,5 +7,5 @@
 | `staged` | which ranks have a parameter at all: stages, experts; the file that says it |
 | `named` | sizes with the names of a configuration |
 | `fibers` | runs of equal bytes |
-| `relations` | from runs to splits, orders and stacks |
+| `relations`, `dims` | from runs to splits, orders and stacks; the words of a rewrite for dims |
 """

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...rules.toml_text import value_text
-from .relations import FIELDS, NUMBER, Relation
+from .dims import FIELDS, Relation
+from .relations import NUMBER
 
 __all__ = ["Directed", "Printed", "joined_entries", "rewrite_entries", "rules_text", "template_of"]
 

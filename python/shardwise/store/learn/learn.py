@@ -23,10 +23,11 @@ from ..tensors.checkpoint import StoredCheckpoint
 from ..tensors.digests import tensor_digests
 from ..tensors.model_config import config_of
 from ..tensors.stored import StoredTensor
+from .dims import FIBER, IrregularError, Relation
 from .entries import Directed, Printed, joined_entries, rewrite_entries, rules_text, template_of
 from .fibers import Fibers, fibers_of, find_match, unseen
 from .named import with_sizes_named
-from .relations import FIBER, NUMBER, IrregularError, Relation, related
+from .relations import NUMBER, related
 
 __all__ = ["Learned", "learn_rewrites"]
 

@@ -5,60 +5,30 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..._types import Numbers
+from .dims import (
+    FIELDS,
+    Factors,
+    IrregularError,
+    Relation,
+    TargetDims,
+    cut_factors,
+    factors_in_dims,
+    factors_of,
+    say_dims,
+)
 from .fibers import Fibers, Match
 
-__all__ = ["FIBER", "FIELDS", "NUMBER", "IrregularError", "Relation", "related"]
+__all__ = ["NUMBER", "related"]
 
 #: A number in a name.
 NUMBER = re.compile(r"(?<![A-Za-z0-9_])[0-9]+(?![A-Za-z0-9_])")
 #: Parts of one tensor that may follow one another in another order without a period; and parts of a period.
 _MOST_PARTS, _MOST_CYCLE = 3, 64
-#: The names of stacked fields, of factors of dims, and of the dim along which fibers lie.
-FIELDS, _FACTORS, _FIBER = "ijkmn", "abcdeghopqrstuvwxyz", "f"
-#: The last of these where it is a dim by itself, in a text of dims.
-FIBER = re.compile(rf"(?:^| ){_FIBER}(?= |$) ?")
-
-#: Factors of a dim: size and stride of each, major first.
-_Factors = list[tuple[int, int]]
-
-
-class IrregularError(Exception):
-    """Fibers in an order that no rewrite states; the message says which."""
-
-
-@dataclass
-class Relation:
-    """The way in which one tensor is made of others.
-
-    Attributes:
-        target: The tensor.
-        parts: What it is made of: names by part, under `""` if there is one. A stacked number is that of the first.
-        stack: The positions of the stacked numbers in these names.
-        used: The names of all tensors that are in it.
-        side: The keys of its side of the rewrite besides the name.
-        own: The keys of the side of its sources.
-        size: The size of a padded dim without padding.
-    """
-
-    target: str
-    parts: dict[str, str]
-    stack: tuple[int, ...]
-    used: frozenset[str]
-    side: dict[str, Any] = field(default_factory=dict)
-    own: dict[str, Any] = field(default_factory=dict)
-    size: int | None = None
-
-    @property
-    def kind(self) -> str:
-        """A text that is the same for tensors that are made alike, whatever their sizes."""
-        return re.sub(r"[0-9]+", "#", repr((list(self.parts), self.stack, self.side, self.own)))
 
 
 def related(number: int, match: Match, there: Fibers, here: Fibers) -> Relation:
@@ -119,9 +89,9 @@ def related(number: int, match: Match, there: Fibers, here: Fibers) -> Relation:
         special.add(_packed(parts, index, keys, inner, found))
         factors = [[(n, math.prod(parts.shape[at + 1 :]))] for at, n in enumerate(parts.shape)]
     sizes = inner[keys[0]] if len(keys) == 1 else list(parts.shape)
-    factors = [_cut(each, sizes) for each in factors]
-    source = _in_dims(sizes, sorted((one for each in factors for one in each), key=lambda one: -one[1]))
-    _arrange(found, _TargetDims(tensor.ndim, dim, along, what, stacked), factors, source)
+    factors = [cut_factors(each, sizes) for each in factors]
+    source = factors_in_dims(sizes, sorted((one for each in factors for one in each), key=lambda one: -one[1]))
+    say_dims(found, TargetDims(tensor.ndim, dim, along, what, stacked), factors, source)
     rest = [at for at in range(len(grid)) if at not in axes]
     if pad is not None:
         at, found.size, padded = pad
@@ -209,7 +179,7 @@ def _filled(name: str, changes: dict[int, str]) -> str:
     return NUMBER.sub(changed, name)
 
 
-def _single(index: Numbers, inner: list[int], found: Relation) -> tuple[list[_Factors], set[int]]:
+def _single(index: Numbers, inner: list[int], found: Relation) -> tuple[list[Factors], set[int]]:
     """The factors of each dim of a tensor that is one other; and the dim that is in another order than factors."""
     if index.size != math.prod(inner) or len(np.unique(index)) != index.size:
         raise IrregularError("it has some rows of another tensor, but not all")
@@ -217,7 +187,7 @@ def _single(index: Numbers, inner: list[int], found: Relation) -> tuple[list[_Fa
     for dim in range(index.ndim):
         along = index[tuple(slice(None) if i == dim else 0 for i in range(index.ndim))]
         expected = expected + along.reshape([-1 if i == dim else 1 for i in range(index.ndim)])
-        factors.append(_factors(along))
+        factors.append(factors_of(along))
     known = [each for each in factors if each is not None]
     if len(known) == len(factors) and (expected == index).all():
         return known, set()
@@ -236,22 +206,6 @@ def _single(index: Numbers, inner: list[int], found: Relation) -> tuple[list[_Fa
             return identity, {dim}
     moved = np.flatnonzero(index.reshape(-1) != np.arange(index.size))
     raise IrregularError(f"{len(moved)} of its rows are elsewhere, in no order that a rewrite states")
-
-
-def _factors(along: Numbers) -> _Factors | None:
-    """The factors of a dim whose positions, from 0, are these, if they are made of such."""
-    if len(along) == 1:
-        return [] if along[0] == 0 else None
-    stride = int(along[1])
-    straight = np.flatnonzero(along != np.arange(len(along)) * stride)
-    run = int(straight[0]) if len(straight) else len(along)
-    if along[0] != 0 or stride <= 0 or len(along) % run:
-        return None
-    outer = along[::run]
-    if (along.reshape(-1, run) != outer[:, None] + np.arange(run) * stride).any():
-        return None
-    rest = _factors(outer)
-    return None if rest is None else [*rest, (run, stride)]
 
 
 def _is_zigzag(along: Numbers, pairs: int) -> bool:
@@ -315,97 +269,3 @@ def _part_names(names: list[str]) -> list[str]:
             if len(set(column)) == len(names):
                 return list(column)
     return [f"p{at}" for at in range(len(names))]
-
-
-def _cut(factors: _Factors, sizes: list[int]) -> _Factors:
-    """The same factors, each of which is in one of these dims."""
-    found: _Factors = []
-    for n, stride in factors:
-        own, end = [], n * stride
-        for at in range(1, len(sizes)):
-            step = math.prod(sizes[at:])
-            if stride < step < end and step % stride == end % step == 0:
-                own.append((end // step, step))
-                end = step
-        found += [*own, (end // stride, stride)]
-    return found
-
-
-def _in_dims(sizes: list[int], factors: _Factors) -> list[_Factors]:
-    """The factors of each of these dims, from factors by their strides."""
-    found: list[_Factors] = []
-    rest = list(reversed(factors))
-    for size in reversed(sizes):
-        own: _Factors = []
-        while math.prod(n for n, _ in own) < size and rest:
-            own.insert(0, rest.pop(0))
-        if math.prod(n for n, _ in own) != size:
-            raise IrregularError("its dims are not those of its source, split and merged")
-        found.insert(0, own)
-    return found
-
-
-class _TargetDims(NamedTuple):
-    """The dims of a tensor, as a grid of fibers.
-
-    Attributes:
-        rank: The number of its dims.
-        dim: The dim along which its fibers lie; -1 if they are elements.
-        along: The dim along which they lie in its sources; -1 if they are elements.
-        what: For each dim of the grid, which dim it is of, the fibers' not counted.
-        stacked: The positions of stacked numbers in names, each with the dim of the grid.
-    """
-
-    rank: int
-    dim: int
-    along: int
-    what: list[int]
-    stacked: list[tuple[int, int]]
-
-
-def _arrange(found: Relation, tensor: _TargetDims, factors: list[_Factors], source: list[_Factors]) -> None:
-    """Say how the dims of the target are those of the source, stacked, split, merged and permuted.
-
-    Args:
-        found: The relation, of which this is said.
-        tensor: The dims of the target.
-        factors: For each dim of its grid that is not stacked, the factors of the source's dims that it is.
-        source: For each dim of the source, the same factors.
-    """
-    rank, dim, along, what, stacked = tensor
-    atoms = [one for each in source for one in each]
-    letters = {one: _FACTORS[at] for at, one in enumerate(atoms[: len(_FACTORS)])}
-    if len(atoms) > len(_FACTORS) or len(set(atoms)) < len(atoms):
-        raise IrregularError("its dims are split into too many")
-    common: list[list[str]] = [[letters[one] for one in each] for each in source]
-    if along >= 0:
-        common.insert(along, [_FIBER])
-    fields = {at: FIELDS[number] for number, (_, at) in enumerate(sorted(stacked))}
-    target: list[list[str]] = [[] for _ in range(rank)]
-    rest = iter(factors)
-    for at, of in enumerate(what):
-        place = of + (0 <= dim <= of)
-        target[place] += [fields[at]] if at in fields else [letters[one] for one in next(rest)]
-    if dim >= 0:
-        target[dim] = [_FIBER]
-    leading = [fields[at] for _, at in sorted(stacked, key=lambda one: one[1])]
-    if target[: len(leading)] == [[name] for name in leading]:
-        inner = target[len(leading) :]
-        swapped = [*common[:-2], *common[:-3:-1]] if len(common) > 1 else common
-        if inner in (common, swapped):
-            if leading:
-                found.side["stack"] = leading[0] if len(leading) == 1 else leading
-            if inner != common:
-                found.side["transpose"] = True
-            return
-    sizes = {letters[n, stride]: n for n, stride in atoms}
-    merged = {name for group in (*common, *target) for name in group if len(group) > 1 and name in sizes}
-
-    def written(groups: list[list[str]], sized: set[str]) -> str:
-        texts = []
-        for group in groups:
-            said = [f"{name}={sizes[name]}" if name in sized else name for name in group]
-            texts.append("1" if not said else said[0] if len(said) == 1 else f"({' '.join(said)})")
-        return " ".join(texts)
-
-    found.side["dims"] = f"{written(target, merged)} -> {written(common, set())}".strip()
