@@ -5,9 +5,15 @@ from __future__ import annotations
 import json
 import math
 
+import numpy as np
 import pytest
 
-from shardwise.quantized import Along, find_components
+from shardwise import DeviceMesh, LayoutError, LayoutMap
+from shardwise.deploy import positions_of
+from shardwise.quantized import Along, LogicalTensor, find_components
+from shardwise.quantized.follow import followed
+
+from ..checks import refused
 
 BNB = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
 CHANNEL = {
@@ -75,3 +81,48 @@ def test_an_order_of_groups_that_was_not_read(order: str | None, is_cut: bool) -
         (logical,) = find_components(tensors, {"quantization_config": config}, read).tensors.values()
         assert why in logical.why_uncut(1)
         assert bool(why) == bool(logical.why_uncut(1))
+
+
+def block_numbers(logical: LogicalTensor, component: str) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    """The flat position in a component for each element, put together as a whole array, each number repeated."""
+    (one,) = (each for each in logical.components if each.name == component)
+    made = np.arange(math.prod(one.shape)).reshape(one.shape)
+    for dim, (along, size) in enumerate(zip(one.along, logical.shape, strict=True)):
+        made = made.repeat(along.block, axis=dim).take(np.arange(size), axis=dim)
+    return made
+
+
+def test_an_index_names_its_block_and_the_block_is_where_the_scales_are() -> None:
+    stored = {"up.weight": ("F8_E4M3", (256, 576)), "up.weight_scale_inv": ("F32", (2, 5))}
+    found = find_components(stored, {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}})
+    logical, offsets = found.tensors["up.weight"], np.random.default_rng(0).permutation(256 * 576)
+    for name in stored:
+        expected = block_numbers(logical, name).reshape(-1)[offsets]
+        np.testing.assert_array_equal(logical.elements_of(name, offsets), expected)
+    rules = LayoutMap(DeviceMesh((2,), ("tp",)))
+    rules["up"] = ("tp", None)
+    places = positions_of(followed(found, rules), {name: shape for name, (_, shape) in stored.items()})
+    # The second device has rows from 128 on: the second row of scales.
+    (one,) = places.locate(
+        "cpu:1", "up.weight_scale_inv", logical.elements_of("up.weight_scale_inv", [0, 200 * 576 + 300])
+    )
+    assert (one.which.tolist(), one.positions.tolist()) == ([1], [2])
+
+
+def test_an_index_of_a_flat_weight_names_its_block() -> None:
+    state = json.dumps({"shape": [6, 64], "blocksize": 64, "quant_type": "nf4"}).encode()
+    tensors = {
+        "a.weight": ("U8", (192, 1)),
+        "a.weight.absmax": ("F32", (6,)),
+        "a.weight.quant_state.bitsandbytes__nf4": ("U8", (len(state),)),
+    }
+    (logical,) = find_components(tensors, BNB, lambda name: state).tensors.values()
+    # Two values of 4 bits in a byte, 64 under a scale.
+    assert logical.elements_of("a.weight", [0, 1, 2, 383]).tolist() == [0, 0, 1, 191]
+    assert logical.elements_of("a.weight.absmax", [63, 64, 383]).tolist() == [0, 1, 5]
+    with refused(LayoutError, "'a.weight' has no component 'b'; it has a.weight, a.weight.absmax"):
+        logical.elements_of("b", [0])
+    with refused(LayoutError, "is not one of 'a.weight'"):
+        logical.elements_of("a.weight.quant_state.bitsandbytes__nf4", [0])
+    with refused(IndexError, "offsets has 384, which is not within 'a.weight' of 384 elements"):
+        logical.elements_of("a.weight", [3, 384])

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .._text import shown
+from ..errors import LayoutError
 
 if TYPE_CHECKING:
     from ..rules.within import Within
@@ -87,6 +93,45 @@ class LogicalTensor(NamedTuple):
     def why_uncut(self, dim: int) -> str:
         """Give the reason why a dim cannot be cut; an empty text if it can."""
         return dict(self.uncut).get(dim, "")
+
+    def elements_of(self, component: str, offsets: Any) -> npt.NDArray[np.int64]:
+        """Give for elements of the tensor those of a component that stand for them: of a scale, the blocks they are in.
+
+        Args:
+            component: the name of the component.
+            offsets: flat positions in the tensor, in C order.
+
+        Returns:
+            Flat positions in the component. Of values that several stored elements share, it is the first of these.
+
+        Raises:
+            LayoutError: if there is no such component, or its elements do not stand for those of the tensor.
+            IndexError: if an offset is not within the tensor.
+
+        >>> scale = Component("w.weight_scale_inv", "F32", (2, 5), (Along(0, 128), Along(1, 128)))
+        >>> weight = LogicalTensor("w.weight", (256, 576), "FP8 in blocks", (scale,))
+        >>> weight.elements_of("w.weight_scale_inv", [0, 575, 200 * 576])
+        array([0, 4, 5])
+        """
+        found = next((one for one in self.components if one.name == component), None)
+        if found is None:
+            known = ", ".join(one.name for one in self.components)
+            raise LayoutError(f"{shown(self.name)} has no component {shown(component)}; it has {known}")
+        flat = np.asarray(offsets, np.int64)
+        size = math.prod(self.shape)
+        if len(outside := flat[(flat < 0) | (flat >= size)]):
+            raise IndexError(f"offsets has {outside[0]}, which is not within {shown(self.name)} of {size} elements")
+        at = np.unravel_index(flat, self.shape) if self.shape else ()
+        inner: list[Any] = []
+        for dim, (each, count) in enumerate(zip(found.along, found.shape, strict=True)):
+            if each.of is None and count > 1:
+                raise LayoutError(f"dim {dim} of {shown(component)} is not one of {shown(self.name)}: it is a whole")
+            of = flat if each.of == -1 else np.zeros_like(flat) if each.of is None else at[each.of]
+            inner.append(of // each.block * each.words)
+        answer: npt.NDArray[np.int64] = np.zeros_like(flat)
+        for index, count in zip(inner, found.shape, strict=True):
+            answer = answer * count + index
+        return answer
 
     @property
     def blocks(self) -> Mapping[int, tuple[tuple[str, int], ...]]:
