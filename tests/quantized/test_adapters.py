@@ -327,3 +327,26 @@ def test_a_conv1d_is_turned_by_the_rewrite_that_turns_it() -> None:
     held = shards(tensors, *sw.read_rules("vllm/gpt2", mesh(2), config=config), "cpu:1")
     np.testing.assert_array_equal(held[f"{name}lora_B.weight"], tensors[f"{name}lora_B.weight"][32:])
     assert held[f"{name}lora_A.weight"].shape == (2, 16)
+
+
+def test_names_and_shapes_as_peft_saves_them() -> None:
+    """PEFT 0.21.2 saved these of a tiny Llama, with an embedding among its targets and a head trained whole."""
+    layer = "base_model.model.model.layers.0."
+    saved = {
+        "base_model.model.lm_head.weight": (64, 32),
+        "base_model.model.model.embed_tokens.base_layer.weight": (64, 32),
+        "base_model.model.model.embed_tokens.lora_embedding_A": (2, 64),
+        "base_model.model.model.embed_tokens.lora_embedding_B": (32, 2),
+        f"{layer}mlp.down_proj.lora_A.weight": (2, 48),
+        f"{layer}mlp.down_proj.lora_B.weight": (32, 2),
+        f"{layer}mlp.down_proj.lora_magnitude_vector": (32,),
+        f"{layer}self_attn.v_proj.lora_A.weight": (2, 32),
+        f"{layer}self_attn.v_proj.lora_B.weight": (16, 2),
+    }
+    config = CONFIG | {"hidden_size": 32, "head_dim": 8, "num_attention_heads": 4, "intermediate_size": 48}
+    layouts, rewrites = sw.read_rules("hf/llama", mesh(2), config=config | {"vocab_size": 64})
+    held = shards({name: np.zeros(shape, np.float32) for name, shape in saved.items()}, layouts, rewrites, "cpu:1")
+    assert [array.shape for array in held.values()] == [
+        *((32, 32), (32, 32), (2, 32), (32, 2)),
+        *((2, 24), (32, 2), (32,), (2, 32), (8, 2)),
+    ]

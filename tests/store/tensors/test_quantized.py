@@ -136,7 +136,7 @@ def test_what_is_quantized_by_an_unknown_method_is_not_cut_by_rules_for_weights(
     (source / "config.json").write_text('{"quantization_config": {"quant_method": "other"}}')
     layouts = sw.LayoutMap(sw.DeviceMesh((2,), ("tp",)), default="replicated")
     layouts[r"down_proj\.qweight$"] = (None, "tp")
-    with refused(sw.ParseError, "quant_method is 'other'; known are awq"):
+    with refused(sw.ParseError, "quant_method is 'other'; known are auto-round, awq"):
         sw.reshard_checkpoint(source, tmp_path / "cut", layouts, to="sharded", sync=False)
     with sw.open_checkpoint(source) as checkpoint:
         named = {name: layouts.layout_of(name, len(one.shape)) for name, one in checkpoint.items()}
