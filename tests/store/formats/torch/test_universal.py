@@ -82,6 +82,14 @@ def test_a_state_that_other_parameters_have_must_be_there(tmp_path: Path) -> Non
         sw.open_checkpoint(path)
 
 
+def test_a_step_that_other_parameters_have_must_be_there(tmp_path: Path) -> None:
+    path = unpacked("zero2_tp", tmp_path)
+    (file,) = path.glob("*/zero/model.norm.weight/step.pt")
+    file.unlink()
+    with refused(sw.ParseError, "model.norm.weight", "step.pt", "files are missing"):
+        sw.open_checkpoint(path)
+
+
 def weights(checkpoint: Any) -> list[str]:
     return [name for name in checkpoint if not name.startswith("optimizer.")]
 

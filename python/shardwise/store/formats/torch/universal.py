@@ -278,7 +278,7 @@ class _UniversalFolder(Rows):
 
 def _check_alike(zero: Location, parts: dict[str, list[str]]) -> None:
     """Refuse a parameter without a state that others of its group have: an optimizer keeps the same of each."""
-    every = dict.fromkeys(file for files in parts.values() for file in files if file != "step.pt")
+    every = dict.fromkeys(file for files in parts.values() for file in files)
     for name, files in parts.items():
         if absent := [file for file in every if file not in files]:
             raise ParseError(f"{zero / name}: has no {absent[0]}, which other parameters have: files are missing")
