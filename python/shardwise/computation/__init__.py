@@ -6,13 +6,16 @@
 | `einsum` | `Einsum`: the text of an einsum, taken apart |
 | `computation` | `Computation`: values and ops between inputs and results, and their JSON |
 | `evaluate` | ops in plain numpy, on whole arrays and on views |
-| `jaxpr` | `computation_from_jax`: the computation of a function of JAX, and that of a jaxpr as data |
+| `primitives` | JAX's primitives that are ops but for a name or a param |
+| `jaxpr` | `computation_of_jaxpr`: the computation of a jaxpr as data |
+| `traced` | `computation_from_jax`: that of a function of JAX |
 """
 
 from .computation import Computation, Op
 from .einsum import Einsum
 from .factor_rule import FactorRule, factor_rule
-from .jaxpr import computation_from_jax, computation_of_jaxpr
+from .jaxpr import computation_of_jaxpr
+from .traced import computation_from_jax
 
 __all__ = [
     "Computation",
