@@ -7,7 +7,18 @@
 use std::{hint::black_box, sync::Arc, time::Duration};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use shardwise_core::{layout::Layout, mesh::Mesh, parallel::never, partition::Partition, runs::Runs, uneven::Uneven};
+use shardwise_core::{
+    computation::{Computation, Does, Op, Ruled},
+    factor::{Attribute, Attributes, rule},
+    layout::Layout,
+    mesh::Mesh,
+    parallel::never,
+    partition::Partition,
+    propagate::{Flow, Policy, Start, propagate},
+    runs::Runs,
+    sub_axis::SubAxis,
+    uneven::Uneven,
+};
 
 /// The tensor of the locate benches: GPT-2's vocabulary by a width that nothing divides, cut 9 × 7.
 fn partition(uneven: Uneven) -> Partition {
@@ -148,9 +159,77 @@ fn runs(c: &mut Criterion) {
     group.finish();
 }
 
+fn dims(name: &str, dims: &[i64]) -> (String, Attribute) {
+    (name.to_owned(), Attribute::Integers(dims.to_vec()))
+}
+
+/// The attributes of a product of the last dim of one tensor and the first of another.
+fn product(last: i64) -> Attributes {
+    Attributes(vec![dims("lhs_contracting_dimensions", &[last]), dims("rhs_contracting_dimensions", &[0])])
+}
+
+/// The factor rule of one op; the obvious way to do this is nobody's.
+fn rules(c: &mut Criterion) {
+    let mut group = c.benchmark_group("factor rule");
+    let (x, w, y): (&[i64], &[i64], &[i64]) = (&[32, 2048, 4096], &[4096, 14336], &[32, 2048, 14336]);
+    let (heads, joined): (&[i64], &[i64]) = (&[32, 2048, 64, 128], &[32, 2048, 8192]);
+    let turned: &[i64] = &[32, 64, 2048, 128];
+    let permutation = Attributes(vec![dims("permutation", &[0, 2, 1, 3])]);
+    let none = Attributes::default();
+    let attributes = product(2);
+    let mut time = |op: &str, operands: &[&[i64]], results: &[&[i64]], attributes: &Attributes| {
+        group.bench_function(op, |b| b.iter(|| rule(op, black_box(operands), results, attributes).unwrap()));
+    };
+    time("dot_general", &[x, w], &[y], &attributes);
+    time("multiply", &[y, y], &[y], &none);
+    time("reshape", &[heads], &[joined], &none);
+    time("transpose", &[heads], &[turned], &permutation);
+    group.finish();
+}
+
+/// Layouts through products and what is elementwise, by each policy; throughput is in ops.
+fn layouts(c: &mut Criterion) {
+    let mut group = c.benchmark_group("layouts of ops");
+    let (x, w): (Arc<[i64]>, Arc<[i64]>) = (Arc::from([64, 128]), Arc::from([128, 128]));
+    let f32: Arc<str> = Arc::from("float32");
+    let ruled = |op: &str, operands: &[&[i64]], attributes: &Attributes| {
+        let rule = rule(op, operands, &[&x], attributes).unwrap();
+        Arc::new(Ruled { name: op.to_owned(), rule, feature: None })
+    };
+    let both = [ruled("dot_general", &[&x, &w], &product(1)), ruled("tanh", &[&x], &Attributes::default())];
+    let mesh = Arc::new(Mesh::new(&["dp", "tp"], &[8, 4]).unwrap());
+    let start = |specs: [&[SubAxis]; 2]| {
+        let specs = specs.map(<[SubAxis]>::to_vec).to_vec();
+        Some(Start { specs, open: vec![false; 2], priorities: vec![0; 2] })
+    };
+    let starts = vec![start([&[SubAxis { axis: 0, before: 1, size: 8 }], &[]]), start([&[], &[]])];
+    for count in [100, 10_000] {
+        let op = |number: usize| {
+            let before = if number == 0 { 0 } else { number + 1 };
+            let operands = if number.is_multiple_of(2) { vec![before, 1] } else { vec![before] };
+            Op { operands, results: vec![number + 2], does: Does::Rule(both[number % 2].clone()) }
+        };
+        let mut shapes = vec![x.clone(); count + 2];
+        shapes[1] = w.clone();
+        let (dtypes, ops) = (vec![f32.clone(); count + 2], (0..count).map(op).collect());
+        let computation = Computation { shapes, dtypes, inputs: 2, ops, outputs: vec![count + 1] };
+        group.throughput(Throughput::Elements(count as u64));
+        for (name, policy) in [("explicit", Policy::Explicit), ("shardy", Policy::Shardy), ("least", Policy::Least)] {
+            group.bench_function(BenchmarkId::new(name, count), |b| {
+                b.iter(|| {
+                    let flow = Flow::new(&computation, &mesh, starts.clone(), vec![None]).unwrap();
+                    let itemsizes = vec![4; flow.shapes.len()];
+                    propagate(flow, &itemsizes, policy).unwrap().unwrap()
+                })
+            });
+        }
+    }
+    group.finish();
+}
+
 criterion_group! {
     name = benches;
     config = Criterion::default().sample_size(10).warm_up_time(Duration::from_millis(200)).measurement_time(Duration::from_millis(600));
-    targets = coordinates, boxes, locate, global_offset, runs
+    targets = coordinates, boxes, locate, global_offset, runs, rules, layouts
 }
 criterion_main!(benches);

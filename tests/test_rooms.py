@@ -63,7 +63,7 @@ HOUSES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("assignment", "index", "parallel", "room"),
         ("mesh", "region", "uneven"),
         ("factor", "sections", "sub_axis"),
-        ("layout",),
+        ("computation", "layout"),
         ("shards",),
         ("partition",),
         ("locate", "runs"),

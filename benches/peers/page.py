@@ -60,6 +60,7 @@ PARTS = (
     Part("transports"),
     Part("reshard"),
     Part("jax_reshard", ("jax",)),
+    Part("propagate", ("jax",)),
     Part("torch", ("torch",)),
     Part("gloo", ("torch",)),
     Part("digests", ("torch",)),

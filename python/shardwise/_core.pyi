@@ -9,6 +9,7 @@ import numpy.typing as npt
 __all__ = [
     "BoxTree",
     "CollectiveSearch",
+    "Computation",
     "CopyJob",
     "DtensorLayout",
     "DtensorMesh",
@@ -21,6 +22,7 @@ __all__ = [
     "Partition",
     "Pattern",
     "Persistent",
+    "Propagated",
     "Record",
     "ReshardPlan",
     "RuleSet",
@@ -36,7 +38,6 @@ __all__ = [
     "encode_mesh",
     "factor_rule",
     "free_space",
-    "is_elementwise",
     "joined_crc",
     "least_assignments",
     "mapped_files",
@@ -165,20 +166,43 @@ class FactorRule:
 def factor_rule(
     op: str, operands: Sequence[Sequence[int]], results: Sequence[Sequence[int]], attributes: dict[str, Any], /
 ) -> FactorRule: ...
-def is_elementwise(op: str, /) -> bool: ...
+
+@final
+class Computation:
+    def __new__(
+        cls,
+        shapes: Sequence[Sequence[int]],
+        dtypes: Sequence[str],
+        inputs: int,
+        ops: Sequence[tuple[Any, ...]],
+        outputs: Sequence[int],
+        /,
+    ) -> Computation: ...
+
+@final
+class Propagated:
+    @property
+    def numbers(self) -> tuple[list[int | None], list[int]]: ...
+    @property
+    def counts(self) -> tuple[int, int]: ...
+    @property
+    def moving(self) -> list[int]: ...
+    @property
+    def constants(self) -> list[tuple[int, list[int], list[int]]]: ...
+    @property
+    def loops(self) -> list[tuple[int, int, list[int], int]]: ...
+    def value(self, number: int, /) -> tuple[tuple[int, ...], str, int, Any]: ...
+    def node(self, number: int, /) -> tuple[str, tuple[int, ...], tuple[int, ...], int, Any]: ...
+
 def propagated(
     mesh: Mesh,
-    shapes: Sequence[Sequence[int]],
-    starts: Sequence[tuple[Sequence[Sequence[str]], Sequence[bool], Sequence[int]] | None],
-    same: Sequence[int],
-    inputs: int,
-    ops: Sequence[tuple[FactorRule, str, list[int]]],
-    outputs: Sequence[tuple[FactorRule, str, list[int]]],
-    itemsizes: Sequence[int],
+    computation: Computation,
+    inputs: Sequence[tuple[Any, ...] | None],
+    results: Sequence[tuple[Any, ...] | None],
+    itemsize: Callable[[str], int],
     policy: str,
-    settled: bool,
     /,
-) -> tuple[tuple[tuple[tuple[str, ...], ...] | None, ...], tuple[Any, ...]]: ...
+) -> Propagated | tuple[str, list[tuple[int, int | None]], list[int]]: ...
 def settle(
     mesh: Mesh,
     rule: FactorRule,
@@ -187,7 +211,6 @@ def settle(
     itemsizes: Sequence[int],
     kept: Sequence[str],
     policy: str,
-    elementwise: bool,
     /,
 ) -> tuple[Any, ...]: ...
 

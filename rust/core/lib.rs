@@ -23,6 +23,7 @@
 //! | [`dtensor`] | TensorFlow's mesh and layout: their text and wire format |
 //! | [`factor`] | how an op computes with tensors that are cut |
 //! | [`collective`] | the same as a short sequence of collectives, and what they cost |
+//! | [`computation`] | values, and ops between inputs and results |
 //! | [`propagate`] | what layouts come out of an op, and what it computes with |
 //! | [`copy`] | the same from memory to memory |
 //!
@@ -45,6 +46,7 @@
 
 pub mod assignment;
 pub mod collective;
+pub mod computation;
 pub mod copy;
 pub mod dcp;
 pub mod dtensor;

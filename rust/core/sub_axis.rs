@@ -55,6 +55,13 @@ impl SubAxis {
         Ok(Self { axis, before, size })
     }
 
+    /// Its name in the mesh: that of the axis, or the text of a part of one.
+    #[must_use]
+    pub fn name(self, mesh: &Mesh) -> String {
+        let name = &mesh.names()[self.axis];
+        if self.size == mesh.sizes()[self.axis] { name.clone() } else { text(name, self.before, self.size) }
+    }
+
     /// One past its last factor, as a product.
     fn up_to(self) -> i64 {
         self.before * self.size

@@ -18,7 +18,6 @@ import numpy as np
 import shardwise as sw
 from shardwise.computation import Computation, computation_of_jaxpr, factor_rule
 from shardwise.propagate import Start, propagate
-from shardwise.propagate.explicit import Conflict, Operands, explicit_results
 
 Case = dict[str, Any]
 
@@ -157,25 +156,28 @@ def ops_differ(computation: Computation, case: Case, mesh: sw.DeviceMesh) -> str
     """Compare each op with JAX's explicit mode: the layout of its result, or that there is none."""
     if not case["jax"]:
         return None
-    sizes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
-    specs = [
-        tuple(map(tuple, axes)) if axes else ((),) * len(shape)
-        for axes, shape in zip(case["given"], computation.shapes, strict=False)
+    specs: list[Any] = [
+        axes or [()] * len(shape) for axes, shape in zip(case["given"], computation.shapes, strict=False)
     ]
-    for op, theirs in zip(computation.ops, case["jax"], strict=True):
-        shapes = [computation.shapes[number] for number in (*op.operands, *op.results)]
-        operands, results = shapes[: len(op.operands)], shapes[len(op.operands) :]
-        taken = [specs[number] for number in op.operands]
-        given = Operands(op.name, op.attributes, operands, taken, results, sizes)
-        refused = isinstance(theirs, dict)
+    values = list(zip(computation.shapes, computation.dtypes, strict=True))
+    for op, said, theirs in zip(computation.ops, case["ops"], case["jax"], strict=True):
+        taken, count = [specs[number] for number in op.operands], len(op.operands)
+        alone = said | {"op": op.name, "in": list(range(count)), "out": [values[number] for number in op.results]}
+        one = Computation([values[number] for number in op.operands], [alone], [count])
         try:
-            found: Any = [list(map(list, explicit_results(given, op.is_elementwise)[0]))]
-        except Conflict as conflict:
-            found = conflict
-        if isinstance(found, Conflict) != refused or (not refused and found != [theirs]):
+            found: Any = axes_of(held(propagate(one, taken, mesh=mesh, policy="explicit").layouts[count]))
+        except sw.LayoutError as error:
+            found = error
+        refused = isinstance(theirs, dict)
+        if isinstance(found, sw.LayoutError) != refused or (not refused and found != theirs):
             return f"explicit: {op.name} of {taken} gives {found}, expected {theirs}"
-        specs.append(((),) * len(results[0]) if refused else tuple(map(tuple, theirs)))
+        specs.append([()] * len(values[op.results[0]][0]) if refused else theirs)
     return None
+
+
+def held(layout: sw.TensorLayout | None) -> sw.TensorLayout:
+    assert layout is not None
+    return layout
 
 
 def reshard_of(move: sw.propagate.Move) -> tuple[Any, ...]:

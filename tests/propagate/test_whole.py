@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 import random
 from functools import partial
 from pathlib import Path
@@ -200,6 +201,23 @@ def test_a_constraint_says_what_moves() -> None:
     assert {move.kinds for move in found.moves} == {"all-gather over y"}
 
 
+def test_a_constraint_on_what_a_call_gives_leaves_loops_where_they_are() -> None:
+    said = in_body("call", {})
+    loop = in_body("loop", {"trips": 3})["ops"][0]
+    constraint = {"op": "constraint", "in": [1], "out": [[[8, 4], F]], "attrs": {"axes": [["x"], []]}}
+    computation = Computation.from_json(said | {"ops": [*said["ops"], loop, constraint], "outputs": [2, 3]})
+    arrays = [np.arange(32.0).reshape(8, 4) / 32]
+    found = propagate(computation, [None], mesh=MESH)
+    assert found.results[1] == sw.TensorLayout(("x", None), MESH)
+    for array, expected in zip(found.run(arrays), computation.run(arrays), strict=True):
+        np.testing.assert_allclose(array, expected)
+
+
+def test_a_computation_can_be_pickled() -> None:
+    computation = Computation.from_json(in_body("loop", {"trips": 3}))
+    assert pickle.loads(pickle.dumps(computation)) == computation
+
+
 def test_priorities_say_which_axes_come_first() -> None:
     add = {"op": "add", "in": [0, 1], "out": [[[8, 8], F]]}
     computation = Computation([[(8, 8), F]] * 2, [add], [2])
@@ -222,6 +240,18 @@ def test_explicit_mode_names_both_origins() -> None:
     )
     with pytest.raises(sw.LayoutError, match=r"layouts\[1\] is None, and policy='explicit' gives none"):
         propagate(computation, [("x", None), None], mesh=MESH, policy="explicit")
+
+
+def test_explicit_mode_takes_parts_of_axes() -> None:
+    pad = {"edge_padding_low": [0, 0], "edge_padding_high": [8, 0], "interior_padding": [0, 0]}
+    ops = [{"op": "pad", "in": [0, 1], "out": [[[16, 4], F]], "attrs": pad}]
+    computation = Computation([[(8, 4), F], [(), F]], ops, [2])
+    found = propagate(computation, [("y:(1)2", None), ()], mesh=MESH, policy="explicit")
+    assert found.results == (sw.TensorLayout(("y:(1)2", None), MESH),)
+    # 6 rows do not divide by 4.
+    odd = ops[0] | {"out": [[[6, 4], F]], "attrs": pad | {"edge_padding_high": [-2, 0]}}
+    with pytest.raises(sw.LayoutError, match=r"dim 0 of operands\[0\] is cut over y, and what pad"):
+        propagate(Computation([[(8, 4), F], [(), F]], [odd], [2]), [("y", None), ()], mesh=MESH, policy="explicit")
 
 
 def test_rows_of_neighbours_are_priced() -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from .._arguments import instance, integer, path_of, sizes_of
-from .._core import is_elementwise
+from .._core import Computation as CoreComputation
 from .._dtypes import find_dtype
 from .._fork import importing
 from .._json import strict_json
@@ -23,7 +23,7 @@ from .factor_rule import FactorRule, factor_rule
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Computation", "Op"]
+__all__ = ["Computation", "Op", "value_dtype"]
 
 #: The most values and operands that a computation has.
 _MOST = 1 << 20
@@ -60,11 +60,6 @@ class Op:
     body: Computation | None = None
     trips: int = 1
 
-    @property
-    def is_elementwise(self) -> bool:
-        """True if it computes each element of a result from those at its place."""
-        return is_elementwise(self.name)
-
 
 class Computation:
     """A computation as data: its values are numbered, inputs first, then the results of the ops in order.
@@ -92,7 +87,7 @@ class Computation:
     ((4, 6), '([i,j],[i,j])->([i,j])')
     """
 
-    __slots__ = ("dtypes", "inputs", "names", "ops", "outputs", "shapes")
+    __slots__ = ("_core", "dtypes", "inputs", "names", "ops", "outputs", "shapes")
 
     #: The shape of each value.
     shapes: tuple[tuple[int, ...], ...]
@@ -106,6 +101,8 @@ class Computation:
     outputs: tuple[int, ...]
     #: The names of the inputs, if they have some.
     names: tuple[str, ...]
+    #: The same as the core has it.
+    _core: CoreComputation
 
     def __init__(
         self,
@@ -143,6 +140,8 @@ class Computation:
         self.names = tuple(instance(f"names[{at}]", name, str) for at, name in enumerate(_list("names", names)))
         if self.names and (len(self.names) != self.inputs or len({*self.names}) != self.inputs):
             raise LayoutError(f"names has {len({*self.names})} different names for {self.inputs} inputs")
+        core_ops = list(map(_core_op, self.ops))
+        self._core = CoreComputation(self.shapes, self.dtypes, self.inputs, core_ops, self.outputs)
 
     @classmethod
     def from_json(cls, document: Any) -> Computation:
@@ -205,10 +204,7 @@ class Computation:
         return found
 
     def _dtype(self, number: int) -> np.dtype[Any]:
-        dtype = find_dtype(self.dtypes[number])
-        if dtype is None:
-            raise LayoutError(f"value {number} is of dtype {shown(self.dtypes[number])}, which numpy does not have")
-        return dtype.numpy()
+        return value_dtype(number, self.dtypes[number])
 
     def to_json(self) -> dict[str, Any]:
         """Give the computation as values that `json.dumps` takes; `from_json` reads them.
@@ -219,7 +215,7 @@ class Computation:
         """
         ops = [
             {"op": op.name, "in": list(op.operands), "out": [self._said(result) for result in op.results]}
-            | ({"attrs": given} if (given := _given(op)) else {})
+            | ({"attrs": given} if (given := {n: v for n, v in op.attributes.items() if n != "of_slices"}) else {})
             | ({"source": op.source} if op.source else {})
             | ({"rule": op.rule.to_json()} if op.rule is not None and not _is_known(op.name) else {})
             | ({"body": op.body.to_json()} if op.body is not None else {})
@@ -238,8 +234,32 @@ class Computation:
 
     __hash__ = None  # type: ignore[assignment]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Computation.from_json, (self.to_json(),)
+
     def __repr__(self) -> str:
         return f"<Computation of {len(self.ops)} ops, {self.inputs} inputs and {len(self.outputs)} results>"
+
+
+def value_dtype(number: int, name: str) -> np.dtype[Any]:
+    """Give the dtype of a value as numpy has it."""
+    dtype = find_dtype(name)
+    if dtype is None:
+        raise LayoutError(f"value {number} is of dtype {shown(name)}, which numpy does not have")
+    return dtype.numpy()
+
+
+def _core_op(op: Op) -> tuple[Any, ...]:
+    """Give an op as the core takes it."""
+    rule, body, constraint, feature = None, None, None, None
+    if op.rule is not None:
+        rule = op.rule._core
+        feature = op.attributes["lhs_spec"].index("f") if "lhs_spec" in op.attributes else None
+    elif op.body is not None:
+        body = op.body._core
+    elif op.name == "constraint":
+        constraint = [list(axes or ()) for axes in op.attributes["axes"]], list(op.attributes.get("open", ()))
+    return op.name, op.operands, op.results, rule, body, op.trips, constraint, feature
 
 
 def _op(
@@ -331,10 +351,6 @@ def _check_structure(
         wrong = [dim for dim in attributes.get("open", ()) if dim not in range(len(axes))]
         if wrong:
             raise LayoutError(f"open has {shown(wrong[0])}, which is no dim of {len(axes)}")
-
-
-def _given(op: Op) -> dict[str, Any]:
-    return {key: value for key, value in op.attributes.items() if key != "of_slices"}
 
 
 def _of_slices(operands: tuple[int, ...], makers: list[Op | None]) -> bool:

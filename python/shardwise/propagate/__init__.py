@@ -4,8 +4,7 @@
 |---|---|
 | `einsum` | `einsum`, which the package has too, and its answer, `LocalEinsum` |
 | `whole` | `propagate`: the layouts of all values of a computation and what must move, a `Propagation` |
-| `flow` | a computation as the core takes it: with edges into calls and loops, and a copy of constants for each use |
-| `explicit` | the layouts and errors of JAX's explicit mode |
+| `flow` | what the core gives: ops with edges into calls and loops, a copy of constants for each use, and layouts |
 | `move` | `Move`: what must move of one tensor |
 | `moves` | all that must move for each op, and why |
 | `run` | a computation computed by devices, each with its shards, in numpy |

@@ -245,7 +245,6 @@ def einsum(
         [itemsize] * len(tensors),
         () if goal is None else goal.unreduced,
         policy,
-        False,
     )
     if isinstance(found[0], str):
         raise LayoutError(_conflict(found, parsed, layouts, goal))

@@ -47,7 +47,7 @@ def layout_of(
         return None
     if isinstance(given, str):
         raise TypeError(f"{name} must be a TensorLayout, a tuple of axes or None, got {shown(given)}")
-    layout = given if isinstance(given, TensorLayout) else TensorLayout(given)
+    layout = given if isinstance(given, TensorLayout) else TensorLayout(given, mesh)
     layout = layout if layout.device_mesh is not None else TensorLayout(layout.axes, mesh, unreduced=layout.unreduced)
     if layout.is_packed:
         raise LayoutError(f"{name} has a packed dim; ops take plain ones")

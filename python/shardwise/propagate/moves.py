@@ -10,7 +10,7 @@ from .._dtypes import itemsize_of
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
 from ..reshard.kinds import CollectiveStep
-from .flow import Flow, FlowNode, Specs
+from .flow import Flow, FlowNode, FlowValue, Specs
 from .given import Policy
 from .move import Move, move_between
 from .shift import missing_elements, shifting_dims
@@ -26,12 +26,10 @@ class AxisSizes(dict[str, int]):
 
 
 class _Change(NamedTuple):
-    """One tensor of an op, with the axes that cut it before and after."""
+    """One tensor of an op, with its layouts before and after."""
 
     node: FlowNode
     at: int
-    operands: int
-    cuts: Specs
     before: Specs
     after: Specs
     summed: tuple[str, ...] = ()
@@ -41,15 +39,16 @@ class _Change(NamedTuple):
 class Moves:
     """The moves of a flow, as they come."""
 
-    def __init__(self, flow: Flow, layouts: Sequence[Specs | None], mesh: DeviceMesh, policy: Policy) -> None:
-        self._flow, self._held, self._mesh, self._shardy = flow, layouts, mesh, policy == "shardy"
+    def __init__(self, flow: Flow, mesh: DeviceMesh, policy: Policy) -> None:
+        self._flow, self._mesh, self._shardy = flow, mesh, policy == "shardy"
         self._at_once = policy != "least"
         self._sizes = AxisSizes(zip(mesh.axis_names, mesh.shape, strict=True))
         self._layouts: dict[Any, TensorLayout] = {}
         self._known: dict[Any, Move] = {}
+        self._shifted: dict[Any, int] = {}
         #: The values that have moved already, with the layouts that they have then.
         self._there: set[tuple[int, Specs]] = set()
-        self.found: list[Move] = []
+        self._found: list[Move] = []
 
     def layout(self, specs: Specs, summed: tuple[str, ...] = ()) -> TensorLayout:
         """Give the layout of these axes."""
@@ -57,97 +56,98 @@ class Moves:
             self._layouts[specs, summed] = TensorLayout(specs, self._mesh, unreduced=summed)
         return self._layouts[specs, summed]
 
-    def add(
-        self,
-        node: FlowNode,
-        cuts: Specs,
-        local: Sequence[Specs | None],
-        summed: tuple[str, ...],
-        possible: Sequence[Specs | None],
-    ) -> None:
+    def all(self) -> list[Move]:
+        """Give all that must move, in order."""
+        for node in self._flow.moving:
+            self._of(node)
+        return self._found
+
+    def _of(self, node: FlowNode) -> None:
         """Add what must move for one op or edge."""
+        assert node.how is not None
+        _, local, summed, possible = node.how
         # The layouts that it computes with.
-        inner = [
-            specs or self._held[value] or ((),) * len(self._flow.shapes[value])
-            for value, specs in zip(node.values, local, strict=True)
-        ]
-        operands = len(node.values) - (len(node.op.results) if node.op is not None and node.kind == "op" else 1)
+        outer = [self._flow.value(value).specs for value in node.values]
+        inner = [specs or held for specs, held in zip(local, outer, strict=True)]
+        operands = node.operands
         for at, value in enumerate(node.values):
-            held = self._held[value] or ((),) * len(self._flow.shapes[value])
-            used, of = inner[at], (node, at, operands, cuts)
+            held, used = outer[at], inner[at]
             if at < operands:
                 if local[at] is not None and (self._shardy or (value, used) not in self._there):
                     self._there.add((value, used))
-                    self._add(_Change(*of, held, used))
+                    self._add(_Change(node, at, held, used))
                 if possible[at] is not None:
-                    self._add(_Change(*of, used, possible[at] or (), implied=True))
-                if node.kind == "op":
+                    self._add(_Change(node, at, used, possible[at] or (), implied=True))
+                if node.part == "op":
                     self._shift(node, at, inner)
-            elif node.kind == "op" and node.way != "constraint":
+            elif node.part == "op":
                 if possible[at] is not None:
-                    self._add(_Change(*of, possible[at] or (), used, implied=True))
+                    self._add(_Change(node, at, possible[at] or (), used, implied=True))
                 if summed and (self._shardy or local[at] is None):
-                    self._add(_Change(*of, used, used, summed))
+                    self._add(_Change(node, at, used, used, summed))
                 if local[at] is not None:
-                    self._add(_Change(*of, used, held, () if self._shardy else summed))
+                    self._add(_Change(node, at, used, held, () if self._shardy else summed))
 
     def _add(self, change: _Change) -> None:
-        value = change.node.values[change.at]
-        shape, dtype = self._flow.shapes[value], self._flow.dtypes[value]
-        is_operand = change.at < change.operands
-        tensor = f"operands[{change.at}]" if is_operand else f"results[{change.at - change.operands}]"
-        key = (shape, dtype, change.before, change.after, change.summed)
+        node, at = change.node, change.at
+        value = self._flow.value(node.values[at])
+        other = at - node.operands
+        tensor = f"operands[{at}]" if other < 0 else f"results[{other}]"
+        key = (value.shape, value.dtype, change.before, change.after, change.summed)
         if key not in self._known:
-            had = self.layout(change.before, change.summed)
-            goal, size = self.layout(change.after), itemsize_of(dtype)
-            self._known[key] = move_between(tensor, shape, had, goal, size, at_once=self._at_once)
-        move = replace(self._known[key], tensor=tensor, why=self._why(change), implied=change.implied)
-        self.found.append(self._placed(move, change.node, value))
+            had, goal = self.layout(change.before, change.summed), self.layout(change.after)
+            size = itemsize_of(value.dtype)
+            self._known[key] = move_between(tensor, value.shape, had, goal, size, at_once=self._at_once)
+        said = {"tensor": tensor, "why": self._why(change), "implied": change.implied}
+        self._placed(self._known[key], node, value, **said)
 
     def _shift(self, node: FlowNode, at: int, inner: Sequence[Specs]) -> None:
         """Add the rows of an operand that devices read and do not hold."""
-        op, value = node.op, node.values[at]
+        op, value = node.op, self._flow.value(node.values[at])
         assert op is not None
-        dims = shifting_dims(op, at, len(inner[at]))
-        axes = tuple(dict.fromkeys(axis for dim in dims for axis in inner[at][dim]))
+        axes = tuple(dict.fromkeys(axis for dim in shifting_dims(op, at, value.shape) for axis in inner[at][dim]))
         if not axes:
             return
-        shapes = [self._flow.shapes[value] for value in node.values]
-        count = missing_elements(op, shapes, inner, self._sizes, at)
+        shapes = [self._flow.value(number).shape for number in node.values]
+        key = (op.name, repr(op.attributes), *shapes, *inner, at)
+        if key not in self._shifted:
+            self._shifted[key] = missing_elements(op, shapes, inner, self._sizes, at)
+        count, layout = self._shifted[key], self.layout(inner[at])
         if count:
-            dtype, layout = self._flow.dtypes[value], self.layout(inner[at])
-            step = CollectiveStep("collective-permute", axes, layout=layout, bytes=count * itemsize_of(dtype))
+            step = CollectiveStep("collective-permute", axes, layout=layout, bytes=count * itemsize_of(value.dtype))
             why = "Each device reads rows that its neighbours have."
             move = Move(f"operands[{at}]", shapes[at], layout, layout, (step,), why=why, implied=True)
-            self.found.append(self._placed(move, node, value))
+            self._placed(move, node, value)
 
-    def _placed(self, move: Move, node: FlowNode, value: int) -> Move:
-        """Give the move with its value and its op."""
+    def _placed(self, move: Move, node: FlowNode, value: FlowValue, **said: Any) -> None:
+        """Add the move with its value, its op and what else is said of it."""
         name, source = ("output", "") if node.op is None else (node.op.name, node.op.source)
-        origin, dtype = self._flow.origin[value], self._flow.dtypes[value]
-        return replace(move, value=origin, dtype=dtype, op=name, source=source, times=node.times)
+        placed: dict[str, Any] = {
+            "value": value.origin,
+            "dtype": value.dtype,
+            "op": name,
+            "source": source,
+            "times": node.times,
+        }
+        self._found.append(replace(move, **placed, **said))
 
     def _why(self, change: _Change) -> str:
         """Say in a sentence why a tensor moves: the factor, and the tensor that its cut is from."""
-        node, at, cuts = change.node, change.at, change.cuts
+        node, at = change.node, change.at
         if change.summed:
             return "Each device has addends."
         if change.implied:
             return "A part of a dim that only one side of the reshape has cannot stay cut."
-        if node.op is None or node.kind != "op" or node.op.rule is None:
-            what = (
-                "result"
-                if node.op is None
-                else node.way
-                if node.way == "constraint"
-                else f"{node.kind} of the {node.op.name}"
-            )
+        if node.op is None or node.op.rule is None or node.how is None:
+            parts = {"output": "result", "constraint": "constraint"}
+            what = parts.get(node.part) or f"{node.part} of the {node.op.name if node.op else 'computation'}"
             return f"The {what} has another layout."
+        cuts = node.how.cuts
         rule = node.op.rule
         tensors = (*rule.operands, *rule.results)
         names = list(rule.kinds)
         outer, inner = change.before, change.after
-        if at >= change.operands:
+        if at >= node.operands:
             outer, inner = inner, outer
         for dim, factors in enumerate(tensors[at]):
             if outer[dim] == inner[dim]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .._types import Array
-from ..computation.computation import Op
+from ..computation.computation import Op, value_dtype
 from ..computation.evaluate import REDUCTIONS, DeviceTensors, compute, compute_local
 from ..errors import LayoutError
 from ..mesh import DeviceMesh
@@ -26,8 +26,8 @@ _NOTHING = 12345678
 class Devices:
     """The devices of a mesh with their shards of the values of a flow."""
 
-    def __init__(self, flow: Flow, layouts: Sequence[Specs | None], lowered: Sequence[Any], mesh: DeviceMesh) -> None:
-        self._flow, self._layouts, self._lowered = flow, layouts, lowered
+    def __init__(self, flow: Flow, mesh: DeviceMesh) -> None:
+        self._flow = flow
         self._sizes = AxisSizes(zip(mesh.axis_names, mesh.shape, strict=True))
         self._places = [_place(mesh, number) for number in range(mesh.size)]
         self._axes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
@@ -40,10 +40,9 @@ class Devices:
             self._put(value, array)
         self._nodes(0, len(self._flow.nodes))
         results = []
-        for at, node in enumerate(self._flow.outputs, len(self._flow.nodes)):
+        for node in self._flow.outputs:
             self._edge(node, node.values[0])
             results.append(self._whole(node.values[-1]))
-            assert self._lowered[at] is None or len(self._lowered[at]) == 4
         return results
 
     def _nodes(self, first: int, last: int) -> None:
@@ -54,10 +53,10 @@ class Devices:
                 at = self._loop(at, *loop)
                 continue
             node = self._flow.nodes[at]
-            if node.way in ("edge", "constraint"):
-                self._edge(node, node.values[0])
+            if node.part == "op":
+                self._op(node)
             else:
-                self._op(node, self._lowered[at])
+                self._edge(node, node.values[0])
             at += 1
 
     def _loop(self, first: int, last: int, inner: list[int], trips: int) -> int:
@@ -77,10 +76,10 @@ class Devices:
         return last + len(edges)
 
     def _specs(self, value: int) -> Specs:
-        return self._layouts[value] or ((),) * len(self._flow.shapes[value])
+        return self._flow.value(value).specs
 
     def _boxes(self, value: int, specs: Specs, place: dict[str, int]) -> list[tuple[int, int]]:
-        pairs = zip(self._flow.shapes[value], specs, strict=True)
+        pairs = zip(self._flow.value(value).shape, specs, strict=True)
         return [rows_held(size, spec, self._sizes, self._at(spec, place)) for size, spec in pairs]
 
     def _at(self, spec: Sequence[str], place: dict[str, int]) -> dict[str, int]:
@@ -94,6 +93,9 @@ class Devices:
             else:
                 found[name] = place[name]
         return found
+
+    def _dtype(self, value: int) -> np.dtype[Any]:
+        return value_dtype(self._flow.value(value).origin, self._flow.value(value).dtype)
 
     def _cut(self, value: int, whole: Array, specs: Specs) -> list[Array]:
         return [whole[_slices(self._boxes(value, specs, place))] for place in self._places]
@@ -110,12 +112,12 @@ class Devices:
                 op.name,
                 op.attributes,
                 [self._whole(operand) for operand in operands],
-                [self._flow.shapes[value]],
+                [self._flow.value(value).shape],
                 op.source,
             )
-            self._put(value, made[0].astype(self._flow.numpy(value)))
+            self._put(value, made[0].astype(self._dtype(value)))
         specs, shards = self._held[value]
-        found: Array = np.zeros(self._flow.shapes[value], shards[0].dtype)
+        found: Array = np.zeros(self._flow.value(value).shape, shards[0].dtype)
         for place, shard in zip(self._places, shards, strict=True):
             found[_slices(self._boxes(value, specs, place))] = shard
         for place, shard in zip(self._places, shards, strict=True):
@@ -132,16 +134,17 @@ class Devices:
         goal = self._specs(node.values[-1])
         self._held[node.values[-1]] = (goal, self._shards(source, goal))
 
-    def _op(self, node: FlowNode, how: Any) -> None:
-        op, flow = node.op, self._flow
+    def _op(self, node: FlowNode) -> None:
+        op = node.op
         assert op is not None
         results = len(op.results)
         operands, made = node.values[:-results], node.values[-results:]
-        _, layouts, summed, possible = how or ((), [None] * len(node.values), (), [None] * len(node.values))
+        none = (None,) * len(node.values)
+        _, layouts, summed, possible = node.how or ((), none, (), none)
         used = [possible[at] or layouts[at] or self._specs(value) for at, value in enumerate(node.values)]
         taken = [self._shards(value, specs) for value, specs in zip(operands, used, strict=False)]
-        moving = [shifting_dims(op, at, len(flow.shapes[value])) for at, value in enumerate(operands)]
-        shapes = [flow.shapes[value] for value in node.values]
+        shapes = [self._flow.value(value).shape for value in node.values]
+        moving = [shifting_dims(op, at, shapes[at]) for at in range(len(operands))]
         found: list[list[Array]] = []
         for number, place in enumerate(self._places):
             boxes = [self._boxes(value, specs, place) for value, specs in zip(node.values, used, strict=True)]
@@ -158,7 +161,7 @@ class Devices:
                 )
             )
         for at, value in enumerate(made):
-            shards = [each[at].astype(flow.numpy(value), copy=False) for each in found]
+            shards = [each[at].astype(self._dtype(value), copy=False) for each in found]
             if summed:
                 assert op.rule is not None
                 shards = self._added(shards, summed, op.rule.reduction)

@@ -13,7 +13,7 @@ __all__ = ["missing_elements", "rows_read", "shifting_dims"]
 RowRange = tuple[int, int]
 
 
-def shifting_dims(op: Op, operand: int, rank: int) -> list[int]:
+def shifting_dims(op: Op, operand: int, shape: Sequence[int]) -> list[int]:
     """Give the dims of an operand of which a device may read rows that it does not hold, though all are cut alike."""
     given = op.attributes
     if op.name == "concatenate":
@@ -24,13 +24,19 @@ def shifting_dims(op: Op, operand: int, rank: int) -> list[int]:
         return list(given["dimensions"])
     if op.name == "convolution":
         return [dim for dim, name in enumerate(given["lhs_spec"]) if isinstance(name, int)]
-    names = {
-        "slice": ("start_indices", "limit_indices", "strides"),
-        "pad": ("edge_padding_low", "edge_padding_high", "interior_padding"),
-        "reduce_window": ("window_dimensions", "window_strides", "padding"),
-        "select_and_scatter": ("window_dimensions", "window_strides", "padding"),
-    }
-    return list(range(rank)) if op.name in names else []
+    dims, ones = range(len(shape)), [1] * len(shape)
+    if op.name == "slice":
+        said = zip(given["start_indices"], given["limit_indices"], given.get("strides") or ones, strict=True)
+        return [dim for dim, taken in zip(dims, said, strict=True) if taken != (0, shape[dim], 1)]
+    if op.name == "pad":
+        names = ("edge_padding_low", "edge_padding_high", "interior_padding")
+        return [dim for dim in dims if any(given[name][dim] for name in names)]
+    if op.name in ("reduce_window", "select_and_scatter"):
+        said = zip(given["window_dimensions"], given.get("window_strides") or ones, given["padding"], strict=True)
+        return [
+            dim for dim, (window, step, pads) in zip(dims, said, strict=True) if (window, step, *pads) != (1, 1, 0, 0)
+        ]
+    return []
 
 
 def rows_read(
@@ -48,7 +54,8 @@ def rows_read(
     rows = boxes[-1][dim]
     if op.name == "slice":
         start = given["start_indices"][dim]
-        return _read(rows, size, given["strides"][dim], start, start)
+        step = (given.get("strides") or [1] * (dim + 1))[dim]
+        return _read(rows, size, step, start, start)
     if op.name == "pad":
         low = -given["edge_padding_low"][dim]
         return _read(rows, size, 1, low, low, given["interior_padding"][dim] + 1)
@@ -82,7 +89,7 @@ def missing_elements(
     operand: int,
 ) -> int:
     """Give the most elements of an operand that a device reads and does not hold; the last layout is the result's."""
-    dims = shifting_dims(op, operand, len(shapes[operand]))
+    dims = shifting_dims(op, operand, shapes[operand])
     read = [layouts[operand][dim] for dim in dims]
     if op.name == "convolution":
         read += [

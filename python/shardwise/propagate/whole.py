@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .._arguments import instance, integer
-from .._core import propagated
+from .._core import Propagated, propagated
 from .._drawn import Worded
 from .._dtypes import itemsize_of
+from .._fork import cached_property
 from .._text import bytes_text, shown
 from ..computation.computation import Computation
 from ..errors import LayoutError
 from ..layout import TensorLayout
 from ..mesh import DeviceMesh
-from .explicit import explicit_layouts
-from .flow import BegunLayout, Flow
+from .flow import Flow, Specs, op_at
 from .given import GivenAxes, Policy, check_policy, layout_of, mesh_of, mesh_text, specs_of
 from .move import Move, axes_json
 from .moves import Moves
@@ -27,6 +26,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 __all__ = ["Propagation", "Start", "propagate"]
+
+#: The beginning of a layout: for each dim its axes, whether it may take more, and when it gets them.
+BegunLayout = tuple[Specs, list[bool], list[int]]
 
 
 @dataclass(frozen=True)
@@ -47,16 +49,51 @@ class Propagation(Worded):
 
     #: The computation.
     computation: Computation
-    #: The layout of each value, by its number; `None` where no axis reaches. A value that is made anew for each use, as
-    #: Shardy has it for constants and broadcast scalars, has that of the last.
-    layouts: tuple[TensorLayout | None, ...]
-    #: The layout of each result.
-    results: tuple[TensorLayout | None, ...]
-    #: All that must move, in order: what ops need otherwise than it is, the sums of their addends, and what they give.
-    in_order: tuple[Move, ...] = field(repr=False)
+    #: The mesh.
+    mesh: DeviceMesh
     #: The way in which disagreements were decided.
     policy: Policy
-    _devices: Callable[[], Devices] = field(repr=False, compare=False)
+    _found: Propagated = field(repr=False, compare=False)
+
+    @property
+    def layouts(self) -> tuple[TensorLayout | None, ...]:
+        """The layout of each value, by its number; `None` where no axis reaches.
+
+        A value that is made anew for each use, as Shardy has it for constants and broadcast scalars, has that of the
+        last.
+        """
+        return self._held[0]
+
+    @property
+    def results(self) -> tuple[TensorLayout | None, ...]:
+        """The layout of each result."""
+        return self._held[1]
+
+    @property
+    def in_order(self) -> tuple[Move, ...]:
+        """All that must move, in order: what ops need otherwise than it is, sums of addends, and what they give."""
+        return self._moved
+
+    @cached_property
+    def _flow(self) -> Flow:
+        return Flow(self.computation, self._found)
+
+    @cached_property
+    def _moved(self) -> tuple[Move, ...]:
+        return tuple(Moves(self._flow, self.mesh, self.policy).all())
+
+    @cached_property
+    def _held(self) -> tuple[tuple[TensorLayout | None, ...], tuple[TensorLayout | None, ...]]:
+        made: dict[Any, TensorLayout | None] = {None: None}
+
+        def layout(number: int | None) -> TensorLayout | None:
+            specs = None if number is None else self._flow.value(number).layout
+            if specs not in made:
+                made[specs] = TensorLayout(specs or (), self.mesh)
+            return made[specs]
+
+        values, results = self._found.numbers
+        return tuple(map(layout, values)), tuple(map(layout, results))
 
     @property
     def moves(self) -> tuple[Move, ...]:
@@ -78,10 +115,8 @@ class Propagation(Worded):
         1 op, 3 values on x=2: each device receives 512 B.
         1. 512 B: all-reduce over x of results[0] of dot_general (a.py:7), 8 x 16 float32. Each device has addends.
         """
-        mesh = next(layout.device_mesh for layout in (*self.layouts, *self.results) if layout is not None)
-        assert mesh is not None
         count, values = len(self.computation.ops), len(self.computation.shapes)
-        ops = f"{count} op{'' if count == 1 else 's'}, {values} values on {mesh_text(mesh)}"
+        ops = f"{count} op{'' if count == 1 else 's'}, {values} values on {mesh_text(self.mesh)}"
         lines = [f"{ops}: each device receives {bytes_text(self.bytes_received)}."]
         lines += [f"{number}. {move.line}" for number, move in enumerate(self.moves[:most], 1)]
         rest = self.moves[most:]
@@ -103,7 +138,7 @@ class Propagation(Worded):
         >>> propagate(computation, [("x",)], mesh=DeviceMesh((2,), ("x",))).run([[0.0, 0.0]])
         [array([0., 0.], dtype=float32)]
         """
-        return self._devices().run(self.computation.taken(arrays))
+        return Devices(self._flow, self.mesh).run(self.computation.taken(arrays))
 
     def to_json(self) -> dict[str, Any]:
         """Give the layouts and moves as JSON has them.
@@ -174,30 +209,25 @@ def propagate(
     every = {f"layouts[{at}]": start for at, start in enumerate(given)}
     every |= {f"results[{at}]": start for at, start in enumerate(wanted)}
     where = mesh_of(mesh, {name: start.layout if isinstance(start, Start) else start for name, start in every.items()})
-    flow = Flow.of(computation, _starts("layouts", given, inputs, where), _starts("results", wanted, outputs, where))
-    starts = explicit_layouts(flow, computation, where) if policy == "explicit" else flow.starts
-    sizes = [itemsize_of(dtype) for dtype in flow.dtypes]
-    nodes, ends = flow.core()
-    found, lowered = propagated(
-        where.core, flow.shapes, starts, flow.same, len(inputs), nodes, ends, sizes, policy, policy == "explicit"
-    )
-    moves = Moves(flow, found, where, policy)
-    for node, how in zip([*flow.nodes, *flow.outputs], lowered, strict=True):
-        if how is not None:
-            moves.add(node, *how)
+    begun = _starts("layouts", given, inputs, where), _starts("results", wanted, outputs, where)
+    free = begun[0].index(None) if None in begun[0] else None
+    if policy == "explicit" and free is not None:
+        raise LayoutError(
+            f"layouts[{free}] is None, and policy='explicit' gives none; give its axes, or policy='shardy'"
+        )
+    found = propagated(where.core, computation._core, *begun, itemsize_of, policy)
+    if not isinstance(found, Propagated):
+        raise LayoutError(_disagreement(computation, *found))
+    return Propagation(computation, where, policy, found)
 
-    def held(number: int | None) -> TensorLayout | None:
-        specs = None if number is None else found[number]
-        return None if specs is None else moves.layout(specs)
 
-    return Propagation(
-        computation,
-        tuple(held(flow.numbers.get(number)) for number in range(len(computation.shapes))),
-        tuple(held(node.values[-1]) for node in flow.outputs),
-        tuple(moves.found),
-        policy,
-        partial(Devices, flow, found, lowered, where),
-    )
+def _disagreement(computation: Computation, why: str, operands: list[tuple[int, int | None]], place: list[int]) -> str:
+    """Say which op's operands disagree, and from where they have their layouts."""
+    op = op_at(computation, place)
+    names = computation.names or [f"layouts[{number}]" for number in range(computation.inputs)]
+    origins = [f"operands[{at}] has it from input {names[number]}" for at, number in operands if number is not None]
+    source, from_ = f" ({op.source})" if op.source else "", f" ({', '.join(origins)})" if origins else ""
+    return f"{op.name}{source}: {why}{from_}; give policy='shardy' or policy='least' to have it decided"
 
 
 def _named(computation: Computation, layouts: Mapping[str, Any]) -> list[Any]:
@@ -236,4 +266,4 @@ def _start(name: str, given: Any, shape: tuple[int, ...], mesh: DeviceMesh) -> B
         raise LayoutError(
             f"{name}: priorities is {shown(priorities)}; it has a number from 0 for each of {len(shape)} dims"
         )
-    return BegunLayout(specs_of(layout), may_grow, priorities or [0 for _ in dims])
+    return specs_of(layout), may_grow, priorities or [0 for _ in dims]

@@ -16,7 +16,7 @@ use crate::{
     parallel,
     partition::Partition,
     radix,
-    sub_axis::{self, SubAxis},
+    sub_axis::SubAxis,
     uneven::Uneven,
 };
 
@@ -141,11 +141,7 @@ fn gcd(a: i64, b: i64) -> i64 {
 }
 
 fn partition(mesh: &Arc<Mesh>, specs: &Specs, summed: &[SubAxis], shape: &[i64]) -> Result<Partition> {
-    let name = |axis: &SubAxis| {
-        let name = &mesh.names()[axis.axis];
-        if axis.size == mesh.sizes()[axis.axis] { name.clone() } else { sub_axis::text(name, axis.before, axis.size) }
-    };
-    let names = |list: &[SubAxis]| list.iter().map(name).collect::<Vec<String>>();
+    let names = |list: &[SubAxis]| list.iter().map(|axis| axis.name(mesh)).collect::<Vec<String>>();
     let specs: Vec<Vec<String>> = specs.iter().map(|list| names(list)).collect();
     let layout = Layout::new(mesh.clone(), &specs, &names(summed))?;
     Partition::new(Arc::new(layout), shape, Uneven::Even)

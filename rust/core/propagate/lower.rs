@@ -3,10 +3,13 @@
 use std::collections::{HashMap, HashSet};
 
 use super::{
-    axes, least, meet,
+    axes,
+    explicit::{self, Disagreement},
+    flow::{Flow, Node, Part, Way},
+    least, meet,
     op::{Op, Policy, of_cuts},
     project::{self, Specs, Tensor},
-    whole::{Flow, Node, Way},
+    whole::{self, all_equal, is_whole},
 };
 use crate::{
     error::Result,
@@ -28,61 +31,131 @@ pub struct Lowered {
     pub possible: Vec<Option<Specs>>,
 }
 
-/// The way in which each op of a computation whose values have these layouts computes, and the same of its results, which are
-/// edges; none where no value of it has a layout. `itemsizes` are the bytes of an element of each value.
+/// The layouts of all values of a computation, and how its ops compute.
+#[derive(Debug)]
+pub struct Propagated {
+    /// The computation.
+    pub flow: Flow,
+    /// The layout of each value, none where nothing cuts it.
+    pub layouts: Vec<Option<Specs>>,
+    /// The same of each op, then of each edge to a result: none where nothing cuts any value of it.
+    pub lowered: Vec<Option<Lowered>>,
+}
+
+/// The ops whose devices may read rows that their neighbours have.
+const SHIFTING: [&str; 7] =
+    ["concatenate", "convolution", "pad", "reduce_window", "reverse", "select_and_scatter", "slice"];
+
+impl Propagated {
+    /// The ops and edges for which something moves, or may.
+    pub fn moving(&self) -> impl Iterator<Item = usize> {
+        let cut =
+            |value: &usize| self.layouts[*value].as_ref().is_some_and(|specs| specs.iter().any(|dim| !dim.is_empty()));
+        let nodes = self.flow.nodes.iter().chain(&self.flow.outputs).zip(&self.lowered).enumerate();
+        nodes.filter_map(move |(number, (node, lowered))| {
+            let lowered = lowered.as_ref()?;
+            let moves =
+                !lowered.summed.is_empty() || lowered.local.iter().chain(&lowered.possible).any(Option::is_some);
+            let shifts = || node.part == Part::Op && SHIFTING.contains(&node.ruled.name.as_str());
+            (moves || shifts() && node.values.iter().any(cut)).then_some(number)
+        })
+    }
+}
+
+/// The layouts of all values by a policy, and how ops compute; or where [`Policy::Explicit`] gives none. `itemsizes` are the bytes
+/// of an element of each value.
 ///
 /// With [`Policy::Shardy`] each op computes as Shardy's passes say, otherwise so that the fewest bytes move; what has moved for
 /// an op is there for those after it.
 ///
 /// # Errors
 /// Those of a layout that does not fit its shape.
-pub fn lower(
-    flow: Flow<'_>,
-    layouts: &[Option<Specs>],
+pub fn propagate(
+    flow: Flow,
     itemsizes: &[i64],
     policy: Policy,
-) -> Result<Vec<Option<Lowered>>> {
+) -> Result<std::result::Result<Propagated, Disagreement>> {
+    let layouts = match policy {
+        Policy::Explicit => match explicit::layouts(&flow) {
+            Ok(layouts) => layouts,
+            Err(disagreement) => return Ok(Err(disagreement)),
+        },
+        Policy::Shardy | Policy::Least => whole::layouts(&flow),
+    };
+    let lowered = lower(&flow, &layouts, itemsizes, policy)?;
+    Ok(Ok(Propagated { flow, layouts, lowered }))
+}
+
+/// The way in which each op of a computation whose values have these layouts computes, and the same of its results, which are
+/// edges; none where nothing cuts any value of it.
+fn lower(flow: &Flow, layouts: &[Option<Specs>], itemsizes: &[i64], policy: Policy) -> Result<Vec<Option<Lowered>>> {
     let mut moved = Moved::default();
-    flow.nodes
-        .iter()
-        .chain(flow.outputs)
-        .map(|node| {
-            if node.values.iter().all(|value| layouts[*value].is_none()) {
-                return Ok(None);
-            }
-            if matches!(node.way, Way::Edge | Way::Constraint) {
-                return Ok(Some(edge(node, layouts)));
-            }
-            let cuts = meets(flow, node, layouts);
-            Ok(Some(if policy == Policy::Shardy {
-                shardy(node, layouts, cuts)
-            } else {
-                moved.least(flow, node, layouts, itemsizes, cuts)?
-            }))
-        })
-        .collect()
+    let of = |node: &Node| {
+        let specs = || node.values.iter().map(|value| layouts[*value].as_ref());
+        if specs().all(is_whole) {
+            return Ok(None);
+        }
+        if matches!(node.way, Way::Edge | Way::Constraint) {
+            return Ok(Some(edge(node, layouts)));
+        }
+        if node.is_even() && all_equal(specs()) {
+            let cuts = specs().flatten().find(|specs| !specs.is_empty()).cloned().unwrap_or_default();
+            return Ok(Some(lowered(node, cuts, vec![None; node.values.len()])));
+        }
+        let tensors = projected(node, layouts);
+        if let Some(cuts) = meet::agreed(&node.ruled.rule, &tensors)
+            && keeps(node, layouts, &tensors, &cuts, policy)
+        {
+            return Ok(Some(lowered(node, cuts, vec![None; node.values.len()])));
+        }
+        let cuts = meets(flow, node, &tensors);
+        Ok(Some(if policy == Policy::Shardy {
+            shardy(node, layouts, &tensors, cuts)
+        } else {
+            moved.least(flow, node, layouts, itemsizes, cuts)?
+        }))
+    };
+    flow.nodes.iter().chain(&flow.outputs).map(of).collect()
+}
+
+/// Says whether an op computes with these cuts, on which its tensors agree, so that none of them moves.
+fn keeps(node: &Node, layouts: &[Option<Specs>], tensors: &[Tensor], cuts: &meet::Cuts, policy: Policy) -> bool {
+    let rule = &node.ruled.rule;
+    if tensors.iter().flatten().flatten().any(|cut| !cut.overflow.is_empty()) {
+        return false;
+    }
+    if policy == Policy::Shardy {
+        return true;
+    }
+    let same = |(tensor, value): (usize, &usize)| {
+        let inner = of_cuts(rule, tensor, cuts);
+        layouts[*value].as_ref().map_or_else(|| inner.iter().all(Vec::is_empty), |own| *own == inner)
+    };
+    let mut pieces = cuts.clone();
+    project::in_one_piece(rule, &mut pieces);
+    let sums = rule.factors().iter().zip(cuts).any(|(factor, cut)| factor.kind == Kind::Sum && !cut.is_empty());
+    !sums && pieces == *cuts && node.values.iter().enumerate().all(same)
 }
 
 /// The cut of each factor in each tensor of an op.
 fn projected(node: &Node, layouts: &[Option<Specs>]) -> Vec<Tensor> {
-    let of = |(tensor, value): (usize, &usize)| project::project(&node.rule, tensor, layouts[*value].as_ref(), true);
+    let of =
+        |(tensor, value): (usize, &usize)| project::project(&node.ruled.rule, tensor, layouts[*value].as_ref(), true);
     node.values.iter().enumerate().map(of).collect()
 }
 
-fn meets(flow: Flow<'_>, node: &Node, layouts: &[Option<Specs>]) -> meet::Cuts {
-    let tensors = projected(node, layouts);
+fn meets(flow: &Flow, node: &Node, tensors: &[Tensor]) -> meet::Cuts {
     if node.way == Way::First
-        && let Some(cuts) = meet::reshaped(&node.rule, &tensors, flow.mesh)
+        && let Some(cuts) = meet::reshaped(&node.ruled.rule, tensors, &flow.mesh)
     {
         return cuts;
     }
     let elements = |value: &usize| flow.shapes[*value].iter().fold(1_i64, |n, size| n.saturating_mul(*size));
     let sizes: Vec<i64> = node.values.iter().map(elements).collect();
-    meet::meet(&node.rule, &tensors, &sizes, flow.mesh)
+    meet::meet(&node.ruled.rule, tensors, &sizes, &flow.mesh)
 }
 
-fn shardy(node: &Node, layouts: &[Option<Specs>], cuts: meet::Cuts) -> Lowered {
-    let tensors = projected(node, layouts);
+fn shardy(node: &Node, layouts: &[Option<Specs>], tensors: &[Tensor], cuts: meet::Cuts) -> Lowered {
     let over = |tensor: &Tensor| tensor.iter().flatten().any(|cut| !cut.overflow.is_empty());
     let dealt = node.way == Way::First && tensors.iter().any(over);
     let differs = |tensor: &Tensor| {
@@ -92,7 +165,7 @@ fn shardy(node: &Node, layouts: &[Option<Specs>], cuts: meet::Cuts) -> Lowered {
         tensor.iter().enumerate().any(cut)
     };
     let of = |(tensor, cut): (usize, &Tensor)| {
-        let inner = of_cuts(&node.rule, tensor, &cuts);
+        let inner = of_cuts(&node.ruled.rule, tensor, &cuts);
         let held = layouts[node.values[tensor]].as_ref();
         let same = held.map_or_else(|| inner.iter().all(Vec::is_empty), |own| *own == inner);
         let moves = if dealt { !same } else { differs(cut) };
@@ -103,10 +176,11 @@ fn shardy(node: &Node, layouts: &[Option<Specs>], cuts: meet::Cuts) -> Lowered {
 }
 
 fn lowered(node: &Node, cuts: meet::Cuts, local: Vec<Option<Specs>>) -> Lowered {
-    let summed = node.rule.factors().iter().zip(&cuts).filter(|(factor, _)| factor.kind == Kind::Sum);
+    let summed = node.ruled.rule.factors().iter().zip(&cuts).filter(|(factor, _)| factor.kind == Kind::Sum);
     let summed = axes::sorted(summed.flat_map(|(_, axes)| axes.iter().copied()).collect());
     // A reshape or a transpose.
-    let possible = if node.way == Way::First { possible(&node.rule, &cuts) } else { vec![None; node.values.len()] };
+    let possible =
+        if node.way == Way::First { possible(&node.ruled.rule, &cuts) } else { vec![None; node.values.len()] };
     Lowered { cuts, local, summed, possible }
 }
 
@@ -147,28 +221,20 @@ impl Moved {
     /// The way to compute that moves the fewest bytes.
     fn least(
         &mut self,
-        flow: Flow<'_>,
+        flow: &Flow,
         node: &Node,
         layouts: &[Option<Specs>],
         itemsizes: &[i64],
         cuts: meet::Cuts,
     ) -> Result<Lowered> {
-        let rule = &node.rule;
-        let shapes: Vec<&[i64]> = node.values.iter().map(|value| flow.shapes[*value]).collect();
+        let rule = &node.ruled.rule;
+        let shapes = flow.shapes_of(node);
         let held = |value: &usize| {
             Some(layouts[*value].clone().unwrap_or_else(|| vec![Vec::new(); flow.shapes[*value].len()]))
         };
         let (layouts, sizes): (Vec<_>, Vec<_>) =
             node.values.iter().map(|value| (held(value), itemsizes[*value])).unzip();
-        let op = Op {
-            mesh: flow.mesh,
-            rule,
-            elementwise: node.way == Way::Alike,
-            shapes: &shapes,
-            layouts: &layouts,
-            itemsizes: &sizes,
-            kept: &[],
-        };
+        let op = Op { mesh: &flow.mesh, rule, shapes: &shapes, layouts: &layouts, itemsizes: &sizes, kept: &[] };
         let operands = rule.operands();
         let found = least::cheapest(op, Some(cuts), |tensor, outer, inner, summed| {
             if tensor < operands && self.there.contains(&(node.values[tensor], inner.clone())) {
@@ -179,7 +245,7 @@ impl Moved {
             if let Some(price) = self.prices.get(&key) {
                 return Ok(*price);
             }
-            let price = least::price(flow.mesh, shapes[tensor], from, to, summed, sizes[tensor])?;
+            let price = least::price(&flow.mesh, shapes[tensor], from, to, summed, sizes[tensor])?;
             self.prices.insert(key, price);
             Ok(price)
         })?;
@@ -198,8 +264,8 @@ impl Moved {
 
 /// An edge: its sources need the layout that its target has.
 fn edge(node: &Node, layouts: &[Option<Specs>]) -> Lowered {
-    let sources = node.rule.operands();
-    let whole = vec![Vec::new(); node.rule.rank(0)];
+    let sources = node.ruled.rule.operands();
+    let whole = vec![Vec::new(); node.ruled.rule.rank(0)];
     let layout = |value: usize| layouts[value].as_ref().unwrap_or(&whole);
     let goal = layout(node.values[sources]);
     let local: Vec<_> = node.values.iter().map(|value| (layout(*value) != goal).then(|| goal.clone())).collect();

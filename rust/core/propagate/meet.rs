@@ -14,7 +14,7 @@ use crate::{
 pub(crate) type Cuts = Vec<Vec<SubAxis>>;
 
 /// The cuts that all tensors have, if they agree and none cuts what must be whole.
-fn agreed(rule: &Rule, tensors: &[Tensor]) -> Option<Cuts> {
+pub(crate) fn agreed(rule: &Rule, tensors: &[Tensor]) -> Option<Cuts> {
     let mut found: Cuts = vec![Vec::new(); rule.factors().len()];
     let mut seen: Vec<SubAxis> = Vec::new();
     for (number, factor) in rule.factors().iter().enumerate() {

@@ -6,7 +6,9 @@
 //! | module | answers |
 //! |---|---|
 //! | `op` | an op with layouts, and how it computes |
-//! | `whole` | the layouts of all values of a computation |
+//! | `flow` | a computation as layouts go through it: one list of ops, and edges into calls and loops |
+//! | `whole` | the layouts of all its values, as Shardy's passes give them |
+//! | `explicit` | those that JAX's explicit mode gives, or where it gives none |
 //! | `lower` | how its ops compute, and what must move for each |
 //! | `settle` | that, by each policy |
 //! | `axes` | which lists of axes begin one another, or share a part |
@@ -17,6 +19,8 @@
 
 mod agree;
 mod axes;
+mod explicit;
+mod flow;
 mod least;
 mod lower;
 mod meet;
@@ -25,7 +29,8 @@ mod project;
 mod settle;
 mod whole;
 
-pub use lower::{Lowered, lower};
+pub use explicit::Disagreement;
+pub use flow::{Flow, Looped, Made, Node, Part, Start, Way};
+pub use lower::{Lowered, Propagated, propagate};
 pub use op::{Conflict, Op, Policy, Settled, Specs};
 pub use settle::settle;
-pub use whole::{Flow, Node, Start, Way, layouts};

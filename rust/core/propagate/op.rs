@@ -29,8 +29,6 @@ pub struct Op<'a> {
     pub mesh: &'a Arc<Mesh>,
     /// The rule of the op, of known sizes.
     pub rule: &'a Rule,
-    /// True if it computes each element from those at its place.
-    pub elementwise: bool,
     /// The shapes of operands and results.
     pub shapes: &'a [&'a [i64]],
     /// Their layouts; of none, the policy gives one.

@@ -5,7 +5,10 @@ use super::{
     op::{Conflict, Op, Policy, Settled, Specs, of_cuts},
     project,
 };
-use crate::{error::Result, factor::rule::Kind, sub_axis::SubAxis};
+use crate::{
+    error::Result,
+    factor::rule::{Kind, Rule},
+};
 
 /// Says how the op computes with these layouts, by a policy.
 ///
@@ -19,7 +22,7 @@ use crate::{error::Result, factor::rule::Kind, sub_axis::SubAxis};
 /// let rule = Rule::parse("([i,k],[k,j])->([i,j])", &[("k", Kind::Sum)], &[], &[], Reduction::Add, &[])?.sized(&shapes)?;
 /// let [dp, tp] = [SubAxis { axis: 0, before: 1, size: 2 }, SubAxis { axis: 1, before: 1, size: 4 }];
 /// let layouts = [Some(vec![vec![dp], vec![]]), Some(vec![vec![], vec![tp]]), None];
-/// let op = Op { mesh: &mesh, rule: &rule, elementwise: false, shapes: &shapes, layouts: &layouts, itemsizes: &[4; 3], kept: &[] };
+/// let op = Op { mesh: &mesh, rule: &rule, shapes: &shapes, layouts: &layouts, itemsizes: &[4; 3], kept: &[] };
 /// assert_eq!(settle(op, Policy::Explicit)?.unwrap().layouts[2], [[dp], [tp]]);
 /// # Ok::<(), shardwise_core::error::Error>(())
 /// ```
@@ -43,7 +46,7 @@ fn shardy(op: Op<'_>) -> Settled {
     let all = 0..rule.tensors();
     let of = |tensor: usize| project::project(rule, tensor, op.layouts[tensor].as_ref(), op.layouts[tensor].is_some());
     let mut tensors: Vec<project::Tensor> = all.clone().map(of).collect();
-    while agree::agree(rule, &mut tensors, op.elementwise, mesh, &[], |_| agree::Direction::Both).contains(&true) {}
+    while agree::agree(rule, &mut tensors, false, mesh, &[], |_| agree::Direction::Both).contains(&true) {}
     let layout = |tensor: usize| match &op.layouts[tensor] {
         Some(given) => given.clone(),
         None => project::layout(rule, tensor, &tensors[tensor]),
@@ -56,42 +59,43 @@ fn shardy(op: Op<'_>) -> Settled {
     Settled::new(rule, cuts, layouts)
 }
 
-/// The layouts with those of the results that JAX's explicit mode gives a product of one or two operands: a factor is cut as
-/// the first operand that has it cuts it.
+/// The cuts with which JAX's explicit mode computes a product of operands that are cut so: a factor is cut as in the first operand
+/// that has it.
+pub(super) fn product(rule: &Rule, operands: &[project::Tensor]) -> std::result::Result<meet::Cuts, Conflict> {
+    let cut_in = |factor: usize| {
+        let tensors = operands.iter().enumerate();
+        tensors.filter_map(move |(tensor, cuts)| Some((tensor, &cuts[factor].as_ref()?.axes)))
+    };
+    let of_kind = |kind| (0..rule.factors().len()).filter(move |factor| rule.factors()[*factor].kind == kind);
+    for factor in of_kind(Kind::Pass).chain(of_kind(Kind::Sum)) {
+        let mut cut = cut_in(factor).filter(|(_, axes)| !axes.is_empty());
+        if let Some((first, axes)) = cut.next()
+            && let Some((other, _)) = cut.find(|(_, other)| *other != axes)
+        {
+            return Err(Conflict::Differ { factor, operands: [first, other] });
+        }
+    }
+    for factor in of_kind(Kind::Sum) {
+        if cut_in(factor).filter(|(_, axes)| !axes.is_empty()).count() > 1 {
+            return Err(Conflict::Ambiguous { factor });
+        }
+    }
+    let cuts = |factor| cut_in(factor).next().map(|(_, axes)| axes.clone()).unwrap_or_default();
+    Ok((0..rule.factors().len()).map(cuts).collect())
+}
+
+/// The layouts with those of the results that JAX's explicit mode gives a product of one or two operands.
 fn explicit(op: Op<'_>) -> std::result::Result<Vec<Option<Specs>>, Conflict> {
     let rule = op.rule;
     let operands = rule.operands();
     if let Some(operand) = (0..operands).find(|operand| op.layouts[*operand].is_none()) {
         return Err(Conflict::Open { operand });
     }
-    let of = |tensor: usize| project::project(rule, tensor, op.layouts[tensor].as_ref(), true);
-    let tensors: Vec<project::Tensor> = (0..operands).map(of).collect();
-    let cut_in = |factor: usize| {
-        let tensors = tensors.iter().enumerate();
-        tensors.filter_map(move |(tensor, cuts)| Some((tensor, &cuts[factor].as_ref()?.axes)))
-    };
-    let kinds = [Kind::Pass, Kind::Sum];
     if op.layouts[operands..].iter().all(Option::is_some) {
         return Ok(op.layouts.to_vec());
     }
-    for kind in kinds {
-        for (factor, _) in rule.factors().iter().enumerate().filter(|(_, factor)| factor.kind == kind) {
-            let mut cut = cut_in(factor).filter(|(_, axes)| !axes.is_empty());
-            if let Some((first, axes)) = cut.next()
-                && let Some((other, _)) = cut.find(|(_, other)| *other != axes)
-            {
-                return Err(Conflict::Differ { factor, operands: [first, other] });
-            }
-        }
-    }
-    for (factor, _) in rule.factors().iter().enumerate().filter(|(_, factor)| factor.kind == Kind::Sum) {
-        if cut_in(factor).filter(|(_, axes)| !axes.is_empty()).count() > 1 {
-            return Err(Conflict::Ambiguous { factor });
-        }
-    }
-    let cuts: Vec<Vec<SubAxis>> = (0..rule.factors().len())
-        .map(|factor| cut_in(factor).next().map(|(_, axes)| axes.clone()).unwrap_or_default())
-        .collect();
+    let of = |tensor: usize| project::project(rule, tensor, op.layouts[tensor].as_ref(), true);
+    let cuts = product(rule, &(0..operands).map(of).collect::<Vec<_>>())?;
     let mut layouts = op.layouts.to_vec();
     for (result, layout) in layouts.iter_mut().enumerate().skip(operands) {
         let held: Vec<usize> =

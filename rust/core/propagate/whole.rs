@@ -4,80 +4,13 @@
 //! changes; and so five times, each time with more ops and directions: ops that only pass on what has one user, or many; factors
 //! that pass; all but broadcasts; all.
 
-use std::sync::Arc;
-
 use super::{
     agree::{self, Direction},
     axes,
+    flow::{Flow, Node, Start, Way},
     project::{self, Specs},
 };
-use crate::{
-    factor::rule::{Kind, Rule},
-    mesh::Mesh,
-    sub_axis::SubAxis,
-};
-
-/// In which round, and in which direction, layouts go through an op.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
-    /// Elementwise: first, both ways; its tensors are alike.
-    Alike,
-    /// A reshape or a transpose: first, both ways.
-    First,
-    /// A slice at a place that only the run tells, or an update of one: first, forward.
-    Forward,
-    /// A broadcast: backward before forward.
-    Broadcast,
-    /// An edge into a call or a loop, or out of it, from one value or several into one: first, both ways, however many use them.
-    Edge,
-    /// A constraint on a layout: as one that is elementwise, but its operand takes the layout of its result.
-    Constraint,
-    /// All others.
-    Later,
-}
-
-/// An op of a computation.
-#[derive(Debug, Clone)]
-pub struct Node {
-    /// Its rule, of known sizes.
-    pub rule: Rule,
-    /// When layouts go through it.
-    pub way: Way,
-    /// The numbers of its operands, then of its results.
-    pub values: Vec<usize>,
-}
-
-/// The layout that a value begins with.
-#[derive(Debug, Clone)]
-pub struct Start {
-    /// The axes of its dims.
-    pub specs: Specs,
-    /// Which dims may take more.
-    pub open: Vec<bool>,
-    /// When each dim gets its axes: those of 0 first, and only when nothing changes any more the others, in their order.
-    pub priorities: Vec<u32>,
-}
-
-/// A computation as layouts go through it: values, ops, results.
-///
-/// The numbers of values must be in range, and an op's operands made before it.
-#[derive(Debug, Clone, Copy)]
-pub struct Flow<'a> {
-    /// The mesh of all layouts.
-    pub mesh: &'a Arc<Mesh>,
-    /// The shape of each value.
-    pub shapes: &'a [&'a [i64]],
-    /// The layout that each begins with.
-    pub starts: &'a [Option<Start>],
-    /// The value whose layout each has: itself, or that of the edge into a loop from which its body takes it.
-    pub same: &'a [usize],
-    /// The number of values that are given, which are the first.
-    pub inputs: usize,
-    /// The ops in order.
-    pub nodes: &'a [Node],
-    /// An edge from each value that is a result to the number that the result has.
-    pub outputs: &'a [Node],
-}
+use crate::{factor::rule::Kind, mesh::Mesh, sub_axis::SubAxis};
 
 /// A value on the way.
 #[derive(Default)]
@@ -94,64 +27,61 @@ struct Value {
     inner: Vec<usize>,
     /// The number of uses of the value itself, as a result of the computation too.
     uses: usize,
+    /// The number of the visit that last changed it.
+    changed: usize,
+}
+
+/// An op on the way.
+struct Visited {
+    /// True if one of its operands has other users.
+    shared: bool,
+    /// The number of the last visit, and the directions of then for factors that pass and for others, if nothing changed.
+    settled: Option<(usize, [Direction; 2])>,
+}
+
+/// All values and ops on the way.
+struct Passes<'a> {
+    flow: &'a Flow,
+    values: Vec<Value>,
+    /// Those of the flow's nodes, then of its outputs.
+    ops: Vec<Visited>,
+    /// The number of visits.
+    visits: usize,
 }
 
 /// The number of rounds.
 const ROUNDS: usize = 5;
 
 /// The layout of each value of a computation, none where nothing cuts it.
-#[must_use]
-pub fn layouts(flow: Flow<'_>) -> Vec<Option<Specs>> {
-    let mut values: Vec<Value> =
-        flow.shapes.iter().zip(flow.starts).map(|(shape, start)| Value::new(shape.len(), start.as_ref())).collect();
-    for (number, node) in flow.nodes.iter().enumerate() {
-        let (operands, results) = node.values.split_at(node.rule.operands());
-        for operand in operands {
-            values[*operand].uses += 1;
-            let owner = &mut values[flow.same[*operand]];
-            let users = if flow.same[*operand] == *operand { &mut owner.users } else { &mut owner.inner };
-            users.push(number);
-        }
-        for result in results {
-            values[*result].maker = Some(number);
-        }
-    }
-    for value in &mut values {
-        value.users.reverse();
-        value.inner.reverse();
-    }
-    for output in flow.outputs {
-        values[output.values[0]].uses += 1;
-    }
-    let shared = |node: &Node| {
-        let many = |value: &usize| values[*value].uses != 1 && !flow.shapes[*value].is_empty();
-        node.way != Way::Edge && node.values[..node.rule.operands()].iter().any(many)
-    };
-    let shared: Vec<bool> = flow.nodes.iter().map(shared).collect();
+pub(super) fn layouts(flow: &Flow) -> Vec<Option<Specs>> {
+    let mut passes = Passes::new(flow);
     let mut priorities: Vec<u32> = flow.starts.iter().flatten().flat_map(|start| start.priorities.clone()).collect();
     priorities.push(0);
     priorities.sort_unstable();
     priorities.dedup();
     for priority in priorities {
-        for (value, start) in values.iter_mut().zip(flow.starts) {
+        passes.visits += 1;
+        for (value, start) in passes.values.iter_mut().zip(&flow.starts) {
             if let Some(start) = start {
                 value.give(start, priority);
+                value.changed = passes.visits;
             }
         }
         for round in 0..ROUNDS {
-            to_results(flow, &mut values);
-            pass(flow, &shared, &mut values, round);
-            to_results(flow, &mut values);
+            passes.meet_results();
+            passes.pass(round);
+            passes.meet_results();
         }
     }
+    let values = passes.values;
     let mut at_border: Vec<bool> = (0..values.len()).map(|number| number < flow.inputs).collect();
-    for output in flow.outputs {
+    for output in &flow.outputs {
         at_border[output.values[1]] = true;
     }
     let found = |number: usize| {
         let value = &values[flow.same[number]];
         let specs = value.specs.clone()?;
-        let even = || whole_axes(divided(specs.clone(), flow.shapes[number]), &value.closed, flow.mesh);
+        let even = || whole_axes(divided(specs.clone(), &flow.shapes[number]), &value.closed, &flow.mesh);
         Some(if at_border[number] { even() } else { specs })
     };
     (0..values.len()).map(found).collect()
@@ -175,61 +105,124 @@ impl Value {
             (specs[dim], self.closed[dim]) = (start.specs[dim].clone(), !start.open[dim]);
         }
     }
-}
 
-/// Lets values and the results that they are agree.
-fn to_results(flow: Flow<'_>, values: &mut [Value]) {
-    for output in flow.outputs {
-        visit(flow, output, false, values, ROUNDS - 1);
+    /// Takes another layout; whether it is another.
+    fn take(&mut self, specs: Specs, closed: Vec<bool>) -> bool {
+        let same = match &self.specs {
+            Some(before) => *before == specs && self.closed == closed,
+            None => specs.iter().all(Vec::is_empty),
+        };
+        if !same {
+            (self.specs, self.closed) = (Some(specs), closed);
+        }
+        !same
     }
 }
 
-/// Goes through all ops once, and again through those whose values change.
-fn pass(flow: Flow<'_>, shared: &[bool], values: &mut [Value], round: usize) {
-    let mut stack: Vec<usize> = (0..flow.nodes.len()).rev().collect();
-    let mut waiting = vec![true; flow.nodes.len()];
-    while let Some(number) = stack.pop() {
-        waiting[number] = false;
-        for value in visit(flow, &flow.nodes[number], shared[number], values, round) {
-            let value = &values[value];
-            for other in value.inner.iter().chain(&value.maker).chain(&value.users) {
-                if *other != number && !std::mem::replace(&mut waiting[*other], true) {
-                    stack.push(*other);
+impl<'a> Passes<'a> {
+    fn new(flow: &'a Flow) -> Self {
+        let of = |(shape, start): (&std::sync::Arc<[i64]>, &Option<Start>)| Value::new(shape.len(), start.as_ref());
+        let mut values: Vec<Value> = flow.shapes.iter().zip(&flow.starts).map(of).collect();
+        for (number, node) in flow.nodes.iter().enumerate() {
+            let (operands, results) = node.values.split_at(node.ruled.rule.operands());
+            for operand in operands {
+                values[*operand].uses += 1;
+                let owner = &mut values[flow.same[*operand]];
+                let users = if flow.same[*operand] == *operand { &mut owner.users } else { &mut owner.inner };
+                users.push(number);
+            }
+            for result in results {
+                values[*result].maker = Some(number);
+            }
+        }
+        for value in &mut values {
+            value.users.reverse();
+            value.inner.reverse();
+        }
+        for output in &flow.outputs {
+            values[output.values[0]].uses += 1;
+        }
+        let many = |value: &usize| values[*value].uses != 1 && !flow.shapes[*value].is_empty();
+        let shared = |node: &Node| node.way != Way::Edge && node.values[..node.ruled.rule.operands()].iter().any(many);
+        let of = |node| Visited { shared: shared(node), settled: None };
+        let ops = flow.nodes.iter().chain(&flow.outputs).map(of).collect();
+        Self { flow, values, ops, visits: 0 }
+    }
+
+    /// Lets values and the results that they are agree.
+    fn meet_results(&mut self) {
+        let flow = self.flow;
+        for (number, output) in flow.outputs.iter().enumerate() {
+            self.visit(flow.nodes.len() + number, output, ROUNDS - 1);
+        }
+    }
+
+    /// Goes through all ops once, and again through those whose values change.
+    fn pass(&mut self, round: usize) {
+        let flow = self.flow;
+        let mut stack: Vec<usize> = (0..flow.nodes.len()).rev().collect();
+        let mut waiting = vec![true; flow.nodes.len()];
+        while let Some(number) = stack.pop() {
+            waiting[number] = false;
+            for value in self.visit(number, &flow.nodes[number], round) {
+                let value = &self.values[value];
+                for other in value.inner.iter().chain(&value.maker).chain(&value.users) {
+                    if *other != number && !std::mem::replace(&mut waiting[*other], true) {
+                        stack.push(*other);
+                    }
                 }
             }
         }
     }
+
+    /// Lets the values of an op agree; which of them have changed.
+    fn visit(&mut self, number: usize, node: &Node, round: usize) -> Vec<usize> {
+        let Self { flow, values, ops, visits } = self;
+        let (rule, op) = (&node.ruled.rule, &mut ops[number]);
+        let of = |value: &usize| &values[flow.same[*value]];
+        let specs = || node.values.iter().map(|value| of(value).specs.as_ref());
+        if specs().all(is_whole) || node.is_even() && all_equal(specs()) {
+            return Vec::new();
+        }
+        let ways = [Kind::Pass, Kind::Whole].map(|kind| direction(node.way, kind, op.shared, round));
+        let since = |last: usize| node.values.iter().any(|value| of(value).changed > last);
+        if ways == [Direction::Nowhere; 2] || op.settled.is_some_and(|(last, then)| then == ways && !since(last)) {
+            return Vec::new();
+        }
+        *visits += 1;
+        let projected = |(tensor, value): (usize, &usize)| {
+            let value = of(value);
+            project::project_closed(rule, tensor, value.specs.as_ref(), &value.closed)
+        };
+        let mut tensors: Vec<project::Tensor> = node.values.iter().enumerate().map(projected).collect();
+        let kept: Vec<&[SubAxis]> = node.values.iter().map(|value| of(value).kept.as_slice()).collect();
+        let alike = matches!(node.way, Way::Alike | Way::Constraint);
+        let way = |factor: usize| ways[usize::from(rule.factors()[factor].kind != Kind::Pass)];
+        let changed = agree::agree(rule, &mut tensors, alike, &flow.mesh, &kept, way);
+        let mut found = Vec::new();
+        for (tensor, value) in node.values.iter().enumerate().filter(|(tensor, _)| changed[*tensor]) {
+            let (specs, closed) = project::layout_and_closed(rule, tensor, &tensors[tensor]);
+            let value = flow.same[*value];
+            if values[value].take(specs, closed) {
+                values[value].changed = *visits;
+                found.push(value);
+            }
+        }
+        op.settled = found.is_empty().then_some((*visits, ways));
+        found
+    }
 }
 
-/// Lets the values of an op agree; which of them have changed.
-fn visit(flow: Flow<'_>, node: &Node, shared: bool, values: &mut [Value], round: usize) -> Vec<usize> {
-    let rule = &node.rule;
-    if node.values.iter().all(|value| values[flow.same[*value]].specs.is_none()) {
-        return Vec::new();
-    }
-    let direction = |factor: usize| direction(node.way, rule.factors()[factor].kind, shared, round);
-    let of = |(tensor, value): (usize, &usize)| {
-        let value = &values[flow.same[*value]];
-        project::project_closed(rule, tensor, value.specs.as_ref(), &value.closed)
-    };
-    let mut tensors: Vec<project::Tensor> = node.values.iter().enumerate().map(of).collect();
-    let kept: Vec<&[SubAxis]> = node.values.iter().map(|value| values[flow.same[*value]].kept.as_slice()).collect();
-    let changed =
-        agree::agree(rule, &mut tensors, matches!(node.way, Way::Alike | Way::Constraint), flow.mesh, &kept, direction);
-    let mut found = Vec::new();
-    for (tensor, number) in node.values.iter().enumerate().filter(|(tensor, _)| changed[*tensor]) {
-        let (specs, closed) = project::layout_and_closed(rule, tensor, &tensors[tensor]);
-        let value = &mut values[flow.same[*number]];
-        let same = match &value.specs {
-            Some(before) => *before == specs && value.closed == closed,
-            None => specs.iter().all(Vec::is_empty),
-        };
-        if !same {
-            (value.specs, value.closed) = (Some(specs), closed);
-            found.push(flow.same[*number]);
-        }
-    }
-    found
+/// True for a layout that cuts nothing, and for none.
+pub(super) fn is_whole(specs: Option<&Specs>) -> bool {
+    specs.is_none_or(|specs| specs.iter().all(Vec::is_empty))
+}
+
+/// True if the layouts of all tensors that have dims are there, and equal.
+pub(super) fn all_equal<'a>(mut layouts: impl Iterator<Item = Option<&'a Specs>> + Clone) -> bool {
+    let mut ranked = layouts.clone().filter(|specs| specs.is_none_or(|specs| !specs.is_empty()));
+    let first = ranked.next().flatten();
+    first.is_some() && layouts.all(|specs| specs.is_some_and(|specs| specs.is_empty() || Some(specs) == first))
 }
 
 /// Which way the cut of a factor goes in a round: the ways of that round and of those before it.

@@ -5,7 +5,7 @@ use pyo3::{
     prelude::*,
     types::{PyBool, PyDict, PyInt, PyString, PyTuple},
 };
-use shardwise_core::factor::{self, Attribute, Attributes, Kind, Reduction, Rule, rule};
+use shardwise_core::factor::{Attribute, Attributes, Kind, Reduction, Rule, rule};
 
 use crate::{
     convert::{integer, integers, repr, strings},
@@ -121,13 +121,6 @@ pub(crate) fn factor_rule(
         let results: Vec<&[i64]> = results.iter().map(Vec::as_slice).collect();
         Py::new(py, FactorRule { core: rule(op, &operands, &results, &attributes).map_err(to_py)? })
     })
-}
-
-/// Says whether an op computes each element of a result from those at its place.
-#[pyfunction]
-#[pyo3(signature = (op, /))]
-pub(crate) fn is_elementwise(op: &str) -> PyResult<bool> {
-    guard(|| Ok(factor::is_elementwise(op)))
 }
 
 fn reduction_named(name: &str) -> PyResult<Reduction> {

@@ -35,6 +35,8 @@ pub fn fill(module: &Bound<'_, PyModule>) -> PyResult<()> {
     note_panics();
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<factor::FactorRule>()?;
+    module.add_class::<propagate::Computation>()?;
+    module.add_class::<propagate::Propagated>()?;
     module.add_class::<held::Held>()?;
     module.add_class::<layout::Layout>()?;
     module.add_class::<mesh::Mesh>()?;
@@ -64,7 +66,6 @@ pub fn fill(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(dtensor::parse_device, module)?)?;
     module.add_function(wrap_pyfunction!(dtensor::print_device, module)?)?;
     module.add_function(wrap_pyfunction!(factor::factor_rule, module)?)?;
-    module.add_function(wrap_pyfunction!(factor::is_elementwise, module)?)?;
     module.add_function(wrap_pyfunction!(io::free_space, module)?)?;
     module.add_function(wrap_pyfunction!(io::mapped_files, module)?)?;
     module.add_function(wrap_pyfunction!(io::publish, module)?)?;

@@ -1,11 +1,16 @@
-//! `_core.settle` and `_core.propagated`.
+//! `_core.Computation`, `_core.Propagated`, `_core.propagated` and `_core.settle`.
+
+use std::sync::Arc;
 
 use pyo3::{exceptions::PyValueError, prelude::*, types::PyTuple};
 use shardwise_core::{
-    error::Error as CoreError,
+    computation::{Computation as CoreComputation, Does, Op as CoreOp, Ruled},
     mesh::Mesh as CoreMesh,
-    propagate::{Conflict, Flow, Lowered, Node, Op, Policy, Specs, Start, Way, layouts, lower, settle as settled},
-    sub_axis::{self, SubAxis},
+    propagate::{
+        Conflict, Flow, Looped, Lowered, Op, Part, Policy, Propagated as CorePropagated, Specs, Start, Way, propagate,
+        settle as settled,
+    },
+    sub_axis::SubAxis,
 };
 
 use crate::{
@@ -18,7 +23,7 @@ use crate::{
 /// Says how an op computes with tensors of these layouts, each the axes of its dims or none: the cuts of its factors, the layouts
 /// of its tensors, those that it computes with, the axes of addends; or a conflict as its name, factors and operands.
 #[pyfunction]
-#[pyo3(signature = (mesh, rule, shapes, layouts, itemsizes, kept, policy, elementwise, /))]
+#[pyo3(signature = (mesh, rule, shapes, layouts, itemsizes, kept, policy, /))]
 #[allow(clippy::too_many_arguments, reason = "they are what an op is, and it is asked in one place")]
 pub(crate) fn settle<'py>(
     py: Python<'py>,
@@ -29,7 +34,6 @@ pub(crate) fn settle<'py>(
     itemsizes: &Bound<'py, PyAny>,
     kept: &Bound<'py, PyAny>,
     policy: &str,
-    elementwise: bool,
 ) -> PyResult<Bound<'py, PyTuple>> {
     guard(|| {
         let policy = policy_named(policy)?;
@@ -48,7 +52,7 @@ pub(crate) fn settle<'py>(
         let mesh = &mesh.core;
         let kept = axes(mesh, kept)?;
         let (layouts, itemsizes, kept) = (layouts.as_slice(), itemsizes.as_slice(), kept.as_slice());
-        let op = Op { mesh, rule: &rule, elementwise, shapes: &shapes, layouts, itemsizes, kept };
+        let op = Op { mesh, rule: &rule, shapes: &shapes, layouts, itemsizes, kept };
         let found = match py.detach(|| settled(op, policy)).map_err(to_py)? {
             Ok(found) => found,
             Err(conflict) => return described(conflict).into_pyobject(py),
@@ -62,104 +66,225 @@ pub(crate) fn settle<'py>(
     })
 }
 
-/// An op: its rule, when layouts go through it, and the numbers of its values.
-type Op3<'py> = (PyRef<'py, FactorRule>, String, Vec<usize>);
+/// An op as Python says it: name, operands, results, rule, body, trips, axes and open dims of a constraint, the dim of the features
+/// in the first operand of a convolution.
+type SaidOp<'py> = (
+    String,
+    Vec<usize>,
+    Vec<usize>,
+    Option<PyRef<'py, FactorRule>>,
+    Option<PyRef<'py, Computation>>,
+    i64,
+    Option<(Vec<Vec<String>>, Vec<usize>)>,
+    Option<usize>,
+);
 
-/// The layout of each value of a computation, none where nothing cuts it; and for each op, then each result, none or the cuts
-/// of its factors, the layouts that it computes with where they are others, the axes of addends, and where a reshape cannot be
-/// computed with these, those with which it can.
+/// A computation.
+#[pyclass(frozen, module = "shardwise._core")]
+pub(crate) struct Computation {
+    core: Arc<CoreComputation>,
+}
+
+#[pymethods]
+impl Computation {
+    #[new]
+    #[pyo3(signature = (shapes, dtypes, inputs, ops, outputs, /))]
+    fn new(
+        shapes: &Bound<'_, PyAny>,
+        dtypes: Vec<String>,
+        inputs: usize,
+        ops: &Bound<'_, PyAny>,
+        outputs: Vec<usize>,
+    ) -> PyResult<Self> {
+        guard(|| {
+            let shapes: Vec<Arc<[i64]>> = listed("shapes", shapes)?.into_iter().map(Arc::from).collect();
+            let dtypes: Vec<Arc<str>> = dtypes.into_iter().map(Arc::from).collect();
+            let ops = ops.try_iter()?.map(|op| said(op?.extract()?)).collect::<PyResult<Vec<_>>>()?;
+            let core = CoreComputation { shapes, dtypes, inputs, ops, outputs };
+            if !core.is_sound() {
+                return Err(PyValueError::new_err("shapes, dtypes, ops and outputs must be of the same values"));
+            }
+            Ok(Self { core: Arc::new(core) })
+        })
+    }
+}
+
+fn said(said: SaidOp<'_>) -> PyResult<CoreOp> {
+    let (name, operands, results, rule, body, trips, constraint, feature) = said;
+    let does = match (rule, body, constraint) {
+        (Some(rule), ..) => Does::Rule(Arc::new(Ruled { name, rule: rule.core.clone(), feature })),
+        (_, Some(body), _) if name == "loop" => Does::Loop(body.core.clone(), trips),
+        (_, Some(body), _) => Does::Call(body.core.clone()),
+        (.., Some((axes, open))) => {
+            let open = (0..axes.len()).map(|dim| open.contains(&dim)).collect();
+            Does::Constraint(axes, open)
+        }
+        _ if name == "barrier" => Does::Barrier,
+        _ => Does::Constant,
+    };
+    Ok(CoreOp { operands, results, does })
+}
+
+/// A constant: its value, the place of the op that makes it, and its operands.
+type MadeConstant = (usize, Vec<usize>, Vec<usize>);
+
+/// A loop: the first op of its body, the edge after the last, the values that the body takes, and how often.
+type LoopBody = (usize, usize, Vec<usize>, i64);
+
+/// The layouts of all values of a computation, and how its ops compute.
+#[pyclass(frozen, module = "shardwise._core")]
+pub(crate) struct Propagated {
+    core: CorePropagated,
+}
+
+/// Ops and edges are numbered in order, those to results last; an op is named by its place: its number in the computation, then in
+/// the body of that op, and so on.
+#[pymethods]
+impl Propagated {
+    /// For each value of the computation its number here, and for each result.
+    #[getter]
+    fn numbers(&self) -> PyResult<(Vec<Option<usize>>, Vec<usize>)> {
+        guard(|| {
+            let flow = &self.core.flow;
+            Ok((flow.numbers.clone(), flow.outputs.iter().map(|edge| edge.values[1]).collect()))
+        })
+    }
+
+    /// The number of ops and edges, and of those of them that are edges to results.
+    #[getter]
+    fn counts(&self) -> PyResult<(usize, usize)> {
+        guard(|| Ok((self.core.lowered.len(), self.core.flow.outputs.len())))
+    }
+
+    /// The ops and edges for which something moves, or may.
+    #[getter]
+    fn moving(&self) -> PyResult<Vec<usize>> {
+        guard(|| Ok(self.core.moving().collect()))
+    }
+
+    /// The constants.
+    #[getter]
+    fn constants(&self) -> PyResult<Vec<MadeConstant>> {
+        guard(|| {
+            let flow = &self.core.flow;
+            Ok(flow.constants.iter().map(|made| (made.value, flow.path(made.place), made.operands.clone())).collect())
+        })
+    }
+
+    /// The loops.
+    #[getter]
+    fn loops(&self) -> PyResult<Vec<LoopBody>> {
+        guard(|| {
+            let of = |body: &Looped| (body.first, body.end, body.inner.clone(), body.trips);
+            Ok(self.core.flow.loops.iter().map(of).collect())
+        })
+    }
+
+    /// The shape, the dtype, the number in its own computation and the layout of a value, which is none where nothing cuts it.
+    #[pyo3(signature = (number, /))]
+    fn value<'py>(&self, py: Python<'py>, number: usize) -> PyResult<Bound<'py, PyTuple>> {
+        guard(|| {
+            let flow = &self.core.flow;
+            let specs = self.core.layouts[number].as_ref().map(|specs| named(py, &flow.mesh, specs)).transpose()?;
+            let shape = PyTuple::new(py, &*flow.shapes[number])?;
+            (shape, &*flow.dtypes[number], flow.origins[number], specs).into_pyobject(py)
+        })
+    }
+
+    /// The part of its op that an op or edge is, the op's place, the values, and how often it is computed; and how: none, or the
+    /// cuts of its factors, the layouts that it computes with where they are others, the axes of addends, and where a reshape
+    /// cannot be computed with these, those with which it can.
+    #[pyo3(signature = (number, /))]
+    fn node<'py>(&self, py: Python<'py>, number: usize) -> PyResult<Bound<'py, PyTuple>> {
+        guard(|| {
+            let flow = &self.core.flow;
+            let node = flow.nodes.iter().chain(&flow.outputs).nth(number);
+            let node = node.ok_or_else(|| PyValueError::new_err(format!("there is no op {number}")))?;
+            let part = match (node.way, node.part) {
+                (Way::Constraint, _) => "constraint",
+                (_, Part::Op) => "op",
+                (_, Part::Operand) => "operand",
+                (_, Part::Result) => "result",
+                (_, Part::Output) => "output",
+            };
+            let place = if node.part == Part::Output { Vec::new() } else { flow.path(node.place) };
+            let names = |specs: &[Vec<SubAxis>]| named(py, &flow.mesh, specs);
+            let all = |layouts: &[Option<Specs>]| {
+                let layouts = layouts.iter().map(|layout| layout.as_deref().map(names).transpose());
+                PyTuple::new(py, layouts.collect::<PyResult<Vec<_>>>()?)
+            };
+            let summed = |op: &Lowered| PyTuple::new(py, texts(&flow.mesh, &op.summed));
+            let how =
+                |op: &Lowered| (names(&op.cuts)?, all(&op.local)?, summed(op)?, all(&op.possible)?).into_pyobject(py);
+            let how = self.core.lowered[number].as_ref().map(how).transpose()?;
+            let (place, values) = (PyTuple::new(py, place)?, PyTuple::new(py, &node.values)?);
+            (part, place, values, node.times, how).into_pyobject(py)
+        })
+    }
+}
+
+/// The layouts of all values of a computation by a policy, and how its ops compute. `inputs` and `results` have for each none or the
+/// layout that it begins with, whether each dim may take more, and when it gets its axes; `itemsize` gives the bytes of an element
+/// of a dtype.
 ///
-/// `starts` has for each value none or its layout, whether each dim may take more, and when it gets its axes; `same` the value
-/// whose layout each has; the first `inputs` are given; `outputs` are edges to the results. With `settled` the layouts are those
-/// that values begin with.
+/// Where explicit mode gives none, why in words, the operands that disagree, each with the input that its layout is from, and the
+/// place of the op.
 #[pyfunction]
-#[pyo3(signature = (mesh, shapes, starts, same, inputs, ops, outputs, itemsizes, policy, settled, /))]
-#[allow(clippy::too_many_arguments, reason = "they are what a computation is, and it is asked in one place")]
+#[pyo3(signature = (mesh, computation, inputs, results, itemsize, policy, /))]
 pub(crate) fn propagated<'py>(
     py: Python<'py>,
     mesh: &Mesh,
-    shapes: &Bound<'py, PyAny>,
-    starts: &Bound<'py, PyAny>,
-    same: Vec<usize>,
-    inputs: usize,
-    ops: &Bound<'py, PyAny>,
-    outputs: &Bound<'py, PyAny>,
-    itemsizes: &Bound<'py, PyAny>,
+    computation: &Computation,
+    inputs: &Bound<'py, PyAny>,
+    results: &Bound<'py, PyAny>,
+    itemsize: &Bound<'py, PyAny>,
     policy: &str,
-    settled: bool,
-) -> PyResult<Bound<'py, PyTuple>> {
+) -> PyResult<Bound<'py, PyAny>> {
     guard(|| {
-        let policy = policy_named(policy)?;
-        let itemsizes = integers("itemsizes", itemsizes)?;
-        let shapes = listed("shapes", shapes)?;
-        let shapes: Vec<&[i64]> = shapes.iter().map(Vec::as_slice).collect();
-        let start = |start: PyResult<Bound<'py, PyAny>>| {
-            let start = start?;
-            if start.is_none() {
-                return Ok(None);
-            }
-            let (layout, open, priorities): (Bound<'py, PyAny>, Vec<bool>, Vec<u32>) = start.extract()?;
-            Ok(specs(&mesh.core, &layout)?.map(|specs| Start { specs, open, priorities }))
+        let (policy, core) = (policy_named(policy)?, &computation.core);
+        let (inputs, results) = (starts(mesh, inputs)?, starts(mesh, results)?);
+        let ranked = |start: &Option<Start>, value: usize| {
+            let rank = core.shapes[value].len();
+            start
+                .as_ref()
+                .is_none_or(|start| [start.specs.len(), start.open.len(), start.priorities.len()] == [rank; 3])
         };
-        let starts = starts.try_iter()?.map(start).collect::<PyResult<Vec<_>>>()?;
-        let way = |name: &str| match name {
-            "alike" => Ok(Way::Alike),
-            "first" => Ok(Way::First),
-            "forward" => Ok(Way::Forward),
-            "broadcast" => Ok(Way::Broadcast),
-            "edge" => Ok(Way::Edge),
-            "constraint" => Ok(Way::Constraint),
-            "later" => Ok(Way::Later),
-            other => Err(PyValueError::new_err(format!("way is {other:?}"))),
-        };
-        let node = |op: PyResult<Bound<'py, PyAny>>| {
-            let (rule, name, values): Op3<'py> = op?.extract()?;
-            Ok(Node { rule: rule.core.clone(), way: way(&name)?, values })
-        };
-        let nodes = ops.try_iter()?.map(node).collect::<PyResult<Vec<Node>>>()?;
-        let outputs = outputs.try_iter()?.map(node).collect::<PyResult<Vec<Node>>>()?;
-        let ranked = |(value, start): (usize, &Option<Start>)| {
-            let rank = shapes[value].len();
-            let fits = |start: &Start| [start.specs.len(), start.open.len(), start.priorities.len()] == [rank; 3];
-            start.as_ref().is_none_or(fits)
-        };
-        let in_range = |node: &Node| {
-            let ranks = |(tensor, value): (usize, &usize)| {
-                shapes.get(*value).is_some_and(|shape| shape.len() == node.rule.rank(tensor))
-            };
-            node.values.len() == node.rule.tensors() && node.values.iter().enumerate().all(ranks)
-        };
-        let fits = starts.len() == shapes.len()
-            && same.len() == shapes.len()
-            && itemsizes.len() == shapes.len()
-            && starts.iter().enumerate().all(ranked)
-            && nodes.iter().chain(&outputs).all(in_range)
-            && outputs.iter().all(|edge| edge.values.len() == 2)
-            && same.iter().enumerate().all(|(value, owner)| shapes.get(*owner) == Some(&shapes[value]));
+        let fits = inputs.len() == core.inputs
+            && results.len() == core.outputs.len()
+            && inputs.iter().enumerate().all(|(value, start)| ranked(start, value))
+            && results.iter().zip(&core.outputs).all(|(start, value)| ranked(start, *value));
         if !fits {
-            return Err(PyValueError::new_err("shapes, starts, ops and outputs must be of the same values"));
+            return Err(PyValueError::new_err("the layouts must be those of the inputs and results"));
         }
-        let (nodes, outputs) = (nodes.as_slice(), outputs.as_slice());
-        let flow = Flow { mesh: &mesh.core, shapes: &shapes, starts: &starts, same: &same, inputs, nodes, outputs };
-        let found = py.detach(|| {
-            let begun = || starts.iter().map(|start| start.as_ref().map(|start| start.specs.clone())).collect();
-            let found = if settled { begun() } else { layouts(flow) };
-            let lowered = lower(flow, &found, &itemsizes, policy)?;
-            Ok::<_, CoreError>((found, lowered))
-        });
-        let (found, lowered) = found.map_err(to_py)?;
-        let names = |specs: &[Vec<SubAxis>]| named(py, &mesh.core, specs);
-        let all = |layouts: &[Option<Specs>]| {
-            let layouts = layouts.iter().map(|layout| layout.as_deref().map(names).transpose());
-            PyTuple::new(py, layouts.collect::<PyResult<Vec<_>>>()?)
+        let flow = Flow::new(core, &mesh.core, inputs, results).map_err(to_py)?;
+        let mut known: Vec<(Arc<str>, i64)> = Vec::new();
+        let of = |dtype: &Arc<str>| {
+            if let Some((_, size)) = known.iter().find(|(name, _)| name == dtype) {
+                return Ok(*size);
+            }
+            let size: i64 = itemsize.call1((&**dtype,))?.extract()?;
+            known.push((dtype.clone(), size));
+            Ok(size)
         };
-        let lowered = lowered.iter().map(|op| {
-            let op = op.as_ref();
-            let summed = |op: &Lowered| PyTuple::new(py, texts(&mesh.core, &op.summed));
-            op.map(|op| Ok((names(&op.cuts)?, all(&op.local)?, summed(op)?, all(&op.possible)?))).transpose()
-        });
-        (all(&found)?, PyTuple::new(py, lowered.collect::<PyResult<Vec<_>>>()?)?).into_pyobject(py)
+        let itemsizes = flow.dtypes.iter().map(of).collect::<PyResult<Vec<_>>>()?;
+        match py.detach(|| propagate(flow, &itemsizes, policy)).map_err(to_py)? {
+            Ok(core) => Ok(Bound::new(py, Propagated { core })?.into_any()),
+            Err(found) => Ok((found.why, found.operands, found.place).into_pyobject(py)?.into_any()),
+        }
     })
+}
+
+/// For each value none or how its layout begins.
+fn starts(mesh: &Mesh, given: &Bound<'_, PyAny>) -> PyResult<Vec<Option<Start>>> {
+    let start = |start: PyResult<Bound<'_, PyAny>>| {
+        let start = start?;
+        if start.is_none() {
+            return Ok(None);
+        }
+        let (layout, open, priorities): (Bound<'_, PyAny>, Vec<bool>, Vec<u32>) = start.extract()?;
+        Ok(specs(&mesh.core, &layout)?.map(|specs| Start { specs, open, priorities }))
+    };
+    given.try_iter()?.map(start).collect()
 }
 
 fn policy_named(policy: &str) -> PyResult<Policy> {
@@ -188,12 +313,7 @@ fn named<'py>(py: Python<'py>, mesh: &CoreMesh, specs: &[Vec<SubAxis>]) -> PyRes
 }
 
 fn texts(mesh: &CoreMesh, axes: &[SubAxis]) -> Vec<String> {
-    let text = |axis: &SubAxis| {
-        let name = &mesh.names()[axis.axis];
-        let whole = axis.size == mesh.sizes()[axis.axis];
-        if whole { name.clone() } else { sub_axis::text(name, axis.before, axis.size) }
-    };
-    axes.iter().map(text).collect()
+    axes.iter().map(|axis| axis.name(mesh)).collect()
 }
 
 fn specs(mesh: &CoreMesh, layout: &Bound<'_, PyAny>) -> PyResult<Option<Specs>> {

@@ -1,0 +1,428 @@
+//! The layouts that JAX's explicit mode gives the results of ops, and where it gives none.
+
+use super::{
+    axes,
+    flow::{Flow, Part, Way},
+    op::{Conflict as OpConflict, of_cuts},
+    project::{Specs, project},
+    settle,
+};
+use crate::{
+    computation::Ruled,
+    factor::{is_elementwise, rule::Kind},
+    mesh::Mesh,
+    shown,
+    sub_axis::SubAxis,
+};
+
+/// A disagreement that explicit mode does not decide.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Disagreement {
+    /// In words.
+    pub why: String,
+    /// The operands that disagree, each with the input of the computation that its layout is from, if it is from one.
+    pub operands: Vec<(usize, Option<usize>)>,
+    /// The number of the op in the computation, then in the body of that op, and so on.
+    pub place: Vec<usize>,
+}
+
+/// The words, and the operands.
+type Conflict = (String, Vec<usize>);
+
+/// The layouts of all values, op by op.
+pub(super) fn layouts(flow: &Flow) -> Result<Vec<Option<Specs>>, Disagreement> {
+    let mut held = Held {
+        flow,
+        layouts: flow.starts.iter().map(|start| start.as_ref().map(|start| start.specs.clone())).collect(),
+        inputs: (0..flow.shapes.len()).map(|value| (value < flow.inputs).then_some(value)).collect(),
+        begins: vec![None; flow.shapes.len()],
+    };
+    for node in flow.nodes.iter().filter(|node| node.part == Part::Result && node.ruled.rule.operands() == 2) {
+        held.begins[node.values[2]] = Some(node.values[0]);
+    }
+    for node in flow.nodes.iter().chain(&flow.outputs) {
+        let (operands, results) = node.values.split_at(node.ruled.rule.operands());
+        if matches!(node.way, Way::Edge | Way::Constraint) {
+            if held.layouts[results[0]].is_none() {
+                let (specs, input) = held.of(operands[0]);
+                (held.layouts[results[0]], held.inputs[results[0]]) = (Some(specs), input);
+            }
+            continue;
+        }
+        let (specs, inputs): (Vec<Specs>, Vec<_>) = operands.iter().map(|value| held.of(*value)).unzip();
+        let shapes = flow.shapes_of(node);
+        let op = Explicit { ruled: &node.ruled, mesh: &flow.mesh, shapes: &shapes, specs: &specs };
+        let found = op.results().map_err(|(why, mut operands)| {
+            operands.dedup();
+            let operands = operands.into_iter().map(|operand| (operand, inputs[operand])).collect();
+            Disagreement { why, operands, place: flow.path(node.place) }
+        })?;
+        let cut = specs.iter().position(|specs| specs.iter().any(|spec| !spec.is_empty()));
+        for (value, specs) in results.iter().zip(found) {
+            held.layouts[*value] = Some(specs);
+            held.inputs[*value] = cut.and_then(|operand| inputs[operand]);
+        }
+    }
+    Ok(flow.same.iter().map(|owner| held.layouts[*owner].clone()).collect())
+}
+
+/// The layouts that are known so far, with the input that each is from.
+struct Held<'a> {
+    flow: &'a Flow,
+    layouts: Vec<Option<Specs>>,
+    inputs: Vec<Option<usize>>,
+    /// For the result of a loop the value that the loop begins with.
+    begins: Vec<Option<usize>>,
+}
+
+impl Held<'_> {
+    fn of(&mut self, value: usize) -> (Specs, Option<usize>) {
+        let owner = self.flow.same[value];
+        if self.layouts[owner].is_none()
+            && let Some(first) = self.begins[owner]
+        {
+            let (specs, input) = self.of(first);
+            (self.layouts[owner], self.inputs[owner]) = (Some(specs), input);
+        }
+        let whole = || vec![Vec::new(); self.flow.shapes[value].len()];
+        (self.layouts[owner].clone().unwrap_or_else(whole), self.inputs[owner])
+    }
+}
+
+/// An op with the layouts of its operands.
+struct Explicit<'a> {
+    ruled: &'a Ruled,
+    mesh: &'a Mesh,
+    /// The shapes of operands and results.
+    shapes: &'a [&'a [i64]],
+    specs: &'a [Specs],
+}
+
+impl Explicit<'_> {
+    /// The layouts of its results.
+    fn results(&self) -> Result<Vec<Specs>, Conflict> {
+        let found = self.result()?;
+        let axes: Vec<(usize, SubAxis)> =
+            found.iter().enumerate().flat_map(|(dim, spec)| spec.iter().map(move |axis| (dim, *axis))).collect();
+        for (at, (dim, axis)) in axes.iter().enumerate() {
+            let Some((first, _)) = axes[..at].iter().find(|(_, other)| axis.overlaps(*other) || axis == other) else {
+                continue;
+            };
+            let has = |specs: &Specs| specs.iter().flatten().any(|other| other == axis);
+            let operands = (0..self.specs.len()).filter(|operand| has(&self.specs[*operand])).collect();
+            let name = self.axes(&[*axis]);
+            return Err((format!("{name} would cut dims {first} and {dim} of the result"), operands));
+        }
+        let of = |shape: &&[i64]| {
+            if shape.len() == found.len() { found.clone() } else { vec![Vec::new(); shape.len()] }
+        };
+        Ok(self.shapes[self.specs.len()..].iter().map(of).collect())
+    }
+
+    fn result(&self) -> Result<Specs, Conflict> {
+        let rule = &self.ruled.rule;
+        match self.ruled.name.as_str() {
+            "select" => {
+                self.equal(1, 2)?;
+                if !self.shapes[0].is_empty() {
+                    self.equal(0, 1)?;
+                }
+                Ok(self.specs[1].clone())
+            }
+            "clamp" => Ok(self.specs[1].clone()),
+            name if is_elementwise(name) => {
+                let rank = self.specs.iter().map(Vec::len).max().unwrap_or(0);
+                let ranked =
+                    |dim| (0..self.specs.len()).filter(|at| !self.specs[*at].is_empty()).map(move |at| (at, dim));
+                (0..rank).map(|dim| Ok(self.agreed(ranked(dim))?.to_vec())).collect()
+            }
+            "transpose" | "broadcast_in_dim" | "reduce" => Ok(self.passed(1)),
+            "reshape" => self.reshaped(),
+            "concatenate" => {
+                (1..self.specs.len()).try_for_each(|other| self.equal(0, other))?;
+                Ok(self.specs[0].clone())
+            }
+            "reverse" => Ok(self.specs[0].clone()),
+            "dynamic_update_slice" => {
+                self.equal(0, 1)?;
+                Ok(self.specs[0].clone())
+            }
+            "sort" => {
+                let along = (0..rule.rank(0)).find(|dim| self.kind(0, *dim) == Kind::Whole);
+                for operand in 0..self.specs.len() {
+                    along.map_or(Ok(()), |along| self.whole(operand, along))?;
+                    self.equal(0, operand)?;
+                }
+                Ok(self.specs[0].clone())
+            }
+            "slice" | "pad" | "dynamic_slice" | "reduce_window" | "convolution" => self.windows(),
+            "dot_general" => self.product(),
+            "gather" => self.gathered(),
+            "scatter" => self.scattered(),
+            name if self.specs.iter().flatten().any(|spec| !spec.is_empty()) => {
+                Err((format!("explicit mode has no rule for {name}"), Vec::new()))
+            }
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    fn axes(&self, axes: &[SubAxis]) -> String {
+        axes.iter().map(|axis| axis.name(self.mesh)).collect::<Vec<_>>().join("+")
+    }
+
+    /// Says how a dim of an operand is cut.
+    fn text(&self, operand: usize, dim: usize) -> String {
+        let axes = self.axes(&self.specs[operand][dim]);
+        let how = if axes.is_empty() { "whole".to_owned() } else { format!("cut over {axes}") };
+        format!("dim {dim} of operands[{operand}] is {how}")
+    }
+
+    fn differ(&self, first: (usize, usize), other: (usize, usize)) -> Conflict {
+        let why = format!("{}, and {}", self.text(first.0, first.1), self.text(other.0, other.1));
+        (why, vec![first.0, other.0])
+    }
+
+    /// The axes that several dims of operands have, except for those that are whole.
+    fn agreed(&self, places: impl Iterator<Item = (usize, usize)>) -> Result<&[SubAxis], Conflict> {
+        let mut first: Option<(usize, usize)> = None;
+        for (at, dim) in places.filter(|(at, dim)| !self.specs[*at][*dim].is_empty()) {
+            match first {
+                Some(first) if self.specs[first.0][first.1] != self.specs[at][dim] => {
+                    return Err(self.differ(first, (at, dim)));
+                }
+                Some(_) => {}
+                None => first = Some((at, dim)),
+            }
+        }
+        Ok(first.map_or(&[], |(at, dim)| &self.specs[at][dim]))
+    }
+
+    fn equal(&self, first: usize, other: usize) -> Result<(), Conflict> {
+        let differ = (0..self.specs[first].len()).find(|dim| self.specs[first][*dim] != self.specs[other][*dim]);
+        differ.map_or(Ok(()), |dim| Err(self.differ((first, dim), (other, dim))))
+    }
+
+    fn whole(&self, operand: usize, dim: usize) -> Result<(), Conflict> {
+        if self.specs[operand][dim].is_empty() {
+            return Ok(());
+        }
+        Err((format!("{}, but {} needs it whole", self.text(operand, dim), self.ruled.name), vec![operand]))
+    }
+
+    /// The first factor of a dim, which is its only one except in reshapes and convolutions.
+    fn factor(&self, tensor: usize, dim: usize) -> u32 {
+        self.ruled.rule.dim(tensor, dim)[0]
+    }
+
+    fn kind(&self, tensor: usize, dim: usize) -> Kind {
+        self.ruled.rule.factors()[self.factor(tensor, dim) as usize].kind
+    }
+
+    /// The dim of a tensor that is a factor.
+    fn dim(&self, tensor: usize, factor: u32) -> Option<usize> {
+        (0..self.ruled.rule.rank(tensor)).find(|dim| self.factor(tensor, *dim) == factor)
+    }
+
+    /// The layout of the result whose dims are cut as those of the first operands that have them.
+    fn passed(&self, operands: usize) -> Specs {
+        let result = self.specs.len();
+        let of_dim = |dim| {
+            let factor = self.factor(result, dim);
+            let place = (0..operands).find_map(|at| Some((at, self.dim(at, factor)?)));
+            place.map_or_else(Vec::new, |(at, dim)| self.specs[at][dim].clone())
+        };
+        (0..self.ruled.rule.rank(result)).map(of_dim).collect()
+    }
+
+    /// A dim of another size in the result must divide; a kernel and what is summed with it must be whole.
+    fn windows(&self) -> Result<Specs, Conflict> {
+        if let Some(feature) = self.ruled.feature {
+            (0..self.specs[1].len()).try_for_each(|dim| self.whole(1, dim))?;
+            self.whole(0, feature)?;
+        }
+        let result = self.shapes[self.specs.len()];
+        for (dim, (before, after)) in self.shapes[0].iter().zip(result).enumerate() {
+            if before != after && after % axes::shards(&self.specs[0][dim]) != 0 {
+                let (held, name) = (self.text(0, dim), &self.ruled.name);
+                return Err((format!("{held}, and what {name} gives of it, {after}, does not divide"), vec![0]));
+            }
+        }
+        Ok(self.specs[0].clone())
+    }
+
+    fn product(&self) -> Result<Specs, Conflict> {
+        let rule = &self.ruled.rule;
+        let of = |tensor| project(rule, tensor, Some(&self.specs[tensor]), true);
+        let cuts = settle::product(rule, &[of(0), of(1)]);
+        let dim = |operand, factor| self.dim(operand, factor as u32).unwrap_or(0);
+        cuts.map(|cuts| of_cuts(rule, 2, &cuts)).map_err(|conflict| match conflict {
+            OpConflict::Differ { factor, operands: [one, other] } => {
+                self.differ((one, dim(one, factor)), (other, dim(other, factor)))
+            }
+            OpConflict::Ambiguous { factor } => {
+                let why = format!(
+                    "{}, and so is dim {} of operands[1], and both are summed: the result may be whole, cut or left as \
+                     addends",
+                    self.text(0, dim(0, factor)),
+                    dim(1, factor)
+                );
+                (why, vec![0, 1])
+            }
+            other => (format!("{other:?}"), vec![0, 1]),
+        })
+    }
+
+    /// Dims that the first operand does not have must be whole.
+    fn apart_is_whole(&self, operand: usize) -> Result<(), Conflict> {
+        let apart = |dim: &usize| self.dim(0, self.factor(operand, *dim)).is_none();
+        (0..self.specs[operand].len()).filter(apart).try_for_each(|dim| self.whole(operand, dim))
+    }
+
+    /// Numbers of rows may be cut only along dims that the operand has as well, and of the operand only what is taken as a whole.
+    fn gathered(&self) -> Result<Specs, Conflict> {
+        let rule = &self.ruled.rule;
+        let mut found = self.passed(1);
+        for (dim, spec) in found.iter_mut().enumerate() {
+            let factor = self.factor(2, dim);
+            if let (Some(first), Some(other)) = (self.dim(0, factor), self.dim(1, factor)) {
+                *spec = self.agreed([(0, first), (1, other)].into_iter())?.to_vec();
+            }
+        }
+        let taken = |dim: &usize| self.kind(0, *dim) == Kind::Pass || self.shapes[0][*dim] == 1;
+        (0..rule.rank(0)).filter(|dim| !taken(dim)).try_for_each(|dim| self.whole(0, dim))?;
+        self.apart_is_whole(1)?;
+        Ok(found)
+    }
+
+    /// Updates are cut as the operand is along all dims that both have as a whole; all else is whole.
+    fn scattered(&self) -> Result<Specs, Conflict> {
+        let mut found = self.specs[0].clone();
+        for (dim, spec) in found.iter_mut().enumerate() {
+            let factor = self.factor(0, dim);
+            match (self.dim(1, factor), self.dim(2, factor)) {
+                (Some(index), Some(update)) => {
+                    *spec = self.agreed([(0, dim), (1, index), (2, update)].into_iter())?.to_vec();
+                }
+                (None, Some(update)) if self.specs[0][dim] != self.specs[2][update] => {
+                    return Err(self.differ((0, dim), (2, update)));
+                }
+                (_, Some(_)) => {}
+                (_, None) => self.whole(0, dim)?,
+            }
+        }
+        self.apart_is_whole(2)?;
+        self.apart_is_whole(1)?;
+        Ok(found)
+    }
+
+    fn reshaped(&self) -> Result<Specs, Conflict> {
+        let (before, after, specs) = (self.shapes[0], self.shapes[1], &self.specs[0]);
+        let Some(cut) = specs.iter().position(|spec| !spec.is_empty()) else {
+            return Ok(vec![Vec::new(); after.len()]);
+        };
+        if before.iter().filter(|size| **size != 1).eq(after.iter().filter(|size| **size != 1)) {
+            let mut kept = before.iter().zip(specs).filter(|(size, _)| **size != 1).map(|(_, spec)| spec);
+            let of = |size: &i64| (*size != 1).then(|| kept.next().cloned()).flatten().unwrap_or_default();
+            return Ok(after.iter().map(of).collect());
+        }
+        let found = if after.len() > before.len() {
+            groups(before, after).and_then(|groups| {
+                let spread = groups.iter().zip(specs).map(|(group, spec)| match group {
+                    Group::Kept => Some(vec![spec.clone()]),
+                    Group::Split(sizes) => spread(sizes, spec),
+                });
+                Some(spread.collect::<Option<Vec<_>>>()?.concat())
+            })
+        } else if after.len() < before.len() {
+            groups(after, before).and_then(|groups| {
+                let mut rest = specs.iter();
+                let joined = groups.iter().zip(after).map(|(group, size)| match group {
+                    Group::Kept => rest.next().cloned(),
+                    Group::Split(sizes) => {
+                        let own: Vec<_> = rest.by_ref().take(sizes.len()).collect();
+                        spread(&[*size], &joined(&own)?)?.pop()
+                    }
+                });
+                joined.collect()
+            })
+        } else {
+            None
+        };
+        found.ok_or_else(|| {
+            let (held, after) = (self.text(0, cut), shown::list(after));
+            (format!("{held}, and a reshape to {after} does not say what becomes of it"), vec![0])
+        })
+    }
+}
+
+/// A dim of a shape in a reshape to one with more dims.
+enum Group {
+    /// It stays.
+    Kept,
+    /// It becomes several of these sizes.
+    Split(Vec<i64>),
+}
+
+/// The dims of the shape with fewer dims, of which at most one is split; none if there is no such way.
+fn groups(few: &[i64], many: &[i64]) -> Option<Vec<Group>> {
+    let (mut left, mut right) = (few, many);
+    while let ([before @ .., 1], [rest @ .., 1]) = (left, right) {
+        (left, right) = (before, rest);
+    }
+    let ones = few.len() - left.len();
+    let mut found: Vec<Group> = Vec::with_capacity(few.len());
+    let mut next = 0;
+    while next < right.len() {
+        let size = *left.get(found.len())?;
+        if size == right[next] {
+            found.push(Group::Kept);
+        } else {
+            if found.iter().any(|group| matches!(group, Group::Split(_))) {
+                return None;
+            }
+            let mut parts = vec![right[next]];
+            let mut product = right[next];
+            while product != size || right.get(next + 1) == Some(&1) {
+                if product > size {
+                    return None;
+                }
+                if product == size && left.get(found.len() + 1) == Some(&right[next + 1]) {
+                    break;
+                }
+                next += 1;
+                parts.push(*right.get(next)?);
+                product = product.saturating_mul(right[next]);
+            }
+            found.push(Group::Split(parts));
+        }
+        next += 1;
+    }
+    let all = found.len() == left.len();
+    found.extend((0..ones).map(|_| Group::Kept));
+    all.then_some(found)
+}
+
+/// For each of the sizes the axes that cut it, major first.
+fn spread(sizes: &[i64], axes: &[SubAxis]) -> Option<Specs> {
+    let mut rest = axes.iter();
+    let of_size = |size: &i64| {
+        let (mut left, mut own) = (*size, Vec::new());
+        while left > 1 {
+            let Some(axis) = rest.next() else { break };
+            if left % axis.size != 0 {
+                return None;
+            }
+            left /= axis.size;
+            own.push(*axis);
+        }
+        Some(own)
+    };
+    sizes.iter().map(of_size).collect()
+}
+
+/// The axes of dims that are joined; a dim that is whole must not come before one that is cut.
+fn joined(specs: &[&Vec<SubAxis>]) -> Option<Vec<SubAxis>> {
+    let cut = specs.iter().take_while(|spec| !spec.is_empty()).count();
+    let rest_is_whole = specs[cut..].iter().all(|spec| spec.is_empty());
+    rest_is_whole.then(|| specs[..cut].iter().flat_map(|spec| spec.iter().copied()).collect())
+}

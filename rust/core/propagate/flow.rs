@@ -1,0 +1,504 @@
+//! A computation as layouts go through it: one list of ops, with edges into calls and loops and out of them.
+//!
+//! Constants, and what is made of constants or of one scalar, are made anew for each use, as Shardy does.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
+
+use super::project::Specs;
+use crate::{
+    computation::{Computation, Does, Op, Ruled},
+    error::Result,
+    factor::{Attributes, is_elementwise, rule},
+    mesh::Mesh,
+    sub_axis::SubAxis,
+};
+
+/// In which round, and in which direction, layouts go through an op.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// Elementwise: first, both ways; its tensors are alike.
+    Alike,
+    /// A reshape or a transpose: first, both ways.
+    First,
+    /// A slice at a place that only the run tells, or an update of one: first, forward.
+    Forward,
+    /// A broadcast: backward before forward.
+    Broadcast,
+    /// An edge into a call or a loop, or out of it, from one value or several into one: first, both ways, however many use them.
+    Edge,
+    /// A constraint on a layout: as one that is elementwise, but its operand takes the layout of its result.
+    Constraint,
+    /// All others.
+    Later,
+}
+
+impl Way {
+    fn of(op: &str) -> Self {
+        match op {
+            "reshape" | "transpose" => Self::First,
+            "dynamic_slice" | "dynamic_update_slice" => Self::Forward,
+            "broadcast_in_dim" => Self::Broadcast,
+            _ if is_elementwise(op) => Self::Alike,
+            _ => Self::Later,
+        }
+    }
+}
+
+/// The part of an op that a node is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// All of it.
+    Op,
+    /// An edge of an operand into a call.
+    Operand,
+    /// An edge to a result of a call or a loop.
+    Result,
+    /// The edge to a result of the computation.
+    Output,
+}
+
+/// An op as layouts go through it, or an edge.
+#[derive(Debug, Clone)]
+pub struct Node {
+    /// The op with its rule; for an edge or a constraint the identity.
+    pub ruled: Arc<Ruled>,
+    /// When layouts go through it.
+    pub way: Way,
+    /// The numbers of its operands, then of its results.
+    pub values: Vec<usize>,
+    /// The part of its op that it is.
+    pub part: Part,
+    /// The place of that op in [`Flow::places`].
+    pub place: usize,
+    /// The number of times that it is computed.
+    pub times: i64,
+}
+
+impl Node {
+    /// True if each dim of its tensors that have dims is one factor, the same of all, which passes.
+    pub(super) fn is_even(&self) -> bool {
+        matches!(self.way, Way::Alike | Way::Constraint | Way::Edge)
+    }
+}
+
+/// The layout that a value begins with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Start {
+    /// The axes of its dims.
+    pub specs: Specs,
+    /// Which dims may take more.
+    pub open: Vec<bool>,
+    /// When each dim gets its axes: those of 0 first, and only when nothing changes any more the others, in their order.
+    pub priorities: Vec<u32>,
+}
+
+/// The ops of a loop's body, which are one after the other.
+#[derive(Debug, Clone)]
+pub struct Looped {
+    /// The first node.
+    pub first: usize,
+    /// The place after the last, at which there are the edges of the loop.
+    pub end: usize,
+    /// The values that the body takes.
+    pub inner: Vec<usize>,
+    /// The number of times that it is computed.
+    pub trips: i64,
+}
+
+/// A constant that an op makes: its value, the op's place, and the values that it makes it of.
+#[derive(Debug, Clone)]
+pub struct Made {
+    /// The value.
+    pub value: usize,
+    /// The place of the op in [`Flow::places`].
+    pub place: usize,
+    /// The operands.
+    pub operands: Vec<usize>,
+}
+
+/// The values and ops of a computation and of all its bodies, one after the other.
+#[derive(Debug)]
+pub struct Flow {
+    /// The mesh of all layouts.
+    pub mesh: Arc<Mesh>,
+    /// The shape of each value.
+    pub shapes: Vec<Arc<[i64]>>,
+    /// The name of the dtype of each.
+    pub dtypes: Vec<Arc<str>>,
+    /// The number that each has in its own computation.
+    pub origins: Vec<usize>,
+    /// The layout that each begins with.
+    pub starts: Vec<Option<Start>>,
+    /// The value whose layout each has: itself, or for an input of a loop's body that of the loop's result.
+    pub same: Vec<usize>,
+    /// The number of values that are given, which are the first.
+    pub inputs: usize,
+    /// The ops in order.
+    pub nodes: Vec<Node>,
+    /// An edge from each value that is a result to the number that the result has.
+    pub outputs: Vec<Node>,
+    /// The constants.
+    pub constants: Vec<Made>,
+    /// The loops, those within another before it.
+    pub loops: Vec<Looped>,
+    /// For each value of the computation itself its number here; of several copies that of the last.
+    pub numbers: Vec<Option<usize>>,
+    /// The places of ops: that of the call or loop that each is in, and its number there.
+    pub places: Vec<(Option<usize>, usize)>,
+    edges: HashMap<(Arc<[i64]>, usize), Arc<Ruled>>,
+}
+
+impl Flow {
+    /// The flow of a computation whose inputs and results begin with these layouts.
+    ///
+    /// # Errors
+    /// Those of a constraint with an axis that the mesh does not have.
+    pub fn new(
+        computation: &Computation,
+        mesh: &Arc<Mesh>,
+        inputs: Vec<Option<Start>>,
+        results: Vec<Option<Start>>,
+    ) -> Result<Self> {
+        let (shapes, dtypes) = (Vec::new(), Vec::new());
+        let mut flow = Self {
+            mesh: mesh.clone(),
+            shapes,
+            dtypes,
+            origins: Vec::new(),
+            starts: Vec::new(),
+            same: Vec::new(),
+            inputs: computation.inputs,
+            nodes: Vec::new(),
+            outputs: Vec::new(),
+            constants: Vec::new(),
+            loops: Vec::new(),
+            numbers: vec![None; computation.shapes.len()],
+            places: Vec::new(),
+            edges: HashMap::new(),
+        };
+        let taken = flow.taken(computation);
+        flow.starts = inputs;
+        let made = flow.body(computation, &taken, 1, None)?;
+        flow.constrain();
+        for (value, start) in made.into_iter().zip(results) {
+            let result = flow.add(&flow.shapes[value].clone(), &flow.dtypes[value].clone(), flow.origins[value]);
+            flow.starts[result] = start;
+            let edge = flow.edge(Part::Output, 0, vec![value, result], 1)?;
+            flow.outputs.push(edge);
+        }
+        Ok(flow)
+    }
+
+    /// The number of an op in the computation, then in the body of that op, and so on.
+    #[must_use]
+    pub fn path(&self, place: usize) -> Vec<usize> {
+        let (within, number) = self.places[place];
+        let mut path = within.map_or_else(Vec::new, |within| self.path(within));
+        path.push(number);
+        path
+    }
+
+    /// The shapes of the values of a node.
+    pub(super) fn shapes_of(&self, node: &Node) -> Vec<&[i64]> {
+        node.values.iter().map(|value| &*self.shapes[*value]).collect()
+    }
+
+    fn add(&mut self, shape: &Arc<[i64]>, dtype: &Arc<str>, origin: usize) -> usize {
+        self.shapes.push(shape.clone());
+        self.dtypes.push(dtype.clone());
+        self.origins.push(origin);
+        self.starts.push(None);
+        self.same.push(self.same.len());
+        self.same.len() - 1
+    }
+
+    fn value(&mut self, computation: &Computation, number: usize) -> usize {
+        self.add(&computation.shapes[number], &computation.dtypes[number], number)
+    }
+
+    /// New values for the inputs of a computation.
+    fn taken(&mut self, computation: &Computation) -> Vec<usize> {
+        (0..computation.inputs).map(|number| self.value(computation, number)).collect()
+    }
+
+    /// A node that passes values on to the last of them.
+    fn edge(&mut self, part: Part, place: usize, values: Vec<usize>, times: i64) -> Result<Node> {
+        let key = (self.shapes[values[0]].clone(), values.len() - 1);
+        let ruled = if let Some(known) = self.edges.get(&key) {
+            known.clone()
+        } else {
+            let rule = rule("identity", &vec![&*key.0; key.1], &[&*key.0], &Attributes::default())?;
+            let ruled = Arc::new(Ruled { name: String::new(), rule, feature: None });
+            self.edges.entry(key).or_insert(ruled).clone()
+        };
+        Ok(Node { ruled, way: Way::Edge, values, part, place, times })
+    }
+
+    fn push_edge(&mut self, part: Part, place: usize, values: Vec<usize>, times: i64) -> Result<()> {
+        let edge = self.edge(part, place, values, times)?;
+        self.nodes.push(edge);
+        Ok(())
+    }
+
+    /// Adds the ops of a computation whose inputs have these numbers; those of its results.
+    fn body(
+        &mut self,
+        computation: &Computation,
+        inputs: &[usize],
+        times: i64,
+        within: Option<usize>,
+    ) -> Result<Vec<usize>> {
+        let copies = Copies::new(computation);
+        let mut found = vec![usize::MAX; copies.originals.len()];
+        let own = |flow: &mut Self, number: usize, value| {
+            if within.is_none() {
+                flow.numbers[copies.originals[number]] = Some(value);
+            }
+        };
+        for (number, value) in inputs.iter().enumerate() {
+            found[number] = *value;
+            own(self, number, *value);
+        }
+        for step in &copies.steps {
+            let op = &computation.ops[step.op];
+            self.places.push((within, step.op));
+            let operands = step.operands.iter().map(|operand| found[*operand]).collect();
+            let made: Vec<usize> = op.results.iter().map(|result| self.value(computation, *result)).collect();
+            self.op(op, operands, &made, times, self.places.len() - 1)?;
+            for (number, value) in step.results.iter().zip(made) {
+                found[*number] = value;
+                own(self, *number, value);
+            }
+        }
+        Ok(copies.outputs.iter().map(|output| found[*output]).collect())
+    }
+
+    fn op(&mut self, op: &Op, operands: Vec<usize>, results: &[usize], times: i64, place: usize) -> Result<()> {
+        match &op.does {
+            Does::Constant => self.constants.push(Made { value: results[0], place, operands }),
+            Does::Barrier => {
+                for (value, result) in operands.iter().zip(results) {
+                    self.push_edge(Part::Result, place, vec![*value, *result], times)?;
+                }
+            }
+            Does::Call(body) => {
+                let inner = self.taken(body);
+                for (value, inner) in operands.iter().zip(&inner) {
+                    self.push_edge(Part::Operand, place, vec![*value, *inner], times)?;
+                }
+                let made = self.body(body, &inner, times, Some(place))?;
+                for (value, result) in made.into_iter().zip(results) {
+                    self.push_edge(Part::Result, place, vec![value, *result], times)?;
+                }
+            }
+            Does::Loop(body, trips) => {
+                let inner = self.taken(body);
+                for (value, result) in inner.iter().zip(results) {
+                    self.same[*value] = *result;
+                }
+                let first = self.nodes.len();
+                let made = self.body(body, &inner, times.saturating_mul(*trips), Some(place))?;
+                self.loops.push(Looped { first, end: self.nodes.len(), inner, trips: *trips });
+                for ((value, made), result) in operands.iter().zip(made).zip(results) {
+                    self.push_edge(Part::Result, place, vec![*value, made, *result], times)?;
+                }
+            }
+            Does::Constraint(axes, open) => {
+                let edge = self.edge(Part::Op, place, vec![operands[0], results[0]], times)?;
+                self.nodes.push(Node { way: Way::Constraint, ..edge });
+                let named = |name: &String| SubAxis::named(&self.mesh, name, || "axes".to_owned());
+                let specs = axes.iter().map(|axes| axes.iter().map(named).collect()).collect::<Result<_>>()?;
+                let priorities = vec![0; open.len()];
+                self.starts[results[0]] = Some(Start { specs, open: open.clone(), priorities });
+            }
+            Does::Rule(ruled) => {
+                let (ruled, way) = (ruled.clone(), Way::of(&ruled.name));
+                let values = [&operands, results].concat();
+                self.nodes.push(Node { ruled, way, values, part: Part::Op, place, times });
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the operand of a constraint its layout too, if it is free and no other constraint differs.
+    fn constrain(&mut self) {
+        let mut constraints: Vec<(usize, Vec<usize>)> = Vec::new();
+        for node in self.nodes.iter().filter(|node| node.way == Way::Constraint) {
+            let [operand, result] = [node.values[0], node.values[1]];
+            match constraints.iter_mut().find(|(known, _)| *known == operand) {
+                Some((_, results)) => results.push(result),
+                None => constraints.push((operand, vec![result])),
+            }
+        }
+        let mut is_edge = vec![false; self.shapes.len()];
+        for node in self.nodes.iter().filter(|node| node.way == Way::Edge) {
+            is_edge[node.values[node.values.len() - 1]] = true;
+        }
+        for (operand, results) in constraints {
+            let start = self.starts[results[0]].clone();
+            let alike = results.iter().all(|result| self.starts[*result] == start);
+            let closed = start.as_ref().is_some_and(|start| !start.open.contains(&true));
+            if self.starts[operand].is_some() || !alike || !closed {
+                continue;
+            }
+            if is_edge[operand] || self.same[operand] != operand {
+                self.take_over(operand, results[0]);
+            } else {
+                self.starts[operand] = start;
+            }
+        }
+    }
+
+    /// Lets all others that use the operand of a constraint use its result.
+    fn take_over(&mut self, operand: usize, result: usize) {
+        let is_it = |node: &Node| node.way == Way::Constraint && node.values == [operand, result];
+        let Some(at) = self.nodes.iter().position(is_it) else { return };
+        let constraint = self.nodes.remove(at);
+        let made = self.nodes.iter().position(|node| node.way == Way::Edge && node.values.last() == Some(&operand));
+        let used = || self.nodes.iter().position(|node| node.values.contains(&operand)).unwrap_or(at);
+        let first = made.map_or_else(used, |made| made + 1);
+        for node in &mut self.nodes[first..] {
+            if let Some((_, taken)) = node.values.split_last_mut() {
+                taken.iter_mut().filter(|value| **value == operand).for_each(|value| *value = result);
+            }
+        }
+        self.nodes.insert(first, constraint);
+        for body in &mut self.loops {
+            if first <= body.first && body.end <= at {
+                (body.first, body.end) = (body.first + 1, body.end + 1);
+            } else if at < body.first && body.end <= first + 1 {
+                (body.first, body.end) = (body.first - 1, body.end - 1);
+            }
+        }
+    }
+}
+
+/// An op of a computation, or a copy of one.
+struct Step {
+    op: usize,
+    operands: Vec<usize>,
+    results: Vec<usize>,
+}
+
+/// The ops of a computation, with a copy of a constant, and of what is made of constants, for each use.
+struct Copies {
+    steps: Vec<Step>,
+    outputs: Vec<usize>,
+    /// The value of which each is a copy, or itself.
+    originals: Vec<usize>,
+}
+
+/// The ops of a computation, and copies of them, on the way.
+struct Copying<'a> {
+    computation: &'a Computation,
+    /// For each value the op that makes it.
+    makers: Vec<Option<usize>>,
+    /// The ops that are copied for each use.
+    copied: Vec<bool>,
+    /// For each op itself, then its copies.
+    at: Vec<Vec<Step>>,
+    originals: Vec<usize>,
+}
+
+impl Copies {
+    fn new(computation: &Computation) -> Self {
+        let count = computation.shapes.len();
+        let mut copying = Copying {
+            computation,
+            makers: vec![None; count],
+            copied: vec![false; computation.ops.len()],
+            at: Vec::with_capacity(computation.ops.len()),
+            originals: (0..count).collect(),
+        };
+        let mut constants = vec![false; computation.ops.len()];
+        for (number, op) in computation.ops.iter().enumerate() {
+            let constant = |value: &usize| copying.makers[*value].is_some_and(|maker| constants[maker]);
+            constants[number] = is_constant(op) || is_preserving(op) && op.operands.iter().all(constant);
+            copying.copied[number] = constants[number] || copying.spreads(op);
+            for result in &op.results {
+                copying.makers[*result] = Some(number);
+            }
+            let operands = if copying.copied[number] {
+                op.operands.clone()
+            } else {
+                op.operands.iter().map(|value| copying.taken(*value)).collect()
+            };
+            copying.at.push(vec![Step { op: number, operands, results: op.results.clone() }]);
+        }
+        let outputs: Vec<usize> = computation.outputs.iter().map(|value| copying.taken(*value)).collect();
+        let Copying { copied, at, originals, .. } = copying;
+        let mut used = vec![false; originals.len()];
+        for output in &outputs {
+            used[*output] = true;
+        }
+        let mut steps = Vec::with_capacity(at.len());
+        for (number, mut versions) in at.into_iter().enumerate().rev() {
+            // What is copied for each use is not there itself, unless a scalar.
+            versions[1..].reverse();
+            for step in versions {
+                if !copied[number] || step.results.iter().any(|result| used[*result]) {
+                    for operand in &step.operands {
+                        used[*operand] = true;
+                    }
+                    steps.push(step);
+                }
+            }
+        }
+        steps.reverse();
+        Self { steps, outputs, originals }
+    }
+}
+
+impl Copying<'_> {
+    /// True if it makes a tensor of one scalar.
+    fn spreads(&self, op: &Op) -> bool {
+        let is_broadcast = matches!(&op.does, Does::Rule(ruled) if ruled.name == "broadcast_in_dim");
+        is_broadcast && self.computation.shapes[op.operands[0]].is_empty()
+    }
+
+    /// The number of a new copy of a value, or its own if it is not copied.
+    fn taken(&mut self, value: usize) -> usize {
+        let shapes = &self.computation.shapes;
+        let made = |value: usize| self.makers[value].filter(|_| !shapes[value].is_empty());
+        let Some(maker) = made(value).filter(|maker| self.copied[*maker]) else { return value };
+        // All ops that it is made by, in order; scalars are not copied.
+        let (mut ops, mut waiting) = (HashSet::from([maker]), vec![maker]);
+        while let Some(op) = waiting.pop() {
+            let makers = self.computation.ops[op].operands.iter().filter_map(|operand| made(*operand));
+            waiting.extend(makers.filter(|maker| ops.insert(*maker)));
+        }
+        let mut ops: Vec<usize> = ops.into_iter().collect();
+        ops.sort_unstable();
+        let mut copies: HashMap<usize, usize> = HashMap::new();
+        for number in ops {
+            let op = &self.computation.ops[number];
+            let operands = op.operands.iter().map(|operand| *copies.get(operand).unwrap_or(operand)).collect();
+            let results = (self.originals.len()..).take(op.results.len()).collect();
+            for result in &op.results {
+                copies.insert(*result, self.originals.len());
+                self.originals.push(*result);
+            }
+            self.at[number].push(Step { op: number, operands, results });
+        }
+        copies[&value]
+    }
+}
+
+fn is_constant(op: &Op) -> bool {
+    matches!(op.does, Does::Constant)
+}
+
+/// Says whether an op gives constants for constants.
+fn is_preserving(op: &Op) -> bool {
+    match &op.does {
+        Does::Call(body) => body.ops.iter().all(|inner| is_constant(inner) || is_preserving(inner)),
+        Does::Constraint(..) => true,
+        Does::Rule(ruled) => {
+            is_elementwise(&ruled.name) || matches!(ruled.name.as_str(), "broadcast_in_dim" | "reshape" | "slice")
+        }
+        Does::Constant | Does::Barrier | Does::Loop(..) => false,
+    }
+}
