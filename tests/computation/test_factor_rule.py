@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -72,6 +73,67 @@ def test_a_changed_kind_is_noticed(case: OpCase, text: str, factor: str) -> None
         except (Mismatch, ValueError, RuntimeError):
             return
     raise AssertionError("nobody noticed")
+
+
+def changed(case: OpCase, rng: random.Random) -> tuple[OpCase, FactorRule] | None:
+    """Cut a factor in two that the rule has summed, whole or shifted, as if it passed; none if there is no such one."""
+    rule = case.rule()
+    tensors = (*rule.operands, *rule.results)
+    if case.op in ("convolution", "reduce_window"):
+        # Windows beside one another, each read from rows of its own, are no shift.
+        steps = case.attributes["window_strides"]
+        sizes = case.attributes.get("window_dimensions") or [
+            size
+            for size, name in zip(case.operands[1], case.attributes["rhs_spec"], strict=True)
+            if isinstance(name, int)
+        ]
+        if any(size <= step for size, step in zip(sorted(sizes), sorted(steps), strict=True)):
+            return None
+    if case.op == "reduce" and case.attributes["body"] in ("and", "or", "maximum", "minimum"):
+        return None  # Half of the elements often give what all of them do.
+    if case.op == "concatenate" and len(case.operands) == 1:
+        return None
+    names = [
+        name
+        for name, kind in rule.kinds.items()
+        if kind != "pass"
+        and rule.sizes[name] >= 2
+        and rule.sizes[name] % 2 == 0
+        and any(name in dim for dims in rule.operands for dim in dims)
+        and all(dim[0] == name for dims in tensors for dim in dims if name in dim)
+        # Each column of the right-hand side is solved by itself.
+        and (case.op != "triangular_solve" or any(name in dim for dim in rule.operands[0]))
+    ]
+    if not names:
+        return None
+    name, said = rng.choice(names), rule.to_json()
+    for key in ("sum", "whole", "shift", "blocked"):
+        said[key] = [other for other in said.get(key, ()) if other != name]
+    return replace(case, mesh=(2,), cuts={name: ("a0",)}), FactorRule(**said)
+
+
+def is_noticed(case: OpCase, rule: FactorRule) -> bool:
+    try:
+        check_rule(case, rule)
+    except (Mismatch, ValueError, IndexError, RuntimeError):
+        return True
+    return False
+
+
+def test_each_of_a_hundred_changed_rules_is_noticed() -> None:
+    rng, noticed = random.Random(20261127), 0
+    missed: list[Any] = []
+    while noticed + len(missed) < 100:
+        made = changed(random_case(rng), rng)
+        if made is None:
+            continue
+        case, rule = made
+        if any(is_noticed(replace(case, seed=seed), rule) for seed in range(8)):
+            noticed += 1
+        else:
+            missed.append((case, rule))
+    assert missed == []
+    assert noticed == 100
 
 
 def test_a_rule_says_what_it_is() -> None:

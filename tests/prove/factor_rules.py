@@ -351,4 +351,4 @@ def needs_more(case: OpCase, rule: FactorRule, name: str) -> bool:
     return case.op == "top_k" and name in rule.operands[0][-1]
 
 
-SUBJECTS = [Subject("numpy", "factor rules", 200_000, 500, sampled(random_case, one_by_one(check_rule)))]
+SUBJECTS = [Subject("numpy", "factor rules", 1_000_000, 1_000, sampled(random_case, one_by_one(check_rule)))]

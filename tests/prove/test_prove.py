@@ -25,6 +25,7 @@ from tests.prove import (
     against_numpy,
     against_tensorflow,
     against_torch,
+    computations,
     laws,
     layout_maps,
     reshards,
@@ -165,7 +166,14 @@ def test_some_cases_of_each_framework_that_is_installed(subject: Subject) -> Non
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     "subject",
-    [*against_numpy.SUBJECTS, *against_engines.SUBJECTS, *laws.SUBJECTS, *reshards.SUBJECTS, layout_maps.SUBJECTS[0]],
+    [
+        *against_numpy.SUBJECTS,
+        *against_engines.SUBJECTS,
+        *laws.SUBJECTS,
+        *reshards.SUBJECTS,
+        *computations.SUBJECTS,
+        layout_maps.SUBJECTS[0],
+    ],
     ids=lambda subject: subject.operation,
 )
 def test_some_cases_of_each_subject_that_needs_no_framework(subject: Subject) -> None:
