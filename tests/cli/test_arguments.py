@@ -28,7 +28,7 @@ def test_every_command_and_every_argument_says_what_it_is_for() -> None:
     assert "usage: shardwise [-h] [--version] COMMAND ..." in parser.format_help()
     assert parser.epilog == "Run shardwise COMMAND --help for more about a command."
     found = list(commands(parser))
-    assert len(found) == 18
+    assert len(found) == 19
     for name, summary, command in found:
         assert summary, name
         assert command.description, name

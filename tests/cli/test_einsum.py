@@ -1,13 +1,17 @@
-"""`shardwise einsum`: the result, what moves, what each device computes."""
+"""`shardwise einsum` and `shardwise propagate`: what moves for one op and for a whole computation."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 import shardwise as sw
 from shardwise.cli import main
+from shardwise.computation import Computation
+from shardwise.propagate import propagate
+from tests.propagate.test_whole import LAYER
 
 MESH = ("--mesh", "dp=8,tp=4", "--dtype", "bfloat16")
 ROW = ("bsf,fd->bsd", "dp,-,tp", "tp,-", "--shapes", "32,2048,14336", "14336,4096")
@@ -52,3 +56,22 @@ def test_what_cannot_be(arguments: tuple[str, ...], message: str, capsys: pytest
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert message in err
+
+
+def test_a_whole_computation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, page = tmp_path / "layer.json", tmp_path / "layer.html"
+    file.write_text(json.dumps(LAYER), encoding="utf-8")
+    found = propagate(
+        Computation.from_json(LAYER),
+        [("dp", "tp"), None],
+        results=[("dp", None)],
+        mesh=sw.DeviceMesh((2, 2), ("dp", "tp")),
+    )
+    given = ["propagate", str(file), "dp,tp", "?", "--results", "dp,-", "--mesh", "dp=2,tp=2"]
+    assert main([*given, "--html", str(page)]) == 0
+    assert capsys.readouterr().out.splitlines()[:-1] == found.explain().splitlines()
+    assert "dp=2,tp=2" in page.read_text(encoding="utf-8")
+    assert main([*given, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == found.to_json()
+    assert main([*given[:3], "--mesh", "dp=2,tp=2"]) == 2
+    assert "1 layouts are given for 2 inputs; ? is one that is free" in capsys.readouterr().err

@@ -8,12 +8,12 @@
 | `notation` | meshes, shapes and layouts as text |
 | `report`, `checkpoints`, `plan`, `tasks`, `learn` | the commands about checkpoints |
 | `fits`, `state` | sizes that fit; what ranks need |
-| `show`, `translate`, `einsum`, `explore`, `rules`, `completion` | the other commands |
+| `show`, `translate`, `einsum`, `propagate`, `explore`, `rules`, `completion` | the other commands |
 | `layouts` | the layouts of a rules file |
 | `terminal`, `progress` | output; progress |
 
 For checkpoints: `report`, `reshard`, `extract`, `plan`, `run`, `commit`, `verify`, `diff`, `learn`, `inspect`,
-`fits`, `state`; for layouts: `show`, `translate`, `einsum`, `explore`.
+`fits`, `state`; for layouts: `show`, `translate`, `einsum`, `propagate`, `explore`.
 
 Without a command it prints its help. `rules` prints the rules files that come with the package, `completion` the script
 for shell completion.
@@ -142,6 +142,10 @@ def _run(options: argparse.Namespace) -> int:
         from .einsum import run_einsum
 
         return run_einsum(Screen(), options)
+    if options.command == "propagate":
+        from .propagate import run_propagate
+
+        return run_propagate(Screen(), options)
     if options.command == "explore":
         from .explore import run_explore
 

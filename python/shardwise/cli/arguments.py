@@ -10,6 +10,7 @@ from .layout_arguments import (
     add_einsum,
     add_explore,
     add_fits,
+    add_propagate,
     add_report,
     add_rules,
     add_show,
@@ -63,6 +64,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_show(commands)
     add_translate(commands)
     add_einsum(commands)
+    add_propagate(commands)
     add_explore(commands)
     _add_reshard(commands)
     _add_extract(commands)
@@ -305,12 +307,14 @@ def _form(text: str) -> str:
 def _joined(arguments: Sequence[str]) -> list[str]:
     """Join `--layout` and `--out` with what follows: argparse takes such as `-,model` for an option.
 
-    One that stands alone, as those of `einsum` do, begins with a space instead.
+    One that stands alone, as those of `einsum` and `propagate` do, begins with a space instead.
     """
     joined: list[str] = []
     for argument in arguments:
         if joined and joined[-1] in ("--layout", "--out"):
             joined[-1] += f"={argument}"
         else:
-            joined.append(f" {argument}" if joined[:1] == ["einsum"] and argument.startswith("-,") else argument)
+            joined.append(
+                f" {argument}" if joined[:1] in (["einsum"], ["propagate"]) and argument.startswith("-,") else argument
+            )
     return joined

@@ -23,6 +23,7 @@ __all__ = [
     "add_einsum",
     "add_explore",
     "add_fits",
+    "add_propagate",
     "add_report",
     "add_rules",
     "add_show",
@@ -135,6 +136,37 @@ def add_einsum(commands: "argparse._SubParsersAction[Parser]") -> None:
     einsum.add_argument("--out", metavar="LAYOUT", help="the layout that the result is to have")
     einsum.add_argument("--unreduced", metavar="AXES", help="with --out: axes over which the result stays addends")
     add_json(einsum)
+
+
+def add_propagate(commands: "argparse._SubParsersAction[Parser]") -> None:
+    """Add `propagate`."""
+    propagate = commands.add_parser(
+        "propagate",
+        help="say what a whole computation on cut tensors moves, and why",
+        description=(
+            "Read a computation as JSON, as `Computation.to_json` gives it, and list what must move, the most bytes "
+            "first, with the lines of the source and why."
+        ),
+    )
+    propagate.add_argument("computation", metavar="FILE", type=Path, help="the computation, in JSON")
+    propagate.add_argument(
+        "layouts",
+        metavar="LAYOUT",
+        nargs="+",
+        help="the layout of each input in order, as in dp,-,- -,tp; ? for one that is free",
+    )
+    propagate.add_argument("--results", metavar="LAYOUT", nargs="+", help="the layout that each result is to have")
+    propagate.add_argument("--mesh", metavar="AXES", required=True, help=MESH_HELP)
+    propagate.add_argument(
+        "--policy",
+        metavar="POLICY",
+        choices=("explicit", "shardy", "least"),
+        default="shardy",
+        help="what decides where layouts disagree: nothing, Shardy's rules (the default), or the fewest bytes",
+    )
+    propagate.add_argument("--all", action="store_true", help="list all moves, not only the first ten")
+    propagate.add_argument("--html", metavar="FILE", type=Path, help="also write a page to look at in a browser")
+    add_json(propagate)
 
 
 def add_explore(commands: "argparse._SubParsersAction[Parser]") -> None:

@@ -42,6 +42,10 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "einsum 'bd,df->bf' dp,- -,tp --shapes 32,64 64,128 --mesh dp=2,tp=4",
         "einsum 'bf,fd->bd' dp,tp tp,- --shapes 32,64 64,16 --mesh dp=2,tp=4 --json",
     ),
+    "propagate": (
+        "propagate step.json dp,- -,tp --mesh dp=2,tp=4",
+        "propagate step.json dp,- '?' --mesh dp=8 --policy least --html step.html",
+    ),
     "explore": ("explore", "explore --no-browser --port 8000"),
     "reshard": ("reshard HF cut --rules hf/llama --mesh tp=4", "reshard cut merged.safetensors"),
     "extract": (
@@ -69,6 +73,7 @@ PAGES: dict[str, str] = {
     "show": "pictures.md",
     "translate": "dialects.md",
     "einsum": "einsum.md",
+    "propagate": "einsum.md",
     "explore": "pictures.md",
     "reshard": "guides/reshard.md",
     "extract": "guides/load-a-rank.md",

@@ -1,18 +1,22 @@
-"""The picture of an op: its tensors before and after each move, in the colours of the devices."""
+"""Pictures: of an op, its tensors before and after each move in the colours of the devices; of a computation, bars."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from .._text import bytes_text
 from ..layout import TensorLayout
-from ..show.picture import Picture
+from ..show.lanes import bars
+from ..show.picture import Panel, Picture, View
 from ..show.views import tilings_picture
 from ..tiling import Tiling
 from .move import Move
 
-__all__ = ["op_picture"]
+__all__ = ["moves_picture", "op_picture"]
+
+#: The most lines of a source that have a bar.
+_MOST_LINES = 16
 
 #: The name, the shape and the layout of a tensor before the op.
 Operand = tuple[str, tuple[int, ...], TensorLayout]
@@ -35,6 +39,32 @@ def op_picture(
         stages.append((name, layout.partition(shape)))
     picture = tilings_picture([tiling for _, tiling in stages], [name for name, _ in stages], title)
     return replace(picture, about=f"{picture.about} {why}", turns=False)
+
+
+def moves_picture(moves: Sequence[Move], mesh: str) -> Picture:
+    """Give the picture of what moves in a computation: bars of each collective, and of each line of the source."""
+    kinds: dict[str, int] = {}
+    lines: dict[str, int] = {}
+    for move in moves:
+        for step in move.steps:
+            if step.bytes:
+                name = f"{step.kind} over {', '.join(step.axes)}"
+                kinds[name] = kinds.get(name, 0) + step.bytes * move.times
+        place = move.source or f"{move.op}, of no line"
+        lines[place] = lines.get(place, 0) + move.bytes_in_all
+
+    def panel(title: str, sizes: dict[str, int]) -> Panel:
+        most = sorted(sizes.items(), key=lambda item: -item[1])
+        rows = [(name, size, bytes_text(size)) for name, size in most[:_MOST_LINES]]
+        if most[_MOST_LINES:]:
+            rest = sum(size for _, size in most[_MOST_LINES:])
+            rows.append((f"{len(most) - _MOST_LINES} others", rest, bytes_text(rest)))
+        return bars(title, rows)
+
+    total = bytes_text(sum(move.bytes_in_all for move in moves))
+    caption = f"each device of {mesh} receives {total}"
+    panels = (panel("bytes by collective", kinds), panel("bytes by line of the source", lines)) if kinds else ()
+    return Picture(caption, f"{caption}.", (View((caption,), panels),))
 
 
 def _move_text(move: Move) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .._arguments import instance, integer
+from .._atomic import replace_file
 from .._core import Propagated, propagated
-from .._drawn import Worded
+from .._drawn import Drawn
 from .._dtypes import itemsize_of
-from .._fork import cached_property
+from .._fork import cached_property, importing
 from .._text import bytes_text, shown
 from ..computation.computation import Computation
 from ..errors import LayoutError
@@ -24,6 +26,8 @@ from .run import Devices
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+    from ..show.picture import Picture
 
 __all__ = ["Propagation", "Start", "propagate"]
 
@@ -44,8 +48,11 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Propagation(Worded):
-    """The layouts of all values of a computation, and what must move; `propagate` makes one."""
+class Propagation(Drawn):
+    """The layouts of all values of a computation, and what must move; `propagate` makes one.
+
+    In a notebook it shows its picture: bytes by collective and by line of the source.
+    """
 
     #: The computation.
     computation: Computation
@@ -159,6 +166,25 @@ class Propagation(Worded):
             "moves": [move.to_json() for move in self.in_order],
             "bytes_received": self.bytes_received,
         }
+
+    def to_html(self, title: str = "What a computation moves") -> str:
+        """Give the page of it: bars by collective and by line of the source, all moves with why, inputs and results."""
+        with importing:
+            from .page import page_of
+        return page_of(self, instance("title", title, str))
+
+    def save_html(self, path: str | os.PathLike[str], title: str = "What a computation moves") -> None:
+        """Write the page of `to_html` to a file; an existing file is replaced as a whole.
+
+        Raises:
+            OSError: if the file cannot be written; the old one is then unchanged.
+        """
+        replace_file(path, self.to_html(title).encode())
+
+    def _picture(self) -> Picture:
+        with importing:
+            from .drawn import moves_picture
+        return moves_picture(self.moves, mesh_text(self.mesh))
 
     def __str__(self) -> str:
         return self.explain()

@@ -1,0 +1,66 @@
+"""What must move in a computation as one self-contained page of HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .._text import bytes_text
+from ..layout import TensorLayout
+from ..rules.page import plain_page
+from ..show.html import html_of, table_html
+from .drawn import moves_picture
+from .given import mesh_text, specs_of
+from .move import Move
+
+__all__ = ["page_of"]
+
+#: The most inputs and results that have a row.
+_MOST = 512
+
+
+def page_of(found: Any, title: str) -> str:
+    """Give the page of a propagation: bars by collective and by line, all moves with their reasons, the layouts."""
+    moved = table_html(
+        "the most bytes first",
+        (">bytes", ">times", "collectives", "tensor", "shape", "op", "line", "why"),
+        _rows(found.moves),
+    )
+    computation = found.computation
+    names = computation.names or [f"input {at}" for at in range(computation.inputs)]
+    ends = [(name, at, layout) for at, (name, layout) in enumerate(zip(names, found.layouts, strict=False))]
+    ends += [
+        (f"result {at}", number, layout)
+        for at, (number, layout) in enumerate(zip(computation.outputs, found.results, strict=True))
+    ]
+    rows = [
+        (name, _sizes(computation.shapes[at]), computation.dtypes[at], "free" if layout is None else _axes(layout))
+        for name, at, layout in ends[:_MOST]
+    ]
+    sections = [
+        ("What each device receives", html_of(moves_picture(found.moves, mesh_text(found.mesh)))),
+        ("Moves", moved),
+        ("Inputs and results", table_html("the axes that cut each dim", ("tensor", "shape", "dtype", "layout"), rows)),
+    ]
+    return plain_page(title, found.explain(0).splitlines()[0], sections)
+
+
+def _rows(moves: Sequence[Move]) -> list[tuple[str, ...]]:
+    """Give a row for all moves of a line that are alike, the most bytes first."""
+    alike: dict[tuple[str, ...], list[Move]] = {}
+    for move in moves:
+        why = f"{move.why} Shardy does not list it." if move.implied else move.why
+        shape = f"{_sizes(move.shape)} {move.dtype}"
+        alike.setdefault((move.kinds, move.tensor, shape, move.op, move.source, why), []).append(move)
+    sums = [
+        (sum(move.bytes_in_all for move in same), sum(move.times for move in same), row) for row, same in alike.items()
+    ]
+    return [(bytes_text(size), f"{times:,}", *row) for size, times, row in sorted(sums, key=lambda each: -each[0])]
+
+
+def _axes(layout: TensorLayout) -> str:
+    return ",".join("+".join(spec) or "-" for spec in specs_of(layout)) or "()"
+
+
+def _sizes(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape)) or "scalar"
