@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,9 @@ import pytest
 
 import shardwise as sw
 from shardwise import LayoutError, MeshError, ParseError, SizeOverflowError
+from shardwise.computation import Computation
 from shardwise.interop.hlo import parse_hlo
+from shardwise.propagate import propagate
 from tests.oracle.worker import Worker, raised
 
 JAX = (
@@ -25,6 +28,25 @@ JAX = (
     "d = jax.devices()",
 )
 XLA = ("import jax", "from jax._src.lib import xla_client")
+SHARDY = (
+    *("import jax, re", "import jax._src.interpreters.mlir as mlir", "from jaxlib.mlir import ir, passmanager"),
+    "from jaxlib.mlir.dialects import sdy",
+    "passes = 'builtin.module(sdy-propagation-pipeline,sdy-close-shardings,func.func("
+    "sdy-insert-explicit-reshards{enable-full-version=true},sdy-reshard-to-collectives))'",
+    "context = mlir.make_ir_context()",
+    "manager = passmanager.PassManager.parse(passes, context=context)",
+    "run = lambda module: (manager.run(module.operation), str(module))[1]",
+    "read = lambda text: ir.Module.parse(text, context=context)",
+    "listed = lambda text: re.findall('sdy.(all_[a-z]+|collective_permute)', run(read(text)))",
+)
+EXPLICIT = (
+    "import jax",
+    "from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec as P",
+    "mesh = AbstractMesh((2,), ('x',), axis_types=(AxisType.Explicit,))",
+    "x = jax.ShapeDtypeStruct((8,), 'float32', sharding=NamedSharding(mesh, P('x')))",
+    "jax.sharding.use_abstract_mesh(mesh).__enter__()",
+    "within = lambda function: str(jax.eval_shape(function, x).sharding.spec).replace('PartitionSpec', 'P')",
+)
 KERAS = ("from keras.distribution import DeviceMesh, LayoutMap, TensorLayout",)
 DASK = (
     "import dask.array",
@@ -67,6 +89,53 @@ def saved(name: str, array: str, theirs: list[Any], right: list[Any]) -> Finding
         return safetensors.load(safetensors.save({"a": np.array(view, order="C")}))["a"].tolist()
 
     return Finding(name, "safetensors", SAFETENSORS, expression, theirs, copied, right)
+
+
+def shardy(name: str, op: str, operands: dict[str, str], result: str, ours: Callable[[], Any], right: Any) -> Finding:
+    """Give what Shardy's passes list for an op, `%0`, whose operands `%a` and `%b` have these types and axes.
+
+    Its result is of the type `result`, and is the result of the function too.
+    """
+    given = zip("ab", operands.items(), strict=False)
+    taken = ", ".join(
+        f"%{letter}: tensor<{kind}> {{sdy.sharding = #sdy.sharding<@mesh, [{axes}]>}}" for letter, (kind, axes) in given
+    )
+    mesh, first = 'sdy.mesh @mesh = <["x"=2]>', "%0#0" if "%0:2" in op else "%0"
+    function = f"func.func @main({taken}) -> tensor<{result}>"
+    text = f"{mesh}\n{function} {{\n{op}\nreturn {first} : tensor<{result}>\n}}"
+    return Finding(name, "jax", SHARDY, f"listed({text!r})", [], ours, right)
+
+
+def moved(
+    op: str, inputs: list[Any], result: list[int], axes: list[Any], more: Any = (), **attributes: Any
+) -> list[str]:
+    """Give what must move for an op on two devices, which may have more results."""
+    said = {"op": op, "in": [*range(len(inputs))], "out": [[result, "float32"], *more], "attrs": attributes}
+    computation = Computation([[shape, "float32"] for shape in inputs], [said], [len(inputs)])
+    return [move.kinds for move in propagate(computation, axes, mesh=MESH).moves]
+
+
+def explicit(name: str, primitive: str, result: list[int], op: str, **attributes: Any) -> Finding:
+    """Give the layout of a primitive's result in explicit mode, of 8 elements that are cut in two."""
+    expression = f"within(lambda x: jax.lax.{primitive})"
+    inputs = [[8], []] if op == "pad" else [[8]]
+    axes = [("x",), ()][: len(inputs)]
+    ours = partial(moved, op, inputs, result, axes, **attributes)
+    return Finding(name, "jax", EXPLICIT, expression, "P('x',)", ours, ["collective-permute over x"])
+
+
+def squared() -> list[str]:
+    """Give what a sum of squares moves."""
+    square = {"op": "square", "in": [0], "out": [[[4], "float32"]]}
+    zero = {"op": "constant", "in": [], "out": [[[], "float32"]], "attrs": {"value": 0.0}}
+    total = {
+        "op": "reduce",
+        "in": [1, 2],
+        "out": [[[], "float32"]],
+        "attrs": {"dimensions": [0], "body": "add", "n": 1},
+    }
+    found = propagate(Computation([[(4,), "float32"]], [square, zero, total], [3]), [("x",)], mesh=MESH)
+    return [move.kinds for move in found.moves]
 
 
 def nans_moved() -> list[str]:
@@ -308,6 +377,44 @@ FINDINGS = [
     saved("safetensors-stepped", "np.arange(6)[::2]", [0, 1, 2], [0, 2, 4]),
     saved("safetensors-columns", "np.arange(6).reshape(2, 3)[:, 1:]", [[1, 2], [3, 4]], [[1, 2], [4, 5]]),
     saved("safetensors-transposed", "np.arange(6).reshape(2, 3).T", [[0, 1], [2, 3], [4, 5]], [[0, 3], [1, 4], [2, 5]]),
+    shardy(
+        "shardy-window",
+        "%0 = stablehlo.convolution(%a, %b) dim_numbers = [b, 0, f]x[0, i, o]->[b, 0, f], "
+        "window = {stride = [1], pad = [[1, 2]]} {batch_group_count = 1 : i64, feature_group_count = 1 : i64} : "
+        "(tensor<2x8x3xf32>, tensor<4x3x5xf32>) -> tensor<2x8x5xf32>",
+        {"2x8x3xf32": "{}, {}, {}", "4x3x5xf32": '{"x"}, {}, {}'},
+        "2x8x5xf32",
+        partial(
+            moved,
+            "convolution",
+            [[2, 8, 3], [4, 3, 5]],
+            [2, 8, 5],
+            [(None, None, None), ("x", None, None)],
+            **{"lhs_spec": ["b", 0, "f"], "rhs_spec": [0, "i", "o"], "out_spec": ["b", 0, "f"]},
+            **{"window_strides": [1], "padding": [[1, 2]], "lhs_dilation": [1], "rhs_dilation": [1]},
+            **{"feature_group_count": 1, "batch_group_count": 1},
+        ),
+        ["collective-permute over x"],
+    ),
+    shardy(
+        "shardy-square",
+        "%1 = chlo.square %a : tensor<4xf32> -> tensor<4xf32>\n%2 = stablehlo.constant dense<0.0> : tensor<f32>\n"
+        "%0 = stablehlo.reduce(%1 init: %2) applies stablehlo.add across dimensions = [0] : (tensor<4xf32>, "
+        "tensor<f32>) -> tensor<f32>",
+        {"4xf32": '{"x"}'},
+        "f32",
+        squared,
+        ["all-reduce over x"],
+    ),
+    explicit("explicit-reverse", "rev(x, (0,))", [8], "reverse", dimensions=[0]),
+    explicit("explicit-slice", "slice(x, (2,), (8,))", [6], "slice", start_indices=[2], limit_indices=[8], strides=[1]),
+    explicit(
+        "explicit-pad",
+        "pad(x, 0.0, [(2, 0, 0)])",
+        [10],
+        "pad",
+        **{"edge_padding_low": [2], "edge_padding_high": [0], "interior_padding": [0]},
+    ),
 ]
 
 
