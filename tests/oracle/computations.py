@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -16,8 +18,10 @@ from typing import Any
 import numpy as np
 
 import shardwise as sw
+from shardwise._dtypes import itemsize_of
 from shardwise.computation import Computation, computation_of_jaxpr, factor_rule
-from shardwise.propagate import Start, propagate
+from shardwise.propagate import Propagation, Start, propagate
+from shardwise.propagate.given import Policy
 
 Case = dict[str, Any]
 
@@ -143,6 +147,11 @@ def program_differs(case: Case) -> str | None:
     wrong = [number for number, pair in enumerate(zip(layouts, expected, strict=True)) if pair[0] != pair[1]]
     if wrong:
         return f"value {wrong[0]} is {layouts[wrong[0]]}, expected {expected[wrong[0]]}"
+    results = [None if layout is None else axes_of(layout) for layout in found.results]
+    # Without a layout for any result there is no list of them.
+    wanted = case["shardy"]["results"] or [None] * len(results)
+    if results != wanted:
+        return f"the results are {results}, expected {wanted}"
     moves = sorted(reshard_of(move) for move in found.in_order if not move.implied)
     theirs = sorted(reshard_said(case, reshard) for reshard in case["shardy"]["reshards"])
     if moves != theirs:
@@ -200,20 +209,81 @@ def compare_programs(cases: list[Case]) -> Iterator[tuple[str, Callable[[], str 
         yield f"{number} {[op['op'] for op in case['ops']]}", partial(program_differs, case)
 
 
-def step_differs(case: Case) -> str | None:
-    """Compare the collectives of a training step with those of Shardy's passes: kinds, count and bytes."""
+def stepped(case: Case, policy: Policy = "shardy") -> tuple[Computation, Propagation]:
+    """Ask for a training step."""
     computation = computation_of_jaxpr(case["jaxpr"])
     mesh = sw.DeviceMesh([size for _, size in case["mesh"]], [name for name, _ in case["mesh"]])
-    found = propagate(computation, case["in_specs"], results=case["out_specs"], mesh=mesh)
+    found = propagate(computation, case["in_specs"], results=case["out_specs"], mesh=mesh, policy=policy)
+    return computation, found
+
+
+def step_differs(case: Case) -> str | None:
+    """Compare a training step: collectives of Shardy's passes by kind, count and bytes, and each of them by its shard.
+
+    Where XLA has compiled it, also the bytes that a device has of arguments and results.
+    """
+    computation, found = stepped(case)
     totals: dict[str, list[float]] = {}
+    each: Counter[tuple[Any, ...]] = Counter()
     for move in found.in_order:
         for step in () if move.implied else move.steps:
             if step.kind != "slice":
                 total = totals.setdefault(step.kind, [0, 0])
                 total[0] += move.times
                 total[1] += move.times * step.bytes
+                assert step.layout is not None
+                shard = step.layout.partition(move.shape, uneven="ceil").largest_shard_shape
+                each[step.kind, shard, step.axes] += move.times
     expected = case["shardy"]["total"]
-    return None if totals == expected else f"collectives {totals}, expected {expected}"
+    if totals != expected:
+        return f"collectives {totals}, expected {expected}"
+    if "collectives" in case["shardy"]:
+        theirs: Counter[tuple[Any, ...]] = Counter()
+        for kind, _, shard, _, times, axes in case["shardy"]["collectives"]:
+            theirs[kind, tuple(shard), tuple(axes)] += times
+        # What a permute is over is not said.
+        mine = Counter({key if key[0] != "collective-permute" else (*key[:2], ()): n for key, n in each.items()})
+        if mine != theirs:
+            return f"collectives {dict(mine - theirs)}, expected {dict(theirs - mine)}"
+    xla = case.get("xla", {})
+    for name, numbers, layouts, more in (
+        ("argument", range(computation.inputs), found.layouts[: computation.inputs], 0),
+        # The place of each result is 8 bytes.
+        ("output", computation.outputs, found.results, 8),
+    ):
+        held = [
+            (
+                0 if layout is None else math.prod(layout.partition(shape, uneven="ceil").largest_shard_shape),
+                shape,
+                dtype,
+            )
+            for layout, shape, dtype in (
+                (layout, computation.shapes[number], computation.dtypes[number])
+                for layout, number in zip(layouts, numbers, strict=True)
+            )
+        ]
+        size = sum((n or math.prod(shape)) * itemsize_of(dtype) + more for n, shape, dtype in held)
+        if name in xla and size != xla[name]:
+            return f"{name}s are {size} bytes on a device, expected {xla[name]}"
+    return None
+
+
+def fewest_of(cases: list[Case]) -> Iterator[str]:
+    """Compare the fewest bytes with those of Shardy and XLA, step by step: a line for each that has more, and the sums.
+
+    To Shardy's collectives those come that it does not list.
+    """
+    sums = [0.0, 0.0, 0.0]
+    for case in cases:
+        shardy, least = (stepped(case, policy)[1].bytes_received for policy in ("shardy", "least"))
+        xla = sum(size for _, size in case["xla"]["total"].values()) if "xla" in case else math.inf
+        sums = [total + size for total, size in zip(sums, (least, shardy, xla), strict=True)]
+        for name, size in (("Shardy", shardy), ("XLA", xla)):
+            if least > size:
+                yield f"{case['name']} {case['scheme']}: {least:,} bytes, {name} {size:,.0f}"
+    names = ("the fewest", "Shardy", "XLA")
+    said = (f"{name} {size:,.0f}" for name, size in zip(names, sums, strict=True) if size < math.inf)
+    yield f"bytes of {len(cases)} steps in all: {', '.join(said)}"
 
 
 def compare_steps(cases: list[Case]) -> Iterator[tuple[str, Callable[[], str | None]]]:

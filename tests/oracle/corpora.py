@@ -417,8 +417,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, help="a folder with files NAME.json.gz")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"only these of {', '.join(known)}; FORM/CASE")
     given = parser.parse_args(arguments)
-    if cases := training_states.folders(given.folder, given.names):
-        return int(show_states(cases))
+    if states := training_states.folders(given.folder, given.names):
+        return int(show_states(states))
     failed = False
     if not given.names:
         for name, found in compare_quantized(given.folder):
@@ -435,7 +435,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"{name}: not there" if name in known else f"{name}: not known here")
             failed |= bool(given.names)
             continue
-        failed |= shown(name, compare(name, cases_of(file)))
+        cases = cases_of(file)
+        failed |= shown(name, compare(name, cases))
+        if name == "steps":
+            for line in computations.fewest_of(cases):
+                print(f"  {line}")
     if not given.names:
         for file in sorted(given.folder.glob("*.json.gz")):
             if (name := file.name.removesuffix(".json.gz")) not in known:

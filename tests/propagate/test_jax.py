@@ -79,6 +79,41 @@ def test_numpy_computes_scans_sorts_and_shifts() -> None:
         np.testing.assert_allclose(array, theirs, rtol=1e-4, atol=1e-5)
 
 
+def test_numpy_computes_windows_and_what_few_use() -> None:
+    def few(x: Any) -> Any:
+        most = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (2, 1), (2, 1), "VALID")
+        total = jax.lax.reduce_window(x, 0.0, jax.lax.add, (1, 2), (1, 1), "SAME")
+        return most, total, jax.scipy.special.erfc(x), jax.nn.gelu(x, approximate=False), jnp.var(x, 0)
+
+    x = np.random.default_rng(2).standard_normal((8, 6)).astype("float32")
+    for array, theirs in zip(computation_from_jax(few, shape(8, 6)).run([x]), few(x), strict=True):
+        np.testing.assert_allclose(array, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_what_nothing_uses_is_left_out_as_jax_does() -> None:
+    def partly(x: Any) -> Any:
+        jnp.sort(x)
+        return jax.jit(lambda x: (jnp.cos(x), jnp.sort(x)))(x)[0]
+
+    computation = computation_from_jax(partly, shape(8))
+    assert [op.name for op in computation.ops] == ["call"]
+    assert propagate(computation, [("dp",)], mesh=MESH).moves == ()
+
+
+def test_keys_of_random_numbers_and_places_of_the_largest() -> None:
+    def drawn(x: Any, key: Any) -> Any:
+        kept = jax.random.bernoulli(key, 0.5, x.shape)
+        return jnp.where(kept, x, 0), jnp.argmax(x, -1)
+
+    computation = computation_from_jax(drawn, shape(8, 16), jax.eval_shape(lambda: jax.random.key(0)))
+    found = propagate(computation, [("dp", "tp"), None], mesh=MESH)
+    assert [layout and layout.axes for layout in found.results] == [("dp", "tp"), ("dp",)]
+    # The addends of the largest and of its place: 4 numbers of 4 bytes, twice three quarters.
+    assert [(move.kinds, move.bytes) for move in found.moves] == [("all-reduce over tp", 24)] * 2
+    with pytest.raises(sw.LayoutError, match="so it cannot be run"):
+        computation.run([np.zeros((8, 16)), np.zeros(2)])
+
+
 def test_a_primitive_that_is_not_known_says_how_to_go_on() -> None:
     def drawn(x: Any) -> Any:
         return jax.lax.while_loop(lambda x: x.sum() < 3, lambda x: x + 1, x)

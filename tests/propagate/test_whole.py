@@ -6,7 +6,6 @@ import json
 import math
 import pickle
 import random
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 
 import shardwise as sw
-from shardwise.computation import Computation, FactorRule, computation_of_jaxpr
+from shardwise.computation import Computation, FactorRule
 from shardwise.propagate import Start, propagate
 from tests.oracle import computations
 from tests.oracle.corpora import Comparison, compared
@@ -55,12 +54,39 @@ def test_collectives_of_training_steps_are_those_of_shardy() -> None:
     assert found.cases == 4
 
 
-def test_fewest_bytes_are_no_more_than_those_of_shardy() -> None:
-    for case in computations.cases_of("steps"):
-        computation = computation_of_jaxpr(case["jaxpr"])
-        mesh = sw.DeviceMesh([size for _, size in case["mesh"]], [name for name, _ in case["mesh"]])
-        ask = partial(propagate, computation, case["in_specs"], results=case["out_specs"], mesh=mesh)
-        assert ask(policy="least").bytes_received <= ask().bytes_received
+def test_small_steps_are_those_of_shardy_too() -> None:
+    found = Comparison()
+    for name, differs in computations.compare_steps(computations.cases_of("small-steps")):
+        found.add(name, compared(False, differs))
+    assert found.different == []
+    assert found.cases == 9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case", computations.cases_of("small-steps"), ids=lambda case: f"{case['name']} {case['scheme']}"
+)
+@pytest.mark.parametrize("policy", ["shardy", "least"])
+def test_devices_take_a_whole_training_step(case: dict[str, Any], policy: Any) -> None:
+    computation, found = computations.stepped(case, policy)
+    numpy = np.random.default_rng(0)
+    arrays: list[Any] = [
+        numpy.integers(0, 8, shape) if dtype == "int32" else np.abs(numpy.standard_normal(shape)) / 4
+        for shape, dtype in zip(computation.shapes, computation.dtypes[: computation.inputs], strict=False)
+    ]
+    for array, expected in zip(found.run(arrays), computation.run(arrays), strict=True):
+        np.testing.assert_allclose(array, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_fewest_bytes_are_no_more_than_those_of_shardy_and_xla() -> None:
+    *more, in_all = computations.fewest_of(computations.cases_of("steps"))
+    assert more == []
+    assert "4 steps" in in_all
+    wrong = computations.cases_of("steps")[0]
+    wrong["xla"]["total"] = {"all-reduce": [1, 7.0]}
+    more = [*computations.fewest_of([wrong])]
+    assert len(more) == 2
+    assert more[0].endswith("XLA 7")
 
 
 def test_a_layout_that_differs_is_found() -> None:
@@ -71,17 +97,24 @@ def test_a_layout_that_differs_is_found() -> None:
     assert "nowhere" in str(differs())
 
 
-@pytest.mark.parametrize("change", ["reshards", "jax", "total"])
+@pytest.mark.parametrize("change", ["reshards", "results", "jax", "total", "collectives", "argument", "output"])
 def test_a_move_that_differs_is_found(change: str) -> None:
-    if change == "total":
+    if change in ("total", "collectives", "argument", "output"):
         wrong = computations.cases_of("steps")[0]
-        wrong["shardy"]["total"]["all-reduce"][1] += 1
+        if change == "total":
+            wrong["shardy"]["total"]["all-reduce"][1] += 1
+        elif change == "collectives":
+            wrong["shardy"]["collectives"] = [["all-reduce", "f32", [3], 8, 1, ["dp"]]]
+        else:
+            wrong["xla"][change] = 1
         (_, differs), *_ = computations.compare_steps([wrong])
     else:
         cases = computations.cases_of("programs")
         wrong = next(case for case in cases if case["jax"] and case["shardy"]["reshards"])
         if change == "jax":
             wrong["jax"][0] = [["nowhere"]]
+        elif change == "results":
+            wrong["shardy"]["results"] = [[["nowhere"]]]
         else:
             del wrong["shardy"]["reshards"][0]
         (_, differs), *_ = computations.compare_programs([wrong])
@@ -122,6 +155,26 @@ def test_json_and_back(tmp_path: Path) -> None:
     file.write_text(json.dumps(LAYER), encoding="utf-8")
     assert Computation.load(file) == computation
     assert repr(computation) == "<Computation of 2 ops, 2 inputs and 1 results>"
+
+
+def test_a_page_has_each_collective_each_line_and_why(tmp_path: Path) -> None:
+    found = propagate(Computation.from_json(LAYER), [(None, "y"), ("y", None)], mesh=MESH)
+    file = tmp_path / "layer.html"
+    found.save_html(file, "a <layer>")
+    page = file.read_text(encoding="utf-8")
+    # An all-reduce of 8 x 16 numbers of 4 bytes among 4.
+    for said in (
+        "<h1>a &lt;layer&gt;</h1>",
+        "all-reduce over y: 768 B",
+        "model.py:7: 768 B",
+        "Each device has addends.",
+    ):
+        assert said in page
+    assert "-,y" in page
+    assert "<script" not in page
+    assert "all-reduce over y" in str(found._repr_svg_())
+    nothing = propagate(Computation.from_json(LAYER), [("x", None), None], mesh=MESH)
+    assert "receives 0 B" in nothing.to_html()
 
 
 def test_layouts_go_forward_and_backward() -> None:
@@ -272,6 +325,40 @@ def test_a_cut_that_a_reshape_cannot_keep_is_priced() -> None:
     moves = [(move.kinds, move.bytes, move.implied) for move in found.in_order if move.bytes]
     assert moves == [("all-gather over x:(4)2", 768, True), ("all-gather over x:(1)4", 4608, False)]
     assert found.bytes_received == 6144 - 768
+
+
+def run_alike(computation: Computation, layouts: list[Any], mesh: sw.DeviceMesh) -> sw.propagate.Propagation:
+    """Check that devices compute what the plain computation does."""
+    numpy = np.random.default_rng(0)
+    arrays = [numpy.integers(-4, 5, shape) for shape in computation.shapes[: computation.inputs]]
+    found = propagate(computation, layouts, mesh=mesh)
+    for array, expected in zip(found.run(arrays), computation.run(arrays), strict=True):
+        np.testing.assert_array_equal(array, expected)
+    return found
+
+
+def convolved(inputs: list[list[int]], result: list[int], padding: int, **counts: int) -> Computation:
+    """A convolution along one dim: batch, places, features."""
+    attributes = {
+        **{"lhs_spec": ["b", 0, "f"], "rhs_spec": [0, "i", "o"], "out_spec": ["b", 0, "f"]},
+        **{"window_strides": [1], "padding": [[padding, padding]], "lhs_dilation": [1], "rhs_dilation": [1]},
+        **{"feature_group_count": 1, "batch_group_count": 1, **counts},
+    }
+    op = {"op": "convolution", "in": [0, 1], "out": [[result, F]], "attrs": attributes}
+    return Computation([[shape, F] for shape in inputs], [op], [2])
+
+
+def test_a_window_that_is_cut_is_read_whole() -> None:
+    computation = convolved([[2, 8, 3], [4, 3, 5]], [2, 7, 5], 1)
+    found = run_alike(computation, [None, ("y", None, None)], MESH)
+    # Each device has one of four rows of 3 x 5 numbers of 4 bytes, and reads them all.
+    moved = [(move.tensor, move.kinds, move.bytes, move.implied) for move in found.moves]
+    assert moved == [("operands[1]", "collective-permute over y", 3 * 3 * 5 * 4, True)]
+
+
+def test_groups_of_batches_are_cut_as_their_outputs_are() -> None:
+    computation = convolved([[8, 6, 2], [3, 2, 4]], [2, 4, 4], 0, batch_group_count=4)
+    run_alike(computation, [None, (None, None, "y")], MESH)
 
 
 def test_an_op_without_a_rule_is_put_together_if_asked() -> None:

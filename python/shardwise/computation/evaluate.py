@@ -84,6 +84,8 @@ def convolution(has: DeviceTensors, attributes: Attributes) -> list[Array]:
         lhs = np.pad(lhs, widths)
         lhs = lhs[_along(dim, max(0, -low), lhs.shape[dim] - max(0, -high))]
     batches = int(attributes.get("batch_group_count") or 1)
+    # A device may have some of the groups of batches only: those of its part of the outputs.
+    batches //= math.gcd(batches, has.wholes[1][attributes["rhs_spec"].index("o")] // rhs.shape[0])
     groups = batches if batches > 1 else lhs.shape[1] // rhs.shape[1]
     result = np.zeros(shape, np.result_type(lhs, rhs))
     outputs, features, rows = rhs.shape[0] // groups, rhs.shape[1], lhs.shape[0] // batches
@@ -351,7 +353,7 @@ def compute_local(name: str, attributes: Attributes, has: DeviceTensors, source:
         value = attributes["value"]
         # JSON has no infinities.
         return [np.broadcast_to(np.asarray(float(value) if isinstance(value, str) else value), has.shapes[0])]
-    if name not in OPS:
+    if name not in OPS or (name == "reduce" and len(has.shapes) > 1):
         why = "its value is not known" if name in ("constant", "iota") else "numpy has no such op here"
         raise LayoutError(f"{name}{f' ({source})' if source else ''}: {why}, so it cannot be run")
     with np.errstate(all="ignore"):

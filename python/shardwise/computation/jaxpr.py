@@ -24,8 +24,10 @@ from .primitives import (
     INLINED,
     NOTHING,
     ORDER,
+    RANDOM,
     SCATTERS,
     START,
+    WINDOWS,
 )
 
 __all__ = ["Aval", "computation_of_jaxpr"]
@@ -42,6 +44,10 @@ def computation_of_jaxpr(
     return Computation(said["inputs"], said["ops"], said["outputs"], names=jaxpr.get("names", ()), unknown=unknown)
 
 
+#: The number that stands for a value that nothing uses.
+_UNUSED = -1
+
+
 class _Body:
     """The ops of one jaxpr, as JSON has a computation."""
 
@@ -52,11 +58,12 @@ class _Body:
         self._ops: list[dict[str, Any]] = []
         self._source = ""
 
-    def of(self, jaxpr: Mapping[str, Any]) -> dict[str, Any]:
-        """Give the jaxpr as JSON has a computation."""
+    def of(self, jaxpr: Mapping[str, Any], used: Sequence[bool] | None = None) -> dict[str, Any]:
+        """Give the jaxpr as JSON has a computation, of those results that are used."""
         self._values = [list(value) for value in jaxpr["inputs"]]
         self._inputs = len(self._values)
-        return self._said(self._inlined(jaxpr, range(self._inputs)))
+        outputs = self._inlined(jaxpr, range(self._inputs), used)
+        return self._said([output for output in outputs if output != _UNUSED])
 
     def _said(self, outputs: Sequence[int]) -> dict[str, Any]:
         return {"inputs": self._values[: self._inputs], "ops": self._ops, "outputs": list(outputs)}
@@ -70,18 +77,26 @@ class _Body:
     def _called(self, body: _Body, operands: Sequence[int], outs: Sequence[Aval], outputs: Sequence[int]) -> list[int]:
         return self._emit_all("call", operands, outs, {}, body=body._said(outputs))
 
-    def _inlined(self, jaxpr: Mapping[str, Any], inputs: Sequence[int]) -> list[int]:
+    def _inlined(
+        self, jaxpr: Mapping[str, Any], inputs: Sequence[int], used: Sequence[bool] | None = None
+    ) -> list[int]:
+        """Emit what the results that are used need, as JAX does, and give the numbers of the results."""
         env = list(inputs)
         constants = zip(
             jaxpr.get("consts", ()), jaxpr.get("values", [None] * len(jaxpr.get("consts", ()))), strict=True
         )
         env += [self._constant(out, value) for out, value in constants]
-        for eqn in jaxpr["eqns"]:
+        used = [True for _ in jaxpr["outputs"]] if used is None else used
+        for eqn, needed in zip(jaxpr["eqns"], _needed(jaxpr, used, len(env)), strict=True):
+            if not any(needed):
+                env += [_UNUSED for _ in needed]
+                continue
             before, self._source = self._source, eqn.get("source", self._source)
             operands = [self._operand(env, value) for value in eqn["in"]]
-            env += self._eqn(eqn["op"], eqn["params"], operands, eqn["out"])
+            env += self._eqn(eqn["op"], eqn["params"], operands, eqn["out"], needed)
             self._source = before
-        return [self._operand(env, value) for value in jaxpr["outputs"]]
+        pairs = zip(jaxpr["outputs"], used, strict=True)
+        return [self._operand(env, value) if is_used else _UNUSED for value, is_used in pairs]
 
     def _operand(self, env: Sequence[int], value: Any) -> int:
         return self._constant(value["aval"], value["lit"]) if isinstance(value, Mapping) else env[value]
@@ -107,8 +122,17 @@ class _Body:
     def _shape(self, value: int) -> list[int]:
         return list(self._values[value][0])
 
-    def _call(self, jaxpr: Mapping[str, Any], operands: Sequence[int], outs: Sequence[Aval]) -> list[int]:
-        return self._emit_all("call", operands, outs, {}, body=self._within([]).of(jaxpr))
+    def _call(
+        self,
+        jaxpr: Mapping[str, Any],
+        operands: Sequence[int],
+        outs: Sequence[Aval],
+        needed: Sequence[bool] | None = None,
+    ) -> list[int]:
+        needed = [True for _ in outs] if needed is None else needed
+        taken = [out for out, is_needed in zip(outs, needed, strict=True) if is_needed]
+        made = iter(self._emit_all("call", operands, taken, {}, body=self._within([]).of(jaxpr, needed)))
+        return [next(made) if is_needed else _UNUSED for is_needed in needed]
 
     def _broadcast(self, value: int, shape: Sequence[int], dims: Sequence[int] | None = None) -> int:
         """Broadcast a value whose dims are the last, or these."""
@@ -122,17 +146,19 @@ class _Body:
     def _full(self, shape: Sequence[int], dtype: str, value: Any) -> int:
         return self._broadcast(self._constant([[], dtype], value), shape)
 
-    def _eqn(self, name: str, params: Mapping[str, Any], operands: list[int], outs: Sequence[Aval]) -> list[int]:
+    def _eqn(
+        self, name: str, params: Mapping[str, Any], operands: list[int], outs: Sequence[Aval], needed: Sequence[bool]
+    ) -> list[int]:
         if name in self._rules:
             return self._emit_all(name, operands, outs, {}, rule=self._rules[name].to_json())
         if name in NOTHING:
             return list(operands)
         if name in CALLS:
-            return self._call(_jaxpr_of(params), operands, outs)
+            return self._call(_jaxpr_of(params), operands, outs, needed)
         if name in INLINED:
             if params.get("prevent_cse") and params.get("differentiated"):
                 operands = self._emit_all("barrier", operands, [self._values[value] for value in operands], {})
-            return self._inlined(_jaxpr_of(params), operands)
+            return self._inlined(_jaxpr_of(params), operands, needed)
         if name == "scan":
             return self._scan(params, operands, outs)
         if name == "split":
@@ -162,6 +188,12 @@ class _Body:
             return self._scatter(SCATTERS[name], params, operands, out)
         if name in CUMULATIVE:
             return self._cumulative(CUMULATIVE[name], params, operands[0], out)
+        if name in WINDOWS:
+            return self._windows(WINDOWS[name], params, operands[0], out)
+        if name in ("argmax", "argmin"):
+            return self._argument(name[3:], params, operands[0], out)
+        if name in RANDOM:
+            return self._random(operands, out)
         if name in ALIKE:
             op, param = ALIKE[name]
             return self._emit(op, operands, out, **({} if param is None else {param: params[param]}))
@@ -293,6 +325,34 @@ class _Body:
         made = inner._emit("reduce_window", [0, start], out, **attributes)
         return self._called(inner, [operand], [out], [made])[0]
 
+    def _windows(self, body: str, params: Mapping[str, Any], operand: int, out: Aval) -> int:
+        start = self._constant([[], out[1]], START[body])
+        return self._emit("reduce_window", [operand, start], out, **_window_of(params), body=body)
+
+    def _lower_select_and_scatter_add(self, params: Mapping[str, Any], operands: list[int], out: Aval) -> int:
+        source, operand = operands
+        start = self._constant([[], out[1]], 0)
+        return self._emit("select_and_scatter", [operand, source, start], out, **_window_of(params))
+
+    def _argument(self, which: str, params: Mapping[str, Any], operand: int, out: Aval) -> int:
+        """Reduce elements with their places."""
+        shape, dtype = self._values[operand]
+        (axis,), body = params["axes"], {"max": "maximum", "min": "minimum"}[which]
+        places = self._emit("iota", [], [shape, out[1]], dimension=axis)
+        starts = [self._constant([[], dtype], START[body]), self._constant([[], out[1]], 0)]
+        attributes = {"dimensions": [axis], "body": body, "n": 2}
+        return self._emit_all("reduce", [operand, places, *starts], [[out[0], dtype], out], attributes)[1]
+
+    def _random(self, operands: list[int], out: Aval) -> int:
+        """Draw numbers: each element is made of its own counter and of the key, which all devices have."""
+        drawn = self._constant(out, None)
+        shape, dtype = self._values[operands[0]]
+        if dtype != out[1] or len(shape) != 1:
+            return drawn
+        given = {"start_indices": [0], "limit_indices": [1], "strides": [1]}
+        key = self._emit("reshape", [self._emit("slice", [operands[0]], [[1], dtype], **given)], [[], dtype])
+        return self._emit("xor", [drawn, self._broadcast(key, out[0])], out)
+
     def _lower_select_n(self, _params: Mapping[str, Any], operands: list[int], out: Aval) -> int:
         which, *cases = operands
         if len(cases) != 2:
@@ -311,6 +371,9 @@ class _Body:
             one = self._full(out[0], out[1], 1)
             return one if made is None else self._emit("divide", [one, made], out)
         return made
+
+    def _lower_erfc(self, _params: Mapping[str, Any], operands: list[int], out: Aval) -> int:
+        return self._emit("subtract", [self._full(out[0], out[1], 1), self._emit("erf", operands, out)], out)
 
     def _lower_convert_element_type(self, _params: Mapping[str, Any], operands: list[int], out: Aval) -> int:
         shape, dtype = out
@@ -368,8 +431,31 @@ class _Body:
         )
 
 
+def _window_of(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the window of a primitive as the attributes of an op."""
+    for name in ("base_dilation", "window_dilation"):
+        if any(size != 1 for size in params.get(name) or ()):
+            raise LayoutError(f"a window with {name} {shown(params[name])} is not supported; write it as a convolution")
+    return {name: params[name] for name in ("window_dimensions", "window_strides", "padding")}
+
+
 def _slices(outs: Sequence[Aval]) -> list[Aval]:
     return [[shape[1:], dtype] for shape, dtype in outs]
+
+
+def _needed(jaxpr: Mapping[str, Any], used: Sequence[bool], count: int) -> list[list[bool]]:
+    """Say of each equation which of its results the used ones of a jaxpr with `count` inputs and constants need."""
+    needed = {
+        value for value, is_used in zip(jaxpr["outputs"], used, strict=True) if is_used and isinstance(value, int)
+    }
+    count += sum(len(eqn["out"]) for eqn in jaxpr["eqns"])
+    found = []
+    for eqn in reversed(jaxpr["eqns"]):
+        count -= len(eqn["out"])
+        found.append([count + at in needed for at in range(len(eqn["out"]))])
+        if any(found[-1]):
+            needed.update(value for value in eqn["in"] if isinstance(value, int))
+    return found[::-1]
 
 
 def _jaxpr_of(params: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -13,8 +13,10 @@ __all__ = [
     "INLINED",
     "NOTHING",
     "ORDER",
+    "RANDOM",
     "SCATTERS",
     "START",
+    "WINDOWS",
 ]
 
 #: Comparisons.
@@ -22,8 +24,8 @@ ORDER = ("eq", "ne", "lt", "le", "gt", "ge")
 #: Primitives of their own names in StableHLO.
 _SAME_NAME = (
     "abs sign floor ceil tanh tan sinh cosh asin acos atan asinh acosh atanh cbrt sqrt rsqrt log logistic "
-    "is_finite not erf erf_inv real imag square add atan2 and or xor complex shift_left shift_right_arithmetic "
-    "shift_right_logical clamp reduce_precision"
+    "is_finite not erf erf_inv real imag square add atan2 and or xor complex shift_left "
+    "shift_right_arithmetic shift_right_logical clamp reduce_precision"
 )
 #: Primitives that are an op of as many operands, each broadcast to the result.
 ELEMENTWISE = {
@@ -36,6 +38,7 @@ ELEMENTWISE = {
 }
 #: Primitives that are an op of the same operands, with one param or none as its attribute.
 ALIKE = {
+    "bitcast_convert_type": ("bitcast_convert", None),
     "broadcast_in_dim": ("broadcast_in_dim", "broadcast_dimensions"),
     "concatenate": ("concatenate", "dimension"),
     "dynamic_slice": ("dynamic_slice", "slice_sizes"),
@@ -52,6 +55,10 @@ BODIES = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "multiply", 
 START = {"add": 0, "multiply": 1, "maximum": -math.inf, "minimum": math.inf, "and": True, "or": False}
 #: Cumulative ones.
 CUMULATIVE = {"cumsum": "add", "cumprod": "multiply", "cummax": "maximum", "cummin": "minimum"}
+#: Reductions of windows.
+WINDOWS = {"reduce_window_sum": "add", "reduce_window_max": "maximum", "reduce_window_min": "minimum"}
+#: Numbers drawn at random, and keys made of others.
+RANDOM = ("random_bits", "random_seed", "random_split", "random_fold_in", "random_clone")
 #: Scatters: the op that puts an update to what is there.
 SCATTERS = {
     "scatter": "assign",
@@ -61,7 +68,10 @@ SCATTERS = {
     "scatter-min": "minimum",
 }
 #: Primitives that are their operand as far as layouts go.
-NOTHING = ("stop_gradient", "copy", "copy_p", "pvary", "optimization_barrier_p")
+NOTHING = (
+    *("stop_gradient", "copy", "copy_p", "pvary", "optimization_barrier_p", "name"),
+    *("random_wrap", "random_unwrap"),
+)
 #: Primitives that are the jaxpr that they have: as a call, and in place.
 CALLS = ("jit", "pjit", "closed_call", "core_call", "custom_lin")
 INLINED = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "remat2", "checkpoint", "remat")

@@ -91,7 +91,10 @@ def _listed(array: Any) -> Any:
 
 
 def _aval(aval: Any) -> Aval:
-    return [list(getattr(aval, "shape", ())), str(getattr(aval, "dtype", "float32"))]
+    shape, dtype = list(getattr(aval, "shape", ())), str(getattr(aval, "dtype", "float32"))
+    # A key of random numbers is some words.
+    words = getattr(getattr(getattr(aval, "dtype", None), "_impl", None), "key_shape", None)
+    return [shape, dtype] if words is None else [[*shape, *words], "uint32"]
 
 
 def _param(given: Any) -> Any:

@@ -190,6 +190,7 @@ class Devices:
             dims = list(moving[at])
             if op.name == "convolution" and at == 1:
                 dims = [dim for dim, name in enumerate(op.attributes["rhs_spec"]) if isinstance(name, int)]
+            # Places of a window that another device has add nothing here.
             fill = 0 if op.name == "convolution" and at == 1 else _NOTHING
             part = np.full(
                 [size if dim in dims else rows[dim][1] - rows[dim][0] for dim, size in enumerate(shapes[at])],
@@ -207,9 +208,8 @@ class Devices:
         for dim in shifted:
             kept[dim], shape[dim] = slice(*boxes[-1][dim]), shapes[-1][dim]
         starts = [(0,) * part.ndim for part in parts]
-        has = DeviceTensors(parts, starts, [part.shape for part in parts], [tuple(shape)], first)
-        made = compute_local(op.name, op.attributes, has, op.source)
-        return [made[0][tuple(kept)]]
+        has = DeviceTensors(parts, starts, [tuple(sizes) for sizes in shapes], [tuple(shape)] * len(op.results), first)
+        return [made[tuple(kept)] for made in compute_local(op.name, op.attributes, has, op.source)]
 
     def _added(self, shards: list[Array], axes: Sequence[str], reduction: str) -> list[Array]:
         groups: dict[Any, list[int]] = {}

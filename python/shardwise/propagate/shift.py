@@ -7,10 +7,14 @@ import math
 from collections.abc import Mapping, Sequence
 
 from ..computation.computation import Op
+from ..computation.factor_rule import FactorRule
 
 __all__ = ["missing_elements", "rows_read", "shifting_dims"]
 
 RowRange = tuple[int, int]
+
+#: Ops that compute with the whole of their last dims, of which Shardy's rules let some be cut: so many of them.
+_READ_WHOLE = {"top_k": 1, "eigh": 2}
 
 
 def shifting_dims(op: Op, operand: int, shape: Sequence[int]) -> list[int]:
@@ -18,8 +22,13 @@ def shifting_dims(op: Op, operand: int, shape: Sequence[int]) -> list[int]:
     given = op.attributes
     if op.name == "concatenate":
         return [given["dimension"]]
+    if op.name == "convolution" and operand == 1:
+        return [dim for dim, name in enumerate(given["rhs_spec"]) if isinstance(name, int) and _is_read_whole(op, dim)]
     if operand:
         return []
+    if op.name in _READ_WHOLE:
+        dims = range(len(shape) - _READ_WHOLE[op.name], len(shape))
+        return [dim for dim in dims if op.rule is not None and _passes(op.rule, dim)]
     if op.name == "reverse":
         return list(given["dimensions"])
     if op.name == "convolution":
@@ -44,9 +53,16 @@ def rows_read(
 ) -> RowRange:
     """Give the rows that a device reads of a dim that may shift; `boxes` are its parts of operands and result."""
     given, size = op.attributes, shapes[operand][dim]
+    if op.name in _READ_WHOLE:
+        return 0, size
     if op.name == "convolution":
+        if operand == 1:
+            return 0, size
         spec = given["lhs_spec"][dim]
-        windows, places = boxes[-1][given["out_spec"].index(spec)], boxes[1][given["rhs_spec"].index(spec)]
+        of_rhs = given["rhs_spec"].index(spec)
+        windows, places = boxes[-1][given["out_spec"].index(spec)], boxes[1][of_rhs]
+        if _is_read_whole(op, of_rhs):
+            places = 0, shapes[1][of_rhs]
         ones = [1] * (spec + 1)
         apart, gaps = ((given.get(name) or ones)[spec] for name in ("rhs_dilation", "lhs_dilation"))
         low, step = given["padding"][spec][0], (given.get("window_strides") or ones)[spec]
@@ -70,6 +86,16 @@ def rows_read(
         # All of the windows that have one of the rows.
         rows = -(-(rows[0] + low - window + 1) // step), (rows[1] - 1 + low) // step + 1
     return _read(rows, size, step, -low, window - 1 - low)
+
+
+def _passes(rule: FactorRule, dim: int) -> bool:
+    """Say whether a rule lets a dim of the first operand be cut."""
+    return any(rule.kinds[factor] == "pass" for factor in rule.operands[0][dim])
+
+
+def _is_read_whole(op: Op, dim: int) -> bool:
+    """Say whether a device reads a window's dim of a kernel whole, though Shardy lets it be cut: it is not summed."""
+    return op.rule is None or not any(op.rule.kinds[factor] == "sum" for factor in op.rule.operands[1][dim])
 
 
 def _read(rows: RowRange, size: int, step: int, first: int, last: int, gaps: int = 1) -> RowRange:
@@ -98,7 +124,7 @@ def missing_elements(
             for spec, at in zip(layouts[side], op.attributes[name], strict=True)
             if isinstance(at, int)
         ]
-    elif dims:
+    elif dims and op.name not in _READ_WHOLE:
         read += [layouts[-1][dim] for dim in dims]
     axes = list(dict.fromkeys(axis for spec in read for axis in spec))
     most = 0
