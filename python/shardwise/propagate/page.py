@@ -1,4 +1,4 @@
-"""What must move in a computation as one self-contained page of HTML."""
+"""All that must move in a computation, as one self-contained page of HTML."""
 
 from __future__ import annotations
 
