@@ -9,7 +9,7 @@
 | `moves` | all that must move for each op, and why |
 | `run` | a computation computed by devices, each with its shards, in numpy |
 | `shift` | rows that devices read and neighbours have |
-| `drawn` | the picture of an einsum |
+| `drawn`, `page` | pictures of an einsum and of a computation's moves; these as a page of HTML |
 | `given` | layouts and meshes as users give them |
 """
 
