@@ -378,6 +378,22 @@ FINDINGS = [
     saved("safetensors-columns", "np.arange(6).reshape(2, 3)[:, 1:]", [[1, 2], [3, 4]], [[1, 2], [4, 5]]),
     saved("safetensors-transposed", "np.arange(6).reshape(2, 3).T", [[0, 1], [2, 3], [4, 5]], [[0, 3], [1, 4], [2, 5]]),
     shardy(
+        "shardy-top-k-of-all",
+        "%0:2 = stablehlo.custom_call @mhlo.topk(%a) : (tensor<4xf32>) -> (tensor<4xf32>, tensor<4xi32>)",
+        {"4xf32": '{"x"}'},
+        "4xf32",
+        partial(moved, "top_k", [[4]], [4], [("x",)], [[[4], "int32"]]),
+        ["collective-permute over x"],
+    ),
+    shardy(
+        "shardy-eigh",
+        "%0:2 = stablehlo.custom_call @Eigh(%a) : (tensor<4x4xf32>) -> (tensor<4x4xf32>, tensor<4xf32>)",
+        {"4x4xf32": '{"x"}, {}'},
+        "4x4xf32",
+        partial(moved, "eigh", [[4, 4]], [4, 4], [("x", None)], [[[4], "float32"]]),
+        ["collective-permute over x"],
+    ),
+    shardy(
         "shardy-window",
         "%0 = stablehlo.convolution(%a, %b) dim_numbers = [b, 0, f]x[0, i, o]->[b, 0, f], "
         "window = {stride = [1], pad = [[1, 2]]} {batch_group_count = 1 : i64, feature_group_count = 1 : i64} : "

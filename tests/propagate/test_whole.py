@@ -337,6 +337,18 @@ def run_alike(computation: Computation, layouts: list[Any], mesh: sw.DeviceMesh)
     return found
 
 
+def test_a_cut_that_does_not_divide_does_not_go_through_a_reshape() -> None:
+    reshape = {"op": "reshape", "in": [1], "out": [[[34], F]]}
+    negate = {"op": "negate", "in": [0], "out": [[[17, 2], F]]}
+    constraint = {"op": "constraint", "in": [1], "out": [[[17, 2], F]], "attrs": {"axes": [["x"], []]}}
+    said: list[Any] = [negate, constraint, reshape | {"in": [2]}]
+    found = run_alike(Computation([[(17, 2), F]], said, [3]), [None], MESH)
+    # Of 17 rows one device has 9 and the other 8, 18 and 16 elements: of 34 they would have 17 each.
+    # Shardy lists that the result is gathered, and not that the operand is before.
+    gathered = [(move.op, move.tensor, move.implied) for move in found.in_order if "all-gather" in move.kinds]
+    assert gathered == [("reshape", "operands[0]", True), ("reshape", "results[0]", False)]
+
+
 def convolved(inputs: list[list[int]], result: list[int], padding: int, **counts: int) -> Computation:
     """A convolution along one dim: batch, places, features."""
     attributes = {
@@ -354,6 +366,17 @@ def test_a_window_that_is_cut_is_read_whole() -> None:
     # Each device has one of four rows of 3 x 5 numbers of 4 bytes, and reads them all.
     moved = [(move.tensor, move.kinds, move.bytes, move.implied) for move in found.moves]
     assert moved == [("operands[1]", "collective-permute over y", 3 * 3 * 5 * 4, True)]
+
+
+def test_a_dim_that_is_sorted_as_a_whole_is_read_whole() -> None:
+    # Of all four Shardy lets the dim be cut, of the largest two it does not.
+    for kept in (4, 2):
+        op = {"op": "top_k", "in": [0], "out": [[[3, kept], F], [[3, kept], "int32"]]}
+        found = run_alike(Computation([[(3, 4), F]], [op], [1, 2]), [(None, "y")], MESH)
+        assert (found.moves[0].tensor, found.moves[0].bytes) == ("operands[0]", 3 * 3 * 4)
+    eigh = {"op": "eigh", "in": [0], "out": [[[4, 4], F], [[4], F]]}
+    vectors = propagate(Computation([[(4, 4), F]], [eigh], [1, 2]), [("x", None)], mesh=MESH)
+    assert [(move.bytes, move.implied) for move in vectors.moves] == [(2 * 4 * 4, True)]
 
 
 def test_groups_of_batches_are_cut_as_their_outputs_are() -> None:

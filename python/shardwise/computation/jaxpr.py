@@ -372,9 +372,6 @@ class _Body:
             return one if made is None else self._emit("divide", [one, made], out)
         return made
 
-    def _lower_erfc(self, _params: Mapping[str, Any], operands: list[int], out: Aval) -> int:
-        return self._emit("subtract", [self._full(out[0], out[1], 1), self._emit("erf", operands, out)], out)
-
     def _lower_convert_element_type(self, _params: Mapping[str, Any], operands: list[int], out: Aval) -> int:
         shape, dtype = out
         before = self._values[operands[0]][1]

@@ -24,7 +24,7 @@ ORDER = ("eq", "ne", "lt", "le", "gt", "ge")
 #: Primitives of their own names in StableHLO.
 _SAME_NAME = (
     "abs sign floor ceil tanh tan sinh cosh asin acos atan asinh acosh atanh cbrt sqrt rsqrt log logistic "
-    "is_finite not erf erf_inv real imag square add atan2 and or xor complex shift_left "
+    "is_finite not erf erf_inv erfc lgamma digamma real imag square add atan2 and or xor complex shift_left "
     "shift_right_arithmetic shift_right_logical clamp reduce_precision"
 )
 #: Primitives that are an op of as many operands, each broadcast to the result.

@@ -43,8 +43,8 @@ pub struct Propagated {
 }
 
 /// The ops whose devices may read rows that their neighbours have.
-const SHIFTING: [&str; 7] =
-    ["concatenate", "convolution", "pad", "reduce_window", "reverse", "select_and_scatter", "slice"];
+const SHIFTING: [&str; 9] =
+    ["concatenate", "convolution", "eigh", "pad", "reduce_window", "reverse", "select_and_scatter", "slice", "top_k"];
 
 impl Propagated {
     /// The ops and edges for which something moves, or may.
@@ -184,14 +184,22 @@ fn lowered(node: &Node, cuts: meet::Cuts, local: Vec<Option<Specs>>) -> Lowered 
     Lowered { cuts, local, summed, possible }
 }
 
-/// The layouts of a reshape without the cuts of factors that only one side has, and of what comes after them in a dim.
+/// The layouts of a reshape without the cuts of factors that only one side has, or that do not divide and are not alone in
+/// their dims, and of what comes after them in a dim.
 fn possible(rule: &Rule, cuts: &[Vec<SubAxis>]) -> Vec<Option<Specs>> {
     let count = rule.tensors();
     let dims = |tensor: usize| (0..rule.rank(tensor)).map(move |dim| rule.dim(tensor, dim));
     let in_both = |factor: usize| (0..2).all(|tensor| dims(tensor).flatten().any(|other| *other as usize == factor));
+    let alone = |factor: usize| {
+        let has = |dim: &&[u32]| dim.iter().any(|other| *other as usize == factor);
+        (0..2).flat_map(dims).filter(has).all(|dim| dim.len() == 1)
+    };
     let mut kept = cuts.to_vec();
     for (factor, cut) in kept.iter_mut().enumerate() {
-        if !cut.is_empty() && !in_both(factor) {
+        let divides = cut
+            .iter()
+            .try_fold(rule.factors()[factor].size, |left, part| (left % part.size == 0).then_some(left / part.size));
+        if !cut.is_empty() && (!in_both(factor) || (divides.is_none() && !alone(factor))) {
             cut.clear();
         }
     }

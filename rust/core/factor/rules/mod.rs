@@ -14,7 +14,7 @@ use super::{
 use crate::error::Result;
 
 /// The ops that compute each element of a result from the elements at its place.
-const ELEMENTWISE: [&str; 59] = [
+const ELEMENTWISE: [&str; 62] = [
     "abs",
     "acos",
     "acosh",
@@ -34,9 +34,11 @@ const ELEMENTWISE: [&str; 59] = [
     "cosh",
     "cosine",
     "count_leading_zeros",
+    "digamma",
     "divide",
     "erf",
     "erf_inv",
+    "erfc",
     "exponential",
     "exponential_minus_one",
     "floor",
@@ -44,6 +46,7 @@ const ELEMENTWISE: [&str; 59] = [
     "imag",
     "integer_power",
     "is_finite",
+    "lgamma",
     "log",
     "log_plus_one",
     "logistic",
