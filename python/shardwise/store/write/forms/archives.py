@@ -46,7 +46,7 @@ _DATE = 1 << 5 | 1
 
 
 class Member(NamedTuple):
-    """A member: its name, the byte at which its header begins, its bytes and their CRC-32."""
+    """A member of a zip container: its name, the first byte of its header, the size of its contents, their CRC-32."""
 
     name: bytes
     at: int
@@ -56,10 +56,10 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ZippedFile(TargetFile):
-    """A file of zip containers, whose headers have the CRC-32 of what follows them.
+    """A file of zip containers. Each header states the CRC-32 of the elements after it.
 
     Attributes:
-        known: The first byte of its data, which is 0, and the bytes of the file, if they are known.
+        known: The first byte of the data (0) and the size of the file in bytes; `None` if the slots must be summed up.
     """
 
     needs_crcs: ClassVar[bool] = True
@@ -69,7 +69,7 @@ class ZippedFile(TargetFile):
 
     @property
     def start(self) -> int:
-        """Slots are counted from the beginning of the file."""
+        """Always 0: slots are counted from the beginning of the file."""
         return 0
 
     @property
@@ -79,7 +79,10 @@ class ZippedFile(TargetFile):
 
 
 def local(member: Member, padding: int | None = None) -> bytes:
-    """The header before a member; with padding, an extra field of that many bytes, or of the alignment more."""
+    """Return the local header of a member.
+
+    With `padding`, an extra field of that many bytes is added; below 4, of that many and `ALIGNMENT` more.
+    """
     extra = b""
     size, needs = member.size, _VERSION
     if size >= _MOST32:
@@ -92,7 +95,11 @@ def local(member: Member, padding: int | None = None) -> bytes:
 
 
 def local_sizes(names: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the bytes of headers with the shortest padding, from those of names and of members.
+    """Return the bytes of each member's local header with the least padding.
+
+    Args:
+        names: The bytes of each member's name.
+        sizes: The bytes of each member's contents.
 
     >>> members = [Member(b"a" * length, 0, size, 0) for length in (1, 300) for size in (0, 2**32 - 2, 2**32 - 1)]
     >>> found = local_sizes(np.array([len(one.name) for one in members]), np.array([one.size for one in members]))
@@ -106,7 +113,12 @@ def local_sizes(names: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> n
 def directory_sizes(
     names: npt.NDArray[np.int64], at: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """Return the bytes of entries in the directory, from those of names, the bytes at which headers begin, and sizes.
+    """Return the bytes of each member's entry in the directory.
+
+    Args:
+        names: The bytes of each member's name.
+        at: The byte at which each member's header begins.
+        sizes: The bytes of each member's contents.
 
     >>> places = [(at, size) for at in (9, 2**32) for size in (0, 2**32 - 2, 2**32 - 1)]
     >>> members = [Member(b"a" * length, *place, 0) for length in (1, 300) for place in places]
@@ -130,7 +142,13 @@ def directory_entry(member: Member) -> bytes:
 
 
 def end_of(count: int, directory: int, end: int) -> bytes:
-    """Return what follows a directory of so many members that begins at one byte and ends at another."""
+    """Return the records at the end of a container.
+
+    Args:
+        count: The number of members.
+        directory: The byte at which the directory begins.
+        end: The byte after the directory.
+    """
     size, wide, short = end - directory, b"", min(count, _MOST16)
     if directory >= _MOST32 or count >= _MOST16:
         wide = END64.pack(

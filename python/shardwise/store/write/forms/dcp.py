@@ -53,7 +53,7 @@ class Envelope(NamedTuple):
 
 
 class _Blank(NamedTuple):
-    """A container of elements whose CRC-32 is 0, and the places of the CRC-32 in its head and its tail."""
+    """A container whose CRC-32 fields are 0, and the positions of these fields in its head and its tail."""
 
     head: bytes
     tail: bytes
@@ -62,13 +62,13 @@ class _Blank(NamedTuple):
 
 
 def envelope_of(pickle: bytes, size: int, crc: int) -> Envelope:
-    """Give the container of `size` bytes of elements with this CRC-32, on which its lengths do not depend."""
+    """Return the bytes around `size` bytes of elements with this CRC-32. Their lengths do not depend on the CRC-32."""
     blank, said = _blank(pickle, size), crc.to_bytes(4, "little")
     return Envelope(_with(blank.head, blank.in_head, said), _with(blank.tail, blank.in_tail, said))
 
 
 def value_bytes(value: Any) -> bytes:
-    """Give the container of a value that is no tensor: of what `pickled` takes."""
+    """Return the container of a value that is not a tensor; `pickled` says which values can be written."""
     return b"".join(envelope_of(pickled(value), 0, 0))
 
 
@@ -111,16 +111,16 @@ _MOST_BOXES = 1 << 16
 
 
 def is_writable(dtype: str) -> bool:
-    """Return whether PyTorch has a dtype of this name, and saves it."""
+    """Return whether PyTorch has a dtype of this name and can save it."""
     return dtype in STORAGE_CLASSES
 
 
-#: A box in the index: its file, its position in it, and its place in the pool.
+#: A box in the index: its file, the number of its slot in the file, and its place in the pool.
 _FileChunk = tuple["DcpFile", int, int]
 
 
 class Containers(NamedTuple):
-    """The containers of the slots of a file: for each its first byte, its bytes, and those before the elements."""
+    """The containers of a file, one per slot: the first byte of each, its size, and the bytes before its elements."""
 
     begins: npt.NDArray[np.int64]
     sizes: npt.NDArray[np.int64]
@@ -129,7 +129,7 @@ class Containers(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class DcpFile(ZippedFile):
-    """A `.distcp` file, each of whose slots is in a container of its own, which begins at a multiple of 64 bytes."""
+    """A `.distcp` file. Each slot is in a container of its own, which begins at a multiple of 64 bytes."""
 
     @cached_property
     def containers(self) -> Containers:
@@ -158,11 +158,11 @@ class DcpFile(ZippedFile):
 
     @property
     def end(self) -> int:
-        """One past the last byte, by its slots."""
+        """The byte after the last container."""
         return int(self.containers.begins[-1] + self.containers.sizes[-1]) if len(self.boxes) else 0
 
     def before(self, number: int, digests: FileDigests = NO_DIGESTS) -> tuple[int, bytes]:
-        """The end of one container and the beginning of the next."""
+        """Return the bytes between two slots: the end of one container and the beginning of the next."""
         at, text = 0, b""
         if number:
             at, text = self.slots[number - 1].end, self._around(number - 1, self.slots[number - 1], digests).tail
@@ -172,9 +172,9 @@ class DcpFile(ZippedFile):
         return at, text + bytes(begin - at - len(text)) + self._around(number, self.slots[number], digests).head
 
     def headers(self, digests: FileDigests = NO_DIGESTS) -> Headers:
-        """Yield the bytes around tensors slot by slot, as `before` gives them.
+        """Yield the bytes around tensors, slot by slot, as `before` gives them.
 
-        Their digest is that of `tensors.headers`, as no CRC-32 of a container covers its headers.
+        The digest that is returned is that of `tensors.headers`: the CRC-32 of a container does not cover its headers.
         """
         digest = hashlib.sha256()
         at, text = 0, b""
@@ -204,7 +204,7 @@ class DcpFile(ZippedFile):
 
 
 def dcp_files(wanted: Sequence[CutTensor]) -> list[DcpFile]:
-    """A file for each device that owns shards: of the devices that hold the same shard, the first owns it."""
+    """Return one file for each device that owns shards. The owner of a shard is the first device that holds it."""
     held: dict[int, list[Slots]] = {}
     for (device, _), slots in slots_of(wanted, range(len(wanted))).items():
         held.setdefault(device, []).append(slots)
@@ -215,12 +215,12 @@ def dcp_files(wanted: Sequence[CutTensor]) -> list[DcpFile]:
 
 @lru_cache(maxsize=1024)
 def tensor_pickle(dtype: Dtype, shape: tuple[int, ...]) -> bytes:
-    """The pickle in a container: how the tensor is rebuilt from its storage."""
+    """Return the pickle in a container, which rebuilds the tensor from its storage."""
     return pickled(rebuilt(dtype, shape, "0"))
 
 
 def rebuilt(dtype: Dtype, shape: tuple[int, ...], key: str) -> Call:
-    """Return the call that rebuilds a tensor from the storage of this key."""
+    """Return the call, as a pickle has it, that rebuilds a tensor from the storage with this key."""
     strides, step = [1] * len(shape), 1
     for dim in reversed(range(len(shape))):
         strides[dim] = step
@@ -240,13 +240,13 @@ def rebuilt(dtype: Dtype, shape: tuple[int, ...], key: str) -> Call:
 def dcp_index(
     files: Sequence[DcpFile], wanted: Sequence[CutTensor], aliases: Mapping[str, str], paths: Mapping[str, KeyPath]
 ) -> bytes:
-    """The `.metadata` of a checkpoint.
+    """Return the bytes of the `.metadata` file of a checkpoint.
 
     Args:
-        files: Its files.
-        wanted: Its tensors and objects.
-        aliases: Further names of tensors that share the elements of others.
-        paths: The places of tensors in a nested state dict; tensors that are not listed are in the outermost.
+        files: The `.distcp` files.
+        wanted: The tensors and objects of the checkpoint.
+        aliases: Further names of tensors, each with the name under which the elements are written.
+        paths: The path of each tensor in a nested state dict; a tensor without a path is at the top level.
     """
     chunks: list[list[_FileChunk]] = [[] for _ in wanted]
     for file in files:
@@ -298,13 +298,13 @@ def _places(
 
 
 class _BoxEntries:
-    """Entries of boxes in an index, by their places in the pool; layers have boxes in common."""
+    """The entries of boxes in an index, kept by place in the pool: tensors cut alike share them."""
 
     def __init__(self) -> None:
         self._said: dict[tuple[int, int], tuple[Call, Call]] = {}
 
     def of(self, file: DcpFile, place: int, tensor: CutTensor) -> tuple[Call, Call]:
-        """Return the begin of a box of a tensor, and its sizes, as calls in the index's pickle."""
+        """Return the start and the sizes of a box of a tensor, as calls in the index's pickle."""
         key = place, len(tensor.shape)
         found = self._said.get(key)
         if found is None:

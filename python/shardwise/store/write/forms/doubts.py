@@ -1,4 +1,4 @@
-"""Doubts about a checkpoint that can be written: things that do not arrive, layouts that cut nothing, idle rules."""
+"""Warnings about a checkpoint that can be written: lost data, layouts that cut no tensor, rules without effect."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _SHOWN = 3
 
 
 class DoubtsError(LayoutError):
-    """Doubts as an error, where the caller allows none.
+    """Warnings raised as an error, because the caller asked for `strict`.
 
     Attributes:
-        warnings: The doubts, a sentence each.
+        warnings: The warnings, a sentence each.
     """
 
     def __init__(self, warnings: Sequence[str]) -> None:
@@ -97,7 +97,10 @@ def doubts_about(
 def ruled_tensors(
     kept: Mapping[str, Assembled | Wanted], weights: Components
 ) -> list[tuple[str, tuple[int, ...], str]]:
-    """The tensors to which rules apply, with shape and dtype: in place of components and states, their weights."""
+    """Return name, shape and dtype of the tensors to which rules apply.
+
+    The components and states of a quantized weight are replaced by the weight itself.
+    """
     taken = weights.taken
     found = [(name, each.shape, each.dtype.name) for name, each in kept.items() if name not in taken]
     whole = {name: each.shape for name, each in weights.tensors.items()}

@@ -1,4 +1,4 @@
-"""Tensors as the sharded loaders of vLLM and SGLang want them: what these would not take is refused."""
+"""Checks and renames for files that the sharded loaders of vLLM and SGLang read: unsuitable tensors are refused."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ __all__ = ["check_blocks", "check_engine_names", "check_family", "check_stages",
 
 #: The output layer, as the engines call it.
 _HEAD = "lm_head.weight"
-#: The texts in names of embeddings: `embed_tokens`, `word_embeddings`, `embed_in`, `wte`.
+#: A pattern found in the names of embeddings: `embed_tokens`, `word_embeddings`, `embed_in`, `wte`.
 _EMBEDDING = re.compile(r"embed|\bwte\b")
-#: Modules beside each other that the engines hold as one, whatever the model is.
+#: Groups of sibling modules that the engines fuse into one parameter in every model.
 _FUSED = tuple(merged.parts for merged in merged_names() if merged.always)
 _MODULE = re.compile(
     rf"(.*?)\b({'|'.join(name for names in _FUSED for name in names)})\.(weight|bias|weight_packed|qweight)$"
 )
-#: An expert that is a tensor of its own; the engines stack them.
+#: A pattern found in the name of a tensor of one expert; the engines stack experts.
 _EXPERT = re.compile(r"\bexperts\.\d+\.")
 _ADVICE = (
     "rules of the engine's own names make them, as vllm/llama or sglang/qwen3-moe do for their families (`shardwise "
@@ -45,10 +45,10 @@ _ADVICE = (
 
 
 def check_engine_names(wanted: Sequence[Wanted], layouts: Placing) -> None:
-    """Refuse tensors of names that the engines' sharded loaders do not know, as they hold several in one parameter.
+    """Refuse tensors whose names the engines' sharded loaders do not know, because an engine fuses or stacks them.
 
     Raises:
-        LayoutError: if there are some; names one, and the way on.
+        LayoutError: if there is such a tensor; the message names one, and says what to do.
     """
     names = [tensor.name for tensor in wanted]
     found = _fused_by(names, layouts) or _fused(names) or next(filter(_EXPERT.search, names), None)
@@ -68,10 +68,10 @@ def check_engine_names(wanted: Sequence[Wanted], layouts: Placing) -> None:
 
 
 def check_family(names: Iterable[str], config: Mapping[str, Any]) -> None:
-    """Refuse names for which an engine's rules for the model's family, if the package has some, have no rule.
+    """Refuse names for which the package's rules of an engine for this family of models have no rule.
 
     Raises:
-        LayoutError: if there are some; names them.
+        LayoutError: if there is such a name. Families without rules in the package are not checked.
     """
     types = {*model_types(config)}
     for engine in ("vllm", "sglang"):
@@ -95,7 +95,7 @@ def check_family(names: Iterable[str], config: Mapping[str, Any]) -> None:
 
 
 def _keys_of(file: Path) -> LayoutMap:
-    """Return the keys of a rules file as a map that matches names; its layouts may need numbers that nobody gave."""
+    """Return a map with the keys of a rules file, for matching names only: its layouts may contain unbound numbers."""
     tables = read_document(file).tables
     keys = LayoutMap(match=tables.get("match", "search"), backtracking=tables.get("backtracking", False))
     for key in tables.get("rules", {}):
@@ -104,7 +104,7 @@ def _keys_of(file: Path) -> LayoutMap:
 
 
 def _linear_of_gpt2(name: str) -> WeightRole | None:
-    """Return the role of a linear layer that is stored as (inputs, outputs)."""
+    """Return the role of a linear layer that is stored transposed, as (inputs, outputs); `None` for other names."""
     last = name.removesuffix(".weight").rpartition(".")[2] if name.endswith(".weight") else ""
     return next((one for one in weights() if one.in_out and last in one.names), None)
 
@@ -115,14 +115,14 @@ def _is_cut(tensor: Wanted, dim: int) -> bool:
 
 
 def _fused_by(names: Iterable[str], layouts: Placing) -> str | None:
-    """A tensor that a deployment of an engine has in a parameter with others."""
+    """Return the first name that a deployment of an engine fuses or stacks into a parameter; else `None`."""
     fused = layouts.parameters
     templates = [parse_template(part) for one in fused if len(one.parts) > 1 or one.stack for part in one.parts]
     return next((name for name in names if any(one.matched(name) is not None for one in templates)), None)
 
 
 def _fused(names: Sequence[str]) -> str | None:
-    """The first of tensors that an engine fuses, with or without the others: half of a parameter is none of its own."""
+    """Return the name of the first tensor that engines fuse with others, present or not; `None` if there is none."""
     there: dict[tuple[str, str], dict[str, str]] = {}
     beside: dict[str, set[str]] = {}
     for name in names:
@@ -140,14 +140,17 @@ def _fused(names: Sequence[str]) -> str | None:
 
 
 def _is_alone(parts: list[str], beside: set[str]) -> bool:
-    """Return whether engines have no other parts: queries of latent attention, `up_proj` of layers without a gate."""
+    """Return whether these parts have no partner to fuse with.
+
+    That holds for `q_proj` in latent attention, and for `up_proj` in a layer without a gate.
+    """
     if parts == ["q_proj"]:
         return any(name.startswith("kv_") for name in beside)
     return parts == ["up_proj"] and "down_proj" in beside
 
 
 def check_stages(wanted: Sequence[Wanted], ranks: FileRanks) -> None:
-    """Refuse a pipeline all of whose stages would get all layers: a loader takes the tensors of its own only.
+    """Refuse a pipeline in which every stage would get every layer: a loader takes only the tensors of its own stage.
 
     Raises:
         LayoutError: if no tensor is on some stages only.
@@ -167,10 +170,10 @@ def check_stages(wanted: Sequence[Wanted], ranks: FileRanks) -> None:
 
 
 def check_blocks(wanted: Sequence[Wanted]) -> None:
-    """Refuse scales whose blocks begin before a rank's rows: the engines count blocks from the rank's first row.
+    """Refuse scales whose blocks begin before a rank's rows: engines count blocks from the rank's first row.
 
     Raises:
-        LayoutError: if there are some; names them, and the way on.
+        LayoutError: if there are such scales; the message names one, and says what to do.
     """
     names = [one.name for one in wanted if isinstance(one.partition, SharedTiling) and one.partition.begins_within]
     if names:
@@ -182,9 +185,9 @@ def check_blocks(wanted: Sequence[Wanted]) -> None:
 
 
 def with_other_names(wanted: list[Wanted], layouts: Placing) -> list[Wanted]:
-    """The tensors, and those of modules that a model of vLLM has under two names, under the other one as well.
+    """Return the tensors, with a second entry for each tensor of a module that vLLM knows under two names.
 
-    Its loader takes the first by name. The rules must say for which types of models they are.
+    vLLM's loader takes the first by name. The rules must say for which types of models they are.
     """
     if not any(".routed_experts." in tensor.name for tensor in wanted):
         return wanted  # SGLang's names.
@@ -205,7 +208,7 @@ def with_other_names(wanted: list[Wanted], layouts: Placing) -> list[Wanted]:
 
 
 def _other_name(name: str, models: Sequence[str]) -> str:
-    """The name that the loader looks for, of a module that models of these types have under two names."""
+    """Return the name that vLLM's loader looks for; the same name unless its models have the module under two names."""
     for entry in shipped_table("engines.toml")["engines"]["vllm"]["other_names"]:
         if set(entry["types"]).isdisjoint(models):
             continue
@@ -216,10 +219,12 @@ def _other_name(name: str, models: Sequence[str]) -> str:
 
 
 def with_head(wanted: list[Wanted], layouts: Placing, uneven: UnevenRule) -> list[Wanted]:
-    """The tensors, and the output layer if it is tied with the embedding: under its own name the engines look for both.
+    """Return the tensors, with an entry for an output layer tied to the embedding: engines look for both names.
 
-    It is, if there is none, and the rule of the one embedding is for its name too. A tensor is one by its name: a
-    rule as loose as `"w"` is for `lm_head.weight` as well. It may be on another stage than the embedding.
+    The output layer counts as tied if it is missing and the rule of the only embedding also matches its name.
+    Tensors are recognised by name: a rule as loose as `"w"` matches `lm_head.weight` too. The output layer may be on
+    another stage
+    than the embedding.
     """
     if any(tensor.name == _HEAD for tensor in wanted):
         return wanted

@@ -1,4 +1,4 @@
-"""The files of a new checkpoint of any form: which boxes each has, at which byte, and what surrounds them."""
+"""The files of a new checkpoint of any form: the boxes in each file, their positions, and the bytes around them."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ _DEFAULT = re.compile(r"cpu:(0|[1-9][0-9]{0,17})")
 
 
 class NamedTensor(Shaped, Protocol):
-    """A tensor, as far as the files describe it."""
+    """A tensor, with the facts that a file states about it."""
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The tensor's name in the checkpoint."""
 
     @property
     def dtype(self) -> Dtype:
-        """Its dtype."""
+        """The dtype in which the tensor is stored."""
 
     @property
     def is_object(self) -> bool:
@@ -58,7 +58,7 @@ class NamedTensor(Shaped, Protocol):
 
 
 class CutTensor(NamedTensor, Protocol):
-    """A tensor with the way in which it is cut."""
+    """A tensor, with the partition by which it is cut into files."""
 
     @property
     def partition(self) -> Partition | SharedTiling | None:
@@ -70,12 +70,12 @@ class CutTensor(NamedTensor, Protocol):
 
 
 class FileArray(NamedTuple):
-    """An array of a file, in C order.
+    """An array in a file, in C order; boxes of one tensor fill it.
 
     Attributes:
-        tensor: The position of the tensor of which it has boxes.
-        shape: Its shape.
-        parts: For each of its slots the position, the box, and where that begins in the array.
+        tensor: The position of the tensor among those that are written.
+        shape: The array's own shape.
+        parts: For each box, the number of its slot, the box in the tensor, and its start in the array.
     """
 
     tensor: int
@@ -84,7 +84,7 @@ class FileArray(NamedTuple):
 
 
 class TensorFacts(NamedTuple):
-    """The facts of a tensor that a file states."""
+    """The facts that a file states about a tensor."""
 
     name: str
     dtype: Dtype
@@ -94,16 +94,16 @@ class TensorFacts(NamedTuple):
 
 
 def facts_of(tensor: NamedTensor) -> TensorFacts:
-    """Return the facts of a tensor that a file states, without anything else that is known of the tensor."""
+    """Return only those facts about a tensor that a file states."""
     return TensorFacts(tensor.name, tensor.dtype, tensor.shape, tensor.itemsize, tensor.is_object)
 
 
 class FileDigests(NamedTuple):
-    """The digests of what a file holds, as far as they are known.
+    """The digests of a file's contents, as far as they are known.
 
     Attributes:
-        tensors: The digest of what it holds of each tensor, by the tensor's position.
-        crcs: The CRC-32 of each slot, by its position, for files that have them.
+        tensors: The digest of the part of each tensor in the file, by the tensor's position.
+        crcs: The CRC-32 of each slot by its number; empty for forms that need none.
     """
 
     tensors: Mapping[int, int]
@@ -112,12 +112,12 @@ class FileDigests(NamedTuple):
 
 NO_DIGESTS = FileDigests({}, {})
 
-#: The bytes of a file besides those of tensors, each run with the byte at which it begins; returns their SHA-256.
+#: Yields runs of a file's bytes that are not tensors, each after its position; returns the SHA-256 of all of them.
 Headers = Generator[tuple[int, bytes], None, str]
 
 
 class Extent(NamedTuple):
-    """The first byte of a file's data, and the bytes of the file."""
+    """The first byte of a file's data, and the size of the file in bytes."""
 
     start: int
     size: int
@@ -125,17 +125,17 @@ class Extent(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class TargetFile(ABC):
-    """A file to be written: boxes of tensors, and what surrounds them.
+    """A file to be written: boxes of tensors, and the bytes around them.
 
     Attributes:
-        name: Its name.
-        boxes: The boxes, in order; `slots` has them with the bytes at which they begin.
-        wanted: The tensors, by their positions.
+        name: The file's name in the checkpoint's folder.
+        boxes: The boxes in the order of the file; `slots` adds the bytes at which they begin.
+        wanted: The tensors, by the positions that `boxes` refers to.
     """
 
     #: True if the CRC-32 of each slot is needed.
     needs_crcs: ClassVar[bool] = False
-    #: The key in the manifest of the digest of what surrounds the tensors.
+    #: The key, in the manifest, of the digest of the bytes around the tensors.
     headers_key: ClassVar[str] = "header_sha256"
 
     name: str
@@ -144,12 +144,12 @@ class TargetFile(ABC):
 
     @property
     def has_digests(self) -> bool:
-        """True if the digests are in the file."""
+        """True if the file itself states the digests of its tensors."""
         return False
 
     @property
     def needs_values(self) -> bool:
-        """True if bytes before a tensor depend on its values."""
+        """True if bytes before a tensor depend on the tensor's values."""
         return self.has_digests or self.needs_crcs
 
     @property
@@ -165,7 +165,7 @@ class TargetFile(ABC):
     @property
     @abstractmethod
     def end(self) -> int:
-        """One past the last byte, by its slots."""
+        """The byte after the last slot."""
 
     @cached_property
     def slots(self) -> Slots:
@@ -178,14 +178,17 @@ class TargetFile(ABC):
 
     @abstractmethod
     def before(self, number: int, digests: FileDigests = NO_DIGESTS) -> tuple[int, bytes]:
-        """Return the byte at which the text before a slot, or after the last, begins, and that text of fixed length."""
+        """Return the bytes before a slot, or after the last one, and the position at which they begin.
+
+        The number of bytes does not depend on the digests.
+        """
 
     @abstractmethod
     def headers(self, digests: FileDigests = NO_DIGESTS) -> Headers:
-        """Yield the bytes besides the tensors, with the byte at which each run begins; return their digest."""
+        """Yield each run of bytes around the tensors after its position; return the digest of all of them."""
 
     def headers_digest(self, digests: FileDigests = NO_DIGESTS) -> str:
-        """Return the SHA-256 of the bytes besides the tensors, as the manifest has it."""
+        """Return the SHA-256 of the bytes around the tensors, as the manifest states it."""
         headers = self.headers(digests)
         while True:
             try:
@@ -194,18 +197,18 @@ class TargetFile(ABC):
                 return str(end.value)
 
     def array_at(self, number: int) -> FileArray | None:
-        """The array that begins with a slot; None if it began with an earlier one."""
+        """Return the array whose first box is this slot; `None` if the array began with an earlier slot."""
         slot = self.slots[number]
         return FileArray(slot.tensor, tuple(b - a for a, b in slot.box), [(number, slot.box, (0,) * len(slot.box))])
 
     def alone(self) -> TargetFile:
-        """Give the same file, which knows only the tensors that it holds."""
+        """Return the same file with the facts of its own tensors only, so that it can be sent to a worker."""
         own = {tensor: facts_of(self.wanted[tensor]) for tensor in set(self.boxes.tensors.tolist())}
         return replace(self, wanted=own)
 
 
 class WrittenFile(NamedTuple):
-    """A file with the digests of what was written to it; `headers` is that of the bytes besides the tensors."""
+    """A file with the digests of its contents; `headers` is the digest of the bytes around the tensors."""
 
     file: TargetFile
     digests: FileDigests
@@ -213,12 +216,12 @@ class WrittenFile(NamedTuple):
 
 
 def file_order(wanted: Sequence[NamedTensor]) -> list[int]:
-    """The order of tensors in a file: those with the largest elements first, so that all are aligned; then by name."""
+    """Return the positions of tensors in the order of a file: largest elements first, for alignment; then by name."""
     return sorted(range(len(wanted)), key=lambda i: (-wanted[i].itemsize, wanted[i].name))
 
 
 def whole_slots(wanted: Sequence[CutTensor], groups: Sequence[Sequence[int]]) -> list[Slots]:
-    """The slots of files of whole tensors, those of each group; where they begin is for the files to say."""
+    """Return the slots of one file for each group of whole tensors. The first bytes are left to the files."""
     pool = BoxPool()
     places = np.array([int(pool.whole(tensor.shape).places[0]) for tensor in wanted], np.int64)
     table = SlotTable.of(pool.numbers, wanted)
@@ -232,7 +235,7 @@ def whole_slots(wanted: Sequence[CutTensor], groups: Sequence[Sequence[int]]) ->
 
 
 def begins_of(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the offsets of parts that follow one another, from their sizes."""
+    """Return the offsets of parts that are stored one after the other, from their sizes in bytes."""
     ends: npt.NDArray[np.int64] = np.cumsum(sizes)
     if (ends < 0).any() or float(np.sum(sizes, dtype=float)) > 2.0**63:
         raise SizeOverflowError("an offset of a file is over 2**63 - 1")
@@ -240,16 +243,15 @@ def begins_of(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def slots_of(wanted: Sequence[CutTensor], order: Sequence[int]) -> dict[tuple[int, int], Slots]:
-    """The boxes of tensors that each device owns, the tensors in this order; where they begin is not known yet.
+    """Return the slots of the boxes that each device owns. The first bytes are left to the files.
 
     Args:
         wanted: The tensors. Uncut ones belong to the first device.
-        order: Their positions.
+        order: The positions of the tensors, in the order of a file.
 
     Returns:
-        By device and a number, in their order, so that each has at most one box of a tensor. Devices are numbered as
-        in their mesh; where tensors have different meshes, as those of a deployment have, a device is the same by its
-        label.
+        Slots by (device, number), sorted: each entry has at most one box of a tensor, further boxes have higher
+        numbers. Devices are numbered as in their mesh; of different meshes, those with the same label are one.
     """
     pool, cuts = BoxPool(), []
     numbers = _device_numbers(wanted)
@@ -276,11 +278,11 @@ def slots_of(wanted: Sequence[CutTensor], order: Sequence[int]) -> dict[tuple[in
 def slots_by_file(
     keys: Sequence[tuple[int, int]], cuts: Sequence[OwnedBoxes], order: Sequence[int], table: SlotTable
 ) -> dict[tuple[int, int], Slots]:
-    """The slots of each file, by its device and number.
+    """Return the slots of each file, by its device and number.
 
     Args:
-        keys: The devices and numbers.
-        cuts: The cuts of the tensors.
+        keys: The device and number of each file.
+        cuts: The boxes of each tensor and their owners.
         order: The positions of these tensors.
         table: The table that all slots share.
     """
@@ -313,7 +315,7 @@ def _small(most: int) -> type[np.signedinteger[Any]]:
 
 
 def _device_numbers(wanted: Sequence[CutTensor]) -> dict[DeviceMesh | None, npt.NDArray[np.int64]] | None:
-    """A number for each device of each mesh, by its label; `None` if there is only one mesh."""
+    """Return, for each mesh, a number for each device by its label; `None` if there is only one mesh."""
     meshes = dict.fromkeys(tensor.partition.device_mesh for tensor in wanted if tensor.partition is not None)
     if len(meshes) < 2:
         return None

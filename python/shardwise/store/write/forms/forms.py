@@ -1,6 +1,6 @@
-"""Files of a checkpoint of each form, their names, and what follows from them: index and manifest.
+"""The forms of checkpoints: for each form its files and their names, and the index and manifest beside the files.
 
-The manifest has the tensors and how they are cut, and the size and digests of each file.
+The manifest lists the tensors and how each is cut, and the size and digests of each file.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Target = Literal["safetensors", "hf", "sharded", "ranks", "vllm", "dcp", "megatr
 
 HF_INDEX = "model.safetensors.index.json"
 
-#: The tables of a manifest that have an entry on each line.
+#: The tables of a manifest that are written with one entry per line.
 _LISTS = ("tensors", "files")
 
 
@@ -57,14 +57,16 @@ class WrittenForm(NamedTuple):
     """A form in which checkpoints are written.
 
     Attributes:
-        names: The names of its files with tensors; `None` for the only file, which has the checkpoint's.
-        is_cut: Whether it holds tensors in pieces, as they are cut.
-        has_arrays: Whether the boxes in its files are parts of arrays, and are as often as there are devices that hold
-            them.
-        has_crcs: Whether it has a CRC-32 of each box.
+        names: Pattern of the names of its files of tensors; `None` for a form of one file, which has the checkpoint's
+            name.
+        is_cut: Whether tensors are written in pieces, as the layouts cut them.
+        has_arrays: Whether each device's boxes are put into arrays of its own, so that replicas are written once for
+            each
+            device that holds them.
+        has_crcs: Whether the files state a CRC-32 of each box.
         has_values: Whether values that are not tensors are in its files.
-        takes_files: Whether the other files of a Hugging Face folder go along.
-        beside: The names of further files of its own, whose contents the plan has.
+        takes_files: Whether the other files of a Hugging Face folder are copied along.
+        beside: Pattern of the names of further files, whose contents are in the plan.
         last: Name of the file that makes a folder a checkpoint (manifest or index); it is written last.
     """
 
@@ -122,7 +124,7 @@ def target_file(
     text: HeaderText,
     known: Extent,
 ) -> TargetFile:
-    """Make one of the files of a checkpoint of this form, whose slots begin where the form has them."""
+    """Return a file of a checkpoint of this form; the form decides at which bytes its slots begin."""
     if form == "dcp":
         return DcpFile(name, slots, wanted, known)
     if form in _TORCH_FILES:
@@ -131,7 +133,7 @@ def target_file(
 
 
 def header_text(form: str, metadata: Mapping[str, str], files: int) -> HeaderText:
-    """Return the contents of the headers of so many files of a checkpoint of this form, besides tensors."""
+    """Return the text that headers have besides tensors, for a checkpoint of this form with so many files."""
     return HeaderText(metadata, has_digests=form == "safetensors", has_offsets=form == "sharded", files=files)
 
 
@@ -197,11 +199,11 @@ class Texts(Mapping[str, bytes]):
 
 
 class _ShapedTensor(NamedTensor, Protocol):
-    """A tensor of a plan, or one that is wanted."""
+    """A tensor of a plan, or of a request."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape."""
+        """The tensor's shape, in elements."""
 
 
 def manifest_text(
@@ -211,13 +213,13 @@ def manifest_text(
     files: Iterable[WrittenFile],
     texts: Mapping[str, bytes],
 ) -> bytes:
-    """Write the manifest.
+    """Return the manifest as bytes of JSON.
 
     Args:
-        said: The format, the aliases, and under `"tensors"` how each tensor is cut.
-        tensors: The tensors, and values that are not tensors, which are left out.
-        digests: One for each tensor.
-        files: The files, with the digests of what they hold.
+        said: The format, the aliases, and under `"tensors"` the cut of each tensor.
+        tensors: The tensors, and values that are not tensors; the manifest leaves the values out.
+        digests: One digest for each of `tensors`.
+        files: The files, with the digests of their contents.
         texts: The other files, by name.
     """
     manifest: dict[str, Any] = {"format": "shardwise", "version": 1, **said}
@@ -247,7 +249,7 @@ def manifest_text(
 
 
 def _by_line(manifest: Mapping[str, Any]) -> str:
-    """An object as JSON with an entry on each line, also those of `tensors` and `files`."""
+    """Return an object as JSON with one entry per line, also within `tensors` and `files`."""
     # One line at a time: indented as a whole, JSON is written by Python and not by its compiled part.
     said = {key: json.dumps(value, ensure_ascii=False) for key, value in manifest.items() if key not in _LISTS}
     for key in _LISTS:
@@ -261,7 +263,7 @@ def _by_line(manifest: Mapping[str, Any]) -> str:
 
 
 def differing_replica(name: str, shape: tuple[int, ...], path: object, element: int) -> str:
-    """Say which element of a replica differs, by its offset in the tensor."""
+    """Return the message that says which element of a replica differs; `element` is its offset in the tensor."""
     index = tuple(map(int, np.unravel_index(element, shape)))
     return (
         f"tensor {shown(name)}: replicas disagree; the first element of {path} that differs is {index}; "

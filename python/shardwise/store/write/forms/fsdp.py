@@ -1,8 +1,8 @@
-"""Folders of ranks of FSDP2, as verl writes them: of each rank the model, the optimizer, and what else there is.
+"""FSDP2's folders of ranks, as verl writes them: for each rank a file of the model, of the optimizer, and of the rest.
 
-Tensors that are cut are DTensors on a mesh of all ranks, which `torch.load` gives in a group of as many processes.
-Others, such as the steps of an optimizer, are plain tensors in the files of all ranks. The optimizer has numbers in the
-order of its groups, as `load_state_dict` takes it.
+Cut tensors are DTensors on a mesh of all ranks, so `torch.load` needs a process group of that many processes. Other
+tensors, such as the steps of an optimizer, are plain tensors in the files of all ranks. The optimizer's parameters have
+numbers in the order of its groups, as `load_state_dict` takes them.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ __all__ = ["CONFIG", "DEVICES", "FsdpFiles", "fsdp_files"]
 
 #: The file that says how many ranks there are.
 CONFIG = "fsdp_config.json"
-#: The kinds of devices whose meshes are written.
+#: The device types that a DTensor's mesh may have in a file.
 DEVICES = ("cpu", "cuda")
-#: The beginnings of the names of files, in the order of their numbers.
+#: The beginnings of the names of files, by the number of a file's kind: model, optimizer, the rest.
 _KINDS = ("model", "optim", "extra_state")
 
 _MESH = Global("torch.distributed.device_mesh", "DeviceMesh")
@@ -51,9 +51,9 @@ class FsdpFiles(NamedTuple):
     """The files of a folder.
 
     Attributes:
-        files: Those of ranks.
-        values: The pickles and lists in them, in order, which follow the tensors.
-        beside: Further files.
+        files: The files of the ranks.
+        values: The pickles, and the lists of ranks, that are stored as values after the tensors.
+        beside: Further files, by name.
     """
 
     files: list[TorchPart]
@@ -62,7 +62,7 @@ class FsdpFiles(NamedTuple):
 
 
 class _FileTree(NamedTuple):
-    """The tree of the files of one kind, and the numbers of the tensors in it."""
+    """The nested dict of the files of one kind, and the positions of the tensors in it."""
 
     kind: int
     tree: Any
@@ -151,7 +151,7 @@ def fsdp_files(
 
 
 def _trees(nested: Nested) -> Iterator[tuple[int, Any]]:
-    """The trees of the files, by the numbers of their kinds."""
+    """Yield the number of each kind of file, and the nested dict that its files hold."""
     tree = nested.tree
     optimizer = tree.get("optimizer")
     if not nested.has_optimizer:
@@ -169,10 +169,10 @@ def _trees(nested: Nested) -> Iterator[tuple[int, Any]]:
 
 
 def _placements(tensor: CutTensor) -> tuple[int | None, ...]:
-    """The dim that each axis of the mesh cuts; nothing if the tensor is not cut.
+    """Return, for each axis of the mesh, the dim that it cuts; an empty tuple if the tensor is not cut.
 
     Raises:
-        LayoutError: if DTensors are not cut so.
+        LayoutError: if FSDP2's DTensors cannot be cut in this way.
     """
     partition = tensor.partition
     if partition is None or partition.total_shards == 1:
@@ -199,7 +199,10 @@ def _placements(tensor: CutTensor) -> tuple[int | None, ...]:
 
 
 def _axes_of(spec: Spec, size: int) -> tuple[tuple[str, ...], str | None]:
-    """The axes that cut a dim of this size, and its own rule; of what is not one whole dim, an axis of no mesh."""
+    """Return the axes that cut a dim of this size, and the dim's own uneven rule.
+
+    A dim of several parts gets the axis `""`, which no mesh has, so that it is refused.
+    """
     if not isinstance(spec, PackedDim):
         return (spec if isinstance(spec, tuple) else () if spec is None else (spec,)), None
     # States that are averages over a dim have the rule of the others in it.
@@ -211,7 +214,7 @@ def _axes_of(spec: Spec, size: int) -> tuple[tuple[str, ...], str | None]:
 def _sizes_by_rank(
     wanted: Sequence[CutTensor], tensors: Sequence[int], shapes: Mapping[int, Any], ranks: FileRanks
 ) -> npt.NDArray[np.int64]:
-    """The shapes of each rank's parts of those tensors that are cut: a row for each rank."""
+    """Return the shapes of each rank's parts of the cut tensors, flattened: a row for each rank."""
     orders: dict[DeviceMesh, npt.NDArray[np.int64]] = {}
     found = [np.zeros((len(ranks.labels), 0), np.int64)]
     for number in tensors:
@@ -224,7 +227,7 @@ def _sizes_by_rank(
 
 
 class _RankPickle:
-    """The values in the pickle of a rank's file."""
+    """The values in the pickle of one rank's file."""
 
     def __init__(
         self,
@@ -242,7 +245,7 @@ class _RankPickle:
         self._places: dict[DeviceMesh, int] = {}
 
     def varying(self, rank: int, ranks_key: str) -> dict[str, int | str]:
-        """The values in the pickle that are other ones for a rank whose parts have the same sizes."""
+        """Return the values in the pickle that differ between ranks whose parts have the same shapes."""
         found: dict[str, int | str] = {"rank": rank, "ranks": ranks_key}
         for number, mesh in enumerate(self._meshes):
             at = int(np.flatnonzero(self._ranks.numbers(mesh) == rank)[0])
@@ -250,7 +253,7 @@ class _RankPickle:
         return found
 
     def _place(self, mesh: DeviceMesh) -> int:
-        """The device of this rank."""
+        """Return the position of this rank's device in a mesh."""
         if mesh not in self._places:
             self._places[mesh] = int(np.flatnonzero(self._ranks.numbers(mesh) == self._rank)[0])
         return self._places[mesh]
@@ -260,7 +263,7 @@ class _RankPickle:
         return any(self._placed[number] for number in tensors)
 
     def made(self, tree: Any) -> Any:
-        """Give a tree with tensors in the places of references."""
+        """Return a tree with the tensors as the pickle has them in place of the references."""
         if isinstance(tree, Reference):
             number = self._numbers[tree.name]
             tensor = self._wanted[number]
@@ -307,7 +310,7 @@ class _RankPickle:
         return Call(Global("torch._tensor", "_rebuild_from_type_v2"), (wrapper, _DTENSOR, args, (None, state)))
 
     def _mesh_once(self, mesh: DeviceMesh, at: int) -> Once:
-        """The mesh, which all tensors of a file have in common."""
+        """Return the mesh as a value that is pickled once: all tensors of a file share it."""
         if mesh not in self._meshes:
             self._meshes[mesh] = Once(self._mesh(mesh, at))
         return self._meshes[mesh]

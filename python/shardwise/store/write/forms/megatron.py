@@ -1,7 +1,7 @@
-"""Megatron's distributed checkpoint, `torch_dist`: PyTorch's, with the two files that Megatron-Core looks for.
+"""Megatron's distributed checkpoint, `torch_dist`: PyTorch's `dcp`, with two more files that Megatron-Core needs.
 
-States of an optimizer have Megatron's names, as it writes `fully_reshardable`: `optimizer.state.KIND.KEY`, with the
-KEY of the weight, and `param` for the master copy. Groups, steps, schedulers and arguments are in `common.pt`.
+States of an optimizer have Megatron's names for `fully_reshardable` checkpoints: `optimizer.state.KIND.KEY`, with the
+KEY of the weight, and the KIND `param` for the master copy. Groups, steps, schedulers and arguments are in `common.pt`.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _SAID = {
     "common_backend_version": 1,
 }
 _GROUP = re.compile(r"(?:optim|optimizer)\.param_groups\.(\d{1,4})\.(\w+)")
-#: The beginning of a value of a group, said for one parameter, which is said of the group too or not at all.
+#: The beginning of the name of a group's value that is repeated for each parameter.
 _OF_PARAMETER = re.compile(r"(?:optim|optimizer)\.param_groups\.(.+)")
-#: Values that are in `common.pt` as they are; and those that are in it as a dict.
+#: Names of values at the top of `common.pt`; and names of dicts there.
 _PLAIN = ("args", "checkpoint_version", "iteration", "num_floating_point_operations_so_far")
 _SHARDING = "optimizer.param_state_sharding_type"
 _NESTED = ("opt_param_scheduler", "content_metadata")
-#: By these keys Megatron finds the group of a checkpoint that is one of its own.
+#: The keys, with default values, by which Megatron matches a group of a checkpoint with one of its own.
 _KEYS: dict[str, Any] = {"wd_mult": 1.0, "lr_mult": 1.0, "is_expert_parallel": False, "is_decoupled_lr": False}
 
 
@@ -45,11 +45,11 @@ class MegatronForm(NamedTuple):
     """The tensors and files of a checkpoint of Megatron.
 
     Attributes:
-        names: The names of its tensors, each with the name of the one that is written under it.
+        names: The name of each tensor of the checkpoint, with the name of the tensor that it is taken from.
         beside: The files beside the index.
         values: The names of the values that are in these files.
-        doubts: Things that Megatron does differently, a sentence each.
-        unrounded: Weights whose master copies are they themselves as they are stored, by the names of these copies.
+        doubts: Warnings of what Megatron does differently, a sentence each.
+        unrounded: Weights that serve as their own master copies, in the dtype they are stored in, by the copies' names.
     """
 
     names: dict[str, str]
@@ -139,23 +139,23 @@ def megatron_form(
 
 
 def is_said(name: str) -> bool:
-    """Return whether a value of this name is one that Megatron has in `common.pt`."""
+    """Return whether Megatron keeps the value of this name in `common.pt`."""
     first, _, rest = name.partition(".")
     return name in (*_PLAIN, _SHARDING) or (first in _NESTED and rest != "") or _OF_PARAMETER.match(name) is not None
 
 
 def is_of_group(name: str) -> bool:
-    """Return whether a value of this name is of a group of the optimizer, of which `common.pt` has all that it has."""
+    """Return whether the value of this name repeats, for one parameter, a value of the optimizer's group."""
     return _OF_PARAMETER.match(name) is not None
 
 
 def _is_stacked(key: str) -> bool:
-    """Return whether a key of Megatron's is of all layers together, which are then the first dim."""
+    """Return whether a key of Megatron's names a tensor of all layers, whose first dim counts the layers."""
     return re.fullmatch(r".*\blayers\.(?!\d+\.).+", key) is not None
 
 
 def _common(values: Mapping[str, Any], made: _Groups) -> tuple[dict[str, Any], set[str]]:
-    """The value of `common.pt`, and the names of the values in it."""
+    """Return the contents of `common.pt`, and the names of the values that went into it."""
     common: dict[str, Any] = {"checkpoint_version": 3.0, "iteration": int(made.steps or 0)}
     used: set[str] = set()
     groups: dict[int, dict[str, Any]] = {}
@@ -201,9 +201,9 @@ def _common(values: Mapping[str, Any], made: _Groups) -> tuple[dict[str, Any], s
 
 
 class _Groups:
-    """The groups of parameters as Megatron has them: without these, and with the keys by which it finds its own.
+    """The optimizer's groups, rewritten as Megatron has them: with the keys by which it matches groups with its own.
 
-    Its matrices are in other groups than its vectors and biases.
+    Megatron has matrices in other groups than vectors and biases.
     """
 
     def __init__(self, steps: float | None, matrices: Mapping[str, bool]) -> None:
@@ -213,10 +213,11 @@ class _Groups:
         self._found: dict[tuple[Any, ...], tuple[int, dict[str, Any]]] = {}
 
     def add(self, number: int, said: Mapping[str, Any]) -> None:
-        """Add the groups that one of the source becomes.
+        """Add the groups that a group of the source is split into.
 
         Raises:
-            LayoutError: if it has a value that is not written, or Megatron could not tell it from another one.
+            LayoutError: if it has a value that cannot be written, or Megatron could not tell the group from another
+                one.
         """
         try:
             group = {key: _node(value) for key, value in said.items() if key != "params"}
@@ -260,7 +261,11 @@ class _Groups:
 
 
 def _node(value: Any) -> Any:
-    """A value as it is pickled, inert records as the objects that they stand for; TypeError if it has a tensor."""
+    """Return a value ready to be pickled: inert records become the objects that they stand for.
+
+    Raises:
+        TypeError: if it contains a tensor.
+    """
     if isinstance(value, Persistent):
         raise TypeError("a tensor")
     if isinstance(value, dict):

@@ -33,19 +33,19 @@ __all__ = [
     "with_masters",
 ]
 
-#: The optimizer's part of a state's name.
+#: The part of a state's name that names the optimizer.
 _STATE = re.compile(r"(?:(?P<key>.*?)\.)?(?:state|distributed)\.")
 #: The name of a value of a group.
 _GROUP = re.compile(r"(?:(?P<key>.*?)\.)?param_groups\.(?P<rest>.+)", re.DOTALL)
-#: Values that are not an optimizer's, whose name is a path.
+#: The beginning of a name that is the path of a value outside of any optimizer.
 _BESIDE = re.compile(r"(?!(?:[^.]*optim[^.]*)\.)[^.]+(?:\.[^.]+)+", re.DOTALL)
-#: The states of Adam in optax, and what PyTorch calls them.
+#: The names of Adam's states in optax, and in PyTorch.
 _OF_ADAM = {"mu": "exp_avg", "nu": "exp_avg_sq", "nu_max": "max_exp_avg_sq"}
 _MOST_DEPTH = 64
 
 
 class Reference(NamedTuple):
-    """A tensor, by its name."""
+    """The place of a tensor in a tree, by the tensor's name."""
 
     name: str
 
@@ -54,11 +54,12 @@ class Nested(NamedTuple):
     """A nested dict of tensors and values.
 
     Attributes:
-        tree: The dict, whose tensors are references.
-        states: The names of states of optimizers, which are never tied: each is stepped by itself.
-        doubts: Sentences on what looks wrong.
+        tree: The dict, with references in place of tensors.
+        states: The names of optimizers' states. They are never tied: each is updated by itself.
+        doubts: Warnings, a sentence each.
         has_optimizer: Whether there is an optimizer.
-        parameters: The names of weights and states by the parameter: `NAME`, and `optimizer.state.NAME.KIND`.
+        parameters: The names of weights and states by `NAME` and `optimizer.state.NAME.KIND`, with the parameter's
+            NAME.
     """
 
     tree: Any
@@ -68,17 +69,17 @@ class Nested(NamedTuple):
     parameters: Mapping[str, str] = MappingProxyType({})
 
     def in_order(self, wanted: Iterable[Wanted]) -> list[Wanted]:
-        """The tensors in the order of the dict, as PyTorch numbers them, whatever the order in the source is."""
+        """Return the tensors in the order of the dict, in which PyTorch numbers them."""
         places = {name: place for place, name in enumerate(dict.fromkeys(tree_names(self.tree)))}
         return sorted(wanted, key=lambda tensor: places[tensor.name])
 
     def by_parameter(self) -> Nested:
-        """The same, of tensors that are named by their parameters, as a folder of ranks has them."""
+        """Return the same dict, with tensors named by their parameters, as a folder of ranks names them."""
         return self._replace(tree=_renamed(self.tree, self.parameters))
 
 
 def tree_names(tree: Any) -> Iterator[str]:
-    """Yield the names of the tensors in a tree, as often as they are in it."""
+    """Yield the names of the tensors in a tree; a name is repeated as often as the tensor occurs."""
     if isinstance(tree, Reference):
         yield tree.name
     elif isinstance(tree, dict):
@@ -100,7 +101,7 @@ def _renamed(value: Any, names: Mapping[str, str]) -> Any:
 
 
 class _FoundGroup(NamedTuple):
-    """A group of an optimizer: what it says besides, and its parameters."""
+    """A group of an optimizer: its values, and the names of its parameters."""
 
     said: dict[str, Any]
     params: list[str]
@@ -109,7 +110,7 @@ class _FoundGroup(NamedTuple):
 def nested_of(
     names: Collection[str], paths: Mapping[str, KeyPath], values: Mapping[str, Any], form: str = "torch"
 ) -> Nested:
-    """Put tensors and values in their places.
+    """Return the nested dict of tensors and values.
 
     Weights are under `model`, by the names of parameters; optimizers under `optimizer`, with numbers, as
     `load_state_dict` of `torch.optim` takes them; other values where they were. Without an optimizer everything is
@@ -117,9 +118,9 @@ def nested_of(
 
     Args:
         names: The names of the tensors.
-        paths: The places of tensors and values in a nested state dict, as far as they are known.
+        paths: The paths of tensors and values in a nested state dict, as far as they are known.
         values: The values that are not tensors.
-        form: The form that is written: of `"universal"` weights are under `model` without an optimizer as well.
+        form: The form that is written. In `"universal"`, weights are under `model` even without an optimizer.
 
     Raises:
         LayoutError: if two states of a parameter are of one kind, or a state's parameter is in no group.
@@ -170,14 +171,14 @@ def nested_of(
 
 
 def with_masters(wanted: Sequence[Wanted], values: Iterable[str] = (), *, own: bool = False) -> list[Wanted]:
-    """Give weights as their master copies, which are what PyTorch's optimizers step; the rounded ones are left out.
+    """Return the tensors with each weight replaced by its master copy, which PyTorch's optimizers update.
 
     Tied weights stay tied.
 
     Args:
         wanted: The tensors to be written.
         values: The names of values that are not tensors.
-        own: Whether only those called `….NAME.master` count, as no framework calls them.
+        own: Whether only names of the form `….NAME.master` count as master copies; no framework uses such names.
     """
     known = training_names([tensor.name for tensor in wanted], values)
     by_name = {tensor.name: tensor for tensor in wanted}
@@ -205,14 +206,14 @@ def with_masters(wanted: Sequence[Wanted], values: Iterable[str] = (), *, own: b
 
 
 def _path_of(name: str) -> KeyPath:
-    """The path that a name is joined from; values of an optimizer besides its states and groups stay together."""
+    """Return the path in the dict that a name stands for; a name outside of optimizers is split at its dots."""
     if _BESIDE.match(name) is None:
         return (name,)
     return tuple(int(part) if part.isdecimal() and str(int(part)) == part else part for part in name.split("."))
 
 
 def adam_counts(names: Iterable[str]) -> dict[str, str]:
-    """Names for the steps of parameters that Adam in optax trains, each with that of the count of all its steps.
+    """Return a step's name for each parameter that optax's Adam trains, and the name of the one count it comes from.
 
     >>> adam_counts(["params.w", "opt_state.0.mu.w", "opt_state.0.nu.w", "opt_state.0.count", "opt_state.1.trace.w"])
     {'opt_state.0.step.w': 'opt_state.0.count'}
@@ -227,7 +228,7 @@ def adam_counts(names: Iterable[str]) -> dict[str, str]:
 
 
 def _adams(known: TrainingNames) -> frozenset[str]:
-    """The parts of names under which optax has Adam's states: both moments, and a count or the steps made of it."""
+    """Return the prefixes of names under which optax's Adam has both moments, and a count or steps made of it."""
     kinds: dict[str, set[str]] = {}
     for state in known.states.values():
         if not state.after and state.before.endswith(f"{state.kind}."):
@@ -239,7 +240,7 @@ def _adams(known: TrainingNames) -> frozenset[str]:
 
 
 def _key_of(before: str) -> str:
-    """The optimizer that a state is of, by the text before its parameter."""
+    """Return the key of the optimizer in the dict, from the text before the parameter in a state's name."""
     match = _STATE.match(before)
     return before.split(".")[0] if match is None else match["key"] or ""
 
@@ -256,7 +257,7 @@ def _optimizer(
     doubts: list[str],
     form: str,
 ) -> dict[str, Any]:
-    """The state dict of an optimizer, whose parameters are numbered through its groups."""
+    """Return the state dict of an optimizer, whose parameters are numbered through all its groups."""
     places = {parameter: number for number, parameter in enumerate(known.weights)}
 
     def in_order(parameters: Iterable[str]) -> list[str]:
@@ -314,7 +315,7 @@ def _optimizer(
 
 
 def _groups_by_number(said: Mapping[str, Any]) -> list[_FoundGroup]:
-    """Groups whose values are under their number, and that list their parameters."""
+    """Return the groups whose values are named by the group's number; such groups list their parameters."""
     lists = [held for rest, held in said.items() if rest.endswith(".params") and isinstance(held, (list, tuple))]
     parameters = {f"{name}" for held in lists for name in held if not f"{name}".isdecimal()}
     found: dict[int, dict[str, Any]] = {}
@@ -336,7 +337,7 @@ def _groups_by_number(said: Mapping[str, Any]) -> list[_FoundGroup]:
 
 
 def groups_by_name(said: Mapping[str, Any]) -> list[_FoundGroup]:
-    """Groups whose values are under the name of each parameter: those with equal values are one."""
+    """Return groups made of values that are named by parameter: parameters with equal values share a group."""
     by_name: dict[str, dict[str, Any]] = {}
     for rest, value in said.items():
         name, _, key = rest.rpartition(".")
@@ -350,7 +351,7 @@ def groups_by_name(said: Mapping[str, Any]) -> list[_FoundGroup]:
 
 
 def _placed(leaves: Mapping[str, Any], paths: Mapping[str, KeyPath], tree: dict[Any, Any]) -> Any:
-    """Put leaves into a tree by their paths; those whose place is taken, under their name."""
+    """Put leaves into a tree by their paths; a leaf whose path is occupied goes under its name, at the top."""
     for name, leaf in leaves.items():
         path = paths.get(name, (name,))
         at: Any = tree
@@ -365,11 +366,11 @@ def _placed(leaves: Mapping[str, Any], paths: Mapping[str, KeyPath], tree: dict[
 
 
 class _ListItems(dict[Any, Any]):
-    """The items of a list by their positions."""
+    """The items of a list by their positions, while the list is incomplete."""
 
 
 def _with_lists(value: Any) -> Any:
-    """Make lists of items by position, as far as none is missing."""
+    """Turn items by position into lists, unless a position is missing."""
     if not isinstance(value, dict):
         return value
     made = {key: _with_lists(held) for key, held in value.items()}
@@ -378,7 +379,9 @@ def _with_lists(value: Any) -> Any:
 
 
 def plain_value(value: Any, depth: int = 0) -> Any:
-    """Give a value as one that any reader of PyTorch's takes: numbers, texts, lists, tuples, dicts, sizes and dtypes.
+    """Return a value made only of types that every reader of PyTorch accepts.
+
+    These are numbers, texts, lists, tuples, dicts, sizes and dtypes.
 
     Raises:
         TypeError: if there is anything else in it.
@@ -406,11 +409,11 @@ def plain_value(value: Any, depth: int = 0) -> Any:
 
 
 def nested_pickle(tree: Any, tensors: Mapping[str, tuple[Dtype, Sequence[int], str]]) -> bytes:
-    """Pickle a tree.
+    """Return the pickle of a tree.
 
     Args:
-        tree: Its tensors are references.
-        tensors: The dtype and shape of each tensor by name, and the key of its storage.
+        tree: The tree, with references in place of tensors.
+        tensors: The dtype, the shape and the key of the storage of each tensor, by name.
     """
 
     def made(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The ranks that layouts have, and what one of them holds, as tensors of its own."""
+"""The ranks of layouts; and the tensors that one rank holds, each as a whole tensor of that rank's shape."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from .rank_files import FileRanks, pieces_text, rank_slots, slot_bounds
 
 __all__ = ["file_ranks", "one_rank"]
 
-#: A box, start and stop, and where it begins in an array.
+#: A box of a tensor (start and stop), and its first position in a rank's array.
 _PlacedBox = tuple[Sequence[npt.NDArray[np.int64]], npt.NDArray[np.int64]]
 
 
 def file_ranks(layouts: Placing, wanted: Sequence[CutTensor]) -> FileRanks:
-    """The devices of layouts; without any, those of the mesh by which the tensors are cut.
+    """Return the devices of the layouts; without layouts, those of the mesh by which the tensors are cut.
 
     Raises:
-        LayoutError: if nothing says what devices there are, or several meshes do.
+        LayoutError: if neither names devices, or several meshes do.
     """
     if layouts.world is not None:
         return FileRanks(layouts.world.labels(), layouts.meshes or {"world": layouts.world})
@@ -50,7 +50,7 @@ def one_rank(
     """Return the tensors of one rank, in the shapes that it holds; and the texts for the header of its file.
 
     Raises:
-        LayoutError: if there is no such rank.
+        LayoutError: if the layouts have no rank of this number.
     """
     if not 0 <= rank < len(ranks.labels):
         raise LayoutError(f"rank is {shown(rank)}; the layouts have the ranks 0 to {len(ranks.labels) - 1}")
@@ -69,7 +69,7 @@ def one_rank(
 
 
 def _zeros(shape: tuple[int, ...], boxes: Sequence[_PlacedBox], itemsize: int) -> Pieces:
-    """Return pieces of zeros for the padding of an array, which is in none of its boxes."""
+    """Return pieces of zeros that fill the parts of an array that none of its boxes covers."""
     rank = len(shape)
     starts = np.array([at for _, at in boxes], np.int64).reshape(len(boxes), rank)
     stops = starts + np.array([stop - start for (start, stop), _ in boxes], np.int64).reshape(len(boxes), rank)
@@ -85,7 +85,7 @@ def _zeros(shape: tuple[int, ...], boxes: Sequence[_PlacedBox], itemsize: int) -
 
 
 def _moved(pieces: Pieces, boxes: Sequence[_PlacedBox]) -> Pieces:
-    """Return the parts of pieces within boxes as pieces of an array; a box has start, stop and its begin there."""
+    """Return the parts of pieces that lie within boxes, with their positions counted in a rank's array."""
     tables = []
     for (start, stop), at in boxes:
         table = pieces.clipped(tuple(zip(start.tolist(), stop.tolist(), strict=True)))

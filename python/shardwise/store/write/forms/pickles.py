@@ -1,7 +1,7 @@
-"""A pickle written opcode by opcode, which names classes that need not be installed.
+"""A writer of pickles, opcode by opcode, which can name classes that are not installed.
 
-It has protocol 2, whose opcodes all of PyTorch's readers accept, even the strictest (`weights_only`). Texts and
-globals are written once and taken from the memo after that, as Python's own pickler does.
+It writes protocol 2, whose opcodes all of PyTorch's readers accept, even the strictest (`weights_only`). As in Python's
+own pickler, texts and globals are written once, and later uses refer to the memo.
 """
 
 from __future__ import annotations
@@ -23,42 +23,42 @@ _TUPLES, _TUPLE = (b")", b"\x85", b"\x86", b"\x87"), b"t"
 _LIST, _APPENDS, _DICT, _SETITEMS = b"]", b"e", b"}", b"u"
 _BINPUT, _LONG_BINPUT, _BINGET, _LONG_BINGET = b"q", b"r", b"h", b"j"
 
-#: The number of items on the machine's stack at once, as in Python's pickler.
+#: The most items of a list or dict that one opcode appends, as in Python's pickler.
 _BATCH = 1000
 
-#: The number of calls whose text is remembered.
+#: The most calls whose opcodes are remembered.
 _MOST_SAID = 1 << 16
 
 
 class Global(NamedTuple):
-    """The object of this name in a module."""
+    """A reference to an object of a module, such as a class or a function, by its name."""
 
     module: str
     name: str
 
 
 class Call(NamedTuple):
-    """The result of calling a global with these arguments."""
+    """The result of calling a global with these arguments when the pickle is read."""
 
     callee: Global
     args: tuple[Any, ...]
 
 
 class New(NamedTuple):
-    """An object of a class, and its state."""
+    """An object of a class, made without calling `__init__`, and its state."""
 
     kind: Global
     state: Any
 
 
 class Persistent(NamedTuple):
-    """A value beside the pickle, by its id."""
+    """A value outside of the pickle, given by its persistent id."""
 
     id: Any
 
 
 class Once:
-    """A value that is written where it comes first, and is the same object after that."""
+    """A value that is written the first time; later occurrences are the same object."""
 
     __slots__ = ("value",)
 
@@ -67,20 +67,20 @@ class Once:
 
 
 class Varying(NamedTuple):
-    """An integer or a text that differs between pickles that are alike else."""
+    """An integer or a text that differs between otherwise equal pickles."""
 
     name: str
     value: int | str
 
 
 class Items(NamedTuple):
-    """A dict, by the pairs of its items, which may be generated one by one."""
+    """A dict, given as (key, value) pairs, which may come from a generator."""
 
     pairs: Iterable[tuple[Any, Any]]
 
 
 def pickled(value: Any) -> bytes:
-    """Pickle a value: `None`, booleans, numbers, texts, tuples, lists (any iterator is one), dicts, and the above.
+    """Return the pickle of a value: `None`, booleans, numbers, texts, tuples, lists, iterators, dicts, and the above.
 
     >>> import collections, pickle
     >>> pickle.loads(pickled([1, "a", {(-1, 2**40): None}, Call(Global("collections", "OrderedDict"), ())]))
@@ -92,7 +92,7 @@ def pickled(value: Any) -> bytes:
 
 
 class VaryingPickle:
-    """A pickle, of which others are made that differ in their varying values only."""
+    """A pickle that is written once and then copied with other values in place of its `Varying` ones."""
 
     def __init__(self, value: Any) -> None:
         writer = _Writer()
@@ -100,7 +100,7 @@ class VaryingPickle:
         self._data, self._holes = bytes(writer.out + _STOP), writer.holes
 
     def pickled(self, values: Mapping[str, int | str]) -> bytes:
-        """Give the pickle with these values, by name.
+        """Return the pickle with these values for its `Varying` ones, by name.
 
         >>> import pickle
         >>> template = VaryingPickle({"rank": Varying("rank", 0), "of": 300})
@@ -118,10 +118,10 @@ class VaryingPickle:
 class _Writer:
     def __init__(self) -> None:
         self.out = bytearray(_PROTO)
-        #: The begin and end of each varying value, and its name.
+        #: The first byte of each varying value, the byte after it, and its name.
         self.holes: list[tuple[int, int, str]] = []
         self.memo: dict[str | Global | Once, int] = {}
-        #: Calls with one tuple of integers, as boxes have them, as they are written when the memo has the global.
+        #: The opcodes of calls with one tuple of integers (most calls of an index), once the memo has the global.
         self.said: dict[tuple[Global, tuple[int, ...]], bytes] = {}
 
     def write(self, value: Any) -> None:

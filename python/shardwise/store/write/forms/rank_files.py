@@ -1,8 +1,9 @@
-"""Files for ranks: each has all that one device holds, as arrays of the device's own shapes.
+"""Files for ranks: each holds everything that one device holds, as arrays of the device's own shapes.
 
-So replicas are in the files of all devices that have them, and a dim of several parts is one array with its parts one
-after the other: a box of a tensor may be spread over the array, with strides. `ranks` is a file for each device, `rank`
-one of them alone, and `vllm` the files that vLLM's and SGLang's sharded loaders read.
+Replicas are therefore in the files of all devices that have them. A dim of several parts becomes one array with the
+parts one after the other, so a box of a tensor may be strided in the array. `ranks` is a file for each device, `rank`
+is
+the file of one device alone, and `vllm` is the files that vLLM's and SGLang's sharded loaders read.
 """
 
 from __future__ import annotations
@@ -30,36 +31,36 @@ from .slots import BoxPool, OwnedBoxes, Slots, SlotTable
 
 __all__ = ["FileRanks", "RankFile", "pieces_text", "rank_files", "rank_name", "rank_slots", "slot_bounds"]
 
-#: The characters of an axis's name that are replaced in the name of a file.
+#: The characters of an axis's name that are replaced by `_` in the name of a file.
 _UNNAMED = re.compile(r"[^A-Za-z0-9_.]")
 _LONGEST = 200
-#: Tensors that vLLM adds once although they are not cut, so that all ranks of tensor parallelism but the first have
-#: zeros; and the names of the files of the first.
+#: Tensors that are not cut, but that vLLM sums over the ranks of tensor parallelism: all ranks but the first store
+#: zeros. And the beginnings of the names of the first rank's files.
 _ADDED_ONCE = re.compile(r"\.experts\..*\bw2_bias$")
 _FIRST = re.compile(r"(rank|tp)-0-part-")
 
 
 @dataclass(frozen=True, eq=False)
 class FileRanks:
-    """The devices that get a file each, in their order.
+    """The devices that get files, in the order of their ranks.
 
     Attributes:
-        labels: Their labels.
-        meshes: Meshes of all of them, by name, for their coordinates.
+        labels: The label of each device.
+        meshes: Meshes over these devices, by name; they give the devices their coordinates.
     """
 
     labels: tuple[Any, ...]
     meshes: Mapping[str, DeviceMesh]
 
     def numbers(self, mesh: DeviceMesh | None) -> npt.NDArray[np.int64]:
-        """The ranks of a mesh's devices."""
+        """Return the rank of each device of a mesh; `None` stands for all devices."""
         if mesh is None or mesh.labels() == self.labels:
             return np.arange(len(self.labels), dtype=np.int64)
         known = {label: rank for rank, label in enumerate(self.labels)}
         return np.array([known[label] for label in mesh.labels()], np.int64)
 
     def coordinates(self, rank: int) -> dict[str, dict[str, int]]:
-        """The coordinates of a rank in each mesh that has it, by the axes' names."""
+        """Return the coordinates of a rank in each mesh that contains it: by the mesh's name, then by the axis's."""
         found = {}
         for name, mesh in self.meshes.items():
             at = self._positions[name].get(self.labels[rank])
@@ -69,16 +70,16 @@ class FileRanks:
 
     @cached_property
     def _positions(self) -> dict[str, dict[Any, int]]:
-        """The position of each label in each mesh."""
+        """The position of each label in each mesh, by the mesh's name."""
         return {name: {label: at for at, label in enumerate(mesh.labels())} for name, mesh in self.meshes.items()}
 
     @property
     def whole(self) -> str | None:
-        """The name of the first mesh that has all devices; `None` without one."""
+        """The name of the first mesh that contains all devices; `None` without one."""
         return next((name for name, mesh in self.meshes.items() if mesh.size == len(self.labels)), None)
 
     def as_json(self, names: Sequence[Sequence[str]], sizes: Mapping[str, int]) -> bytes:
-        """The text of `ranks.json`: which rank has which files, where it is in the meshes, and its bytes."""
+        """Return the text of `ranks.json`: the files of each rank, its coordinates in the meshes, and its bytes."""
         ranks = []
         for rank, files in enumerate(names):
             found = self.coordinates(rank)
@@ -94,14 +95,14 @@ class FileRanks:
 
 @dataclass(frozen=True, eq=False)
 class RankFile(SafetensorsFile):
-    """A file with what a device holds, or a part of it: each tensor is one array, which its pieces are parts of."""
+    """A file with the tensors of one device, or some of them: each tensor is one array, which its boxes fill."""
 
     def _begins(self) -> npt.NDArray[np.int64]:
         return _array_begins(self.boxes)
 
     @property
     def end(self) -> int:
-        """One past the last byte, by its slots."""
+        """The byte after the last array."""
         return self.start + int(_array_bytes(self.boxes).sum())
 
     def array_at(self, number: int) -> FileArray | None:
@@ -130,14 +131,14 @@ class RankFile(SafetensorsFile):
 
 
 def _array_shape(slots: Slots, number: int, rank: int) -> list[int]:
-    """The shape of the array that a slot lies in."""
+    """Return the shape of the array that a slot's box is in; `rank` is the number of dims."""
     _, shapes = slots.table.held(slots.places[number : number + 1], rank)
     found: list[int] = shapes[0].tolist()
     return found
 
 
 def pieces_text(slots: Slots, wanted: Sequence[NamedTensor] | Mapping[int, NamedTensor]) -> str:
-    """Return the header's text on tensors of which a file has a part: the whole shape, and the array's boxes."""
+    """Return the header's text on tensors that are not whole in a file: the whole shape, and the array's boxes."""
     found: dict[str, Any] = {}
     for first, stop in slot_bounds(slots):
         tensor = wanted[int(slots.tensors[first])]
@@ -152,7 +153,7 @@ def pieces_text(slots: Slots, wanted: Sequence[NamedTensor] | Mapping[int, Named
 
 
 def slot_bounds(slots: Slots) -> list[tuple[int, int]]:
-    """For each tensor of a file its first slot, and one past its last."""
+    """Return, for each tensor of a file, the number of its first slot and the number after its last."""
     changes = np.flatnonzero(np.diff(slots.tensors)) + 1
     edges = [0, *changes.tolist(), len(slots)] if len(slots) else [0]
     return list(pairwise(edges))
@@ -207,7 +208,7 @@ def rank_files(
 def rank_slots(
     wanted: Sequence[CutTensor], ranks: FileRanks, zeros: npt.NDArray[np.int64] | None = None
 ) -> list[Slots]:
-    """Return the slots of each rank; the ranks in `zeros` have zeros in place of tensors that are added once."""
+    """Return the slots of each rank; the ranks in `zeros` store zeros for tensors that vLLM sums over ranks."""
     pool, order = BoxPool(), file_order(wanted)
     known: dict[Any, OwnedBoxes] = {}
     numbers: dict[DeviceMesh | None, npt.NDArray[np.int64]] = {}
@@ -234,14 +235,14 @@ def _is_cut(partition: Partition | SharedTiling | None) -> bool:
 
 
 def rank_name(ranks: FileRanks, rank: int) -> str:
-    """The name of a rank's file: its number and its coordinates in the first mesh that has all devices."""
+    """Return the name of a rank's file: its number, and its coordinates in the first mesh that contains all devices."""
     own = {} if ranks.whole is None else ranks.coordinates(rank)[ranks.whole]
     at = "".join(f"-{_UNNAMED.sub('_', axis)}-{position}" for axis, position in own.items())
     return f"rank-{rank:05}{at if len(at) < _LONGEST else ''}.safetensors"
 
 
 def _vllm_names(ranks: FileRanks) -> Any:
-    """Return a function from a rank to the beginning of its files' names, for which the engines' loaders look."""
+    """Return a function from a rank to the beginning of its files' names, as the engines' loaders expect it."""
     whole = ranks.whole
     mesh = None if whole is None else ranks.meshes[whole]
     axes = () if mesh is None else tuple(a for a, n in zip(mesh.axis_names, mesh.shape, strict=True) if n > 1)
@@ -260,7 +261,7 @@ def _vllm_names(ranks: FileRanks) -> Any:
 
 
 def _cut(slots: Slots, most: int) -> list[Slots]:
-    """The slots of the files of a rank, each with tensors of at most so many bytes, or with one."""
+    """Split a rank's slots into files, each with tensors of at most `most` bytes in all, or with one larger tensor."""
     firsts, filled = [0], 0
     for (first, _), size in zip(slot_bounds(slots), _array_bytes(slots).tolist(), strict=True):
         if filled and filled + size > most:

@@ -41,7 +41,7 @@ __all__ = [
     "single_file",
 ]
 
-#: Space for a hexadecimal digest, which is known when the data has been written.
+#: Placeholder for a hexadecimal digest, which is known only when the data has been written.
 _NO_DIGEST = "0" * 32
 
 
@@ -49,10 +49,10 @@ class HeaderText(NamedTuple):
     """The contents of headers besides tensors.
 
     Attributes:
-        metadata: The contents of `__metadata__`, besides what follows from the slots.
-        has_digests: Whether there is a digest for each tensor; else the manifest has them.
-        has_offsets: Whether it is said, for PyTorch, where in its tensor each box begins; and whole shapes.
-        files: The number of files of the checkpoint, which is said if there may be more than one.
+        metadata: Entries of `__metadata__`, besides those that follow from the slots.
+        has_digests: Whether the header states the digest of each tensor; otherwise the manifest does.
+        has_offsets: Whether the header states, for PyTorch, the start of each box in its tensor, and whole shapes.
+        files: The number of files of the checkpoint, which the header states if it may be more than one.
     """
 
     metadata: Mapping[str, str]
@@ -63,11 +63,11 @@ class HeaderText(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class SafetensorsFile(TargetFile):
-    """A safetensors file, whose boxes have no gaps.
+    """A safetensors file. Its boxes follow one another without gaps.
 
     Attributes:
         text: The contents of the header besides tensors.
-        known: The length of the header and the bytes of the file, if they are known.
+        known: The length of the header and the size of the file in bytes; `None` if they must be worked out.
     """
 
     text: HeaderText
@@ -90,7 +90,7 @@ class SafetensorsFile(TargetFile):
 
     @property
     def end(self) -> int:
-        """One past the last byte, by its slots."""
+        """The byte after the last slot."""
         return self.start + (self.slots[-1].end if len(self.slots) else 0)
 
     @cached_property
@@ -102,7 +102,7 @@ class SafetensorsFile(TargetFile):
         return begins_of(self.boxes.nbytes)
 
     def before(self, number: int, digests: FileDigests = NO_DIGESTS) -> tuple[int, bytes]:
-        """The header; nothing between tensors."""
+        """Return the header for slot 0, and no bytes for the others."""
         if number == 0:
             header = self._header(digests)
             if len(header) != self.start:
@@ -111,7 +111,7 @@ class SafetensorsFile(TargetFile):
         return self.start + self.slots[number - 1].end, b""
 
     def headers(self, digests: FileDigests = NO_DIGESTS) -> Headers:
-        """The header."""
+        """Yield the header, the only bytes besides tensors."""
         at, header = self.before(0, digests)
         yield at, header
         return hashlib.sha256(header).hexdigest()
@@ -169,13 +169,13 @@ def _too_long(name: str, length: int, count: int) -> LayoutError:
 def single_file(
     name: str, wanted: Sequence[CutTensor], metadata: Mapping[str, str], *, has_digests: bool = True
 ) -> list[SafetensorsFile]:
-    """All tensors whole, in one file."""
+    """Return the only file, with all tensors whole."""
     (slots,) = whole_slots(wanted, [range(len(wanted))])
     return [SafetensorsFile(name, slots, wanted, HeaderText(metadata, has_digests))]
 
 
 def hugging_face_files(wanted: Sequence[CutTensor], most: int, metadata: Mapping[str, str]) -> list[SafetensorsFile]:
-    """All tensors whole, in files of at most `most` bytes, split as by Hugging Face's `save_pretrained`."""
+    """Return files of at most `most` bytes with all tensors whole, split as by Hugging Face's `save_pretrained`."""
     groups: list[list[int]] = [[]]
     filled = 0
     for i, tensor in enumerate(wanted):
@@ -195,10 +195,10 @@ def hugging_face_files(wanted: Sequence[CutTensor], most: int, metadata: Mapping
 
 
 def _check_index(wanted: Sequence[CutTensor], groups: Sequence[Sequence[int]], names: Sequence[str]) -> None:
-    """Refuse an index that is longer than readers take.
+    """Refuse an index that is longer than readers accept.
 
     Raises:
-        LayoutError: if it is; says which form has none.
+        LayoutError: if it is; the message names a form without an index.
     """
     text = json.dumps(_index(sum(tensor.nbytes for tensor in wanted), {}), indent=2)
     # Within the braces a line for each tensor, `    "w": "file",`, the last without a comma; and one for the brace.
@@ -213,7 +213,7 @@ def _check_index(wanted: Sequence[CutTensor], groups: Sequence[Sequence[int]], n
 
 
 def index_of(files: Sequence[SafetensorsFile], wanted: Sequence[NamedTensor]) -> dict[str, Any]:
-    """The index of a folder in Hugging Face's format."""
+    """Return the text of the index of a folder in Hugging Face's format."""
     held = {wanted[slot.tensor].name: file.name for file in files for slot in file.slots}
     return _index(sum(file.data_bytes for file in files), held)
 
@@ -223,11 +223,11 @@ def _index(nbytes: int, held: Mapping[str, str]) -> dict[str, Any]:
 
 
 def sharded_files(wanted: Sequence[CutTensor], metadata: Mapping[str, str]) -> list[SafetensorsFile]:
-    """A file for each device that owns shards: of the devices that hold the same shard, the first owns it.
+    """Return a file for each device that owns shards. The owner of a shard is the first device that holds it.
 
-    Each says in its header of what it is a part. The names and the entry `DCP_SHARDING_INFO` are those of PyTorch's
-    `HuggingFaceStorageWriter`, which has one box of a tensor per file: further boxes of a device are in further files
-    of that device.
+    The header of a file states which parts of tensors it has. The names and the entry `DCP_SHARDING_INFO` are those of
+    PyTorch's `HuggingFaceStorageWriter`, which has one box of a tensor per file: further boxes of a device are in
+    further files of that device.
     """
     held = slots_of(wanted, file_order(wanted))
     parts: dict[int, int] = {}
@@ -247,7 +247,7 @@ def sharded_files(wanted: Sequence[CutTensor], metadata: Mapping[str, str]) -> l
 
 
 class HeaderLengths:
-    """The lengths of headers of sharded files, without making them: there may be millions of entries.
+    """The lengths of headers of sharded files, found without making the headers: they may have millions of entries.
 
     Args:
         wanted: All tensors that are written.
@@ -267,7 +267,7 @@ class HeaderLengths:
         self._shapes = np.array(shapes, np.int64)
 
     def header(self, name: str, slots: Slots, metadata: Mapping[str, str]) -> int:
-        """The length of the header of a file with these slots."""
+        """Return the length in bytes of the header of a file with these slots."""
         empty = {"format": "pt", **metadata, **_sharding("{}"), **part_mark(self._count, {})}
         length = len(json.dumps({"__metadata__": empty}, separators=(",", ":"), ensure_ascii=False).encode())
         ends = slots.begins + slots.nbytes
@@ -300,7 +300,7 @@ class HeaderLengths:
         return 8 + length
 
     def _more(self, slot: Any) -> int:
-        """Return how many more characters the numbers of a box take in elements than in the bytes that are counted."""
+        """Return how many more characters a box of a packed dtype takes in elements than in bytes."""
         tensor = self._packed[slot.tensor]
         start, extents = [at for at, _ in slot.box], [stop - start for start, stop in slot.box]
         more = _digits(tensor.dtype.element_start(start)) - _digits(start)
@@ -315,7 +315,7 @@ def _digits(numbers: Iterable[int]) -> int:
 
 
 def _name_lengths(name: str) -> tuple[int, int]:
-    """The length of a name in a header together with that in a text of ASCII within it, and in another text."""
+    """Return the length of a name as a JSON string plus that in a text of ASCII; and its length in another text."""
     held, within = json.dumps(name, ensure_ascii=False), json.dumps(json.dumps(name))
     text = json.dumps(held, ensure_ascii=False)
     return len(held.encode()) + len(within) - 2, len(text.encode()) - 2

@@ -1,4 +1,4 @@
-"""The boxes that files hold, as columns: a few numbers for each, however many millions there are."""
+"""The boxes that files hold, as columns: a few numbers per box, so that millions of boxes take little memory."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ....shared_tiling import SharedTiling
 __all__ = ["BoxPool", "OwnedBoxes", "Slot", "SlotTable", "Slots", "digits_of", "joined_slots"]
 
 
-#: The number of slots that are made at a time while a file's are gone through.
+#: The number of slots that are made at a time in an iteration over a file's slots.
 _CHUNK = 4096
-#: Up to so many slots are made one by one, which takes less time.
+#: Up to this number of slots, sizes are worked out in a loop, which is faster than with arrays.
 _FEW = 8
 _LARGEST = 2**63 - 1
 
@@ -31,8 +31,8 @@ class Slot(NamedTuple):
     Attributes:
         tensor: The tensor's position among those that are written.
         box: The box, in elements of the tensor.
-        begin: Its first byte, counted in the file's data.
-        end: One past the last.
+        begin: Its first byte, counted from the file's data.
+        end: The byte after its last.
     """
 
     tensor: int
@@ -42,11 +42,11 @@ class Slot(NamedTuple):
 
 
 class Shaped(Protocol):
-    """A tensor, as far as its boxes go."""
+    """The facts about a tensor that its boxes need."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape."""
+        """The tensor's shape, in elements."""
 
     @property
     def itemsize(self) -> int:
@@ -54,12 +54,12 @@ class Shaped(Protocol):
 
 
 class OwnedBoxes(NamedTuple):
-    """The boxes of a tensor that are written: for each its device, its number among that device's, and its place.
+    """The boxes of a tensor that are written.
 
     Attributes:
         devices: The device that owns each box.
-        numbers: Its number among the boxes of that device.
-        places: Its place in the pool.
+        numbers: The number of each box among the boxes of its device, from 0.
+        places: The place of each box in the pool.
     """
 
     devices: Numbers
@@ -85,13 +85,13 @@ class BoxPool:
 
     @property
     def numbers(self) -> Numbers:
-        """All of them."""
+        """All numbers of the pool, in one array."""
         if len(self._parts) != 1:
             self._parts = [np.concatenate([np.zeros(0, np.int64), *self._parts])]
         return self._parts[0]
 
     def whole(self, shape: tuple[int, ...]) -> OwnedBoxes:
-        """Add the box that is a whole tensor, owned by the first device."""
+        """Add the box that is a whole tensor, owned by device 0."""
         found = self._wholes.get(shape)
         if found is None:
             try:
@@ -103,7 +103,7 @@ class BoxPool:
         return found
 
     def owned(self, partition: Partition | SharedTiling) -> OwnedBoxes:
-        """Add the boxes of a partition: of the devices that hold the same one, the first owns it."""
+        """Add the boxes of a partition. The owner of a box is the first device that holds it."""
         found = self._cuts.get(partition)
         if found is None:
             found = self._cuts[partition] = self._owned(partition)
@@ -116,13 +116,13 @@ class BoxPool:
         devices: Numbers,
         zeros: Numbers | None = None,
     ) -> OwnedBoxes:
-        """Add the boxes of all devices, each with its array: `start…, stop…`, where it begins there, the array's shape.
+        """Add the boxes of all devices, each as `start…, stop…`, its start in the device's array, the array's shape.
 
         Args:
             partition: The cut of the tensor; `None` if each device has all of it.
-            shape: Its shape.
+            shape: The tensor's shape.
             devices: The number of each device of the partition, or of all devices if there is none.
-            zeros: Without a partition, the devices whose arrays have nothing of it, and are zeros.
+            zeros: Without a partition, the devices whose arrays are zeros instead of the tensor.
         """
         rank = len(shape)
         if partition is None:
@@ -160,7 +160,7 @@ class BoxPool:
         return OwnedBoxes(devices, numbers, self._add(sides[kept][firsts]))
 
     def _add(self, sides: Numbers) -> Numbers:
-        """Add boxes, int64 of shape (boxes, 2, dims), or 4 with their arrays, and give their places."""
+        """Add boxes, int64 of shape (boxes, 2, dims), or (boxes, 4, dims) with their arrays; return their places."""
         count, width, rank = sides.shape
         first, self._length = self._length, self._length + width * rank * count
         self._parts.append(np.ascontiguousarray(sides).reshape(-1))
@@ -168,13 +168,13 @@ class BoxPool:
 
 
 class SlotTable:
-    """The table that slots of all files share: the numbers of boxes, and each tensor's dims and bytes per element.
+    """The table that the slots of all files share: the numbers of boxes, and each tensor's dims and bytes per element.
 
     Args:
-        pool: For each box `start…, stop…`; with arrays, then its begin in its array, and the array's shape.
-        ranks: The dims of each tensor.
-        itemsizes: The bytes of its elements.
-        has_arrays: Whether boxes are parts of arrays; else each is dense by itself.
+        pool: For each box `start…, stop…`; with arrays, then its start in its array, and the array's shape.
+        ranks: The number of dims of each tensor.
+        itemsizes: The bytes of an element of each tensor.
+        has_arrays: Whether boxes are parts of arrays; otherwise each box is stored densely by itself.
     """
 
     def __init__(self, pool: Numbers, ranks: Numbers, itemsizes: Numbers, has_arrays: bool = False) -> None:
@@ -188,7 +188,7 @@ class SlotTable:
 
     @property
     def width(self) -> int:
-        """The numbers of a box in the pool, for each dim."""
+        """The numbers that a box has in the pool for each dim."""
         return 4 if self.has_arrays else 2
 
     def sides(self, places: npt.NDArray[Any], rank: int) -> tuple[Numbers, Numbers]:
@@ -198,21 +198,21 @@ class SlotTable:
         return found[:, :rank], found[:, rank:]
 
     def held(self, places: npt.NDArray[Any], rank: int) -> tuple[Numbers, Numbers]:
-        """Return the begins of boxes in their arrays, and the arrays' shapes: int64 of shape (boxes, dims)."""
+        """Return the starts of boxes in their arrays, and the arrays' shapes: both int64 of shape (boxes, dims)."""
         if self.has_arrays:
             return self.sides(places.astype(np.int64) + 2 * rank, rank)
         starts, stops = self.sides(places, rank)
         return np.zeros_like(starts), stops - starts
 
     def strides(self, tensors: npt.NDArray[Any], places: npt.NDArray[Any], rank: int) -> Numbers:
-        """The bytes from one element of a box to the next, per dim: int64 of shape (boxes, dims)."""
+        """Return the bytes from one element of a box to the next, per dim: int64 of shape (boxes, dims)."""
         _, shapes = self.held(places, rank)
         found = dense_strides(shapes, 1)
         found *= self.itemsizes[tensors][:, None]
         return found
 
     def array_offsets(self, tensors: npt.NDArray[Any], places: npt.NDArray[Any]) -> Numbers:
-        """The byte of its array at which each box begins."""
+        """Return, for each box, the byte of its array at which it begins."""
         found = np.zeros(len(tensors), np.int64)
         for rank, chosen in self.by_rank(tensors):
             begins, _ = self.held(places[chosen], rank)
@@ -220,10 +220,10 @@ class SlotTable:
         return found
 
     def array_bytes(self, tensors: npt.NDArray[Any], places: npt.NDArray[Any]) -> Numbers:
-        """The bytes of the array of each box.
+        """Return the bytes of the array of each box.
 
         Raises:
-            SizeOverflowError: if those of one are over 2**63 - 1.
+            SizeOverflowError: if an array has over 2**63 - 1.
         """
         found = np.zeros(len(tensors), np.int64)
         for rank, chosen in self.by_rank(tensors):
@@ -235,16 +235,16 @@ class SlotTable:
         return found
 
     def by_rank(self, tensors: npt.NDArray[Any]) -> Iterator[tuple[int, Numbers]]:
-        """The ranks of these tensors, each with the positions of those that have it."""
+        """Yield each number of dims, with the positions of the tensors that have it."""
         ranks = self.ranks[tensors]
         for rank in np.unique(ranks).tolist():
             yield rank, np.flatnonzero(ranks == rank)
 
     def bytes(self, tensors: npt.NDArray[Any], places: npt.NDArray[Any]) -> Numbers:
-        """The bytes of boxes of these tensors at these places.
+        """Return the bytes of each box, given its tensor and its place in the pool.
 
         Raises:
-            SizeOverflowError: if those of one are over 2**63 - 1.
+            SizeOverflowError: if a box has over 2**63 - 1.
         """
         if len(tensors) <= _FEW:
             found = [slot.end for slot in Slots(self, tensors, places, np.zeros(len(tensors), np.int64))]
@@ -270,10 +270,10 @@ class Slots(Sequence[Slot]):
     """The slots of a file, each made when it is asked for.
 
     Attributes:
-        table: The table that they share with those of other files.
-        tensors: The tensor of each.
-        places: The place of the box of each in the table's pool.
-        begins: The first byte of each, counted in the file's data.
+        table: The table that files share.
+        tensors: The tensor of each slot.
+        places: The place of each slot's box in the table's pool.
+        begins: The first byte of each slot, counted from the file's data.
     """
 
     def __init__(self, table: SlotTable, tensors: npt.NDArray[Any], places: npt.NDArray[Any], begins: Numbers) -> None:
@@ -281,7 +281,7 @@ class Slots(Sequence[Slot]):
 
     @property
     def nbytes(self) -> Numbers:
-        """The bytes of each."""
+        """The bytes of each slot."""
         return self.table.bytes(self.tensors, self.places)
 
     def strides(self, index: int) -> tuple[int, ...]:
@@ -291,7 +291,7 @@ class Slots(Sequence[Slot]):
         return tuple(found[0].tolist())
 
     def at(self, begins: Numbers) -> Slots:
-        """Give the same boxes, which begin at these bytes."""
+        """Return the same boxes, beginning at these bytes."""
         return Slots(self.table, self.tensors, self.places, begins)
 
     def __len__(self) -> int:
@@ -346,7 +346,7 @@ class Slots(Sequence[Slot]):
 
 
 class _TableRows(NamedTuple):
-    """The rows of a `SlotTable` that some tensors have: its pool, their numbers, and what it has of each."""
+    """The rows of a `SlotTable` for some tensors: the pool, the tensors' numbers, and their columns of the table."""
 
     pool: Numbers
     tensors: Numbers
@@ -374,6 +374,6 @@ def digits_of(numbers: Numbers) -> Numbers:
 
 
 def joined_slots(parts: Sequence[Slots]) -> Slots:
-    """The slots of several files of one table, as those of one; where they begin is to be worked out."""
+    """Return the slots of several files of one table, joined. Their first bytes still have to be worked out."""
     columns = ([getattr(part, name) for part in parts] for name in ("tensors", "places", "begins"))
     return Slots(parts[0].table, *(np.concatenate(each) for each in columns))

@@ -1,7 +1,7 @@
-"""Files of `torch.save`: one zip container, with a pickle of a nested dict and a member for each tensor.
+"""Files of `torch.save`: one zip container with a pickle of a nested dict, and a member for each tensor.
 
-The pickle is written as a value is, from bytes that the plan has. What surrounds the members' bytes follows from their
-sizes and CRC-32: a header before each, and the directory after the last.
+The pickle is one of the slots; its bytes are in the plan. The bytes around the members follow from the members' sizes
+and CRC-32: a header before each, and the directory after the last.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from .files import NO_DIGESTS, CutTensor, FileDigests, Headers, whole_slots
 
 __all__ = ["RANK_LIST", "TorchFile", "TorchPart", "torch_file"]
 
-#: The end of the name of a value that is the list of ranks, which a mesh of DTensors has beside the pickle.
+#: The end of the name of a value that is the list of ranks of a DTensor's mesh, stored beside the pickle.
 RANK_LIST = "rank_map"
 
-#: Members after the tensors'.
+#: The members after those of the tensors: name and contents.
 _LAST = ((f"{ROOT}/byteorder", b"little"), (f"{ROOT}/version", b"3\n"))
 
 
 class _SlotPlaces(NamedTuple):
-    """The bytes of each slot, the byte of its header, that of its data, and the one after the last."""
+    """The size of each slot, the first byte of its header and of its data, and the byte after the last slot."""
 
     sizes: list[int]
     headers: npt.NDArray[np.int64]
@@ -40,7 +40,7 @@ class _SlotPlaces(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class TorchFile(ZippedFile):
-    """A `.pt` file, each of whose slots is a member: of a tensor whole, or the pickle."""
+    """A `.pt` file. Each slot is a member: a whole tensor, or the pickle."""
 
     @cached_property
     def places(self) -> _SlotPlaces:
@@ -61,7 +61,7 @@ class TorchFile(ZippedFile):
 
     @cached_property
     def _name_sizes(self) -> npt.NDArray[np.int64]:
-        """The bytes of the names of the slots' members."""
+        """Return the length in bytes of each slot's member name."""
         return np.array([len(self._name(tensor)) for tensor in self.boxes.tensors.tolist()], np.int64)
 
     def _begins(self) -> npt.NDArray[np.int64]:
@@ -69,7 +69,7 @@ class TorchFile(ZippedFile):
 
     @cached_property
     def end(self) -> int:
-        """One past the last byte, by its slots."""
+        """The byte after the last slot's data."""
         tail, entries = self._last
         directory = self.places.end + len(tail)
         sizes = np.array(self.places.sizes, np.int64)
@@ -77,7 +77,7 @@ class TorchFile(ZippedFile):
         return end + len(end_of(len(self.boxes) + len(_LAST), directory, end))
 
     def before(self, number: int, digests: FileDigests = NO_DIGESTS) -> tuple[int, bytes]:
-        """The header of a member; after the last the further members and the directory."""
+        """Return the header of a member; after the last slot, the further members and the directory."""
         if number == len(self.boxes):
             return self.places.end, self._tail(digests)
         at, tensor = int(self.places.headers[number]), int(self.boxes.tensors[number])
@@ -101,7 +101,7 @@ class TorchFile(ZippedFile):
 
     @cached_property
     def _last(self) -> tuple[bytes, bytes]:
-        """The members after the tensors', and their entries in the directory."""
+        """Return the members after the tensors' ones, and their entries in the directory."""
         tail, entries = bytearray(), bytearray()
         for name, data in _LAST:
             member = Member(name.encode(), self.places.end + len(tail), len(data), zlib.crc32(data))
@@ -122,12 +122,12 @@ class TorchFile(ZippedFile):
 
 @dataclass(frozen=True, eq=False)
 class TorchPart(TorchFile):
-    """A file of a folder that has a manifest, in which the digest of what surrounds its tensors covers the pickle."""
+    """A file of a folder with a manifest; the digest of the bytes around its tensors also covers the pickle."""
 
     headers_key: ClassVar[str] = "members_sha256"
 
     def headers(self, digests: FileDigests = NO_DIGESTS) -> Headers:
-        """Yield the headers, and the directory; the pickle counts as its CRC-32, as in `tensors.headers`."""
+        """Yield the headers, and the directory; in the digest, the pickle is represented by its CRC-32."""
         digest = hashlib.sha256()
         for number in range(len(self.boxes) + 1):
             at, text = self.before(number, digests)
@@ -144,6 +144,6 @@ class TorchPart(TorchFile):
 
 
 def torch_file(name: str, wanted: Sequence[CutTensor]) -> TorchFile:
-    """All tensors whole, in one file; the one that is a value is the pickle."""
+    """Return the only file, with all tensors whole; the slot that is a value is the pickle."""
     (slots,) = whole_slots(wanted, [range(len(wanted))])
     return TorchFile(name, slots, wanted)

@@ -1,9 +1,9 @@
 """DeepSpeed's universal checkpoints: a folder for each parameter, with a file for its master copy and for each state.
 
-`latest_universal` names the folder `global_stepN_universal` beside it, whose `zero/NAME/` has the parameter NAME as a
-whole: `fp32.pt`, `step.pt` and a file for each other state. Groups are in `zero/optimizer_state.pt`. What no optimizer
-holds, and what its trainer keeps, is in `mp_rank_00_model_states.pt`, which DeepSpeed reads with stages 1 and 2; with
-stage 3 it reads `zero_pp_rank_0_mp_rank_00_model_states.pt`, which has the same but tensors.
+`latest_universal` names the folder `global_stepN_universal` beside it. Its folder `zero/NAME/` has the parameter NAME
+as a whole: `fp32.pt`, `step.pt` and a file for each other state. Groups are in `zero/optimizer_state.pt`. Tensors that
+no optimizer holds, and the trainer's own values, are in `mp_rank_00_model_states.pt`, which DeepSpeed reads with stages
+1 and 2; with stage 3 it reads `zero_pp_rank_0_mp_rank_00_model_states.pt`, which has the same without the tensors.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from .torch_file import TorchPart
 
 __all__ = ["BESIDE", "FILES", "LATEST", "UniversalFile", "UniversalFiles", "universal_doubts", "universal_files"]
 
-#: The file that names the folder; DeepSpeed looks for it first, and it is written last.
+#: The file that names the folder of the checkpoint; DeepSpeed reads it first, so it is written last.
 LATEST = "latest_universal"
 _FOLDER, _NAME = r"global_step\d{1,19}_universal", r"(?!\.{1,2}/)[^/\\\0]{1,255}"
-#: The names of files with tensors, and of those without.
+#: Patterns of the names of files with tensors, and of files without.
 FILES = re.compile(rf"{_FOLDER}/(?:mp_rank_00_model_states\.pt|zero/{_NAME}/(?!\.)[^/\\\0]{{1,255}}\.pt)", re.DOTALL)
 BESIDE = re.compile(
     rf"{LATEST}|{_FOLDER}/(?:zero_pp_rank_0_mp_rank_00_model_states\.pt|zero/optimizer_state\.pt|zero/{_NAME}/step\.pt)",
     re.DOTALL,
 )
-#: The version of DeepSpeed whose loaders these files are for, if the source says none.
+#: The version of DeepSpeed that the files state, if the source states none.
 _VERSION = "0.19.8"
-#: A group for each that an optimizer may have, where the source says none: DeepSpeed loads no parameters of others.
+#: The number of groups to write if the source has none: DeepSpeed loads no parameters of groups beyond those written.
 _GROUPS = 64
-#: Values of an optimizer that DeepSpeed keeps beside its groups.
+#: The optimizer's values that DeepSpeed keeps beside the groups.
 _COMMON = ("dynamic_loss_scale", "overflow", "clip_grad")
 _SCALER = "deepspeed.runtime.fp16.loss_scaler"
 _MOST_NAME = 255
@@ -56,11 +56,11 @@ _MOST_NAME = 255
 
 @dataclass(frozen=True, eq=False)
 class UniversalFile(TorchPart):
-    """A file of a universal checkpoint, whose tensors are numbered by themselves."""
+    """A file of a universal checkpoint; the numbers of its tensors count from 0 in each file."""
 
     @cached_property
     def _numbers(self) -> dict[int, int]:
-        """The number of each tensor."""
+        """The number, in this file, of each tensor."""
         return {tensor: number for number, tensor in enumerate(sorted(self.boxes.tensors.tolist()))}
 
     def _name(self, tensor: int) -> bytes:
@@ -73,9 +73,9 @@ class UniversalFiles(NamedTuple):
     """The files of a checkpoint.
 
     Attributes:
-        files: Those with tensors.
-        wanted: The tensors and the pickles in them.
-        beside: Further files.
+        files: The files with tensors.
+        wanted: The tensors, and the pickles that are stored like tensors.
+        beside: Further files, by name.
     """
 
     files: list[UniversalFile]
@@ -100,7 +100,7 @@ def universal_files(
     """Give the files of a universal checkpoint.
 
     Args:
-        nested: The nested dict of the tensors, which has the weights apart.
+        nested: The nested dict of the tensors, with the weights under `model`.
         wanted: The tensors.
         aliases: Further names of tensors.
         value: Makes a value of a name and its bytes, to be written after the tensors.
@@ -154,25 +154,25 @@ def universal_files(
 
 
 def universal_doubts(nested: Nested, wanted: Sequence[Wanted], number: Callable[[Wanted], float]) -> list[str]:
-    """Say what looks wrong of what would be written, a sentence each."""
+    """Return warnings about a universal checkpoint of these tensors, a sentence each."""
     folder = _UniversalContents(nested, wanted, {}, number)
     folder.steps()
     return folder.doubts
 
 
 class _Held(NamedTuple):
-    """A tensor of the file that has no folder of its own, by its position."""
+    """The place of a tensor in a tree, by the tensor's position, if it has no folder of its own."""
 
     at: int
 
 
 class _UniversalContents:
-    """The contents of a folder.
+    """The contents of a checkpoint's folder.
 
     Attributes:
         parameters: The parameters that the optimizer holds, by name.
-        groups: The values of its groups, and the names of their parameters; nothing if the source says none.
-        doubts: Sentences on what looks wrong.
+        groups: The values of each group, and the names of its parameters; empty if the source has no groups.
+        doubts: Warnings, a sentence each.
     """
 
     def __init__(
@@ -256,7 +256,7 @@ class _UniversalContents:
         return _ParameterFolder(weight, states)
 
     def _check_alike(self, names: Sequence[str]) -> None:
-        """Refuse a group whose parameters have different states: DeepSpeed keeps the same of all."""
+        """Refuse a group whose parameters have different kinds of states: DeepSpeed assumes the same kinds for all."""
         every = {kind: name for name in names for kind in self.parameters[name].states}
         for name in names:
             for kind, other in every.items():
@@ -267,7 +267,7 @@ class _UniversalContents:
                     )
 
     def steps(self) -> dict[str, float]:
-        """The step of each parameter that has one."""
+        """Return the step of each parameter that has one, by name."""
         found = {}
         for name, parameter in self.parameters.items():
             if "step" in parameter.states:
@@ -283,12 +283,12 @@ class _UniversalContents:
         return found
 
     def global_step(self, steps: Mapping[str, float]) -> int:
-        """The step of the run: as the source says it, or that of the optimizer."""
+        """Return the step of the run: the source's value, else the highest step of a parameter."""
         said = self._rest.get("global_steps")
         return said if type(said) is int and said >= 0 else int(max(steps.values(), default=0))
 
     def others(self, steps: Mapping[str, float]) -> tuple[list[tuple[int, str]], dict[str, Any]]:
-        """The tensors that the optimizer does not hold, each with its name, and the file with them as `_Held`."""
+        """Return the tensors that no optimizer holds, as (position, name), and their file, with a `_Held` for each."""
         owners = {self._model[name]: name for name in self.parameters if name in self._model}
         names = {at: name for name, at in reversed(self._model.items())}
 
@@ -318,7 +318,7 @@ class _UniversalContents:
         return [(each.at, names.get(each.at, self._wanted[each.at].name)) for each in found], states
 
     def optimizer_state(self, steps: Mapping[str, float]) -> bytes:
-        """The file of what is common to all parameters."""
+        """Return the bytes of `optimizer_state.pt`, with the values that all parameters share."""
         common = {**self._common}
         common |= {key.partition(".")[2]: held for key, held in self._rest.items() if _is_common(key)}
         groups = [{**said, "params": [0]} for said, _ in self.groups] or [{} for _ in range(_GROUPS)]
@@ -341,13 +341,13 @@ class _UniversalContents:
 
 
 def _stage_3(said: dict[str, Any], step: Any, group: dict[str, Any]) -> dict[str, Any]:
-    """Add what stage 3 reads: the step of all parameters, if they have one, and the values of all groups."""
+    """Add the entries that stage 3 reads: the step of all parameters, if there is one, and the values of all groups."""
     state = {} if step is None else {0: {"step": step}}
     return {**said, "optimizer_state_dict": {"state": state, "param_groups": [group]}}
 
 
 def _loss_scaler(common: Mapping[str, Any]) -> dict[str, New]:
-    """The loss scale as DeepSpeed's object, if the source has one."""
+    """Return the loss scale as an object of DeepSpeed's class, under its key; empty if the source has none."""
     state = {key.partition(".")[2]: held for key, held in common.items() if key.startswith("loss_scaler.")}
     if isinstance(common.get("loss_scaler"), dict):
         state |= common["loss_scaler"]
@@ -358,10 +358,10 @@ def _loss_scaler(common: Mapping[str, Any]) -> dict[str, New]:
 
 
 def _cut_of(tensor: Wanted, name: str) -> dict[str, Any]:
-    """The dim along which tensor-parallel ranks cut a parameter, if a layout says it.
+    """Return the dim along which tensor-parallel ranks cut a parameter, as `{"cat_dim": dim}`; empty if it is not cut.
 
     Raises:
-        LayoutError: if they cut several.
+        LayoutError: if several dims are cut.
     """
     partition = tensor.partition
     if partition is None or partition.total_shards == 1:
@@ -387,7 +387,7 @@ def _is_common(key: Any) -> bool:
 
 
 def _held_in(value: Any) -> Iterator[_Held]:
-    """The tensors in a tree."""
+    """Yield the places of tensors in a tree."""
     if isinstance(value, _Held):
         yield value
     elif isinstance(value, (dict, list)):
@@ -396,7 +396,7 @@ def _held_in(value: Any) -> Iterator[_Held]:
 
 
 def _with_tensors(value: Any, tensors: Sequence[tuple[int, str]], made: Sequence[Call]) -> Any:
-    """Put tensors in their places in a tree."""
+    """Return a tree with each tensor's call in its place."""
     calls = {at: call for (at, _), call in zip(tensors, made, strict=True)}
 
     def filled(value: Any) -> Any:

@@ -44,32 +44,32 @@ __all__ = [
 
 
 def takes_whole_files(location: Location) -> bool:
-    """Return whether a task makes a whole file of a checkpoint that is to be there, and not parts of any."""
+    """Return whether a task makes a whole file of a checkpoint at this path; in a folder tasks write parts of files."""
     return isinstance(location, ObjectPath)
 
 
 def part_limits(location: Location) -> Limits | None:
-    """Return limits on uploads by parts of the store at this path; `None` if tasks cannot share an object there."""
+    """Return the store's limits on multipart uploads; `None` if tasks cannot share an object at this path."""
     return LIMITS if isinstance(location, ObjectPath) and location.is_s3 else None
 
 
 def place_for(new: NewCheckpoint) -> Place:
-    """Give the place of a new checkpoint."""
+    """Return the place of a new checkpoint: a folder, or a store."""
     return store.StorePlace(new) if isinstance(new.path, ObjectPath) else folder.FolderPlace(new)
 
 
 def locked(path: Location) -> AbstractContextManager[None]:
-    """Hold the lock of a new checkpoint; in a store there is none."""
+    """Hold the lock of a new checkpoint; stores have no locks."""
     return folder.locked(path) if isinstance(path, Path) else nullcontext()
 
 
 def claim_name(path: Location, *, is_written: bool, resume: bool = False) -> None:
-    """Refuse a path that is taken, before a plan is made; in a store only the plan knows what would be.
+    """Refuse a path that is taken, before a plan is made. A path in a store is checked by the plan instead.
 
     Args:
-        path: The path, whose lock is held if it `is_written`: then what a killed run left of a finished one is removed.
-        is_written: Whether something is written now.
-        resume: Whether what is there may be the finished checkpoint itself.
+        path: The path of the checkpoint; if `is_written`, the caller holds its lock.
+        is_written: Whether the checkpoint is written now: then remains of a run that was killed at its end are removed.
+        resume: Whether the path may hold the finished checkpoint itself.
     """
     if isinstance(path, Path) and not (resume and path.exists()):
         (folder.claim_name if is_written else folder.refuse_existing)(path)
@@ -94,7 +94,7 @@ def refuse_source(source: Location, target: Location) -> None:
 
 
 def check_writable(path: Location, nbytes: int = 0) -> None:
-    """Refuse, before anything is made beside it, a place that cannot be written or has no room for so many bytes."""
+    """Refuse a path that cannot be written to, or whose file system has no room for so many bytes; nothing is made."""
     if isinstance(path, ObjectPath):
         check_store(path)
     elif isinstance(path, Path):
@@ -106,7 +106,7 @@ _MARKER = "shardwise scratch\n"
 
 
 class ScratchFolder:
-    """A folder for what is put together before it is written: beside the destination, for a store a temporary one."""
+    """A temporary folder for tensors that must be converted first: beside the destination, or elsewhere for a store."""
 
     def __init__(self, target: Location) -> None:
         self._beside = target.with_name(f"{hidden_name(target.name)}.scratch") if isinstance(target, Path) else None
@@ -114,13 +114,13 @@ class ScratchFolder:
         self._made: Path | None = None
 
     def clear(self) -> None:
-        """Remove what a killed run has left; the destination's lock is held."""
+        """Remove the folder that a killed run has left. The caller holds the destination's lock."""
         if self._beside is not None:
             with OpenFolder.at(self._beside.parent) as parent:
                 remove_marked(parent, self._beside.name, _MARKER)
 
     def folder(self) -> Path:
-        """Give the folder, which is made if it is not there."""
+        """Return the folder, made at the first call."""
         if self._made is None:
             if self._beside is None:
                 self._made = Path(tempfile.mkdtemp(prefix=self._prefix))
@@ -130,7 +130,7 @@ class ScratchFolder:
         return self._made
 
     def remove(self) -> None:
-        """Remove the folder; what stays is for the next run to remove."""
+        """Remove the folder, as far as possible; the next run removes what is left."""
         if self._made is not None and self._beside is None:
             shutil.rmtree(self._made, ignore_errors=True)
         elif self._made is not None:

@@ -1,7 +1,6 @@
-"""Reads of a task beside the I/O engine: pieces of objects, and replicas that are compared in memory.
+"""Reads that the I/O engine does not do: pieces of objects in stores, and replicas compared in memory.
 
-What an object has is fetched in ranges of its bytes with pieces that lie near each other, in which the
-engine then finds these pieces.
+Pieces that are near each other in an object are fetched as one range of bytes; the engine then finds the pieces in it.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from ..forms.forms import differing_replica
 
 __all__ = ["compare_replicas", "fetch_pieces", "fetched_box", "memory_for"]
 
-#: A together has at most a quarter more bytes than its pieces, and this many.
+#: A range that is fetched may exceed the bytes of its pieces by a quarter and this many bytes.
 _SLACK = 64 * 2**10
 
 
-#: Bytes for the buffers of a job that puts a box together.
+#: Bytes for the buffers of a job of the engine that assembles one box.
 _BUDGET = 8 * 2**20
 _NOTHING: Array = np.empty(0, np.uint8)
 
@@ -50,19 +49,19 @@ class _PieceRange(NamedTuple):
 
     @property
     def is_sparse(self) -> bool:
-        """True if much of what lies between its first and last byte belongs to none of its pieces."""
+        """True if a large part of the bytes between its first and last does not belong to the piece."""
         return self.end - self.begin > self.nbytes + self.nbytes // 4 + _SLACK
 
 
 def fetch_pieces(
     tensors: Sequence[JobTensor], files: Sequence[ObjectFile | None], memory: int | None, besides: int
 ) -> tuple[list[Array], int]:
-    """Fetch what tensors have in objects, and change their rows so that they find it in arrays instead.
+    """Fetch the pieces of tensors that are in objects into arrays, and change the tensors' rows to point to the arrays.
 
     Args:
-        tensors: The tensors. Of their sources those that are objects are followed by the arrays that are given.
-        files: The sources; `None` for those that the engine reads.
-        memory: Bytes for what is fetched, and `besides`; `None` if that is bounded already.
+        tensors: The tensors, changed in place; the new arrays get the numbers after those of all sources.
+        files: The sources; `None` for a source that the engine reads.
+        memory: Bytes for the arrays and `besides` together; `None` if the caller has bounded both.
         besides: Bytes that are needed for something else.
 
     Returns:
@@ -106,7 +105,7 @@ def fetch_pieces(
 
 
 def _ranges(spans: list[_PieceRange]) -> Iterator[list[_PieceRange]]:
-    """Pieces of one object that are fetched together; one that is sparse is alone."""
+    """Yield the pieces of one object in groups that are fetched as one range; a sparse piece is a group by itself."""
     together: list[_PieceRange] = []
     end = nbytes = 0
     for span in sorted(spans, key=lambda span: span.begin):
@@ -131,7 +130,7 @@ def _range_bytes(together: list[_PieceRange]) -> int:
 
 
 def _fetched(file: ObjectFile, together: list[_PieceRange]) -> Array:
-    """The bytes of a together; of a sparse piece its elements, in C order."""
+    """Return the bytes of a range; of a sparse piece only its elements, in C order."""
     tensor, row, _, begin, _ = together[0]
     if len(together) == 1 and together[0].is_sparse:
         piece = tensor.sources.chosen(np.array([row]))
@@ -144,11 +143,11 @@ def _fetched(file: ObjectFile, together: list[_PieceRange]) -> Array:
 
 
 def fetched_box(pieces: Pieces, box: Bounds, itemsize: int) -> Array:
-    """Give a box of a tensor, whose elements are bytes, from the pieces that tile it: of files, objects and arrays.
+    """Return a box of a tensor, as raw elements of `itemsize` bytes, from pieces of files, objects and arrays.
 
     Raises:
-        ParseError: if a file ends too early, or an object is not what it was.
-        OSError: if one cannot be read.
+        ParseError: if a file ends too early, or an object has changed.
+        OSError: if a file or an object cannot be read.
     """
     shape = tuple(stop for _, stop in box)
     out: Array = np.empty([stop - start for start, stop in box], f"V{itemsize}")
@@ -176,17 +175,17 @@ def fetched_box(pieces: Pieces, box: Bounds, itemsize: int) -> Array:
 
 
 def compare_replicas(name: str, shape: tuple[int, ...], replicas: Pieces, box: Bounds, values: Array) -> int:
-    """Compare what was read of a box with the further pieces that hold some of it, and give the bytes that these took.
+    """Compare a box with the replicas of its elements, and return the bytes of the replicas that were read.
 
     Args:
-        name: The tensor.
-        shape: Its shape.
-        replicas: The further pieces, of files and objects.
+        name: The tensor's name, for messages.
+        shape: The shape of the whole tensor.
+        replicas: The pieces of files and objects that store elements again.
         box: The box that was read, in elements of the tensor.
-        values: Its elements.
+        values: The elements of the box.
 
     Raises:
-        ParseError: if they disagree; names the tensor, and the first element of a replica that differs.
+        ParseError: if elements differ; the message names the tensor, and the first element of a replica that differs.
         OSError: if a replica cannot be read.
     """
     read, itemsize = 0, values.dtype.itemsize

@@ -1,8 +1,8 @@
-"""A checkpoint on a disk: unfinished files, receipts for what is in them, a lock, and a name at the end.
+"""A checkpoint on a disk: unfinished files, receipts of their contents, a lock, and a rename at the end.
 
-The workplace is a folder beside the checkpoint whose name begins with a dot. Each plan has a folder of its own in it,
-named by the plan's digest, so that a late task of another plan finds nothing to write to. Whatever else is found there
-is not touched: see `opened`.
+The workplace is a folder beside the checkpoint whose name begins with a dot. It has a folder for each plan, named by
+the plan's digest, so that a late task of another plan finds no file to write to. Anything else in the workplace
+is left alone: see `opened`.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ __all__ = ["FolderPlace", "claim_name", "locked", "refuse_existing"]
 _RECEIPTS = "receipts"
 #: The longest line of receipts that is read.
 _MOST_LINE = 2**26
-#: Seconds after which receipts are written whose data is on the disk already.
+#: Seconds after which receipts are written if their data is on the disk already.
 _SOON = 0.1
 #: The most bytes that the two buffers of a thread take.
 _MOST_BUFFERS = 16 * 2**20
-#: The bytes that files and folders take in a file system at a time, and those of a receipt while it is needed.
+#: The unit, in bytes, in which a file system gives room to files and folders; and the bytes of a receipt.
 _BLOCK, _RECEIPT = 4096, 512
-#: With so many bytes to spare there is room for what is beside the tensors.
+#: With this many bytes to spare, the room for the files beside the tensors is not worked out.
 _AMPLE = 4 * 2**30
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a checkpoint's lock: BlockingIOError if another process has it, or another run of this one."""
+    """Hold a checkpoint's lock; BlockingIOError if another process, or another run in this process, has it."""
     _check_parent(path)
     lock = FileLock(path.with_name(f"{hidden_name(path.name)}.lock"))
     try:
@@ -67,21 +67,21 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def claim_name(path: Path) -> None:
-    """Refuse a path that exists, under its lock; remove what a run has left that was killed when all was done."""
+    """Refuse a path that exists. The caller holds its lock; remains of a run that was killed at its end are removed."""
     if path.exists():
         remove_plans(path)
     refuse_existing(path)
 
 
 def refuse_existing(path: Path) -> None:
-    """Refuse a path that exists, or whose folder does not."""
+    """Refuse a path that exists, and a path in a folder that does not exist."""
     if path.exists() or path.is_symlink():
         raise taken(path)
     _check_parent(path)
 
 
 class FolderPlace:
-    """The place of a checkpoint on a disk."""
+    """The place of a checkpoint in a file system."""
 
     inside = ""
     takes_whole_files = False
@@ -95,29 +95,29 @@ class FolderPlace:
         self._finished = str(self.path if new.is_folder else self.path.parent)
 
     def least_part(self, size: int) -> int:
-        """Any: tasks write to files in place."""
+        """Always 1: tasks write any bytes of a file in place."""
         return 1
 
     def sink(self, number: int) -> FolderSink:
-        """Return the sink of tasks, each of which writes some of any file."""
+        """Return the sink of all tasks: each task writes regions of the unfinished files."""
         return FolderSink(str(self.folder), self._finished)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the checkpoint's lock: BlockingIOError if another process has it."""
+        """Hold the checkpoint's lock; BlockingIOError if another process has it."""
         with locked(self.path):
             yield
 
     def is_finished(self) -> bool:
-        """Return whether a checkpoint has the name."""
+        """Return whether a checkpoint exists under the final name."""
         return self.path.exists()
 
     def free(self) -> int:
-        """The bytes that are free."""
+        """Return the free bytes of the file system."""
         return free_bytes(self.path)
 
     def check_room(self, beside: Callable[[], Iterable[int]]) -> None:
-        """Refuse, with OSError, a checkpoint that there is no room for; what an interrupted run left makes room."""
+        """Refuse, with OSError, a checkpoint that there is no room for; remains of an interrupted run count as room."""
         nbytes = sum(self._new.sizes)
         if self.free() - nbytes >= _AMPLE:
             return  # Nothing beside the tensors is as large, and to know how large it is takes a while.
@@ -125,24 +125,24 @@ class FolderPlace:
         check_room(self.path, nbytes + more)
 
     def workers(self, work: Work, each: int) -> AbstractContextManager[Workers]:
-        """Give what runs the tasks: threads, or an executor; each of which needs so many bytes of memory."""
+        """Yield the workers for tasks that need `each` bytes of memory: threads, or the caller's executor."""
         return workers_for(work, nbytes=sum(self._new.sizes), tasks=len(self._new.tasks), each=each)
 
     def buffers(self, work: Work, workers: Workers) -> int:
-        """The most bytes that the buffers of workers take."""
+        """Return the most bytes that the buffers of all workers take."""
         return workers.count * min(workers.memory, _MOST_BUFFERS)
 
     def claim(self, resume: bool) -> None:
-        """Remove what other runs have left, including runs of this plan unless it is resumed.
+        """Refuse a name that is taken, and remove the remains of other runs; with `resume`, those of this plan stay.
 
         Raises:
-            FileExistsError: if another plan is being run there in parts.
+            FileExistsError: if the name is taken, or another plan is being run there in parts.
         """
         claim_name(self.path)
         remove_plans(self.path, but=self.root.name if resume else "", parts=False)
 
     def begin(self, *, parts: bool) -> None:
-        """Make the files, unless another process has: all of them in full size, without their contents."""
+        """Make the unfinished files in full size, without contents, unless another process has made them."""
         refuse_existing(self.path)
         with ExitStack() as stack:
             beside = stack.enter_context(OpenFolder.at(self.root.parent.parent))
@@ -177,7 +177,7 @@ class FolderPlace:
                 root.remove(name)
 
     def recorder(self, numbers: range | None, work: Work, part: str, workers: Workers) -> FolderRecorder:
-        """Give what writes the receipts of tasks with these numbers to a file of its own."""
+        """Return a recorder that writes the receipts of tasks with these numbers to a file of its own."""
         first, end = (numbers.start, numbers.stop) if numbers is not None else (0, len(self._new.tasks))
         token = secrets.token_hex(4)
         host = "".join(letter for letter in socket.gethostname() if letter.isalnum() or letter in "-_")[:64]
@@ -185,17 +185,17 @@ class FolderPlace:
         return FolderRecorder(self, self.root / _RECEIPTS / name, work, part, gather=workers.is_here)
 
     def sync(self, numbers: Iterable[int]) -> None:
-        """Bring the data of files with these numbers to the disk."""
+        """Sync the data of the files with these numbers to the disk."""
         sync_files([self.unfinished(number) for number in sorted(numbers)])
 
     def _unfinished_name(self, number: int) -> str:
         return unfinished_name(number, self._new.files[number].name)
 
     def receipts(self, numbers: range | None = None) -> Iterator[TaskReceipt]:
-        """Read the receipts; of `numbers` only, if given.
+        """Read all receipts, or those of the tasks in `numbers`.
 
         Raises:
-            ParseError: if one is not what was written.
+            ParseError: if a receipt is damaged.
         """
         with ExitStack() as stack:
             try:
@@ -215,7 +215,7 @@ class FolderPlace:
                             yield receipt
 
     def finish(self, completion: Completion, *, sync: bool) -> None:
-        """Write headers, texts and manifest, and give the checkpoint its name.
+        """Write headers, texts and manifest, and rename the folder or file to the checkpoint's name.
 
         Raises:
             ParseError: if a file is missing or does not have its full size.
@@ -245,11 +245,11 @@ class FolderPlace:
         self.discard()
 
     def _write_headers(self, folder: OpenFolder, completion: Completion) -> None:
-        """Write what surrounds the tensors of each file.
+        """Write the bytes around the tensors of each file.
 
         Raises:
             ParseError: if a file does not have its full size.
-            FileExistsError: if there is something else in the folder, or in the place of a file.
+            FileExistsError: if something else is in the folder, or at the path of a file.
         """
         known = {file.name for file in self._new.files} | set(completion.names if self._new.is_folder else ())
         folders = {name[: match.start()] for name in known for match in re.finditer("/", name)}
@@ -273,7 +273,7 @@ class FolderPlace:
                     write_all(stream, text)
 
     def _publish(self, made: Path, folder: OpenFolder, *, sync: bool) -> None:
-        """Give what was made its name, as it is in this folder of ours."""
+        """Rename what was made, in this open folder, to the checkpoint's name."""
         found = folder.status(made.name)
         if found is not None and stat.S_ISLNK(found.st_mode):
             raise refuse_stranger(made)
@@ -287,7 +287,7 @@ class FolderPlace:
             raise OSError(error.errno, reason, str(self.path)) from None
 
     def check_finished(self, completion: Completion) -> None:
-        """Refuse, with FileExistsError, a finished checkpoint with other headers, texts or manifest than these."""
+        """Refuse, with FileExistsError, a finished checkpoint whose headers, texts or manifest differ from these."""
         wanted = [
             (Path(self._finished, file.name), at, text)
             for number, file in enumerate(self._new.files)
@@ -304,13 +304,13 @@ class FolderPlace:
                 raise taken(self.path, "exists already, and is not what this plan makes")
 
     def unfinished(self, number: int) -> Path:
-        """Return the path of a file until the checkpoint has its name."""
+        """Return the path that a file has until the checkpoint is renamed."""
         path = self.folder / self._unfinished_name(number)
         name = self._new.files[number].name
         return self.folder / name if "/" in name and not path.exists() else path
 
     def discard(self, made: Mapping[int, tuple[int, str]] | None = None) -> None:
-        """Remove what is not finished; what stays is for the next run to remove."""
+        """Remove the unfinished files, as far as possible; the next run removes what is left."""
         with suppress(OSError), opened_below(self.root.parent, 1) as top:
             remove_marked(top, self.root.name, marker_of(self.root.name))
         with (
@@ -321,7 +321,7 @@ class FolderPlace:
 
 
 def _strangers(folder: OpenFolder, path: str, known: Collection[str], folders: Collection[str]) -> Iterator[str]:
-    """The paths in a folder of unfinished files that no run makes."""
+    """Yield the paths in a folder of unfinished files that no run makes."""
     for name in folder.names():
         if path + name in folders:
             with folder.enter(name) as inner:
@@ -331,14 +331,14 @@ def _strangers(folder: OpenFolder, path: str, known: Collection[str], folders: C
 
 
 class FolderRecorder:
-    """Writes receipts to a file, each after its data is on the disk.
+    """A recorder that writes receipts to a file, each after its task's data is on the disk.
 
     Args:
-        path: The file, which is made when the first receipt comes.
+        path: The file, which is made at the first receipt.
         work: The options by which tasks are run.
-        part: The part that they are of.
-        gather: Whether the tasks ran in this process without syncing their data, so that this must be done here,
-            for many of them at once.
+        part: The part of the plan, such as `"3/16"`, that the receipts name.
+        gather: Whether the tasks ran in this process without syncing their data, so that the recorder syncs it,
+            for many tasks at once.
     """
 
     def __init__(self, place: FolderPlace, path: Path, work: Work, part: str, *, gather: bool) -> None:
@@ -350,7 +350,7 @@ class FolderRecorder:
         self._bytes, self._last = 0, time.monotonic()
 
     def add(self, receipt: TaskReceipt) -> None:
-        """Write a receipt, now or a little later."""
+        """Take a receipt, to be written now or a little later."""
         self._receipts.append(receipt._replace(part=self._part))
         self._touched.update(file for file, _, _ in receipt.ranges)
         self._bytes += receipt.bytes_written
@@ -358,7 +358,7 @@ class FolderRecorder:
             self.flush()
 
     def flush(self) -> None:
-        """Write what was added."""
+        """Write the receipts that were taken and not written yet."""
         if not self._receipts:
             return
         if self._gather:

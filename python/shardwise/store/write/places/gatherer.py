@@ -1,4 +1,4 @@
-"""The tensors of a task put together from what they are read from, and compared with what is stored again of them."""
+"""The tensors of a task, assembled from their sources and compared with their replicas."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .fetch import compare_replicas, fetch_pieces
 
 __all__ = ["BufferBox", "GatherOutcome", "Gatherer"]
 
-#: Bytes of the engine's own buffers, besides the memory that it fills.
+#: Bytes of the engine's buffers, besides the memory that it copies into.
 _BUDGET = 4 * 2**20
 
 
@@ -30,8 +30,8 @@ class GatherOutcome(NamedTuple):
 
     Attributes:
         digests: The digest of each of the task's own destination pieces, in order.
-        crcs: The CRC-32 of each; none if not asked for.
-        differs: Whether one of its own destinations, which was compared with what would be written, is not that.
+        crcs: The CRC-32 of each; empty if not asked for.
+        differs: Whether one of the task's own destinations, compared instead of written, has other contents.
         bytes_written: Bytes written to files.
     """
 
@@ -42,14 +42,14 @@ class GatherOutcome(NamedTuple):
 
 
 class BufferBox(NamedTuple):
-    """A box of a tensor, and where it goes in a buffer.
+    """A box of a tensor, and its place in a buffer.
 
     Attributes:
-        position: The position of what has the box among the tensors of a task.
-        tensor: The tensor of the plan that it is of.
+        position: The position of the tensor among the tensors of a task.
+        tensor: The number of the tensor in the plan.
         box: The box, in elements of the tensor.
-        at: The byte at which it begins.
-        strides: The bytes from one element to the next, per dim.
+        at: The byte of the buffer at which it begins.
+        strides: The bytes from one element to the next in the buffer, per dim.
     """
 
     position: int
@@ -74,23 +74,23 @@ def _totals(progress: Callable[[int], object] | None) -> Callable[[int, int], ob
 
 
 class Gatherer:
-    """Puts together the tensors of a task, and compares them with what is stored again of them.
+    """Assembles the tensors of a task, and compares them with their replicas.
 
     Args:
-        program: The tensors, as int64 numbers of a program of the engine. Of their destinations the first are the
-            task's own; those that follow are `compared`.
-        own: The number of its own destinations.
+        program: The tensors, as int64 numbers of a program of the engine. The first destinations are the task's own;
+            the destinations after them are `compared`.
+        own: The number of the task's own destinations.
         sources: Files, objects and arrays.
-        compared: The files and objects that hold some of it again.
-        names: The names of the tensors of which they do, by the tensors' positions.
+        compared: The files and objects that hold replicas.
+        names: The names of the tensors that have replicas, by position.
 
     Attributes:
         bytes_read: Bytes that were read from files and objects.
         compares: Whether replicas are compared.
 
     Raises:
-        ParseError: if a source is not what it was when the plan was made.
-        OSError: if it cannot be looked at.
+        ParseError: if a source has changed after the plan was made.
+        OSError: if the state of a source cannot be read.
     """
 
     def __init__(
@@ -110,12 +110,12 @@ class Gatherer:
             source.check()
 
     def watch(self) -> None:
-        """Note what is read, so that `check` sees whether it is replaced or written to meanwhile."""
+        """Note the state of the sources, so that `check` sees whether one is replaced or written to meanwhile."""
         files = SameFiles(each.name for each in (*self._sources, *self._compared) if each.name)
         self._watched = MappedFiles(each.array for each in self._sources if each.array is not None), files
 
     def check(self) -> None:
-        """Refuse, with ParseError, what was read if it was replaced or written to since it is watched."""
+        """Refuse, with ParseError, sources that were replaced or written to after `watch`."""
         for each in self._watched or ():
             each.check()
 
@@ -128,18 +128,18 @@ class Gatherer:
         sync: bool,
         progress: Callable[[int], object] | None = None,
     ) -> GatherOutcome:
-        """Put all of the tensors into the destinations that the function adds to a job.
+        """Write all tensors of the task into destinations.
 
         Args:
-            destinations: Adds the destinations.
+            destinations: A function that adds the destinations to a job of the engine.
             memory: Bytes for buffers.
             threads: The number of threads that read and copy; one per core if `None`.
             sync: Whether files are on the disk before this returns.
-            progress: Called now and then with the bytes that were done since the last time.
+            progress: Called now and then with the bytes that were done since the last call.
 
         Raises:
             LayoutError: if the memory is too little.
-            ParseError: if replicas disagree, or a source is not what it was.
+            ParseError: if replicas disagree, or a source has changed.
             OSError: if a file cannot be read or written, or a store fails.
         """
         given = np.frombuffer(self._program, np.int64)
@@ -161,7 +161,7 @@ class Gatherer:
     def into_memory(
         self, buffer: npt.NDArray[np.uint8], blocks: Sequence[BufferBox], threads: int | None
     ) -> GatherOutcome:
-        """Put boxes into a buffer of bytes.
+        """Copy boxes of tensors into a buffer of bytes, each to its place there.
 
         Raises:
             ParseError, OSError: as for `into_files`.
@@ -201,9 +201,10 @@ class Gatherer:
     def _fetched(
         self, tensors: Sequence[JobTensor], names: Mapping[int, str], own: int, memory: int | None
     ) -> tuple[list[Array], int]:
-        """Fetch what is in objects, and change the rows of tensors so that they find it in the arrays that are given.
+        """Fetch the pieces that are in objects; return arrays with them, and the bytes fetched.
 
-        Pieces of objects that are compared are, and go nowhere after that. Also gives the bytes that were fetched.
+        The tensors' rows are changed to point to the arrays. Replicas in objects are compared here, and dropped from
+        the rows.
         """
         files = [each.fetched for each in self._sources]
         others = [each.fetched for each in self._compared]
@@ -230,7 +231,11 @@ class Gatherer:
     def _seen(
         self, done: CopyReport, tensors: Sequence[JobTensor], names: Mapping[int, str], own: int, nbytes: int
     ) -> GatherOutcome:
-        """Return the outcome of the copies, once replicas agree; refuse, with ParseError, those that differ."""
+        """Return the outcome of the copies.
+
+        Raises:
+            ParseError: if a replica differs.
+        """
         self.bytes_read += done.bytes_read + nbytes
         ends = np.cumsum([len(tensor.targets) for tensor in tensors])
         for piece, element in done.differences:

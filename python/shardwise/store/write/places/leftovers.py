@@ -1,4 +1,4 @@
-"""Room on a disk for a checkpoint, and the work that runs have left of it: its bytes, and its removal."""
+"""The room on a disk for a checkpoint, and the unfinished work of earlier runs there: its size, and its removal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...data.own_folders import OpenFolder, opened_below, refuse_stranger, refus
 
 __all__ = ["DATA", "PARTS", "check_room", "free_bytes", "marker_of", "remove_plans", "unfinished_name"]
 
-#: In a plan's folder, the file that says that parts of the plan are run by processes that do not know each other.
+#: The file in a plan's folder that marks a plan whose parts are run by independent processes.
 PARTS = "parts"
 #: The folder of unfinished files in a plan's folder.
 DATA = "data"
@@ -32,12 +32,12 @@ def unfinished_name(number: int, name: str) -> str:
 
 
 def free_bytes(path: Path) -> int:
-    """Return the bytes that are free in the file system of a path."""
+    """Return the free bytes of a path's file system."""
     return int(free_space(path.parent))
 
 
 def check_room(path: Path, nbytes: int, what: str = "the checkpoint") -> None:
-    """Refuse, with OSError, what does not fit in the file system of a path; what a run has left there makes room."""
+    """Refuse, with OSError, bytes that do not fit in a path's file system; remains of earlier runs count as room."""
     free, left = free_bytes(path), _unfinished(path)
     if nbytes > free + left:
         sizes = bytes_text(nbytes), bytes_text(free)
@@ -53,7 +53,7 @@ def check_room(path: Path, nbytes: int, what: str = "the checkpoint") -> None:
 
 
 def _unfinished(path: Path) -> int:
-    """The bytes on the disk of what runs have left of a checkpoint."""
+    """Return the bytes that the remains of earlier runs of a checkpoint take on the disk."""
     total = 0
     with suppress(OSError), opened_below(workplace_of(path), 1) as top:
         for name in top.names():
@@ -64,12 +64,12 @@ def _unfinished(path: Path) -> int:
 
 
 def marker_of(name: str) -> str:
-    """Return the text of the file that marks the folder of a plan."""
+    """Return the text of the file that marks a plan's folder as ours."""
     return f"shardwise plan {name}\n"
 
 
 def remove_plans(path: Path, *, but: str = "", parts: bool = True) -> None:
-    """Remove the unfinished work of all plans for a checkpoint, except of one.
+    """Remove the unfinished work of all plans for a checkpoint, except that of one.
 
     Raises:
         FileExistsError: if there is something that no plan made, or, unless `parts`, a plan that is run in parts.

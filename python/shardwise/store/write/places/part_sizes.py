@@ -32,11 +32,11 @@ class Limits(NamedTuple):
     shared_parts: int = 10_000
 
     def least_shared(self, size: int) -> int:
-        """The least bytes of a part of an object of this size whose parts several workers put."""
+        """Return the least bytes of a part, for an object of this size whose parts come from several workers."""
         return max(self.shared, -(-size // self.shared_parts))
 
     def part_number(self, size: int, begin: int) -> int:
-        """The number of the part of such an object that begins at a byte: the same whoever puts it."""
+        """Return the number of the part of such an object that begins at a byte; it does not depend on the worker."""
         return 1 + begin // self.least_shared(size)
 
 
@@ -44,12 +44,12 @@ LIMITS = Limits()
 
 
 class PartSizes(NamedTuple):
-    """The way in which objects are cut into parts.
+    """The parts that objects are cut into.
 
     Attributes:
-        bytes: The bytes of a part.
-        window: The number of parts that are under way at a time.
-        holds: Whether there is room for a part that is held back.
+        bytes: The size of a part.
+        window: The number of parts that are uploaded at a time.
+        holds: Whether the memory has room for a part that is kept until later bytes are known.
     """
 
     bytes: int
@@ -58,12 +58,12 @@ class PartSizes(NamedTuple):
 
 
 def parts_for(files: Sequence[TargetFile], memory: int, workers: int = 1, limits: Limits = LIMITS) -> PartSizes:
-    """Say what parts objects are made of by a worker with so much memory.
+    """Return the sizes of the parts of objects for a worker with so much memory.
 
-    One part is filled, from another, while some are under way.
+    A worker fills one part, assembles data in a second, and uploads several others meanwhile.
 
     Raises:
-        LayoutError: if the memory is too little; says what would be needed.
+        LayoutError: if the memory is too little; the message says how much is needed.
     """
     integer("memory", memory)
     largest = max((file.size for file in files), default=1)
@@ -80,5 +80,5 @@ def parts_for(files: Sequence[TargetFile], memory: int, workers: int = 1, limits
 
 
 def parts_of_workers(files: Sequence[TargetFile], memory: int, workers: Workers, limits: Limits = LIMITS) -> PartSizes:
-    """Say what parts each of several workers makes objects of; the workers of a host share its memory."""
+    """Return the sizes of the parts for each of several workers, which share the memory of a host."""
     return parts_for(files, workers.memory, memory // workers.memory, limits)

@@ -1,4 +1,4 @@
-"""Parts of objects of a store that several tasks make, and what an object is put together from."""
+"""Objects of a store that several tasks make together: the parts that each task uploads."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ __all__ = ["PartsSink", "names_of_uploads", "too_little", "upload_tag"]
 
 @dataclass(frozen=True)
 class PartsSink:
-    """Parts of objects of a store, which several tasks make.
+    """The sink of a task that makes parts of objects of a store.
 
     Attributes:
         path: The checkpoint.
-        is_folder: Whether that has objects in it; else it is the only one.
-        uploads: The object that has the names of the uploads.
+        is_folder: Whether the checkpoint is a folder of objects; otherwise it is one object.
+        uploads: The object with the list of multipart uploads.
         remainder: The object for bytes that are too short for a part.
-        shares: What it makes: the number of the file, the first byte, the one after the last, and the first byte that
+        shares: The task's shares: the number of the file, the first byte, the byte after the last, and the first byte
+            that
             is in a part of its own.
-        texts: The bytes before the first tensor of a file, for each share; empty if they are not in it.
+        texts: For each share, the bytes before the file's first tensor; empty if the share does not include them.
         limits: The limits of the store on parts.
     """
 
@@ -48,13 +49,13 @@ class PartsSink:
     limits: Limits = LIMITS
 
     def count(self, task: Task) -> int:
-        """The shares."""
+        """Return the number of shares."""
         return len(self.shares)
 
     def fill(
         self, task: Task, gatherer: Gatherer, memory: int, threads: int | None, *, sync: bool, progress: Progress
     ) -> Outcome:
-        """Put what the gatherer gives; where the objects are complete already, see that it is that.
+        """Upload the task's parts; if the objects are complete already, compare them instead.
 
         Raises:
             FileNotFoundError: if there are no uploads: the plan was not begun, or was given up.
@@ -79,10 +80,10 @@ class PartsSink:
         return Outcome(done.digests, done.crcs, nbytes, made, shares)
 
     def compare(self, task: Task, gatherer: Gatherer, memory: int, threads: int | None, progress: Progress) -> Outcome:
-        """Compare the objects with what the gatherer gives.
+        """Compare the objects with the assembled tensors.
 
         Raises:
-            FileExistsError, FileNotFoundError: if one is another, or there is none.
+            FileExistsError, FileNotFoundError: if an object differs, or does not exist.
         """
         done, buffers = self._gathered(gatherer, memory, threads)
         for (file, begin, _, _), data in zip(self.shares, buffers, strict=True):
@@ -95,7 +96,7 @@ class PartsSink:
         return Outcome(done.digests, done.crcs, 0)
 
     def _are_made(self, task: Task) -> bool:
-        """Return whether another run was faster, and has put the objects together."""
+        """Return whether another run has already completed the objects."""
         return all(self._upload(task, file).is_made() for file, *_ in self.shares)
 
     def _file(self, task: Task, file: int) -> tuple[str, int]:
@@ -108,7 +109,7 @@ class PartsSink:
         return Multipart(self._object(task, file), upload_tag(task.plan, file), name)
 
     def _gathered(self, gatherer: Gatherer, memory: int, threads: int | None) -> tuple[GatherOutcome, list[bytearray]]:
-        """Put all shares together in memory."""
+        """Assemble all shares in memory."""
         nbytes = sum(end - begin for _, begin, end, _ in self.shares)
         if nbytes + LEAST_MEMORY > memory:
             raise too_little(memory, nbytes)
@@ -166,16 +167,16 @@ class PartsSink:
 
 
 def upload_tag(plan: str, file: int) -> str:
-    """Return the tag of an object that the tasks of a plan make."""
+    """Return the tag that an object made by the tasks of a plan carries, to recognise it."""
     return f"{plan[:32]}-{file}"
 
 
 def names_of_uploads(path: ObjectPath, plan: str) -> list[str]:
-    """Read the names of a plan's uploads, one for each of its files.
+    """Read the store's names of a plan's uploads, one for each of its files.
 
     Raises:
         FileNotFoundError: if there are none: the plan was not begun, or was committed or given up.
-        ParseError: if they are not what was written, or those of another plan.
+        ParseError: if the list is damaged, or is of another plan.
     """
     line = small_object(path)
     if line is None:
@@ -191,7 +192,7 @@ def names_of_uploads(path: ObjectPath, plan: str) -> list[str]:
 
 
 def too_little(memory: int, nbytes: int) -> LayoutError:
-    """The error for less memory than tasks need that make parts of objects."""
+    """Return the error for a memory that is too small for a task that makes parts of objects."""
     return LayoutError(
         f"memory is {bytes_text(memory)} for each worker; a task that makes {bytes_text(nbytes)} of parts of objects "
         "needs more than that: give more, or make the plan with smaller task_bytes"
