@@ -34,12 +34,12 @@ _NOTHING: Array = np.empty(0, np.uint8)
 
 
 def memory_for(task_bytes: int) -> int:
-    """The memory with which a task of so many bytes is sure to be run: ranges, or two pieces that are compared."""
+    """Return the memory that suffices to run a task of so many bytes, for fetched ranges or two compared pieces."""
     return 4 * task_bytes + 2**20
 
 
 class _PieceRange(NamedTuple):
-    """A piece of an object: its tensor, its row there, its bytes, and the first and one past the last in the object."""
+    """A piece of an object: its tensor, its row there, its size, its first byte and the byte after its last."""
 
     tensor: JobTensor
     row: int

@@ -60,7 +60,7 @@ class BufferBox(NamedTuple):
 
 
 def _totals(progress: Callable[[int], object] | None) -> Callable[[int, int], object] | None:
-    """Give what the engine calls with the bytes that are done in all, from what is called with those added."""
+    """Turn a function that takes the bytes added since its last call into one that takes the bytes done and in all."""
     if progress is None:
         return None
     last = 0
@@ -161,7 +161,7 @@ class Gatherer:
     def into_memory(
         self, buffer: npt.NDArray[np.uint8], blocks: Sequence[BufferBox], threads: int | None
     ) -> GatherOutcome:
-        """Copy boxes of tensors into a buffer of bytes, each to its place there.
+        """Copy boxes of tensors into a buffer of bytes.
 
         Raises:
             ParseError, OSError: as for `into_files`.
@@ -203,8 +203,9 @@ class Gatherer:
     ) -> tuple[list[Array], int]:
         """Fetch the pieces that are in objects; return arrays with them, and the bytes fetched.
 
-        The tensors' rows are changed to point to the arrays. Replicas in objects are compared here, and dropped from
-        the rows.
+        The tensors' rows are changed to point to the arrays. Replicas in objects are compared here; their rows then
+        have no
+        effect on the copies.
         """
         files = [each.fetched for each in self._sources]
         others = [each.fetched for each in self._compared]

@@ -1,8 +1,8 @@
-"""The protocol of places: their operations, the questions that they ask of a checkpoint, and receipts.
+"""The protocol of places: their operations, the questions that they ask about a checkpoint, and receipts.
 
-A folder gets its name when all is there; in a store each object has its name from the beginning, and the index that
-readers look for comes last (rule 2.12 h). Whoever runs a plan asks its place, and never what kind of place that is
-(rule 2.12 e). A receipt is a line of JSON with a digest of itself (rule 2.12 d).
+A folder gets its name when everything is written; in a store each object has its name from the beginning, and the index
+that readers look for comes last (rule 2.12 h). The code that runs a plan calls its place, and never asks what kind of
+place that is (rule 2.12 e). A receipt is a line of JSON with a digest of itself (rule 2.12 d).
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class FileShare(NamedTuple):
     Attributes:
         file: The number of the file.
         begin: The first byte.
-        end: One past the last.
-        part: The first byte that is in a part of its own; what is before it is too short for that.
+        end: The byte after the last.
+        part: The first byte that is uploaded in a part; the bytes from `begin` to it are too few for a part.
     """
 
     file: int
@@ -50,15 +50,15 @@ class FileShare(NamedTuple):
 
 
 class NewCheckpoint(Protocol):
-    """A checkpoint that is to be written."""
+    """The facts about a checkpoint to be written that its place asks for."""
 
     @property
     def path(self) -> Any:
-        """Its place."""
+        """The path or URL of the checkpoint."""
 
     @property
     def is_folder(self) -> bool:
-        """True if that is a folder; else it is the only file."""
+        """True if the checkpoint is a folder; False if it is one file."""
 
     @property
     def digest(self) -> str:
@@ -66,11 +66,11 @@ class NewCheckpoint(Protocol):
 
     @property
     def files(self) -> Sequence[TargetFile]:
-        """Its files with tensors."""
+        """The files with tensors."""
 
     @property
     def sizes(self) -> Sequence[int]:
-        """The bytes of each."""
+        """The size in bytes of each of `files`."""
 
     @property
     def last(self) -> str:
@@ -82,76 +82,76 @@ class NewCheckpoint(Protocol):
 
     @property
     def is_kept(self) -> bool:
-        """True if another run finds the same sources, so that receipts are of use to it."""
+        """True if another run would find the same sources, so that it can use the receipts of this one."""
 
     @property
     def is_shared(self) -> bool:
-        """True if tasks make parts of several files, which are put together at the end."""
+        """True if tasks make parts of files, which are joined at the end."""
 
     @property
     def most_shared(self) -> int:
-        """The most bytes that a task holds of such files."""
+        """The most bytes of shared files that one task holds in memory."""
 
     def shares(self, number: int) -> Sequence[FileShare]:
-        """Return a task's shares of files."""
+        """Return the shares of files that a task makes."""
 
     def known_before(self, file: int) -> bytes:
-        """Return the bytes before the first tensor of a file, if they do not depend on the tasks; else no bytes."""
+        """Return the bytes before the first tensor of a file; no bytes if they depend on the tensors' values."""
 
 
 class Completion(Protocol):
-    """The part of a checkpoint that is written when all tasks are done."""
+    """The bytes of a checkpoint that are written when all tasks are done."""
 
     @property
     def names(self) -> Sequence[str]:
-        """The names of the further files of a folder."""
+        """The names of the folder's files without tensors."""
 
     @property
     def made(self) -> Mapping[int, tuple[int, str]]:
-        """For tasks that made an object, its bytes and its ETag."""
+        """The size in bytes and the ETag of the object that a task made, by the task's number."""
 
     @property
     def shares(self) -> Mapping[int, tuple[Share, ...]]:
-        """For tasks that made parts of objects, what they have put."""
+        """The parts of objects that a task uploaded, by the task's number."""
 
     @property
     def is_checked(self) -> bool:
-        """True if all that a store has is compared with its sources."""
+        """True if all objects of a store are compared with the sources."""
 
     def headers(self, number: int) -> Iterator[tuple[int, bytes]]:
-        """Yield the bytes around the tensors of a file, each run with the byte at which it begins."""
+        """Yield the bytes around the tensors of a file: each run after the byte at which it begins."""
 
     def texts(self) -> dict[str, bytes]:
-        """The further files of a folder, with the manifest."""
+        """Return the contents of the folder's files without tensors, with the manifest, by name."""
 
     def confirm(self, number: int) -> None:
-        """Compare what a task has made with its sources and its receipt.
+        """Compare the object that a task made with its sources and its receipt.
 
         Raises:
-            FileExistsError, FileNotFoundError: if something else is there, or nothing.
+            FileExistsError, FileNotFoundError: if there is another object, or none.
             ParseError: if it is not what the receipt says.
         """
 
 
 class Recorder(Protocol):
-    """Keeps receipts, each after its data is on the disk."""
+    """Stores receipts, each after its task's data is on the disk."""
 
     def add(self, receipt: TaskReceipt) -> None:
-        """Keep a receipt, now or a little later."""
+        """Take a receipt, to be stored now or a little later."""
 
     def flush(self) -> None:
-        """Keep what was added."""
+        """Store the receipts that were taken and not stored yet."""
 
 
 class Place(Protocol):
-    """The place of a checkpoint."""
+    """The place of a checkpoint: all operations that depend on whether it is on a disk or in a store."""
 
     @property
     def takes_whole_files(self) -> bool:
-        """True if a task makes a whole file of the checkpoint; else it writes a part of any."""
+        """True if each task makes one whole file; False if tasks write parts of any files."""
 
     def least_part(self, size: int) -> int:
-        """The least bytes of a part of a file of this size, if tasks make parts of files, which are put together."""
+        """Return the least bytes of a part of a file of this size, for tasks that make parts of files."""
 
     @property
     def inside(self) -> str:
@@ -161,82 +161,85 @@ class Place(Protocol):
         """Return the sink into which the task with this number writes."""
 
     def locked(self) -> AbstractContextManager[None]:
-        """Hold the checkpoint's lock, if there is one: BlockingIOError if another process has it."""
+        """Hold the checkpoint's lock, if the place has locks; BlockingIOError if another process has it."""
 
     def is_finished(self) -> bool:
-        """Return whether a checkpoint has the name."""
+        """Return whether a checkpoint exists under the final name."""
 
     def claim(self, resume: bool) -> None:
         """Refuse, with FileExistsError, a name that is taken; unless `resume`, remove what other runs have left."""
 
     def free(self) -> int | None:
-        """The bytes that are free, if the place knows."""
+        """Return the free bytes, or `None` if the place does not know."""
 
     def check_room(self, beside: Callable[[], Iterable[int]]) -> None:
         """Refuse, with OSError, a checkpoint that there is no room for.
 
         Args:
-            beside: Gives the bytes of each range that is written besides the tensors.
+            beside: Returns the size of each file that is written besides those with tensors.
         """
 
     def begin(self, *, parts: bool) -> None:
-        """Make what tasks write to; `parts` says that processes run them that do not know each other."""
+        """Prepare for the tasks: make unfinished files, or begin uploads.
+
+        With `parts`, independent processes run the plan's parts.
+        """
 
     def workers(self, work: Work, each: int) -> AbstractContextManager[Workers]:
-        """Give what runs the tasks, each of which needs so many bytes of memory.
+        """Yield the workers that run tasks, each of which needs `each` bytes of memory.
 
         Raises:
             LayoutError: if the memory is too little.
         """
 
     def buffers(self, work: Work, workers: Workers) -> int:
-        """The most bytes that the buffers of workers take."""
+        """Return the most bytes that the buffers of all workers take."""
 
     def receipts(self, numbers: range | None = None) -> Iterator[TaskReceipt]:
-        """Read the receipts; of these tasks only, if given.
+        """Read all receipts, or those of the tasks in `numbers`.
 
         Raises:
-            ParseError: if one is not what was written.
+            ParseError: if a receipt is damaged.
         """
 
     def recorder(self, numbers: range | None, work: Work, part: str, workers: Workers) -> Recorder:
-        """Give what keeps the receipts of tasks with these numbers, run in this part."""
+        """Return a recorder for the tasks with these numbers, run in this part of the plan."""
 
     def unfinished(self, number: int) -> Path | None:
-        """Return the path of a file until the checkpoint has its name; `None` if the file has its own already."""
+        """Return the path that a file has until the checkpoint is renamed; `None` if the place renames nothing."""
 
     def check_finished(self, completion: Completion) -> None:
-        """Refuse, with FileExistsError, a finished checkpoint with other headers, texts or manifest than these."""
+        """Refuse, with FileExistsError, a finished checkpoint whose headers, texts or manifest differ from these."""
 
     def finish(self, completion: Completion, *, sync: bool) -> None:
-        """Write what depends on everything, and make it a checkpoint.
+        """Write the bytes that depend on all tasks, and give the checkpoint its name.
 
         Raises:
-            ParseError, FileExistsError: if what was written is no longer there.
-            OSError: if it cannot be written.
+            ParseError, FileExistsError: if data that was written is no longer there.
+            OSError: if a file cannot be written.
         """
 
     def discard(self, made: Mapping[int, tuple[int, str]] | None = None) -> None:
-        """Remove what is beside a finished checkpoint; of a run that failed also the objects that it has `made`."""
+        """Remove unfinished files and receipts; of a failed run also the objects that it has `made`."""
 
 
 def receipt_line(receipt: TaskReceipt) -> bytes:
-    """Write a receipt as a line."""
+    """Return a receipt as a line of JSON with a digest."""
     said = [*receipt[:3], [f"{digest:x}" for digest in receipt.digests], *receipt[4:]]
     return sealed_line(said)
 
 
 def sealed_line(said: Any) -> bytes:
-    """Write something as a line of JSON with a digest of it."""
+    """Return a value as a line of JSON with a digest of the JSON."""
     text = json.dumps(said, separators=(",", ":")).encode()
     return b"%s %s\n" % (_digest(text), text)
 
 
 def receipt_from_line(line: bytes, where: object) -> TaskReceipt:
-    """Read a receipt.
+    """Return the receipt that a line holds.
 
     Raises:
-        ParseError: if the line is not what `receipt_line` wrote.
+        ParseError: if the line is not one of `receipt_line`.
     """
     with unsealed(line, where, "a receipt") as said:
         plan, task, ranges, digests, crcs, read, written, seconds, worker, part, shares, made = said
@@ -272,7 +275,11 @@ def _made(size: int, etag: str) -> tuple[int, str]:
 
 @contextmanager
 def unsealed(line: bytes, where: object, what: str) -> Iterator[Any]:
-    """Give what a line says; refuse, with ParseError, one that is not of `sealed_line`, or that says no such thing."""
+    """Yield the value in a line of `sealed_line`.
+
+    Raises:
+        ParseError: if the line is damaged, or the value, as read by the `with` block, is not of the expected form.
+    """
     digest, _, text = line.rstrip(b"\n").partition(b" ")
     if _digest(text) != digest:
         raise ParseError(f"{where}: {what} is not what was written: it was edited or is damaged")

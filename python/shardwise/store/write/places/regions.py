@@ -1,4 +1,4 @@
-"""The unfinished files of a folder, of which tasks write regions."""
+"""The sink of tasks on a disk: regions of the unfinished files of a folder."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ __all__ = ["FolderSink"]
 
 @dataclass(frozen=True)
 class FolderSink:
-    """The unfinished files of a folder, of which tasks write regions.
+    """The unfinished files of a folder; tasks write regions of them.
 
     Attributes:
-        folder: Their folder.
-        finished: The folder of the files of the finished checkpoint.
+        folder: The folder of the unfinished files.
+        finished: The folder of the finished checkpoint's files.
     """
 
     folder: str
     finished: str
 
     def count(self, task: Task) -> int:
-        """The files that the task writes parts of."""
+        """Return the number of files that the task writes to."""
         return len(task.files)
 
     def fill(
         self, task: Task, gatherer: Gatherer, memory: int, threads: int | None, *, sync: bool, progress: Progress
     ) -> Outcome:
-        """Write what the gatherer gives."""
+        """Write the task's regions, assembled by the gatherer."""
         with opened_below(Path(self.folder), 3) as folder:
 
             def destinations(job: CopyJob) -> None:
@@ -45,10 +45,10 @@ class FolderSink:
         return Outcome(done.digests, done.crcs, done.bytes_written)
 
     def compare(self, task: Task, gatherer: Gatherer, memory: int, threads: int | None, progress: Progress) -> Outcome:
-        """Compare the finished files with what the gatherer gives.
+        """Compare the regions of the finished files with the assembled tensors.
 
         Raises:
-            FileExistsError: if they have something else.
+            FileExistsError: if they differ.
         """
 
         def destinations(job: CopyJob) -> None:

@@ -28,7 +28,7 @@ class WriteOutline:
         seconds: About how long it takes, by a sample of it, in one thread. `None` for a source or a destination in a
             store, or if nothing can be written beside the destination.
         warnings: Things that look wrong, as in `WriteReport`.
-        left_out: Things that would not arrive, as in `WriteReport`.
+        left_out: Things that the new checkpoint would not contain, as in `WriteReport`.
     """
 
     files: tuple[tuple[str, int], ...]
@@ -56,15 +56,15 @@ class WriteReport:
 
     Attributes:
         path: The new checkpoint.
-        tensors: The number of its tensors, not counting aliases.
-        bytes: Bytes of its files.
+        tensors: The number of tensors, not counting aliases.
+        bytes: Bytes of all files.
         bytes_read: Bytes read from files.
         bytes_written: Bytes written.
         bytes_resumed: Bytes that an earlier run had written.
-        warnings: Doubts, a sentence each: rules that apply to no name, tensors that match no rule, a pattern
+        warnings: Warnings, a sentence each: rules that apply to no name, tensors that match no rule, a pattern
             of `rename` that changes none, layouts that cut nothing as the format holds tensors whole; values beyond
             the range of the new dtype; values that the format has no place for.
-        left_out: Things that do not arrive, by kind; `str` of one is its sentence.
+        left_out: Things that the new checkpoint does not contain, by kind; `str` of one is its sentence.
         companions: The names of files that were copied along with the tensors of a Hugging Face folder.
     """
 

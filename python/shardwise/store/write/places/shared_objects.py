@@ -1,4 +1,4 @@
-"""Objects of a store whose parts several tasks put: their uploads, and how they are put together in the end."""
+"""Objects of a store that several tasks make together: beginning their uploads, and joining the parts at the end."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from .whole_objects import ask_all, is_made, remove
 
 __all__ = ["SharedObjects"]
 
-#: The most bytes that the parts take that are put together at a time.
+#: The most bytes of remaining parts that are made in memory at a time.
 _TOGETHER = 64 * 2**20
 
-#: In place of the parts of an upload, what says that the object is there, and that neither it nor the upload is.
+#: Markers in place of an upload's parts: the object is complete; and neither the object nor the upload exists.
 _MADE: Mapping[int, tuple[int, str]] = {}
 _GONE: Mapping[int, tuple[int, str]] = {}
 
 
 class SharedObjects:
-    """The objects of a checkpoint whose parts several tasks put.
+    """The objects of a checkpoint that several tasks make together.
 
     Args:
         new: The checkpoint.
         limits: The limits of the store on parts.
-        root: The folder of its receipts.
-        object_of: Gives the object of a file, by its number.
+        root: The folder of the receipts.
+        object_of: Returns the object of a file, by the file's number.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class SharedObjects:
         return self._root / f"{task}.remainder"
 
     def begin(self, *, are_checked: bool) -> None:
-        """Begin an upload for each file, unless another process has; and, if they are checked, those that are gone.
+        """Begin an upload for each file, unless another process has; if `are_checked`, begin again those that are gone.
 
         Raises:
             FileExistsError: if there is an object that no upload has made.
@@ -87,7 +87,7 @@ class SharedObjects:
             put_object(self.uploads, sealed_line([self._new.digest, names]), is_new=False)
 
     def still_there(self, receipts: Sequence[TaskReceipt]) -> Iterator[TaskReceipt]:
-        """Give those of some receipts whose parts the store still has."""
+        """Yield those receipts whose parts the store still has."""
         files = sorted({file for receipt in receipts for file, *_ in receipt.shares})
         names: Sequence[str] = [""] * len(self._new.files)
         with suppress(FileNotFoundError):  # Else another process has committed the plan, or given it up.
@@ -97,7 +97,7 @@ class SharedObjects:
         yield from (receipt for receipt, is_there in zip(receipts, are_there, strict=True) if is_there)
 
     def _is_there(self, receipt: TaskReceipt, parts: Mapping[int, Mapping[int, tuple[int, str]]]) -> bool:
-        """Return whether the store still has what a task has put."""
+        """Return whether the store still has all parts, and the remainder, that a receipt names."""
         for file, begin, end, etag in receipt.shares:
             there = parts[file]
             number = self._limits.part_number(self._new.sizes[file], begin)
@@ -110,7 +110,7 @@ class SharedObjects:
         return True
 
     def put_together(self, completion: Completion) -> None:
-        """Make the objects of the parts that tasks have put, and of what is between them."""
+        """Complete all objects from the parts that tasks have uploaded and the bytes between them."""
         numbers = range(len(self._new.files))
         left = [number for number in numbers if not self._upload(number).is_made()]
         if not left:
@@ -145,10 +145,10 @@ class SharedObjects:
     def _pieces(
         self, number: int, held: Iterable[tuple[int, int, str, int, int]], headers: Iterable[tuple[int, bytes]]
     ) -> list[_ObjectPart]:
-        """Return the parts that an object consists of, in order.
+        """Return the pieces of an object in order, without gaps.
 
         Raises:
-            ParseError: if that is not all of it.
+            ParseError: if they do not cover the object.
         """
         found = [_ObjectPart(*each, b"") for each in held]
         found += [_ObjectPart(at, at + len(text), "", -1, 0, text) for at, text in headers if text]
@@ -168,7 +168,7 @@ class SharedObjects:
         return joined
 
     def _complete(self, number: int, name: str, pieces: Sequence[_ObjectPart], completion: Completion) -> None:
-        """Put the parts of an object that no task could, and make it of all."""
+        """Upload the parts of an object that no task could make alone, and complete the object."""
         size, upload = self._new.sizes[number], self._upload(number, name)
         least = self._limits.least_shared(size)
         etags = {self._limits.part_number(size, each.begin): each.etag for each in pieces if each.etag}
@@ -187,7 +187,7 @@ class SharedObjects:
         upload.complete(etags, is_new=True)
 
     def _remainder_of(self, piece: _ObjectPart, begin: int, end: int, completion: Completion) -> bytes:
-        """Bytes of an object that are in no part yet."""
+        """Return bytes of an object that no uploaded part covers yet: from a text, or from a task's remainder."""
         if piece.task < 0:
             return piece.text[begin - piece.begin : end - piece.begin]
         there = self.remainder(piece.task)
@@ -197,7 +197,7 @@ class SharedObjects:
         return there.read(at, at + end - begin, completion.made[piece.task][1])
 
     def forget(self) -> None:
-        """Abort what is not complete, and remove the remainders."""
+        """Abort the uploads that are not complete, and remove the remainders."""
         with suppress(OSError, ParseError):
             names = [] if self._is_complete else self._names()
             list(ask_all(lambda number: self._upload(number, names[number]).abort(), range(len(names))))
@@ -218,7 +218,13 @@ class SharedObjects:
         return Multipart(self._object(number), upload_tag(self._new.digest, number), name)
 
     def _parts(self, upload: tuple[int, str]) -> Mapping[int, tuple[int, str]]:
-        """The parts of an object that are there, by the file's number and the upload's name."""
+        """Return the uploaded parts of an object, as size and ETag by the part's number.
+
+        `_MADE` stands for an object that is complete, `_GONE` for one that is not there, nor its upload.
+
+        Args:
+            upload: The file's number, and the store's name of the upload.
+        """
         found = self._upload(*upload).parts() if upload[1] else None
         if found is not None:
             return found
@@ -226,15 +232,15 @@ class SharedObjects:
 
 
 class _ObjectPart(NamedTuple):
-    """A piece of an object: a part, or some of the remainder of a task, or a text between tensors."""
+    """A piece of an object: an uploaded part, bytes of a task's remainder, or a text between tensors."""
 
     begin: int
     end: int
-    #: The ETag of the part; without one it is in none yet.
+    #: The ETag of the part; empty if the piece is not in a part yet.
     etag: str
-    #: The task; -1 for a text.
+    #: The number of the task; -1 for a text.
     task: int
-    #: The byte at which it begins in the remainder of the task.
+    #: The first byte in the task's remainder, for a piece that is not in a part.
     at: int
     text: bytes
 

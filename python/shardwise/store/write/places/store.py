@@ -1,9 +1,11 @@
 """A checkpoint in an object store: objects under their final names, receipts beside them, and the index last.
 
-There is no rename in a store, and no folder that appears at once. What makes a folder a checkpoint is its index, which
-is written when everything else is there, on condition that there is none. A single object appears when it is complete.
-Receipts have names of their own, so that no listing is asked for them; those of equal contents agree, also if the
-object was made again and is another one to the store.
+A store has neither renames nor folders that appear at once. A folder becomes a checkpoint by its index, which is
+written
+when everything else is there, on condition that no index exists. A single object appears when it is complete.
+Receipts have names of their own, so that no listing is needed. Receipts agree if the contents that they state are
+equal,
+even if an object was made again and has another ETag.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ __all__ = ["ObjectSink", "PartsSink", "StorePlace"]
 
 
 class StorePlace:
-    """The place of a checkpoint in a store, and its receipts."""
+    """The place of a checkpoint in a store, and of its receipts."""
 
     def __init__(self, new: NewCheckpoint, limits: Limits = LIMITS) -> None:
         self._new, self._limits = new, limits
@@ -50,15 +52,15 @@ class StorePlace:
 
     @property
     def takes_whole_files(self) -> bool:
-        """True if a task makes an object of its own; else parts of any."""
+        """True if a task makes a whole object; False if tasks make parts of objects."""
         return not self._new.is_shared
 
     def least_part(self, size: int) -> int:
-        """The least bytes of a part of an object of this size that several tasks make."""
+        """Return the least bytes of a part of an object of this size that several tasks make."""
         return self._limits.least_shared(size)
 
     def sink(self, number: int) -> ObjectSink | PartsSink:
-        """Return the sink of a task: an object of its own, or parts of any."""
+        """Return the sink of a task: one object, or parts of several."""
         if not self._new.is_shared:
             return ObjectSink(self._object(number), self._new.files[number].alone(), self._limits)
         shares = self._new.shares(number)
@@ -68,14 +70,14 @@ class StorePlace:
 
     @property
     def _is_kept(self) -> bool:
-        """True if there are receipts: not of what no other run would find again."""
+        """True if receipts are stored; they are useless if another run would not find the same sources."""
         if self._kept is None:
             self._kept = self._new.is_kept
         return self._kept
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Stores have no locks."""
+        """Do nothing: stores have no locks."""
         yield
 
     @property
@@ -84,12 +86,12 @@ class StorePlace:
         return self.path / self._new.last if self._new.is_folder else self.path
 
     def is_finished(self) -> bool:
-        """Return whether a checkpoint has the name. A single object that has a receipt still is not committed."""
+        """Return whether a checkpoint exists under the name. A single object with a receipt is not committed yet."""
         is_at_once = self._new.is_folder or self._new.is_shared
         return self._last.is_file() and (is_at_once or not self._receipt_of(0).is_file())
 
     def claim(self, resume: bool) -> None:
-        """Refuse, with FileExistsError, a name that is taken, or at which there is anything unless `resume`."""
+        """Refuse, with FileExistsError, a name that is taken, or, unless `resume`, has any objects under it."""
         # Only an index blocks a folder; other objects are compared one by one, when they are made.
         is_folder = self._new.is_folder
         goes_on = resume and (is_folder or self._receipt_of(0).is_file())
@@ -99,13 +101,17 @@ class StorePlace:
             raise taken(self.path, f"exists already; a checkpoint is written to a new name{why}")
 
     def free(self) -> None:
-        """A store does not say how much room it has."""
+        """Return `None`: a store does not say how much room it has."""
 
     def check_room(self, beside: object) -> None:
-        """A store does not say how much room it has."""
+        """Do nothing: a store does not say how much room it has."""
 
     def begin(self, *, parts: bool) -> None:
-        """Refuse, with FileExistsError, a name at which there is a checkpoint or another object; begin uploads."""
+        """Begin the uploads of shared objects.
+
+        Raises:
+            FileExistsError: if there is a checkpoint or another object under the name.
+        """
         if self.is_finished() or (self._new.is_folder and self.path.is_file()):
             raise taken(self.path)
         if self._new.is_shared:
@@ -131,14 +137,14 @@ class StorePlace:
             yield workers
 
     def buffers(self, work: Work, workers: Workers) -> int:
-        """The most bytes that the buffers of workers take."""
+        """Return the most bytes that the buffers of all workers take."""
         if self._new.is_shared:
             return workers.count * workers.memory
         part, window, holds = parts_for(self._new.files, work.memory, limits=self._limits)
         return part * (3 + holds + window)
 
     def receipts(self, numbers: range | None = None) -> Iterator[TaskReceipt]:
-        """Read the receipts of these tasks, as many as there are, and of parts those that the store still has."""
+        """Read the receipts of these tasks, as far as they exist; of shared objects only if their parts still do."""
         numbers = range(len(self._new.tasks)) if numbers is None else numbers
         read = ask_all(self._read, numbers)
         found = [receipt for receipt in read if receipt is not None]
@@ -148,14 +154,14 @@ class StorePlace:
         yield from self._shared.still_there(found)
 
     def recorder(self, numbers: range | None, work: Work, part: str, workers: Workers) -> StoreRecorder:
-        """Give what keeps receipts."""
+        """Return a recorder that writes the receipts to the store, or none if another run could not use them."""
         return StoreRecorder(self, part) if self._is_kept else StoreRecorder(None, part)
 
     def keep(self, receipt: TaskReceipt) -> None:
-        """Keep a receipt; one for the same contents that is there already gives way to it.
+        """Store a receipt. It replaces one with the same contents for another object.
 
         Raises:
-            ParseError: if there is one for the same task that says otherwise.
+            ParseError: if there is one for the same task with other contents.
         """
         place, other = self._receipt_of(receipt.task), None
         for _ in range(ATTEMPTS):
@@ -178,7 +184,7 @@ class StorePlace:
             put_object(place, receipt_line(receipt), is_new=False)
 
     def check_finished(self, completion: Completion) -> None:
-        """Refuse, with FileExistsError, other texts, index or manifest than these; objects were compared."""
+        """Refuse, with FileExistsError, other texts, index or manifest than these; the tasks compare the objects."""
         if self._new.is_folder:
             for name, text in completion.texts().items():
                 if not has_text(self.path / name, text):
@@ -190,10 +196,10 @@ class StorePlace:
                 raise taken(there)
 
     def unfinished(self, number: int) -> None:
-        """An object has its name from the beginning."""
+        """Return `None`: an object has its final name from the beginning."""
 
     def finish(self, completion: Completion, *, sync: bool) -> None:
-        """See that every object is still the one that was made; write index and manifest, last what makes it one."""
+        """Check that every object is still the one that was made; then write the manifest and, last, the index."""
         texts = completion.texts() if self._new.is_folder else {}
         if self._new.is_shared:
             self._shared.put_together(completion)
@@ -212,11 +218,11 @@ class StorePlace:
         self._see_that_it_stays(found)
 
     def _see_that_it_stays(self, found: Sequence[ObjectStatus]) -> None:
-        """See that no run that failed has removed objects since they were found.
+        """Check that no failed run has removed objects after they were found.
 
         Raises:
-            FileNotFoundError: if one has; then this is no checkpoint any more.
-            TimeoutError: if one does not end.
+            FileNotFoundError: if one has; the checkpoint is then incomplete, and its index is removed.
+            TimeoutError: if another run is still removing objects.
         """
         for attempt in range(1, ATTEMPTS + 1):
             if not self._removal.is_file():
@@ -240,11 +246,12 @@ class StorePlace:
                     )
 
     def discard(self, made: Mapping[int, tuple[int, str]] | None = None) -> None:
-        """Remove the receipts, and objects that a failed run has `made`, if they are still what it made.
+        """Remove the receipts, and the objects that a failed run has `made`, if they are still the same.
 
-        Another run of the same work may finish it meanwhile, with these objects: then they are its, and stay. So this
-        run first says what it is about to do, and then looks whether there is a checkpoint; who commits makes it one,
-        and then looks whether somebody said so. At least one of the two sees the other.
+        Another run of the same work may commit a checkpoint with these objects meanwhile; then they must stay. So a
+        failed run
+        first writes a marker, and then looks for a checkpoint; a run that commits first makes the checkpoint, and then
+        looks for a marker. At least one of the two sees the other.
         """
         if self._new.is_shared:
             self._shared.forget()
@@ -273,7 +280,7 @@ class StorePlace:
 
     @property
     def _removal(self) -> ObjectPath:
-        """Path of a marker that exists during the clean-up of a failed run."""
+        """Path of a marker object that exists while a failed run removes its objects."""
         return workplace_of(self.path) / "removal"
 
     def _object(self, number: int) -> ObjectPath:
@@ -309,13 +316,13 @@ class StorePlace:
 
 
 class StoreRecorder:
-    """Keeps receipts in the store, or only knows the part."""
+    """A recorder that stores receipts as objects, or drops them if it has no place."""
 
     def __init__(self, place: StorePlace | None, part: str) -> None:
         self._place, self._part = place, part
 
     def add(self, receipt: TaskReceipt) -> None:
-        """Keep a receipt."""
+        """Store a receipt."""
         if self._place is not None:
             self._place.keep(receipt._replace(part=self._part))
 

@@ -1,8 +1,8 @@
-"""An object of a store that a task makes as a whole, and its bytes, in parts.
+"""An object of a store that one task makes as a whole: its bytes, in parts.
 
-An object is made of parts in the order of its bytes. What comes before a tensor may depend on all of it: its CRC-32 in
-a PyTorch container, its digest in the header of a single file. If the store takes parts in any order, the part that has
-it is held back until it is known, so that everything is read once; otherwise everything is read twice.
+The parts are made in the order of the bytes. Bytes before a tensor may depend on the whole tensor: its CRC-32 in a
+PyTorch container, its digest in the header of a single file. If the store takes parts in any order, the part with these
+bytes is held back until they are known, so that everything is read once; otherwise everything is read twice.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ __all__ = ["ObjectSink", "Stream", "stream_of"]
 
 @dataclass(frozen=True, eq=False)
 class ObjectSink:
-    """An object of a store, which a task makes as a whole.
+    """An object of a store that a task makes as a whole.
 
     Attributes:
-        path: Its name.
-        file: What it is.
+        path: The object's name.
+        file: The file whose bytes the object has.
         limits: The limits of the store on parts.
     """
 
@@ -54,7 +54,7 @@ class ObjectSink:
         return hash((self.path, self.file.size))
 
     def _said(self) -> tuple[Any, ...]:
-        """All that it says; a file is what surrounds its tensors, and the boxes of these."""
+        """Return all that distinguishes the sink from another, as a tuple to compare."""
         file = self.file
         return self.path, self.limits, type(file), file.name, file.size, list(file.slots), list(file.headers())
 
@@ -65,10 +65,10 @@ class ObjectSink:
     def fill(
         self, task: Task, gatherer: Gatherer, memory: int, threads: int | None, *, sync: bool, progress: Progress
     ) -> Outcome:
-        """Make it of what the gatherer gives; where it was made already, see that it is that.
+        """Upload the object, assembled by the gatherer; if it exists already, compare it instead.
 
         Raises:
-            FileExistsError: if another object is there.
+            FileExistsError: if another object has the name.
         """
         if not self.path.is_file():
             with suppress(FileExistsError):  # Another was faster: made by the same task, or not.
@@ -78,10 +78,10 @@ class ObjectSink:
         return self._made(task, gatherer, memory, threads, progress, None)
 
     def compare(self, task: Task, gatherer: Gatherer, memory: int, threads: int | None, progress: Progress) -> Outcome:
-        """Compare it with what the gatherer gives.
+        """Compare the object with the assembled tensors.
 
         Raises:
-            FileExistsError, FileNotFoundError: if it is another one, or there is none.
+            FileExistsError, FileNotFoundError: if it differs, or does not exist.
         """
         return self._made(task, gatherer, memory, threads, progress, None)
 
@@ -118,11 +118,11 @@ class ObjectSink:
 
 
 def stream_of(file: TargetFile, gatherer: Gatherer, part_bytes: int, threads: int | None, *, holds: bool) -> Stream:
-    """Give the bytes of an object; all is read once before, if what depends on it cannot be held back.
+    """Return the bytes of an object as a stream. If no part can be held back, all elements are read once before.
 
     Args:
-        file: What it is.
-        gatherer: Gives the boxes of its tensors.
+        file: The file whose bytes the object has.
+        gatherer: Assembles the boxes of the file's tensors.
         part_bytes: The bytes of a part.
         threads: The number of threads that copy; one per core if `None`.
         holds: Whether there is room for a part that is held back, and parts may come in any order.
@@ -138,11 +138,11 @@ def stream_of(file: TargetFile, gatherer: Gatherer, part_bytes: int, threads: in
 
 
 class _Text(NamedTuple):
-    """A range of what surrounds the tensors, in a part."""
+    """A range of bytes around the tensors that is in a part."""
 
-    #: The slot that it comes before.
+    #: The number of the slot after the text.
     slot: int
-    #: The bytes of it in this part: the first, and the one after the last; and their place there.
+    #: The bytes of the text that are in this part, and the byte of the part at which they begin.
     begin: int
     end: int
     at: int
@@ -152,17 +152,17 @@ class Stream:
     """The bytes of an object, in parts.
 
     Args:
-        file: What it is.
-        gatherer: Gives the boxes of its tensors: of each slot that has bytes, in order.
+        file: The file whose bytes the object has.
+        gatherer: Assembles the boxes of the file's tensors: of each slot that has bytes, in order.
         part_bytes: The bytes of a part.
         threads: The number of threads that copy; one per core if `None`.
-        holds: Whether a part is held back that depends on what comes after it.
-        known: A stream of the same object that was read to its end, so that what depends on it is known.
+        holds: Whether a part is held back whose bytes depend on later ones.
+        known: A stream of the same object that was read to its end, and so has all digests.
 
     Attributes:
-        digests: The digest of what was filled in of each tensor, by its position.
-        slots: The digest of each slot, by its position among those of the file.
-        crcs: The CRC-32 of each slot, for objects that have them.
+        digests: The digest of the elements of each tensor that were read, by the tensor's position.
+        slots: The digest of each slot, by its number in the file.
+        crcs: The CRC-32 of each slot, for files that state it.
     """
 
     def __init__(
@@ -183,22 +183,22 @@ class Stream:
         self.crcs: dict[int, int] = {}
         self.slots: dict[int, int] = {}
         source = self if known is None else known
-        #: For the bytes around tensors; grows while the elements are read, if it is not known before.
+        #: The digests that the bytes around tensors state; filled while elements are read, unless known before.
         self._file_digests = FileDigests(source.digests, source.crcs)
         self._number = self._filled = 0
         self._texts: list[_Text] = []
-        #: Boxes of slots, and where they are in the part.
+        #: Boxes of slots, and their places in the part.
         self._blocks: list[BufferBox] = []
         self._held: tuple[int, bytearray, _Text] | None = None
         self._cache: tuple[int, bytes] | None = None
 
     def check(self, place: ObjectPath) -> None:
-        """Refuse sources that changed between two reads."""
+        """Refuse sources that changed between two reads; `place` is the object, for the message."""
         if self._known is not None and (self._known.digests, self._known.crcs) != (self.digests, self.crcs):
             raise OSError(errno.EIO, "a source changed while it was read, so the digests are wrong", str(place))
 
     def parts(self) -> Iterator[tuple[int, bytearray]]:
-        """Give the parts with their numbers; each once, not always in order."""
+        """Yield the parts with their numbers, each once, not always in order."""
         file = self._file
         for number in range(len(file.slots) + 1):
             size = len(self._text(number))
@@ -241,7 +241,7 @@ class Stream:
             self._filled += nbytes
 
     def _flush(self, at: int) -> Iterator[tuple[int, bytearray]]:
-        """Fill the part that was put together, when the slots before the one at hand have all of their blocks."""
+        """Fill and yield the current part, once all earlier slots are in it; `at` is the number of the current slot."""
         file, data = self._file, bytearray(self._filled)
         if self._blocks:
             blocks = [block._replace(position=self._positions[block.position]) for block in self._blocks]

@@ -1,7 +1,7 @@
 """Tasks: parts of a checkpoint that any process writes, in any order, once or twice, with a receipt (rule 2.12 c).
 
-What a task reads, from files, objects and arrays, is put where it belongs: into files, or into memory. The I/O engine
-reads files and arrays; what objects have is fetched before.
+A task assembles its boxes from files, objects and arrays, in files or in memory. The I/O engine reads files and arrays;
+pieces of objects are fetched first.
 """
 
 from __future__ import annotations
@@ -23,29 +23,30 @@ from .work import MEMORY
 
 __all__ = ["Outcome", "Share", "Sink", "Task", "TaskReceipt", "worker_name"]
 
-#: A task's part of an object that several make: the file's number, the first byte, the one after the last, the part's
-#: ETag.
+#: A task's part of an object that several tasks make: the file's number, the first byte, the byte after the last, the
+#: part's ETag.
 Share = tuple[int, int, int, str]
 
 
 class TaskReceipt(NamedTuple):
-    """The receipt of a task: what it has written.
+    """The receipt of a task: the ranges that it has written, and their digests.
 
     Attributes:
         plan: The digest of the plan.
         task: The number of the task.
-        ranges: For each range that was written: the file's number in the plan, the first byte, and the one after
-            the last.
-        digests: The digest of each, as a part of its tensor.
-        crcs: The CRC-32 of each range, if the files have them; else empty.
+        ranges: For each range that was written: the file's number in the plan, the first byte, and the byte after the
+            last.
+        digests: The digest of each range, as a part of its tensor.
+        crcs: The CRC-32 of each range, if the files state it; else empty.
         bytes_read: Bytes read from files and objects.
         bytes_written: Bytes written.
-        seconds: The time it took.
-        worker: The host and the process that wrote it.
-        part: The part of the plan that it was run in, as `"3/16"`; empty if it was run otherwise.
-        shares: Of objects that several tasks make, what it has put: the file's number, the first byte, the one after
-            the last, and the ETag of the part; without one it is in the remainder, which it has `made`.
-        made: For an object of a store, its bytes and what distinguishes it from another object of its name; else none.
+        seconds: The duration of the task.
+        worker: The host and the process that ran the task.
+        part: The part of the plan that was run, as `"3/16"`; empty if tasks were not run by parts.
+        shares: The parts of objects shared with other tasks: the file's number, the first byte, the byte after the
+            last,
+            and the part's ETag; without an ETag the bytes are in the remainder, the object that `made` describes.
+        made: The size in bytes and the ETag of the object that the task made in a store; else `None`.
     """
 
     plan: str
@@ -63,12 +64,12 @@ class TaskReceipt(NamedTuple):
 
     @property
     def contents(self) -> tuple[Any, ...]:
-        """The fields that do not depend on when and where the task ran; used to compare two receipts."""
+        """The fields that do not depend on the time and place of the run; two receipts of a task must agree on them."""
         return self.ranges, self.digests, self.crcs
 
 
 def worker_name() -> str:
-    """Say who works here: host and process."""
+    """Return the host and the process id of this worker, as a text."""
     return _worker(os.getpid())
 
 
@@ -85,10 +86,10 @@ class Outcome(NamedTuple):
 
     Attributes:
         digests: The digest of each range, as a part of its tensor.
-        crcs: The CRC-32 of each range, if the files have them; else empty.
+        crcs: The CRC-32 of each range, if the files state it; else empty.
         nbytes: Bytes that were written.
-        made: For an object, its bytes and what distinguishes it from another object of its name; else none.
-        shares: The parts that were put of objects that several tasks make.
+        made: The size in bytes and the ETag of the object that the task made; else `None`.
+        shares: The parts of shared objects that were uploaded.
     """
 
     digests: list[int]
@@ -102,30 +103,32 @@ class Sink(Protocol):
     """The destination of a task: regions of files in a folder, an object of a store, or parts of several."""
 
     def count(self, task: Task) -> int:
-        """The number of its own destinations in the task's program."""
+        """Return the number of the sink's destinations in the task's program."""
 
     def fill(
         self, task: Task, gatherer: Gatherer, memory: int, threads: int | None, *, sync: bool, progress: Progress
     ) -> Outcome:
-        """Take what the gatherer gives."""
+        """Write the task's tensors, assembled by the gatherer."""
 
     def compare(self, task: Task, gatherer: Gatherer, memory: int, threads: int | None, progress: Progress) -> Outcome:
-        """See that what is there is what the gatherer gives."""
+        """Compare the finished checkpoint with the assembled tensors."""
 
 
 @dataclass(frozen=True, repr=False)
 class Task:
     """A part of a checkpoint to write: everything that a worker needs to know, and nothing else.
 
-    It is pickled as a few kilobytes, needs neither its plan nor another task, and can be run any number of times,
+    A pickled task has a few kilobytes, needs neither its plan nor another task, and can be run any number of times,
     anywhere its files or objects are visible.
 
     Attributes:
         plan: The digest of its plan.
         number: Its number in the plan.
         sink: The destination into which it writes.
-        files: The files that it writes parts of: number in the plan, name, bytes.
-        ranges: The ranges that it writes: the file's position in `files`, the tensor's number, first byte, end.
+        files: The files that it writes parts of: number in the plan, name, size in bytes.
+        ranges: The ranges that it writes: the file's position in `files`, the tensor's number, first byte, byte after
+            the
+            last.
     """
 
     plan: str
@@ -134,12 +137,12 @@ class Task:
     files: tuple[tuple[int, str, int], ...]
     ranges: tuple[tuple[int, int, int, int], ...]
     _sources: tuple[Source, ...]
-    #: Files and objects that are compared with what is written, and the names of the tensors that they hold again.
+    #: Files and objects with replicas, which are compared; and the names of the tensors that have replicas.
     _compared: tuple[Source, ...]
     _names: tuple[tuple[int, str], ...]
-    #: The tensors, as the numbers of a program of the I/O engine; destinations are those of the sink, then `_compared`.
+    #: The tensors, as a program of the I/O engine; its destinations are those of the sink, and then `_compared`.
     _program: bytes
-    #: The positions of ranges that hold what earlier ones, or those of other tasks, hold.
+    #: The positions of ranges with the same elements as an earlier range, or one of another task.
     _again: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -151,7 +154,7 @@ class Task:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of tensors that it writes."""
+        """The bytes of tensors that the task writes."""
         return sum(end - begin for _, _, begin, end in self.ranges)
 
     @property
@@ -161,7 +164,7 @@ class Task:
 
     @property
     def again(self) -> frozenset[int]:
-        """The positions of ranges that hold what earlier ones hold."""
+        """The positions of ranges with the same elements as an earlier range, or one of another task."""
         return frozenset(self._again)
 
     def __repr__(self) -> str:
@@ -171,7 +174,7 @@ class Task:
     def run(
         self, *, memory: int = MEMORY, sync: bool = True, threads: int | None = 1, progress: Progress = None
     ) -> TaskReceipt:
-        """Write it; an object that was made already is compared with what it should be.
+        """Write the task's part of the checkpoint; an object that exists already is compared instead.
 
         Args:
             memory: Bytes for buffers; at least 16 KiB.
@@ -191,7 +194,7 @@ class Task:
         )
 
     def check(self, *, memory: int = MEMORY, threads: int | None = 1, progress: Progress = None) -> TaskReceipt:
-        """See that the finished checkpoint has what it would write; nothing is written.
+        """Compare the finished checkpoint with the data that the task would write; nothing is written.
 
         Args:
             memory: Bytes for buffers; at least 16 KiB.
@@ -200,8 +203,8 @@ class Task:
 
         Raises:
             LayoutError, ParseError, OSError: as for `run`.
-            FileExistsError: if it has something else.
-            FileNotFoundError: if there is none.
+            FileExistsError: if the checkpoint has other data.
+            FileNotFoundError: if there is no checkpoint.
         """
         return self._ended(memory, lambda given: self.sink.compare(self, given, memory, threads, progress))
 

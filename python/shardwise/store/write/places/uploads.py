@@ -1,7 +1,7 @@
-"""One new object in a store: parts of its bytes, within the memory, with nothing visible until all are there.
+"""Uploads of one new object to a store: in parts, within the memory, and invisible until all parts are there.
 
-If the store can, the object is made on condition that its name is free. A lost answer is told from another writer's
-object by a tag that is kept with the object: the request is made again, is refused, and finds its own tag.
+If the store supports it, an object is made on condition that its name is free. If the answer to a request is lost, the
+request is made again and refused; a tag that is kept with the object then tells our own object from another writer's.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _TAG = "shardwise-run"
 
 
 class Upload(Protocol):
-    """An object in the making."""
+    """An object that is being uploaded."""
 
     #: True if parts may come in any order.
     any_order: bool
 
     def put(self, number: int, part: bytearray) -> None:
-        """Take the part with this number, counted from 0; waits while too many are under way."""
+        """Upload the part with this number, counted from 0; wait while too many are under way."""
 
     def commit(self) -> None:
         """Make the object visible.
@@ -41,7 +41,7 @@ class Upload(Protocol):
         """
 
     def abort(self) -> None:
-        """Forget what was put; nothing of it becomes visible."""
+        """Drop the uploaded parts; none of them becomes visible."""
 
 
 def check_store(path: ObjectPath) -> None:
@@ -51,13 +51,13 @@ def check_store(path: ObjectPath) -> None:
 
 
 def upload_to(path: ObjectPath, *, window: int, is_new: bool, run: str | None = None) -> Upload:
-    """Begin an object.
+    """Begin the upload of an object.
 
     Args:
-        path: Its name.
-        window: The number of parts under way at a time.
-        is_new: Whether its name must be free.
-        run: A tag of ownership, if the store keeps it: an object with the same tag is the same object.
+        path: The object's name.
+        window: The number of parts that are uploaded at a time.
+        is_new: Whether the name must be free.
+        run: A tag of ownership, if the store keeps tags: an object with the same tag counts as ours.
     """
     if path.is_s3:
         return _InParts(path, window, is_new, run or uuid.uuid4().hex)
@@ -65,7 +65,7 @@ def upload_to(path: ObjectPath, *, window: int, is_new: bool, run: str | None = 
 
 
 def put_object(path: ObjectPath, data: bytes | bytearray, *, is_new: bool) -> None:
-    """Make a small object at once; an array of bytes is not copied."""
+    """Make a small object in one step; a `bytearray` is not copied."""
     upload = upload_to(path, window=1, is_new=is_new)
     try:
         upload.put(0, data if isinstance(data, bytearray) else bytearray(data))
@@ -76,14 +76,14 @@ def put_object(path: ObjectPath, data: bytes | bytearray, *, is_new: bool) -> No
 
 
 class Comparison:
-    """An object that is there already, and is to be what would be put: nothing is written.
+    """Stands in for an upload, and compares the parts with an object that exists already; nothing is written.
 
     Args:
-        path: Its name.
-        at_once: Bytes that are read at a time to be compared.
+        path: The object's name.
+        at_once: Bytes that are read and compared at a time.
 
     Raises:
-        FileNotFoundError: if there is none.
+        FileNotFoundError: if there is no object.
     """
 
     any_order = False
@@ -94,7 +94,7 @@ class Comparison:
         self._at = 0
 
     def put(self, number: int, part: bytearray) -> None:
-        """Compare the part that follows."""
+        """Compare the next part."""
         if self._at + len(part) > self._noted.size:
             raise taken(self._path)
         for begin in range(0, len(part), self._at_once):
@@ -104,7 +104,7 @@ class Comparison:
             self._at += len(wanted)
 
     def commit(self) -> None:
-        """See that there is nothing else, and that it is the same object still."""
+        """Check that the object has no further bytes, and that it was not replaced meanwhile."""
         if self._at != self._noted.size or self._path.status() != self._noted:
             raise taken(self._path)
 
@@ -113,12 +113,12 @@ class Comparison:
 
 
 class Multipart:
-    """S3: the requests of a multipart upload, of which each process that knows its name can make some.
+    """The requests of an S3 multipart upload. Every process that knows the upload's name can make some of them.
 
     Args:
         path: The object.
-        run: The tag of who makes it, which is kept with it.
-        name: The store's name of the upload; empty before it is begun.
+        run: A tag of ownership, which is kept with the object.
+        name: The store's name of the upload; empty before `begin`.
     """
 
     def __init__(self, path: ObjectPath, run: str, name: str = "") -> None:
@@ -130,12 +130,12 @@ class Multipart:
         return self._path.ask(lambda: self._path.filesystem.call_s3(request, **self._object, **arguments))
 
     def begin(self) -> str:
-        """Begin it, and give its name."""
+        """Begin the upload, and return the store's name for it."""
         self.name = str(self._ask("create_multipart_upload", Metadata={_TAG: self._run})["UploadId"])
         return self.name
 
     def put(self, number: int, data: bytes | bytearray) -> str:
-        """Put a part, counted from 1, and give its ETag.
+        """Upload a part, counted from 1, and return its ETag.
 
         Raises:
             FileNotFoundError: if there is no such upload: it was completed, or aborted.
@@ -151,7 +151,7 @@ class Multipart:
             raise
 
     def parts(self) -> dict[int, tuple[int, str]] | None:
-        """The parts that are there, each with its bytes and its ETag; `None` if there is no such upload."""
+        """Return the uploaded parts by number, each with its size and its ETag; `None` if there is no such upload."""
         found: dict[int, tuple[int, str]] = {}
         after = 0
         while True:
@@ -167,7 +167,7 @@ class Multipart:
                 raise OSError(errno.EIO, "the store lists parts of an upload without an end", str(self._path))
 
     def complete(self, etags: Mapping[int, str], *, is_new: bool) -> None:
-        """Make the object of its parts, on condition that its name is free if it `is_new`.
+        """Join the parts into the object; if it `is_new`, on condition that its name is free.
 
         Raises:
             FileExistsError: if the name is taken by another object.
@@ -178,7 +178,7 @@ class Multipart:
         self._finish("complete_multipart_upload", said, is_new)
 
     def put_object(self, data: bytes | bytearray, *, is_new: bool) -> None:
-        """Make the object at once, without an upload."""
+        """Make the object in one request, without a multipart upload."""
         self._finish("put_object", {"Body": data, "Metadata": {_TAG: self._run}}, is_new)
 
     def _finish(self, request: str, arguments: dict[str, Any], is_new: bool) -> None:
@@ -201,7 +201,7 @@ class Multipart:
             self._ask(request, **arguments)
 
     def is_made(self) -> bool:
-        """Return whether the object is there, with our tag."""
+        """Return whether the object exists with our tag."""
         try:
             said = self._ask("head_object").get("Metadata", {})
         except OSError:
@@ -209,13 +209,13 @@ class Multipart:
         return bool(said.get(_TAG) == self._run)
 
     def abort(self) -> None:
-        """Forget what was put."""
+        """Drop the uploaded parts."""
         with suppress(OSError):  # The store drops it by its own rules; the error that led here is what matters.
             self._ask("abort_multipart_upload", UploadId=self.name)
 
 
 class _InParts:
-    """S3: an object by one worker, as a multipart upload, or one request if there is only one part."""
+    """An upload to S3 by one worker: a multipart upload, or one request if there is only one part."""
 
     any_order = True
 
@@ -267,7 +267,7 @@ class _InParts:
 
 
 class _MemoryUpload:
-    """memory://, whose objects are memory: they are put together here."""
+    """An upload to `memory://`; the parts are joined here."""
 
     any_order = True
 
@@ -292,7 +292,7 @@ class _MemoryUpload:
 
 
 class _GoogleUpload:
-    """Google's store: a file of gcsfs, which uploads in order, and makes the object when it is closed."""
+    """An upload to Google's store through a file of gcsfs, which uploads in order and makes the object at `close`."""
 
     any_order = False
 

@@ -1,4 +1,4 @@
-"""Objects of a store as a whole: read, compared, made and removed."""
+"""Whole objects of a store: reading, comparing, making and removing them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from .uploads import put_object
 
 __all__ = ["ask_all", "has_bytes", "has_text", "is_made", "put_same", "remove", "small_object"]
 
-#: The most bytes of a small object of ours that is read.
+#: The most bytes that a small object of ours may have to be read.
 _MOST = 2**28
-#: Bytes that are read at a time to be compared.
+#: Bytes that are read and compared at a time.
 _AT_ONCE = 8 * 2**20
 
 Returning = TypeVar("Returning")
 
 
 def small_object(place: ObjectPath) -> bytes | None:
-    """The contents of a small object of ours; `None` if there is none, or another process removes it."""
+    """Return the contents of a small object of ours; `None` if it does not exist, or vanishes meanwhile."""
     try:
         status = place.status()
     except FileNotFoundError:
@@ -40,7 +40,7 @@ def small_object(place: ObjectPath) -> bytes | None:
 
 
 def has_bytes(path: ObjectPath, status: ObjectStatus, begin: int, data: bytes | bytearray) -> bool:
-    """Return whether an object has these bytes at this place."""
+    """Return whether an object has these bytes from `begin` on."""
     if begin + len(data) > status.size:
         return False
     spans = ((at, min(at + _AT_ONCE, len(data))) for at in range(0, len(data), _AT_ONCE))
@@ -48,7 +48,7 @@ def has_bytes(path: ObjectPath, status: ObjectStatus, begin: int, data: bytes | 
 
 
 def remove(path: ObjectPath) -> None:
-    """Remove an object, if it is there."""
+    """Remove an object; errors are ignored."""
     with suppress(OSError):  # Nobody looks for it any more.
         path.ask(lambda: path.filesystem.rm_file(path.key))
 
@@ -79,6 +79,6 @@ def put_same(path: ObjectPath, text: bytes) -> None:
 
 
 def ask_all(ask: Callable[[Any], Returning], items: Sequence[Any]) -> Iterator[Returning]:
-    """Ask about several objects at a time, and yield the answers in order."""
+    """Call a function on several items at a time, in threads, and yield the answers in order."""
     with Threads(WINDOW, "shardwise-ask") as pool:
         yield from pool.map(ask, items)

@@ -1,7 +1,7 @@
-"""Runs of a plan: options, workers, cost and report.
+"""Runs of a plan: their options, and their workers.
 
-The workers that run tasks are threads, or a caller's executor; they run a few at a time, with retries where they may
-help.
+The workers that run tasks are threads, or a caller's executor. A few tasks are under way at a time, and a task that
+fails is retried if that may help.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ __all__ = [
     "workers_for",
 ]
 
-#: Bytes of memory, and how often a task is retried, unless the caller says otherwise.
+#: The defaults of `memory`, in bytes, and of `retries`.
 MEMORY = 256 * 2**20
 RETRIES = 2
 #: The number of tasks per worker that are under way or waiting.
 _WINDOW = 2
 #: With less memory per thread, fewer threads with larger buffers are better.
 _SMALL = 512 * 2**10
-#: The work that one thread does before another has started.
+#: The work, in bytes, that one thread does in the time that another takes to start.
 _PARALLEL_FROM = 4 * 2**20
 _MOST_THREADS = 256
-#: System errors that would be the same the next time.
+#: System errors that would only occur again in a retry.
 _LASTING = {
     errno.EACCES, errno.EDQUOT, errno.EEXIST, errno.ENOENT, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS,
 }  # fmt: skip
@@ -50,20 +50,20 @@ _LASTING = {
 
 @dataclass(frozen=True)
 class Work:
-    """The way that a plan is run.
+    """The options by which a plan is run.
 
     Attributes:
         executor: The executor that runs the tasks; threads of this process if `None`.
-        workers: The number of workers of the executor; if `None`, as many as it says it has.
+        workers: The number of workers of the executor; if `None`, the number that it states.
         memory: Bytes for the buffers of all workers of a host.
-        threads: Their number, if there is no executor; one per core if `None`.
-        sync: Whether the data is on the disk before its receipt is; a store does so anyway.
+        threads: The number of threads, if there is no executor; one per core if `None`.
+        sync: Whether data is synced to the disk before its receipt is written; a store does so anyway.
         retries: The most retries of a task that fails with an error of the system or of its worker.
-        timeout: Seconds after which workers of the executor that have ended no task are given up; `None` for no end.
+        timeout: Seconds without a finished task after which an executor's workers are given up; `None` for no limit.
         progress: Called now and then with the bytes that are done and the bytes in all.
-        resume: Whether what an interrupted run has done is kept.
-        record_bytes: Of tasks that this process runs, receipts are written when they have written so many bytes,
-        record_seconds: or after so many seconds.
+        resume: Whether work of an interrupted run is kept.
+        record_bytes: Receipts of tasks run in this process are written after this many bytes of data,
+        record_seconds: or after this many seconds.
 
     Raises:
         LayoutError, TypeError: if a number is too small, or of another type.
@@ -102,7 +102,7 @@ Result = TypeVar("Result")
 
 
 class _Here(Executor):
-    """Runs each function at once, in the caller's thread."""
+    """An executor that runs each function at once, in the caller's thread."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -119,12 +119,12 @@ class Workers:
 
     Attributes:
         executor: Takes functions to run.
-        count: The number that run at a time.
+        count: The number of tasks that run at a time.
         memory: Bytes for the buffers of each.
         is_here: Whether they run in this process.
         window: The number of tasks that are under way or waiting.
         threads: The number of threads of each task; one per core if `None`.
-        timeout: Seconds after which workers that have ended no task are given up.
+        timeout: Seconds without a finished task after which the workers are given up.
     """
 
     executor: Executor
@@ -142,7 +142,7 @@ class Workers:
 
 
 def executor_workers(work: Work) -> Workers:
-    """Give what runs tasks through a caller's executor.
+    """Return the workers of a caller's executor.
 
     Raises:
         LayoutError: if the memory is too little.
@@ -155,12 +155,12 @@ def executor_workers(work: Work) -> Workers:
 
 
 def worker_count(work: Work) -> int:
-    """The number of workers of a caller's executor that share the memory of a host; 1 without one."""
+    """Return the number of the executor's workers that share the memory of a host; 1 without an executor."""
     return 1 if work.executor is None else work.memory // executor_workers(work).memory
 
 
 def one_worker(work: Work) -> Workers:
-    """Give one worker that runs one task after the other, each with all of the memory and the threads."""
+    """Return the caller's thread as the only worker: one task after the other, each with all memory and all threads."""
     return Workers(_Here(), 1, _budget(work.memory, 1), True, 1, threads=work.threads)
 
 
@@ -203,7 +203,7 @@ def _budget(memory: int, workers: int) -> int:
 
 
 def _workers(executor: Executor) -> tuple[int, int]:
-    """The number of workers of an executor, and the most of them that share the memory of one host."""
+    """Return the number of workers of an executor, and the most of them that share the memory of one host."""
     client = getattr(executor, "_client", None)
     if client is not None and hasattr(client, "nthreads"):  # Dask's: addresses such as tcp://10.0.0.1:4711.
         hosts: dict[str, int] = {}
@@ -220,19 +220,19 @@ def _workers(executor: Executor) -> tuple[int, int]:
 
 
 class _GivenUp(TimeoutError):
-    """No worker ends a task any more."""
+    """Raised when no worker has finished a task within the timeout."""
 
 
 class TaskWindow(Generic[Submitted, Result]):
-    """Tasks under way.
+    """The tasks that are under way, a few at a time.
 
     Args:
         workers: The workers that run them.
-        call: Gives the receipt of a task; with its arguments it is sent to the workers.
-        arguments: Its arguments after the task.
+        call: A function from a task to its receipt; it is sent to the workers with its arguments.
+        arguments: The arguments of `call` after the task.
         retries: The most retries of a task.
         keep: Called with each finished task and its receipt, even if the run ends with another task's error.
-        hint: For a broken executor: what happens to finished tasks, and how to continue.
+        hint: Text for the error about a broken executor: what happens to finished tasks, and how to continue.
     """
 
     def __init__(
@@ -250,7 +250,7 @@ class TaskWindow(Generic[Submitted, Result]):
         self._under_way: set[Future[Result]] = set()
 
     def run(self, tasks: Iterable[Submitted], total: int, shown: Callable[[Submitted], object]) -> int:
-        """Run these `total` tasks, and give how many were run; `shown` is called after each."""
+        """Run these `total` tasks, and return how many were run; `shown` is called after each task."""
         count = 0
         waiting = iter(tasks)
         try:
@@ -292,7 +292,7 @@ class TaskWindow(Generic[Submitted, Result]):
         future.add_done_callback(lambda ended: self._ended.put((task, attempt, ended)))
 
     def _next(self) -> Submitted | None:
-        """The next finished task; `None` if one failed and is retried."""
+        """Wait for the next finished task; `None` if one failed and is retried."""
         try:
             task, attempt, future = self._ended.get(timeout=self._workers.timeout)
         except Empty:
@@ -313,7 +313,7 @@ class TaskWindow(Generic[Submitted, Result]):
         return task
 
     def _drain(self) -> None:
-        """After an error: wait for what has begun, and keep it if it finishes."""
+        """Wait, after an error, for the tasks that have begun, and keep those that finish."""
         for future in list(self._under_way):
             future.cancel()
         while self._under_way:
@@ -327,7 +327,7 @@ class TaskWindow(Generic[Submitted, Result]):
 
 
 def _may_pass(error: Exception) -> bool:
-    """Return whether the task that failed so may succeed another time, perhaps elsewhere."""
+    """Return whether a task that failed with this error may succeed when it is retried, perhaps elsewhere."""
     if isinstance(error, OSError):
         return error.errno not in _LASTING
     return not isinstance(

@@ -1,4 +1,4 @@
-"""The contents of a plan as sections of numbers and bytes (rule 2.12 b); each is read when it is asked for (2.12 i)."""
+"""The contents of a plan, as sections of numbers and bytes (rule 2.12 b), each read when it is needed (2.12 i)."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ __all__ = [
 
 _NO_TENSOR, _NO_FILE = TensorRow._make([0] * 8), FileRow._make([0] * 5)
 
-#: The number of tensors that are made at a time where one is asked for: the next one asked for is mostly near.
+#: The number of neighbouring tensors that are made when one is asked for, as the next one is mostly near.
 _NEAR = 32
-#: The rows of a box with its array that are the shape of that.
+#: In a box with its array, the index of the row that is the array's shape.
 _SHAPE_OF_ARRAY = 3
-#: Below this a task is nothing but overhead.
+#: The least `task_bytes`: smaller tasks would cost more than their data.
 LEAST_ASKED = 64 * 2**10
 
 
 @contextlib.contextmanager
 def said_by(path: Location | None) -> Iterator[None]:
-    """Refuse, with ParseError, what cannot be what the plan in a file says."""
+    """Turn errors of a damaged plan into a ParseError that names the plan's file."""
     try:
         yield
     except (LayoutError, OSError):
@@ -61,13 +61,13 @@ def said_by(path: Location | None) -> Iterator[None]:
 
 
 class TargetTensor:
-    """A tensor to write: its dtype and shape, and rows `[holder, offset, start…, stop…, strides…]` of its pieces.
+    """A tensor to write, with its stored pieces, and their places in the new files.
 
     Attributes:
-        name: Its name.
-        dtype: Its dtype.
+        name: The tensor's name in the new checkpoint.
+        dtype: The dtype in which it is written.
         shape: Its shape.
-        is_object: Whether it is not a tensor, but a value that is copied as it is.
+        is_object: Whether it is not a tensor, but a value that is copied as bytes.
     """
 
     def __init__(
@@ -98,17 +98,17 @@ class TargetTensor:
 
     @property
     def replicas(self) -> Pieces:
-        """The pieces that store elements again, to be compared."""
+        """The pieces that store the same elements once more, to be compared."""
         return self._rows("replicas", self._before.replicas, self._row.replicas)
 
     @property
     def has_replicas(self) -> bool:
-        """True if some elements are stored again."""
+        """True if some elements are stored more than once."""
         return self._row.replicas > self._before.replicas
 
     @property
     def targets(self) -> Pieces:
-        """The pieces to which elements go, in C order; holders are the files."""
+        """The pieces of the new files, in C order; their holders are the files' numbers."""
         held = self._plan.rows("targets", self._before.targets, self._row.targets)
         boxes = self._plan.boxes_at(held["place"], len(self.shape))
         arrays = boxes[:, _SHAPE_OF_ARRAY] if self._plan.has_arrays else None
@@ -120,7 +120,7 @@ class TargetTensor:
 
 
 class _LoadedSlots(Slots):
-    """The slots of a file of a plan, read when one is asked for."""
+    """The slots of a file of a plan, read when they are needed."""
 
     def __init__(self, load: Callable[[], Slots]) -> None:
         self._load = load
@@ -147,12 +147,12 @@ class CheckpointTables:
 
     Attributes:
         path: The place of the new checkpoint.
-        is_folder: Whether that is a folder; else it is the only file.
+        is_folder: Whether the checkpoint is a folder; otherwise it is one file.
         task_bytes: The most bytes of tensors that a task writes.
-        form: Its format.
-        dtypes: The dtypes of its tensors.
+        form: The format of the new checkpoint.
+        dtypes: The dtypes that occur, in the order of their numbers in the tables.
         tensors: The tensors that are written, each made when it is asked for.
-        sources: The files, objects and arrays that it is read from.
+        sources: The files, objects and arrays that are read.
         head: The entries of the plan besides its sections.
         sections: The sections by name.
     """
@@ -190,10 +190,10 @@ class CheckpointTables:
         Args:
             head: The entries of the plan besides its sections.
             sections: The tables of the plan, by name.
-            path: The place of the checkpoint, if it need not be made from the head.
-            sources: The sources, if some of them are not in the sections.
-            file: The file that it is read from.
-            digest: Its digest, if it is known.
+            path: The place of the checkpoint; if `None`, the head states it.
+            sources: The sources; if `None`, the sections state all of them.
+            file: The file that the plan is read from, if any.
+            digest: The plan's digest, if it is known.
         """
         self = cls.__new__(cls)
         self.head, self.sections = head, sections
@@ -212,7 +212,7 @@ class CheckpointTables:
         return self
 
     def _tensors_made(self, begin: int, end: int) -> list[TargetTensor]:
-        """The tensors from one to another."""
+        """Yield the tensors from one number to another."""
         with said_by(self._file):
             first = max(begin - 1, 0)
             found = list(starmap(TensorRow, self.rows("tensors", first, end).tolist()))
@@ -234,20 +234,20 @@ class CheckpointTables:
             return source_of(json.loads(text), places)
 
     def numbers(self, section: str, begin: int, end: int) -> Numbers:
-        """Give numbers of a section from one place to another."""
+        """Return the numbers of a section from one position to another."""
         return numbers(self.sections[section], begin, end)
 
     def count(self, section: str) -> int:
-        """The number of rows of a table."""
+        """Return the number of rows of a table."""
         return self.sections[section].nbytes // (8 * len(TABLES[section]._fields))
 
     def rows(self, section: str, begin: int, end: int) -> npt.NDArray[np.void]:
-        """Give the rows of a table from one to another."""
+        """Return the rows of a table from one to another."""
         width = len(TABLES[section]._fields)
         return table_of(section, self.numbers(section, width * begin, width * end))
 
     def column(self, section: str, column: str) -> Numbers:
-        """Give a column of all rows of a table."""
+        """Return a column of a table, for all rows."""
         found = np.empty(self.count(section), np.int64)
         for begin in range(0, len(found), 2**14):
             end = min(begin + 2**14, len(found))
@@ -256,11 +256,11 @@ class CheckpointTables:
 
     @property
     def has_arrays(self) -> bool:
-        """True if the boxes in its files are parts of arrays, and may be in several files: see `SlotTable`."""
+        """True if boxes are parts of arrays in the files, and may be in several files: see `SlotTable`."""
         return WRITTEN[self.form].has_arrays
 
     def boxes_at(self, places: Numbers, rank: int) -> Numbers:
-        """Give boxes by their places, with their arrays if they have some: int64 of shape (boxes, 2 or 4, dims)."""
+        """Return boxes by their places, with their arrays if they have any: int64 of shape (boxes, 2 or 4, dims)."""
         width = 4 if self.has_arrays else 2
         if not len(places) or not rank:
             return np.zeros((len(places), width, rank), np.int64)
@@ -281,7 +281,7 @@ class CheckpointTables:
 
     @property
     def files(self) -> Sequence[TargetFile]:
-        """The files that it is written to."""
+        """The files of the new checkpoint that have tensors."""
         if self._files is None:
             with said_by(self._file):
                 files = list(map(self._target, range(self.count("files"))))
@@ -314,7 +314,7 @@ class CheckpointTables:
 
     @property
     def texts(self) -> Mapping[str, bytes]:
-        """Further files of the folder, by name: what they hold follows from the plan."""
+        """The folder's files without tensors, by name, except the manifest."""
         paths = {name: tuple(path) for name, path in self.json("paths").items()}
         beside, end = {}, 0
         for name, length in self.head["beside"].items():
@@ -323,14 +323,14 @@ class CheckpointTables:
         return Texts(self.form, self.files, self.tensors, self.json("aliases"), paths, beside)
 
     def texts_of(self, digests: list[int], files: Iterable[WrittenFile]) -> dict[str, bytes]:
-        """All further files of the folder, with the manifest, which is as long whatever the digests are."""
+        """Return the folder's files without tensors, with the manifest, whose length does not depend on the digests."""
         cuts, texts = self.head["cuts"], dict(self.texts)  # An index takes a while to make.
         found = [cuts[cut] if cut >= 0 else {} for cut in self.column("tensors", "cut").tolist()]
         said = {"form": self.form, "aliases": self.json("aliases"), "tensors": found}
         return {MANIFEST: manifest_text(said, list(self.tensors), digests, files, texts), **texts}
 
     def json(self, section: str) -> Any:
-        """Give what a section says in JSON."""
+        """Return the value that a section holds as JSON."""
         held = self.sections[section]
         return json.loads(held.read(0, held.nbytes))
 
@@ -341,22 +341,22 @@ class CheckpointTables:
 
     @property
     def is_saved(self) -> bool:
-        """True if it is from a file."""
+        """True if the plan was read from a file."""
         return self._file is not None
 
     @property
     def is_of_files(self) -> bool:
-        """True if everything comes from files and objects, so that any process can do a part of it."""
+        """True if all sources are files and objects, so that any process can run a part of the plan."""
         return all(source.is_visible for source in self.sources)
 
     @property
     def is_kept(self) -> bool:
-        """True if every run finds the same sources: no arrays, nor files that each run makes anew."""
+        """True if every run finds the same sources: neither arrays nor files that each run makes anew."""
         return all(source.is_kept for source in self.sources)
 
     @property
     def is_shared(self) -> bool:
-        """True if tasks make parts of objects, which are put together at the end."""
+        """True if tasks make parts of objects, which are joined at the end."""
         return self.sections["order"].nbytes > 0
 
     @property
@@ -366,7 +366,7 @@ class CheckpointTables:
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of everything in the plan, in hexadecimal; for a plan of arrays in memory a random number."""
+        """The SHA-256 of all contents of the plan, in hexadecimal; for a plan of arrays in memory a random number."""
         if self._digest is None:
             self._digest = hashlib.sha256(self.body()).hexdigest() if self.is_of_files else secrets.token_hex(32)
         return self._digest
