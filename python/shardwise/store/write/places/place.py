@@ -167,7 +167,7 @@ class Place(Protocol):
         """Return whether a checkpoint exists under the final name."""
 
     def claim(self, resume: bool) -> None:
-        """Refuse, with FileExistsError, a name that is taken; unless `resume`, remove what other runs have left."""
+        """Refuse, with FileExistsError, a name that is taken. Remove remains of runs; `resume` keeps this plan's."""
 
     def free(self) -> int | None:
         """Return the free bytes, or `None` if the place does not know."""

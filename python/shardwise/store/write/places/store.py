@@ -118,7 +118,7 @@ class StorePlace:
             self._shared.begin(are_checked=not parts)
 
     def workers(self, work: Work, each: int) -> AbstractContextManager[Workers]:
-        """Give what runs the tasks: one after the other in this process, each with all threads; or an executor."""
+        """Yield the workers: a caller's executor, or this thread for one task after the other with all threads."""
         if self._new.is_shared:
             return self._workers_of_parts(work, each)
         if work.executor is None:

@@ -159,7 +159,7 @@ class Task:
 
     @property
     def written(self) -> tuple[tuple[int, int, int, int], ...]:
-        """The ranges that it writes: the file's number in the plan, the tensor's number, first byte, end."""
+        """The ranges that the task writes: the file's and the tensor's number in the plan, first byte, and end."""
         return tuple((self.files[file][0], tensor, begin, end) for file, tensor, begin, end in self.ranges)
 
     @property

@@ -70,7 +70,7 @@ def is_made(path: ObjectPath, made: tuple[int, str] | None) -> bool:
 
 
 def put_same(path: ObjectPath, text: bytes) -> None:
-    """Make a small object, unless it is there already, from a commit that was interrupted or is under way elsewhere."""
+    """Make a small object, unless it exists with the same contents, as after an interrupted commit."""
     try:
         put_object(path, text, is_new=True)
     except FileExistsError:

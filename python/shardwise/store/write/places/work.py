@@ -166,9 +166,9 @@ def one_worker(work: Work) -> Workers:
 
 @contextlib.contextmanager
 def workers_for(work: Work, *, nbytes: int, tasks: int, each: int = _SMALL) -> Iterator[Workers]:
-    """Give what runs this many tasks of this many bytes: a caller's executor, or threads for as long as this lasts.
+    """Yield the workers for this many tasks of this many bytes: a caller's executor, or threads within this block.
 
-    There are no more threads than have `each` of the memory.
+    There are only as many threads as can have `each` bytes of the memory.
 
     Raises:
         LayoutError: if the memory is too little.

@@ -372,6 +372,6 @@ class CheckpointTables:
         return self._digest
 
     def body(self) -> bytes:
-        """The head as JSON, with the length of each section and the digests of its blocks: what is digested."""
+        """Return the bytes that are digested: the head as JSON, with each section's length and block digests."""
         sections = {name: [held.nbytes, block_digests(held)] for name, held in self.sections.items()}
         return json.dumps({**self.head, "sections": sections}, separators=(",", ":")).encode()

@@ -1,9 +1,10 @@
-"""The file of a plan: a line that says what it is, a head in JSON, and sections in blocks, each with its digest.
+"""The file of a plan: a line with version and digest, a head in JSON, and sections in blocks, each with its digest.
 
-The digest of the head, which has those of all blocks, is the plan's. So a plan is opened by its head alone, and a
-worker reads the blocks that its tasks need. What the file says is checked before anything is done with it: of a small
-plan all when it is opened, of a large one each part when it is read, and all of it before the checkpoint gets its name.
-All that it says is checked against itself: names, boxes, places of bytes, tasks.
+The digest of the head, which contains the digests of all blocks, is the plan's. So a plan is opened by its head alone,
+and a worker reads only the blocks that its tasks need. Contents are checked before they are used: a small plan as a
+whole
+when it is opened, a large one part by part as it is read, and as a whole before the checkpoint gets its name. The check
+compares names, boxes, positions of bytes and tasks with one another.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _LARGEST = 2**63 - 1
 _HEAD = re.compile(rb"shardwise plan (\d{1,9})(?: ([0-9a-f]{64}) (\d{1,15}) (\d{1,15}))?[ \n]")
 _VERSION = 3
 _MOST_LINE = 128
-#: Plans of up to so many bytes are checked as a whole when they are opened.
+#: Plans of up to this many bytes are checked as a whole when they are opened.
 _SMALL = 2**22
 
 _SECTIONS = (
@@ -59,7 +60,7 @@ _KEYS = {"path", "form", "task_bytes", "metadata", "dtypes", "cuts", "beside", "
 
 
 def save_plan(plan: CheckpointTasks, path: Path) -> None:
-    """Write a plan to a file, as a whole or not at all."""
+    """Write a plan to a file, completely or not at all."""
     head = plan.body()
     count = sum(-(-held.nbytes // BLOCK) for held in plan.sections.values())
     lengths = []
@@ -76,7 +77,7 @@ def save_plan(plan: CheckpointTasks, path: Path) -> None:
 
 
 def load_plan(path: Path, kind: type[_LoadedTasks]) -> _LoadedTasks:
-    """Open a plan.
+    """Open a plan as a `kind` of plan.
 
     Raises:
         ParseError: if it is not a plan, has another version, or was damaged or edited.
@@ -155,7 +156,7 @@ def _check_head(head: Any) -> None:
 
 
 def check_cut(cut: Any) -> None:
-    """Refuse, with ValueError, what no manifest says of how a tensor is cut."""
+    """Refuse, with ValueError, a cut that is not of the form in which manifests state cuts."""
     is_cut = isinstance(cut, dict) and set(cut) == {"layout", "uneven", "mesh"} and isinstance(cut["mesh"], dict)
     if not is_cut or set(cut["mesh"]) != {"shape", "axis_names"} or cut["uneven"] not in get_args(UnevenRule):
         raise ValueError("it has a cut without a layout, a rule or a mesh")
@@ -244,7 +245,7 @@ def _check_tensors(plan: CheckpointTasks) -> set[str]:
 
 
 def _check_name(name: str) -> None:
-    """Refuse, with ValueError, a name that no reader of what is written would take."""
+    """Refuse, with ValueError, the name of a tensor that readers would not accept."""
     try:
         check_tensor_name(name)
     except LayoutError as error:
@@ -252,7 +253,7 @@ def _check_name(name: str) -> None:
 
 
 def check_pieces(pieces: Pieces, shape: Sequence[int], sources: int) -> None:
-    """Refuse, with ValueError, pieces that are not in a tensor of this shape, or in none of so many sources."""
+    """Refuse, with ValueError, pieces outside of a tensor of this shape, or in a source that does not exist."""
     starts, stops = pieces.starts, pieces.stops
     inside = (starts >= 0).all() and (starts < stops).all() and (stops <= np.array(shape, np.int64)).all()
     numbers, is_negative = pieces.numbers, (pieces.numbers < 0).any() or (pieces.offsets < 0).any()
@@ -261,7 +262,7 @@ def check_pieces(pieces: Pieces, shape: Sequence[int], sources: int) -> None:
 
 
 def _check_volume(tensor: TargetTensor, pieces: Pieces) -> None:
-    """Check that pieces have as many elements as their tensor; the engine finds those that overlap."""
+    """Check that pieces together have as many elements as their tensor; the engine finds overlaps."""
     if sum(pieces.volumes.tolist()) * tensor.itemsize != tensor.nbytes:
         raise ValueError(f"its parts of the tensor {shown(tensor.name)} are not all of it")
 
@@ -328,7 +329,15 @@ def _check_files(plan: CheckpointTasks, tensors: npt.NDArray[np.void]) -> None:
 
 
 def _check_boxes(plan: CheckpointTasks, numbers: Numbers, places: Numbers) -> None:
-    """Each slot has a box of its tensor, which has this number; of one without elements all of it, once."""
+    """Check that each slot has a box inside of its tensor, and that every tensor is written.
+
+    A tensor without elements must have exactly one slot.
+
+    Args:
+        plan: The plan.
+        numbers: The tensor of each slot.
+        places: The place of each slot's box in the pool.
+    """
     table, shapes = plan.slot_table, plan.numbers("shapes", 0, plan.sections["shapes"].nbytes // 8)
     ends = np.cumsum(table.ranks)
     is_empty = np.zeros(len(table.ranks), np.bool_)

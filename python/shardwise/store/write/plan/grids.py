@@ -18,15 +18,15 @@ from .tables import RunRow, table_of
 
 __all__ = ["FileGrid", "SharedGrid", "TaskGrid", "shared_runs", "task_runs"]
 
-#: The most pieces that the small tensors of one task have, besides the first: a task must stay small too.
+#: The most pieces of the small tensors in one task, not counting the first tensor: a pickled task must stay small.
 _MOST_PIECES = 1024
 
 
 def task_runs(tensors: Iterable[tuple[tuple[int, ...], int, int]], task_bytes: int) -> Numbers:
-    """Cut tensors into tasks: int64 of shape (runs, 7), with the columns of `tables.RunRow`.
+    """Return the runs of equal tasks that tensors are cut into: int64 of shape (runs, 7), the columns of `RunRow`.
 
     Args:
-        tensors: For each, the shape, the bytes of an element, and the number of pieces involved.
+        tensors: For each tensor its shape, the bytes of an element, and the number of its pieces in all files.
         task_bytes: The most bytes of tensors that a task writes.
     """
     runs: list[RunRow] = []
@@ -72,7 +72,7 @@ class TaskGrid:
         return int(self._firsts[-1])
 
     def boxes(self, task: int) -> list[tuple[int, Bounds]]:
-        """The boxes that a task writes, each with its tensor's number."""
+        """Return the boxes that a task writes, each after its tensor's number."""
         at = int(np.searchsorted(self._firsts, task, side="right")) - 1
         run = RunRow._make(self._runs[at].item())
         dim, rows = run.dim, run.rows
@@ -90,7 +90,7 @@ class TaskGrid:
 
     @property
     def bytes(self) -> Numbers:
-        """The bytes that each task writes."""
+        """The bytes of tensors that each task writes."""
         runs = np.repeat(np.arange(len(self._runs)), self._runs["tasks"])
         rows = self._runs["rows"][runs]
         sizes: Numbers = self._runs["nbytes"][runs]
@@ -101,7 +101,7 @@ class TaskGrid:
         return sizes
 
     def add_overlaps(self, tensor: int, pieces: Pieces, found: Numbers) -> None:
-        """Add to each task the bytes that it shares with pieces of a tensor."""
+        """Add to `found`, for each task, the bytes that its boxes have in common with pieces of a tensor."""
         at = int(np.searchsorted(self._runs["first"], tensor, side="right")) - 1
         run = RunRow._make(self._runs[at].item())
         begin, (shape, itemsize) = int(self._firsts[at]), self._tensor(tensor)
@@ -122,13 +122,13 @@ class TaskGrid:
 
 
 class FileGrid:
-    """The tasks of a plan that make a file each.
+    """The tasks of a plan in which each task makes one file.
 
     Args:
-        sizes: The bytes of tensors that each writes.
-        boxes: Gives the boxes of a task, each with its tensor's number.
-        written: Gives, for a tensor, the pieces that are written, whose holders are the tasks, and the bytes of
-            an element.
+        sizes: The bytes of tensors that each task writes.
+        boxes: Returns the boxes of a task, each after its tensor's number.
+        written: Returns, for a tensor, the pieces that are written, whose holders are the tasks, and the bytes of an
+            element.
 
     >>> held = Pieces.dense(([0, 1], 0), np.array([[[0, 0], [2, 6]], [[2, 0], [4, 6]]]), 1)
     >>> grid = FileGrid(np.array([12, 12]), lambda task: [(0, held[task].box)], lambda tensor: (held, 1))
@@ -152,18 +152,18 @@ class FileGrid:
         return len(self.bytes)
 
     def add_overlaps(self, tensor: int, pieces: Pieces, found: Numbers) -> None:
-        """Add to each task the bytes that it shares with pieces of a tensor."""
+        """Add to `found`, for each task, the bytes that its boxes have in common with pieces of a tensor."""
         written, itemsize = self._written(tensor)
         for task, volume in written.shared(pieces):
             np.add.at(found, task, volume * itemsize)
 
 
-#: The bytes of the slabs of which such tasks are made, as a part of those of a task.
+#: The number of slabs that make up a task of a `SharedGrid`, about.
 _SLABS = 8
 
 
 def shared_runs(tensors: Iterable[tuple[tuple[int, ...], int, int]], task_bytes: int) -> Numbers:
-    """Cut tensors, in the order in which files have them, into the slabs of a `SharedGrid`; see `task_runs`."""
+    """Return the slabs that a `SharedGrid` is made of, of tensors in the order of the files; see `task_runs`."""
     return task_runs(tensors, max(task_bytes // _SLABS, 1))
 
 
@@ -207,7 +207,7 @@ class SharedGrid:
         return len(self._firsts)
 
     def boxes(self, task: int) -> list[tuple[int, Bounds]]:
-        """The boxes that a task writes, each with its tensor's number."""
+        """Return the boxes that a task writes, each after its tensor's number."""
         found: list[tuple[int, Bounds]] = []
         for slab in range(int(self._firsts[task]), int(self._ends[task])):
             for place, box in self._slabs.boxes(slab):
@@ -220,14 +220,14 @@ class SharedGrid:
         return found
 
     def add_overlaps(self, tensor: int, pieces: Pieces, found: Numbers) -> None:
-        """Add to each task the bytes that it shares with pieces of a tensor."""
+        """Add to `found`, for each task, the bytes that its boxes have in common with pieces of a tensor."""
         of_slabs = np.zeros(len(self._slabs), np.int64)
         self._slabs.add_overlaps(int(self._places[tensor]), pieces, of_slabs)
         found += self._sums(of_slabs)
 
 
 def _joined(first: Bounds, second: Bounds) -> Bounds | None:
-    """Two boxes as one, if the second follows the first along a dim."""
+    """Return two boxes as one box, if the second continues the first along a dim; else `None`."""
     different = [dim for dim, (a, b) in enumerate(zip(first, second, strict=True)) if a != b]
     if len(different) != 1 or first[different[0]][1] != second[different[0]][0]:
         return None

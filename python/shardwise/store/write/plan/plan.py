@@ -48,13 +48,13 @@ class CheckpointTasks(CheckpointTables):
 
     @property
     def place(self) -> Place:
-        """The place of the checkpoint."""
+        """The place of the checkpoint: a folder, or a store."""
         if self._place is None:
             self._place = place_for(self)
         return self._place
 
     def with_place(self: _SelfTasks, place: Place) -> _SelfTasks:
-        """Give the same plan for a place that is made for it otherwise, as with other limits of a store."""
+        """Return the same plan with another place, such as one with other limits of a store."""
         made = copy.copy(self)
         made._place, made._grid, made._written_bytes = place, None, None
         return made
@@ -70,7 +70,7 @@ class CheckpointTasks(CheckpointTables):
         self.place.check_room(lambda: map(len, self.texts_of(none, files).values() if self.is_folder else ()))
 
     def check_tasks(self) -> None:
-        """Raise TypeError if tasks cannot be run by themselves, because something must be put together first."""
+        """Refuse, with TypeError, a plan whose tasks cannot be run alone, because tensors must be converted first."""
         if self.obstacle:
             raise TypeError(self.obstacle)
 
@@ -93,7 +93,7 @@ class CheckpointTasks(CheckpointTables):
         return self._grid
 
     def shares(self, number: int) -> list[FileShare]:
-        """Return a task's shares of files."""
+        """Return the shares of files that a task makes."""
         with said_by(self._file):
             first, end = [0, *self.numbers("share_ends", max(number - 1, 0), number + 1).tolist()][-2:]
             found = list(map(FileShare._make, self.rows("shares", first, end).tolist()))
@@ -104,7 +104,7 @@ class CheckpointTasks(CheckpointTables):
 
     @property
     def most_shared(self) -> int:
-        """The most bytes that a task holds of files that tasks share; its remainder it has twice."""
+        """The most bytes of shared files that a task holds in memory; its remainder counts twice."""
         with said_by(self._file):
             begins, stops, parts = (self.column("shares", column) for column in ("begin", "end", "part"))
             is_in = (begins >= 0) & (begins <= parts) & (parts <= stops)
@@ -115,13 +115,13 @@ class CheckpointTasks(CheckpointTables):
             return int(np.diff(ends, prepend=0).max(initial=0))
 
     def known_before(self, file: int) -> bytes:
-        """Return the bytes before the first tensor of a file, if they do not depend on the tasks; else no bytes."""
+        """Return the bytes before the first tensor of a file; no bytes if they depend on the tensors' values."""
         held = self.files[file]
         return b"" if held.needs_values else held.before(0)[1]
 
     @property
     def written_bytes(self) -> npt.NDArray[np.int64]:
-        """The bytes of tensors that each task writes, as often as files hold them."""
+        """The bytes of tensors that each task writes; replicas in several files count several times."""
         if not self.has_arrays or self.place.takes_whole_files:
             return self.grid.bytes
         if self._written_bytes is None:
@@ -135,7 +135,7 @@ class CheckpointTasks(CheckpointTables):
         return [(slot.tensor, slot.box) for slot in self.files[number].slots if slot.end > slot.begin]
 
     def repeated_in(self, number: int) -> frozenset[int]:
-        """Return positions among a file's non-empty boxes: of those that this file or an earlier one already has."""
+        """Return the positions, among a file's non-empty boxes, of those that repeat a box of an earlier slot."""
         if not self.has_arrays:
             return frozenset()
         before, row = self._file_rows(number)
@@ -152,7 +152,7 @@ class CheckpointTasks(CheckpointTables):
         return Listed("task", len(self.grid), lambda begin, end: map(self.task, range(begin, end)))
 
     def task(self, number: int) -> Task:
-        """Make a task."""
+        """Return the task of this number."""
         self.check_tasks()
         with said_by(self._file):
             made = _Making(self)
@@ -163,9 +163,9 @@ class CheckpointTasks(CheckpointTables):
             return made.task(number)
 
     def written_by(self, number: int) -> tuple[Sequence[tuple[int, int, int, int]], frozenset[int]]:
-        """The ranges that a task writes, and which of them hold what others hold; see `Task.written` and `Task.again`.
+        """Return the ranges that a task writes, and the positions of repeated ones; see `Task.written`, `Task.again`.
 
-        A task that makes a whole file is not made for that, as its sources would be looked at.
+        If tasks make whole files, this is found without making the task, which would look at its sources.
         """
         if not self.place.takes_whole_files:
             task = self.task(number)
@@ -176,13 +176,13 @@ class CheckpointTasks(CheckpointTables):
         return ranges, self.repeated_in(number)
 
     def bytes_of(self, numbers: Sequence[int]) -> Numbers:
-        """The bytes that each of these tasks writes: of an object, all."""
+        """Return the bytes that each of these tasks writes; if tasks make whole objects, the sizes of the objects."""
         sizes = self.column("files", "size") if self.place.takes_whole_files else self.written_bytes
         found: Numbers = sizes[np.asarray(numbers, np.int64)]
         return found
 
     def part(self, part: int, parts: int) -> range:
-        """Give the numbers of the tasks of one part, counted from 1: consecutive tasks, with about the same bytes.
+        """Return the numbers of the tasks of one part, counted from 1: consecutive tasks, with about equal bytes.
 
         Raises:
             LayoutError: if there is no such part.
@@ -205,7 +205,7 @@ class CheckpointTasks(CheckpointTables):
         return self._cut[1]
 
     def part_bytes(self, parts: int) -> npt.NDArray[np.int64]:
-        """The bytes that each part reads and writes: int64 of shape (parts, 2).
+        """Return the bytes that each part reads and writes: int64 of shape (parts, 2).
 
         Raises:
             LayoutError: if `parts` is not positive.
@@ -226,7 +226,7 @@ class CheckpointTasks(CheckpointTables):
 
 
 class _Making:
-    """A task that is put together."""
+    """A task while boxes are added to it."""
 
     def __init__(self, plan: CheckpointTasks) -> None:
         self._plan = plan
@@ -236,11 +236,11 @@ class _Making:
         self._parts: list[tuple[TargetTensor, Pieces, Pieces, Pieces]] = []
         self._ranges: list[tuple[int, int, int, int]] = []
         self._again: list[int] = []
-        #: The number of the file that it makes as a whole, if it does.
+        #: The number of the only file that the task makes; `None` if it writes parts of files.
         self._only: int | None = None
 
     def open_file(self, number: int) -> None:
-        """Say that it writes one file, whether that has bytes of tensors or not."""
+        """Make this file the only one that the task writes, even if it has no bytes of tensors."""
         self._files[number], self._only = 0, number
         self._again += sorted(self._plan.repeated_in(number))
 
@@ -260,7 +260,7 @@ class _Making:
         self._parts.append((tensor, sources, targets, replicas))
 
     def _in_shares(self, targets: Pieces, shares: Sequence[FileShare]) -> Pieces:
-        """The targets with the number of a task's share of a file as the holder, in place of the number of the file."""
+        """Return the targets with the number of the task's share as their holder, in place of the file's number."""
         share_files, begins, ends, _ = np.array(shares, np.int64).reshape(-1, 4).T
         files = np.array(list(self._files), np.int64)[targets.numbers][:, None]
         at = targets.offsets[:, None]

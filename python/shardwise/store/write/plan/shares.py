@@ -1,4 +1,4 @@
-"""The shares of files that tasks make, where objects are put together from what several tasks have made."""
+"""The shares of files that tasks make, for objects that are joined from the parts of several tasks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Shares", "shares_of"]
 
 
 class Shares(NamedTuple):
-    """The shares of all tasks, as a table of `FileShare`, and for each task where its shares end there."""
+    """The shares of all tasks, as a table of `FileShare`, and for each task the row after its last."""
 
     rows: npt.NDArray[np.void]
     ends: Numbers
@@ -31,19 +31,22 @@ class _FileRun(NamedTuple):
 
 
 def shares_of(plan: CheckpointTasks, least: Callable[[int], int]) -> Shares | None:
-    """Say what tasks make of files: the share of each row, and the number of its task.
+    """Return the shares of files that the tasks of a plan make; `None` if tasks cannot share its files.
 
-    What a task writes of a file is one run of bytes, or a few. A run is a part of the object, if it has the least bytes
-    of a part. What is too short for that goes to the remainder of the task, with as much of the run after it as makes a
-    part of both; so does the beginning of a run after bytes that are known only at the end.
+    A task writes one run of bytes of a file, or a few. A run of at least the least bytes of a part is uploaded as a
+    part.
+    Shorter runs go to the task's remainder; the run after a short one gives up its first bytes, as many as a part
+    needs, to
+    the remainder too. So does a run after bytes that are known only at the end.
 
     Args:
         plan: The plan whose tasks make parts of objects.
-        least: Gives the least bytes of a part of a file of so many bytes.
+        least: Returns the least bytes of a part, for a file of this size.
 
     Returns:
-        The shares by task, file and place; `None` if a task writes bytes of a file that are no runs, or no task writes
-        some of its arrays, which are zeros.
+        The shares by task, file and position; `None` if a task writes bytes of a file that are not runs, or no task
+        writes
+        some bytes of its arrays, which are zeros.
     """
     if plan.has_arrays:
         starts, sizes, data = (plan.column("files", column) for column in ("start", "size", "data"))
@@ -76,7 +79,7 @@ def shares_of(plan: CheckpointTasks, least: Callable[[int], int]) -> Shares | No
 
 
 def _file_runs(plan: CheckpointTasks, task: int) -> Numbers | None:
-    """The runs of files that a task writes: int64 of shape (runs, 3), the file, first byte and end."""
+    """Return the runs that a task writes: int64 of shape (runs, 3) with file, first byte, byte after the last."""
     runs: list[_FileRun] = []
     spans: list[list[int]] = []
     for number, box in plan.grid.boxes(task):

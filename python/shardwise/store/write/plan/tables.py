@@ -1,4 +1,4 @@
-"""The tables of a plan, whose columns have names, and those that follow from its files."""
+"""The tables of a plan, with named columns; and the tables that follow from its files."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class TensorRow(NamedTuple):
     """A tensor of a plan.
 
     Attributes:
-        name, shape, sources, replicas, targets: Where these of its end, each in its section.
-        dtype: Its dtype among those of the plan.
-        cut: Its cut among those of the plan; -1 if there is none.
-        is_object: Whether it is not a tensor, but a value that is copied as it is.
+        name, shape, sources, replicas, targets: The end of the tensor's entries in the section of this name.
+        dtype: The number of its dtype in the plan.
+        cut: The number of its cut in the plan; -1 if it is not cut.
+        is_object: 1 if it is not a tensor, but a value that is copied as bytes; else 0.
     """
 
     name: int
@@ -53,9 +53,9 @@ class FileRow(NamedTuple):
     """A file of a plan.
 
     Attributes:
-        name, slots: Where these of it end, each in its section.
+        name, slots: The end of the file's entries in the section of this name.
         start: The first byte of its data.
-        size: Its bytes.
+        size: The size of the file in bytes.
         data: The bytes of tensors in it.
     """
 
@@ -67,7 +67,7 @@ class FileRow(NamedTuple):
 
 
 class TargetRow(NamedTuple):
-    """A box of a tensor in a file: the file, the byte at which it begins there, and its place among the boxes."""
+    """A box of a tensor in a file: the file's number, the box's first byte there, and its place among the boxes."""
 
     file: int
     offset: int
@@ -75,7 +75,7 @@ class TargetRow(NamedTuple):
 
 
 class SlotRow(NamedTuple):
-    """A slot of a file: its tensor, and the place of its box among the boxes."""
+    """A slot of a file: its tensor's number, and the place of its box in the pool of boxes."""
 
     tensor: int
     place: int
@@ -103,7 +103,7 @@ class RunRow(NamedTuple):
     nbytes: int
 
 
-#: The row of each section that is a table.
+#: The type of the rows of each section that is a table.
 TABLES: dict[str, type[Any]] = {
     "tensors": TensorRow,
     "files": FileRow,
@@ -116,7 +116,7 @@ _DTYPES = {name: np.dtype([(column, np.int64) for column in row._fields]) for na
 
 
 def table_of(section: str, numbers: Numbers) -> Table:
-    """Return the numbers of a section, in C order, as a table.
+    """Return the numbers of a section as a table with named columns.
 
     Raises:
         ValueError: if they are not whole rows.
@@ -129,12 +129,12 @@ def table_of(section: str, numbers: Numbers) -> Table:
 
 
 def blank(section: str, count: int) -> Table:
-    """Return a table of so many rows of zeros."""
+    """Return a table of `count` rows of zeros for a section."""
     return np.zeros(count, _DTYPES[section])
 
 
 def target_rows(files: Sequence[TargetFile], tensors: int) -> tuple[Section, Numbers]:
-    """The slots that have bytes, by tensor, as file, offset and box; and how many each tensor has."""
+    """Return the non-empty slots as a table sorted by tensor, and the number of each tensor's slots."""
     kept = [np.flatnonzero(file.slots.nbytes) for file in files]
     ends = np.cumsum([len(chosen) for chosen in kept], dtype=np.int64)
     count = int(ends[-1]) if len(ends) else 0
@@ -165,7 +165,7 @@ def target_rows(files: Sequence[TargetFile], tensors: int) -> tuple[Section, Num
 
 
 def slot_rows(files: Sequence[TargetFile]) -> Section:
-    """All slots, those of each file in their order, as tensor and box."""
+    """Return all slots as a table, file by file."""
     ends = np.cumsum([0, *(len(file.slots) for file in files)]).tolist()
 
     def make(begin: int, end: int) -> Numbers:
@@ -202,7 +202,7 @@ def repeated_slots(files: Sequence[TargetFile]) -> bytes:
 
 
 def file_rows(names: Sequence[bytes], files: Sequence[TargetFile]) -> Table:
-    """The files, those with these names."""
+    """Return a table of the files, in order."""
     found = blank("files", len(files))
     for number, (name, file) in enumerate(zip(names, files, strict=True)):
         data = int(file.slots.nbytes.sum())

@@ -3,10 +3,10 @@
 | module | answers |
 |---|---|
 | `request` | a request, as one value that checks itself |
-| `planner` | from tensors that are wanted to the files of a form |
+| `planner` | from the tensors of the new checkpoint to the files of a form |
 | `contents` | from tensors and files to a plan |
-| `save` | arrays saved |
-| `reshape`, `preparation` | checkpoints cut anew, or planned; the way to their plans |
+| `save` | arrays in memory saved as a checkpoint |
+| `reshape`, `preparation` | checkpoints resharded, or planned; the steps from a request to a plan |
 | `values` | values that are not tensors, as a form has them |
-| `scratch` | tensors that are put together in a file first |
+| `scratch` | tensors that are converted in a temporary file first |
 """

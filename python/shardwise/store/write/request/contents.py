@@ -1,4 +1,4 @@
-"""The plan of a checkpoint's contents: tensors and files as sections of numbers, cut into tasks."""
+"""The plan of a checkpoint: its tensors and files turned into tables of numbers, and cut into tasks."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ from .request import Request
 
 __all__ = ["CheckpointContents", "make_plan", "with_shares"]
 
-#: The most bytes of a task and, for small checkpoints, the least.
+#: The most bytes of a task; and for small checkpoints the least.
 _TASK, _LEAST_TASK = 64 * 2**20, 16 * 2**20
-#: The most bytes of a task that fetches them from a store into memory.
+#: The most bytes of a task whose sources are fetched from a store into memory.
 _FETCHED_TASK = 16 * 2**20
 #: A table without rows.
 _NO_ROWS = np.zeros(0, np.int64)
 #: The most bytes of a task that makes parts of objects.
 _MOST_SHARED_TASK = 256 * 2**20
-#: Tasks make parts of shared objects only if at most one byte in so many is in pieces too short for a part.
+#: Tasks share objects only if at most one byte in this many is in pieces too short for a part.
 _MOST_REMAINDER = 4
-#: With more slots than this objects are made whole.
+#: With more slots than this, each task makes a whole object.
 _MOST_SLOTS = 2**17
 #: A checkpoint has at least about this many tasks, unless they would be smaller than `_LEAST_TASK`.
 _TASKS = 128
@@ -60,10 +60,10 @@ class CheckpointContents:
         files: its files.
         form: its format, or `"rank"` for the file of one rank.
         metadata: texts for the headers.
-        aliases: further names of tensors, each with the name of the tensor.
-        paths: for `"dcp"`, where tensors lie in a nested state dict.
-        cuts: how each tensor is cut, in words.
-        beside: further files of a folder.
+        aliases: further names of tensors, each with the name under which the elements are written.
+        paths: for `"dcp"`, the path of each tensor in a nested state dict.
+        cuts: how each tensor is cut, as the manifest states it.
+        beside: further files of a folder, by name.
     """
 
     wanted: Sequence[Wanted]
@@ -77,7 +77,7 @@ class CheckpointContents:
 
 
 def make_plan(request: Request, contents: CheckpointContents) -> CheckpointPlan:
-    """Put together the plan of these tensors and files.
+    """Return the plan of a checkpoint with these contents.
 
     Raises:
         LayoutError: if `task_bytes` is too small.
@@ -173,10 +173,10 @@ def make_plan(request: Request, contents: CheckpointContents) -> CheckpointPlan:
 
 
 def with_shares(plan: CheckpointPlan, limits: Limits, task_bytes: int, memory: int) -> CheckpointPlan | None:
-    """Give the plan with tasks that each write consecutive slabs of all tensors, and so parts of objects.
+    """Return the plan with tasks that write consecutive slabs of all tensors, and so parts of shared objects.
 
-    `None` if that is of no use, if too much would be too short for a part, or if the memory does not hold what a task
-    writes.
+    Return `None` if each task would make one whole file, if too many bytes would be too short for a part, or if the
+    data of a task does not fit in the memory.
     """
     if plan.count("slots") > _MOST_SLOTS:
         return None
@@ -206,7 +206,7 @@ def with_shares(plan: CheckpointPlan, limits: Limits, task_bytes: int, memory: i
 
 
 class _Holders:
-    """The files and arrays that pieces lie in, numbered as they come, and from where to where each is read."""
+    """The files and arrays that hold pieces, numbered as they occur, with the range of bytes that is read from each."""
 
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}
@@ -214,7 +214,7 @@ class _Holders:
         self.spans: list[tuple[int, int]] = []
 
     def rows(self, pieces: Pieces, itemsize: int) -> npt.NDArray[np.int64]:
-        """The rows of pieces, one after the other, with the numbers that their holders have here."""
+        """Return the rows of pieces, flattened, with the holders' numbers of this table."""
         if not len(pieces):
             return pieces.rows.reshape(-1)
         numbers = []

@@ -1,4 +1,4 @@
-"""The planner of all verbs: from tensors that are wanted to the files of a form."""
+"""The planner of all verbs: from the tensors of a new checkpoint to the files of a form."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from .request import Request
 __all__ = ["OF_NESTED", "chosen_form", "only_read", "plan_form"]
 
 
-#: Advice for formats that can only be read.
+#: For formats that can only be read: what to do instead of writing them.
 _ONLY_READ = {
     "orbax": "write safetensors or hf, load that into JAX, and save it with Orbax",
     "keras": "write safetensors or hf, set a model's weights from it, and save them with Keras",
 }
-#: PyTorch's own forms, which hold the dtypes that PyTorch has.
+#: PyTorch's own forms, which hold only dtypes of PyTorch.
 _OF_TORCH = {"dcp": "distributed checkpoint", "torch": "file", "fsdp2": "folder of ranks", "universal": "files"}
 #: Forms whose files have a nested dict of tensors and values.
 OF_NESTED = ("torch", "fsdp2", "universal")
-#: No texts beside the tensors.
+#: An empty mapping, for arguments without entries.
 NONE: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -56,13 +56,13 @@ def plan_form(
     beside: Mapping[str, bytes] = NONE,
     nested: Nested | None = None,
 ) -> CheckpointPlan:
-    """Plan a checkpoint of these tensors.
+    """Return the plan of a checkpoint of these tensors.
 
     Args:
         request: The request, which has the path and the layouts.
         to: The form that is written; see `chosen_form`.
-        wanted: The tensors; those of one identity are written once, under the other names as well.
-        paths: For `"dcp"`, where tensors lie in a nested state dict.
+        wanted: The tensors; those with equal `identity` are written once, and the other names become aliases.
+        paths: For `"dcp"`, the path of each tensor in a nested state dict.
         beside: Further files of a folder; they replace none of its own.
         nested: For `OF_NESTED`, the nested dict of these tensors.
 
@@ -131,7 +131,7 @@ def plan_form(
 
 
 def _device_of(request: Request) -> str:
-    """The kind of the devices of a mesh, which the metadata may say."""
+    """Return the device type for the meshes of DTensors, which the request's metadata may set."""
     said = dict(request.metadata or {})
     device = said.pop("device_type", "cpu")
     if said or device not in DEVICES:
@@ -143,7 +143,7 @@ def _device_of(request: Request) -> str:
 
 
 def _pickle_of(nested: Nested, kept: Sequence[Wanted], aliases: Mapping[str, str]) -> Wanted:
-    """The pickle of a file of `torch.save`, under a name that no tensor has."""
+    """Return the pickle in a file of `torch.save` as a value to write, under a name that no tensor has."""
     tensors = {tensor.name: (tensor.dtype, tensor.shape, f"{number}") for number, tensor in enumerate(kept)}
     tensors |= {alias: tensors[name] for alias, name in aliases.items()}
     name = "data.pkl"
@@ -153,10 +153,10 @@ def _pickle_of(nested: Nested, kept: Sequence[Wanted], aliases: Mapping[str, str
 
 
 def chosen_form(request: Request, wanted: Iterable[Wanted]) -> Target:
-    """Give the format that is asked for, or the one that the path and the cuts suggest.
+    """Return the format of the request, or the one that the path and the cuts suggest.
 
     Raises:
-        LayoutError: if it is not one that is written.
+        LayoutError: if it cannot be written.
     """
     to = request.to
     if to is None:
@@ -172,7 +172,7 @@ def chosen_form(request: Request, wanted: Iterable[Wanted]) -> Target:
 
 
 def only_read(form: Any) -> str:
-    """Why a format that can be read cannot be written, and what to do; empty for any other format.
+    """Return the reason why a format that can be read cannot be written, and what to do; else an empty text.
 
     >>> only_read("dcp"), only_read("orbax")
     ('', 'orbax is read, not written: write safetensors or hf, load that into JAX, and save it with Orbax')
@@ -182,7 +182,7 @@ def only_read(form: Any) -> str:
 
 
 def _cut(partition: Partition | SharedTiling | None, known: dict[Any, dict[str, Any]]) -> dict[str, Any]:
-    """Say how a tensor is cut; the same object for the same cut, which many tensors have."""
+    """Return how a tensor is cut, as the manifest states it; equal cuts share one object."""
     if partition is None or isinstance(partition, SharedTiling):  # No layout says how it is cut.
         return {}
     found = known.get((partition.layout, partition.uneven))
@@ -201,9 +201,9 @@ def _cut(partition: Partition | SharedTiling | None, known: dict[Any, dict[str, 
 
 
 def _without_ties(wanted: Iterable[Wanted], to: Target) -> tuple[list[Wanted], dict[str, str]]:
-    """The tensors, each once, and which further names are tied to which.
+    """Return the tensors without further names of the same elements, and these names with those they are tied to.
 
-    Of tied tensors the engines' loaders look for the first by name. In files for ranks they are cut alike.
+    In `"vllm"`, the first of tied names is kept, for which the engines' loaders look. Files for ranks need equal cuts.
     """
     wanted = sorted(wanted, key=lambda tensor: tensor.name) if to == "vllm" else wanted
     first: dict[Any, Wanted] = {}

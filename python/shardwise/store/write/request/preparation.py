@@ -1,4 +1,4 @@
-"""From a request on a checkpoint to a plan: what is written, what is put together first, and what looks wrong."""
+"""From a request to a plan: which tensors are written, which must be converted first, and what to warn of."""
 
 from __future__ import annotations
 
@@ -55,18 +55,18 @@ from .values import WrittenValues, written_values
 
 __all__ = ["Preparation"]
 
-#: Random states, which are of the ranks that wrote them.
+#: The names of random states, which are useful only to the ranks that wrote them.
 _OF_RANK = re.compile(r"rng\.")
 
 
 class _Taken(NamedTuple):
-    """The tensors and values that are taken of a source.
+    """The tensors and values that are taken from a source.
 
     Attributes:
-        tensors: All tensors by their new names, also those that are not asked for.
-        kept: Those that are asked for.
+        tensors: All tensors by their new names, also those that the request does not choose.
+        kept: The tensors that the request chooses.
         weights: The quantized weights among all tensors.
-        values: The values that are asked for: their old names, each with the new one.
+        values: The old name of each value that the request chooses, with its new name.
         dropped_values: The values that a rules file drops.
         dropped: The tensors that a rules file drops.
     """
@@ -88,15 +88,15 @@ class _FormContents(NamedTuple):
     """The tensors and values of the new checkpoint, as its form has them.
 
     Attributes:
-        form: The form.
-        tensors: Its tensors.
-        values: Its values.
-        paths: The places of tensors and values in a nested state dict.
-        nested: The nested dict of a form that has one.
-        doubts: Things that look wrong with the form, a sentence each.
-        losses: Parts of groups that cannot be said any more.
-        old_values: The old names of values that are not in files of the form's own.
-        homeless: The old names of what has no place in the form.
+        form: The form that is written.
+        tensors: The tensors, under the form's names.
+        values: The values, under the form's names.
+        paths: The paths of tensors and values in a nested state dict.
+        nested: The nested dict, for a form that has one.
+        doubts: Warnings about the form, a sentence each.
+        losses: Parts of an optimizer's groups that the form cannot express.
+        old_values: The old names of values that the form's own files hold.
+        homeless: The old names of values that the form cannot hold.
     """
 
     form: Target
@@ -111,12 +111,12 @@ class _FormContents(NamedTuple):
 
 
 class Preparation:
-    """The way from a request to a plan, and the findings on it.
+    """The steps from a request to a plan, with the warnings that they find.
 
     Attributes:
-        doubts: Things that look wrong, a sentence each.
-        left_out: Things that do not arrive.
-        obstacles: Why no task can be run by itself.
+        doubts: Warnings, a sentence each.
+        left_out: Things that the new checkpoint will not contain.
+        obstacles: Reasons why no task can be run alone.
     """
 
     def __init__(self, request: Request, source: Location, checkpoint: StoredCheckpoint) -> None:
@@ -132,10 +132,10 @@ class Preparation:
         )
 
     def plan(self, scratch: ScratchFile) -> CheckpointPlan:
-        """Plan the new checkpoint; with a dry scratch file nothing is written, and what looks wrong is found.
+        """Return the plan of the new checkpoint. With a dry scratch file nothing is written; warnings are found.
 
         Raises:
-            DoubtsError: if something does, and the request is strict.
+            DoubtsError: if there are warnings, and the request is strict.
             LayoutError, TypeError, ParseError, OSError: as `reshard_checkpoint`.
         """
         taken = self._taken(scratch)
@@ -148,14 +148,14 @@ class Preparation:
             return plan_form(self._request, contents.form, wanted, contents.paths, self._along, contents.nested)
 
     def _taken(self, scratch: ScratchFile) -> _Taken:
-        """Choose what is taken of the source, and give it its new names."""
+        """Return the chosen tensors and values of the source, under their new names."""
         request, checkpoint, naming = self._request, self._checkpoint, self._request.naming
         tensors, weights, dropped = self._renamed(scratch, request.dtype)
         kept = chosen(tensors, naming, checkpoint.path)
         return _Taken(tensors, kept, weights, *kept_values(checkpoint, naming, tensors), dropped)
 
     def _contents(self, scratch: ScratchFile, taken: _Taken) -> _FormContents:
-        """Give what is taken as the form has it."""
+        """Return the tensors and values as the form has them."""
         checkpoint, kept, values = self._checkpoint, taken.kept, taken.values
         if self._request.to == "megatron":
             said = self._said(grouped_values(checkpoint, values, taken.tensors))
@@ -195,12 +195,12 @@ class Preparation:
     def _values(
         self, form: str, placed: Mapping[str, str], taken: _Taken, wanted: Iterable[Wanted]
     ) -> tuple[WrittenValues, list[LeftOut]]:
-        """The values that have a place in the form, as it has them, and what is lost of groups."""
+        """Return the values as the form has them, and the parts of groups that it cannot express."""
         grouped = grouped_values(self._checkpoint, placed, taken.tensors)
         return written_values(self._checkpoint, grouped, form, [tensor.name for tensor in wanted]), grouped.lost
 
     def _as_trained(self, form: str, wanted: list[Wanted], taken: _Taken, is_dry: bool) -> list[Wanted]:
-        """Give weights and states as PyTorch's optimizers have them, where the form is one of PyTorch's."""
+        """Give weights and states as PyTorch's optimizers have them, for forms of PyTorch: master copies, and steps."""
         if form in OF_NESTED:
             wanted = self._with_steps(wanted, taken.kept)
         if form not in ("dcp", *OF_NESTED) or self._request.dtype is not None:
@@ -213,10 +213,10 @@ class Preparation:
         return wanted
 
     def _judge(self, taken: _Taken, contents: _FormContents) -> None:
-        """Note what looks wrong and what does not arrive.
+        """Note the warnings, and the things that the new checkpoint will not contain.
 
         Raises:
-            DoubtsError: if something looks wrong, and the request is strict.
+            DoubtsError: if there are warnings, and the request is strict.
         """
         request, checkpoint, naming = self._request, self._checkpoint, self._request.naming
         form, wanted, nested = contents.form, contents.tensors, contents.nested
@@ -247,12 +247,18 @@ class Preparation:
             raise DoubtsError(self.doubts)
 
     def _renamed(self, scratch: ScratchFile, dtype: Dtype | None) -> Renamed:
-        """The tensors of the source by their new names, weights in this dtype."""
+        """Return the source's tensors by their new names, with weights in this dtype."""
         stored = partial(self._stored, scratch, dtype)
         return renamed_tensors(self._checkpoint, self._request.naming, dtype, stored, self._config)
 
     def _unrounded(self, scratch: ScratchFile, source: Renamed, names: Mapping[str, str]) -> list[Wanted]:
-        """Tensors as they are in the source, under new names: for each that of the one which `dtype` converts."""
+        """Return tensors before the conversion to `dtype`.
+
+        Args:
+            scratch: The file for tensors that are converted.
+            source: The tensors of the source.
+            names: The new name of each tensor, with the name of the tensor that it is a copy of.
+        """
         if not names:
             return []
         other = Preparation(replace(self._request, dtype=None), self._source, self._checkpoint)
@@ -262,19 +268,19 @@ class Preparation:
         return [replace(found[name], name=new) for new, name in names.items()]
 
     def _said(self, values: Grouped) -> dict[str, Any]:
-        """The values that Megatron has beside tensors, by their new names."""
+        """Return the values that Megatron keeps in `common.pt`, by their new names."""
         objects = self._checkpoint.objects
         said = {name: objects[old].value() for name, old in values.copied.items() if is_said(name)}
         return {**said, **{name: value for name, (_, value) in values.made.items() if is_said(name)}}
 
     def _number(self, name: str, made: Assembled) -> float:
-        """The only element of a tensor."""
+        """Return the only element of a tensor of shape () or (1,); others are refused."""
         if made.source is None or made.shape not in ((), (1,)):
             raise LayoutError(f"{shown(name)} of shape {made.shape} is not one number of steps")
         return float(self._checkpoint.read(made.source).reshape(()))
 
     def _with_steps(self, wanted: list[Wanted], kept: Mapping[str, Assembled]) -> list[Wanted]:
-        """Give each parameter of Adam in optax a step of its own, in place of the count of all, as PyTorch has them."""
+        """Replace the one step count of optax's Adam by a step for each parameter, as PyTorch has it."""
         counts = adam_counts(kept)
         found = {count: self._number(count, kept[count]) for count in counts.values()}
         steps = [wanted_number(name, np.array(found[count]), DTYPES["float32"]) for name, count in counts.items()]
@@ -288,7 +294,7 @@ class Preparation:
         new: str,
         partition: Partition | SharedTiling | None,
     ) -> Wanted:
-        """A stored tensor, to be copied from where it is, or put into the scratch file if it cannot be."""
+        """Return a stored tensor to be copied from its place; if it must be converted, from the scratch file."""
         request, tensor = self._request, self._checkpoint[old]
         # States of an optimizer keep their dtype.
         dtype = None if self._checkpoint.training.is_state(old) else dtype
@@ -308,7 +314,7 @@ class Preparation:
     def _wanted(
         self, scratch: ScratchFile, kept: Mapping[str, Assembled], weights: Components
     ) -> tuple[dict[str, str], list[Wanted]]:
-        """The tensors to be written; and those that go as they are, by their names in the source."""
+        """Return new names by old ones, for stored tensors that no rewrite changes; and all tensors to be written."""
         request, layouts = self._request, self._request.layouts
         names: dict[str, str] = {}
         wanted, fine = [], 0
@@ -332,7 +338,7 @@ class Preparation:
         return names, wanted
 
     def _note(self, lost: Iterable[LeftOut], losses: list[LeftOut]) -> None:
-        """Note tensors that do not arrive, by the rules or otherwise, and a `drop` that is found in no name."""
+        """Note the tensors that rules or losses leave out, and a `drop` pattern that is found in no name."""
         checkpoint, unwanted = self._checkpoint, self._request.naming.unwanted
         unread = beside(self._source, checkpoint, unwanted)
         losses += unread
@@ -343,7 +349,7 @@ class Preparation:
             self.doubts.append(f"drop is {shown(unwanted.pattern)}, which is found in no name of {checkpoint.path}")
 
     def _take_along(self, form: str, weights: Components) -> None:
-        """Take the files that go along with a model, and the configuration that is given."""
+        """Add the files that are copied along with a model, and the `config` of the request."""
         request, folder = self._request, _folder_of(self._source)
         if not WRITTEN[form].takes_files or request.rank is not None:
             return
@@ -372,17 +378,17 @@ def _asked(checkpoint: StoredCheckpoint, taken: _Taken, unwanted: NamePattern | 
 
 
 def _folder_of(source: Location) -> Location | None:
-    """The folder that a source is, or whose index it is; None for one file, around which anything may lie."""
+    """Return the folder that a source is, or whose index it is; `None` for one file, whose folder may hold anything."""
     if source.is_dir():
         return source
     return source.parent if source.name.endswith(".index.json") else None
 
 
 def _configuration(source: Location, form: str, doubts: list[str]) -> Mapping[str, Any]:
-    """Return the configuration in a model's folder; around anything else `config.json` may be of something else.
+    """Return the contents of `config.json` beside the source; a broken one that is not a model's is only warned of.
 
     Raises:
-        ParseError: if that of a model's folder is not an object of JSON.
+        ParseError: if that of a model's folder is not a JSON object.
     """
     try:
         return config_of(source)
@@ -393,7 +399,7 @@ def _configuration(source: Location, form: str, doubts: list[str]) -> Mapping[st
         return {}
 
 
-#: The most pieces of tensors in short runs that a plan has, each with a row of a hundred bytes or so.
+#: The most pieces that tensors in very short runs may have in a plan; each takes about a hundred bytes.
 _MOST_FINE = 1 << 20
-#: The formats of folders whose files beside the tensors say what model it is.
+#: The formats of folders whose other files, such as `config.json`, describe the model.
 _FOLDERS = ("safetensors", "torch", "sharded", "ranks", "vllm")

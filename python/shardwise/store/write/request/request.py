@@ -1,4 +1,4 @@
-"""A request to the write path: one value that checks itself."""
+"""A request to write a checkpoint: one value that checks itself."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ..places.work import MEMORY
 
 __all__ = ["FILE_BYTES", "CutsAndRewrites", "Request", "RulesFile", "placing_over"]
 
-#: The path of a rules file, the name of one of the package's, or an open text file.
+#: A rules file: its path, the name of one of the package's, or an open text file.
 RulesFile: TypeAlias = str | os.PathLike[str] | TextIO
 #: The most bytes that Hugging Face's own `save_pretrained` puts in a file.
 FILE_BYTES = 5 * 10**9
@@ -36,16 +36,16 @@ FILE_BYTES = 5 * 10**9
 
 @dataclass(frozen=True)
 class Request:
-    """A new checkpoint, as a user asks for it: `reshard_checkpoint` says what each field means.
+    """A new checkpoint, as a user asks for it. `reshard_checkpoint` explains each field.
 
     Attributes:
-        target: where it is to be.
+        target: its path or URL.
         layouts: how its tensors are cut.
         to: its format; `None` for the one that the path and the cuts suggest.
         memory: bytes for all `workers`.
-        naming: which tensors and values of a source are written, under which names.
+        naming: which tensors and values of a source are written, and under which names.
         compares: whether pieces that are stored more than once are compared.
-        is_written: whether it is written now, by this process, or planned for tasks.
+        is_written: whether it is written now, by this process, rather than only planned.
     """
 
     target: Location
@@ -74,10 +74,10 @@ class Request:
     def of(
         cls, target: Location, *, dtype: Any, names: Mapping[str, Any], replicas: str, overflow: Any, **asked: Any
     ) -> Request:
-        """Make a request of what `reshard_checkpoint` takes; `names` are its rename, rewrites, only, drop and which.
+        """Return the request for arguments of `reshard_checkpoint`; `names` are rename, rewrites, only, drop and which.
 
         Raises:
-            LayoutError: if a value is not one of those that there are; names the argument.
+            LayoutError: if an argument has an unknown value; the message names the argument.
             TypeError: if a value is of the wrong type.
         """
         if instance("replicas", replicas, str) not in ("check", "first"):
@@ -105,7 +105,7 @@ class Request:
 
 @dataclass(frozen=True)
 class CutsAndRewrites:
-    """The cuts and the rewrites of a new checkpoint, as `reshard_checkpoint` is asked for them."""
+    """The layouts and rewrites that the arguments of `reshard_checkpoint` ask for."""
 
     layouts: Layouts | None = None
     mesh: DeviceMesh | None = None
@@ -114,16 +114,16 @@ class CutsAndRewrites:
     rewrites: Rewrites | None = None
 
     def read(self, source: Location, to: Target | None, config: Config | None) -> tuple[Placing, Rewrites | None]:
-        """Read the rules files, and give the cuts and the rewrites.
+        """Read the rules files, and return the layouts and the rewrites.
 
         Args:
-            source: the source, in whose folder the `config.json` is looked for.
-            to: the format; `"fsdp2"` takes a mesh alone.
-            config: the model's configuration, in place of that of the source.
+            source: the source, whose folder may have a `config.json`.
+            to: the format; only `"fsdp2"` takes a mesh without layouts.
+            config: the model's configuration, instead of the source's.
 
         Raises:
             ParseError, LayoutError, MeshError, OSError: as for `read_rules`.
-            LayoutError: if two arguments say the same, or none says what is needed.
+            LayoutError: if two arguments contradict each other, or one is missing.
             TypeError: if an argument is of the wrong type.
         """
         if self.rules is None and self.source_rules is None:
@@ -150,7 +150,7 @@ class CutsAndRewrites:
 
 
 def placing_over(layouts: Layouts | None, mesh: DeviceMesh | None, to: Target | None) -> Placing:
-    """Give the cuts of a new checkpoint: the layouts, or of FSDP2 those over a mesh alone, the same for any model."""
+    """Return the layouts of a new checkpoint: those given, or for FSDP2 those of `fully_shard` over a mesh."""
     if optional("mesh", mesh, DeviceMesh) is None:
         return placing_of(layouts)
     assert mesh is not None

@@ -285,7 +285,7 @@ def plan_checkpoint(
 
 @contextmanager
 def _planned(source: Location, request: Request) -> Iterator[CheckpointPlan]:
-    """Plan a request on a source, which is open, and its destination locked, until the plan has been run."""
+    """Yield the plan of a request; the source stays open, and the destination locked, until the block ends."""
     target = request.target
     refuse_source(source, target)
     with uncollected():

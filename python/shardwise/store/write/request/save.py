@@ -118,7 +118,7 @@ def save_checkpoint(
 
 
 def _plan(request: Request, form: Target, wanted: list[Wanted]) -> CheckpointPlan:
-    """Plan a checkpoint of arrays, whose names alone say what belongs to an optimizer."""
+    """Return the plan of a checkpoint of arrays. Only their names tell which of them belong to an optimizer."""
     if form == "megatron":
         raise LayoutError("arrays are not written as 'megatron'; save them as 'dcp', and reshard that")
     if form == "vllm":
@@ -130,6 +130,6 @@ def _plan(request: Request, form: Target, wanted: list[Wanted]) -> CheckpointPla
 
 
 def warn(messages: Iterable[str]) -> None:
-    """Warn whoever called what calls this, at most once of each."""
+    """Issue each message once as a ShardwiseWarning, attributed to the caller of the calling function."""
     for message in dict.fromkeys(messages):
         warnings.warn(message, ShardwiseWarning, stacklevel=3)

@@ -1,4 +1,4 @@
-"""Tensors that cannot be copied from the source as they are: converted, decoded, put together in a file beside it."""
+"""Tensors that cannot be copied from the source as they are: converted or decoded into a temporary file first."""
 
 from __future__ import annotations
 
@@ -36,27 +36,27 @@ from ..places.fetch import compare_replicas, fetched_box
 
 __all__ = ["ScratchFile", "opened_scratch"]
 
-#: The bytes of memory that each element of a tensor takes while it is put together, if it is a piece by itself.
+#: The bytes of memory per element, for a tensor in which each element is a piece by itself.
 _PER_ELEMENT = 512
-#: The time that the file gets, 1 January 1980: a run that is continued makes the same file again, and its plan, which
-#: notes the times of all sources, must be the same too.
+#: The modification time that the file gets, 1 January 1980: a resumed run makes the file again, and its plan, which
+#: states the times of all sources, must be the same.
 _TIME = 315_532_800 * 10**9
 
 
 def _identity(tensor: StoredTensor, kept: Dtype) -> Any:
-    """Equal for tied tensors, whose pieces lie in the same places and are converted to the same dtype."""
+    """Return a key that is equal for tied tensors: those with the same stored pieces and the same new dtype."""
     if tensor.is_addressable:
         return wanted_stored("", tensor, None).identity, kept.name
     return id(tensor.pieces), kept.name
 
 
 def _kept(tensor: StoredTensor, dtype: Dtype | None) -> Dtype:
-    """The dtype that a tensor is written with."""
+    """Return the dtype in which a tensor is written."""
     return dtype if dtype is not None and is_converted(tensor, dtype) else tensor.known_dtype
 
 
 class _GrowingFile(DataFile):
-    """A file to which tensors are added, and which can be read meanwhile."""
+    """A file to which tensors are added, and which can be read before it is finished."""
 
     def __init__(self, path: Path) -> None:
         with naming_file(path):
@@ -65,7 +65,7 @@ class _GrowingFile(DataFile):
         super().__init__(path)
 
     def add(self, blocks: Iterable[np.ndarray[Any, Any]]) -> int:
-        """Write the elements of arrays, and give the byte at which the first one begins."""
+        """Append the elements of arrays, and return the byte at which they begin."""
         begin = self.size
         with naming_file(self.path):
             for values in blocks:
@@ -77,7 +77,7 @@ class _GrowingFile(DataFile):
         return begin
 
     def fill(self, shape: tuple[int, ...], itemsize: int, boxes: Iterable[tuple[Bounds, np.ndarray[Any, Any]]]) -> int:
-        """Write a tensor from boxes in any order, zeros where there is none, and give the byte at which it begins."""
+        """Append a tensor given as boxes in any order, the rest zeros, and return the byte at which it begins."""
         begin = self.size
         strides = contiguous_strides(shape, itemsize)
         with naming_file(self.path):
@@ -98,7 +98,7 @@ class _GrowingFile(DataFile):
         return begin
 
     def finish(self) -> None:
-        """Name it by what is in it, and give it the time that it always has."""
+        """Name the file by a digest of its contents, and set its fixed modification time."""
         path = self.path.with_name(f"{self._digest.hexdigest()}.bin")
         self._digest = None
         with naming_file(self.path):
@@ -111,16 +111,16 @@ class _GrowingFile(DataFile):
 
     @property
     def times(self) -> tuple[int, int | None]:
-        """The time that it always has."""
+        """Return the fixed modification time, and no change time."""
         return self.status[3], None
 
     def check(self) -> None:
-        """Raise ParseError if it changed after it was finished."""
+        """Raise ParseError if the file changed after it was finished."""
         if self._digest is None:
             super().check()
 
     def close(self) -> None:
-        """Close it, once all reads of it are done."""
+        """Close the file, once all reads of it are done."""
         with suppress(OSError):  # It writes what is left, for which there may be no room.
             self._stream.close()
         super().close()
@@ -132,15 +132,16 @@ class _GrowingFile(DataFile):
 
 
 class ScratchFile:
-    """A file beside the destination (for a store, a temporary one), for tensors that are not copied as they are.
+    """A temporary file for tensors that must be converted first; beside the destination, or elsewhere for a store.
 
     Args:
         target: The destination.
-        is_dry: Whether to write nothing: the tensors then have no values, and `nbytes` says what they would take.
+        is_dry: Whether to write nothing: the tensors then have no values, and `nbytes` is the size that would be
+            written.
         overflow: The fate of values beyond the range of the dtype that they are converted to.
 
     Attributes:
-        warnings: For each tensor that has such values, how many.
+        warnings: For each tensor with such values, a sentence with their number.
     """
 
     def __init__(self, target: Location, *, is_dry: bool = False, overflow: Overflow = "refuse") -> None:
@@ -148,10 +149,10 @@ class ScratchFile:
         self._overflow = overflow
         self.warnings: list[str] = []
         self.is_dry = is_dry
-        #: Bytes of all the tensors.
+        #: Bytes of all tensors in the file.
         self.nbytes = 0
         self._file: _GrowingFile | None = None
-        #: The tensors that were written, by what they are made of.
+        #: The tensors in the file, by the identity of their elements.
         self._known: dict[Any, Wanted] = {}
 
     def tensor(
@@ -164,7 +165,7 @@ class ScratchFile:
         *,
         compare: bool = False,
     ) -> Wanted:
-        """Write the tensor whole, converted if necessary, and give it as a tensor in that file; tied ones once.
+        """Write a tensor whole, converted if necessary, and return it as a tensor of this file; tied ones once.
 
         With `compare`, pieces that are stored more than once are compared as they are stored: values that differ may
         be equal once converted.
@@ -193,7 +194,7 @@ class ScratchFile:
     def assembled(
         self, name: str, tensor: Assembled, partition: Partition | SharedTiling | None, memory: int
     ) -> Wanted:
-        """Put a tensor together in that file, whose pieces are too many and too short to be copied one by one."""
+        """Write a tensor whose pieces are too many and too short to be copied; return it as a tensor of this file."""
         identity = tensor.identity()
         if identity not in self._known:
             itemsize = tensor.dtype.bits // 8
@@ -217,7 +218,7 @@ class ScratchFile:
         return _lying(name, shape, dtype, *place)
 
     def _placed(self, write: Callable[[_GrowingFile], int]) -> tuple[DataFile, int]:
-        """Add a tensor to the file; say at which byte it begins."""
+        """Call a function that adds a tensor to the file; return the file, and the byte at which the tensor begins."""
         if self._file is None:
             self._file = _GrowingFile(self._folder.folder() / "making.bin")
         return self._file, write(self._file)
@@ -225,7 +226,7 @@ class ScratchFile:
     def _converted(
         self, name: str, tensor: StoredTensor, dtype: Dtype, memory: int, replicas: Pieces
     ) -> Iterator[np.ndarray[Any, Any]]:
-        """The tensor in the order of its elements, which are stored as they are, in this dtype."""
+        """Yield the elements of a tensor that is stored as plain bytes, in their order, in this dtype."""
         with self._converting(name, dtype) as convert:
             for block in _blocks(tensor, memory):
                 values = tensor.read(block)
@@ -236,7 +237,7 @@ class ScratchFile:
     def _decoded(
         self, name: str, tensor: StoredTensor, dtype: Dtype, memory: int
     ) -> Iterator[tuple[Bounds, np.ndarray[Any, Any]]]:
-        """The boxes of a tensor whose chunks are decoded, in this dtype; without those that are zero."""
+        """Yield boxes of a tensor whose stored chunks must be decoded, in this dtype; chunks of zeros are left out."""
         with self._converting(name, dtype) as convert:
             for piece in tensor.pieces:
                 fill = piece.rest if piece.fill is None else piece.fill
@@ -250,7 +251,7 @@ class ScratchFile:
     def _converting(
         self, name: str, dtype: Dtype
     ) -> Iterator[Callable[[np.ndarray[Any, Any], int], np.ndarray[Any, Any]]]:
-        """Give a function that converts values, each of which stands for so many; say at the end what was lost."""
+        """Yield a function that converts values; a warning is noted at the end if values were lost."""
         into = dtype.numpy(f"tensor {shown(name)}")
         lost = 0
 
@@ -269,12 +270,12 @@ class ScratchFile:
             self.warnings.append(text)
 
     def finish(self) -> None:
-        """End the file: nothing more is written."""
+        """Finish the file; no tensors can be added afterwards."""
         if self._file is not None:
             self._file.finish()
 
     def close(self) -> None:
-        """Close and remove what was made."""
+        """Close and remove the file."""
         if self._file is not None:
             self._file.close()
         self._folder.remove()
@@ -282,11 +283,11 @@ class ScratchFile:
 
 @contextmanager
 def opened_scratch(target: Location, *, is_written: bool, overflow: Overflow) -> Iterator[ScratchFile]:
-    """A scratch beside the target, removed at the end.
+    """Yield a scratch file for a target, removed at the end.
 
     Args:
         target: The new checkpoint.
-        is_written: Whether it is written now, under its lock: then what a killed run has left is removed.
+        is_written: Whether it is written now, under its lock: then a file that a killed run has left is removed.
         overflow: The fate of values beyond the range of the dtype that they are converted to.
     """
     if is_written:
@@ -305,14 +306,14 @@ def _blank(shape: tuple[int, ...], itemsize: int) -> np.ndarray[Any, Any]:
 def _lying(
     name: str, shape: tuple[int, ...], dtype: Dtype, holder: DataFile | np.ndarray[Any, Any], begin: int
 ) -> Wanted:
-    """A tensor that lies in one place, in C order."""
+    """Return a tensor that is stored in one piece, in C order."""
     strides = contiguous_strides(shape, dtype.bits // 8)
     piece = LocatedPiece(tuple((0, size) for size in shape), holder, begin, strides)
     return Wanted(name, dtype, shape, Pieces.of([piece] if 0 not in shape else [], len(shape)))
 
 
 def _blocks(tensor: StoredTensor, memory: int) -> Iterable[tuple[slice, ...]]:
-    """Boxes that follow one another in C order, each of which takes only a part of the memory."""
+    """Yield boxes of a tensor that follow one another in C order, each small enough for the memory."""
     if not tensor.shape:
         yield ()
         return
@@ -323,10 +324,10 @@ def _blocks(tensor: StoredTensor, memory: int) -> Iterable[tuple[slice, ...]]:
 
 
 def _rows_of(tensor: StoredTensor, memory: int) -> int:
-    """Return the number of rows of a tensor that are converted at once.
+    """Return the number of rows of a tensor that are converted at a time.
 
     Raises:
-        LayoutError: if the memory is too little for one.
+        LayoutError: if the memory is too small for one row.
     """
     count = tensor.shape[0] if tensor.shape else 1
     row = max(tensor.nbytes // max(count, 1), 1)

@@ -1,4 +1,4 @@
-"""Values that are not tensors, of a checkpoint that is written again: groups of optimizers, schedulers, counts."""
+"""Values that are not tensors, when a checkpoint is rewritten: groups of optimizers, schedulers, counts."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ..forms.nested import plain_value
 
 __all__ = ["WrittenValues", "written_values"]
 
-#: The name of a value of a group that has a number.
+#: The name of a value of a numbered group.
 _OF_GROUP = re.compile(r"(?P<before>(?:.*\.)?param_groups\.)(?P<number>[0-9]{1,9})\.(?P<key>\w+)")
-#: The values that PyTorch's Adam has for a group by default; its subclass AdamW decouples weight decay in any case.
+#: The default values of a group of PyTorch's Adam. Its subclass AdamW always decouples weight decay.
 _OF_ADAM: dict[str, Any] = {
     "amsgrad": False,
     "foreach": None,
@@ -34,13 +34,13 @@ _OF_ADAM: dict[str, Any] = {
 
 
 class WrittenValues(NamedTuple):
-    """Values as a form has them.
+    """The values of a new checkpoint, as its form has them.
 
     Attributes:
-        names: The new names of those that are written, by their names in the source.
-        said: The values themselves by new name, for a file that has them in its pickle.
-        wanted: Their containers, for a form that has one for each.
-        homeless: Those that cannot be written.
+        names: The new names of the values that are written, by their names in the source.
+        said: The values by new name, for a file that has them in its pickle.
+        wanted: A container for each value, for a form that stores them so.
+        homeless: The names of values that cannot be written.
     """
 
     names: dict[str, str]
@@ -50,7 +50,7 @@ class WrittenValues(NamedTuple):
 
 
 def written_values(checkpoint: StoredCheckpoint, grouped: Grouped, form: str, taken: Iterable[str]) -> WrittenValues:
-    """Give the values of a checkpoint as a form has them.
+    """Return the values of a checkpoint as a form has them.
 
     Args:
         checkpoint: The source.
@@ -59,7 +59,7 @@ def written_values(checkpoint: StoredCheckpoint, grouped: Grouped, form: str, ta
         taken: The new names of all tensors.
 
     Raises:
-        LayoutError: if a value would be called as a tensor is.
+        LayoutError: if a value would get the name of a tensor.
     """
     found = WrittenValues({}, {}, [], [])
     tensors = set(taken)
@@ -93,9 +93,9 @@ def written_values(checkpoint: StoredCheckpoint, grouped: Grouped, form: str, ta
 
 
 def _by_parameter(checkpoint: StoredCheckpoint, grouped: Grouped) -> Iterator[tuple[str, bytes]]:
-    """Yield the values of groups with numbers once more, by name of each parameter, as torchtitan looks for them.
+    """Yield the values of numbered groups once more under the name of each parameter, as torchtitan expects them.
 
-    Of Adam what it may look for besides has its default: an optimizer without a schedule says no `initial_lr`.
+    Missing values of Adam get their defaults: an optimizer without a schedule has no `initial_lr`, for example.
     """
     groups: dict[tuple[str, int], dict[str, Any]] = {}
     for new in (*grouped.copied, *grouped.made):

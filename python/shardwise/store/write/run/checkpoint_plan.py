@@ -1,6 +1,6 @@
 """`CheckpointPlan`: a plan of a new checkpoint that can be saved, run in parts anywhere, and committed.
 
-Its outline says what it would read and copy, and about how long that would take.
+The outline of a plan states the bytes that it would read and copy, and about how long that would take.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class CheckpointPlan(Worded, CheckpointTasks):
         tasks: The tasks, each made when it is asked for.
         digest: Distinguishes it from any other plan.
         nbytes: Bytes of all files.
-        warnings: Things that look wrong, as in `WriteReport`; a file of a plan does not keep them.
-        left_out: Things that do not arrive, as in `WriteReport`; a file of a plan does not keep them.
-        obstacle: Why its tasks cannot be run by themselves; empty if they can.
-        is_sampled: Whether a sample of the source tells how long it takes, as none of a store does.
+        warnings: As in `WriteReport`; a file of a plan does not keep them.
+        left_out: As in `WriteReport`; a file of a plan does not keep it.
+        obstacle: The reason why its tasks cannot be run alone; empty if they can.
+        is_sampled: Whether the time is estimated from a sample of the source; not possible for a source in a store.
     """
 
     warnings: tuple[str, ...] = ()
@@ -61,16 +61,16 @@ class CheckpointPlan(Worded, CheckpointTasks):
     def noted(
         self, *, warnings: tuple[str, ...], left_out: tuple[LeftOut, ...], obstacle: str, is_sampled: bool
     ) -> CheckpointPlan:
-        """Give the same plan with what was found when it was made."""
+        """Return the same plan with the warnings and obstacles that were found when it was made."""
         made = copy.copy(self)
         made.warnings, made.left_out, made.obstacle, made.is_sampled = warnings, left_out, obstacle, is_sampled
         return made
 
     def outline(self, memory: int = MEMORY, threads: int | None = None, *, sync: bool = True) -> WriteOutline:
-        """Say what it takes to run it in this process.
+        """Return the cost of running the plan in this process.
 
-        Nothing is written but a sample of up to 16 MiB, to a file without a name beside the destination: it says
-        how fast files are read and written there.
+        The speed is measured on a sample of up to 16 MiB, which is written to a file without a name beside the
+        destination; nothing else is written.
 
         Args:
             memory: Bytes for the buffers of all workers.
@@ -86,7 +86,7 @@ class CheckpointPlan(Worded, CheckpointTasks):
         return replace(outline, warnings=self.warnings, left_out=self.left_out, seconds=seconds)
 
     def explain(self) -> str:
-        """Describe the plan in a few lines: files, tasks, bytes, and what does not arrive; nothing is written or read.
+        """Describe the plan in a few lines: files, tasks, bytes, and things left out; nothing is written or read.
 
         >>> import tempfile, numpy as np
         >>> from pathlib import Path
@@ -112,14 +112,14 @@ class CheckpointPlan(Worded, CheckpointTasks):
         return "\n".join(lines)
 
     def is_finished(self) -> bool:
-        """Return whether a checkpoint has the plan's name; `run` and `commit` see whether it is the plan's."""
+        """Return whether any checkpoint has the plan's name; `run` and `commit` check whether it is the plan's."""
         return self.place.is_finished()
 
     def check(self) -> None:
-        """Check all that the plan says against itself, if it is from a file; `commit` does.
+        """Check that the contents of a plan read from a file agree with one another; `commit` does so too.
 
         Raises:
-            ParseError: if it contradicts itself.
+            ParseError: if they contradict each other.
         """
         if self._file is not None:
             with said_by(self._file):
@@ -253,7 +253,7 @@ class CheckpointPlan(Worded, CheckpointTasks):
 def _numbers_of(
     plan: CheckpointTasks, part: tuple[int, int] | None, tasks: Sequence[int] | None
 ) -> tuple[range, Sequence[int]]:
-    """Give the numbers of the tasks of a part, or those asked for, and a range that they are within.
+    """Return the numbers of the tasks of a part, or those asked for; and a range that contains all of them.
 
     Raises:
         LayoutError: if there is no such part or task.
@@ -276,10 +276,10 @@ def _numbers_of(
 
 
 def _checked(plan: CheckpointTasks, ledger: Ledger, work: Work) -> LedgerCompletion:
-    """Read all that was written, and compare it with the receipts; what a store has is left to the end of the place.
+    """Read back the written files and compare them with the receipts; `finish` of a store compares its objects.
 
     Raises:
-        ParseError: if it is not what they say; names the tensor and the file.
+        ParseError: if the data differs; the message names the tensor and the file.
     """
     check_job_memory(work.memory)
     job, slots = CopyJob(), []
@@ -308,7 +308,7 @@ def _checked(plan: CheckpointTasks, ledger: Ledger, work: Work) -> LedgerComplet
 
 
 def _outline(plan: CheckpointTasks, work: Work) -> WriteOutline:
-    """Say what it takes to run a plan in this process."""
+    """Return the cost of running a plan in this process."""
     place = plan.place
     free = place.free()
     files = tuple((file.name, size) for file, size in zip(plan.files, plan.sizes, strict=True))
@@ -330,7 +330,7 @@ _SAMPLE, _BLOCK = 16 * 2**20, 2**20
 
 
 def bytes_to_read(plan: CheckpointTasks) -> int:
-    """Bytes of the tensors in the sources, and of the replicas that are compared with them."""
+    """Return the bytes of the tensors in the sources, and of the replicas that are compared with them."""
     return sum(
         sum(pieces.volumes.tolist()) * tensor.itemsize
         for tensor in plan.tensors
@@ -339,14 +339,14 @@ def bytes_to_read(plan: CheckpointTasks) -> int:
 
 
 def runs_to_copy(plan: CheckpointTasks) -> int:
-    """The number of copies, each of bytes that are contiguous in a source and in a file."""
+    """Return the number of copies, each of bytes that are contiguous both in a source and in a new file."""
     return sum(tensor.sources.runs_into(tensor.targets, tensor.itemsize) for tensor in plan.tensors)
 
 
 def estimated_seconds(plan: CheckpointTasks, folder: Path, free: int, to_read: int, *, sync: bool) -> float | None:
-    """About how long it takes to carry out a plan of files: as a sample of it, copied to a file that has no name.
+    """Return an estimate of the time to run a plan of files, from copying a sample to a file without a name.
 
-    What is not copied as it is goes through a file first. `None` if nothing can be written in the place, or read.
+    Tensors that are converted first count as further bytes. Return `None` if the sample cannot be read or written.
     """
     in_memory = sum(source.array.nbytes for source in plan.sources if source.array is not None)
     written = plan.nbytes
@@ -376,7 +376,7 @@ def estimated_seconds(plan: CheckpointTasks, folder: Path, free: int, to_read: i
 
 
 def _sample(plan: CheckpointTasks, most: int) -> Iterator[bytes]:
-    """Blocks of the sources' tensors, as far apart as can be."""
+    """Return blocks of the sources' tensors, spread as widely as possible."""
     files = [source for source in plan.sources if len(source.data)]
     total = sum(len(file.data) for file in files)
     most = min(most, total)

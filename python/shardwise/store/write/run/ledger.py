@@ -22,20 +22,20 @@ __all__ = ["Ledger", "LedgerCompletion", "usual_parts"]
 
 #: The most tasks and the most parts that a message names.
 _MOST_SHOWN, _MOST_AGAIN = 5, 20
-#: A receipt that names more parts is not believed.
+#: A receipt that names a greater number of parts is ignored when parts are counted.
 _MOST_PARTS = 2**20
 
 
 class Ledger:
-    """The tasks that are done, and the sum of the digests of what they wrote.
+    """The tasks that are done, and the sums of the digests of the data that they wrote.
 
     Attributes:
         plan: The plan that has the tasks.
-        bytes_read: Bytes that they read from files.
-        bytes_written: Bytes that they wrote.
-        made: For tasks that made an object of a store, its bytes and its ETag.
-        own: Those of them that put it there; the others found it, made by another run perhaps.
-        shares: For tasks that made parts of objects, what they have put.
+        bytes_read: Bytes that the tasks read from files and objects.
+        bytes_written: Bytes that the tasks wrote.
+        made: The size in bytes and the ETag of the object that a task made in a store, by the task's number.
+        own: Entries of `made` for objects that these tasks wrote; the other objects existed, perhaps from another run.
+        shares: The parts of shared objects that a task uploaded, by the task's number.
     """
 
     def __init__(self, plan: CheckpointTasks) -> None:
@@ -56,11 +56,11 @@ class Ledger:
         return bool(self._seen[number])
 
     def add(self, receipt: TaskReceipt, task: Task | None = None) -> None:
-        """Check a receipt and add it, once.
+        """Check a receipt and add it, unless the task has one already.
 
         Args:
             receipt: A receipt of this plan, by this run or another.
-            task: Its task, if that was made.
+            task: The task, if the caller has it; otherwise the plan is asked for its ranges.
 
         Raises:
             ParseError: if it is of another plan, or contradicts its task or an earlier receipt.
@@ -103,7 +103,7 @@ class Ledger:
         self.bytes_written += receipt.bytes_written
 
     def agrees(self, receipt: TaskReceipt) -> bool:
-        """Return whether a receipt says the same as the first one of its task."""
+        """Return whether a receipt states the same contents as the first one of its task."""
         return int(self._seen[receipt.task]) == _fingerprint(receipt)
 
     @property
@@ -112,7 +112,7 @@ class Ledger:
         return bool((self._seen != 0).all())
 
     def check_complete(self) -> None:
-        """Raise ParseError if receipts are missing; names some, and the parts that are to be run again."""
+        """Raise ParseError if receipts are missing; the message names some, and the parts that must be run again."""
         missing = np.flatnonzero(self._seen == 0)
         parts, hint = usual_parts(self._parts), ""
         if parts is not None and len(missing):
@@ -130,14 +130,14 @@ class Ledger:
             raise ParseError(f"{self.plan.path}: {text}")
 
     def file_digests(self, number: int) -> FileDigests:
-        """Return the digests of what a file holds."""
+        """Return the digests of a file's contents."""
         file = self.plan.files[number]
         sums = self._digests
         own = {tensor: sums.get((number, tensor), 0) % DIGEST_MODULUS for tensor in set(file.slots.tensors.tolist())}
         return FileDigests(own, self._crcs_of(number) if file.needs_crcs else {})
 
     def _crcs_of(self, number: int) -> dict[int, int]:
-        """The CRC-32 of each slot of a file, by its position."""
+        """Return the CRC-32 of each slot of a file, by the slot's number."""
         file, found = self.plan.files[number], sorted(self._crcs.get(number, []))
         begins = [begin for begin, _, _ in found]
         crcs = {}
@@ -151,22 +151,22 @@ class Ledger:
 
     @property
     def digests(self) -> list[int]:
-        """The digest of each tensor, of which every element counts once."""
+        """Return the digest of each tensor; elements that are written several times count once."""
         return [total % DIGEST_MODULUS for total in self._whole]
 
     def digest(self, file: int, tensor: int) -> int:
-        """The digest of what a file has of a tensor."""
+        """Return the digest of the part of a tensor that is in a file."""
         return self._digests.get((file, tensor), 0) % DIGEST_MODULUS
 
 
 def _fingerprint(receipt: TaskReceipt) -> int:
-    """A number made from what a receipt says that was written, never 0."""
+    """Return a number, never 0, that is equal for receipts with the same digests."""
     contents = repr((receipt.digests, receipt.crcs)).encode()
     return int.from_bytes(hashlib.sha256(contents).digest()[:8], "little") | 1
 
 
 def usual_parts(receipts: Mapping[str, int]) -> int | None:
-    """The number of parts in which most tasks were run; `None` if none was run in one.
+    """Return the number of parts that most receipts name; `None` if no task was run by parts.
 
     >>> usual_parts({"1/16": 1, "2/16": 5, "7/16": 3, "1/2": 7, "": 40, "1/" + "9" * 5000: 20})
     16
@@ -182,18 +182,18 @@ def usual_parts(receipts: Mapping[str, int]) -> int | None:
 
 
 class LedgerCompletion:
-    """The bytes that follow from the receipts of all tasks: around tensors, of the manifest, of the other files.
+    """The bytes of a checkpoint that follow from the receipts of all tasks: headers, the manifest, the other files.
 
     Args:
         plan: The plan that has the tasks.
         ledger: The receipts.
-        memory: Bytes in which `confirm` compares, with all threads; without it one thread does.
+        memory: Bytes for `confirm`, which then compares with all threads; if `None`, with one thread.
 
     Attributes:
-        names: The names of the further files of a folder.
-        made: For tasks that made an object of a store, its bytes and its ETag.
-        shares: For tasks that made parts of objects, what they have put.
-        is_checked: Whether all that a store has is compared with its sources.
+        names: The names of the folder's files without tensors.
+        made: The size in bytes and the ETag of the object that a task made in a store, by the task's number.
+        shares: The parts of shared objects that a task uploaded, by the task's number.
+        is_checked: Whether all objects of a store are compared with the sources.
     """
 
     def __init__(
@@ -205,12 +205,12 @@ class LedgerCompletion:
         self.made, self.shares = ledger.made, ledger.shares
 
     def headers(self, number: int) -> Iterator[tuple[int, bytes]]:
-        """Yield the bytes around the tensors of a file, each run with the byte at which it begins."""
+        """Yield the bytes around the tensors of a file: each run after the byte at which it begins."""
         # Their digest is kept for the manifest: they are not made once more for it.
         self._headers[number] = yield from self._plan.files[number].headers(self._ledger.file_digests(number))
 
     def texts(self) -> dict[str, bytes]:
-        """The further files of a folder, with the manifest."""
+        """Return the contents of the folder's files without tensors, with the manifest, by name."""
         return self._plan.texts_of(self._ledger.digests, map(self._written, range(len(self._plan.files))))
 
     def _written(self, number: int) -> WrittenFile:
@@ -219,10 +219,10 @@ class LedgerCompletion:
         return WrittenFile(file, digests, file.headers_digest(digests) if headers is None else headers)
 
     def confirm(self, number: int) -> None:
-        """Compare what a task has made with its sources and its receipt.
+        """Compare the object that a task made with its sources and its receipt.
 
         Raises:
-            FileExistsError, FileNotFoundError: if something else is there, or nothing.
+            FileExistsError, FileNotFoundError: if there is another object, or none.
             ParseError: if it is not what the receipt says.
         """
         task = self._plan.task(number)

@@ -1,4 +1,4 @@
-"""The one driver of plans (rule 2.12 f): tasks on disks and in stores, and what follows from their receipts."""
+"""The one driver of plans (rule 2.12 f): runs the tasks on disks and in stores, and finishes the checkpoint."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def _run(
 
 @contextmanager
 def workers_of_plan(plan: CheckpointTasks, work: Work) -> Iterator[Workers]:
-    """Yield the workers that run the tasks.
+    """Yield the workers that run a plan's tasks.
 
     Raises:
         LayoutError: if the memory is too little.
-        TypeError: if the workers do not see the place or the sources.
+        TypeError: if an executor's workers cannot see the place or the sources.
     """
     # What a plan file lists is all in stores, or all on disks.
     known = plan.sources[:1] if plan.is_saved else plan.sources
@@ -64,7 +64,7 @@ def workers_of_plan(plan: CheckpointTasks, work: Work) -> Iterator[Workers]:
 
 
 class _Stopped(BaseException):
-    """An exception of the caller's, from the progress of a task that is under way: the task is not run again for it."""
+    """Wraps an exception of the caller's `progress` function, so that the task is not retried for it."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__()
@@ -72,18 +72,18 @@ class _Stopped(BaseException):
 
 
 class _Shown:
-    """Progress: the bytes of finished tasks, and of the one under way if there is only one."""
+    """Progress: the bytes of finished tasks, and, if one task runs at a time, those of the current one."""
 
     def __init__(self, show: Callable[[int, int], object] | None, total: int) -> None:
         self._show, self._total = show, total
         self._ended = self._part = self._last = 0
 
     def begin(self) -> None:
-        """Another task, or the same once more, is under way."""
+        """Begin a task, or begin it again: none of its bytes are done."""
         self._part = 0
 
     def more(self, nbytes: int) -> None:
-        """Bytes of it are done."""
+        """Add bytes of the current task."""
         self._part += nbytes
         try:
             self._tell()
@@ -91,7 +91,7 @@ class _Shown:
             raise _Stopped(error) from None
 
     def end(self, nbytes: int) -> None:
-        """A task of so many bytes is done."""
+        """End the current task, which had `nbytes` bytes."""
         self._ended, self._part = self._ended + nbytes, 0
         self._tell()
 
@@ -105,16 +105,16 @@ class _Shown:
 def run_tasks(
     ledger: Ledger, numbers: Sequence[int], workers: Workers, recorder: Recorder | None, work: Work, *, hint: str = ""
 ) -> int:
-    """Run the tasks with these numbers, and give how many were run; if one fails, the receipts of the others are kept.
+    """Run the tasks with these numbers, and return how many were run; if one fails, the others' receipts are kept.
 
     Args:
-        ledger: Gets their receipts; it is of the plan that has the tasks.
+        ledger: The ledger of the plan; the receipts are added to it.
         numbers: The numbers of the tasks.
-        workers: The workers that run them.
-        recorder: Keeps their receipts, some of which it may still hold afterwards; without it, tasks only see that what
-            is there is right.
-        work: The options by which they are run.
-        hint: Advice on how another run continues.
+        workers: The workers that run the tasks.
+        recorder: Stores the receipts, some perhaps only at its next `flush`; if `None`, tasks write nothing, and
+            compare the finished checkpoint instead.
+        work: The options by which the tasks are run.
+        hint: Text for the error about a broken executor: how to continue.
     """
     plan = ledger.plan
     sizes = plan.bytes_of(numbers)
@@ -151,10 +151,11 @@ def run_tasks(
 
 
 def _spread(numbers: Sequence[int], sizes: npt.NDArray[np.int64], workers: int) -> Sequence[int]:
-    """Put tasks in an order in which those under way at once lie far apart, and mostly in different files.
+    """Return the tasks in an order in which those that run at the same time are far apart, mostly in different files.
 
-    Most file systems let one writer at a time into a file. So there are as many shares of like bytes as workers, each
-    of tasks that follow one another, and each share gives a task in turn.
+    Most file systems let one writer at a time into a file. So the tasks are divided into one group of consecutive tasks
+    per
+    worker, with about equal bytes, and the groups are interleaved.
     """
     if workers < 2 or not len(numbers):
         return numbers
@@ -167,10 +168,10 @@ def _spread(numbers: Sequence[int], sizes: npt.NDArray[np.int64], workers: int) 
 
 
 def confirm_tasks(ledger: Ledger, numbers: Sequence[int], workers: Workers, work: Work) -> None:
-    """See that the finished checkpoint has what these tasks would write.
+    """Check that the finished checkpoint has the data that these tasks would write.
 
     Raises:
-        FileExistsError: if it is another one, or the sources are no longer there to tell.
+        FileExistsError: if it has other data, or the sources can no longer be read.
     """
     try:
         run_tasks(ledger, numbers, workers, None, work)
@@ -183,7 +184,7 @@ def confirm_tasks(ledger: Ledger, numbers: Sequence[int], workers: Workers, work
 
 
 def see_finished(plan: CheckpointTasks, workers: Workers, work: Work) -> WriteReport:
-    """Report a checkpoint that was finished before, once it is seen that it is the plan's."""
+    """Report on a checkpoint that was finished earlier, after checking that it is the plan's."""
     ledger = Ledger(plan)
     confirm_tasks(ledger, range(len(plan.tasks)), workers, work)
     plan.place.check_finished(LedgerCompletion(plan, ledger, work.memory))
@@ -193,7 +194,7 @@ def see_finished(plan: CheckpointTasks, workers: Workers, work: Work) -> WriteRe
 
 
 def run_whole(plan: CheckpointTasks, work: Work) -> WriteReport:
-    """Write a checkpoint, from the first task to the last rename; the caller holds its lock."""
+    """Write a checkpoint, from the first task to the final rename; the caller holds its lock."""
     place = plan.place
     with workers_of_plan(plan, work) as workers:
         if work.resume and place.is_finished():
@@ -235,7 +236,7 @@ def run_whole(plan: CheckpointTasks, work: Work) -> WriteReport:
 
 
 def report_of(plan: CheckpointTasks, ledger: Ledger, resumed: int) -> WriteReport:
-    """Say what was written, of which so many bytes by an earlier run."""
+    """Return the report on a written checkpoint; `resumed` of its bytes were written by an earlier run."""
     return WriteReport(
         plan.path,
         sum(not tensor.is_object for tensor in plan.tensors),
