@@ -131,7 +131,8 @@ def _made_list(value: Any, place: str, numbers: NamedNumbers) -> Any:
             ).stage
         if "extra" in value:
             check_table(value, place, required={"layers", "pp", "extra"})
-            return Stages.split(*(numbers.number(place, value[key]) for key in ("layers", "pp")), value["extra"]).stage
+            layers, pp = (numbers.number(place, value[key]) for key in ("layers", "pp"))
+            return Stages.split(layers, pp, value["extra"]).stage
         if "layers" in value:
             check_table(value, place, required={"layers"}, optional=_PIPELINE)
             given = {key: one if key == "layout" else numbers.number(place, one) for key, one in value.items()}

@@ -278,7 +278,7 @@ def test_the_configuration_is_where_verl_has_it(tmp_path: Path) -> None:
     mesh = sw.DeviceMesh((2,), ("tp",))
     for name, more in (("found", {}), ("given", {"config": CONFIG}), ("folder", {"config": source})):
         rules = sw.example_rules()["torch_dist/llama"]
-        sw.reshard_checkpoint(source, tmp_path / name, rules=rules, mesh=mesh, to="megatron", sync=False, **more)  # type: ignore[arg-type]
+        sw.reshard_checkpoint(source, tmp_path / name, rules=rules, mesh=mesh, to="megatron", sync=False, **more)
     assert files(tmp_path / "found") == files(tmp_path / "given") == files(tmp_path / "folder")
 
 
