@@ -1,8 +1,9 @@
 """Long lists of numbers and bytes: in memory, or in a file as compressed blocks, each with its own digest.
 
-What is read of a file is what is asked for: the blocks that it lies in. Each is inflated up to the length that it must
-have, which is at most `BLOCK`, and is used only if its digest is right. So neither a damaged nor a forged file makes a
-reader take more memory than a few blocks, and what is asked for.
+A read touches only the blocks that contain the bytes asked for. Each block is inflated up to its expected length, at
+most
+`BLOCK`, and is used only if its digest is right. So neither a damaged nor a forged file makes a reader take more memory
+than a few blocks and the bytes asked for.
 """
 
 from __future__ import annotations
@@ -36,26 +37,26 @@ __all__ = [
 
 #: The bytes of a block, before it is compressed.
 BLOCK = 2**18
-#: The most bytes of a block per byte of its compressed form: so a file has at most so many times its own bytes.
+#: The most bytes of a block per byte of its compressed form, and so the most that a file can inflate to per byte.
 _RATIO = 64
-#: The number of blocks of a file that are kept.
+#: The number of decompressed blocks of a file that are cached.
 _KEPT = 64
 
-#: The number of elements of a list that are made together.
+#: The number of elements of a `Listed` that are made at a time.
 _TOGETHER = 1024
 
 Element = TypeVar("Element")
 
 
 class Section(Protocol):
-    """Bytes, or little-endian int64."""
+    """A list of bytes, or of little-endian int64 numbers, that can be read in parts."""
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes."""
+        """The size of the section in bytes."""
 
     def read(self, begin: int, end: int) -> bytes:
-        """Give the bytes from one place to another."""
+        """Return the bytes from `begin` to `end`."""
 
 
 class InMemory:
@@ -67,17 +68,17 @@ class InMemory:
         self.nbytes = self._data.nbytes
 
     def read(self, begin: int, end: int) -> bytes:
-        """Give the bytes from one place to another."""
+        """Return the bytes from `begin` to `end`."""
         return self._data[begin:end].tobytes()
 
 
 class Computed:
-    """Rows of numbers that are made when they are asked for.
+    """Rows of numbers that are computed when they are read.
 
     Args:
         count: The number of rows.
-        width: The numbers of each.
-        make: Gives the rows from one to another.
+        width: The numbers in a row.
+        make: Returns the rows from one to another.
     """
 
     def __init__(self, count: int, width: int, make: Callable[[int, int], Numbers]) -> None:
@@ -86,7 +87,7 @@ class Computed:
         self._kept = 0, b""
 
     def read(self, begin: int, end: int) -> bytes:
-        """Give the bytes from one place to another; with few rows those that follow are made too, for the next read."""
+        """Return the bytes from `begin` to `end`. For short reads, further rows are computed for the next read."""
         start, rows = self._kept
         if not start <= begin <= end <= start + len(rows):
             first, last = begin // self._row, -(-end // self._row)
@@ -101,12 +102,12 @@ class InFile:
     """A section of a file.
 
     Args:
-        nbytes: Its bytes.
-        begins: The bytes of the file at which its blocks begin, and the one after the last.
-        digests: The SHA-256 of each, before it was compressed, in hexadecimal.
+        nbytes: The size of the section in bytes, decompressed.
+        begins: The byte of the file at which each of its blocks begins, and the byte after the last block.
+        digests: The SHA-256 of each block before compression, in hexadecimal.
 
     Raises:
-        ParseError: if there are not as many blocks as these bytes have, or one is too short for its contents.
+        ParseError: if the number of blocks does not fit the size, or a block is too short for its contents.
     """
 
     def __init__(self, file: Holder, nbytes: int, begins: list[int], digests: list[str]) -> None:
@@ -123,11 +124,11 @@ class InFile:
         return min(BLOCK, self.nbytes - block * BLOCK)
 
     def read(self, begin: int, end: int) -> bytes:
-        """Give the bytes from one place to another.
+        """Return the bytes from `begin` to `end`.
 
         Raises:
-            ParseError: if a block is not what was written.
-            ValueError: if there are not so many.
+            ParseError: if a block is damaged.
+            ValueError: if the section has fewer bytes.
         """
         if not 0 <= begin <= end <= self.nbytes:
             raise ValueError(f"it names the bytes {begin} to {end} of {self.nbytes}")
@@ -160,23 +161,23 @@ class InFile:
 
 
 def numbers(section: Section, begin: int, end: int) -> Numbers:
-    """Give the numbers of a section from one place to another."""
+    """Return the int64 numbers of a section from position `begin` to `end`."""
     return np.frombuffer(section.read(8 * begin, 8 * end), "<i8").astype(np.int64, copy=False)
 
 
 def blocks_of(section: Section) -> Iterator[bytes]:
-    """Give a section block by block."""
+    """Yield the contents of a section block by block."""
     for begin in range(0, section.nbytes, BLOCK):
         yield section.read(begin, min(begin + BLOCK, section.nbytes))
 
 
 def block_digests(section: Section) -> list[str]:
-    """The SHA-256 of each block of a section, in hexadecimal."""
+    """Return the SHA-256 of each block of a section, in hexadecimal."""
     return [hashlib.sha256(block).hexdigest() for block in blocks_of(section)]
 
 
 def compress_block(block: bytes) -> bytes:
-    """Compress a block, but not by more than `_RATIO`: one that repeats itself byte by byte, to an eighth."""
+    """Compress a block to no less than a `_RATIO`th of its size, which is what readers accept."""
     short = zlib.compress(block, 1)
     if len(block) <= _RATIO * len(short):
         return short
@@ -188,10 +189,10 @@ class Listed(Sequence[Element], Generic[Element]):
     """A list whose elements are made when they are asked for.
 
     Args:
-        what: The word for one, in messages.
-        count: The number of them.
-        make: Gives those from one to another.
-        near: How many are made together where one is asked for, of which the last are kept.
+        what: The word for an element, in messages.
+        count: The number of elements.
+        make: Returns the elements from one to another.
+        near: The number of neighbours that are made with an element that is asked for, and kept for a while.
 
     >>> Listed("square", 10**12, lambda begin, end: (n * n for n in range(begin, end)))[-1]
     999999999998000000000001

@@ -1,4 +1,4 @@
-"""Copying boxes of bytes out of files with reads by position, as few as worthwhile."""
+"""Boxes of elements read from files with reads at given positions, as few as worthwhile."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ class Reads(NamedTuple):
     """Thresholds, in bytes, that decide how a box is read: by the I/O engine, run by run, or as one span.
 
     Attributes:
-        engine_from: From so many bytes on the engine, which reads each run to its place, takes half the time of also
-            reading what lies between them.
-        run_from: Shorter runs than this cost more calls than they save copies; a single run is one call, for which a
-            thread is enough.
-        gap_from: If they begin this far apart they may have any length: reading what lies between takes 1.3 to 15 times
-            as long, if it is a few megabytes.
-        span: The bytes that are read at once with what lies between runs.
+        engine_from: From this size on, boxes are read by the engine, which reads each run to its place; this takes half
+            the
+            time of reading everything between the runs too.
+        run_from: Runs of at least this size are read one by one; for shorter ones the calls cost more than they save. A
+            single run is always read by one call.
+        gap_from: Runs of any size that begin at least this far apart are read one by one: reading what is between them
+            would take 1.3 to 15 times as long.
+        span: The most bytes that are read at once including those between runs.
     """
 
     engine_from: int = 512 * 1024
@@ -52,13 +53,13 @@ _READS = Reads()
 _BUDGET = 8 * 2**20
 
 
-#: The place of elements of a box that are stored as they are: the file, the byte at which the first one begins, and the
-#: bytes from one to the next, per dim, which are never negative, and 0 where one element stands for all.
+#: The place of a box whose elements are stored as plain bytes: the file, the byte of the first element, and the bytes
+#: from one element to the next, per dim. Strides are never negative; 0 means that one element stands for all.
 Located = tuple[Holder, int, tuple[int, ...]]
 
 
 def contiguous_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
-    """Give the strides in bytes of an array in C order.
+    """Return the strides, in bytes, of an array in C order.
 
     >>> contiguous_strides((2, 3, 4), 2)
     (24, 8, 2)
@@ -70,7 +71,7 @@ def contiguous_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
 
 
 def check_box(box: tuple[slice, ...] | None, shape: tuple[int, ...]) -> Bounds:
-    """Give start and stop per dim of a box, checked against the tensor's shape.
+    """Return start and stop per dim of a box given as slices, checked against the tensor's shape.
 
     >>> check_box((slice(1, 3), slice(None)), (4, 5))
     ((1, 3), (0, 5))
@@ -93,10 +94,10 @@ def check_box(box: tuple[slice, ...] | None, shape: tuple[int, ...]) -> Bounds:
 
 @contextmanager
 def expressible(tensor: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Iterator[None]:
-    """Raise what numpy refuses as an error that names the tensor.
+    """Turn numpy's refusal of an array into an error that names the tensor.
 
     Raises:
-        SizeOverflowError: if its sizes are too large for an array, as they may be beside one of 0.
+        SizeOverflowError: if the sizes are too large for an array, which may happen even if one size is 0.
         TypeError: if it has more dims than an array may have.
     """
     try:
@@ -109,7 +110,7 @@ def expressible(tensor: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> It
 
 
 def check_out(out: npt.NDArray[Any], shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return `out` if a box of this shape and dtype can be read into it."""
+    """Return `out`; refuse an array of another shape or dtype than the box, or one that cannot be written."""
     instance("out", out, np.ndarray)
     if out.shape != shape or out.dtype != dtype:
         raise ValueError(f"out has shape {out.shape} and dtype {out.dtype}; {shape} and {dtype} are needed")
@@ -119,9 +120,9 @@ def check_out(out: npt.NDArray[Any], shape: tuple[int, ...], dtype: np.dtype[Any
 
 
 def read_piece(piece: LocatedPiece, starts: Sequence[int], out: npt.NDArray[Any], reads: Reads = _READS) -> None:
-    """Read a box of a piece, which begins at `starts` in it, into a writable array of the box's shape.
+    """Read a box of a piece into a writable array of the box's shape.
 
-    This is the only place where the bytes of pieces are read.
+    The box begins at `starts`, counted from the start of the piece. All bytes of pieces are read by this function.
 
     Raises:
         ParseError: if the file ends too early; `out` may be partly written.
@@ -139,7 +140,7 @@ def read_piece(piece: LocatedPiece, starts: Sequence[int], out: npt.NDArray[Any]
 
 
 def _is_for_the_engine(piece: LocatedPiece, out: npt.NDArray[Any], reads: Reads) -> bool:
-    """Return whether the engine, which reads each run of a box separately, takes less time."""
+    """Return whether the I/O engine, which reads each run of a box separately, is faster for this box."""
     steps = [(size, step) for size, step in zip(out.shape, piece.strides, strict=True) if size > 1]
     span = out.itemsize + sum((size - 1) * step for size, step in steps)
     if max(out.nbytes, span // 16) < reads.engine_from:
@@ -152,7 +153,7 @@ def _is_for_the_engine(piece: LocatedPiece, out: npt.NDArray[Any], reads: Reads)
 
 
 def _run_of(piece: LocatedPiece, out: npt.NDArray[Any]) -> int:
-    """The bytes of each run of a box, the same in the file and in `out`."""
+    """Return the bytes of the longest runs of a box that are contiguous both in the file and in `out`."""
     run = out.itemsize
     for size, have, want in sorted(zip(out.shape, piece.strides, out.strides, strict=True), key=lambda dim: dim[1]):
         if size > 1:
@@ -163,7 +164,7 @@ def _run_of(piece: LocatedPiece, out: npt.NDArray[Any]) -> int:
 
 
 def _read_by_engine(file: Any, piece: LocatedPiece, starts: Sequence[int], out: npt.NDArray[Any]) -> None:
-    """Read a box by the compiled engine, on all cores."""
+    """Read a box by the compiled I/O engine, on all cores."""
     job = CopyJob()
     start = piece.offset + sum(map(operator.mul, starts, piece.strides))
     # A dim of one element needs no stride, and any may be given.

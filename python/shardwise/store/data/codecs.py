@@ -1,4 +1,4 @@
-"""Decompression that gives the expected number of bytes, and takes no more memory, whatever the data claims."""
+"""Decompression to an expected size, in memory of that size, whatever the compressed data claims."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ...errors import ParseError
 __all__ = ["COMPRESSORS", "decompress", "decompress_node"]
 
 _UNKNOWN = 2**64 - 1
-#: The formats that can be decompressed, with more bytes than one compressed byte can give.
+#: The formats that can be decompressed, each with an upper bound on the bytes that one compressed byte can give.
 _MOST_PER_BYTE = {"zstd": 1 << 16, "gzip": 1 << 11, "zlib": 1 << 11, "bz2": 1 << 17}
 #: The names of these formats.
 COMPRESSORS = tuple(_MOST_PER_BYTE)
-#: The bytes that are decompressed in one step, and a frame's head and checks.
+#: The bytes that are decompressed in one step; and an allowance for a frame's head and checksums.
 _STEP = 1 << 18
 _FRAME = 1 << 10
 
@@ -37,10 +37,10 @@ def _zstd() -> Any:
 
 
 def decompress(name: str, data: bytes, size: int, where: str) -> npt.NDArray[np.uint8]:
-    """Decompress data that must give `size` bytes, into memory of that size.
+    """Return decompressed data, which must have exactly `size` bytes.
 
     Raises:
-        ParseError: if it gives a different number of bytes, or is not what it should be.
+        ParseError: if it has a different size, or is damaged; the message begins with `where`.
         ImportError: if it is zstd, and zstandard is not installed.
     """
     zstandard = _zstd() if name == "zstd" else None
@@ -60,7 +60,7 @@ def decompress(name: str, data: bytes, size: int, where: str) -> npt.NDArray[np.
 
 
 def decompress_node(data: bytes, most: int, where: str) -> bytes:
-    """Decompress zstd data of at most `most` bytes."""
+    """Return decompressed zstd data of at most `most` bytes."""
     zstandard = _zstd()
     try:
         _check_frame(zstandard, data, most, where)
@@ -80,7 +80,7 @@ def _check_frame(zstandard: Any, data: bytes, most: int, where: str) -> None:
 
 
 def _read_zstd(zstandard: Any, data: bytes, out: npt.NDArray[np.uint8], where: str) -> int:
-    """Fill an array; give the number of bytes, one more than it has if there are more."""
+    """Decompress into an array; return the number of bytes, or the array's size plus one if there are more."""
     try:
         _check_frame(zstandard, data, len(out), where)
         with zstandard.ZstdDecompressor().stream_reader(data) as reader:
@@ -93,7 +93,7 @@ def _read_zstd(zstandard: Any, data: bytes, out: npt.NDArray[np.uint8], where: s
 
 
 def _read(name: str, data: bytes, out: npt.NDArray[np.uint8], where: str) -> int:
-    """Fill an array from the other formats, a little at a time; see `_read_zstd`."""
+    """Decompress data of the other formats into an array, step by step; return as `_read_zstd` does."""
     reader: Any = (
         bz2.BZ2Decompressor()
         if name == "bz2"

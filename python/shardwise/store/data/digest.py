@@ -1,4 +1,4 @@
-"""Digests of arrays: one number for a tensor that the digests of its parts add up to, however it is cut."""
+"""Digests of arrays: a number for each tensor, which the digests of its parts add up to, however it is cut."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Digest:
     """
 
     number: int
-    #: The dtype's name; for one that only numpy has, as numpy writes it.
+    #: The dtype's name; numpy's own name for a dtype that only numpy has.
     dtype: str
     #: The shape of the whole tensor.
     shape: tuple[int, ...]
@@ -57,7 +57,7 @@ class Digest:
 
     @classmethod
     def parse(cls, text: str) -> Digest:
-        """Make a digest of its text, as `str` gives it.
+        """Return the digest that a text of `str(digest)` stands for.
 
         Raises:
             ParseError: if the text is not that of a digest.
@@ -111,7 +111,7 @@ def digest(
     offsets: Any = None,
     threads: int | None = None,
 ) -> Digest:
-    """Give the digest of a tensor, or of a part of it, from an array where it lies.
+    """Return the digest of a tensor, or of a part of it, from an array, which is not copied.
 
     Without `shape` the array is the whole tensor. With it, one of `box`, `pieces` and `offsets` says which part of a
     tensor of this shape it is; the digests of parts that hold each element once add up to the tensor's. Padding is not
@@ -192,7 +192,7 @@ def _of_offsets(memory: Any, shape: tuple[int, ...], offsets: npt.NDArray[np.int
 
 
 def _of_elements(values: npt.NDArray[Any], offsets: npt.NDArray[np.int64]) -> int:
-    """The digest of elements by their flat positions, which ascend."""
+    """Return the digest of elements, given their flat positions in ascending order."""
     unit = math.gcd(values.itemsize, 8)
     each = values.itemsize // unit
     parts = values.view(np.uint8).view(f"<u{unit}").astype(np.uint64)
@@ -219,7 +219,7 @@ def _of_elements(values: npt.NDArray[Any], offsets: npt.NDArray[np.int64]) -> in
 
 
 _KEY_LIMBS = [np.array([key >> 16 * limb & 0xFFFF for key in KEYS], np.int64) for limb in range(4)]
-#: Offsets that are digested at a time.
+#: The number of offsets that are digested at a time.
 _AT_ONCE = 1 << 18
 
 
@@ -228,7 +228,7 @@ def _is_torch(array: Any) -> bool:
 
 
 def _tensor(tensor: Any) -> Any:
-    """A tensor of integers in the memory of this one; a numpy array, if that is on the CPU."""
+    """Return a tensor viewed as integers; as a numpy array if it is on the CPU."""
     found = integers(tensor)
     return found.numpy() if found.device.type == "cpu" else found
 

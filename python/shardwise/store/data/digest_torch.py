@@ -1,14 +1,15 @@
-"""Digests of PyTorch's tensors where they lie, by PyTorch's own operations, exact and in bounded memory.
+"""Digests of PyTorch's tensors on their own device, by PyTorch's operations, exact and in bounded memory.
 
 The digest is a bilinear form of the bytes: with those of block j as row j of a matrix, it is the sum over rows j and
-columns c of `R^j · bytes[j, c] · F_c` modulo 2**127 - 1, with `F_c = 2^(8·(c mod 8)) · K_(c div 8)`. So the factors are
-taken apart into digits of 8 bits, and two products of small integers are left:
+columns c of `R^j · bytes[j, c] · F_c` modulo 2**127 - 1, with `F_c = 2^(8·(c mod 8)) · K_(c div 8)`. The factors are
+split
+into digits of 8 bits, which leaves two products of small integers:
 
 - `bytes @ F`: int8 times int8 in int32, on tensor cores where there are some. Bytes are taken as signed, less 128, and
   128 times the sum of the factors is added afterwards. No sum of 4096 products is over 2**27.
 - the digits of `R^j` times these: 2**27 · 2**8 · 2**16 rows stay below 2**53, so that float64 is exact, in any order.
 
-What is left of 256 MiB are 256 numbers, which Python adds up as integers.
+The result for 256 MiB is 256 numbers, which Python adds up as integers.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from .engine import DIGEST_MODULUS
 
 __all__ = ["KEYS", "RADIX", "digest_boxes", "integers"]
 
-#: The bytes of a block of the digest, its words, and the digits of a factor.
+#: The bytes of a block of the digest, the 8-byte words of a block, and the 8-bit digits of a factor.
 _BLOCK, _WORDS, _DIGITS = 4096, 512, 16
 #: The most bytes that are digested at a time.
 _CHUNK = 1 << 28
-#: A row of zeros for each of so many, and no fewer, go through a product; its rows are taken in so many groups.
+#: The least rows of a product, for which rows of zeros are added; and the groups into which its rows are divided.
 _LEAST, _GROUPS = 32, 64
-#: Rows of a box are packed if they begin at no more places of a block; else the bytes between them are zeros.
+#: Rows of a box are packed if they begin at this many positions of a block at most; else zeros fill their gaps.
 _PERIOD = 32
 #: The sign bit of each byte of a word.
 _SIGNS = 0x8080808080808080 - 2**64
@@ -50,10 +51,10 @@ def _torch() -> Any:
 
 
 def integers(tensor: Any) -> Any:
-    """Give a tensor of integers (complex numbers of 16 bytes stay such) on the memory of this one.
+    """Return a view of a tensor as integers of the same size; complex numbers of 16 bytes stay complex.
 
     Raises:
-        TypeError: if its elements are nowhere as they are.
+        TypeError: if the tensor has no strided memory, or is a DTensor.
     """
     torch = _torch()
     if hasattr(tensor, "to_local"):
@@ -68,7 +69,7 @@ def integers(tensor: Any) -> Any:
 
 
 def digest_boxes(parts: list[tuple[Bounds, Any]], shape: tuple[int, ...]) -> int:
-    """Give the digest of boxes of a tensor of this shape, each with a view of its own memory on a device."""
+    """Return the digest of boxes of a tensor of this shape, each with a view of its elements on a device."""
     total = _Sum()
     for box, view in parts:
         box, sizes = (box, shape) if shape else (((0, 1),), (1,))
@@ -81,7 +82,7 @@ def digest_boxes(parts: list[tuple[Bounds, Any]], shape: tuple[int, ...]) -> int
 
 
 def _add_box(total: _Sum, box: Bounds, view: Any, shape: tuple[int, ...]) -> None:
-    """Add a box as equal rows at equal distances; of several such sets, one after the other."""
+    """Add a box, as one or more sets of equally long rows at equal distances in the tensor."""
     extents = [stop - start for start, stop in box]
     strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
     cut = next((dim for dim in reversed(range(len(shape))) if extents[dim] < shape[dim]), 0)
@@ -101,7 +102,7 @@ def _add_box(total: _Sum, box: Bounds, view: Any, shape: tuple[int, ...]) -> Non
 
 
 def _portions(view: Any) -> Iterator[tuple[int, Any]]:
-    """Cut what is not contiguous into parts that may be copied, each with the place of its first element in C order."""
+    """Yield parts of a view, each small enough to be copied if it is not contiguous, after its position in C order."""
     each = view.numel() // view.shape[0] if view.dim() else 1
     at_once = _CHUNK // (each * view.element_size())
     if view.is_contiguous() or at_once >= view.shape[0]:
@@ -116,7 +117,7 @@ def _portions(view: Any) -> Iterator[tuple[int, Any]]:
 
 
 def _add_rows(total: _Sum, start: int, rows: Any, pitch: int) -> None:
-    """Add rows that begin at byte `start` of the tensor, so many bytes apart."""
+    """Add rows; the first begins at byte `start` of the tensor, and each further one `pitch` bytes later."""
     count, size = rows.shape[0], rows.element_size()
     width = rows.shape[1] * size
     if count == 1 or width == pitch:
@@ -153,7 +154,7 @@ def _add_rows(total: _Sum, start: int, rows: Any, pitch: int) -> None:
 
 
 def _add_run(total: _Sum, start: int, run: Any) -> None:
-    """Add a run of the tensor from byte `start` of it on."""
+    """Add consecutive elements, which begin at byte `start` of the tensor."""
     size = run.element_size()
     in_place = run.is_contiguous() and run.data_ptr() % 8 == 0 and run.storage_offset() * size % 8 == 0
     at, length = 0, run.shape[0] * size
@@ -178,14 +179,14 @@ def _words(run: Any) -> Any:
 
 
 class _Sum:
-    """A digest that is being added up: numbers that are still on the device, and what their factors are."""
+    """A digest in the making: partial sums on the device, with the factors by which they will be multiplied."""
 
     def __init__(self) -> None:
         self._found: list[Any] = []
         self._blocks: list[int] = []
 
     def add(self, words: Any, block: int, step: int) -> None:
-        """Add rows of blocks, int64 of shape (rows, blocks, words); rows are `step` blocks apart."""
+        """Add rows of blocks, int64 of shape (rows, blocks, words); rows are `step` blocks apart in the tensor."""
         torch, (rows, blocks, _) = _torch(), words.shape
         factors, offset, multiply = _factors_on(words.device)
         count = rows * blocks
@@ -196,7 +197,7 @@ class _Sum:
         self._blocks += range(block, block + blocks)
 
     def value(self) -> int:
-        """The digest, for which the device is waited for."""
+        """Wait for the device, and return the digest."""
         if not self._found:
             return 0
         products = _torch().cat(self._found).cpu().numpy().astype(np.int64)
@@ -210,7 +211,7 @@ class _Sum:
 
 
 def _weighted(sums: Any, powers: Any) -> Any:
-    """The sums over rows of each digit of a block's sums times each of the row's power: exact integers."""
+    """Return the exact integer products, summed over rows, of the digits of blocks' sums and of rows' powers."""
     torch = _torch()
     if sums.device.type not in ("cpu", "cuda"):  # Without float64, perhaps.
         return (sums.to(torch.int64)[:, :, None] * powers.to(torch.int64)[:, None]).sum(0)
@@ -226,7 +227,7 @@ def _weighted(sums: Any, powers: Any) -> Any:
 
 
 def _constants() -> tuple[list[int], int]:
-    """The keys and the radix: outputs of SplitMix64 from seed 0."""
+    """Return the keys and the radix: outputs of SplitMix64 from seed 0."""
     outputs, mask = [], 2**64 - 1
     for state in range(1, _WORDS + 3):
         z = state * 0x9E3779B97F4A7C15 & mask
@@ -241,7 +242,7 @@ KEYS, RADIX = _constants()
 
 
 def _factors_on(device: Any) -> tuple[Any, Any, Any]:
-    """The digits of the factors, int8 of shape (bytes, digits), 128 times their sums, and what multiplies."""
+    """Return the factors' digits, int8 of shape (bytes, digits), 128 times their sums, and the multiplication."""
     found = _factors.get(device)
     if found is None:
         torch = _torch()
@@ -258,7 +259,7 @@ def _factors_on(device: Any) -> tuple[Any, Any, Any]:
 
 
 def _multiply_on(device: Any, factors: Any) -> Any:
-    """The function that multiplies on a device: int8 by tensor cores, if it gives there what integers give."""
+    """Return the function that multiplies on a device: int8 on tensor cores, if a test gives the exact result there."""
     torch = _torch()
     if device.type == "cuda" and hasattr(torch, "_int_mm"):
         extreme = torch.tensor([-128, 127], dtype=torch.int8, device=device).repeat_interleave(_LEAST // 2)
@@ -278,7 +279,7 @@ def _multiply(signed: Any, factors: Any) -> Any:
 
 
 def _powers_on(device: Any, step: int, rows: int) -> Any:
-    """The digits, from 0 to 255, of R to the power of 0, step, 2 · step, …: uint8 of shape (rows, digits)."""
+    """Return the digits, 0 to 255, of R to the powers 0, step, 2 · step, …: uint8 of shape (rows, digits)."""
     found = _powers.get((device, step))
     if found is None or len(found) < rows:
         factor, power, raw = pow(RADIX, step, DIGEST_MODULUS), 1, bytearray()

@@ -1,7 +1,7 @@
-"""Bytes of tensors between files and arrays, by the compiled I/O engine: bounded memory, threads, digests.
+"""Bytes of tensors copied between files and arrays by the compiled I/O engine: in bounded memory, by threads.
 
-A `CopyJob` has sources, destinations, and tensors. Some boxes of each tensor lie in sources and some are wanted in
-destinations; the engine finds what they share and copies it. Every byte that is needed is read once and written once.
+A `CopyJob` has sources, destinations, and tensors. Each tensor has boxes in sources and boxes in destinations; the
+engine copies the parts that they have in common. Every byte that is needed is read once and written once.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class JobTensor(NamedTuple):
 
     Attributes:
         itemsize: Bytes per element.
-        wanted: 1 if each destination piece is digested, and 2 more if its CRC-32 is computed.
+        wanted: 1 if each destination piece is digested, plus 2 if its CRC-32 is computed.
         shape: Elements per dim.
         sources: Boxes that do not overlap, and that cover what the destinations need; holders are numbers of sources.
         targets: Boxes to be copied; holders are numbers of destinations.
@@ -62,14 +62,14 @@ class JobTensor(NamedTuple):
     targets: Pieces
 
     def program(self) -> npt.NDArray[np.int64]:
-        """The numbers that stand for it in a program of the engine."""
+        """Return the tensor as int64 numbers of a program of the engine."""
         counts = len(self.sources), len(self.targets)
         head = np.array([self.itemsize, self.wanted, len(self.shape), *counts, *self.shape], np.int64)
         return np.concatenate([head, self.sources.rows.reshape(-1), self.targets.rows.reshape(-1)])
 
 
 def tensors_of(program: npt.NDArray[np.int64]) -> Iterator[JobTensor]:
-    """The tensors that the numbers of a program stand for; their rows are these numbers, not copies."""
+    """Yield the tensors of a program; their rows are views of its numbers."""
     at = 0
     while at < len(program):
         itemsize, wanted, rank, held, targets = program[at : at + 5].tolist()
@@ -82,17 +82,18 @@ def tensors_of(program: npt.NDArray[np.int64]) -> Iterator[JobTensor]:
 
 
 class CopyReport(NamedTuple):
-    """The result of a run.
+    """The result of a job.
 
     Attributes:
         bytes_read: Bytes read from files, including those between needed ones.
         bytes_written: Bytes written to files.
-        calls: Reads and writes.
-        digests: The digest of each destination piece, in the order in which they were added; 0 where none was asked
-            for, empty if none was asked for at all.
-        crcs: Their CRC-32, in the same way.
+        calls: The number of reads and writes.
+        digests: The digest of each destination piece, in the order in which they were added; 0 if it was not asked for,
+            and empty if none was asked for at all.
+        crcs: The CRC-32 of each destination piece, in the same way.
         differences: For each destination piece that differs from the file it is compared with: its number, and the
-            first element that differs, as an offset in the tensor.
+            first
+            element that differs, as an offset in the tensor.
     """
 
     bytes_read: int
@@ -127,66 +128,66 @@ class CopyJob:
 
     @classmethod
     def of_program(cls, program: bytes) -> CopyJob:
-        """Make a job of the tensors that these int64 numbers stand for; its holders are not named yet."""
+        """Return a job for the tensors of a program; its sources and destinations are still to be added."""
         job = cls()
         job._program.frombytes(program)
         return job
 
     @classmethod
     def of_tensors(cls, tensors: Iterable[JobTensor]) -> CopyJob:
-        """Make a job of these tensors; its holders are not named yet."""
+        """Return a job for these tensors; its sources and destinations are still to be added."""
         return cls.of_program(b"".join(tensor.program().tobytes() for tensor in tensors))
 
     def read_file(
         self, path: str | os.PathLike[str], size: int, times: Times | None = None, descriptor: int | None = None
     ) -> int:
-        """Add a file to read, and give its number among the sources.
+        """Add a file to read, and return its number among the sources.
 
         Args:
-            path: The file.
-            size: Its bytes, which it must still have when the job runs.
-            times: The time when it was last written to (`st_mtime_ns`), and that when it was last changed in any way
-                (`st_ctime_ns`) or `None`; checked if given.
+            path: The file's path.
+            size: The size in bytes, which the file must still have when the job runs.
+            times: The time of the last write (`st_mtime_ns`), and that of the last change of any kind (`st_ctime_ns`)
+                or `None`; checked if given.
             descriptor: The file's descriptor, if it is open; `path` is then for messages only.
         """
         self._sources.append((path_of(path), size, times, descriptor))
         return len(self._sources) - 1
 
     def read_array(self, source: npt.NDArray[Any]) -> int:
-        """Add an array to read, with any strides, and give its number among the sources."""
+        """Add an array to read, with any strides, and return its number among the sources."""
         self._sources.append(_array("source", source))
         return len(self._sources) - 1
 
     def write_file(self, path: str | os.PathLike[str], size: int, folder: int | None = None) -> int:
-        """Add a file to create, of this final size, and give its number among the destinations.
+        """Add a file to create, of this final size, and return its number among the destinations.
 
-        It must not exist yet. Bytes that no piece covers are zero. With `folder`, the descriptor of the folder that it
-        is in, it is found there by its name, and no other part of the path is followed.
+        The file must not exist yet. Bytes that no piece covers are zero. With `folder`, the descriptor of the file's
+        folder, the file is opened there by its name, and no other part of the path is followed.
         """
         self._destinations.append(("write", path_of(path), size, folder))
         return len(self._destinations) - 1
 
     def fill_file(self, path: str | os.PathLike[str], size: int, folder: int | None = None) -> int:
-        """Add a file to write a part of, and give its number among the destinations; `folder` is as for `write_file`.
+        """Add a file to write a part of, and return its number among the destinations; `folder` as for `write_file`.
 
-        It must exist, in this size, as another job's `write_file` made it; bytes that no piece covers are unchanged.
-        It must not be a link, nor have a second name. Several jobs may fill different parts of it at once.
+        The file must exist in this size, as another job's `write_file` made it; bytes that no piece covers stay
+        unchanged. It must not be a link, nor have a second name. Several jobs may fill different parts of it at once.
         """
         self._destinations.append(("fill", path_of(path), size, folder))
         return len(self._destinations) - 1
 
     def write_array(self, out: npt.NDArray[Any]) -> int:
-        """Add a writable array, with any strides except 0, and give its number among the destinations."""
+        """Add a writable array, with any strides except 0, and return its number among the destinations."""
         self._destinations.append(_array("out", out))
         return len(self._destinations) - 1
 
     def compare_file(self, path: str | os.PathLike[str], size: int, times: Times | None = None) -> int:
-        """Add a file to compare with what would be written to it, and give its number among the destinations."""
+        """Add a file to compare with the bytes for it, and return its number among the destinations."""
         self._destinations.append(("compare", path_of(path), size, times))
         return len(self._destinations) - 1
 
     def discard(self) -> int:
-        """Add a destination that keeps nothing, for digests alone, and give its number among the destinations."""
+        """Add a destination that is only digested, not stored, and return its number among the destinations."""
         self._destinations.append(None)
         return len(self._destinations) - 1
 
@@ -200,7 +201,7 @@ class CopyJob:
         digest: bool = False,
         crc: bool = False,
     ) -> int:
-        """Add a tensor, and give the number of its first destination piece among all.
+        """Add a tensor, and return the number of its first destination piece among those of all tensors.
 
         Args:
             shape: Elements per dim.
@@ -235,7 +236,7 @@ class CopyJob:
 
         Args:
             budget: Bytes of memory for the buffers of all threads; at least 16 KiB.
-            threads: Their number; one per core if left out.
+            threads: The number of threads; one per core if left out.
             sync: Whether the files are synced to disk before this returns.
             progress: Called now and then with the bytes done and the bytes in all.
 
@@ -274,7 +275,7 @@ def check_threads(threads: int | None) -> None:
 
 
 def check_job_memory(memory: int) -> None:
-    """Refuse less memory than a job takes.
+    """Refuse a memory, in bytes, that is too little for a job.
 
     Raises:
         LayoutError, TypeError: if it is too little, or not an integer.
@@ -284,7 +285,7 @@ def check_job_memory(memory: int) -> None:
 
 
 def add_digests(digests: Iterable[int]) -> int:
-    """Give the digest of the tensor that pieces with these digests tile.
+    """Return the digest of the tensor that pieces with these digests tile.
 
     >>> add_digests([DIGEST_MODULUS - 1, 3])
     2
@@ -293,7 +294,7 @@ def add_digests(digests: Iterable[int]) -> int:
 
 
 def digest_array(value: npt.NDArray[Any]) -> int:
-    """Give the digest of a whole tensor: the one that its pieces add up to in any checkpoint.
+    """Return the digest of a whole tensor, as a number: the sum of its pieces' digests in any checkpoint.
 
     The rule is in the module `digest` of the crate `shardwise-io`. Compare dtype and shape too: zeros add nothing.
 

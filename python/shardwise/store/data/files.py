@@ -65,7 +65,7 @@ _open_lock = ForkLock()
 
 
 class ReadsFiles:
-    """Something that reads from open files: it is equal to itself alone, as a file is, and stays in its process."""
+    """A base for objects that read from open files: an object is equal only to itself, and cannot be pickled."""
 
     __slots__ = ()
 
@@ -84,13 +84,14 @@ class ReadsFiles:
 
 
 class Holder(ReadsFiles, ABC):
-    """Something that holds the bytes of pieces: a file, or an object of a store.
+    """A file, or an object of a store, that holds the bytes of pieces.
 
     Attributes:
-        path: Its place.
-        size: Its bytes.
-        is_fetched: Whether each read is a request that takes long, and is made of few large ones; the I/O engine does
-            not read it.
+        path: Its path or URL.
+        size: Its size in bytes.
+        is_fetched: Whether the bytes come by requests, each of which takes long, so that few large ones are made; the
+            I/O
+            engine does not read such holders.
     """
 
     path: Any
@@ -100,19 +101,19 @@ class Holder(ReadsFiles, ABC):
     @property
     @abstractmethod
     def version(self) -> str:
-        """A text that a different file of the same name does not have, as far as the place tells them apart."""
+        """Return a text that differs for another file of the same name, as far as the file system or store can tell."""
 
     @abstractmethod
     def close(self) -> None:
-        """Close it: nothing is read after that. Closing twice is allowed."""
+        """Close the file; nothing can be read afterwards. Closing twice is allowed."""
 
     @abstractmethod
     def check(self) -> None:
-        """Raise ParseError if it is not what was opened, or was written to since."""
+        """Raise ParseError if the file was replaced or written to after it was opened."""
 
     @abstractmethod
     def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fill a buffer of bytes from byte `offset` on; ParseError if it ends before."""
+        """Fill a buffer with bytes from byte `offset` of the file on; ParseError if the file ends before."""
 
     @abstractmethod
     def read_box(self, start: int, strides: list[int], out: npt.NDArray[Any], span: int = SPAN) -> None:
@@ -123,10 +124,10 @@ class Holder(ReadsFiles, ABC):
 
     @abstractmethod
     def map(self) -> mmap.mmap:
-        """Give it as memory; ValueError if it cannot be."""
+        """Return the file as an array of bytes; ValueError if it cannot be mapped."""
 
     def read(self, offset: int, count: int) -> bytes:
-        """Read `count` bytes from byte `offset` on; ParseError if it ends before."""
+        """Return `count` bytes from byte `offset` on; ParseError if the file ends before."""
         if offset + count > self.size:
             end = offset + count
             raise ParseError(f"{self.path}: has {self.size} bytes; bytes {offset} to {end} were needed")
@@ -136,7 +137,7 @@ class Holder(ReadsFiles, ABC):
 
 
 class _Descriptor:
-    """A descriptor that stays open as long as it is in use, whatever happens to the file object meanwhile."""
+    """A file descriptor with a count of its users; it is closed only when nobody uses it."""
 
     __slots__ = ("__weakref__", "_ended", "_lock", "_number", "_users")
 
@@ -150,7 +151,7 @@ class _Descriptor:
         _end_idle(_most_open())
 
     def take(self) -> int | None:
-        """Lend the descriptor to a caller, which returns it with `put`; None if it was closed."""
+        """Return the descriptor for use until `put`; `None` if it was closed."""
         with self._lock:
             if self._ended:
                 return None
@@ -164,7 +165,7 @@ class _Descriptor:
                 os.close(self._number)
 
     def end(self, *, idle_only: bool = False) -> None:
-        """Close it when its last user has returned it."""
+        """Close the descriptor once its last user has returned it; with `idle_only`, only if it has no user now."""
         with self._lock:
             if self._ended or (idle_only and self._users):
                 return
@@ -176,7 +177,7 @@ class _Descriptor:
 
 
 def _most_open() -> int:
-    """The number of files that have a descriptor: a quarter of what the process may have."""
+    """Return how many files may have a descriptor: a quarter of the process's limit."""
     try:
         with importing:
             import resource
@@ -187,7 +188,7 @@ def _most_open() -> int:
 
 
 def _end_idle(most: int) -> None:
-    """Close what nobody uses, the longest open first, until at most so many are left."""
+    """Close descriptors that nobody uses, the longest open first, until at most `most` are left."""
     with _open_lock:
         idle = [ref() for ref in list(_open_files.values())[: max(0, len(_open_files) - most)]]
     for other in idle:
@@ -196,7 +197,7 @@ def _end_idle(most: int) -> None:
 
 
 def _where_there_is_room(take: Callable[[], T]) -> T:
-    """A call that takes a descriptor, made again without the idle ones if the program has taken the others."""
+    """Call a function that opens a descriptor; if the process has none left, close all idle ones and call it again."""
     try:
         return take()
     except OSError as error:
@@ -210,8 +211,8 @@ class DataFile(Holder):
     """A regular file, open for reading.
 
     Attributes:
-        path: The file.
-        size: Its bytes.
+        path: The file's path.
+        size: The file's size in bytes.
         status: Device, inode, size, time of modification and time of change when it was opened.
 
     Raises:
@@ -249,12 +250,12 @@ class DataFile(Holder):
 
     @property
     def version(self) -> str:
-        """The size and the time of modification when it was opened."""
+        """Return the size and the time of modification when the file was opened, as a text."""
         return f"{self.size} bytes of {self.status[3]} ns"
 
     @property
     def times(self) -> tuple[int, int | None]:
-        """The times of modification and of change when it was opened; not the second, if other runs make it anew."""
+        """Return the times of modification and of change when the file was opened; see `SourceFile`."""
         return self.status[3], self.status[4]
 
     def close(self) -> None:
@@ -265,11 +266,11 @@ class DataFile(Holder):
 
     @contextmanager
     def descriptor(self) -> Iterator[int]:
-        """Hold the file's descriptor: nothing closes it, or gives its number to another file, until this ends.
+        """Yield the file's descriptor, which stays open until the block ends.
 
         Raises:
             ValueError: if the file was closed.
-            ParseError: if it had to be opened again, and is a different file now.
+            ParseError: if the file had to be opened again, and is a different one now.
         """
         with self._lock:
             if self._closed:
@@ -302,7 +303,7 @@ class DataFile(Holder):
             raise ParseError(f"{self.path}: was written to after it was opened")
 
     def map(self) -> mmap.mmap:
-        """Map the file into memory, read-only; made once, and alive as long as any array refers to it."""
+        """Return a read-only map of the file; it is made once, and stays alive as long as an array refers to it."""
         self.check()
         with naming_file(self.path), self.descriptor() as number, self._lock:
             if self._map is None:
@@ -332,16 +333,16 @@ class DataFile(Holder):
 
 
 def status_of(status: os.stat_result) -> FileStatus:
-    """The numbers that tell a file from others, and from what it was before."""
+    """Return device, inode, size, and times of modification and change: they identify a file and its state."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def opened_again(path: str, size: int, times: tuple[int, int | None]) -> DataFile:
-    """Open a file that must have the size and the times of modification and, if given, of change that it had.
+    """Open a file that must have this size, this time of modification and, if given, this time of change.
 
     Raises:
-        ParseError: if it has others.
-        OSError: if it cannot be opened.
+        ParseError: if the file has others.
+        OSError: if the file cannot be opened.
     """
     file = DataFile(Path(path))
     if file.size != size or any(each not in (None, found) for each, found in zip(times, file.times, strict=True)):
@@ -378,6 +379,6 @@ def _read(
 
 
 def is_in_order(strides: Sequence[int], out: npt.NDArray[Any]) -> bool:
-    """Return whether elements follow one another in a file, by these strides, as they do in an array."""
+    """Return whether elements with these strides in a file follow one another there as they do in an array."""
     # Overlapping strides may span as many bytes as the box has elements and still be another order of them.
     return all(size == 1 or have == want for size, have, want in zip(out.shape, strides, out.strides, strict=True))

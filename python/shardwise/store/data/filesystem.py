@@ -1,4 +1,4 @@
-"""The filesystem of fsspec for a protocol: made from options, and compared with another."""
+"""Filesystems of fsspec: made for a protocol from options, and compared."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SAME_STORE = {"s3a": "s3", "gcs": "gs", "abfs": "az", "adl": "az"}
 
 
 def are_same(one: Any, other: Any) -> bool:
-    """Return whether filesystems are equal, or of one kind with the same options: fsspec also compares the thread."""
+    """Return whether filesystems are equal, or of one class with the same options; fsspec compares threads too."""
     if one is other or bool(one == other):
         return True
     is_like = type(one) is type(other) and hasattr(one, "storage_options")
@@ -25,20 +25,20 @@ def are_same(one: Any, other: Any) -> bool:
 
 
 def said_options(filesystem: Any) -> dict[str, Any]:
-    """The options that it was made with; except for attempts, which are counted here, and which botocore changes."""
+    """Return a filesystem's options, without those for retries, which are made here and which botocore changes."""
     said = dict(getattr(filesystem, "storage_options", {}))
     said["config_kwargs"] = {key: value for key, value in said.get("config_kwargs", {}).items() if key != "retries"}
     return said
 
 
 def count_attempts_here(protocol: str, filesystem: Any) -> None:
-    """Switch off s3fs's own retries, which pickles do not keep."""
+    """Switch off s3fs's own retries: requests are repeated here. Pickles of s3fs do not keep the setting."""
     if protocol in S3 and hasattr(filesystem, "retries"):
         filesystem.retries = 1
 
 
 def _missing_options(kind: Any, options: dict[str, Any]) -> list[str]:
-    """The options without which a filesystem cannot be made."""
+    """Return the names of required options of a filesystem's class that are not given."""
     try:
         parameters = list(signature(kind.__init__).parameters.values())[1:]
     except (TypeError, ValueError):
@@ -56,7 +56,7 @@ def _needs(protocol: str, why: str, name: str = "NAME") -> ParseError:
 
 
 def filesystem_for(protocol: str, options: dict[str, Any]) -> Any:
-    """Make the filesystem of a protocol; its own retries are off, as requests are repeated here."""
+    """Return a filesystem for a protocol, with its own retries off: requests are repeated here."""
     try:
         with importing:
             import fsspec

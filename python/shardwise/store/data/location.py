@@ -1,6 +1,6 @@
-"""Locations of checkpoints: paths on a disk and URLs of stores, with the questions that both answer.
+"""Locations of checkpoints: paths on a disk and URLs of stores, with operations that work for both.
 
-This and `write.places` are the only modules that ask which of the two a location is.
+Apart from `write.places`, only this module asks which of the two a location is.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = [
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _LOCAL = ("file", "local")
-#: The name of a repository of Hugging Face, and the ends of names of files.
+#: A name of the form that Hugging Face's repositories have; and endings that mark a file instead.
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _FILES = (".bin", ".ckpt", ".gguf", ".h5", ".json", ".pt", ".pth", ".safetensors", ".swplan", ".toml")
 #: The target of a link in a snapshot of Hugging Face's cache, `models--ORG--NAME/snapshots/COMMIT/`.
@@ -59,30 +59,30 @@ _BEGINNING = 200
 
 #: The classes of locations.
 LOCATIONS = (Path, ObjectPath)
-#: A path of either kind, and what is beside it of the same.
+#: The kind of a path, which a path beside it has too.
 Beside = TypeVar("Beside", Path, ObjectPath)
 
 
 class Location(Protocol):
-    """A path, or a URL: what the formats need of either."""
+    """A path or a URL, with the operations that readers of formats need."""
 
     @property
     def name(self) -> str:
-        """The last part."""
+        """The last part of the path."""
 
     @property
     def suffix(self) -> str:
-        """The end of the name, from its last dot on."""
+        """The end of the name, from its last dot on, with the dot."""
 
     @property
     def parent(self) -> Location:
-        """All but the last part."""
+        """The path without its last part."""
 
     def __truediv__(self, name: str, /) -> Location: ...
     def __lt__(self, other: Any, /) -> bool: ...
 
     def with_name(self, name: str, /) -> Location:
-        """Give the location with another last part."""
+        """Return the path with another last part."""
 
     def exists(self) -> bool:
         """Return whether the path names anything."""
@@ -94,17 +94,17 @@ class Location(Protocol):
         """Return whether the path names a folder."""
 
     def stat(self) -> Any:
-        """Give its status; OSError if there is nothing."""
+        """Return a status with `st_size`; OSError if nothing is there."""
 
     def iterdir(self) -> Iterator[Location]:
-        """List what lies directly below."""
+        """Yield the paths directly in the folder."""
 
     def glob(self, pattern: str, /) -> Iterator[Location]:
-        """List what lies directly below, and matches a pattern."""
+        """Yield the paths directly in the folder whose names match a pattern."""
 
 
 def location_of(path: Any) -> Any:
-    """Give the location that a path or URL means: a `Path`, or an `ObjectPath`.
+    """Return the location that a path or URL means: a `Path`, or an `ObjectPath`.
 
     >>> location_of("file:///models/a").as_posix()
     '/models/a'
@@ -118,24 +118,29 @@ def location_of(path: Any) -> Any:
 
 
 def absolute(location: Location) -> Location:
-    """Give the same location, whatever the current folder is."""
+    """Return the location as one that does not depend on the current folder."""
     return location.absolute() if isinstance(location, Path) else location
 
 
 def refuse_options(locations: Iterable[object], what: str) -> None:
-    """Refuse, with TypeError, options of stores that URLs and the environment do not give; `what` keeps the URLs."""
+    """Refuse, with TypeError, options of stores that a URL and the environment cannot state.
+
+    Args:
+        locations: The locations, of which those in stores are checked.
+        what: The thing that stores only URLs, for the message.
+    """
     paths = [location for location in locations if isinstance(location, ObjectPath)]
     for path in {id(path.filesystem): path for path in paths}.values():
         path.refuse_options(what)
 
 
 def is_sampled(location: Location) -> bool:
-    """Return whether the time to read a sample of the checkpoint there says how long the rest takes."""
+    """Return whether the speed of reading a sample there predicts the time for the rest: true for disks."""
     return isinstance(location, Path)
 
 
 def hub_hint(path: object) -> str:
-    """Say what to do if a path that is not there looks like a repository of Hugging Face; else nothing.
+    """Return advice if a path that does not exist looks like a repository of Hugging Face; else an empty text.
 
     >>> hub_hint("models/llama.safetensors"), hub_hint("models/llama/8b")
     ('', '')
@@ -149,13 +154,13 @@ def hub_hint(path: object) -> str:
 
 
 def refuse_other(location: Location) -> None:
-    """Refuse, with ParseError, what is neither a file nor a folder."""
+    """Refuse, with ParseError, a path that is neither a file nor a folder."""
     if isinstance(location, Path) and not (location.is_dir() or location.is_file()):
         DataFile(location)  # Says what it is instead.
 
 
 def entries_of(folder: Location) -> Iterator[tuple[str, bool]]:
-    """List what lies directly in a folder: names, and whether each is a folder."""
+    """Return the entries of a folder: names, and whether each is a folder."""
     if isinstance(folder, ObjectPath):
         yield from folder.names()
         return
@@ -165,12 +170,12 @@ def entries_of(folder: Location) -> Iterator[tuple[str, bool]]:
 
 
 def names_in(folder: Location, said: Iterable[str]) -> Iterable[str]:
-    """Give the names in a folder; in a store, whose listings may lag behind, those that its manifest `said`."""
+    """Return the names in a folder; in a store, whose listings may be out of date, those that its manifest `said`."""
     return said if isinstance(folder, ObjectPath) else (name for name, _ in entries_of(folder))
 
 
 def unlisted(folder: Location, wanted: Iterable[str]) -> set[str]:
-    """Give those of these names that lie in a folder although its listing lags behind, as that of a store may."""
+    """Return those of these names that exist in a folder of a store although its listing may not show them yet."""
     if isinstance(folder, ObjectPath):
         return {name for name in wanted if (folder / name).is_file()}
     return set()
@@ -187,7 +192,7 @@ def open_file(location: Location) -> Holder:
 
 
 def version_at(location: Location) -> str:
-    """Give the version (`Holder.version`) of the file or the object that is there now.
+    """Return the version (`Holder.version`) of the file or object that is at a location now.
 
     Raises:
         OSError: if there is none.
@@ -201,7 +206,7 @@ def version_at(location: Location) -> str:
 
 
 def first_bytes(location: Location, most: int) -> bytes:
-    """Read a file or an object, up to so many bytes of it.
+    """Return the first bytes of a file or an object, up to `most`.
 
     Raises:
         OSError: if it cannot be opened or read.
@@ -215,10 +220,10 @@ def first_bytes(location: Location, most: int) -> bytes:
 
 
 def read_unlinked(location: Location, most: int) -> bytes | None:
-    """Read a regular file, or an object, of at most so many bytes; `None` for a link, and for anything else.
+    """Return a file's or an object's contents of at most `most` bytes; `None` for a link, and for anything else.
 
-    A file with a second name, a hard link, may be one that its owner could not have read, and counts as a link. One
-    within Hugging Face's cache is the file that it stands for.
+    A file with a second name, a hard link, may be one that its owner could not read, so it counts as a link. A link in
+    Hugging Face's cache is followed to its file.
     """
     if isinstance(location, ObjectPath):
         file = ObjectFile(location)
@@ -247,7 +252,7 @@ def read_unlinked(location: Location, most: int) -> bytes | None:
 
 
 def _in_cache(path: Path) -> Path:
-    """The blob that a file of a snapshot in Hugging Face's cache stands for; any other path as it is."""
+    """Return the file that a link in a snapshot of Hugging Face's cache leads to; any other path unchanged."""
     if not path.is_symlink():
         return path
     model = path.parent.resolve().parent.parent
@@ -259,9 +264,9 @@ def _in_cache(path: Path) -> Path:
 
 @contextmanager
 def opening(locations: Iterable[Location]) -> Iterator[tuple[Callable[[Location], Holder], list[Holder]]]:
-    """Give a function that opens these files, and the files that it has opened, which are closed if this fails.
+    """Yield a function that opens one of these files, and a list of the files that it has opened.
 
-    Objects are opened together before, and their first block is read.
+    Objects are opened together before, and their first block is read. On an error the opened files are closed.
     """
     give, files = _opener(locations), list[Holder]()
 
@@ -303,9 +308,9 @@ def _opener(locations: Iterable[Location]) -> Callable[[Location], Holder]:
 
 
 def hidden_name(name: str) -> str:
-    """Give the beginning of the names of what lies hidden beside a file or folder while it is written.
+    """Return the beginning of the hidden names of temporary files and folders beside a file or folder of this name.
 
-    A file system allows for 255 bytes; where the name leaves no room for an ending, a digest stands for its end.
+    File systems allow 255 bytes; if the name leaves no room for an ending, a digest replaces its end.
 
     >>> hidden_name("model"), len(hidden_name("m" * 255))
     ('.model', 217)
@@ -318,10 +323,10 @@ def hidden_name(name: str) -> str:
 
 
 def workplace_of(path: Beside) -> Beside:
-    """The folder beside a checkpoint in which each of its plans has a folder."""
+    """Return the path of the folder beside a checkpoint in which each of its plans has a folder."""
     return path.with_name(f"{hidden_name(path.name)}.partial")
 
 
 def taken(path: object, what: str = "exists already; a checkpoint is written to a new name") -> FileExistsError:
-    """Give the error for a name that is taken."""
+    """Return the error for a path that exists already."""
     return FileExistsError(errno.EEXIST, what, str(path))

@@ -1,4 +1,4 @@
-"""Arrays in memory that are those of memory-mapped files: the files must stay as they are while the arrays are read."""
+"""Arrays that are views of memory-mapped files, which must stay unchanged while the arrays are read."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from ...errors import ParseError
 __all__ = ["MappedFiles"]
 
 
-#: The bytes of a file, and when it was last written to and last changed, if that is not for this process to do.
+#: The size of a file, and the times of its last write and last change; `None` if this process may write to it.
 _Status = tuple[int, tuple[int, int] | None]
 
 
 class MappedFiles:
-    """The files that arrays are mapped from, as they are when the arrays are added.
+    """The files that arrays are mapped from, with the files' state when the arrays are added.
 
     Args:
-        arrays: The arrays, to which `add` adds more.
+        arrays: The arrays; `add` adds more.
 
     Raises:
-        ParseError: if a file is shorter than what an array has of it.
+        ParseError: if a file is shorter than an array's part of it.
 
-    Elements behind the new end of a file that is cut short are zeros up to the end of a page, and cannot be read from
-    there on; one that is written anew has old ones and new ones meanwhile. Only Linux says where memory is mapped from.
+    If a mapped file is cut short, elements after its new end are zeros up to the end of a page, and cannot be read from
+    there on; if it is written to, an array has old and new elements meanwhile. Only Linux tells which file is mapped.
     """
 
     def __init__(self, arrays: Iterable[Array] = ()) -> None:
@@ -35,7 +35,7 @@ class MappedFiles:
         self.add(arrays)
 
     def add(self, arrays: Iterable[Array]) -> None:
-        """Add arrays; those that were added before are known, and take no time."""
+        """Add arrays; those that were added before are skipped."""
         given = {id(array): array for array in arrays}
         new = {key: array for key, array in given.items() if key not in self._added}
         self._added |= new
@@ -44,10 +44,11 @@ class MappedFiles:
             self._found.setdefault(path, status)
 
     def check(self) -> None:
-        """Look at the files again.
+        """Check that the files are unchanged.
 
         Raises:
-            ParseError: if one was written to, or cut short. One that another file has replaced under its name is not:
+            ParseError: if one was written to, or cut short. A file that was replaced by another one under its name is
+                fine:
                 the arrays still have the old one.
         """
         for _, path, now in _look(self._mapped):
@@ -61,7 +62,7 @@ class MappedFiles:
 
 
 def _look(arrays: list[Array]) -> Iterator[tuple[Array, str, _Status]]:
-    """Those of the arrays that are mapped, and for each its file."""
+    """Yield each array that is mapped from a file, with the file."""
     for array, file in zip(arrays, mapped_files(arrays), strict=True):
         if file is None:
             continue

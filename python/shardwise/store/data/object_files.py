@@ -1,8 +1,8 @@
-"""One object of a store as a data file: few, large ranges of bytes, several under way at a time.
+"""An object of a store read like a data file: by few, large ranges of bytes, several at a time.
 
-A request takes as long as reading a few megabytes. So what lies between two needed runs is also read, up to a gap;
-long runs are cut into parts, of which `WINDOW` are under way; and small reads, such as headers, are served from blocks
-that are kept.
+A request takes as long as reading a few megabytes. So two runs with a gap below a limit are read by one request; long
+runs are divided into parts, of which `WINDOW` are requested at a time; and small reads, such as of headers, are served
+from cached blocks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .objects import ObjectPath, ObjectStatus
 
 __all__ = ["WINDOW", "ObjectFile", "Requests"]
 
-#: Requests under way at a time.
+#: The number of requests at a time.
 WINDOW = 8
 
 
@@ -33,11 +33,11 @@ class Requests(NamedTuple):
     """The sizes of requests, in bytes.
 
     Attributes:
-        part: The most of a request.
-        gap: The most that are read without need, to avoid another request.
-        small: Up to here a read is served from blocks that are kept.
-        block: A block of these.
-        blocks: The number of them that are kept.
+        part: The most bytes of a request.
+        gap: The most bytes between two runs that are read needlessly to save a request.
+        small: The most bytes of a read that is served from cached blocks.
+        block: The bytes of a cached block.
+        blocks: The number of cached blocks.
     """
 
     part: int = 8 * 2**20
@@ -51,7 +51,7 @@ _REQUESTS = Requests()
 
 
 class _RangeRequest(NamedTuple):
-    """A request: its bytes, and where they go."""
+    """A request: its range of bytes, and the arrays that get them."""
 
     start: int
     stop: int
@@ -63,8 +63,8 @@ class ObjectFile(Holder):
     """An object, open for reading: its size and ETag are noted, and a different object is refused.
 
     Args:
-        path: Its place.
-        noted: Its status when it was last asked for; asked for now if left out.
+        path: The object's path.
+        noted: Its status, if known; requested now if left out.
         requests: The sizes of requests by which it is read.
 
     On S3 every request has the condition that the object is still the same; elsewhere `check` asks after reading.
@@ -83,24 +83,24 @@ class ObjectFile(Holder):
 
     @property
     def version(self) -> str:
-        """The ETag or the like."""
+        """Return the ETag, or the store's equivalent."""
         return self._noted.etag
 
     @property
     def noted(self) -> tuple[ObjectPath, int, str]:
-        """The object's path, its bytes, and its ETag or the like, which another of the same name does not have."""
+        """Return the path, the size, and the ETag or its equivalent, when the object was opened."""
         return self._object, *self._noted
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ObjectFile, (self._object, self._noted, self._requests)
 
     def close(self) -> None:
-        """Forget the blocks that are kept; nothing is read after that."""
+        """Drop the cached blocks; nothing can be read afterwards."""
         self._closed = True
         self._blocks.clear()
 
     def map(self) -> mmap.mmap:
-        """Refuse: an object has no map."""
+        """Refuse: an object cannot be mapped into memory."""
         raise ValueError(f"{self.path}: lies in an object store, so there is no array of it without a copy; read it")
 
     def check(self) -> None:
@@ -186,14 +186,14 @@ class ObjectFile(Holder):
 
 
 def _sections(start: int, out: Array, requests: Requests) -> Iterator[_RangeRequest]:
-    """One run of bytes, in requests."""
+    """Yield the requests for one run of bytes."""
     for at in range(0, len(out), requests.part):
         part = out[at : at + requests.part]
         yield _RangeRequest(start + at, start + at + len(part), part, None)
 
 
 def _spans(start: int, strides: list[int], out: Array, requests: Requests) -> Iterator[_RangeRequest]:
-    """The requests for a box whose dims have decreasing strides."""
+    """Yield the requests for a box whose dims have decreasing strides."""
     if out.size == 0:
         return
     lengths = _lengths(strides, out)
@@ -214,7 +214,7 @@ def _spans(start: int, strides: list[int], out: Array, requests: Requests) -> It
 
 
 def _lengths(strides: Sequence[int], out: Array) -> list[int]:
-    """For each dim, the bytes from first to last of a box of it and the later dims; at the end, of one element."""
+    """Return for each dim the bytes that a box of this dim and the later ones spans; last, those of an element."""
     lengths = [out.itemsize]
     for size, stride in zip(reversed(out.shape), reversed(strides), strict=True):
         lengths.append(lengths[-1] + (size - 1) * stride)

@@ -1,12 +1,15 @@
-"""Objects behind a URL, by fsspec: names, sizes, ranges of bytes, and what to do when the store fails.
+"""Objects behind a URL, by fsspec: names, sizes, ranges of bytes, and retries when the store fails.
 
-An `ObjectPath` has what the formats need from a path, so that a format does not know where its files lie. It has no
-`__fspath__`: code that is not written for objects fails at once, and never finds a local file of the same name.
+An `ObjectPath` has the operations that formats need from a path, so that a format does not depend on the kind of
+location. It has no `__fspath__`: code that is not written for objects fails at once, and never finds a local file of
+the
+same name.
 
-Weaknesses of stores are dealt with here. A request that fails for a temporary reason is made again, `ATTEMPTS` times
-in all unless the path says otherwise, after pauses that grow and that differ by chance, so that many workers do not
-come back at once; a store that gives fewer bytes than it was asked for has failed. Listings are never cached, and only
-say which format a folder may have: its manifest or index says what belongs to a checkpoint.
+This module works around weaknesses of stores. A request that fails for a temporary reason is repeated, up to `ATTEMPTS`
+times unless the path says otherwise, after growing pauses of random length, so that many workers do not come back at
+once; a store that returns fewer bytes than asked for has failed. Listings are never cached, and only suggest which
+format
+a folder may have: its manifest or index says which files belong to a checkpoint.
 """
 
 from __future__ import annotations
@@ -33,12 +36,11 @@ Answer = TypeVar("Answer")
 
 
 class ObjectStatus(NamedTuple):
-    """The status of an object when it was asked for.
+    """The status of an object at the time of a request.
 
     Attributes:
-        size: Its bytes.
-        etag: A text that tells it from another object of the same name: its etag or generation, else its creation
-            time.
+        size: The object's size in bytes.
+        etag: A text that differs for another object of the same name: the ETag or generation, else the creation time.
     """
 
     size: int
@@ -119,17 +121,17 @@ class ObjectPath:
 
     @property
     def name(self) -> str:
-        """The last part."""
+        """The last part of the path."""
         return self._key.rpartition("/")[2]
 
     @property
     def suffix(self) -> str:
-        """The end of the name, from its last dot on."""
+        """The end of the name, from its last dot on, with the dot."""
         return PurePosixPath(self.name).suffix
 
     @property
     def parent(self) -> ObjectPath:
-        """All but the last part."""
+        """The path without its last part."""
         return self._at(self._key.rpartition("/")[0] or self._key)
 
     @property
@@ -138,7 +140,7 @@ class ObjectPath:
         return self._protocol in S3 and hasattr(self._filesystem, "call_s3")
 
     def with_name(self, name: str) -> ObjectPath:
-        """Give the path with another last part."""
+        """Return the path with another last part."""
         return self.parent / name
 
     def __str__(self) -> str:
@@ -162,13 +164,14 @@ class ObjectPath:
         return _unpickled, (str(self), self._filesystem, self._patience.attempts, self._patience.pause)
 
     def refuse_options(self, what: str) -> None:
-        """Refuse a filesystem that another process would not make of the URL and the same environment.
+        """Refuse a filesystem that another process could not make from the URL and the same environment.
 
         Args:
-            what: What keeps the URL only.
+            what: The thing that stores only the URL, for the message.
 
         Raises:
-            TypeError: if it has other options, or is of another kind; names those options, and no values.
+            TypeError: if it has other options, or is of another class; the message names the options, but not their
+                values.
         """
         other = ObjectPath(str(self))._filesystem
         mine, theirs = said_options(self._filesystem), said_options(other)
@@ -181,7 +184,7 @@ class ObjectPath:
             )
 
     def ask(self, what: Callable[[], Answer]) -> Answer:
-        """Make a request, repeated if it fails for a temporary reason; its errors name this path.
+        """Call a function that makes a request; repeat it if it fails for a temporary reason. Errors name this path.
 
         Raises:
             FileNotFoundError, PermissionError, OSError: if the store refuses, or keeps failing.
@@ -201,7 +204,7 @@ class ObjectPath:
             self.wait(attempt)
 
     def wait(self, attempt: int) -> None:
-        """Wait as long as after so many attempts at a request, counted from 1."""
+        """Wait as before a repeated request, after `attempt` attempts."""
         self._patience.wait(attempt)
 
     def _info(self) -> dict[str, Any]:
@@ -209,7 +212,7 @@ class ObjectPath:
         return found
 
     def status(self) -> ObjectStatus:
-        """Give the object's present status.
+        """Request the object's present status.
 
         Raises:
             FileNotFoundError: if there is no such object.
@@ -225,7 +228,7 @@ class ObjectPath:
         return ObjectStatus(size, str(next((etag for etag in etags if etag), "")))
 
     def stat(self) -> Any:
-        """Give the object's bytes as `st_size`."""
+        """Return the object's size as `st_size`; 0 for a folder."""
         return _Stat(0 if self.is_dir() else self.status().size)
 
     def exists(self) -> bool:
@@ -251,7 +254,7 @@ class ObjectPath:
             return False
 
     def names(self) -> Iterator[tuple[str, bool]]:
-        """List what lies directly below: names, and whether each is a folder."""
+        """List the entries directly below: names, and whether each is a folder."""
         for entry in self.ask(lambda: self._filesystem.ls(self._asked, detail=True)):
             name = str(entry["name"]).rstrip("/").rpartition("/")[2]
             # A folder may have an object of its own name, without bytes.
@@ -259,25 +262,25 @@ class ObjectPath:
                 yield name, entry.get("type") == "directory"
 
     def iterdir(self) -> Iterator[ObjectPath]:
-        """List what lies directly below."""
+        """Yield the paths directly below."""
         return (self / name for name, _ in self.names())
 
     def glob(self, pattern: str) -> Iterator[ObjectPath]:
-        """List what lies directly below, and matches a pattern."""
+        """Yield the paths directly below whose names match a pattern."""
         return (self / name for name, _ in self.names() if fnmatchcase(name, pattern))
 
     def read(self, start: int, stop: int, etag: str) -> bytes:
-        """Read a range of the object's bytes; see `read_into`."""
+        """Return the object's bytes from `start` to `stop`; see `read_into`."""
         data = bytearray(stop - start)
         self.read_into(memoryview(data), start, etag)
         return bytes(data)
 
     def read_into(self, buffer: memoryview, start: int, etag: str) -> None:
-        """Fill a buffer of bytes with those from `start` on; on S3 only of the object with this ETag.
+        """Fill a buffer with the object's bytes from `start` on; on S3 only if the object has this ETag.
 
         Raises:
             ParseError: if there is a different object than before, or none.
-            OSError: if the store fails, or gives fewer bytes.
+            OSError: if the store fails, or returns fewer bytes.
         """
 
         def get() -> None:
@@ -298,7 +301,7 @@ class ObjectPath:
             raise
 
     def _get(self, buffer: memoryview, start: int, etag: str) -> int:
-        """Make one request, and give the number of bytes that came."""
+        """Make one request, and return the number of bytes received."""
         if not self.is_s3:
             data: bytes = self._filesystem.cat_file(self._asked, start=start, end=start + len(buffer))
             if len(data) == len(buffer):

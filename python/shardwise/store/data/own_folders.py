@@ -1,10 +1,12 @@
-"""Folders of ours among those of others: opened one from the other, never through a link, and known by a marker.
+"""Folders of our own in places that others can write to: opened step by step, without links, recognised by a marker.
 
-The names that a run makes beside a checkpoint can be foreseen, so anything may be there already: a link to somebody's
-folder, a folder of the user's, a file with a second name. Each step is therefore opened from its parent without
-following links, must be a real folder that belongs to the user, and is only removed if it has our marker: a small
-file, which is made first and removed last, so that a process that is killed in between leaves a folder that is ours
-still.
+The names that a run uses beside a checkpoint are predictable, so anything may be there already: a link to another
+folder,
+a folder of the user's, a file with a second name. Each step is therefore opened from its parent without following
+links,
+must be a real folder that belongs to the user, and is only removed if it has our marker: a small file that is made
+first
+and removed last, so that a process that is killed in between leaves a folder that is still recognised.
 """
 
 from __future__ import annotations
@@ -29,22 +31,22 @@ __all__ = [
     "write_all",
 ]
 
-#: The file that says that a folder is ours; nothing of a checkpoint has this name.
+#: The name of the marker in a folder of ours; no file of a checkpoint has this name.
 _MARKER = "shardwise.mark"
-#: No marker is longer.
+#: The most bytes of a marker.
 _MOST_MARKER = 256
 _NOT_THROUGH_LINKS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 _FILE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | _NOT_THROUGH_LINKS
-#: Windows opens no folders; there paths are looked at instead.
+#: False on Windows, which has no descriptors of folders: paths are used there.
 _HAS_DESCRIPTORS = os.open in os.supports_dir_fd and os.listdir in os.supports_fd
 
 
 class OpenFolder:
-    """A folder that is held open, so that what is in it is reached by name from here.
+    """A folder that is held open; its entries are reached by their names from it.
 
     Attributes:
-        path: Its path, for messages.
+        path: The folder's path, for messages.
         descriptor: Its descriptor; `None` where the system has none for folders.
     """
 
@@ -53,7 +55,7 @@ class OpenFolder:
 
     @classmethod
     def at(cls, path: Path) -> OpenFolder:
-        """Open a folder that the user named, also through links."""
+        """Open a folder that the user named; links are followed."""
         return cls(path, os.open(path, _FOLDER | getattr(os, "O_CLOEXEC", 0)) if _HAS_DESCRIPTORS else None)
 
     def __enter__(self) -> OpenFolder:
@@ -65,7 +67,7 @@ class OpenFolder:
             self.descriptor = None
 
     def status(self, name: str) -> os.stat_result | None:
-        """The status of what has this name, itself and not what it links to; `None` if nothing has it."""
+        """Return the status of an entry, without following a link; `None` if there is none of this name."""
         try:
             with self._naming(name):
                 return os.stat(self._at(name), dir_fd=self.descriptor, follow_symlinks=False)
@@ -73,12 +75,12 @@ class OpenFolder:
             return None
 
     def names(self) -> list[str]:
-        """The names in it, in order."""
+        """Return the names of the entries, sorted."""
         with self._naming():
             return sorted(os.listdir(self.path if self.descriptor is None else self.descriptor))  # noqa: PTH208
 
     def enter(self, name: str) -> OpenFolder:
-        """Open a folder in it.
+        """Open a folder inside.
 
         Raises:
             FileNotFoundError: if there is none.
@@ -97,7 +99,7 @@ class OpenFolder:
             return OpenFolder(self.path / name, os.open(name, _FOLDER | _NOT_THROUGH_LINKS, dir_fd=self.descriptor))
 
     def make(self, name: str, mode: int = 0o777) -> None:
-        """Make a folder in it.
+        """Make a folder inside.
 
         Raises:
             FileExistsError: if something has this name.
@@ -107,10 +109,10 @@ class OpenFolder:
 
     @contextlib.contextmanager
     def file(self, name: str, flags: int) -> Iterator[IO[bytes]]:
-        """Open a file in it: a regular one, with no other name.
+        """Open a file inside; it must be a regular file with no second name.
 
         Args:
-            name: Its name.
+            name: The file's name.
             flags: The flags of `os.open`.
 
         Raises:
@@ -133,7 +135,7 @@ class OpenFolder:
                 yield stream
 
     def write(self, name: str, text: bytes, *, sync: bool) -> None:
-        """Make a file of this text; one that is there already gets it."""
+        """Write a file inside with this text, over one that exists."""
         with self.file(name, os.O_RDWR | os.O_CREAT) as stream:
             os.ftruncate(stream.fileno(), 0)  # Repeated when a signal interrupts it, as the stream's own is not.
             write_all(stream, text)
@@ -141,24 +143,24 @@ class OpenFolder:
                 os.fsync(stream.fileno())
 
     def rename(self, name: str, new: str) -> None:
-        """Give something in it another name, and bring that to the disk."""
+        """Rename an entry, and sync the folder to the disk."""
         with self._naming(new):
             os.rename(self._at(name), self._at(new), src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
         self.sync()
 
     def move(self, name: str, folder: OpenFolder, new: str) -> None:
-        """Move something in it to another folder, under another name."""
+        """Move an entry to another folder, under another name."""
         with self._naming(name):
             os.rename(self._at(name), folder._at(new), src_dir_fd=self.descriptor, dst_dir_fd=folder.descriptor)
 
     def sync(self) -> None:
-        """Bring the names in it to the disk."""
+        """Sync the folder's entries (not their contents) to the disk."""
         if self.descriptor is not None:
             with self._naming():
                 os.fsync(self.descriptor)
 
     def remove(self, name: str) -> None:
-        """Remove what has this name, with all that is in it; no link is followed."""
+        """Remove an entry and everything in it; links are not followed."""
         found = self.status(name)
         if found is None:
             return
@@ -172,7 +174,7 @@ class OpenFolder:
             os.unlink(self._at(name), dir_fd=self.descriptor)
 
     def remove_empty(self, name: str) -> None:
-        """Remove a folder that is empty."""
+        """Remove an empty folder inside."""
         with self._naming(name):
             os.rmdir(self._at(name), dir_fd=self.descriptor)
 
@@ -181,7 +183,7 @@ class OpenFolder:
 
     @contextlib.contextmanager
     def _naming(self, name: str = "") -> Iterator[None]:
-        """System errors name the whole path."""
+        """Make system errors in the block name the whole path."""
         try:
             yield
         except OSError as error:
@@ -191,7 +193,7 @@ class OpenFolder:
             raise OSError(error.errno, error.strerror, whole) from None
 
     def _is_own(self, status: os.stat_result) -> bool:
-        """Return whether something belongs to the user: on some servers all files of all users are one user's."""
+        """Return whether an entry belongs to the user; on some servers all users' files belong to one user."""
         if not hasattr(os, "geteuid") or status.st_uid == os.geteuid():
             return True
         name = f".shardwise-{secrets.token_hex(8)}.tmp"
@@ -204,7 +206,7 @@ class OpenFolder:
 
 
 class MadeFolders:
-    """The folders below one, made when a file in them is asked for; of those on the same level one is open at a time.
+    """Folders below a given one, made when a file in them is needed; one folder per level is open at a time.
 
     Args:
         folder: The folder, which stays open.
@@ -221,7 +223,7 @@ class MadeFolders:
         self._leave(0)
 
     def of(self, path: str) -> tuple[OpenFolder, str]:
-        """Give the folder of a file, by its path from the first one with `/`, and the file's name in it."""
+        """Return the folder of a file, given the file's relative path with `/`, and the file's name in it."""
         *names, last = path.split("/")
         common = 0
         while common < min(len(names), len(self._names)) and names[common] == self._names[common]:
@@ -236,7 +238,7 @@ class MadeFolders:
         return self._open[-1], last
 
     def sync(self) -> None:
-        """Bring the names in all of them to the disk."""
+        """Sync the entries of all these folders to the disk."""
         for path in list(self._made):
             self.of(f"{path}/")[0].sync()
         self._leave(0)
@@ -249,7 +251,7 @@ class MadeFolders:
 
 
 def write_all(stream: IO[bytes], text: bytes) -> None:
-    """Write all of a text to a file without a buffer."""
+    """Write all bytes of a text to an unbuffered file."""
     rest = memoryview(text)
     while rest:
         rest = rest[stream.write(rest) :]
@@ -260,7 +262,7 @@ def _is_one_file(status: os.stat_result) -> bool:
 
 
 def refuse_stranger(path: Path, what: str = "") -> FileExistsError:
-    """Give the error for something that is not ours where a run needs the name."""
+    """Return the error for a path that a run needs, but that is not ours."""
     if not what:
         is_file = path.is_file()
         kind = "a link" if path.is_symlink() else "a folder" if path.is_dir() else "a file" if is_file else "no file"
@@ -274,7 +276,7 @@ def refuse_stranger(path: Path, what: str = "") -> FileExistsError:
 
 @contextlib.contextmanager
 def opened_below(path: Path, steps: int) -> Iterator[OpenFolder]:
-    """Open a folder whose last names, as many as `steps`, are of ours; links are followed before these only."""
+    """Open a folder. Its last `steps` names are folders of ours, where links are not followed."""
     names = path.parts[len(path.parts) - steps :]
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(OpenFolder.at(path.parents[steps - 1] if steps else path))
@@ -284,7 +286,7 @@ def opened_below(path: Path, steps: int) -> Iterator[OpenFolder]:
 
 
 def make_marked(parent: OpenFolder, name: str, marker: str) -> OpenFolder:
-    """Make a folder with a marker, which nobody else may enter, or open it if it is there.
+    """Make a folder with a marker, closed to other users, or open it if it exists.
 
     Raises:
         FileExistsError: if something else has the name.
@@ -307,7 +309,7 @@ def make_marked(parent: OpenFolder, name: str, marker: str) -> OpenFolder:
 
 
 def refuse_unmarked(folder: OpenFolder, marker: str) -> None:
-    """Refuse a folder without this marker; one that is empty, or whose marker is half written, is ours."""
+    """Refuse a folder without this marker; an empty one, or one with a half-written marker, is accepted as ours."""
     names = folder.names()
     if not names:
         return
@@ -320,7 +322,7 @@ def refuse_unmarked(folder: OpenFolder, marker: str) -> None:
 
 
 def remove_marked(parent: OpenFolder, name: str, marker: str) -> None:
-    """Remove a folder with this marker and all that is in it, last the marker; nothing is done if there is none.
+    """Remove a folder with this marker and everything in it, the marker last; do nothing if there is none.
 
     Raises:
         FileExistsError: if something else has the name.

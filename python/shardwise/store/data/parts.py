@@ -1,4 +1,4 @@
-"""Files that are parts of a checkpoint, by their names and by what their headers say; alone they are not one."""
+"""Files that are parts of a checkpoint, recognised by their names and headers; such a file alone is no checkpoint."""
 
 from __future__ import annotations
 
@@ -36,31 +36,31 @@ __all__ = [
     "said_files",
 ]
 
-#: The file that says what a folder of ours holds.
+#: The file that lists the contents of a folder of our own format.
 MANIFEST = "shardwise.json"
-#: The key of a header's metadata in which PyTorch's files have the offsets of their tensors in the whole ones.
+#: The key of a header's metadata under which PyTorch's files state the offsets of their parts in whole tensors.
 SHARDING_INFO = "DCP_SHARDING_INFO"
-#: The key in which a file of ours for a rank says which boxes of tensors its arrays are made of.
+#: The key under which a rank's file of our format states which boxes of tensors its arrays consist of.
 PIECES = "shardwise.pieces"
-#: The file that says which rank has which file.
+#: The file that lists the file of each rank.
 RANKS = "ranks.json"
-#: The names of files for ranks, as we call them, and as engines do.
+#: Patterns of the names of files for ranks: ours, and those of the engines' loaders.
 RANK_FILE = r"rank-\d{5,}(?:-[A-Za-z0-9_.]+-\d+)*\.safetensors"
 ENGINE_FILE = r"model-(?:rank-\d+|pp-\d+-tp-\d+)-part-\d+\.safetensors"
-#: Files of PyTorch's optimizers beside a model, and models that have no other name; folders of accelerate's with FSDP.
+#: Patterns of the names of optimizers' files beside a model, and names of models' files.
 OPTIMIZER_FILE = r"optim(?:izer)?(?:_(?P<number>\d{1,4}))?\.(?:pt|pth|bin)"
 MODEL_FILES = ("pytorch_model_fsdp.bin", "model.pt", "model.pth", "model.bin")
-#: A file with a model and its optimizer, and the same optimizer beside it, as FSDP numbers it again.
+#: A file with a model and its optimizer; the same optimizer, renumbered for FSDP; folders that accelerate writes.
 WHOLE_FILE, REKEYED_FILE = "checkpoint.pt", r"optim(?:izer)?_by_\w+\.pt"
 FSDP_FOLDER = r"(?:pytorch_model_fsdp|optimizer)_\d{1,4}"
-#: The key in which a file of ours says of what it is a part.
+#: The key under which a file of our format states that it is a part, and of how many files.
 MARK = "shardwise.part"
 _NUMBERED = re.compile(r"(.*?)(\d{5,18})-of-(\d{5,18})(\.[a-z.]+)")
-#: Names of files that hold what one process has, or some of the groups of Keras.
+#: Names of files that hold one process's part of a checkpoint, or some groups of a Keras file.
 _ONE_OF_MANY = re.compile(r"shard-\d+-model-\d+-of-\d+\.safetensors|.*_\d{5}\.weights\.h5")
-#: Names of files of trainers' ranks, whose tensors may be DTensors, which are not read one by one.
+#: Names of files of trainers' ranks; their tensors may be DTensors, which are read only from all files together.
 _OF_A_RANK = re.compile(r".*_world_size_(?!1_)\d+_rank_\d+\.pt")
-#: Names of files of ranks that do not say of what they are a part, such as Meta's; and of Megatron's folders.
+#: Names of ranks' files that do not state how tensors are cut, such as Meta's; and of Megatron's folders of ranks.
 _BARE_RANK = re.compile(
     r"(?P<start>(?:.*[._-])?(?:consolidated\.|(?:rank|part|shard|tp|mp)[._-]?))(?P<rank>\d{1,6})"
     r"(?P<end>(?:[._-][A-Za-z][\w.-]*)?\.(?:pth?|bin|ckpt))",
@@ -73,7 +73,7 @@ BY_RULES = (
     "rank as rank.0.NAME, rank.1.NAME, …, and reshard that by rewrites such as from = 'rank.{r}.NAME', to = { name = "
     "'NAME', dims = '(r rows) n -> rows n' } (docs/coming-from.md)"
 )
-#: The same for files that are all of a mesh's ranks, in one folder.
+#: Advice for a folder that has such a file for every rank of a mesh.
 BARE = (
     "nothing in them says how tensors are cut, but rules can: reshard takes them as the ranks of a mesh with "
     "source_layouts, on the command line --source-rules FILE --source-mesh tp=2 (docs/coming-from.md)"
@@ -87,11 +87,11 @@ _ALONE = "open the folder that has them all, or its index; open_checkpoint(..., 
 
 
 def part_mark(files: int, shapes: Mapping[str, Iterable[int]] | None = None) -> dict[str, str]:
-    """Give the entry of a header that says of what its file is a part.
+    """Return the entry of a header that marks its file as a part of a checkpoint.
 
     Args:
-        files: The number of files.
-        shapes: The whole shapes of the tensors of which the file has a part.
+        files: The number of files of the checkpoint.
+        shapes: The whole shapes of the tensors that are cut.
     """
     said: dict[str, Any] = {"files": files}
     if shapes is not None:
@@ -100,7 +100,7 @@ def part_mark(files: int, shapes: Mapping[str, Iterable[int]] | None = None) -> 
 
 
 def said_files(texts: Mapping[str, str]) -> int | None:
-    """Give the number of files that a header's metadata says there are; None if it says none."""
+    """Return the number of files that a header's metadata states for the checkpoint; `None` if it states none."""
     try:
         said = json.loads(texts.get(MARK, "null"))
     except (ValueError, RecursionError):
@@ -110,10 +110,10 @@ def said_files(texts: Mapping[str, str]) -> int | None:
 
 
 def check_whole(path: Location, texts: Mapping[str, str] | None = None) -> None:
-    """Refuse a file that is a part of a checkpoint, by its name, or by the metadata of its header.
+    """Refuse a file that is only a part of a checkpoint, judged by its name or its header's metadata.
 
     Raises:
-        ParseError: if it is; says how many files there are, as far as that is known.
+        ParseError: if it is; the message states the number of files, if it is known.
     """
     match = _NUMBERED.fullmatch(path.name)
     if _OF_A_RANK.fullmatch(path.name):
@@ -132,14 +132,14 @@ def check_whole(path: Location, texts: Mapping[str, str] | None = None) -> None:
 
 
 def _neighbours(path: Location, match: re.Match[str]) -> list[Location]:
-    """The files or folders of the ranks before and after this one."""
+    """Return the paths that the files or folders of the ranks before and after this one would have."""
     number, width = int(match["rank"]), len(match["rank"])
     near = (at for at in (number - 1, number + 1) if at >= 0)
     return [path.with_name(f"{match['start']}{at:0{width}}{match['end']}") for at in near]
 
 
 def bare_ranks(names: Iterable[str]) -> dict[int, str]:
-    """Give the files of ranks among these, of which none says of what it is a part: the most that are named alike."""
+    """Return, by rank, the largest set of equally named ranks' files that do not state how tensors are cut."""
     sets: dict[tuple[str, str], dict[int, str]] = {}
     for name in sorted(names):
         match = _BARE_RANK.fullmatch(name)
@@ -149,16 +149,16 @@ def bare_ranks(names: Iterable[str]) -> dict[int, str]:
 
 
 def complete_set(folder: Location, names: Iterable[str], suffix: str, index: str) -> list[str]:
-    """Give the numbered files of a folder that has no index, `model-00001-of-00002` and so on, if all are there.
+    """Return the numbered files of a folder without an index, `model-00001-of-00002` and so on, if all are there.
 
     Args:
-        folder: The folder, which messages name.
-        names: The names in it.
-        suffix: The end of the names that count.
-        index: The name of the index that is missing.
+        folder: The folder, for messages.
+        names: The names in the folder.
+        suffix: The ending of the files' names.
+        index: The name of the index that is missing, for messages.
 
     Raises:
-        ParseError: if some are missing, which are named, or they belong to different checkpoints.
+        ParseError: if some files are missing (the message names them), or they belong to different checkpoints.
     """
     sets: dict[tuple[str, int], dict[int, str]] = {}
     for name in sorted(names):

@@ -1,4 +1,4 @@
-"""Requests that are made again, and the failures of a store that are final."""
+"""Requests to a store: which failures are final, and when a request is repeated."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from .filesystem import SAME_STORE
 
 __all__ = ["ATTEMPTS", "LONGEST_PAUSE", "PAUSE", "Patience", "final_failure"]
 
-#: The number of attempts at a request before its failure is final: with the pauses between, some 40 seconds. A store
-#: that has slowed down its callers needs that long; one that was never reached is probably not there.
+#: The most attempts at a request: with the pauses between them, some 40 seconds. A store that throttles its callers
+#: needs that long. If the store was never reached, it probably does not exist, and fewer attempts are made.
 ATTEMPTS = 12
 _UNREACHED_ATTEMPTS = 5
 #: Seconds before the second attempt, doubled for each further one up to the longest; half of each is left to chance.
 PAUSE = 0.1
 LONGEST_PAUSE = 10.0
-#: The exceptions of those who found nobody to ask.
+#: The names of exceptions that mean that the store was not reached.
 _UNREACHED = {
     "ClientConnectorError", "ConnectTimeoutError", "ConnectionRefusedError", "EndpointConnectionError", "gaierror",
 }  # fmt: skip
-#: Advice on credentials, by the protocol.
+#: Advice on credentials, by protocol.
 _CREDENTIALS = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; ObjectPath(url, anon=True) needs none",
     "gs": "set GOOGLE_APPLICATION_CREDENTIALS to a file of credentials; ObjectPath(url, token='anon') needs none",
@@ -31,17 +31,17 @@ _CREDENTIALS = {
 }
 #: The packages whose exceptions report failures of networks and services, besides OSError.
 _NETWORK = {"aiobotocore", "aiohttp", "asyncio", "azure", "botocore", "fsspec", "gcsfs", "google", "http", "urllib3"}
-#: The errors of a filesystem that is asked for what it does not have, or was made without what it needs.
+#: The errors of a filesystem that lacks an operation, or was made without an option that it needs.
 _FAILURES = (TypeError, AttributeError, LookupError, NotImplementedError, ValueError)
 
 
 class Patience:
-    """The number of repeated requests, and whether one was ever answered; shared by all paths made from one.
+    """The limits on repeated requests, shared by all paths made from one.
 
     Attributes:
         attempts: The most attempts at a request.
         pause: Seconds before the second attempt.
-        is_answered: Whether the store was ever reached.
+        is_answered: Whether the store has ever answered a request.
     """
 
     __slots__ = ("attempts", "is_answered", "pause")
@@ -50,13 +50,13 @@ class Patience:
         self.attempts, self.pause, self.is_answered = attempts, pause, False
 
     def wait(self, attempt: int) -> None:
-        """Wait after an attempt, counted from 1."""
+        """Wait after an attempt; attempts are counted from 1."""
         longest = min(self.pause * 2 ** (attempt - 1), LONGEST_PAUSE)
         time.sleep(longest * random.uniform(0.5, 1))
 
 
 def final_failure(error: Exception, attempt: int, patience: Patience, protocol: str, url: str) -> Exception | None:
-    """The exception for a failure; `None` if the request should be made again."""
+    """Return the exception to raise for a failed request; `None` if the request should be repeated."""
     if isinstance(error, (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)):
         number = error.errno or {FileNotFoundError: errno.ENOENT, FileExistsError: errno.EEXIST}.get(type(error), 0)
         gone = "the bucket does not exist" if "bucket does not exist" in str(error) else "does not exist"

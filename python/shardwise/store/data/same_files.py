@@ -12,12 +12,12 @@ __all__ = ["SameFiles"]
 
 
 class SameFiles:
-    """Notes which files have some names, to see at the end whether one of them was replaced meanwhile.
+    """The identities of files, noted to see later whether a name now belongs to another file.
 
-    A copy of another checkpoint may have the size, the time and the headers of the first.
+    A copy of another checkpoint may have the same size, time and headers as the first.
 
     Args:
-        paths: The names, to which `add` adds more.
+        paths: The names; `add` adds more.
 
     Raises:
         OSError: if there is no file of a name.
@@ -28,18 +28,20 @@ class SameFiles:
         self.add(paths)
 
     def add(self, paths: Iterable[str | os.PathLike[str]]) -> None:
-        """Add names; those that were added before are known."""
+        """Add names; those that were added before are skipped."""
         for name in paths:
             path = os.fspath(name)
             if path not in self._found:
                 self._found[path] = _look(path)
 
     def check(self) -> None:
-        """Refuse the files, with ParseError, if one of them is not the same.
+        """Refuse the files, with ParseError, if one of them was replaced.
 
-        Another file has another number and another time of change. A new number alone may be a network filesystem's
-        way; a new time alone may be a change of the file's rights, but also one of its contents after which it got its
-        old time of modification back.
+        A replaced file has another inode number and another change time. Another number alone is usual on some network
+        file
+        systems; another time alone may be a change of the file's mode, or a change of its contents whose time of
+        modification was
+        set back.
         """
         for path, found in self._found.items():
             number, changed = _look(path)

@@ -47,68 +47,69 @@ class Source(Protocol):
 
     @property
     def path(self) -> Any:
-        """Its path or URL; empty for an array."""
+        """The source's path or URL; empty for an array."""
 
     @property
     def is_kept(self) -> bool:
-        """True if a later run finds the same."""
+        """True if a later run finds the same bytes."""
 
     @property
     def is_visible(self) -> bool:
-        """True if another process sees it, so that a plan that reads it can be saved."""
+        """True if other processes can read the source, so that a plan with it can be saved."""
 
     @property
     def is_fetched(self) -> bool:
-        """True if it is fetched into memory, as the I/O engine does not read it."""
+        """True if the source must be fetched into memory, because the I/O engine cannot read it."""
 
     @property
     def fetched(self) -> ObjectFile | None:
-        """The object that is fetched; `None` if the engine reads it."""
+        """The object to be fetched; `None` if the I/O engine reads the source."""
 
     @property
     def array(self) -> npt.NDArray[Any] | None:
-        """The array that it is; `None` for a file or an object."""
+        """The array; `None` for a file or an object."""
 
     @property
     def inside(self) -> str:
-        """Its URL if it is in the memory of this process and looked up there, else an empty string."""
+        """The URL of an object in the memory of this process, which no other process can read; else an empty string."""
 
     @property
     def name(self) -> str:
-        """The path of a file that must keep its name, else an empty string."""
+        """The path of a file that must not be replaced during a job; else an empty string."""
 
     @property
     def data(self) -> range:
         """The bytes of a file from the first tensor that is read to the last; none of an object or an array."""
 
     def read(self, begin: int, end: int) -> bytes:
-        """Read some of these bytes."""
+        """Return the bytes from `begin` to `end`; `b""` for an object or an array."""
 
     def stated(self) -> str:
-        """Return the JSON that a plan file says of it."""
+        """Return the JSON by which a plan file states the source."""
 
     def check(self) -> None:
-        """Refuse, with ParseError, one that is not what the plan says."""
+        """Refuse, with ParseError, a source that has changed after the plan was made."""
 
     def read_by(self, job: CopyJob) -> None:
-        """Add it to the sources of a job."""
+        """Add the source to the sources of a job."""
 
     def compared_by(self, job: CopyJob) -> None:
-        """Add it to the destinations of a job, to be compared with what is written."""
+        """Add the source to a job's destinations, to be compared with the data written."""
 
 
 class SourceFile(NamedTuple):
-    """A file to read, as it was when the plan was made, and must still be.
+    """A file to read, with the state that it had when the plan was made, and must still have.
 
     Attributes:
-        path: Its place.
-        size: Its bytes.
-        modified: The time when it was last written to (`st_mtime_ns`).
-        changed: The time when it was last changed in any way (`st_ctime_ns`), which no program can set; `None` for a
-            file that each run makes anew.
-        begin: The byte at which the first tensor begins that the plan reads.
-        end: The byte at which the last one ends.
-        digest: The SHA-256 of what is before and after, in hexadecimal; see `head_digest`.
+        path: The file's path.
+        size: The file's size in bytes.
+        modified: The time of the last write (`st_mtime_ns`).
+        changed: The time of the last change of any kind (`st_ctime_ns`), which no program can set; `None` for a file
+            that
+            each run makes anew.
+        begin: The first byte of the first tensor that the plan reads.
+        end: The byte after the last tensor that the plan reads.
+        digest: The SHA-256 of the bytes before `begin` and after `end`, in hexadecimal; see `head_digest`.
     """
 
     path: str
@@ -131,7 +132,7 @@ class SourceFile(NamedTuple):
 
     @property
     def is_visible(self) -> bool:
-        """True: any process that sees the file system sees it."""
+        """True: any process with access to the file system can read the file."""
         return True
 
     @property
@@ -146,21 +147,21 @@ class SourceFile(NamedTuple):
 
     @property
     def array(self) -> None:
-        """Always `None`: it is a file."""
+        """Always `None`: the source is a file."""
         return None
 
     @property
     def data(self) -> range:
-        """The bytes from the first tensor that is read to the last."""
+        """The range of bytes from the first tensor that is read to the last."""
         return range(self.begin, self.end)
 
     def read(self, begin: int, end: int) -> bytes:
-        """Read some of these bytes."""
+        """Return the bytes from `begin` to `end`."""
         with closing(opened_again(self.path, self.size, self.times)) as file:
             return file.read(begin, end - begin)
 
     def stated(self) -> str:
-        """Return the JSON that a plan file says of it."""
+        """Return the JSON by which a plan file states the source."""
         return json.dumps(self)
 
     @property
@@ -170,7 +171,7 @@ class SourceFile(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The path, as long as it must be that of the same file."""
+        """The path, which must belong to the same file during a job."""
         return self.path
 
     def check(self) -> None:
@@ -184,21 +185,21 @@ class SourceFile(NamedTuple):
         _check_digest(self, status.st_dev, status.st_ino)
 
     def read_by(self, job: CopyJob) -> None:
-        """Add it to the sources of a job."""
+        """Add the file to the sources of a job."""
         job.read_file(self.path, self.size, self.times)
 
     def compared_by(self, job: CopyJob) -> None:
-        """Add it to the destinations of a job, to be compared with what is written."""
+        """Add the file to a job's destinations, to be compared with the data written."""
         job.compare_file(self.path, self.size, self.times)
 
 
 class SourceObject(NamedTuple):
-    """An object of a store to read: what it was when the plan was made, and must still be.
+    """An object of a store to read, with the state that it had when the plan was made, and must still have.
 
     Attributes:
-        path: Its place.
-        size: Its bytes.
-        etag: Its ETag or the like, which another object of the same name does not have.
+        path: The object's path.
+        size: The object's size in bytes.
+        etag: The ETag or its equivalent, which another object of the same name does not have.
     """
 
     path: ObjectPath
@@ -212,40 +213,40 @@ class SourceObject(NamedTuple):
 
     @property
     def is_visible(self) -> bool:
-        """True: any process that reaches the store sees it."""
+        """True: any process that reaches the store can read the object."""
         return True
 
     @property
     def is_fetched(self) -> bool:
-        """True: it is fetched into memory."""
+        """True: the I/O engine reads files only."""
         return True
 
     @property
     def array(self) -> None:
-        """Always `None`: it is an object."""
+        """Always `None`: the source is an object."""
         return None
 
     @property
     def data(self) -> range:
-        """No bytes: it is no file."""
+        """An empty range: only files are read by ranges of bytes."""
         return range(0)
 
     def read(self, begin: int, end: int) -> bytes:
-        """Read nothing."""
+        """Return no bytes; see `data`."""
         return b""
 
     def stated(self) -> str:
-        """Return the JSON that a plan file says of it."""
+        """Return the JSON by which a plan file states the source."""
         return json.dumps(self, default=str)
 
     @property
     def fetched(self) -> ObjectFile:
-        """The object, opened, to be fetched into memory; the same `ObjectFile` for the same object."""
+        """The opened object, to be fetched into memory; equal sources share one `ObjectFile`."""
         return _opened(self)
 
     @property
     def inside(self) -> str:
-        """Its URL if it is in the memory of this process, else an empty string."""
+        """The URL of an object in the memory of this process, which no other process can read; else an empty string."""
         return str(self.path) if self.path.protocol == "memory" else ""
 
     @property
@@ -267,10 +268,10 @@ class SourceObject(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class SourceArray:
-    """An array in memory, which the engine reads where it is."""
+    """An array in memory, which the engine reads directly."""
 
     array: npt.NDArray[Any]
-    #: It has no path, is fetched by nobody, and is seen by this process only; another run may have another.
+    #: An array has no path and is not fetched; only this process sees it, and another run may have another array.
     path: ClassVar[str] = ""
     is_kept: ClassVar[bool] = False
     is_visible: ClassVar[bool] = False
@@ -281,44 +282,44 @@ class SourceArray:
     data: ClassVar[range] = range(0)
 
     def read(self, begin: int, end: int) -> bytes:
-        """Read nothing."""
+        """Return no bytes: only files are read by ranges of bytes."""
         return b""
 
     def stated(self) -> str:
-        """Return `null`: no plan file states it."""
+        """Return `null`: a plan file cannot state an array."""
         return "null"
 
     def check(self) -> None:
-        """Do nothing: it is held as long as the plan."""
+        """Do nothing: the plan holds the array, and `MappedFiles` checks those of files."""
 
     def read_by(self, job: CopyJob) -> None:
-        """Add it to the sources of a job."""
+        """Add the array to the sources of a job."""
         job.read_array(self.array)
 
     def compared_by(self, job: CopyJob) -> None:
-        """Take its place among the destinations of a job: nothing is compared with it."""
+        """Add an unused destination to the job, so that destinations keep their numbers: no array is a replica."""
         job.discard()
 
 
 class KeptArray(np.ndarray):
-    """Bytes in memory that a plan states itself, so that every run has them: the pickle of a file, or a value."""
+    """Bytes in memory that the plan states itself, so that every run has them: a pickle, or a value."""
 
     @classmethod
     def of(cls, data: bytes) -> KeptArray:
-        """Give these bytes as an array."""
+        """Return these bytes as an array."""
         return np.frombuffer(data, np.uint8).view(cls)
 
 
 @dataclass(frozen=True, eq=False)
 class SourceBytes(SourceArray):
-    """Bytes in memory that the plan states."""
+    """Bytes in memory that the plan itself states."""
 
-    #: Every run has it by its plan, and every process.
+    #: The plan states the bytes, so every run and every process has them.
     is_kept: ClassVar[bool] = True
     is_visible: ClassVar[bool] = True
 
     def stated(self) -> str:
-        """Return the JSON that a plan file says of it."""
+        """Return the JSON by which a plan file states the bytes."""
         return json.dumps({"bytes": base64.b64encode(self.array.tobytes()).decode()})
 
     def __eq__(self, other: object) -> bool:
@@ -340,7 +341,7 @@ def _check_digest(source: SourceFile, _device: int, _number: int) -> None:
 
 
 def head_digest(path: str | Path, size: int, begin: int, end: int) -> str:
-    """Digest what a file holds before its byte `begin`, up to 1 MiB, and after `end`, the last 64 KiB: its headers."""
+    """Return the SHA-256 of a file's headers: up to 1 MiB before byte `begin`, and the last 64 KiB after `end`."""
     digest = hashlib.sha256()
     head, tail = min(begin, _MOST_HEAD), min(size - end, _MOST_TAIL)
     if head or tail:
@@ -352,7 +353,10 @@ def head_digest(path: str | Path, size: int, begin: int, end: int) -> str:
 
 
 def source_for(holder: Any, begin: int, end: int) -> Source:
-    """Note what pieces lie in: an open file or object, whose tensors are from one byte to another; or an array."""
+    """Return the source for the holder of pieces: an open file or object, or an array.
+
+    `begin` and `end` are the range of the holder's bytes that has the tensors.
+    """
     if isinstance(holder, KeptArray):
         return SourceBytes(np.asarray(holder))
     if isinstance(holder, np.ndarray):
@@ -374,17 +378,17 @@ def check_path(path: str) -> None:
 
 
 class Locations:
-    """Locations by what a plan file calls them; objects of one protocol have one filesystem."""
+    """Locations as a plan file states them; objects of one protocol share one filesystem."""
 
     def __init__(self) -> None:
         self._filesystems: dict[str, Any] = {}
 
     def of(self, said: str) -> Any:
-        """Give the place of this name."""
+        """Return the location with this path or URL."""
         return self.object(said) if "://" in said and not said.startswith("/") else Path(said)
 
     def object(self, url: str) -> ObjectPath:
-        """Give the object at this URL."""
+        """Return the object at this URL."""
         protocol = url.partition("://")[0]
         path = ObjectPath(url, filesystem=self._filesystems.get(protocol))
         self._filesystems[protocol] = path.filesystem
@@ -392,10 +396,10 @@ class Locations:
 
 
 def source_of(said: Any, places: Locations) -> SourceFile | SourceObject | SourceBytes:
-    """Give the source that a plan file says.
+    """Return the source that an entry of a plan file states.
 
     Raises:
-        ValueError: if it says none.
+        ValueError: if the entry states none.
     """
     if isinstance(said, dict):
         return SourceBytes(np.frombuffer(base64.b64decode(said["bytes"], validate=True), np.uint8))

@@ -1,4 +1,4 @@
-"""Names, shapes and boxes from files: checked, and in messages."""
+"""Names, shapes and boxes read from files: checks, and texts for messages."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def are_sizes(value: Any) -> bool:
 
 
 def box_text(box: Any) -> str:
-    """Write a box of starts and stops, as in slicing.
+    """Return a box of starts and stops as text, as in slicing.
 
     >>> box_text(((0, 2), (3, 5)))
     '[0:2, 3:5]'
@@ -54,19 +54,19 @@ def box_text(box: Any) -> str:
 
 
 def stays_inside(name: str) -> bool:
-    """Return whether a relative path from a file stays inside the folder that it is relative to.
+    """Return whether a relative path, given in a file, stays inside the file's folder.
 
-    Judged by its text alone: a link may lead elsewhere, as in Hugging Face's cache, where every file is a link.
+    Only the text is judged: a link may lead elsewhere, as in Hugging Face's cache, where every file is a link.
     """
     windows = PureWindowsPath(name)
     return bool(PurePosixPath(name).name and "\0" not in name and ".." not in windows.parts and not windows.anchor)
 
 
 def checked_shape(shape: Any, bits: int, name: str, where: object) -> tuple[int, ...]:
-    """Give a shape that a file states, if a tensor can have it: at most 64 dims, and at most 2**63 - 1 bytes.
+    """Return a shape that a file states, if a tensor can have it: at most 64 dims, and at most 2**63 - 1 bytes.
 
     Raises:
-        ParseError: if it cannot; names the tensor, and `where` it is.
+        ParseError: if it cannot; the message names the tensor, and `where` it is stated.
     """
     sizes = list(shape) if isinstance(shape, (list, tuple)) else shape
     if not are_sizes(sizes):
@@ -79,7 +79,7 @@ def checked_shape(shape: Any, bits: int, name: str, where: object) -> tuple[int,
 
 
 def checked_name(name: object, where: object) -> str:
-    """Give a tensor's name that a file states, if it is text of at most 4,096 bytes.
+    """Return a tensor's name that a file states, if it is text of at most 4,096 bytes.
 
     Raises:
         ParseError: if it is not.
