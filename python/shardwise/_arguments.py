@@ -118,7 +118,7 @@ def check_items(name: str, values: Collection[object], kind: type | tuple[type, 
 
 
 def integer(name: str, value: object) -> int:
-    """Give an integer as Python's own: anything with `__index__`, such as numpy's, but no bool.
+    """Return an integer as Python's own: anything with `__index__`, such as numpy's, but no bool.
 
     >>> integer("rank", np.int8(3))
     3
@@ -145,7 +145,7 @@ def is_true(name: str, value: object) -> bool:
 
 
 def integers_of(name: str, value: Any) -> tuple[int, ...]:
-    """Give a sequence of integers as a tuple of Python's own.
+    """Return a sequence of integers as a tuple of Python's own.
 
     >>> integers_of("shape", {2, 3})
     Traceback (most recent call last):
@@ -163,7 +163,7 @@ def integers_of(name: str, value: Any) -> tuple[int, ...]:
 
 
 def sizes_of(name: str, value: object) -> tuple[int, ...]:
-    """Give a shape as a tuple of integers, none of them negative.
+    """Return a shape as a tuple of integers, none of them negative.
 
     Raises:
         LayoutError: if a size is negative.
@@ -179,7 +179,7 @@ def sizes_of(name: str, value: object) -> tuple[int, ...]:
 
 
 def label_positions(name: str, labels: Sequence[Any], error: type[ValueError]) -> dict[Hashable, int]:
-    """Give the position of each label, which must be hashable and distinct.
+    """Return the position of each label, which must be hashable and distinct.
 
     >>> label_positions("devices", ["a", "b", "a"], ValueError)
     Traceback (most recent call last):
@@ -286,7 +286,7 @@ def array_of(name: str, value: Any) -> npt.NDArray[Any]:
 
 
 def checked_axes(name: str, value: Any) -> tuple[str, ...]:
-    """Give the names of axes in a sequence.
+    """Return the names of axes in a sequence.
 
     Raises:
         TypeError: if it is not a sequence of strings.

@@ -64,7 +64,7 @@ def replace_file(path: str | os.PathLike[str], data: bytes) -> None:
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """Give a new file to write to, which replaces the one at `path` at the end of the body.
+    """Yield a new file to write to, which replaces the one at `path` at the end of the body.
 
     It lies in the same folder, is synced to disk and then renamed, so that a reader of the path sees either the old
     bytes or the new ones. Mode, owner and group are those of the old file, and a link keeps pointing to it. Leftovers

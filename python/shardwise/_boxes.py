@@ -189,7 +189,7 @@ def _listed(content: bytes, count: int, rank: int) -> list[Any]:
 
 
 def positions(shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Give the positions in a shape in C order, one at a time: `np.ndindex` lists the positions of each dim first.
+    """Yield the positions in a shape in C order, one at a time: `np.ndindex` lists the positions of each dim first.
 
     >>> list(positions((2, 2)))
     [(0, 0), (0, 1), (1, 0), (1, 1)]

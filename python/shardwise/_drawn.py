@@ -27,7 +27,7 @@ class Worded:
     __slots__ = ()
 
     def _words(self) -> str:
-        """Give what `str` says, or else what the value explains of itself, or its `repr`."""
+        """Return what `str` says, or else what the value explains of itself, or its `repr`."""
         explain = getattr(self, "explain", None)
         if explain is None or type(self).__str__ is not object.__str__:
             return str(self)

@@ -60,7 +60,7 @@ class Dtype(NamedTuple):
         return self.name if self.packed is None else self.name.partition("/")[0]
 
     def element_shape(self, shape: Sequence[int]) -> list[int]:
-        """Give the elements per dim of a box, of which `shape` is that of its bytes if these are counted."""
+        """Return the elements per dim of a box, of which `shape` is that of its bytes if these are counted."""
         if self.packed is None:
             return list(shape)
         bits, inner = self.packed
@@ -68,14 +68,14 @@ class Dtype(NamedTuple):
         return [*shape[:at], shape[at] * 8 // bits // math.prod(inner), *inner]
 
     def element_start(self, start: Sequence[int]) -> list[int]:
-        """Give the position at which a box begins, in elements, from its position in stored bytes."""
+        """Return the position at which a box begins, in elements, from its position in stored bytes."""
         if self.packed is None:
             return list(start)
         found = self.element_shape(start)
         return [*found[: len(start) - len(self.packed[1])], *start[len(start) - len(self.packed[1]) :]]
 
     def numpy(self, what: str = "the dtype", called: str | None = None) -> np.dtype[Any]:
-        """Give the numpy dtype, little-endian; messages begin with `what`, and call the dtype as the caller does.
+        """Return the numpy dtype, little-endian; messages begin with `what`, and call the dtype as the caller does.
 
         Raises:
             ImportError: if it belongs to ml_dtypes, which is not installed (or too old to have it).
@@ -104,7 +104,7 @@ class Dtype(NamedTuple):
 
 
 def in_bytes(dtype: Dtype, shape: Sequence[int]) -> tuple[Dtype, tuple[int, ...]]:
-    """Give a dtype and a shape that count bytes, for elements of fewer than eight bits.
+    """Return a dtype and a shape that count bytes, for elements of fewer than eight bits.
 
     Dims whose elements share bytes become one, and are 1 after it.
 
@@ -123,7 +123,7 @@ def in_bytes(dtype: Dtype, shape: Sequence[int]) -> tuple[Dtype, tuple[int, ...]
 
 
 def dtype_named(name: str) -> Dtype | None:
-    """Give a dtype by its name, which `in_bytes` may have made; `None` if there is none.
+    """Return a dtype by its name, which `in_bytes` may have made; `None` if there is none.
 
     >>> dtype_named("F4/3").packed, dtype_named("float31")
     ((4, (3,)), None)
@@ -185,7 +185,7 @@ _BY_TEXT = {**DTYPES, **{f"torch.{name}": dtype for name, dtype in DTYPES.items(
 
 
 def find_dtype(value: Any) -> Dtype | None:
-    """Give the dtype that a text or a framework's own dtype names, or `None` for one that only numpy has.
+    """Return the dtype that a text or a framework's own dtype names, or `None` for one that only numpy has.
 
     >>> find_dtype("torch.bfloat16") == find_dtype("BF16") == find_dtype("bfloat16") == DTYPES["bfloat16"]
     True
@@ -224,7 +224,7 @@ def _by_numpy(value: Any) -> Dtype | None:
 
 
 def dtype_of(value: Any, name: str = "dtype") -> np.dtype[Any]:
-    """Give the numpy dtype that a value names; anything else is a `TypeError`, whatever numpy raises.
+    """Return the numpy dtype that a value names; anything else is a `TypeError`, whatever numpy raises.
 
     Raises:
         TypeError: if `value` names no dtype, or one that numpy does not have.
@@ -245,7 +245,7 @@ def dtype_of(value: Any, name: str = "dtype") -> np.dtype[Any]:
 
 
 def bits_of(value: Any, name: str = "dtype") -> int:
-    """Give the bits of an element; needs no ml_dtypes.
+    """Return the bits of an element; needs no ml_dtypes.
 
     Raises:
         TypeError: if `value` names no dtype.
@@ -258,7 +258,7 @@ def bits_of(value: Any, name: str = "dtype") -> int:
 
 
 def bytes_for(elements: _Count, bits: int) -> _Count:
-    """Give the bytes that elements take, rounded up; takes one count or an array of them.
+    """Return the bytes that elements take, rounded up; takes one count or an array of them.
 
     >>> bytes_for(3, 4), bytes_for(3, 16)
     (2, 6)
@@ -269,7 +269,7 @@ def bytes_for(elements: _Count, bits: int) -> _Count:
 
 
 def itemsize_of(value: Any, name: str = "dtype") -> int:
-    """Give the bytes of an element; needs no ml_dtypes.
+    """Return the bytes of an element; needs no ml_dtypes.
 
     Raises:
         TypeError: if `value` names no dtype, or one whose elements are packed, several to a byte.

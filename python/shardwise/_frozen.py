@@ -13,7 +13,7 @@ __all__ = ["frozen", "frozen_objects", "handed_out"]
 
 
 def frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Give a copy of an array of numbers in the memory of a `bytes` object, which stays as it is.
+    """Return a copy of an array of numbers in the memory of a `bytes` object, which stays as it is.
 
     An array that is only marked read-only has a base, the array that owns the memory, and of that anyone can set the
     mark back.
@@ -38,7 +38,7 @@ class _HeldMemory:
 
 
 def frozen_objects(array: npt.NDArray[np.object_]) -> npt.NDArray[np.object_]:
-    """Give a read-only array of the same objects, whose base is not an array; nothing is copied.
+    """Return a read-only array of the same objects, whose base is not an array; nothing is copied.
 
     `frozen` copies numbers into bytes; objects cannot be there.
 
@@ -50,7 +50,7 @@ def frozen_objects(array: npt.NDArray[np.object_]) -> npt.NDArray[np.object_]:
 
 
 def handed_out(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Give an array that a value keeps to a caller: another one of the same memory.
+    """Return an array that a value keeps to a caller: another one of the same memory.
 
     An array that cannot be written to can still be given another shape or dtype in place.
 

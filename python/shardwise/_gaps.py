@@ -21,7 +21,7 @@ SpareLimit = tuple["int | None", "int | None"]
 
 
 def spare_limit(over_name: str, over_bytes: object, most_name: str, most: object) -> SpareLimit:
-    """Give the limit that a user asks for: at most one of the two, and nothing is read over without one.
+    """Return the limit that a user asks for: at most one of the two, and nothing is read over without one.
 
     Raises:
         LayoutError: if both are given, or one is below 0.

@@ -34,7 +34,7 @@ def lazy(
     modules: Sequence[str] = (),
     elsewhere: Mapping[str, str] | None = None,
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Give the `__getattr__` and the `__dir__` of a module whose names are made in others.
+    """Return the `__getattr__` and the `__dir__` of a module whose names are made in others.
 
     Args:
         scope: The `globals()` of the module, whose `__all__` lists its public names.

@@ -11,7 +11,7 @@ Ranges = list[tuple[int, int]]
 
 
 def strided_pieces(size: int, cuts: Sequence[tuple[int, int]]) -> list[Ranges]:
-    """Give the elements that each coordinate over some mesh axes holds, in the C order of the coordinates.
+    """Return the elements that each coordinate over some mesh axes holds, in the C order of the coordinates.
 
     Args:
         size: the size of the dim.

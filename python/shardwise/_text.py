@@ -37,7 +37,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def cut(text: object, most: int = 200) -> str:
-    """Give a text, or an error's, at most so long.
+    """Return a text, or an error's, at most so long.
 
     >>> cut("abcdef", 4), cut(ValueError("abc"))
     ('abc…', 'abc')
@@ -47,7 +47,7 @@ def cut(text: object, most: int = 200) -> str:
 
 
 def digits_alike(name: str) -> bytes:
-    """Give the bytes of a name with a zero for each digit: equal for names that differ in digits only.
+    """Return the bytes of a name with a zero for each digit: equal for names that differ in digits only.
 
     >>> digits_alike("layers.12.up")
     b'layers.00.up'

@@ -151,7 +151,7 @@ class TensorLayout(Drawn):
             raise LayoutError(f"device_mesh is set already, to {shown(self._mesh)}; make a new layout")
 
     def with_mesh(self, mesh: DeviceMesh) -> TensorLayout:
-        """Give this layout over a mesh: itself if that is its mesh already, else a new one; this one stays as it is.
+        """Return this layout over a mesh: itself if that is its mesh already, else a new one; this one stays as it is.
 
         Raises:
             LayoutError: if it has another mesh, or the mesh lacks an axis.
@@ -193,7 +193,7 @@ class TensorLayout(Drawn):
         return all(n == 1 for n in self.num_shards) and all(mesh.axis_size(name) == 1 for name in self._unreduced)
 
     def refined(self) -> TensorLayout:
-        """Give the same layout over a mesh in which the sub-axes that it names are axes of their own.
+        """Return the same layout over a mesh in which the sub-axes that it names are axes of their own.
 
         The devices stay in their order, so every device holds what it holds in this layout. So it suits
         what does not know sub-axes, such as JAX's and PyTorch's meshes.
@@ -234,7 +234,7 @@ class TensorLayout(Drawn):
         return Partition(self, shape, uneven)
 
     def box(self, device: Any, shape: Sequence[int], uneven: UnevenRule = "even") -> tuple[slice, ...]:
-        """Give the slices of a tensor of `shape` that `device` holds; see `Partition.box`.
+        """Return the slices of a tensor of `shape` that `device` holds; see `Partition.box`.
 
         >>> TensorLayout((None, "x"), DeviceMesh((2,), ("x",))).box("cpu:1", (3, 8))
         (slice(0, 3, None), slice(4, 8, None))
@@ -242,7 +242,7 @@ class TensorLayout(Drawn):
         return self.partition(shape, uneven).box(device)
 
     def shard_shape(self, device: Any, shape: Sequence[int], uneven: UnevenRule = "even") -> tuple[int, ...]:
-        """Give the shape of the shard of a tensor of `shape` that `device` holds; see `Partition.shard_shape`.
+        """Return the shape of the shard of a tensor of `shape` that `device` holds; see `Partition.shard_shape`.
 
         >>> TensorLayout((None, "x"), DeviceMesh((2,), ("x",))).shard_shape("cpu:1", (3, 8))
         (3, 4)
@@ -250,7 +250,7 @@ class TensorLayout(Drawn):
         return self.partition(shape, uneven).shard_shape(device)
 
     def devices_indices_map(self, shape: Sequence[int], uneven: UnevenRule = "even") -> dict[Any, tuple[slice, ...]]:
-        """Give every device's slices of a tensor of `shape`; see `Partition.devices_indices_map`.
+        """Return every device's slices of a tensor of `shape`; see `Partition.devices_indices_map`.
 
         >>> TensorLayout(("x",), DeviceMesh((2,), ("x",))).devices_indices_map((8,))
         {'cpu:0': (slice(0, 4, None),), 'cpu:1': (slice(4, 8, None),)}
@@ -258,11 +258,11 @@ class TensorLayout(Drawn):
         return self.partition(shape, uneven).devices_indices_map()
 
     def boxes(self, shape: Sequence[int], uneven: UnevenRule = "even") -> npt.NDArray[np.int64]:
-        """Give start and stop of every device's box; see `Partition.boxes`."""
+        """Return start and stop of every device's box; see `Partition.boxes`."""
         return self.partition(shape, uneven).boxes()
 
     def named_axes(self) -> list[str]:
-        """Give the axes and sub-axes that are named anywhere."""
+        """Return the axes and sub-axes that are named anywhere."""
         return [*(name for spec in self._axes for name in _spec_names(spec)), *self._unreduced]
 
     def _over(self, mesh: DeviceMesh) -> TensorLayout:
@@ -296,7 +296,7 @@ class TensorLayout(Drawn):
         return TensorLayout(axes, mesh, unreduced=[part for name in self._unreduced for part in factors(name)])
 
     def require_mesh(self, what: str) -> DeviceMesh:
-        """Give the mesh of the layout.
+        """Return the mesh of the layout.
 
         Raises:
             LayoutError: if it has none; says that `what` needs one.

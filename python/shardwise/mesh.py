@@ -186,7 +186,7 @@ class DeviceMesh(Drawn):
         return self._given_labels is None
 
     def axis_size(self, axis_name: str) -> int:
-        """Give the size of the axis called `axis_name`, or of the sub-axis that it spells.
+        """Return the size of the axis called `axis_name`, or of the sub-axis that it spells.
 
         Raises:
             MeshError: if the mesh has no such axis, or the sub-axis does not divide it.
@@ -209,7 +209,7 @@ class DeviceMesh(Drawn):
         return sub.size
 
     def __getitem__(self, names: str | Sequence[str]) -> DeviceMesh:
-        """Give the mesh of some axes through the first device, as `submesh` does.
+        """Return the mesh of some axes through the first device, as `submesh` does.
 
         PyTorch's `mesh["tp"]` is the mesh through the device of the process; `submesh` takes the device.
 
@@ -225,7 +225,7 @@ class DeviceMesh(Drawn):
         return submesh(self, names, None)
 
     def submesh(self, names: str | Sequence[str], through: Hashable = None) -> DeviceMesh:
-        """Give the mesh of some axes, in the order named: the devices that differ from one device only along these.
+        """Return the mesh of some axes, in the order named: the devices that differ from one device only along these.
 
         Args:
             names: an axis, or several; sub-axes as `"tp:(1)4"`.
@@ -283,7 +283,7 @@ class DeviceMesh(Drawn):
         return unflatten(self, axis, sizes, names)
 
     def transpose(self, *names: str) -> DeviceMesh:
-        """Give the mesh with its axes in another order; without names, reversed.
+        """Return the mesh with its axes in another order; without names, reversed.
 
         Raises:
             MeshError: if the names are not those of the mesh, each once.
@@ -297,7 +297,7 @@ class DeviceMesh(Drawn):
         return transpose(self, names)
 
     def coordinate(self, index: int) -> tuple[int, ...]:
-        """Give the coordinate of the device at row-major position `index`: `(index // strides) % shape`.
+        """Return the coordinate of the device at row-major position `index`: `(index // strides) % shape`.
 
         Raises:
             IndexError: if there is no such position.
@@ -308,7 +308,7 @@ class DeviceMesh(Drawn):
         return self._core.coordinate(index)
 
     def device_index(self, coordinate: Sequence[int]) -> int:
-        """Give the row-major position of a coordinate: the inverse of `coordinate`; for a label use `index_of_label`.
+        """Return the row-major position of a coordinate: the inverse of `coordinate`; for a label use `index_of_label`.
 
         Raises:
             IndexError: if an entry is outside its axis.
@@ -320,7 +320,7 @@ class DeviceMesh(Drawn):
         return self._core.device_index(coordinate)
 
     def coordinates(self) -> npt.NDArray[np.int64]:
-        """Give the coordinates of all devices, in device-index order: int64 of shape (devices, axes).
+        """Return the coordinates of all devices, in device-index order: int64 of shape (devices, axes).
 
         >>> DeviceMesh((3, 2), ("x", "y")).coordinates().tolist()
         [[0, 0], [0, 1], [1, 0], [1, 1], [2, 0], [2, 1]]
@@ -328,7 +328,7 @@ class DeviceMesh(Drawn):
         return self._core.coordinates()
 
     def device(self, index: int) -> Any:
-        """Give the label of the device at row-major position `index`.
+        """Return the label of the device at row-major position `index`.
 
         Raises:
             IndexError: if there is no such position.
@@ -340,7 +340,7 @@ class DeviceMesh(Drawn):
         return f"{_PREFIX}{position}" if self._given_labels is None else self._given_labels[position]
 
     def index_of_label(self, device: Hashable) -> int:
-        """Give the row-major position of the device labelled `device`: the inverse of `device`.
+        """Return the row-major position of the device labelled `device`: the inverse of `device`.
 
         With the default labels, the position itself is accepted too: `3` for `"cpu:3"`. With labels of your own it is
         not, since they may contain other numbers; `mesh.device(3)` gives the label.
@@ -380,7 +380,7 @@ class DeviceMesh(Drawn):
         return MeshError(message)
 
     def with_axes(self, shape: Sequence[int], axis_names: Sequence[str]) -> DeviceMesh:
-        """Give a mesh of the same devices in the same order, with other axes: it shares the labels."""
+        """Return a mesh of the same devices in the same order, with other axes: it shares the labels."""
         mesh = DeviceMesh(shape, axis_names)
         mesh._given_labels, mesh._index, mesh._default_labels = self._given_labels, self._index, self._default_labels
         return mesh
@@ -391,12 +391,12 @@ class DeviceMesh(Drawn):
         return f"{shown(self.device(0))}, {shown(self.device(1))}, … {shown(self.device(self.size - 1))}"
 
     def labels_at(self, indices: list[int]) -> list[Any]:
-        """Give the labels of device indices that the mesh is known to have."""
+        """Return the labels of device indices that the mesh is known to have."""
         labels = self._given_labels or self._default_labels
         return [f"{_PREFIX}{i}" for i in indices] if labels is None else [labels[i] for i in indices]
 
     def labels(self) -> tuple[Any, ...]:
-        """Give the labels of all devices, by device index.
+        """Return the labels of all devices, by device index.
 
         >>> DeviceMesh((2,), ("x",)).labels()
         ('cpu:0', 'cpu:1')

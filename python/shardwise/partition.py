@@ -150,7 +150,7 @@ class Partition(Tiling):
         return self._core.replicas
 
     def box(self, device: Any) -> tuple[slice, ...]:
-        """Give the slices of the tensor that `device` holds, one per dim; `array[box]` is its shard.
+        """Return the slices of the tensor that `device` holds, one per dim; `array[box]` is its shard.
 
         Raises:
             LayoutError: if the device holds several pieces, because a dim is packed; `pieces` gives them.
@@ -165,7 +165,7 @@ class Partition(Tiling):
         return self._core.box(self._mesh.index_of_label(device))
 
     def shard_box(self, shard_id: int) -> tuple[slice, ...]:
-        """Give the slices of the tensor that the shard with this number covers, whichever devices hold it.
+        """Return the slices of the tensor that the shard with this number covers, whichever devices hold it.
 
         >>> from shardwise import DeviceMesh, TensorLayout
         >>> TensorLayout(("y",), DeviceMesh((2, 3), ("x", "y"))).partition((9,)).shard_box(1)
@@ -174,7 +174,7 @@ class Partition(Tiling):
         return self._core.shard_box(shard_id)
 
     def shard_shape(self, device: Any) -> tuple[int, ...]:
-        """Give the shape of the shard that `device` holds.
+        """Return the shape of the shard that `device` holds.
 
         >>> from shardwise import DeviceMesh, TensorLayout
         >>> TensorLayout((None, "x"), DeviceMesh((2,), ("x",))).partition((3, 8)).shard_shape("cpu:1")
@@ -193,7 +193,7 @@ class Partition(Tiling):
         return self._core.largest_shard_shape
 
     def boxes(self) -> npt.NDArray[np.int64]:
-        """Give start and stop of every device's box: int64 of shape (devices, dims, 2).
+        """Return start and stop of every device's box: int64 of shape (devices, dims, 2).
 
         Raises:
             LayoutError: if a device holds several pieces, because a dim is packed; `all_pieces` gives them.
@@ -205,7 +205,7 @@ class Partition(Tiling):
         return self._core.boxes()
 
     def devices_indices_map(self) -> dict[Any, tuple[slice, ...]]:
-        """Give a dict from each device, in device-index order, to the slices that it holds.
+        """Return a dict from each device, in device-index order, to the slices that it holds.
 
         The name and the meaning are those of `jax.sharding.Sharding.devices_indices_map`, except that a dim that is not
         cut has its bounds here, where JAX writes `slice(None)`.
@@ -217,7 +217,7 @@ class Partition(Tiling):
         return self._core.devices_indices_map(self._mesh.labels())
 
     def shard_id(self, device: Any) -> int:
-        """Give the row-major number of the shard that `device` holds.
+        """Return the row-major number of the shard that `device` holds.
 
         >>> from shardwise import DeviceMesh, TensorLayout
         >>> TensorLayout(("x",), DeviceMesh((2, 3), ("x", "y"))).partition((8,)).shard_id("cpu:4")
@@ -235,7 +235,7 @@ class Partition(Tiling):
         return self._core.replica_id(self._mesh.index_of_label(device))
 
     def shard_ids(self) -> npt.NDArray[np.int64]:
-        """Give the shard id of every device: int64 of shape (devices,).
+        """Return the shard id of every device: int64 of shape (devices,).
 
         >>> from shardwise import DeviceMesh, TensorLayout
         >>> TensorLayout(("y",), DeviceMesh((2, 3), ("x", "y"))).partition((9,)).shard_ids().tolist()
@@ -244,7 +244,7 @@ class Partition(Tiling):
         return self._core.shard_ids()
 
     def replica_ids(self) -> npt.NDArray[np.int64]:
-        """Give the replica id of every device: int64 of shape (devices,).
+        """Return the replica id of every device: int64 of shape (devices,).
 
         >>> from shardwise import DeviceMesh, TensorLayout
         >>> TensorLayout(("y",), DeviceMesh((2, 3), ("x", "y"))).partition((9,)).replica_ids().tolist()
@@ -262,7 +262,7 @@ class Partition(Tiling):
         return self._mesh.labels_at(self._core.devices_holding(shard_id))
 
     def canonical_device(self, shard_id: int) -> Any:
-        """Give the first of the devices that hold a shard, in device-index order; costs O(rank).
+        """Return the first of the devices that hold a shard, in device-index order; costs O(rank).
 
         >>> from shardwise import DeviceMesh, TensorLayout
         >>> TensorLayout(("y",), DeviceMesh((2, 3), ("x", "y"))).partition((9,)).canonical_device(1)
@@ -302,7 +302,7 @@ class Partition(Tiling):
     @overload
     def global_offset(self, shard_ids: npt.ArrayLike, local_offsets: npt.ArrayLike) -> npt.NDArray[np.int64]: ...
     def global_offset(self, shard_ids: Any, local_offsets: Any) -> Any:
-        """Give the global offsets of elements of shards: the inverse of `locate`.
+        """Return the global offsets of elements of shards: the inverse of `locate`.
 
         Args:
             shard_ids: one integer, or an array.
@@ -319,7 +319,7 @@ class Partition(Tiling):
         return self._core.global_offset(shard_ids, local_offsets)
 
     def runs(self, device: Any) -> npt.NDArray[np.int64]:
-        """Give the contiguous runs of the device's shard in the C-order tensor: int64 of shape (runs, 2).
+        """Return the contiguous runs of the device's shard in the C-order tensor: int64 of shape (runs, 2).
 
         Each row holds offset and length, in elements. The rows are in increasing order, as few and as long as possible.
         Multiplied by the item size they are the byte ranges to read from a file.
@@ -355,12 +355,12 @@ class Partition(Tiling):
         return self._core.views(array)
 
     def view(self, array: npt.NDArray[Any], device: Any) -> Any:
-        """Give the zero-copy view of one device, or, where a dim is packed, the list of its views; see `views`."""
+        """Return the zero-copy view of one device, or, where a dim is packed, the list of its views; see `views`."""
         instance("array", array, np.ndarray)
         return self._core.view(array, self._mesh.index_of_label(device))
 
     def nbytes(self, dtype: npt.DTypeLike) -> npt.NDArray[np.int64]:
-        """Give the bytes that each device holds of a tensor of `dtype`: int64 of shape (devices,).
+        """Return the bytes that each device holds of a tensor of `dtype`: int64 of shape (devices,).
 
         Args:
             dtype: A dtype, or its name as numpy, ml_dtypes, PyTorch or safetensors write it.
@@ -386,11 +386,11 @@ class Partition(Tiling):
         return self._mesh.labels()
 
     def holder_shape(self, holder: Any) -> tuple[int, ...]:
-        """Give the shape of a device's shard, as `shard_shape` does."""
+        """Return the shape of a device's shard, as `shard_shape` does."""
         return self._core.shard_shape(self._mesh.index_of_label(holder))
 
     def pieces(self, holder: Any) -> list[Piece]:
-        """Give what a device holds, and where each piece begins in its own array.
+        """Return what a device holds, and where each piece begins in its own array.
 
         That is one box, at the corner of the shard, unless a dim is packed; then empty pieces are left out.
 
@@ -404,7 +404,7 @@ class Partition(Tiling):
         return [Piece(self._core.box(device), (0,) * len(self.shape))]
 
     def all_pieces(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Give the pieces of all devices, in device-index order, as two arrays.
+        """Return the pieces of all devices, in device-index order, as two arrays.
 
         Returns:
             Where the pieces of each device begin in the list of all, int64 (devices + 1,); and for each piece along
@@ -439,11 +439,11 @@ class Partition(Tiling):
         return self._mesh.size
 
     def shape_at(self, position: int) -> tuple[int, ...]:
-        """Give the shape of the shard of the device with this index."""
+        """Return the shape of the shard of the device with this index."""
         return self._core.shard_shape(position)
 
     def holder_shapes(self) -> list[tuple[int, ...]]:
-        """Give the shape of every device's shard."""
+        """Return the shape of every device's shard."""
         if self._few_shapes is not None:
             return self._few_shapes
         if self.holder_count <= _FEW or isinstance(self._core, CorePackedPartition):
@@ -459,7 +459,7 @@ class Partition(Tiling):
         return shapes
 
     def covered(self) -> npt.NDArray[np.bool_] | None:
-        """Give for each device whether its pieces fill its array; `None` if all do."""
+        """Return for each device whether its pieces fill its array; `None` if all do."""
         if isinstance(self._core, CorePackedPartition):
             full: npt.NDArray[np.bool_] = self._core.held_sizes() == self._core.array_sizes()
             return full
@@ -476,11 +476,11 @@ class Partition(Tiling):
         return True
 
     def holder_label(self, position: int) -> Any:
-        """Give the label of the device with this index."""
+        """Return the label of the device with this index."""
         return self._mesh.device(position)
 
     def position_of(self, holder: Any) -> int:
-        """Give the index of the device of this label."""
+        """Return the index of the device of this label."""
         return self._mesh.index_of_label(holder)
 
     def __eq__(self, other: object) -> bool:

@@ -63,7 +63,7 @@ class Piece:
         return hash((sides_of(self.box), self.start))
 
     def view(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Give the piece as a view of its holder's own array, in the shape of the box.
+        """Return the piece as a view of its holder's own array, in the shape of the box.
 
         >>> import numpy as np
         >>> Piece((slice(0, 2), slice(1, 3)), 1).view(np.arange(6))
@@ -96,7 +96,7 @@ def check_slices(name: str, box: object) -> None:
 
 
 def sides_of(box: Slices) -> tuple[tuple[int, int], ...]:
-    """Give start and stop of each dim, which can be hashed; slices cannot before Python 3.12.
+    """Return start and stop of each dim, which can be hashed; slices cannot before Python 3.12.
 
     >>> sides_of((slice(0, 4), slice(2, 6)))
     ((0, 4), (2, 6))

@@ -84,7 +84,7 @@ Layouts: TypeAlias = "Placing | Mapping[str, TensorLayout | SharedTiling]"
 
 
 def placing_of(layouts: Layouts | None, argument: str = "layouts") -> Placing:
-    """Give layouts of any kind as a `Placing`: maps and deployments as they are, a plain mapping wrapped.
+    """Return layouts of any kind as a `Placing`: maps and deployments as they are, a plain mapping wrapped.
 
     Args:
         layouts: a `LayoutMap`, a `Deployment`, a mapping from names to layouts, or `None`, which is an empty mapping.
@@ -112,7 +112,7 @@ def placing_of(layouts: Layouts | None, argument: str = "layouts") -> Placing:
 def partition_of(
     layouts: Placing, path: str, shape: tuple[int, ...], uneven: UnevenRule
 ) -> Partition | SharedTiling | None:
-    """Give the partition of a tensor by its layout, or the tiling that it has instead; `None` if it has none.
+    """Return the partition of a tensor by its layout, or the tiling that it has instead; `None` if it has none.
 
     Args:
         layouts: the layouts.
@@ -175,7 +175,7 @@ class _LayoutsByName:
         return Placed(self._layouts.get(path))
 
     def matching_rules(self, path: str) -> tuple[str, ...]:
-        """Give the name itself if it has a layout."""
+        """Return the name itself if it has a layout."""
         return (path,) if path in self._layouts else ()
 
     @property
@@ -195,7 +195,7 @@ class _LayoutsByName:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Give no types: each layout is for the tensor of a name."""
+        """Return no types: each layout is for the tensor of a name."""
         return ()
 
     @property
@@ -204,7 +204,7 @@ class _LayoutsByName:
         return True
 
     def report(self, names: Any, *, uneven: UnevenRule = "even") -> None:
-        """Give `None`, for a mapping has no rules."""
+        """Return `None`, for a mapping has no rules."""
 
 
 #: The layouts of no tensor.

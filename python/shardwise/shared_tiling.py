@@ -117,7 +117,7 @@ class SharedTiling(Tiling):
         return max(self.holder_shapes(), key=math.prod)
 
     def all_pieces(self) -> tuple[Numbers, Numbers]:
-        """Give the pieces of all devices as `Partition.all_pieces` does."""
+        """Return the pieces of all devices as `Partition.all_pieces` does."""
         found = [self.pieces(label) for label in self.holders]
         rows = [
             [(side.start, side.stop, at) for side, at in zip(piece.box, _places(piece), strict=True)]
@@ -128,7 +128,7 @@ class SharedTiling(Tiling):
         return begins, np.array(rows, np.int64).reshape(len(rows), len(self.shape), 3)
 
     def position_of(self, holder: Any) -> int:
-        """Give the index of the device of this label."""
+        """Return the index of the device of this label."""
         return self.device_mesh.index_of_label(holder)
 
     def __eq__(self, other: object) -> bool:

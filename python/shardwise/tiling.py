@@ -205,7 +205,7 @@ class Tiling(Drawn):
         return tuple(self.holder_label(i) for i in range(self.holder_count))
 
     def holder_shape(self, holder: Any) -> tuple[int, ...]:
-        """Give the shape of a holder's own array.
+        """Return the shape of a holder's own array.
 
         Raises:
             LayoutError: if there is no such holder (MeshError for a partition).
@@ -216,7 +216,7 @@ class Tiling(Drawn):
         return self.core_tiling().array_shape(self.position_of(holder))
 
     def pieces(self, holder: Any) -> list[Piece]:
-        """Give the boxes of a holder, and where each begins in its own array.
+        """Return the boxes of a holder, and where each begins in its own array.
 
         Raises:
             LayoutError: if there is no such holder (MeshError for a partition).
@@ -227,7 +227,7 @@ class Tiling(Drawn):
         return [Piece(box, start) for box, start in self.core_tiling().pieces(self.position_of(holder))]
 
     def nbytes(self, dtype: npt.DTypeLike) -> npt.NDArray[np.int64]:
-        """Give the bytes of each holder's own array for a dtype: int64 (holders,).
+        """Return the bytes of each holder's own array for a dtype: int64 (holders,).
 
         Args:
             dtype: a dtype, or its name as numpy, ml_dtypes, PyTorch or safetensors write it.
@@ -270,7 +270,7 @@ class Tiling(Drawn):
         return self.core_tiling().holders
 
     def shape_at(self, position: int) -> tuple[int, ...]:
-        """Give the shape of the array of the holder of this number."""
+        """Return the shape of the array of the holder of this number."""
         return self.core_tiling().array_shape(position)
 
     def _array_sizes(self) -> npt.NDArray[np.int64]:
@@ -284,11 +284,11 @@ class Tiling(Drawn):
         return "ranges of the flattened tensor" if self._key[0] == "from_flat_ranges" else "explicit boxes"
 
     def holder_shapes(self) -> list[tuple[int, ...]]:
-        """Give the shape of every holder's own array."""
+        """Return the shape of every holder's own array."""
         return [self.core_tiling().array_shape(i) for i in range(self.holder_count)]
 
     def covered(self) -> npt.NDArray[np.bool_] | None:
-        """Give for each holder whether its pieces fill its array; `None` if all do."""
+        """Return for each holder whether its pieces fill its array; `None` if all do."""
         covered: npt.NDArray[np.bool_] = self.core_tiling().held_sizes() == self.core_tiling().array_sizes()
         return None if covered.all() else covered
 
@@ -303,7 +303,7 @@ class Tiling(Drawn):
         return self._given_labels is not None
 
     def holder_label(self, position: int) -> Any:
-        """Give the label of the holder of this number: the one given, or its chunk's index, or the number."""
+        """Return the label of the holder of this number: the one given, or its chunk's index, or the number."""
         if self._given_labels is not None:
             return self._given_labels[position]
         return self._chunk(position) if self._key[0] == "grid" else position
@@ -317,7 +317,7 @@ class Tiling(Drawn):
         return tuple(reversed(index))
 
     def position_of(self, holder: Any) -> int:
-        """Give the number of the holder of this label.
+        """Return the number of the holder of this label.
 
         Raises:
             LayoutError: if there is none.

@@ -155,7 +155,7 @@ def _same_memory(one: Array, other: Array) -> bool:
 
 
 def texts_of(one: Any, other: Any) -> tuple[str, str]:
-    """Give two values that differ as texts, which differ too, unless the values are objects that print alike."""
+    """Return two values that differ as texts, which differ too, unless the values are objects that print alike."""
     texts = _short(one), _short(other)
     if texts[0] != texts[1] or not (isinstance(one, np.generic) and isinstance(other, np.generic)):
         return texts

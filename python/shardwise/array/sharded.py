@@ -217,7 +217,7 @@ class ShardedArray(Drawn, ShardSource):
         ]
 
     def shard(self, device: Any, *, contiguous: bool = False) -> npt.NDArray[Any]:
-        """Give what one device holds; for a view of one array this costs O(rank), whatever the mesh's size.
+        """Return what one device holds; for a view of one array this costs O(rank), whatever the mesh's size.
 
         Args:
             device: the label of the device, or of another holder.
@@ -353,7 +353,7 @@ class ShardedArray(Drawn, ShardSource):
 
 
 def compared_shards(sharded: ShardedArray, *, check: bool) -> list[npt.NDArray[Any]]:
-    """Give the arrays of all holders; with `check`, replicas are compared first, unless all are parts of one array.
+    """Return the arrays of all holders; with `check`, replicas are compared first, unless all are parts of one array.
 
     Raises:
         LayoutError: if replicas differ.

@@ -71,7 +71,7 @@ def run_reshard(screen: Screen, options: argparse.Namespace) -> int:
 
 
 def contents_of(options: argparse.Namespace) -> tuple[LayoutMap | Deployment | None, dict[str, Any]]:
-    """Give the layouts of a new checkpoint, and what else says what is written."""
+    """Return the layouts of a new checkpoint, and what else says what is written."""
     _check_names(options.rules, options.to)
     mesh = None if options.mesh is None else parse_mesh(options.mesh)
     check_for(mesh, options.preset)

@@ -54,7 +54,7 @@ UNEVEN = ("even", "ceil", "chunk", "balanced", "floor")
 
 
 def page_for(asked: Mapping[str, str]) -> str:
-    """Give the page with the answers to what its fields ask.
+    """Return the page with the answers to what its fields ask.
 
     Args:
         asked: the values of the fields, by their names in `FIELDS`; those left out have their first values.
@@ -102,7 +102,7 @@ def _field(name: str, value: str) -> str:
 
 
 def _answered(answer: Callable[[Mapping[str, str]], str], values: Mapping[str, str]) -> str:
-    """Give an answer as HTML, or the message of its error."""
+    """Return an answer as HTML, or the message of its error."""
     try:
         return answer(values)
     except (ShardwiseError, TypeError, ValueError) as error:

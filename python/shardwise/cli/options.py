@@ -36,7 +36,7 @@ RULES_HELP = "the rules file, or the name of one that comes with the package (sh
 
 
 def rules_path(text: str) -> Path:
-    """Give the path of a rules file, or that of one of the package's own, whose name it is."""
+    """Return the path of a rules file, or that of one of the package's own, whose name it is."""
     try:
         return Path(rules_file(text))
     except FileNotFoundError as error:

@@ -99,7 +99,7 @@ class Parser(argparse.ArgumentParser):
         raise ValueError(f"{message}{self._meant(message)} (see {self.prog} --help)")
 
     def format_help(self) -> str:
-        """Give the help: options in groups, then examples and the page."""
+        """Return the help: options in groups, then examples and the page."""
         formatter = self._get_formatter()
         formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
         formatter.add_text(self.description)

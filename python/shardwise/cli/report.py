@@ -180,7 +180,7 @@ def _asked(stored: Outline, unwanted: NamePattern | None, left_out: list[LeftOut
 
 
 def _said(applied: Applied) -> Iterator[str]:
-    """Give a line for each thing of the checkpoint that the report is not about, unless that was asked for."""
+    """Yield a line for each thing of the checkpoint that the report is not about, unless that was asked for."""
     for each in applied.left_out:
         if each.kind != "asked":
             yield as_options(str(each))
@@ -233,7 +233,7 @@ def _rows(applied: Applied, apart: bool) -> list[list[StyledText]]:
 
 
 def _look(applied: Applied, tensor: TensorReport) -> tuple[object, ...]:
-    """Give the values by which tensors are grouped: those of one row have the same."""
+    """Return the values by which tensors are grouped: those of one row have the same."""
     return tensor.shape, tensor.dtype or "?", tensor.layout, tensor.rule, tensor.bytes_per_device
 
 
@@ -261,7 +261,7 @@ def _layout_part(tensor: TensorReport, report: LayoutReport) -> StyledText:
 
 
 def _device_rows(applied: Applied) -> list[list[StyledText]]:
-    """Give a row for each number of bytes that devices hold: which devices, and the bytes."""
+    """Return a row for each number of bytes that devices hold: which devices, and the bytes."""
     each = applied.report.to_dict()["device_bytes"]
     if each is None:
         raise ValueError(f"--devices: {applied.mesh.size} devices are too many to list")
@@ -272,7 +272,7 @@ def _device_rows(applied: Applied) -> list[list[StyledText]]:
 
 
 def _rank_rows(applied: Applied) -> list[dict[str, Any]]:
-    """Give for each rank its device, its coordinates in each mesh, the bytes that it holds, and the file of them."""
+    """Return for each rank its device, its coordinates in each mesh, the bytes that it holds, and the file of them."""
     each = applied.report.to_dict()["device_bytes"]
     if each is None:
         raise ValueError(f"--ranks: {applied.mesh.size} devices are too many to list")
@@ -290,13 +290,13 @@ def _rank_rows(applied: Applied) -> list[dict[str, Any]]:
 
 
 def _grouped(report: LayoutReport) -> Iterator[str]:
-    """Give a line for what prevents tensors of alike names from being placed, where the report has one for each."""
+    """Yield a line for what prevents tensors of alike names from being placed, where the report has one for each."""
     said = ((problem.name, str(problem).removeprefix(repr(problem.name))) for problem in report.problems)
     yield from map(as_options, lines_alike(said, _MAX_PROBLEMS, joined=True))
 
 
 def doubts(report: LayoutReport) -> Iterator[str]:
-    """Give a line for each thing that looks wrong although it prevents nothing."""
+    """Yield a line for each thing that looks wrong although it prevents nothing."""
     yield from report.notes
     for each in report.left_out:
         if each.kind != "unmatched":

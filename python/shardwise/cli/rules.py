@@ -61,7 +61,7 @@ def run_rules(screen: Screen, options: argparse.Namespace) -> int:
 
 
 def _about(path: Path) -> str:
-    """Give what a file says about itself, up to how it is cut: the model, and who stores it so."""
+    """Return what a file says about itself, up to how it is cut: the model, and who stores it so."""
     with path.open(encoding="utf-8") as file:
         lines = [line.removeprefix("#").strip() for line in itertools.islice(file, 3)]
     return " ".join(lines).partition(", tensor-parallel")[0]

@@ -56,7 +56,7 @@ def run_show(screen: Screen, options: argparse.Namespace) -> int:
 
 
 def _as_json(partition: Partition, bits: int | None) -> dict[str, Any]:
-    """Give each shard: which devices hold it, which boxes of the tensor it is, and where they begin in it."""
+    """Return each shard: which devices hold it, which boxes of the tensor it is, and where they begin in it."""
     mesh = partition.device_mesh
     if mesh.size > _MOST_DEVICES:
         raise ValueError(f"--json: {mesh.size} devices are too many to list, {_MOST_DEVICES} at most")

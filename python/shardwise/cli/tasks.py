@@ -78,7 +78,7 @@ def write_report(screen: Screen, done: WriteReport, as_json: bool) -> None:
 
 
 def report_fields(done: Any) -> dict[str, Any]:
-    """Give the fields of a report, ready for JSON."""
+    """Return the fields of a report, ready for JSON."""
     found = dict(vars(done))
     if "path" in found:
         found["path"] = str(found["path"])

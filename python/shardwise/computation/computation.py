@@ -194,7 +194,7 @@ class Computation:
         return [values[output] for output in self.outputs]
 
     def taken(self, arrays: Sequence[npt.ArrayLike]) -> list[npt.NDArray[Any]]:
-        """Give arrays for the inputs in their dtypes, checked."""
+        """Return arrays for the inputs in their dtypes, checked."""
         if len(arrays) != self.inputs:
             raise LayoutError(f"arrays has {len(arrays)} entries for {self.inputs} inputs")
         found = [np.asarray(array, self._dtype(number)) for number, array in enumerate(arrays)]
@@ -207,7 +207,7 @@ class Computation:
         return value_dtype(number, self.dtypes[number])
 
     def to_json(self) -> dict[str, Any]:
-        """Give the computation as values that `json.dumps` takes; `from_json` reads them.
+        """Return the computation as values that `json.dumps` takes; `from_json` reads them.
 
         >>> computation = Computation([[(4,), "float32"]], [{"op": "tanh", "in": [0], "out": [[(4,), "float32"]]}], [1])
         >>> computation.to_json()["ops"]
@@ -242,7 +242,7 @@ class Computation:
 
 
 def value_dtype(number: int, name: str) -> np.dtype[Any]:
-    """Give the dtype of a value as numpy has it."""
+    """Return the dtype of a value as numpy has it."""
     dtype = find_dtype(name)
     if dtype is None:
         raise LayoutError(f"value {number} is of dtype {shown(name)}, which numpy does not have")
@@ -250,7 +250,7 @@ def value_dtype(number: int, name: str) -> np.dtype[Any]:
 
 
 def _core_op(op: Op) -> tuple[Any, ...]:
-    """Give an op as the core takes it."""
+    """Return an op as the core takes it."""
     rule, body, constraint, feature = None, None, None, None
     if op.rule is not None:
         rule = op.rule._core
@@ -303,7 +303,7 @@ def _op(
 def _whole(
     place: str, name: str, source: str, shapes: list[tuple[int, ...]], results: list[tuple[int, ...]]
 ) -> FactorRule:
-    """Give the rule of an op that needs all its operands whole, and warn."""
+    """Return the rule of an op that needs all its operands whole, and warn."""
     at = f" ({source})" if source else ""
     warnings.warn(f"{place}{at}: no rule is known for {shown(name)}; its operands are put together", stacklevel=2)
     numbers = iter(range(sum(map(len, shapes)) + sum(map(len, results))))

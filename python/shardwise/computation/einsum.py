@@ -81,7 +81,7 @@ class Einsum:
         return FactorRule._ordered(text, self.summed, self.letters)
 
     def sizes(self, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
-        """Give the size of each letter for operands of these shapes.
+        """Return the size of each letter for operands of these shapes.
 
         Raises:
             LayoutError: if an operand has another number of dims, or a letter two sizes.

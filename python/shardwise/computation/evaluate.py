@@ -55,7 +55,7 @@ _COMPARISONS: dict[str, Callable[..., Any]] = {
 
 
 def _along(dim: int, start: int | None = None, stop: int | None = None, step: int | None = None) -> tuple[slice, ...]:
-    """Give the index of a part of a dim."""
+    """Return the index of a part of a dim."""
     return (*[slice(None)] * dim, slice(start, stop, step))
 
 
@@ -183,7 +183,7 @@ def pad(has: DeviceTensors, attributes: Attributes) -> list[Array]:
 
 
 def dilated(array: Array, dilation: Sequence[int]) -> Array:
-    """Give the array with its elements apart from one another, zeros between."""
+    """Return the array with its elements apart from one another, zeros between."""
     for dim, apart in enumerate(dilation, 2):
         sizes = [*array.shape[:dim], max(0, (array.shape[dim] - 1) * apart + 1), *array.shape[dim + 1 :]]
         spread = np.zeros(sizes, array.dtype)

@@ -85,7 +85,7 @@ class FactorRule:
 
     @classmethod
     def _ordered(cls, text: str, summed: Sequence[str], order: tuple[str, ...]) -> FactorRule:
-        """Give a rule whose factors are in this order, by which policies decide between equals."""
+        """Return a rule whose factors are in this order, by which policies decide between equals."""
         return cls._of(CoreRule(text, [(name, "sum") for name in summed], (), [], "add", order), order)
 
     @property
@@ -136,7 +136,7 @@ class FactorRule:
         return zip(self._names, self._core.factors, strict=True)
 
     def of(self, operands: Sequence[Sequence[int]], results: Sequence[Sequence[int]]) -> FactorRule:
-        """Give the rule with the sizes that these shapes give its factors.
+        """Return the rule with the sizes that these shapes give its factors.
 
         Raises:
             LayoutError: if the shapes do not fit the rule, or a size stays unknown.
@@ -145,7 +145,7 @@ class FactorRule:
         return FactorRule._of(self._core.sized(shapes), self._names)
 
     def to_json(self) -> dict[str, Any]:
-        """Give the rule as JSON has it: its text, and what is to be said of some factors.
+        """Return the rule as JSON has it: its text, and what is to be said of some factors.
 
         >>> FactorRule("([i,k],[k,j])->([i,j])", sum="k").to_json()
         {'text': '([i,k],[k,j])->([i,j])', 'sum': ['k']}
@@ -211,7 +211,7 @@ def _shapes(argument: str, shapes: Sequence[Sequence[int]]) -> list[tuple[int, .
 def factor_rule(
     op: str, operands: Sequence[Sequence[int]], results: Sequence[Sequence[int]], **attributes: Any
 ) -> FactorRule:
-    """Give the rule of an op for operands and results of these shapes.
+    """Return the rule of an op for operands and results of these shapes.
 
     Args:
         op: its name in StableHLO: `"dot_general"`, `"reshape"`, `"gather"`, `"tanh"`; and `"top_k"`, `"qr"`, `"eigh"`,

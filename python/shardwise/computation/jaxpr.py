@@ -39,7 +39,7 @@ Aval = list[Any]
 def computation_of_jaxpr(
     jaxpr: Mapping[str, Any], *, rules: Mapping[str, FactorRule] | None = None, unknown: Literal["whole"] | None = None
 ) -> Computation:
-    """Give the computation of a jaxpr; see `computation_from_jax`."""
+    """Return the computation of a jaxpr; see `computation_from_jax`."""
     said = _Body(rules or {}, unknown).of(jaxpr)
     return Computation(said["inputs"], said["ops"], said["outputs"], names=jaxpr.get("names", ()), unknown=unknown)
 
@@ -59,7 +59,7 @@ class _Body:
         self._source = ""
 
     def of(self, jaxpr: Mapping[str, Any], used: Sequence[bool] | None = None) -> dict[str, Any]:
-        """Give the jaxpr as JSON has a computation, of those results that are used."""
+        """Return the jaxpr as JSON has a computation, of those results that are used."""
         self._values = [list(value) for value in jaxpr["inputs"]]
         self._inputs = len(self._values)
         outputs = self._inlined(jaxpr, range(self._inputs), used)
@@ -69,7 +69,7 @@ class _Body:
         return {"inputs": self._values[: self._inputs], "ops": self._ops, "outputs": list(outputs)}
 
     def _within(self, values: Sequence[Aval]) -> _Body:
-        """Give a body that takes such values, for its ops to come."""
+        """Return a body that takes such values, for its ops to come."""
         body = _Body(self._rules, self._unknown)
         body._source, body._values, body._inputs = self._source, [list(value) for value in values], len(values)
         return body
@@ -172,7 +172,7 @@ class _Body:
         return [self._one(name, params, operands, list(outs[0]), outs)]
 
     def _one(self, name: str, params: Mapping[str, Any], operands: list[int], out: Aval, outs: Sequence[Aval]) -> int:
-        """Give the result of a primitive that has one."""
+        """Return the result of a primitive that has one."""
         shape, dtype = out
         if name in ELEMENTWISE:
             if name == "exp2":
@@ -429,7 +429,7 @@ class _Body:
 
 
 def _window_of(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the window of a primitive as the attributes of an op."""
+    """Return the window of a primitive as the attributes of an op."""
     for name in ("base_dilation", "window_dilation"):
         if any(size != 1 for size in params.get(name) or ()):
             raise LayoutError(f"a window with {name} {shown(params[name])} is not supported; write it as a convolution")

@@ -25,7 +25,7 @@ def computation_from_jax(
     rules: Mapping[str, FactorRule] | None = None,
     unknown: Literal["whole"] | None = None,
 ) -> Computation:
-    """Give the computation of a function of JAX, by tracing it; needs JAX, and no devices.
+    """Return the computation of a function of JAX, by tracing it; needs JAX, and no devices.
 
     Gradients and optimizers are traced with it: give the function of the whole step. The computation's `names` are
     those of the inputs, as `jax.tree_util.keystr` writes them, and the places of its ops are lines of the user's
@@ -86,7 +86,7 @@ def _read(closed: Any) -> dict[str, Any]:
 
 
 def _listed(array: Any) -> Any:
-    """Give the elements of a constant, if they are not too many."""
+    """Return the elements of a constant, if they are not too many."""
     return array.tolist() if hasattr(array, "tolist") and math.prod(array.shape) <= _MOST else None
 
 
@@ -125,7 +125,7 @@ class _Closed:
 
 
 def _place(eqn: Any) -> str:
-    """Give the line of the user's source that an equation is from."""
+    """Return the line of the user's source that an equation is from."""
     with importing:
         from jax._src import source_info_util
     frame = source_info_util.user_frame(eqn.source_info.traceback)

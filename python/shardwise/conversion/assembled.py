@@ -137,7 +137,7 @@ class Assembled:
         return None
 
     def tree(self, leaf: Callable[[Leaf], Hashable]) -> Hashable:
-        """Give how it is made, as a value: equal for two tensors that are made alike of leaves that are."""
+        """Return how it is made, as a value: equal for two tensors that are made alike of leaves that are."""
         return self.what, *(part.tree(leaf) for part in self.parts)
 
     def origins(self) -> list[str]:
@@ -147,11 +147,11 @@ class Assembled:
         return list(found)
 
     def pieces_in(self, box: Bounds) -> Tables:
-        """Give the places of the elements of a box, in time and memory that grow with what there is of it."""
+        """Return the places of the elements of a box, in time and memory that grow with what there is of it."""
         return Tables(NO_PIECES) if any(a >= b for a, b in box) else self._tables(box)
 
     def tables(self) -> Tables:
-        """Give the places of all elements."""
+        """Return the places of all elements."""
         return Tables(NO_PIECES) if 0 in self.shape else self._tables(None)
 
     def replicas(self) -> Pieces:
@@ -277,7 +277,7 @@ class Leaf(Assembled):
         raise NotImplementedError
 
     def tree(self, leaf: Callable[[Leaf], Hashable]) -> Hashable:
-        """Give what the function says of the leaf."""
+        """Return what the function says of the leaf."""
         return leaf(self)
 
 
@@ -418,7 +418,7 @@ class _Repeated(Assembled):
         return self.parts[0].expected
 
     def tree(self, leaf: Callable[[Leaf], Hashable]) -> Hashable:
-        """Give how the first part is made: the others are only compared."""
+        """Return how the first part is made: the others are only compared."""
         return self.parts[0].tree(leaf)
 
     def _tables(self, box: Bounds | None) -> Tables:

@@ -29,7 +29,7 @@ _FEW = 4
 
 
 def rows_of(positions: Numbers, offsets: Numbers, shape: Sequence[int]) -> Numbers:
-    """Give the rows that say where elements of a tensor are: int64 of shape (rows, 3 + 4 · dims).
+    """Return the rows that say where elements of a tensor are: int64 of shape (rows, 3 + 4 · dims).
 
     Args:
         positions: the place of each in the flat parameter, ascending.
@@ -66,7 +66,7 @@ def rows_of(positions: Numbers, offsets: Numbers, shape: Sequence[int]) -> Numbe
 
 
 def boxes_of(offsets: Numbers, shape: Sequence[int]) -> Numbers:
-    """Give boxes that have exactly these elements of a tensor: int64 of shape (boxes, dims, 2).
+    """Return boxes that have exactly these elements of a tensor: int64 of shape (boxes, dims, 2).
 
     Args:
         offsets: the flat positions of the elements, ascending, each once.

@@ -145,7 +145,7 @@ class Deployment(RuleBook, Drawn):
         return dict(self._meshes)
 
     def rules(self) -> dict[str, DeploymentRule]:
-        """Give all rules by their keys."""
+        """Return all rules by their keys."""
         return dict(self._rules)
 
     @property
@@ -174,7 +174,7 @@ class Deployment(RuleBook, Drawn):
         return self._lookup.matching(path)
 
     def at(self, path: str) -> dict[str, tuple[int, ...]]:
-        """Give the coordinates of a tensor along the axes for which its rule gives some.
+        """Return the coordinates of a tensor along the axes for which its rule gives some.
 
         Raises:
             LayoutError: if several rules match, or a coordinate cannot be worked out; names the tensor.
@@ -229,7 +229,7 @@ class Deployment(RuleBook, Drawn):
         return self._default is not None
 
     def partition(self, path: str, shape: Sequence[int], uneven: UnevenRule = "even") -> Partition:
-        """Give the partition of a tensor over the devices that hold it.
+        """Return the partition of a tensor over the devices that hold it.
 
         Args:
             path: its name.
@@ -343,7 +343,7 @@ class Deployment(RuleBook, Drawn):
         write_deployment(file, self)
 
     def held_by(self, device: Any, tensors: Mapping[str, Any], uneven: UnevenRule = "even") -> dict[str, Partition]:
-        """Give the partitions of those tensors of which a device holds a part.
+        """Return the partitions of those tensors of which a device holds a part.
 
         Args:
             device: its label.
@@ -370,7 +370,7 @@ class Deployment(RuleBook, Drawn):
     def parameters_of(
         self, device: Any, tensors: Mapping[str, Any], uneven: UnevenRule = "even"
     ) -> list[LocalParameter]:
-        """Give the parameters that a device holds: what their shapes are, and which box of which tensor lies where.
+        """Return the parameters that a device holds: what their shapes are, and which box of which tensor lies where.
 
         Args:
             device: its label.
@@ -436,7 +436,7 @@ class Deployment(RuleBook, Drawn):
     def manifest(
         self, tensors: Mapping[str, Any], uneven: UnevenRule = "even", digests: Mapping[str, str] | None = None
     ) -> Manifest:
-        """Give where each of these tensors is, as data that can be written as JSON.
+        """Return where each of these tensors is, as data that can be written as JSON.
 
         Args:
             tensors: the shape and the dtype of each tensor, as `plan_model` takes them.

@@ -42,7 +42,7 @@ class Deployed(Protocol):
 
 
 def deployment_picture(deployment: Deployed, ready: Iterable[ReadyRule] = ()) -> Picture:
-    """Give the picture of a deployment: its meshes, on each device the layers and experts there, and the rules below.
+    """Return the picture of a deployment: its meshes, on each device the layers and experts there, and the rules below.
 
     Args:
         deployment: the deployment.

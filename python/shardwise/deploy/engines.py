@@ -30,7 +30,7 @@ def vllm(
     stages: Stages | None = None,
     world: World = None,
 ) -> Deployment:
-    """Give the deployment of a model in vLLM.
+    """Return the deployment of a model in vLLM.
 
     Args:
         config: the model's `config.json`, or its text part.
@@ -91,7 +91,7 @@ def sglang(
     fuse_shared_experts: bool | None = None,
     world: World = None,
 ) -> Deployment:
-    """Give the deployment of a model in SGLang.
+    """Return the deployment of a model in SGLang.
 
     Args:
         config: the model's `config.json`, or its text part.

@@ -56,7 +56,7 @@ class ExpertMap:
 
     @classmethod
     def even(cls, num_experts: int, ep: int) -> ExpertMap:
-        """Give each rank the same number of consecutive experts, as Megatron-Core does.
+        """Return the experts of each rank: the same number of consecutive ones, as Megatron-Core does.
 
         Raises:
             LayoutError: if they do not divide.
@@ -71,7 +71,7 @@ class ExpertMap:
 
     @classmethod
     def linear(cls, num_experts: int, ep: int) -> ExpertMap:
-        """Give the ranks consecutive experts; where they do not divide, the first ranks have one more, as in vLLM.
+        """Return the ranks consecutive experts; where they do not divide, the first ranks have one more, as in vLLM.
 
         >>> ExpertMap.linear(5, ep=3).slots
         ((0, 1), (2, 3), (4,))
@@ -81,7 +81,7 @@ class ExpertMap:
 
     @classmethod
     def round_robin(cls, num_experts: int, ep: int) -> ExpertMap:
-        """Give the ranks experts in turn: vLLM's `round_robin`.
+        """Return the ranks experts in turn: vLLM's `round_robin`.
 
         Raises:
             LayoutError: if there are more ranks than experts and one, where vLLM fails on the ranks beyond.
@@ -96,7 +96,7 @@ class ExpertMap:
 
     @classmethod
     def redundant(cls, num_experts: int, redundant: int, ep: int) -> ExpertMap:
-        """Give all experts once and then some again, before any load is known, as vLLM and SGLang begin.
+        """Return all experts once and then some again, before any load is known, as vLLM and SGLang begin.
 
         Args:
             num_experts: the experts of the model.
@@ -112,7 +112,7 @@ class ExpertMap:
 
     @classmethod
     def of_physical(cls, physical_to_logical: Sequence[int], ep: int) -> ExpertMap:
-        """Give the ranks consecutive slots of a list from slots to experts, the `physical_to_logical_map` of engines.
+        """Return the ranks consecutive slots of a list from slots to experts, the `physical_to_logical_map` of engines.
 
         >>> ExpertMap.of_physical([2, 0, 1, 2], ep=2).slots
         ((2, 0), (1, 2))
@@ -156,7 +156,7 @@ class ExpertMap:
 
 
 def least_moves(before: Sequence[ExpertMap], after: Sequence[ExpertMap], *, nodes: int = 1) -> tuple[ExpertMap, ...]:
-    """Give the experts of each layer to ranks so that the fewest move: the same sets, on other ranks, in other slots.
+    """Return the experts of each layer to ranks so that the fewest move: the same sets, on other ranks, in other slots.
 
     A balancer says which experts are together, and numbers the sets as they come; which rank has which set does not
     matter to the load. Of all ways to give them to ranks, this is one in which ranks receive the fewest experts. Those
@@ -230,7 +230,7 @@ def _in_place(old: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, ...]:
 def balanced_experts(
     load: Any, slots: int, ep: int, *, groups: int = 1, nodes: int = 1, balancer: Balancer = "vllm"
 ) -> tuple[ExpertMap, ...]:
-    """Give the experts of each layer where redundant ones balance a load: DeepSeek's EPLB.
+    """Return the experts of each layer where redundant ones balance a load: DeepSeek's EPLB.
 
     Args:
         load: the load of each expert in each layer, of shape (layers, experts).

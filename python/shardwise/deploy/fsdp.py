@@ -23,7 +23,7 @@ def fsdp2(
     tp_rules: Mapping[str, Any] | None = None,
     world: Sequence[Hashable] | DeviceMesh | None = None,
 ) -> Deployment:
-    """Give the deployment of a model under `fully_shard`: dim 0 of every tensor is cut as `torch.chunk` does.
+    """Return the deployment of a model under `fully_shard`: dim 0 of every tensor is cut as `torch.chunk` does.
 
     Args:
         shard: the devices over which parameters are cut.

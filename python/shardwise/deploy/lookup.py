@@ -202,7 +202,7 @@ class RuleLookup:
         raise LayoutError(f"at[{shown(axis)}] names {shown(name)}; known are {known}")
 
     def ready(self) -> Iterator[ReadyRule]:
-        """Give the rules, ready to be applied, with coordinates that names get by `at` along axes of their meshes."""
+        """Yield the rules, ready to be applied, with coordinates that names get by `at` along axes of their meshes."""
         yield from self._ready.values()
         for places, pattern in self._at.values():
             for name, mesh in self._meshes.items():
@@ -221,7 +221,7 @@ class RuleLookup:
         return None if found is None else self.layout(found, path, rank)
 
     def layout(self, found: TensorPlace, path: str, rank: int) -> TensorLayout:
-        """Give the layout of a tensor of this name and rank at a place.
+        """Return the layout of a tensor of this name and rank at a place.
 
         Raises:
             LayoutError: if the rule is for another rank.
@@ -347,7 +347,7 @@ class RuleLookup:
         return self._ready.get("") or self._ready.setdefault("", self._prepared("default", self._default, None))
 
     def reported(self, replicated: tuple[str, ...], notes: tuple[str, ...], prefix: str) -> ReportedRules:
-        """Give the rules as a report needs them, with the axes that no rule has to use, and notes on the rules."""
+        """Return the rules as a report needs them, with the axes that no rule has to use, and notes on the rules."""
         with importing:
             from ..rules.report_maker import ReportedRules
 

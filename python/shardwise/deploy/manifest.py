@@ -89,7 +89,7 @@ class Manifest(Mapping[str, Tiling]):
         return Manifest, (dict(self.tensors),)
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the manifest, ready for JSON.
+        """Return the manifest, ready for JSON.
 
         `meshes` has shapes, axis names and devices; `layouts` names for each a mesh by its number, and has the axes of
         each dim, or its parts as text; or it has holders, and for each its boxes, which are one after the other in its
@@ -271,7 +271,7 @@ class Manifest(Mapping[str, Tiling]):
 def manifest_of(
     deployment: Any, tensors: Mapping[str, Any], uneven: UnevenRule, digests: Mapping[str, str] | None
 ) -> Manifest:
-    """Give where each tensor of a deployment is; see `Deployment.manifest`."""
+    """Return where each tensor of a deployment is; see `Deployment.manifest`."""
     optional("digests", digests, Mapping)  # type: ignore[type-abstract]
     found = {}
     for name, shape in shapes_of(tensors).items():

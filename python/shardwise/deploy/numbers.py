@@ -19,7 +19,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def checked_numbers(numbers: Mapping[str, Any] | None) -> dict[str, Number]:
-    """Give numbers as integers and tuples of them.
+    """Return numbers as integers and tuples of them.
 
     Raises:
         LayoutError: if a name is not an identifier, or a list holds numbers and lists.

@@ -119,7 +119,7 @@ class LocalParameter:
     slabs: tuple[tuple[str, int | None, int, int], ...] = ()
 
     def views(self, array: Any) -> dict[str, Any]:
-        """Give each tensor's own array on the device as a view of the parameter's, to receive into it.
+        """Return each tensor's own array on the device as a view of the parameter's, to receive into it.
 
         A tensor that is there more than once, as a redundant expert may be, has its first place, and a `Repeat` as the
         name of each further one: the runners of plans fill these too. A transport of your own, which has descriptors
@@ -372,7 +372,7 @@ def _joined(
 
 
 def shapes_of(tensors: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Give the shapes of tensors: shapes, pairs of shape and dtype, or what has a shape, by name."""
+    """Return the shapes of tensors: shapes, pairs of shape and dtype, or what has a shape, by name."""
     if not isinstance(tensors, Mapping):
         raise TypeError(f"tensors must map names to shapes, got {type(tensors).__name__}")
     found = {}

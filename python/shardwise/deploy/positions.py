@@ -121,7 +121,7 @@ class Positions:
         return tuple(dict.fromkeys(label for part in parts if part is not None for label in part.holders))
 
     def parameters(self, device: Any) -> dict[str, int]:
-        """Give the elements of each parameter of a device, by name.
+        """Return the elements of each parameter of a device, by name.
 
         Raises:
             MeshError: if there is no such device.
@@ -129,7 +129,7 @@ class Positions:
         return dict(self._held(device).sizes)
 
     def local_parameters(self, device: Any) -> list[LocalParameter]:
-        """Give the parameters of a device; those of a `Deployment` are what its `parameters_of` gives.
+        """Return the parameters of a device; those of a `Deployment` are what its `parameters_of` gives.
 
         Raises:
             MeshError: if there is no such device.
@@ -206,7 +206,7 @@ class Positions:
         return FoundShards(shards, local, places)
 
     def updates(self, device: Any, changed: Changed) -> Updates:
-        """Give what of a sparse change belongs to one device: for each parameter positions and values.
+        """Return what of a sparse change belongs to one device: for each parameter positions and values.
 
         Args:
             device: its label.
@@ -379,7 +379,7 @@ class Positions:
         return found
 
     def partition(self, name: str) -> Partition | SharedTiling | None:
-        """Give the partition of a tensor, or the tiling of blocks that devices share; `None` if each device has all.
+        """Return the partition of a tensor, or the tiling of blocks that devices share; `None` if each device has all.
 
         Raises:
             LayoutError: if it has no layout.

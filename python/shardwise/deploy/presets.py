@@ -60,7 +60,7 @@ class Preset(NamedTuple):
 
 
 def preset(text: str, config: Config | None = None, *, rules: Any = None, form: str | None = None) -> Preset:
-    """Give the deployment that a short text stands for, with the rewrites that lead to its names.
+    """Return the deployment that a short text stands for, with the rewrites that lead to its names.
 
     Args:
         text: a preset with its options: `"vllm(tp=2, pp=2)"`, `"megatron(tp=2, pp=2, ep=4)"`, `"fsdp2(64)"`.

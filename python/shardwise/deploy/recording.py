@@ -47,11 +47,11 @@ class RecordedPiece(NamedTuple):
         return tuple(len(range(side.start, side.stop, side.step)) for side in self.box)
 
     def positions(self) -> Numbers:
-        """Give the flat position of each element in the parameter, in the shape of the box, for the first time."""
+        """Return the flat position of each element in the parameter, in the shape of the box, for the first time."""
         return _grid(self.start, self.counts, self.strides)
 
     def offsets(self, shape: Sequence[int]) -> Numbers:
-        """Give the flat position of each element in a tensor of this shape, in the shape of the box."""
+        """Return the flat position of each element in a tensor of this shape, in the shape of the box."""
         strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
         first = sum(side.start * stride for side, stride in zip(self.box, strides, strict=True))
         steps = [side.step * stride for side, stride in zip(self.box, strides, strict=True)]
@@ -114,7 +114,7 @@ class Recording:
         return f"<Recording of {shown(self.holder)}: {len(self.parameters)} parameters of {pieces} pieces>"
 
     def pieces_of(self, tensor: str) -> list[tuple[str, RecordedPiece]]:
-        """Give the pieces of a tensor, each with the name of its parameter.
+        """Return the pieces of a tensor, each with the name of its parameter.
 
         Raises:
             LayoutError: if there is no such tensor.
@@ -123,7 +123,7 @@ class Recording:
         return [(one.name, piece) for one in self.parameters.values() for piece in one.pieces if piece.tensor == tensor]
 
     def element_numbers(self, parameter: str) -> Numbers:
-        """Give the number of the element at each place of a parameter, in its shape; 0 for padding.
+        """Return the number of the element at each place of a parameter, in its shape; 0 for padding.
 
         The elements of all tensors are numbered from 1 on, in the order of `tensors`, each in C order.
 
@@ -142,7 +142,7 @@ class Recording:
         return (self._numbers(one, self._starts()) + 1).reshape(one.shape)
 
     def views(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """Give an array for the process's own part of each tensor, to receive into it; then call `fill`.
+        """Return an array for the process's own part of each tensor, to receive into it; then call `fill`.
 
         Args:
             parameters: the memory of each parameter by name: contiguous numpy arrays, or tensors of PyTorch.

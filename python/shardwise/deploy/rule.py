@@ -192,7 +192,7 @@ def _parsed(axis: str, text: str) -> tuple[str | None, Expression]:
 
 
 def deployment_rule(what: str, value: Any) -> DeploymentRule:
-    """Give the rule that a value under a key, or a default, stands for.
+    """Return the rule that a value under a key, or a default, stands for.
 
     Raises:
         LayoutError: if the axes are not a layout.
@@ -209,12 +209,12 @@ def deployment_rule(what: str, value: Any) -> DeploymentRule:
 
 
 def default_rule(default: Any) -> DeploymentRule:
-    """Give the rule that a default stands for; `"replicated"` is on every device of the world."""
+    """Return the rule that a default stands for; `"replicated"` is on every device of the world."""
     return DeploymentRule((), WORLD) if is_replicated(default) else deployment_rule("default", default)
 
 
 def names_in_rule(rule: DeploymentRule) -> tuple[str, ...]:
-    """Give the names that are used in the `at` of a rule: of fields, numbers, lists and axes."""
+    """Return the names that are used in the `at` of a rule: of fields, numbers, lists and axes."""
     return tuple(dict.fromkeys(name for axis, where in rule.at for name in Coordinates(axis, where, 1).names))
 
 
@@ -234,7 +234,7 @@ class Coordinates:
         self._found: dict[tuple[str, ...], tuple[int, ...]] = {}
 
     def of(self, texts: tuple[str, ...], wanted: Sequence[str], numbers: Mapping[str, Number]) -> tuple[int, ...]:
-        """Give the coordinates, in ascending order and each once.
+        """Return the coordinates, in ascending order and each once.
 
         Args:
             texts: the texts of those fields of the name that the entry uses; empty for one that is not in the name.
@@ -261,7 +261,7 @@ class Coordinates:
         return found
 
     def in_order(self, numbers: Mapping[str, Number]) -> tuple[int, ...]:
-        """Give the numbers in the order in which they are listed, unchecked against the size of the axis."""
+        """Return the numbers in the order in which they are listed, unchecked against the size of the axis."""
         return tuple(one for part in self._parts for one in self._worked_out(part, numbers))
 
     def _worked_out(self, part: Any, names: Mapping[str, Number]) -> tuple[int, ...]:

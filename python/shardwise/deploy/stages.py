@@ -87,7 +87,7 @@ class Stages:
 
     @classmethod
     def of_counts(cls, counts: Sequence[int]) -> Stages:
-        """Give stages of consecutive layers, with the embedding on the first and the output on the last.
+        """Return stages of consecutive layers, with the embedding on the first and the output on the last.
 
         Args:
             counts: the layers of each stage; they may differ.
@@ -106,7 +106,7 @@ class Stages:
 
     @classmethod
     def split(cls, layers: int, pp: int, extra: str = "first") -> Stages:
-        """Give stages as even as they can be.
+        """Return stages as even as they can be.
 
         Args:
             layers: the number of layers.

@@ -17,7 +17,7 @@ WORLD = "world"
 
 
 def world_of(world: Any) -> DeviceMesh:
-    """Give all devices along one axis: from their number, their labels, or a mesh of them."""
+    """Return all devices along one axis: from their number, their labels, or a mesh of them."""
     if isinstance(world, DeviceMesh):
         return world.with_axes((world.size,), (WORLD,))
     if isinstance(world, (str, bytes)) or not (hasattr(world, "__index__") or hasattr(world, "__iter__")):
@@ -29,7 +29,7 @@ def world_of(world: Any) -> DeviceMesh:
 
 
 def named_meshes(meshes: Any) -> dict[str, DeviceMesh]:
-    """Give meshes by name; one without a name is called `"mesh"`."""
+    """Return meshes by name; one without a name is called `"mesh"`."""
     if isinstance(meshes, DeviceMesh):
         return {"mesh": meshes}
     if not isinstance(meshes, Mapping):
@@ -42,7 +42,7 @@ def named_meshes(meshes: Any) -> dict[str, DeviceMesh]:
 
 
 def mesh_in_world(world: DeviceMesh, name: str, mesh: DeviceMesh) -> DeviceMesh:
-    """Give a mesh with labels of the world.
+    """Return a mesh with labels of the world.
 
     Raises:
         MeshError: if it has a device that the world has not.

@@ -70,7 +70,7 @@ class DTensor:
         return self._components
 
     def numpy(self) -> NDArray[Any]:
-        """Give the whole tensor: the array that it was cut from, else the components put together in a new one.
+        """Return the whole tensor: the array that it was cut from, else the components put together in a new one.
 
         Raises:
             LayoutError: if this client does not hold every shard of the tensor.
@@ -105,7 +105,7 @@ class DTensor:
         return self._shape[0]
 
     def __iter__(self) -> Iterator[NDArray[Any]]:
-        """Give the whole tensor's rows, as iterating over an array does."""
+        """Return the whole tensor's rows, as iterating over an array does."""
         if not self._shape:
             raise TypeError("a DTensor of rank 0 cannot be iterated over")
         return iter(self.numpy())
@@ -156,7 +156,7 @@ def pack(tensors: Sequence[ArrayLike], layout: Layout) -> DTensor:
 
 
 def unpack(tensor: DTensor) -> list[NDArray[Any]]:
-    """Give what each device of this client holds, as views that share the tensor's memory.
+    """Return what each device of this client holds, as views that share the tensor's memory.
 
     >>> from shardwise.dtensor import Mesh
     >>> mesh = Mesh.from_string("|x=2|0,1|0,1|CPU:0,CPU:1")
@@ -218,7 +218,7 @@ def relayout(tensor: ArrayLike | DTensor, layout: Layout, name: str | None = Non
 
 
 def fetch_layout(tensor: object) -> Layout | None:
-    """Give the layout of a tensor, or `None` for what is not a `DTensor` and so has none.
+    """Return the layout of a tensor, or `None` for what is not a `DTensor` and so has none.
 
     >>> from shardwise.dtensor import Mesh
     >>> mesh = Mesh.from_string("|x=2|0,1|0,1|CPU:0,CPU:1")
@@ -265,7 +265,7 @@ def _dtensor(tensor: object) -> DTensor:
 
 
 def _matched(tensor: NDArray[Any] | DTensor, layout: Layout) -> Layout:
-    """Give the layout with the cuts of `tensor` in place of `MATCH`."""
+    """Return the layout with the cuts of `tensor` in place of `MATCH`."""
     if MATCH not in layout.sharding_specs:
         return layout
     rank = len(tensor.shape)
@@ -280,7 +280,7 @@ def _matched(tensor: NDArray[Any] | DTensor, layout: Layout) -> Layout:
 
 
 def _local(layout: Layout, shape: tuple[int, ...]) -> tuple[Partition, list[Any]]:
-    """Give the partition of a shape, and its labels of the devices that this client holds."""
+    """Return the partition of a shape, and its labels of the devices that this client holds."""
     partition = layout.partition(shape)
     first = layout.mesh.min_global_device_id()
     return partition, [partition.device_mesh.device(number - first) for number in layout.mesh.local_device_ids()]

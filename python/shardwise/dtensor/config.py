@@ -27,7 +27,7 @@ _JOBS = "DTENSOR_JOBS"
 
 
 def jobs() -> list[str]:
-    """Give the addresses of all clients; none when `DTENSOR_JOBS` is not set.
+    """Return the addresses of all clients; none when `DTENSOR_JOBS` is not set.
 
     Raises:
         MeshError: if addresses of the form `/bns/…/N:port` are not in the order of their task numbers, on which
@@ -53,7 +53,7 @@ def jobs() -> list[str]:
 
 
 def num_clients() -> int:
-    """Give the number of clients: of the entries of `DTENSOR_JOBS`, else `DTENSOR_NUM_CLIENTS`, else 1.
+    """Return the number of clients: of the entries of `DTENSOR_JOBS`, else `DTENSOR_NUM_CLIENTS`, else 1.
 
     Raises:
         MeshError: if two variables disagree, or the number is below 1.
@@ -72,7 +72,7 @@ def num_clients() -> int:
 
 
 def client_id() -> int:
-    """Give the number of this client, from 0.
+    """Return the number of this client, from 0.
 
     Raises:
         MeshError: if the number is not below the number of clients.
@@ -88,7 +88,7 @@ def client_id() -> int:
 
 
 def job_name() -> str:
-    """Give the job of all clients.
+    """Return the job of all clients.
 
     >>> job_name()
     'localhost'
@@ -97,7 +97,7 @@ def job_name() -> str:
 
 
 def full_job_name(task_id: int | None = None) -> str:
-    """Give the job with replica and task: those of this client, or of the client `task_id`.
+    """Return the job with replica and task: those of this client, or of the client `task_id`.
 
     >>> full_job_name()
     'localhost/replica:0/task:0'

@@ -72,7 +72,7 @@ class DeviceSpec:
         return self.from_string(spec)
 
     def make_merged_spec(self, dev: DeviceSpec) -> DeviceSpec:
-        """Give the parts of `dev`, and this spec's where `dev` leaves them open.
+        """Return the parts of `dev`, and this spec's where `dev` leaves them open.
 
         >>> DeviceSpec(job="worker", device_type="CPU").make_merged_spec(DeviceSpec(device_type="GPU"))
         DeviceSpec(job='worker', device_type='GPU')
@@ -82,7 +82,7 @@ class DeviceSpec:
         return self.replace(**{name: part for name, part in theirs.items() if part is not None})
 
     def replace(self, **parts: Any) -> DeviceSpec:
-        """Give the same spec with other `parts`, named as the constructor names them.
+        """Return the same spec with other `parts`, named as the constructor names them.
 
         >>> DeviceSpec(job="worker", device_type="CPU").replace(device_type="GPU")
         DeviceSpec(job='worker', device_type='GPU')

@@ -130,7 +130,7 @@ class Layout:
 
     @classmethod
     def from_device(cls, device: str) -> Layout:
-        """Give the layout of a tensor that lies on one device.
+        """Return the layout of a tensor that lies on one device.
 
         >>> Layout.from_device("CPU:0").to_string()
         'maximal:true, mesh:CPU:0'
@@ -139,7 +139,7 @@ class Layout:
 
     @classmethod
     def from_single_device_mesh(cls, mesh: Mesh) -> Layout:
-        """Give the layout of a tensor that lies on the device of `mesh`.
+        """Return the layout of a tensor that lies on the device of `mesh`.
 
         Raises:
             LayoutError: if the mesh is not of the form of `Mesh.from_device`.
@@ -151,7 +151,7 @@ class Layout:
 
     @classmethod
     def replicated(cls, mesh: Mesh, rank: int) -> Layout:
-        """Give the layout of `rank` dims that cuts none of them.
+        """Return the layout of `rank` dims that cuts none of them.
 
         Raises:
             LayoutError: if the rank is not 0 to 254, or the mesh has no axes.
@@ -163,7 +163,7 @@ class Layout:
 
     @classmethod
     def batch_sharded(cls, mesh: Mesh, batch_dim: str, rank: int, axis: int = 0) -> Layout:
-        """Give the layout of `rank` dims that cuts the dim `axis` by the mesh axis `batch_dim`.
+        """Return the layout of `rank` dims that cuts the dim `axis` by the mesh axis `batch_dim`.
 
         Raises:
             LayoutError: if the dim is outside the rank, the mesh does not have the axis, or `replicated` raises.
@@ -175,7 +175,7 @@ class Layout:
 
     @classmethod
     def inner_sharded(cls, mesh: Mesh, inner_dim: str, rank: int) -> Layout:
-        """Give the layout of `rank` dims that cuts the last of them by the mesh axis `inner_dim`.
+        """Return the layout of `rank` dims that cuts the last of them by the mesh axis `inner_dim`.
 
         >>> Layout.inner_sharded(Mesh.from_string("|x=1|0|0|CPU:0"), "x", 3).sharding_specs
         ['unsharded', 'unsharded', 'x']
@@ -184,7 +184,7 @@ class Layout:
 
     @classmethod
     def from_tensor_layout(cls, layout: TensorLayout, mesh: Mesh | None = None) -> Layout:
-        """Give the layout of the same cuts in this dialect, over `mesh` or over the layout's own mesh.
+        """Return the layout of the same cuts in this dialect, over `mesh` or over the layout's own mesh.
 
         Raises:
             LayoutError: if this dialect cannot express it: several axes on one dim, sub-axes, unreduced axes; if there
@@ -220,7 +220,7 @@ class Layout:
         return cls(specs, mesh)
 
     def to_tensor_layout(self) -> TensorLayout:
-        """Give the layout of the same cuts in the main dialect.
+        """Return the layout of the same cuts in the main dialect.
 
         Raises:
             LayoutError: if that dialect cannot express it: a parted, empty or single-device layout, or `MATCH`.
@@ -300,7 +300,7 @@ class Layout:
         return self.type is LayoutType.SINGLE_DEVICE
 
     def num_shards(self, idx: int) -> int:
-        """Give the number of shards along the dim `idx`.
+        """Return the number of shards along the dim `idx`.
 
         Raises:
             LayoutError: if the layout does not have the dim, or `MATCH` leaves it open.
@@ -311,7 +311,7 @@ class Layout:
         return self._inner.num_shards(idx)
 
     def delete(self, dims: int | Iterable[int]) -> Layout:
-        """Give the layout without the dim or the dims `dims`; it keeps its type.
+        """Return the layout without the dim or the dims `dims`; it keeps its type.
 
         Raises:
             LayoutError: if the layout does not have a dim.
@@ -323,7 +323,7 @@ class Layout:
         return Layout._of(self._inner.delete(listed), self.mesh)
 
     def to_parted(self) -> Layout:
-        """Give the parted layout of the same cuts: TensorFlow treats its dims as independent.
+        """Return the parted layout of the same cuts: TensorFlow treats its dims as independent.
 
         Raises:
             LayoutError: if the layout has no mesh with axes.
@@ -334,7 +334,7 @@ class Layout:
         return Layout._of(self._inner.to_parted(), self.mesh)
 
     def offset_to_shard(self) -> list[tuple[int, ...]]:
-        """Give the shard index of every device, in row-major order of the mesh.
+        """Return the shard index of every device, in row-major order of the mesh.
 
         Raises:
             LayoutError: if `MATCH` leaves the layout open, or it has no axes.
@@ -349,7 +349,7 @@ class Layout:
     @overload
     def offset_tuple_to_global_index(self, offset_tuple: NDArray[Any]) -> Any: ...
     def offset_tuple_to_global_index(self, offset_tuple: Sequence[int] | NDArray[Any]) -> Any:
-        """Give the shard id of a shard index: its row-major number among the shards.
+        """Return the shard id of a shard index: its row-major number among the shards.
 
         An array of (n, rank) gives the n ids as an int64 array.
 
@@ -385,7 +385,7 @@ class Layout:
         return arranged
 
     def global_shape_from_local_shape(self, local_shape: Iterable[int | None]) -> tuple[int, ...]:
-        """Give the shape of the tensor of which every device holds `local_shape`; -1 or `None` is an unknown size.
+        """Return the shape of the tensor of which every device holds `local_shape`; -1 or `None` is an unknown size.
 
         Raises:
             LayoutError: if the shape's rank is not the layout's, a size is below -1, or `MATCH` leaves the layout open.
@@ -398,7 +398,7 @@ class Layout:
         return self._inner.global_shape(local_shape)
 
     def local_shape_from_global_shape(self, global_shape: Iterable[int | None]) -> tuple[int, ...]:
-        """Give the shape that every device holds of a tensor of `global_shape`; -1 or `None` is an unknown size.
+        """Return the shape that every device holds of a tensor of `global_shape`; -1 or `None` is an unknown size.
 
         Raises:
             LayoutError: if its shards do not divide a size, the shape's rank is not the layout's, a size is below -1,
@@ -422,7 +422,7 @@ class Layout:
         return self._inner.to_text()
 
     def as_proto(self) -> LayoutProto:
-        """Give the layout as a message, whose bytes are TensorFlow's.
+        """Return the layout as a message, whose bytes are TensorFlow's.
 
         >>> Layout.replicated(Mesh.from_string("m|x=1|0|0|CPU:0"), 1).as_proto().sharding_specs
         (ShardingSpec(sharding_spec='unsharded'),)
@@ -430,7 +430,7 @@ class Layout:
         return LayoutProto.FromString(self._inner.to_bytes())
 
     def mesh_proto(self) -> MeshProto:
-        """Give the mesh as a message.
+        """Return the mesh as a message.
 
         >>> Layout.from_device("CPU:0").mesh_proto().single_device
         'CPU:0'

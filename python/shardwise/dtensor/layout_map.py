@@ -57,7 +57,7 @@ class LayoutMap(MutableMapping[str, "Layout | None"]):
         return self._compiled.first_match(key)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Give the layout of a name, or `default` when no key matches it.
+        """Return the layout of a name, or `default` when no key matches it.
 
         >>> LayoutMap().get("dense.kernel", "nothing")
         'nothing'
@@ -88,7 +88,7 @@ class LayoutMap(MutableMapping[str, "Layout | None"]):
         return iter(self._rules)
 
     def get_default_mesh(self) -> Mesh | None:
-        """Give the mesh that the map was made with.
+        """Return the mesh that the map was made with.
 
         >>> LayoutMap().get_default_mesh() is None
         True
@@ -96,7 +96,7 @@ class LayoutMap(MutableMapping[str, "Layout | None"]):
         return self._mesh
 
     def scope(self) -> AbstractContextManager[LayoutScope]:
-        """Give the variables made in the scope the layouts of their object paths; see `layout_map_scope`.
+        """Return the variables made in the scope the layouts of their object paths; see `layout_map_scope`.
 
         >>> import numpy as np
         >>> from shardwise import Variable, initialize_variables

@@ -36,7 +36,7 @@ class Device(Protocol):
     """Anything that names a device: a `DeviceSpec`, TensorFlow's or ours."""
 
     def to_string(self) -> str:
-        """Give the device's name."""
+        """Return the device's name."""
         ...
 
 
@@ -137,7 +137,7 @@ class Mesh:
 
     @classmethod
     def from_device(cls, device: str) -> Mesh:
-        """Give the mesh of one device; it has no axes.
+        """Return the mesh of one device; it has no axes.
 
         Raises:
             MeshError: if the text is not a device name, or lacks the device type.
@@ -149,7 +149,7 @@ class Mesh:
 
     @classmethod
     def from_device_mesh(cls, device_mesh: DeviceMesh, mesh_name: str = "") -> Mesh:
-        """Give the mesh of the same axes and devices, all of them local, with ids from 0.
+        """Return the mesh of the same axes and devices, all of them local, with ids from 0.
 
         Raises:
             MeshError: if labels are not device names, or this dialect does not allow a name.
@@ -165,7 +165,7 @@ class Mesh:
         return cls(device_mesh.axis_names, ids.reshape(device_mesh.shape), ids.tolist(), devices, mesh_name)
 
     def to_device_mesh(self) -> DeviceMesh:
-        """Give the mesh of the same axes in the main dialect.
+        """Return the mesh of the same axes in the main dialect.
 
         Its devices are labelled with the names of all devices when they are known and differ. Otherwise, when this
         client knows only its own, or they are all one host CPU, the labels are `/device:TYPE:id`.
@@ -230,7 +230,7 @@ class Mesh:
         return self._inner.single_device is not None
 
     def shape(self) -> list[int]:
-        """Give the axis sizes, major first."""
+        """Return the axis sizes, major first."""
         return self._inner.shape
 
     def contains_dim(self, dim_name: str) -> bool:
@@ -247,7 +247,7 @@ class Mesh:
     __contains__ = contains_dim
 
     def dim_size(self, dim_name: str) -> int:
-        """Give the size of an axis.
+        """Return the size of an axis.
 
         Raises:
             MeshError: if the mesh does not have the axis.
@@ -265,7 +265,7 @@ class Mesh:
         return MeshDimension(dim_name, self.dim_size(dim_name))
 
     def device_type(self) -> str:
-        """Give the type of the devices, such as `"CPU"`; empty for the empty mesh."""
+        """Return the type of the devices, such as `"CPU"`; empty for the empty mesh."""
         return self._inner.device_type
 
     def use_xla_spmd(self) -> bool:
@@ -277,11 +277,11 @@ class Mesh:
         return self.num_local_devices() == 0 and self.size > 0
 
     def num_local_devices(self) -> int:
-        """Give the number of devices that this client holds."""
+        """Return the number of devices that this client holds."""
         return self._inner.num_local_devices
 
     def min_global_device_id(self) -> int:
-        """Give the smallest device id.
+        """Return the smallest device id.
 
         Raises:
             MeshError: if the mesh has no axes, and so no ids.
@@ -294,7 +294,7 @@ class Mesh:
         return self._inner.first_global_id
 
     def global_device_ids(self) -> NDArray[np.int64]:
-        """Give the ids of all devices, as a read-only int64 array of the mesh's shape (of shape (0,) without axes).
+        """Return the ids of all devices, as a read-only int64 array of the mesh's shape (of shape (0,) without axes).
 
         >>> Mesh.from_string("|x=2,y=1|4,5|5|CPU:0").global_device_ids()
         array([[4],
@@ -306,19 +306,19 @@ class Mesh:
         return ids
 
     def global_devices(self) -> list[str]:
-        """Give the names of all devices, or an empty list if they were not given."""
+        """Return the names of all devices, or an empty list if they were not given."""
         return self._inner.global_devices()
 
     def local_device_ids(self) -> list[int]:
-        """Give the ids of the devices that this client holds."""
+        """Return the ids of the devices that this client holds."""
         return self._inner.local_ids()
 
     def local_devices(self) -> list[str]:
-        """Give the names of the devices that this client holds, in the order of their ids in `local_device_ids`."""
+        """Return the names of the devices that this client holds, in the order of their ids in `local_device_ids`."""
         return self._inner.local_devices()
 
     def local_device_locations(self) -> list[dict[str, int]]:
-        """Give the position of each device that this client holds, as a dict from axis name to index.
+        """Return the position of each device that this client holds, as a dict from axis name to index.
 
         >>> Mesh.from_string("|x=2,y=2|4,5,6,7|7,5|CPU:3,CPU:1").local_device_locations()
         [{'x': 1, 'y': 1}, {'x': 0, 'y': 1}]
@@ -326,7 +326,7 @@ class Mesh:
         return self._inner.local_device_locations()
 
     def unravel_index(self) -> dict[int, dict[str, int]]:
-        """Give the position of every device by its id, as a dict from axis name to index.
+        """Return the position of every device by its id, as a dict from axis name to index.
 
         `coordinates` gives the same as one array.
 
@@ -336,7 +336,7 @@ class Mesh:
         return self._inner.unravel_index()
 
     def coordinates(self) -> NDArray[np.int64]:
-        """Give the coordinates of all devices in row-major order, as an int64 array of (devices, axes).
+        """Return the coordinates of all devices in row-major order, as an int64 array of (devices, axes).
 
         >>> Mesh.from_string("|x=2,y=2|0,1,2,3|0|CPU:0").coordinates().tolist()
         [[0, 0], [0, 1], [1, 0], [1, 1]]
@@ -344,7 +344,7 @@ class Mesh:
         return self._inner.coordinates()
 
     def coords(self, device_idx: int | NDArray[Any]) -> NDArray[np.int64]:
-        """Give the coordinate of a device index, `(device_idx // strides) % shape`, as an int64 array of (axes,).
+        """Return the coordinate of a device index, `(device_idx // strides) % shape`, as an int64 array of (axes,).
 
         Indices past the last device wrap around, as in TensorFlow. An array of indices gives an array of their shape
         with one more dim.
@@ -361,7 +361,7 @@ class Mesh:
         return self._inner.coords(device_idx)
 
     def device_location(self, device_id: int) -> list[int]:
-        """Give the coordinate of a device index, counted from 0 (TensorFlow calls it an id).
+        """Return the coordinate of a device index, counted from 0 (TensorFlow calls it an id).
 
         Raises:
             IndexError: if the mesh does not have the index.
@@ -372,7 +372,7 @@ class Mesh:
         return self._inner.device_location(device_id)
 
     def host_mesh(self) -> Mesh:
-        """Give the same mesh of the CPUs of the devices' hosts.
+        """Return the same mesh of the CPUs of the devices' hosts.
 
         Its name is empty. Devices whose job is known get their full names.
 
@@ -395,7 +395,7 @@ class Mesh:
         return self._inner.to_text()
 
     def as_proto(self) -> MeshProto:
-        r"""Give the mesh as a message, whose bytes are TensorFlow's.
+        r"""Return the mesh as a message, whose bytes are TensorFlow's.
 
         >>> Mesh.from_string("m|x=1|0|0|CPU:0").as_proto().SerializeToString()
         b'\n\x05\n\x01x\x10\x01\x12\x01\x00\x1a\x01m"\x01\x00*\x05CPU:0'

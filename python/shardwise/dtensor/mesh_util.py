@@ -129,7 +129,7 @@ def create_distributed_mesh(
 def _device_names(
     devices: Sequence[str | Device] | None, device_type: str | None, count: int | None, here: DeviceSpec
 ) -> list[str]:
-    """Give the names of the devices with what they leave open filled in from `here`."""
+    """Return the names of the devices with what they leave open filled in from `here`."""
     optional("device_type", device_type, str)
     if devices is None:
         number = len(list_devices()) if count is None else count

@@ -27,7 +27,7 @@ class SerializableMessage(Protocol):
     """Any message that gives its bytes: one of this module, or of a protocol buffer library."""
 
     def SerializeToString(self) -> bytes:  # noqa: N802 (the name that protocol buffers give it)
-        """Give the bytes of the message."""
+        """Return the bytes of the message."""
         ...
 
 
@@ -86,7 +86,7 @@ class MeshProto:
         check_fields(self, name=str, use_xla_spmd=(bool, np.bool_), single_device=str)
 
     def SerializeToString(self, *, deterministic: bool = True) -> bytes:  # noqa: N802
-        """Give the bytes of the message; they are always the same for the same fields."""
+        """Return the bytes of the message; they are always the same for the same fields."""
         return encode_mesh(self._fields())
 
     @classmethod
@@ -154,7 +154,7 @@ class LayoutProto:
         check_fields(self, mesh_config=(MeshProto, type(None)), type=INTEGER)
 
     def SerializeToString(self, *, deterministic: bool = True) -> bytes:  # noqa: N802
-        """Give the bytes of the message; they are always the same for the same fields."""
+        """Return the bytes of the message; they are always the same for the same fields."""
         mesh = None if self.mesh_config is None else self.mesh_config._fields()
         return encode_layout([spec.sharding_spec for spec in self.sharding_specs], mesh, int(self.type))
 
@@ -188,7 +188,7 @@ def _keep_as_tuple(message: MeshProto | LayoutProto, field: str, kind: type | tu
 
 
 def message_bytes(what: str, message: object) -> bytes:
-    """Give the bytes of a message of this module or of a protocol buffer library."""
+    """Return the bytes of a message of this module or of a protocol buffer library."""
     if not isinstance(message, SerializableMessage):
         raise TypeError(f"{what} must be a message with SerializeToString(), got {type(message).__name__}")
     return message.SerializeToString()

@@ -21,7 +21,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def ranks_of(peers: Sequence[Any], ranks: Any, size: int) -> list[int]:
-    """Give the rank of each holder: by label, in their order, or as they are numbered.
+    """Return the rank of each holder: by label, in their order, or as they are numbered.
 
     Raises:
         LayoutError: if one is missing, given twice, or not there.

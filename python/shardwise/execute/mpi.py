@@ -167,7 +167,7 @@ class _CommRanks:
         self.have_agreed = False
 
     def gather(self, told: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        """Give the bytes that all ranks tell, a row each."""
+        """Return the bytes that all ranks tell, a row each."""
         heard = np.empty((self.size, told.size), np.uint8)
         self.comm.Allgather([told, self.mpi.BYTE], [heard, self.mpi.BYTE])
         return heard
@@ -196,7 +196,7 @@ def _together(comm: Any, verb: str) -> Iterator[_CommRanks]:
 
 
 def communicator_of(comm: Any) -> Any:
-    """Give mpi4py, if this is an intracommunicator of it."""
+    """Return mpi4py, if this is an intracommunicator of it."""
     try:
         from mpi4py import MPI
     except ImportError:

@@ -64,7 +64,7 @@ class HttpRange(NamedTuple):
 def read_calls(
     reads: DeviceReads, arrays: Sequence[Any], *, scratch: Any = None, max_vectors: int = _VECTORS
 ) -> ReadCalls:
-    """Give the reads of a device as calls of `preadv`, into the arrays themselves.
+    """Return the reads of a device as calls of `preadv`, into the arrays themselves.
 
     Args:
         reads: what `shardwise.store.device_reads` gives, for one device.
@@ -145,7 +145,7 @@ def read_calls(
 
 
 def http_ranges(reads: DeviceReads) -> list[HttpRange]:
-    """Give the reads of a device, or of several, as requests: one for each read, which any client of HTTP can make.
+    """Return the reads of a device, or of several, as requests: one for each read, which any client of HTTP can make.
 
     Where a store has no ETag a request has no condition: then `reads.check()` after the last answer notices an object
     that was replaced meanwhile.

@@ -129,13 +129,13 @@ class _TorchTransport(Transport):
         self._came: list[Any] = []
 
     def positions(self) -> list[int]:
-        """Give the number of each peer within the group."""
+        """Return the number of each peer within the group."""
         if self._group is None:
             return self.ranks
         return [int(self._dist.get_group_rank(self._group, rank)) for rank in self.ranks]
 
     def gather(self, told: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        """Give the bytes that all processes of the group tell, a row each."""
+        """Return the bytes that all processes of the group tell, a row each."""
         rows: npt.NDArray[np.uint8] = self._all(self._torch.from_numpy(told).to(self.device)).numpy()
         return rows
 
@@ -235,7 +235,7 @@ class _TorchTransport(Transport):
             raise TypeError(f"partial sums of dtype {dtype} cannot be added") from None
 
     def bytes_of(self, what: str, name: str, array: Any, least: int) -> Any:
-        """Give the bytes of a contiguous tensor, which has as many as are needed."""
+        """Return the bytes of a contiguous tensor, which has as many as are needed."""
         if not isinstance(array, self._torch.Tensor) or not array.is_contiguous():
             raise LayoutError(f"{array_name(what, name)} must be a contiguous tensor")
         held = array.numel() * array.element_size()

@@ -118,7 +118,7 @@ class AddressRows:
         return len(self.rows)
 
     def runs(self) -> tuple[Addresses, Addresses, Numbers]:
-        """Give the runs one by one: addresses here, addresses there, and lengths.
+        """Return the runs one by one: addresses here, addresses there, and lengths.
 
         Raises:
             LayoutError: if there are more than 50 million.
@@ -130,7 +130,7 @@ class AddressRows:
         return _expanded(self.rows, "local"), _expanded(self.rows, "remote"), _lengths(self.rows)
 
     def nixl(self, strided: bool = True) -> NixlRows:
-        """Give the rows that NIXL takes.
+        """Return the rows that NIXL takes.
 
         Args:
             strided: whether rows have strides: N × 5, which `prep_xfer_dlist` takes from NIXL 1.5 on; otherwise N × 3,
@@ -159,12 +159,12 @@ class AddressRows:
         return NixlRows(found[0], found[1], memory[0], memory[1], np.arange(self.run_count, dtype=np.int32))
 
     def by_memory(self) -> list[AddressRows]:
-        """Give the rows of each kind of memory here and there: one list of NIXL has one kind."""
+        """Return the rows of each kind of memory here and there: one list of NIXL has one kind."""
         kinds = 2 * self._kinds("local")[0] + self._kinds("remote")[0]
         return [replace(self, rows=self.rows[kinds == kind]) for kind in np.unique(kinds).tolist()]
 
     def mooncake(self) -> MooncakeLists:
-        """Give the lists that Mooncake's `batch_transfer_sync_read` and `…_write` take, an entry for each run.
+        """Return the lists that Mooncake's `batch_transfer_sync_read` and `…_write` take, an entry for each run.
 
         Raises:
             LayoutError: if there are more than 50 million runs.
@@ -246,7 +246,7 @@ class StagedRows:
         return int(self.lengths.sum())
 
     def into(self, scratch: Any) -> AddressRows:
-        """Give the reads into memory of at least `nbytes` bytes.
+        """Return the reads into memory of at least `nbytes` bytes.
 
         Raises:
             LayoutError: if the memory is too small, or is memory that is sent or written otherwise.
@@ -296,7 +296,7 @@ class StagedRows:
 
 
 def address_rows(part: Descriptors, own: MemoryManifest, other: MemoryManifest, *, writes: bool = False) -> AddressRows:
-    """Give what goes between two holders, as addresses.
+    """Return what goes between two holders, as addresses.
 
     Args:
         part: what this side sends, receives and copies: `ModelPlan.descriptors(holder)`.

@@ -89,7 +89,7 @@ class MemoryManifest:
         version: str,
         blocks: Iterable[Any] | None = None,
     ) -> MemoryManifest:
-        """Give the manifest of a holder's arrays.
+        """Return the manifest of a holder's arrays.
 
         Args:
             part: what the holder sends, receives and copies: `ModelPlan.descriptors`.
@@ -136,11 +136,11 @@ class MemoryManifest:
         return cls(part.holder, version, plans, ranges[0], ranges[1], listed)
 
     def of_version(self, version: str) -> MemoryManifest:
-        """Give the manifest of another version in the same memory."""
+        """Return the manifest of another version in the same memory."""
         return replace(self, version=version)
 
     def sorted_blocks(self) -> list[tuple[str, int, int, int]]:
-        """Give device, address, bytes and position of each block, in order."""
+        """Return device, address, bytes and position of each block, in order."""
         if "blocks" not in self._made:
             listed = ((one.device, one.address, one.nbytes, number) for number, one in enumerate(self.blocks))
             self._made["blocks"] = sorted(listed)
@@ -156,7 +156,7 @@ class MemoryManifest:
         return str(self._made["digest"])
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the manifest and its digest, ready for JSON."""
+        """Return the manifest and its digest, ready for JSON."""
         return {**self._described(), "digest": self.digest}
 
     def _described(self) -> dict[str, Any]:
@@ -235,14 +235,14 @@ def check_manifests(own: MemoryManifest, other: MemoryManifest, announced: str |
 
 
 def difference_error(what: str, whose: tuple[str, str], digests: tuple[str, str]) -> LayoutError:
-    """Give the error of two sides that should have the same of something."""
+    """Return the error of two sides that should have the same of something."""
     return LayoutError(
         f"{whose[0]} and {whose[1]} have other {what}: {digests[0]} and {digests[1]}. Nothing has been sent"
     )
 
 
 def range_of(what: str, array: Any, dtype: str | None = None, is_written: bool = False) -> MemoryRange:
-    """Give the memory of an array in C order.
+    """Return the memory of an array in C order.
 
     Args:
         what: what messages call it.

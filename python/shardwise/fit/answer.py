@@ -96,7 +96,7 @@ class SizeFit(NamedTuple):
 
     @classmethod
     def of(cls, tp: int, ep: int, cuts: Iterable[Cut], *, known: bool = True) -> SizeFit:
-        """Give the answer that follows from cuts; if not all that is cut is known, only one rank is known to fit."""
+        """Return the answer that follows from cuts; if not all that is cut is known, only one rank is known to fit."""
         ordered = sorted(cuts, key=lambda cut: -ORDER.index(cut.verdict))
         verdict: Verdict = ordered[0].verdict if ordered else "fits"
         if not known and tp * ep > 1:
@@ -149,7 +149,7 @@ class Fits(NamedTuple):
         return all(size.verdict != "unknown" for size in self.sizes)
 
     def as_json(self) -> dict[str, Any]:
-        """Give all of it as objects, lists and numbers."""
+        """Return all of it as objects, lists and numbers."""
         return {
             "method": self.method,
             "forms": dict(self.forms),
@@ -172,7 +172,7 @@ class Fits(NamedTuple):
 
 
 def forms_of(tensors: Iterable[tuple[LogicalTensor, int]]) -> tuple[tuple[str, int], ...]:
-    """Give the forms of quantized weights with their numbers of tensors."""
+    """Return the forms of quantized weights with their numbers of tensors."""
     forms: dict[str, int] = {}
     for tensor, count in tensors:
         if tensor.form != "plain":

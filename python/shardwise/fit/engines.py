@@ -53,7 +53,7 @@ def engine_limits() -> tuple[EngineLimit, ...]:
 
 
 def limits_of(tensor: LogicalTensor, role: Role, per_rank: int, ways: int, merged: str = "") -> tuple[Limit, ...]:
-    """Give what engines refuse of a cut into `ways` shards of `per_rank` elements (of each part of a fused weight).
+    """Return what engines refuse of a cut into `ways` shards of `per_rank` elements (of each part of a fused weight).
 
     `merged` is `"first"` for a matrix that engines put before another one, gate before up, and `"last"` for the other.
     """

@@ -55,7 +55,7 @@ class _KnownModel(NamedTuple):
 
 
 def judged(kinds: Iterable[AlikeTensors], config: Mapping[str, Any]) -> list[Judged]:
-    """Give the role of each kind of tensors; of those that are not recognised, the reason.
+    """Return the role of each kind of tensors; of those that are not recognised, the reason.
 
     Raises:
         ParseError: if a number of heads in the configuration is not an integer of at least 1.
@@ -71,7 +71,7 @@ def judged(kinds: Iterable[AlikeTensors], config: Mapping[str, Any]) -> list[Jud
 
 
 def number_of_experts(roles: Iterable[tuple[AlikeTensors, Role]]) -> int:
-    """Give the number of experts; 0 if there are none."""
+    """Return the number of experts; 0 if there are none."""
     count = 0
     for kind, role in roles:
         if role.expert == "stacked":
@@ -83,7 +83,7 @@ def number_of_experts(roles: Iterable[tuple[AlikeTensors, Role]]) -> int:
 
 
 def odd_elements(tensor: LogicalTensor, config: Mapping[str, Any]) -> str:
-    """Give the reason why a tensor that is stored as it is may be quantized all the same.
+    """Return the reason why a tensor that is stored as it is may be quantized all the same.
 
     It is empty for floats of more than 8 bits, and of the dtype that the configuration says weights were cast to.
     """

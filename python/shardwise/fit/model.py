@@ -26,7 +26,7 @@ Known = tuple[dict[str, tuple[str, tuple[int, ...]]], Mapping[str, Any], Reader]
 
 @contextmanager
 def opened_model(model: str | os.PathLike[str] | Mapping[str, Any], config: Config | None) -> Iterator[Known]:
-    """Give what is known of a model: of a checkpoint what its headers say, else what its configuration says.
+    """Yield what is known of a model: of a checkpoint what its headers say, else what its configuration says.
 
     Raises:
         OSError: if a file cannot be read.

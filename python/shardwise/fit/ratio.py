@@ -74,7 +74,7 @@ class RatioFit(NamedTuple):
     boxes: Mapping[str, tuple[tuple[int, ...], int, tuple[tuple[tuple[int, int], ...], ...]]]
 
     def tilings(self, devices: Sequence[Hashable]) -> dict[str, Tiling]:
-        """Give who holds what of each tensor that is cut, as `plan_model` takes it; others are whole on each device.
+        """Return who holds what of each tensor that is cut, as `plan_model` takes it; others are whole on each device.
 
         Raises:
             LayoutError: if the ratio does not fit, or there are not as many devices as it has numbers.

@@ -52,7 +52,7 @@ class Heads(NamedTuple):
     value_size: int = 0
 
     def said(self) -> dict[str, int]:
-        """Give the numbers of heads that are known, by the words that messages have for them."""
+        """Return the numbers of heads that are known, by the words that messages have for them."""
         named = {"heads": self.q, "key-value heads": self.kv, "heads of linear attention": self.linear}
         return {name: count for name, count in named.items() if count}
 
@@ -73,7 +73,7 @@ _MOST = 2**31 - 1
 
 
 def role_of(name: str, rank: int, family: object = None) -> Role:
-    """Give the role of a weight by its name, and by the `model_type` if that has names of its own.
+    """Return the role of a weight by its name, and by the `model_type` if that has names of its own.
 
     >>> role_of("model.layers.3.mlp.experts.17.down_proj.weight", 2)[:4]
     (-1, '', 1, 'one')
@@ -122,7 +122,7 @@ def _role_of(weight: WeightRole) -> Role:
 
 
 def heads_of(config: Mapping[str, Any]) -> Heads:
-    """Give the numbers of heads that a configuration states, or that of the language model in it.
+    """Return the numbers of heads that a configuration states, or that of the language model in it.
 
     Raises:
         ParseError: if one is not an integer of at least 1.

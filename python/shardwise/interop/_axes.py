@@ -29,7 +29,7 @@ __all__ = [
 
 
 def spec_names(spec: Spec) -> tuple[str, ...]:
-    """Give the axes of one dim's spec, major first.
+    """Return the axes of one dim's spec, major first.
 
     >>> spec_names(None), spec_names("x"), spec_names(("x", "y"))
     ((), ('x',), ('x', 'y'))
@@ -42,7 +42,7 @@ def spec_names(spec: Spec) -> tuple[str, ...]:
 
 
 def checked_layout(layout: object) -> tuple[TensorLayout, DeviceMesh]:
-    """Give the layout, without packed dims, and its mesh.
+    """Return the layout, without packed dims, and its mesh.
 
     Raises:
         LayoutError: if it has no mesh, or a packed dim that is not cut as a plain one.
@@ -55,12 +55,12 @@ def checked_layout(layout: object) -> tuple[TensorLayout, DeviceMesh]:
 
 
 def checked_mesh(mesh: object) -> DeviceMesh:
-    """Give the mesh; an error if it is not one."""
+    """Return the mesh; an error if it is not one."""
     return instance("mesh", mesh, DeviceMesh)
 
 
 def checked_rank(rank: object) -> int:
-    """Give the number of dims as an int; an error if it is not an integer, or negative."""
+    """Return the number of dims as an int; an error if it is not an integer, or negative."""
     number = integer("rank", rank)
     if number < 0:
         raise LayoutError(f"rank is {shown(number)}; a tensor has at least 0 dims")

@@ -318,7 +318,7 @@ def _tiled(
 def _order(
     factors: list[int], perm: list[int], ids: tuple[tuple[int, ...], tuple[int, ...]] | None
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Give the devices in the order of the tiles: sizes with their order, or no sizes and the devices."""
+    """Return the devices in the order of the tiles: sizes with their order, or no sizes and the devices."""
     if ids is None:
         return tuple(factors), tuple(perm)
     reshape, order = ids
@@ -334,7 +334,7 @@ def _order(
 
 
 def _strides(devices: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Give the sizes and the order that make these of 0, 1, …; None if there are none."""
+    """Return the sizes and the order that make these of 0, 1, …; None if there are none."""
     sizes: list[int] = []
     steps: list[int] = []
     rest, done = devices, 1

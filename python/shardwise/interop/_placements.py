@@ -71,7 +71,7 @@ Placement: TypeAlias = Shard | StridedShard | Replicate | Partial
 
 
 def to_placements(layout: TensorLayout) -> list[Placement]:
-    """Give one placement per mesh dim.
+    """Return one placement per mesh dim.
 
     Raises:
         LayoutError: if the layout has no mesh, names sub-axes that do not make up whole axes, has a packed dim that is

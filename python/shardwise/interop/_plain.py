@@ -39,7 +39,7 @@ def merged_axes(names: Sequence[str], mesh: DeviceMesh) -> tuple[str, ...]:
 
 
 def plain_layout(layout: TensorLayout) -> TensorLayout:
-    """Give the same cut without packed dims, if every device holds one stretch of each, its own share.
+    """Return the same cut without packed dims, if every device holds one stretch of each, its own share.
 
     Raises:
         LayoutError: if a packed dim gives a device several stretches, more than its share, or not provably its share.
@@ -98,7 +98,7 @@ def _why_not_one(one: Part, shards: int) -> str:
 
 
 def whole_axes_layout(layout: TensorLayout, who: str) -> TensorLayout:
-    """Give the same cut by whole axes, for a dialect that has no others.
+    """Return the same cut by whole axes, for a dialect that has no others.
 
     Raises:
         LayoutError: if a packed dim or a sub-axis makes a cut that whole axes cannot make.
@@ -122,6 +122,6 @@ def whole_axes_layout(layout: TensorLayout, who: str) -> TensorLayout:
 
 
 def plain_names(spec: Spec) -> tuple[str, ...]:
-    """Give the axes of a spec that is not packed, major first."""
+    """Return the axes of a spec that is not packed, major first."""
     assert not isinstance(spec, PackedDim)
     return () if spec is None else (spec,) if isinstance(spec, str) else spec

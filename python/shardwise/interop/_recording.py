@@ -62,7 +62,7 @@ class LoneGroup:
         self.device, self.unique_name, self.backend = "cpu", f"shardwise:{rank}/{size}", "none"
 
     def all_reduce(self, value: Any, *_: Any, **__: Any) -> Any:
-        """Give back what is to be summed: nobody else is there."""
+        """Return the same array: a group of one has no other arrays to add."""
         return value
 
     def barrier(self) -> None:

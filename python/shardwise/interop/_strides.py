@@ -40,7 +40,7 @@ class _Digit(NamedTuple):
 
 
 def cut_of(dim: int, spec: Spec, mesh: DeviceMesh) -> StridedCut:
-    """Give the cut of a dim's spec.
+    """Return the cut of a dim's spec.
 
     Raises:
         LayoutError: if it is a packed dim whose parts are not equal stretches, or may be cut within a unit.
@@ -107,7 +107,7 @@ def _why_not_stretches(one: Part, shards: int, axes: int) -> str:
 
 
 def spec_of(cut: StridedCut) -> Spec:
-    """Give the spec of a cut: a packed dim if there are several stretches.
+    """Return the spec of a cut: a packed dim if there are several stretches.
 
     >>> spec_of(StridedCut(2, ("tp",)))
     packed.parse('(2 n@tp)')
@@ -118,7 +118,7 @@ def spec_of(cut: StridedCut) -> Spec:
 
 
 def split_factors(dim: int, cut: StridedCut, mesh: DeviceMesh) -> dict[str, int | None]:
-    """Give for each mesh axis that cuts a dim its split factor; `None` where nothing comes before it, a plain shard.
+    """Return for each mesh axis that cuts a dim its split factor; `None` where nothing comes before it, a plain shard.
 
     Raises:
         LayoutError: if an axis is cut into sub-axes and not all of them are here, or not one after the other when

@@ -12,7 +12,7 @@ __all__ = ["array_of_tensor", "tensor_of_array"]
 
 
 def tensor_of_array(array: npt.NDArray[Any]) -> Any:
-    """Give a `torch.Tensor` on the array's memory."""
+    """Return a `torch.Tensor` on the array's memory."""
     import torch
 
     name = array.dtype.name
@@ -22,7 +22,7 @@ def tensor_of_array(array: npt.NDArray[Any]) -> Any:
 
 
 def array_of_tensor(tensor: Any) -> npt.NDArray[Any]:
-    """Give an array on the memory of a `torch.Tensor` on the CPU.
+    """Return an array on the memory of a `torch.Tensor` on the CPU.
 
     Raises:
         ImportError: if its dtype belongs to ml_dtypes, which is not installed.

@@ -131,11 +131,11 @@ class CheckpointReader:
         """Do nothing: every rank has opened the checkpoint."""
 
     def prepare_local_plan(self, plan: Any) -> Any:
-        """Give the plan as it is."""
+        """Return the plan as it is."""
         return plan
 
     def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
-        """Give the plans as they are."""
+        """Return the plans as they are."""
         return plans
 
     def read_data(self, plan: Any, planner: Any) -> Any:

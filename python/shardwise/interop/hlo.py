@@ -79,7 +79,7 @@ class Iota:
         return devices
 
     def canonical(self) -> Iota:
-        """Give the shortest form: without sizes of 1, and with dims that stay side by side merged, as XLA writes it.
+        """Return the shortest form: without sizes of 1, and with dims that stay side by side merged, as XLA writes it.
 
         >>> Iota((2, 1, 2, 2), (2, 3, 1, 0)).canonical()
         Iota(reshape=(2, 4), perm=(1, 0))
@@ -140,7 +140,7 @@ class HloSharding:
         return math.prod(self.tile)
 
     def tile_indices(self) -> npt.NDArray[np.int64]:
-        """Give every device's index along each entry of `tile`: int64 (devices, entries)."""
+        """Return every device's index along each entry of `tile`: int64 (devices, entries)."""
         devices = self.order.devices if isinstance(self.order, Iota) else np.array(self.order, np.int64)
         indices = np.zeros((self.num_devices, len(self.tile)), np.int64)
         # For the others every index is 0; there may be more of them than numpy has dims.
@@ -151,7 +151,7 @@ class HloSharding:
         return indices
 
     def boxes(self, shape: Sequence[int]) -> npt.NDArray[np.int64]:
-        """Give start and stop of every device's tile of a tensor: int64 (devices, dims, 2).
+        """Return start and stop of every device's tile of a tensor: int64 (devices, dims, 2).
 
         A dim that does not divide is cut by XLA's rule: tile `i` is `[min(i·s, n), min((i + 1)·s, n))` with
         `s = ceil(n / k)`.
@@ -180,7 +180,7 @@ class HloSharding:
 
 
 def hlo_sharding(layout: TensorLayout) -> HloSharding:
-    """Give the XLA sharding of a layout, with the devices as an iota.
+    """Return the XLA sharding of a layout, with the devices as an iota.
 
     Raises:
         LayoutError: if the layout has no mesh.

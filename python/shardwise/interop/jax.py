@@ -48,7 +48,7 @@ _MOST_DEVICES = 2**31 - 1
 
 
 def to_partition_spec(layout: TensorLayout) -> PartitionSpec:
-    """Give the layout's `PartitionSpec`, with an entry for each dim; the layout needs no mesh.
+    """Return the layout's `PartitionSpec`, with an entry for each dim; the layout needs no mesh.
 
     Raises:
         LayoutError: if it names sub-axes, which JAX does not have, except all of an axis one after the other
@@ -113,7 +113,7 @@ def from_partition_rules(rules: Any, mesh: DeviceMesh | Mesh | AbstractMesh | No
 
 
 def to_partition_rules(rules: LayoutMap) -> list[tuple[str, PartitionSpec]]:
-    """Give a layout map as an ordered list of regular expressions and `PartitionSpec`s.
+    """Return a layout map as an ordered list of regular expressions and `PartitionSpec`s.
 
     The first expression that `re.search` finds in a path has its layout; a last one stands for the default.
 
@@ -130,7 +130,7 @@ def to_partition_rules(rules: LayoutMap) -> list[tuple[str, PartitionSpec]]:
 
 
 def to_mesh(mesh: DeviceMesh, axis_types: Any = None) -> Mesh:
-    """Give the `jax.sharding.Mesh` over the devices of this host that the labels name.
+    """Return the `jax.sharding.Mesh` over the devices of this host that the labels name.
 
     Args:
         mesh: a mesh whose labels are platforms and ids, as in `"cpu:0"`.
@@ -157,7 +157,7 @@ def to_mesh(mesh: DeviceMesh, axis_types: Any = None) -> Mesh:
 
 
 def to_abstract_mesh(mesh: DeviceMesh, axis_types: Any = None) -> AbstractMesh:
-    """Give the `jax.sharding.AbstractMesh`, which has no devices.
+    """Return the `jax.sharding.AbstractMesh`, which has no devices.
 
     Raises:
         MeshError: if the mesh has labels of its own, which an `AbstractMesh` cannot express.
@@ -191,7 +191,7 @@ def from_mesh(mesh: Mesh | AbstractMesh) -> DeviceMesh:
 
 
 def to_named_sharding(layout: TensorLayout, *, abstract: bool = False) -> NamedSharding:
-    """Give the layout's `NamedSharding`, over the devices present or, if `abstract`, over an `AbstractMesh`.
+    """Return the layout's `NamedSharding`, over the devices present or, if `abstract`, over an `AbstractMesh`.
 
     Raises:
         LayoutError: if the layout has no mesh.
@@ -233,7 +233,7 @@ def from_named_sharding(sharding: Sharding, rank: int) -> TensorLayout:
 
 
 def to_array(sharded: ShardedArray) -> jax.Array:
-    """Give a `jax.Array` of the shards, on the devices of the mesh.
+    """Return a `jax.Array` of the shards, on the devices of the mesh.
 
     On CPU devices JAX shares the memory of a shard that is C-contiguous and begins at a multiple of 64 bytes; the array
     then changes with it, so do not write to it any more. Everything else is copied. In a program of several processes
@@ -267,7 +267,7 @@ def to_array(sharded: ShardedArray) -> jax.Array:
 
 
 def from_array(array: jax.Array) -> ShardedArray:
-    """Give the shards of a `jax.Array` as numpy arrays.
+    """Return the shards of a `jax.Array` as numpy arrays.
 
     On CPU devices they are read-only views of JAX's memory; from other devices they are copied.
 

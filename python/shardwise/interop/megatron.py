@@ -34,7 +34,7 @@ class RankOffsets(NamedTuple):
 
 
 def to_rank_offsets(layout: TensorLayout) -> list[RankOffsets]:
-    """Give the rank offsets of every device, in device-index order.
+    """Return the rank offsets of every device, in device-index order.
 
     Raises:
         LayoutError: if the layout has no mesh, or has unreduced axes, which Megatron cannot express.

@@ -32,7 +32,7 @@ _PATH, _RULES = "shardwise.checkpoint", "shardwise.rules"
 
 
 def request(checkpoint: str, rules: str | None = None) -> list[tuple[str, Any]]:
-    """Give what tells `load` which checkpoint to read: the `named_tensors` of `update_weights_from_tensor`.
+    """Return what tells `load` which checkpoint to read: the `named_tensors` of `update_weights_from_tensor`.
 
     Args:
         checkpoint: its path or URL, which all ranks see.

@@ -131,7 +131,7 @@ def from_spmd_types(given: Any, mesh: DeviceMesh, rank: int) -> TensorLayout:
 
 
 def to_spmd_type(layout: TensorLayout) -> Any:
-    """Give the layout as an `SpmdType` of the package `spmd_types`, which needs PyTorch.
+    """Return the layout as an `SpmdType` of the package `spmd_types`, which needs PyTorch.
 
     Raises:
         LayoutError: as `to_spmd_types`.

@@ -25,7 +25,7 @@ _THIS_TASK = DeviceSpec(job="localhost", replica=0, task=0)
 
 
 def to_tensorflow(value: DeviceMesh | TensorLayout) -> Any:
-    """Give the `tf.experimental.dtensor` object that says the same: a `Mesh` of a mesh, a `Layout` of a layout.
+    """Return the `tf.experimental.dtensor` object that says the same: a `Mesh` of a mesh, a `Layout` of a layout.
 
     Raises:
         LayoutError: if TensorFlow cannot express it: a dim cut by several axes, unreduced axes, or no mesh.
@@ -52,7 +52,7 @@ def _mesh(mesh: DeviceMesh) -> Mesh:
 
 
 def from_tensorflow(value: Any) -> DeviceMesh | TensorLayout:
-    """Give the mesh or the layout that says the same as a `tf.experimental.dtensor.Mesh` or `Layout`.
+    """Return the mesh or the layout that says the same as a `tf.experimental.dtensor.Mesh` or `Layout`.
 
     Raises:
         LayoutError: if it is parted, or names no cuts: `MATCH`, or a single device.

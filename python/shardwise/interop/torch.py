@@ -84,7 +84,7 @@ __all__ = [
 
 
 def mesh_from_torch(mesh: Any) -> DeviceMesh:
-    """Give the mesh of a `torch.distributed.DeviceMesh`, whose devices are then labelled `"cuda:5"`: type and rank.
+    """Return the mesh of a `torch.distributed.DeviceMesh`, whose devices are then labelled `"cuda:5"`: type and rank.
 
     Raises:
         MeshError: if its dims have no names.
@@ -101,7 +101,7 @@ def mesh_from_torch(mesh: Any) -> DeviceMesh:
 
 
 def mesh_to_torch(mesh: DeviceMesh, **options: Any) -> Any:
-    """Give the `torch.distributed.DeviceMesh` of a mesh whose devices are labelled with their type and rank.
+    """Return the `torch.distributed.DeviceMesh` of a mesh whose devices are labelled with their type and rank.
 
     Args:
         mesh: the mesh; labels such as `"cuda:5"`, of one type.
@@ -146,7 +146,7 @@ def to_torch_placements(placements: Iterable[Placement]) -> list[Any]:
 
 
 def to_local_tensors(sharded: ShardedArray) -> list[Any]:
-    """Give every rank's local tensor as a `torch.Tensor`, in device-index order.
+    """Return every rank's local tensor as a `torch.Tensor`, in device-index order.
 
     The tensors share the memory of the shards: nothing is copied. PyTorch has no read-only tensors: for a read-only
     shard it gives a tensor that must not be written to, and warns. With
@@ -318,7 +318,7 @@ def storage_reader(
     optimizer: str | None = None,
     cast: bool = False,
 ) -> CheckpointReader:
-    """Give a reader with which `torch.distributed.checkpoint.load` reads a checkpoint of any format.
+    """Return a reader with which `torch.distributed.checkpoint.load` reads a checkpoint of any format.
 
     Args:
         checkpoint: the path of a checkpoint, as `open_checkpoint` takes it, which every rank opens when it loads; or an

@@ -62,7 +62,7 @@ def tp_plan_of(config: Mapping[str, Any]) -> dict[str, str]:
 def tp_rules_of(
     config: Mapping[str, Any], axis: str, tensors: Mapping[str, Sequence[int]] | None = None
 ) -> tuple[dict[str, LayoutRule], list[str], list[str]]:
-    """Give rules that cut a checkpoint as transformers does with `tp_plan="auto"`.
+    """Return rules that cut a checkpoint as transformers does with `tp_plan="auto"`.
 
     Args:
         config: The contents of the model's `config.json`.
@@ -92,7 +92,7 @@ def tp_rules_of(
 
 
 def written_tensors(config: Mapping[str, Any]) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Give the tensors of a file that transformers writes of the model that a `config.json` describes, in float32.
+    """Return the tensors of a file that transformers writes of the model that a `config.json` describes, in float32.
 
     Raises:
         LayoutError: if transformers does not have the model.

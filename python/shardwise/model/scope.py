@@ -176,7 +176,7 @@ class LayoutScope:
 
 
 def current_scope() -> LayoutScope | None:
-    """Give the innermost `layout_map_scope` of this thread or task, or `None`.
+    """Return the innermost `layout_map_scope` of this thread or task, or `None`.
 
     >>> print(current_scope())
     None

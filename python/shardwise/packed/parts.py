@@ -77,7 +77,7 @@ class Part:
         return None if None in self.factors else math.prod(size for size in self.factors if size is not None)
 
     def core(self) -> tuple[Any, ...]:
-        """Give the part as `_core.Layout` takes it."""
+        """Return the part as `_core.Layout` takes it."""
         factors = tuple(-self.ratio if size is None else size for size in self.factors)
         pad = None if self.pad_to is None else (self.pad_to, self.pad_each)
         return factors, self.cut, self.axes, self.uneven, self.at_most, self.split, self.unit, pad
@@ -144,7 +144,7 @@ class PackedDim:
         return tuple(dict.fromkeys(name for one in self.parts for name in one.axes))
 
     def sizes(self, n: int) -> tuple[int, ...]:
-        """Give the size of each part of a dim of `n` elements.
+        """Return the size of each part of a dim of `n` elements.
 
         Raises:
             LayoutError: if the parts do not add up to `n`.
@@ -165,7 +165,7 @@ class PackedDim:
         return tuple(_per_unit(one) * unit if one.size is None else one.size for one in self.parts)
 
     def segments(self, n: int) -> Iterator[Segment]:
-        """Give the stretches of a dim of `n` elements, each of one tensor, in the order in which they are packed.
+        """Yield the stretches of a dim of `n` elements, each of one tensor, in the order in which they are packed.
 
         Each is the tensor's name, where the stretch begins in it, where in the dim, and its length.
 
@@ -201,7 +201,7 @@ class PackedDim:
         return f", where {', '.join(f'{name} = {value}' for name, value in self.numbers)}" if self.numbers else ""
 
     def mapped(self, axes: dict[str, tuple[str, ...]]) -> PackedDim:
-        """Give the same with each axis replaced by others."""
+        """Return the same with each axis replaced by others."""
 
         def mapped(one: Part) -> Part:
             names = tuple(new for name in one.axes for new in axes[name])

@@ -25,7 +25,7 @@ Operand = tuple[str, tuple[int, ...], TensorLayout]
 def op_picture(
     title: str, operands: Iterable[Operand], result: Operand, moves: Mapping[str, Move], why: str
 ) -> Picture:
-    """Give the picture: each operand, after its move if it has one, then the result before and after its own."""
+    """Return the picture: each operand, after its move if it has one, then the result before and after its own."""
     stages: list[tuple[str, Tiling]] = []
     for name, shape, layout in operands:
         stages.append((name, layout.partition(shape)))
@@ -42,7 +42,7 @@ def op_picture(
 
 
 def moves_picture(moves: Sequence[Move], mesh: str) -> Picture:
-    """Give the picture of what moves in a computation: bars of each collective, and of each line of the source."""
+    """Return the picture of what moves in a computation: bars of each collective, and of each line of the source."""
     kinds: dict[str, int] = {}
     lines: dict[str, int] = {}
     for move in moves:

@@ -120,7 +120,7 @@ class LocalEinsum(Drawn):
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
-        """Give all of it as JSON has it.
+        """Return all of it as JSON has it.
 
         >>> mesh = DeviceMesh((2,), ("x",))
         >>> einsum("ik,kj->ij", a=("x", None), b=(None, None), mesh=mesh, shapes=[(4, 6), (6, 8)]).to_json()["result"]

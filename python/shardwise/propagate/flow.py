@@ -76,13 +76,13 @@ class Flow:
         self._values: dict[int, FlowValue] = {}
 
     def value(self, number: int) -> FlowValue:
-        """Give a value by its number."""
+        """Return a value by its number."""
         if number not in self._values:
             self._values[number] = FlowValue(*self._found.value(number))
         return self._values[number]
 
     def node(self, number: int) -> FlowNode:
-        """Give an op or an edge by its number."""
+        """Return an op or an edge by its number."""
         part, place, values, times, how = self._found.node(number)
         op = self._op(place) if place else None
         return FlowNode(part, op, values, times, None if how is None else HowComputed(*how))
@@ -119,7 +119,7 @@ class Flow:
 
 
 def op_at(computation: Computation, place: Sequence[int]) -> Op:
-    """Give an op by its number in the computation, then in the body of that op, and so on."""
+    """Return an op by its number in the computation, then in the body of that op, and so on."""
     op = computation.ops[place[0]]
     for number in place[1:]:
         assert op.body is not None

@@ -27,7 +27,7 @@ def check_policy(policy: Policy) -> None:
 
 
 def mesh_of(mesh: DeviceMesh | None, layouts: Mapping[str, Any]) -> DeviceMesh:
-    """Give the mesh that is given, or that the layouts have, which must be one."""
+    """Return the mesh that is given, or that the layouts have, which must be one."""
     found = None if mesh is None else instance("mesh", mesh, DeviceMesh)
     for name, layout in layouts.items():
         own = layout.device_mesh if isinstance(layout, TensorLayout) else None
@@ -42,7 +42,7 @@ def mesh_of(mesh: DeviceMesh | None, layouts: Mapping[str, Any]) -> DeviceMesh:
 def layout_of(
     name: str, given: TensorLayout | GivenAxes | None, mesh: DeviceMesh, rank: int, what: str = "its tensor"
 ) -> TensorLayout | None:
-    """Give the layout on the mesh, of as many dims as its tensor has."""
+    """Return the layout on the mesh, of as many dims as its tensor has."""
     if given is None:
         return None
     if isinstance(given, str):
@@ -57,7 +57,7 @@ def layout_of(
 
 
 def specs_of(layout: TensorLayout) -> tuple[tuple[str, ...], ...]:
-    """Give for each dim the tuple of its axes."""
+    """Return for each dim the tuple of its axes."""
     specs: Any = layout.axes  # None of them is packed.
     return tuple(() if spec is None else (spec,) if isinstance(spec, str) else spec for spec in specs)
 

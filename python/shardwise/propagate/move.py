@@ -75,7 +75,7 @@ class Move:
         return ", then ".join(f"{step.kind} over {', '.join(step.axes)}" for step in steps)
 
     def to_json(self) -> dict[str, Any]:
-        """Give the move as JSON has it."""
+        """Return the move as JSON has it."""
         return {
             "tensor": self.tensor,
             "before": axes_json(self.before),
@@ -104,7 +104,7 @@ def move_between(
     *,
     at_once: bool = False,
 ) -> Move:
-    """Give the move from one layout to another on the same mesh.
+    """Return the move from one layout to another on the same mesh.
 
     Addends that nothing else becomes of are added `at_once`, as Shardy does; otherwise in the way that takes the fewest
     bytes, which may be to cut them over an axis that has the same addends first.
@@ -127,5 +127,5 @@ def move_between(
 
 
 def axes_json(layout: TensorLayout) -> dict[str, Any]:
-    """Give a layout as JSON has it: for each dim the list of its axes."""
+    """Return a layout as JSON has it: for each dim the list of its axes."""
     return {"axes": [list(spec) for spec in specs_of(layout)], "unreduced": list(layout.unreduced)}

@@ -51,13 +51,13 @@ class Moves:
         self._found: list[Move] = []
 
     def layout(self, specs: Specs, summed: tuple[str, ...] = ()) -> TensorLayout:
-        """Give the layout of these axes."""
+        """Return the layout of these axes."""
         if (specs, summed) not in self._layouts:
             self._layouts[specs, summed] = TensorLayout(specs, self._mesh, unreduced=summed)
         return self._layouts[specs, summed]
 
     def all(self) -> list[Move]:
-        """Give all that must move, in order."""
+        """Return all that must move, in order."""
         for node in self._flow.moving:
             self._of(node)
         return self._found

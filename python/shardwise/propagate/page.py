@@ -20,7 +20,7 @@ _MOST = 512
 
 
 def page_of(found: Any, title: str) -> str:
-    """Give the page of a propagation: bars by collective and by line, all moves with their reasons, the layouts."""
+    """Return the page of a propagation: bars by collective and by line, all moves with their reasons, the layouts."""
     moved = table_html(
         "the most bytes first",
         (">bytes", ">times", "collectives", "tensor", "shape", "op", "line", "why"),
@@ -46,7 +46,7 @@ def page_of(found: Any, title: str) -> str:
 
 
 def _rows(moves: Sequence[Move]) -> list[tuple[str, ...]]:
-    """Give a row for all moves of a line that are alike, the most bytes first."""
+    """Return a row for all moves of a line that are alike, the most bytes first."""
     alike: dict[tuple[str, ...], list[Move]] = {}
     for move in moves:
         why = f"{move.why} Shardy does not list it." if move.implied else move.why

@@ -83,7 +83,7 @@ class Devices:
         return [rows_held(size, spec, self._sizes, self._at(spec, place)) for size, spec in pairs]
 
     def _at(self, spec: Sequence[str], place: dict[str, int]) -> dict[str, int]:
-        """Give the coordinates of axes and sub-axes."""
+        """Return the coordinates of axes and sub-axes."""
         found = {}
         for name in spec:
             axis, _, part = name.partition(":(")
@@ -225,7 +225,7 @@ class Devices:
         return found
 
     def _rest(self, name: str, place: dict[str, int]) -> tuple[int, ...]:
-        """Give the coordinates along an axis besides those of a part of it."""
+        """Return the coordinates along an axis besides those of a part of it."""
         axis, _, part = name.partition(":(")
         if not part:
             return ()

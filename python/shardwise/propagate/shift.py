@@ -18,7 +18,7 @@ _READ_WHOLE = {"top_k": 1, "eigh": 2}
 
 
 def shifting_dims(op: Op, operand: int, shape: Sequence[int]) -> list[int]:
-    """Give the dims of an operand of which a device may read rows that it does not hold, though all are cut alike."""
+    """Return the dims of an operand of which a device may read rows that it does not hold, though all are cut alike."""
     given = op.attributes
     if op.name == "concatenate":
         return [given["dimension"]]
@@ -51,7 +51,7 @@ def shifting_dims(op: Op, operand: int, shape: Sequence[int]) -> list[int]:
 def rows_read(
     op: Op, shapes: Sequence[Sequence[int]], operand: int, dim: int, boxes: Sequence[Sequence[RowRange]]
 ) -> RowRange:
-    """Give the rows that a device reads of a dim that may shift; `boxes` are its parts of operands and result."""
+    """Return the rows that a device reads of a dim that may shift; `boxes` are its parts of operands and result."""
     given, size = op.attributes, shapes[operand][dim]
     if op.name in _READ_WHOLE:
         return 0, size
@@ -114,7 +114,7 @@ def missing_elements(
     sizes: Mapping[str, int],
     operand: int,
 ) -> int:
-    """Give the most elements of an operand that a device reads and does not hold; the last layout is the result's."""
+    """Return the most elements of an operand that a device reads and does not hold; the last layout is the result's."""
     dims = shifting_dims(op, operand, shapes[operand])
     read = [layouts[operand][dim] for dim in dims]
     if op.name == "convolution":
@@ -144,7 +144,7 @@ def missing_elements(
 
 
 def rows_held(size: int, spec: Sequence[str], sizes: Mapping[str, int], at: Mapping[str, int]) -> RowRange:
-    """Give the rows of a dim that a device has: the shard of its coordinates, 0 where none is said."""
+    """Return the rows of a dim that a device has: the shard of its coordinates, 0 where none is said."""
     number = 0
     for axis in spec:
         number = number * sizes[axis] + at.get(axis, 0)

@@ -148,7 +148,7 @@ class Propagation(Drawn):
         return Devices(self._flow, self.mesh).run(self.computation.taken(arrays))
 
     def to_json(self) -> dict[str, Any]:
-        """Give the layouts and moves as JSON has them.
+        """Return the layouts and moves as JSON has them.
 
         >>> tanh = {"op": "tanh", "in": [0], "out": [[(4,), "float32"]]}
         >>> mesh = DeviceMesh((2,), ("x",))
@@ -203,7 +203,7 @@ def propagate(
     mesh: DeviceMesh | None = None,
     policy: Policy = "shardy",
 ) -> Propagation:
-    """Give the layouts of all values of a computation and what must move.
+    """Return the layouts of all values of a computation and what must move.
 
     Args:
         computation: the computation.

@@ -37,7 +37,7 @@ class Along(NamedTuple):
     packing: int = 1
 
     def elements(self, n: int) -> int:
-        """Give the size of the component's dim for `n` elements of the logical one; the last block may be short."""
+        """Return the size of the component's dim for `n` elements of the logical one; the last block may be short."""
         return -(-n * self.words // self.block)
 
 
@@ -78,7 +78,7 @@ class LogicalTensor(NamedTuple):
     within: tuple[Within, ...] = ()
 
     def unit(self, dim: int, *, shared: bool = False) -> int:
-        """Give the number of elements of a dim that stay together: the least common multiple of all blocks along it.
+        """Return the number of elements of a dim that stay together: the least common multiple of all blocks along it.
 
         With `shared`, a block with one scale may be cut, and its scale is on both sides; values that are packed into
         one stored element stay together still.
@@ -91,7 +91,7 @@ class LogicalTensor(NamedTuple):
         return math.lcm(*units, *(block // math.gcd(block, row) for block in flat))
 
     def why_uncut(self, dim: int) -> str:
-        """Give the reason why a dim cannot be cut; an empty text if it can."""
+        """Return the reason why a dim cannot be cut; an empty text if it can."""
         return dict(self.uncut).get(dim, "")
 
     def elements_of(self, component: str, offsets: Any) -> npt.NDArray[np.int64]:

@@ -48,7 +48,7 @@ def component_layouts(
 def component_layouts(
     tensor: LogicalTensor, layout: TensorLayout, uneven: UnevenRule = "even", *, shared: bool = False
 ) -> dict[str, Any]:
-    """Give the layout of each component: a device holds the blocks that its box of the logical tensor touches.
+    """Return the layout of each component: a device holds the blocks that its box of the logical tensor touches.
 
     Where devices share blocks, but each not one block with as many others, no layout says who holds what. A
     `Tiling` over the devices of the mesh does: what neighbours share is a box of its own there, and both hold it.
@@ -103,7 +103,7 @@ def component_layouts(
 
 
 def padded_size(n: int, unit: int, shards: int) -> int:
-    """Give the least size from `n` that `shards` shards cut into whole units.
+    """Return the least size from `n` that `shards` shards cut into whole units.
 
     >>> padded_size(2880, 32, 4)
     2944
@@ -112,7 +112,7 @@ def padded_size(n: int, unit: int, shards: int) -> int:
 
 
 def sizes_that_fit(n: int, unit: int, among: Iterable[int]) -> tuple[int, ...]:
-    """Give the numbers of shards, of those to look at, that cut `n` elements into whole units.
+    """Return the numbers of shards, of those to look at, that cut `n` elements into whole units.
 
     >>> sizes_that_fit(29568, 128, (1, 2, 3, 4, 8))
     (1, 3)

@@ -16,7 +16,7 @@ _STATE = "quant_state"
 
 
 def bitsandbytes(group: WeightGroup) -> LogicalTensor | None:
-    """Give a weight of bitsandbytes: 4-bit values of the flattened weight in blocks, or 8-bit rows."""
+    """Return a weight of bitsandbytes: 4-bit values of the flattened weight in blocks, or 8-bit rows."""
     if "SCB" in group.members:
         shape = group.matrix("weight")
         along = {"weight": (*map(Along, range(len(shape))),), "SCB": group.scale("SCB", shape, (1, 0))}

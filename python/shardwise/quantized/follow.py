@@ -28,7 +28,7 @@ __all__ = ["followed", "followers", "with_states"]
 def with_states(
     found: Components, tensors: Mapping[str, tuple[tuple[int, ...], str]], rewrites: Rewrites | None = None
 ) -> Components:
-    """Give the logical tensors with the states of an optimizer that belong to weights, and with adapters of weights.
+    """Return the logical tensors with the states of an optimizer that belong to weights, and with adapters of weights.
 
     See `states_in` and `adapters_in`.
 
@@ -45,7 +45,7 @@ def with_states(
 def followed(
     found: Components, layouts: Any, uneven: UnevenRule = "even"
 ) -> dict[str, TensorLayout | Partition | SharedTiling]:
-    """Give the layouts of the components of all tensors for which there is one.
+    """Return the layouts of the components of all tensors for which there is one.
 
     `layouts` is a layout map, a deployment or a mapping by name. A rule names the weight, as
     `model.layers.0.mlp.down_proj.weight`, whatever its components are called. Tensors that no rule names are left out,
@@ -74,7 +74,7 @@ def followed(
 def followers(
     found: Components, layouts: Any, uneven: UnevenRule = "even"
 ) -> dict[str, tuple[str, TensorLayout | Partition | SharedTiling | str]]:
-    """Give for each component the weight whose rule it follows, and its layout, or why it has none.
+    """Return for each component the weight whose rule it follows, and its layout, or why it has none.
 
     Where neighbours share blocks, it may be a tiling; see `component_layouts`.
 

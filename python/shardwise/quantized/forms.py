@@ -134,7 +134,7 @@ class AlikeTensors(NamedTuple):
 
 
 def starred(name: str) -> str:
-    """Give a name with `*` for its numbers.
+    """Return a name with `*` for its numbers.
 
     >>> starred("layers.12.up.weight")
     'layers.*.up.weight'

@@ -24,7 +24,7 @@ _EIGHT_BITS = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "I8")
 
 
 def compressed(group: WeightGroup) -> LogicalTensor | None:
-    """Give a weight of compressed-tensors."""
+    """Return a weight of compressed-tensors."""
     packed = group.dtype("weight_packed")
     if packed == "" and group.dtype("weight") not in _EIGHT_BITS:
         if "weight_scale" in group.members and "weight" not in group.members:
@@ -144,7 +144,7 @@ class Schemes:
         return {self._owners[at] for at in self._targets.named(module)}
 
     def of(self, module: str, form: str) -> Given:
-        """Give what it says of a module in a form: of several, what targets it by its name."""
+        """Return what it says of a module in a form: of several, what targets it by its name."""
         fitting = [at for at, (own, _) in enumerate(self._all) if form in own or not own]
         if len(fitting) > 1:
             named = self._named(module)
@@ -233,7 +233,7 @@ def _has_words(group: WeightGroup) -> bool:
 
 
 def awq(group: WeightGroup) -> LogicalTensor | None:
-    """Give a weight of AWQ, stored in x out: eight values of one row to a word."""
+    """Return a weight of AWQ, stored in x out: eight values of one row to a word."""
     if not _has_words(group):
         return None
     bits, size = _sides(group)
@@ -251,7 +251,7 @@ def awq(group: WeightGroup) -> LogicalTensor | None:
 
 
 def gptq(group: WeightGroup) -> LogicalTensor | None:
-    """Give a weight of GPTQ, stored in x out: eight values of one column to a word."""
+    """Return a weight of GPTQ, stored in x out: eight values of one column to a word."""
     if not _has_words(group):
         return None
     bits, size = _sides(group)
@@ -313,7 +313,7 @@ _MODES = {"mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}
 
 
 def mlx(group: WeightGroup) -> LogicalTensor | None:
-    """Give a weight of MLX: values in uint32 along its columns, and a scale for each group, affine also a bias."""
+    """Return a weight of MLX: values in uint32 along its columns, and a scale for each group, affine also a bias."""
     said = group.given.config.get(group.name.removesuffix(".weight"))
     if "scales" not in group.members:
         if group.dtype("weight") == "U32":

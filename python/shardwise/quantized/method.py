@@ -49,7 +49,7 @@ _KEYS = ("quantization_config", "compression_config", "quantization", "quantizat
 
 
 def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Give the `quantization_config` of a configuration, or of the language model in it; empty if there is none.
+    """Return the `quantization_config` of a configuration, or of the language model in it; empty if there is none.
 
     MLX has one without a method, `quantization`. What is none of the known forms is given as the method, which is then
     not known.
@@ -81,7 +81,7 @@ def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def cast_dtype(config: Mapping[str, Any]) -> Dtype | None:
-    """Give the dtype of 8 bits or less in which a configuration says that weights are; `None` if it says another.
+    """Return the dtype of 8 bits or less in which a configuration says that weights are; `None` if it says another.
 
     >>> cast_dtype({"torch_dtype": "float8_e4m3fn"}).code, cast_dtype({"dtype": "bfloat16"})
     ('F8_E4M3', None)
@@ -97,7 +97,7 @@ def _is_named(given: Mapping[str, Any]) -> bool:
 
 
 def stated_method(given: Mapping[str, Any]) -> str | None:
-    """Give the `quant_method` of a `quantization_config`; `None` if it has none.
+    """Return the `quant_method` of a `quantization_config`; `None` if it has none.
 
     Raises:
         ParseError: if it is not known, or one of its versions, formats or types is not.

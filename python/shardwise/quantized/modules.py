@@ -37,7 +37,7 @@ class Modules:
         self._slow = self._rules.backtracking()
 
     def named(self, module: str) -> list[int]:
-        """Give the positions of the texts that name a module.
+        """Return the positions of the texts that name a module.
 
         Raises:
             ParseError: if one of the texts is no regular expression, or one that may take for ever.

@@ -54,7 +54,7 @@ class Given:
     kept: dict[str, Any] = field(default_factory=dict)
 
     def integer(self, *keys: str, least: int = 1) -> int | None:
-        """Give the integer that the first key that is there has; `None` without one.
+        """Return the integer that the first key that is there has; `None` without one.
 
         Raises:
             ParseError: if it is no integer from `least` to `LARGEST`.
@@ -71,7 +71,7 @@ class Given:
         return None
 
     def texts(self, key: str) -> list[str]:
-        """Give the list of texts that a key has; empty without one.
+        """Return the list of texts that a key has; empty without one.
 
         Raises:
             ParseError: if it is anything else.
@@ -92,7 +92,7 @@ class WeightGroup(NamedTuple):
     given: Given
 
     def shape(self, tail: str) -> tuple[int, ...]:
-        """Give the shape of a member.
+        """Return the shape of a member.
 
         Raises:
             ParseError: if it is missing.
@@ -100,7 +100,7 @@ class WeightGroup(NamedTuple):
         return self._member(tail)[2]
 
     def dtype(self, tail: str) -> str:
-        """Give the dtype of a member; an empty text if it is missing."""
+        """Return the dtype of a member; an empty text if it is missing."""
         member = self.members.get(tail)
         return "" if member is None else member[1]
 
@@ -111,7 +111,7 @@ class WeightGroup(NamedTuple):
         return member
 
     def matrix(self, tail: str) -> tuple[int, ...]:
-        """Give the shape of a member of at least two dims.
+        """Return the shape of a member of at least two dims.
 
         Raises:
             ParseError: if it is missing, or has fewer.
@@ -122,7 +122,7 @@ class WeightGroup(NamedTuple):
         return shape
 
     def scale(self, tail: str, shape: tuple[int, ...], blocks: tuple[int, int] | None) -> tuple[Along, ...]:
-        """Give what the dims of scales stand for: in blocks of the last two dims, or, with `None`, one for all.
+        """Return what the dims of scales stand for: in blocks of the last two dims, or, with `None`, one for all.
 
         A block of 0 is the whole dim.
 

@@ -32,12 +32,12 @@ _SINGLE = (
 
 
 def values(shape: tuple[int, ...], last: Along) -> tuple[Along, ...]:
-    """Give what the dims of the values stand for: each itself, but the last one."""
+    """Return what the dims of the values stand for: each itself, but the last one."""
     return (*(Along(dim) for dim in range(len(shape) - 1)), last)
 
 
 def singles(group: WeightGroup, shape: tuple[int, ...]) -> dict[str, tuple[Along, ...]]:
-    """Give the members that are one number for the tensor, or for each expert."""
+    """Return the members that are one number for the tensor, or for each expert."""
     return {tail: group.scale(tail, shape, None) for tail in _SINGLE if tail in group.members}
 
 
@@ -59,7 +59,7 @@ def block_size(given: Any, where: str) -> tuple[int, int]:
 
 
 def fp8(group: WeightGroup) -> LogicalTensor | None:
-    """Give a weight of the method `fp8`: blocks with `weight_scale_inv`, or one `weight_scale`."""
+    """Return a weight of the method `fp8`: blocks with `weight_scale_inv`, or one `weight_scale`."""
     if not _is_scaled(group, ("weight_scale_inv", "weight_scale")):
         return None
     shape = group.matrix("weight")
@@ -80,7 +80,7 @@ def fp8(group: WeightGroup) -> LogicalTensor | None:
 
 
 def fbgemm(group: WeightGroup) -> LogicalTensor | None:
-    """Give a weight of the method `fbgemm_fp8`: a scale for each row, and perhaps a bound of activations."""
+    """Return a weight of the method `fbgemm_fp8`: a scale for each row, and perhaps a bound of activations."""
     if not _is_scaled(group, ("weight_scale",)):
         return None
     shape = group.matrix("weight")
@@ -90,7 +90,7 @@ def fbgemm(group: WeightGroup) -> LogicalTensor | None:
 
 
 def modelopt(group: WeightGroup) -> LogicalTensor | None:
-    """Give a weight of ModelOpt: FP8 with one scale, or NVFP4."""
+    """Return a weight of ModelOpt: FP8 with one scale, or NVFP4."""
     if "weight_scale_2" in group.members or (group.dtype("weight") == "U8" and "weight_scale" in group.members):
         if group.dtype("weight_scale") not in ("F8_E4M3", ""):
             raise ParseError(
@@ -133,7 +133,7 @@ _E8M0 = ("U8", "F8_E8M0")
 
 
 def mxfp8(group: WeightGroup) -> LogicalTensor | None:
-    """Give a weight of the method `mxfp8`: 32 columns have a scale, which is a power of two."""
+    """Return a weight of the method `mxfp8`: 32 columns have a scale, which is a power of two."""
     if not _is_scaled(group, ("weight_scale_inv", "weight_scale")):
         return None
     tail = "weight_scale_inv" if "weight_scale_inv" in group.members else "weight_scale"
@@ -143,13 +143,13 @@ def mxfp8(group: WeightGroup) -> LogicalTensor | None:
 
 
 def scaled_in_groups(group: WeightGroup, shape: tuple[int, ...], tail: str) -> LogicalTensor:
-    """Give an FP8 weight of which 32 columns have a scale."""
+    """Return an FP8 weight of which 32 columns have a scale."""
     along = {"weight": values(shape, Along(len(shape) - 1)), tail: group.scale(tail, shape, (1, 32))}
     return group.made("MXFP8 in groups of 32", shape, {**along, **singles(group, shape)})
 
 
 def four_bits(group: WeightGroup, tail: str, size: int, form: str) -> LogicalTensor:
-    """Give a weight of two values to a byte along its columns, with a scale for each `size` of them."""
+    """Return a weight of two values to a byte along its columns, with a scale for each `size` of them."""
     stored = group.matrix(tail)
     shape = (*stored[:-1], 2 * stored[-1])
     last = len(shape) - 1
@@ -165,7 +165,7 @@ def four_bits(group: WeightGroup, tail: str, size: int, form: str) -> LogicalTen
 
 
 def mxfp4(group: WeightGroup) -> LogicalTensor | None:
-    """Give a weight of gpt-oss: `_blocks` of 32 values in 16 bytes, and `_scales`."""
+    """Return a weight of gpt-oss: `_blocks` of 32 values in 16 bytes, and `_scales`."""
     if "blocks" not in group.members and "scales" not in group.members:
         return None
     stored = group.shape("blocks")

@@ -28,7 +28,7 @@ _StatedOutline = dict[str, tuple[str, tuple[int, ...]]]
 def stated_tensors(
     shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any]
 ) -> tuple[_StatedOutline, Callable[[str], bytes | None]]:
-    """Give the dtypes and shapes of the stored tensors of a model, and what is known of their values.
+    """Return the dtypes and shapes of the stored tensors of a model, and what is known of their values.
 
     Linear layers are quantized as the `quantization_config` says, but for those that it leaves out, embeddings,
     routers and the output.

@@ -72,7 +72,7 @@ class State(NamedTuple):
 
 
 def averaged_dims(kind: str, shape: tuple[int, ...]) -> int | None:
-    """Give the dim of a weight of this shape over which a state of this kind is an average; `None` if it is none.
+    """Return the dim of a weight of this shape over which a state of this kind is an average; `None` if it is none.
 
     >>> averaged_dims("row_var", (4, 6)), averaged_dims("v_row", (6, 4)), averaged_dims("exp_avg", (4, 6))
     (1, 0, None)
@@ -86,7 +86,7 @@ def averaged_dims(kind: str, shape: tuple[int, ...]) -> int | None:
 
 
 def kind_over(kind: str, shape: tuple[int, ...], dim: int) -> str | None:
-    """Give what a kind, or the other of its pair, is called for a weight of this shape, as an average over a dim.
+    """Return what a kind, or the other of its pair, is called for a weight of this shape, as an average over a dim.
 
     >>> kind_over("row_var", (6, 4), 0)
     'col_var'

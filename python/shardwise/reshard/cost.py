@@ -67,7 +67,7 @@ class LinkModel:
         return self._latency
 
     def of(self, axis: str) -> tuple[float, float]:
-        """Give the bandwidth and the latency of one axis.
+        """Return the bandwidth and the latency of one axis.
 
         Raises:
             LayoutError: if the axis is not in a mapping.
@@ -75,7 +75,7 @@ class LinkModel:
         return self.along(axis)
 
     def along(self, *names: str) -> tuple[float, float]:
-        """Give bandwidth and latency of an axis that has several names: the first that a mapping has."""
+        """Return bandwidth and latency of an axis that has several names: the first that a mapping has."""
         return _of("bandwidth", self._bandwidth, names), _of("latency", self._latency, names)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -176,7 +176,7 @@ class CollectiveCost:
 
 
 def cost_of(steps: Iterable[Collective], src: Partition, dtype: Any, links: LinkModel | None = None) -> CollectiveCost:
-    """Give the cost of collectives that are carried out one after another, starting from a partition.
+    """Return the cost of collectives that are carried out one after another, starting from a partition.
 
     Args:
         steps: the collectives; those of `ReshardPlan.collectives`, or your own.

@@ -58,7 +58,7 @@ class ReshardPlan(Transfers):
     __slots__ = ("__weakref__",)
 
     def program(self, holder: Any, side: Literal["src", "dst"] | None = None) -> Program:
-        """Give what one holder has to do, in order: what it copies, sends and receives, with the boxes in its arrays.
+        """Return what one holder has to do, in order: what it copies, sends and receives, with the boxes in its arrays.
 
         Args:
             holder: the label of a holder of `src`, of `dst`, or of both.
@@ -83,7 +83,7 @@ class ReshardPlan(Transfers):
         return program_of(self, holder, side)
 
     def peak_extra_memory(self, dtype: npt.DTypeLike) -> npt.NDArray[np.int64]:
-        """Give the bytes that each destination holder needs on top of what it holds: int64 (destination holders,).
+        """Return the bytes that each destination holder needs on top of what it holds: int64 (destination holders,).
 
         That is its new array, or nothing if the new array is a part of what it holds, so that a view is enough.
 
@@ -138,7 +138,7 @@ class ReshardPlan(Transfers):
         return obstacle_between(self._src, self._dst)
 
     def collectives(self, dtype: npt.DTypeLike, links: LinkModel | None = None) -> tuple[CollectiveStep, ...] | None:
-        """Give the cheapest sequence of collectives found that does what the plan does.
+        """Return the cheapest sequence of collectives found that does what the plan does.
 
         Args:
             dtype: the tensor's dtype.
@@ -166,7 +166,7 @@ class ReshardPlan(Transfers):
         return None if isinstance(found, CollectiveObstacle) else found
 
     def cost(self, dtype: npt.DTypeLike, links: LinkModel | None = None) -> CollectiveCost | None:
-        """Give what `collectives` costs: bytes per device, and seconds; `None` if there are none.
+        """Return what `collectives` costs: bytes per device, and seconds; `None` if there are none.
 
         `cost_of` gives the cost of a sequence of your own.
 

@@ -47,7 +47,7 @@ class LocalBox:
             check_fields(self, window=_TUPLE)
 
     def view(self, array: Array) -> Array:
-        """Give the box as a view of the array."""
+        """Return the box as a view of the array."""
         return box_view(array, self.window, self.box)
 
     def __hash__(self) -> int:

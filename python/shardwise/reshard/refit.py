@@ -69,7 +69,7 @@ class RefitPlan(Drawn):
         return dict(self._plans)
 
     def bytes_received(self, dtype: npt.DTypeLike) -> npt.NDArray[np.int64]:
-        """Give the bytes of all tensors that each destination device receives: int64 (destination devices,).
+        """Return the bytes of all tensors that each destination device receives: int64 (destination devices,).
 
         Raises:
             LayoutError: if the tensors of `dst` are on different devices.
@@ -84,7 +84,7 @@ class RefitPlan(Drawn):
         return total
 
     def total_bytes(self, dtype: npt.DTypeLike) -> int:
-        """Give the bytes that move in all."""
+        """Return the bytes that move in all."""
         return sum(plan.total_bytes(dtype) for plan in self._plans.values())
 
     def run(self, src_shards: Any) -> Any:

@@ -52,15 +52,15 @@ class Transfer:
             check_fields(self, src_device=Hashable, dst_device=Hashable)
 
     def nbytes(self, dtype: npt.DTypeLike) -> int:
-        """Give the bytes of the box for a dtype."""
+        """Return the bytes of the box for a dtype."""
         return self.size * itemsize_of(dtype)
 
     def src_view(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Give the box as a view of the sender's array."""
+        """Return the box as a view of the sender's array."""
         return box_view(array, self.src_window, self.src_box)
 
     def dst_view(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Give the box as a view of the receiver's array."""
+        """Return the box as a view of the receiver's array."""
         return box_view(array, self.dst_window, self.dst_box)
 
     def __hash__(self) -> int:

@@ -119,7 +119,7 @@ class Transfers(Drawn):
         return array
 
     def pieces(self) -> npt.NDArray[np.int64]:
-        """Give the numbers of the pieces that each transfer is from and to: int64 (transfers, 2).
+        """Return the numbers of the pieces that each transfer is from and to: int64 (transfers, 2).
 
         They number the pieces of the sender and of the receiver; between partitions, which have one each, all are 0.
 
@@ -134,7 +134,7 @@ class Transfers(Drawn):
         return copy
 
     def source_boxes(self) -> npt.NDArray[np.int64]:
-        """Give each transfer's box in the sender's array: int64 (transfers, dims, 2), start and stop.
+        """Return each transfer's box in the sender's array: int64 (transfers, dims, 2), start and stop.
 
         If that array is flat, the box lies in the part of it that `Transfer.src_window` gives.
 
@@ -147,7 +147,7 @@ class Transfers(Drawn):
         return self._core.local_boxes(0, False)
 
     def destination_boxes(self) -> npt.NDArray[np.int64]:
-        """Give each transfer's box in the receiver's array: int64 (transfers, dims, 2), start and stop.
+        """Return each transfer's box in the receiver's array: int64 (transfers, dims, 2), start and stop.
 
         If that array is flat, the box lies in the part of it that `Transfer.dst_window` gives.
 
@@ -189,7 +189,7 @@ class Transfers(Drawn):
         return (self[number] for number in range(len(self)))
 
     def bytes_sent(self, dtype: npt.DTypeLike) -> npt.NDArray[np.int64]:
-        """Give the bytes that each source holder sends of a tensor of `dtype`: int64 (source holders,).
+        """Return the bytes that each source holder sends of a tensor of `dtype`: int64 (source holders,).
 
         Raises:
             SizeOverflowError: if all that is sent is over 2**63 - 1 bytes.
@@ -203,15 +203,15 @@ class Transfers(Drawn):
         return _bytes_by(self.transfers, "src_device", self._src.holder_count, dtype)
 
     def bytes_received(self, dtype: npt.DTypeLike) -> npt.NDArray[np.int64]:
-        """Give the bytes that each destination holder receives: int64 (destination holders,); see `bytes_sent`."""
+        """Return the bytes that each destination holder receives: int64 (destination holders,); see `bytes_sent`."""
         return _bytes_by(self.transfers, "dst_device", self._dst.holder_count, dtype)
 
     def bytes_kept(self, dtype: npt.DTypeLike) -> npt.NDArray[np.int64]:
-        """Give the bytes that each destination holder already has: int64 (destination holders,); see `bytes_sent`."""
+        """Return the bytes that each destination holder already has: int64 (destination holders,); see `bytes_sent`."""
         return _bytes_by(self.kept, "dst_device", self._dst.holder_count, dtype)
 
     def total_bytes(self, dtype: npt.DTypeLike) -> int:
-        """Give the bytes that move in all.
+        """Return the bytes that move in all.
 
         >>> from shardwise import DeviceMesh, TensorLayout, plan_reshard
         >>> mesh = DeviceMesh((4,), ("x",))

@@ -53,7 +53,7 @@ def kind_number(tensor: Any) -> int:
 
 
 def layout_map_table(layout_map: Any) -> tuple[str, tuple[str, ...], list[tuple[str, ...]], list[str]]:
-    """Give a table of the rules of a layout map: what it shows, its titles, its rows and notes."""
+    """Return a table of the rules of a layout map: what it shows, its titles, its rows and notes."""
     rows: list[tuple[str, ...]] = []
     for key, rule in layout_map.rules().items():
         shards = "?" if rule.layout.device_mesh is None else " × ".join(map(str, rule.layout.num_shards)) or "1"
@@ -70,7 +70,7 @@ def layout_map_table(layout_map: Any) -> tuple[str, tuple[str, ...], list[tuple[
 
 
 def report_picture(report: Reported) -> Picture:
-    """Give the picture of a report; without bars where a dtype is not known, or the devices are too many."""
+    """Return the picture of a report; without bars where a dtype is not known, or the devices are too many."""
     mesh = report.device_mesh
     count = len(report.warnings)
     warnings = "1 warning" if count == 1 else f"{count:,} warnings"
@@ -83,7 +83,7 @@ def report_picture(report: Reported) -> Picture:
 
 
 def meshes_picture(report: Any) -> Picture:
-    """Give the picture of the meshes of a deployment: on each device its bytes, and the layers that not all have."""
+    """Return the picture of the meshes of a deployment: on each device its bytes, and the layers that not all have."""
     devices = report.device_mesh.size
     each = report.device_bytes if devices <= MOST_DEVICES else None
     said: dict[Any, list[str]] = {}

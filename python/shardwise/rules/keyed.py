@@ -105,7 +105,7 @@ class KeyedRules(MutableMapping[str, TensorLayout]):
         return self._rules[key].value
 
     def rules(self) -> dict[str, LayoutRule]:
-        """Give all rules by their keys, in the order of insertion."""
+        """Return all rules by their keys, in the order of insertion."""
         return {key: rule.value for key, rule in tuple(self._rules.items())}
 
     def __setitem__(
@@ -164,7 +164,7 @@ class KeyedRules(MutableMapping[str, TensorLayout]):
         return key in self._rules
 
     def items(self) -> ItemsView[str, TensorLayout]:
-        """Give a view of the keys with their layouts, in the order of insertion."""
+        """Return a view of the keys with their layouts, in the order of insertion."""
         return _RuleItems(self._rules)
 
     @overload
@@ -183,7 +183,7 @@ class KeyedRules(MutableMapping[str, TensorLayout]):
     def setdefault(
         self, key: str, default: TensorLayout | Sequence[str | Sequence[str] | PackedDim | None] | None = None
     ) -> TensorLayout:
-        """Give the layout under exactly this key, after inserting the default if there is none."""
+        """Return the layout under exactly this key, after inserting the default if there is none."""
         with self._lock:
             if key not in self._rules:
                 self[key] = default  # type: ignore[assignment]  # None is refused there, by name.

@@ -186,7 +186,7 @@ class LayoutMap(RuleBook, KeyedRules, Worded):
         return layout
 
     def partition(self, path: str, shape: Sequence[int], uneven: UnevenRule = "even") -> Partition:
-        """Give the partition of a tensor under its rule or the default; without either nothing is cut.
+        """Return the partition of a tensor under its rule or the default; without either nothing is cut.
 
         Args:
             path: its name.
@@ -258,7 +258,7 @@ class LayoutMap(RuleBook, KeyedRules, Worded):
         self._models, self._notes = models, notes
 
     def apply(self, tree: Any, *, separator: str = "/") -> Any:
-        """Give the same nested structure as a tree of arrays, with a layout in place of each array.
+        """Return the same nested structure as a tree of arrays, with a layout in place of each array.
 
         Args:
             tree: dicts, lists, tuples, named tuples and dataclasses, nested, of anything with a `.shape`; `None` stays
@@ -357,7 +357,7 @@ class LayoutMap(RuleBook, KeyedRules, Worded):
         return layout_map
 
     def partition_rules(self) -> list[tuple[str, tuple[Any, ...]]]:
-        r"""Give the rules as an ordered list: pairs of a regular expression and the axes of each dim.
+        r"""Return the rules as an ordered list: pairs of a regular expression and the axes of each dim.
 
         `PartitionSpec(*axes)` is the spec of each, unless it has packed dims or sub-axes, which JAX does not have;
         `shardwise.interop.jax.to_partition_rules` makes these.

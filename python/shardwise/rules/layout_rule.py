@@ -72,7 +72,7 @@ class LayoutRule:
         return f"LayoutRule(layout={self.layout!r}, uneven={self.uneven!r}{more})"
 
     def with_mesh(self, mesh: DeviceMesh | None) -> LayoutRule:
-        """Give this rule over a mesh, unless its layout has one already or there is none."""
+        """Return this rule over a mesh, unless its layout has one already or there is none."""
         if mesh is None or self.layout.device_mesh is not None:
             return self
         return replace(self, layout=self.layout.with_mesh(mesh))
@@ -83,7 +83,7 @@ class LayoutRule:
         return [word for word in (self.uneven, "shared" * self.shared, "optional" * self.optional) if word]
 
     def of_rank(self, rank: int) -> TensorLayout | None:
-        """Give the layout for tensors of a rank, whose further dims are not cut; `None` if the rank is too small.
+        """Return the layout for tensors of a rank, whose further dims are not cut; `None` if the rank is too small.
 
         A tensor without dims has none to cut.
         """
@@ -99,7 +99,7 @@ def of_leading_dims(layout: TensorLayout, rank: int) -> TensorLayout:
 
 
 def rule_of(value: Any) -> LayoutRule:
-    """Give the rule that a value of a layout map stands for.
+    """Return the rule that a value of a layout map stands for.
 
     Raises:
         LayoutError: if the axes are not a layout.

@@ -67,7 +67,7 @@ class LeftOut:
 
 
 def listed(names: Sequence[str], what: str = "tensor", nbytes: int | None = None) -> tuple[str, str]:
-    """Give how many things there are, with the verb to go with it, and their names, alike ones together.
+    """Return how many things there are, with the verb to go with it, and their names, alike ones together.
 
     >>> listed(["h.0.m", "h.1.m", "h.2.m"], "tensor", 12)
     ('3 tensors (12 B) are', "'h.{0..2}.m'")
@@ -78,7 +78,7 @@ def listed(names: Sequence[str], what: str = "tensor", nbytes: int | None = None
 
 
 def names_text(names: Iterable[str]) -> str:
-    """Give the first of these names, those together that differ in their numbers only.
+    """Return the first of these names, those together that differ in their numbers only.
 
     >>> names_text(["b", "a"])
     "'a', 'b'"

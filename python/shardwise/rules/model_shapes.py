@@ -262,7 +262,7 @@ _AROUND = {
 
 
 def model_shapes(config: Config) -> dict[str, tuple[int, ...]]:
-    """Give the names and shapes of a model's tensors, as transformers stores them before they are quantized.
+    """Return the names and shapes of a model's tensors, as transformers stores them before they are quantized.
 
     Args:
         config: The model's `config.json`, or what it says. Of a model with images or sound it is the text model's part

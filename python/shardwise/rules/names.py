@@ -84,7 +84,7 @@ def keys_of(size: str) -> list[str]:
 
 
 def stated(config: Mapping[str, Any], size: str) -> tuple[str, Any] | None:
-    """Give the key by which a configuration states a size, and its value as it is there; `None` if it states none.
+    """Return the key by which a configuration states a size, and its value as it is there; `None` if it states none.
 
     >>> stated({"num_attention_heads": None, "n_head": 12}, "heads"), stated({}, "heads")
     (('n_head', 12), None)
@@ -121,7 +121,7 @@ def module_words(kind: str) -> list[str]:
 
 @cache
 def types_with(trait: str) -> frozenset[str]:
-    """Give the types of models that have a trait, or, for `"known"`, those whose names mean what they say.
+    """Return the types of models that have a trait, or, for `"known"`, those whose names mean what they say.
 
     >>> sorted(types_with("experts_in_out")), "llama" in types_with("known")
     (['gpt_oss', 'llama4_text'], True)
@@ -131,13 +131,13 @@ def types_with(trait: str) -> frozenset[str]:
 
 
 def architecture_of(model_type: str) -> str | None:
-    """Give the architecture of a type of models that has one."""
+    """Return the architecture of a type of models that has one."""
     found: str | None = shipped_table("names.toml")["architectures"].get(model_type)
     return found
 
 
 def module_of(name: str) -> str:
-    """Give the path of the module that a tensor belongs to, without the name of the parameter.
+    """Return the path of the module that a tensor belongs to, without the name of the parameter.
 
     >>> module_of("h.0.mlp.fc.weight"), module_of("experts.w13_bias"), module_of("in_proj.weight.key")
     ('h.0.mlp.fc', 'experts.w13', 'in_proj')
@@ -152,7 +152,7 @@ def _leaf() -> re.Pattern[str]:
 
 
 def weight_named(path: str, models: Sequence[str] | None = None, *, elsewhere: bool = False) -> WeightRole | None:
-    """Give the role of the weight of a module; `None` if its name has none.
+    """Return the role of the weight of a module; `None` if its name has none.
 
     Args:
         path: the path of the module.

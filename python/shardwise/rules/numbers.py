@@ -320,7 +320,7 @@ def parsed_config(data: bytes, place: object) -> Mapping[str, Any]:
 
 
 def config_text(config: Config) -> bytes:
-    r"""Give the contents of a model's `config.json`: those of the file, or what it holds as JSON.
+    r"""Return the contents of a model's `config.json`: those of the file, or what it holds as JSON.
 
     >>> config_text({"model_type": "llama"})
     b'{\n  "model_type": "llama"\n}\n'

@@ -32,7 +32,7 @@ _LONGEST = 1 << 20
 
 
 def pairs_of(rules: Any) -> Iterator[tuple[str, Any]]:
-    """Give the pairs of a list of rules, or of its text in Python, which is not run.
+    """Yield the pairs of a list of rules, or of its text in Python, which is not run.
 
     Raises:
         ParseError: if the text is something else.
@@ -104,7 +104,7 @@ def _value(node: ast.expr) -> Any:
 def partition_rules_of(
     rules: KeyedRules, match: MatchMode, default: LayoutRule | None
 ) -> list[tuple[str, tuple[Any, ...]]]:
-    """Give a map's rules as such a list: for each path the first expression that is found in it has the map's layout.
+    """Return a map's rules as such a list: for each path the first expression that is found in it has the map's layout.
 
     Raises:
         LayoutError: if a layout has unreduced axes, or a rule has an uneven rule of its own: such a list has neither.
@@ -133,7 +133,7 @@ def _spec(key: str, rule: LayoutRule) -> tuple[Any, ...]:
 def logical_layouts(
     rules: Iterable[Sequence[Any]], names: Mapping[str, Sequence[str | None]], mesh: DeviceMesh
 ) -> dict[str, TensorLayout]:
-    """Give the layouts of tensors whose dims have names, by rules for these names, as Flax and MaxText do.
+    """Return the layouts of tensors whose dims have names, by rules for these names, as Flax and MaxText do.
 
     Each rule is a pair of a name of dims and the mesh axes for it, one, several or `None`. They are taken in order: a
     dim gets the axes of the first rule for its name that has none which another dim of the tensor got before. A dim

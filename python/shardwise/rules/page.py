@@ -45,7 +45,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 
 
 def page_of(report: Any, title: str) -> str:
-    """Give the page of a report: `LayoutReport.to_html` lists what is on it."""
+    """Return the page of a report: `LayoutReport.to_html` lists what is on it."""
     page = _Page(report)
     rows = "\n".join(page.rows())
     looks = {"fills": FILLS, "patterns": PATTERNS, "neutral": NEUTRAL, "ink": INK, "most": MOST_KEYS}
@@ -81,7 +81,7 @@ def page_of(report: Any, title: str) -> str:
 
 
 def plain_page(title: str, about: str, sections: Sequence[tuple[str, str]]) -> str:
-    """Give a page of sections, each a title and its HTML, that looks as that of a report and has no scripts."""
+    """Return a page of sections, each a title and its HTML, that looks as that of a report and has no scripts."""
     body = [
         f'<section>\n<h2>{_text(heading)}</h2>\n<div class="scroll" tabindex="0" role="region" '
         f'aria-label="{_text(heading)}">{html}</div>\n</section>'
@@ -91,7 +91,7 @@ def plain_page(title: str, about: str, sections: Sequence[tuple[str, str]]) -> s
 
 
 def page_around(title: str, about: str, body: str, script: str = "") -> str:
-    """Give a page around HTML, that looks as that of a report; its script may ask the page's own server only."""
+    """Return a page around HTML, that looks as that of a report; its script may ask the page's own server only."""
     style = (files(__package__) / "page.css").read_text(encoding="utf-8")
     name = _text(title)
     policy = f"{_POLICY}; connect-src 'self'" if script else _POLICY
@@ -109,7 +109,7 @@ def page_around(title: str, about: str, body: str, script: str = "") -> str:
 
 
 def notebook_of(report: Any) -> str:
-    """Give what a notebook shows of a report: its picture, what looks wrong, and the tensors, folded, as a table."""
+    """Return what a notebook shows of a report: its picture, what looks wrong, and the tensors, folded, as a table."""
     by_name = {tensor.name: tensor for tensor in report.tensors}
     groups = group_names((name, (t.shape, t.layout, t.rule, t.num_shards, t.bits)) for name, t in by_name.items())
     rows = []
@@ -299,7 +299,7 @@ class _Page:
             self._reasons.setdefault(problem.name, (str(problem), str(replace(problem, name=""))))
 
     def rows(self) -> Iterator[str]:
-        """Give the rows: one for each group of tensors that are alike, then its members."""
+        """Yield the rows: one for each group of tensors that are alike, then its members."""
         by_name = {tensor.name: tensor for tensor in self._report.tensors}
         for number, (text, names, _) in enumerate(group_names((name, self._look(t)) for name, t in by_name.items())):
             tensors = [by_name[name] for name in names]
@@ -353,7 +353,7 @@ class _Page:
         return '<span class="warn">no rule</span>' if self._report.default is None else "the default"
 
     def _cut(self, tensor: Any) -> int | None:
-        """Give the number of the entry that says who holds what, for tensors of this layout and shape."""
+        """Return the number of the entry that says who holds what, for tensors of this layout and shape."""
         layout, shape = tensor.layout, tensor.shape
         if tensor.num_shards is None or layout is None or len(shape) > 64:
             return None

@@ -72,7 +72,7 @@ class Misfit:
 
 
 def unused_texts(rules: Sequence[str]) -> list[str]:
-    """Give a line for each rule that applies to no name, or one for all if there are many: rules for a whole family.
+    """Return a line for each rule that applies to no name, or one for all if there are many: rules for a whole family.
 
     >>> unused_texts(["bias$"])
     ["rule 'bias$' applies to no name"]

@@ -187,7 +187,7 @@ class LayoutReport(Drawn):
         return self.device_mesh.device(position), int(each[position])
 
     def bytes_along(self, axis: str, mesh: str | None = None) -> npt.NDArray[np.int64]:
-        """Give the fewest and the most bytes of a device at each coordinate of an axis: of each stage, for instance.
+        """Return the fewest and the most bytes of a device at each coordinate of an axis: of each stage, for instance.
 
         Args:
             axis: the name of the axis.
@@ -284,7 +284,7 @@ class LayoutReport(Drawn):
         return None if each is None else each.tolist()
 
     def to_html(self, title: str = "Layout report") -> str:
-        """Give the report as one self-contained page of HTML, to search and sort in a browser.
+        """Return the report as one self-contained page of HTML, to search and sort in a browser.
 
         It has the totals and a bar for what each device holds; what is replicated, what no rule matches, what does not
         divide, what cannot be placed and why; the tensors, with those that differ only in numbers folded into one row;

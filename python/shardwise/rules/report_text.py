@@ -18,7 +18,7 @@ _TITLES = ("tensor", "shape", "dtype", "layout", "shard", ">bytes per device", "
 
 
 def report_text(report: Any) -> str:
-    """Give a report as text."""
+    """Return a report as text."""
     rows = [[(text, "") for text in _row(tensor)] for tensor in report.tensors]
     table = ["".join(text for text, _ in line).rstrip() for line in table_lines(_TITLES, rows)]
     problems = [f"error: {problem}" for problem in report.problems]
@@ -26,7 +26,7 @@ def report_text(report: Any) -> str:
 
 
 def totals_lines(report: Any) -> list[str]:
-    """Give the totals of the devices, in lines."""
+    """Return the totals of the devices, in lines."""
     count, unplaced = len(report.tensors), len(report.unplaced)
     size = "" if report.nbytes is None else f", {bytes_text(report.nbytes)}"
     lines = [f"{count} tensor{'s' * (count != 1)}{size}"]

@@ -157,7 +157,7 @@ class Rewrites:
         return cls._of([*(before.sets if before else ()), *own.sets], notes)
 
     def inverse(self) -> Rewrites:
-        """Give the rewrites that lead back: the last one first, each from its `to` to its `from`.
+        """Return the rewrites that lead back: the last one first, each from its `to` to its `from`.
 
         Raises:
             LayoutError: if a rewrite pads a dim and has no `size`.

@@ -86,7 +86,7 @@ class RuleSearch:
         return tuple([self._entries[position][0] for position in self._matching(path)])
 
     def losing_rules(self, paths: Iterable[str]) -> dict[str, dict[str, int]]:
-        """Give the rules that match paths, none of them first: for each the rules before it, with how many paths."""
+        """Return the rules that match paths, none of them first: for each the rules before it, with how many paths."""
         winning: set[str] = set()
         lost: dict[str, dict[str, int]] = {}
         for path in paths:

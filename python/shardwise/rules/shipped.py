@@ -16,7 +16,7 @@ _FOLDER = Path(__file__).parent / "examples"
 
 
 def example_rules() -> dict[str, Path]:
-    """Give the rules files that come with the package, by name, in alphabetical order.
+    """Return the rules files that come with the package, by name, in alphabetical order.
 
     `hf/llama` is for Llama's tensors as Hugging Face names them, `vllm/llama` for those of vLLM, `megatron/llama` for
     those of Megatron-Core, `torch_dist/llama` for its distributed checkpoints, and `maxtext/llama` for MaxText, over

@@ -242,7 +242,7 @@ def _matched(name: str) -> re.Match[str] | None:
 
 
 def _root_of(name: str, roots: dict[str, _Root]) -> _Root | None:
-    """Give the root that the name of a state begins with, made if it is new."""
+    """Return the root that the name of a state begins with, made if it is new."""
     match = _matched(name)
     if match is None:
         return None

@@ -160,7 +160,7 @@ def sum_known(numbers: Iterable[int | None]) -> int | None:
 def extremes_along(
     each: npt.NDArray[np.int64], world: DeviceMesh, meshes: Mapping[str, DeviceMesh], axis: str, mesh: str | None
 ) -> npt.NDArray[np.int64]:
-    """Give the fewest and the most bytes of a device at each coordinate of an axis: int64 of shape (coordinates, 2).
+    """Return the fewest and the most bytes of a device at each coordinate of an axis: int64 of shape (coordinates, 2).
 
     `each` has the bytes of each device of `world`, which is the one mesh if there are no `meshes`. Without `mesh` the
     first one that has the axis counts.
@@ -182,7 +182,7 @@ def extremes_along(
 
 
 def as_lists(value: Any) -> Any:
-    """Give axes and shapes as JSON has them: lists for tuples, and packed dims by their text."""
+    """Return axes and shapes as JSON has them: lists for tuples, and packed dims by their text."""
     if isinstance(value, PackedDim):
         return {"packed": str(value)}
     return [as_lists(entry) for entry in value] if isinstance(value, tuple) else value

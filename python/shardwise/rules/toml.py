@@ -126,7 +126,7 @@ def read_map_rules(file: RulesOrDocument, config: Config | None = None) -> Rules
 
 
 def prefixed(prefix: str, key: str) -> str:
-    r"""Give the key of a rule after the prefix of its file, unless it begins with `^`; `|` goes in brackets.
+    r"""Return the key of a rule after the prefix of its file, unless it begins with `^`; `|` goes in brackets.
 
     >>> prefixed(r"^(model\.)?", r"(k|v)_norm$"), prefixed("^h", "a|b"), prefixed("", "a|b")
     ('^(model\\.)?(k|v)_norm$', '^h(?:a|b)', 'a|b')
@@ -142,7 +142,7 @@ def prefixed(prefix: str, key: str) -> str:
 
 
 def read_replicated(document: Mapping[str, Any], source: str) -> tuple[str, ...]:
-    """Give the axes of a rules file along which all is meant to be replicated."""
+    """Return the axes of a rules file along which all is meant to be replicated."""
     found = checked_list(document.get("replicated", []), f"{source}: replicated")
     if not all(isinstance(axis, str) for axis in found):
         raise ParseError(f"{source}: replicated must be a list of names of axes, got {shown(found)}")
@@ -169,7 +169,7 @@ def read_models(file: str | os.PathLike[str] | TextIO) -> tuple[str, ...]:
 
 
 def read_numbers(document: Mapping[str, Any], config: Config | None, source: str) -> NamedNumbers:
-    """Give the numbers of a rules file."""
+    """Return the numbers of a rules file."""
     table = document.get("numbers", {})
     check_table(table, f"{source}: numbers")
     return NamedNumbers(table, config, source)
@@ -193,7 +193,7 @@ def read_document(file: RulesOrDocument) -> Document:
 
 
 def other_model(models: Sequence[str], config: Config | None, source: str) -> str | None:
-    """Give a warning if the model is of another type than the rules are for; else `None`.
+    """Return a warning if the model is of another type than the rules are for; else `None`.
 
     >>> other_model(["qwen3"], {"model_type": "llama"}, "'vllm/qwen3.toml'").partition("; ")[0]
     "'vllm/qwen3.toml' is for models of the type qwen3, and this one is of the type llama"

@@ -69,12 +69,12 @@ def write_lines(file: str | os.PathLike[str] | TextIO, lines: Iterable[str]) -> 
 
 
 def replicated_lines(axes: Sequence[str]) -> list[str]:
-    """Give the line of a rules file for the axes along which all is meant to be replicated, if there are any."""
+    """Return the line of a rules file for the axes along which all is meant to be replicated, if there are any."""
     return [f"replicated = {value_text(axes)}"] if axes else []
 
 
 def mesh_lines(mesh: DeviceMesh, with_devices: bool) -> list[str]:
-    """Give the entries of a mesh, with the labels of its devices or without."""
+    """Return the entries of a mesh, with the labels of its devices or without."""
     lines = [
         f"shape = {value_text(mesh.shape)}",
         f"axis_names = {value_text(mesh.axis_names)}",
@@ -83,7 +83,7 @@ def mesh_lines(mesh: DeviceMesh, with_devices: bool) -> list[str]:
 
 
 def labels_text(labels: Iterable[object]) -> str:
-    """Give the labels of devices as a list."""
+    """Return the labels of devices as a list."""
     return f"[{', '.join(map(_label, labels))}]"
 
 
@@ -101,7 +101,7 @@ def _check_mesh(what: str, rule: LayoutRule, mesh: DeviceMesh | None) -> None:
 
 
 def rule_text(rule: LayoutRule, more: Iterable[str] = ()) -> str:
-    """Give a rule as it is written in a file, with more entries of its table."""
+    """Return a rule as it is written in a file, with more entries of its table."""
     layout = rule.layout
     axes = f"[{', '.join(map(_entry, layout.axes))}]"
     more = list(more)
@@ -126,24 +126,24 @@ def _entry(spec: Spec) -> str:
 
 
 def key_text(key: str) -> str:
-    """Give the key of a rule as it is written in a file."""
+    """Return the key of a rule as it is written in a file."""
     # Nothing is escaped in single quotes, which keeps a regular expression readable.
     return f"'{key}'" if "'" not in key and key.isprintable() else string_text(key)
 
 
 def string_text(text: str) -> str:
-    """Give a text in quotes, with escapes."""
+    """Return a text in quotes, with escapes."""
     characters = (f"\\{c}" if c in '"\\' else c if c >= " " and c != "\x7f" else f"\\u{ord(c):04x}" for c in text)
     return f'"{"".join(characters)}"'
 
 
 def name_text(name: str) -> str:
-    """Give the name of an entry, in quotes if it needs them."""
+    """Return the name of an entry, in quotes if it needs them."""
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else string_text(name)
 
 
 def value_text(value: Any) -> str:
-    r"""Give a value of texts, whole numbers, lists and mappings as it is written in a file.
+    r"""Return a value of texts, whole numbers, lists and mappings as it is written in a file.
 
     >>> value_text({"name": "h.{i}", "packed": ["q", 2, True]})
     '{ name = "h.{i}", packed = ["q", 2, true] }'

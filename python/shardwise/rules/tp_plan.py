@@ -160,7 +160,7 @@ def rules_of_loaded(
     axis: str,
     same: Iterable[frozenset[str]] = (),
 ) -> dict[str, LayoutRule]:
-    r"""Give the rules for tensors of files, which cut them as transformers cuts the parameters that they become.
+    r"""Return the rules for tensors of files, which cut them as transformers cuts the parameters that they become.
 
     Args:
         plan: Styles by name, as `model.tp_plan` has them.

@@ -29,7 +29,7 @@ class Within(NamedTuple):
 
 
 def steps_of(name: str, rewrites: Rewrites | None) -> tuple[Within, ...]:
-    """Give the rewrites that take a tensor of this name, in order.
+    """Return the rewrites that take a tensor of this name, in order.
 
     >>> fused = {"name": "h.{i}.qkv", "packed": "q:(4@tp 2) + k:(2@tp 2) + v:(2@tp 2)"}
     >>> for step in steps_of("h.3.k", Rewrites([{"from": "h.{i}.{q,k,v}", "to": fused}])):
@@ -59,12 +59,12 @@ def _step(name: str, rewrite: Rewrite) -> Within | None:
 
 
 def rank_after(rank: int, steps: Sequence[Within]) -> int:
-    """Give the rank of what rewrites make of a tensor of this rank."""
+    """Return the rank of what rewrites make of a tensor of this rank."""
     return rank + sum(len(step.rewrite.target.stack) - len(step.rewrite.source.stack) for step in steps)
 
 
 def layout_before(layout: TensorLayout, steps: Sequence[Within]) -> TensorLayout:
-    """Give the layout of a tensor by that of what rewrites make of it.
+    """Return the layout of a tensor by that of what rewrites make of it.
 
     Raises:
         LayoutError: if the rule does not say how this part is cut: says why.

@@ -47,7 +47,7 @@ _DEFAULTS: dict[str, tuple[int | None, ...]] = {
 
 
 def language_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Give the configuration of the language model: that of a part, with what only the whole says, or the whole.
+    """Return the configuration of the language model: that of a part, with what only the whole says, or the whole.
 
     A part's own values come first, then the defaults of transformers for its `model_type`, then those of the whole.
 
@@ -70,7 +70,7 @@ def language_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def model_types(config: Mapping[str, Any]) -> list[str]:
-    """Give the types that a configuration names: its own, and that of the language model in it.
+    """Return the types that a configuration names: its own, and that of the language model in it.
 
     >>> model_types({"model_type": "llava", "text_config": {"model_type": "llama"}})
     ['llava', 'llama']

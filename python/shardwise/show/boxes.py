@@ -66,7 +66,7 @@ def _nothing(tiling: Tiling) -> str:
 
 
 def _read(tiling: Tiling) -> tuple[list[list[Box]], list[str]]:
-    """Give the boxes of each holder, as far as they are read, and what to say of the others."""
+    """Return the boxes of each holder, as far as they are read, and what to say of the others."""
     held: list[list[Box]] = []
     room = _MOST_READ
     for holder in range(tiling.holder_count):
@@ -84,7 +84,7 @@ def _read(tiling: Tiling) -> tuple[list[list[Box]], list[str]]:
 
 
 def _by_box(held: list[list[Box]], each: int, joined: bool = False) -> dict[Box, list[int]]:
-    """Give the groups of `each` holders that have each box; `joined`, boxes of a group that touch are one."""
+    """Return the groups of `each` holders that have each box; `joined`, boxes of a group that touch are one."""
     boxes: dict[Box, list[int]] = {}
     for group, first in enumerate(range(0, len(held), each)):
         own = list(dict.fromkeys(box for holder in held[first : first + each] for box in holder))

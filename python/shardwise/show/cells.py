@@ -52,16 +52,16 @@ class Cells(Protocol):
         """The label of a cell."""
 
     def bounds(self, dim: int, cell: int) -> tuple[int, int]:
-        """Give where a cell begins and ends along a dim."""
+        """Return where a cell begins and ends along a dim."""
 
     def span(self, dim: int, start: int, stop: int) -> tuple[int, int]:
-        """Give start and stop along a dim of those cells of a range that are not empty."""
+        """Return start and stop along a dim of those cells of a range that are not empty."""
 
     def holders(self, index: CellIndex, most: int) -> tuple[list[Any], int]:
-        """Give the first holders of a cell, at most so many, and how many there are."""
+        """Return the first holders of a cell, at most so many, and how many there are."""
 
     def title(self, dim: int) -> str:
-        """Give the title of a side: its dim, and the axes that cut it where they are known."""
+        """Return the title of a side: its dim, and the axes that cut it where they are known."""
 
     def range_text(self, start: int, stop: int) -> str:
         """Write where a range of cells begins and ends, as `span` gives it."""
@@ -77,12 +77,12 @@ class ShardCells:
         self.counts, self.shape = partition.num_shards, partition.shape
 
     def bounds(self, dim: int, cell: int) -> tuple[int, int]:
-        """Give where a cell begins and ends along a dim."""
+        """Return where a cell begins and ends along a dim."""
         side = self._partition.shard_box(cell * math.prod(self.counts[dim + 1 :]))[dim]
         return side.start, side.stop
 
     def span(self, dim: int, start: int, stop: int) -> tuple[int, int]:
-        """Give start and stop along a dim of those cells of a range that are not empty."""
+        """Return start and stop along a dim of those cells of a range that are not empty."""
         first, last = self.bounds(dim, start), self.bounds(dim, stop - 1)
         if self._partition.size == 0 or (first[0] < first[1] and last[0] < last[1]):
             return first[0], last[1]
@@ -99,7 +99,7 @@ class ShardCells:
         return shard_id // math.prod(self.counts[dim + 1 :]) % self.counts[dim]
 
     def holders(self, index: CellIndex, most: int) -> tuple[list[Any], int]:
-        """Give the first holders of a cell, at most so many, and how many there are."""
+        """Return the first holders of a cell, at most so many, and how many there are."""
         shard_id = 0
         for position, count in zip(index, self.counts, strict=True):
             shard_id = shard_id * count + position
@@ -108,7 +108,7 @@ class ShardCells:
         return self._partition.devices_holding(shard_id), self._partition.replicas
 
     def title(self, dim: int) -> str:
-        """Give the title of a side: its dim, and the axes that cut it where they are known."""
+        """Return the title of a side: its dim, and the axes that cut it where they are known."""
         spec = self._partition.layout.axes[dim]
         names: tuple[Any, ...] = spec if isinstance(spec, tuple) else (spec,)
         by = (
@@ -134,23 +134,23 @@ class ChunkCells:
         self.counts = tuple(-(-size // chunk) for size, chunk in zip(self.shape, chunks, strict=True))
 
     def bounds(self, dim: int, cell: int) -> tuple[int, int]:
-        """Give where a cell begins and ends along a dim."""
+        """Return where a cell begins and ends along a dim."""
         chunk, size = self._chunks[dim], self.shape[dim]
         return min(cell * chunk, size), min((cell + 1) * chunk, size)
 
     def span(self, dim: int, start: int, stop: int) -> tuple[int, int]:
-        """Give start and stop along a dim of those cells of a range that are not empty."""
+        """Return start and stop along a dim of those cells of a range that are not empty."""
         return self.bounds(dim, start)[0], self.bounds(dim, stop - 1)[1]
 
     def holders(self, index: CellIndex, most: int) -> tuple[list[Any], int]:
-        """Give the first holders of a cell, at most so many, and how many there are."""
+        """Return the first holders of a cell, at most so many, and how many there are."""
         position = 0
         for part, count in zip(index, self.counts, strict=True):
             position = position * count + part
         return [self._tiling.holder_label(position)], 1
 
     def title(self, dim: int) -> str:
-        """Give the title of a side: its dim, and the axes that cut it where they are known."""
+        """Return the title of a side: its dim, and the axes that cut it where they are known."""
         return f"dim {dim}: {self.shape[dim]}, in chunks of {self._chunks[dim]}"
 
     def range_text(self, start: int, stop: int) -> str:
@@ -168,19 +168,19 @@ class DeviceCells:
         self.counts = self.shape = mesh.shape
 
     def bounds(self, dim: int, cell: int) -> tuple[int, int]:
-        """Give where a cell begins and ends along a dim."""
+        """Return where a cell begins and ends along a dim."""
         return cell, cell + 1
 
     def span(self, dim: int, start: int, stop: int) -> tuple[int, int]:
-        """Give start and stop along a dim of those cells of a range that are not empty."""
+        """Return start and stop along a dim of those cells of a range that are not empty."""
         return start, stop
 
     def holders(self, index: CellIndex, most: int) -> tuple[list[Any], int]:
-        """Give the first holders of a cell, at most so many, and how many there are."""
+        """Return the first holders of a cell, at most so many, and how many there are."""
         return [self._mesh.device(self._mesh.device_index(index))], 1
 
     def title(self, dim: int) -> str:
-        """Give the title of a side: its dim, and the axes that cut it where they are known."""
+        """Return the title of a side: its dim, and the axes that cut it where they are known."""
         return f"{short(xml_text(self._mesh.axis_names[dim]), 40)}: {self.shape[dim]}"
 
     def range_text(self, start: int, stop: int) -> str:
@@ -202,7 +202,7 @@ class CellBlock:
         return any(start >= stop for start, stop in self.box)
 
     def holders(self, most: int = MOST_NAMED) -> tuple[list[Any], int]:
-        """Give who holds its cells, all of them if there are at most `most`, and how many there are."""
+        """Return who holds its cells, all of them if there are at most `most`, and how many there are."""
         first, each = self.cells.holders(tuple(start for start, _ in self.ranges), most)
         total = self.size * each
         if self.size == 1 or total > most:
@@ -215,7 +215,7 @@ class CellBlock:
         return found, total
 
     def seams(self, dim: int | None) -> tuple[int, ...]:
-        """Give where it is cut inside, along a dim."""
+        """Return where it is cut inside, along a dim."""
         if dim is None:
             return ()
         start, stop = self.ranges[dim]
@@ -226,7 +226,7 @@ class CellBlock:
 
 
 def plane_of(counts: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Give the dims that the panels show, at most two: the last that are cut, then the last of the others.
+    """Return the dims that the panels show, at most two: the last that are cut, then the last of the others.
 
     Args:
         counts: for each thing in the picture, into how many each dim is cut.
@@ -261,7 +261,7 @@ def cell_ranges(
 
 
 def cell_blocks(cells: Cells, plane: Sequence[int], most: int, widest: int | None = None) -> list[CellBlock]:
-    """Give single cells if there are no more than that, else blocks of neighbours, of even sizes."""
+    """Return single cells if there are no more than that, else blocks of neighbours, of even sizes."""
     return [CellBlock(cells, block) for block in itertools.product(*cell_ranges(cells, plane, most, widest))]
 
 

@@ -29,7 +29,7 @@ THEMES = {"light": ("#ffffff", "#1b1f24", "#57606a"), "dark": ("#14181d", "#e6ed
 
 
 def look(key: int | None) -> tuple[str, str]:
-    """Give the fill and the pattern of a kind of tile.
+    """Return the fill and the pattern of a kind of tile.
 
     >>> look(1) != look(7) and look(1)[0] == look(7)[0]
     True
@@ -40,7 +40,7 @@ def look(key: int | None) -> tuple[str, str]:
 
 
 def heat(share: float) -> int:
-    """Give the number of the grey of an amount, as a share of the greatest one.
+    """Return the number of the grey of an amount, as a share of the greatest one.
 
     >>> heat(0.01), heat(0.5), heat(1)
     (0, 4, 7)

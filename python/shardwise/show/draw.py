@@ -130,17 +130,17 @@ def _tiling(argument: str, what: Any, shape: Sequence[int] | None, uneven: Uneve
 
 
 def notebook_svg(what: Any) -> str | None:
-    """Give the picture of what a notebook shows, or `None` if it has none: a layout without a mesh."""
+    """Return the picture of what a notebook shows, or `None` if it has none: a layout without a mesh."""
     return None if _is_unbound(what) else draw(what)
 
 
 def notebook_html(what: Any) -> str | None:
-    """Give the picture of what a notebook shows as HTML, or `None` if it has none."""
+    """Return the picture of what a notebook shows as HTML, or `None` if it has none."""
     return None if _is_unbound(what) else draw(what, form="html")
 
 
 def terminal_text(what: Any) -> str | None:
-    """Give the picture of what a terminal shows, or `None` if it has none."""
+    """Return the picture of what a terminal shows, or `None` if it has none."""
     return None if _is_unbound(what) else draw(what, form="text").rstrip()
 
 

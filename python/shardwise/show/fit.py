@@ -17,7 +17,7 @@ _MOST_PARTS = 32
 
 
 def fit_names(names: Sequence[str], size: int) -> list[str] | None:
-    """Give the names in at most `size` columns each; None if that would leave out what tells them apart.
+    """Return the names in at most `size` columns each; None if that would leave out what tells them apart.
 
     The parts that are left out are neighbours, and common to many of the names. Different names stay different.
 
@@ -40,7 +40,7 @@ def fit_names(names: Sequence[str], size: int) -> list[str] | None:
 
 
 def _shortened(parts: Sequence[str], counts: Counter[str], names: int, size: int) -> Iterator[str]:
-    """Give the ways to leave out neighbouring parts but neither the last nor the rarest, the best first."""
+    """Yield the ways to leave out neighbouring parts but neither the last nor the rarest, the best first."""
     if not 1 < len(parts) <= _MOST_PARTS:
         return
     worth = [math.log(1 + names / counts[part]) for part in parts]

@@ -13,7 +13,7 @@ _MOST_ROWS, _LONGEST = 512, 400
 
 
 def html_of(picture: Picture) -> str:
-    """Give a picture as a piece of HTML: its SVG, with a folded table of its tiles below.
+    """Return a picture as a piece of HTML: its SVG, with a folded table of its tiles below.
 
     >>> from shardwise.show.picture import View
     >>> "<svg " in html_of(Picture("nothing", "Nothing is drawn.", (View(("empty",), ()),)))
@@ -34,7 +34,7 @@ def html_of(picture: Picture) -> str:
 
 
 def table_html(caption: str, titles: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> str:
-    """Give a table with what it shows above it and notes below; a title that begins with `>` is one of numbers.
+    """Return a table with what it shows above it and notes below; a title that begins with `>` is one of numbers.
 
     >>> print(table_html("two", ("name", ">bytes"), [("a", "1 B"), ("b", "2 B")]))
     <div class="shardwise"><p>two</p><table><thead><tr><th>name</th><th style="text-align:right">bytes</th></tr></thead>

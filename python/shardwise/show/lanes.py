@@ -79,7 +79,7 @@ def packed_view(partition: Partition, name: str, captions: tuple[str, ...]) -> t
 def _rows(
     partition: Partition, dim: int, stretches: Sequence[tuple[str, int, int]], each: int
 ) -> list[list[tuple[str, tuple[int, int], str]]]:
-    """Give what the shards of each row hold of each part; of one shard with its boxes, of several what they have."""
+    """Return what the shards of each row hold of each part; of one shard with its boxes, of several what they have."""
     starts = [start for _, start, _ in stretches]
     found = []
     for first in range(0, partition.total_shards, each):
@@ -111,7 +111,7 @@ def _joined(parts: list[tuple[str, tuple[int, int]]]) -> list[tuple[str, tuple[i
 
 
 def _lane(partition: Partition, dim: int, start: int, stop: int) -> tuple[str, str]:
-    """Give the title of a row of shards, and who holds them."""
+    """Return the title of a row of shards, and who holds them."""
     replicas = partition.replicas
     count = (stop - start) * replicas
     if count <= MOST_NAMED:
@@ -166,7 +166,7 @@ def _most_pieces(spec: Any, size: int) -> int:
 
 
 def bars(title: str, rows: Sequence[tuple[str, int, str]]) -> Panel:
-    """Give a panel with a bar for each row, all of one colour: its name, its length, and that as text.
+    """Return a panel with a bar for each row, all of one colour: its name, its length, and that as text.
 
     >>> [tile.across for tile in bars("bytes", [("cpu:0", 4, "4 B"), ("cpu:1", 0, "0 B")]).tiles]
     [(0, 4)]

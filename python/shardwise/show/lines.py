@@ -12,7 +12,7 @@ Line = list[StyledText]
 
 
 def printable(text: str) -> str:
-    r"""Give text with its control characters escaped: a tensor's name must not steer the terminal.
+    r"""Return text with its control characters escaped: a tensor's name must not steer the terminal.
 
     >>> printable("h.0\x1b[2J")
     'h.0\\x1b[2J'
@@ -23,7 +23,7 @@ def printable(text: str) -> str:
 
 
 def width_of(text: str) -> int:
-    """Give how many columns of a terminal a text takes: wide characters, as those of Chinese, take two.
+    """Return how many columns of a terminal a text takes: wide characters, as those of Chinese, take two.
 
     >>> width_of("tp"), width_of("漢")
     (2, 2)

@@ -17,7 +17,7 @@ _NUMBER = re.compile(r"(?<![A-Za-z0-9])(0|[1-9][0-9]{0,8})(?![A-Za-z0-9])")
 
 
 def natural_key(name: str) -> tuple[int | str, ...]:
-    """Give a sort key that puts `h.10` after `h.9`.
+    """Return a sort key that puts `h.10` after `h.9`.
 
     >>> sorted(["h.10", "h.9", "wte"], key=natural_key)
     ['h.9', 'h.10', 'wte']

@@ -121,7 +121,7 @@ class Picture:
     turns: bool = False
 
     def tiles(self) -> Iterable[Tile]:
-        """Give the tiles of all panels."""
+        """Return the tiles of all panels."""
         return (tile for view in self.views for panel in view.panels for tile in panel.tiles)
 
 
@@ -132,7 +132,7 @@ class Drawable(Protocol):
 
 
 def xml_text(text: str) -> str:
-    r"""Give text without characters that XML does not allow, and without control characters.
+    r"""Return text without characters that XML does not allow, and without control characters.
 
     >>> xml_text("a\0b")
     'a\ufffdb'
@@ -143,7 +143,7 @@ def xml_text(text: str) -> str:
 
 
 def short(text: str, size: int) -> str:
-    """Give text of at most `size` characters; anything beyond that is taken out of its middle.
+    """Return text of at most `size` characters; anything beyond that is taken out of its middle.
 
     >>> short("model.layers.0.self_attn", 11)
     'mode…f_attn'

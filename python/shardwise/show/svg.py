@@ -175,7 +175,7 @@ class _Canvas:
         self.parts.append(f'<path class="line" d="M{x:.10g} {y:.10g}{path}" stroke-width="2"/>')
 
     def patterns(self, name: str) -> list[str]:
-        """Give the definitions of the patterns that have been used."""
+        """Return the definitions of the patterns that have been used."""
         if not self._patterns:
             return []
         found = [

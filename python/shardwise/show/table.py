@@ -56,7 +56,7 @@ def table_lines(
 
 
 def table_text(caption: str, titles: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> str:
-    """Give a table as text, with what it shows above it and notes below.
+    """Return a table as text, with what it shows above it and notes below.
 
     >>> print(table_text("two", ("name", ">bytes"), [("a", "12"), ("bcd", "3")], ["and more"]))
     two

@@ -64,7 +64,7 @@ def _cell(tile: Tile | None, most: int, level: int, stacked: bool) -> TextCell:
 
 
 def side_label(side: PanelSide | None, bounds: tuple[int, int], most: int) -> str:
-    """Give the label of a range of a side, or its bounds if it has none."""
+    """Return the label of a range of a side, or its bounds if it has none."""
     if side is None:
         return ""
     name = next((span.text for span in side.spans if (span.start, span.stop) == bounds), None)

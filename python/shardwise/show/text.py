@@ -44,7 +44,7 @@ def text_of(picture: Picture) -> str:
 
 
 def lines_of(picture: Picture, width: int) -> Iterator[Line]:
-    """Give the lines of a picture as text, with the styles of its tiles; see `text_of`."""
+    """Yield the lines of a picture as text, with the styles of its tiles; see `text_of`."""
     for number, view in enumerate(picture.views):
         if number:
             yield []

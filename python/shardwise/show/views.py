@@ -27,13 +27,13 @@ _MOST_COMPARED = 4096
 
 
 def mesh_picture(mesh: DeviceMesh) -> Picture:
-    """Give the picture of a mesh: its devices in rows and columns, without colours; in blocks if there are many."""
+    """Return the picture of a mesh: its devices in rows and columns, without colours; in blocks if there are many."""
     many = "1 device" if mesh.size == 1 else f"{mesh.size:,} devices"
     return _mesh_picture(mesh, (f"mesh {_mesh_text(mesh)}", f"{many}: {_devices_text(mesh)}"), None)
 
 
 def layout_picture(layout: TensorLayout, mesh: DeviceMesh) -> Picture:
-    """Give the picture of a layout that has no shape yet: its mesh, with the shard that each device holds.
+    """Return the picture of a layout that has no shape yet: its mesh, with the shard that each device holds.
 
     Devices that hold the same shard have its colour. Without a colour are shards of which there are too many, and of
     packed dims that do not know their size.
@@ -102,7 +102,7 @@ def _unit_partition(layout: TensorLayout) -> Partition | None:
 
 
 def tilings_picture(tilings: Sequence[Tiling], names: Sequence[str], more: str = "") -> Picture:
-    """Give the picture of who holds which part of a tensor, or of several tilings, each of its own shape perhaps.
+    """Return the picture of who holds which part of a tensor, or of several tilings, each of its own shape perhaps.
 
     What they have in common has the same colour in all of them: the first holder of a shard, or all holders of a block.
     If there are more shards than colours, they have none.
@@ -183,7 +183,7 @@ class _Colours:
         return list(self._texts).index(name)
 
     def listed(self, view: View, holders: Sequence[tuple[Any, str]]) -> View:
-        """Give a view whose tiles count a list of holders of its own; those of another view have the same look."""
+        """Return a view whose tiles count a list of holders of its own; those of another view have the same look."""
         if len({*self._texts, *(name for name, _ in holders)}) > MOST_KEYS:
             keys: list[int | None] = [None] * len(holders)
         else:

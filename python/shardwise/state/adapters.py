@@ -54,7 +54,7 @@ class Lora:
 def adapted(
     lora: Lora, name: str, shape: tuple[int, ...]
 ) -> Iterator[tuple[str, tuple[int, ...], tuple[int | None, ...]]]:
-    """Give the adapters of a weight: their names, shapes, and the dims of the weight by which each of theirs is cut.
+    """Yield the adapters of a weight: their names, shapes, and the dims of the weight by which each of theirs is cut.
 
     >>> for adapter in adapted(Lora(4, "up"), "up.weight", (12, 6)):
     ...     print(adapter)

@@ -66,7 +66,7 @@ class TrainingSetup:
 
 
 def pattern_of(argument: str, text: Any) -> re.Pattern[str] | None:
-    """Give a regular expression, or `None` for `None`.
+    """Return a regular expression, or `None` for `None`.
 
     Raises:
         LayoutError: if it is not one.
@@ -80,7 +80,7 @@ def pattern_of(argument: str, text: Any) -> re.Pattern[str] | None:
 
 
 def units_of(sharding: str, units: Any) -> Callable[[str], Hashable] | None:
-    """Give the function from names to what is flattened together; `None` if all is.
+    """Return the function from names to what is flattened together; `None` if all is.
 
     Raises:
         LayoutError: if the way to shard has no units, or it is not a regular expression.

@@ -24,7 +24,7 @@ class Bucket(NamedTuple):
 
 
 def buckets(sizes: Sequence[int], apart: Sequence[bool], most: int | None) -> list[Bucket]:
-    """Give the buckets of the parameters of one buffer.
+    """Return the buckets of the parameters of one buffer.
 
     Args:
         sizes: The elements of each parameter, from the last to the first.

@@ -55,7 +55,7 @@ def key_value_caches(
     dtype: Any = "bfloat16",
     block: int = 1,
 ) -> tuple[Cache, ...]:
-    """Give the caches of keys and values of a model, by the names of Hugging Face's checkpoints.
+    """Return the caches of keys and values of a model, by the names of Hugging Face's checkpoints.
 
     Args:
         config: the model's `config.json`, for heads, windows and latent attention.

@@ -37,7 +37,7 @@ class ModelTensor(NamedTuple):
 
 
 def described(tensors: Mapping[str, Any], weights: Any) -> list[ModelTensor]:
-    """Give the tensors of a mapping by name, floating-point ones in another dtype if `weights` is one.
+    """Return the tensors of a mapping by name, floating-point ones in another dtype if `weights` is one.
 
     Raises:
         TypeError: if a tensor has no shape or no dtype.
@@ -88,7 +88,7 @@ def with_adapters(
     leaders: Mapping[str, str],
     logical: Mapping[str, tuple[int, ...]],
 ) -> list[ModelTensor]:
-    """Give the tensors with the adapters of each weight after it.
+    """Return the tensors with the adapters of each weight after it.
 
     Args:
         tensors: the tensors.

@@ -15,7 +15,7 @@ _MOST_DEVICES = 1 << 20
 
 
 def state_picture(state: Any) -> Picture:
-    """Give the picture of a training state."""
+    """Return the picture of a training state."""
     each = state.device_bytes
     at = int(each.argmax())
     device, most = state.fullest

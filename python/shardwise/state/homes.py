@@ -49,7 +49,7 @@ class Home:
         self.places, self.rows = self.places.reshape(-1, size), self.rows.reshape(-1, size)
 
     def variants(self) -> list[int]:
-        """Give for each row the first row with the same shapes."""
+        """Return for each row the first row with the same shapes."""
         if self._variants is None:
             odd = [cut for _, cut, _ in self.tensors if len(cut.shapes) > 1]
             firsts = self.places[:, 0].tolist()

@@ -120,7 +120,7 @@ _SIMPLE = {
 
 
 def optimizer_of(given: Any, argument: str = "optimizer") -> Optimizer:
-    """Give the optimizer of a name, or of dtypes that are given by hand.
+    """Return the optimizer of a name, or of dtypes that are given by hand.
 
     Args:
         given: One of `OPTIMIZERS`, or a mapping from names of arrays of the parameter's shape to their dtypes.

@@ -17,7 +17,7 @@ _MOST = 64
 
 
 def page_of(state: Any, title: str) -> str:
-    """Give the page of a training state: bars by kind and by device, and tables of both."""
+    """Return the page of a training state: bars by kind and by device, and tables of both."""
     kinds = state.kinds
     rows = []
     for devices, sizes in state.alike()[:_MOST]:

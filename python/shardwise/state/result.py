@@ -206,7 +206,7 @@ class TrainingState(Drawn):
         return f"it has {bytes_text(gap)} more than {label}, the emptiest: {', '.join(said)}"
 
     def totals(self) -> dict[str, tuple[int, int]]:
-        """Give the bytes of each kind on all devices together, held and allocated."""
+        """Return the bytes of each kind on all devices together, held and allocated."""
         return {kind: (int(held.sum()), int(room.sum())) for kind, (held, room) in self._figures.items()}
 
     def of(self, device: Any) -> list[Kept]:
@@ -280,7 +280,7 @@ class TrainingState(Drawn):
         return self.fullest[1] <= memory
 
     def to_dict(self) -> dict[str, Any]:
-        """Give all figures as objects, lists and numbers."""
+        """Return all figures as objects, lists and numbers."""
         device, most = self.fullest
         meshes = self._meshes or {"mesh": self._world}
         stages = next((name for name, one in meshes.items() if "pp" in one.axis_names), None)

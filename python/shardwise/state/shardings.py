@@ -23,7 +23,7 @@ __all__ = ["entries"]
 
 
 def entries(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[StateShare]:
-    """Give all that a rank of a data-parallel group keeps, for each rank of it.
+    """Yield all that a rank of a data-parallel group keeps, for each rank of it.
 
     Args:
         recipe: What is kept, and how it is sharded.

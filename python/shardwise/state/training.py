@@ -377,7 +377,7 @@ class _StateMaker:
         return entries(recipe, parts, ways)
 
     def _locals(self, parts: Sequence[tuple[HomeCut, tuple[int, ...], tuple[Any, ...]]]) -> list[Local]:
-        """Give the parts in their order, each with the number of its place; Megatron's stacked experts one by one."""
+        """Return the parts in their order, each with the number of its place; Megatron's stacked experts one by one."""
         is_megatron = self._recipe.sharding in ("megatron", "megatron-ddp")
         found: list[Local] = []
         for at, (cut, shape, (bits, trained, unit, is_matrix, apart)) in enumerate(parts):

@@ -24,7 +24,7 @@ def gpt(
     tied: bool = False,
     world: Sequence[Hashable] | DeviceMesh | None = None,
 ) -> Deployment:
-    """Give the deployment of a GPT model, dense or with experts, as Megatron-Core holds it.
+    """Return the deployment of a GPT model, dense or with experts, as Megatron-Core holds it.
 
     Args:
         ranks: Megatron's ranks.

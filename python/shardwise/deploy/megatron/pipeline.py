@@ -28,7 +28,7 @@ def pipeline(
     layout: str | None = None,
     mtp: int | None = None,
 ) -> Stages:
-    """Give the stages of a pipeline as Megatron-Core splits the layers.
+    """Return the stages of a pipeline as Megatron-Core splits the layers.
 
     Args:
         num_layers: the transformer layers.

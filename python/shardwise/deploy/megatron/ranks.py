@@ -145,7 +145,7 @@ class Ranks:
         return DeviceMesh(list(reversed(sizes.values())), names)
 
     def groups(self, token: str, *, expert: bool = False) -> RankGroups:
-        """Give the groups of ranks that differ along the axes of a token only: `RankGenerator.get_ranks`.
+        """Return the groups of ranks that differ along the axes of a token only: `RankGenerator.get_ranks`.
 
         Args:
             token: Megatron's names of the axes, such as `"tp-dp"`, in any order.
@@ -169,7 +169,7 @@ class Ranks:
         return tuple(map(tuple, rows))
 
     def process_groups(self) -> dict[str, RankGroups]:
-        """Give all groups that `initialize_model_parallel` makes, by the descriptions that it gives them.
+        """Return all groups that `initialize_model_parallel` makes, by the descriptions that it gives them.
 
         >>> Ranks(8, tp=2, pp=2).process_groups()["EMBEDDING_GROUP"]
         ((0, 4), (1, 5), (2, 6), (3, 7))

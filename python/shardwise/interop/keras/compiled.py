@@ -14,7 +14,7 @@ __all__ = ["sharded_value"]
 
 
 def sharded_value(initializer: Callable[..., Any], shape: tuple[int, ...], dtype: str, sharding: Any) -> Any:
-    """Give the `jax.Array` that an initializer makes, each device computing its shard of it.
+    """Return the `jax.Array` that an initializer makes, each device computing its shard of it.
 
     What Keras's own initializers make is compiled once for all variables of one shape, dtype and sharding, with the
     seed as an argument; any other initializer is compiled for each variable, since its dependencies are unknown.
@@ -70,7 +70,7 @@ class _SpentGenerator(keras.random.SeedGenerator):  # type: ignore[misc]
         self._drawn = state
 
     def next(self, ordered: bool = True) -> Any:
-        """Give what was drawn."""
+        """Return what was drawn."""
         return self._drawn
 
 

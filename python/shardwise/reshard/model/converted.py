@@ -51,7 +51,7 @@ def rewritten_model(
     tiling: Callable[[str, tuple[int, ...]], Tiling],
     weights: Components,
 ) -> tuple[dict[str, Described], dict[str, Assembled], tuple[Components, Components]]:
-    """Give the tensors of the source, and those of the destination, made of them.
+    """Return the tensors of the source, and those of the destination, made of them.
 
     Args:
         tensors: The shapes and dtypes of the tensors.
@@ -181,7 +181,7 @@ class Sources:
         self._kept: dict[int, Tiling] = {}
 
     def of(self, name: str, tensor: Assembled, dst: Tiling) -> tuple[Tiling, PieceRows | None, tuple[str, ...]]:
-        """Give a tensor's tiling before it moves, where its pieces are, and the names of what it is made of.
+        """Return a tensor's tiling before it moves, where its pieces are, and the names of what it is made of.
 
         Args:
             name: its name.
@@ -207,7 +207,7 @@ class Sources:
         return *self._made[key], tuple(names)
 
     def stored(self, name: str) -> Tiling:
-        """Give the tiling of a stored tensor."""
+        """Return the tiling of a stored tensor."""
         found = self._tiling(name, self._tensors[name][0])
         self._kept[id(found)] = found
         return found

@@ -91,7 +91,7 @@ class Descriptors:
         return _volume(self.copies)
 
     def digest(self, peer: Any) -> bytes:
-        """Give 32 bytes that are equal on both sides if two holders have the same rows for each other.
+        """Return 32 bytes that are equal on both sides if two holders have the same rows for each other.
 
         They are of the names, the dtypes and the rows of what the two send to each other, in both directions.
 

@@ -67,7 +67,7 @@ class Block(NamedTuple):
 
 
 def block_of(name: str, array: Array) -> Block:
-    """Give the bytes of an array in C order."""
+    """Return the bytes of an array in C order."""
     start = int(array.__array_interface__["data"][0])
     return Block(name, start, start + array.nbytes)
 
@@ -133,7 +133,7 @@ memory of its own
 
 
 def repeats_in(out: Mapping[str, Any], names: Mapping[str, int]) -> list[tuple[Repeat, int]]:
-    """Give those keys of `out` that are further places of tensors, each with the number of its tensor.
+    """Return those keys of `out` that are further places of tensors, each with the number of its tensor.
 
     Args:
         out: what a runner writes into, by name.
@@ -154,5 +154,5 @@ def _shared(one: Block, other: Block) -> LayoutError:
 
 
 def array_name(what: str, name: str) -> str:
-    """Give what messages call an array of a mapping."""
+    """Return what messages call an array of a mapping."""
     return f"{what}[{shown(str(name))}]"

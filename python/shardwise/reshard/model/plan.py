@@ -222,23 +222,23 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         return self._devices
 
     def bytes_sent(self) -> dict[Any, int]:
-        """Give the bytes of all tensors that each device sends, by label, in the order of `devices`."""
+        """Return the bytes of all tensors that each device sends, by label, in the order of `devices`."""
         return dict(zip(self._devices, self._sent.tolist(), strict=True))
 
     def bytes_received(self) -> dict[Any, int]:
-        """Give the bytes of all tensors that each device receives, by label, in the order of `devices`."""
+        """Return the bytes of all tensors that each device receives, by label, in the order of `devices`."""
         return dict(zip(self._devices, self._received.tolist(), strict=True))
 
     def bytes_kept(self) -> dict[Any, int]:
-        """Give the bytes of all tensors that each device already has, by label, in the order of `devices`."""
+        """Return the bytes of all tensors that each device already has, by label, in the order of `devices`."""
         return dict(zip(self._devices, self._kept.tolist(), strict=True))
 
     def total_bytes(self) -> int:
-        """Give the bytes that move in all."""
+        """Return the bytes that move in all."""
         return sum(self._sent.tolist())
 
     def descriptors(self, holder: Any) -> Descriptors:
-        """Give what one holder sends, receives and copies, over all tensors, as arrays for a transport.
+        """Return what one holder sends, receives and copies, over all tensors, as arrays for a transport.
 
         They are made of the holder's own part only, and both sides of a transfer have equal rows: nobody has to send a
         plan to others. Tensors of equal shapes and layouts share their arithmetic.
@@ -290,7 +290,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         return explain_model(self, bits, senders, receivers, boxes, bool(self._sources))
 
     def program(self, holder: Any, memory: int | None = None) -> ModelProgram:
-        """Give what one holder has to do for all tensors: one list of messages to and from each of its peers.
+        """Return what one holder has to do for all tensors: one list of messages to and from each of its peers.
 
         Args:
             holder: the label of the holder, in the source or in the destination.

@@ -73,7 +73,7 @@ class ModelProgram:
         return Phase(self.descriptors, self.messages), *self.sums
 
     def digest(self, peer: Any) -> bytes:
-        """Give 32 bytes that are equal on both sides if two holders agree on all that they send to each other.
+        """Return 32 bytes that are equal on both sides if two holders agree on all that they send to each other.
 
         Raises:
             LayoutError: if there is no such peer.

@@ -63,7 +63,7 @@ class TensorGroup(NamedTuple):
     lowered: dict[bool, _Looped]
 
     def only(self, wanted: npt.NDArray[np.bool_]) -> TensorGroup:
-        """Give the group with some of its tensors."""
+        """Return the group with some of its tensors."""
         return self._replace(tensors=self.tensors[wanted], sources=self.sources[wanted], bits=self.bits[wanted])
 
 

@@ -126,7 +126,7 @@ def _pack(transport: Transport, arrays: Mapping[int, Any], rows: Sequence[RowNum
 
 
 def runs_view(transport: Transport, arrays: Mapping[int, Any], row: RowNumbers, side: str) -> Any:
-    """Give the runs of a row on a side, as a view (count, bytes) of memory that is known to be large enough."""
+    """Return the runs of a row on a side, as a view (count, bytes) of memory that is known to be large enough."""
     if side == "src":
         return transport.runs(arrays[row[_SRC]], row[_SRC_OFFSET], row[_COUNT], row[_BYTES], row[_SRC_STRIDE])
     return transport.runs(arrays[row[_DST]], row[_DST_OFFSET], row[_COUNT], row[_BYTES], row[_DST_STRIDE])

@@ -105,7 +105,7 @@ class TilingSide:
         return said
 
     def tiling(self, name: str, shape: tuple[int, ...]) -> Tiling:
-        """Give the tiling of a tensor.
+        """Return the tiling of a tensor.
 
         Raises:
             LayoutError: if it has none, or a layout does not fit.

@@ -127,7 +127,7 @@ class Transport:
         check_addable(dtype)
 
     def bytes_of(self, what: str, name: str, array: Any, least: int) -> Any:
-        """Give the bytes of an array, which has as many as are needed.
+        """Return the bytes of an array, which has as many as are needed.
 
         Raises:
             ValueError: if it is not in C order, or is read-only and written.
@@ -142,7 +142,7 @@ class Transport:
         return array.reshape(-1).view(np.uint8)
 
     def block_of(self, name: str, memory: Any) -> Block:
-        """Give the place of bytes."""
+        """Return the place of bytes."""
         return block_of(name, memory)
 
 
@@ -153,7 +153,7 @@ def memory_of(
     out: Mapping[str, Any],
     spare: Mapping[str, Any] | None = None,
 ) -> tuple[Memory, dict[int, Any]]:
-    """Give the bytes of the arrays that a program names, and the dtypes of those that have partial sums; checks both.
+    """Return the bytes of the arrays that a program names, and the dtypes of those that have partial sums; checks both.
 
     Args:
         phases: those of the program.
@@ -238,7 +238,7 @@ def _dtypes(
 
 
 def name_of_dtype(dtype: Any) -> str:
-    """Give the name of a dtype, the same for that of an array, of a tensor of PyTorch and of a plan.
+    """Return the name of a dtype, the same for that of an array, of a tensor of PyTorch and of a plan.
 
     >>> name_of_dtype("F32"), name_of_dtype(np.dtype("float32")), name_of_dtype(">f4")
     ('float32', 'float32', '>f4')

@@ -81,7 +81,7 @@ def memory_digests(
     memory: Mapping[str, Any],
     uneven: UnevenRule = "even",
 ) -> MemoryDigests:
-    """Give the digests of all that a device holds of a model, in one call.
+    """Return the digests of all that a device holds of a model, in one call.
 
     Args:
         layouts: who holds what: a `Deployment`, a `LayoutMap`, or a mapping from names to layouts.

@@ -26,7 +26,7 @@ _SEAL, _END = b',\n "sha256": "', b'"\n}'
 
 
 def sealed(text: bytes) -> bytes:
-    """Give the text of a manifest, a JSON object with an entry on each line, with a SHA-256 of itself as the last."""
+    """Return the text of a manifest, a JSON object with an entry on each line, with a SHA-256 of itself as the last."""
     return text.removesuffix(b"\n}") + _SEAL + hashlib.sha256(text).hexdigest().encode() + _END
 
 
@@ -120,7 +120,7 @@ def read_manifest(folder: Location) -> dict[str, Any]:
 
 
 def damaged_files(folder: Location, manifest: dict[str, Any]) -> dict[str, str]:
-    """Give the files of a manifest that are missing or have another size, with what is wrong."""
+    """Return the files of a manifest that are missing or have another size, with what is wrong."""
     found = {}
     for name, said in manifest["files"].items():
         try:

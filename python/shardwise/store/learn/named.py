@@ -38,7 +38,7 @@ _FACTOR = re.compile(r"(\w+)=(\d+)")
 def with_sizes_named(
     entries: Iterable[Mapping[str, Any]], config: Config
 ) -> tuple[list[dict[str, Any]], dict[str, str | list[str]]]:
-    """Give rewrites with names in place of sizes, and the numbers that have these names.
+    """Return rewrites with names in place of sizes, and the numbers that have these names.
 
     A name that has this size by chance does no harm: with another configuration the parts of a tensor do not add up to
     its shape, and it is refused.
@@ -54,7 +54,7 @@ def with_sizes_named(
 
 
 def numbers_for(texts: Iterable[str], config: Config) -> dict[str, str | list[str]]:
-    """Give the numbers that expressions name, as a rules file defines them.
+    """Return the numbers that expressions name, as a rules file defines them.
 
     >>> numbers_for(["groups"], {"num_attention_heads": 8, "num_key_value_heads": 2})
     {'heads': 'num_attention_heads', 'groups': ['num_key_value_heads', 'heads']}
@@ -65,7 +65,7 @@ def numbers_for(texts: Iterable[str], config: Config) -> dict[str, str | list[st
 
 
 def size_value(text: str, config: Config) -> int | None:
-    """Give the value of an expression in the names of sizes; `None` if the configuration lacks one.
+    """Return the value of an expression in the names of sizes; `None` if the configuration lacks one.
 
     >>> size_value("groups*d", {"num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 64})
     16

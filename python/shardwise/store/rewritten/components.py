@@ -37,7 +37,7 @@ def quantized_tensors(
 
 
 def outline_of(tensors: Mapping[str, Assembled]) -> Outline:
-    """Give the shapes and dtypes of tensors."""
+    """Return the shapes and dtypes of tensors."""
     return {name: (made.shape, made.dtype) for name, made in tensors.items()}
 
 
@@ -72,7 +72,7 @@ def weights_after(
 def component_partitions(
     found: Components, tensors: Outline, layouts: Placing, uneven: UnevenRule
 ) -> dict[str, Partition | SharedTiling]:
-    """Give how the components of quantized weights are cut, and the bytes of tensors of packed elements, by name.
+    """Return how the components of quantized weights are cut, and the bytes of tensors of packed elements, by name.
 
     Raises:
         LayoutError: if a cut falls within a block or a byte; names the weight, and what would fit.

@@ -35,7 +35,7 @@ class Grouped(NamedTuple):
 def grouped_values(
     checkpoint: StoredCheckpoint, values: Mapping[str, str], tensors: Mapping[str, Assembled]
 ) -> Grouped:
-    """Give the values that are kept, with those of groups under the new names of their parameters.
+    """Return the values that are kept, with those of groups under the new names of their parameters.
 
     Args:
         checkpoint: The source.

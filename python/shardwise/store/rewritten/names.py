@@ -102,7 +102,7 @@ class Renamed(NamedTuple):
 
 
 def replacements(rename: Any) -> list[Replacement]:
-    """Give the patterns with their replacements in `rename`, a mapping or a sequence of pairs."""
+    """Return the patterns with their replacements in `rename`, a mapping or a sequence of pairs."""
     if not isinstance(rename, (Mapping, Sequence)) or isinstance(rename, (str, bytes)):
         raise TypeError(f"rename must be a mapping or a sequence of pairs, got {shown(rename)}")
     pairs = list(rename.items()) if isinstance(rename, Mapping) else list(rename)
@@ -113,7 +113,7 @@ def replacements(rename: Any) -> list[Replacement]:
 
 
 def checked_which(which: Any) -> Which:
-    """Give the choice of tensors, or refuse it."""
+    """Return the choice of tensors, or refuse it."""
     if which not in get_args(Which):
         raise LayoutError(f"which is {shown(which)}; it must be one of {', '.join(map(repr, get_args(Which)))}")
     chosen: Which = which
@@ -121,7 +121,7 @@ def checked_which(which: Any) -> Which:
 
 
 def chosen_part(checkpoint: StoredCheckpoint, which: Which) -> tuple[StoredCheckpoint, list[LeftOut]]:
-    """Give a checkpoint without its training state or without its weights, and say what that leaves out.
+    """Return a checkpoint without its training state or without its weights, and say what that leaves out.
 
     Raises:
         LayoutError: if nothing is left.
@@ -153,7 +153,7 @@ def renamed_tensors(
     stored: Callable[[str, str, Partition | SharedTiling | None], Wanted],
     config: Mapping[str, Any],
 ) -> Renamed:
-    """Give the tensors by their new names: renamed, then rewritten; and the quantized weights among them.
+    """Return the tensors by their new names: renamed, then rewritten; and the quantized weights among them.
 
     Those that are not wanted are left out first. States of an optimizer keep their dtype, and follow their weights.
     """
@@ -181,7 +181,7 @@ def renamed_tensors(
 
 
 def new_names(checkpoint: StoredCheckpoint, naming: Naming) -> dict[str, str]:
-    """Give each tensor's name after `rename`: that of a state of an optimizer changes as its weight's does.
+    """Return each tensor's name after `rename`: that of a state of an optimizer changes as its weight's does.
 
     Where its weight keeps its name, a pattern may change the state's own.
     """
@@ -227,7 +227,7 @@ def refuse_unreadable(checkpoint: StoredCheckpoint, naming: Naming) -> None:
 
 
 def chosen(made: dict[str, Assembled], naming: Naming, path: Location) -> dict[str, Assembled]:
-    """Give the tensors that are asked for; refuse a pattern that is found in none of their names."""
+    """Return the tensors that are asked for; refuse a pattern that is found in none of their names."""
     found = {name: tensor for name, tensor in made.items() if naming.is_chosen(name)}
     if naming.only is not None and not found:
         raise LayoutError(f"only is {shown(naming.only.pattern)}, which does not match any name of {path}")

@@ -31,7 +31,7 @@ def rewritten_view(
     *,
     with_values: bool = False,
 ) -> StoredCheckpoint:
-    """Give an open checkpoint as new names and rewrites make it; it is to be closed after this.
+    """Return an open checkpoint as new names and rewrites make it; it is to be closed after this.
 
     Args:
         checkpoint: The source.

@@ -160,7 +160,7 @@ class StoredCheckpoint(Worded, ReadsFiles, Mapping[str, StoredTensor]):
         self._closed = False
 
     def __getitem__(self, name: str) -> StoredTensor:
-        """Give a tensor's description.
+        """Return a tensor's description.
 
         Raises:
             KeyError: if there is no tensor of this name; says which names are like it.
@@ -188,7 +188,7 @@ class StoredCheckpoint(Worded, ReadsFiles, Mapping[str, StoredTensor]):
         return tensor.read(box, out=out, memory=memory)
 
     def sums(self) -> Iterable[StoredSum]:
-        """Give the ranges of the files for which the checkpoint has a CRC-32, as far as its format has them.
+        """Return the ranges of the files for which the checkpoint has a CRC-32, as far as its format has them.
 
         Raises:
             ParseError: if the file does not hold what its index says.
@@ -201,7 +201,7 @@ class StoredCheckpoint(Worded, ReadsFiles, Mapping[str, StoredTensor]):
         return sum(bytes_for(math.prod(shape), dtype.bits) for _, dtype, shape in self.described())
 
     def described(self) -> Iterator[tuple[str, Dtype, tuple[int, ...]]]:
-        """Give the name, dtype and shape of each tensor, without making any that is not made yet."""
+        """Return the name, dtype and shape of each tensor, without making any that is not made yet."""
         if isinstance(self._tensors, LazyTensors):
             return self._tensors.described()
         return ((name, tensor.known_dtype, tensor.shape) for name, tensor in self._tensors.items())
@@ -212,7 +212,7 @@ class StoredCheckpoint(Worded, ReadsFiles, Mapping[str, StoredTensor]):
         return Training(self)
 
     def part(self, is_kept: Callable[[str], bool]) -> StoredCheckpoint:
-        """Give a view of those of its tensors and values whose names are kept; it has the same files."""
+        """Return a view of those of its tensors and values whose names are kept; it has the same files."""
         names = [name for name in self if is_kept(name)]
         lazy = self._tensors
         tensors = lazy.chosen(names) if isinstance(lazy, LazyTensors) else {name: lazy[name] for name in names}

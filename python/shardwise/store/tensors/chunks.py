@@ -23,7 +23,7 @@ ChunkIndex = tuple[int, ...]
 
 
 def stored_cells(shape: Sequence[int], chunk: Sequence[int], cells: Iterator[ChunkIndex]) -> list[ChunkIndex]:
-    """Give those of the cells that hold elements of the tensor, in C order."""
+    """Return those of the cells that hold elements of the tensor, in C order."""
     if 0 in shape:
         return []
     counts = _counts(shape, chunk)
@@ -31,7 +31,7 @@ def stored_cells(shape: Sequence[int], chunk: Sequence[int], cells: Iterator[Chu
 
 
 def missing_cell(shape: Sequence[int], chunk: Sequence[int], cells: Sequence[ChunkIndex]) -> ChunkIndex | None:
-    """Give the first cell of the grid that is not among these, which are in C order; None if none is missing."""
+    """Return the first cell of the grid that is not among these, which are in C order; None if none is missing."""
     counts = _counts(shape, chunk)
     if 0 in shape or len(cells) == math.prod(counts):
         return None
@@ -44,7 +44,7 @@ def missing_cell(shape: Sequence[int], chunk: Sequence[int], cells: Sequence[Chu
 
 
 def overlapping(ranges: npt.NDArray[np.uint64]) -> int | None:
-    """Give the first byte that two of these ranges share; None if there is none.
+    """Return the first byte that two of these ranges share; None if there is none.
 
     >>> overlapping(np.array([[8, 4], [0, 4], [4, 4]], np.uint64)) is None
     True
@@ -68,7 +68,7 @@ def grid_pieces(
     fill: npt.NDArray[Any] | None,
     path: Location,
 ) -> ListedPieces:
-    """Give the pieces of a tensor: its stored chunks, then boxes of the others.
+    """Return the pieces of a tensor: its stored chunks, then boxes of the others.
 
     Args:
         shape: Elements per dim.

@@ -45,7 +45,7 @@ def _boxes(shape: tuple[int, ...], ranges: tuple[tuple[int, int], ...]) -> FlatB
 
 
 def flat_boxes(shape: tuple[int, ...], ranges: Sequence[tuple[int, int]]) -> FlatBoxes:
-    """Give the boxes that ranges of a flattened tensor are; an empty range is none.
+    """Return the boxes that ranges of a flattened tensor are; an empty range is none.
 
     Args:
         shape: The shape of the tensor.

@@ -59,7 +59,7 @@ class HeaderDigests:
         self._held.setdefault(file.path, []).append((start, start + size, is_value))
 
     def damaged(self) -> Iterator[Location]:
-        """Give the paths of the files in which what surrounds the tensors is not what was written."""
+        """Yield the paths of the files in which what surrounds the tensors is not what was written."""
         for name, expected in self._expected.items():
             if name not in self._files or _digest(self._files[name], sorted(self._held[name])) != expected:
                 yield name

@@ -64,7 +64,7 @@ def kind_of(head: bytes) -> str:
 
 
 def _text(head: bytes) -> str | None:
-    """Give the first bytes as text, if they are text: the last character may be cut."""
+    """Return the first bytes as text, if they are text: the last character may be cut."""
     try:
         text = head.decode()
     except UnicodeDecodeError as error:

@@ -39,7 +39,7 @@ class LazyTensors(Mapping[str, StoredTensor], Generic[Listing]):
         self._made = dict(made or {})
 
     def described(self) -> Iterator[tuple[str, Dtype, tuple[int, ...]]]:
-        """Give the name, dtype and shape of each tensor; none is made."""
+        """Yield the name, dtype and shape of each tensor; none is made."""
         describe = self._describe
         for name, row in self._rows.items():
             yield name, *describe(row)
@@ -52,7 +52,7 @@ class LazyTensors(Mapping[str, StoredTensor], Generic[Listing]):
         return made
 
     def chosen(self, names: Iterable[str]) -> LazyTensors[Listing]:
-        """Give some of the tensors; none is made."""
+        """Return some of the tensors; none is made."""
         rows = {name: self._rows[name] for name in names}
         return LazyTensors(
             rows, self._describe, self._make, {name: self._made[name] for name in rows if name in self._made}

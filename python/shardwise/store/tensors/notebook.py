@@ -23,7 +23,7 @@ _MOST_TENSORS = 100_000
 
 
 def tensor_picture(tensor: Any) -> Picture:
-    """Give the picture of a tensor: which file holds which boxes of it; two copies of a box are replicas."""
+    """Return the picture of a tensor: which file holds which boxes of it; two copies of a box are replicas."""
     about = f"{tensor.name}: {tensor.dtype}, {bytes_text(tensor.nbytes)}"
     tiling = tensor.tiling
     if len(tensor.pieces) + len(tensor.replicas) <= _MOST_PIECES:
@@ -40,7 +40,7 @@ def tensor_picture(tensor: Any) -> Picture:
 
 
 def checkpoint_table(checkpoint: Any) -> tuple[str, tuple[str, ...], list[tuple[str, ...]], list[str]]:
-    """Give a table of the tensors of a checkpoint, those that differ only in a number as one row, and its totals."""
+    """Return a table of the tensors of a checkpoint, those that differ only in a number as one row, and its totals."""
     described = itertools.islice(checkpoint.described(), _MOST_TENSORS)
     groups = group_names((name, (dtype, shape)) for name, dtype, shape in described)
     rows: list[tuple[str, ...]] = []

@@ -52,7 +52,7 @@ def _quantized(tensors: Outline, config: Mapping[str, Any], read: Callable[[str]
 
 
 def reader_of(checkpoint: StoredCheckpoint) -> Callable[[str], bytes | None]:
-    """Give what reads small tensors: shapes, `quant_state` and orders; `None` for large ones."""
+    """Return what reads small tensors: shapes, `quant_state` and orders; `None` for large ones."""
 
     def read(name: str) -> bytes | None:
         return None if checkpoint[name].nbytes > _LARGEST_INDEX else checkpoint.read(name).tobytes()

@@ -273,7 +273,7 @@ class StoredTensor(Drawn, ReadsFiles):
         return StoredTensor(self.name, dtype, shape, pieces, replicas=replicas, alias_of=self.alias_of)
 
     def array(self) -> npt.NDArray[Any]:
-        """Give the tensor as a read-only, memory-mapped array, without a copy.
+        """Return the tensor as a read-only, memory-mapped array, without a copy.
 
         The array outlives the checkpoint. Reading it after the file has been truncated kills the process (SIGBUS);
         `read` is safe.

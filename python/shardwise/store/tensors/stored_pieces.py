@@ -201,5 +201,5 @@ def check_chunk(what: str, chunk: int, memory: int, more: int = 0) -> None:
 
 
 def whole_box(shape: tuple[int, ...]) -> Bounds:
-    """Give the box that is the whole tensor."""
+    """Return the box that is the whole tensor."""
     return tuple((0, size) for size in shape)

@@ -104,7 +104,7 @@ class Buffers:
             )
 
     def groups(self, objects: Mapping[str, StoredObject]) -> list[Group]:
-        """Give the groups of the optimizer, which each model-parallel rank has."""
+        """Return the groups of the optimizer, which each model-parallel rank has."""
         found: list[Group] = []
         for rank in range(self.arguments.tp * self.arguments.pp):
             name = self.held.said.get(rank, {}).get("optimizer")

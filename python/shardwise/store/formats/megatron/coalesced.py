@@ -25,7 +25,7 @@ SAVE_AGAIN = "start Megatron's training script once with --dist-ckpt-optim-fully
 def coalesced_states(
     container: Container, value: Any, buffers: Sequence[Sequence[Parameter]], rank: str
 ) -> Iterator[tuple[Parameter, str, list[Run]]]:
-    """Give each state of each parameter of a rank, and where its elements lie.
+    """Yield each state of each parameter of a rank, and where its elements lie.
 
     Args:
         container: What holds the arrays.

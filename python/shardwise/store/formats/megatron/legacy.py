@@ -181,7 +181,7 @@ class _RankFiles:
         self.parameters: dict[tuple[int, int], list[list[tuple[Parameter, SavedTensor]]]] = {}
 
     def contents(self) -> tuple[dict[str, StoredTensor], dict[str, StoredObject]]:
-        """Give the tensors and values of the checkpoint."""
+        """Return the tensors and values of the checkpoint."""
         self._place()
         groups: list[Group] = []
         members: dict[int, list[str]] = {}

@@ -93,7 +93,7 @@ class Run(NamedTuple):
 
 
 def state_pieces(blocks: Sequence[Bounds], runs: Iterable[Run], itemsize: int = 4) -> Iterator[StoredPiece]:
-    """Give the pieces of a tensor that runs of a flattened parameter of these blocks hold."""
+    """Yield the pieces of a tensor that runs of a flattened parameter of these blocks hold."""
     for run in runs:
         at = 0
         for block in blocks:
@@ -135,7 +135,7 @@ def tensor_of_ranks(
     copies: Sequence[StoredPiece],
     where: object,
 ) -> StoredTensor:
-    """Give the tensor whose pieces several ranks hold, each as often as it is copied.
+    """Return the tensor whose pieces several ranks hold, each as often as it is copied.
 
     Raises:
         ParseError: if the pieces do not tile it.

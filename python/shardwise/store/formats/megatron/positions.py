@@ -14,7 +14,7 @@ _MOST_WAYS = 4096
 
 
 def by_buffer(chunks: Iterable[Sequence[Parameter]]) -> list[list[Parameter]]:
-    """Give the parameters of each buffer: of one chunk of the model and one dtype, in the order of the model."""
+    """Return the parameters of each buffer: of one chunk of the model and one dtype, in the order of the model."""
     found: list[list[Parameter]] = []
     for chunk in chunks:
         by_dtype: dict[str, list[Parameter]] = {}
@@ -25,7 +25,7 @@ def by_buffer(chunks: Iterable[Sequence[Parameter]]) -> list[list[Parameter]]:
 
 
 def in_buckets(parameters: Sequence[Parameter], lengths: Sequence[int]) -> list[list[tuple[int, int]]] | None:
-    """Give for each bucket of these lengths its parameters, by their numbers, and where they begin in it.
+    """Return for each bucket of these lengths its parameters, by their numbers, and where they begin in it.
 
     Args:
         parameters: The parameters of the buffer, in the order of the model.
@@ -41,7 +41,7 @@ def in_buckets(parameters: Sequence[Parameter], lengths: Sequence[int]) -> list[
 
 
 def in_sequence(parameters: Sequence[Parameter], total: int) -> list[list[int]]:
-    """Give where parameters may begin in an array of all buckets without padding, one after the other.
+    """Return where parameters may begin in an array of all buckets without padding, one after the other.
 
     Args:
         parameters: The parameters of the buffer, in the order of the model.

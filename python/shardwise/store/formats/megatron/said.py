@@ -67,7 +67,7 @@ class Arguments(NamedTuple):
     vocabulary: int
 
     def stage_of(self, rank: int) -> tuple[int, int] | None:
-        """Give the tensor-parallel rank and the stage of a process; `None` if that cannot be told."""
+        """Return the tensor-parallel rank and the stage of a process; `None` if that cannot be told."""
         if self.pp == 1:
             return rank % self.tp, 0
         if self.by_stage:
@@ -166,7 +166,7 @@ def groups_of(value: Any, where: object) -> list[Group]:
 
 
 def with_groups(groups: Iterable[Group], members: Mapping[int, list[str]]) -> dict[str, StoredObject]:
-    """Give the values of groups by name, with the names of their parameters."""
+    """Return the values of groups by name, with the names of their parameters."""
     found: dict[str, StoredObject] = {}
     for number, group in enumerate(groups):
         start = f"optimizer.param_groups.{number}"
@@ -176,7 +176,7 @@ def with_groups(groups: Iterable[Group], members: Mapping[int, list[str]]) -> di
 
 
 def members_of(groups: list[Group], decays: Mapping[str, bool]) -> dict[int, list[str]]:
-    """Give the names of each group's parameters, by Megatron's own rule; empty if it does not settle that.
+    """Return the names of each group's parameters, by Megatron's own rule; empty if it does not settle that.
 
     Args:
         groups: The groups.
@@ -192,14 +192,14 @@ def members_of(groups: list[Group], decays: Mapping[str, bool]) -> dict[int, lis
 
 
 def as_dict(value: Any) -> dict[Any, Any]:
-    """Give a dict, also an ordered one; an empty one for anything else."""
+    """Return a dict, also an ordered one; an empty one for anything else."""
     return {} if isinstance(value, (list, tuple)) else dict(items_within(value) or ())
 
 
 def objects_of(
     values: Mapping[Any, Any], where: Location, size: int, whole: tuple[str, ...] = ()
 ) -> dict[str, StoredObject]:
-    """Give the values of what was saved by their names; `whole` are the keys whose values stay as they are."""
+    """Return the values of what was saved by their names; `whole` are the keys whose values stay as they are."""
     found: dict[str, StoredObject] = {}
     for key, held in values.items():
         name = f"{key}"
@@ -213,14 +213,14 @@ def objects_of(
 
 
 def step_tensor(name: str, step: int, path: Location) -> StoredTensor:
-    """Give the number of steps as a tensor without dims, as PyTorch's optimizers have it."""
+    """Return the number of steps as a tensor without dims, as PyTorch's optimizers have it."""
     dtype = DTYPES["float32" if step < _MOST_STEPS else "int64"]
     fill = np.array(step, np.float32 if step < _MOST_STEPS else np.int64)
     return StoredTensor(name, dtype, (), (StoredPiece((), path, fill=fill),))
 
 
 def saved_step(container: Container, value: Any, name: str) -> Callable[[str], StoredTensor] | None:
-    """Give what makes a tensor of the steps that a container has as a tensor without dims; `None` if it has none."""
+    """Return what makes a tensor of the steps that a container has as a tensor without dims; `None` if it has none."""
     saved = container.tensor(value, name) if isinstance(value, Record) else None
     if saved is None or saved.shape != ():
         return None

@@ -123,7 +123,7 @@ def _with_groups(found: Contents, common: _Common, groups: list[Group], states: 
 
 
 def _weight_of(key: str, found: Contents) -> StoredTensor | None:
-    """Give the weight of this key, or its master copy if states are there alone."""
+    """Return the weight of this key, or its master copy if states are there alone."""
     names = (key, *(f"optimizer.state.{kind}.{key}" for kind in _MASTERS))
     return next((found.tensors[name] for name in names if name in found.tensors), None)
 

@@ -61,7 +61,7 @@ class OpenFiles:
                 file.close()
 
     def range_of(self, value: Value) -> tuple[Holder, int, int]:
-        """Give file, offset and length of a value that lies in a file."""
+        """Return file, offset and length of a value that lies in a file."""
         file = self[value.path]
         length = file.size - value.offset if value.length is None else value.length
         if value.offset + length > file.size:
@@ -89,10 +89,10 @@ class KeyValueStore(Protocol):
     files: OpenFiles
 
     def get(self, key: str) -> Value | None:
-        """Give the value of a key; None if there is none."""
+        """Return the value of a key; None if there is none."""
 
     def listing(self) -> Iterator[str]:
-        """Give all keys."""
+        """Return all keys."""
 
 
 class FolderStore:
@@ -117,10 +117,10 @@ class FolderStore:
                         raise ParseError(f"{folder}: more than {_MAX_KEYS} files, the limit")
 
     def get(self, key: str) -> Value | None:
-        """Give the file of this relative path; None if there is none."""
+        """Return the file of this relative path; None if there is none."""
         path = self._values.get(key)
         return None if path is None else Value(path, 0, None)
 
     def listing(self) -> Iterator[str]:
-        """Give the relative paths of all files."""
+        """Return the relative paths of all files."""
         return iter(self._values)

@@ -136,11 +136,11 @@ class OcdbtStore:
             raise
 
     def get(self, key: str) -> Value | None:
-        """Give the value of a key; None if there is none."""
+        """Return the value of a key; None if there is none."""
         return self._values.get(key)
 
     def listing(self) -> Iterator[str]:
-        """Give all keys, in their order."""
+        """Return all keys, in their order."""
         return iter(self._values)
 
     def _root(self) -> tuple[_NodePlace, int] | None:

@@ -38,7 +38,7 @@ _LONGEST_KEY = 64 * 20 + 2
 
 
 def arrays_of(keys: Sequence[str]) -> dict[str, int]:
-    """Give the arrays among the keys of a store by name, with the zarr version of each."""
+    """Return the arrays among the keys of a store by name, with the zarr version of each."""
     found: dict[str, int] = {}
     for key in keys:
         name, _, last = key.rpartition("/")
@@ -50,7 +50,7 @@ def arrays_of(keys: Sequence[str]) -> dict[str, int]:
 def read_array(
     store: KeyValueStore, keys: Sequence[str], name: str, version: int, where: str, *, complete: bool
 ) -> StoredTensor | None:
-    """Give an array of a store; None for a group of arrays.
+    """Return an array of a store; None for a group of arrays.
 
     Args:
         store: The store that has its keys.
@@ -281,7 +281,7 @@ class _StoredChunk:
         return file.read(start + offset, length)
 
     def index(self) -> tuple[npt.NDArray[np.uint64], int, int]:
-        """Give the offsets and lengths of a shard's chunks, and between which bytes these lie.
+        """Return the offsets and lengths of a shard's chunks, and between which bytes these lie.
 
         Raises:
             ParseError: if it is damaged, or chunks share bytes.

@@ -175,7 +175,7 @@ def _checked(name: str, info: object, begin: int, file: Holder) -> Entry:
 
 
 def _bits(shape: list[int], bits: int, limit: int) -> int:
-    """Give the bits of a tensor, or any number above `limit` if there are more."""
+    """Return the bits of a tensor, or any number above `limit` if there are more."""
     if 0 in shape:
         return 0
     for size in shape:

@@ -197,7 +197,7 @@ class Archive:
         return self._bytes(self.start(member) - self._offset, member.size)
 
     def sums(self) -> Iterator[StoredSum]:
-        """Give the CRC-32 of each member; none if PyTorch was told not to compute them, and wrote zeros."""
+        """Yield the CRC-32 of each member; none if PyTorch was told not to compute them, and wrote zeros."""
         members = self.members.values()
         if any(member.crc for member in members):
             for member in members:

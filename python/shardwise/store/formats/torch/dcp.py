@@ -112,7 +112,7 @@ def open_rest(folder: Location, names: Collection[str]) -> Rest:
 
 
 def _sums(item: _Item) -> Iterator[StoredSum]:
-    """Give the CRC-32 of every member of a container, or why it has none."""
+    """Yield the CRC-32 of every member of a container, or why it has none."""
     try:
         yield from Archive(*item).sums()
     except ParseError as error:
@@ -247,7 +247,7 @@ class Index:
         return self.error(f"{which} is at bytes {offset} to {offset + length} of {shown(self.names[file])}, {problem}")
 
     def item(self, place: int) -> _Item:
-        """Give a range by its number."""
+        """Return a range by its number."""
         file, offset, length = self.places[place].tolist()
         return _Item(self.files[file], offset, length)
 
@@ -257,7 +257,7 @@ class Index:
         return StoredObject(name, partial(_load, item), item)
 
     def sums(self) -> Iterator[StoredSum]:
-        """Give the CRC-32 of every member of every container, and of the files beside."""
+        """Yield the CRC-32 of every member of every container, and of the files beside."""
         for place in range(len(self.places)):
             if self._first is None or self._first[place] == place:
                 yield from _sums(self.item(place))

@@ -184,7 +184,7 @@ def read_rank(file: Holder) -> ReadFile:
 
 
 def grid_of(read: Mapping[RankKey, ReadFile], kind: str) -> Grid:
-    """Give the files of a kind."""
+    """Return the files of a kind."""
     rows: dict[int, list[ReadFile]] = {}
     for (of, mp, _), file in read.items():
         if of == kind:
@@ -293,12 +293,12 @@ def _leaves(values: dict[str, Any], file: ReadFile) -> Iterator[tuple[str, Any]]
 
 
 def metadata_of(file: ReadFile) -> dict[str, Any]:
-    """Give the version and the step that a model's file states."""
+    """Return the version and the step that a model's file states."""
     return {key: file.said[key] for key in ("ds_version", "global_steps") if isinstance(file.said.get(key), (str, int))}
 
 
 def frozen_row(models: Grid, name: str, cut: Callable[..., RankCut]) -> FlatRow | None:
-    """Give the row of a frozen parameter of stage 3, of which each data-parallel rank's file has a part.
+    """Return the row of a frozen parameter of stage 3, of which each data-parallel rank's file has a part.
 
     Args:
         models: The files of all ranks.

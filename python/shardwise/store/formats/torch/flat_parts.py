@@ -89,7 +89,7 @@ def is_flat(array: SavedTensor) -> bool:
 
 
 def dtype_and_shape(row: FlatRow | WholeRow | StoredTensor) -> tuple[Dtype, tuple[int, ...]]:
-    """Give the dtype and shape of a row."""
+    """Return the dtype and shape of a row."""
     return (row.known_dtype, row.shape) if isinstance(row, StoredTensor) else (row.dtype, row.cut.shape)
 
 
@@ -240,7 +240,7 @@ def _flat(name: str, row: FlatRow) -> StoredTensor:
 
 
 def filled(name: str, number: Any, path: Location) -> StoredTensor:
-    """Give a tensor without dims that is a number; a float32, as PyTorch keeps steps, if it holds it."""
+    """Return a tensor without dims that is a number; a float32, as PyTorch keeps steps, if it holds it."""
     is_exact = isinstance(number, float) or number < _MOST_STEPS
     dtype = DTYPES["float32" if is_exact else "int64"]
     return StoredTensor(name, dtype, (), (StoredPiece((), path, fill=np.array(number, dtype.numpy())),))

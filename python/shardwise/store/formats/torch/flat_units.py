@@ -48,7 +48,7 @@ class Unit(NamedTuple):
 
 
 def wrapped_modules(root: Any) -> tuple[str, ...]:
-    """Give the modules that FSDP1 had wrapped, which the versions of a model's modules name; none if they do not."""
+    """Return the modules that FSDP1 had wrapped, which the versions of a model's modules name; none if they do not."""
     state = root.state if isinstance(root, Record) else None
     versions = state.get("_metadata") if isinstance(state, dict) else None
     found: dict[str, None] = {}
@@ -186,7 +186,7 @@ def _ways(names: Sequence[str], count: int) -> Iterator[list[Unit]]:
 def parameter_ranges(
     unit: Unit, count: int, index: int, weights: Mapping[str, Gathered]
 ) -> Iterator[tuple[str, int, int, int]]:
-    """Give each parameter of which a shard has a range: its name, where this begins in the shard, start and stop."""
+    """Yield each parameter of which a shard has a range: its name, where this begins in the shard, start and stop."""
     size = _shard(unit, count, weights)
     begin = 0
     for name in unit.names:
@@ -200,7 +200,7 @@ def parameter_ranges(
 def local_weights(
     path: Location, gathered: Mapping[str, Gathered], shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[dict[str, Gathered], dict[str, str]]:
-    """Give the weights of files with flat parameters.
+    """Return the weights of files with flat parameters.
 
     Args:
         path: The folder.
@@ -259,7 +259,7 @@ def local_weights(
 def _in_ranges(
     path: Location, gathered: Mapping[str, Gathered], shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[dict[str, Gathered], dict[str, str]]:
-    """Give the weights of files in which each rank has a range of each parameter."""
+    """Return the weights of files in which each rank has a range of each parameter."""
     found: dict[str, Gathered] = {}
     lost: dict[str, str] = {}
     owners = {gathered[name].storages(): name for name in shapes}
@@ -278,7 +278,7 @@ def _in_ranges(
 
 
 def joined_ranges(path: Location, name: str, shape: tuple[int, ...], held: Gathered) -> Gathered:
-    """Give a tensor that ranks have in ranges of it flattened, one after another.
+    """Return a tensor that ranks have in ranges of it flattened, one after another.
 
     Raises:
         ParseError: if they do not have as many elements together.

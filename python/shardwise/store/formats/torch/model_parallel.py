@@ -72,7 +72,7 @@ class RankCut(NamedTuple):
 
 
 def whole(shape: Shape) -> RankCut:
-    """Give the cut of a tensor that one rank has as a whole."""
+    """Return the cut of a tensor that one rank has as a whole."""
     return RankCut(shape, (shape,), ((RankBox(whole_box(shape), (0,) * len(shape)),),))
 
 
@@ -93,7 +93,7 @@ class _Patterns:
             )
 
     def of(self, name: str) -> str | None:
-        """Give the one that matches a name; None if none does."""
+        """Return the one that matches a name; None if none does."""
         found, undecided = self._rules.find(name)
         if undecided or len(found) > 1:
             named = ", ".join(shown(self.patterns[at]) for at in found[:3])
@@ -158,7 +158,7 @@ class CutRules:
         return found
 
     def cut(self, name: str, shapes: Sequence[Shape], bits: int, *, is_certain: bool) -> RankCut:
-        """Give the cut of a parameter.
+        """Return the cut of a parameter.
 
         Args:
             name: Its name.

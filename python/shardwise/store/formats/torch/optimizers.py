@@ -151,7 +151,7 @@ def numbered_names(
     is_ordered: bool,
     names: Sequence[str] | None = None,
 ) -> tuple[list[dict[int, str]], str]:
-    """Give the name of each number of optimizers of one model, or why it is not known for certain.
+    """Return the name of each number of optimizers of one model, or why it is not known for certain.
 
     Args:
         optimizers: The optimizers, which have numbers and share no parameter.

@@ -288,7 +288,7 @@ def read_objects(data: bytes, where: object, *, persistent: bool = True) -> Any:
 
 
 def state_of(record: Any, *kinds: str) -> dict[str, Any] | None:
-    """Give the attributes of an object of one of these classes, known by their last names; None of anything else.
+    """Return the attributes of an object of one of these classes, known by their last names; None of anything else.
 
     Objects with slots have two dicts for a state.
     """
@@ -307,7 +307,7 @@ def state_of(record: Any, *kinds: str) -> dict[str, Any] | None:
 
 
 def torch_sizes(value: Any) -> tuple[int, ...] | None:
-    """Give a `torch.Size`, a tuple or a list as a tuple of non-negative integers; None of anything else."""
+    """Return a `torch.Size`, a tuple or a list as a tuple of non-negative integers; None of anything else."""
     if isinstance(value, Record):
         if value.name != "torch.Size" or not value.args or len(value.args) != 1:
             return None
@@ -321,7 +321,7 @@ def torch_sizes(value: Any) -> tuple[int, ...] | None:
 
 
 def dtype_of_global(value: Any) -> Dtype | None:
-    """Give the dtype that a global such as `torch.float32` or `torch.FloatStorage` is; None of anything else."""
+    """Return the dtype that a global such as `torch.float32` or `torch.FloatStorage` is; None of anything else."""
     if not isinstance(value, Record):
         return None
     if value.args is not None and value.name == "torch.serialization._get_dtype" and len(value.args) == 1:
@@ -330,5 +330,5 @@ def dtype_of_global(value: Any) -> Dtype | None:
 
 
 def named_dtype(name: str) -> Dtype | None:
-    """Give the dtype of a global such as `torch.float32` by its name; None for any other."""
+    """Return the dtype of a global such as `torch.float32` by its name; None for any other."""
     return _DTYPES.get(name) or _STORAGE_DTYPES.get(name)

@@ -472,7 +472,7 @@ def _piece(name: str, parts: list[RankPart], position: int, box: Bounds) -> Stor
 
 
 def _piece_of(container: Container, array: SavedTensor, at: int, shape: tuple[int, ...], box: Bounds) -> RankPart:
-    """Give a box of a tensor that lies in C order in a flat array, from this element of it on."""
+    """Return a box of a tensor that lies in C order in a flat array, from this element of it on."""
     strides = tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
     sizes = tuple(stop - start for start, stop in box)
     return RankPart(
@@ -481,7 +481,7 @@ def _piece_of(container: Container, array: SavedTensor, at: int, shape: tuple[in
 
 
 def of_ranges(name: str, shape: tuple[int, ...], dtype: Dtype, ranges: list[FlatRange]) -> Gathered:
-    """Give a tensor of which ranges, flattened, lie in arrays of ranks."""
+    """Return a tensor of which ranges, flattened, lie in arrays of ranks."""
     held = Gathered(name)
     held.sharding = _Shards(shape, dtype, ())
     found = flat_boxes(shape, [(one.start, one.stop) for one in ranges])

@@ -266,7 +266,7 @@ def _joined(parts: Sequence[str]) -> str:
 
 
 def number_tensor(name: str, value: float, container: Container) -> StoredTensor:
-    """Give the tensor of a step that is a number, as PyTorch's optimizers keep it."""
+    """Return the tensor of a step that is a number, as PyTorch's optimizers keep it."""
     dtype = DTYPES["float32" if abs(value) < _MOST_FLOAT else "int64"]
     fill = np.array(value, dtype.name)
     return StoredTensor(name, dtype, (), (StoredPiece((), container.file.path, fill=fill),))

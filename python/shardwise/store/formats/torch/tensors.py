@@ -159,7 +159,7 @@ class Container:
         return self.archive.read(self.archive.members[f"{self._root}data.pkl"], _MAX_PICKLE)
 
     def tensor(self, value: Any, name: str) -> SavedTensor | None:
-        """Give the tensor that a value is; None if it is something else.
+        """Return the tensor that a value is; None if it is something else.
 
         Raises:
             UnsupportedError: if it is, or holds, a tensor of a kind that is not read; names it.
@@ -264,7 +264,7 @@ class Container:
         return (self.file, start, tuple(stride * itemsize for stride in tensor.strides))
 
     def piece(self, tensor: SavedTensor, name: str, box: Bounds, local: tuple[int, ...] | None = None) -> StoredPiece:
-        """Give the piece that a tensor of this container is, or the part of it that begins at `local`."""
+        """Return the piece that a tensor of this container is, or the part of it that begins at `local`."""
         member = self.archive.members[f"{self._root}data/{tensor.storage}"]
         return StoredPiece(box, self.file.path, key=member.name, locate=partial(self._locate, tensor, name, local))
 
@@ -276,13 +276,13 @@ class Container:
 
 
 def sums_of(files: Iterable[Holder]) -> Iterator[StoredSum]:
-    """Give the CRC-32 of every member of files of `torch.save`."""
+    """Yield the CRC-32 of every member of files of `torch.save`."""
     for file in files:
         yield from Archive(file).sums()
 
 
 def named_values(value: Any, where: object, most: int) -> Iterator[tuple[str, Any]]:
-    """Give the values of nested dicts, lists and tuples with their names: keys and positions, joined with a dot.
+    """Return the values of nested dicts, lists and tuples with their names: keys and positions, joined with a dot.
 
     Args:
         value: The outermost.
@@ -299,7 +299,7 @@ def named_values(value: Any, where: object, most: int) -> Iterator[tuple[str, An
 def located_values(
     value: Any, where: object, most: int, keep: Callable[[Any], bool] | None = None
 ) -> Iterator[tuple[str, KeyPath, Any]]:
-    """Give values with their names as `named_values` does, and the keys and positions that lead to them.
+    """Yield values with their names as `named_values` does, and the keys and positions that lead to them.
 
     Args:
         value: The outermost.
@@ -347,7 +347,7 @@ def _part_text(key: Any) -> str:
 
 
 def items_within(value: Any) -> list[tuple[Any, Any]] | None:
-    """Give what a container holds, by key or position; None if it is not a container."""
+    """Return what a container holds, by key or position; None if it is not a container."""
     if isinstance(value, dict):
         return list(value.items())
     if isinstance(value, (list, tuple)):
@@ -360,12 +360,12 @@ def items_within(value: Any) -> list[tuple[Any, Any]] | None:
 
 
 def dict_of(value: Any) -> dict[str, Any]:
-    """Give a dict, also an ordered one, by texts; an empty one for anything else."""
+    """Return a dict, also an ordered one, by texts; an empty one for anything else."""
     if isinstance(value, (list, tuple)):
         return {}
     return {key if isinstance(key, str) else shown(key): item for key, item in items_within(value) or ()}
 
 
 def value_object(name: str, value: Any) -> StoredObject:
-    """Give a value that is not a tensor."""
+    """Return a value that is not a tensor."""
     return StoredObject(name, lambda: value)

@@ -61,7 +61,7 @@ def open_form(path: Location) -> StoredCheckpoint:
 def with_training_files(
     checkpoint: StoredCheckpoint, folder: Location, parameter_names: Sequence[str] | None
 ) -> StoredCheckpoint:
-    """Give a model's checkpoint with what the files of a training run in its folder hold.
+    """Return a model's checkpoint with what the files of a training run in its folder hold.
 
     Args:
         checkpoint: The model, open; it is closed if there is an error.

@@ -303,7 +303,7 @@ def _scalar(container: Container, value: Any, name: str) -> WholeRow | StoredTen
 
 
 def latest_in(path: Location) -> str:
-    """Give the folder beside a file that the file names."""
+    """Return the folder beside a file that the file names."""
     name = first_bytes(path, 1024).decode("utf-8", "replace").strip()
     if not name or name in (".", "..") or re.search(r"[/\\\0]", name):
         raise ParseError(f"{path}: {shown(name)} is not the name of a folder beside it")

@@ -49,7 +49,7 @@ class RankArrays(NamedTuple):
 
 
 def group_shapes(file: ReadFile) -> GroupShapes:
-    """Give the shapes of the parameters of each group, or sub-group."""
+    """Return the shapes of the parameters of each group, or sub-group."""
     said = file.said.get("param_shapes")
     if not isinstance(said, list):
         raise ParseError(f"{file.path}: has no list param_shapes, which names the parameters of the partitions")
@@ -221,7 +221,7 @@ class Spans:
                     )
 
     def table(self, number: int, name: str) -> Numbers:
-        """Give the ranges of ranks' flat arrays that a parameter of a group is; see `FlatRow`."""
+        """Return the ranges of ranks' flat arrays that a parameter of a group is; see `FlatRow`."""
         found = self._tables.get((number, name))
         if found is None:
             rows = [self._of_rank(mp, number, name) for mp in range(len(self._partitions))]

@@ -77,7 +77,7 @@ def fsdp_files(
     value: Callable[[str, bytes], Any],
     device: str,
 ) -> FsdpFiles:
-    """Give the files of all ranks.
+    """Return the files of all ranks.
 
     Args:
         nested: The nested dict of the tensors.

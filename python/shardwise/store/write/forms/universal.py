@@ -97,7 +97,7 @@ def universal_files(
     value: Callable[[str, bytes], Wanted],
     number: Callable[[Wanted], float],
 ) -> UniversalFiles:
-    """Give the files of a universal checkpoint.
+    """Return the files of a universal checkpoint.
 
     Args:
         nested: The nested dict of the tensors, with the weights under `model`.
