@@ -97,10 +97,3 @@ def test_with_shardwise(model: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert sw.diff_checkpoints(model, tmp_path / "merged.safetensors") == []
-
-
-def test_the_start_page_has_the_table_of_the_readme() -> None:
-    readme, start = ((ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/index.md"))
-    table = re.search(r"^\| to cut, merge, verify.*?\n\n", readme, re.MULTILINE | re.DOTALL)
-    assert table is not None
-    assert table[0].replace("](benches/", "](../benches/") in start

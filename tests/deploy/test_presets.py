@@ -456,6 +456,7 @@ class TestFsdp:
         rows = fsdp2(2, 2).partition("w", (3, 2)).boxes()[:, 0].tolist()
         assert rows == [[0, 2], [2, 3], [0, 2], [2, 3]]
 
-    def test_scalars_are_refused(self) -> None:
-        with pytest.raises(LayoutError, match="rank 0"):
-            fsdp2(2).partition("scale", ())
+    def test_scalars_are_whole_everywhere(self) -> None:
+        """PyTorch's `fully_shard` takes no parameters without dims, and leaves buffers as they are."""
+        whole = fsdp2(2).partition("scale", ())
+        assert (whole.total_shards, whole.replicas) == (1, 2)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import io
 import json
 import queue
@@ -435,6 +436,16 @@ def run_in_pytorch(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert all(torch.equal(one[kind], two[kind]) for kind in ("exp_avg", "exp_avg_sq", "step"))
 
 
+def calls_of_adapters(text: str, _folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The calls, as the adapters take them; `tests/interop/test_engine_record.py` has the engines."""
+    for name in ("vllm", "sglang"):
+        adapter = importlib.import_module(f"shardwise.interop.{name}")
+        monkeypatch.setattr(adapter, "record_ranks", inspect.signature(adapter.record_ranks).bind)
+    names: dict[str, Any] = {"config": {}, "shapes": {}}
+    exec(text, names)
+    assert names["ranks"].arguments["tp"] == 4
+
+
 def transfer_by_nixl(text: str, _folder: Path, _monkeypatch: pytest.MonkeyPatch) -> None:
     """The transfer of the guide, from one agent of this process to another."""
     nixl = pytest.importorskip("nixl._api")
@@ -468,6 +479,7 @@ FRAGMENTS: dict[str, Callable[[str, Path, pytest.MonkeyPatch], None]] = {
     "mpi: from shardwise.execute import torch as executor": model_among_processes,
     "mpi: program = plan.program(rank)": program_of_a_rank,
     "object-stores: import shardwise as sw": object_store,
+    "record-a-loader: from shardwise.interop import sglang, vllm": calls_of_adapters,
     'plan-to-nixl: here = agent.prep_xfer_dlist("NIXL_INIT_AGENT", found.local, found.local_memory)': transfer_by_nixl,
 }
 

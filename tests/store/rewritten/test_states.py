@@ -216,9 +216,16 @@ def test_groups_name_the_new_parameters(torch_state: tuple[str, Path, sw.Rewrite
     if "0.params" in said:
         assert set(said["0.params"]) | set(said["1.params"]) == every
         assert {"L.0.qk.weight", "L.up", "word"} <= set(said["0.params"])
-        assert {key: value for key, value in said.items() if not key.endswith("params")} == {
-            key: value for key, value in old.items() if not key.endswith("params")
-        }
+        numbered = {key: value for key, value in said.items() if key[0].isdigit() and not key.endswith("params")}
+        assert numbered == {key: value for key, value in old.items() if not key.endswith("params")}
+        # The same once more by parameter, as torchtitan asks for it.
+        by_parameter = {key: value for key, value in said.items() if not key[0].isdigit()}
+        assert {key.rpartition(".")[0] for key in by_parameter} in (every, set())
+        group_of = {name: group for group in "01" for name in said[f"{group}.params"]}
+        for key, value in by_parameter.items():
+            name, _, field = key.rpartition(".")
+            of_group = numbered.get(f"{group_of[name]}.{field}")
+            assert value == (numbered[f"{group_of[name]}.lr"] if field == "initial_lr" else of_group), key
         return
     assert {key.rpartition(".")[0] for key in said} == every
     assert said["L.0.qk.weight.lr"] == old["model.layers.0.self_attn.k_proj.weight.lr"]
