@@ -79,7 +79,7 @@ class Source(Protocol):
 
     @property
     def data(self) -> range:
-        """The bytes of a file from the first tensor that is read to the last; none of an object or an array."""
+        """The range of a file's bytes from the first tensor that is read to the last; else an empty range."""
 
     def read(self, begin: int, end: int) -> bytes:
         """Return the bytes from `begin` to `end`; `b""` for an object or an array."""
@@ -175,9 +175,9 @@ class SourceFile(NamedTuple):
         return self.path
 
     def check(self) -> None:
-        """Refuse, with ParseError, a file whose headers are not those of the plan; the engine looks at the time.
+        """Refuse, with ParseError, a file of another size or with other headers; the engine checks its times.
 
-        They are read once in a process, and once more if the name is given to another file.
+        The headers are read once per process, and again if the name is given to another file.
         """
         status = Path(self.path).stat()
         if status.st_size != self.size:
@@ -262,7 +262,7 @@ class SourceObject(NamedTuple):
         job.read_array(np.empty(0, np.uint8))
 
     def compared_by(self, job: CopyJob) -> None:
-        """Take its place among the destinations of a job; it is compared when it is fetched."""
+        """Add an unused destination to the job, so that numbers stay the same; objects are compared when fetched."""
         job.discard()
 
 

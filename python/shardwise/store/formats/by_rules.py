@@ -1,8 +1,9 @@
-"""Bare files of ranks: each has what one device holds, and rules say what that is of the whole tensors.
+"""Bare files of ranks: each holds one device's part of the tensors, and layouts say which part that is.
 
-Meta's `consolidated.NN.pth` are such files, and what engines save of each rank. What several ranks hold is the tensor's
-once, and a replica otherwise. What does not add up is named: a file that is missing, a rank's shape that is not that of
-the rules, a tensor that a rank lacks, or has although the rules place it elsewhere.
+Examples are Meta's `consolidated.NN.pth`, and the files that engines save for each rank. Elements that several ranks
+hold
+are read from the first; the others are replicas. Errors name a file that is missing, a rank's shape that the layouts
+do not give, and a tensor that a rank lacks or should not have.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from .open import open_checkpoint
 
 __all__ = ["open_by_rules"]
 
-#: Files of an engine for each rank, in parts.
+#: The names of an engine's files: one for each rank and part.
 _ENGINE = re.compile(r"model-(?:rank-(?P<rank>\d{1,6})|pp-(?P<pp>\d{1,6})-tp-(?P<tp>\d{1,6}))-part-\d+\.safetensors")
-#: A rank's file of safetensors.
+#: The name of a rank's safetensors file.
 _SAFETENSORS = re.compile(
     r"(?P<start>(?:.*[._-])?(?:consolidated\.|(?:rank|part|shard|tp|mp)[._-]?))(?P<rank>\d{1,6})\.safetensors"
 )
@@ -45,12 +46,12 @@ def open_by_rules(path: Location, layouts: Placing) -> StoredCheckpoint:
 
     Args:
         path: The folder.
-        layouts: Who holds what; rank i is device i of their mesh.
+        layouts: The layouts of the tensors; rank i is device i of their mesh.
 
     Raises:
         LayoutError: if the layouts have no mesh, or do not fit a tensor.
-        ParseError: if the files are not those of all ranks, or what is in them does not add up; names the file and the
-            tensor.
+        ParseError: if the files are not those of all ranks, or contradict each other; the message names the file and
+            the tensor.
     """
     if layouts.world is None:
         raise LayoutError("the layouts of the files of ranks have no mesh, which says how many ranks there are")
@@ -73,10 +74,10 @@ def open_by_rules(path: Location, layouts: Placing) -> StoredCheckpoint:
 
 
 def _files_of(path: Location, count: int) -> list[list[str]]:
-    """The files of each rank.
+    """Return the files of each rank.
 
     Raises:
-        ParseError: if there are none, or not those of so many ranks.
+        ParseError: if there are none, or not those of `count` ranks.
     """
     there = [name for name, _ in entries_of(path)]
     found: dict[int, list[str]] = {}
@@ -104,7 +105,7 @@ def _files_of(path: Location, count: int) -> list[list[str]]:
 def _tensor(
     path: Location, name: str, layouts: Placing, labels: Sequence[Any], ranks: Mapping[int, StoredTensor]
 ) -> StoredTensor:
-    """One tensor, of what ranks have of it."""
+    """Return one tensor, whose pieces are the ranks' parts of it."""
     first = ranks[min(ranks)]
     for rank, tensor in ranks.items():
         if tensor.known_dtype != first.known_dtype or tensor.ndim != first.ndim:
@@ -139,7 +140,7 @@ def _whole(tensor: StoredTensor) -> Piece:
 def _partition(
     path: Location, name: str, layouts: Placing, labels: Sequence[Any], ranks: Mapping[int, StoredTensor]
 ) -> Partition | None:
-    """The partition of a tensor, of which each rank has what the layouts give it; `None` if all have it whole."""
+    """Return the partition of a tensor whose parts the ranks hold; `None` if every rank holds all of it."""
     first = ranks[min(ranks)]
     placed = layouts.placed(name, first.ndim)
     layout = placed.layout
@@ -183,7 +184,7 @@ def _partition(
 
 
 def _size(layout: TensorLayout, dim: int, holders: Mapping[Any, int], ranks: Mapping[int, StoredTensor]) -> int:
-    """The size of a dim of the whole: what the rules say it is, or the sum over the shards."""
+    """Return the size of a dim of the whole tensor: the layouts' statement, or the sum over the shards."""
     spec = layout.axes[dim]
     own = ranks[min(ranks)].shape[dim]
     if spec is None:

@@ -1,4 +1,4 @@
-"""Datasets of HDF5 files as stored tensors: where their elements or chunks lie, and the filters of these undone."""
+"""Datasets of HDF5 files as stored tensors: where their elements or chunks are, and the decoding of their filters."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MAX_DEPTH = 100
 
 
 class _Raw(io.RawIOBase):
-    """A data file as h5py reads it, through the one descriptor."""
+    """A file-like object by which h5py reads a data file, through the file's one descriptor."""
 
     def __init__(self, file: Holder) -> None:
         self._file = file
@@ -81,14 +81,14 @@ class _Dataset(NamedTuple):
     Attributes:
         name: Its path in the file.
         shape: Its shape.
-        dtype: Its dtype; None if it does not hold numbers.
-        stored: The dtype of its elements in the file.
-        offset: Where its elements begin in the file, if they are stored uncompressed and contiguous.
-        alias_of: The first name under which it was found, if this is another.
-        chunk: The shape of its chunks, if it has some.
-        filters: What is done to the bytes of a chunk, by number, in this order.
+        dtype: Its dtype; `None` if it does not hold numbers.
+        stored: The numpy dtype of its elements in the file.
+        offset: The byte at which its elements begin in the file, if they are uncompressed and contiguous.
+        alias_of: The first name of the same dataset, if this is another.
+        chunk: The shape of its chunks, if it has chunks.
+        filters: The numbers of the filters that were applied to a chunk, in order.
         chunks: The stored chunks.
-        fill: The element that is not stored.
+        fill: The value of elements that are not stored.
     """
 
     name: str
@@ -104,14 +104,14 @@ class _Dataset(NamedTuple):
 
 
 class _ChunkBytes(NamedTuple):
-    """A chunk in the file: first byte, bytes, and a bit for each filter that was left out."""
+    """A chunk in the file: its first byte, its size, and a bit for each filter that was not applied."""
 
     offset: int
     size: int
     left_out: int
 
 
-#: HDF5's own filters that are undone here, within bounds; others would grow their output as their data say.
+#: The filters of HDF5 that are decoded here, in bounded memory; the output of others could be of any size.
 _DEFLATE, _SHUFFLE, _FLETCHER32 = 1, 2, 3
 
 
@@ -122,14 +122,14 @@ def read_datasets(
     unreadable: dict[str, str],
     layers: dict[str, str],
 ) -> None:
-    """Add the datasets of a file: tensors, values of other types, and those that cannot be read, with the reason.
+    """Add the datasets of a file to mappings by path: tensors, values of other types, and unreadable ones.
 
     Args:
         file: The file.
-        tensors: The tensors by the paths of their datasets.
-        objects: The values.
-        unreadable: The reasons by the paths of datasets.
-        layers: The names of groups, by their paths.
+        tensors: Gets the tensors.
+        objects: Gets the values.
+        unreadable: Gets the reason why a dataset cannot be read.
+        layers: Gets the names of groups.
 
     Raises:
         ParseError: if the file is not HDF5 or damaged, or a name is there already.
@@ -167,7 +167,7 @@ def read_datasets(
 
 
 def _ranges(datasets: Iterable[_Dataset]) -> Iterator[tuple[int, int]]:
-    """First byte and bytes of what is stored of each: a short file could state any number that lie in one place."""
+    """Yield the first byte and the size of all stored data, to be checked for overlaps."""
     for each in datasets:
         if each.alias_of is None and each.chunks is not None:
             yield from ((one.offset, one.size) for one in each.chunks.values())
@@ -206,7 +206,7 @@ def _tensor(file: Holder, each: _Dataset, dtype: Dtype) -> StoredTensor:
 
 
 def _chunk_of(file: Holder, each: _Dataset, stored: _ChunkBytes, dtype: Dtype, local: Bounds) -> npt.NDArray[Any]:
-    """Undo the filters of a chunk, and give a box of it."""
+    """Decode a chunk, and return a box of it."""
     assert each.chunk is not None
     where = f"{file.path}: {shown(each.name)}"
     size = int(np.prod(each.chunk, dtype=object)) * each.stored.itemsize
@@ -237,14 +237,14 @@ def _chunk_of(file: Holder, each: _Dataset, stored: _ChunkBytes, dtype: Dtype, l
 
 
 def _unshuffled(data: npt.NDArray[np.uint8], itemsize: int) -> npt.NDArray[np.uint8]:
-    """Put the bytes of elements together that were stored first bytes first."""
+    """Undo the filter that stores the first bytes of all elements, then the second bytes, and so on."""
     count = len(data) // itemsize
     whole = np.ascontiguousarray(data[: count * itemsize].reshape(itemsize, count).T).reshape(-1)
     return np.concatenate([whole, data[count * itemsize :]]) if len(whole) < len(data) else whole
 
 
 def _fletcher32(data: Any) -> list[int]:
-    """HDF5's checksum of a chunk, as two numbers below 65,535: of words with their upper byte first."""
+    """Return HDF5's checksum of a chunk, as two numbers below 65,535, from its 16-bit big-endian words."""
     raw = np.frombuffer(data, np.uint8)
     padded = raw if len(raw) % 2 == 0 else np.append(raw, np.uint8(0))
     words, sums = padded.view(">u2"), [0, 0]
@@ -259,10 +259,11 @@ def _fletcher32(data: Any) -> list[int]:
 def _datasets(
     group: Any, prefix: str, depth: int, file: Holder, layers: dict[str, str], seen: dict[Any, str]
 ) -> Iterator[_Dataset]:
-    """The datasets below a group, each looked at once.
+    """Yield the datasets below a group, each once per name.
 
-    Links to other places are not followed: a file could name any other file. A group that has two names is refused, for
-    groups in groups that have two names each would have any number of them; a dataset with two names is a tied tensor.
+    Links to other places are not followed: a file could name any other file. A group with two names is refused: nested
+    groups
+    with two names each would have any number of paths. A dataset with two names is a tied tensor.
     """
     h5py = h5py_module()
     if depth > _MAX_DEPTH:
@@ -335,7 +336,7 @@ def _chunked(dataset: Any, found: _Dataset, dtype: Dtype, creation: Any, file: H
 
 
 def _filter_of(creation: Any, number: int) -> tuple[int, int]:
-    """Number and first parameter of a filter."""
+    """Return the number and the first parameter of a filter."""
     kind, _, parameters, _ = creation.get_filter(number)
     return int(kind), int(parameters[0]) if parameters else 0
 
@@ -348,7 +349,7 @@ def _dtype(dataset: Any) -> Dtype | None:
 
 
 def _as(values: npt.NDArray[Any], dtype: Dtype, name: str) -> npt.NDArray[Any]:
-    """Elements as HDF5 gives them, in the dtype that they are."""
+    """Return elements that h5py has read, in their own dtype."""
     wanted = dtype.numpy(f"tensor {shown(name)}")
     if values.dtype.kind in "Vu" and values.dtype.itemsize == wanted.itemsize and wanted.kind not in "biufc":
         return values.view(wanted) if values.ndim else values.reshape(1).view(wanted).reshape(())
@@ -360,7 +361,7 @@ def _extent(file: Holder, offset: int, shape: tuple[int, ...], itemsize: int) ->
 
 
 def _decoded(file: Holder, name: str, dtype: Dtype, local: Bounds) -> npt.NDArray[Any]:
-    """Have h5py read a dataset that is in another byte order, or within the file's own tables."""
+    """Read a dataset by h5py: one of another byte order, or one stored within the file's own tables."""
     with _opened(file) as root:
         try:
             dataset = root[name]

@@ -1,7 +1,8 @@
 """Keras weights: one HDF5 file, or several with a `.weights.json` that says which file holds which group.
 
-Tensors are named after the datasets, `layers/dense/vars/0`: Keras files do not have the names of the variables.
-h5py is asked once where each dataset lies; contiguous ones are then read from the file itself.
+Tensors are named after the datasets, `layers/dense/vars/0`: Keras files do not state the names of the variables. h5py
+is
+asked once for the place of each dataset; contiguous ones are then read from the file directly.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _SINGLE = ".weights.h5"
 
 
 def open_form(path: Path, *, part: bool = False) -> StoredCheckpoint:
-    """Open a file of weights, which may be a part of a checkpoint; the index of several, or a folder with either."""
+    """Open a file of weights, the index of several files, or a folder with either; `part` allows one of several."""
     path = _located(path) if path.is_dir() else path
     if not part:
         check_whole(path)
@@ -62,7 +63,7 @@ def open_form(path: Path, *, part: bool = False) -> StoredCheckpoint:
 
 
 def _located(path: Path) -> Path:
-    """The only index in a folder, or the only file if there is no index."""
+    """Return the only index in a folder; without an index, the only file."""
     for suffix in (_INDEX, _SINGLE):
         found = sorted(path.glob(f"*{suffix}"))
         if len(found) == 1:
@@ -74,7 +75,7 @@ def _located(path: Path) -> Path:
 
 
 def _index(path: Path) -> tuple[dict[str, list[str]], dict[str, Any]]:
-    """The files that hold each group, and the metadata of the index."""
+    """Return the file of each group, and the metadata of the index."""
     index = strict_json(first_bytes(path, MAX_JSON + 1), path)
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
@@ -95,7 +96,7 @@ def _index(path: Path) -> tuple[dict[str, list[str]], dict[str, Any]]:
 def _check(
     path: Path, weight_map: dict[str, list[str]], metadata: dict[str, Any], tensors: dict[str, StoredTensor]
 ) -> None:
-    """Check that the files hold what the index says."""
+    """Check that the files hold the groups that the index states."""
     held: dict[str, set[str]] = {}
     for name, tensor in tensors.items():
         held.setdefault(f"/{name.rpartition('/')[0]}", set()).add(tensor.pieces[0].path.name)

@@ -1,7 +1,7 @@
-"""Formats of checkpoints by names and first bytes: which module reads each, or why none does.
+"""Formats of checkpoints, recognised by names and first bytes: which module reads each, or why none does.
 
-A format is one entry of `FORMS` and one module. The entries are tried in order, with names and first bytes only; the
-first that knows the path opens it. A format that is known but cannot be read is an entry too: its sentence says why,
+A format is one entry of `FORMS` and one module. The entries are tried in order, on names and first bytes only; the
+first that recognises the path opens it. A known format that cannot be read is an entry too: its sentence says why,
 and what to do instead.
 """
 
@@ -32,12 +32,12 @@ __all__ = ["BY_TENSORFLOW", "FORMS", "MOST_FOLDERS", "Candidate", "Form", "is_pr
 _MOST_NAMES = 1_000_000
 # So many names in a folder of no known format are looked at, whether they are folders of one.
 MOST_FOLDERS = 16
-#: The indexes that tell a folder's format, and that say what belongs to it.
+#: The indexes that reveal a folder's format and list its files.
 _MARKERS = ("shardwise.json", ".metadata", "model.safetensors.index.json")
 
 
 class Candidate:
-    """A path that may be a checkpoint, looked at once for all formats."""
+    """A path that may be a checkpoint; names and first bytes are read once for all formats."""
 
     def __init__(self, path: Location) -> None:
         self.path = path
@@ -64,7 +64,7 @@ class Candidate:
 
     @cached_property
     def head(self) -> bytes:
-        """The first bytes of the file; none for a folder."""
+        """The first 512 bytes of the file; none for a folder."""
         if self.is_folder or not self.path.is_file():
             return b""
         return first_bytes(self.path, 512)
@@ -75,9 +75,9 @@ class Form(NamedTuple):
 
     Attributes:
         name: The value of `StoredCheckpoint.format`.
-        knows: Whether a path has this format.
-        module: The module of this package whose `open_form(path)` opens it; empty if none can.
-        refusal: If there is no module, the sentence that says why, and what to do instead.
+        knows: Returns whether a path has this format.
+        module: The module of this package whose `open_form(path)` opens it; empty if it cannot be read.
+        refusal: For a format without a module, the sentence that says why, and what to do instead.
     """
 
     name: str
@@ -101,10 +101,10 @@ def _file(*suffixes: str, magic: bytes = b"") -> Callable[[Candidate], object]:
     )
 
 
-#: A file of `HuggingFaceStorageWriter`.
+#: The name of a file of PyTorch's `HuggingFaceStorageWriter`.
 _SHARD = r"shard-\d+-model-\d+-of-\d+\.safetensors"
 _STEP = r"(?:[A-Za-z][A-Za-z0-9]*_)?\d+"
-#: A file of the data of a checkpoint of TensorFlow, or a SavedModel.
+#: The name of a data file of a checkpoint of TensorFlow, or of a SavedModel.
 _TENSORFLOW = r".*\.data-\d+-of-\d+|saved_model\.pb"
 BY_TENSORFLOW = (
     "is a checkpoint of TensorFlow; after reader = tf.train.load_checkpoint(PREFIX), save_checkpoint(PATH, {name: "
@@ -318,13 +318,13 @@ FORMS: list[Form] = [
 
 
 def is_prefix(path: Location) -> bool:
-    """Return whether a path is what the files of a checkpoint of TensorFlow begin with."""
+    """Return whether a path is the common beginning of the file names of a TensorFlow checkpoint."""
     data = re.compile(re.escape(path.name) + r"\.data-\d+-of-\d+")
     return any(data.fullmatch(name) for name, _ in entries_of(path.parent))
 
 
 def _is_universal(candidate: Candidate) -> bool:
-    """Return whether a folder has a folder zero of folders of parameters."""
+    """Return whether a folder has a folder `zero` with a folder for each parameter, as DeepSpeed writes it."""
     if "zero" not in candidate.names or not (candidate.path / "zero").is_dir():
         return False
     inside = Candidate(candidate.path / "zero").names

@@ -25,7 +25,7 @@ __all__ = ["known_form", "open_checkpoint"]
 _OF_ONE_FILE = ("safetensors.form", "torch.plain", "keras")
 #: The module of files of ranks, whose tensors may be padded.
 _OF_RANKS = "torch.fsdp"
-#: The modules of models in one folder, beside which files of a training run may lie.
+#: The modules of models in one folder, which may also hold files of a training run.
 _OF_MODELS = ("safetensors.form", "torch.plain", "torch.training")
 
 
@@ -48,11 +48,10 @@ def open_checkpoint(
             checkpoint; an Orbax checkpoint, or a folder of its steps, whose last one is opened; Keras' `.weights.h5`,
             alone or sharded. Also a URL that fsspec knows, such as `s3://bucket/model`, or an `ObjectPath`, which takes
             options.
-        part: Whether one file of a checkpoint in several may be opened by itself. Its tensors are what is in that file;
-            of those that are cut, the shapes are those of the parts.
-        padded: Whether the tensors of ranks, in `model_world_size_W_rank_R.pt`, may be longer than what they hold of
-            the whole: all as long as the first rank's. Their beginnings are read, and what follows is padding. It does
-            not change how other checkpoints are opened.
+        part: Whether one file of a checkpoint in several may be opened alone. The tensors are then those of the file;
+            a tensor that is cut has the shape of its part.
+        padded: Whether each rank's tensors in `model_world_size_W_rank_R.pt` may be padded at the end to the first
+            rank's length; the padding is not read. Other checkpoints are opened as without it.
         parameter_names: The names of the parameters of PyTorch's optimizers in the order of their numbers, where a file
             has numbers only, and the model beside does not settle which is which. In the program that made the
             optimizer they are `[names[p] for group in optimizer.param_groups for p in group["params"]]`, with
@@ -131,11 +130,11 @@ class _KnownForm(NamedTuple):
 
 
 def known_form(given: Location) -> _KnownForm:
-    """Say which module opens a path, by names and first bytes only.
+    """Return the module that opens a path, judged by names and first bytes only.
 
     Raises:
-        OSError: if there is nothing.
-        UnsupportedError: if it is of a format that cannot be read, or of none.
+        OSError: if nothing is there.
+        UnsupportedError: if it is of a format that cannot be read, or of an unknown one.
     """
     candidate = Candidate(given)
     if not given.exists():

@@ -1,6 +1,6 @@
-"""Folders of files for ranks: each file has what one device holds, and says which boxes of the whole tensors that is.
+"""Folders with a file for each rank. The header of a file states which boxes of the whole tensors it holds.
 
-What several files hold is the tensor's once, and a replica otherwise.
+Elements that several files hold are read from the first; the others are replicas.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class _RankArray(NamedTuple):
     """The part of a tensor that one file holds.
 
     Attributes:
-        entry: The array.
-        file: The file that has it.
+        entry: The header's entry of the array.
+        file: The file.
         shape: The shape of the whole tensor.
-        rows: The boxes: start, stop, and where each begins in the array: int64 of shape (boxes, 3, dims).
+        rows: For each box start, stop and its start in the array: int64 of shape (boxes, 3, dims).
     """
 
     entry: Entry
@@ -49,10 +49,10 @@ class _RankArray(NamedTuple):
 
 
 def open_names(path: Location, names: Iterable[str], form: str) -> StoredCheckpoint:
-    """Open these files of a folder, all of a checkpoint of this form.
+    """Open the files with these names, which together are a checkpoint of this form.
 
     Raises:
-        ParseError: if one does not say what it is a part of, or together they are not all of their tensors.
+        ParseError: if a file does not state its part of the tensors, or together they do not have all elements.
     """
     held: dict[str, list[_RankArray]] = {}
     metadata: dict[str, Any] = {}
@@ -70,7 +70,7 @@ def open_names(path: Location, names: Iterable[str], form: str) -> StoredCheckpo
 
 
 def open_rest(path: Location, names: Iterable[str]) -> Rest:
-    """Open those files of a folder that have these names, whatever else is missing."""
+    """Open the files with these names, whatever else is missing in the folder."""
     pieces: dict[str, list[StoredPiece]] = {}
     files: list[Holder] = []
     for name in sorted(name for name in names if name.endswith(".safetensors")):
@@ -95,7 +95,7 @@ def _said_parts(file: Holder, texts: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _held(file: Holder, entry: Entry, said: Any) -> _RankArray:
-    """Return the part of a tensor that a file holds, as its header states it; all of it, if that states none."""
+    """Return the part of a tensor that a file holds, as its header states it; without a statement, the whole tensor."""
     dtype, rank, name = CODES[entry.dtype], len(entry.shape), f"{file.path}: {PIECES}: {shown(entry.name)}"
     own = np.array(entry.shape, np.int64)
     if said is None:
@@ -119,7 +119,7 @@ def _held(file: Holder, entry: Entry, said: Any) -> _RankArray:
 
 
 def _are_in_bytes(dtype: Dtype, whole: tuple[int, ...], own: Numbers, starts: Numbers) -> bool:
-    """Return whether all rows of an array of packed elements, and what begins at these places in it, begin with a byte.
+    """Return whether all rows of an array of packed elements, and these places in it, begin at whole bytes.
 
     Args:
         dtype: The dtype, whose elements may have fewer than eight bits.
@@ -133,7 +133,7 @@ def _are_in_bytes(dtype: Dtype, whole: tuple[int, ...], own: Numbers, starts: Nu
 
 
 def _row_bits(dtype: Dtype, whole: tuple[int, ...]) -> tuple[int, int]:
-    """The dim of a tensor of packed elements of which some make whole bytes, and the bits of an element of this dim."""
+    """Return the dim of a packed tensor along which several elements share bytes, and the bits of an element of it."""
     bits, inner = in_bytes(dtype, whole)[0].packed or (8, ())
     return len(whole) - 1 - len(inner), math.prod(inner) * bits
 

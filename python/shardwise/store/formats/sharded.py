@@ -1,7 +1,7 @@
-"""The sharded folder: a safetensors file per owner of shards, and a manifest that describes the whole.
+"""The sharded folder: a safetensors file for each owner of shards, and a manifest that describes the whole.
 
 The files are those of PyTorch's distributed checkpoints as safetensors, so that its `HuggingFaceStorageReader` reads
-them; the manifest, `shardwise.json`, has what they lack: shapes, layouts, sizes of files, digests. It is written last.
+them; the manifest, `shardwise.json`, adds shapes, layouts, sizes of files and digests. It is written last.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def sealed(text: bytes) -> bytes:
 
 
 def check_seal(folder: Location) -> None:
-    """Check that a folder's manifest is what was written, to the last bit.
+    """Check that a folder's manifest is unchanged, by its own digest.
 
     Raises:
-        ParseError: if it is not.
+        ParseError: if it was changed.
     """
     path = folder / MANIFEST
     file = open_file(path)
@@ -120,7 +120,7 @@ def read_manifest(folder: Location) -> dict[str, Any]:
 
 
 def damaged_files(folder: Location, manifest: dict[str, Any]) -> dict[str, str]:
-    """Return the files of a manifest that are missing or have another size, with what is wrong."""
+    """Return a sentence for each file of a manifest that is missing or has another size."""
     found = {}
     for name, said in manifest["files"].items():
         try:

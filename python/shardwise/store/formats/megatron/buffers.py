@@ -1,7 +1,7 @@
-"""The buffers of distributed checkpoints, one of each model-parallel rank: its states in the place of their buckets.
+"""The buffers of distributed checkpoints: the states of each model-parallel rank, stored as the rank's buckets.
 
-Nothing says which parameter is where. It is worked out from the weights' own pieces, of which each is by a rank, and
-compared with the pieces of the buckets and with the master copies in them.
+No file says which parameter is where in a bucket. The places are worked out from the weights' own pieces, each of which
+was stored by one rank, and checked against the pieces of the buckets and the master copies in them.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ _OBJECT = re.compile(
 #: The same with any prefix, as chained optimizers have them.
 _ANY_BUCKET = re.compile(r".*\.dp_group_idx_\d+\.gbuf_idx_\d+\..*")
 _ANY_STATE = re.compile(r".*\.dp_group_idx_\d+\.param_state/.*")
-#: The keys of weights of layers: those of all layers together, or with the number of one.
+#: The keys of weights of layers, either of all layers together or with a layer's number.
 LAYERS = re.compile(r"(?P<before>.*\blayers)\.(?:(?P<layer>\d{1,6})\.)?(?P<after>.+)")
 _WRITER = re.compile(r"__(\d{1,7})_\d+\.distcp")
-#: Megatron's names of states, and what they are called here.
+#: Megatron's names of kinds of states, and ours.
 _KINDS = {"param": "master"}
 
 
 class SavedBuffers(NamedTuple):
-    """The parts of the buffers of model-parallel ranks that a checkpoint has.
+    """The parts of model-parallel ranks' buffers that a checkpoint has.
 
     Attributes:
-        rows: The buckets of each rank.
-        states: For each rank the name of the value that has all its buckets.
-        said: The names of further values of each rank, by what they are.
+        rows: The rows of each rank's buckets in the index.
+        states: For each rank, the name of the value that holds all its buckets.
+        said: For each rank, the names of further values by their meaning.
         names: The names of all tensors and values that are buckets.
     """
 
@@ -63,7 +63,7 @@ class SavedBuffers(NamedTuple):
 
     @classmethod
     def of(cls, index: Index, objects: Mapping[str, StoredObject]) -> SavedBuffers:
-        """Find them."""
+        """Find the buffers among the tensors and values of an index."""
         found = cls({}, {}, {}, set())
         for row in index.tensors:
             match = _BUCKET.fullmatch(row.name)
@@ -83,11 +83,11 @@ class SavedBuffers(NamedTuple):
 
 
 class Buffers:
-    """The buffers of all model-parallel ranks: which parameters they have, and where."""
+    """The buffers of all model-parallel ranks, with their parameters and the parameters' places."""
 
     def __init__(self, index: Index, arguments: Arguments, held: SavedBuffers) -> None:
         self.index, self.held, self.arguments = index, held, arguments
-        #: For each parameter and kind of state the pieces, and those of copies on other ranks.
+        #: For each parameter and kind of state, its pieces, and the pieces of copies on other ranks.
         self.kinds: dict[str, dict[str, tuple[list[StoredPiece], list[StoredPiece]]]] = {}
         self.weights = {row.name: row for row in index.tensors if not row.name.startswith("optimizer.")}
         expert = next((name for name in self.weights if ".experts." in name), None)
@@ -122,7 +122,7 @@ class Buffers:
         return found
 
     def added_to(self, found: Contents) -> Contents:
-        """Add the states in the buffers to the contents, and leave the buffers out."""
+        """Return the contents with the buffers replaced by the states that they hold."""
         for rank, rows in self.held.rows.items():
             for piece in self.index.tensor(None, rows[0]).pieces:
                 if self._writer(piece, rows[0].name) != (rank % self.arguments.tp, rank // self.arguments.tp):
@@ -145,7 +145,7 @@ class Buffers:
         return Contents(tensors, objects, found.unreadable)
 
     def _chunks(self, held: list[dict[tuple[int | None, str], Parameter]]) -> list[list[list[Parameter]]]:
-        """For each model-parallel rank the chunks of the model, each with its parameters in their order."""
+        """Return, for each model-parallel rank, the chunks of the model, each with its parameters in order."""
         arguments = self.arguments
         before: list[str] = []
         after: list[str] = []
@@ -187,7 +187,7 @@ class Buffers:
         return found
 
     def _parts(self, tensors: Mapping[str, StoredTensor]) -> list[dict[tuple[int | None, str], Parameter]]:
-        """For each model-parallel rank its parameters, by layer and key."""
+        """Return, for each model-parallel rank, its parameters by layer and key."""
         arguments = self.arguments
         blocks: list[dict[tuple[int | None, str], list[StoredPiece]]] = [{} for _ in range(arguments.tp * arguments.pp)]
         for name in self.weights:
@@ -240,7 +240,7 @@ class Buffers:
         )
 
     def _writer(self, piece: StoredPiece, name: str) -> tuple[int, int]:
-        """The tensor-parallel rank and the stage that stored a piece."""
+        """Return the tensor-parallel rank and the stage of the rank that stored a piece."""
         match = _WRITER.fullmatch(piece.path.name)
         found = None if match is None else self.arguments.stage_of(int(match[1]))
         if found is None:
@@ -264,7 +264,7 @@ class Buffers:
             (copies if parameter.is_copy else own).extend(state_pieces(parameter.blocks, runs))
 
     def _in_buckets(self, rank: int, buffers: list[list[Parameter]]) -> Iterator[tuple[Parameter, str, list[Run]]]:
-        """The states in the buckets of a rank, of which each is a tensor."""
+        """Yield the states in a rank's buckets, each of which is a tensor: parameter, kind, runs of elements."""
         rows: dict[tuple[int, int], dict[str, Row]] = {}
         for row in self.held.rows[rank]:
             match = _BUCKET.fullmatch(row.name)
@@ -313,7 +313,7 @@ class Buffers:
     def _checked(
         self, row: Row, starts: list[tuple[int, int]], parameters: list[Parameter], padded: int | None
     ) -> list[tuple[int, int, StoredPiece]]:
-        """The pieces of a bucket, if they begin and end where parameters and the parts of ranks do."""
+        """Return the pieces of a bucket; refuse one whose pieces do not begin and end as its parameters require."""
         tensor = self.index.tensor(None, row)
         stored = sorted(((*piece.bounds[0], piece) for piece in tensor.pieces), key=lambda each: each[0])
         edges = {edge for low, high, _ in stored for edge in (low, high)}
@@ -341,7 +341,7 @@ class Buffers:
         return stored
 
     def _padded(self, rank: int) -> dict[tuple[int, int], int]:
-        """The elements of each bucket with the padding at its end, by buffer and bucket."""
+        """Return the number of elements of each bucket, with the padding at its end, by buffer and bucket."""
         name = self.held.said.get(rank, {}).get("per_bucket_numel")
         held = dict(self.index.objects).get(name) if name is not None else None
         if name is None or held is None:
@@ -357,7 +357,7 @@ class Buffers:
     def _coalesced(
         self, rank: int, buffers: list[list[Parameter]], objects: Mapping[str, StoredObject]
     ) -> Iterator[tuple[Parameter, str, list[Run]]]:
-        """The states in one value of a rank, which has all its buckets one after the other."""
+        """Add the states in a rank's one value, which holds all its buckets one after the other."""
         extent = objects[self.held.states[rank]].extent
         assert extent is not None
         container = Container(*extent)

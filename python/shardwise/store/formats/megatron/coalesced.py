@@ -1,4 +1,4 @@
-"""Arrays of all buckets of a rank, one after the other without their padding, as `distrib_optim.pt` has them."""
+"""Arrays that hold all buckets of a rank one after the other without padding, as in `distrib_optim.pt`."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from .positions import in_sequence
 __all__ = ["SAVE_AGAIN", "coalesced_states"]
 
 _MOST_STATES = 100
-#: Advice for what cannot be worked out.
+#: Advice if the places of parameters cannot be worked out.
 SAVE_AGAIN = "start Megatron's training script once with --dist-ckpt-optim-fully-reshardable, and save"
 
 
 def coalesced_states(
     container: Container, value: Any, buffers: Sequence[Sequence[Parameter]], rank: str
 ) -> Iterator[tuple[Parameter, str, list[Run]]]:
-    """Yield each state of each parameter of a rank, and where its elements lie.
+    """Yield each state of each parameter of a rank, with the place of its elements.
 
     Args:
-        container: What holds the arrays.
-        value: What was saved in it.
+        container: The file that has the arrays.
+        value: The value saved in it.
         buffers: The parameters of each buffer, in the order of the model.
         rank: The rank, for messages.
 
     Raises:
-        UnsupportedError: if it cannot be told for certain where each parameter is.
-        ParseError: if the arrays are not those of the parameters.
+        UnsupportedError: if the place of a parameter is not certain.
+        ParseError: if the arrays do not fit the parameters.
     """
     where = container.file.path
     said = dict(items_within(value) or ()) if isinstance(value, (dict, Record)) else {}
@@ -59,7 +59,7 @@ def coalesced_states(
 
 
 def _arrays(container: Container, value: Any, what: str) -> tuple[dict[str, SavedTensor], int]:
-    """The arrays of a buffer by kind, and their length."""
+    """Return a buffer's arrays by kind of state, and their length."""
     where = container.file.path
     kinds: dict[str, SavedTensor] = {}
     total: Any = None
@@ -82,7 +82,7 @@ def _arrays(container: Container, value: Any, what: str) -> tuple[dict[str, Save
 def _starts(
     container: Container, masters: SavedTensor, total: int, parameters: Sequence[Parameter], what: str
 ) -> list[int]:
-    """The element of the arrays of a buffer at which each parameter begins."""
+    """Return the first element of each parameter in the arrays of a buffer."""
     where = container.file.path
     found = in_sequence(parameters, total)
     if not found:

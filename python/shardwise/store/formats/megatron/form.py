@@ -1,4 +1,4 @@
-"""Folders of Megatron's iterations: which is the last one, and which form it has."""
+"""Folders of Megatron's iterations: finds the last one, and its format."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LATEST = "latest_checkpointed_iteration.txt"
 
 
 def open_form(path: Location) -> StoredCheckpoint:
-    """Open an iteration's folder, or the last iteration in a folder of them."""
+    """Open the folder of an iteration; of a folder of iterations, the last one."""
     if (path / _LATEST).exists():
         path = path / _latest(path / _LATEST)
     names = {name for name, _ in entries_of(path)} if path.is_dir() else set()

@@ -23,12 +23,12 @@ from .said import as_dict
 
 __all__ = ["with_grids"]
 
-#: The attribute of the index that has the shapes of such tensors, and the key of one in it.
+#: The attribute of the index that states the shapes of these tensors, and the key of a shape in it.
 _ATTRIBUTE, _SHAPE = "mcore_data", "nd_reformulated_orig_global_shape"
 
 
 def with_grids(found: Contents, index: Index) -> Contents:
-    """Put tensors with the shapes that are said in the place of grids of their flattened parts."""
+    """Return the contents with grids of flattened parts replaced by tensors of the shapes in the index."""
     said = as_dict(index.rest.get(_ATTRIBUTE))
     rows = {row.name: row for row in index.tensors}
     tensors = dict(found.tensors)
@@ -41,7 +41,7 @@ def with_grids(found: Contents, index: Index) -> Contents:
 
 
 def _from_grid(index: Index, row: Row, shape: tuple[int, ...], grid: StoredTensor) -> StoredTensor:
-    """A tensor of this shape, which is stored as a grid of equal parts, each of them flattened."""
+    """Return a tensor of this shape that is stored as a grid of equal parts, each of them flattened."""
     *cells, length = row.shape or (0,)
     parts = [size // cell if cell and size % cell == 0 else -1 for size, cell in zip(shape, cells, strict=False)]
     if len(cells) != len(shape) or -1 in parts or math.prod(parts) != length:
@@ -56,7 +56,7 @@ def _from_grid(index: Index, row: Row, shape: tuple[int, ...], grid: StoredTenso
 
 
 def _in_cells(stored: StoredPiece, parts: Sequence[int], itemsize: int) -> Iterator[StoredPiece]:
-    """The boxes of the tensor that a piece of the grid holds; one chunk may have several cells."""
+    """Yield the boxes of the tensor that a piece of the grid holds; one chunk may have several cells."""
     *sides, (low, high) = stored.bounds
     for number, cell in enumerate(product(*(range(start, stop) for start, stop in sides))):
         block = tuple((at * part, (at + 1) * part) for at, part in zip(cell, parts, strict=True))

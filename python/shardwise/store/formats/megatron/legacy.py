@@ -1,6 +1,6 @@
-"""Megatron's folders of ranks, `mp_rank_TT_PPP`: one file with what each model-parallel rank has, and its optimizer's.
+"""Megatron's folders of ranks, `mp_rank_TT_PPP`: for each model-parallel rank a file of its model and its optimizer.
 
-Names are those of a stage, and tensors are local. How each is cut is what `deploy.megatron.gpt` says of its name.
+Names are numbered within a stage, and tensors are local. `deploy.megatron.gpt` knows, by name, how each is cut.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class _Rank(NamedTuple):
 
     Attributes:
         container: The file.
-        values: Its outermost values.
+        values: The values at the top of its dict.
         arguments: The arguments of Megatron's script.
-        chunks: The tensors of each chunk of the model, by their names in it.
+        chunks: The tensors of each chunk of the model, by their names in the chunk.
         optimizer: The file with the states of the distributed optimizer, if there is one.
     """
 
@@ -96,7 +96,7 @@ def open_ranks(path: Location) -> StoredCheckpoint:
 
 
 def _folders(path: Location) -> dict[tuple[int, int], str]:
-    """The folders of ranks by tensor-parallel rank and stage."""
+    """Return the folders of ranks, by tensor-parallel rank and stage."""
     found: dict[tuple[int, int], str] = {}
     for name, _ in entries_of(path):
         match = _FOLDER.fullmatch(name)
@@ -137,7 +137,7 @@ def _in_order(key: str) -> tuple[int, str]:
 
 
 class _RankFiles:
-    """The files of all model-parallel ranks, put together."""
+    """The files of all model-parallel ranks, combined into tensors."""
 
     def __init__(self, path: Location, ranks: dict[tuple[int, int], _Rank]) -> None:
         self.path, self.ranks = path, ranks
@@ -177,7 +177,7 @@ class _RankFiles:
         self.weights: dict[str, tuple[list[StoredPiece], list[StoredPiece]]] = {}
         self.states: dict[str, dict[str, tuple[list[StoredPiece], list[StoredPiece]]]] = {}
         self.steps: dict[str, StoredTensor] = {}
-        #: The parameters of each chunk of each rank, and their arrays.
+        #: For each chunk of a rank, the parameters with their arrays.
         self.parameters: dict[tuple[int, int], list[list[tuple[Parameter, SavedTensor]]]] = {}
 
     def contents(self) -> tuple[dict[str, StoredTensor], dict[str, StoredObject]]:
@@ -238,7 +238,7 @@ class _RankFiles:
             )
 
     def _layers(self, chunk: int, stage: int) -> int:
-        """The number of layers of a chunk, which all its tensor-parallel ranks must have."""
+        """Return the number of layers of a chunk; all tensor-parallel ranks must have the same."""
         found: dict[str, _Rank] = {}
         names: set[str] = set()
         for tp in range(self.arguments.tp):
@@ -257,7 +257,7 @@ class _RankFiles:
         return len(numbers)
 
     def _named(self, tp: int, stage: int, chunk: int, offset: int) -> Iterator[tuple[Parameter, SavedTensor]]:
-        """The parameters of a chunk of a rank, with the names that they have in the whole model."""
+        """Yield the parameters of a chunk of a rank, under the names that they have in the whole model."""
         arguments, rank = self.arguments, self.ranks[tp, stage]
         shared = arguments.tied is True and arguments.pp > 1
         for local, saved in rank.chunks[chunk].items():
@@ -282,7 +282,7 @@ class _RankFiles:
     def _cut(
         self, name: str, local: tuple[int, ...], tp: int, rank: _Rank
     ) -> tuple[tuple[int, ...], tuple[Bounds, ...]]:
-        """The shape of a whole tensor of which a rank has an array of this shape, and the boxes that it is made of."""
+        """Return the shape of the whole tensor of which a rank has an array, and the array's boxes in the tensor."""
         ways, found = self.arguments.tp, {}
         if "linear_fc1" in name and self.arguments.gated is None:
             raise _refused(rank.path, f"args does not say swiglu, and so not whether {shown(name)} is two projections")
@@ -309,7 +309,7 @@ class _RankFiles:
     # The optimizer.
 
     def _optimizer(self, at: tuple[int, int], rank: _Rank) -> tuple[list[Group], dict[int, list[str]]]:
-        """Add the states of a rank; give the groups of its optimizer, and the parameters of each."""
+        """Add the states of a rank; return its optimizer's groups, and the parameters of each group."""
         said = as_dict(rank.values.get("optimizer"))
         if not said:
             return [], {}
@@ -341,7 +341,7 @@ class _RankFiles:
         masters: Any,
         parameters: Sequence[tuple[Parameter, SavedTensor]],
     ) -> None:
-        """Add states that have the numbers of parameters: first those of the first group, in the order of the model."""
+        """Add states by the numbers of their parameters, which count through the groups, in the order of the model."""
         container = rank.container
         if len({parameter.dtype for parameter, _ in parameters}) > 1:
             raise _refused(rank.path, "its parameters are of several dtypes, and the optimizer's have numbers only")
@@ -382,7 +382,7 @@ class _RankFiles:
         (copies if parameter.is_copy else own).extend(state_pieces(parameter.blocks, runs))
 
     def _add_steps(self, tensors: dict[str, StoredTensor], groups: Sequence[Group]) -> None:
-        """Add the steps of parameters, where only their groups say them."""
+        """Add a step for each parameter, where only the groups state steps."""
         steps = {group.step for group in groups}
         decays = {each.name: _decays(each) for each, _ in chain(*self._all_chunks())}
         by_kind = {group.decays: group.step for group in groups}
@@ -403,7 +403,7 @@ def _decays(parameter: Parameter) -> bool:
 
 
 def _boxes(layout: Deployment, name: str, shape: tuple[int, ...], tp: int) -> tuple[Bounds, ...] | None:
-    """The boxes of a rank's own array by the rules; none that fit if the shape is impossible, `None` without a rule."""
+    """Return the boxes of a rank's own array by the rules; `None` without a rule, no boxes for an impossible shape."""
     try:
         partition = layout.partition(name, shape)
     except LayoutError as error:
@@ -413,7 +413,7 @@ def _boxes(layout: Deployment, name: str, shape: tuple[int, ...], tp: int) -> tu
 
 
 def _sides(boxes: Sequence[Bounds]) -> tuple[int, ...]:
-    """The shape of an array of boxes that lie one after the other in the first dim."""
+    """Return the shape of the array made of boxes one after the other along the first dim."""
     first = boxes[0]
     rows = sum(box[0][1] - box[0][0] for box in boxes) if first else 0
     return (rows, *(stop - start for start, stop in first[1:])) if first else ()

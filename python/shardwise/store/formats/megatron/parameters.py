@@ -1,7 +1,8 @@
-"""The parameters of Megatron's ranks: which boxes of whole tensors they are, and where states of them lie.
+"""The parameters of Megatron's ranks: the boxes of whole tensors that they are, and the places of their states.
 
-A rank has a parameter as one array, of one or several blocks, one after the other: boxes of the whole tensor, such as a
-part of the gate and one of the up projection. Optimizers keep states of the flattened array, in runs.
+A rank has a parameter as one array, made of one or several boxes of the whole tensor, one after the other: for example
+a
+part of the gate and a part of the up projection. Optimizers keep states of the flattened array, in runs.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ __all__ = [
 
 #: The dtype of all states.
 FLOAT32 = DTYPES["float32"]
-#: So many elements at the beginning of a parameter are compared with its master copy.
+#: The number of elements at the beginning of a parameter that are compared with its master copy.
 _COMPARED = 16
 
 
@@ -49,12 +50,12 @@ class Parameter(NamedTuple):
 
     Attributes:
         name: The name of the tensor that it is a part of.
-        dtype: Its dtype.
-        blocks: The boxes of the tensor that its array is made of, in order.
-        first: Where its first block lies; `None` if only another rank's copy is stored.
-        is_shared: Whether it is the copy of a tied embedding that another stage has, or whose copy another stage has.
-        is_copy: Whether it is the copy and not the original.
-        numbered: Whether its first dim counts layers, and so is none of the parameter's own.
+        dtype: The tensor's dtype.
+        blocks: The boxes of the tensor that make up the rank's array, in order.
+        first: The place of its first block; `None` if only another rank's copy is stored.
+        is_shared: Whether it is a tied embedding of which two stages have a copy.
+        is_copy: Whether it is the second of these copies.
+        numbered: Whether the tensor's first dim counts layers, and so is not a dim of the parameter.
     """
 
     name: str
@@ -67,7 +68,7 @@ class Parameter(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The number of its elements."""
+        """The number of elements of the rank's array."""
         return sum(math.prod(stop - start for start, stop in block) for block in self.blocks)
 
     @property
@@ -77,13 +78,13 @@ class Parameter(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Elements of a flattened parameter that lie one after the other in a file.
+    """Elements of a flattened parameter that are contiguous in a file.
 
     Attributes:
         start: The first element.
-        stop: One past the last.
+        stop: The element after the last.
         path: The file.
-        locate: Gives the place of the first element.
+        locate: Returns the place of the first element.
     """
 
     start: int
@@ -93,7 +94,7 @@ class Run(NamedTuple):
 
 
 def state_pieces(blocks: Sequence[Bounds], runs: Iterable[Run], itemsize: int = 4) -> Iterator[StoredPiece]:
-    """Yield the pieces of a tensor that runs of a flattened parameter of these blocks hold."""
+    """Yield the pieces of a tensor that are held by runs of a flattened parameter with these blocks."""
     for run in runs:
         at = 0
         for block in blocks:
@@ -106,7 +107,7 @@ def state_pieces(blocks: Sequence[Bounds], runs: Iterable[Run], itemsize: int = 
 
 
 def _within(block: Bounds, low: int, high: int, run: Run, skipped: int, itemsize: int) -> Iterator[StoredPiece]:
-    """The boxes of a block that a range of its elements is; `skipped` elements of the run come before."""
+    """Yield the boxes that a range of a block's elements consists of; `skipped` elements of the run come before it."""
     shape = tuple(stop - start for start, stop in block)
     strides = contiguous_strides(shape, itemsize)
     found = flat_boxes(shape, [(low, high)])
@@ -122,7 +123,7 @@ def _located(locate: Callable[[], Located], skipped: int, strides: tuple[int, ..
 
 
 def later(stored: StoredPiece, skipped: int) -> Located:
-    """Say where the elements of a stored piece lie that begin so many bytes after its first."""
+    """Return the place of the elements of a stored piece that begin `skipped` bytes after its first."""
     _, file, start, strides = stored.extent()
     return file, start + skipped, strides
 
@@ -135,10 +136,10 @@ def tensor_of_ranks(
     copies: Sequence[StoredPiece],
     where: object,
 ) -> StoredTensor:
-    """Return the tensor whose pieces several ranks hold, each as often as it is copied.
+    """Return a tensor from the pieces that several ranks hold, which may be copies of each other.
 
     Raises:
-        ParseError: if the pieces do not tile it.
+        ParseError: if the pieces do not tile the tensor.
     """
     boxes = np.array([piece.bounds for piece in own], np.int64).reshape(len(own), len(shape), 2)
     kept, again = tile(name, shape, boxes, lambda at: own[at].path.name, where)
@@ -150,9 +151,9 @@ def tensor_of_ranks(
 
 
 def differing(parameter: Parameter, runs: Iterable[Run]) -> str:
-    """Say how the first elements of a parameter differ from its master copy; empty if they do not.
+    """Return how the first elements of a parameter differ from its master copy, as a text; empty if they do not.
 
-    A weight of fewer bits is its master copy, rounded. So a copy that is not it shows that positions are wrong.
+    A weight of fewer bits is its master copy, rounded; so if they differ, the positions are wrong.
     """
     run = next((run for run in runs if run.start == 0), None)
     if parameter.first is None or run is None:
@@ -169,7 +170,7 @@ def differing(parameter: Parameter, runs: Iterable[Run]) -> str:
 
 
 def unlike(weight: StoredTensor, master: StoredTensor) -> str:
-    """Say how the beginning of a piece of a weight differs from its master copy; empty if none does."""
+    """Return how the beginning of a piece of a weight differs from its master copy, as a text; empty if it does not."""
     size = weight.bits // 8
     for piece in weight.pieces if weight.ndim and weight.shape == master.shape else ():
         count = min(_COMPARED, piece.bounds[-1][1] - piece.bounds[-1][0])
@@ -193,7 +194,7 @@ def unlike(weight: StoredTensor, master: StoredTensor) -> str:
 
 
 def _unlike(held: bytes, dtype: Dtype, masters: npt.NDArray[np.float32], what: str) -> str:
-    """Say where elements of a weight, as they are stored, are not these of its master copy, rounded."""
+    """Return which stored elements of a weight differ from the rounded master copy, as a text; empty if none do."""
     weights = _widened(held, dtype, masters)
     if weights is None:
         return ""
@@ -209,7 +210,7 @@ def _unlike(held: bytes, dtype: Dtype, masters: npt.NDArray[np.float32], what: s
 def _widened(
     held: bytes, dtype: Dtype, masters: npt.NDArray[np.float32]
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]] | None:
-    """Weights and master copies as numbers, the latter rounded to the former's dtype; None for other dtypes."""
+    """Return weights and master copies as numbers, masters rounded to the weights' dtype; `None` for other dtypes."""
     if dtype.name == "float32":
         return np.frombuffer(held, "<f4"), masters
     if dtype.name == "float16":
@@ -225,10 +226,10 @@ def _widened(
 
 
 def check_masters(parameters: Iterable[tuple[Parameter, Sequence[Run]]], where: object) -> None:
-    """Compare the beginning of each parameter with that of its master copy.
+    """Compare the beginning of each parameter with the beginning of its master copy.
 
     Raises:
-        ParseError: if one is not the master copy rounded.
+        ParseError: if a parameter is not the rounded master copy.
     """
     for parameter, runs in parameters:
         wrong = differing(parameter, runs)

@@ -1,4 +1,4 @@
-"""The places of parameters in the buffers of a rank, which no file says: worked out as Megatron lays them out."""
+"""The places of parameters in a rank's buffers. No file states them: they are worked out as Megatron computes them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .parameters import Parameter
 
 __all__ = ["by_buffer", "in_buckets", "in_sequence"]
 
-#: So many ways to cut a buffer into buckets are looked at.
+#: The most ways to cut a buffer into buckets that are tried.
 _MOST_WAYS = 4096
 
 
@@ -25,7 +25,7 @@ def by_buffer(chunks: Iterable[Sequence[Parameter]]) -> list[list[Parameter]]:
 
 
 def in_buckets(parameters: Sequence[Parameter], lengths: Sequence[int]) -> list[list[tuple[int, int]]] | None:
-    """Return for each bucket of these lengths its parameters, by their numbers, and where they begin in it.
+    """Return for each bucket its parameters, by their numbers, and their first elements in the bucket.
 
     Args:
         parameters: The parameters of the buffer, in the order of the model.
@@ -41,14 +41,14 @@ def in_buckets(parameters: Sequence[Parameter], lengths: Sequence[int]) -> list[
 
 
 def in_sequence(parameters: Sequence[Parameter], total: int) -> list[list[int]]:
-    """Return where parameters may begin in an array of all buckets without padding, one after the other.
+    """Return the possible places of parameters in an array of all buckets without padding, one after the other.
 
     Args:
         parameters: The parameters of the buffer, in the order of the model.
         total: The elements of the array.
 
     Returns:
-        Each list of places that gives an array of so many elements.
+        Each list of first elements for which the array has this number of elements.
     """
     found: list[list[int]] = []
     for ways in _ways(parameters):
@@ -65,7 +65,7 @@ def in_sequence(parameters: Sequence[Parameter], total: int) -> list[list[int]]:
 
 
 def _ways(parameters: Sequence[Parameter]) -> Iterator[list[Bucket]]:
-    """The ways to cut a buffer into buckets: one for what is not apart, then by all bucket sizes that differ."""
+    """Yield the ways to cut a buffer into buckets: without a bucket size, and for all bucket sizes that differ."""
     sizes = [parameter.size for parameter in reversed(parameters)]
     apart = [parameter.is_shared for parameter in reversed(parameters)]
     whole = buckets(sizes, apart, None)

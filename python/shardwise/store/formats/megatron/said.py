@@ -1,4 +1,4 @@
-"""The values that Megatron saves besides tensors: arguments of its script, groups of the optimizer, others by name."""
+"""The values that Megatron saves besides tensors: its script's arguments, the optimizer's groups, and others."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ __all__ = [
 
 _MOST_RANKS = 1_000_000
 _MOST_GROUPS = 10_000
-#: From so many steps on, float32 does not count them.
+#: The first number of steps that float32 cannot count exactly.
 _MOST_STEPS = 1 << 24
 
 
 class Arguments(NamedTuple):
-    """The arguments of Megatron's script that say how it was parallel, and what its model is.
+    """The arguments of Megatron's script that describe the parallelism and the model.
 
     Attributes:
-        tp: Tensor-parallel ranks.
-        pp: Stages.
-        chunks: Chunks of the model on each stage.
-        world: All ranks; 0 if that is not said.
-        layers: The layers of the model; 0 if that is not said.
-        gated: Whether the first projection of an MLP is a gate and an up projection; `None` if that is not said.
-        tied: Whether the output layer is the embedding; `None` if that is not said.
+        tp: The number of tensor-parallel ranks.
+        pp: The number of stages.
+        chunks: The chunks of the model on each stage.
+        world: The number of all ranks; 0 if unknown.
+        layers: The layers of the model; 0 if unknown.
+        gated: Whether the first projection of an MLP is a gate and an up projection; `None` if unknown.
+        tied: Whether the output layer is the embedding; `None` if unknown.
         instances: The instances of the distributed optimizer, each of which has all states.
-        by_stage: Whether the ranks of a stage are not one after the other.
-        experts: Expert-parallel ranks.
-        vocabulary: The rows of the embedding, padding included; 0 if that is not said.
+        by_stage: Whether the ranks of a stage are not consecutive.
+        experts: The number of expert-parallel ranks.
+        vocabulary: The rows of the embedding, padding included; 0 if unknown.
     """
 
     tp: int
@@ -67,7 +67,7 @@ class Arguments(NamedTuple):
     vocabulary: int
 
     def stage_of(self, rank: int) -> tuple[int, int] | None:
-        """Return the tensor-parallel rank and the stage of a process; `None` if that cannot be told."""
+        """Return the tensor-parallel rank and the stage of a process; `None` if unknown."""
         if self.pp == 1:
             return rank % self.tp, 0
         if self.by_stage:
@@ -78,7 +78,7 @@ class Arguments(NamedTuple):
 
     @property
     def ways(self) -> int:
-        """The ranks that share the states of one model-parallel rank; 0 if that is not said."""
+        """The number of ranks that share the states of one model-parallel rank; 0 if unknown."""
         return self.world // (self.tp * self.pp * self.instances) if self.world else 0
 
 
@@ -130,8 +130,8 @@ class Group(NamedTuple):
 
     Attributes:
         values: Its hyperparameters.
-        step: The steps done; `None` if the group does not say.
-        decays: Whether its weight decay is that of matrices; `None` if that cannot be told.
+        step: The number of steps done; `None` if the group does not state it.
+        decays: Whether it is the group of matrices, which have weight decay; `None` if unknown.
         numbers: The numbers of its parameters; `None` if the group has none.
     """
 
@@ -145,7 +145,7 @@ def groups_of(value: Any, where: object) -> list[Group]:
     """Read the `param_groups` of an optimizer.
 
     Raises:
-        ParseError: if they are not groups.
+        ParseError: if they have another form.
     """
     if not isinstance(value, list) or len(value) > _MOST_GROUPS:
         raise ParseError(f"{where}: the optimizer's param_groups are {shown(value)}, not a list of groups")
@@ -176,11 +176,11 @@ def with_groups(groups: Iterable[Group], members: Mapping[int, list[str]]) -> di
 
 
 def members_of(groups: list[Group], decays: Mapping[str, bool]) -> dict[int, list[str]]:
-    """Return the names of each group's parameters, by Megatron's own rule; empty if it does not settle that.
+    """Return the names of each group's parameters, by Megatron's own rule; empty if the rule leaves a choice.
 
     Args:
         groups: The groups.
-        decays: For each parameter, whether it is a matrix and no bias, and so has weight decay.
+        decays: For each parameter, whether it is a matrix and not a bias, and so has weight decay.
     """
     number_of = {group.decays: number for number, group in enumerate(groups)}
     if len(number_of) != len(groups) or None in number_of or not set(decays.values()) <= number_of.keys():
@@ -192,14 +192,14 @@ def members_of(groups: list[Group], decays: Mapping[str, bool]) -> dict[int, lis
 
 
 def as_dict(value: Any) -> dict[Any, Any]:
-    """Return a dict, also an ordered one; an empty one for anything else."""
+    """Return a dict or an ordered dict as a dict; an empty one for any other value."""
     return {} if isinstance(value, (list, tuple)) else dict(items_within(value) or ())
 
 
 def objects_of(
     values: Mapping[Any, Any], where: Location, size: int, whole: tuple[str, ...] = ()
 ) -> dict[str, StoredObject]:
-    """Return the values of what was saved by their names; `whole` are the keys whose values stay as they are."""
+    """Return the saved values by name; values under the keys in `whole` are not divided further."""
     found: dict[str, StoredObject] = {}
     for key, held in values.items():
         name = f"{key}"
@@ -220,7 +220,7 @@ def step_tensor(name: str, step: int, path: Location) -> StoredTensor:
 
 
 def saved_step(container: Container, value: Any, name: str) -> Callable[[str], StoredTensor] | None:
-    """Return what makes a tensor of the steps that a container has as a tensor without dims; `None` if it has none."""
+    """Return a function that makes a tensor without dims of the steps in a container; `None` if it has none."""
     saved = container.tensor(value, name) if isinstance(value, Record) else None
     if saved is None or saved.shape != ():
         return None

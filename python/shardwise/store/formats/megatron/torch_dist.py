@@ -1,7 +1,7 @@
-"""Megatron's distributed checkpoints, `torch_dist`: PyTorch's, with an extra file that says that they are complete.
+"""Megatron's distributed checkpoints, `torch_dist`: PyTorch's, with an extra file that marks them as complete.
 
 Optimizers have states under the keys of their weights, or as grids of flattened parts (up to Megatron-Core 0.14), or as
-buckets of one model-parallel rank, in which nothing says which parameter is where.
+buckets of one model-parallel rank, in which no entry states the place of a parameter.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from .said import (
 __all__ = ["open_iteration"]
 
 _COMMON = "common.pt"
-#: The kinds under which Megatron has master copies.
+#: The kinds of states that are master copies.
 _MASTERS = ("param", "fp32_param")
 
 
 def open_iteration(path: Location, said: Any) -> StoredCheckpoint:
-    """Open the folder of an iteration, of which `metadata.json` says this."""
+    """Open the folder of an iteration; `said` is the contents of its `metadata.json`."""
     return open_folder(path, "megatron", {"megatron": said}, _completed)
 
 
 def _completed(index: Index, found: Contents) -> Contents:
-    """The contents of a checkpoint, of which PyTorch's index has these."""
+    """Return the contents of a checkpoint, given those that PyTorch's index lists."""
     common = _Common.of(index)
     found = with_grids(found, index)._replace(objects={**found.objects, **common.objects})
     held = SavedBuffers.of(index, found.objects)
@@ -61,14 +61,14 @@ def _completed(index: Index, found: Contents) -> Contents:
 
 
 class _Common(NamedTuple):
-    """The contents of `common.pt`, which is all that is not in parts.
+    """The contents of `common.pt`, the file with all values that are not sharded.
 
     Attributes:
         path: The file.
-        values: Its outermost values.
-        objects: Its values by name, but for the optimizer's groups and steps.
-        groups: The groups of the optimizer, if they are in it.
-        step: Makes a tensor of the steps, if they are in it as one for all parameters.
+        values: The values at the top of its dict.
+        objects: Its values by name, without the optimizer's groups and steps.
+        groups: The groups of the optimizer, if the file has them.
+        step: Makes a tensor of the steps, if the file has one number for all parameters.
     """
 
     path: Location
@@ -79,7 +79,7 @@ class _Common(NamedTuple):
 
     @classmethod
     def of(cls, index: Index) -> _Common:
-        """Read it; the index then has it among its files."""
+        """Read `common.pt`, and add it to the files of the index."""
         path = index.folder / _COMMON
         if not path.exists():
             raise ParseError(f"{index.folder}: has no {_COMMON}, which Megatron writes with all others: it is missing")
@@ -104,10 +104,10 @@ def _with_groups(found: Contents, common: _Common, groups: list[Group], states: 
     """Add the optimizer's groups, with the names of their parameters, and the steps of each parameter.
 
     Args:
-        found: What there is.
-        common: The file beside the index.
-        groups: The groups.
-        states: For each parameter that has states, what the tensor of its steps is called.
+        found: The contents, which are added to.
+        common: The contents of `common.pt`.
+        groups: The optimizer's groups.
+        states: For each parameter that has states, the name for the tensor of its steps.
     """
     decays = {key: _decays(key, one) for key in states if (one := _weight_of(key, found)) is not None}
     members = members_of(groups, decays)
@@ -123,7 +123,7 @@ def _with_groups(found: Contents, common: _Common, groups: list[Group], states: 
 
 
 def _weight_of(key: str, found: Contents) -> StoredTensor | None:
-    """Return the weight of this key, or its master copy if states are there alone."""
+    """Return the weight of this key; if only states are saved, its master copy."""
     names = (key, *(f"optimizer.state.{kind}.{key}" for kind in _MASTERS))
     return next((found.tensors[name] for name in names if name in found.tensors), None)
 
@@ -135,7 +135,7 @@ def _decays(key: str, weight: StoredTensor) -> bool:
 
 
 def _without_shifted(found: Contents, index: Index) -> Contents:
-    """Leave out the states if the master copies among them are not the weights, rounded."""
+    """Return the contents without the states if their master copies do not match the weights."""
     start = "optimizer.state."
     for name, master in found.tensors.items():
         kind, _, key = name.removeprefix(start).partition(".")
@@ -154,7 +154,7 @@ def _without_shifted(found: Contents, index: Index) -> Contents:
 
 
 def _named_states(found: Contents) -> dict[str, str]:
-    """The parameters whose states have their keys, each with a name for its steps that is like those of the states."""
+    """Return the parameters whose states are under their own keys, each with a name for the tensor of its steps."""
     start = "optimizer.state."
     keys = (name.removeprefix(start).partition(".")[2] for name in found.tensors if name.startswith(start))
     return {key: f"{start}step.{key}" for key in keys if _weight_of(key, found) is not None}

@@ -4,5 +4,5 @@
 |---|---|
 | `form` | a checkpoint of Orbax, opened |
 | `keyvalue`, `ocdbt` | keys in a folder, or in a database |
-| `zarr`, `zarr_metadata` | arrays in chunks; what their metadata say |
+| `zarr`, `zarr_metadata` | arrays in chunks; the arrays' metadata |
 """

@@ -30,7 +30,7 @@ _TEMPORARY = ".orbax-checkpoint-tmp"
 
 
 def open_form(path: Location) -> StoredCheckpoint:
-    """Open an item, a step, or the last complete step of a folder of them."""
+    """Open an item, a step, or the last complete step in a folder of steps."""
     metadata: dict[str, Any] = {}
     if not (_is_item(path) or _is_marked(path)):
         path, metadata["step"] = _last_step(path)
@@ -65,7 +65,7 @@ def _is_marked(path: Location) -> bool:
 
 
 def _last_step(path: Location) -> tuple[Location, int]:
-    """The complete step with the highest number."""
+    """Return the complete step with the highest number."""
     steps = []
     for entry in path.iterdir():
         match = _STEP.fullmatch(entry.name)
@@ -139,7 +139,7 @@ def _check_tree(item: Location, tree: Any, prefix: str, names: set[str]) -> None
 
 
 def _json(path: Location) -> Any:
-    """The JSON in a file; an empty object where there is no such file."""
+    """Return the JSON in a file; an empty object if the file does not exist."""
     try:
         return strict_json(first_bytes(path, MAX_JSON + 1), path)
     except FileNotFoundError:

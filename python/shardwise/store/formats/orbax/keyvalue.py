@@ -1,4 +1,4 @@
-"""Stores of zarr arrays: keys with values, which are the files of a folder or the entries of a database."""
+"""Key-value stores of zarr arrays: the values are files of a folder, or entries of a database."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Value(NamedTuple):
 
     Attributes:
         path: The file.
-        offset: The byte at which it begins in it.
-        length: Its bytes; None if it is the whole file.
+        offset: The byte of the file at which the value begins.
+        length: The size in bytes; `None` for the whole file.
         inline: The bytes, if the database holds them.
     """
 
@@ -41,7 +41,7 @@ class OpenFiles:
         self._lock = ForkLock()
 
     def check_open(self, path: Location) -> None:
-        """Raise ValueError if they were closed."""
+        """Raise ValueError if the files were closed."""
         if self._closed:
             raise ValueError(f"{path}: this checkpoint is closed")
 
@@ -54,14 +54,14 @@ class OpenFiles:
             return file
 
     def close(self) -> None:
-        """Close them all; none is opened after that."""
+        """Close all files; no further one can be opened."""
         with self._lock:
             self._closed = True
             for file in self._files.values():
                 file.close()
 
     def range_of(self, value: Value) -> tuple[Holder, int, int]:
-        """Return file, offset and length of a value that lies in a file."""
+        """Return the file, the first byte and the size of a value that is in a file."""
         file = self[value.path]
         length = file.size - value.offset if value.length is None else value.length
         if value.offset + length > file.size:
@@ -83,13 +83,13 @@ class OpenFiles:
 
 
 class KeyValueStore(Protocol):
-    """A source of zarr arrays."""
+    """A key-value store that holds zarr arrays."""
 
     folder: Location
     files: OpenFiles
 
     def get(self, key: str) -> Value | None:
-        """Return the value of a key; None if there is none."""
+        """Return the value of a key; `None` if there is none."""
 
     def listing(self) -> Iterator[str]:
         """Return all keys."""

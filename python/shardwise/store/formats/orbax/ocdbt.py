@@ -1,7 +1,8 @@
 """TensorStore's OCDBT: a database of keys and values in a folder, as a B+tree in files that are never changed.
 
-https://google.github.io/tensorstore/kvstore/ocdbt/index.html describes it. A manifest says where the root of the latest
-tree is; nodes carry a CRC-32C, values do not. All keys are read when it is opened.
+https://google.github.io/tensorstore/kvstore/ocdbt/index.html describes it. A manifest states the place of the root of
+the
+latest tree; nodes carry a CRC-32C, values do not. All keys are read when the database is opened.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _MAX_HEIGHT = 32
 
 
 class _Node:
-    """The decoded body of a node, read from its beginning to its end."""
+    """The decoded body of a node, read from front to back."""
 
     def __init__(self, data: bytes, where: str, path: Location) -> None:
         self._data = data
@@ -51,7 +52,7 @@ class _Node:
         return self.take(1)[0]
 
     def number(self) -> int:
-        """A variable-length integer of at most 64 bits."""
+        """Read a variable-length integer of at most 64 bits."""
         data, at = self._data, self._at
         value = shift = 0
         while at < len(data) and shift < 70:
@@ -77,7 +78,7 @@ class _Node:
 
 
 class _NodePlace(NamedTuple):
-    """The place of a node."""
+    """The place of a node in a data file."""
 
     path: bytes
     transitive: bytes
@@ -86,10 +87,10 @@ class _NodePlace(NamedTuple):
 
 
 def read_node(data: bytes, magic: int, where: str) -> bytes:
-    """Check the envelope of a node, and give its body.
+    """Check the envelope of a node, and return its body.
 
     Raises:
-        ParseError: if it is not one, or its checksum is wrong.
+        ParseError: if it is not a node, or its checksum is wrong.
     """
     if len(data) < 18 or int.from_bytes(data[:4], "big") != magic:
         raise ParseError(f"{where}: is not a node of an OCDBT database")
@@ -111,11 +112,11 @@ class OcdbtStore:
     """The latest version of a database.
 
     Args:
-        folder: Its place.
+        folder: The folder of the database.
         most_key_bytes: The most bytes that keys and paths may take in memory.
 
     Raises:
-        ParseError: if it is not one, is damaged, or names files outside its folder.
+        ParseError: if it is not an OCDBT database, is damaged, or names files outside its folder.
     """
 
     def __init__(self, folder: Location, most_key_bytes: int = 1 << 30) -> None:
@@ -175,7 +176,7 @@ class OcdbtStore:
                     raise ParseError(f"{self.folder}: {shown(key)} is in {text}, which does not exist") from None
 
     def _manifest(self, path: Location, *, config_only: bool = True) -> _Node | None:
-        """A manifest, read up to its file table; None for one that only says that others are numbered."""
+        """Return a manifest, read up to its file table; `None` for one that only refers to numbered manifests."""
         data = self.files.read(Value(path, 0, None), _MAX_NODE)
         node = _Node(read_node(data, _MANIFEST_MAGIC, str(path)), str(path), path)
         node.take(16)
@@ -190,7 +191,7 @@ class OcdbtStore:
         return None if kind == 1 and config_only else node
 
     def _file_table(self, node: _Node, transitive: bytes) -> list[tuple[bytes, bytes]]:
-        """The paths of the data files, each with the beginning that the tables of its nodes continue."""
+        """Return the paths of the data files, each with the prefix that the file tables of its nodes continue."""
         count = node.number()
         if count == 0:
             return []
@@ -250,7 +251,7 @@ class OcdbtStore:
             self._leaf(node, files, count, prefix)
 
     def _keys(self, node: _Node, count: int, prefix: bytes, *, interior: bool) -> tuple[list[bytes], list[int]]:
-        """The keys of a node, and how much of each its subtree has in common."""
+        """Return the keys of a node, and for each the number of bytes that all keys of its subtree begin with."""
         shared = [0, *node.numbers(count - 1)] if count else []
         lengths = node.numbers(count)
         common = node.numbers(count) if interior else []

@@ -33,12 +33,12 @@ _METADATA = {".zarray": 2, "zarr.json": 3}
 _MAX_METADATA = 1 << 20
 _MISSING = 2**64 - 1
 _NUMBERS = re.compile(r"[0-9]{1,19}")
-#: The longest key: of 64 dims, with the letter that may come first.
+#: The most characters of a chunk's key: of 64 dims, with the letter that may come first.
 _LONGEST_KEY = 64 * 20 + 2
 
 
 def arrays_of(keys: Sequence[str]) -> dict[str, int]:
-    """Return the arrays among the keys of a store by name, with the zarr version of each."""
+    """Return the names of the arrays in a store, given its keys, each with the array's zarr version."""
     found: dict[str, int] = {}
     for key in keys:
         name, _, last = key.rpartition("/")
@@ -50,15 +50,15 @@ def arrays_of(keys: Sequence[str]) -> dict[str, int]:
 def read_array(
     store: KeyValueStore, keys: Sequence[str], name: str, version: int, where: str, *, complete: bool
 ) -> StoredTensor | None:
-    """Return an array of a store; None for a group of arrays.
+    """Return an array of a store; `None` for a group of arrays.
 
     Args:
-        store: The store that has its keys.
-        keys: All its keys, sorted.
-        name: Its name there.
+        store: The store that has the array's keys.
+        keys: All keys of the store, sorted.
+        name: The array's name in the store.
         version: The version of zarr.
         where: The beginning of messages.
-        complete: Whether all its chunks must be there; else missing ones have its fill value.
+        complete: Whether all chunks must exist; otherwise missing chunks have the fill value.
 
     Raises:
         UnsupportedError: if its elements are of a kind, or stored in a way, that is not read.
@@ -106,7 +106,7 @@ def _tensor(store: KeyValueStore, keys: Sequence[str], array: ZarrArray, where: 
 
 
 def _check_places(store: KeyValueStore, array: ZarrArray, where: str, cells: Sequence[ChunkIndex]) -> None:
-    """Refuse chunks that share bytes: a short file could state any number of them."""
+    """Refuse chunks that share bytes: a short file could otherwise state any number of chunks."""
     held: dict[Location, list[tuple[int, int]]] = {}
     for cell in cells:
         key = array.key(cell)
@@ -129,7 +129,7 @@ def _check_places(store: KeyValueStore, array: ZarrArray, where: str, cells: Seq
 
 
 def _cells(keys: Sequence[str], array: ZarrArray) -> Iterator[ChunkIndex]:
-    """The positions of the chunks of an array among the keys of its store."""
+    """Return the positions of an array's chunks that exist among the keys of its store."""
     first = f"{array.name}/"
     for at in range(bisect_left(keys, first), bisect_left(keys, f"{array.name}0")):  # The character after the slash.
         rest = keys[at][len(first) :]
@@ -154,31 +154,31 @@ def _piece(store: KeyValueStore, array: ZarrArray, where: str, cell: ChunkIndex,
 
 
 def _is_plain(array: ZarrArray) -> bool:
-    """Return whether elements are stored as they are."""
+    """Return whether an array's elements are stored without codecs, in native byte order."""
     return not array.codecs and array.inner is None and (array.stored == "<" or array.dtype.bits == 8)
 
 
 def _stored(array: ZarrArray) -> np.dtype[Any]:
-    """The dtype of the elements in a chunk."""
+    """Return the numpy dtype of the elements in a chunk, with their byte order."""
     dtype = array.dtype.numpy()
     return dtype.newbyteorder(">") if array.stored == ">" and dtype.itemsize > 1 else dtype
 
 
 def _filled(array: ZarrArray) -> npt.NDArray[Any]:
-    """The element that is not stored."""
+    """Return the fill value, which elements of missing chunks have."""
     assert array.fill is not None
     return np.frombuffer(array.fill, _stored(array)).astype(array.dtype.numpy()).reshape(())
 
 
 class _StoredChunk:
-    """A chunk of an array, and where its value lies."""
+    """A chunk of an array, and the place of its value in the store."""
 
     def __init__(self, store: KeyValueStore, array: ZarrArray, where: str, value: Value, box: Bounds) -> None:
         self.store, self.array, self.where, self.value, self.box = store, array, where, value, box
         self._known: tuple[npt.NDArray[np.uint64], int, int] | None = None
 
     def locate(self) -> Located:
-        """Say where the elements of an uncompressed chunk lie."""
+        """Return the place of the elements of an uncompressed chunk."""
         array = self.array
         file, offset, length = self.store.files.range_of(self.value)
         itemsize = array.dtype.bits // 8
@@ -189,7 +189,7 @@ class _StoredChunk:
         return (file, offset, contiguous_strides(array.chunk[::-1], itemsize)[::-1])
 
     def read(self, bounds: Bounds) -> npt.NDArray[Any]:
-        """Decode a box of the chunk, which is counted from the chunk's beginning."""
+        """Decode a box of the chunk, counted from the chunk's beginning."""
         array = self.array
         self.store.files.check_open(self.store.folder)
         shape = tuple(stop - start for start, stop in bounds)
@@ -230,7 +230,7 @@ class _StoredChunk:
         return elements.reshape(shape, order="F" if array.order == "F" else "C")
 
     def _from_shard(self, inner: tuple[int, ...], bounds: Bounds, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-        """Read those chunks of a shard that a box needs."""
+        """Read those inner chunks of a shard that a box needs."""
         array, value = self.array, self.value
         counts = [outer // size for outer, size in zip(array.chunk, inner, strict=True)]
         index, begin, end = self.index()
@@ -259,7 +259,7 @@ class _StoredChunk:
         return out
 
     def stored(self) -> Iterator[Bounds]:
-        """The boxes of the chunks of a shard that are stored, as far as they are in the tensor."""
+        """Return the boxes of a shard's inner chunks that exist, clipped to the tensor."""
         inner = self.array.inner
         assert inner is not None
         counts = [outer // size for outer, size in zip(self.array.chunk, inner, strict=True)]
@@ -281,10 +281,10 @@ class _StoredChunk:
         return file.read(start + offset, length)
 
     def index(self) -> tuple[npt.NDArray[np.uint64], int, int]:
-        """Return the offsets and lengths of a shard's chunks, and between which bytes these lie.
+        """Return the offsets and sizes of a shard's inner chunks, and the range of bytes that they must be in.
 
         Raises:
-            ParseError: if it is damaged, or chunks share bytes.
+            ParseError: if the index is damaged, or chunks share bytes.
         """
         if self._known is None:
             found = self.load()
@@ -293,7 +293,7 @@ class _StoredChunk:
         return self._known
 
     def check(self, index: npt.NDArray[np.uint64]) -> None:
-        """Refuse chunks of a shard that share bytes, with ParseError."""
+        """Refuse, with ParseError, inner chunks of a shard that share bytes."""
         at = overlapping(index[(index != _MISSING).any(axis=1)])
         if at is not None:
             raise ParseError(f"{self.where}: chunks of the shard share bytes: byte {at} of it")

@@ -21,18 +21,18 @@ class ZarrArray(NamedTuple):
     """The metadata of an array.
 
     Attributes:
-        name: Its name.
+        name: The array's name in its store.
         dtype: Its dtype.
-        stored: The numpy dtype text of its elements in a chunk: `>` where they are big-endian.
+        stored: The byte order of its elements in a chunk, as in numpy's dtype texts: `>` for big-endian.
         shape: Elements per dim.
-        chunk: The shape of a chunk; those at the edge are just as large, and padded.
+        chunk: The shape of a chunk; chunks at the edge have it too, and are padded.
         order: `C` or `F`: the order of the elements in a chunk.
-        key: Gives the key of a chunk.
+        key: Returns the key of a chunk, given its position.
         codecs: The codecs that were applied to a chunk's bytes, in that order.
-        inner: The shape of the chunks in a chunk, if a chunk is a shard of several.
+        inner: The shape of an inner chunk, if a chunk is a shard of several.
         index_checked: Whether the index of a shard ends with its CRC-32C.
-        index_first: Whether it is at the beginning of the shard.
-        fill: The bytes of an element of a missing chunk; None if no chunk may be missing.
+        index_first: Whether the index is at the beginning of the shard.
+        fill: The bytes of an element of a missing chunk; `None` if no chunk may be missing.
     """
 
     name: str
@@ -62,7 +62,7 @@ def _shapes(name: str, shape: Any, chunk: Any, bits: int, error: MakeError) -> t
 
 
 def array_of_version_2(name: str, said: dict[str, Any], error: MakeError, unsupported: MakeError) -> ZarrArray:
-    """Read the metadata of an array of zarr 2; `error` and `unsupported` make what is raised."""
+    """Return the metadata of a zarr 2 array, given its JSON; `error` and `unsupported` make the exceptions."""
     if said.get("zarr_format") != 2 or said.get("filters"):
         raise unsupported(f"zarr_format {shown(said.get('zarr_format'))} with filters {shown(said.get('filters'))}")
     dtype, stored = _dtype2(said.get("dtype"))
@@ -102,7 +102,7 @@ def _dtype2(text: Any) -> tuple[Dtype | None, str]:
 
 
 def array_of_version_3(name: str, said: dict[str, Any], error: MakeError, unsupported: MakeError) -> ZarrArray:
-    """Read the metadata of an array of zarr 3; `error` and `unsupported` make what is raised."""
+    """Return the metadata of a zarr 3 array, given its JSON; `error` and `unsupported` make the exceptions."""
     if said.get("zarr_format") != 3 or said.get("node_type") != "array" or said.get("storage_transformers"):
         raise unsupported("not the metadata of a supported zarr 3 array")
     text = said.get("data_type")
@@ -138,7 +138,7 @@ def array_of_version_3(name: str, said: dict[str, Any], error: MakeError, unsupp
 
 
 def _named(value: Any) -> tuple[str, dict[str, Any]]:
-    """Name and configuration of an extension point of zarr 3."""
+    """Return the name and the configuration of an extension point of zarr 3."""
     if isinstance(value, str):
         return value, {}
     if isinstance(value, dict) and isinstance(value.get("name"), str):
@@ -160,7 +160,7 @@ def _keys3(name: str, value: Any, error: MakeError) -> Callable[[tuple[int, ...]
 
 
 def _codecs3(value: Any, error: MakeError) -> tuple[tuple[str, ...], str]:
-    """The codecs from elements to bytes, the first of which gives the byte order."""
+    """Return the codecs from elements to bytes; the first one gives the byte order."""
     codecs = [_named(codec) for codec in value] if isinstance(value, list) else []
     names = [name for name, _ in codecs]
     if not codecs or names[0] != "bytes" or any(name not in (*COMPRESSORS, "crc32c") for name in names[1:]):
@@ -179,7 +179,7 @@ def _index_is_checked(value: Any, error: MakeError) -> bool:
 
 
 def _fill(value: Any, dtype: Dtype, endian: str, error: MakeError) -> bytes | None:
-    """The bytes of an element that is not stored; None if there is no value for it."""
+    """Return the bytes of a fill value; `None` if the metadata has none."""
     if value is None:
         return None
     size = dtype.bits // 8

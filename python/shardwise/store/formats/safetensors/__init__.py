@@ -2,7 +2,7 @@
 
 | module | answers |
 |---|---|
-| `header` | what a file has |
-| `form` | a file, opened |
-| `folder` | a folder with an index |
+| `header` | the header of a file |
+| `form` | a file or folder, opened |
+| `folder` | the files of a folder, with an index or without |
 """

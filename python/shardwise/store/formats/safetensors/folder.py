@@ -1,4 +1,4 @@
-"""The files that a checkpoint's path means: a file, a folder, or the index of a checkpoint in several files."""
+"""The files that a checkpoint's path stands for: a file, a folder, or the index of a checkpoint in several files."""
 
 import json
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ _INDEX = "model.safetensors.index.json"
 
 
 def locate_checkpoint(path: Location) -> Location:
-    """Find the file or index that a path means; a folder is searched as by Hugging Face's `from_pretrained`.
+    """Return the file or index that a path stands for; a folder is searched as by Hugging Face's `from_pretrained`.
 
-    In a folder that is `model.safetensors`, else `model.safetensors.index.json`, else the only index, else the only
-    `.safetensors` file there is; else the folder itself, if it has all files of a checkpoint that has no index.
+    In a folder it is `model.safetensors`, else `model.safetensors.index.json`, else the only index, else the only
+    `.safetensors` file; else the folder itself, if it has all files of a checkpoint without an index.
 
     Raises:
-        ParseError: if the folder holds files of which some are missing, or that do not belong together.
+        ParseError: if the folder has files of which some are missing, or that do not belong together.
     """
     if not path.is_dir():
         return path
@@ -48,7 +48,7 @@ def locate_checkpoint(path: Location) -> Location:
 
 
 def numbered_files(folder: Location) -> list[str]:
-    """The files of a checkpoint in several files that has no index; none if there is one, or they are not numbered.
+    """Return the numbered files of a folder without an index; no files if it has one, or they are not numbered.
 
     Raises:
         ParseError: if some are missing.
@@ -82,10 +82,10 @@ def read_index(path: Location) -> dict[str, str]:
 
 
 def open_entries(path: Location, *, part: bool = False) -> tuple[dict[str, Entry], dict[str, str], list[Holder]]:
-    """Open a file, or the files of an index or a folder, and read their headers: tensors, metadata, open files.
+    """Open a file, or the files of an index or a folder; return their headers' entries, metadata, and the open files.
 
     Args:
-        path: As `locate_checkpoint` gives it.
+        path: As `locate_checkpoint` returns it.
         part: Whether a file may be a part of a checkpoint.
 
     Raises:
@@ -111,7 +111,7 @@ def open_entries(path: Location, *, part: bool = False) -> tuple[dict[str, Entry
 
 
 def _check_offsets(file: Holder, metadata: dict[str, str]) -> None:
-    """Refuse a file of PyTorch's that holds parts of tensors which do not begin where the tensors do."""
+    """Refuse a PyTorch file that holds parts of tensors, as its metadata says, that do not begin at 0."""
     try:
         info = json.loads(metadata.get(SHARDING_INFO, "{}"))
     except (ValueError, RecursionError):
@@ -128,10 +128,11 @@ def _check_offsets(file: Holder, metadata: dict[str, str]) -> None:
 def _merge(
     index: Location, weight_map: dict[str, str], names: Sequence[str] = ()
 ) -> tuple[dict[str, Entry], dict[str, str], list[Holder]]:
-    """Open the files that an index names and put their headers together: tensors, metadata, open files.
+    """Open the files that an index names and combine their headers: tensors, metadata, open files.
 
-    A loader would load what the files hold. The index says which files there are, and decides if two hold the same
-    name; each tensor that it lists must be where it says. Without an index its folder is given, and names.
+    All tensors of the files count, as for Hugging Face's loader. The index lists the files, and decides if two hold the
+    same
+    name; each tensor that it lists must be in the file that it states. Without an index, a folder and names are given.
     """
     entries: dict[str, Entry] = {}
     metadata: dict[str, str] = {}

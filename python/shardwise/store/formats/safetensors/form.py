@@ -47,7 +47,7 @@ def _aliases(metadata: Mapping[str, str]) -> dict[str, str]:
 
 
 def stored_piece(entry: Entry, file: Holder, box: tuple[tuple[int, int], ...]) -> StoredPiece:
-    """Return a file's tensor as a piece: this box of the whole tensor."""
+    """Return a file's tensor as a piece of a whole tensor: the elements of this box."""
     return StoredPiece(box, file.path, locate=partial(_locate, entry, file))
 
 

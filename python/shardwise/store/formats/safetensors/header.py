@@ -59,7 +59,7 @@ class Entry(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """The size in bytes."""
+        """The size of the tensor in bytes."""
         return self.stop - self.start
 
     @property
@@ -104,7 +104,7 @@ def read_header(file: Holder) -> tuple[dict[str, Entry], dict[str, str]]:
 
 
 def _other_kind(file: Holder) -> str:
-    """Say what a file is that does not begin with a header's length; nothing if that is not known."""
+    """Return the kind of a file that does not begin with a header's length, as a text; empty if it is unknown."""
     head = file.read(0, min(file.size, 512))
     kind = "" if head[_LENGTH : _LENGTH + 1] == b"{" else kind_of(head)
     return "" if kind.startswith("of an unknown") else kind
@@ -122,7 +122,7 @@ def _error(file: Holder, name: str, problem: str) -> ParseError:
     return ParseError(f"{file.path}: tensor {shown(name)}: {problem}")
 
 
-#: The bytes of tensors by dtype and shape, which most tensors of a model have in common with others.
+#: A cache of the sizes in bytes by dtype and shape, which many tensors of a model share.
 _SizesKnown = dict[tuple[str, tuple[int, ...]], int]
 
 
@@ -175,7 +175,7 @@ def _checked(name: str, info: object, begin: int, file: Holder) -> Entry:
 
 
 def _bits(shape: list[int], bits: int, limit: int) -> int:
-    """Return the bits of a tensor, or any number above `limit` if there are more."""
+    """Return the bits of a tensor, or some number above `limit` if there are more."""
     if 0 in shape:
         return 0
     for size in shape:

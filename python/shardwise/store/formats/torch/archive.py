@@ -1,8 +1,8 @@
 """The zip container of `torch.save`: uncompressed members, found by the central directory at its end.
 
-In PyTorch's files the headers before the members have no sizes, so they are read only to learn where a member's
-bytes begin. What the directory says is checked against the file and against itself: members lie one after the other,
-none is compressed or encrypted, none overlaps another.
+In PyTorch's files the headers before the members state no sizes, so they are read only to find the first byte of a
+member. The directory is checked against the file and against itself: members follow one another, none is compressed or
+encrypted, none overlaps another.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ...tensors.checkpoint import StoredSum
 
 __all__ = ["END", "END64", "ENTRY", "LOCAL", "LOCATOR", "Archive", "ListedMember"]
 
-#: The records of a zip file: the directory's end, in 32 and 64 bits, and where the latter is; an entry of the
-#: directory, and what stands before a member.
+#: The records of a zip file: the directory's end in 32 bits, in 64 bits, and the locator of the latter; an entry of
+#: the directory, and the header before a member.
 END = struct.Struct("<4s4H2LH")
 END64 = struct.Struct("<4sQ2H2L4Q")
 LOCATOR = struct.Struct("<4sLQL")
@@ -38,11 +38,11 @@ class ListedMember(NamedTuple):
     """A member as the directory lists it.
 
     Attributes:
-        name: Its name.
-        size: Its bytes.
-        crc: Their CRC-32.
-        header: The byte at which its header begins in the container.
-        limit: The byte at which the next header begins, or the directory.
+        name: The member's name.
+        size: The size of its contents in bytes.
+        crc: The CRC-32 of its contents.
+        header: The byte of the container at which its header begins.
+        limit: The byte at which the next header, or the directory, begins.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Archive:
         members: The members by name, in the order of the directory.
 
     Raises:
-        ParseError: if it is not such a container; names the file and the byte.
+        ParseError: if it is not such a container; the message names the file and the byte.
     """
 
     def __init__(self, file: Holder, offset: int = 0, length: int | None = None) -> None:
@@ -135,7 +135,7 @@ class Archive:
         return position64, count, start, size
 
     def _behind_end64(self, position: int) -> int:
-        """Step back over a zip64 end that is not needed: PyTorch writes one for large files."""
+        """Return the position before a needless zip64 end record, which PyTorch writes in large files."""
         locator = position - LOCATOR.size
         if locator < END64.size or self._bytes(locator, 4) != b"PK\6\7":
             return position
@@ -170,10 +170,10 @@ class Archive:
         return (header, name, size, crc, position), stop
 
     def start(self, member: ListedMember) -> int:
-        """Say at which byte of the file a member's bytes begin.
+        """Return the byte of the file at which a member's contents begin.
 
         Raises:
-            ParseError: if its header is not that of the directory, or it overlaps what follows.
+            ParseError: if its header does not agree with the directory, or it overlaps the bytes after it.
         """
         start = self._starts.get(member.name)
         if start is None:
@@ -197,7 +197,7 @@ class Archive:
         return self._bytes(self.start(member) - self._offset, member.size)
 
     def sums(self) -> Iterator[StoredSum]:
-        """Yield the CRC-32 of each member; none if PyTorch was told not to compute them, and wrote zeros."""
+        """Yield the CRC-32 of each member; none if PyTorch was told not to compute them and wrote zeros."""
         members = self.members.values()
         if any(member.crc for member in members):
             for member in members:
@@ -205,7 +205,7 @@ class Archive:
 
 
 def _zip64(extra: bytes, size: int, packed: int, header: int, disk: int) -> tuple[int, int, int, int]:
-    """Take what does not fit into 32 bits from a member's extra field; what is missing stays as it is."""
+    """Return the numbers of a member with those that do not fit into 32 bits taken from its extra field."""
     position = 0
     while position + 4 <= len(extra):
         kind, length = struct.unpack_from("<HH", extra, position)

@@ -1,6 +1,6 @@
 """PyTorch's distributed checkpoints: a `.metadata` that lists chunks, and `.distcp` files that hold them.
 
-The index says for each tensor its whole shape and its chunks, and for each chunk a range of a file, which is a
+The index states for each tensor its whole shape and its chunks, and for each chunk a range of a file, which is a
 container of `torch.save` with only that chunk. The place of the elements in it is looked up when they are read.
 """
 
@@ -34,7 +34,7 @@ from .tensors import Container
 
 __all__ = ["Contents", "Index", "Row", "open_folder", "open_form", "open_rest"]
 
-#: The attributes of the index that have a meaning here; planners add others.
+#: The attributes of the index that are read; planners add others.
 _ATTRIBUTES = ("state_dict_metadata", "storage_data", "storage_meta", "version")
 _MAX_INDEX = 1 << 31
 _MAX_OBJECT = 1 << 30
@@ -43,18 +43,18 @@ _MAX_BITS = 8 * (2**63 - 1)
 
 
 def open_form(path: Location) -> StoredCheckpoint:
-    """Open the folder, or its `.metadata`."""
+    """Open a folder, given by its path or that of its `.metadata`."""
     folder = path if path.is_dir() else path.parent
     return open_folder(folder, "dcp", {})
 
 
 class Contents(NamedTuple):
-    """The contents of a checkpoint besides what it says about itself; see `StoredCheckpoint`.
+    """The contents of a checkpoint, without its metadata; see `StoredCheckpoint`.
 
     Attributes:
-        tensors: Its tensors.
-        objects: The values that are not tensors.
-        unreadable: Why other tensors cannot be read.
+        tensors: The tensors by name.
+        objects: The values that are not tensors, by name.
+        unreadable: For each tensor that cannot be read, the reason.
     """
 
     tensors: Mapping[str, StoredTensor]
@@ -68,9 +68,9 @@ def open_folder(
     metadata: Mapping[str, Any],
     complete: Callable[[Index, Contents], Contents] = lambda _, found: found,
 ) -> StoredCheckpoint:
-    """Open a folder with a `.metadata` as a checkpoint of this format, whose contents are what `complete` makes of it.
+    """Open a folder with a `.metadata` as a checkpoint of this format.
 
-    It may add files to those of the index.
+    `complete` turns the index and its contents into the checkpoint's contents; it may add files to those of the index.
     """
     index = Index(folder)
     try:
@@ -92,7 +92,7 @@ def open_folder(
 
 
 def open_rest(folder: Location, names: Collection[str]) -> Rest:
-    """Open those files of a folder that have these names, and leave out what lies in others."""
+    """Open the files with these names, and leave out the elements in others."""
     index = Index(folder)
     opened = {number: open_file(folder / name) for number, name in enumerate(index.names) if name in names}
     pieces: dict[str, list[StoredPiece]] = {}
@@ -112,7 +112,7 @@ def open_rest(folder: Location, names: Collection[str]) -> Rest:
 
 
 def _sums(item: _Item) -> Iterator[StoredSum]:
-    """Yield the CRC-32 of every member of a container, or why it has none."""
+    """Yield the CRC-32 of every member of a container, or the reason why it has none."""
     try:
         yield from Archive(*item).sums()
     except ParseError as error:
@@ -128,7 +128,7 @@ class Row(NamedTuple):
         shape: its shape.
         first: the position of its first chunk among the chunks of all tensors.
         number: the number of its chunks.
-        bounds: the position of the first number of their boxes in `bounds`.
+        bounds: the position of the first number of its chunks' boxes in the index's `bounds`.
         is_tiled: whether the chunks are known to tile it.
     """
 
@@ -142,7 +142,7 @@ class Row(NamedTuple):
 
     @property
     def chunks(self) -> slice:
-        """Its chunks among those of all tensors."""
+        """The range of its chunks among those of all tensors."""
         return slice(self.first, self.first + self.number)
 
 
@@ -171,13 +171,13 @@ class Index:
         self.tensors = list(starmap(Row, tensors))
         self.places: Numbers = places.reshape(-1, 3)
         self.files: list[Holder] = []
-        #: Files of `torch.save` that lie beside those of the index, and are among `files` too.
+        #: Files of `torch.save` that the index does not name; they are in `files` too.
         self.beside: list[Holder] = []
-        #: For each place the first one that is equal; `None` if all differ.
+        #: For each place, the number of the first equal one; `None` if all differ.
         self._first: Numbers | None = None
 
     def error(self, problem: str) -> ParseError:
-        """Make the error that the index, or what it describes, has a problem."""
+        """Return the error for a problem of the index, or of the data that it describes."""
         return ParseError(f"{self.path}: {problem}")
 
     def open_files(self) -> None:
@@ -210,7 +210,7 @@ class Index:
             self._first[order] = order[starts]
 
     def tied(self) -> dict[str, str]:
-        """Tensors that lie where another does, and so are that one under a second name. Other overlaps are errors."""
+        """Return the tensors that share all bytes with another, as second names of it; other overlaps are errors."""
         found: dict[str, str] = {}
         if self._first is None:
             return found
@@ -252,12 +252,12 @@ class Index:
         return _Item(self.files[file], offset, length)
 
     def object(self, name: str, place: int) -> StoredObject:
-        """Make the value that lies in a range."""
+        """Return the value in a range of a file."""
         item = self.item(place)
         return StoredObject(name, partial(_load, item), item)
 
     def sums(self) -> Iterator[StoredSum]:
-        """Yield the CRC-32 of every member of every container, and of the files beside."""
+        """Yield the CRC-32 of every member of every container, and of the further files."""
         for place in range(len(self.places)):
             if self._first is None or self._first[place] == place:
                 yield from _sums(self.item(place))
@@ -265,7 +265,7 @@ class Index:
             yield from _sums(_Item(file, 0, file.size))
 
     def check(self, name: str, dtype_name: str, dtype: Dtype | None, shape: tuple[int, ...]) -> Dtype:
-        """Check what a row of the index says about a tensor besides its chunks; give the dtype, which is required."""
+        """Check a row's statements about a tensor, except for its chunks; return the dtype, which must be known."""
         checked_name(name, self.path)
         if dtype is None:
             raise self.error(f"tensor {shown(name)}: the dtype {shown(dtype_name)} is not supported")
@@ -280,7 +280,7 @@ class Index:
         return boxes
 
     def tensor(self, alias_of: str | None, row: Row) -> StoredTensor:
-        """Make the tensor that a row of the index describes."""
+        """Return the tensor that a row of the index describes."""
         name, shape = row.name, row.shape
         dtype = self.check(name, row.dtype, named_dtype(row.dtype), shape)
         if row.is_tiled:
@@ -301,7 +301,7 @@ class Index:
         return self.piece(name, dtype, int(places[position]), box)
 
     def piece(self, name: str, dtype: Dtype, place: int, box: Bounds) -> StoredPiece:
-        """Make the piece that lies in a range."""
+        """Return the piece of a tensor that is in a range of a file."""
         if place < 0:
             raise self.error(f"tensor {shown(name)}: no file holds the chunk {box_text(box)}")
         item = self.item(place)
@@ -309,7 +309,7 @@ class Index:
 
 
 def _tensors(index: Index) -> LazyTensors[Row]:
-    """The tensors of an index by name, all of them checked."""
+    """Return the tensors of an index by name, all of them checked."""
     tied = index.tied()
     rows = {row.name: row for row in index.tensors}
     dtypes = {dtype: named_dtype(dtype) for dtype in {row.dtype for row in index.tensors}}
@@ -339,7 +339,7 @@ class _Chunks(ListedPieces):
         return self._row.number
 
     def make(self, position: int, box: Bounds) -> StoredPiece:
-        """Make one of them."""
+        """Return the chunk at a position, which holds this box."""
         place = int(self._index.chunk_places[self._row.first + position])
         return self._index.piece(self._row.name, self._dtype, place, box)
 
