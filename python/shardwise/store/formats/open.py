@@ -110,7 +110,7 @@ def _is_known(path: Location) -> bool:
 
 
 def _file_inside(candidate: Candidate) -> tuple[str, str]:
-    """The first file of a known format in a folder that is of none, and what can be done with it; or nothing."""
+    """Return the first file of a known format in a folder of an unknown one, with advice; or an empty text."""
     for name in candidate.names[:MOST_FOLDERS]:
         inner = Candidate(candidate.path / name)
         form = None if inner.is_folder else next((form for form in FORMS if form.knows(inner)), None)

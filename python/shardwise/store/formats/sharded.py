@@ -26,7 +26,7 @@ _SEAL, _END = b',\n "sha256": "', b'"\n}'
 
 
 def sealed(text: bytes) -> bytes:
-    """Return the text of a manifest, a JSON object with an entry on each line, with a SHA-256 of itself as the last."""
+    """Return the text of a manifest, a JSON object with one entry per line, with its SHA-256 added at the end."""
     return text.removesuffix(b"\n}") + _SEAL + hashlib.sha256(text).hexdigest().encode() + _END
 
 

@@ -357,7 +357,7 @@ class Buffers:
     def _coalesced(
         self, rank: int, buffers: list[list[Parameter]], objects: Mapping[str, StoredObject]
     ) -> Iterator[tuple[Parameter, str, list[Run]]]:
-        """Add the states in a rank's one value, which holds all its buckets one after the other."""
+        """Yield the states in a rank's one value, which holds all its buckets: parameter, kind, runs of elements."""
         extent = objects[self.held.states[rank]].extent
         assert extent is not None
         container = Container(*extent)
@@ -367,6 +367,6 @@ class Buffers:
 
 
 def _is_whole(pieces: list[StoredPiece], shape: tuple[int, ...], numbered: bool) -> bool:
-    """Return whether pieces are all of a tensor, or of a layer of it if its first dim counts these."""
+    """Return whether pieces are a whole tensor; with `numbered`, a whole layer, as the first dim counts layers."""
     held = sum(math.prod(stop - start for start, stop in piece.bounds[numbered:]) for piece in pieces)
     return held == math.prod(shape[numbered:])

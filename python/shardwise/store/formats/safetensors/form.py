@@ -21,7 +21,7 @@ __all__ = ["open_form", "stored_piece"]
 
 
 def open_form(path: Location, *, part: bool = False) -> StoredCheckpoint:
-    """Open a safetensors file, which may be a part of a checkpoint; a folder in Hugging Face's format, or its index."""
+    """Open a safetensors file, a folder in Hugging Face's format, or its index; `part` allows a part of one."""
     located = locate_checkpoint(path)
     entries, metadata, files = open_entries(located, part=part)
     by_path = {file.path: file for file in files}
@@ -37,7 +37,7 @@ def open_form(path: Location, *, part: bool = False) -> StoredCheckpoint:
 
 
 def _aliases(metadata: Mapping[str, str]) -> dict[str, str]:
-    """The names that are tied to others, which the format cannot express; as `save_checkpoint` records them."""
+    """Return the names of tied tensors, which the format cannot express, as `save_checkpoint` records them."""
     try:
         said = json.loads(metadata.get("shardwise.aliases", "{}"))
     except (ValueError, RecursionError):

@@ -111,7 +111,7 @@ class Archive:
         return {name: member for name, (_, member) in sorted(members.items(), key=lambda item: item[1][0])}
 
     def _end(self) -> tuple[int, int, int, int]:
-        """Find where the directory ends, how many members it has, where it begins, and its size."""
+        """Return the position of the directory's end record, the members' number, the directory's start and size."""
         position = self._length - END.size
         if position < 0:
             raise self._error(0, f"{self._length} bytes are too few for a zip container")

@@ -1,8 +1,9 @@
 """PyTorch's distributed checkpoints as safetensors files, one or more for each rank.
 
-Each file gives in its metadata the offsets of its tensors in the whole ones, but not how large those are: the shape
-extends as far as any file does. A missing file leaves a gap, unless it is the last of a tensor; the names have the
-numbers of the ranks and of each rank's files, and these must be complete.
+The metadata of a file states the offsets of its tensors in the whole ones, but not the whole shapes: a shape extends as
+far as any file does. A missing file leaves a gap, unless it is the last of a tensor; so the names, which have the
+numbers
+of the ranks and of each rank's files, must be complete.
 """
 
 from __future__ import annotations
@@ -44,17 +45,17 @@ class _FilePart(NamedTuple):
 
 
 def open_form(path: Location) -> StoredCheckpoint:
-    """Open the folder of a checkpoint that PyTorch wrote; of one of ours the manifest is missing."""
+    """Open the folder of a checkpoint that PyTorch wrote; one of ours without its manifest is refused."""
     return open_names(path, (name for name, _ in entries_of(path)), is_ours=False)
 
 
 def open_names(path: Location, listed: Iterable[str], *, is_ours: bool = True) -> StoredCheckpoint:
-    """Open the shards among these names in the folder.
+    """Open the shards with these names in the folder.
 
     Args:
         path: The folder.
         listed: The names.
-        is_ours: Whether there is a manifest, which says what else belongs to it.
+        is_ours: Whether there is a manifest, which lists the files.
     """
     names = sorted(name for name in listed if _NAME.fullmatch(name))
     if not is_ours:
@@ -77,7 +78,7 @@ def open_names(path: Location, listed: Iterable[str], *, is_ours: bool = True) -
 
 
 def open_rest(path: Location, names: Iterable[str]) -> Rest:
-    """Open those safetensors files of a folder with a manifest that have these names, whatever else is missing."""
+    """Open the safetensors files with these names in a folder with a manifest, whatever else is missing."""
     pieces: dict[str, list[StoredPiece]] = {}
     files: list[Holder] = []
     for name in sorted(name for name in names if name.endswith(".safetensors")):
@@ -110,7 +111,7 @@ def _refuse_ours(path: Location, names: list[str]) -> None:
 
 
 def _check_names(path: Location, names: list[str]) -> int:
-    """Check that the numbers in the names are complete; give the number of ranks."""
+    """Check that the numbers in the names are complete; return the number of ranks."""
     numbers: dict[int, dict[int, int]] = {}
     for name in names:
         match = _NAME.fullmatch(name)
@@ -131,7 +132,7 @@ def _check_names(path: Location, names: list[str]) -> int:
 
 
 def _sharding(file: Holder, texts: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
-    """The offsets of the tensors of a file."""
+    """Return the offsets, in the whole tensors, of the tensors of a file."""
     if SHARDING_INFO not in texts:
         raise ParseError(f"{file.path}: its metadata has no {SHARDING_INFO}, which gives its place")
     where = f"{file.path}: {SHARDING_INFO}"

@@ -1,9 +1,9 @@
-"""DeepSpeed's own checkpoints: the flat partitions of ZeRO 1, 2 and 3, taken apart into parameters and their states.
+"""DeepSpeed's own checkpoints: the flat partitions of ZeRO 1, 2 and 3, divided into parameters and their states.
 
-Each data-parallel rank's file has one flat array for each group of parameters: of stages 1 and 2 a part of all their
-elements one after the other, of stage 3 its part of each parameter, one after the other. Which parameters these are,
-and in which order, is in `param_shapes` of the `*_model_states.pt`. What is beyond the elements is padding, and never
-comes out. With stage 3 the masters are the weights: no file has others.
+Each data-parallel rank's file has one flat array for each group of parameters. With stages 1 and 2 it is a part of the
+elements of all parameters, one after the other; with stage 3 it is the rank's part of each parameter, one after the
+other. `param_shapes` of the `*_model_states.pt` lists the parameters in order. Elements beyond the last parameter are
+padding, which is never read. With stage 3 the masters are the weights: no file has others.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from .zero_partitions import RankArrays, Spans, group_shapes, parameters_of_grou
 
 __all__ = ["open_form"]
 
-#: The file beside such folders that names the last one.
+#: The file beside the folders of steps that names the last one.
 LATEST = "latest"
 #: The keys of an optimizer of stage 0 that hold its states and masters.
 _OF_STAGE_0 = frozenset(["state", "param_groups", "optimizer_state_dict", "fp32_groups", "fp32_groups_flat"])
 
 
 def open_form(path: Location) -> StoredCheckpoint:
-    """Open the folder of a step, or the last one in a folder of them."""
+    """Open the folder of a step; of a folder of steps, the last one."""
     if (path / LATEST).exists():
         path = path / latest_in(path / LATEST)
     inside = [name for name, is_folder in entries_of(path) if not is_folder]
@@ -84,7 +84,7 @@ class _StepFolder(Rows):
     ) -> None:
         super().__init__()
         self.doubts: list[str] = []
-        #: The files of the model of each model-parallel rank, and in them of each data-parallel rank.
+        #: The files of the model, for each model-parallel rank a list by data-parallel rank.
         self.models = grid_of(read, "model")
         self.first = self.models[0][0]
         self._optims = grid_of(read, "optim")
@@ -112,7 +112,7 @@ class _StepFolder(Rows):
             self.add_optimizer_values(self._optims[0][0], self._partitions[0][0].said)
 
     def _has_experts(self) -> bool:
-        """Return whether the partitions have the states of all experts; where they have not, say so."""
+        """Return whether the partitions have the states of all experts; if not, note it as a warning."""
         listed = {name for group in group_shapes(self.first) for name in group} if self._optims else set()
         if self._experts.keys() <= listed:
             return True
@@ -151,7 +151,7 @@ class _StepFolder(Rows):
         return self._rules.cut(name, shapes, 64, is_certain=is_certain)
 
     def _add_states(self) -> None:
-        """Add masters, the optimizer's states and groups, which are under the names of their parameters."""
+        """Add masters, the optimizer's states and groups, under the names of their parameters."""
         first = self._partitions[0][0]
         groups = first.groups or []
         members = parameters_of_groups(first, self.layouts[0])
@@ -178,7 +178,7 @@ class _StepFolder(Rows):
         self.add_groups(groups, members)
 
     def _add_whole_states(self) -> None:
-        """Add the states of stage 0, each as a whole in the file of the model, by numbers that count the parameters."""
+        """Add the states of stage 0, which are whole in the file of the model, by numbers that count the parameters."""
         held = [_whole_optimizer(row[0]) for row in self.models]
         optimizers = [optimizer for optimizer, _ in held if optimizer is not None]
         if len(optimizers) != len(self.models):
@@ -213,7 +213,7 @@ class _StepFolder(Rows):
         self.add_optimizer_values(self.first, {key: one for key, one in said.items() if key not in _OF_STAGE_0})
 
     def _add_whole(self, name: str, kind: str, values: list[Any]) -> None:
-        """Add a state that each model-parallel rank has as a whole."""
+        """Add a state of which each model-parallel rank has its whole part."""
         full = f"optimizer.state.{name}.{kind}"
         containers = [row[0].container for row in self.models]
         held = [container.tensor(value, full) for container, value in zip(containers, values, strict=True)]
@@ -272,7 +272,7 @@ class _StepFolder(Rows):
                 self.states[full] = FlatRow(first.dtype, self.cuts[name], arrays, self._spans.table(number, name))
 
     def _add_scalar(self, group: Mapping[str, Any], kind: str, values: list[Any]) -> None:
-        """Add a value that is one for all parameters of a group, such as their step."""
+        """Add a value that all parameters of a group share, such as their step."""
         parts = [part for row in self._partitions for part in row]
         first = parts[0].file
         read = [_number(part, value) for part, value in zip(parts, values, strict=False)]
@@ -291,7 +291,7 @@ class _StepFolder(Rows):
                 self.states[full] = filled(full, read[0], first.path)
 
     def _add_weights(self) -> None:
-        """Add the weights, frozen parameters and buffers, and further names of all of these."""
+        """Add the weights, frozen parameters and buffers, and further names of each."""
         first = self.first
         module = dict_of(first.said.get("module"))
         modules = [dict_of(row[0].said.get("module")) for row in self.models]
@@ -350,7 +350,7 @@ class _StepFolder(Rows):
                 self._add_split(name)
 
     def _add_split(self, name: str, owner: str | None = None) -> None:
-        """Add a weight of which each data-parallel rank has a part: its masters, or, frozen, its fragments."""
+        """Add a weight of which each data-parallel rank has a part: of its masters, or, if it is frozen, of itself."""
         if owner is not None and name not in self.cuts:
             if owner not in self.weights:
                 self._add_split(owner)
@@ -384,7 +384,7 @@ def _rules(file: ReadFile, info: Any) -> CutRules:
 
 
 def _whole_optimizer(file: ReadFile) -> tuple[OptimizerDict | None, dict[int, Any]]:
-    """The optimizer in the file of a model, of stage 0, and the masters of its numbers where it has some."""
+    """Return the optimizer of stage 0 in the file of a model, and the masters by number, if it has some."""
     said = dict_of(file.said.get("optimizer"))
     inner = said.get("optimizer_state_dict", file.said.get("optimizer"))
 
@@ -411,7 +411,7 @@ def _state(part: RankArrays, number: int, kind: str) -> Any:
 
 
 def _number(part: RankArrays, value: Any) -> float | int | None:
-    """The number that a value is, or that a tensor without dims holds."""
+    """Return the number that a value is, or that a tensor without dims holds; else `None`."""
     if isinstance(value, SavedTensor) and not value.shape:
         piece = part.file.container.piece(value, "", ())
         number = StoredTensor("", value.dtype, (), (piece,)).read().item()

@@ -1,4 +1,4 @@
-"""The files of a step of DeepSpeed's: which rank's each is, and whether they are of one step and of one world."""
+"""The files of a step of DeepSpeed: the rank of each, and the check that all are of one step and one world."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ __all__ = [
 ]
 
 _FILE = re.compile(r"(?:(?:bf16_|fp16_)?zero_pp_rank_(\d{1,6})_)?mp_rank_(\d{1,6})_(model|optim)_states\.pt")
-#: An expert of a layer, whose weights are in a file of their own.
+#: The name of a file with the weights of one expert of a layer.
 _EXPERT = re.compile(r"layer_(\d{1,6})_expert_(\d{1,6})_mp_rank_(\d{1,6})_model_states\.pt")
-#: Files of models whose layers are in files of their own, or whose experts were so in old versions.
+#: Names of files with one layer each, and of experts' files of old versions.
 _OTHERS = re.compile(r"layer_\d+-model_.*\.pt|expert_\d+_.*_states\.pt")
 
 
-#: The keys that say how a model's parameters are cut and held; others are of its trainer or its user.
+#: The keys of a model's file that describe its parameters; other keys are the trainer's or the user's.
 _STRUCTURE = frozenset(
     ["module", "optimizer", "param_shapes", "buffer_names", "frozen_param_shapes", "frozen_param_fragments",
      "shared_params", "universal_checkpoint_info", "checkpoint_parallel_dimensions", "dp_world_size", "mp_world_size"]
 )  # fmt: skip
-#: The keys of an optimizer that hold its partitions, or say how they are cut.
+#: The keys of an optimizer that hold its partitions or describe them.
 _OF_PARTITIONS = frozenset(
     ["base_optimizer_state", "base_optimizer_state_step", "single_partition_of_fp32_groups", "fp32_flat_groups",
      "optimizer_state_dict", "zero_stage", "group_paddings", "param_alignment_paddings", "partition_count",
@@ -58,11 +58,11 @@ _OF_PARTITIONS = frozenset(
 
 
 class ReadFile(NamedTuple):
-    """A file of a rank, read.
+    """A file of a rank, with the contents of its pickle.
 
     Attributes:
         container: The file.
-        said: Its values.
+        said: The values at the top of its dict.
     """
 
     container: Container
@@ -70,21 +70,21 @@ class ReadFile(NamedTuple):
 
     @property
     def path(self) -> Location:
-        """Its path."""
+        """The path of the file."""
         path: Location = self.container.file.path
         return path
 
 
-#: The kind of a file, and its model-parallel and data-parallel rank; -1 if its file is of all data-parallel ranks.
+#: The kind of a file, its model-parallel and its data-parallel rank; -1 for a file of all data-parallel ranks.
 RankKey = tuple[str, int, int]
 
 
-#: The files of each model-parallel rank, and in them of each data-parallel rank.
+#: Files, for each model-parallel rank a list by data-parallel rank.
 Grid = list[list[ReadFile]]
 
 
 def files_by_rank(path: Location, inside: list[str]) -> dict[RankKey, str]:
-    """The files of all ranks, in the order of these; each must be there once."""
+    """Return the files of all ranks, in order; each must be there exactly once."""
     other = next((name for name in inside if _OTHERS.fullmatch(name)), None)
     if other is not None:
         raise UnsupportedError(
@@ -116,10 +116,10 @@ def files_by_rank(path: Location, inside: list[str]) -> dict[RankKey, str]:
 
 
 def expert_files(path: Location, inside: list[str]) -> dict[tuple[int, int], str]:
-    """The files of the experts, by layer and expert.
+    """Return the files of the experts, by layer and expert.
 
     Raises:
-        UnsupportedError: if they are of several model-parallel ranks.
+        UnsupportedError: if there are several model-parallel ranks.
     """
     found = {}
     for name in sorted(inside):
@@ -133,10 +133,10 @@ def expert_files(path: Location, inside: list[str]) -> dict[tuple[int, int], str
 
 
 def experts_of(first: ReadFile, read: Mapping[tuple[int, int], ReadFile]) -> dict[str, tuple[Container, SavedTensor]]:
-    """The weights of all experts, each with its file.
+    """Return the weights of all experts, each with its file.
 
     Args:
-        first: A file of the model, which says how many experts each layer has.
+        first: A file of the model, which states how many experts each layer has.
         read: The files of experts, by layer and expert.
 
     Raises:
@@ -171,10 +171,10 @@ def _rank_text(mp: int, dp: int) -> str:
 
 
 def read_rank(file: Holder) -> ReadFile:
-    """Read the pickle of a file.
+    """Return a file with the contents of its pickle.
 
     Raises:
-        ParseError: if it was saved under the name of another rank's.
+        ParseError: if it was saved under the name of another rank's file.
     """
     container = Container(file)
     saved_as, stem = container.saved_as, file.path.name.removesuffix(".pt")
@@ -184,7 +184,7 @@ def read_rank(file: Holder) -> ReadFile:
 
 
 def grid_of(read: Mapping[RankKey, ReadFile], kind: str) -> Grid:
-    """Return the files of a kind."""
+    """Return the files of a kind, by model-parallel and data-parallel rank."""
     rows: dict[int, list[ReadFile]] = {}
     for (of, mp, _), file in read.items():
         if of == kind:
@@ -193,7 +193,7 @@ def grid_of(read: Mapping[RankKey, ReadFile], kind: str) -> Grid:
 
 
 def check_world(path: Location, models: Grid, optims: Grid) -> None:
-    """Check that all files are of the same step, of one world."""
+    """Check that all files are of the same step and of one world."""
     first, file_of_first = models[0][0].said, models[0][0]
     for key in ("pp_degree",):
         degree = dict_of(first.get("checkpoint_parallel_dimensions")).get(key, 1)
@@ -224,14 +224,14 @@ def check_world(path: Location, models: Grid, optims: Grid) -> None:
 
 
 class Rows:
-    """Rows for the tensors of a folder, its values, and why others are not read.
+    """The rows for a folder's tensors, its values, and the tensors that cannot be read.
 
     Attributes:
         weights: Rows of weights and buffers.
         states: Rows of the optimizer's states.
         others: Rows of other tensors.
-        objects: Values.
-        unreadable: Why tensors are not read, by name.
+        objects: Values that are not tensors.
+        unreadable: The reason why a tensor cannot be read, by name.
     """
 
     def __init__(self) -> None:
@@ -247,7 +247,7 @@ class Rows:
         return {**self.weights, **self.states, **self.others}
 
     def add_values(self, models: Grid) -> None:
-        """Add what the trainer and its user keep besides: of the first rank, and of others what differs."""
+        """Add the trainer's and the user's values: those of the first rank, and those in which other ranks differ."""
         files = [file for row in models for file in row]
         values: dict[str, Any] = {}
         for rank, file in enumerate(files):
@@ -261,7 +261,7 @@ class Rows:
                 self._add_value(name if not rank else f"{top}.rank_{rank}{dot}{rest}", value, file.container)
 
     def add_optimizer_values(self, file: ReadFile, said: dict[str, Any]) -> None:
-        """Add what an optimizer says besides of its states and groups, such as its loss scale."""
+        """Add an optimizer's values besides states and groups, such as its loss scale."""
         own = {key: state_of(value) or value for key, value in said.items() if key not in _OF_PARTITIONS}
         for name, value in _leaves(own, file):
             self._add_value(f"optimizer.{name}", value, file.container)
@@ -302,15 +302,15 @@ def frozen_row(models: Grid, name: str, cut: Callable[..., RankCut]) -> FlatRow 
 
     Args:
         models: The files of all ranks.
-        name: Its name.
-        cut: Gives the cut of a name and the shapes of model-parallel ranks.
+        name: The parameter's name.
+        cut: Returns the cut of a parameter, given its name and its shapes on model-parallel ranks.
 
     Returns:
-        The row; None if it is not a frozen parameter.
+        The row; `None` if it is not a frozen parameter.
 
     Raises:
         ParseError: if a part is missing.
-        UnsupportedError: if nothing says how model-parallel ranks cut it.
+        UnsupportedError: if the files do not state how model-parallel ranks cut it.
     """
     if dict_of(models[0][0].said.get("frozen_param_shapes")).get(name) is None:
         return None

@@ -1,4 +1,4 @@
-"""Tensors that several ranks hold in parts, of `torch.save` files: as ranges of flat arrays, or each as an array."""
+"""Tensors of which several ranks hold parts in `torch.save` files: as ranges of flat arrays, or as arrays."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from .tensors import Container, SavedTensor
 __all__ = ["Arrays", "FlatRow", "WholeRow", "dtype_and_shape", "filled", "is_flat", "made"]
 
 
-#: From here on a float32 does not hold each whole number.
+#: The first whole number from which on float32 is not exact.
 _MOST_STEPS = 1 << 24
 
 
 class Arrays:
-    """Flat arrays, each of a rank, of which many tensors are parts: their places in files are looked up once.
+    """Flat arrays, one per rank, that hold parts of many tensors; their places in files are looked up once.
 
     Args:
-        held: The file and the array of each.
-        what: Their name in messages.
+        held: The file and the array of each rank.
+        what: The arrays' name in messages.
     """
 
     def __init__(self, held: Sequence[tuple[Container, SavedTensor]], what: str) -> None:
@@ -43,7 +43,7 @@ class Arrays:
 
     @cached_property
     def places(self) -> tuple[list[Holder], Numbers, Numbers]:
-        """The files; for each array the number of its file, and the byte that is its first."""
+        """The files; and for each array the number of its file, and its first byte there."""
         files: list[Holder] = []
         rows = []
         for container, array in self.held:
@@ -62,9 +62,10 @@ class FlatRow(NamedTuple):
         dtype: Its dtype.
         cut: Its cut among model-parallel ranks.
         arrays: The arrays.
-        spans: For each range: the number of its array, the element there that is its first, its model-parallel rank,
-            and which elements of the rank's own flattened tensor it is, start and stop. int64 of shape (ranges, 5).
-        alias_of: The name of the tensor that it is under another name.
+        spans: For each range: the number of its array, its first element there, its model-parallel rank, and its start
+            and
+            stop in the rank's own flattened tensor. int64 of shape (ranges, 5).
+        alias_of: The name of the tensor of which this is a second name.
     """
 
     dtype: Dtype
@@ -75,7 +76,7 @@ class FlatRow(NamedTuple):
 
 
 class WholeRow(NamedTuple):
-    """A tensor of which each model-parallel rank has an array."""
+    """A tensor of which each model-parallel rank has a whole array."""
 
     dtype: Dtype
     cut: RankCut
@@ -84,7 +85,7 @@ class WholeRow(NamedTuple):
 
 
 def is_flat(array: SavedTensor) -> bool:
-    """Return whether an array has one dim, and its elements are side by side."""
+    """Return whether an array has one dim and contiguous elements."""
     return len(array.shape) == 1 and (array.strides == (1,) or array.shape[0] < 2)
 
 
@@ -94,7 +95,7 @@ def dtype_and_shape(row: FlatRow | WholeRow | StoredTensor) -> tuple[Dtype, tupl
 
 
 def made(name: str, row: FlatRow | WholeRow | StoredTensor) -> StoredTensor:
-    """Make the tensor of a row."""
+    """Return the tensor that a row describes."""
     if isinstance(row, StoredTensor):
         return row
     return _flat(name, row) if isinstance(row, FlatRow) else _whole(name, row)
@@ -114,7 +115,7 @@ def _whole(name: str, row: WholeRow) -> StoredTensor:
 
 
 class _PlacedRuns(NamedTuple):
-    """Boxes of the whole; for each the number of its source, and the element of the source that is its first."""
+    """Boxes of the whole tensor; for each the number of its source, and its first element there."""
 
     boxes: Numbers
     sources: Numbers
@@ -123,7 +124,7 @@ class _PlacedRuns(NamedTuple):
 
 @lru_cache(256)
 def _placed(cut: RankCut, ranges: tuple[tuple[int, int, int], ...]) -> tuple[_PlacedRuns, _PlacedRuns]:
-    """The boxes that tile a tensor, and those that repeat them; ranges are rank, start and stop of each source."""
+    """Return the boxes that tile a tensor, and those that repeat them, of sources given by rank, start and stop."""
     rank_count, dims = len(cut.parts), len(cut.shape)
     by_rank: list[list[tuple[Bounds, int, int]]] = []
     for rank in range(rank_count):
@@ -158,17 +159,17 @@ def _placed(cut: RankCut, ranges: tuple[tuple[int, int, int], ...]) -> tuple[_Pl
 
 
 def _moved(box: Bounds, around: Bounds, start: tuple[int, ...]) -> Bounds:
-    """A box of a rank's tensor as one of the whole."""
+    """Return a box of a rank's tensor as a box of the whole one."""
     return tuple((low - at + to, high - at + to) for (low, high), (at, _), to in zip(box, around, start, strict=True))
 
 
 def _flat_step(inner: Bounds, box: Bounds, shape: tuple[int, ...]) -> int:
-    """The elements from the first of a box to the first of one in it, in an array of this shape."""
+    """Return the elements from the first of a box to the first of a box inside, in an array of this shape."""
     return sum((low - at) * step for (low, _), (at, _), step in zip(inner, box, _dense(shape), strict=True))
 
 
 def _refined(copies: list[list[Bounds]]) -> list[Bounds] | None:
-    """Boxes each of which is in one box of every copy; None if the copies have the same boxes."""
+    """Return boxes so small that each is inside of one box of every copy; `None` if the copies have the same boxes."""
     if all(copy == copies[0] for copy in copies):
         return None
     found = copies[0]
@@ -229,7 +230,7 @@ class _FlatPieces(ListedPieces):
 
 
 def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The elements from one to the next in each dim of an array in C order."""
+    """Return the strides, in elements, of an array in C order."""
     return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
 
 
@@ -240,7 +241,7 @@ def _flat(name: str, row: FlatRow) -> StoredTensor:
 
 
 def filled(name: str, number: Any, path: Location) -> StoredTensor:
-    """Return a tensor without dims that is a number; a float32, as PyTorch keeps steps, if it holds it."""
+    """Return a number as a tensor without dims: of float32, as PyTorch keeps steps, if that is exact."""
     is_exact = isinstance(number, float) or number < _MOST_STEPS
     dtype = DTYPES["float32" if is_exact else "int64"]
     return StoredTensor(name, dtype, (), (StoredPiece((), path, fill=np.array(number, dtype.numpy())),))

@@ -1,9 +1,10 @@
-"""Units of FSDP1: the modules that were wrapped, and which parameters their flat parameters hold.
+"""Units of FSDP1: the modules that were wrapped, and the parameters that their flat parameters hold.
 
 A unit has its module's parameters that no inner unit has, flattened one after another in the order of the module; tied
-ones once. Of n elements each of k ranks has `ceil(n / k)`, the last ones with padding, which never comes out. With
-`use_orig_params=True` there is padding between parameters too, but the states then are those of each parameter, a range
-of the flattened one on each rank, in order.
+ones once. Each of k ranks has `ceil(n / k)` of the n elements, the last ranks with padding, which is never read. With
+`use_orig_params=True` there is padding between parameters too, but the states then belong to single parameters: each
+rank
+has a range of the flattened state, in order.
 """
 
 from __future__ import annotations
@@ -23,24 +24,24 @@ from .tensors import SAVE_AGAIN, items_within
 
 __all__ = ["FLAT", "Unit", "fitting_units", "local_weights", "parameter_ranges", "wrapped_modules"]
 
-#: The last part of the name of a flat parameter.
+#: The last part of a flat parameter's name.
 FLAT = ("_flat_param", "flat_param")
 _WRAPPED = "_fsdp_wrapped_module"
-#: Other wrappers, which names of weights leave out.
+#: Names of other wrapping modules, which are left out of the names of weights.
 _LEFT_OUT = (_WRAPPED, "_orig_mod", "_checkpoint_wrapped_module", "module")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
-#: So many tied parameters may be left out of a unit, and modules of so many kinds be wrapped.
+#: The most tied parameters that may be left out of a unit; and the most kinds of modules that may be wrapped.
 _MOST_TIED = 2
 _MOST_KINDS = 2
 _MOST_WAYS = 20_000
 
 
 class Unit(NamedTuple):
-    """A unit.
+    """A unit of FSDP1.
 
     Attributes:
-        module: The wrapped module.
-        names: Its parameters in order.
+        module: The name of the wrapped module.
+        names: The names of its parameters, in order.
     """
 
     module: str
@@ -48,7 +49,7 @@ class Unit(NamedTuple):
 
 
 def wrapped_modules(root: Any) -> tuple[str, ...]:
-    """Return the modules that FSDP1 had wrapped, which the versions of a model's modules name; none if they do not."""
+    """Return the modules that FSDP1 had wrapped, by the version entries of a model's modules; or none."""
     state = root.state if isinstance(root, Record) else None
     versions = state.get("_metadata") if isinstance(state, dict) else None
     found: dict[str, None] = {}
@@ -61,7 +62,7 @@ def wrapped_modules(root: Any) -> tuple[str, ...]:
 
 
 def _units(modules: Sequence[str], names: Sequence[str]) -> list[Unit]:
-    """The units of these modules, in the order of their flat parameters: an outer one first."""
+    """Return the units of these wrapped modules, in the order of their flat parameters: an outer one first."""
     own: dict[str, list[str]] = {module: [] for module in modules}
     first: dict[str, int] = {}
     for number, name in enumerate(names):
@@ -78,16 +79,16 @@ def _units(modules: Sequence[str], names: Sequence[str]) -> list[Unit]:
 def fitting_units(
     shards: Sequence[int], count: int, weights: Mapping[str, Gathered], wrapped: Sequence[str]
 ) -> tuple[list[Unit], str]:
-    """Work out the units of flat parameters by the sizes of their shards.
+    """Find the units that flat parameters stand for by the sizes of their shards.
 
     Args:
         shards: The elements of each rank's shard, by number.
         count: The number of shards.
-        weights: The parameters in the order of the model, tied ones with both names.
-        wrapped: The modules that were wrapped, if that is known.
+        weights: The parameters in the order of the model, tied ones under both names.
+        wrapped: The modules that were wrapped, if they are known.
 
     Returns:
-        The unit of each number, and no text; or none, and why.
+        The unit of each number, and an empty text; or no units, and the reason.
     """
     found: dict[tuple[Unit, ...], None] = {}
     for units in [_units(wrapped, list(weights))] if wrapped else _ways(list(weights), len(shards)):
@@ -104,7 +105,7 @@ def fitting_units(
 def _fits(
     units: Sequence[Unit], shards: Sequence[int], count: int, weights: Mapping[str, Gathered]
 ) -> Iterator[list[Unit]]:
-    """The ways in which units have shards of these sizes, in order; frozen ones may have none."""
+    """Yield the ways to choose units with shards of these sizes, in order; frozen units may have none."""
     kinds = [_variants(unit, set(shards), count, weights) for unit in units]
     if any(len(variants) > 1 for variants in kinds):
         for number, variants in enumerate(kinds):
@@ -134,7 +135,7 @@ def _shard(unit: Unit, count: int, weights: Mapping[str, Gathered]) -> int:
 
 
 def _variants(unit: Unit, sizes: set[int], count: int, weights: Mapping[str, Gathered]) -> list[Unit]:
-    """A unit, with and without names that may be tied to others, if it then has a shard of one of these sizes."""
+    """Yield a unit with and without names that may be tied to others, if it then has a shard of one of these sizes."""
     before: dict[tuple[int, ...], str] = {}
     tied = []
     for name, held in weights.items():
@@ -153,7 +154,7 @@ def _variants(unit: Unit, sizes: set[int], count: int, weights: Mapping[str, Gat
 
 
 def _are_tied(names: Sequence[str], weights: Mapping[str, Gathered]) -> bool:
-    """Return whether each of these parameters has what one of the same shape before it has."""
+    """Return whether each of these parameters has the same elements as an earlier one of its shape."""
     for name in names:
         alike = []
         for other, held in weights.items():
@@ -167,7 +168,7 @@ def _are_tied(names: Sequence[str], weights: Mapping[str, Gathered]) -> bool:
 
 
 def _ways(names: Sequence[str], count: int) -> Iterator[list[Unit]]:
-    """The ways to wrap modules of the same kinds, and the model, so that there are at least so many units."""
+    """Yield the ways to wrap all modules of some kinds, and the model, that give at least this many units."""
     kinds: dict[str, list[str]] = {}
     for name in names:
         parts = name.split(".")
@@ -186,7 +187,7 @@ def _ways(names: Sequence[str], count: int) -> Iterator[list[Unit]]:
 def parameter_ranges(
     unit: Unit, count: int, index: int, weights: Mapping[str, Gathered]
 ) -> Iterator[tuple[str, int, int, int]]:
-    """Yield each parameter of which a shard has a range: its name, where this begins in the shard, start and stop."""
+    """Yield each parameter of which a shard has a range: name, first element in the shard, start, stop."""
     size = _shard(unit, count, weights)
     begin = 0
     for name in unit.names:
@@ -200,15 +201,17 @@ def parameter_ranges(
 def local_weights(
     path: Location, gathered: Mapping[str, Gathered], shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[dict[str, Gathered], dict[str, str]]:
-    """Return the weights of files with flat parameters.
+    """Return the weights in files with flat parameters.
 
     Args:
         path: The folder.
         gathered: The contents of the files.
-        shapes: The parameters with their shapes, in the order of the model, as states by name have them; none without.
+        shapes: The shapes of the parameters by name, in the order of the model, taken from states by name; empty if
+            there
+            are none.
 
     Returns:
-        The weights and buffers, and why others cannot be read.
+        The weights and buffers, and the reasons why others cannot be read.
 
     Raises:
         ParseError: if there are no such states, or they do not fit.
@@ -278,10 +281,10 @@ def _in_ranges(
 
 
 def joined_ranges(path: Location, name: str, shape: tuple[int, ...], held: Gathered) -> Gathered:
-    """Return a tensor that ranks have in ranges of it flattened, one after another.
+    """Return a tensor of which each rank has a range of the flattened elements, in order.
 
     Raises:
-        ParseError: if they do not have as many elements together.
+        ParseError: if the ranges do not have as many elements together.
     """
     ranges, at = [], 0
     for part in held.parts:

@@ -38,14 +38,14 @@ _MAX_RANKS = 1_000_000
 
 
 class _Files(NamedTuple):
-    """The names of the files of a folder, by rank; none of a kind that there is not.
+    """The names of the files of a folder, by rank; no names of a kind that is missing.
 
     Attributes:
         world: The number of ranks.
         models: The files of the model.
-        optimizers: Those of the optimizer.
-        named: Those of the optimizer by name, of FSDP1, if there are others.
-        extras: Those of what else there is.
+        optimizers: The files of the optimizer.
+        named: The files with FSDP1's optimizer by name, if there are any.
+        extras: The files of other values, such as random states.
     """
 
     world: int
@@ -60,9 +60,9 @@ class _ModelFiles(NamedTuple):
 
     Attributes:
         gathered: The tensors by name, in the order of the first rank's file.
-        objects: The values that are no tensors.
-        unreadable: Why other tensors cannot be read.
-        wrapped: The modules that FSDP1 had wrapped, if the file says so.
+        objects: The values that are not tensors.
+        unreadable: The reasons why other tensors cannot be read.
+        wrapped: The modules that FSDP1 had wrapped, if a file states them.
     """
 
     gathered: dict[str, Gathered]
@@ -78,7 +78,7 @@ def open_form(
 
     Args:
         path: The folder.
-        padded: Whether to read the beginnings of tensors that are as long on each rank as on the first.
+        padded: Whether ranks' tensors may be padded to the length that they have on the first rank.
         parameter_names: The names of the optimizer's parameters in the order of their numbers, if they are known.
     """
     found = _files(path)
@@ -131,7 +131,7 @@ def _is_flat(name: str) -> bool:
 
 
 def _files(path: Location) -> _Files:
-    """Find the files of one world, each of every rank."""
+    """Return the files of one world, each kind for every rank."""
     found: dict[tuple[str, str, str], dict[int, str]] = {}
     for name, _ in entries_of(path):
         for form in (_NAME, _NAMED, _ACCELERATE):
@@ -168,7 +168,7 @@ def _stem(key: tuple[str, str, str]) -> str:
 
 
 def _complete(path: Location, key: tuple[str, str, str], ranks: dict[int, str], size: int) -> list[str]:
-    """The files of all ranks, in order."""
+    """Return the files of all ranks, in order."""
     missing = [rank for rank in range(size) if rank not in ranks]
     if missing or len(ranks) > size:
         which = f"no file of rank {missing[0]}" if missing else f"a file of rank {max(ranks)}"
@@ -177,7 +177,7 @@ def _complete(path: Location, key: tuple[str, str, str], ranks: dict[int, str], 
 
 
 def _config(path: Location, world: int) -> dict[str, Any]:
-    """The statements of `fsdp_config.json`, which must be of the same world."""
+    """Return the contents of `fsdp_config.json`, which must be of the same world."""
     file = path / _CONFIG
     try:
         said = strict_json(first_bytes(file, MAX_JSON + 1), file)
@@ -223,7 +223,7 @@ def _read_model(path: Location, containers: list[Container], padded: bool) -> _M
 
 
 def _tensors(path: Location, gathered: dict[str, Gathered]) -> dict[str, StoredTensor]:
-    """The tensors; one that has the storages of another on every rank is tied to it."""
+    """Return the tensors; one that has the same storages as another on every rank is tied to it."""
     owners: dict[Any, str] = {}
     tensors = {}
     for name, held in gathered.items():

@@ -1,4 +1,4 @@
-"""States of an optimizer in the files of ranks, and what else they have of a training run."""
+"""The optimizer's states in the files of ranks, and the ranks' other values of a training run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PREFIX = "optimizer."
 
 
 class _StateKey(NamedTuple):
-    """A state: the number or name of its parameter, and its kind."""
+    """The key of a state: the number or name of its parameter, and its kind."""
 
     key: int | str
     kind: str
@@ -40,8 +40,8 @@ class States:
     Attributes:
         tensors: The states.
         objects: The values of the groups.
-        unreadable: Why states have no name, by what they are called in the files.
-        doubts: Sentences on states that keep their numbers.
+        unreadable: The reasons why states have no name, by their names in the files.
+        doubts: Warnings about states that keep their numbers.
     """
 
     def __init__(self, path: Location, containers: Sequence[Container], world: int) -> None:
@@ -110,7 +110,7 @@ class States:
                     del self._gathered[at]
 
     def _check_steps(self) -> None:
-        """Refuse ranks that have made another number of steps: the first step of each is looked at."""
+        """Refuse ranks with different numbers of steps, judged by the first step of each."""
         seen: set[str] = set()
         said: tuple[bytes, str] | None = None
         for at, held in self._gathered.items():
@@ -133,7 +133,7 @@ class States:
                 return
 
     def shapes(self) -> dict[str, Shape]:
-        """The shapes of parameters, where the states have names, in the order of the groups."""
+        """Return the shapes of parameters in the order of the groups, if the states have names."""
         if not self._ranks or self._ranks[0].is_numbered:
             return {}
         found: dict[str, Shape] = {}
@@ -146,15 +146,15 @@ class States:
         return found
 
     def name(self, weights: Mapping[str, Gathered], wrapped: Sequence[str], names: Sequence[str] | None = None) -> None:
-        """Give the states the names of their parameters.
+        """Name the states by their parameters.
 
         Args:
             weights: The tensors of the model, in its order.
-            wrapped: The modules that FSDP1 had wrapped, if that is known.
+            wrapped: The modules that FSDP1 had wrapped, if they are known.
             names: The names in the order of the numbers, if the caller knows them.
 
         Raises:
-            ParseError: if the ranks do not have all of a state together, or `names` do not fit.
+            ParseError: if the ranks together do not have a whole state, or `names` do not fit.
         """
         said = self._ranks[0].said_names() if self._ranks and self._ranks[0].is_numbered else None
         if names is None and said is not None and set(said.values()) <= set(weights):
@@ -198,7 +198,7 @@ class States:
     def _matched(
         self, shapes: Mapping[_StateKey, Shape], candidates: Sequence[NamedShape], *, is_ordered: bool
     ) -> dict[Any, list[str]]:
-        """The names by number; none, and a doubt, if they are not certain."""
+        """Return the names by number; if they are not certain, none, and note a warning."""
         first = self._ranks[0]
         state: dict[Any, dict[Any, Any]] = {}
         for at, shape in shapes.items():
@@ -216,7 +216,7 @@ class States:
         return {number: [name] for number, name in found[0].items()}
 
     def _add_all(self, names: Mapping[Any, Sequence[str]]) -> None:
-        """Add the states of parameters that are tensors of their own, and the groups."""
+        """Add the states and groups of parameters that are not flat."""
         for at, held in self._gathered.items():
             for name in names.get(at.key, [str(at.key)]):
                 held.name = f"{_PREFIX}state.{name}.{at.kind}"
@@ -228,8 +228,9 @@ class States:
 
         Args:
             names: The names of the parameters of each number.
-            places: The places of parameters in the model: in the groups of flat parameters they have its order, as in
-                an optimizer of parameters that are not flat.
+            places: The positions of parameters in the model: groups of flat parameters list their parameters in this
+                order, as
+                an optimizer of parameters that are not flat does.
         """
         for at, (count, counted_by) in self._numbers.items():
             for name in names.get(at.key, [str(at.key)]):
@@ -252,7 +253,7 @@ class States:
                     self.objects[name] = value_object(name, value)
 
     def _name_flat(self, weights: Mapping[str, Gathered], wrapped: Sequence[str]) -> None:
-        """Name states that are 1-D: of flat parameters, or ranges of flattened parameters."""
+        """Name states with one dim: of flat parameters, or ranges of flattened parameters."""
         places = next((held.places for held in weights.values() if len(held.places) == self._world), [])
         shards = [place or (rank, self._world) for rank, place in enumerate(places)]
         shards = shards or [(rank, self._world) for rank in range(self._world)]
@@ -312,7 +313,7 @@ class States:
         weights: Mapping[str, Gathered],
         why: str,
     ) -> None:
-        """Add states of which each rank has a range of the flattened parameter, one after another."""
+        """Add states of which each rank has a range of the flattened parameter, in order."""
         rank_of = {id(container): rank for rank, container in enumerate(self._containers)}
         by_copy: dict[_StateKey, list[Gathered]] = {}
         shapes: dict[_StateKey, Shape] = {}
@@ -364,7 +365,7 @@ def _optimizer(container: Container) -> OptimizerDict:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Return whether two values are equal, as far as numbers and texts say."""
+    """Return whether two values are equal, as far as they are numbers and texts."""
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
         return len(one) == len(other) and all(map(_is_same, one, other))
     if isinstance(one, dict) and isinstance(other, dict):
@@ -375,11 +376,11 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 class Extras:
-    """The contents of files with what else there is of a run: of each rank the random states, once all the rest.
+    """The contents of files with other values of a run: the random states of each rank, and all else once.
 
     Attributes:
         tensors: The tensors.
-        objects: The values that are no tensors.
+        objects: The values that are not tensors.
         paths: The keys that lead to each.
     """
 
@@ -415,7 +416,7 @@ class Extras:
 
 
 def _values(root: Any, rank: int) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The values of a file with their keys; a list or tuple is one value, as the state of a generator is."""
+    """Yield the values of a file with their keys; a list or tuple is one value, such as the state of a generator."""
     for key, value in items_within(root) or ():
         if isinstance(value, dict):
             before = (f"{key}", f"rank_{rank}") if key == "rng" else (f"{key}",)
@@ -425,7 +426,7 @@ def _values(root: Any, rank: int) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 
 def _plain_value(value: Any) -> Any:
-    """A value with arrays of numpy, which are inert records in the file."""
+    """Return a value in which numpy's arrays, which are inert records in the file, are arrays."""
     if isinstance(value, (list, tuple)):
         return type(value)(map(_plain_value, value))
     if isinstance(value, dict):
@@ -437,7 +438,7 @@ def _plain_value(value: Any) -> Any:
 
 
 def _array(state: tuple[Any, ...]) -> Any:
-    """An array of numbers by its state: a version, its shape, its dtype, its order, and its bytes."""
+    """Return an array of numbers from its pickled state: a version, its shape, its dtype, its order, and its bytes."""
     if len(state) != 5 or not isinstance(state[2], Record) or state[2].name != "numpy.dtype" or state[3]:
         return None
     kind, order, data = (state[2].args or ("",))[0], state[2].state, state[4]

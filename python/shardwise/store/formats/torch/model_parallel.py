@@ -1,8 +1,9 @@
-"""The cuts of parameters among tensor-parallel ranks, as DeepSpeed's `universal_checkpoint_info` says them.
+"""The cuts of parameters among tensor-parallel ranks, as DeepSpeed's `universal_checkpoint_info` states them.
 
-It names parameters by regular expressions: those that every rank has as a whole, those cut in dim 1, a vocabulary with
-rows of padding, parameters that are several ones in a row; all others are cut in dim 0. DeepSpeed's own tensor
-parallelism also says where each rank's elements are in the whole (`affine_map`), which then decides.
+It names parameters by regular expressions: those that every rank has whole, those cut in dim 1, a vocabulary with rows
+of
+padding, and parameters that consist of several; all others are cut in dim 0. DeepSpeed's own tensor parallelism also
+states the place of each rank's elements in the whole (`affine_map`), which then decides.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from .tensors import dict_of, items_within
 __all__ = ["CutRules", "RankBox", "RankCut", "whole"]
 
 
-#: The versions of what is said here that are known.
+#: The versions of `universal_checkpoint_info` that can be read.
 VERSION = 0.4
 _AFFINE_VERSION = 1
-#: The most text of patterns.
+#: The most characters of all patterns together.
 _MOST_PATTERNS = 1 << 24
 _LISTS = (
     "tp_replicated_parameter_patterns",
@@ -46,14 +47,14 @@ _EXPERTS = ("ds_autoep_layers", "autoep_layers", "expert_parameter_patterns")
 
 
 class RankBox(NamedTuple):
-    """A box of a rank's tensor, and where it begins in the whole."""
+    """A box of a rank's tensor, and its start in the whole tensor."""
 
     box: Bounds
     start: tuple[int, ...]
 
     @property
     def bounds(self) -> Bounds:
-        """The box of the whole that it is."""
+        """The box in the whole tensor."""
         return tuple((at, at + high - low) for at, (low, high) in zip(self.start, self.box, strict=True))
 
 
@@ -61,9 +62,9 @@ class RankCut(NamedTuple):
     """A tensor in the parts of ranks.
 
     Attributes:
-        shape: The shape of the whole.
+        shape: The shape of the whole tensor.
         local: The shape of each rank's own tensor.
-        parts: For each rank the boxes of its tensor that are in the whole; what is in none is padding.
+        parts: For each rank the boxes of its tensor that are in the whole; elements in no box are padding.
     """
 
     shape: Shape
@@ -72,7 +73,7 @@ class RankCut(NamedTuple):
 
 
 def whole(shape: Shape) -> RankCut:
-    """Return the cut of a tensor that one rank has as a whole."""
+    """Return the cut of a tensor of which one rank has all."""
     return RankCut(shape, (shape,), ((RankBox(whole_box(shape), (0,) * len(shape)),),))
 
 
@@ -93,7 +94,7 @@ class _Patterns:
             )
 
     def of(self, name: str) -> str | None:
-        """Return the one that matches a name; None if none does."""
+        """Return the expression that matches a name; `None` if none does."""
         found, undecided = self._rules.find(name)
         if undecided or len(found) > 1:
             named = ", ".join(shown(self.patterns[at]) for at in found[:3])
@@ -105,15 +106,15 @@ class _Patterns:
 
 
 class CutRules:
-    """The statements of a checkpoint about how ranks cut its parameters.
+    """A checkpoint's statements of how ranks cut its parameters.
 
     Args:
         said: `universal_checkpoint_info`, as it is in the pickle.
         where: The beginning of messages.
 
     Raises:
-        UnsupportedError: if it is of a version that is not known, or of a model with experts.
-        ParseError: if it is not what DeepSpeed writes.
+        UnsupportedError: if it is of an unknown version, or of a model with experts.
+        ParseError: if it does not have the form that DeepSpeed writes.
     """
 
     def __init__(self, said: Any, where: object) -> None:
@@ -161,14 +162,14 @@ class CutRules:
         """Return the cut of a parameter.
 
         Args:
-            name: Its name.
+            name: The parameter's name.
             shapes: The shape of each rank's tensor.
             bits: The bits of an element.
-            is_certain: Whether a parameter of which nothing is said is cut in dim 0.
+            is_certain: Whether a parameter without a statement is known to be cut in dim 0.
 
         Raises:
-            UnsupportedError: if it is said to be cut in a way that is not read, or nothing is said.
-            ParseError: if the shapes do not go together.
+            UnsupportedError: if it is cut in a way that cannot be read, or there is no statement.
+            ParseError: if the ranks' shapes contradict each other.
         """
 
         def refused(why: str) -> UnsupportedError:
@@ -206,7 +207,10 @@ class CutRules:
     def _joined(
         self, name: str, shapes: Sequence[Shape], dim: int, widths: Sequence[Sequence[int]] | None, bits: int
     ) -> RankCut:
-        """The ranks' tensors one after the other in a dim; with widths first all ranks' of the first, and so on."""
+        """Return the cut of ranks' tensors one after the other in a dim.
+
+        With `widths`, the dim has several parts, and all ranks' shards of the first part come first, and so on.
+        """
         first = shapes[0]
         same = all(
             len(shape) == len(first) > dim and (*shape[:dim], *shape[dim + 1 :]) == (*first[:dim], *first[dim + 1 :])
@@ -301,7 +305,7 @@ class CutRules:
         return RankCut((rows, *cut.shape[1:]), cut.local, parts)
 
     def _check(self, name: str, cut: RankCut) -> None:
-        """Check that the parts tile the whole."""
+        """Check that the ranks' boxes tile the whole tensor."""
         boxes = [part.bounds for held in cut.parts for part in held]
         if boxes:
             tile(name, cut.shape, np.array(boxes, np.int64).reshape(len(boxes), -1, 2), lambda at: "", self._where)
@@ -310,7 +314,7 @@ class CutRules:
 
 
 def _begin(said: Any, sizes: Shape | None, shape: Shape) -> tuple[int, ...] | None:
-    """The position at which a view of an array begins, if it is a box of it; its offset and strides are said."""
+    """Return the first position of a view of an array, given its offset and strides, if it is a box of the array."""
     pair = [value for _, value in items_within(said) or ()]
     strides = torch_sizes(pair[1]) if len(pair) == 2 else None
     if sizes is None or strides is None or type(pair[0]) is not int or not len(sizes) == len(strides) == len(shape):

@@ -1,9 +1,10 @@
 """States of PyTorch's optimizers in a file: numbers and groups, and the names of the parameters that they stand for.
 
-An optimizer counts its parameters through all its groups, from 0. Names are in a file only where the optimizer was made
-of pairs with names. Else a group lists parameters in the order of `named_parameters()`, which is that of the model's
-state dict without buffers and second names of tied parameters; frozen parameters are in no group. A number gets a name
-only if exactly one assignment keeps this order and has the shapes of the states.
+An optimizer counts its parameters through all its groups, from 0. A file has their names only if the optimizer was made
+from pairs with names. Otherwise a group lists parameters in the order of `named_parameters()`, which is that of the
+model's state dict without buffers and second names of tied parameters; frozen parameters are in no group. A number gets
+a
+name only if exactly one assignment keeps this order and agrees with the shapes of the states.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ __all__ = [
 ]
 
 
-#: States of the shape of their parameter, as PyTorch's optimizers, bitsandbytes and others call them.
+#: Names of states with the shape of their parameter, in PyTorch's optimizers, bitsandbytes and others.
 _ALIKE = frozenset(
     {
         *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "variance", "square_avg", "grad_avg"),
         *("acc_delta", "sum", "prev", "step_size", "exp_inf", "ax", "state1", "state2"),
     }
 )
-#: States of Adafactor without one dim: of PyTorch's, where it is of size 1, and of transformers'.
+#: Names of states of Adafactor that lack a dim: of PyTorch's, in which its size is 1, and of transformers'.
 _ROWS, _COLUMNS = ("row_var", "exp_avg_sq_row"), ("col_var", "exp_avg_sq_col")
-#: States of optimizers that keep those of all parameters with the first one.
+#: Names of states that some optimizers keep once, with the first parameter, for all parameters.
 _OF_ALL = frozenset({"func_evals", "old_dirs", "prev_flat_grad"})
-#: So many states of the search are looked at; a layer-wise decay has a group for each layer.
+#: The most states of the search for an assignment; a layer-wise decay has a group for each layer.
 _MOST_STEPS = 1 << 18
-#: Advice where numbers have no names.
+#: Advice if numbers cannot be named.
 NAMED = "open_checkpoint(..., parameter_names=[...]) with the names in the order of the numbers settles it"
 
 
@@ -57,11 +58,11 @@ class OptimizerDict(NamedTuple):
     """The state dict of an optimizer.
 
     Attributes:
-        prefix: The text before its names: `"optimizer."`.
-        state: Its states: by number, or by name, the states of a parameter by kind.
+        prefix: The text before the names of its values, such as `"optimizer."`.
+        state: The states of each parameter by kind, by the parameter's number or name.
         groups: Its groups as they are saved.
-        params: The numbers, or names, of each group.
-        shape_of: Gives the shape of a value that is a tensor, and `None` of any other.
+        params: The numbers, or names, of the parameters of each group.
+        shape_of: Returns the shape of a value that is a tensor, and `None` for any other.
     """
 
     prefix: str
@@ -77,7 +78,7 @@ class OptimizerDict(NamedTuple):
         return all(type(key) is int for key in keys)
 
     def said_names(self) -> dict[int, str] | None:
-        """The names by number, where all groups state them; else `None`."""
+        """The parameters' names in the order of their numbers, if all groups state them; else `None`."""
         found: dict[int, str] = {}
         for group, params in zip(self.groups, self.params, strict=True):
             names = group.get("param_names")
@@ -90,7 +91,7 @@ class OptimizerDict(NamedTuple):
 
 
 def dict_entries(value: Any) -> dict[Any, Any] | None:
-    """The entries of a dict, an `OrderedDict` or a `defaultdict` of a file; `None` of anything else."""
+    """Return the entries of a file's dict, `OrderedDict` or `defaultdict`; `None` for any other value."""
     if isinstance(value, dict):
         return value
     if isinstance(value, Record) and value.name in ("dict", "collections.OrderedDict", "collections.defaultdict"):
@@ -99,7 +100,7 @@ def dict_entries(value: Any) -> dict[Any, Any] | None:
 
 
 def as_optimizer(prefix: str, value: Any, shape_of: Callable[[Any], Shape | None]) -> OptimizerDict | None:
-    """The optimizer whose state dict this is; `None` of anything else."""
+    """Return the optimizer that a state dict describes; `None` for any other value."""
     if not isinstance(value, (dict, Record)):
         return None
     held = dict_entries(value)
@@ -125,13 +126,13 @@ def as_optimizer(prefix: str, value: Any, shape_of: Callable[[Any], Shape | None
 
 
 def is_by_name(names: Iterable[str]) -> bool:
-    """Return whether names are sorted, so that their order says nothing of a model's modules."""
+    """Return whether names are sorted alphabetically, so that their order does not show that of a model's modules."""
     names = list(names)
     return names == sorted(names)
 
 
 def _shape_of(states: Mapping[Any, Any], shape_of: Callable[[Any], Shape | None]) -> Shape | None:
-    """The shape that a parameter must have, by its states; `None` if they do not say."""
+    """Return the shape of a parameter that its states imply; `None` if they do not."""
     found = {kind: shape_of(value) for kind, value in states.items()}
     alike = [shape for kind, shape in found.items() if kind in _ALIKE and shape is not None]
     if alike:
@@ -151,16 +152,16 @@ def numbered_names(
     is_ordered: bool,
     names: Sequence[str] | None = None,
 ) -> tuple[list[dict[int, str]], str]:
-    """Return the name of each number of optimizers of one model, or why it is not known for certain.
+    """Return the name of each number of optimizers of one model, or the reason why names are not certain.
 
     Args:
         optimizers: The optimizers, which have numbers and share no parameter.
         candidates: The tensors of the model that may be parameters.
-        is_ordered: Whether they are in the order of `named_parameters()`.
+        is_ordered: Whether `candidates` are in the order of `named_parameters()`.
         names: The names in the order of the numbers, of one optimizer after the other, if the caller knows them.
 
     Returns:
-        The names by number of each optimizer, and no text; or nothing, and the reason.
+        The names by number of each optimizer, and an empty text; or `None`, and the reason.
 
     Raises:
         ParseError: if `names` do not fit the numbers, or the shapes.
@@ -199,7 +200,7 @@ def numbered_names(
 def _given(
     names: Sequence[str], items: Sequence[Any], shapes: Sequence[Shape | None], candidates: Sequence[NamedShape]
 ) -> list[str]:
-    """Check the names that a caller knows."""
+    """Return the names by number that a caller knows, after checking them."""
     if len(names) != len(items) or len(set(names)) != len(names):
         twice = "" if len(names) != len(items) else ", some of them twice"
         raise ParseError(f"parameter_names has {len(names)} names{twice}; the optimizer has {len(items)} parameters")
@@ -218,7 +219,7 @@ def _given(
 def _unordered(
     labels: Sequence[str], shapes: Sequence[Shape | None], candidates: Sequence[NamedShape]
 ) -> list[str] | str:
-    """Match parameters to candidates by shape: no two may have the same; else return the reason why none is matched."""
+    """Match parameters to candidates by shape alone, if all shapes differ; otherwise return the reason."""
     by_shape: dict[Shape, list[str]] = {}
     for candidate in candidates:
         by_shape.setdefault(candidate.shape, []).append(candidate.name)
@@ -247,7 +248,7 @@ def _ordered(
     shapes: Sequence[Shape | None],
     candidates: Sequence[NamedShape],
 ) -> list[str] | str:
-    """Match by order and shapes: each group is a part of the candidates in their order."""
+    """Match parameters to candidates by order and shape: each group is a subsequence of the candidates."""
     layers = _reachable(groups, shapes, candidates)
     if layers is None:
         return f"there are too many ways to give its {len(shapes)} numbers names; {NAMED}"
@@ -278,7 +279,7 @@ _Counts = tuple[int, ...]
 def _following(
     progress: _Counts, groups: Sequence[Sequence[int]], shapes: Sequence[Shape | None], candidate: NamedShape
 ) -> Iterator[tuple[_Counts, int | None]]:
-    """The ways to go on at a candidate: it is no parameter, or the next one of a group."""
+    """Yield the next states of the search at a candidate: it is not a parameter, or the next one of some group."""
     yield progress, None
     for group, done in enumerate(progress):
         if done < len(groups[group]):
@@ -290,7 +291,7 @@ def _following(
 def _reachable(
     groups: Sequence[Sequence[int]], shapes: Sequence[Shape | None], candidates: Sequence[NamedShape]
 ) -> list[set[_Counts]] | None:
-    """Return how far each group may be before each candidate; `None` if these are too many ways."""
+    """Return the possible progress of each group before each candidate; `None` if there are too many states."""
     wanted = Counter(shapes)
     there: Counter[Shape | None] = Counter(candidate.shape for candidate in candidates)
     in_all = len(candidates) - len(shapes)

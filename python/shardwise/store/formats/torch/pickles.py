@@ -1,8 +1,9 @@
-"""The globals that a pickle may name, and the records that stand for what it would build.
+"""The globals that a pickle may name, and the records that stand for the objects that it would build.
 
-Nothing in a pickle is imported or called (`shardwise._core.read_pickle`). The globals below have a meaning here. Others
-are refused, except in places where a file may hold its writer's own objects that no tensor needs. Whatever serves to
-run programs is refused everywhere.
+Nothing in a pickle is imported or called (`shardwise._core.read_pickle`). The globals listed here have a meaning.
+Others
+are refused, except in places where a file may hold its writer's own objects that no tensor needs. Globals that can run
+programs are refused everywhere.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ _STORAGES = {
     "ComplexDouble": "complex128",
 }
 _STORAGE_DTYPES = {f"torch.{name}Storage": DTYPES[dtype] for name, dtype in _STORAGES.items()}
-#: PyTorch dtypes that have no storage class; they lie in storages of bytes.
+#: PyTorch dtypes without a storage class; their elements are in storages of bytes.
 _UNTYPED = (
     "uint16",
     "uint32",
@@ -153,7 +154,7 @@ _DTYPES |= {"torch.float": DTYPES["float32"], "torch.double": DTYPES["float64"],
 _DTYPES |= {"torch.long": DTYPES["int64"], "torch.int": DTYPES["int32"], "torch.short": DTYPES["int16"]}
 
 
-#: The kinds of tensors whose pickles name a global without a meaning here, and what to save instead.
+#: Globals of kinds of tensors that cannot be read: the kind, and what to save instead.
 _OTHER_TENSORS = {
     "torch._utils._rebuild_sparse_tensor": "a sparse tensor; save tensor.to_dense()",
     "torch._utils._rebuild_nested_tensor": "a nested tensor; save tensor.unbind()",
@@ -164,14 +165,14 @@ _OTHER_TENSORS = {
 
 
 def other_tensor(value: Any) -> str:
-    """Say what a tensor is for which this global stands, and what to save instead; empty for any other."""
+    """Return the kind of tensor that a global stands for and what to save instead, if it cannot be read; else `""`."""
     return _OTHER_TENSORS.get(value.name, "") if isinstance(value, Record) else ""
 
 
 def holds_tensors(value: Any) -> str:
-    """Say what a value is that is, or holds, a tensor of a kind that is not read; empty for any other.
+    """Return the description of a value that is, or contains, a tensor of a kind that cannot be read; else `""`.
 
-    Each record in it is looked at once, however many others hold it.
+    Each record in it is looked at once, however many others contain it.
     """
     if not isinstance(value, (Record, tuple, list, dict)):
         return ""
@@ -203,7 +204,7 @@ def holds_tensors(value: Any) -> str:
     return f"an object of {shown(other)} that holds tensors, and has no meaning here{known}"
 
 
-#: The types that may hold a record.
+#: The types of values that may contain a record.
 _NESTED = (Record, Persistent, tuple, list, dict)
 
 
@@ -215,7 +216,7 @@ def _is_known(name: str) -> bool:
 
 
 def _says_what(error: ParseError) -> str:
-    """The facts about the global that an error names, as a further sentence."""
+    """Return a further sentence about the global that an error names; empty if it is not known."""
     text = str(error)
     return next((f"; this is {what}" for name, what in _OTHER_TENSORS.items() if f'"{name}"' in text), "")
 
@@ -235,13 +236,13 @@ def _is_allowed(name: str) -> bool:
 def read_strict(
     data: bytes, where: object, *, attributes: Collection[str] | None = None, persistent: bool = False
 ) -> Any:
-    """Read a pickle in which everything must have a meaning here.
+    """Read a pickle in which every global must have a meaning here.
 
     Args:
         data: The pickle.
         where: The beginning of messages.
-        attributes: The attributes of the outermost object for which that is required; others may hold anything inert.
-        persistent: Whether the container of the pickle may hold values.
+        attributes: The attributes of the outermost object that this rule holds for; others may hold inert records.
+        persistent: Whether the pickle may refer to storages outside of it.
 
     Raises:
         ParseError: if it does not follow the format, or names a global that is not read here.
@@ -259,7 +260,7 @@ def read_columns(data: bytes, where: object, attributes: Collection[str]) -> Any
     Args:
         data: The pickle.
         where: The beginning of messages.
-        attributes: The attributes of the index in which everything must have a meaning here.
+        attributes: The attributes of the index in which every global must have a meaning here.
 
     Raises:
         ParseError: if it is not such an index, or names a global that is not read here.
@@ -271,10 +272,10 @@ def read_columns(data: bytes, where: object, attributes: Collection[str]) -> Any
 
 
 def read_objects(data: bytes, where: object, *, persistent: bool = True) -> Any:
-    """Read a pickle that may hold objects of any class, as inert records.
+    """Read a pickle that may contain objects of any class, as inert records.
 
     Raises:
-        ParseError: if it does not follow the format, or names a global that serves to run programs.
+        ParseError: if it does not follow the format, or names a global that can run programs.
     """
 
     def judge(name: str) -> bool:
@@ -288,9 +289,9 @@ def read_objects(data: bytes, where: object, *, persistent: bool = True) -> Any:
 
 
 def state_of(record: Any, *kinds: str) -> dict[str, Any] | None:
-    """Return the attributes of an object of one of these classes, known by their last names; None of anything else.
+    """Return the attributes of an object whose class has one of these last names; `None` for any other value.
 
-    Objects with slots have two dicts for a state.
+    An object with slots has a pair of dicts as its state.
     """
     if not isinstance(record, Record) or (kinds and record.name.rpartition(".")[2] not in kinds):
         return None
@@ -307,7 +308,7 @@ def state_of(record: Any, *kinds: str) -> dict[str, Any] | None:
 
 
 def torch_sizes(value: Any) -> tuple[int, ...] | None:
-    """Return a `torch.Size`, a tuple or a list as a tuple of non-negative integers; None of anything else."""
+    """Return a `torch.Size`, a tuple or a list as a tuple of non-negative integers; `None` for any other value."""
     if isinstance(value, Record):
         if value.name != "torch.Size" or not value.args or len(value.args) != 1:
             return None
@@ -321,7 +322,7 @@ def torch_sizes(value: Any) -> tuple[int, ...] | None:
 
 
 def dtype_of_global(value: Any) -> Dtype | None:
-    """Return the dtype that a global such as `torch.float32` or `torch.FloatStorage` is; None of anything else."""
+    """Return the dtype that a global such as `torch.float32` or `torch.FloatStorage` stands for; else `None`."""
     if not isinstance(value, Record):
         return None
     if value.args is not None and value.name == "torch.serialization._get_dtype" and len(value.args) == 1:
@@ -330,5 +331,5 @@ def dtype_of_global(value: Any) -> Dtype | None:
 
 
 def named_dtype(name: str) -> Dtype | None:
-    """Return the dtype of a global such as `torch.float32` by its name; None for any other."""
+    """Return the dtype of a global such as `torch.float32`, given its name; `None` for any other."""
     return _DTYPES.get(name) or _STORAGE_DTYPES.get(name)

@@ -23,14 +23,14 @@ __all__ = ["open_form"]
 
 _SINGLE = "pytorch_model.bin"
 _INDEX = "pytorch_model.bin.index.json"
-#: Meta's file of a model that is on one rank, and what lies beside it.
+#: The names of Meta's file of a model on one rank, and of the file that describes the model.
 _META, _PARAMS = "consolidated.00.pth", "params.json"
 
 
 def open_form(path: Path, *, part: bool = False, parameter_names: Sequence[str] | None = None) -> StoredCheckpoint:
-    """Open a file, which may be a part of a checkpoint; a folder with `pytorch_model.bin`, or its index.
+    """Open a file (`part` allows a part of a checkpoint), a folder with `pytorch_model.bin`, or its index.
 
-    What a folder has of a training run besides the model is for `training` to read.
+    Files of a training run in a folder are left to `training`.
     """
     folder = path if path.is_dir() else path.parent
     weight_map: dict[str, str] | None = None
@@ -73,7 +73,7 @@ def open_form(path: Path, *, part: bool = False, parameter_names: Sequence[str] 
 
 
 def _check_ranks(path: Path, tensors: dict[str, StoredTensor]) -> None:
-    """Refuse Meta's file of a rank whose columns of heads are fewer than `params.json` says."""
+    """Refuse a file of Meta's that is one rank's part: it has fewer columns of heads than `params.json` states."""
     cut = tensors.get("layers.0.attention.wo.weight")
     if cut is None or cut.ndim != 2 or not (path.parent / _PARAMS).exists():
         return

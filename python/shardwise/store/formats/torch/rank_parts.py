@@ -1,4 +1,4 @@
-"""The parts of tensors that ranks hold, in files of `torch.save`: DTensors, ShardedTensors, and plain tensors.
+"""The parts of tensors that ranks hold in files of `torch.save`: DTensors, ShardedTensors, and plain tensors.
 
 The pickle of a DTensor has everything needed: the shape of the whole tensor, the mesh, the placements and the rank's
 own coordinate. That of a ShardedTensor has the boxes themselves. A plain tensor is one that every rank has: one copy is
@@ -31,7 +31,7 @@ from .tensors import Container, SavedTensor
 
 __all__ = ["FlatRange", "Gathered", "RankPart", "of_ranges"]
 
-#: So many bytes of each rank's part tell whether two tensors are tied.
+#: The number of first bytes of each rank's part that are compared to find tied tensors.
 _COMPARED = 1 << 20
 
 
@@ -43,7 +43,7 @@ class _Sharding(NamedTuple):
         dtype: Its dtype.
         mesh: The shape of the mesh.
         placements: Kind, dim and split factor for each mesh dim.
-        order: For each dim of the tensor, the mesh dims that cut it, in that order.
+        order: For each dim of the tensor, the mesh dims that cut it, major first.
     """
 
     shape: tuple[int, ...]
@@ -77,7 +77,7 @@ class RankPart(NamedTuple):
 
 
 def _begin(name: str, part: RankPart) -> bytes:
-    """The first bytes of a rank's part."""
+    """Return the first bytes of a rank's part."""
     file, start, _ = part.container.extent(part.tensor, name)
     nbytes = math.prod(part.tensor.shape) * part.tensor.dtype.bits // 8
     return file.read(start, min(nbytes, _COMPARED))
@@ -89,9 +89,9 @@ class FlatRange(NamedTuple):
     Attributes:
         container: The file that has the array.
         array: The array, of one dim.
-        at: The element of the array that is the first.
-        start: The element of the flattened tensor that is the first.
-        stop: The one after the last.
+        at: The range's first element in the array.
+        start: The range's first element in the flattened tensor.
+        stop: The element after its last in the flattened tensor.
     """
 
     container: Container
@@ -106,12 +106,13 @@ class Gathered:
 
     Attributes:
         name: The name.
-        sharding: The way in which the whole tensor is cut, if it is.
+        sharding: The way in which the whole tensor is cut; `None` if it is not.
         plain: A rank's tensor, if every rank has all of it.
         parts: The parts.
-        places: Of a DTensor, which of how many shards each rank has, in the order in which they were added; `None` of a
-            rank that is not on the mesh.
-        first: The file of the first part; empty as long as there is none.
+        places: For a DTensor, by rank in the order of `add`, the number of its shard and of all shards; `None` for a
+            rank
+            that is not on the mesh.
+        first: The file of the first part; empty before the first `add`.
     """
 
     def __init__(self, name: str) -> None:
@@ -140,22 +141,22 @@ class Gathered:
 
     @property
     def dtype(self) -> Dtype:
-        """The dtype."""
+        """The dtype of the tensor."""
         return self.parts[0].tensor.dtype if self.sharding is None else self.sharding.dtype
 
     def storages(self) -> tuple[Any, ...]:
-        """Say where the elements are: the same of two names that are tied."""
+        """Return the places of the elements, which are equal for two names of tied tensors."""
         return tuple((id(part.container), part.tensor, part.local, part.box) for part in self.parts)
 
     def add(self, container: Container, value: Any, world: int, *, padded: bool = False, is_cut: bool = False) -> bool:
-        """Add what a rank has under the name; False if it is not a tensor.
+        """Add a rank's value of this name; return False if it is not a tensor.
 
         Args:
             container: The rank's file.
-            value: What it has.
+            value: The rank's value.
             world: The number of ranks.
-            padded: Whether the parts of DTensors may be longer than what they hold.
-            is_cut: Whether a plain tensor of one dim may be a part that says nothing of the whole: see `flat_units`.
+            padded: Whether the parts of DTensors may be padded.
+            is_cut: Whether a plain tensor of one dim may be a part of an unknown whole: see `flat_units`.
         """
         where, name = container.file.path, self.name
         kind, state = _sharded(value)
@@ -180,7 +181,7 @@ class Gathered:
         return True
 
     def check_ranks(self, containers: Sequence[Container]) -> None:
-        """Refuse a tensor that is cut and of which a rank says nothing; even one without elements does."""
+        """Refuse a cut tensor that is missing in a rank's file; even a part without elements is in the file."""
         lacking = next((each for each in containers if id(each) not in self._added), None)
         if lacking is not None and self.sharding is not None:
             raise ParseError(f"{lacking.file.path}: has no part of {shown(self.name)}, which {self.first} has")
@@ -198,14 +199,14 @@ class Gathered:
         self.parts.append(RankPart(container, plain, (0,) * len(plain.shape), whole))
 
     def is_same(self, other: Gathered) -> bool:
-        """Return whether two tensors that are cut alike have the same beginnings on all ranks."""
+        """Return whether two tensors that are cut alike begin with the same bytes on all ranks."""
         if [part.box for part in self.parts] != [part.box for part in other.parts] or self.dtype != other.dtype:
             return False
         pairs = zip(self.parts, other.parts, strict=True)
         return all(_begin(self.name, one) == _begin(other.name, its) for one, its in pairs)
 
     def is_replicated(self) -> bool:
-        """Return whether all ranks have the same beginning of a plain tensor."""
+        """Return whether all ranks' copies of a plain tensor begin with the same bytes."""
         first = self.parts[0]
         if any(part.tensor.shape != first.tensor.shape for part in self.parts):
             return False
@@ -213,7 +214,7 @@ class Gathered:
         return all(_begin(self.name, part) == begin for part in self.parts)
 
     def tensor(self, path: Location, *, alias_of: str | None = None) -> StoredTensor:
-        """Make the tensor.
+        """Return the whole tensor.
 
         Raises:
             ParseError: if its parts leave a gap, or overlap without being equal.
@@ -227,7 +228,7 @@ class Gathered:
 
 
 def _sharded(value: Any) -> tuple[str, Any]:
-    """The class of a rank's part of a tensor, and its state, of a DTensor its attributes; no class of other values."""
+    """Return the class and the state of a rank's part of a tensor; no class for other values."""
     while isinstance(value, Record) and value.name == "torch._utils._rebuild_parameter" and value.args:
         value = value.args[0]
     if not isinstance(value, Record) or value.name != "torch._tensor._rebuild_from_type_v2":
@@ -247,7 +248,7 @@ def _sharded(value: Any) -> tuple[str, Any]:
 
 
 def _read_shards(value: Any, container: Container, name: str, world: int) -> tuple[_Shards, list[RankPart]]:
-    """The boxes of a ShardedTensor, and those that the rank has."""
+    """Return the boxes of a ShardedTensor, and the boxes that the rank has."""
 
     def wrong(what: str) -> ParseError:
         return ParseError(f"{container.file.path}: tensor {shown(name)}: {what}")
@@ -286,7 +287,7 @@ def _read_shards(value: Any, container: Container, name: str, world: int) -> tup
 
 
 def _shard_box(value: Any, rank: int) -> Bounds | None:
-    """The box in a ShardMetadata."""
+    """Return the box that a ShardMetadata states."""
     state = state_of(value, "ShardMetadata") or {}
     starts, sizes = torch_sizes(state.get("shard_offsets")), torch_sizes(state.get("shard_sizes"))
     if starts is None or sizes is None or not len(starts) == len(sizes) == rank:
@@ -299,7 +300,7 @@ def _shard_box(value: Any, rank: int) -> Bounds | None:
 def _read_dtensor(
     state: dict[str, Any], container: Container, name: str, world: int, padded: bool
 ) -> tuple[_Sharding, list[RankPart], tuple[int, int] | None]:
-    """The sharding of a DTensor, the boxes that the rank has, and which of how many shards these are."""
+    """Return the sharding of a DTensor, the boxes that the rank has, and the number of its shard and of all shards."""
     where = container.file.path
 
     def wrong(what: str) -> ParseError:
@@ -354,14 +355,14 @@ def _read_dtensor(
 
 
 def _tensor_meta(value: Any) -> tuple[Any, Any] | None:
-    """Shape and dtype in a TensorMeta, a named tuple."""
+    """Return shape and dtype of a TensorMeta, a named tuple."""
     if not isinstance(value, Record) or value.name.rpartition(".")[2] != "TensorMeta" or not value.args:
         return None
     return (torch_sizes(value.args[0]), value.args[2]) if len(value.args) == 3 else None
 
 
 def _mesh_shape(mesh: dict[str, Any], container: Container, name: str) -> tuple[int, ...] | None:
-    """The shape of a mesh; versions of PyTorch store it in different ways."""
+    """Return the shape of a mesh, which versions of PyTorch store in different ways."""
     layout = state_of(mesh.get("_layout"), "_MeshLayout")
     if layout is not None:
         axes = layout.get("axes")
@@ -375,7 +376,7 @@ def _mesh_shape(mesh: dict[str, Any], container: Container, name: str) -> tuple[
 
 
 def _size(layout: dict[str, Any] | None) -> int | None:
-    """The number of ranks along one axis, which may itself be of several."""
+    """Return the number of ranks along one axis, which may itself consist of several."""
     sizes = None if layout is None else torch_sizes(_as_tuple(layout.get("shape")))
     return None if sizes is None else math.prod(sizes)
 
@@ -385,7 +386,7 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
 
 
 def _placement(value: Any, rank: int, world: int) -> tuple[str, int, int] | None:
-    """Kind, dim and split factor; None for a placement that has no boxes."""
+    """Return kind, dim and split factor of a placement; `None` for one that does not give boxes."""
     state = state_of(value, "Shard", "_StridedShard", "Replicate")
     if state is None:
         return None
@@ -399,7 +400,7 @@ def _placement(value: Any, rank: int, world: int) -> tuple[str, int, int] | None
 
 
 def _order(value: Any, placements: tuple[tuple[str, int, int], ...], rank: int) -> tuple[tuple[int, ...], ...] | None:
-    """For each dim of the tensor the mesh dims that cut it, in order: that of the mesh, unless it states another."""
+    """Return, for each dim of the tensor, the mesh dims that cut it: in the mesh's order, unless another is stated."""
     order = [
         [axis for axis, (kind, dim, _) in enumerate(placements) if kind != "Replicate" and dim == at]
         for at in range(rank)
@@ -431,7 +432,7 @@ def _cuts(size: int, cuts: tuple[tuple[int, int], ...]) -> list[list[tuple[int, 
 def _parts(
     sharding: _Sharding, coordinate: tuple[int, ...], container: Container, local: SavedTensor, name: str, padded: bool
 ) -> list[RankPart]:
-    """The boxes that make up a rank's tensor, each with the place where it begins there."""
+    """Return the boxes that make up a rank's tensor, each with its start in that tensor."""
     ranges, longest = [], []
     for dim, size in enumerate(sharding.shape):
         index, cuts = 0, []
@@ -472,7 +473,7 @@ def _piece(name: str, parts: list[RankPart], position: int, box: Bounds) -> Stor
 
 
 def _piece_of(container: Container, array: SavedTensor, at: int, shape: tuple[int, ...], box: Bounds) -> RankPart:
-    """Return a box of a tensor that lies in C order in a flat array, from this element of it on."""
+    """Return a box of a tensor that is stored in C order in a flat array, beginning at element `at` of the array."""
     strides = tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
     sizes = tuple(stop - start for start, stop in box)
     return RankPart(
@@ -481,7 +482,7 @@ def _piece_of(container: Container, array: SavedTensor, at: int, shape: tuple[in
 
 
 def of_ranges(name: str, shape: tuple[int, ...], dtype: Dtype, ranges: list[FlatRange]) -> Gathered:
-    """Return a tensor of which ranges, flattened, lie in arrays of ranks."""
+    """Return a tensor whose flattened elements are ranges of the ranks' arrays."""
     held = Gathered(name)
     held.sharding = _Shards(shape, dtype, ())
     found = flat_boxes(shape, [(one.start, one.stop) for one in ranges])

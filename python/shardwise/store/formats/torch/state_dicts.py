@@ -26,13 +26,13 @@ __all__ = ["FLOATS", "ModelParameters", "StateDicts", "number_tensor", "sharded_
 
 #: The keys under which a file has the model that its optimizer trains, where it has several.
 _MODELS = ("model", "state_dict", "model_state_dict", "module", "net", "network")
-#: A count from here on is no float32.
+#: The first count that float32 cannot hold exactly.
 _MOST_FLOAT = 1 << 24
 #: The functions whose results are tensors.
 _TENSORS = ("torch._utils._rebuild_tensor", "torch._utils._rebuild_parameter", "torch._tensor._rebuild_from_type")
-#: The dtypes that have gradients.
+#: The dtypes of tensors that can have gradients.
 FLOATS = re.compile(r"b?float|complex")
-#: A list of more numbers and texts than these is taken apart; the state of Python's random numbers has 625.
+#: The most numbers and texts of a list that is kept as one value; Python's random state has 625.
 _MOST_PLAIN = 4096
 
 
@@ -55,8 +55,8 @@ class _FoundOptimizer(NamedTuple):
         optimizer: Its state dict.
         path: The keys that lead to it.
         container: The file.
-        model: The text before the names of its model's tensors; `None` if the file has none, or several.
-        why: Why there is none.
+        model: The text before the names of its model's tensors; `None` if the file has no model, or several.
+        why: The reason why `model` is `None`.
     """
 
     optimizer: OptimizerDict
@@ -67,14 +67,14 @@ class _FoundOptimizer(NamedTuple):
 
 
 class StateDicts:
-    """The contents of files.
+    """The contents of one or several files.
 
     Attributes:
         tensors: The tensors.
         objects: The values that are not tensors.
-        unreadable: Why other tensors cannot be read.
-        paths: The keys and positions that lead to each, where that is more than its name.
-        doubts: Sentences on optimizers whose parameters keep their numbers.
+        unreadable: The reasons why other tensors cannot be read.
+        paths: The keys and positions that lead to each value, if they are more than its name.
+        doubts: Warnings about optimizers whose parameters keep their numbers.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class StateDicts:
         self._containers: list[Container] = []
 
     def read(self, file: Holder, within: KeyPath = ()) -> None:
-        """Add a file's contents; its optimizers get their names by `name_optimizers`.
+        """Add a file's contents; the states of its optimizers are named later, by `name_optimizers`.
 
         Args:
             file: The file.
@@ -112,14 +112,14 @@ class StateDicts:
                 self._held.append(_FoundOptimizer(optimizer, (*within, *path), container, *_model_of(root, path)))
 
     def name_optimizers(self, model: ModelParameters | None = None, names: Sequence[str] | None = None) -> None:
-        """Add the states of the optimizers, by the names of their parameters where these are known for certain.
+        """Add the states of the optimizers, under the names of their parameters if these are certain.
 
         Args:
             model: The model's tensors, if they are in other files.
             names: The names in the order of the numbers, if the caller knows them.
 
         Raises:
-            ParseError: if there are names, and they do not fit.
+            ParseError: if `names` are given, and do not fit.
         """
         numbered: dict[str | None, list[_FoundOptimizer]] = {}
         for held in self._held:
@@ -136,7 +136,7 @@ class StateDicts:
         self._held = []
 
     def take(self, other: StateDicts) -> None:
-        """Add what another has read.
+        """Add the contents that another `StateDicts` has.
 
         Raises:
             ParseError: if both have a name.
@@ -150,7 +150,7 @@ class StateDicts:
         self._containers += other._containers
 
     def besides(self, files: Sequence[Holder]) -> Besides:
-        """Return what there is besides the tensors, in files that are open."""
+        """Return the contents besides the tensors, as a checkpoint takes them, with these open files."""
         return Besides(
             metadata={"planner_data": self.paths} if self.paths else {},
             objects=self.objects,
@@ -176,7 +176,7 @@ class StateDicts:
             self._add_optimizer(held, found[number] if found else {})
 
     def _model(self, prefix: str | None) -> ModelParameters:
-        """The candidates among the tensors of a model in the same file."""
+        """Return the candidates among the tensors of a model in the same file."""
         if prefix is None:
             return ModelParameters((), False)
         own = [name for name in self._saved if name.startswith(prefix)]
@@ -214,17 +214,17 @@ class StateDicts:
                 self._add_all(container, name, path, value)
 
     def _add_all(self, container: Container, name: str, path: KeyPath, value: Any) -> None:
-        """Add the values in one."""
+        """Add the values that a value contains, each under its own name."""
         for more, inner, leaf in located_values(value, container.file.path, container.pickle_bytes, _is_plain):
             self._add(container, f"{name}.{more}" if more else name, (*path, *inner), leaf)
 
     def _new(self, name: str, container: Container) -> None:
-        """Refuse a name that there is already."""
+        """Refuse a name that is taken already."""
         if name in self.tensors or name in self.objects or name in self.unreadable:
             raise ParseError(f"{container.file.path}: {shown(name)} is also in another file of the checkpoint")
 
     def _add(self, container: Container, name: str, path: KeyPath, value: Any) -> None:
-        """Add a value."""
+        """Add one value."""
         file = container.file
         if name:
             checked_name(name, file.path)
@@ -266,14 +266,14 @@ def _joined(parts: Sequence[str]) -> str:
 
 
 def number_tensor(name: str, value: float, container: Container) -> StoredTensor:
-    """Return the tensor of a step that is a number, as PyTorch's optimizers keep it."""
+    """Return a number of steps as a tensor without dims, as PyTorch's optimizers keep it."""
     dtype = DTYPES["float32" if abs(value) < _MOST_FLOAT else "int64"]
     fill = np.array(value, dtype.name)
     return StoredTensor(name, dtype, (), (StoredPiece((), container.file.path, fill=fill),))
 
 
 def _shape_of(container: Container, value: Any) -> tuple[int, ...] | None:
-    """The shape of a value that is a tensor; `None` of any other."""
+    """Return the shape of a value that is a tensor; else `None`."""
     try:
         found = container.tensor(value, "")
     except UnsupportedError:
@@ -282,7 +282,7 @@ def _shape_of(container: Container, value: Any) -> tuple[int, ...] | None:
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether a list or tuple holds nothing but numbers, texts and lists of them: it is one value."""
+    """Return whether a list or tuple has only numbers, texts and lists of them, and so is kept as one value."""
     if not isinstance(value, (list, tuple)):
         return False
     waiting, seen = [value], 0
@@ -295,12 +295,12 @@ def _is_plain(value: Any) -> bool:
     return True
 
 
-#: The types of values in such a list.
+#: The types of the items of a list that is kept as one value.
 _PLAIN = (bool, int, float, str, list, tuple)
 
 
 def _model_of(root: Any, path: KeyPath) -> tuple[str | None, str]:
-    """The text before the names of the model that an optimizer of a file trains; or none, and why."""
+    """Return the text before the names of the model that a file's optimizer trains; or `None`, and the reason."""
     around = [root]
     for key in path:
         around.append(dict(items_within(around[-1]) or ())[key])
@@ -325,16 +325,16 @@ def _is_model(value: Any) -> bool:
 
 
 class _Owners(NamedTuple):
-    """The tensors of a storage that share no byte with one before them: where each begins, in order, and its name.
+    """The tensors of a storage that share no byte with an earlier one: the first byte of each, in order, and its name.
 
-    Optimizers and recurrent layers keep many tensors side by side in one storage, and these are not tied.
+    Optimizers and recurrent layers keep many tensors side by side in one storage; these are not tied.
     """
 
     begins: list[int]
     found: list[tuple[int, str]]
 
     def of(self, tensor: SavedTensor, name: str) -> str:
-        """The first owner that this tensor shares a byte with; it becomes one itself if there is none."""
+        """Return the first owner that a tensor shares a byte with; without one, the tensor becomes an owner."""
         if 0 in tensor.shape:
             return name
         begin, end = tensor.span
@@ -349,7 +349,7 @@ class _Owners(NamedTuple):
 
 
 def sharded_kind(value: object) -> str | None:
-    """The class of a value that is one rank's part of a tensor; None for any other value."""
+    """Return the class of a value that is one rank's part of a tensor; `None` for any other value."""
     args = getattr(value, "args", None)
     if getattr(value, "name", "") == "torch._tensor._rebuild_from_type_v2" and args and len(args) == 4:
         kind = str(getattr(args[1], "name", "")).rpartition(".")[2]

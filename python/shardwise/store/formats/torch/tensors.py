@@ -1,4 +1,4 @@
-"""The tensors of a `torch.save` container: which member holds their elements, and where in it they lie."""
+"""The tensors of a `torch.save` container: the member that holds a tensor's elements, and their place in it."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ __all__ = [
 # The pickle of a state dict takes about 200 bytes per tensor.
 _MAX_PICKLE = 1 << 30
 _MAX_DEPTH = 100
-#: Advice for what FSDP1 saves otherwise.
+#: Advice for checkpoints of FSDP1 that cannot be read: how to save them otherwise.
 SAVE_AGAIN = (
     "load it in its trainer, and save it once with FULL_STATE_DICT, with SHARDED_STATE_DICT and a device mesh, or with "
     "SHARDED_STATE_DICT by torch.distributed.checkpoint"
 )
 #: The most parts of a key that are written in a name.
 _MOST_KEYS = 16
-#: A view may have more bytes than its storage: so many anyway, or so many times as many.
+#: The bytes of a view may exceed those of its storage: up to the first number, or by the second factor.
 _MOST_EXPANDED = 1 << 30
 _MOST_TIMES = 1024
 _REBUILD = {
@@ -58,7 +58,7 @@ _REBUILD = {
     "torch._utils._rebuild_tensor_v2": 4,
     "torch._utils._rebuild_tensor_v3": 7,
 }
-#: The position among the arguments of these functions, if any, that says that the elements must still be changed.
+#: Functions that rebuild tensors, with the position of the argument, if any, that asks for a change of the elements.
 _CHANGED = {"torch._utils._rebuild_tensor_v2": 6, "torch._utils._rebuild_tensor_v3": 7}
 
 
@@ -69,9 +69,9 @@ class SavedTensor(NamedTuple):
         storage: The key of its storage.
         dtype: Its dtype.
         shape: Elements per dim.
-        strides: Elements from one to the next, per dim.
-        offset: The element of the storage that is its first.
-        storage_bytes: The size of the storage according to the pickle.
+        strides: Elements of the storage from one element to the next, per dim.
+        offset: The number of its first element in the storage.
+        storage_bytes: The size of the storage in bytes, according to the pickle.
     """
 
     storage: str
@@ -119,31 +119,31 @@ class Container:
 
     @property
     def saved_as(self) -> str:
-        """The name that its file had when it was saved, without suffix; `archive` where PyTorch was not told."""
+        """The name that the file had when it was saved, without suffix; `archive` if PyTorch was not told one."""
         return self._root.rstrip("/")
 
     def read(self) -> Any:
-        """Read what was saved; everything in it must have a meaning here."""
+        """Return the saved value; every global in its pickle must have a meaning here."""
         return read_strict(self._pickle(), self.file.path, persistent=True)
 
     def read_objects(self) -> Any:
-        """Read what was saved, with objects of any class as inert records."""
+        """Return the saved value, with objects of any class as inert records."""
         return read_objects(self._pickle(), self.file.path)
 
     @property
     def pickle_bytes(self) -> int:
-        """The bytes of its pickle: it has no more values."""
+        """The size of its pickle in bytes, which is more than the number of its values."""
         return self.archive.members[f"{self._root}data.pkl"].size
 
     def values(self) -> Iterator[tuple[str, Any]]:
-        """Read what was saved; give its values with their names, objects of any class as inert records."""
+        """Return the saved values by name, with objects of any class as inert records."""
         return named_values(self.root(), self.file.path, self.pickle_bytes)
 
     def root(self) -> Any:
-        """Read what was saved, as `read_objects` does.
+        """Return the saved value, as `read_objects` does.
 
         Raises:
-            UnsupportedError: if that cannot be read without running it.
+            UnsupportedError: if it cannot be read without running code.
         """
         try:
             return self.read_objects()
@@ -159,11 +159,11 @@ class Container:
         return self.archive.read(self.archive.members[f"{self._root}data.pkl"], _MAX_PICKLE)
 
     def tensor(self, value: Any, name: str) -> SavedTensor | None:
-        """Return the tensor that a value is; None if it is something else.
+        """Return the tensor that a value is; `None` if it is something else.
 
         Raises:
-            UnsupportedError: if it is, or holds, a tensor of a kind that is not read; names it.
-            ParseError: if it is an inconsistent tensor; names it.
+            UnsupportedError: if it is, or contains, a tensor of a kind that cannot be read; the message names it.
+            ParseError: if it is an inconsistent tensor; the message names it.
         """
         found = self._tensor(value, name)
         if found is None and (why := holds_tensors(value)):
@@ -235,7 +235,7 @@ class Container:
         return SavedTensor(key, dtype, shape, strides, args[1], storage_bytes)
 
     def _storage(self, value: Any, name: str) -> tuple[str, Dtype | None, int]:
-        """Key, dtype and number of elements of a storage; for an untyped one no dtype, and bytes."""
+        """Return key, dtype and number of elements of a storage; for an untyped one `None` and the size in bytes."""
         where = f"{self.file.path}: tensor {shown(name)}"
         parts = value.id if isinstance(value, Persistent) else None
         if not isinstance(parts, tuple) or len(parts) < 5 or parts[0] != "storage":
@@ -252,7 +252,7 @@ class Container:
         return key, dtype, numel
 
     def extent(self, tensor: SavedTensor, name: str) -> Located:
-        """Say where a tensor's elements lie in the file."""
+        """Return the place of a tensor's elements in the file."""
         member = self.archive.members[f"{self._root}data/{tensor.storage}"]
         if member.size != tensor.storage_bytes:
             raise ParseError(
@@ -264,7 +264,7 @@ class Container:
         return (self.file, start, tuple(stride * itemsize for stride in tensor.strides))
 
     def piece(self, tensor: SavedTensor, name: str, box: Bounds, local: tuple[int, ...] | None = None) -> StoredPiece:
-        """Return the piece that a tensor of this container is, or the part of it that begins at `local`."""
+        """Return a tensor of this container as a piece; with `local`, only the box that begins there."""
         member = self.archive.members[f"{self._root}data/{tensor.storage}"]
         return StoredPiece(box, self.file.path, key=member.name, locate=partial(self._locate, tensor, name, local))
 
@@ -285,7 +285,7 @@ def named_values(value: Any, where: object, most: int) -> Iterator[tuple[str, An
     """Return the values of nested dicts, lists and tuples with their names: keys and positions, joined with a dot.
 
     Args:
-        value: The outermost.
+        value: The outermost container.
         where: The beginning of messages.
         most: The most values there may be: the bytes of their pickle, since each takes at least one. A container
             that lies in many others would be visited as often, and 2**100 times if those are nested like this too.
@@ -302,10 +302,10 @@ def located_values(
     """Yield values with their names as `named_values` does, and the keys and positions that lead to them.
 
     Args:
-        value: The outermost.
+        value: The outermost container.
         where: The beginning of messages.
         most: The most values there may be.
-        keep: Whether a container is given as a whole.
+        keep: Returns whether a container counts as one value.
     """
     seen: set[str] = set()
     for name, path, leaf in _leaves(value, "", (), where, keep):
@@ -347,7 +347,7 @@ def _part_text(key: Any) -> str:
 
 
 def items_within(value: Any) -> list[tuple[Any, Any]] | None:
-    """Return what a container holds, by key or position; None if it is not a container."""
+    """Return the items of a container, by key or position; `None` if the value is not a container."""
     if isinstance(value, dict):
         return list(value.items())
     if isinstance(value, (list, tuple)):
@@ -360,7 +360,7 @@ def items_within(value: Any) -> list[tuple[Any, Any]] | None:
 
 
 def dict_of(value: Any) -> dict[str, Any]:
-    """Return a dict, also an ordered one, by texts; an empty one for anything else."""
+    """Return a dict or an ordered dict with texts as keys; an empty one for any other value."""
     if isinstance(value, (list, tuple)):
         return {}
     return {key if isinstance(key, str) else shown(key): item for key, item in items_within(value) or ()}

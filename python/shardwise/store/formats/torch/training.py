@@ -1,8 +1,8 @@
-"""Files of a training run beside a model: its optimizers, schedulers and random states.
+"""Files of a training run beside a model: optimizers, schedulers and random states.
 
-The Trainer of transformers and accelerate lay them beside the weights: `optimizer.pt`, `scheduler.pt`, `rng_state.pth`;
-`optimizer.bin`, `scheduler.bin`, `random_states_0.pkl`; or, of FSDP, in folders of distributed checkpoints,
-`pytorch_model_fsdp_0` and `optimizer_0`.
+The Trainer of transformers writes `optimizer.pt`, `scheduler.pt` and `rng_state.pth` beside the weights; accelerate
+writes `optimizer.bin`, `scheduler.bin` and `random_states_0.pkl`; with FSDP they write folders of distributed
+checkpoints, `pytorch_model_fsdp_0` and `optimizer_0`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .tensors import value_object
 
 __all__ = ["open_form", "with_training_files"]
 
-#: Other files, and the first part of the names of what they hold; of one rank the rank is the second.
+#: Patterns of other files, with the first part of their values' names; for a file of one rank, the rank follows.
 _OTHERS = {
     r"scheduler(?:_(?P<number>\d{1,4}))?\.(?:pt|bin)": "lr_scheduler",
     r"rng_state(?:_(?P<rank>\d{1,6}))?\.pth": "rng",
@@ -38,12 +38,12 @@ _OTHERS = {
 }
 #: The first bytes of a zip container.
 _MAGIC = b"PK\3\4"
-#: The Trainer's own account of a run.
+#: The file in which the Trainer records the course of a run.
 _STATE = "trainer_state.json"
 
 
 def open_form(path: Location) -> StoredCheckpoint:
-    """Open a folder in which accelerate has laid distributed checkpoints of a model and of its optimizer."""
+    """Open a folder in which accelerate has saved distributed checkpoints of a model and of its optimizer."""
     names = [name for name, is_folder in sorted(entries_of(path)) if is_folder and re.fullmatch(FSDP_FOLDER, name)]
     opened: list[StoredCheckpoint] = []
     try:
@@ -103,7 +103,7 @@ def with_training_files(
 
 
 def _is_container(path: Location) -> bool:
-    """Return whether a file is one of `torch.save`, as it is since PyTorch 1.6; others are among those not read."""
+    """Return whether a file is a zip container, as `torch.save` writes since PyTorch 1.6."""
     return first_bytes(path, len(_MAGIC)) == _MAGIC
 
 
@@ -116,7 +116,7 @@ def _read(path: Location, within: KeyPath, held: StateDicts, files: list[Holder]
 def _read_other(
     path: Location, prefix: str, said: Mapping[str, str | None], held: StateDicts, files: list[Holder]
 ) -> None:
-    """Read a file that need not be readable: what cannot be read is among the files that are not."""
+    """Read a file that may be unreadable; if it is, it is listed as not read instead of raising an error."""
     number, rank = said.get("number"), said.get("rank")
     within: KeyPath = (prefix, number) if number else (prefix, f"rank_{rank}") if rank else (prefix,)
     trial, opened = StateDicts(), list[Holder]()
@@ -142,7 +142,7 @@ def _read_json(path: Location, held: StateDicts) -> None:
 
 
 def _model(checkpoint: StoredCheckpoint, folder: Location) -> ModelParameters:
-    """The tensors of a model that may be parameters, in order if that is known."""
+    """Return the tensors of a model that may be parameters, in order if the order is known."""
     found = []
     for name, tensor in checkpoint.items():
         owner = None if tensor.alias_of is None else checkpoint[tensor.alias_of]
@@ -160,7 +160,7 @@ def _model(checkpoint: StoredCheckpoint, folder: Location) -> ModelParameters:
 
 
 def _joined(path: Location, form: str, parts: Sequence[StoredCheckpoint]) -> StoredCheckpoint:
-    """One checkpoint of what several hold."""
+    """Return one checkpoint with the contents of several."""
     tensors: dict[str, StoredTensor] = {}
     objects: dict[str, StoredObject] = {}
     metadata: dict[str, Any] = {}

@@ -1,8 +1,10 @@
-"""DeepSpeed's universal checkpoints, as `ds_to_universal.py` writes them, a folder for each parameter.
+"""DeepSpeed's universal checkpoints, as `ds_to_universal.py` writes them, with a folder for each parameter.
 
-`zero/NAME/fp32.pt` has a parameter as a whole, and the files beside it its states: with its shape, or of stage 3 flat,
-with its shape in the copies of the trainer's `*_model_states.pt`. These also have what no optimizer holds: frozen
-parameters and buffers, and which names are tied. Groups, and of stage 3 steps, are in `zero/optimizer_state.pt`.
+`zero/NAME/fp32.pt` holds a parameter as a whole, and the files beside it its states: with their shape, or, with stage
+3,
+flat, with the shape in the copies of the trainer's `*_model_states.pt`. These copies also hold the frozen parameters
+and
+buffers, and the names that are tied. Groups, and with stage 3 steps, are in `zero/optimizer_state.pt`.
 """
 
 from __future__ import annotations
@@ -29,14 +31,14 @@ from .zero_partitions import RankArrays, group_shapes, parameters_of_groups
 
 __all__ = ["LATEST", "MODEL_STATES", "latest_in", "open_form"]
 
-#: The file beside such folders that names the last one.
+#: The file beside the folders of steps that names the last one.
 LATEST = "latest_universal"
-#: The file beside the parameters that has what is common to them.
+#: The file beside the parameters' folders with the values that all parameters share.
 OPTIMIZER = "optimizer_state.pt"
-#: The files of a trainer that are copied.
+#: The names of the copied files of the trainer.
 MODEL_STATES = re.compile(r"(?:zero_pp_rank_(\d{1,9})_)?mp_rank_(\d{1,9})_model_states\.pt")
 _VERSION = 0.4
-#: Keys that an entry for a parameter may have besides its tensor: none of it changes what the tensor is.
+#: Keys that a parameter's file may have besides the tensor; none of them changes the tensor.
 _SAID = frozenset(
     [
         "param",
@@ -52,7 +54,7 @@ _AGAIN = "run zero_to_fp32.py, without options, on the folder that it was made f
 
 
 def open_form(path: Location) -> StoredCheckpoint:
-    """Open a universal folder, or the last one in a folder of them."""
+    """Open a universal folder; of a folder of them, the last one."""
     if (path / LATEST).exists():
         path = path / latest_in(path / LATEST)
     inside = dict(entries_of(path))
@@ -118,7 +120,7 @@ class _UniversalFolder(Rows):
 
     Args:
         path: The folder.
-        models: The copies of the files of a trainer: of each model-parallel rank one, or one of each of its ranks.
+        models: The copies of the trainer's files: one for each model-parallel rank, or one for each of its ranks.
 
     Attributes:
         shapes: The parameters that the optimizer holds, with their shapes on the first rank that has them.
@@ -150,7 +152,7 @@ class _UniversalFolder(Rows):
 
     @property
     def groups(self) -> list[list[str]]:
-        """The parameters of each group of the optimizer, if the folder says it."""
+        """Return the parameters of each group of the optimizer; no groups if the folder does not state them."""
         return [list(group) for group in self._layout] if self.models else []
 
     @property
@@ -159,7 +161,7 @@ class _UniversalFolder(Rows):
         return len(self.models) == 1
 
     def add_parameter(self, name: str, opened: dict[str, Holder], *, has_states: bool) -> None:
-        """Add what the files of a parameter hold."""
+        """Add the tensors in the files of a parameter."""
         is_parameter = name in self.shapes or not self.models
         if not is_parameter and (name in self._tied or name in self._module):
             self.unread += [f"zero/{name}/{file}.pt" for file in opened if file != "fp32"]
@@ -185,7 +187,7 @@ class _UniversalFolder(Rows):
             self.states[master] = StoredTensor(master, weight.known_dtype, weight.shape, weight.pieces, alias_of=name)
 
     def _parameter(self, file: Holder, name: str, full: str = "") -> StoredTensor:
-        """A parameter, or a state of it, in a file: as a whole, with its shape or flat."""
+        """Return the tensor in a file: a parameter or a state of it, stored whole, either with its shape or flat."""
         container = Container(file)
         value = container.read_objects()
         keys = dict_of(value)
@@ -219,7 +221,7 @@ class _UniversalFolder(Rows):
         return _stored(container, saved, full or name)
 
     def add_others(self) -> None:
-        """Add what the optimizer does not hold: further names of parameters, frozen parameters, buffers."""
+        """Add the tensors that the optimizer does not hold: further names of parameters, frozen parameters, buffers."""
         for alias, name in self._tied.items():
             if name in self.weights and alias not in self.shapes:
                 owner = self.weights[name]
@@ -253,7 +255,7 @@ class _UniversalFolder(Rows):
                     self.weights[name] = _stored(container, saved, name)
 
     def add_optimizer(self, file: ReadFile) -> None:
-        """Add what is common to all parameters: groups, and steps that are not beside the parameters."""
+        """Add the values that all parameters share: groups, and steps that are not in the parameters' folders."""
         said = file.said
         inner = dict_of(said.get("optimizer_state_dict"))
         groups = [
@@ -277,7 +279,7 @@ class _UniversalFolder(Rows):
 
 
 def _check_alike(zero: Location, parts: dict[str, list[str]]) -> None:
-    """Refuse a parameter without a state that others of its group have: an optimizer keeps the same of each."""
+    """Refuse a parameter that lacks a state that others have: an optimizer keeps the same states for all."""
     every = dict.fromkeys(file for files in parts.values() for file in files)
     for name, files in parts.items():
         if absent := [file for file in every if file not in files]:
@@ -293,7 +295,7 @@ def _step(container: Container, name: str) -> WholeRow | StoredTensor:
 
 
 def _scalar(container: Container, value: Any, name: str) -> WholeRow | StoredTensor:
-    """A tensor without dims, or one that is a number."""
+    """Return a tensor without dims, or a number, as a tensor without dims."""
     saved = container.tensor(value, name)
     if saved is not None and not saved.shape:
         return WholeRow(saved.dtype, whole(()), ((container, saved),))
@@ -303,7 +305,7 @@ def _scalar(container: Container, value: Any, name: str) -> WholeRow | StoredTen
 
 
 def latest_in(path: Location) -> str:
-    """Return the folder beside a file that the file names."""
+    """Return the folder that a file such as `latest` names, beside the file."""
     name = first_bytes(path, 1024).decode("utf-8", "replace").strip()
     if not name or name in (".", "..") or re.search(r"[/\\\0]", name):
         raise ParseError(f"{path}: {shown(name)} is not the name of a folder beside it")
@@ -313,7 +315,7 @@ def latest_in(path: Location) -> str:
 
 
 def _model_states(path: Location, inside: dict[str, bool]) -> dict[RankKey, str]:
-    """The files of all ranks of each model-parallel rank; all must be there."""
+    """Return the files of all ranks of each model-parallel rank; all must be there."""
     ranks: dict[RankKey, str] = {}
     found = [match for name in sorted(inside) if (match := MODEL_STATES.fullmatch(name)) is not None]
     found = [match for match in found if match[1] is None] or found
@@ -348,7 +350,7 @@ def _stored(container: Container, saved: SavedTensor, name: str) -> StoredTensor
 
 
 def _is_held(container: Container, value: Any, name: str) -> bool:
-    """Return whether the elements of a value are there: with stage 3 a tensor without any stands for each parameter."""
+    """Return whether a value has its elements: with stage 3, a tensor without elements stands for each parameter."""
     try:
         saved = container.tensor(value, name)
     except UnsupportedError:

@@ -1,4 +1,4 @@
-"""The flat partitions of the ranks of a ZeRO optimizer: what is in them, and where the elements of which parameter."""
+"""The flat partitions of the ranks of a ZeRO optimizer: their contents, and the place of each parameter's elements."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
     "step_elsewhere",
 ]
 
-#: The shapes of the parameters of each group, or of each sub-group, by name.
+#: For each group, or sub-group, the shapes of its parameters by name.
 GroupShapes = list[dict[str, tuple[int, ...]]]
 
 
@@ -34,11 +34,11 @@ class RankArrays(NamedTuple):
     """The flat arrays of a rank.
 
     Attributes:
-        file: Its file.
-        said: What its optimizer says.
+        file: The rank's file.
+        said: The values of its optimizer.
         masters: The masters of each group, or of each sub-group.
-        states: The states of each.
-        groups: The groups of the optimizer; None if they are not in the file.
+        states: The states of each group, or sub-group, by kind.
+        groups: The groups of the optimizer; `None` if they are not in the file.
     """
 
     file: ReadFile
@@ -66,7 +66,7 @@ def group_shapes(file: ReadFile) -> GroupShapes:
 
 
 def rank_arrays(file: ReadFile) -> RankArrays:
-    """The flat arrays in the file of a rank's optimizer."""
+    """Return the flat arrays in the file of a rank's optimizer."""
     said = dict_of(file.said.get("optimizer_state_dict"))
     inner = dict_of(said.get("optimizer_state_dict" if "fp32_flat_groups" in said else "base_optimizer_state"))
     masters = said.get("fp32_flat_groups", said.get("single_partition_of_fp32_groups"))
@@ -125,7 +125,7 @@ def step_elsewhere(part: RankArrays, groups: list[dict[str, Any]], members: list
 
 
 class Spans:
-    """The place of each parameter in the flat arrays of each rank, and which of its elements are there."""
+    """The place of each parameter's elements in the flat arrays of the ranks."""
 
     def __init__(self, partitions: list[list[RankArrays]], layouts: list[GroupShapes]) -> None:
         self._partitions = partitions
@@ -186,7 +186,7 @@ class Spans:
         return found, at
 
     def _partition_size(self, row: list[RankArrays], number: int, total: int) -> int:
-        """The elements of a rank's partition with its padding, which may be cut off in the files."""
+        """Return the elements of a rank's partition with its padding, which the files may leave out."""
         lengths = [part.masters[number].shape[0] for part in row]
         size = max(lengths)
         if lengths == [min(max(total - rank * size, 0), size) for rank in range(len(row))]:
@@ -211,7 +211,7 @@ class Spans:
                 )
 
     def check(self, number: int, kind: str, lengths: list[list[int]]) -> None:
-        """Check the lengths of a state of a group, on all ranks: with padding, or as long as the masters."""
+        """Check the lengths of a group's state on all ranks: with padding, or as long as the masters."""
         for row, sizes, own in zip(self._partitions, self._sizes, lengths, strict=True):
             for part, length in zip(row, own, strict=True):
                 if length not in (sizes[number], part.masters[number].shape[0]):
@@ -221,7 +221,7 @@ class Spans:
                     )
 
     def table(self, number: int, name: str) -> Numbers:
-        """Return the ranges of ranks' flat arrays that a parameter of a group is; see `FlatRow`."""
+        """Return the ranges of flat arrays that hold a parameter of a group, as in `FlatRow.spans`."""
         found = self._tables.get((number, name))
         if found is None:
             rows = [self._of_rank(mp, number, name) for mp in range(len(self._partitions))]
@@ -248,9 +248,9 @@ class Spans:
     def _check_named(
         self, part: RankArrays, rank: int, begins: list[dict[str, int]], sizes: list[int], layout: GroupShapes
     ) -> None:
-        """Check what a file says about where parameters are in it: it tells the file of one rank from another's.
+        """Check a file's statement of its parameters' places, which tells one rank's file from another's.
 
-        With round_robin_gradients DeepSpeed says it of another order than that of the elements.
+        With round_robin_gradients, DeepSpeed states it for another order than that of the elements.
         """
         said = part.said.get("param_slice_mappings")
         world = len(self._partitions[0])
@@ -286,7 +286,7 @@ class Spans:
 
 
 def _hyper(part: RankArrays) -> list[Any]:
-    """The values of a rank's groups that can be compared."""
+    """Return the values of a rank's groups that can be compared with other ranks'."""
     return [
         {key: value for key, value in group.items() if isinstance(value, (int, float, str, bool, type(None)))}
         for group in part.groups or []
