@@ -1,9 +1,9 @@
-"""Checkpoints compared with one another, and with what they say of themselves.
+"""Checkpoints compared with one another, and with their own digests.
 
 | module | answers |
 |---|---|
-| `diff` | what differs between two |
-| `prove`, `damage` | whether a checkpoint is what was written; its damage |
-| `manifest` | who holds what, as data |
-| `memory` | whether devices hold what a checkpoint holds |
+| `diff` | the differences of two checkpoints |
+| `prove`, `damage` | whether a checkpoint is unchanged; its damage |
+| `manifest` | which files hold which boxes, as data |
+| `memory` | whether devices hold the tensors of a checkpoint |
 """

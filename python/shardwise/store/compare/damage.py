@@ -14,18 +14,18 @@ from ..tensors.training import Total
 
 __all__ = ["MOST_SHOWN", "Damage", "DamageError", "VerifyReport"]
 
-#: The damages that a message names.
+#: The most damages that a message lists.
 MOST_SHOWN = 20
 
 
 @dataclass(frozen=True)
 class Damage:
-    """Something in a checkpoint that is not what was written.
+    """A part of a checkpoint that is damaged.
 
     Attributes:
-        tensor: The tensor; None if it is not a tensor's elements that are damaged.
+        tensor: The damaged tensor; `None` if the damage is elsewhere, such as in a header.
         file: The file it is in.
-        problem: A sentence that says what is wrong, with their names.
+        problem: A sentence about the damage, with the names of tensor and file.
     """
 
     tensor: str | None
@@ -47,14 +47,14 @@ class VerifyReport:
         path: The checkpoint.
         format: Its format; an empty text if it is too damaged to be opened.
         tensors: The number of its tensors.
-        bytes: Their bytes, all of which were read.
+        bytes: The bytes of all tensors, which were all read.
         digests: The number of digests compared. If the checkpoint has neither digests nor CRC-32, only its
             structure, and that all of it can be read, is verified.
         crcs: The number of CRC-32 compared, of members of PyTorch's zip containers.
         unreadable: The tensors that were not read, as they are of a kind that is not supported.
-        damaged: Everything that is not what was written.
-        left_out: The files beside it that are not read, states without their weights, and what was left out as the call
-            said.
+        damaged: All damage that was found.
+        left_out: The files beside it that are not read, states without their weights, and the tensors that the call
+            left out.
         totals: The tensors and bytes of the weights, and of each kind of training state.
     """
 
@@ -75,10 +75,10 @@ class VerifyReport:
 
 
 class DamageError(ParseError):
-    """A checkpoint that is not what was written; its message has a line for each damage, as far as it fits.
+    """Raised for a damaged checkpoint; the message has a line for each damage, as far as it fits.
 
     Attributes:
-        report: The report of `verify_checkpoint`, with everything that is damaged.
+        report: The report of `verify_checkpoint`, with all damage.
     """
 
     def __init__(self, message: str, report: VerifyReport | None = None) -> None:

@@ -37,23 +37,23 @@ from ..tensors.training import Total
 __all__ = ["Difference", "Differences", "diff_checkpoints"]
 
 _MEMORY = 256 * 2**20
-#: Ranges of rows that a difference names; and of tensors with more rows they are not counted.
+#: The most ranges of rows that a difference lists; and the most rows of a tensor whose ranges are worked out.
 _MOST_RANGES, _MOST_ROWS = 8, 2**26
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Something in which two checkpoints differ.
+    """A difference between two checkpoints.
 
     Attributes:
-        name: The tensor.
+        name: The tensor's name.
         what: `"missing"` (in the first), `"added"`, `"dtype"`, `"shape"`, `"values"`, or `"unreadable"` if one of them
             has it as a kind of tensor that cannot be read, so that nothing is known about it.
-        first: The value in the first: a dtype, a shape or a value; or why it cannot be read.
-        second: The same of the second.
+        first: The value in the first: a dtype, a shape or a value; or the reason why it cannot be read.
+        second: The value in the second, in the same way.
         index: For values, the index of the first element that differs.
-        count: For values, the number of those that differ.
-        rows: For values, the ranges of the first dim in which some differ, (start, stop) each, up to eight.
+        count: For values, the number of elements that differ.
+        rows: For values, up to eight ranges (start, stop) of the first dim with elements that differ.
     """
 
     name: str
@@ -106,7 +106,7 @@ class Differences(list[Difference]):
 
     @property
     def one_sided(self) -> str:
-        """A sentence, if one of the checkpoints has a training state and the other has none; else an empty text."""
+        """Return a sentence if only one of the checkpoints has a training state; else an empty text."""
         counts = [sum(total.tensors for total in totals[1:]) for totals in self.totals]
         if all(counts) or not any(counts):
             return ""
@@ -130,8 +130,8 @@ def diff_checkpoints(
     Args:
         first: A checkpoint of any format, also by URL.
         second: Another.
-        rewrites: How the first is rewritten before it is compared, as by `reshard_checkpoint`; nothing is written. So
-            a conversion that somebody else has made is checked.
+        rewrites: Rewrites of the first before it is compared, as for `reshard_checkpoint`; nothing is written. This
+            checks a conversion that another tool has made.
         drop: A regular expression: tensors and values of either in whose names, before `rewrites`, it is found are not
             compared.
         which: `"weights"` compares these alone, `"state"` all but these: moments, master copies, steps.
@@ -218,7 +218,7 @@ def diff_checkpoints(
 
 
 def _without(checkpoint: StoredCheckpoint, unwanted: NamePattern | None) -> StoredCheckpoint:
-    """An open checkpoint without what is not to be compared; it is to be closed after this."""
+    """Return a view of an open checkpoint without the names that are not compared; the view has no files to close."""
     if unwanted is None:
         return checkpoint
     kept = {name: tensor for name, tensor in checkpoint.items() if not unwanted.is_found(name)}
@@ -227,7 +227,7 @@ def _without(checkpoint: StoredCheckpoint, unwanted: NamePattern | None) -> Stor
 
 
 def _unrounded(both: tuple[StoredCheckpoint, StoredCheckpoint]) -> tuple[list[StoredCheckpoint], list[LeftOut]]:
-    """Two checkpoints, of which both have master copies or none: where one has, these are its weights."""
+    """Return two checkpoints after replacing weights by master copies in one, if only that one has them."""
     masters = [_masters(each) for each in both]
     made, left_out = list(both), list[LeftOut]()
     if bool(masters[0]) == bool(masters[1]) or not all(each.training.is_there for each in both):
@@ -245,7 +245,7 @@ def _unrounded(both: tuple[StoredCheckpoint, StoredCheckpoint]) -> tuple[list[St
 
 
 def _masters(checkpoint: StoredCheckpoint) -> dict[str, str]:
-    """The master copies of weights, of the same shape, by their names."""
+    """Return the master copies of weights that have the weight's shape, by the weight's name."""
     states = checkpoint.training.names.states.items()
     return {
         state.weight: name
@@ -257,7 +257,7 @@ def _masters(checkpoint: StoredCheckpoint) -> dict[str, str]:
 
 
 def _paired(one: StoredCheckpoint, other: StoredCheckpoint) -> StoredCheckpoint:
-    """The second checkpoint, with the names that the first has for the same parameters, and their states by kind."""
+    """Return the second checkpoint, with the first's names for the same parameters and for their states by kind."""
     if not (one.training.is_there and other.training.is_there):
         return other
     weights = {
@@ -279,7 +279,7 @@ def _paired(one: StoredCheckpoint, other: StoredCheckpoint) -> StoredCheckpoint:
 
 
 def _not_compared(both: Iterable[tuple[Location, StoredCheckpoint]], unwanted: NamePattern | None) -> list[LeftOut]:
-    """List all of two checkpoints besides the tensors that are compared; each comes with the path given for it."""
+    """List all things in two checkpoints that are not compared, each with the path of its checkpoint."""
     found: list[LeftOut] = []
     sizes: dict[str, int] = {}
     values: list[str] = []
@@ -298,7 +298,7 @@ def _not_compared(both: Iterable[tuple[Location, StoredCheckpoint]], unwanted: N
 
 
 def _values(name: str, one: StoredTensor, other: StoredTensor, memory: int) -> Difference:
-    """The first element that differs, and the number of those that do."""
+    """Return the difference in the values of a tensor: the first such element, their number and their rows."""
     # The blocks are those of the chunks of the tensor that must be decoded, so that each is decoded once.
     is_turned = one.is_addressable and not other.is_addressable
     count = 0
@@ -328,7 +328,7 @@ def _values(name: str, one: StoredTensor, other: StoredTensor, memory: int) -> D
 
 
 def _blocks(one: StoredTensor, other: StoredTensor, memory: int) -> Iterator[tuple[Bounds, Any, Any]]:
-    """Boxes of a tensor, with the elements of it and of another; where neither is stored, one element for all."""
+    """Yield boxes of a tensor, with its elements and another's; where neither is stored, one element stands for all."""
     for piece in one.pieces:
         if piece.fill is None:
             for box, values in one.decoded_piece(piece, memory // 2, filled=True):
@@ -351,7 +351,7 @@ def _blocks(one: StoredTensor, other: StoredTensor, memory: int) -> Iterator[tup
 
 
 def _packed_values(name: str, one: StoredTensor, other: StoredTensor, memory: int) -> Difference:
-    """The same of elements that are packed, several to a byte, the first in the lowest bits; their bits as integers."""
+    """Do as `_values` for packed elements, several to a byte, the first in the lowest bits; values are integers."""
     count = 0
     found: tuple[tuple[int, ...], int, int] | None = None
     # 24 bits hold whole elements of 4 bits and of 6. Both have one shape, so that their bytes do too.

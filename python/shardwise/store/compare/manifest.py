@@ -15,7 +15,7 @@ __all__ = ["manifest_of"]
 
 
 def manifest_of(checkpoint: StoredCheckpoint, *, digests: bool = False) -> Manifest:
-    """Say which files of a checkpoint hold which boxes of which tensors, by its own metadata.
+    """Return which files of a checkpoint hold which boxes of which tensors, according to its metadata.
 
     Args:
         checkpoint: an open checkpoint; no tensor is read.
@@ -25,7 +25,7 @@ def manifest_of(checkpoint: StoredCheckpoint, *, digests: bool = False) -> Manif
         TypeError: if it is not an open checkpoint.
         LayoutError: if files hold parts of each other's boxes.
 
-    Holders are files, by their paths from the folder of the checkpoint. What a file has of a tensor is one box, or
+    Holders are files, named by their paths from the folder of the checkpoint. A file holds one box of a tensor, or
     several one after the other.
 
     >>> import tempfile
@@ -60,7 +60,7 @@ def manifest_of(checkpoint: StoredCheckpoint, *, digests: bool = False) -> Manif
 
 
 def _name_of(path: Any, checkpoint: StoredCheckpoint) -> str:
-    """The path of a file, or a URL, from the folder of the checkpoint, or from that around a checkpoint of one file."""
+    """Return the path of a file, or a URL, relative to the folder of the checkpoint, or of its only file."""
     text = str(path).replace(os.sep, "/")
     for around in (checkpoint.path, checkpoint.path.parent):
         folder = str(around).replace(os.sep, "/").rstrip("/") + "/"

@@ -1,8 +1,10 @@
-"""Weights in the memory of devices, proven to be those of a checkpoint by digests that add up, without a gather.
+"""Weights in the memory of devices, proven equal to a checkpoint's by digests that add up, without gathering.
 
-Each device digests what it holds, box by box. Boxes of the same bounds on several devices are replicas, whose digests
-are equal; the digests of all distinct boxes add up to the tensor's. Padding must be zero, and further places of a
-tensor in a parameter must hold what the first does: a device sees that by itself.
+Each device digests its own boxes. Boxes of the same bounds on several devices are replicas, whose digests are equal;
+the
+digests of all distinct boxes add up to the tensor's. Padding must be zero, and further places of a tensor in a
+parameter
+must equal the first: each device checks these by itself.
 """
 
 from __future__ import annotations
@@ -31,19 +33,19 @@ from ..tensors.checkpoint import StoredCheckpoint
 
 __all__ = ["MemoryDigests", "MemoryFault", "check_memory", "check_sums", "memory_digests"]
 
-#: The ways to choose one of each box that are tried, where replicas differ.
+#: The most combinations of differing replicas that are tried to find the right ones.
 _MOST_TRIED = 4096
 _LIMBS = 4
 
 
 class MemoryFault(NamedTuple):
-    """Something in the memory of a device that is not as it should be.
+    """A fault in the memory of a device.
 
     Attributes:
         tensor: the tensor of the checkpoint; `""` for padding that is in no tensor.
         device: the label of the device; `None` if it is not known which.
-        parameter: the parameter of the device; `""` if that is not known.
-        why: what is wrong.
+        parameter: the parameter of the device; `""` if it is not known.
+        why: a sentence about the fault.
     """
 
     tensor: str
@@ -54,17 +56,17 @@ class MemoryFault(NamedTuple):
 
 @dataclass(frozen=True)
 class MemoryDigests:
-    """The digests of what one device holds of a model; `memory_digests` makes it, and `check_memory` compares all.
+    """The digests of one device's boxes of a model; `memory_digests` returns them, `check_memory` compares all.
 
-    It is small, some 100 bytes for each tensor, and picklable, to be gathered from all processes.
+    A report has some 100 bytes for each tensor, and can be pickled, to be gathered from all processes.
 
     Attributes:
         device: the label of the device.
         boxes: for each tensor on it the digest of each box that it holds.
         parameters: for each of these tensors the parameter that it is in.
-        faults: what the device sees by itself: padding that is not zero, places of a tensor that differ.
-        sums: for one all-reduce by addition: int64 (tensors, 4), a row for each tensor of the model, in order. The sum
-            over all devices is what `check_sums` takes.
+        faults: the faults that the device finds by itself: padding that is not zero, places of a tensor that differ.
+        sums: for one all-reduce by addition: int64 (tensors, 4), a row for each tensor of the model, in order.
+            `check_sums` takes the sum over all devices.
     """
 
     device: Any
@@ -84,7 +86,7 @@ def memory_digests(
     """Return the digests of all that a device holds of a model, in one call.
 
     Args:
-        layouts: who holds what: a `Deployment`, a `LayoutMap`, or a mapping from names to layouts.
+        layouts: the layouts: a `Deployment`, a `LayoutMap`, or a mapping from names to layouts.
         device: the label of the device.
         tensors: the shape of each tensor of the checkpoint, or its shape and dtype, or anything that has these.
         memory: the device's parameters by name: arrays of numpy, or tensors of PyTorch, which are read where they lie.
@@ -142,10 +144,10 @@ def memory_digests(
 def check_memory(
     reports: Iterable[MemoryDigests], digests: Mapping[str, Digest | int], checkpoint: StoredCheckpoint | None = None
 ) -> list[MemoryFault]:
-    """Compare what all devices hold with a checkpoint: every replica, and nothing missing.
+    """Compare the memory of all devices with a checkpoint, replica by replica, and list all faults.
 
     Args:
-        reports: what `memory_digests` gave, of all devices.
+        reports: the results of `memory_digests` from all devices.
         digests: the digest of each tensor, or its number, as `tensor_digests` gives those of a checkpoint; a number
             says nothing of dtype and shape.
         checkpoint: the checkpoint itself, to find out which device is wrong where the digests of a whole tensor do not
@@ -157,7 +159,7 @@ def check_memory(
     Raises:
         KeyError: if the checkpoint lacks a tensor that is wrong.
 
-    Where replicas differ, those are named that do not fit the digest of the whole; if none does, all are named.
+    If replicas differ, those that do not fit the digest of the whole are named; if none fits, all are named.
     """
     listed = list(reports)
     check_items("reports", listed, MemoryDigests)
@@ -187,7 +189,7 @@ def check_sums(
     """Name the tensors that some device does not hold as the checkpoint does, from one all-reduce over all devices.
 
     Args:
-        layouts: who holds what, as given to `memory_digests`.
+        layouts: the layouts, as given to `memory_digests`.
         tensors: the tensors, in the same order.
         sums: the sum over all devices of `MemoryDigests.sums`, for fewer than 2**31 devices.
         digests: the digest of each tensor of the checkpoint, or its number.
@@ -196,7 +198,7 @@ def check_sums(
     Raises:
         LayoutError: if `sums` is not of (tensors, 4); if a digest is missing.
 
-    Every replica is in the sum: it is that of the whole tensor times a number that follows from the layouts.
+    Every replica is in the sum, which is the tensor's digest times a number that follows from the layouts.
     """
     places = positions_of(layouts, tensors, uneven)
     given = np.asarray(sums)
@@ -261,9 +263,9 @@ def _total(digests: Iterable[Digest]) -> int:
 
 
 def _weights(places: Positions, name: str) -> tuple[int, Mapping[Bounds, int]]:
-    """Return how often the whole tensor is in the sum over all devices, and how often each box is to be counted.
+    """Return how often the whole tensor is in the sum over all devices, and the weight of each box that makes it so.
 
-    Boxes are on different numbers of devices where only some are repeated.
+    Weights differ if only some boxes of a tensor are on several devices.
     """
     partition = places.partition(name)
     if partition is None:
@@ -283,7 +285,7 @@ def _weights(places: Positions, name: str) -> tuple[int, Mapping[Bounds, int]]:
 
 
 def _pieces(places: Positions, tensor: str, device: Any) -> list[Piece]:
-    """The pieces of a tensor on a device that hold something, each with where it begins in the device's array."""
+    """Return the non-empty pieces of a tensor on a device, each with its start in the device's array."""
     partition = places.partition(tensor)
     if partition is None:
         shape = places.shapes[tensor]
@@ -300,7 +302,7 @@ def _bounds(piece: Piece) -> Bounds:
 
 
 def _outside(array: Any, views: Mapping[str, Any], places: Positions, device: Any) -> int:
-    """The number of elements of a parameter that are in no tensor and not zero."""
+    """Return the number of elements of a parameter that are in no tensor and not zero."""
     inside = 0
     for key, view in views.items():
         for piece in _pieces(places, key.tensor if isinstance(key, Repeat) else key, device):

@@ -1,4 +1,4 @@
-"""Proof that a checkpoint is what was written."""
+"""The check that a checkpoint is unchanged after it was written."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def verify_checkpoint(
 
 
 class _Verification:
-    """A checkpoint that is verified: what is damaged, as it is found."""
+    """A checkpoint under verification, with the damage found so far."""
 
     def __init__(
         self, path: Location, which: Which, memory: int, threads: int | None, progress: DigestProgress | None
@@ -115,7 +115,7 @@ class _Verification:
         self._damaged: list[Damage] = []
 
     def report(self) -> VerifyReport:
-        """Verify it, and go on after what is damaged."""
+        """Verify the checkpoint; damage does not end the verification."""
         try:
             return self._report()
         except UnsupportedError:
@@ -187,7 +187,7 @@ class _Verification:
             )  # fmt: skip
 
     def _alone(self, checkpoint: StoredCheckpoint) -> list[LeftOut]:
-        """Say which states have no weight, unless states alone are asked for; weights without a state may be frozen."""
+        """List states without weights, unless only states were asked for; weights without states may be frozen."""
         found = checkpoint.training.left_out() if self._which != "state" else []
         return [each for each in found if each.kind == "states"]
 
@@ -198,7 +198,7 @@ class _Verification:
         expected: Mapping[str, int],
         files: Mapping[Location, Mapping[str, Any]],
     ) -> None:
-        """Compare the digests of tensors with those that were written; of those that differ, by file."""
+        """Compare the digests of tensors with the written ones; note those that differ, by file."""
         known = {(one.tensor, one.file) for one in self._damaged}
         for name, digest in expected.items():
             if name not in tensors:
@@ -222,7 +222,7 @@ class _Verification:
                     )  # fmt: skip
 
     def _unread(self, tensors: Mapping[str, StoredTensor], found: Digested) -> None:
-        """Name what cannot be read, and the ranges that have another CRC-32."""
+        """Note the tensors that cannot be read, and the ranges with another CRC-32."""
         for name, (file, error) in found.unread.items():
             self._add(name, file, str(error))
         for each, crc in found.wrong:
@@ -237,7 +237,7 @@ class _Verification:
                 self._add(name, file, f"{said}CRC-32 is {crc:08x}, but {each.crc:08x} was recorded{holds}")
 
     def _rest(self, manifest: dict[str, Any], names: set[str]) -> VerifyReport:
-        """Verify those files of a checkpoint that can be read, each by itself: the same box may be in several."""
+        """Verify the readable files of a damaged checkpoint one by one: the same box may be in several."""
         path, form, files = self._path, str(manifest.get("form")), _files_of(self._path, manifest)
         opened = dcp.open_rest if form == "dcp" else ranks.open_rest if form in ("ranks", "vllm") else None
         held: dict[Location, dict[str, list[StoredPiece]]] = {}
@@ -297,7 +297,7 @@ class _Verification:
 
 
 def _sums_of(checkpoint: StoredCheckpoint, sums: Iterable[StoredSum], frames: HeaderDigests) -> list[StoredSum]:
-    """The ranges in which a piece of one of these tensors begins; the others are noted as what lies beside."""
+    """Return the ranges in which a piece of one of these tensors begins; `frames` notes the other ranges."""
     begins: dict[Location, list[int]] = {}
     for tensor in checkpoint.values():
         for piece in tensor.pieces if tensor.size else ():
@@ -317,7 +317,7 @@ def _sums_of(checkpoint: StoredCheckpoint, sums: Iterable[StoredSum], frames: He
 
 
 def _turns(tensors: Mapping[str, StoredTensor]) -> Iterator[dict[str, StoredTensor]]:
-    """The pieces of tensors in as many turns as one box is repeated, as in files for ranks."""
+    """Yield the pieces of tensors in groups without repeated boxes; files for ranks repeat boxes."""
     turns: list[dict[str, list[StoredPiece]]] = []
     for name, tensor in tensors.items():
         seen: Counter[Bounds] = Counter()
@@ -343,7 +343,7 @@ def _is_within(box: tuple[slice, ...], shape: list[int]) -> bool:
 
 
 def _held_in(tensors: Mapping[str, StoredTensor], each: StoredSum) -> Iterator[str]:
-    """The tensors of which a piece lies in a range of a file."""
+    """Return the tensors of which a piece is in a range of a file."""
     for name, tensor in tensors.items():
         for piece in tensor.pieces if tensor.size else ():
             if piece.path != each.file.path or not piece.is_addressable:
@@ -355,7 +355,7 @@ def _held_in(tensors: Mapping[str, StoredTensor], each: StoredSum) -> Iterator[s
 
 
 def _files_of(path: Location, manifest: Mapping[str, Any]) -> dict[Location, Mapping[str, Any]]:
-    """The entries of a manifest about files, by their paths."""
+    """Return a manifest's entries about files, by their paths."""
     return {path / name: said for name, said in manifest["files"].items()}
 
 

@@ -1,4 +1,4 @@
-"""Dims of a tensor as those of its sources: factors of positions, and the words of a rewrite for them."""
+"""Dims of a tensor in terms of the dims of its sources: factors of positions, and the text of a rewrite for them."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ __all__ = [
     "say_dims",
 ]
 
-#: The names of stacked fields, of factors of dims, and of the dim along which fibers lie.
+#: Names for stacked fields, for factors of dims, and for the dim along which fibers run.
 FIELDS, _FACTORS, _FIBER = "ijkmn", "abcdeghopqrstuvwxyz", "f"
-#: The last of these where it is a dim by itself, in a text of dims.
+#: The last name where it is a dim by itself, in a text of dims.
 FIBER = re.compile(rf"(?:^| ){_FIBER}(?= |$) ?")
 #: Factors of a dim: size and stride of each, major first.
 Factors = list[tuple[int, int]]
 
 
 class IrregularError(Exception):
-    """Fibers in an order that no rewrite states; the message says which."""
+    """Raised for fibers in an order that no rewrite can express; the message describes it."""
 
 
 @dataclass
@@ -41,12 +41,12 @@ class Relation:
     """The way in which one tensor is made of others.
 
     Attributes:
-        target: The tensor.
-        parts: What it is made of: names by part, under `""` if there is one. A stacked number is that of the first.
+        target: The tensor that is made.
+        parts: The names of its sources by part, under `""` if there is one. A stacked number is that of the first.
         stack: The positions of the stacked numbers in these names.
-        used: The names of all tensors that are in it.
-        side: The keys of its side of the rewrite besides the name.
-        own: The keys of the side of its sources.
+        used: The names of all its sources.
+        side: The keys of the target's side of the rewrite, besides the name.
+        own: The keys of the sources' side.
         size: The size of a padded dim without padding.
     """
 
@@ -60,12 +60,12 @@ class Relation:
 
     @property
     def kind(self) -> str:
-        """A text that is the same for tensors that are made alike, whatever their sizes."""
+        """A text that is equal for tensors that are made alike, whatever their sizes."""
         return re.sub(r"[0-9]+", "#", repr((list(self.parts), self.stack, self.side, self.own)))
 
 
 def factors_of(along: Numbers) -> Factors | None:
-    """The factors of a dim whose positions, from 0, are these, if they are made of such."""
+    """Return the factors (size and stride) of a dim with these positions, from 0; `None` if there are none."""
     if len(along) == 1:
         return [] if along[0] == 0 else None
     stride = int(along[1])
@@ -81,7 +81,7 @@ def factors_of(along: Numbers) -> Factors | None:
 
 
 def cut_factors(factors: Factors, sizes: list[int]) -> Factors:
-    """The same factors, each of which is in one of these dims."""
+    """Return the same factors, cut so that each is within one of these dims."""
     found: Factors = []
     for n, stride in factors:
         own, end = [], n * stride
@@ -95,7 +95,7 @@ def cut_factors(factors: Factors, sizes: list[int]) -> Factors:
 
 
 def factors_in_dims(sizes: list[int], factors: Factors) -> list[Factors]:
-    """The factors of each of these dims, from factors by their strides."""
+    """Return the factors of each of these dims, from factors with strides."""
     found: list[Factors] = []
     rest = list(reversed(factors))
     for size in reversed(sizes):
@@ -113,10 +113,10 @@ class TargetDims(NamedTuple):
 
     Attributes:
         rank: The number of its dims.
-        dim: The dim along which its fibers lie; -1 if they are elements.
-        along: The dim along which they lie in its sources; -1 if they are elements.
-        what: For each dim of the grid, which dim it is of, the fibers' not counted.
-        stacked: The positions of stacked numbers in names, each with the dim of the grid.
+        dim: The dim along which its fibers run; -1 if fibers are single elements.
+        along: The dim along which they run in its sources; -1 if fibers are single elements.
+        what: For each dim of the grid, its dim of the tensor, not counting the fibers' dim.
+        stacked: The positions of stacked numbers in names, each with its dim of the grid.
     """
 
     rank: int
@@ -127,12 +127,12 @@ class TargetDims(NamedTuple):
 
 
 def say_dims(found: Relation, tensor: TargetDims, factors: list[Factors], source: list[Factors]) -> None:
-    """Say how the dims of the target are those of the source, stacked, split, merged and permuted.
+    """Add the text of a rewrite that turns the source's dims into the target's: stacked, split, merged and permuted.
 
     Args:
-        found: The relation, of which this is said.
+        found: The relation, to which the text is added.
         tensor: The dims of the target.
-        factors: For each dim of its grid that is not stacked, the factors of the source's dims that it is.
+        factors: For each dim of its grid that is not stacked, its factors of the source's dims.
         source: For each dim of the source, the same factors.
     """
     rank, dim, along, what, stacked = tensor

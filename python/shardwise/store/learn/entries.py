@@ -1,4 +1,4 @@
-"""Relations as the entries of rewrites, and these as the text of a rules file."""
+"""Relations turned into entries of rewrites, and entries into the text of a rules file."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from .relations import NUMBER
 
 __all__ = ["Directed", "Printed", "joined_entries", "rewrite_entries", "rules_text", "template_of"]
 
-#: A name that no tensor has while others still have the name that it gets.
+#: A temporary name for a tensor whose new name still belongs to another.
 _TEMPORARY = "learned:"
-#: The rewrites of a text, the names that it drops, and whether names are changed in two steps.
+#: The contents of a rules file: rewrites, dropped names, and whether names are changed in two steps.
 Printed = tuple[list[dict[str, Any]], list[str], bool]
 
 
 @dataclass
 class Directed:
-    """A relation, with the direction in which it goes: from the first checkpoint, or back from the second."""
+    """A relation with its direction: from the first checkpoint, or back from the second."""
 
     relation: Relation
     is_back: bool
@@ -32,20 +32,20 @@ class Directed:
 
     @property
     def targets(self) -> frozenset[str]:
-        """The tensors of the second."""
+        """The tensors of the second checkpoint."""
         return self.relation.used if self.is_back else frozenset([self.relation.target])
 
     def named(self) -> list[str]:
-        """The names in it that templates are made of: those of the parts, then that of the whole."""
+        """The names that become templates: those of the parts, then that of the whole."""
         return [*self.relation.parts.values(), self.relation.target]
 
 
 def rewrite_entries(group: list[Directed], *, is_general: bool) -> list[dict[str, Any]]:
-    """One rewrite for relations that differ in numbers of names only, or one for each.
+    """Return one rewrite for relations that differ only in numbers of names, or one for each.
 
     Args:
         group: The relations.
-        is_general: Whether it may be for any number, since no tensors of other numbers are made otherwise.
+        is_general: Whether one rewrite may match any number: true if it would not match further tensors wrongly.
     """
     names = [made.named() for made in group]
     first = group[0].relation
@@ -88,7 +88,7 @@ def rewrite_entries(group: list[Directed], *, is_general: bool) -> list[dict[str
 
 
 def template_of(name: str, changes: dict[int, str]) -> str:
-    """The template of a name, in which some numbers are changed to fields."""
+    """Return the template of a name, in which some numbers are replaced by fields."""
     at, end, found = -1, 0, ""
     for at, number in enumerate(NUMBER.finditer(name)):
         found += name[end : number.start()].replace("{", "{{").replace("}", "}}") + changes.get(at, number[0])
@@ -97,7 +97,7 @@ def template_of(name: str, changes: dict[int, str]) -> str:
 
 
 def joined_entries(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Entries of which several give one tensor further names are one; those that change nothing are left out."""
+    """Return the entries without those that change nothing; several that give one tensor further names become one."""
     by_source: dict[str, dict[str, Any]] = {}
     for entry in entries:
         known = by_source.get(repr(entry["from"]))
@@ -114,7 +114,7 @@ def joined_entries(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def rules_text(
     entries: Sequence[dict[str, Any]], drop: list[str], *, in_two_steps: bool, numbers: Mapping[str, Any] | None = None
 ) -> str:
-    """The rules file; names are changed in two steps if a new one is an old one of another tensor."""
+    """Return the text of a rules file. Names are changed in two steps if a new name is another tensor's old one."""
     lines = []
     if drop:
         lines += [f"drop = {value_text(drop)}", ""]

@@ -1,8 +1,9 @@
-"""Fibers of tensors, and where those of one checkpoint are in another.
+"""Fibers of tensors, and the places of one checkpoint's fibers in another.
 
-A fiber is all elements along one dim, a row or a column. However tensors are fused, stacked, transposed or padded,
-fibers along some dim stay whole. They are compared by a few of their elements; what is worked out from that is
-compared in full afterwards.
+A fiber is all elements along one dim, such as a row or a column. However tensors are fused, stacked, transposed or
+padded,
+fibers along some dim stay whole. They are compared by a few of their elements; the result is later checked on all
+elements.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ from ..tensors.stored import StoredTensor
 
 __all__ = ["Fibers", "Match", "fibers_of", "find_match", "unseen"]
 
-#: The elements of a fiber that are looked at: so many from its middle, or all of twice as many.
+#: The number of elements from the middle of a fiber that are compared; of fibers up to twice as long, all are.
 _WINDOW = 16
-#: A window whose bytes lie in shorter runs is taken out of what is read as a whole.
+#: If a window of elements is in shorter runs of bytes than this, everything between them is read too.
 _SHORT = 1 << 16
-#: About how many bytes a fiber takes until it is found.
+#: About how many bytes of memory a fiber takes during the search.
 _BYTES_EACH = 64
-#: The elements of a vector are fibers too, if it has at most so many; so is a scalar.
+#: The most elements of a vector whose elements are fibers too; a scalar is one as well.
 _MOST_ELEMENTS = 1 << 20
-#: The fibers of a tensor of zeros that are looked for, each of which is everywhere that another one is.
+#: The most fibers of a tensor of zeros that are looked for, as all fibers of zeros are alike.
 _MOST_ZEROS = 64
-#: The most fibers that are alike and all looked at. Of more, those are looked at whose tensors have the same numbers in
-#: their names, or are known to be in the tensor; if there are none, as many as the second number.
+#: The most equal fibers that are all considered. Of more, only those of tensors with the same numbers in their names,
+#: or of tensors known to be sources, are; without any, the second number of them.
 _MANY, _MOST_ALIKE = 64, 4096
 
 Hashes = npt.NDArray[np.uint64]
@@ -45,13 +46,13 @@ class Fibers(NamedTuple):
     """The fibers of the tensors of a checkpoint.
 
     Attributes:
-        names: The tensors.
-        tensors: The same, as they are stored.
-        hashes: By tensor and dim, a number for each fiber, 0 for one of zeros; the dims are those of the tensor but
-            this one. Of vectors and scalars dim -1 has the elements. Tensors without elements, and with elements that
-            are no whole bytes, have none; nor have dims that are as long as none of the other checkpoint.
-        table: All of them by length and dtype, in the order of their numbers: number, tensor, dim, position.
-        numbered: By the numbers in names, the tensors whose names have these.
+        names: The names of the tensors.
+        tensors: The stored tensors, in the same order.
+        hashes: By tensor and dim, a hash of each fiber, 0 for one of zeros; an array with the tensor's other dims. The
+            elements of vectors and scalars are under dim -1. Tensors without elements, or with elements of less than a
+            byte, have none; nor have dims whose length no dim of the other checkpoint has.
+        table: All fibers by length and dtype, sorted by hash: hash, tensor, dim, position.
+        numbered: By the numbers in names, the tensors whose names have these numbers.
     """
 
     names: Sequence[str]
@@ -62,14 +63,14 @@ class Fibers(NamedTuple):
 
 
 class Match(NamedTuple):
-    """The places of the fibers of a tensor, along a dim, in another checkpoint.
+    """The places of a tensor's fibers along a dim in another checkpoint.
 
     Attributes:
         dim: The dim along which the tensor has them.
-        tensor: For each fiber the position of its tensor there; -1 for one of zeros.
-        position: Its position in that tensor.
-        along: The dim along which it lies there, by tensor.
-        is_sure: Whether each of the tensors has a fiber that no other tensor has.
+        tensor: For each fiber, the number of the other checkpoint's tensor that has it; -1 for a fiber of zeros.
+        position: For each fiber, its position in that tensor.
+        along: The dim along which the fibers run in each such tensor.
+        is_sure: Whether each of these tensors has a fiber that no other tensor has.
     """
 
     dim: int
@@ -80,12 +81,12 @@ class Match(NamedTuple):
 
 
 def fibers_of(checkpoint: StoredCheckpoint, other: StoredCheckpoint, memory: int, threads: int) -> Fibers:
-    """Look at a few elements of each fiber of each tensor, of those that another checkpoint may have.
+    """Return hashes of the fibers of a checkpoint that another one may have too, each from a few elements.
 
     Args:
-        checkpoint: The checkpoint whose fibers are looked at.
-        other: The other one, whose fibers are as long as they are.
-        memory: Bytes for what is read and worked on by all threads.
+        checkpoint: The checkpoint whose fibers are hashed.
+        other: The other one; only fibers of its lengths and dtypes count.
+        memory: Bytes for the buffers and the work of all threads.
         threads: The number of threads.
     """
     names, tensors = list(checkpoint), [checkpoint[name] for name in checkpoint]
@@ -127,10 +128,11 @@ def _lengths(checkpoint: StoredCheckpoint) -> set[tuple[int, str]]:
 
 
 def _dims(tensor: StoredTensor, lengths: set[tuple[int, str]], memory: int) -> list[int]:
-    """The dims along which a tensor's fibers are looked at, and -1 for its elements.
+    """Return the dims along which a tensor's fibers are hashed, and -1 for its elements.
 
-    Along a short dim of a stack there are very many, which take more room than a limit of memory means. They are left
-    aside where those along another dim tell as much.
+    Along a short dim of a stack there are very many fibers, which take more room than `memory`. They are left out if
+    the
+    fibers along another dim suffice.
     """
     dims = [dim for dim, size in enumerate(tensor.shape) if (size, tensor.dtype) in lengths]
     few = [dim for dim in dims if tensor.size // tensor.shape[dim] * _BYTES_EACH <= memory]
@@ -142,7 +144,7 @@ def _dims(tensor: StoredTensor, lengths: set[tuple[int, str]], memory: int) -> l
 
 
 def _looked_at(tensor: StoredTensor, dim: int, most: int, memory: int) -> Hashes:
-    """The numbers of the fibers of a tensor along a dim, of which so many bytes are read at a time."""
+    """Yield the numbers of a tensor's fibers along a dim, in groups of at most `most` bytes."""
     size, itemsize = tensor.shape[dim] if dim >= 0 else 1, tensor.bits // 8
     start = size // 2 if size > 2 * _WINDOW else 0
     window = slice(start, min(start + _WINDOW if start else size, size))
@@ -166,14 +168,14 @@ def _looked_at(tensor: StoredTensor, dim: int, most: int, memory: int) -> Hashes
 
 
 def unseen(tensor: StoredTensor) -> str:
-    """Why no fibers of a tensor are looked at; empty if they are."""
+    """Return the reason why no fibers of a tensor are hashed; empty if they are."""
     if not tensor.size:
         return "it has no elements to find it by"
     return "its elements are of fewer than eight bits" if tensor.bits % 8 else ""
 
 
 def _hashes(values: npt.NDArray[Any]) -> Hashes:
-    """A number for each fiber, from its elements, which are along the last dim."""
+    """Return a hash of each fiber, given its elements along the last dim."""
     data = np.ascontiguousarray(values).view(np.uint8).reshape(*values.shape[:-1], -1)
     width = data.shape[-1]
     words = np.zeros((math.prod(data.shape[:-1]), -(-width // 8) * 8), np.uint8)
@@ -194,10 +196,10 @@ def _sorted(rows: list[tuple[Hashes, Numbers]]) -> tuple[Hashes, Numbers]:
 
 
 def find_match(number: int, there: Fibers, here: Fibers) -> Match | None:
-    """Find the fibers of a tensor among those of another checkpoint, along the first dim that has them all.
+    """Find the fibers of a tensor among those of another checkpoint, along the first dim for which all are there.
 
-    Where several are alike, those of the tensor with the most of the others are taken, then of that with the name most
-    alike.
+    Of several equal fibers, one is taken from the tensor that has the most other fibers, then from that with the most
+    similar name.
 
     Args:
         number: The tensor.
@@ -229,7 +231,7 @@ def find_match(number: int, there: Fibers, here: Fibers) -> Match | None:
 def _chosen(
     name: str, is_zero: npt.NDArray[np.bool_], first: Any, end: Any, places: Numbers, here: Fibers
 ) -> tuple[Numbers, Numbers, dict[int, int]] | None:
-    """One fiber for each of these, each tensor along one dim."""
+    """Choose one of the equal fibers for each fiber of a tensor; each tensor must have them along one dim."""
     counts = end - first
     sure = np.flatnonzero((counts == 1) & ~is_zero)
     votes: dict[tuple[int, int], int] = {}
@@ -265,12 +267,12 @@ def _chosen(
 
 
 def _alike(one: str, other: str) -> tuple[bool, float]:
-    """Compare two names: whether they have the same numbers, and the share of their words that both have."""
+    """Compare two names: return whether they have the same numbers, and the share of words that they have in common."""
     (numbers, words), (others, other_words) = _said(one), _said(other)
     return numbers == others, len(words & other_words) / max(len(words | other_words), 1)
 
 
 @lru_cache(maxsize=1 << 16)
 def _said(name: str) -> tuple[tuple[str, ...], set[str]]:
-    """The numbers and the words in a name; many names are compared with many."""
+    """Return the numbers and the words in a name; cached, as names are compared many times."""
     return tuple(re.findall(r"[0-9]+", name)), set(re.findall(r"[A-Za-z]+", name))

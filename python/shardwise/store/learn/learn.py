@@ -1,4 +1,4 @@
-"""The rewrites that lead from one checkpoint to another of the same model, worked out from their elements."""
+"""The rewrites that lead from one checkpoint to another of the same model, found by comparing their elements."""
 
 from __future__ import annotations
 
@@ -41,13 +41,14 @@ class Learned:
     """The rewrites that lead from one checkpoint to another.
 
     Attributes:
-        text: A rules file, in TOML; each rewrite in it was carried out, and what it makes was compared.
-        rewrites: The same.
+        text: A rules file, in TOML; each of its rewrites was carried out, and the result compared.
+        rewrites: The rewrites of the file.
         unexplained: The tensors of the second checkpoint that no rewrite makes, each with the reason.
         unused: The tensors of the first that are in none of the second's; the rules drop them, unless tensors are
             unexplained.
-        doubtful: The tensors of the second that several of the first would do for, since these hold the same; the one
-            with the name most alike was taken.
+        doubtful: The tensors of the second for which several tensors of the first, with equal elements, would do; the
+            one
+            with the most similar name was taken.
     """
 
     text: str
@@ -119,7 +120,7 @@ def learn_rewrites(
 
 
 class _Compared(NamedTuple):
-    """The two checkpoints, and the memory and the threads with which they are compared."""
+    """The two checkpoints, with the memory and threads for comparing them."""
 
     one: StoredCheckpoint
     other: StoredCheckpoint
@@ -128,7 +129,7 @@ class _Compared(NamedTuple):
 
 
 class _Unsettled(NamedTuple):
-    """The tensors that `Learned` names besides the rewrites; more become unexplained when these are carried out."""
+    """The tensors that `Learned` lists besides the rewrites; carrying out rewrites may add unexplained ones."""
 
     unused: tuple[str, ...]
     unexplained: dict[str, str]
@@ -136,7 +137,7 @@ class _Unsettled(NamedTuple):
 
 
 def _relations(here: Fibers, there: Fibers, unexplained: dict[str, str], doubtful: set[str]) -> list[Directed]:
-    """Find the relations by which tensors of the second checkpoint are made of those of the first, or these of them."""
+    """Find the relations by which tensors of the second checkpoint are made of the first's, or the reverse."""
     found: list[Directed] = []
     back: dict[int, None] = {}
     why: dict[str, str] = {}
@@ -186,7 +187,7 @@ def _are_alike(one: StoredTensor, other: StoredTensor) -> bool:
 
 
 def _sibling(made: Directed) -> Directed | None:
-    """The bias beside a weight, whose elements may be alike too often to be found: it is made as the weight is."""
+    """Return the relation of a bias, made like the weight beside it: its elements may be too common to be found."""
     one = made.relation
     if not all(name.endswith(_WEIGHT) for name in (one.target, *one.used)):
         return None
@@ -208,7 +209,7 @@ def _sibling(made: Directed) -> Directed | None:
 def _checked(
     one: StoredCheckpoint, relations: list[Directed], unexplained: dict[str, str], here: Fibers
 ) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
-    """The entries of the rewrites, without tensors that are made otherwise than their likes; and what is in none."""
+    """Return the entries of the rewrites, without tensors that are made unlike their siblings; and the unused names."""
     alike: dict[tuple[Any, ...], list[Directed]] = {}
     for made in relations:
         skeletons = tuple(NUMBER.sub("#", name) for name in made.named())
@@ -240,7 +241,7 @@ def _checked(
 
 
 def _verified(compared: _Compared, entries: list[dict[str, Any]], rest: _Unsettled) -> tuple[Learned, Printed]:
-    """The rewrites as a file, after they were carried out and what they make was compared; and what it is made of."""
+    """Return the rewrites as a file, after carrying them out and comparing the results; and their sources."""
     (one, other, memory, threads), (unused, unexplained, doubtful) = compared, rest
     drop = [template_of(name, {}) for name in unused] if not unexplained else []
     error: LayoutError | None = None
@@ -279,7 +280,7 @@ def _verified(compared: _Compared, entries: list[dict[str, Any]], rest: _Unsettl
 
 
 def _with_names(found: Learned, made: Printed, config: Mapping[str, Any]) -> Learned:
-    """The same rewrites, with the names that the configuration has for their sizes."""
+    """Return the same rewrites, with the configuration's names for sizes."""
     entries, drop, in_two_steps = made
     with_names, numbers = with_sizes_named(entries, config)
     if not numbers:

@@ -1,4 +1,4 @@
-"""Learned sizes as a rules file's numbers: the names that a model's configuration has for them."""
+"""Sizes in learned rewrites as `[numbers]` of a rules file: the names that a model's configuration has for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...rules.numbers import Config, NamedNumbers
 
 __all__ = ["numbers_for", "size_value", "with_sizes_named"]
 
-#: The names of models' sizes, as `[numbers]` of a rules file.
+#: The names of sizes of models, in the form of `[numbers]` of a rules file.
 _NUMBERS: Mapping[str, list[str]] = {
     "heads": keys_of("heads"),
     "groups": [*keys_of("kv_heads"), "heads"],
@@ -24,8 +24,8 @@ _NUMBERS: Mapping[str, list[str]] = {
     "words": keys_of("vocabulary"),
     "layers": keys_of("layers"),
 }
-#: The expressions that a size may be. Several may be equal, as in a model with as many groups as heads: the first is
-#: taken.
+#: The expressions that are tried for a size, in order. The first that has its value is taken; several may, for example
+#: if there are as many groups as heads.
 _QUERIES = ("heads*d", "heads//groups*d")
 _KEYS = ("groups*d", "d")
 _OTHERS = ("inner", "expert_inner", "hidden", "words", "experts")
@@ -38,10 +38,10 @@ _FACTOR = re.compile(r"(\w+)=(\d+)")
 def with_sizes_named(
     entries: Iterable[Mapping[str, Any]], config: Config
 ) -> tuple[list[dict[str, Any]], dict[str, str | list[str]]]:
-    """Return rewrites with names in place of sizes, and the numbers that have these names.
+    """Return rewrites with names in place of sizes, and the numbers that define these names.
 
-    A name that has this size by chance does no harm: with another configuration the parts of a tensor do not add up to
-    its shape, and it is refused.
+    A name that has the right size by chance does no harm: with another configuration the parts of a tensor would not
+    add up to its shape, and the rewrite is refused.
 
     >>> entry = {"from": "h.{i}.{gate,up}", "to": {"name": "h.{i}.gate_up", "packed": "gate:(24) + up:(24)"}}
     >>> (made,), numbers = with_sizes_named([entry], {"intermediate_size": 24, "hidden_size": 8})
@@ -74,7 +74,7 @@ def size_value(text: str, config: Config) -> int | None:
 
 
 class _SizeNames:
-    """The names of sizes, and those that were asked for and found."""
+    """The names of sizes, with a record of those that were used."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -86,7 +86,7 @@ class _SizeNames:
         self._found |= {word for text in texts for word in re.findall(r"[a-z_]+", text) if word in _NUMBERS}
 
     def used(self) -> dict[str, str | list[str]]:
-        """The numbers that were used, and those that these need, as far as the configuration has them."""
+        """Return the numbers that were used, and those that they depend on, if the configuration has them."""
         found = set(self._found)
         if found & {"groups", "d"}:
             found.add("heads")
@@ -101,7 +101,7 @@ class _SizeNames:
         return made
 
     def entry(self, entry: Mapping[str, Any]) -> dict[str, Any]:
-        """A rewrite with names in place of sizes."""
+        """Return a rewrite with names in place of sizes."""
         made: dict[str, Any] = {
             key: self._side(value) if isinstance(value, Mapping) else value for key, value in entry.items()
         }
@@ -134,7 +134,7 @@ class _SizeNames:
         return self._name(int(part[2]), order)
 
     def _name(self, size: int, order: Iterable[str]) -> str | int:
-        """Return the name or expression of a size; the size itself if nothing is as large."""
+        """Return the name or expression for a size; the size itself if there is none."""
         for text in order if size > 1 else ():
             if _value(self._numbers, text) == size:
                 self._found |= set(re.findall(r"[a-z_]+", text))
@@ -143,7 +143,7 @@ class _SizeNames:
 
 
 def _value(numbers: NamedNumbers, text: str) -> int | None:
-    """The value of an expression; `None` if the configuration has not what it needs."""
+    """Return the value of an expression; `None` if the configuration lacks a name in it."""
     try:
         value: int = numbers.number("size", text)
     except ShardwiseError:

@@ -1,4 +1,4 @@
-"""Rules worked out from recordings: how an engine names and stores a model, and what each of its ranks holds."""
+"""Rules learned from recordings of an engine's loader: how it names and stores a model, and each rank's parts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _WAYS = ("@tp", "@tp/max", "")
 #: Parts of a packed dim, `name:(factors)` or `name:factors`.
 _PART = re.compile(r"(\w+):(?:\(([^()]*)\)|([\w*/]+))")
 _PERIOD = re.compile(r"\((\S+) \[([^\]]*)\]\)")
-#: The most parts whose ways are tried in all combinations.
+#: The most parts of a packed dim for which all combinations of cuts are tried.
 _MOST_PARTS = 4
 
 
@@ -48,9 +48,9 @@ class RecordedModel(NamedTuple):
     """A model of one size, as an engine holds it on numbers of ranks.
 
     Attributes:
-        config: What its `config.json` holds.
-        ranks: By the number of ranks, or by the sizes of several axes, the recording of each rank in order, row-major;
-            that of one rank must be there.
+        config: The contents of its `config.json`.
+        ranks: By the number of ranks, or by the sizes of several axes, the recording of each rank in row-major order;
+            the recording on one rank must be included.
     """
 
     config: Mapping[str, Any]
@@ -62,7 +62,7 @@ class LearnedRules:
     """The rules of an engine for a family of models.
 
     Attributes:
-        text: A rules file: rewrites from the checkpoint to the engine's parameters, and how these are cut.
+        text: A rules file: rewrites from the checkpoint to the engine's parameters, and the cuts of the parameters.
         unexplained: Parameters that no rule makes, each with the reason.
         unused: Tensors that are in no parameter; the rules drop them.
         compared: The number of parameters, over all models, numbers of ranks and ranks, that the rules were carried out
@@ -144,7 +144,7 @@ def learn_rules(
 
 
 class _Whole:
-    """A model with its elements: its tensors and its parameters as two checkpoints of element numbers."""
+    """A model with numbered elements: its tensors and its parameters as two checkpoints of element numbers."""
 
     def __init__(
         self, config: Mapping[str, Any], ranks: Mapping[tuple[int, ...], Sequence[Recording]], name: str, folder: Path
@@ -164,20 +164,20 @@ class _Whole:
         _write(self.made, self.parameters)
 
     def parts(self, name: str) -> Iterator[tuple[tuple[int, ...], int, Numbers | None]]:
-        """The element numbers that each rank has of a parameter; `None` if it has no parameter of this name."""
+        """Yield sizes, rank, and the element numbers that the rank has of a parameter (`None` if it lacks it)."""
         for sizes, held in self.ranks.items():
             for rank, one in enumerate(held):
                 yield sizes, rank, one.element_numbers(name) if name in one.parameters else None
 
     def elsewhere(self) -> Iterator[str]:
-        """Parameters that only ranks of several have."""
+        """Yield the parameters that are missing in the recording on one rank."""
         for held in self.ranks.values():
             for one in held:
                 yield from (name for name, own in one.parameters.items() if own.pieces and name not in self.parameters)
 
 
 def _learned(one: _Whole, whole: Sequence[_Whole], axes: RankAxes) -> LearnedRules:
-    """The rules with the rewrites of one model, compared with all."""
+    """Return the rules made with the rewrites of one model, after comparing them with all models."""
     learned = learn_rewrites(one.tensors, one.made, config=one.config)
     parsed = parse_toml(learned.text, "the learned rules")
     head, *blocks = learned.text.split("[[rewrite]]")
@@ -236,26 +236,26 @@ def _stay(stay: Stay | None) -> Stay:
 
 
 def _numbers_of(rules: Iterable[LearnedRule], model: _Whole) -> Mapping[str, Any]:
-    """The numbers that the packed dims and the coordinates of rules name."""
+    """Return the numbers that the packed dims and the coordinates of rules name."""
     texts = [one["packed"] for rule in rules for one in rule.entries if isinstance(one, dict)]
     return numbers_for([*texts, *(text for rule in rules for text in rule.texts())], model.config)
 
 
 def _targets(side: Any) -> list[str]:
-    """The templates of all tensors that a rewrite makes."""
+    """Return the templates of all tensors that a rewrite makes."""
     if isinstance(side, str):
         return [side]
     return [*side.get("parts", {}).values(), *([side["name"]] if "name" in side else []), *side.get("also", ())]
 
 
 def _are_made(names: Iterable[str], templates: Sequence[str]) -> bool:
-    """Return whether one of these names is one of these templates'."""
+    """Return whether one of these names matches one of these templates."""
     each = [one for text in templates for one in parse_template(text).expanded()]
     return any(one.matched(name) is not None for one in each for name in names)
 
 
 def _write(path: Path, arrays: Mapping[str, Numbers]) -> None:
-    """Write numbers as a file of safetensors."""
+    """Write arrays of numbers as a safetensors file."""
     header, end = {}, 0
     for name, array in arrays.items():
         header[name] = {"dtype": "I64", "shape": list(array.shape), "data_offsets": [end, end + 8 * array.size]}
@@ -268,7 +268,7 @@ def _write(path: Path, arrays: Mapping[str, Numbers]) -> None:
 
 
 def _pattern(name: str) -> str:
-    """The expression of names that differ in numbers only."""
+    """Return the regular expression for a name in which numbers may vary."""
     parts, end = [], 0
     for number in NUMBER.finditer(name):
         parts += [re.escape(name[end : number.start()]), r"\d+"]
@@ -277,7 +277,7 @@ def _pattern(name: str) -> str:
 
 
 def _candidates(one: _Whole, name: str, parsed: Mapping[str, Any], axes: RankAxes) -> Iterator[list[Any]]:
-    """The entries of rules for a parameter that may hold, the plainest first."""
+    """Yield entries of rules that may hold for a parameter, the simplest first."""
     shape = one.parameters[name].shape
     yield [[] for _ in shape]
     for spec in axes.specs:
@@ -291,7 +291,7 @@ def _candidates(one: _Whole, name: str, parsed: Mapping[str, Any], axes: RankAxe
 
 
 def _cut_once(one: _Whole, name: str, parsed: Mapping[str, Any], axis: str) -> Iterator[list[Any]]:
-    """The entries that cut one dim; the axes are joined by `+`."""
+    """Yield entries that cut one dim; several axes are joined by `+`."""
     shape = one.parameters[name].shape
     texts = [text for text in _packed_texts(name, parsed) for text in _ways(text, axis)]
     for dim in range(len(shape)):
@@ -312,7 +312,7 @@ def _cut_once(one: _Whole, name: str, parsed: Mapping[str, Any], axis: str) -> I
 
 
 def _padded_alike(block: str, rewrite: Mapping[str, Any], models: Sequence[_Whole]) -> str:
-    """A rewrite with the largest multiple to which all models pad; one alone says less than several."""
+    """Return a rewrite whose dim is padded to the largest multiple that fits all models."""
     side, size = rewrite["to"], rewrite.get("size")
     if not isinstance(side, dict) or not isinstance(size, str) or "pad_to" not in side:
         return block
@@ -331,7 +331,7 @@ def _padded_alike(block: str, rewrite: Mapping[str, Any], models: Sequence[_Whol
 
 
 def _packed_texts(name: str, parsed: Mapping[str, Any]) -> Iterator[str]:
-    """The parts of a parameter that is made of several tensors, as its rewrite has them."""
+    """Yield the packed dims of a parameter that is made of several tensors, as its rewrites state them."""
     for rewrite in parsed.get("rewrite", ()):
         side = rewrite["to"]
         if isinstance(side, dict) and "packed" in side and _are_made([name], _targets(side)):
@@ -339,7 +339,7 @@ def _packed_texts(name: str, parsed: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _ways(text: str, axis: str) -> Iterator[str]:
-    """A packed dim with its parts cut in all ways, or the groups of a period cut."""
+    """Yield a packed dim with its parts cut in all ways, or with the groups of a period cut."""
     period = _PERIOD.fullmatch(text)
     if period is not None:
         yield f"({period[1]}@{axis} [{period[2]}])"
@@ -355,7 +355,7 @@ def _ways(text: str, axis: str) -> Iterator[str]:
 
 
 def _fits(model: _Whole, names: Sequence[str], rule: Mapping[str, LearnedRule], axes: RankAxes) -> bool:
-    """Return whether a rule gives each rank what it has of all these parameters."""
+    """Return whether a rule gives each rank exactly its part of all these parameters."""
     numbers = _numbers_of(rule.values(), model)
     maps: dict[tuple[int, ...], LayoutMap | Deployment | None] = {}
     for name in names:
@@ -382,7 +382,7 @@ def _map_of(text: str, sizes: tuple[int, ...], axes: RankAxes, model: _Whole) ->
 def _is_held(
     layouts: LayoutMap | Deployment | None, name: str, whole: Numbers, rank: int, held: Numbers | None
 ) -> bool:
-    """Return whether a rank has of an array what its layout says."""
+    """Return whether a rank has exactly the part of an array that its layout says."""
     if layouts is None:
         return False
     try:
@@ -402,7 +402,7 @@ def _is_held(
 def _compared(
     model: _Whole, texts: Mapping[tuple[int, ...], str], axes: RankAxes, left: Collection[str], wrong: dict[str, str]
 ) -> int:
-    """Carry out the rules for a model and compare all parameters of all ranks; the number of those that are equal."""
+    """Carry out the rules for a model and compare all parameters of all ranks; return the number of equal ones."""
     names = [name for name in model.parameters if name not in left]
     try:
         rewrites = Rewrites.from_toml(io.StringIO(next(iter(texts.values()))), config=model.config)

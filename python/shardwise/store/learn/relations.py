@@ -1,4 +1,4 @@
-"""Relations of a tensor to those it is made of: stacked, packed, transposed, padded, as its fibers lie in them."""
+"""Relations of a tensor to its sources (stacked, packed, transposed, padded), found from the places of its fibers."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ __all__ = ["NUMBER", "related"]
 
 #: A number in a name.
 NUMBER = re.compile(r"(?<![A-Za-z0-9_])[0-9]+(?![A-Za-z0-9_])")
-#: Parts of one tensor that may follow one another in another order without a period; and parts of a period.
+#: The most parts of a dim in another order that repeat in no period; and the most parts of a period.
 _MOST_PARTS, _MOST_CYCLE = 3, 64
 
 
 def related(number: int, match: Match, there: Fibers, here: Fibers) -> Relation:
-    """Say how a tensor is made of those in which its fibers were found.
+    """Return the relation of a tensor to those in which its fibers were found.
 
     Raises:
-        IrregularError: if no rewrite says it.
+        IrregularError: if no rewrite can express it.
     """
     tensor = there.tensors[number]
     tensors, index, dim = match.tensor, match.position, match.dim
@@ -111,7 +111,7 @@ def related(number: int, match: Match, there: Fibers, here: Fibers) -> Relation:
 
 
 def _without_padding(tensors: Numbers, index: Numbers) -> tuple[Numbers, Numbers, tuple[int, int, int] | None]:
-    """Fibers without the zeros at the end of one dim; and which, its size without them, and with them."""
+    """Return fibers without the zeros at the end of one dim; and that dim, its size without them, and with them."""
     if (tensors >= 0).all():
         return tensors, index, None
     for at, size in enumerate(tensors.shape):
@@ -124,13 +124,13 @@ def _without_padding(tensors: Numbers, index: Numbers) -> tuple[Numbers, Numbers
 
 
 def _pad_to(size: int, padded: int) -> int:
-    """The largest power of two, else the least number, to whose multiples padding makes this size the other."""
+    """Return the multiple to which a size is padded: the largest power of two that fits, else the least number."""
     powers = (1 << bit for bit in range(12, 0, -1))
     return next((n for n in powers if -(-size // n) * n == padded), padded)
 
 
 def _positions(names: dict[int, str], used: list[int], excess: int, target: str) -> list[int]:
-    """The positions of the numbers in names that differ within a tensor, or that stand for a dim of one element."""
+    """Return the positions of numbers in names that differ within a tensor, or that stand for a dim of size 1."""
     held = {one: NUMBER.findall(names[one]) for one in used}
     width = min(map(len, held.values()))
     varying = [at for at in range(width) if len({held[one][at] for one in used}) > 1]
@@ -156,7 +156,7 @@ def _numbers_at(names: dict[int, str], tensors: Numbers, position: int) -> Numbe
 
 
 def _stacked_dim(values: Numbers, grid: list[int], taken: list[int], adds: bool) -> tuple[int, int]:
-    """The dim in which numbers are positions, or positions of equal blocks, and how many there are; -1 if none is."""
+    """Return the dim along which numbers are positions, or positions of equal blocks, and their number; -1 if none."""
     count = int(values.max()) + 1
     for exact in (True, False):
         for at, size in enumerate(grid):
@@ -180,7 +180,7 @@ def _filled(name: str, changes: dict[int, str]) -> str:
 
 
 def _single(index: Numbers, inner: list[int], found: Relation) -> tuple[list[Factors], set[int]]:
-    """The factors of each dim of a tensor that is one other; and the dim that is in another order than factors."""
+    """Return the factors of each dim of a tensor with one source; and the dim whose order is not one of factors."""
     if index.size != math.prod(inner) or len(np.unique(index)) != index.size:
         raise IrregularError("it has some rows of another tensor, but not all")
     expected, factors = np.zeros(index.shape, np.int64), []
@@ -215,7 +215,7 @@ def _is_zigzag(along: Numbers, pairs: int) -> bool:
 
 
 def _reordered(along: Numbers) -> tuple[str, str]:
-    """The parts of a dim, and their order in another tensor: `packed` of both sides."""
+    """Return the parts of a dim that are in another order in the source: the `packed` texts of both sides."""
     edges = [0, *(np.flatnonzero(np.diff(along) != 1) + 1).tolist(), len(along)]
     runs = [(int(along[begin]), end - begin) for begin, end in pairwise(edges)]
     for count in range(2, min(len(runs), _MOST_CYCLE) + 1):
@@ -240,7 +240,7 @@ def _order(cycle: Sequence[tuple[str, int]], groups: int) -> str:
 
 
 def _packed(parts: Numbers, index: Numbers, keys: list[str], inner: dict[str, list[int]], found: Relation) -> int:
-    """Find the dim in which several parts are packed, and their order."""
+    """Find the dim in which several parts are packed, and the order of the parts."""
     for dim in range(parts.ndim):
         labels = parts[tuple(slice(None) if i == dim else 0 for i in range(parts.ndim))]
         if not (parts == labels.reshape([-1 if i == dim else 1 for i in range(parts.ndim)])).all():

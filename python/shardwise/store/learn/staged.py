@@ -1,4 +1,4 @@
-"""RankAxes of ranks in rules that are learned: which ranks have a parameter at all, and the file that says so."""
+"""Axes of ranks in learned rules: which ranks have a parameter, and the file that states it."""
 
 from __future__ import annotations
 
@@ -19,49 +19,49 @@ from .relations import NUMBER
 __all__ = ["LearnedRule", "RankAxes", "Stay", "stays_of"]
 
 Sizes = tuple[int, ...]
-#: The coordinate of the stage that has the layer of a name.
+#: The expression for the stage that has the layer in a name.
 _STAGE = "stage[i]"
-#: A configuration, and the recordings of all ranks by the sizes of the axes.
+#: A model's configuration, and the recordings of all ranks by the sizes of the axes.
 Model = tuple[Mapping[str, Any], Mapping[Sizes, Sequence[Recording]]]
 
 
 class LearnedRule(NamedTuple):
-    """A rule: an entry for each dim, and coordinates."""
+    """A rule: an entry for each dim, and the coordinates of the ranks that it applies to."""
 
     entries: Sequence[Any]
     at: Mapping[str, Any]
 
     def texts(self) -> Iterator[str]:
-        """The expressions of its coordinates, and of the list of stages that they name."""
+        """Yield the expressions of its coordinates, and the name of the list of stages that they use."""
         for value in self.at.values():
             yield from (one for one in (value if isinstance(value, list) else [value]) if isinstance(one, str))
             yield from ["layers"] if value == _STAGE else []
 
     @property
     def value(self) -> Any:
-        """The rule as a file has it."""
+        """Return the rule as a file states it."""
         if not self.at:
             return list(self.entries)
         return {"axes": list(self.entries), "at": dict(self.at)}
 
 
 class Stay(NamedTuple):
-    """Which ranks have the parameters of some names: all, those of one stage, or of the layer or expert in the name.
+    """The ranks that have the parameters of some names: all, those of one stage, or of the layer or expert in the name.
 
     Attributes:
         at: Coordinates along some axes.
-        fields: For each field that they name, which of the numbers in a name it is.
+        fields: For each field in the coordinates, its position among the numbers in a name.
     """
 
     at: Mapping[str, Any]
     fields: Mapping[str, int]
 
     def rule(self, entries: Sequence[Any]) -> LearnedRule:
-        """A rule for these parameters, with these entries."""
+        """Return a rule for these parameters, with these entries."""
         return LearnedRule(entries, self.at)
 
     def key(self, pattern: str) -> str:
-        """The expression of the names, with fields."""
+        """Return the regular expression of the names, with fields."""
         parts = pattern.split(r"\d+")
         named = {place: f"{{{field}}}" for field, place in self.fields.items()}
         joints = [named.get(place, r"\d+") for place in range(len(parts) - 1)]
@@ -73,9 +73,9 @@ class RankAxes:
     """The axes of the ranks.
 
     Attributes:
-        names: Their names, the major first.
-        stages: The one of the stages, if there is one.
-        extra: Which stages have one layer more than others.
+        names: The names of the axes, the major first.
+        stages: The axis of the stages, if there is one.
+        extra: The stages that have one layer more than others.
     """
 
     names: tuple[str, ...]
@@ -88,20 +88,20 @@ class RankAxes:
 
     @property
     def is_plain(self) -> bool:
-        """True if the file is one of a mesh, and not of a deployment."""
+        """True if the rules file has one mesh; False if it is a deployment's."""
         return len(self.names) == 1 and self.stages is None
 
     @property
     def specs(self) -> list[str]:
-        """The axes that may cut a dim, several joined by `+`."""
+        """Return the axes that may cut a dim; several are joined by `+`."""
         cut = [name for name in self.names if name != self.stages]
         return [*cut, *(["+".join(cut)] if len(cut) > 1 else [])]
 
     def ranks_of(self, place: str, ranks: Mapping[Any, Sequence[Recording]]) -> dict[Sizes, Sequence[Recording]]:
-        """The recordings by the sizes of all axes.
+        """Return the recordings by the sizes of all axes.
 
         Raises:
-            LayoutError: if a key is not the sizes of these axes, or one rank is not there.
+            LayoutError: if a key is not the sizes of these axes, or the recording on one rank is missing.
         """
         found: dict[Sizes, Sequence[Recording]] = {}
         for key, held in ranks.items():
@@ -126,7 +126,7 @@ class RankAxes:
         rules: Mapping[str, LearnedRule],
         rewrites: Sequence[str] = (),
     ) -> str:
-        """A rules file for ranks of these sizes; its rewrites are texts already."""
+        """Return a rules file for ranks of these sizes; the rewrites are given as text."""
         lines = [*head, ""] if head else []
         numbers = {} if self.is_plain and not numbers else dict(numbers)
         if not self.is_plain:
@@ -146,15 +146,15 @@ class RankAxes:
 def stays_of(
     groups: Mapping[str, Sequence[str]], models: Sequence[Model], axes: RankAxes
 ) -> tuple[dict[str, Stay | None], RankAxes]:
-    """Find for each pattern of names which ranks have the parameters, and which stages have a layer more.
+    """Find, for each pattern of names, the ranks that have the parameters, and the stages with a layer more.
 
     Args:
         groups: names by their pattern.
-        models: what was recorded.
-        axes: the axes; what they say of `extra` does not count.
+        models: the recordings.
+        axes: the axes; their `extra` is ignored.
 
     Returns:
-        For each pattern which ranks, `None` if no rule says it; and the axes with `extra`.
+        For each pattern the ranks, `None` if no rule can state them; and the axes with `extra`.
     """
     best: dict[str, Stay | None] = {}
     chosen = axes
@@ -170,7 +170,7 @@ def stays_of(
 
 
 def _stays(name: str, axes: RankAxes) -> Iterator[Stay]:
-    """The ranks that may have a parameter, all of them first."""
+    """Yield the sets of ranks that may have a parameter, all ranks first."""
     yield Stay({}, {})
     places = range(len(NUMBER.findall(name)))
     of_stages: list[Stay] = [Stay({}, {})]
@@ -187,7 +187,7 @@ def _stays(name: str, axes: RankAxes) -> Iterator[Stay]:
 
 
 def _stay_there(stay: Stay, names: Sequence[str], models: Sequence[Model], axes: RankAxes) -> bool:
-    """Return whether the ranks that have these parameters are those."""
+    """Return whether exactly these ranks have the parameters."""
     for config, ranks in models:
         sizes_of = {what: size_value(what, config) for what in ("layers", "experts")}
         for sizes, held in ranks.items():
@@ -220,7 +220,7 @@ def _stay_there(stay: Stay, names: Sequence[str], models: Sequence[Model], axes:
 def _coordinates(
     value: Any, fields: Mapping[str, int], sizes: Mapping[str, int], axis: str, stage: Sequence[int], experts: int
 ) -> set[int]:
-    """The coordinates along an axis that `Stay.at` means."""
+    """Return the coordinates along an axis that a value of `Stay.at` stands for."""
     found = set()
     for one in value if isinstance(value, list) else [value]:
         if isinstance(one, int):

@@ -2,8 +2,8 @@
 
 | module | answers |
 |---|---|
-| `names`, `wanted` | tensors by their new names; tensors as they are to be written |
-| `left_out` | what does not go into another checkpoint |
+| `names`, `wanted` | tensors by their new names; tensors as they will be written |
+| `left_out` | tensors and values that do not go into another checkpoint |
 | `groups` | the groups of an optimizer's parameters, by their new names |
 | `components`, `convert` | quantized weights and states that are cut; elements of other dtypes |
 | `view` | a checkpoint as rewrites name and store it |

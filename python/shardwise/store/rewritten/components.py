@@ -1,4 +1,4 @@
-"""Quantized weights and states of an optimizer that are resharded: they are cut as the weight's rule says."""
+"""Quantized weights and states of an optimizer that are resharded: their parts are cut by the weight's rule."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ def quantized_tensors(
     """Find the quantized weights among the tensors that are written, by their new names.
 
     Raises:
-        ParseError: if a scale is missing or has another shape than its weight and the configuration make it: it was not
-            fused as its weight was, or left behind.
+        ParseError: if a scale is missing, or its shape does not follow from its weight and the configuration: it was
+            not
+            fused like its weight, or was left out.
     """
     return components_in(outline_of(tensors), config, reader_by_new_name(checkpoint, tensors))
 
@@ -42,7 +43,7 @@ def outline_of(tensors: Mapping[str, Assembled]) -> Outline:
 
 
 def reader_by_new_name(checkpoint: StoredCheckpoint, tensors: Mapping[str, Assembled]) -> Reader:
-    """Return a function that reads a small tensor, stored as it is, by its new name; it gives `None` for others."""
+    """Return a function from a new name to the bytes of a small tensor that is stored unchanged; `None` for others."""
     read = stored_reader_of(checkpoint)
     names = {name: made.stored for name, made in tensors.items()}
     return lambda name: None if (stored := names[name]) is None else read(stored)
@@ -55,12 +56,12 @@ def weights_after(
     carried: Mapping[str, LogicalTensor],
     rewrites: Rewrites,
 ) -> Components:
-    """Find the quantized weights after rewrites, by their new names: those whose components were carried, and others.
+    """Find the quantized weights after rewrites, by their new names: those that the rewrites carried along, and others.
 
-    Adapters belong to weights as they are called before the rewrites.
+    Adapters are matched with weights by the names before the rewrites.
 
     Raises:
-        ParseError: as `quantized_tensors`, of tensors that were rewritten one by one.
+        ParseError: as `quantized_tensors`, for tensors that were rewritten one by one.
     """
     taken = {component.name for weight in carried.values() for component in weight.components}
     others = {name: made for name, made in tensors.items() if name not in taken}
@@ -72,10 +73,10 @@ def weights_after(
 def component_partitions(
     found: Components, tensors: Outline, layouts: Placing, uneven: UnevenRule
 ) -> dict[str, Partition | SharedTiling]:
-    """Return how the components of quantized weights are cut, and the bytes of tensors of packed elements, by name.
+    """Return the partitions of quantized weights' components, and of packed tensors' bytes, by name.
 
     Raises:
-        LayoutError: if a cut falls within a block or a byte; names the weight, and what would fit.
+        LayoutError: if a cut falls within a block or a byte; the message names the weight, and what would fit.
     """
     check_known(found, layouts)
     check_elements(tensors, found, layouts)
@@ -92,7 +93,7 @@ def component_partitions(
 
 
 def _bytes_of(name: str, whole: tuple[int, ...], elements: Dtype) -> LogicalTensor:
-    """The bytes of a tensor of elements of fewer than eight bits as its only component."""
+    """Return the bytes of a tensor of packed elements, as its only component."""
     dtype, shape = in_bytes(elements, whole)
     bits, inner = dtype.packed or (8, ())
     at, row = len(shape) - 1 - len(inner), math.prod(inner)

@@ -1,7 +1,7 @@
-"""Elements converted from one floating-point dtype to another: rounded once, and nothing lost without a word.
+"""Elements converted from one floating-point dtype to another, rounded once; overflow is always counted.
 
-A value is rounded to the nearest value of the new dtype; a tie goes to the even one. What is beyond the largest
-would become infinite, or NaN in a dtype without infinities: it is counted, and refused unless the caller wants it so.
+A value is rounded to the nearest value of the new dtype; a tie goes to the even one. Values beyond the largest would
+become infinite, or NaN in a dtype without infinities: they are counted, and refused unless the caller allows them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Overflow", "checked_overflow", "converted_values", "is_converted", "
 #: The treatment of values beyond the range of the new dtype.
 Overflow = Literal["refuse", "saturate", "round"]
 
-#: Elements converted at once, so that what is needed beside them stays in the processor's cache.
+#: The number of elements converted at a time, so that all temporary arrays stay in the processor's cache.
 _BLOCK = 1 << 15
 
 
@@ -37,10 +37,10 @@ def is_float(dtype: Dtype) -> bool:
 
 
 def checked_overflow(overflow: Any) -> Overflow:
-    """Return the given answer to what becomes of values beyond the range.
+    """Return `overflow` if it is a known treatment of values beyond the range.
 
     Raises:
-        LayoutError: if there is no such answer.
+        LayoutError: if it is not.
     """
     if instance("overflow", overflow, str) not in get_args(Overflow):
         raise LayoutError(
@@ -53,12 +53,12 @@ def checked_overflow(overflow: Any) -> Overflow:
 def converted_values(
     values: np.ndarray[Any, Any], dtype: np.dtype[Any], overflow: Overflow
 ) -> tuple[np.ndarray[Any, Any], int]:
-    """Convert floating-point values, and count those that the new dtype cannot hold even roughly.
+    """Convert floating-point values, and count those that are beyond the range of the new dtype.
 
     Args:
-        values: The values; NaN stays NaN, and is not counted, and so are infinities if the dtype has them.
+        values: The values. NaN stays NaN and is not counted; neither are infinities if the dtype has them.
         dtype: The new dtype.
-        overflow: `"saturate"` makes the largest value of the same sign of those beyond the range.
+        overflow: With `"saturate"`, values beyond the range become the largest value of the same sign.
 
     Raises:
         LayoutError: if there is none of the same sign, as in `float8_e8m0fnu`.
@@ -90,11 +90,13 @@ def converted_values(
 
 
 def _rounded_to_odd(values: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """The values, or others from which a narrower dtype is rounded as if from the values themselves.
+    """Return values of which a narrower dtype's rounding is the same as of the given ones, even through another dtype.
 
-    ml_dtypes goes from float64 by way of float32, and to float8_e5m2 by way of float16, and would round twice. Where
-    the first step is inexact, the last bit of what is kept is set: it stands for all that was cut off, since what it is
-    kept in has at least two bits more than the narrower dtype.
+    ml_dtypes goes from float64 by way of float32, and to float8_e5m2 by way of float16, and would round twice. If the
+    first
+    step is inexact, its last bit is set: it stands for all bits that were cut off, because the intermediate dtype has
+    at least
+    two bits more than the narrower one.
     """
     if dtype.isbuiltin == 1:
         return values  # numpy rounds to its own once.
@@ -122,7 +124,7 @@ def _largest(dtype: np.dtype[Any]) -> Any:
 
 
 def lost_text(name: str, dtype: Dtype, lost: int, overflow: Overflow) -> str:
-    """Say how many values of a tensor are beyond the range of its new dtype, and what became of them."""
+    """Return a sentence with the number of a tensor's values beyond the range of its new dtype, and their fate."""
     limit = shown(float(_largest(dtype.numpy())))
     beyond = f"{'1 value is' if lost == 1 else f'{lost} values are'} beyond the range of {dtype.name}"
     became = {

@@ -1,4 +1,4 @@
-"""Groups of an optimizer's parameters, where these get other names: the values that name them (2.17)."""
+"""Groups of an optimizer's parameters after a renaming: values whose names or contents name parameters (2.17)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..tensors.checkpoint import StoredCheckpoint
 
 __all__ = ["Grouped", "grouped_values"]
 
-#: The name of a value of a group: of the group with a number, or of one parameter.
+#: The name of a group's value, either by the group's number or by one parameter.
 _GROUPS = re.compile(r"(?:^|.*\.)param_groups\.")
 
 
@@ -22,9 +22,9 @@ class Grouped(NamedTuple):
     """The values of a checkpoint with their new names.
 
     Attributes:
-        copied: Those that are the same, by their new names: the old ones.
-        made: Those that are others, lists of parameters: the old names and the values.
-        lost: Those that cannot be said any more.
+        copied: Unchanged values: the old name of each, by its new name.
+        made: Changed values, which are lists of parameters: old name and value of each, by its new name.
+        lost: Values that cannot be expressed any more.
     """
 
     copied: dict[str, str]
@@ -35,11 +35,11 @@ class Grouped(NamedTuple):
 def grouped_values(
     checkpoint: StoredCheckpoint, values: Mapping[str, str], tensors: Mapping[str, Assembled]
 ) -> Grouped:
-    """Return the values that are kept, with those of groups under the new names of their parameters.
+    """Return the kept values, with those of groups under the new names of their parameters.
 
     Args:
         checkpoint: The source.
-        values: The values that are kept: their old names, each with the new one.
+        values: The old names of the kept values, each with its new one.
         tensors: All tensors by their new names.
     """
     found = Grouped({}, {}, [])
@@ -81,7 +81,7 @@ def grouped_values(
 
 
 def _parameter(rest: str, became: Mapping[str, Sequence[str]]) -> str | None:
-    """The parameter with which the name of a value of its own begins."""
+    """Return the parameter with which the name of a parameter's own value begins."""
     head, dot, _ = rest.rpartition(".")
     while dot and head not in became:
         head, dot, _ = head.rpartition(".")
@@ -91,7 +91,7 @@ def _parameter(rest: str, became: Mapping[str, Sequence[str]]) -> str | None:
 def _list(
     checkpoint: StoredCheckpoint, name: str, new: str, became: Mapping[str, Sequence[str]], found: Grouped
 ) -> None:
-    """The list of a group's parameters by their new names."""
+    """Return the list of a group's parameters, by their new names."""
     said = checkpoint.objects[name].value()
     if not isinstance(said, list) or not all(isinstance(one, str) for one in said):
         found.copied[new] = name
@@ -117,7 +117,7 @@ def _beside(name: str) -> str:
 
 
 def _became(tensors: Mapping[str, Assembled], old: TrainingNames) -> dict[str, list[str]]:
-    """The new names of each parameter."""
+    """Return the new names of each parameter."""
     new = training_names(tensors)
     after = {weight: parameter for parameter, weight in new.weights.items()}
     before = {weight: parameter for parameter, weight in old.weights.items()}

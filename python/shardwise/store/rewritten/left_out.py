@@ -1,4 +1,4 @@
-"""Tensors and values that do not go into another checkpoint, and how a call says that this is wanted."""
+"""Tensors and values that do not go into another checkpoint, with the arguments by which a call accepts this."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ __all__ = [
 ]
 
 _SHOWN = 3
-#: The most alternatives of an expression that a message advises.
+#: The most alternatives in a regular expression that a message proposes.
 _MOST_ADVISED = 16
 #: Names of values that only the rank that wrote them can use.
 _OF_A_RANK = re.compile(r"(?:^|[._/])(?:rank_?[0-9]+|error_feedback|worker_error|server_error)(?:[._/]|$)")
-#: A name that may be a part of such an expression, which a shell takes as it is.
+#: A name that may be in a proposed expression without being quoted for a shell.
 _PLAIN = re.compile(r"[\w./:-]+", re.ASCII)
 
 
 def without_a_place(names: Sequence[str], form: str, others: Collection[str]) -> LeftOut:
-    """Say that values that are not tensors are not written, and how a call says that this is wanted."""
+    """Return the note that values are not written as the form cannot hold them, with the `drop` that accepts it."""
     why = "in a form that cannot be copied" if form in ("dcp", "torch") else f"without a place in {form!r}"
     count = "1 value is" if len(names) == 1 else f"{len(names)} values are"
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
@@ -49,12 +49,12 @@ def _wanted(names: Collection[str], others: Collection[str]) -> str:
 def dropped_by_rules(
     dropped: Mapping[str, Assembled], values: Iterable[str] = (), others: Collection[str] = ()
 ) -> list[LeftOut]:
-    """Say which tensors and values the rules drop, and how a call says that this is wanted.
+    """Return the note on the tensors and values that the rules drop, with the `drop` that accepts it.
 
     Args:
         dropped: The tensors, by the names by which the rules drop them.
         values: Names of values that are not tensors, and of tensors that cannot be read.
-        others: The names in the source, with those of all these.
+        others: All names in the source, with those in `dropped`.
     """
     names = [made.stored or name for name, made in dropped.items()]
     values = list(values)
@@ -72,7 +72,7 @@ def dropped_by_rules(
 
 
 def asked_for(tensors: Mapping[str, int], values: Iterable[str] = ()) -> list[LeftOut]:
-    """Say what is left out because the call says so: the bytes of tensors by name, and names of values."""
+    """Return the note on tensors (bytes by name) and values (names) that the call itself leaves out."""
     names = (*tensors, *values)
     if not names:
         return []
@@ -81,7 +81,7 @@ def asked_for(tensors: Mapping[str, int], values: Iterable[str] = ()) -> list[Le
 
 
 def rounded(weights: Mapping[str, int], what: str) -> list[LeftOut]:
-    """Say which weights their master copies stand for, with the bytes of each, and what becomes of them."""
+    """Return the note on weights that are replaced by their master copies; `what` says what happens to the weights."""
     if not weights:
         return []
     nbytes = sum(weights.values())
@@ -90,7 +90,7 @@ def rounded(weights: Mapping[str, int], what: str) -> list[LeftOut]:
 
 
 def nbytes_of(made: Assembled) -> int:
-    """The bytes of a tensor's elements."""
+    """Return the bytes of a tensor's elements."""
     count = 1
     for size in made.shape:
         count *= size
@@ -131,10 +131,10 @@ def expression_for(names: Collection[str], others: Collection[str]) -> str | Non
 
 
 def of_single_ranks(names: Iterable[str], checkpoint: StoredCheckpoint) -> list[str]:
-    """Say which parts of a training state are of single ranks of the run that wrote it, which other ranks cannot use.
+    """Return the note on values, such as random states, that only the rank of the run that wrote them can use.
 
     Args:
-        names: What is written, by its names in the source.
+        names: The names in the source of all that is written.
         checkpoint: The source.
     """
     found = [name for name in names if checkpoint.training.is_state(name) and _OF_A_RANK.search(name)]
@@ -148,7 +148,7 @@ def of_single_ranks(names: Iterable[str], checkpoint: StoredCheckpoint) -> list[
 
 
 def states_alone(names: Collection[str], source: Collection[str]) -> list[LeftOut]:
-    """Say which states of an optimizer are written without their weights, although the source has these."""
+    """Return the note on states of an optimizer that are written without their weights, though the source has them."""
     alone = {name: state.parameter for name, state in training_names(names).states.items() if state.weight is None}
     if not alone:
         return []

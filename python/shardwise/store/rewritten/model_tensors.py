@@ -1,4 +1,4 @@
-"""The names and shapes of tensors that no checkpoint holds: from a model's configuration, or from a list of them."""
+"""The names and shapes of tensors without a checkpoint: from a model's configuration, or from a list of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["described_tensors", "is_described", "rewritten_outline"]
 
 
 def is_described(path: Path) -> bool:
-    """Return whether a path is a file of JSON or TOML that may list tensors, or configure a model."""
+    """Return whether a path is a JSON or TOML file that may list tensors, or be a model's configuration."""
     name = path.name
     return name.endswith((".json", ".toml")) and not name.endswith((".index.json", ".weights.json")) and path.is_file()
 
@@ -86,9 +86,11 @@ def rewritten_outline(
     read: Reader = lambda name: None,
     dropped: dict[str, Assembled] | None = None,
 ) -> tuple[Outline, Components]:
-    """The names and shapes after rewrites, and the quantized weights; as they are, if the rewrites lead back from them.
+    """Return the names and shapes after rewrites, and the quantized weights.
 
-    What the rewrites drop is put into `dropped`.
+    They are unchanged if the rewrites lead to the given names instead of from them. Names of dropped tensors are added
+    to
+    `dropped`.
 
     Raises:
         LayoutError: if a rewrite does not fit the tensors.

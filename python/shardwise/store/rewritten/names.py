@@ -45,23 +45,23 @@ __all__ = [
     "replacements",
 ]
 
-#: A parameter in the name of a state, while the rest of it is renamed.
+#: A placeholder for the parameter in a state's name, while the rest of the name is renamed.
 _MARK = "\0"
 #: The tensors and values of a checkpoint that a call is about.
 Which = Literal["all", "weights", "state"]
-#: The two as the arguments of a call.
+#: The arguments `only` and `drop` of a call.
 _SAID = {"weights": "which='weights'", "state": "which='state'"}
 
 
 @dataclass(frozen=True)
 class Naming:
-    """The choice of the tensors and values of a checkpoint that go into another, and their names there.
+    """The choice of a checkpoint's tensors and values that go into another, and their names there.
 
     Attributes:
-        rename: Patterns and what replaces their matches, one after the other.
-        rewrites: Tensors that are named and stored differently, after that.
-        only: The pattern that is found in the new names of those that are asked for; `None` for all.
-        unwanted: The pattern that is found in the old names of those that are left out.
+        rename: Patterns and their replacements, applied one after the other.
+        rewrites: Rewrites of tensors, applied after `rename`.
+        only: The pattern that must be found in new names; `None` for all.
+        unwanted: The pattern whose matches, in old names, are left out.
         which: Weights, training state, or all.
     """
 
@@ -75,15 +75,15 @@ class Naming:
         optional("rewrites", self.rewrites, Rewrites)
 
     def renamed(self, name: str) -> str:
-        """Return the name that `rename` makes of one in the source."""
+        """Return the new name that `rename` gives to a name of the source."""
         return _renamed(self.rename, name)
 
     def is_dropped(self, name: str) -> bool:
-        """Return whether what has this name in the source is left out."""
+        """Return whether the tensor or value of this old name is left out by `drop`."""
         return self.unwanted is not None and self.unwanted.is_found(name)
 
     def is_chosen(self, name: str) -> bool:
-        """Return whether what gets this name is asked for."""
+        """Return whether the tensor or value of this new name is chosen by `only`."""
         return self.only is None or self.only.is_found(name)
 
 
@@ -93,7 +93,7 @@ class Renamed(NamedTuple):
     Attributes:
         tensors: The tensors that are not dropped.
         weights: The quantized weights among them.
-        dropped: The tensors that a rules file drops, by the names by which it does.
+        dropped: The tensors that a rules file drops, by the names that match there.
     """
 
     tensors: dict[str, Assembled]
@@ -102,7 +102,7 @@ class Renamed(NamedTuple):
 
 
 def replacements(rename: Any) -> list[Replacement]:
-    """Return the patterns with their replacements in `rename`, a mapping or a sequence of pairs."""
+    """Return the compiled patterns of `rename`, a mapping or a sequence of pairs, with their replacements."""
     if not isinstance(rename, (Mapping, Sequence)) or isinstance(rename, (str, bytes)):
         raise TypeError(f"rename must be a mapping or a sequence of pairs, got {shown(rename)}")
     pairs = list(rename.items()) if isinstance(rename, Mapping) else list(rename)
@@ -113,7 +113,7 @@ def replacements(rename: Any) -> list[Replacement]:
 
 
 def checked_which(which: Any) -> Which:
-    """Return the choice of tensors, or refuse it."""
+    """Return `which` if it is a known choice of tensors; else refuse it."""
     if which not in get_args(Which):
         raise LayoutError(f"which is {shown(which)}; it must be one of {', '.join(map(repr, get_args(Which)))}")
     chosen: Which = which
@@ -121,7 +121,7 @@ def checked_which(which: Any) -> Which:
 
 
 def chosen_part(checkpoint: StoredCheckpoint, which: Which) -> tuple[StoredCheckpoint, list[LeftOut]]:
-    """Return a checkpoint without its training state or without its weights, and say what that leaves out.
+    """Return a checkpoint without its training state or without its weights, and the notes on the tensors left out.
 
     Raises:
         LayoutError: if nothing is left.
@@ -153,9 +153,10 @@ def renamed_tensors(
     stored: Callable[[str, str, Partition | SharedTiling | None], Wanted],
     config: Mapping[str, Any],
 ) -> Renamed:
-    """Return the tensors by their new names: renamed, then rewritten; and the quantized weights among them.
+    """Return the tensors by their new names (renamed, then rewritten), and the quantized weights among them.
 
-    Those that are not wanted are left out first. States of an optimizer keep their dtype, and follow their weights.
+    Tensors that `drop` leaves out are removed first. States of an optimizer keep their dtype, and are named like their
+    weights.
     """
     made: dict[str, Assembled] = {}
     dropped: dict[str, Assembled] = {}
@@ -181,9 +182,9 @@ def renamed_tensors(
 
 
 def new_names(checkpoint: StoredCheckpoint, naming: Naming) -> dict[str, str]:
-    """Return each tensor's name after `rename`: that of a state of an optimizer changes as its weight's does.
+    """Return each tensor's name after `rename`; the name of an optimizer's state changes as its weight's name does.
 
-    Where its weight keeps its name, a pattern may change the state's own.
+    If its weight keeps its name, a pattern may change the state's own name.
     """
     if not naming.rename:
         return {name: name for name in checkpoint}
@@ -210,13 +211,13 @@ def _weight(state: StateName) -> str:
 
 
 def _prefix(state: StateName) -> str:
-    """The beginning of the weight's name that the state's leaves out."""
+    """Return the beginning of the weight's name that the state's name leaves out."""
     weight = _weight(state)
     return weight.removesuffix(state.parameter) if weight.endswith(state.parameter) else ""
 
 
 def refuse_unreadable(checkpoint: StoredCheckpoint, naming: Naming) -> None:
-    """Refuse, with the reason, a tensor that cannot be read, unless it is not asked for."""
+    """Refuse, with the reason, a chosen tensor that cannot be read."""
     for old, reason in checkpoint.unreadable.items():
         if naming.is_dropped(old):
             continue
@@ -227,7 +228,7 @@ def refuse_unreadable(checkpoint: StoredCheckpoint, naming: Naming) -> None:
 
 
 def chosen(made: dict[str, Assembled], naming: Naming, path: Location) -> dict[str, Assembled]:
-    """Return the tensors that are asked for; refuse a pattern that is found in none of their names."""
+    """Return the tensors that `only` chooses; refuse a pattern that is found in no name."""
     found = {name: tensor for name, tensor in made.items() if naming.is_chosen(name)}
     if naming.only is not None and not found:
         raise LayoutError(f"only is {shown(naming.only.pattern)}, which does not match any name of {path}")
@@ -237,9 +238,9 @@ def chosen(made: dict[str, Assembled], naming: Naming, path: Location) -> dict[s
 def kept_values(
     checkpoint: StoredCheckpoint, naming: Naming, tensors: Mapping[str, Assembled]
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The values that are not tensors and are asked for, with their new names, and what a rules file drops.
+    """Return the chosen values with their new names, and those that a rules file drops.
 
-    That is values, and tensors that cannot be read. No tensor may have the values' new names.
+    Values here include tensors that cannot be read. No tensor may have the new name of a value.
     """
     rewrites = naming.rewrites
     names = {old: naming.renamed(old) for old in checkpoint.objects if not naming.is_dropped(old)}
@@ -267,7 +268,7 @@ def kept_values(
 
 
 def names_of(checkpoint: StoredCheckpoint) -> tuple[str, ...]:
-    """The names of all that a checkpoint has: tensors, values, and what cannot be read."""
+    """Return all names in a checkpoint: of tensors, values, and tensors that cannot be read."""
     return (*checkpoint, *checkpoint.objects, *checkpoint.unreadable)
 
 
@@ -278,7 +279,7 @@ def _renamed(rename: Sequence[Replacement], name: str) -> str:
 
 
 def idle_renames(checkpoint: StoredCheckpoint, rename: Sequence[Replacement]) -> list[str]:
-    """Say of each replacement that changes no name, after those before it, that it does not."""
+    """Yield a sentence for each replacement that changes no name, after the earlier ones."""
     names = names_of(checkpoint)
     return [
         f"rename has {shown(replacement.pattern)}, which changes no name of {checkpoint.path}"
@@ -288,12 +289,12 @@ def idle_renames(checkpoint: StoredCheckpoint, rename: Sequence[Replacement]) ->
 
 
 def key_paths(checkpoint: StoredCheckpoint, names: Mapping[str, str], made: Collection[str] = ()) -> dict[str, KeyPath]:
-    """The places in a nested state dict of the tensors that keep their names, as far as the checkpoint states them.
+    """Return the paths in a nested state dict of the tensors of a new checkpoint, if the source has paths.
 
     Args:
         checkpoint: The source.
-        names: The old names of what goes as it is, each with its new one.
-        made: All new names: weights and states with other names than before are where those before were.
+        names: The old names of tensors and values that are copied unchanged, each with its new one.
+        made: All new names. Weights and states take the paths of those that they were before.
     """
     said = checkpoint.metadata.get("planner_data")
     if not isinstance(said, Mapping):
@@ -332,7 +333,7 @@ def key_paths(checkpoint: StoredCheckpoint, names: Mapping[str, str], made: Coll
 
 
 def _replaced(key: str | int, parameter: str, new: str) -> str | int:
-    """A key of a path to a state, with another parameter: the whole key, or what is between dots in it."""
+    """Return a key of a path to a state with another parameter, which is the whole key or a part of it between dots."""
     if key == parameter:
         return new
     head, found, tail = f".{key}.".partition(f".{parameter}.")

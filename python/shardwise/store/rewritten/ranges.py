@@ -1,4 +1,4 @@
-"""Ranges of files that a device has to read of a checkpoint, for programs that read by ranges."""
+"""Ranges of files that a device has to read of a checkpoint, for programs that do their own reading."""
 
 from __future__ import annotations
 
@@ -34,23 +34,24 @@ __all__ = ["DeviceReads", "ReadArray", "device_reads"]
 
 _READ = np.dtype([("file", "i8"), ("offset", "i8"), ("length", "i8")])
 _COPY = np.dtype([("read", "i8"), ("offset", "i8"), ("array", "i8"), ("destination", "i8"), ("length", "i8")])
-#: More copies than this are not listed: a layout that cuts between single elements has one for each.
+#: The most copies of a plan: a layout that cuts between single elements would need one for each.
 _MOST = 50_000_000
-#: The share that is read over by default.
+#: The default of `over_read`.
 _OVER_READ = 0.05
 
 
 @dataclass(frozen=True)
 class ReadArray:
-    """An array that a device is to have.
+    """An array that a device will hold.
 
     Attributes:
-        name: The tensor that it is of.
+        name: The name of its tensor.
         device: The label of the device.
         dtype: Its dtype, as the checkpoint calls it.
-        shape: Elements per dim: the device's own array, with its parts one after the other. What no copy writes in it
-            is padding, which is zero.
-        nbytes: Its bytes.
+        shape: Elements per dim of the device's own array, with its parts one after the other. Elements that no copy
+            writes
+            are padding, which is zero.
+        nbytes: Its size in bytes.
     """
 
     name: str
@@ -70,12 +71,13 @@ class DeviceReads:
     Attributes:
         files: The files, or objects of a store.
         arrays: The arrays that are filled.
-        reads: What is read: a structured array with the fields `file` (a position in `files`), `offset` and `length`,
-            in bytes, ordered by file and offset. No two of them have a byte in common.
-        copies: What is copied from a read: a structured array with the fields `read` (a position in `reads`), `offset`
-            (in the read), `array` (a position in `arrays`), `destination` (the byte of the array) and `length`.
+        reads: The ranges to read: a structured array with the fields `file` (a position in `files`), `offset` and
+            `length`, in bytes, ordered by file and offset. No two ranges have a byte in common.
+        copies: The copies from reads into arrays: a structured array with the fields `read` (a position in `reads`),
+            `offset` (in the read), `array` (a position in `arrays`), `destination` (the byte of the array) and
+            `length`.
         nbytes: The bytes of the files that are needed, each counted once.
-        versions: For each file a text that another file of the same name does not have: an object's ETag or the like, a
+        versions: For each file a text that changes if the file is replaced: an object's ETag or its equivalent, a
             file's size and time of modification.
     """
 
@@ -91,30 +93,30 @@ class DeviceReads:
 
     @property
     def bytes_read(self) -> int:
-        """The bytes that are read: those that are needed, and the gaps that are read over."""
+        """The bytes that are read, including the gaps between ranges that are read over."""
         return int(self.reads["length"].sum())
 
     def check(self) -> None:
         """Refuse files that are not the ones for which the reads were planned.
 
         Raises:
-            ParseError: if one has changed; has its version then and now.
-            OSError: if there is none of the name.
+            ParseError: if one has changed; the message has both versions.
+            OSError: if there is no file of the name.
         """
         for path, version in zip(self.files, self.versions, strict=True):
             if version != (now := version_at(path)):
                 raise ParseError(f"{path}: is of version {now}, but the reads are of {version}; plan them again")
 
     def fill(self, fetch: Callable[[Path, int, int], Any]) -> list[npt.NDArray[np.uint8]]:
-        """Carry it out, and give the bytes of each array.
+        """Read all ranges, and return the bytes of each array.
 
         Args:
-            fetch: Reads a range: takes a file, an offset and a length, and gives so many bytes.
+            fetch: Reads a range: takes a file, an offset and a length, and returns that many bytes.
 
         Raises:
             ParseError: if `fetch` gives another number of bytes.
 
-        The reads may as well be made in any order, or at once, by whatever reads: this is what they mean.
+        A program may make the reads itself, in any order or at once; this method shows their meaning.
         """
         made = [np.zeros(array.nbytes, np.uint8) for array in self.arrays]
         order = np.argsort(self.copies["read"], kind="stable")
@@ -232,7 +234,7 @@ def device_reads(
 
 
 def _check_devices(devices: list[Hashable], placing: Placing) -> None:
-    """Refuse, with MeshError, a device that is in no mesh of the layouts, if they have any."""
+    """Refuse, with MeshError, a device that no mesh of the layouts has."""
     known = [*placing.meshes.values()] if placing.world is None else [placing.world]
     for label in devices:
         if known and all(_position(mesh, label) is None for mesh in known):
@@ -249,7 +251,7 @@ def _position(mesh: DeviceMesh, label: Hashable) -> int | None:
 def _array_of(
     partition: Partition | SharedTiling | None, shape: tuple[int, ...], label: Hashable
 ) -> tuple[tuple[int, ...], Callable[[int], Pieces]] | None:
-    """The shape of what a device has of a tensor, and what gives its boxes and where they lie; None for nothing."""
+    """Return the shape of a device's array of a tensor, with a function for its boxes; `None` for no array."""
     rank = len(shape)
     if partition is None:
         own, rows = shape, np.array([[0] * rank, shape, [0] * rank], np.int64)[None]
@@ -274,7 +276,7 @@ def _array_of(
 
 
 def _runs(pieces: Pieces, targets: Pieces, itemsize: int, name: str, most: int) -> list[Numbers]:
-    """The runs of bytes that pieces share with others: holder, offset, length, 0, and the offset there."""
+    """Return the runs of bytes that stored pieces and targets share: holder, offset, length, 0, target's offset."""
     found = []
     rank = pieces.rank
     for here, there in pieces.common(targets) if len(pieces) and len(targets) else ():
@@ -309,7 +311,7 @@ def _planned(
     share: float | None,
     most: int | None,
 ) -> DeviceReads:
-    """Join runs to reads."""
+    """Return reads that cover all runs, joined across gaps as far as `share` or `most` allows."""
     runs = runs[np.lexsort((runs[:, 1], runs[:, 0]))]
     file, begin, end = runs[:, 0], runs[:, 1], runs[:, 1] + runs[:, 2]
     _, reach = joined_over_gaps(file, begin, end, (0, None))

@@ -31,18 +31,18 @@ def rewritten_view(
     *,
     with_values: bool = False,
 ) -> StoredCheckpoint:
-    """Return an open checkpoint as new names and rewrites make it; it is to be closed after this.
+    """Return a view of an open checkpoint under new names and after rewrites, to be closed before the source.
 
     Args:
         checkpoint: The source.
-        naming: The new names and rewrites. What cannot be read keeps its name, unless `rename` changes it.
-        dropped: Takes what the rewrites drop.
-        with_values: Whether it has the values that are no tensors too. Those of groups are read, if parameters of an
-            optimizer are in their names.
+        naming: The new names and rewrites. Tensors that cannot be read keep their names, unless `rename` changes them.
+        dropped: Gets the names that the rewrites drop.
+        with_values: Whether the view has values that are not tensors. Values of groups are read if their names contain
+            parameters.
 
     Raises:
         LayoutError: if a rewrite does not apply to the tensors; if two tensors or values get one name.
-        UnsupportedError: if one is for a tensor that is compressed.
+        UnsupportedError: if a rewrite applies to a compressed tensor.
     """
 
     def stored(old: str, new: str, partition: Partition | SharedTiling | None) -> Wanted:
@@ -64,7 +64,7 @@ def rewritten_view(
 
 
 def _values(checkpoint: StoredCheckpoint, naming: Naming, made: dict[str, Assembled]) -> dict[str, StoredObject]:
-    """The values that are no tensors by their new names; those of groups name the new parameters."""
+    """Return the values that are not tensors by their new names; those of groups name the renamed parameters."""
     kept, _ = kept_values(checkpoint, naming, made)
     grouped = grouped_values(checkpoint, kept, made)
     found = {

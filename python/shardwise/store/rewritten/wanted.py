@@ -1,4 +1,4 @@
-"""The tensors to be written: what each is, where its elements come from, and how it is cut."""
+"""The tensors to be written: the places of their elements, and the partitions by which they are cut."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def partition_for(
 
 
 def refuse_unmatched(layouts: Placing, names: Iterable[str]) -> None:
-    """Refuse tensors, by name, for which a deployment has neither a rule nor a default: they have no place.
+    """Refuse tensors, by name, for which a deployment has neither a rule nor a default: no device would hold them.
 
     Raises:
-        LayoutError: if there are some; counts and names them.
+        LayoutError: if there are such tensors; the message counts and names them.
     """
     if layouts.is_whole_elsewhere:
         return
@@ -80,9 +80,9 @@ def refuse_unmatched(layouts: Placing, names: Iterable[str]) -> None:
 
 
 def wanted_stored(name: str, tensor: StoredTensor, partition: Partition | SharedTiling | None) -> Wanted:
-    """A tensor of a checkpoint, whose pieces are addressable, to be written under a name.
+    """Return an addressable tensor of a checkpoint as one to be written under a name.
 
-    Of elements that are packed, several to a byte, the bytes are written; the partition is of these.
+    Of packed elements, several to a byte, the bytes are written; the partition is one of bytes.
     """
     if tensor.bits % 8:
         tensor = tensor.packed_bytes()
@@ -99,7 +99,7 @@ def wanted_stored(name: str, tensor: StoredTensor, partition: Partition | Shared
 
 
 def wanted_object(name: str, value: StoredObject) -> Wanted:
-    """A value of a PyTorch distributed checkpoint, which has an extent, to be written as it is."""
+    """Return a value in a container of its own, of a PyTorch distributed checkpoint, as one to be copied as bytes."""
     assert value.extent is not None
     file, start, size = value.extent
     piece = LocatedPiece(((0, size),), file, start, (1,))
@@ -109,16 +109,16 @@ def wanted_object(name: str, value: StoredObject) -> Wanted:
 def wanted_arrays(
     tensors: Mapping[str, Any], layouts: Placing, uneven: UnevenRule, *, check: bool
 ) -> tuple[list[Wanted], Components]:
-    """Arrays in memory, whole or sharded, with any strides, to be written under their names; and states among them.
+    """Return arrays in memory as tensors to be written under their names; and the names of states among them.
 
     Args:
-        tensors: The arrays by name.
-        layouts: The cuts of the tensors.
+        tensors: The arrays by name, whole or sharded, with any strides.
+        layouts: The layouts of the tensors.
         uneven: The rule by which a dim that does not divide is cut.
         check: Whether replicas of sharded arrays are compared.
 
     Raises:
-        LayoutError: if a name is not one of a tensor, a layout does not fit, or replicas differ.
+        LayoutError: if a tensor cannot have a name, a layout does not fit, or replicas differ.
         TypeError: if a value is not an array, or no checkpoint can hold its dtype.
     """
     if not isinstance(tensors, Mapping):
@@ -149,7 +149,7 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 
 def _joined(name: str, value: Mapping[Any, Any]) -> str:
-    """The name of the first array within nested mappings, of the keys on the way there."""
+    """Return the name of the first array within nested mappings, made of the keys that lead to it."""
     keys = [name]
     inner: Any = value
     while isinstance(inner, Mapping) and inner and len(keys) < _MOST_KEYS:
@@ -159,19 +159,19 @@ def _joined(name: str, value: Mapping[Any, Any]) -> str:
 
 
 def wanted_bytes(name: str, data: bytes) -> Wanted:
-    """A value whose bytes in the new file are known: the plan has them."""
+    """Return a value whose bytes are in the plan, as one to be written."""
     piece = LocatedPiece(((0, len(data)),), KeptArray.of(data), 0, (1,))
     return Wanted(name, DTYPES["uint8"], (len(data),), Pieces.of([piece] if data else [], 1), is_object=True)
 
 
 def wanted_number(name: str, number: npt.NDArray[Any], dtype: Dtype) -> Wanted:
-    """A tensor without dims, whose value the plan has."""
+    """Return a tensor without dims, whose value is in the plan, as one to be written."""
     piece = LocatedPiece((), KeptArray.of(number.astype(dtype.numpy()).tobytes()), 0, ())
     return Wanted(name, dtype, (), Pieces.of([piece], 0))
 
 
 def number_of(tensor: Wanted) -> float:
-    """Read the only element of a tensor.
+    """Return the only element of a tensor.
 
     Raises:
         LayoutError: if it has more.
@@ -188,7 +188,7 @@ def number_of(tensor: Wanted) -> float:
 
 
 def wanted_array(name: str, value: Any, partition: Partition | SharedTiling | None, *, check: bool = False) -> Wanted:
-    """An array in memory, whole or sharded, with any strides, to be written under a name.
+    """Return an array in memory, whole or sharded, with any strides, as a tensor to be written under a name.
 
     Raises:
         TypeError: if no checkpoint can hold its dtype.

@@ -1,4 +1,4 @@
-"""Tensors and checkpoints as every format gives them.
+"""Tensors and checkpoints, in the form that every format's reader returns.
 
 | module | answers |
 |---|---|
@@ -9,6 +9,6 @@
 | `digests` | digests of tensors, and stated CRC-32 |
 | `chunks`, `flat`, `coverage`, `kinds` | grids of chunks; flat ranges; gaps and overlaps; kinds of files |
 | `model_config`, `quantized` | `config.json`; quantized weights among the tensors |
-| `companion_files`, `headers` | files that go along with a model; digests of what surrounds tensors |
-| `notebook` | what notebooks show |
+| `companion_files`, `headers` | files that are copied along with a model; digests of the bytes around tensors |
+| `notebook` | views in notebooks |
 """

@@ -1,4 +1,4 @@
-"""The form in which every checkpoint is opened: its stored tensors by name, and what it holds besides."""
+"""An open checkpoint of any format: its stored tensors by name, and its other contents."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from .training import Training
 
 __all__ = ["Besides", "KeyPath", "Rest", "StoredCheckpoint", "StoredObject", "StoredSum"]
 
-#: So many names are compared with one that is not there.
+#: The most names that are searched for ones like a missing name.
 _MOST_COMPARED = 10_000
 
-#: The place of a tensor in the nested state dict that was saved: the keys and positions that lead to it.
+#: The path of a tensor in the nested state dict that was saved: the keys and positions that lead to it.
 KeyPath = tuple[str | int, ...]
 
 
@@ -39,7 +39,7 @@ class StoredObject(ReadsFiles):
 
     Attributes:
         name: Its name.
-        extent: The file, first byte and bytes of a PyTorch container that holds it alone; `None` if none does.
+        extent: The file, first byte and size of the container that holds only this value; `None` without one.
     """
 
     __slots__ = ("_load", "extent", "name")
@@ -50,10 +50,10 @@ class StoredObject(ReadsFiles):
         self._load = load
 
     def value(self) -> Any:
-        """Read it: numbers, texts, lists and dicts; an inert record for an object of a class.
+        """Read the value: numbers, texts, lists and dicts; an inert record for an object of a class.
 
         Raises:
-            ParseError: if it cannot be read like this.
+            ParseError: if it cannot be read in this way.
         """
         return self._load()
 
@@ -65,12 +65,12 @@ class StoredSum(NamedTuple):
     """A range of a file, and the CRC-32 that the checkpoint states for its bytes.
 
     Attributes:
-        file: The file, open.
+        file: The open file.
         start: The range's first byte.
-        size: Its bytes.
-        crc: Their CRC-32.
-        name: Its name.
-        error: Why there is no CRC-32 to be had, if the container that should have it is damaged.
+        size: The range's size in bytes.
+        crc: The stated CRC-32.
+        name: The range's name, for messages.
+        error: The reason why there is no CRC-32, if the container that should state it is damaged.
     """
 
     file: Holder
@@ -82,10 +82,10 @@ class StoredSum(NamedTuple):
 
 
 class Rest(NamedTuple):
-    """The rest of a checkpoint some of whose files are missing or damaged.
+    """The readable rest of a checkpoint of which some files are missing or damaged.
 
     Attributes:
-        pieces: The pieces of its tensors that are in the other files, by name.
+        pieces: The pieces of its tensors in the readable files, by name.
         sums: The ranges of these files that have a CRC-32.
         files: These files, open.
     """
@@ -105,11 +105,11 @@ class Besides:
 
     Attributes:
         metadata: Its statements about itself.
-        objects: The values in it that are not tensors, by name.
-        unreadable: Why other tensors of it cannot be read, by name.
-        sums: Gives the ranges of its files that have a CRC-32.
+        objects: Its values that are not tensors, by name.
+        unreadable: The reasons why other tensors cannot be read, by name.
+        sums: Returns the ranges of its files that have a CRC-32.
         unread: Files that belong to it and are not read.
-        doubts: Sentences on what could not be told of it.
+        doubts: Warnings about facts that could not be worked out.
     """
 
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -123,17 +123,17 @@ class Besides:
 class StoredCheckpoint(Worded, ReadsFiles, Mapping[str, StoredTensor]):
     """A checkpoint of any format, open for reading; `open_checkpoint` makes it and lists what it takes.
 
-    As an open file it is equal to itself alone, and cannot be pickled; `diff_checkpoints` compares the tensors of two.
+    Like an open file, it is equal only to itself, and cannot be pickled; `diff_checkpoints` compares two checkpoints.
 
     Attributes:
         path: The file or folder.
         format: Its format: `"safetensors"`, `"dcp"`, ...
         metadata: Its statements about itself, besides its tensors.
-        objects: The values in it that are not tensors, by name.
-        unreadable: Why other tensors of it cannot be read, by name; they are not among the names of the mapping, and
+        objects: Its values that are not tensors, by name.
+        unreadable: The reasons why other tensors cannot be read, by name; these names are not in the mapping, and
             asking for one is a ParseError.
         unread: Files that belong to it and are not read, by their paths from its folder.
-        doubts: Sentences on what could not be told of it, such as which parameter a number of an optimizer is.
+        doubts: Warnings about facts that could not be worked out, such as the parameter of an optimizer's number.
     """
 
     def __init__(
@@ -163,8 +163,8 @@ class StoredCheckpoint(Worded, ReadsFiles, Mapping[str, StoredTensor]):
         """Return a tensor's description.
 
         Raises:
-            KeyError: if there is no tensor of this name; says which names are like it.
-            ParseError: if it is one that cannot be read.
+            KeyError: if there is no tensor of this name; the message proposes similar names.
+            ParseError: if the tensor cannot be read.
         """
         try:
             return self._tensors[name]
@@ -188,10 +188,10 @@ class StoredCheckpoint(Worded, ReadsFiles, Mapping[str, StoredTensor]):
         return tensor.read(box, out=out, memory=memory)
 
     def sums(self) -> Iterable[StoredSum]:
-        """Return the ranges of the files for which the checkpoint has a CRC-32, as far as its format has them.
+        """Yield the ranges of the files for which the checkpoint states a CRC-32; none if its format has none.
 
         Raises:
-            ParseError: if the file does not hold what its index says.
+            ParseError: if a file does not hold what its index says.
         """
         return self._sums()
 
@@ -201,7 +201,7 @@ class StoredCheckpoint(Worded, ReadsFiles, Mapping[str, StoredTensor]):
         return sum(bytes_for(math.prod(shape), dtype.bits) for _, dtype, shape in self.described())
 
     def described(self) -> Iterator[tuple[str, Dtype, tuple[int, ...]]]:
-        """Return the name, dtype and shape of each tensor, without making any that is not made yet."""
+        """Yield the name, dtype and shape of each tensor; tensors that were not made yet are not made."""
         if isinstance(self._tensors, LazyTensors):
             return self._tensors.described()
         return ((name, tensor.known_dtype, tensor.shape) for name, tensor in self._tensors.items())
@@ -212,7 +212,7 @@ class StoredCheckpoint(Worded, ReadsFiles, Mapping[str, StoredTensor]):
         return Training(self)
 
     def part(self, is_kept: Callable[[str], bool]) -> StoredCheckpoint:
-        """Return a view of those of its tensors and values whose names are kept; it has the same files."""
+        """Return a view of the tensors and values whose names are kept; the view uses the same open files."""
         names = [name for name in self if is_kept(name)]
         lazy = self._tensors
         tensors = lazy.chosen(names) if isinstance(lazy, LazyTensors) else {name: lazy[name] for name in names}
@@ -268,7 +268,7 @@ class StoredCheckpoint(Worded, ReadsFiles, Mapping[str, StoredTensor]):
 
 
 def _meant(name: object, names: Iterable[str]) -> str:
-    """Say which names are like one that is not there."""
+    """Return the end of a message, which proposes names that are like a missing one; or an empty text."""
     if not isinstance(name, str):
         return ""
     found = get_close_matches(name[:MAX_NAME], islice(names, _MOST_COMPARED), 3)

@@ -1,6 +1,6 @@
-"""Tensors in chunks of one shape, on a grid: those that are stored, and boxes for the rest, which is a fill value.
+"""Tensors in chunks of one shape, on a grid: pieces for stored chunks, and boxes of a fill value for the rest.
 
-A grid may have any number of cells, and cost nothing for those that nobody stored: these are merged into boxes.
+The size of the grid costs nothing: cells that are not stored are merged into boxes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ChunkIndex = tuple[int, ...]
 
 
 def stored_cells(shape: Sequence[int], chunk: Sequence[int], cells: Iterator[ChunkIndex]) -> list[ChunkIndex]:
-    """Return those of the cells that hold elements of the tensor, in C order."""
+    """Return those cells that have elements of the tensor, in C order."""
     if 0 in shape:
         return []
     counts = _counts(shape, chunk)
@@ -31,7 +31,7 @@ def stored_cells(shape: Sequence[int], chunk: Sequence[int], cells: Iterator[Chu
 
 
 def missing_cell(shape: Sequence[int], chunk: Sequence[int], cells: Sequence[ChunkIndex]) -> ChunkIndex | None:
-    """Return the first cell of the grid that is not among these, which are in C order; None if none is missing."""
+    """Return the first cell of the grid that is not in `cells`, which is in C order; `None` if all are."""
     counts = _counts(shape, chunk)
     if 0 in shape or len(cells) == math.prod(counts):
         return None
@@ -44,7 +44,7 @@ def missing_cell(shape: Sequence[int], chunk: Sequence[int], cells: Sequence[Chu
 
 
 def overlapping(ranges: npt.NDArray[np.uint64]) -> int | None:
-    """Return the first byte that two of these ranges share; None if there is none.
+    """Return the first byte that two ranges share; `None` if none do.
 
     >>> overlapping(np.array([[8, 4], [0, 4], [4, 4]], np.uint64)) is None
     True
@@ -52,7 +52,7 @@ def overlapping(ranges: npt.NDArray[np.uint64]) -> int | None:
     8
 
     Args:
-        ranges: First byte and bytes of each.
+        ranges: First byte and size of each: int64 of shape (ranges, 2).
     """
     some = ranges[ranges[:, 1] > 0]
     begins, lengths = some[np.lexsort((some[:, 1], some[:, 0]))].T
@@ -75,8 +75,8 @@ def grid_pieces(
         chunk: The shape of a chunk.
         cells: The chunks that are stored, by their positions on the grid, in C order.
         make: Makes the piece of a stored chunk, from its position and its box of the tensor.
-        fill: The element that all others are, an array without dims; None if there are none.
-        path: What messages about the others name.
+        fill: The value of all elements that are not stored, an array without dims; `None` if all are stored.
+        path: The path for messages about boxes of the fill value.
     """
     rank = len(shape)
     counts, steps, sizes = _counts(shape, chunk), np.array(chunk, np.int64), np.array(shape, np.int64)
@@ -114,7 +114,7 @@ def _number(cell: ChunkIndex, counts: Sequence[int]) -> int:
 
 
 def _gaps(counts: Sequence[int], cells: Sequence[ChunkIndex]) -> Iterator[Bounds]:
-    """Boxes of cells that tile the grid without these, which are in C order."""
+    """Yield boxes of cells that tile the grid without `cells`, which are in C order."""
     at = 0
     for cell in cells:
         number = _number(cell, counts)
@@ -124,7 +124,7 @@ def _gaps(counts: Sequence[int], cells: Sequence[ChunkIndex]) -> Iterator[Bounds
 
 
 def _boxes_of(counts: Sequence[int], start: int, stop: int) -> Iterator[Bounds]:
-    """Cut a range of positions in C order into boxes, at most 2 · rank - 1."""
+    """Yield boxes that a range of positions in C order consists of, at most 2 · rank - 1."""
     if start >= stop:
         return
     if not counts:

@@ -1,4 +1,4 @@
-"""Files beside the tensors of a checkpoint: those that go along, as `config.json`, and those that nobody reads."""
+"""Files beside the tensors of a checkpoint: those that are copied along, such as `config.json`, and unread ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["beside", "companion_names", "companions_of", "is_companion"]
 _CARRIED = re.compile(
     r"[A-Za-z0-9][\w.+-]{0,200}\.(?:json|jsonl|txt|model|jinja|py|md|tiktoken|spm|bpe|yaml|yml)|LICENSE|NOTICE|USE_POLICY"
 )
-#: Bytes of a file, bytes of all, and how many: a tokenizer of a quarter of a million tokens takes 33 MB.
+#: The most bytes of a file, of all files, and the most files: a tokenizer of 250,000 tokens takes 33 MB.
 _MOST_BYTES = 64 * 2**20
 _MOST_IN_ALL = 256 * 2**20
 _MOST_FILES = 256
@@ -31,10 +31,10 @@ _WITHOUT_TENSORS = re.compile(
     r"|[A-Z_]{1,30}|latest\w{0,30}|Dockerfile|Makefile|events\.out\.tfevents\..*",
     re.DOTALL,
 )
-#: So many entries of a folder are looked at, and so deep.
+#: The most entries of a folder, and the most levels of folders, that are looked at.
 _MOST_NAMES = 1_000_000
 _DEEPEST = 4
-#: Formats whose files are not all open, or lie in folders of their own.
+#: Formats whose files are not all opened, or are in subfolders.
 _UNLISTED = ("orbax",)
 
 
@@ -63,7 +63,7 @@ def beside(given: Location, checkpoint: StoredCheckpoint, unwanted: NamePattern 
 
 
 def _with_tensors(folder: Location, within: str, deep: int) -> Iterator[str]:
-    """The files of a folder, and of those in it, that may hold tensors; and folders that cannot be listed."""
+    """Yield the files of a folder, and of its subfolders, that may hold tensors; and folders that cannot be listed."""
     try:
         entries = sorted(islice(entries_of(folder / within if within else folder), _MOST_NAMES))
     except OSError:  # Nobody knows what is in it.
@@ -86,7 +86,7 @@ def _with_tensors(folder: Location, within: str, deep: int) -> Iterator[str]:
 
 
 def _beside(found: list[str], checkpoint: StoredCheckpoint) -> list[LeftOut]:
-    """Say that these files are not read."""
+    """Return the note that these files are not read; an empty list without files."""
     if not found:
         return []
     count, which = listed(found, "file")
@@ -94,7 +94,7 @@ def _beside(found: list[str], checkpoint: StoredCheckpoint) -> list[LeftOut]:
 
 
 def is_companion(name: str) -> bool:
-    """Return whether a file of this name may go along: text of a model's folder, no index of tensors, no manifest.
+    """Return whether a file of this name is copied along: text of a model's folder, except indexes and manifests.
 
     >>> [is_companion(name) for name in ("config.json", "model.safetensors.index.json", "shardwise.json", ".env")]
     [True, False, False, False]
@@ -107,19 +107,19 @@ def is_companion(name: str) -> bool:
 
 
 def companion_names(texts: Iterable[str]) -> tuple[str, ...]:
-    """Those of the further files of a new checkpoint that were copied along."""
+    """Return those of the further files of a new checkpoint that were copied along, sorted."""
     return tuple(sorted(filter(is_companion, texts)))
 
 
 def companions_of(folder: Location) -> tuple[dict[str, bytes], list[str]]:
-    """Read what goes along, and say what does not although it might.
+    """Return the files that are copied along with a model, and a sentence for each that is left out.
 
     Args:
-        folder: The folder of the source; its own files only, and nothing below it. Links are not followed, but those
-            that Hugging Face's cache is made of: from a snapshot to the same model's blobs.
+        folder: The folder of the source; files in its subfolders are ignored. Links are not followed, except those in
+            snapshots of Hugging Face's cache to the same model's blobs.
 
     Returns:
-        The files by name, and a sentence for each that is left out.
+        The contents of the files by name, and a sentence for each that is left out.
     """
     found: dict[str, bytes] = {}
     left: list[str] = []

@@ -1,4 +1,4 @@
-"""The pieces of a tensor against all of it: gaps, overlaps, and what is held more than once."""
+"""The pieces of a tensor checked against its shape: gaps, overlaps, and replicas."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ BoxPositions = npt.NDArray[np.intp]
 def tile(
     name: str, shape: tuple[int, ...], boxes: Boxes, where: Callable[[int], str], checkpoint: object
 ) -> tuple[list[int], list[int]]:
-    """Check that boxes tile a tensor; give the positions of those that do, and of replicas, which repeat some of them.
+    """Check that boxes tile a tensor; return the positions of boxes that tile it, and of replicas, which repeat some.
 
-    Boxes without elements are neither, except if the tensor has none and there is one box.
+    Boxes without elements are neither, except that a tensor without elements has one box.
 
     Args:
-        name: The tensor.
-        shape: Its shape.
+        name: The tensor's name, for messages.
+        shape: The tensor's shape.
         boxes: Start and stop: int64 of shape (boxes, dims, 2).
-        where: Says which file holds the box of a position.
+        where: Returns the file that holds the box at a position, for messages.
         checkpoint: The beginning of messages.
 
     Raises:
         ParseError: if a box reaches outside the tensor, two overlap without being equal, or some elements are in none;
-            names the tensor, the box and the file.
+            the message names the tensor, the box and the file.
     """
     sizes = np.array(shape, np.int64)
     outside = ((boxes[..., 0] < 0) | (boxes[..., 0] > boxes[..., 1]) | (boxes[..., 1] > sizes)).any(axis=1)

@@ -59,12 +59,12 @@ def tensor_digests(
 
 @dataclass
 class Digested:
-    """The findings about the bytes of a checkpoint.
+    """The digests and faults found in the bytes of a checkpoint.
 
     Attributes:
-        digests: For each tensor the digests of its pieces, in their order; of one that is decoded, one of all.
+        digests: For each tensor the digests of its pieces, in order; for a decoded tensor one digest of all.
         sums: The number of CRC-32 compared.
-        wrong: The ranges whose CRC-32 is not the one that is stated, each with the one it has.
+        wrong: The ranges whose CRC-32 is wrong, each with the actual one.
         unread: For each tensor that cannot be read the file, and the error.
     """
 
@@ -82,7 +82,7 @@ def piece_digests(
     progress: DigestProgress | None,
     note: Callable[[StoredSum], object] | None = None,
 ) -> Digested:
-    """Digest each piece of each tensor and check the CRC-32 of ranges, in one read; go on after what is wrong.
+    """Digest each piece of each tensor and check the CRC-32 of ranges, in one read; damage does not end it.
 
     Args:
         tensors: The tensors, by name, of which some pieces may be missing.
@@ -120,20 +120,20 @@ def _digests(
     progress: DigestProgress | None,
     found: Digested | None,
 ) -> Digested:
-    """Digest each tensor; check the CRC-32 of these ranges, by file and first byte, in the same read.
+    """Digest each tensor, and check the CRC-32 of ranges in the same read.
 
     Args:
         tensors: The tensors that are read, by name.
-        sums: The ranges.
-        memory: Bytes.
+        sums: The ranges, by file and first byte.
+        memory: Bytes for the buffers of all threads.
         threads: The number of threads.
-        progress: Called now and then.
-        found: To which what is found is added; None if a tensor that cannot be read is an error.
+        progress: Called now and then with the bytes done and the bytes in all.
+        found: Gets the results; if `None`, a tensor that cannot be read is an error.
     """
     job, files, arrays = CopyJob(), {}, {}
     result = Digested() if found is None else found
     sink = job.discard()
-    #: For each tensor, and each range, the destination pieces that are digested.
+    #: For each tensor, and for each range, the numbers of the destination pieces that are digested.
     numbers: dict[str, range] = {}
     checked: dict[int, StoredSum] = {}
 
@@ -202,7 +202,7 @@ def _digests(
 
 
 def _unreadable_file(tensor: StoredTensor) -> Location:
-    """The file of the first piece that does not lie where its checkpoint says."""
+    """Return the file of the first piece that is not at the place that its checkpoint states."""
     for piece in tensor.pieces:
         try:
             piece.extent()
@@ -212,7 +212,7 @@ def _unreadable_file(tensor: StoredTensor) -> Location:
 
 
 def _summed(sums: dict[tuple[int, int], StoredSum], piece: LocatedPiece, itemsize: int) -> StoredSum | None:
-    """Take out the range that a piece is, if it is one, in order."""
+    """Remove and return the range that is exactly a piece's bytes, if there is one."""
     each = sums.get((id(piece.holder), piece.offset))
     if each is None or not Pieces.of([piece], len(piece.box)).are_runs(itemsize).all():
         return None
@@ -222,7 +222,7 @@ def _summed(sums: dict[tuple[int, int], StoredSum], piece: LocatedPiece, itemsiz
 
 
 class _PieceError(Exception):
-    """A piece that cannot be read."""
+    """Raised for a piece that cannot be read."""
 
     def __init__(self, path: Location, cause: ParseError) -> None:
         super().__init__(str(cause))
@@ -231,7 +231,7 @@ class _PieceError(Exception):
 
 
 def _decoded(tensor: StoredTensor, memory: int) -> list[int]:
-    """The digests of the pieces of a tensor that are compressed or in a store; what is not stored costs nothing."""
+    """Return the digests of the pieces of a tensor that are compressed or in a store; fill values cost no time."""
     fills = (piece.rest if piece.fill is None else piece.fill for piece in tensor.pieces)
     fill = next((each for each in fills if each is not None), None)
     if fill is not None and not any(fill.tobytes()):
@@ -253,7 +253,7 @@ def _decoded(tensor: StoredTensor, memory: int) -> list[int]:
 
 
 def _of_box(tensor: StoredTensor, box: Bounds, values: npt.NDArray[Any]) -> int:
-    """The share of a box with these elements in the digest of its tensor."""
+    """Return the contribution of a box with these elements to the digest of its tensor."""
     job = CopyJob()
     source = LocatedPiece(box, job.read_array(values), 0, values.strides)
     kept = LocatedPiece.dense(box, job.discard(), 0, values.itemsize)
@@ -262,9 +262,9 @@ def _of_box(tensor: StoredTensor, box: Bounds, values: npt.NDArray[Any]) -> int:
 
 
 def _constant(element: bytes, nbytes: int) -> int:
-    """The digest of a tensor of this many bytes, all of whose elements are the same; in no time, however large.
+    """Return the digest of a tensor of this many bytes whose elements are all the same, without a loop over them.
 
-    A block of the digest has the same sum each time, and counts `R` times as much as the one before.
+    Each block of the digest has the same sum, and counts `R` times as much as the one before.
     """
     block = np.frombuffer(element * (_BLOCK // len(element)), np.uint8)
     first = np.zeros(_BLOCK + 1, np.uint8)
@@ -278,7 +278,7 @@ def _constant(element: bytes, nbytes: int) -> int:
 
 
 def _fetched_crc(each: StoredSum, memory: int) -> int:
-    """The CRC-32 of a range of an object, one block at a time."""
+    """Return the CRC-32 of a range of an object, read block by block."""
     crc, step = 0, max(memory // 2, 1)
     for at in range(0, each.size, step):
         crc = zlib.crc32(each.file.read(each.start + at, min(step, each.size - at)), crc)

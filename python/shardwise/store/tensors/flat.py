@@ -1,6 +1,6 @@
-"""Tensors whose elements lie in ranges of flat arrays, in those of several ranks, as ZeRO and FSDP keep them.
+"""Tensors whose elements are ranges of flat arrays, on one rank or several, as ZeRO and FSDP keep them.
 
-A range of a flattened tensor is a few boxes of it, each contiguous in the array (`Tiling.from_flat_ranges`).
+A range of a flattened tensor consists of a few boxes, each contiguous in the array (`Tiling.from_flat_ranges`).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ __all__ = ["FlatBoxes", "flat_boxes"]
 
 
 class FlatBoxes(NamedTuple):
-    """The boxes that ranges of a flattened tensor are, in the order of the ranges.
+    """The boxes that ranges of a flattened tensor consist of, in the order of the ranges.
 
     Attributes:
         boxes: int64 of shape (boxes, dims, 2).
-        ranges: For each box the range that it is of.
-        begins: For each box the element of its range that is its first; the others follow in C order.
+        ranges: For each box, the number of its range.
+        begins: For each box, its first element in its range; the others follow in C order.
     """
 
     boxes: npt.NDArray[np.int64]
@@ -45,11 +45,11 @@ def _boxes(shape: tuple[int, ...], ranges: tuple[tuple[int, int], ...]) -> FlatB
 
 
 def flat_boxes(shape: tuple[int, ...], ranges: Sequence[tuple[int, int]]) -> FlatBoxes:
-    """Return the boxes that ranges of a flattened tensor are; an empty range is none.
+    """Return the boxes that ranges of a flattened tensor consist of; an empty range has none.
 
     Args:
         shape: The shape of the tensor.
-        ranges: Start and stop of each, in elements in C order.
+        ranges: Start and stop of each range, counted in elements in C order.
 
     Raises:
         LayoutError: if a range is not within the flattened tensor.

@@ -1,4 +1,4 @@
-"""All that a file holds besides tensors: headers and pickles of containers, padding, values; against its digest."""
+"""The bytes of files around the tensors (headers, pickles, padding, values), checked against the manifest's digest."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from .checkpoint import StoredCheckpoint, StoredSum
 
 __all__ = ["HeaderDigests", "wrong_header"]
 
-#: In PyTorch's containers, the end of the name of the member that holds a tensor's elements, if there is one tensor.
+#: The end of the name of the member with the elements, in a PyTorch container of one tensor.
 _ELEMENTS = "/data/0"
-#: The key of a file with a member for each tensor.
+#: The manifest's key for the digest of a file with a member for each tensor.
 _MEMBERS = "members_sha256"
 _BLOCK = 2**20
 
 
 class HeaderDigests:
-    """All beside the tensors in the files of a checkpoint of PyTorch that has a manifest.
+    """The bytes around the tensors in the files of a PyTorch checkpoint with a manifest.
 
-    The digest is a SHA-256 of these bytes. A value that is not a tensor counts as its CRC-32: the commit, which writes
-    the digest, knows that and does not read the value again.
+    The digest is a SHA-256 of these bytes. A value that is not a tensor is represented by its CRC-32: `commit`, which
+    writes
+    the digest, knows the CRC-32 and does not read the value again.
 
     Args:
-        files: What the manifest says about each file, by its path. Those with `frames_sha256` have a container for each
-            tensor, those with `members_sha256` a member; others are not checked.
+        files: The manifest's entry for each file, by path. Files with `frames_sha256` have a container for each tensor,
+            those with `members_sha256` a member; others are not checked.
     """
 
     def __init__(self, checkpoint: StoredCheckpoint, files: Mapping[Location, Mapping[str, Any]]) -> None:
@@ -44,7 +45,7 @@ class HeaderDigests:
                 self._note(*value.extent, is_value=True)
 
     def add(self, member: StoredSum) -> None:
-        """Note where a tensor's elements are, if that is what a member of a container holds."""
+        """Note the range of a member if it holds a tensor's elements."""
         if not self._expected:
             return
         if member.file.path in self._of_members:
@@ -59,7 +60,7 @@ class HeaderDigests:
         self._held.setdefault(file.path, []).append((start, start + size, is_value))
 
     def damaged(self) -> Iterator[Location]:
-        """Yield the paths of the files in which what surrounds the tensors is not what was written."""
+        """Yield the paths of the files in which the bytes around the tensors were changed."""
         for name, expected in self._expected.items():
             if name not in self._files or _digest(self._files[name], sorted(self._held[name])) != expected:
                 yield name

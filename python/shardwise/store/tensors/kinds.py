@@ -1,4 +1,4 @@
-"""The kind of a file, by its first bytes, if it is not the checkpoint that was asked for."""
+"""The kind of a file that is not a checkpoint, recognised by its first bytes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MAGICS = (
 )
 
 
-#: The text of JSON after its first bracket, and a header or an entry of TOML on a line of its own.
+#: Patterns of the text after JSON's first bracket, and of a line with a header or an entry of TOML.
 _JSON = re.compile(r"\s*(?:\{\s*[\"}]|\[\s*(?:[\[{\"\]\-\d]|true|false|null))")
 _TOML = re.compile(r"^(?:\[\[?[\w\"'. -]+\]\]?|[\w.-]+ *= *(?:[\"'\[{\d]|true|false).*)\s*(?:#.*)?$", re.MULTILINE)
 
@@ -64,7 +64,7 @@ def kind_of(head: bytes) -> str:
 
 
 def _text(head: bytes) -> str | None:
-    """Return the first bytes as text, if they are text: the last character may be cut."""
+    """Return the first bytes as text, or `None`; a character that is cut off at the end is ignored."""
     try:
         text = head.decode()
     except UnicodeDecodeError as error:

@@ -14,14 +14,15 @@ Listing = TypeVar("Listing")
 
 
 class LazyTensors(Mapping[str, StoredTensor], Generic[Listing]):
-    """The tensors of a checkpoint by name, each made when it is first asked for, from what its index says about it.
+    """The tensors of a checkpoint by name, each made from its entry in the index when it is first asked for.
 
-    Checking 10⁵ tensors takes a fraction of the time that it takes to make them. What opens the checkpoint checks all
-    of them; making one must not fail.
+    Checking 10⁵ tensors takes a fraction of the time of making them. The reader of the format checks all entries when
+    it
+    opens the checkpoint, so making a tensor must not fail.
 
     Args:
-        rows: The entries of each tensor in the index.
-        describe: Gives the dtype and the shape that a row says.
+        rows: The entry of each tensor in the index.
+        describe: Returns the dtype and the shape that a row states.
         make: Makes the tensor of a name and its row.
         made: Tensors that are made already.
     """
@@ -52,7 +53,7 @@ class LazyTensors(Mapping[str, StoredTensor], Generic[Listing]):
         return made
 
     def chosen(self, names: Iterable[str]) -> LazyTensors[Listing]:
-        """Return some of the tensors; none is made."""
+        """Return the tensors with these names; none is made."""
         rows = {name: self._rows[name] for name in names}
         return LazyTensors(
             rows, self._describe, self._make, {name: self._made[name] for name in rows if name in self._made}

@@ -16,14 +16,14 @@ from ...tiling import Tiling
 
 __all__ = ["checkpoint_table", "tensor_picture"]
 
-#: Tensors of more pieces are drawn as numbered pieces, without the names of their files.
+#: The most pieces of a tensor that are drawn with the names of their files; more are numbered.
 _MOST_PIECES = 4096
-#: So many tensors are read from the index of a checkpoint that may have millions.
+#: The most tensors that a table lists, as a checkpoint may have millions.
 _MOST_TENSORS = 100_000
 
 
 def tensor_picture(tensor: Any) -> Picture:
-    """Return the picture of a tensor: which file holds which boxes of it; two copies of a box are replicas."""
+    """Return the picture of a tensor's boxes with the files that hold them; two copies of a box are replicas."""
     about = f"{tensor.name}: {tensor.dtype}, {bytes_text(tensor.nbytes)}"
     tiling = tensor.tiling
     if len(tensor.pieces) + len(tensor.replicas) <= _MOST_PIECES:
@@ -40,7 +40,7 @@ def tensor_picture(tensor: Any) -> Picture:
 
 
 def checkpoint_table(checkpoint: Any) -> tuple[str, tuple[str, ...], list[tuple[str, ...]], list[str]]:
-    """Return a table of the tensors of a checkpoint, those that differ only in a number as one row, and its totals."""
+    """Return a table of a checkpoint's tensors and totals; tensors that differ only in a number are one row."""
     described = itertools.islice(checkpoint.described(), _MOST_TENSORS)
     groups = group_names((name, (dtype, shape)) for name, dtype, shape in described)
     rows: list[tuple[str, ...]] = []

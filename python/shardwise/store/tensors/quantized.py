@@ -18,7 +18,7 @@ __all__ = ["Outline", "components_in", "reader_of"]
 #: Names, with shapes and dtypes.
 Outline = Mapping[str, tuple[tuple[int, ...], Dtype]]
 
-#: The bytes of the largest tensor whose values are read.
+#: The most bytes of a tensor whose values are read to find quantized weights.
 _LARGEST_INDEX = 2**24
 
 

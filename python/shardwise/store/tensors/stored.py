@@ -1,4 +1,4 @@
-"""Stored tensors, in the form in which they are opened, whatever the format: each with its pieces."""
+"""Stored tensors, as every format's reader returns them: each with its pieces."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["StoredTensor", "UnsupportedError"]
 
 
 class UnsupportedError(ParseError):
-    """A file, or a part of one, that may well follow its format, but is of a kind that is not read."""
+    """Raised for a file, or a part of one, that may follow its format, but is of a kind that cannot be read."""
 
 
 class StoredTensor(Drawn, ReadsFiles):
@@ -39,12 +39,12 @@ class StoredTensor(Drawn, ReadsFiles):
         name: Its name.
         dtype: Its dtype, as numpy, ml_dtypes and PyTorch call it.
         shape: Elements per dim.
-        pieces: Boxes that tile it, each with the place where it lies.
-        replicas: Further pieces, which hold what some of `pieces` hold.
+        pieces: Boxes that tile it, each with its place in a file.
+        replicas: Further pieces, with the same elements as some of `pieces`.
         alias_of: The name of the tensor whose elements it shares, if the file has one storage for both; it may be a
             part of that tensor, or in another order of dims.
-        chunk: Where elements must be decoded, the shape of what is decoded at once, counted from where a piece begins;
-            None where they are stored as they are.
+        chunk: The shape of the chunks that must be decoded as a whole, counted from the start of a piece; `None` if
+            elements are stored as plain bytes.
     """
 
     __slots__ = ("alias_of", "chunk", "known_dtype", "name", "pieces", "replicas", "shape")
@@ -176,19 +176,19 @@ class StoredTensor(Drawn, ReadsFiles):
 
     @property
     def is_addressable(self) -> bool:
-        """True if all its elements are stored as they are; else some must be decoded."""
+        """True if all elements are stored as plain bytes; False if some must be decoded."""
         known = isinstance(self.pieces, ListedPieces) and self.pieces.has_extents
         return known or all(piece.is_addressable for piece in self.pieces)
 
     def check_decodable(self, memory: int, wider: int = 0) -> None:
-        """Refuse a tensor of which one chunk takes more memory than there is.
+        """Refuse a tensor if decoding one chunk takes more than the memory.
 
         Args:
-            memory: Bytes.
-            wider: Bytes of an element of another dtype to which the chunk is converted, if it is.
+            memory: Bytes that decoding may take.
+            wider: Bytes of an element of the dtype to which the chunk is converted, if it is.
 
         Raises:
-            LayoutError: if it is too little; says how much is needed.
+            LayoutError: if it is too little; the message says how much is needed.
         """
         if self.chunk is not None:
             count, itemsize = math.prod(self.chunk), bytes_for(1, self.bits)

@@ -83,7 +83,7 @@ class SavedTensor(NamedTuple):
 
     @property
     def span(self) -> tuple[int, int]:
-        """The byte of the storage at which its first element begins, and the one after its last; it has some."""
+        """Return the first byte of its elements in the storage, and the byte after the last; it must have elements."""
         last = self.offset + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
         return self.offset * self.dtype.bits // 8, (last + 1) * self.dtype.bits // 8
 
@@ -334,7 +334,7 @@ def _leaves(
 
 
 def _key_text(key: Any) -> str:
-    """The text of a key in a name: an inert record by what it stands for, such as `torch.bfloat16`."""
+    """Return a key as a part of a name; an inert record as the object that it stands for: `torch.bfloat16`."""
     if isinstance(key, tuple) and len(key) <= _MOST_KEYS:
         return f"({', '.join(map(_part_text, key))}{',' * (len(key) == 1)})"
     return f"{key}" if isinstance(key, str) else _part_text(key)

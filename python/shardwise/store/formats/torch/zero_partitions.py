@@ -96,7 +96,7 @@ def rank_arrays(file: ReadFile) -> RankArrays:
 
 
 def parameters_of_groups(part: RankArrays, layout: GroupShapes) -> list[list[str]]:
-    """The names of the parameters of each group of the optimizer: of stage 3 a group has several sub-groups."""
+    """Return the names of the parameters of each group of the optimizer; of stage 3, those of its sub-groups."""
     groups = part.groups or []
     if "fp32_flat_groups" not in part.said:
         if len(groups) not in (0, len(layout)):
@@ -117,7 +117,7 @@ def parameters_of_groups(part: RankArrays, layout: GroupShapes) -> list[list[str
 
 
 def step_elsewhere(part: RankArrays, groups: list[dict[str, Any]], members: list[list[str]], number: int) -> Any:
-    """The step where no state has it: of all groups, or in its own, as older fused optimizers keep it."""
+    """Return a group's step if no state holds it: older fused optimizers keep it for all groups, or in the group."""
     step = part.said.get("base_optimizer_state_step")
     if step is None and len(groups) == len(members) == len(part.masters):
         step = groups[number].get("step") or None
@@ -229,7 +229,7 @@ class Spans:
         return found
 
     def _of_rank(self, mp: int, number: int, name: str) -> Numbers:
-        """The ranges of the data-parallel ranks of a model-parallel one; of those that have elements of it."""
+        """Yield the ranges of a parameter on a model-parallel rank's data-parallel ranks that have some of it."""
         world, begin = len(self._partitions[mp]), self._begins[mp][number][name]
         count = math.prod(self._layouts[mp][number][name])
         ranks = np.arange(world)
