@@ -14,6 +14,7 @@ import pytest
 import shardwise as sw
 from shardwise.cli import main
 from shardwise.cli.arguments import make_parser
+from tests.propagate.test_whole import LAYER
 
 jsonschema = pytest.importorskip("jsonschema")
 
@@ -32,6 +33,7 @@ LINES = [
     ("show 768,2304 --mesh tp=4 --layout -,(3&12@tp&64)", 0),
     ("translate --mesh data=2,model=4 --layout -,model+data", 0),
     ("einsum bf,fd->bd data,model model,- --shapes 32,64 64,16 --mesh data=2,model=4", 0),
+    ("propagate step.json dp,tp ? --results dp,- --mesh dp=2,tp=2 --html step.html", 0),
     ("state config.json --tp 2 --optimizer adamw --memory 1GiB --html state.html --all", 0),
     ("state config.json --dp 8 --optimizer adamw --sharding zero1 --memory 300KiB", 1),
     ("state a.safetensors --tp 2", 4),
@@ -79,6 +81,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "r.toml").write_text('[rules]\nembed = ["model", []]\nnorm = [[]]\n')
     (made / "clash.toml").write_text('[rules]\nembed = ["model", []]\nmbed = [[], []]\n"nor" = [[], []]\n')
     (made / "config.json").write_text(json.dumps(LLAMA))
+    (made / "step.json").write_text(json.dumps(LAYER))
     (made / "plan.json").write_text(json.dumps({"layers.*.q_proj": "colwise"}))
     return made
 

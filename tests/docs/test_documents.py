@@ -80,7 +80,7 @@ def test_the_cases_that_findings_name_are_all_that_there_are() -> None:
     source = (ROOT / "tests" / "oracle" / "test_findings.py").read_text(encoding="utf-8")
     cells = [name for cell in TEST_CELL.findall(page) for name in re.findall(r"`([^`]+)`", cell)]
     named = [name for name in cells if "::" not in name]
-    made = re.findall(r'^        "([a-z-]+-[a-z-]+)",$|^    (?:xla|saved)\("([a-z-]+)"', source, re.MULTILINE)
+    made = re.findall(r'^        "([a-z-]+-[a-z-]+)",$|^    (?:xla|saved|explicit)\("([a-z-]+)"', source, re.MULTILINE)
     assert sorted(named) == sorted(long or short for long, short in made)
 
 

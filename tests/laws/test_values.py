@@ -70,6 +70,12 @@ def scaled_fits() -> fit.Fits:
     return fit.fits_tensors(stored, {"quantization_config": {"quant_method": "fp8"}}, tp=(1, 8))
 
 
+def ratios(*given: tuple[int, ...]) -> list[fit.RatioFit]:
+    config = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 172, "vocab_size": 99}
+    config |= {"num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4}
+    return [fit.fits_ratio(config, one) for one in given]
+
+
 def plan() -> sw.reshard.ReshardPlan:
     return sw.plan_reshard(layout().partition((8, 8)), layout(None, "data").partition((8, 8)))
 
@@ -155,6 +161,9 @@ VALUES: dict[type, Callable[[], list[Any]]] = {
         sw.packed.padded_vocab(50257, "model", 128),
     ],
     fit.Fits: lambda: [scaled_fits()],
+    fit.RatioCut: lambda: list(ratios((3, 1))[0].cuts[:3]),
+    fit.RatioFit: lambda: ratios((3, 1), (1, 1)),
+    fit.UnitShares: lambda: list(ratios((5, 1))[0].units),
     fit.Unknown: lambda: [fit.Unknown("h.*.w", 2, (4, 6), "no name of a weight")],
     fit.SizeFit: lambda: list(scaled_fits().sizes),
     fit.Cut: lambda: [cut for size in scaled_fits().sizes for cut in size.cuts],

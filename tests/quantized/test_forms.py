@@ -83,7 +83,7 @@ GPTQ: Outline = {
             {"quant_method": "fp8"},
             "expected one scale for the whole of (4, 4)",
         ),
-        ({}, {"quant_method": "hqq"}, "quant_method is 'hqq'; known are awq"),
+        ({}, {"quant_method": "hqq"}, "quant_method is 'hqq'; known are auto-round, awq"),
         (
             {"a.weight": ("F8_E4M3", (4, 4)), "a.weight_scale_inv": ("F32", (1, 1))},
             {**FP8, "weight_block_size": [0, 128]},

@@ -12,7 +12,19 @@
 """
 
 from .answer import Cut, Fits, Limit, SizeFit, Unknown
-from .ratio import RatioFit, UnitShares, fits_ratio
+from .ratio import RatioCut, RatioFit, UnitShares, fits_ratio
 from .sizes import fits, fits_tensors
 
-__all__ = ["Cut", "Fits", "Limit", "RatioFit", "SizeFit", "UnitShares", "Unknown", "fits", "fits_ratio", "fits_tensors"]
+__all__ = [
+    "Cut",
+    "Fits",
+    "Limit",
+    "RatioCut",
+    "RatioFit",
+    "SizeFit",
+    "UnitShares",
+    "Unknown",
+    "fits",
+    "fits_ratio",
+    "fits_tensors",
+]

@@ -25,7 +25,7 @@ from .evidence import Judged, judged, odd_elements
 from .model import opened_model
 from .sizes import portions
 
-__all__ = ["RatioFit", "UnitShares", "fits_ratio"]
+__all__ = ["RatioCut", "RatioFit", "UnitShares", "fits_ratio"]
 
 #: From the best to the worst: all units in the ratio, rounded to whole units, not known, or not possible.
 RatioVerdict = Literal["fits", "rounded", "unknown", "refused"]
@@ -54,6 +54,23 @@ class UnitShares(NamedTuple):
     names: tuple[str, ...]
 
 
+class RatioCut(NamedTuple):
+    """A tensor that is cut by a ratio.
+
+    Attributes:
+        name: The name.
+        shape: The shape.
+        dim: The dim that is cut.
+        stretches: For each device the stretches of that dim that it has, each from its first element to one past its
+            last; of a fused tensor one for each part.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dim: int
+    stretches: tuple[tuple[tuple[int, int], ...], ...]
+
+
 class RatioFit(NamedTuple):
     """The answer for a ratio.
 
@@ -63,7 +80,7 @@ class RatioFit(NamedTuple):
         units: The shares of each kind of unit.
         unknown: The names of tensors that are not recognised.
         quantized: The names of quantized weights that are cut, whose scales no tiling here has.
-        boxes: For each tensor that is cut its shape, the dim, and the stretches of it that each device has.
+        cuts: The tensors that are cut.
     """
 
     ratio: tuple[int, ...]
@@ -71,7 +88,7 @@ class RatioFit(NamedTuple):
     units: tuple[UnitShares, ...]
     unknown: tuple[str, ...]
     quantized: tuple[str, ...]
-    boxes: Mapping[str, tuple[tuple[int, ...], int, tuple[tuple[tuple[int, int], ...], ...]]]
+    cuts: tuple[RatioCut, ...]
 
     def tilings(self, devices: Sequence[Hashable]) -> dict[str, Tiling]:
         """Return who holds what of each tensor that is cut, as `plan_model` takes it; others are whole on each device.
@@ -87,9 +104,9 @@ class RatioFit(NamedTuple):
             raise LayoutError(f"devices has {len(devices)} labels, and the ratio {self.text} is of {len(self.ratio)}")
         made: dict[Any, Tiling] = {}
         found = {}
-        for name, key in self.boxes.items():
+        for name, shape, dim, every in self.cuts:
+            key = shape, dim, every
             if key not in made:
-                shape, dim, every = key
                 whole = tuple((0, size) for size in shape)
                 boxes = {
                     label: [(*whole[:dim], stretch, *whole[dim + 1 :]) for stretch in own]
@@ -156,8 +173,8 @@ def fits_ratio(
     verdicts = [one.verdict for one in units.values()]
     if unknown or not cut:
         verdicts.append("unknown")
-    boxes = {
-        name: (one.kind.tensor.shape, _dim(one), _stretches(one, key, units[key]))
+    cuts = {
+        name: RatioCut(name, one.kind.tensor.shape, _dim(one), _stretches(one, key, units[key]))
         for key, members in classes.items()
         if units[key].verdict != "refused"
         for one in members
@@ -165,12 +182,14 @@ def fits_ratio(
     }
     for one in known:  # A bias is cut as the rows of its weight.
         for name in one.kind.names if one.name.endswith(".bias") else ():
-            shape, dim, stretches = boxes.get(f"{name.removesuffix('bias')}weight", ((), -1, ()))
-            if dim == 0 and one.kind.tensor.shape == shape[:1]:
-                boxes[name] = one.kind.tensor.shape, 0, stretches
+            rows = cuts.get(f"{name.removesuffix('bias')}weight")
+            if rows is not None and rows.dim == 0 and one.kind.tensor.shape == rows.shape[:1]:
+                cuts[name] = RatioCut(name, one.kind.tensor.shape, 0, rows.stretches)
     quantized = tuple(dict.fromkeys(one.name for one in cut if one.kind.tensor.form != "plain"))
     verdict = max(verdicts, key=_ORDER.index)
-    return RatioFit(terms, verdict, tuple(units.values()), tuple(dict.fromkeys(unknown)), quantized, boxes)
+    return RatioFit(
+        terms, verdict, tuple(units.values()), tuple(dict.fromkeys(unknown)), quantized, tuple(cuts.values())
+    )
 
 
 def _dim(one: Judged) -> int:

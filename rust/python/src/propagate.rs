@@ -15,7 +15,7 @@ use shardwise_core::{
 
 use crate::{
     convert::{integers, strings},
-    errors::{guard, to_py},
+    errors::{answer, guard, to_py},
     factor::{FactorRule, listed},
     mesh::Mesh,
 };
@@ -143,40 +143,44 @@ pub(crate) struct Propagated {
 impl Propagated {
     /// For each value of the computation its number here, and for each result.
     #[getter]
-    fn numbers(&self) -> PyResult<(Vec<Option<usize>>, Vec<usize>)> {
-        guard(|| {
+    fn numbers<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || {
             let flow = &self.core.flow;
-            Ok((flow.numbers.clone(), flow.outputs.iter().map(|edge| edge.values[1]).collect()))
+            Ok((flow.numbers.clone(), flow.outputs.iter().map(|edge| edge.values[1]).collect::<Vec<_>>()))
         })
     }
 
     /// The number of ops and edges, and of those of them that are edges to results.
     #[getter]
-    fn counts(&self) -> PyResult<(usize, usize)> {
-        guard(|| Ok((self.core.lowered.len(), self.core.flow.outputs.len())))
+    fn counts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || Ok((self.core.lowered.len(), self.core.flow.outputs.len())))
     }
 
     /// The ops and edges for which something moves, or may.
     #[getter]
-    fn moving(&self) -> PyResult<Vec<usize>> {
-        guard(|| Ok(self.core.moving().collect()))
+    fn moving<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || Ok(self.core.moving().collect::<Vec<usize>>()))
     }
 
     /// The constants.
     #[getter]
-    fn constants(&self) -> PyResult<Vec<MadeConstant>> {
-        guard(|| {
+    fn constants<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || {
             let flow = &self.core.flow;
-            Ok(flow.constants.iter().map(|made| (made.value, flow.path(made.place), made.operands.clone())).collect())
+            Ok(flow
+                .constants
+                .iter()
+                .map(|made| (made.value, flow.path(made.place), made.operands.clone()))
+                .collect::<Vec<MadeConstant>>())
         })
     }
 
     /// The loops.
     #[getter]
-    fn loops(&self) -> PyResult<Vec<LoopBody>> {
-        guard(|| {
+    fn loops<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        answer(py, || {
             let of = |body: &Looped| (body.first, body.end, body.inner.clone(), body.trips);
-            Ok(self.core.flow.loops.iter().map(of).collect())
+            Ok(self.core.flow.loops.iter().map(of).collect::<Vec<LoopBody>>())
         })
     }
 

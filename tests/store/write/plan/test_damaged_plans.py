@@ -379,7 +379,7 @@ def test_receipts_that_are_missing_forged_or_of_another_plan_stop_the_commit(sou
 
     file, begin, end = first.ranges[0]
     cases: dict[str, tuple[bytes, str]] = {
-        "missing": (b"".join(lines[:3] + lines[4:]), "receipts of 1 of .* tasks are missing: 3$"),
+        "missing": (b"".join(lines[:3] + lines[4:]), "receipts of 1 of .* tasks are missing: 3;"),
         "torn": (b"".join(lines)[:-7], r"receipts of 1 of .* tasks are missing"),
         "edited": (b"".join(lines).replace(b'"', b"'", 1), "is not what was written"),
         "garbage": (b"".join(lines) + b"hello\n", "is not what was written"),
