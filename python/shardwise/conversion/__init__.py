@@ -1,10 +1,11 @@
-"""Tensors made of other tensors: stored ones taken apart, arranged anew, put together. Nothing here reads a file.
+"""Tensors made of other tensors: stored ones split into parts, rearranged, combined. This package reads no file.
 
 | module | answers |
 |---|---|
-| `assembled`, `leaves` | a tree of what is done to which, and the pieces of any box |
+| `assembled`, `leaves` | trees of operations on tensors, and the pieces of any box |
 | `arrange` | dims split, permuted, merged |
-| `weights`, `trained` | the same of quantized weights, component by component; of weights with states of an optimizer |
+| `weights`, `trained` | the same for quantized weights, component by component; for weights with states of an optimizer
+|
 | `moments` | one state of a weight |
-| `apply`, `sides` | rewrites applied to tensors by name; what each side does to them |
+| `apply`, `sides` | rewrites applied to tensors by name; the effect of each side of a rewrite |
 """

@@ -1,4 +1,4 @@
-"""Rewrites, applied to the tensors of a checkpoint: which tensor is made from which, under which name."""
+"""Rewrites applied to the tensors of a checkpoint: which tensor is made from which, under which name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["kept_objects", "rewritten"]
 
 
 class _NothingError(LayoutError):
-    """A rewrite matches nothing."""
+    """Raised for a rewrite that matches no name."""
 
 
 #: Tensors by name.
@@ -116,7 +116,7 @@ def _grouped(
 def _trained(
     weights: Mapping[str, Assembled | Weight], tensors: Mapping[str, Assembled], read: Reader
 ) -> tuple[_Tensors, Collection[str]]:
-    """The tensors with the states of an optimizer in their weights, and what else there is of a training state."""
+    """Return the tensors with each weight joined to its optimizer's states, and the rest of the training state."""
     training = training_names(weights)
     described = {
         name: (one.shape, one.dtype.name if isinstance(one, Assembled) else one.form) for name, one in weights.items()
@@ -134,7 +134,7 @@ def _trained(
 
 
 def _apart(tensors: _Tensors, one: RewriteSet) -> _Tensors:
-    """The tensors with those components and states by themselves that a set of rewrites names one by one."""
+    """Return the tensors, with separate entries for components and states that rewrites name individually."""
     owners = _components(tensors)
     components = NameIndex(owners)
     alone: dict[str, set[str]] = {}
@@ -159,7 +159,7 @@ def _apart(tensors: _Tensors, one: RewriteSet) -> _Tensors:
 
 
 def _components(tensors: _Tensors) -> dict[str, str]:
-    """The components that are not called like their weights, and states, each with the name of its weight."""
+    """Return the components and states that are not named like their weights, each with the name of its weight."""
     return {
         part: name
         for name, tensor in tensors.items()
@@ -172,9 +172,9 @@ def _components(tensors: _Tensors) -> dict[str, str]:
 def kept_objects(
     names: Iterable[str], rewrites: Rewrites, is_state: Callable[[str], bool] = lambda name: False
 ) -> set[str]:
-    """The names of values that are not tensors, without those that the rewrites drop.
+    """Return the names of values that are not tensors, without those that the rewrites drop.
 
-    Of those of a training state they drop what they name, and nothing because no rewrite takes it.
+    Of values of a training state, rewrites drop only those that they name, never those that they merely do not match.
     """
     kept = NameIndex(names)
     for one in rewrites.sets:
@@ -187,7 +187,7 @@ def kept_objects(
 
 
 def _singly(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Assembled]]:
-    """The tensors, with the components of weights in place of these."""
+    """Return the tensors, with the components of weights as separate entries."""
     for name, tensor in tensors.items():
         yield from components_of(name, tensor).items()
 
@@ -287,19 +287,19 @@ def _apply(
 
 
 def _matches(rewrites: Sequence[Rewrite], name: str, index: NameIndex) -> bool:
-    """Return whether one of these rewrites reads a tensor of this name."""
+    """Return whether one of these rewrites takes a tensor of this name."""
     index.count(len(rewrites))
     sources = [rewrite.source for rewrite in rewrites]
     templates = [template for one in sources for template in (*(named for _, named in one.names), *one.also)]
     return any(template.matched(name) is not None for template in templates)
 
 
-#: The most names of which it is asked whether they are of a model within another.
+#: The most names that are checked for a common prefix, as of a model within another.
 _MOST_ASKED = 4096
 
 
 def _within(template: Template, tensors: Iterable[str]) -> str:
-    """Say how names are renamed that would match but for what they begin with: those of a model within another."""
+    """Return advice, for a message, if names would match but for a prefix, as of a model within another."""
     for name in itertools.islice(tensors, _MOST_ASKED):
         for dot in (at for at, letter in enumerate(name) if letter == "."):
             for begin in ("", "model."):
@@ -313,7 +313,7 @@ def _within(template: Template, tensors: Iterable[str]) -> str:
 
 
 def _repeated(groups: Mapping[Fields, Mapping[str, str]], tensors: _Tensors, rewrite: Rewrite) -> _Tensors:
-    """The tensors that have further names, and under these names too, where they are there."""
+    """Return the tensors that have further names, combined with the tensors under those names, if they exist."""
     found: _Tensors = {}
     for values, names in groups.items():
         further = [template.filled(dict(values)) for template in rewrite.source.also]
@@ -327,7 +327,7 @@ def _repeated(groups: Mapping[Fields, Mapping[str, str]], tensors: _Tensors, rew
 
 @contextmanager
 def _numbered(rewrite: Rewrite) -> Iterator[None]:
-    """Put the numbers of a model that a rewrite was worked out from after the message of an error inside."""
+    """Add the numbers of the model that a rewrite was made with to the message of an error in the block."""
     try:
         yield
     except _NothingError:

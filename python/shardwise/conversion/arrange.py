@@ -1,4 +1,4 @@
-"""Tensors put together in another arrangement of their dims: split, permuted, merged."""
+"""Tensors with another arrangement of their dims: split, permuted, merged."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ from .assembled import MOST_RUNS, SHORT, Assembled, Tables
 
 __all__ = ["arranged"]
 
-#: More boxes than these are not copied one by one, however long they are.
+#: The most boxes of a tensor that are copied one by one.
 _MOST_BOXES = 1 << 20
-#: In a part with very many pieces those of a box are looked for at once with up to so many times its elements, rather
-#: than row by row.
+#: For a part with very many pieces: a box is looked up as one surrounding box, instead of row by row, if that has at
+#: most this many times its elements.
 _MOST_OVER = 4
 
 
 def arranged(tensor: Assembled, split: Sequence[Sequence[int]], merged: Sequence[Sequence[int]]) -> Assembled:
-    """The tensor with each of its dims split into several, which are put together to new ones.
+    """Return a tensor with each of its dims split into atoms, which are merged to new dims.
 
     Args:
         tensor: The tensor whose dims are split.
-        split: For each dim the sizes that it is split into, major first; their product is the dim's size.
-        merged: For each new dim which of these it is made of, by their numbers, major first. Those that are in none
-            have one element.
+        split: For each dim the sizes of its atoms, major first; their product is the dim's size.
+        merged: For each new dim the numbers of its atoms, major first. Atoms in no dim have size 1.
 
     A dim is split, and dims are merged, as in a C-order reshape.
     """
@@ -47,11 +46,11 @@ def arranged(tensor: Assembled, split: Sequence[Sequence[int]], merged: Sequence
 
 @dataclass(frozen=True, eq=False)
 class _Arranged(Assembled):
-    """The dims of a part split into atoms, and the atoms in another order merged to dims."""
+    """A tensor whose dims are those of a part, split into atoms, permuted and merged."""
 
-    #: For each dim of the part the sizes of its atoms.
+    #: For each dim of the part, the sizes of the atoms that it is split into.
     split: tuple[tuple[int, ...], ...] = field(kw_only=True)
-    #: For each dim the numbers of its atoms.
+    #: For each new dim, the numbers of the atoms that it is merged of.
     merged: tuple[tuple[int, ...], ...] = field(kw_only=True)
 
     @property
@@ -86,7 +85,7 @@ class _Arranged(Assembled):
         return Tables.joined(made, len(self.shape))
 
     def _in_atoms(self, of: Sequence[tuple[int, int]]) -> Iterator[Tables]:
-        """The places of the elements of a box of atoms, at their places in the tensor."""
+        """Return the places of the elements of a box, given in atoms."""
         (part,), at = self.parts, 0
         around = []
         for sizes in self.split:
@@ -107,10 +106,11 @@ class _Arranged(Assembled):
             yield from self._in_atoms([*of[:dim], (row, row + 1), *of[dim + 1 :]])
 
     def _changed(self, table: Pieces, of: Sequence[tuple[int, int]] | None) -> Pieces:
-        """A table of the part as one of the tensor; with `of`, only what is in this box of atoms.
+        """Return a table of the part as one of the tensor; with `of`, only the elements in this box of atoms.
 
-        Dims are split before they are merged, and what is not wanted is left out in between: only merging makes many
-        boxes of one.
+        Dims are split before they are merged, and unneeded boxes are removed between the two: only merging turns one
+        box into
+        many.
         """
         sizes, split = self._sizes, self.split
         order = [atom for group in self.merged for atom in group]
@@ -148,7 +148,7 @@ def _boxes(sizes: Sequence[int], merged: Sequence[Sequence[int]]) -> int:
 
 
 def _split(table: Pieces, dim: int, inner: int) -> Pieces:
-    """A dim in two, of which the second has so many elements: a box becomes up to three."""
+    """Return a table with a dim split in two, the second of size `inner`; a box becomes up to three."""
     low, high = table.boxes[:, dim, 0], table.boxes[:, dim, 1]
     step = table.strides[:, dim]
     first, last = low // inner, (high - 1) // inner
@@ -176,7 +176,7 @@ def _split(table: Pieces, dim: int, inner: int) -> Pieces:
 
 
 def _merged(table: Pieces, dim: int, inner: int) -> Pieces:
-    """Two dims as one, the second of which has so many elements: a box stays one, or becomes one for each row."""
+    """Return a table with two dims merged, the second of size `inner`; a box stays one, or becomes one per row."""
     (low, high), (begin, end) = table.boxes[:, dim].T, table.boxes[:, dim + 1].T
     outer, step = table.strides[:, dim], table.strides[:, dim + 1]
     alone = high - low == 1
@@ -195,7 +195,7 @@ def _merged(table: Pieces, dim: int, inner: int) -> Pieces:
 
 
 def _with_one(table: Pieces, dim: int) -> Pieces:
-    """With an additional dim of one element."""
+    """Return a table with an additional dim of size 1."""
     boxes = np.insert(table.boxes, dim, 0, 1)
     boxes[:, dim] = 0, 1
     strides = np.insert(table.strides, dim, 0, 1)
@@ -203,7 +203,7 @@ def _with_one(table: Pieces, dim: int) -> Pieces:
 
 
 def _rectangles(sizes: Sequence[int], low: int, high: int) -> Iterator[list[tuple[int, int]]]:
-    """The boxes of several dims that make up a range of these dims merged."""
+    """Yield the boxes that a range of positions in several merged dims consists of."""
     if len(sizes) <= 1:
         yield [(low, high)] if sizes else []
         return

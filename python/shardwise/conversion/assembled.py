@@ -1,8 +1,10 @@
-"""Tensors put together from parts of stored ones: a tree of what is done to which, and the place of each element.
+"""Tensors assembled from parts of stored ones: a tree of operations, and the place of each element.
 
-A tree reads nothing. `pieces_in` works out which boxes of which files a box of the tensor is made of; trees that are
-equal, but for names, have tables that are. If a whole table would have very many pieces of a few bytes,
-`is_scattered` is true, and the tensor is better put together box by box.
+A tree reads nothing. `pieces_in` returns the boxes of files that make up a box of the tensor; trees that are equal
+except
+for names have equal tables. If a whole table would have very many pieces of a few bytes, `is_scattered` is true, and
+the
+tensor is better assembled box by box.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from ..shared_tiling import SharedTiling
 __all__ = ["MOST_RUNS", "SHORT", "Assembled", "Leaf", "Tables", "Wanted", "zero_element"]
 
 _LARGEST = 2**63 - 1
-#: With at least this many runs, of fewer bytes than this on average, an order is too fine to copy piece by piece.
+#: A tensor is scattered if it has at least this many runs, of fewer bytes on average than the second number.
 MOST_RUNS, SHORT = 256, 512
 
 
@@ -40,10 +42,10 @@ class Wanted:
         dtype: Its dtype.
         shape: Its shape.
         pieces: The sources of its elements: boxes that tile it.
-        replicas: Further boxes, which should hold the same as some of `pieces`.
+        replicas: Further boxes, which should equal parts of `pieces`.
         partition: Its cut; `None` if it is written whole.
-        identity: Equal for two tensors that share their elements; `None` if that is not known.
-        is_object: Whether it is not a tensor, but a value in a PyTorch container, with these bytes.
+        identity: Equal for two tensors that share their elements; `None` if unknown.
+        is_object: Whether it is not a tensor, but a value with these bytes.
     """
 
     name: str
@@ -74,23 +76,23 @@ class Tables(NamedTuple):
 
     Attributes:
         pieces: Boxes that tile it, or a box of it.
-        replicas: Further boxes, which repeat what some of these hold.
+        replicas: Further boxes, which store some of the elements again.
     """
 
     pieces: Pieces
     replicas: Pieces = NO_PIECES
 
     def clipped(self, box: Bounds) -> Tables:
-        """The parts that are within a box."""
+        """Return the parts within a box."""
         return Tables(self.pieces.clipped(box), self.replicas.clipped(box))
 
     def changed(self, change: Callable[[Pieces], Pieces]) -> Tables:
-        """Return the two tables, changed in one way; a table without pieces stays as it is."""
+        """Return both tables, changed by a function; an empty table stays as it is."""
         return Tables(*(change(table) if len(table) else table for table in self))
 
     @staticmethod
     def joined(tables: Sequence[Tables], rank: int) -> Tables:
-        """The pieces of several, and the replicas."""
+        """Return the pieces of several tables, joined, and the replicas."""
         return Tables(
             Pieces.joined([each.pieces for each in tables], rank),
             Pieces.joined([each.replicas for each in tables], rank),
@@ -102,12 +104,12 @@ class Assembled:
     """A tensor made of parts of stored ones: a node of a tree, whose leaves are stored tensors and values.
 
     Attributes:
-        origin: The name of a stored tensor that is in it, for messages.
+        origin: The name of one stored tensor in it, for messages.
         shape: Its shape.
         dtype: Its dtype.
         parts: The tensors that it is made of.
         is_scattered: Whether its pieces are too many and too short to be copied one by one.
-        is_apart: Whether it is written by itself, though another tensor is made of the same pieces.
+        is_apart: Whether it is written separately, even if another tensor is made of the same pieces.
     """
 
     origin: str
@@ -123,31 +125,31 @@ class Assembled:
         raise NotImplementedError
 
     def _tables(self, box: Bounds | None) -> Tables:
-        """The places of the elements of a box, or of all."""
+        """Return the places of the elements of a box, or of all."""
         raise NotImplementedError
 
     @property
     def source(self) -> str | None:
-        """The name of the stored tensor whose elements it has, in their order; `None` if it is made otherwise."""
+        """The name of the stored tensor that has exactly its elements, in order; else `None`."""
         return None
 
     @property
     def stored(self) -> str | None:
-        """The name of the stored tensor that can be written in its place."""
+        """The name of the stored tensor that can be written in its place; else `None`."""
         return None
 
     def tree(self, leaf: Callable[[Leaf], Hashable]) -> Hashable:
-        """Return how it is made, as a value: equal for two tensors that are made alike of leaves that are."""
+        """Return the operations and leaves as a value, equal for tensors made by equal operations of equal leaves."""
         return self.what, *(part.tree(leaf) for part in self.parts)
 
     def origins(self) -> list[str]:
-        """List the names of the stored tensors that it is made of."""
+        """Return the names of the stored tensors that it is made of."""
         found: dict[str, None] = {}
         self.tree(lambda leaf: found.setdefault(leaf.origin))
         return list(found)
 
     def pieces_in(self, box: Bounds) -> Tables:
-        """Return the places of the elements of a box, in time and memory that grow with what there is of it."""
+        """Return the places of the elements of a box; the cost grows with the box's own pieces only."""
         return Tables(NO_PIECES) if any(a >= b for a, b in box) else self._tables(box)
 
     def tables(self) -> Tables:
@@ -155,7 +157,7 @@ class Assembled:
         return Tables(NO_PIECES) if 0 in self.shape else self._tables(None)
 
     def replicas(self) -> Pieces:
-        """Further boxes, which repeat what others hold; if nothing is stored twice, no table is made to say so."""
+        """Further boxes, which store elements again; if nothing is stored twice, no table is made."""
         return self.tables().replicas if self.has_replicas else NO_PIECES
 
     @property
@@ -165,40 +167,40 @@ class Assembled:
 
     @property
     def expected(self) -> int:
-        """About how many pieces its table has."""
+        """The approximate number of pieces in its table."""
         return sum(part.expected for part in self.parts)
 
     def wanted(self, name: str, partition: Partition | SharedTiling | None) -> Wanted:
-        """The tensor, to be written under a name."""
+        """Return it as a tensor to be written under a name."""
         tables = self.tables()
         identity = None if self.is_apart or 0 in self.shape else self.identity()
         return Wanted(name, self.dtype, self.shape, *tables, partition, identity)
 
     def identity(self) -> Hashable:
-        """Equal for tied tensors, which are made in the same way of tensors that lie in the same places."""
+        """A value that is equal for tied tensors: made by the same operations of the same stored elements."""
         return self.tree(lambda leaf: leaf.place), self.dtype.name, self.shape
 
     def apart(self) -> Assembled:
-        """The tensor, never tied to another one."""
+        """Return the same tensor, never tied to another one."""
         return replace(self, is_apart=True)
 
     def taken(self, dim: int, runs: Runs, size: int) -> Assembled:
-        """The tensor with a dim of this size, made of these runs of the old one."""
+        """Return a tensor whose dim has this size, made of these runs of the old dim."""
         return _packed((*self.shape[:dim], size, *self.shape[dim + 1 :]), dim, [(self, runs)])
 
     def unpacked(self, dim: int, segments: Mapping[str, Runs]) -> dict[str, Assembled]:
-        """The parts that are packed in a dim, each of runs of it: where they begin in it, and in the dim."""
+        """Return the parts that are packed in a dim; the runs of a part have starts in the part and in the dim."""
         return {
             name: self.taken(dim, np.ascontiguousarray(runs[:, [1, 0, 2]]), int(runs[:, 2].sum()))
             for name, runs in segments.items()
         }
 
     def unstacked(self, place: int) -> Assembled:
-        """The tensor at a place in the first dim."""
+        """Return the tensor at a position of the first dim."""
         return _Unstacked(self.origin, self.shape[1:], self.dtype, (self,), self.is_scattered, place=place)
 
     def transposed(self) -> Assembled:
-        """The tensor with its last two dims swapped."""
+        """Return the tensor with its last two dims swapped."""
         rank = len(self.shape)
         if rank < 2:
             raise LayoutError(f"tensor {shown(self.origin)} has {rank} dims, so it cannot be transposed")
@@ -207,14 +209,14 @@ class Assembled:
         return _Transposed(self.origin, shape, self.dtype, (self,), self.is_scattered, order=order)
 
     def padded(self, dim: int, size: int) -> Assembled:
-        """The tensor with zeros after a dim's elements."""
+        """Return the tensor with zeros after a dim's elements, up to a size."""
         if size == self.shape[dim]:
             return self
         shape = (*self.shape[:dim], size, *self.shape[dim + 1 :])
         return _Padded(self.origin, shape, self.dtype, (self,), self.is_scattered, dim=dim)
 
     def repeated(self, others: Sequence[Assembled]) -> Assembled:
-        """The tensor, of which others are stored again, and should hold the same.
+        """Return the tensor with others as replicas, which should have equal elements.
 
         Raises:
             LayoutError: if one is of another shape or dtype.
@@ -231,7 +233,7 @@ class Assembled:
 
     @staticmethod
     def stacked(tensors: Sequence[Assembled]) -> Assembled:
-        """Tensors of one shape and dtype, stacked in a first dim.
+        """Return tensors of one shape and dtype, stacked in a new first dim.
 
         Raises:
             LayoutError: if their shapes or dtypes differ.
@@ -248,7 +250,7 @@ class Assembled:
 
     @staticmethod
     def packed(dim: int, parts: Sequence[tuple[Assembled, Runs]]) -> Assembled:
-        """Tensors packed in a dim: for each part, the new places of its runs.
+        """Return tensors packed in a dim; each part comes with the new places of its runs.
 
         Raises:
             LayoutError: if they differ in another dim, or in dtype.
@@ -269,21 +271,21 @@ class Assembled:
 
 
 class Leaf(Assembled):
-    """A tensor that is made of no others."""
+    """A tensor without parts."""
 
     @property
     def place(self) -> Hashable:
-        """Equal for two whose elements lie in the same places."""
+        """A value that is equal for two leaves with the same stored elements."""
         raise NotImplementedError
 
     def tree(self, leaf: Callable[[Leaf], Hashable]) -> Hashable:
-        """Return what the function says of the leaf."""
+        """Return the result of the function for this leaf."""
         return leaf(self)
 
 
 @dataclass(frozen=True, eq=False)
 class _PackedRuns(Assembled):
-    """Runs of a dim of each part, put one after the other or in turns in the same dim."""
+    """Runs of a dim of each part, packed in one dim, one part after the other or interleaved."""
 
     dim: int = field(kw_only=True)
     #: For each part where its runs begin in it, where in the dim, and their lengths.
@@ -295,7 +297,7 @@ class _PackedRuns(Assembled):
 
     @property
     def expected(self) -> int:
-        """A piece of each for each run; never more than there are elements."""
+        """The approximate number of pieces: those of each part for each run, at most one per element."""
         count = sum(part.expected * len(each) for part, each in zip(self.parts, self.runs, strict=True))
         return min(count, math.prod(self.shape))
 
@@ -316,7 +318,7 @@ class _PackedRuns(Assembled):
 
 @dataclass(frozen=True, eq=False)
 class _Unstacked(Assembled):
-    """The tensor at a place in the first dim of its part."""
+    """The tensor at a position of its part's first dim."""
 
     place: int = field(kw_only=True)
 
@@ -326,7 +328,7 @@ class _Unstacked(Assembled):
 
     @cached_property
     def _whole(self) -> Tables:
-        """The places of all elements, worked out once: several tensors are made of it."""
+        """Return the places of all elements of the part, worked out once for all its positions."""
         return self._made(tuple((0, size) for size in self.shape))
 
     def _tables(self, box: Bounds | None) -> Tables:
@@ -340,7 +342,7 @@ class _Unstacked(Assembled):
 
 @dataclass(frozen=True, eq=False)
 class _Transposed(Assembled):
-    """The dims of a part in another order."""
+    """A tensor with the dims of a part in another order."""
 
     order: tuple[int, ...] = field(kw_only=True)
 
@@ -399,7 +401,7 @@ class _Stacked(Assembled):
 
 @dataclass(frozen=True, eq=False)
 class _Repeated(Assembled):
-    """The first part, of which the others hold the same again."""
+    """The first part, with the others as its replicas."""
 
     @property
     def what(self) -> Hashable:
@@ -418,7 +420,7 @@ class _Repeated(Assembled):
         return self.parts[0].expected
 
     def tree(self, leaf: Callable[[Leaf], Hashable]) -> Hashable:
-        """Return how the first part is made: the others are only compared."""
+        """Return the first part's tree: the replicas do not change the elements."""
         return self.parts[0].tree(leaf)
 
     def _tables(self, box: Bounds | None) -> Tables:
@@ -428,7 +430,7 @@ class _Repeated(Assembled):
 
 
 def _packed(shape: tuple[int, ...], dim: int, parts: Sequence[tuple[Assembled, Runs]]) -> Assembled:
-    """A tensor of which each part has other runs of a dim."""
+    """Return a tensor of this shape, in which each part has other runs of a dim."""
     first = parts[0][0]
     count = sum(len(runs) for _, runs in parts)
     run = math.prod(shape[dim:]) * (first.dtype.bits // 8)
@@ -439,7 +441,7 @@ def _packed(shape: tuple[int, ...], dim: int, parts: Sequence[tuple[Assembled, R
 
 
 def _within(runs: Runs, low: int, high: int) -> Runs:
-    """The parts of runs whose new places are in a range."""
+    """Yield the parts of runs whose new places are in a range."""
     begin = np.maximum(runs[:, 1], low)
     lengths = np.minimum(runs[:, 1] + runs[:, 2], high) - begin
     found: Runs = np.stack([runs[:, 0] + begin - runs[:, 1], begin, lengths], 1)[lengths > 0]
@@ -450,5 +452,5 @@ _ZEROS: dict[int, npt.NDArray[Any]] = {}
 
 
 def zero_element(itemsize: int) -> npt.NDArray[Any]:
-    """An array of one element of zero bytes; it is the same object at each call, so padded tied tensors stay tied."""
+    """Return an array with one element of zero bytes, always the same object, so that padded tied tensors stay tied."""
     return _ZEROS.setdefault(itemsize, np.zeros(1, f"V{itemsize}"))

@@ -22,7 +22,7 @@ class Stored(Leaf):
     """A stored tensor: a leaf.
 
     Attributes:
-        make: Gives its pieces; called once, if they are needed.
+        make: Returns its pieces; called once, if they are needed.
     """
 
     make: Callable[[], Wanted] = field(kw_only=True, repr=False)
@@ -39,12 +39,12 @@ class Stored(Leaf):
 
     @property
     def stored(self) -> str | None:
-        """The name of the tensor, unless it is written by itself."""
+        """The name of the tensor; `None` if it is written separately."""
         return None if self.is_apart else self.origin
 
     @property
     def has_replicas(self) -> bool:
-        """True if elements of the tensor are stored twice."""
+        """True if elements are stored twice."""
         return len(self._whole.replicas) > 0
 
     @property
@@ -54,7 +54,7 @@ class Stored(Leaf):
 
     @property
     def place(self) -> Hashable:
-        """Equal for two that lie in the same places."""
+        """A value that is equal for two tensors with the same stored elements."""
         return self._whole.pieces.identity
 
     @cached_property
@@ -73,17 +73,17 @@ class Stored(Leaf):
 
 @dataclass(frozen=True, eq=False)
 class Values(Leaf):
-    """Values in memory, a few of them: a leaf.
+    """A few values in memory: a leaf.
 
     Attributes:
-        values: Their bytes, as an array.
+        values: The bytes of the values, as an array.
     """
 
     values: Array = field(kw_only=True)
 
     @classmethod
     def of(cls, origin: str, values: Array, dtype: Dtype) -> Values:
-        """These values, of this dtype."""
+        """Return these values as a leaf of this dtype."""
         return cls(origin, values.shape, dtype, values=np.ascontiguousarray(values).view(f"V{dtype.bits // 8}"))
 
     @property
@@ -93,7 +93,7 @@ class Values(Leaf):
 
     @property
     def place(self) -> Hashable:
-        """Equal for itself alone: two tensors of equal values are two tensors."""
+        """A value equal only to itself: two tensors of equal values are not tied."""
         return id(self.values)
 
     @property

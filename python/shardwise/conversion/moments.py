@@ -21,15 +21,14 @@ class Moment:
     """A state of a weight, made of parts of stored ones.
 
     Attributes:
-        origin: The name of a stored state that is in it, for messages.
-        made: What it is made of: of the weight's rank, with one element in the dim over which it is an average; or a
-            number.
-        over: The dim of the weight over which it is an average.
+        origin: The name of one stored state in it, for messages.
+        made: The tensor itself: of the weight's rank, with size 1 in the dim over which it is an average; or a number.
+        over: The dim of the weight over which it is an average; `None` if it is none.
         is_number: Whether it is one number for the whole weight.
-        keeps: Whether the dim over which it is an average is stored, with one element.
-        unknown: Why it cannot be rewritten; empty if it can.
-        read: Gives the bytes of the number.
-        whole: What is stored, if it is as it was.
+        keeps: Whether the averaged dim is stored, with size 1.
+        unknown: The reason why it cannot be rewritten; empty if it can.
+        read: Returns the bytes of the number.
+        whole: The stored tensor, if the state is unchanged.
     """
 
     origin: str
@@ -43,7 +42,7 @@ class Moment:
 
     @classmethod
     def of_stored(cls, state: State, made: Assembled, read: Reader) -> Moment:
-        """The state as it is stored."""
+        """Return a stored state."""
         over, keeps, whole = state.over, True, made
         if over is not None and len(made.shape) < len(state.shape):
             keeps = False
@@ -54,17 +53,17 @@ class Moment:
         return cls(state.name, made, over, state.is_number, keeps, state.unknown, value, whole)
 
     def stored(self) -> Assembled:
-        """The state as it is stored: an average without its dim, if it was so before."""
+        """Return the state as it is to be stored: an average without its dim, if it was stored so."""
         if self.whole is not None or self.over is None or self.keeps:
             return self.whole or self.made
         split = [[] if dim == self.over else [size] for dim, size in enumerate(self.made.shape)]
         return arrange.arranged(self.made, split, [[dim] for dim in range(len(self.made.shape) - 1)])
 
     def changed(self, what: str, dim: int | None, change: Callable[[Assembled], Assembled]) -> Moment:
-        """The state after a change of a dim of the weight, or of all of them.
+        """Return the state after a change of a dim of the weight, or of all dims.
 
         Raises:
-            LayoutError: if it is not known what it stands for, or an average is over that dim.
+            LayoutError: if the meaning of its dims is unknown, or it is an average over that dim.
         """
         self._check(what, dim)
         return replace(self, made=self.made.apart() if self.is_number else change(self.made), whole=None)
@@ -79,5 +78,5 @@ class Moment:
             )
 
     def moved(self, over: int | None) -> Moment:
-        """The state with another dim in the place of that over which it is an average."""
+        """Return the state with another number for the dim over which it is an average."""
         return self if self.over is None else replace(self, over=over)

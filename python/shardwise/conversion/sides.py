@@ -1,4 +1,4 @@
-"""The two sides of a rewrite: tensors taken apart as one side stores them, and put together as the other does."""
+"""The two sides of a rewrite: tensors split as one side stores them, and combined as the other side does."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .trained import Tensor, Trained, arranged, packed, stacked
 
 __all__ = ["Fields", "products", "taken_apart"]
 
-#: The most tensors that are taken out of one; a tensor without bytes may claim any number.
+#: The most tensors that a stack may be split into; a tensor without bytes may claim any number.
 _MOST_STACKED = 1 << 20
-#: Layers share the order of their parts.
+#: A cache of the order of parts, which layers share.
 _segments = lru_cache(maxsize=32)(segments_of)
 #: The values of a template's fields, in the order of the fields' names.
 Fields = tuple[tuple[str, str], ...]
-#: Tensors by part; under `""` where there are no parts.
+#: Tensors by the name of the part; a side without parts has the name `""`.
 _PartTensors = dict[str, Tensor]
 
 
@@ -56,7 +56,7 @@ def taken_apart(
 
 
 def _common(tensor: Tensor, side: Side) -> Tensor:
-    """A stored tensor with the fields along which it is stacked as its first dims, and then those in common."""
+    """Return a stored tensor with its stacked fields as first dims, followed by the dims that both sides share."""
     if side.dims is None:
         return tensor
     with _naming(tensor):
@@ -86,7 +86,7 @@ def _arranged_back(tensor: Tensor, side: Side) -> Tensor:
 def _unstacked(
     values: Fields, stored: _PartTensors, fields: Sequence[str], rewrite: Rewrite
 ) -> Iterator[tuple[Fields, _PartTensors]]:
-    """The tensors of a stack, one by one; the first of these fields is the first dim."""
+    """Yield the tensors of a stack, one by one; the first of these fields is the first dim."""
     if not fields:
         yield values, _parts(stored, rewrite)
         return
@@ -101,7 +101,7 @@ def _unstacked(
 
 
 def _parts(stored: _PartTensors, rewrite: Rewrite) -> _PartTensors:
-    """Tensors as a side stores them, but not stacked, taken apart."""
+    """Return the parts of tensors that a side stores, already unstacked."""
     side, found = rewrite.source, {}
     for part, tensor in stored.items():
         with _naming(tensor):
@@ -152,7 +152,7 @@ def products(instances: Iterable[tuple[Fields, _PartTensors]], rewrite: Rewrite)
 
 
 def _stacked(name: str, layers: Mapping[tuple[str, ...], Tensor], side: Side) -> Tensor:
-    """A tensor of which these are the layers, by the values of the fields along which they are stacked."""
+    """Return the stack of these layers, given by the values of the fields along which they are stacked."""
     if not side.stack:
         (tensor,) = layers.values()
         return _arranged_back(tensor, side)
@@ -181,7 +181,7 @@ def _fields(fields: Sequence[str], values: Sequence[str]) -> str:
 
 
 def _stored(part: str, parts: _PartTensors, rewrite: Rewrite) -> Tensor:
-    """A part, or all of them packed, as the target stores it, but not stacked."""
+    """Return a part, or all parts packed, as the target stores it, not stacked yet."""
     side = rewrite.target
     tensor = parts[part] if side.packed is None else _packed(parts, side, side.packed)
     with _naming(tensor):
@@ -196,7 +196,7 @@ def _stored(part: str, parts: _PartTensors, rewrite: Rewrite) -> Tensor:
 
 
 def _in_chunks(tensor: Tensor, side: Side, pairs: int, *, turned: bool) -> Tensor:
-    """The tensor with a dim in zigzag order, or the inverse: of 2k chunks the first, then the last, and so on."""
+    """Return a tensor with a dim in zigzag order, or the inverse: of 2k chunks the first, then the last, and so on."""
     dim = _dim(tensor, side)
     size, rest = divmod(tensor.shape[dim], 2 * pairs)
     if rest:
@@ -252,7 +252,7 @@ def _multiple(size: int, of: int) -> int:
 
 @contextmanager
 def _naming(tensor: Tensor) -> Iterator[None]:
-    """Put the tensor's name before the message of an error inside, unless it is there already."""
+    """Put the tensor's name before the message of an error in the block, unless the message has it."""
     try:
         yield
     except ShardwiseError as error:

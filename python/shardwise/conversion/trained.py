@@ -27,7 +27,7 @@ __all__ = ["Tensor", "Trained", "arranged", "components_of", "packed", "repeated
 
 
 class _StateNames(NamedTuple):
-    """The states of one kind, as they are called."""
+    """The names of the states of one kind."""
 
     before: str
     after: str
@@ -40,8 +40,8 @@ class Trained:
 
     Attributes:
         shape: The shape of the weight.
-        weight: The weight; `None` if it is elsewhere.
-        states: The states by what they are called.
+        weight: The weight; `None` if it is not there.
+        states: The states by their names' fixed parts.
         prefix: The beginning of the weight's name that the names of states leave out.
     """
 
@@ -54,7 +54,7 @@ class Trained:
     def of_stored(
         cls, weight: Assembled | Weight | None, states: Sequence[State], made: Mapping[str, Assembled], read: Reader
     ) -> Trained:
-        """A weight with these states, as they are stored."""
+        """Return a weight with these stored states."""
         first = states[0]
         prefix = first.weight.removesuffix(first.said.parameter)
         return cls(
@@ -69,14 +69,14 @@ class Trained:
 
     @property
     def origin(self) -> str:
-        """The name of a stored tensor that is in it, for messages."""
+        """The name of one stored tensor in it, for messages."""
         return next(iter(self.states.values())).origin if self.weight is None else self.weight.origin
 
     def named(self, name: str) -> dict[str, Assembled]:
-        """The states by their names, where the weight has this name.
+        """Return the states by name, for a weight of this name.
 
         Raises:
-            LayoutError: if a weight of this shape has no average over such a dim.
+            LayoutError: if the optimizer has no average over this dim for a weight of this shape.
         """
         parameter = name.removeprefix(self.prefix)
         found = {}
@@ -101,14 +101,14 @@ class Trained:
         return _StateNames(f"{head}{kind if found else ''}{tail}", after, kind)
 
     def without(self, name: str, matched: Callable[[str], object]) -> Trained | Assembled | Weight | None:
-        """The weight of this name without the components and states whose names a template matches."""
+        """Return the weight of this name without components and states whose names a template matches."""
         weight = self.weight.without(name, matched) if isinstance(self.weight, Weight) else self.weight
         parameter = name.removeprefix(self.prefix)
         left = {key: one for key, one in self.states.items() if matched(f"{key.before}{parameter}{key.after}") is None}
         return replace(self, weight=weight, states=left) if left else weight
 
     def taken(self, dim: int, runs: Runs, size: int) -> Trained:
-        """The weight with a dim of this size, made of these runs of the old one."""
+        """Return a weight whose dim has this size, made of these runs of the old dim."""
         shape = (*self.shape[:dim], size, *self.shape[dim + 1 :])
         # All elements in another order have the same average.
         is_same = size == self.shape[dim] == int(runs[:, 2].sum())
@@ -124,7 +124,7 @@ class Trained:
         return self._with(shape, weight, change)
 
     def unpacked(self, dim: int, segments: Mapping[str, Runs]) -> dict[str, Trained]:
-        """The parts of a fused weight, each with its part of the states."""
+        """Return the parts of a fused weight, each with its part of the states."""
         if self.weight is None:
             weight: Mapping[str, Assembled | Weight | None] = dict.fromkeys(segments)
         else:
@@ -136,7 +136,7 @@ class Trained:
         return found
 
     def unstacked(self, place: int) -> Trained:
-        """The weight at a place in the first dim."""
+        """Return the weight at a position of the first dim."""
         what = f"{shown(self.origin)} is taken apart"
         return self._with(
             self.shape[1:],
@@ -145,7 +145,7 @@ class Trained:
         )
 
     def transposed(self) -> Trained:
-        """The weight with its last two dims swapped."""
+        """Return the weight with its last two dims swapped."""
         rank = len(self.shape)
         if rank < 2:
             raise LayoutError(f"tensor {shown(self.origin)} has {rank} dims, so it cannot be transposed")
@@ -159,7 +159,7 @@ class Trained:
         )
 
     def padded(self, dim: int, size: int) -> Trained:
-        """The weight with zeros after a dim's elements, and so its states."""
+        """Return the weight with zeros after a dim's elements; its states are padded too."""
         if size == self.shape[dim]:
             return self
         return self._with(
@@ -169,7 +169,7 @@ class Trained:
         )
 
     def arranged(self, split: Sequence[Sequence[int]], merged: Sequence[Sequence[int]]) -> Trained:
-        """The weight with its dims split, permuted and merged: see `arrange.arranged`."""
+        """Return the weight with its dims split, permuted and merged: see `arrange.arranged`."""
         if all(len(group) == 1 for group in split) and list(map(list, merged)) == [[dim] for dim in range(len(split))]:
             return self
         sizes = [size for group in split for size in group]
@@ -208,7 +208,7 @@ Tensor = Assembled | Weight | Trained
 
 
 def components_of(name: str, tensor: Tensor) -> dict[str, Assembled]:
-    """The stored tensors that a tensor consists of, by name: itself, or its components, and its states."""
+    """Return the stored tensors that a tensor consists of, by name: itself, or its components, and its states."""
     if isinstance(tensor, Assembled):
         return {name: tensor}
     if isinstance(tensor, Weight):
@@ -217,7 +217,7 @@ def components_of(name: str, tensor: Tensor) -> dict[str, Assembled]:
 
 
 def repeated(tensor: Tensor, others: Sequence[Tensor]) -> Tensor:
-    """The tensor, of which others are stored again, and should hold the same; a state is with one of them at least.
+    """Return a tensor with others as replicas, which should have equal elements; each state must be with one of them.
 
     Raises:
         LayoutError: if one is of another shape, dtype or form.
@@ -242,7 +242,7 @@ def repeated(tensor: Tensor, others: Sequence[Tensor]) -> Tensor:
 
 
 def stacked(tensors: Sequence[Tensor]) -> Tensor:
-    """Tensors of one shape and dtype, stacked in a first dim; so are their states.
+    """Return tensors of one shape and dtype, stacked in a new first dim, with their states stacked too.
 
     Raises:
         LayoutError: if their shapes, dtypes or forms differ, or one has a state that another lacks.
@@ -259,7 +259,7 @@ def stacked(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def packed(dim: int, parts: Sequence[tuple[Tensor, Runs]]) -> Tensor:
-    """Tensors packed in a dim: for each part, the new places of its runs; so are their states.
+    """Return tensors packed in a dim, with their states; each part comes with the new places of its runs.
 
     Raises:
         LayoutError: if the parts differ in another dim, in dtype or in form, or one has a state that another lacks.
@@ -283,7 +283,7 @@ def packed(dim: int, parts: Sequence[tuple[Tensor, Runs]]) -> Tensor:
 
 
 def arranged(tensor: Tensor, split: Sequence[Sequence[int]], merged: Sequence[Sequence[int]]) -> Tensor:
-    """The tensor with its dims split, permuted and merged: see `arrange.arranged`."""
+    """Return a tensor with its dims split, permuted and merged: see `arrange.arranged`."""
     return tensor.arranged(split, merged) if isinstance(tensor, Trained) else weights.arranged(tensor, split, merged)
 
 
@@ -294,7 +294,7 @@ def _weight_of(tensor: Tensor) -> Assembled | Weight | None:
 def _together(
     tensors: Sequence[Tensor], what: str
 ) -> tuple[Trained, list[Assembled | Weight], dict[_StateNames, list[Moment]]]:
-    """The first of tensors that become one, their weights, and the states of each kind, one for each tensor."""
+    """Return the first of tensors that are combined, their weights, and for each kind of state one state per tensor."""
     first = next(one for one in tensors if isinstance(one, Trained))
     held = [each for each in map(_weight_of, tensors) if each is not None]
     if held and len(held) < len(tensors):
@@ -320,7 +320,7 @@ def _together(
 def _one(
     same: Sequence[Moment], what: str, dim: int | None, join: Callable[[Sequence[Assembled]], Assembled]
 ) -> Moment:
-    """One state of those of several weights that become one."""
+    """Return one state of a weight that is combined of several."""
     first = same[0]
     others = f"with {shown(same[1].origin)}" if len(same) > 1 else "anew"
     for one in same:

@@ -1,8 +1,9 @@
-"""Quantized weights in rewrites: what becomes of a weight becomes of each of its components, in whole blocks.
+"""Quantized weights in rewrites: a change of a weight changes each of its components, in whole blocks.
 
-A `Weight` has the verbs of `Assembled`, in terms of the logical weight; it is never read, its components are. Blocks
-move with the elements that they are for. What is one number for a whole weight is kept for each part of a fused one, in
-the order of the parts, as engines have it; numbers of several parts are never combined.
+A `Weight` has the methods of `Assembled`, in terms of the logical weight; only its components are read. Blocks move
+with
+the elements that they are for. A number for a whole weight is kept for each part of a fused one, in the order of the
+parts, as engines have it; numbers of several parts are never combined.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ from .leaves import Values
 
 __all__ = ["AnyTensor", "Reader", "Weight", "arranged", "packed", "repeated", "stacked"]
 
-#: Components that are about the whole weight: its shape, which is stated anew, and the order of its groups.
+#: Components that describe the whole weight: its shape, which is written anew, and the order of its groups.
 _SHAPE, _ORDERS = "weight_shape", ("g_idx", "weight_g_idx")
-#: Components that are about the layer's input, and may be left out.
+#: Components that describe the layer's input, and may be left out.
 _ACTIVATIONS = frozenset(
     ["input_scale", "input_global_scale", "input_zero_point", "activation_scale", "input_scale_ub"]
 )
 #: The block of a dim that has one element for all of the weight's: `Along` has no dim for these.
 _ALL = 0
-#: Gives the bytes of a small tensor, or `None`.
+#: A function that returns the bytes of a small tensor, or `None`.
 Reader = Callable[[str], bytes | None]
 
 
 @dataclass(frozen=True, eq=False)
 class MadeComponent:
-    """A component: the end of its name, what it is made of, what its dims stand for, and its value if that is known."""
+    """A component: the end of its name, its tensor, the meaning of its dims, and its value if that is known."""
 
     tail: str
     made: Assembled
@@ -47,7 +48,7 @@ class MadeComponent:
     value: bytes | None = None
 
     def position(self, dim: int) -> int | None:
-        """The dim that stands for a dim of the weight; `None` if none does."""
+        """Return the component's dim that stands for a dim of the weight; `None` if there is none."""
         return next((at for at, each in enumerate(self.along) if each.of == dim), None)
 
 
@@ -61,7 +62,7 @@ class Weight:
         form: The form in words.
         held: Its components.
         uncut: The dims that cannot be cut, each with the reason.
-        is_whole: Whether it is a stored weight as it is, but for its name.
+        is_whole: Whether it is an unchanged stored weight, except for its name.
     """
 
     origin: str
@@ -73,7 +74,7 @@ class Weight:
 
     @classmethod
     def of_stored(cls, tensor: LogicalTensor, made: Mapping[str, Assembled], read: Reader) -> Weight:
-        """The weight of these stored components; orders of groups that are not in order are read."""
+        """Return the weight of these stored components; orders of groups are read if they are not trivial."""
         rank = len(tensor.shape)
         held = []
         for one in tensor.components:
@@ -89,7 +90,7 @@ class Weight:
         return cls(tensor.name, tensor.shape, tensor.form, tuple(held), tensor.uncut)
 
     def named(self, name: str) -> tuple[LogicalTensor, dict[str, Assembled]]:
-        """The logical tensor under a name, and its components by theirs."""
+        """Return the logical tensor under a name, and its components by their names."""
         components, tensors = [], {}
         for held in self.held:
             made = held.made
@@ -102,14 +103,14 @@ class Weight:
         return LogicalTensor(name, self.shape, self.form, tuple(components), self.uncut), tensors
 
     def without(self, name: str, matched: Callable[[str], object]) -> Weight:
-        """The weight of this name without those components whose names a template matches."""
+        """Return the weight of this name without components whose names a template matches."""
         left = [held for held in self.held if matched(_name(name, held.tail)) is not None]
         if needed := [held.tail for held in left if held.tail not in _ACTIVATIONS]:
             raise LayoutError(f"{shown(name)}: drop leaves its {needed[0]} out, without which its values mean nothing")
         return replace(self, held=tuple(held for held in self.held if held not in left)) if left else self
 
     def taken(self, dim: int, runs: Runs, size: int) -> Weight:
-        """The weight with a dim of this size, made of these runs of the old one."""
+        """Return a weight whose dim has this size, made of these runs of the old dim."""
         shape = (*self.shape[:dim], size, *self.shape[dim + 1 :])
         return self._changed(shape, lambda held: self._taken(held, dim, runs, size), self.uncut)
 
@@ -123,7 +124,7 @@ class Weight:
         return replace(held, made=held.made.taken(at, coarse, held.along[at].elements(size)))
 
     def _coarse(self, held: MadeComponent, each: Along, runs: Runs, size: int, dim: int) -> Runs:
-        """The runs in blocks, of which only the last one of a dim may be short."""
+        """Return the runs counted in blocks, of which only the last one of a dim may be short."""
         begins, places, lengths = runs.T
         block = each.block
         # The last block may be short; of values in one word all go together.
@@ -139,7 +140,7 @@ class Weight:
         return np.stack([begins // block, places // block, -(-lengths // block)], 1) * each.words
 
     def unpacked(self, dim: int, segments: Mapping[str, Runs]) -> dict[str, Weight]:
-        """The parts of a fused weight; a number for the whole of it is one for each part."""
+        """Return the parts of a fused weight; a number for the whole of it becomes one for each part."""
         found = {}
         for number, (name, runs) in enumerate(segments.items()):
             turned = np.ascontiguousarray(runs[:, [1, 0, 2]])
@@ -166,7 +167,7 @@ class Weight:
         return tuple(itertools.takewhile(lambda each: each.of is not None and each.block != _ALL, held.along))
 
     def unstacked(self, place: int) -> Weight:
-        """The weight at a place in the first dim."""
+        """Return the weight at a position of the first dim."""
 
         def change(held: MadeComponent) -> MadeComponent:
             along = tuple(each._replace(of=each.of - 1) if each.of is not None else each for each in held.along)
@@ -180,7 +181,7 @@ class Weight:
         return self._changed(self.shape[1:], change, uncut)
 
     def transposed(self) -> Weight:
-        """The weight with its last two dims swapped, and so all blocks."""
+        """Return the weight with its last two dims swapped, and all blocks with them."""
         rank = len(self.shape)
         if rank < 2:
             raise LayoutError(f"tensor {shown(self.origin)} has {rank} dims, so it cannot be transposed")
@@ -190,7 +191,7 @@ class Weight:
         return made
 
     def padded(self, dim: int, size: int) -> Weight:
-        """The weight with zeros after a dim's elements, and so its scales."""
+        """Return the weight with zeros after a dim's elements, and its scales padded too."""
 
         def change(held: MadeComponent) -> MadeComponent:
             at = held.position(dim)
@@ -205,7 +206,7 @@ class Weight:
         return self._changed((*self.shape[:dim], size, *self.shape[dim + 1 :]), change, self.uncut)
 
     def repeated(self, others: Sequence[Weight]) -> Weight:
-        """The weight, of which others of the same form are stored again, and should hold the same."""
+        """Return the weight with others of the same form as replicas, which should have equal elements."""
         held = [
             replace(one, made=one.made.repeated([other.held[at].made for other in others]))
             for at, one in enumerate(self.held)
@@ -230,7 +231,7 @@ AnyTensor = Assembled | Weight
 
 
 def repeated(tensor: AnyTensor, others: Sequence[AnyTensor]) -> AnyTensor:
-    """The tensor, of which others are stored again, and should hold the same.
+    """Return a tensor with others as replicas, which should have equal elements.
 
     Raises:
         LayoutError: if one is of another shape, dtype or form.
@@ -243,7 +244,7 @@ def repeated(tensor: AnyTensor, others: Sequence[AnyTensor]) -> AnyTensor:
 
 
 def stacked(tensors: Sequence[AnyTensor]) -> AnyTensor:
-    """Tensors of one shape and dtype, stacked in a first dim; of quantized weights each component is.
+    """Return tensors of one shape and dtype, stacked in a new first dim; quantized weights component by component.
 
     Raises:
         LayoutError: if their shapes, dtypes or forms differ.
@@ -273,10 +274,10 @@ def stacked(tensors: Sequence[AnyTensor]) -> AnyTensor:
 
 
 def packed(dim: int, parts: Sequence[tuple[AnyTensor, Runs]]) -> AnyTensor:
-    """Tensors packed in a dim: for each part, the new places of its runs.
+    """Return tensors packed in a dim; each part comes with the new places of its runs.
 
-    The blocks of quantized weights are packed as their elements are. What is one number for each part becomes a row of
-    these. The orders of groups have to be the same, since a fused weight has one.
+    The blocks of quantized weights are packed like their elements. A number for each part becomes a row of numbers. The
+    orders of groups have to be the same, since a fused weight has only one.
 
     Raises:
         LayoutError: if the parts differ in another dim, in dtype or in form; if parts would share a block.
@@ -302,7 +303,7 @@ def packed(dim: int, parts: Sequence[tuple[AnyTensor, Runs]]) -> AnyTensor:
 
 
 def _packed(weights: Sequence[Weight], index: int, dim: int, runs: Sequence[Runs], size: int) -> MadeComponent:
-    """One component of weights that are packed."""
+    """Return one component of weights that are packed."""
     first = weights[0]
     ours = [weight.held[index] for weight in weights]
     held = ours[0]
@@ -340,7 +341,7 @@ def _packed(weights: Sequence[Weight], index: int, dim: int, runs: Sequence[Runs
 
 
 def _in_a_row(weight: Weight, held: MadeComponent) -> Assembled:
-    """A number, or those of parts, in one dim after those of experts."""
+    """Return a number for a weight, or for each of its parts, with one dim for the parts after that of experts."""
     made, lead = held.made, len(weight._lead(held))
     rest = list(range(lead, len(made.shape)))
     return arrange.arranged(made, [[size] for size in made.shape], [*([dim] for dim in range(lead)), rest])
@@ -371,7 +372,7 @@ def arranged(tensor: AnyTensor, split: Sequence[Sequence[int]], merged: Sequence
 def _arranged(
     weight: Weight, held: MadeComponent, split: Sequence[Sequence[int]], merged: Sequence[Sequence[int]]
 ) -> MadeComponent:
-    """One component of a weight that is arranged anew."""
+    """Return one component of a weight whose dims are rearranged."""
     if weight._is_number(held) and not weight._lead(held):
         return held
     # In the order of the weight's dims; AWQ and GPTQ have the last two swapped. What stands for none comes after them.
@@ -424,7 +425,7 @@ def _arranged(
 
 
 def _split_sizes(weight: Weight, held: MadeComponent, each: Along, sizes: Sequence[int], n: int) -> list[int]:
-    """The sizes of a component's dim where the weight's is split into these."""
+    """Return the sizes that a component's dim is split into when the weight's dim is split into `sizes`."""
     if len(sizes) == 1:
         return [1 if each.block == _ALL else each.elements(n)]
     if each.block == _ALL:
@@ -456,7 +457,7 @@ def _refuse_flat(weight: Weight) -> None:
 
 
 def _weights(tensors: Sequence[AnyTensor], what: str) -> tuple[Weight, list[Weight]]:
-    """Tensors that are all quantized weights, in one form."""
+    """Return the tensors as quantized weights, all in one form; else refuse them."""
     first = next(one for one in tensors if isinstance(one, Weight))
     return first, [_alike(first, other, what) for other in tensors]
 
@@ -478,7 +479,7 @@ def _alike(first: Weight, other: AnyTensor, what: str) -> Weight:
 
 
 def _tail(name: str, component: str) -> str:
-    """The end of a component's name: `weight_scale_inv`; with a mark in front if it comes after the whole name."""
+    """Return the end of a component's name: `weight_scale_inv`; marked if it follows the weight's whole name."""
     base = name.removesuffix("weight")
     if base != name and component.startswith(base):
         return component[len(base) :]
@@ -486,7 +487,7 @@ def _tail(name: str, component: str) -> str:
 
 
 def _name(name: str, tail: str) -> str:
-    """The name of a component of a weight of this name, which is `…weight`, or of experts that are stacked."""
+    """Return the name of a component of a weight, which is called `…weight`, or of stacked experts."""
     if tail.startswith("+"):
         return name + tail[1:]
     if name.endswith("weight"):
@@ -495,6 +496,6 @@ def _name(name: str, tail: str) -> str:
 
 
 def _stated(made: Assembled, shape: tuple[int, ...]) -> Assembled:
-    """The sizes of a weight, or of each of stacked ones, as `weight_shape` has them."""
+    """Return the sizes of a weight, or of each of stacked ones, as `weight_shape` states them."""
     sizes = np.broadcast_to(np.array(shape[-2:], "<i8"), (*shape[:-2], 2))
     return Values.of(made.origin, sizes.astype(f"<i{made.dtype.bits // 8}"), made.dtype)
