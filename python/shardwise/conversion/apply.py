@@ -85,7 +85,7 @@ def _put(parts: Mapping[str, Assembled], made: dict[str, Assembled]) -> None:
 
 
 def _with_one_prefix(tensors: _Tensors) -> _Tensors:
-    """The tensors with names of states that leave out what all names of their weights begin with, or nothing."""
+    """Return the tensors with states' names shortened by a beginning that all weights share, and it."""
     names = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, Trained)}
     prefixes = {tensor.prefix for tensor in names.values()}
     lost = {prefix for prefix in prefixes if not all(name.startswith(prefix) for name in names)}
@@ -96,7 +96,7 @@ def _with_one_prefix(tensors: _Tensors) -> _Tensors:
 def _grouped(
     tensors: Mapping[str, Assembled], weights: Mapping[str, LogicalTensor], read: Reader
 ) -> dict[str, Assembled | Weight]:
-    """The tensors with quantized weights in place of their components, each where its first one is."""
+    """Return the tensors with quantized weights in place of their components, at the first one's position."""
     owners: dict[str, LogicalTensor] = {}
     for name, weight in weights.items():
         names = [component.name for component in weight.components]

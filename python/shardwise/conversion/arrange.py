@@ -109,8 +109,7 @@ class _Arranged(Assembled):
         """Return a table of the part as one of the tensor; with `of`, only the elements in this box of atoms.
 
         Dims are split before they are merged, and unneeded boxes are removed between the two: only merging turns one
-        box into
-        many.
+        box into many.
         """
         sizes, split = self._sizes, self.split
         order = [atom for group in self.merged for atom in group]
@@ -137,7 +136,7 @@ class _Arranged(Assembled):
 
 
 def _boxes(sizes: Sequence[int], merged: Sequence[Sequence[int]]) -> int:
-    """Count the boxes that one piece becomes: one for each place in the dims before the last break of a group."""
+    """Return the number of boxes that one piece becomes: one per position before a merged group's last break."""
     count = 1
     for group in merged:
         atoms = [atom for atom in group if sizes[atom] != 1]

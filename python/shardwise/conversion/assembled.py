@@ -1,10 +1,8 @@
 """Tensors assembled from parts of stored ones: a tree of operations, and the place of each element.
 
 A tree reads nothing. `pieces_in` returns the boxes of files that make up a box of the tensor; trees that are equal
-except
-for names have equal tables. If a whole table would have very many pieces of a few bytes, `is_scattered` is true, and
-the
-tensor is better assembled box by box.
+except for names have equal tables. If a whole table would have very many pieces of a few bytes, `is_scattered` is true,
+and the tensor is better assembled box by box.
 """
 
 from __future__ import annotations

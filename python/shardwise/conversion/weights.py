@@ -1,9 +1,8 @@
 """Quantized weights in rewrites: a change of a weight changes each of its components, in whole blocks.
 
 A `Weight` has the methods of `Assembled`, in terms of the logical weight; only its components are read. Blocks move
-with
-the elements that they are for. A number for a whole weight is kept for each part of a fused one, in the order of the
-parts, as engines have it; numbers of several parts are never combined.
+with the elements that they are for. A number for a whole weight is kept for each part of a fused one, in the order of
+the parts, as engines have it; numbers of several parts are never combined.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""Training state: what each device of a deployment holds and allocates of weights, gradients, masters, moments, caches.
+"""Training state: the weights, gradients, masters, moments and caches that each device holds and allocates.
 
 | module | answers |
 |---|---|
 | `optimizers` | which arrays an optimizer keeps for a parameter |
-| `recipe`, `shardings` | what is kept of parameters; what the ranks that share it hold and allocate, as PyTorch does |
-| `flat`, `deepspeed`, `megatron` | flat arrays in equal parts; the same of the ranks of DeepSpeed and Megatron |
+| `recipe`, `shardings` | the arrays kept for parameters; what ranks that share them hold and allocate, as PyTorch does
+|
+| `flat`, `deepspeed`, `megatron` | flat arrays in equal parts; the same for ranks of DeepSpeed and Megatron |
 | `buckets` | where Megatron's buffers have parameters |
 | `adapters`, `caches` | adapters of LoRA; caches of keys and values |
-| `asked`, `described` | what is asked: ways to shard and settings; the tensors of a model |
-| `placed`, `homes` | the layouts of tensors, and the axes of data parallelism; who has which parts |
+| `asked`, `described` | the arguments: ways to shard and settings; the tensors of a model |
+| `placed`, `homes` | the layouts of tensors, and the axes of data parallelism; the devices that hold each tensor |
 | `training`, `result` | all of a model on all devices; the figures |
 | `drawn`, `page` | bars; a page of HTML |
 """

@@ -1,4 +1,4 @@
-"""Low-rank adapters: two thin matrices beside a weight, cut as that is."""
+"""Low-rank adapters: two thin matrices beside a weight, cut in the same way as the weight."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Lora:
     r"""Adapters as LoRA adds them: for a weight of (out, in) one of (rank, in) and one of (out, rank).
 
     Args:
-        rank: Their rank.
+        rank: The rank of the adapters.
         targets: A regular expression that is found in the names of the weights that have adapters.
         dtype: The dtype of the adapters.
 
@@ -54,7 +54,7 @@ class Lora:
 def adapted(
     lora: Lora, name: str, shape: tuple[int, ...]
 ) -> Iterator[tuple[str, tuple[int, ...], tuple[int | None, ...]]]:
-    """Yield the adapters of a weight: their names, shapes, and the dims of the weight by which each of theirs is cut.
+    """Yield the adapters of a weight: name, shape, and for each dim the weight's dim by which it is cut, or `None`.
 
     >>> for adapter in adapted(Lora(4, "up"), "up.weight", (12, 6)):
     ...     print(adapter)

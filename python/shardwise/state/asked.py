@@ -1,4 +1,4 @@
-"""The questions about a training state: a way to shard, an optimizer, and settings of a framework, checked."""
+"""The arguments of `training_state`, checked: a way to shard, an optimizer, and settings of a framework."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["TrainingSetup", "pattern_of", "recipe_of", "units_of"]
 
 #: The module that FSDP wraps: up to the first number in a name.
 _NUMBERED = re.compile(r"^(?:[^.]+\.)*?[0-9]+(?=\.)")
-#: The settings of frameworks by their own names, with the ways to shard that have them, and what they are here.
+#: The settings of frameworks: for each the ways to shard that have it, and the field of `Recipe` that it sets.
 _SETTINGS: dict[str, tuple[tuple[str, ...], str]] = {
     "use_orig_params": (("fsdp1",), "aligned"),
     "param_dtype": (("fsdp1",), "compute"),
@@ -31,22 +31,22 @@ _SETTINGS: dict[str, tuple[tuple[str, ...], str]] = {
     "pad_buckets_for_high_nccl_busbw": (("megatron",), "high_bandwidth"),
     "shared_embedding": (("megatron",), ""),
 }
-#: The least and the most of settings that are numbers.
+#: The least and the greatest values of settings that are numbers.
 _LIMITS = {"groups": (1, 2), "persistent": (0, 2**63 - 1)}
 
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """The way in which a model is trained, which checks itself; `training_state` says what each field means.
+    """The way in which a model is trained. The value checks itself; `training_state` explains each field.
 
     Attributes:
-        recipe: The arrays that are kept of each parameter.
-        shared: The embeddings that Megatron shares, if that is set.
-        frozen: The names of what is not trained.
-        units: The function from names to what is flattened together; `None` if all is.
+        recipe: The arrays that are kept for each parameter.
+        shared: Whether Megatron shares embeddings, if that is set.
+        frozen: The pattern of the names of tensors that are not trained.
+        units: The function from a name to the unit that it is flattened with; `None` if all are flattened together.
         lora: Adapters that are trained.
-        group: The ranks that share a state.
-        over: The axes over which it is sharded, as they are given.
+        group: The number of ranks that share a state.
+        over: The axes over which the state is sharded, as they are given.
     """
 
     recipe: Recipe
@@ -80,10 +80,10 @@ def pattern_of(argument: str, text: Any) -> re.Pattern[str] | None:
 
 
 def units_of(sharding: str, units: Any) -> Callable[[str], Hashable] | None:
-    """Return the function from names to what is flattened together; `None` if all is.
+    """Return the function from a name to the unit that it is flattened with; `None` if all are flattened together.
 
     Raises:
-        LayoutError: if the way to shard has no units, or it is not a regular expression.
+        LayoutError: if the way to shard has no units, or `units` is not a regular expression.
     """
     if units is not None and sharding not in ("fsdp1", "megatron"):
         raise LayoutError(f"units is for fsdp1 and megatron; sharding is {shown(sharding)}")
@@ -100,10 +100,10 @@ def units_of(sharding: str, units: Any) -> Callable[[str], Hashable] | None:
 def recipe_of(
     sharding: Any, optimizer: Optimizer | None, gradients: Any, masters: Any, settings: Mapping[str, Any]
 ) -> tuple[Recipe, re.Pattern[str] | None]:
-    """The arrays that are kept of each parameter; and which embeddings Megatron shares, if that is set.
+    """Return the arrays that are kept for each parameter; and Megatron's shared embeddings, if that is set.
 
     Raises:
-        LayoutError: if the way to shard or a setting is not known, or the optimizer does not go with it.
+        LayoutError: if the way to shard or a setting is not known, or the optimizer cannot be used with it.
     """
     if not isinstance(sharding, str) or sharding not in SHARDINGS:
         raise LayoutError(f"sharding is {shown(sharding)}, which is not known; known are {', '.join(SHARDINGS)}")

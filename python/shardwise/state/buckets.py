@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 __all__ = ["PARAMETER_ALIGNMENT", "Bucket", "buckets"]
 
-#: A parameter begins at a multiple of so many elements.
+#: Parameters begin at multiples of this many elements.
 PARAMETER_ALIGNMENT = 64
 
 
@@ -15,8 +15,8 @@ class Bucket(NamedTuple):
     """A bucket without the padding at its end.
 
     Attributes:
-        size: Its elements. A bucket that ends because the next parameter needs its own ends where that would begin.
-        starts: The number of each parameter in it, and the element at which it begins.
+        size: Its number of elements. If the next parameter begins a bucket of its own, this one ends at that beginning.
+        starts: The number of each parameter in it, and the parameter's first element in the bucket.
     """
 
     size: int
@@ -28,8 +28,8 @@ def buckets(sizes: Sequence[int], apart: Sequence[bool], most: int | None) -> li
 
     Args:
         sizes: The elements of each parameter, from the last to the first.
-        apart: Whether each has a bucket of its own, as the tied embedding does in a pipeline.
-        most: A bucket with so many elements is full; `None` for one bucket.
+        apart: For each parameter, whether it has a bucket of its own, as the tied embedding has in a pipeline.
+        most: The number of elements at which a bucket is full; `None` for one bucket.
 
     >>> buckets([16, 128, 16, 32], [False, False, False, True], None)
     [Bucket(size=256, starts=[(0, 0), (1, 64), (2, 192)]), Bucket(size=32, starts=[(3, 0)])]

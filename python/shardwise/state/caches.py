@@ -1,4 +1,4 @@
-"""Caches of keys and values: what each layer keeps for each token."""
+"""Caches of keys and values: the elements that each layer keeps for each token."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _PROJECTION = re.compile(
 )
 _FULL, _WINDOW = ("full_attention", "global"), ("sliding_attention", "chunked_attention")
 _BY_HAND = "a Cache can be made by hand instead"
-#: Types whose layers have a window only if `layer_types` or a pattern says so.
+#: Types of models whose layers have a window only if `layer_types` or a pattern says so.
 _NO_WINDOW = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 
 
 class Cache(NamedTuple):
-    """A cache of one layer, cut as the rows of a weight are that make what is in it.
+    """A cache of one layer, cut like the rows of the weight that makes its contents.
 
     Attributes:
         name: Its name.
-        follows: The weight whose rows a device holds.
-        rows: The first and the last but one of the rows that make keys, or values; `None` for what every device that
-            has a part of the weight keeps whole.
-        held: The elements that are kept for each such row: one for each token.
+        follows: The name of that weight.
+        rows: The range of the weight's rows that make keys, or values; `None` for a cache that every device with a part
+            of the weight keeps whole.
+        held: The elements that are kept for each row: one for each token.
         allocated: The elements for which there is room.
         bits: The bits of an element.
     """
@@ -119,7 +119,7 @@ def key_value_caches(
 
 
 def _count(said: Mapping[str, Any], *sizes: str) -> int:
-    """The number that the configuration states for the first of these sizes that it has."""
+    """Return the first of these sizes that the configuration states."""
     for size in sizes:
         found = stated(said, size)
         if found is not None and type(found[1]) is int and found[1] > 0:
@@ -128,7 +128,7 @@ def _count(said: Mapping[str, Any], *sizes: str) -> int:
 
 
 def _window(said: Mapping[str, Any], config: Mapping[str, Any], layer: int) -> int | None:
-    """The tokens that a layer keeps; `None` for all."""
+    """Return the number of tokens that a layer keeps; `None` for all."""
     kinds: Iterable[Any] | None = said.get("layer_types")
     window = said.get("sliding_window")
     if isinstance(kinds, list) and layer < len(kinds):

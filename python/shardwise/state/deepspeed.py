@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO: what its ranks hold and allocate."""
+"""DeepSpeed's ZeRO: the arrays that its ranks hold and allocate."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["zero3", "zero12"]
 
 
 def _grouped(recipe: Recipe, parts: Sequence[Local]) -> list[list[Local]]:
-    """The parameter groups of DeepSpeed, of those that are trained."""
+    """Return DeepSpeed's parameter groups of the trained parameters."""
     trained = [part for part in parts if part.trained]
     if recipe.groups == 1:
         return [trained] if trained else []
@@ -29,7 +29,7 @@ def _grouped(recipe: Recipe, parts: Sequence[Local]) -> list[list[Local]]:
 
 
 def zero12(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[StateShare]:
-    """ZeRO 1 and 2: each group flat, masters and states in equal partitions of it."""
+    """Yield the arrays of ZeRO 1 and 2: each group is flat, masters and states are equal partitions of it."""
     for part in parts:
         yield weight(part)
     if recipe.optimizer is None:
@@ -65,7 +65,7 @@ def zero12(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[StateS
 
 
 def zero3(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[StateShare]:
-    """ZeRO 3: each parameter flat and cut alone; states in sub-groups of the pieces."""
+    """Yield the arrays of ZeRO 3: each parameter is flat and cut alone; states are in sub-groups of the pieces."""
     cuts = {part.size: lengths_of(part.size, ways) for part in parts}
     for part in parts:
         lengths = cuts[part.size]
@@ -89,7 +89,7 @@ def zero3(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[StateSh
 
 
 def _sub_groups(group: Sequence[Local], cuts: dict[int, npt.NDArray[np.int64]], most: int) -> Iterator[Sequence[Local]]:
-    """Runs of parameters, each as long as its pieces have fewer than `most` elements."""
+    """Yield runs of parameters; a run ends as soon as its pieces have at least `most` elements."""
     own: list[Local] = []
     size = 0
     for part in group:

@@ -1,4 +1,4 @@
-"""The tensors of a model: shapes, dtypes, and adapters beside them."""
+"""The tensors of a model: shapes, dtypes, and adapters beside weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .adapters import Lora, adapted
 
 __all__ = ["ModelTensor", "described", "with_adapters"]
 
-#: The dtypes of weights that may be trained, and converted.
+#: The dtypes of weights that can be trained and converted.
 _FLOATS = frozenset(["float64", "float32", "float16", "bfloat16"])
 
 
@@ -24,9 +24,9 @@ class ModelTensor(NamedTuple):
         name: Its name.
         shape: Its shape.
         bits: The bits of an element.
-        floating: Whether it is of a dtype that can be trained.
-        follows: The name of the tensor by whose rule it is cut, and which of that one's dims its own are; `None` for
-            dims that are not cut.
+        floating: Whether its dtype can be trained.
+        follows: For a tensor cut by another's rule: the other's name, and for each own dim the other's dim, or `None`
+            for a dim that is not cut.
     """
 
     name: str
@@ -37,7 +37,7 @@ class ModelTensor(NamedTuple):
 
 
 def described(tensors: Mapping[str, Any], weights: Any) -> list[ModelTensor]:
-    """Return the tensors of a mapping by name, floating-point ones in another dtype if `weights` is one.
+    """Return the tensors of a mapping by name, floating-point ones in the dtype `weights`, if it is given.
 
     Raises:
         TypeError: if a tensor has no shape or no dtype.
@@ -88,7 +88,7 @@ def with_adapters(
     leaders: Mapping[str, str],
     logical: Mapping[str, tuple[int, ...]],
 ) -> list[ModelTensor]:
-    """Return the tensors with the adapters of each weight after it.
+    """Return the tensors, with the adapters of each weight inserted after the weight.
 
     Args:
         tensors: the tensors.

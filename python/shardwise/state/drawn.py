@@ -10,7 +10,7 @@ from ..show.picture import Panel, Picture, View
 
 __all__ = ["state_picture"]
 
-#: If there are more devices, they have no bars.
+#: The most devices that are drawn with a bar each.
 _MOST_DEVICES = 1 << 20
 
 

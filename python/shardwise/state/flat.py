@@ -1,4 +1,4 @@
-"""The arrays of a parameter, and parameters one after the other in flat arrays that are cut in equal parts."""
+"""The arrays of a parameter; and flat arrays of parameters one after the other, cut into equal parts."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ __all__ = [
 
 
 def weight(part: Local) -> StateShare:
-    """The weight of a parameter, whole."""
+    """Return the array of a parameter's weight, whole."""
     return array_share("weights", "weight", part, part.size, part.bits)
 
 
 def array_share(kind: str, name: str, part: Local, elements: Any, bits: int) -> StateShare:
-    """An array of so many elements of a parameter, on each rank or on all, without padding."""
+    """Return an array of a parameter, without padding; `elements` is a number for all ranks, or one for each."""
     size = bytes_for(elements, bits)
     return StateShare(kind, name, part.tensor, size, size)
 
@@ -48,7 +48,7 @@ def array_share(kind: str, name: str, part: Local, elements: Any, bits: int) -> 
 def master_and_states(
     recipe: Recipe, part: Local, sizes: tuple[Count, ...], copy: int | None = None
 ) -> Iterator[StateShare]:
-    """The master copy of a parameter, if there is one, and the arrays of its optimizer."""
+    """Yield the master copy of a parameter, if there is one, and the arrays of its optimizer."""
     assert recipe.optimizer is not None
     bits = copy if recipe.masters is None else recipe.masters
     if bits:
@@ -58,10 +58,10 @@ def master_and_states(
 
 
 class Flat(NamedTuple):
-    """Parameters one after the other in an array that is cut in equal parts.
+    """Parameters one after the other in an array that is cut into equal parts.
 
     Attributes:
-        starts: Where each of them begins.
+        starts: The first element of each parameter.
         size: The size of the array, before it is padded to equal parts.
         cuts: The start and stop of each rank's part, within that size.
         chunk: The length of a part.
@@ -73,13 +73,13 @@ class Flat(NamedTuple):
     chunk: int
 
     def lengths(self, start: int, size: int) -> npt.NDArray[np.int64]:
-        """The elements of a parameter in the part of each rank."""
+        """Return the number of a parameter's elements in each rank's part."""
         found: npt.NDArray[np.int64] = np.minimum(self.cuts[:, 1], start + size) - np.maximum(self.cuts[:, 0], start)
         return np.maximum(found, 0)
 
 
 def flattened(sizes: Sequence[int], ways: int, align: int = 1, end: int = 1) -> Flat:
-    """Put arrays one after the other, each at a multiple of `align`, and the end of all at one of `end`."""
+    """Return parameters one after the other, each at a multiple of `align`, with the end at a multiple of `end`."""
     starts, at = [], 0
     for size in sizes:
         at = rounded_up(at, align)
@@ -91,14 +91,14 @@ def flattened(sizes: Sequence[int], ways: int, align: int = 1, end: int = 1) -> 
 
 
 def rounded_up(size: int, step: int) -> int:
-    """Return the next multiple of a step."""
+    """Return the least multiple of `step` that is at least `size`."""
     return -(-size // step) * step
 
 
 def padded_shares(
     kind: str, name: str, pieces: Sequence[tuple[Local, npt.NDArray[np.int64]]], chunk: int, bits: int
 ) -> Iterator[StateShare]:
-    """Pieces of parameters in a flat part of `chunk` elements, and what is left of it."""
+    """Yield the pieces of parameters in a flat part of `chunk` elements, and the rest of it as padding."""
     left: Any = chunk
     for part, lengths in pieces:
         yield array_share(kind, name, part, lengths, bits)
@@ -110,7 +110,7 @@ def padded_shares(
 def states_of_flat(
     optimizer: Optimizer, pieces: Sequence[tuple[Local, npt.NDArray[np.int64]]], chunk: int, bits: int
 ) -> Iterator[StateShare]:
-    """The arrays of an optimizer for a flat part; those of its length belong to the parameters in it."""
+    """Yield the arrays of an optimizer for a flat part; those of its length are divided among its parameters."""
     for kept in optimizer.kept((chunk,), bits):
         if isinstance(kept.elements, int) and kept.elements == chunk and kept.name != "step":
             yield from padded_shares("optimizer", kept.name, pieces, chunk, kept.bits)
@@ -122,7 +122,7 @@ def states_of_flat(
 
 @lru_cache(maxsize=4096)
 def _partition(size: int, ways: int, uneven: UnevenRule = "ceil") -> Partition:
-    """A flat array in equal parts, of which the last may be short or empty."""
+    """Return a flat array cut into equal parts, of which the last may be short or empty."""
     return TensorLayout(("ranks",), _ranks(ways)).partition((size,), uneven)
 
 
@@ -133,7 +133,7 @@ def _ranks(ways: int) -> DeviceMesh:
 
 @lru_cache(maxsize=4096)
 def lengths_of(size: int, ways: int) -> npt.NDArray[np.int64]:
-    """The elements of each rank, of so many that are cut in equal parts."""
+    """Return the number of elements of each rank, of an array cut into equal parts."""
     bounds = _partition(size, ways).boxes()[:, 0]
     lengths: npt.NDArray[np.int64] = bounds[:, 1] - bounds[:, 0]
     lengths.flags.writeable = False

@@ -1,4 +1,4 @@
-"""The devices that hold a tensor, and the parts of it that they have, as rows of those that share a state."""
+"""The devices that hold a tensor, in rows of devices that share its state, with each device's part."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ["Home", "HomeCut"]
 
 
 class HomeCut(NamedTuple):
-    """The cut of a tensor on a home: the shapes of all devices, or one for all."""
+    """The cut of a tensor on a home: the shape on each device, or one shape for all."""
 
     shapes: tuple[tuple[int, ...], ...]
-    #: The largest of the shapes, for which XLA has room on every device.
+    #: The largest of the shapes, for which XLA allocates memory on every device.
     room: tuple[int, ...] | None
 
 
 class Home:
-    """The devices that hold some tensors, as rows of those that share their state."""
+    """The devices that hold some tensors, in rows of devices that share their state."""
 
     def __init__(self, number: int, mesh: DeviceMesh, devices: npt.NDArray[np.int64], over: Sequence[str]) -> None:
         self.number = number
@@ -41,7 +41,7 @@ class Home:
         self._variants: list[int] | None = None
 
     def grouped(self, size: int | None) -> None:
-        """Cut the rows in groups of `size`."""
+        """Divide each row into groups of `size`."""
         if size is None:
             return
         if self.rows.shape[1] % size:

@@ -1,4 +1,4 @@
-"""Megatron-Core's buffers: what its ranks hold and allocate, with its distributed optimizer and without."""
+"""Megatron-Core's buffers: the arrays that its ranks hold and allocate, with its distributed optimizer and without."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["megatron", "megatron_whole"]
 
 
 def _buffers(recipe: Recipe, parts: Sequence[Local]) -> Iterator[list[Local]]:
-    """The parameters of each buffer of Megatron: of one chunk, with one dtype of weights and gradients."""
+    """Yield the parameters of each of Megatron's buffers: of one chunk, with one dtype of weights and gradients."""
     found: dict[tuple[Hashable, int], list[Local]] = {}
     for part in parts:
         if part.trained:
@@ -30,7 +30,7 @@ def _buffers(recipe: Recipe, parts: Sequence[Local]) -> Iterator[list[Local]]:
 
 
 def megatron_whole(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[StateShare]:
-    """Megatron without its distributed optimizer: everything whole, masters of what has 16 bits."""
+    """Yield the arrays without the distributed optimizer: all whole, with masters of parameters of 16 bits."""
     for part in parts:
         yield weight(part)
         if part.trained and recipe.optimizer is not None:
@@ -39,7 +39,7 @@ def megatron_whole(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterato
 
 
 def megatron(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[StateShare]:
-    """Megatron's distributed optimizer: parameters from the last to the first in buckets, each cut in equal parts."""
+    """Yield the arrays of the distributed optimizer: parameters in buckets from the last to the first, cut equally."""
     for part in parts:
         yield weight(part)
     if recipe.optimizer is None:
@@ -69,7 +69,7 @@ class _MegatronBucket(NamedTuple):
 
 
 def _buckets(recipe: Recipe, parts: Sequence[Local], ways: int, *, is_first: bool) -> Iterator[_MegatronBucket]:
-    """Fill buckets as `_ParamAndGradBuffer` does: parameters begin at multiples of 64, buckets end at whole parts."""
+    """Yield buckets as `_ParamAndGradBuffer` fills them: parameters begin at multiples of 64."""
     step = math.lcm(ways, 128, 2**16 if recipe.high_bandwidth else 1)
     most = recipe.bucket if is_first else None
     for bucket in buckets([part.size for part in parts], [part.apart for part in parts], most):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OPTIMIZERS", "Optimizer", "StateArray", "optimizer_of"]
 
-#: The optimizers that are known, with what they keep.
+#: The known optimizers, with the arrays that they keep.
 OPTIMIZERS = {
     "adamw": "Adam and AdamW of PyTorch: two moments, and a float32 number of the step for each parameter",
     "adam8bit": "Adam8bit and AdamW8bit of bitsandbytes 0.50: moments in 8 bits, with a scale for each 256 of them",
@@ -31,7 +31,7 @@ OPTIMIZERS = {
     "adafactor": "Adafactor of PyTorch: rows and columns of the second moment, whole for a vector; the step",
 }
 
-#: bitsandbytes keeps the moments of smaller tensors in float32, and a scale for so many elements of larger ones.
+#: In bitsandbytes: the least elements of a tensor whose moments have 8 bits, and the elements that share a scale.
 _LEAST_8BIT, _BLOCK = 4096, 256
 #: Its two tables of 256 float32 numbers, which all parameters of a process have in common.
 _TABLES = 2 * 256 * 4
@@ -53,13 +53,13 @@ class StateArray(NamedTuple):
 
 @dataclass(frozen=True)
 class Optimizer:
-    """An optimizer, by the arrays that it keeps.
+    """An optimizer, described by the arrays that it keeps.
 
     Attributes:
         name: Its name.
-        moments: The arrays of the parameter's shape, each with the bits of an element; `None` for those of the
-            parameter's dtype.
-        steps: Whether each parameter has a float32 number of its own for the step.
+        moments: The arrays of the parameter's shape, each with the bits of an element; `None` for the parameter's
+            dtype.
+        steps: Whether each parameter has a float32 number for its own step.
     """
 
     name: str
@@ -96,12 +96,12 @@ StateArray(name='step', elements=1, bits=32)]
 
     @property
     def tables(self) -> int:
-        """The bytes that all parameters of a rank have in common."""
+        """Return the bytes that all parameters of a rank share."""
         return _TABLES if self.name == "adam8bit" else 0
 
 
 def _eight_bits(elements: Count) -> list[StateArray]:
-    """The arrays of bitsandbytes: of small tensors in float32, of others in 8 bits with a scale for each block."""
+    """Yield the arrays of bitsandbytes: float32 for small tensors, else 8 bits with a scale for each block."""
     is_small = np.asarray(elements) < _LEAST_8BIT
     states: Any = np.where(is_small, 4, 1) * elements
     scales: Any = np.where(is_small, 0, -(-np.asarray(elements) // _BLOCK))

@@ -12,7 +12,7 @@ from .result import NOT_COUNTED
 
 __all__ = ["page_of"]
 
-#: The most kinds of equal devices that have a row.
+#: The most groups of equal devices that have a row.
 _MOST = 64
 
 

@@ -1,4 +1,4 @@
-"""Tensors of a training state in their places: the layout of each, and the axes that are of data parallelism."""
+"""The layouts of a training state's tensors, and the axes of data parallelism."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ __all__ = ["PlacedTensors"]
 
 
 class PlacedTensors:
-    """The places of tensors by their names, components of quantized weights and adapters too.
+    """The layouts of tensors by name, including components of quantized weights and adapters.
 
     Args:
         placing: the layouts by name.
-        components: the quantized weights, whose components are placed as the weights are.
+        components: the quantized weights, whose components are cut as the weights are.
         uneven: how dims that do not divide are cut, unless a rule says so.
 
     Attributes:
@@ -43,13 +43,13 @@ class PlacedTensors:
 
     @property
     def meshes(self) -> list[DeviceMesh]:
-        """All meshes; of layouts without named ones, that of all devices."""
+        """All meshes by name; if the layouts have no named ones, the mesh of all devices."""
         return list(self._placing.meshes.values()) or [self.world]
 
     def parallel_axes(
         self, sharding: str, over: Sequence[str] | None, tensors: Iterable[ModelTensor]
     ) -> tuple[str, ...]:
-        """The axes of data parallelism: as given, as the deployment says, or those that no rule uses."""
+        """Return the axes of data parallelism: as given, as the deployment states, or those that no rule uses."""
         if sharding == "none":
             if over is not None:
                 raise LayoutError(
@@ -83,7 +83,7 @@ class PlacedTensors:
         return tuple(axis for axis in known if axis not in used)
 
     def layout_of(self, tensor: ModelTensor) -> tuple[TensorLayout | SharedTiling | None, UnevenRule]:
-        """The layout or the tiling of a tensor, and how dims that do not divide are cut."""
+        """Return the layout or the tiling of a tensor, and the rule for dims that do not divide."""
         if tensor.name in self.followers:
             leader, made = self.followers[tensor.name]
             if isinstance(made, str):

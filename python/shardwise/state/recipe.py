@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 __all__ = ["KINDS", "SHARDINGS", "Local", "Recipe", "StateShare"]
 
-#: The kinds of what a rank has, in the order in which they are shown.
+#: The kinds of arrays, in the order in which they are shown.
 KINDS = ("weights", "gradients", "masters", "optimizer", "whole", "caches")
 
 
-#: The ways to shard that are known, with what they do.
+#: The known ways to shard, each with a description.
 SHARDINGS = {
     "none": "everything as the rules cut it",
     "ddp": "everything whole on every data-parallel rank",
@@ -74,8 +74,8 @@ class StateShare(NamedTuple):
     Attributes:
         kind: One of `KINDS`.
         name: The name of the array: `"weight"`, `"exp_avg"`, …
-        tensor: The number of the tensor that it belongs to; `None` for padding and for what belongs to several.
-        held: The bytes of elements that belong to a tensor; the same for all ranks, or an array.
+        tensor: The number of its tensor; `None` for padding and for arrays that several tensors share.
+        held: The bytes of elements that belong to a tensor; one number for all ranks, or an array.
         allocated: The bytes that the framework allocates.
     """
 
@@ -119,5 +119,5 @@ class Recipe:
     high_bandwidth: bool = False
 
     def gradient_bits(self, part: Local) -> int:
-        """The bits of an element of a gradient."""
+        """Return the bits of an element of a parameter's gradient."""
         return self.gradients or part.bits

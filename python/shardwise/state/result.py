@@ -1,4 +1,4 @@
-"""The figures of a training state: what devices hold and allocate, as one value."""
+"""The figures of a training state: the bytes that devices hold and allocate, as one value."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 
 __all__ = ["NOT_COUNTED", "Figures", "Kept", "StateRow", "TrainingState"]
 
-#: Said at the end of every answer.
+#: The sentence at the end of every report.
 NOT_COUNTED = (
     "not counted: activations, workspaces and buffers of communication, what a framework keeps of its own, and "
     "fragmentation"
 )
-#: The most tensors that are named as the reason why a device has more than another.
+#: The most tensors that a message names as the reason why a device has more bytes than another.
 _NAMED = 3
 _NUMBER = re.compile(r"(?<![A-Za-z0-9])[0-9]+(?![A-Za-z0-9])")
 
 
 class StateRow(NamedTuple):
-    """Devices that share a state, and what each of them has.
+    """Devices that share a state, with the arrays of each.
 
     Attributes:
         devices: Their numbers, in the order of their ranks.
-        numbers: The number of the tensor of each part.
-        entries: What they have; its tensors are numbers of parts.
+        numbers: For each part, the number of its tensor.
+        entries: The arrays that they have; the tensor of an array is the number of a part.
         sums: The bytes of each kind, held and allocated.
     """
 
@@ -50,10 +50,10 @@ class StateRow(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """The part of one tensor that a device has, of one kind.
+    """A device's part of one tensor, of one kind.
 
     Attributes:
-        tensor: The tensor's name; empty for what belongs to several, such as padding.
+        tensor: The tensor's name; empty for arrays that several share, such as padding.
         kind: `"weights"`, `"gradients"`, `"masters"`, `"optimizer"`, `"whole"` or `"caches"`.
         name: The array: `"weight"`, `"exp_avg"`, `"padding"`, …
         held: The bytes of elements that are the tensor's.
@@ -73,9 +73,9 @@ class Figures(NamedTuple):
     Attributes:
         by_kind: The bytes of each kind on each device, held and allocated.
         rows: The devices that share a state, with their parts of tensors.
-        caches: Of each cache its name, the devices that have it, and their bytes, held and allocated.
+        caches: For each cache its name, the devices that have it, and their bytes, held and allocated.
         names: The names of the tensors.
-        unmatched: Those that no rule matches.
+        unmatched: The names of tensors that no rule matches.
     """
 
     by_kind: dict[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]
@@ -88,7 +88,7 @@ class Figures(NamedTuple):
 class TrainingState(Drawn):
     """The bytes that each device holds and allocates of a training state, as `training_state` works them out.
 
-    *Held* are elements that belong to a tensor; *allocated* is what the framework has asked for, with its padding.
+    *Held* bytes are those of elements of a tensor; *allocated* bytes are all that the framework asks for, padding too.
     Arrays are read-only, int64, in the order of the devices.
     """
 
@@ -112,7 +112,7 @@ class TrainingState(Drawn):
     def of_figures(
         cls, world: DeviceMesh, meshes: dict[str, DeviceMesh], recipe: Recipe, over: tuple[str, ...], found: Figures
     ) -> TrainingState:
-        """Make one of its figures, on the meshes of a world, sharded over some of their axes."""
+        """Return the state with these figures, on the meshes of a world, sharded over some of their axes."""
         made = TrainingState.__new__(TrainingState)
         made._world, made._meshes, made._recipe, made._over = world, meshes, recipe, over
         made._figures = {
@@ -179,14 +179,14 @@ class TrainingState(Drawn):
 
     @property
     def fullest(self) -> tuple[Any, int]:
-        """The label of the device that allocates most, the first of them, and its bytes."""
+        """Return the label of the first device that allocates the most, and its bytes."""
         each = self.device_bytes
         at = int(each.argmax())
         return self._world.device(at), int(each[at])
 
     @property
     def why(self) -> str:
-        """The reason why the fullest device has more than the emptiest, in a sentence."""
+        """Return a sentence with the reason why the fullest device has more bytes than the emptiest."""
         each = self.device_bytes
         most, least = int(each.argmax()), int(each.argmin())
         if each[most] == each[least]:
@@ -210,7 +210,7 @@ class TrainingState(Drawn):
         return {kind: (int(held.sum()), int(room.sum())) for kind, (held, room) in self._figures.items()}
 
     def of(self, device: Any) -> list[Kept]:
-        """List what a device has, tensor by tensor.
+        """List the arrays that a device has, tensor by tensor.
 
         Args:
             device: its label.
@@ -261,7 +261,7 @@ class TrainingState(Drawn):
         return frozen(extremes_along(self.device_bytes, self._world, self._meshes, axis, mesh))
 
     def alike(self) -> list[tuple[tuple[int, ...], dict[str, tuple[int, int]]]]:
-        """Group the devices with equal bytes of each kind: their numbers, and by kind the bytes held and allocated."""
+        """Return groups of devices with equal bytes: the devices' numbers, and by kind the bytes held and allocated."""
         columns = [array for pair in self._figures.values() for array in pair]
         if not columns:
             return [(tuple(range(self._world.size)), {})]
@@ -276,7 +276,7 @@ class TrainingState(Drawn):
         return found
 
     def fits(self, memory: int) -> bool:
-        """Return whether every device allocates at most so many bytes."""
+        """Return whether every device allocates at most `memory` bytes."""
         return self.fullest[1] <= memory
 
     def to_dict(self) -> dict[str, Any]:

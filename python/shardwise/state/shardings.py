@@ -1,7 +1,8 @@
-"""Ways to shard a training state: what each rank of a data-parallel group holds, and what its framework allocates.
+"""Ways to shard a training state: the arrays that each rank of a data-parallel group holds and allocates.
 
-A rank's parameters, as tensor, pipeline and expert parallelism leave them, go in; sizes for each rank of its group come
-out. The rules are those of PyTorch 2.15, DeepSpeed 0.19 and Megatron-Core 0.16, whose own allocations the tests have.
+The input is a rank's parameters, as tensor, pipeline and expert parallelism leave them; the output is sizes for each
+rank of its data-parallel group. The rules are those of PyTorch 2.15, DeepSpeed 0.19 and Megatron-Core 0.16; the tests
+compare with their own allocations.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ __all__ = ["entries"]
 
 
 def entries(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[StateShare]:
-    """Yield all that a rank of a data-parallel group keeps, for each rank of it.
+    """Yield the arrays that the ranks of a data-parallel group keep, with sizes for each rank.
 
     Args:
-        recipe: What is kept, and how it is sharded.
-        parts: The parameters, in the order of the model; those of the ranks of the group are alike.
+        recipe: The arrays that are kept, and how they are sharded.
+        parts: The parameters, in the order of the model; all ranks of the group have the same ones.
         ways: The ranks of the group over which the state is sharded.
 
     Raises:
@@ -48,7 +49,7 @@ def entries(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[State
 
 
 def _whole(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[StateShare]:
-    """Shares of a state that is not cut: every rank has all of it."""
+    """Yield the arrays of a state that is not cut: every rank has all of it."""
     for part in parts:
         if part.room is None:
             yield from _alone(recipe, part)
@@ -66,7 +67,7 @@ def _alone(recipe: Recipe, part: Local) -> Iterator[StateShare]:
 
 
 def _by_rows(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[StateShare]:
-    """FSDP2: rows, of which every rank has room for as many."""
+    """Yield the arrays of FSDP2: rows, of which every rank has room for the same number."""
     for part in parts:
         if not part.shape:
             raise LayoutError(
@@ -86,7 +87,7 @@ def _by_rows(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[Stat
 
 
 def _by_parameter(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[StateShare]:
-    """ZeroRedundancyOptimizer: the state of each parameter on one rank, the largest first to the least loaded."""
+    """Yield the arrays of ZeroRedundancyOptimizer: each parameter's state is on one rank, the least loaded."""
     sizes = np.zeros(ways, np.int64)
     owners = {}
     for at in sorted((at for at, part in enumerate(parts) if part.trained), key=lambda at: -parts[at].size):
@@ -102,7 +103,7 @@ def _by_parameter(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator
 
 
 def _by_units(recipe: Recipe, parts: Sequence[Local], ways: int) -> Iterator[StateShare]:
-    """FSDP1: the parameters of a wrapped module in one flat one."""
+    """Yield the arrays of FSDP1: the parameters of a wrapped module in one flat parameter."""
     units: dict[Hashable, list[Local]] = {}
     for part in parts:
         units.setdefault(part.unit, []).append(part)

@@ -38,7 +38,7 @@ __all__ = ["training_state"]
 
 _NO_MESH = "its layout has no mesh; give it one, or take a layout map that has one"
 
-#: Vocabularies, which Muon leaves to AdamW, and of which Megatron ties the first and the last stage's.
+#: Names of embeddings and output layers, which Muon leaves to AdamW, and which Megatron may tie between stages.
 _VOCABULARY = re.compile(r"(?:^|[._])(?:embed\w*|lm_head|wte|wpe|word_embeddings|output_layer|head)(?:\.|$)")
 
 
@@ -153,7 +153,7 @@ class _StateMaker:
             )
         self._homes: dict[DeviceMesh, Home] = {}
         self._cuts: dict[Any, HomeCut] = {}
-        #: Homes, cuts, and what tells tensors of one home apart, by the numbers of layouts, which are kept.
+        #: Caches of homes, cuts, and keys that distinguish tensors of one home, by the identity of layouts.
         self._places: dict[Any, tuple[Home, HomeCut, tuple[Any, ...]]] = {}
         self._kept: list[Any] = []
         self._is_blind = self._frozen is None and self._units is None and self._lora is None and self._shared is None
@@ -163,7 +163,7 @@ class _StateMaker:
         self._unmatched: list[str] = []
 
     def state(self, caches: Iterable[Cache]) -> TrainingState:
-        """Work all of it out."""
+        """Return the training state, with these caches."""
         for number, tensor in enumerate(self._tensors):
             self._place(number, tensor)
         for home in self._homes.values():
@@ -184,7 +184,7 @@ class _StateMaker:
         return TrainingState.of_figures(self._world, dict(self._placing.meshes), self._recipe, self._over, found)
 
     def _place(self, number: int, tensor: ModelTensor) -> None:
-        """Give a tensor to the devices that hold it."""
+        """Add a tensor to the home of the devices that hold it."""
         layout, uneven = self._placed.layout_of(tensor)
         # Names that differ in digits only look alike, unless an expression of the user's may tell them apart; and where
         # only the dtype counts, all do.
@@ -242,11 +242,11 @@ class _StateMaker:
         return True
 
     def _is_matrix(self, tensor: ModelTensor) -> bool:
-        """Return whether Muon takes a tensor: two dims, and no vocabulary."""
+        """Return whether Muon updates a tensor: it has two dims, and is not an embedding or output layer."""
         return len(tensor.shape) == 2 and _VOCABULARY.search(tensor.name) is None
 
     def _is_apart(self, tensor: ModelTensor, home: Home) -> bool:
-        """Return whether Megatron has a bucket for this tensor alone: a vocabulary on several stages of a pipeline."""
+        """Return whether Megatron has a bucket for this tensor alone: an embedding on several stages of a pipeline."""
         name = tensor.name
         if self._recipe.sharding != "megatron":
             return False
@@ -261,7 +261,7 @@ class _StateMaker:
         )
 
     def _is_there(self, main: str, home: Home) -> bool:
-        """Return whether a tensor that another is tied to is on all devices of a home; it may be on none of them."""
+        """Return whether a tensor to which another is tied is on all devices of a home; it may be on none of them."""
         tensor = next(one for one in self._tensors if one.name == main)
         layout, _ = self._placed.layout_of(tensor)
         if isinstance(layout, SharedTiling):
@@ -284,7 +284,7 @@ class _StateMaker:
         return home
 
     def _devices(self, mesh: DeviceMesh) -> npt.NDArray[np.int64]:
-        """The numbers of a mesh's devices among all."""
+        """Return the numbers, among all devices, of a mesh's devices."""
         if mesh.has_default_devices and self._world.has_default_devices:
             return np.arange(mesh.size)
         if self._index is None:
@@ -292,7 +292,7 @@ class _StateMaker:
         return np.array([self._index[label] for label in mesh.labels()], np.int64)
 
     def _stripped(self, layout: TensorLayout) -> tuple[Home, tuple[Any, ...]]:
-        """The home of a layout, and its axes without those over which the state is sharded."""
+        """Return the home of a layout, and the layout's axes without those over which the state is sharded."""
         if layout.device_mesh is None:
             raise LayoutError(_NO_MESH)
         home = self._home(layout.device_mesh)
@@ -345,7 +345,7 @@ class _StateMaker:
         return home, HomeCut(tuple(tiling.holder_shapes()), None)
 
     def _rows(self) -> Iterable[StateRow]:
-        """Everything that each group of ranks has; equal groups are worked out once."""
+        """Return the arrays of each group of ranks; equal groups are worked out once."""
         together: dict[bytes, list[tuple[Home, int]]] = {}
         for home in self._homes.values():
             if home.tensors:
@@ -388,7 +388,7 @@ class _StateMaker:
         return found
 
     def _first_devices(self) -> npt.NDArray[np.bool_] | None:
-        """Which devices are on the first stage of a pipeline; `None` if there is none."""
+        """Return which devices are on the first stage of a pipeline; `None` without a pipeline."""
         for mesh in self._placed.meshes:
             if "pp" in mesh.axis_names:
                 first = np.zeros(self._world.size, bool)
@@ -398,7 +398,7 @@ class _StateMaker:
         return None
 
     def _cache(self, cache: Cache) -> tuple[str, Any, Any, Any]:
-        """The name of a cache, the devices that have it, and their bytes, held and allocated."""
+        """Return the name of a cache, the devices that have it, and their bytes, held and allocated."""
         tensor = next((one for one in self._tensors if one.name == cache.follows), None)
         if tensor is None:
             raise LayoutError(
@@ -425,7 +425,7 @@ class _StateMaker:
 
 
 def _sums(found: Iterable[StateShare]) -> tuple[Any, ...]:
-    """The bytes of each kind."""
+    """Return the bytes of each kind."""
     sums: dict[str, list[Any]] = {}
     for entry in found:
         own = sums.setdefault(entry.kind, [0, 0])

@@ -1,10 +1,8 @@
 """Weights in the memory of devices, proven equal to a checkpoint's by digests that add up, without gathering.
 
 Each device digests its own boxes. Boxes of the same bounds on several devices are replicas, whose digests are equal;
-the
-digests of all distinct boxes add up to the tensor's. Padding must be zero, and further places of a tensor in a
-parameter
-must equal the first: each device checks these by itself.
+the digests of all distinct boxes add up to the tensor's. Padding must be zero, and further places of a tensor in a
+parameter must equal the first: each device checks these by itself.
 """
 
 from __future__ import annotations

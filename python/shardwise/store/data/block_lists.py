@@ -1,9 +1,8 @@
 """Long lists of numbers and bytes: in memory, or in a file as compressed blocks, each with its own digest.
 
 A read touches only the blocks that contain the bytes asked for. Each block is inflated up to its expected length, at
-most
-`BLOCK`, and is used only if its digest is right. So neither a damaged nor a forged file makes a reader take more memory
-than a few blocks and the bytes asked for.
+most `BLOCK`, and is used only if its digest is right. So neither a damaged nor a forged file makes a reader take more
+memory than a few blocks and the bytes asked for.
 """
 
 from __future__ import annotations

@@ -34,8 +34,7 @@ class Reads(NamedTuple):
 
     Attributes:
         engine_from: From this size on, boxes are read by the engine, which reads each run to its place; this takes half
-            the
-            time of reading everything between the runs too.
+            the time of reading everything between the runs too.
         run_from: Runs of at least this size are read one by one; for shorter ones the calls cost more than they save. A
             single run is always read by one call.
         gap_from: Runs of any size that begin at least this far apart are read one by one: reading what is between them

@@ -2,8 +2,7 @@
 
 The digest is a bilinear form of the bytes: with those of block j as row j of a matrix, it is the sum over rows j and
 columns c of `R^j · bytes[j, c] · F_c` modulo 2**127 - 1, with `F_c = 2^(8·(c mod 8)) · K_(c div 8)`. The factors are
-split
-into digits of 8 bits, which leaves two products of small integers:
+split into digits of 8 bits, which leaves two products of small integers:
 
 - `bytes @ F`: int8 times int8 in int32, on tensor cores where there are some. Bytes are taken as signed, less 128, and
   128 times the sum of the factors is added afterwards. No sum of 4096 products is over 2**27.

@@ -92,8 +92,7 @@ class CopyReport(NamedTuple):
             and empty if none was asked for at all.
         crcs: The CRC-32 of each destination piece, in the same way.
         differences: For each destination piece that differs from the file it is compared with: its number, and the
-            first
-            element that differs, as an offset in the tensor.
+            first element that differs, as an offset in the tensor.
     """
 
     bytes_read: int

@@ -90,8 +90,7 @@ class Holder(ReadsFiles, ABC):
         path: Its path or URL.
         size: Its size in bytes.
         is_fetched: Whether the bytes come by requests, each of which takes long, so that few large ones are made; the
-            I/O
-            engine does not read such holders.
+            I/O engine does not read such holders.
     """
 
     path: Any

@@ -48,8 +48,7 @@ class MappedFiles:
 
         Raises:
             ParseError: if one was written to, or cut short. A file that was replaced by another one under its name is
-                fine:
-                the arrays still have the old one.
+                fine: the arrays still have the old one.
         """
         for _, path, now in _look(self._mapped):
             known = self._found.get(path, now)

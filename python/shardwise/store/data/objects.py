@@ -2,14 +2,12 @@
 
 An `ObjectPath` has the operations that formats need from a path, so that a format does not depend on the kind of
 location. It has no `__fspath__`: code that is not written for objects fails at once, and never finds a local file of
-the
-same name.
+the same name.
 
 This module works around weaknesses of stores. A request that fails for a temporary reason is repeated, up to `ATTEMPTS`
 times unless the path says otherwise, after growing pauses of random length, so that many workers do not come back at
 once; a store that returns fewer bytes than asked for has failed. Listings are never cached, and only suggest which
-format
-a folder may have: its manifest or index says which files belong to a checkpoint.
+format a folder may have: its manifest or index says which files belong to a checkpoint.
 """
 
 from __future__ import annotations

@@ -38,10 +38,8 @@ class SameFiles:
         """Refuse the files, with ParseError, if one of them was replaced.
 
         A replaced file has another inode number and another change time. Another number alone is usual on some network
-        file
-        systems; another time alone may be a change of the file's mode, or a change of its contents whose time of
-        modification was
-        set back.
+        file systems; another time alone may be a change of the file's mode, or a change of its contents whose time of
+        modification was set back.
         """
         for path, found in self._found.items():
             number, changed = _look(path)

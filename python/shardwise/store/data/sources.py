@@ -105,8 +105,7 @@ class SourceFile(NamedTuple):
         size: The file's size in bytes.
         modified: The time of the last write (`st_mtime_ns`).
         changed: The time of the last change of any kind (`st_ctime_ns`), which no program can set; `None` for a file
-            that
-            each run makes anew.
+            that each run makes anew.
         begin: The first byte of the first tensor that the plan reads.
         end: The byte after the last tensor that the plan reads.
         digest: The SHA-256 of the bytes before `begin` and after `end`, in hexadecimal; see `head_digest`.

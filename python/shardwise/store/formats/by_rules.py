@@ -1,9 +1,8 @@
 """Bare files of ranks: each holds one device's part of the tensors, and layouts say which part that is.
 
 Examples are Meta's `consolidated.NN.pth`, and the files that engines save for each rank. Elements that several ranks
-hold
-are read from the first; the others are replicas. Errors name a file that is missing, a rank's shape that the layouts
-do not give, and a tensor that a rank lacks or should not have.
+hold are read from the first; the others are replicas. Errors name a file that is missing, a rank's shape that the
+layouts do not give, and a tensor that a rank lacks or should not have.
 """
 
 from __future__ import annotations

@@ -262,8 +262,7 @@ def _datasets(
     """Yield the datasets below a group, each once per name.
 
     Links to other places are not followed: a file could name any other file. A group with two names is refused: nested
-    groups
-    with two names each would have any number of paths. A dataset with two names is a tied tensor.
+    groups with two names each would have any number of paths. A dataset with two names is a tied tensor.
     """
     h5py = h5py_module()
     if depth > _MAX_DEPTH:

@@ -1,8 +1,7 @@
 """Keras weights: one HDF5 file, or several with a `.weights.json` that says which file holds which group.
 
 Tensors are named after the datasets, `layers/dense/vars/0`: Keras files do not state the names of the variables. h5py
-is
-asked once for the place of each dataset; contiguous ones are then read from the file directly.
+is asked once for the place of each dataset; contiguous ones are then read from the file directly.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Fibers of tensors, and the places of one checkpoint's fibers in another.
 
 A fiber is all elements along one dim, such as a row or a column. However tensors are fused, stacked, transposed or
-padded,
-fibers along some dim stay whole. They are compared by a few of their elements; the result is later checked on all
-elements.
+padded, fibers along some dim stay whole. They are compared by a few of their elements; the result is later checked on
+all elements.
 """
 
 from __future__ import annotations
@@ -131,8 +130,7 @@ def _dims(tensor: StoredTensor, lengths: set[tuple[int, str]], memory: int) -> l
     """Return the dims along which a tensor's fibers are hashed, and -1 for its elements.
 
     Along a short dim of a stack there are very many fibers, which take more room than `memory`. They are left out if
-    the
-    fibers along another dim suffice.
+    the fibers along another dim suffice.
     """
     dims = [dim for dim, size in enumerate(tensor.shape) if (size, tensor.dtype) in lengths]
     few = [dim for dim in dims if tensor.size // tensor.shape[dim] * _BYTES_EACH <= memory]

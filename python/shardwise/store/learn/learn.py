@@ -47,8 +47,7 @@ class Learned:
         unused: The tensors of the first that are in none of the second's; the rules drop them, unless tensors are
             unexplained.
         doubtful: The tensors of the second for which several tensors of the first, with equal elements, would do; the
-            one
-            with the most similar name was taken.
+            one with the most similar name was taken.
     """
 
     text: str

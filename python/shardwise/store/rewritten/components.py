@@ -31,8 +31,7 @@ def quantized_tensors(
 
     Raises:
         ParseError: if a scale is missing, or its shape does not follow from its weight and the configuration: it was
-            not
-            fused like its weight, or was left out.
+            not fused like its weight, or was left out.
     """
     return components_in(outline_of(tensors), config, reader_by_new_name(checkpoint, tensors))
 

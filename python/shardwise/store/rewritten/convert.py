@@ -93,10 +93,8 @@ def _rounded_to_odd(values: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.nd
     """Return values of which a narrower dtype's rounding is the same as of the given ones, even through another dtype.
 
     ml_dtypes goes from float64 by way of float32, and to float8_e5m2 by way of float16, and would round twice. If the
-    first
-    step is inexact, its last bit is set: it stands for all bits that were cut off, because the intermediate dtype has
-    at least
-    two bits more than the narrower one.
+    first step is inexact, its last bit is set: it stands for all bits that were cut off, because the intermediate dtype
+    has at least two bits more than the narrower one.
     """
     if dtype.isbuiltin == 1:
         return values  # numpy rounds to its own once.

@@ -89,8 +89,7 @@ def rewritten_outline(
     """Return the names and shapes after rewrites, and the quantized weights.
 
     They are unchanged if the rewrites lead to the given names instead of from them. Names of dropped tensors are added
-    to
-    `dropped`.
+    to `dropped`.
 
     Raises:
         LayoutError: if a rewrite does not fit the tensors.

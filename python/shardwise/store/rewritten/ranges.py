@@ -49,8 +49,7 @@ class ReadArray:
         device: The label of the device.
         dtype: Its dtype, as the checkpoint calls it.
         shape: Elements per dim of the device's own array, with its parts one after the other. Elements that no copy
-            writes
-            are padding, which is zero.
+            writes are padding, which is zero.
         nbytes: Its size in bytes.
     """
 

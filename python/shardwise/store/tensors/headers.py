@@ -25,8 +25,7 @@ class HeaderDigests:
     """The bytes around the tensors in the files of a PyTorch checkpoint with a manifest.
 
     The digest is a SHA-256 of these bytes. A value that is not a tensor is represented by its CRC-32: `commit`, which
-    writes
-    the digest, knows the CRC-32 and does not read the value again.
+    writes the digest, knows the CRC-32 and does not read the value again.
 
     Args:
         files: The manifest's entry for each file, by path. Files with `frames_sha256` have a container for each tensor,

@@ -17,8 +17,7 @@ class LazyTensors(Mapping[str, StoredTensor], Generic[Listing]):
     """The tensors of a checkpoint by name, each made from its entry in the index when it is first asked for.
 
     Checking 10⁵ tensors takes a fraction of the time of making them. The reader of the format checks all entries when
-    it
-    opens the checkpoint, so making a tensor must not fail.
+    it opens the checkpoint, so making a tensor must not fail.
 
     Args:
         rows: The entry of each tensor in the index.

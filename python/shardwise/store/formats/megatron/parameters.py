@@ -1,8 +1,7 @@
 """The parameters of Megatron's ranks: the boxes of whole tensors that they are, and the places of their states.
 
 A rank has a parameter as one array, made of one or several boxes of the whole tensor, one after the other: for example
-a
-part of the gate and a part of the up projection. Optimizers keep states of the flattened array, in runs.
+a part of the gate and a part of the up projection. Optimizers keep states of the flattened array, in runs.
 """
 
 from __future__ import annotations

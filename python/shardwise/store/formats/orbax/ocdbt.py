@@ -1,8 +1,7 @@
 """TensorStore's OCDBT: a database of keys and values in a folder, as a B+tree in files that are never changed.
 
 https://google.github.io/tensorstore/kvstore/ocdbt/index.html describes it. A manifest states the place of the root of
-the
-latest tree; nodes carry a CRC-32C, values do not. All keys are read when the database is opened.
+the latest tree; nodes carry a CRC-32C, values do not. All keys are read when the database is opened.
 """
 
 from __future__ import annotations

@@ -131,8 +131,8 @@ def _merge(
     """Open the files that an index names and combine their headers: tensors, metadata, open files.
 
     All tensors of the files count, as for Hugging Face's loader. The index lists the files, and decides if two hold the
-    same
-    name; each tensor that it lists must be in the file that it states. Without an index, a folder and names are given.
+    same name; each tensor that it lists must be in the file that it states. Without an index, a folder and names are
+    given.
     """
     entries: dict[str, Entry] = {}
     metadata: dict[str, str] = {}

@@ -2,8 +2,7 @@
 
 The metadata of a file states the offsets of its tensors in the whole ones, but not the whole shapes: a shape extends as
 far as any file does. A missing file leaves a gap, unless it is the last of a tensor; so the names, which have the
-numbers
-of the ranks and of each rank's files, must be complete.
+numbers of the ranks and of each rank's files, must be complete.
 """
 
 from __future__ import annotations

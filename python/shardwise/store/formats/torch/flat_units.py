@@ -3,8 +3,7 @@
 A unit has its module's parameters that no inner unit has, flattened one after another in the order of the module; tied
 ones once. Each of k ranks has `ceil(n / k)` of the n elements, the last ranks with padding, which is never read. With
 `use_orig_params=True` there is padding between parameters too, but the states then belong to single parameters: each
-rank
-has a range of the flattened state, in order.
+rank has a range of the flattened state, in order.
 """
 
 from __future__ import annotations
@@ -207,8 +206,7 @@ def local_weights(
         path: The folder.
         gathered: The contents of the files.
         shapes: The shapes of the parameters by name, in the order of the model, taken from states by name; empty if
-            there
-            are none.
+            there are none.
 
     Returns:
         The weights and buffers, and the reasons why others cannot be read.

@@ -229,8 +229,7 @@ class States:
         Args:
             names: The names of the parameters of each number.
             places: The positions of parameters in the model: groups of flat parameters list their parameters in this
-                order, as
-                an optimizer of parameters that are not flat does.
+                order, as an optimizer of parameters that are not flat does.
         """
         for at, (count, counted_by) in self._numbers.items():
             for name in names.get(at.key, [str(at.key)]):

@@ -1,8 +1,7 @@
 """The cuts of parameters among tensor-parallel ranks, as DeepSpeed's `universal_checkpoint_info` states them.
 
 It names parameters by regular expressions: those that every rank has whole, those cut in dim 1, a vocabulary with rows
-of
-padding, and parameters that consist of several; all others are cut in dim 0. DeepSpeed's own tensor parallelism also
+of padding, and parameters that consist of several; all others are cut in dim 0. DeepSpeed's own tensor parallelism also
 states the place of each rank's elements in the whole (`affine_map`), which then decides.
 """
 

@@ -3,8 +3,7 @@
 An optimizer counts its parameters through all its groups, from 0. A file has their names only if the optimizer was made
 from pairs with names. Otherwise a group lists parameters in the order of `named_parameters()`, which is that of the
 model's state dict without buffers and second names of tied parameters; frozen parameters are in no group. A number gets
-a
-name only if exactly one assignment keeps this order and agrees with the shapes of the states.
+a name only if exactly one assignment keeps this order and agrees with the shapes of the states.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The globals that a pickle may name, and the records that stand for the objects that it would build.
 
 Nothing in a pickle is imported or called (`shardwise._core.read_pickle`). The globals listed here have a meaning.
-Others
-are refused, except in places where a file may hold its writer's own objects that no tensor needs. Globals that can run
-programs are refused everywhere.
+Others are refused, except in places where a file may hold its writer's own objects that no tensor needs. Globals that
+can run programs are refused everywhere.
 """
 
 from __future__ import annotations

@@ -110,8 +110,7 @@ class Gathered:
         plain: A rank's tensor, if every rank has all of it.
         parts: The parts.
         places: For a DTensor, by rank in the order of `add`, the number of its shard and of all shards; `None` for a
-            rank
-            that is not on the mesh.
+            rank that is not on the mesh.
         first: The file of the first part; empty before the first `add`.
     """
 

@@ -1,10 +1,8 @@
 """DeepSpeed's universal checkpoints, as `ds_to_universal.py` writes them, with a folder for each parameter.
 
 `zero/NAME/fp32.pt` holds a parameter as a whole, and the files beside it its states: with their shape, or, with stage
-3,
-flat, with the shape in the copies of the trainer's `*_model_states.pt`. These copies also hold the frozen parameters
-and
-buffers, and the names that are tied. Groups, and with stage 3 steps, are in `zero/optimizer_state.pt`.
+3, flat, with the shape in the copies of the trainer's `*_model_states.pt`. These copies also hold the frozen parameters
+and buffers, and the names that are tied. Groups, and with stage 3 steps, are in `zero/optimizer_state.pt`.
 """
 
 from __future__ import annotations

@@ -221,10 +221,9 @@ def _other_name(name: str, models: Sequence[str]) -> str:
 def with_head(wanted: list[Wanted], layouts: Placing, uneven: UnevenRule) -> list[Wanted]:
     """Return the tensors, with an entry for an output layer tied to the embedding: engines look for both names.
 
-    The output layer counts as tied if it is missing and the rule of the only embedding also matches its name.
-    Tensors are recognised by name: a rule as loose as `"w"` matches `lm_head.weight` too. The output layer may be on
-    another stage
-    than the embedding.
+    The output layer counts as tied if it is missing and the rule of the only embedding also matches its name. Tensors
+    are recognised by name: a rule as loose as `"w"` matches `lm_head.weight` too. The output layer may be on another
+    stage than the embedding.
     """
     if any(tensor.name == _HEAD for tensor in wanted):
         return wanted

@@ -61,8 +61,7 @@ class WrittenForm(NamedTuple):
             name.
         is_cut: Whether tensors are written in pieces, as the layouts cut them.
         has_arrays: Whether each device's boxes are put into arrays of its own, so that replicas are written once for
-            each
-            device that holds them.
+            each device that holds them.
         has_crcs: Whether the files state a CRC-32 of each box.
         has_values: Whether values that are not tensors are in its files.
         takes_files: Whether the other files of a Hugging Face folder are copied along.

@@ -2,8 +2,7 @@
 
 Replicas are therefore in the files of all devices that have them. A dim of several parts becomes one array with the
 parts one after the other, so a box of a tensor may be strided in the array. `ranks` is a file for each device, `rank`
-is
-the file of one device alone, and `vllm` is the files that vLLM's and SGLang's sharded loaders read.
+is the file of one device alone, and `vllm` is the files that vLLM's and SGLang's sharded loaders read.
 """
 
 from __future__ import annotations

@@ -204,8 +204,7 @@ class Gatherer:
         """Fetch the pieces that are in objects; return arrays with them, and the bytes fetched.
 
         The tensors' rows are changed to point to the arrays. Replicas in objects are compared here; their rows then
-        have no
-        effect on the copies.
+        have no effect on the copies.
         """
         files = [each.fetched for each in self._sources]
         others = [each.fetched for each in self._compared]

@@ -34,8 +34,7 @@ class PartsSink:
         uploads: The object with the list of multipart uploads.
         remainder: The object for bytes that are too short for a part.
         shares: The task's shares: the number of the file, the first byte, the byte after the last, and the first byte
-            that
-            is in a part of its own.
+            that is in a part of its own.
         texts: For each share, the bytes before the file's first tensor; empty if the share does not include them.
         limits: The limits of the store on parts.
     """

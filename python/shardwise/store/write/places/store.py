@@ -1,11 +1,9 @@
 """A checkpoint in an object store: objects under their final names, receipts beside them, and the index last.
 
 A store has neither renames nor folders that appear at once. A folder becomes a checkpoint by its index, which is
-written
-when everything else is there, on condition that no index exists. A single object appears when it is complete.
+written when everything else is there, on condition that no index exists. A single object appears when it is complete.
 Receipts have names of their own, so that no listing is needed. Receipts agree if the contents that they state are
-equal,
-even if an object was made again and has another ETag.
+equal, even if an object was made again and has another ETag.
 """
 
 from __future__ import annotations
@@ -249,9 +247,8 @@ class StorePlace:
         """Remove the receipts, and the objects that a failed run has `made`, if they are still the same.
 
         Another run of the same work may commit a checkpoint with these objects meanwhile; then they must stay. So a
-        failed run
-        first writes a marker, and then looks for a checkpoint; a run that commits first makes the checkpoint, and then
-        looks for a marker. At least one of the two sees the other.
+        failed run first writes a marker, and then looks for a checkpoint; a run that commits first makes the
+        checkpoint, and then looks for a marker. At least one of the two sees the other.
         """
         if self._new.is_shared:
             self._shared.forget()

@@ -2,9 +2,8 @@
 
 The digest of the head, which contains the digests of all blocks, is the plan's. So a plan is opened by its head alone,
 and a worker reads only the blocks that its tasks need. Contents are checked before they are used: a small plan as a
-whole
-when it is opened, a large one part by part as it is read, and as a whole before the checkpoint gets its name. The check
-compares names, boxes, positions of bytes and tasks with one another.
+whole when it is opened, a large one part by part as it is read, and as a whole before the checkpoint gets its name. The
+check compares names, boxes, positions of bytes and tasks with one another.
 """
 
 from __future__ import annotations

@@ -34,10 +34,8 @@ def shares_of(plan: CheckpointTasks, least: Callable[[int], int]) -> Shares | No
     """Return the shares of files that the tasks of a plan make; `None` if tasks cannot share its files.
 
     A task writes one run of bytes of a file, or a few. A run of at least the least bytes of a part is uploaded as a
-    part.
-    Shorter runs go to the task's remainder; the run after a short one gives up its first bytes, as many as a part
-    needs, to
-    the remainder too. So does a run after bytes that are known only at the end.
+    part. Shorter runs go to the task's remainder; the run after a short one gives up its first bytes, as many as a part
+    needs, to the remainder too. So does a run after bytes that are known only at the end.
 
     Args:
         plan: The plan whose tasks make parts of objects.
@@ -45,8 +43,7 @@ def shares_of(plan: CheckpointTasks, least: Callable[[int], int]) -> Shares | No
 
     Returns:
         The shares by task, file and position; `None` if a task writes bytes of a file that are not runs, or no task
-        writes
-        some bytes of its arrays, which are zeros.
+        writes some bytes of its arrays, which are zeros.
     """
     if plan.has_arrays:
         starts, sizes, data = (plan.column("files", column) for column in ("start", "size", "data"))

@@ -154,8 +154,7 @@ def _spread(numbers: Sequence[int], sizes: npt.NDArray[np.int64], workers: int) 
     """Return the tasks in an order in which those that run at the same time are far apart, mostly in different files.
 
     Most file systems let one writer at a time into a file. So the tasks are divided into one group of consecutive tasks
-    per
-    worker, with about equal bytes, and the groups are interleaved.
+    per worker, with about equal bytes, and the groups are interleaved.
     """
     if workers < 2 or not len(numbers):
         return numbers
