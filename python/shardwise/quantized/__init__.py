@@ -4,11 +4,11 @@
 |---|---|
 | `forms` | which quantized weights there are in a model |
 | `component` | logical tensors, and components as blocks of them |
-| `stated`, `method`, `modules` | what a configuration says; its method by name; which modules it is for |
+| `stated`, `method`, `modules` | a configuration's statements; its method by name; the modules that it is for |
 | `scaled`, `integers`, `flat` | the components of FP8 and FP4, of packed integers, of flat blocks |
 | `parts` | the tensors in a fused weight |
 | `cut` | the layouts of components, from that of their weight |
-| `states`, `adapters` | what the dims of an optimizer's states stand for, and of the factors of adapters |
+| `states`, `adapters` | the meaning of the dims of an optimizer's states, and of the factors of adapters |
 | `follow` | components, states and adapters under rules for weights |
 """
 

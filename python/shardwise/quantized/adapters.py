@@ -1,7 +1,7 @@
-"""Low-rank adapters, each factor with what its dims stand for: they are cut as the weights that they adapt are.
+"""Low-rank adapters: factors with the meaning of their dims, cut like the weights that they adapt.
 
 A weight of out × in has a factor A of rank × in and a factor B of out × rank. A is cut where the weight's columns are,
-B where its rows are; the rank is whole. The product of what a device has of both is what it has of the weight.
+B where its rows are; the rank is whole. The product of a device's parts of both belongs to its part of the weight.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from .component import Along, Component, LogicalTensor
 
 __all__ = ["SHARDED", "adapters_in"]
 
-#: The form of Megatron-Bridge's adapters, of which the rank of A is cut as the rows are, and the rows of B as the
-#: columns.
+#: The form of Megatron-Bridge's adapters, in which the rank of A is cut like the weight's rows, and the rows of B like
+#: its columns.
 SHARDED = "adapter of Megatron-Bridge"
 _FORM = "adapter"
-#: Modules that are Conv1D in GPT-2, of in × out, and linear layers in models that took over their names.
+#: Names of modules that are Conv1D (in × out) in GPT-2, but linear layers in other models with these names.
 _EITHER = ("c_attn", "c_fc", "c_proj", "q_attn")
 _WAY_ON = "a rule for its own name places it"
 
 
 class _Adapted(NamedTuple):
-    """A weight with an adapter: the tensors of the adapter by their factors, and the rewrites that take the weight."""
+    """A weight with an adapter: the adapter's tensors by factor, and the rewrites that use the weight."""
 
     weight: str
     factors: dict[str, str]

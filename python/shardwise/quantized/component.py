@@ -29,11 +29,11 @@ class Along(NamedTuple):
 
     #: The dim of the logical tensor; -1 is the tensor flattened, `None` nothing: every device holds the dim whole.
     of: int | None
-    #: So many elements of that dim
+    #: The number of elements of that dim in a block.
     block: int = 1
-    #: are stored in so many of the component.
+    #: The number of elements of the component in which a block is stored.
     words: int = 1
-    #: So many values share stored elements that cannot be cut apart: 8 of 4 bits in an int32.
+    #: The number of values that share one stored element and so cannot be cut apart: 8 of 4 bits in an int32.
     packing: int = 1
 
     def elements(self, n: int) -> int:

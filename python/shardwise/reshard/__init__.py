@@ -1,11 +1,11 @@
-"""Plans from one tiling of a tensor to another: what they are made of, and what they cost.
+"""Plans from one tiling of a tensor to another: their transfers, and their costs.
 
 | module | answers |
 |---|---|
 | `plan` | a `ReshardPlan` |
 | `transfer`, `transfers` | one box that moves; all of them, and their bytes |
 | `program` | the steps of one holder |
-| `run`, `source`, `same` | a plan run in memory; its arrays; nothing to do |
+| `run`, `source`, `same` | a plan run in memory; its arrays; plans without moves |
 | `kinds`, `collectives`, `run_collectives` | the same as collectives: kinds, search, run |
 | `cost` | times of collectives on links |
 | `balance` | the load over all tensors of a model |

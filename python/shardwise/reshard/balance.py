@@ -1,4 +1,4 @@
-"""The senders of the pieces of many tensors, with the load balanced over all of these."""
+"""The choice of senders for the pieces of many tensors, with the load balanced over all tensors."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def balanced(
     weights: list[int],
     nodes: Mapping[Any, Any] | None = None,
 ) -> Any:
-    """Choose who sends what of tensors in turn, so that of the replicas of a box the least busy one sends it.
+    """Choose the sender of each box, tensor after tensor: of the holders of its replicas, the least busy one.
 
     Args:
-        pairs: the tilings between which tensors go, each with the name of a tensor.
+        pairs: the tilings before and after, each pair with the name of a tensor that has it.
         used: for each tensor the position of its pair.
-        weights: for each tensor what an element counts.
-        nodes: the node of each holder, by label: of replicas that are nearly as busy, the one sends whose node has sent
-            least to the receiver's.
+        weights: for each tensor the weight of an element in the load, such as its bits.
+        nodes: the node of each holder, by label: of nearly equally busy holders, that one sends whose node has sent the
+            least to the receiver's node.
 
     Returns:
-        The labels of all holders; what each of them sends, receives and keeps; for each tensor the senders of its
-        transfers, or `None` where there are no replicas.
+        The labels of all holders; the load that each sends, receives and keeps; for each tensor the senders of its
+        transfers, or `None` if it has no replicas.
 
     Raises:
         LayoutError: if a holder has no node.
@@ -53,7 +53,7 @@ def balanced(
 
 
 def _participants(pairs: Sequence[tuple[str, Tiling, Tiling]]) -> tuple[tuple[Any, ...], list[Any]]:
-    """The labels of all holders, and what `balance_model` takes: tilings, shared holders, numbers of labels."""
+    """Return the labels of all holders, and `balance_model`'s arguments: tilings, shared holders, label numbers."""
     numbers: dict[Hashable, int] = {}
     meshes: dict[int, npt.NDArray[np.int64]] = {}
 

@@ -1,4 +1,4 @@
-"""A change of layout as a sequence of collectives: the cheapest found, or why there is none."""
+"""A change of layout as a sequence of collectives: the cheapest one found, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CollectiveObstacle", "ObstacleKind", "device_map", "obstacle_between", "steps_between"]
 
-#: Why a change of layout is not a sequence of collectives.
+#: The reasons why a change of layout is not a sequence of collectives.
 ObstacleKind = Literal[
     "device-count",
     "devices",
@@ -68,7 +68,7 @@ _PACKED = CollectiveObstacle("packed", "a side of the plan has a packed dim, who
 
 
 def device_map(src: DeviceMesh, dst: DeviceMesh) -> npt.NDArray[np.int64] | None:
-    """The devices of `dst` in `src`, as `same_devices` gives them; `None` if all are the same, or not as many."""
+    """Return the position in `src` of each device of `dst`; `None` if they are equal, or not the same number."""
     return None if src.size != dst.size or src.given_labels == dst.given_labels else same_devices(src, dst)
 
 
@@ -83,7 +83,7 @@ def _search(src: Tiling, dst: Tiling) -> CollectiveSearch | CollectiveObstacle:
 
 
 def obstacle_between(src: Tiling, dst: Tiling) -> CollectiveObstacle | None:
-    """Say why there are no collectives; `None` if there are."""
+    """Return the reason why there is no sequence of collectives; `None` if there is one."""
     search = _search(src, dst)
     if isinstance(search, CollectiveObstacle):
         return search
@@ -93,7 +93,7 @@ def obstacle_between(src: Tiling, dst: Tiling) -> CollectiveObstacle | None:
 def steps_between(
     src: Tiling, dst: Tiling, itemsize: int, links: LinkModel | None
 ) -> tuple[CollectiveStep, ...] | CollectiveObstacle:
-    """Find the cheapest sequence; see `ReshardPlan.collectives`."""
+    """Return the cheapest sequence of collectives; see `ReshardPlan.collectives`."""
     search = _search(src, dst)
     if isinstance(search, CollectiveObstacle):
         return search

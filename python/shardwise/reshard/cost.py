@@ -180,13 +180,13 @@ def cost_of(steps: Iterable[Collective], src: Partition, dtype: Any, links: Link
 
     Args:
         steps: the collectives; those of `ReshardPlan.collectives`, or your own.
-        src: who holds what before the first.
+        src: the partition before the first collective.
         dtype: the tensor's dtype.
         links: bandwidth and latency of each mesh axis; by default those of `LinkModel()`.
 
     Raises:
         LayoutError: if a collective cannot be carried out at its place, or leaves a dim in shards that do not divide
-            it; names the step and says why. Also if a dim of `src` does not divide.
+            it; the message names the step and the reason. Also if a dim of `src` does not divide.
 
     Bytes are those that each device receives. With shards of `s` bytes and axes of product `n`: 0 for a slice,
     `(n - 1) * s` for an all-gather, `(n - 1) * s / n` for an all-to-all and a reduce-scatter, twice that for an
@@ -207,7 +207,7 @@ def cost_of(steps: Iterable[Collective], src: Partition, dtype: Any, links: Link
 
 
 def timed(given: Sequence[Collective], src: Partition, itemsize: int, links: LinkModel) -> tuple[CollectiveStep, ...]:
-    """The collectives with their costs."""
+    """Yield the collectives with their costs."""
     mesh = src.device_mesh
     bandwidth, latency = zip(*map(links.of, mesh.axis_names), strict=True)
     fields = [
@@ -230,7 +230,7 @@ def _bound(number: int, step: Collective, mesh: DeviceMesh) -> CoreLayout | None
 
 
 def priced_steps(found: list[Any], mesh: DeviceMesh) -> Iterator[CollectiveStep]:
-    """The steps as the core gives them, on the mesh of the source."""
+    """Yield the core's steps as `CollectiveStep`s, on the mesh of the source."""
     for kind, axes, from_dim, to_dim, size, seconds, specs, unreduced in found:
         layout = TensorLayout(specs, mesh, unreduced=unreduced)
         yield CollectiveStep(kind, axes, from_dim, to_dim, layout, size, seconds)

@@ -1,4 +1,4 @@
-"""Pictures of plans: before, after, and who sends how much to whom."""
+"""Pictures of plans: the tilings before and after, and the bytes that each holder sends to each other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..tiling import Tiling
 __all__ = ["loads_picture", "plan_picture"]
 
 _MOST_TRANSFERS = 1 << 20
-#: Up to how many holders have a row each, and how many rows there are for more, wide enough for their numbers.
+#: The most holders with a row each; and the number of rows for more holders, wide enough for their numbers.
 _MOST_SIDE, _MOST_GROUPS = 16, 8
 
 
@@ -71,7 +71,7 @@ def plan_picture(plan: HasTransfers, dtype: npt.DTypeLike = np.float32) -> Pictu
 
 
 class _HolderGroups:
-    """The holders of a tiling; if there are many, in groups of neighbours."""
+    """The holders of a tiling, in groups of neighbours if there are many."""
 
     def __init__(self, tiling: Tiling) -> None:
         self._tiling, self._holders = tiling, tiling.holder_count
@@ -98,7 +98,7 @@ class _HolderGroups:
 def _volumes(
     boxes: npt.NDArray[np.void], senders: _HolderGroups, receivers: _HolderGroups, itemsize: int
 ) -> list[list[int]]:
-    """Add up the bytes of boxes by sender and receiver, exactly: halves of 31 bits, whose sums a float64 holds."""
+    """Return the bytes of boxes added up by sender and receiver, exactly: 31-bit halves are added in float64."""
     volumes = (boxes["stop"] - boxes["start"]).prod(axis=1, dtype=np.int64)
     places = boxes["src_device"] // senders.each * receivers.count + boxes["dst_device"] // receivers.each
     size = senders.count * receivers.count
@@ -125,7 +125,7 @@ def _tile(at: tuple[int, int], place: str, sent: int, kept: int, most: int) -> T
 def loads_picture(
     title: str, loads: Mapping[str, Mapping[Any, int]], text: Callable[[int], str] = bytes_text
 ) -> Picture:
-    """Draw bars of what each holder sends, receives and keeps: for each of these a number by holder."""
+    """Return bars of the bytes that each holder sends, receives and keeps."""
     panels, sums = [], []
     for name, each in loads.items():
         sums.append(f"{text(sum(each.values()))} {name}")

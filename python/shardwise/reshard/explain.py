@@ -50,7 +50,7 @@ class ExplainableModel(Protocol):
 
 
 def explain(plan: Explainable, dtype: np.dtype[Any], links: LinkModel | None) -> str:
-    """Describe a plan; see `ReshardPlan.explain`."""
+    """Return a description of a plan as text; see `ReshardPlan.explain`."""
     dst, src = plan.dst, plan.src
     size = bytes_text(dst.size * dtype.itemsize)
     article = "An" if str(dtype).startswith(("i", "o")) else "A"
@@ -86,7 +86,7 @@ def explain(plan: Explainable, dtype: np.dtype[Any], links: LinkModel | None) ->
 def explain_model(
     plan: ExplainableModel, bits: int, senders: int, receivers: int, boxes: int, is_rewritten: bool
 ) -> str:
-    """Describe a plan of a model, of tensors of so many bits in all; see `ModelPlan.explain`."""
+    """Return a description of a plan of a model as text; see `ModelPlan.explain`."""
     sent, received = plan.bytes_sent(), plan.bytes_received()
     verb = "goes" if len(plan) == 1 else "go"
     lines = [
@@ -112,7 +112,7 @@ def explain_model(
 
 
 def counted(count: int, noun: str, several: str = "") -> str:
-    """Write a number with its noun.
+    """Return a number with its noun, in the plural if needed.
 
     >>> counted(1, "box", "boxes"), counted(2000, "device")
     ('1 box', '2,000 devices')

@@ -25,7 +25,7 @@ class Collective:
         kind: one of `CollectiveKind`.
         axes: the mesh axes, or sub-axes such as `"tp:(1)4"`, major first, in the order of the spec of the dim that is
             cut.
-        from_dim: the dim that is put together, for an all-gather and an all-to-all. The axes are its minor ones, in any
+        from_dim: the dim that is gathered, for an all-gather and an all-to-all. The axes are its minor ones, in any
             order.
         to_dim: the dim that is cut, for a slice, an all-to-all and a reduce-scatter. The axes become its minor ones.
         layout: the layout after it; required for a collective-permute.
@@ -42,7 +42,7 @@ class Collective:
     kind: CollectiveKind
     #: The axes or sub-axes of the mesh that it is along, major first.
     axes: tuple[str, ...]
-    #: The dim that is put together, if one is.
+    #: The dim that is gathered, if one is.
     from_dim: int | None = None
     #: The dim that is cut, if one is.
     to_dim: int | None = None

@@ -18,16 +18,16 @@ __all__ = ["check_packed", "named_dims"]
 
 
 def named_dims(partition: Partition) -> Iterator[tuple[int, PackedDim]]:
-    """The packed dims that name the tensors they hold."""
+    """Return the packed dims whose parts name tensors."""
     for dim, spec in enumerate(partition.layout.axes):
         if isinstance(spec, PackedDim) and spec.names:
             yield dim, spec
 
 
 def check_packed(src: Tiling, dst: Tiling) -> None:
-    """Refuse a plan between partitions that pack a dim in different orders, and of partial sums of packed dims.
+    """Refuse a plan between partitions that pack a dim in different orders, or with partial sums of packed dims.
 
-    The shapes are the same, so nothing else would detect it.
+    The shapes of different orders are the same, so nothing else would detect it.
     """
     if type(src.core) is CorePartition and type(dst.core) is CorePartition:
         return  # Known sooner than what follows: most plans are of plain partitions, and take some microseconds.

@@ -1,4 +1,4 @@
-"""Going from one tiling to another: what must move, what it costs, and moving it."""
+"""The plan from one tiling of a tensor to another: the boxes that move, their cost, and the run in memory."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ReshardPlan(Transfers):
     __slots__ = ("__weakref__",)
 
     def program(self, holder: Any, side: Literal["src", "dst"] | None = None) -> Program:
-        """Return what one holder has to do, in order: what it copies, sends and receives, with the boxes in its arrays.
+        """Return the steps of one holder, in order: its copies, sends and receives, with the boxes in its arrays.
 
         Args:
             holder: the label of a holder of `src`, of `dst`, or of both.
@@ -126,7 +126,7 @@ class ReshardPlan(Transfers):
 
     @property
     def obstacle(self) -> CollectiveObstacle | None:
-        """Why collectives cannot do what the plan does, or `None` if they can.
+        """The reason why collectives cannot do what the plan does; `None` if they can.
 
         >>> from shardwise import DeviceMesh, TensorLayout, plan_reshard
         >>> mesh = DeviceMesh((4,), ("x",))
@@ -166,7 +166,7 @@ class ReshardPlan(Transfers):
         return None if isinstance(found, CollectiveObstacle) else found
 
     def cost(self, dtype: npt.DTypeLike, links: LinkModel | None = None) -> CollectiveCost | None:
-        """Return what `collectives` costs: bytes per device, and seconds; `None` if there are none.
+        """Return the cost of `collectives`: bytes per device, and seconds; `None` if there are no collectives.
 
         `cost_of` gives the cost of a sequence of your own.
 
@@ -180,7 +180,7 @@ class ReshardPlan(Transfers):
         return None if steps is None else CollectiveCost(steps)
 
     def explain(self, dtype: npt.DTypeLike = np.float32, links: LinkModel | None = None) -> str:
-        """Say in plain words what the plan does.
+        """Return a description of the plan in plain words.
 
         >>> from shardwise import DeviceMesh, TensorLayout, plan_reshard
         >>> mesh = DeviceMesh((4,), ("x",))
@@ -315,8 +315,8 @@ def plan_reshard(src: Tiling, dst: Tiling) -> ReshardPlan:
     """Plan how to go from one tiling of a tensor to another.
 
     Args:
-        src: who holds what now: a `Partition`, or any other `Tiling`.
-        dst: who should hold what, of the same shape; everything else may differ. It need not cover the whole tensor,
+        src: the tiling now: a `Partition`, or any other `Tiling`.
+        dst: the tiling afterwards, of the same shape; everything else may differ. It need not cover the whole tensor,
             and its holders may ask for the same elements, as readers do.
 
     Raises:

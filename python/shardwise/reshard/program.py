@@ -1,4 +1,4 @@
-"""Programs: what one holder has to do in a plan, whatever carries it out."""
+"""Programs: the steps of one holder in a plan, whatever carries them out."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ class Program(Sequence[Step]):
 
 
 def program_of(plan: Runnable, holder: Any, side: str | None) -> Program:
-    """Make the program of one holder; see `ReshardPlan.program`."""
+    """Return the program of one holder; see `ReshardPlan.program`."""
     source, target = _numbers_of(plan, holder, side)
     pieces = (plan.core.kept_pieces(), plan.core.pieces())
     places: dict[tuple[int, int], tuple[tuple[int, ...], Window | None]] = {}
@@ -226,7 +226,7 @@ def program_of(plan: Runnable, holder: Any, side: str | None) -> Program:
 
 
 def _numbers_of(plan: Runnable, holder: Any, side: str | None) -> tuple[int, int]:
-    """The numbers of a holder in the source and in the destination, or -1."""
+    """Return the numbers of a holder in the source and in the destination, each -1 if it is not there."""
     if optional("side", side, str) not in (None, "src", "dst"):
         raise LayoutError(f"side must be 'src', 'dst' or None, got {shown(side)}")
     found = []

@@ -1,4 +1,4 @@
-"""Going from one order of a fused weight to another: q, k and v interleaved, blocked, or in tensors of their own."""
+"""Plans between orders of a fused weight: q, k and v interleaved, blocked, or in separate tensors."""
 
 from __future__ import annotations
 
@@ -201,9 +201,9 @@ def plan_refit(src: RefitSide, dst: RefitSide) -> RefitPlan:
     """Plan how to go from one order of a fused weight to another, tensor by tensor.
 
     Args:
-        src: who holds what now: a partition with a packed dim whose parts have names (`packed.qkv` and `packed.gate_up`
+        src: the order now: a partition with a packed dim whose parts have names (`packed.qkv` and `packed.gate_up`
             give them), or a mapping from these names to the partitions of separate tensors.
-        dst: who should hold what, in the same two forms.
+        dst: the order afterwards, in the same two forms.
 
     Raises:
         LayoutError: if a partition does not state its order, because its parts have no names (the same shape in the
@@ -226,7 +226,7 @@ def plan_refit(src: RefitSide, dst: RefitSide) -> RefitPlan:
 
 
 def _checked(argument: str, side: Any) -> list[tuple[str, Partition]]:
-    """The names of the tensors, each with its partition."""
+    """Return the names of the tensors, each with its partition."""
     if isinstance(side, Mapping):
         for name, partition in side.items():
             if not isinstance(name, str) or not isinstance(partition, Partition):
@@ -269,7 +269,7 @@ def _planned(src: Any, dst: Any) -> dict[str, ReshardPlan]:
 
 
 def _tilings(side: Partition | tuple[tuple[str, Partition], ...]) -> dict[str, Tiling]:
-    """For each tensor, who holds what of it."""
+    """Return the tiling of each tensor."""
     if not isinstance(side, Partition):
         return dict(side)
     ((dim, spec),) = named_dims(side)
@@ -293,7 +293,7 @@ def _tilings(side: Partition | tuple[tuple[str, Partition], ...]) -> dict[str, T
 def _within(
     row: Sequence[Sequence[int]], dim: int, places: list[int], starts: list[int], lengths: list[int]
 ) -> list[Piece]:
-    """The part in a piece (start, stop and local start along each dim) of a tensor that lies in these stretches."""
+    """Return the part of a tensor's piece (start, stop and local start along each dim) that is in these stretches."""
     start, stop, local = row[dim]
     pieces = []
     for i in range(max(bisect.bisect_right(starts, start) - 1, 0), len(starts)):

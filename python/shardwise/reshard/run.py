@@ -1,4 +1,4 @@
-"""Running a plan on arrays: the checks, the outputs, and the sums; the copies are the compiled module's."""
+"""Running a plan on arrays: the checks, the outputs, and the sums; the compiled module makes the copies."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
     "views_of",
 ]
 
-#: The part of a flat array that a piece is: its offset, and its shape.
+#: The part of a flat array that holds a piece: its offset, and its shape.
 Window = tuple[int, tuple[int, ...]]
 
 #: The most bytes that are allocated together; they are also freed together.
@@ -65,7 +65,7 @@ def run_on_arrays(
     out: Sequence[Array] | None,
     progress: Callable[[int, int], Any] | None,
 ) -> list[Array]:
-    """Check everything, then write; see `ReshardPlan.run`."""
+    """Check all arguments, then run a plan; see `ReshardPlan.run`."""
     if progress is not None and not callable(progress):
         raise TypeError(f"progress must be callable or None, got {type(progress).__name__}")
     # The arrays of a source were checked when it was made. Asking an abstract class takes as long as checking an
@@ -126,7 +126,7 @@ def check_addable(dtype: np.dtype[Any]) -> None:
 
 
 def checked_arrays(name: str, arrays: Sequence[Array], tiling: Tiling, dtype: np.dtype[Any] | None) -> list[Array]:
-    """The arrays as a list, each of the shape of its holder's own array and all of one dtype."""
+    """Return the arrays as a list, after checking that each has its holder's shape, and all have one dtype."""
     if type(arrays) is not list and (isinstance(arrays, (str, bytes, dict)) or not hasattr(arrays, "__iter__")):
         raise TypeError(f"{name} must be a sequence of numpy arrays, got {type(arrays).__name__}")
     # One more than allowed: an iterable may never end.
@@ -152,12 +152,12 @@ def checked_arrays(name: str, arrays: Sequence[Array], tiling: Tiling, dtype: np
 
 
 def slices_of(start: npt.NDArray[np.int64], stop: npt.NDArray[np.int64]) -> tuple[slice, ...]:
-    """A box as slices."""
+    """Return a box as slices."""
     return tuple(slice(a, b) for a, b in zip(start.tolist(), stop.tolist(), strict=True))
 
 
 def box_view(array: Array, window: Window | None, box: tuple[slice, ...]) -> Array:
-    """A box of an array, or of the part of a flat one that `window` says, as a view."""
+    """Return a box of an array as a view; if the array is flat, a box of its part `window`."""
     if window is not None:
         offset, shape = window
         array = array[offset : offset + math.prod(shape)].reshape(shape)
@@ -167,10 +167,10 @@ def box_view(array: Array, window: Window | None, box: tuple[slice, ...]) -> Arr
 
 
 def views_of(plan: Runnable) -> Iterator[tuple[int, int, Window | None, tuple[slice, ...]]]:
-    """The new arrays that are a part of what their holder has already: who they are, and where they are in it.
+    """Return the new arrays that are parts of arrays that their holders already have.
 
-    For each the number of its holder in the destination and in the source, and window and box in the array there.
-    Partial sums have none: a holder of one of the addends receives the others.
+    For each, the number of its holder in the destination and in the source, and window and box in the holder's array.
+    Arrays with partial sums are never in the list: a holder of one addend receives the others.
     """
     kept = plan.kept
     if not len(kept):
@@ -194,7 +194,7 @@ def views_of(plan: Runnable) -> Iterator[tuple[int, int, Window | None, tuple[sl
 
 
 def _allocated(devices: list[int], tiling: Tiling, dtype: np.dtype[Any]) -> dict[int, Array]:
-    """New arrays; many small ones are cut from common blocks, which the operating system backs with large pages.
+    """Return new arrays; many small ones are cut from common blocks, which the operating system backs with large pages.
 
     A page is made when it is first written to, and for many small arrays that takes longer than the copy itself.
     """
@@ -222,7 +222,7 @@ def _allocated(devices: list[int], tiling: Tiling, dtype: np.dtype[Any]) -> dict
 
 
 def _blocks(nbytes: list[int]) -> Iterator[list[int]]:
-    """The positions of small arrays that share a block."""
+    """Yield the ranges of positions of small arrays that share a block of memory."""
     positions: list[int] = []
     filled = 0
     for i, size in enumerate(map(_aligned, nbytes)):
@@ -254,7 +254,7 @@ def addends_of(partition: Partition) -> npt.NDArray[np.int64]:
 
 
 def _add(plan: Runnable, sources: list[Array], results: list[Array]) -> None:
-    """Add the second and further addends to the first, which is there, in the order of their coordinates."""
+    """Add the second and further addends to the first, which is in place, in the order of their coordinates."""
     assert isinstance(plan.src, Partition)
     addends = addends_of(plan.src)
     rows = np.concatenate([plan.kept, plan.transfers])

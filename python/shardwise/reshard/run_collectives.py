@@ -21,7 +21,7 @@ __all__ = ["run_steps"]
 
 
 def run_steps(src: Partition, shards: Sequence[Array], steps: Sequence[CollectiveStep]) -> list[Array]:
-    """Carry out a sequence; one array per device of the source's mesh, in its order."""
+    """Run a sequence of collectives; return one array per device of the source's mesh, in its order."""
     layout, arrays = src.layout, list(shards)
     for step in steps:
         assert step.layout is not None
@@ -42,7 +42,7 @@ def _digits(mesh: DeviceMesh, names: Iterable[str]) -> npt.NDArray[np.int64]:
 
 
 def _parts(mesh: DeviceMesh, names: Iterable[str]) -> Iterator[tuple[int, npt.NDArray[np.int64], int]]:
-    """For each name the position of its mesh axis, all devices' coordinates along it, and how far apart they are."""
+    """Yield for each name the position of its mesh axis, all devices' coordinates along it, and its stride."""
     coordinates = mesh.coordinates()
     for name in names:
         part = None if name in mesh.axis_names else parse_sub_axis(name)
@@ -53,7 +53,7 @@ def _parts(mesh: DeviceMesh, names: Iterable[str]) -> Iterator[tuple[int, npt.ND
 
 
 def _groups(mesh: DeviceMesh, names: Sequence[str]) -> Iterator[list[int]]:
-    """For each device those that differ from it along some axes only, itself among them, in the mesh's order."""
+    """Return for each device the devices, itself included, that differ only along some axes, in the mesh's order."""
     others = mesh.coordinates().copy()
     for axis, digit, rest in _parts(mesh, names):
         others[:, axis] -= digit * rest
@@ -67,7 +67,7 @@ def _groups(mesh: DeviceMesh, names: Sequence[str]) -> Iterator[list[int]]:
 def _exchanged(
     step: CollectiveStep, shards: list[Array], before: Numbers, after: Numbers, groups: Iterable[list[int]]
 ) -> Iterator[Array]:
-    """Each device's shard after the step, made from those of its group."""
+    """Return each device's shard after the step, made from the shards of its group."""
     for device, group in enumerate(groups):
         wanted = after[device]
         if step.kind == "slice":
@@ -98,7 +98,7 @@ def _sum(addends: list[Array]) -> Array:
 
 
 def _permuted(shards: list[Array], before: Numbers, after: Numbers, addend: npt.NDArray[np.int64]) -> list[Array]:
-    """Each device takes the shard of the first device that has its new box and its place among the addends."""
+    """Return each device's shard: that of the first device with its new box and its addend."""
     holder: dict[tuple[bytes, bytes], Array] = {}
     for box, place, shard in zip(before, addend, shards, strict=True):
         holder.setdefault((box.tobytes(), place.tobytes()), shard)

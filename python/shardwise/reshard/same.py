@@ -1,4 +1,4 @@
-"""Holders of two tilings, and devices of two meshes, that are the same: those with the same label."""
+"""Holders of two tilings, and devices of two meshes, matched by their labels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["same_devices", "same_holders"]
 
 
 def same_holders(src: Tiling, dst: Tiling) -> npt.NDArray[np.int64]:
-    """For each holder of `dst`, the position that its label has in `src`, or -1."""
+    """Return for each holder of `dst` the position of its label in `src`, or -1."""
     if isinstance(src, Partition) and isinstance(dst, Partition):
         return same_devices(src._mesh, dst._mesh)
     if not (src.has_labels and dst.has_labels):
@@ -31,7 +31,7 @@ def same_holders(src: Tiling, dst: Tiling) -> npt.NDArray[np.int64]:
 
 @lru_cache(maxsize=16)  # the tensors of a checkpoint share their meshes
 def same_devices(src: DeviceMesh, dst: DeviceMesh) -> npt.NDArray[np.int64]:
-    """For each device of `dst`, the device index that its label has in `src`, or -1."""
+    """Return for each device of `dst` the device index of its label in `src`, or -1."""
     if (src.given_labels is None and dst.given_labels is None) or src.given_labels is dst.given_labels:
         try:
             same = np.arange(dst.size, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Arrays that a plan can be run on, together with the tiling that they are cut by."""
+"""Arrays on which a plan can be run, with the tiling by which they are cut."""
 
 from __future__ import annotations
 
@@ -25,4 +25,4 @@ class ShardSource(ABC):
 
     @abstractmethod
     def shard_arrays(self) -> list[npt.NDArray[Any]]:
-        """One array per holder, in their order, checked to be of its shape."""
+        """Return one array per holder, in order, each checked to have its holder's shape."""

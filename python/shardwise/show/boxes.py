@@ -22,10 +22,10 @@ Box = tuple[tuple[int, int], ...]
 
 
 def boxes_view(tiling: Tiling, captions: tuple[str, ...]) -> tuple[View, list[tuple[Any, str]]]:
-    """Draw the boxes of a tiling; give with it the groups of holders, and these as text. Identical boxes are one tile.
+    """Return the panels of a tiling's boxes, the groups of holders, and these as text. Identical boxes are one tile.
 
-    Boxes that overlap without being identical have rows of their own, so that all can be seen. If there are too many,
-    those of one holder that touch are drawn as one, then those of neighbouring holders.
+    Boxes that overlap without being identical get rows of their own, so that all can be seen. If there are too many,
+    touching boxes of one holder are drawn as one, and then those of neighbouring holders.
     """
     held, notes = _read(tiling)
     if not any(held):
@@ -66,7 +66,7 @@ def _nothing(tiling: Tiling) -> str:
 
 
 def _read(tiling: Tiling) -> tuple[list[list[Box]], list[str]]:
-    """Return the boxes of each holder, as far as they are read, and what to say of the others."""
+    """Return the boxes of each holder, up to a limit, and a note on the others."""
     held: list[list[Box]] = []
     room = _MOST_READ
     for holder in range(tiling.holder_count):
@@ -84,7 +84,7 @@ def _read(tiling: Tiling) -> tuple[list[list[Box]], list[str]]:
 
 
 def _by_box(held: list[list[Box]], each: int, joined: bool = False) -> dict[Box, list[int]]:
-    """Return the groups of `each` holders that have each box; `joined`, boxes of a group that touch are one."""
+    """Return the groups of `each` holders that have each box; if `joined`, touching boxes of a group are one."""
     boxes: dict[Box, list[int]] = {}
     for group, first in enumerate(range(0, len(held), each)):
         own = list(dict.fromkeys(box for holder in held[first : first + each] for box in holder))
@@ -94,7 +94,7 @@ def _by_box(held: list[list[Box]], each: int, joined: bool = False) -> dict[Box,
 
 
 def _joined(boxes: list[Box]) -> list[Box]:
-    """Put boxes together that touch and differ along one dim only, dim by dim, the last one first."""
+    """Join boxes that touch and differ along one dim only, dim by dim, the last one first."""
     for dim in reversed(range(len(boxes[0]) if boxes else 0)):
         lines: dict[Box, list[tuple[int, int]]] = {}
         for box in boxes:
@@ -112,7 +112,7 @@ def _joined(boxes: list[Box]) -> list[Box]:
 
 
 def _held(tiling: Tiling, groups: Sequence[int], each: int, count: int) -> str:
-    """Say who has a box: holders each of which has it, or groups of holders that have it together."""
+    """Return the text on who has a box: single holders, or groups of holders that have it together."""
     holders = [range(group * each, min((group + 1) * each, count)) for group in groups]
     many = sum(map(len, holders))
     text = held_text(map(tiling.holder_label, itertools.chain.from_iterable(holders)), many)
@@ -147,7 +147,7 @@ def _panel(tiling: Tiling, heading: str, tiles: list[tuple[Box, int, str]], plan
 
 
 def _side(tiling: Tiling, dim: int | None, places: list[Any], at: int) -> PanelSide | None:
-    """The side of a panel, with labels for as many bounds as do not overlap, from the first on."""
+    """Return the side of a panel, with labels for as many bounds as fit, from the first on."""
     if dim is None:
         return None
     spans: list[Span] = []

@@ -1,4 +1,4 @@
-"""Grids of shards, chunks and devices, found one by one, and grouped into blocks where there are many."""
+"""Grids of shards, chunks and devices, worked out cell by cell, and grouped into blocks if there are many."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ __all__ = [
 ]
 
 CellIndex = tuple[int, ...]
-#: A block with more cells than this along a dim is drawn without the cuts inside it.
+#: The most cells of a block along a dim for which the cuts inside are drawn.
 _MOST_SEAMS = 64
-#: The most panels there may be.
+#: The most panels of a picture.
 _MOST_PANELS = 4
-#: The most dims that are named and not drawn.
+#: The most dims that are named instead of drawn.
 _MOST_WHOLE = 3
 
 
 class Cells(Protocol):
-    """A regular grid: a number of cells along each dim, each with bounds, and for each combination its holders."""
+    """A regular grid: the number of cells along each dim, the bounds of each, and the holders of each combination."""
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -202,7 +202,7 @@ class CellBlock:
         return any(start >= stop for start, stop in self.box)
 
     def holders(self, most: int = MOST_NAMED) -> tuple[list[Any], int]:
-        """Return who holds its cells, all of them if there are at most `most`, and how many there are."""
+        """Return the holders of its cells, all of them if there are at most `most`, and their number."""
         first, each = self.cells.holders(tuple(start for start, _ in self.ranges), most)
         total = self.size * each
         if self.size == 1 or total > most:
@@ -215,7 +215,7 @@ class CellBlock:
         return found, total
 
     def seams(self, dim: int | None) -> tuple[int, ...]:
-        """Return where it is cut inside, along a dim."""
+        """Return the positions along a dim at which the block is cut inside."""
         if dim is None:
             return ()
         start, stop = self.ranges[dim]
@@ -229,7 +229,7 @@ def plane_of(counts: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """Return the dims that the panels show, at most two: the last that are cut, then the last of the others.
 
     Args:
-        counts: for each thing in the picture, into how many each dim is cut.
+        counts: for each tiling in the picture, the number of cells along each dim.
     """
     rank = len(counts[0])
     cut = [dim for dim in range(rank) if any(each[dim] > 1 for each in counts)]
@@ -241,9 +241,9 @@ def plane_of(counts: Sequence[Sequence[int]]) -> tuple[int, ...]:
 def cell_ranges(
     cells: Cells, plane: Sequence[int], most: int, widest: int | None = None
 ) -> list[list[tuple[int, int]]]:
-    """Cut a grid into at most `most` blocks: give the ranges of cells along each dim, whose combinations they are.
+    """Cut a grid into at most `most` blocks: return ranges of cells along each dim, whose combinations they are.
 
-    With `widest`, there are at most so many along each dim.
+    With `widest`, there are at most that many ranges along each dim.
     """
     groups = [1 if count == 0 else count for count in cells.counts]
     if widest is not None:
@@ -261,14 +261,14 @@ def cell_ranges(
 
 
 def cell_blocks(cells: Cells, plane: Sequence[int], most: int, widest: int | None = None) -> list[CellBlock]:
-    """Return single cells if there are no more than that, else blocks of neighbours, of even sizes."""
+    """Return single cells if there are at most `most`, else blocks of neighbours, of even sizes."""
     return [CellBlock(cells, block) for block in itertools.product(*cell_ranges(cells, plane, most, widest))]
 
 
 def panels_of(
     cells: Cells, plane: Sequence[int], blocks: Sequence[CellBlock], keys: Sequence[int | None]
 ) -> list[Panel]:
-    """Lay blocks out on panels, one for each combination of the dims that are not in the plane."""
+    """Return panels with the blocks on them: one for each combination of the dims that are not in the plane."""
     down = plane[0] if len(plane) > 1 else None
     across = plane[-1] if plane else None
     deep = [dim for dim in range(len(cells.counts)) if dim not in plane and cells.counts[dim] > 1]
@@ -303,7 +303,7 @@ def panels_of(
 
 
 def _whole_text(cells: Cells, dims: Sequence[int]) -> str:
-    """Name dims that are not cut and not drawn, the first few."""
+    """Return a text with the first few dims that are neither cut nor drawn."""
     named = ", ".join(cells.title(dim) for dim in dims[:_MOST_WHOLE])
     return f"{named} and {len(dims) - _MOST_WHOLE} more dims" if len(dims) > _MOST_WHOLE else named
 
@@ -324,7 +324,7 @@ def _range(start: int, stop: int) -> str:
 
 
 def held_in(block: CellBlock) -> str:
-    """Say who holds a block.
+    """Return texts on the holders of a block.
 
     >>> from shardwise import TensorLayout
     >>> partition = TensorLayout(("x",), DeviceMesh((2, 2), ("x", "y"))).partition((8,))
@@ -339,7 +339,7 @@ def held_in(block: CellBlock) -> str:
 
 
 def _prefix(blocks: Sequence[CellBlock]) -> str:
-    """Return the beginning that the names of all holders share before their numbers: narrow tiles leave it out."""
+    """Return the beginning that all holders' names share before their numbers, which narrow tiles leave out."""
     names = [held_text(block.holders(1)[0][:1], 1) for block in blocks]
     prefix = re.sub(r"[0-9]+$", "", min(names, default=""))
     while not all(name.startswith(prefix) for name in names):

@@ -18,7 +18,7 @@ HEAT = {
     "dark": ("#25292f", "#2d3137", "#34393f", "#3c4147", "#44494f", "#4d5258", "#555a60", "#5e6369"),
 }
 
-#: The fill of tiles that are no shards, or one of too many for a colour each.
+#: The fill of tiles that are not shards, or that are too many for a colour each.
 NEUTRAL = "#d9dde3"
 
 #: Text on fills, and on greys on dark screens.
@@ -40,7 +40,7 @@ def look(key: int | None) -> tuple[str, str]:
 
 
 def heat(share: float) -> int:
-    """Return the number of the grey of an amount, as a share of the greatest one.
+    """Return the number of the grey for an amount, given as a share of the greatest amount.
 
     >>> heat(0.01), heat(0.5), heat(1)
     (0, 4, 7)

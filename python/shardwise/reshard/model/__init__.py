@@ -4,9 +4,9 @@
 |---|---|
 | `plan`, `sides` | plans of whole models; the tilings of each side |
 | `program`, `descriptors` | the steps of one holder; the same as plain arrays |
-| `rows` | the rows of descriptors, made of the transfers of plans |
-| `runner` | how messages and partial sums are carried out over a transport |
+| `rows` | the rows of descriptors, made from the transfers of plans |
+| `runner` | messages and partial sums carried out over a transport |
 | `transport` | the transport of messages, and the memory of a holder's arrays |
 | `converted` | rewrites between two deployments, and their run in memory |
-| `memory` | the arrays of a run: none shares memory with another; further places of tensors |
+| `memory` | the arrays of a run, none of which shares memory with another; further places of tensors |
 """

@@ -1,8 +1,8 @@
-"""Rewrites between two deployments: in which arrays of which holders the elements of each new tensor are.
+"""Rewrites between two deployments: which arrays of which holders have the elements of each new tensor.
 
-A rewrite of a checkpoint says which boxes of which stored tensors a new tensor is made of. Here each stored tensor is
-in the arrays of its holders, so the boxes are of these arrays: a tiling of the new tensor, and beside it a table of
-where each of its pieces lies. Tensors that are made alike, of tensors that are cut alike, share both.
+A rewrite of a checkpoint states which boxes of stored tensors make up a new tensor. Here each stored tensor is in the
+arrays of its holders, so the boxes are in these arrays: a tiling of the new tensor, with a table of the place of each
+piece. Tensors that are made alike from tensors that are cut alike share both.
 """
 
 from __future__ import annotations
@@ -51,16 +51,14 @@ def rewritten_model(
     tiling: Callable[[str, tuple[int, ...]], Tiling],
     weights: Components,
 ) -> tuple[dict[str, Described], dict[str, Assembled], tuple[Components, Components]]:
-    """Return the tensors of the source, and those of the destination, made of them.
+    """Return the source's tensors, the destination's tensors made of them, and the quantized weights of each side.
 
     Args:
         tensors: The shapes and dtypes of the tensors.
-        rewrites: The rewrites by which the destination names and stores them.
-        source_rewrites: The same of the source.
-        tiling: Who holds what of a tensor of the source, by its name and shape.
+        rewrites: The rewrites by which the destination names and stores the tensors.
+        source_rewrites: The rewrites by which the source names and stores them.
+        tiling: Returns the tiling of a tensor of the source, given its name and shape.
         weights: The quantized weights among the tensors.
-
-    The last two are the quantized weights of the source and of the destination.
 
     Raises:
         LayoutError: as `rewritten`; if a dtype is not known.
@@ -85,9 +83,9 @@ def rewritten_model(
 
 
 def numbers_taken(made: Mapping[str, Assembled], weights: Components) -> list[LeftOut]:
-    """Say which numbers of several weights that become one are taken from the first of these, as steps are.
+    """Return the names of numbers, such as steps, that are taken from the first of several weights that become one.
 
-    A plan knows no values, so nothing compares them.
+    A plan knows no values, so they cannot be compared.
     """
     states = (component for weight in weights.states for component in weight.components)
     names = tuple(one.name for one in states if not any(each.of is not None for each in one.along))
@@ -136,7 +134,7 @@ def _assembled(
 
 
 def _held(name: str, shape: tuple[int, ...], dtype: Any, tiling: Callable[[str, tuple[int, ...]], Tiling]) -> Wanted:
-    """A tensor as pieces of the arrays of its holders; the offsets and strides are in elements."""
+    """Return a tensor as pieces of its holders' arrays; offsets and strides count elements."""
     found = tiling(name, shape)
     if isinstance(found, Partition) and found.layout.unreduced:
         raise LayoutError(f"tensor {shown(name)} has partial sums, which cannot be rewritten")
@@ -167,35 +165,36 @@ def _strides(shape: Any) -> list[int]:
 
 
 class Sources:
-    """The tilings of rewritten tensors before they move: one object for tensors that are made alike.
+    """The tilings of rewritten tensors before they move; tensors that are made alike share one object.
 
     Args:
-        tiling: Who holds what of a stored tensor, by its name and shape: one object for those that are cut alike.
+        tiling: Returns the tiling of a stored tensor, given its name and shape: one object for those that are cut
+            alike.
         tensors: The shapes and dtypes of the stored tensors.
     """
 
     def __init__(self, tiling: Callable[[str, tuple[int, ...]], Tiling], tensors: Mapping[str, Described]) -> None:
         self._tiling, self._tensors = tiling, tensors
         self._made: dict[Any, tuple[Tiling, PieceRows]] = {}
-        #: Tilings are told apart by identity, so they are kept.
+        #: Tilings by identity, kept alive so that identities stay unique.
         self._kept: dict[int, Tiling] = {}
 
     def of(self, name: str, tensor: Assembled, dst: Tiling) -> tuple[Tiling, PieceRows | None, tuple[str, ...]]:
-        """Return a tensor's tiling before it moves, where its pieces are, and the names of what it is made of.
+        """Return a tensor's tiling before it moves, the places of its pieces, and the names of its stored tensors.
 
         Args:
-            name: its name.
-            tensor: what it is made of.
-            dst: its tiling afterwards, whose holders have the padding that they want.
+            name: the tensor's name.
+            tensor: the tensor, as made of stored ones.
+            dst: its tiling afterwards, whose holders make the padding themselves.
 
-        A tensor that is only called differently has the tiling of the stored one, and no table.
+        A tensor that is only renamed has the tiling of the stored one, and no table.
         """
         if tensor.source is not None:
             return self.stored(tensor.source), None, (tensor.source,)
         names: dict[str, int] = {}
 
         def kind(leaf: Leaf) -> Hashable:
-            """The number of a stored tensor in place of its name, and how it is cut."""
+            """Return a leaf's number in place of its name, and the identity of its tiling."""
             if isinstance(leaf, Values):
                 return leaf.what
             return names.setdefault(leaf.origin, len(names)), id(self.stored(leaf.origin))
@@ -220,7 +219,7 @@ class Sources:
         if any(isinstance(holder, np.ndarray) and holder.tobytes().strip(b"\0") for holder in table.holders):
             raise LayoutError(f"tensor {shown(name)} has values that a rewrite computes, so no holder can send them")
         labels: dict[Any, int] = {}
-        #: For each holder of the table the tensor and the label that it stands for.
+        #: For each holder in the table, the tensor and the label of the device.
         of = [
             (ZEROS, -1)
             if isinstance(holder, np.ndarray)

@@ -19,8 +19,8 @@ __all__ = ["DESCRIPTOR", "ZEROS", "Descriptors", "RowTable"]
 
 RowTable = npt.NDArray[np.void]
 
-#: The fields of a descriptor: offsets and strides in bytes, within the arrays of the tensor at the sender and at the
-#: receiver. It is `count` runs of `bytes` bytes.
+#: The fields of a descriptor, which is `count` runs of `bytes` bytes. Offsets and strides are in bytes, within the
+#: tensor's array at the sender and at the receiver.
 DESCRIPTOR = np.dtype(
     [
         ("peer", np.int64),
@@ -35,12 +35,12 @@ DESCRIPTOR = np.dtype(
     ]
 )
 
-#: In place of the number of a tensor: padding, which has none.
+#: The number that stands for padding in place of a tensor's number.
 ZEROS = -1
 
 _MAGIC = b"shardwise descriptors 3\n"
 _LABELS = (str, int)
-#: No offset in memory is so large; sums of a few that are smaller fit in 64 bits.
+#: A bound on offsets in memory, so small that sums of a few offsets fit in 64 bits.
 _FAR = 2.0**60
 
 
@@ -205,7 +205,7 @@ def _not_a_header(path: str | os.PathLike[str]) -> ParseError:
 
 
 def _furthest(rows: RowTable, side: str) -> float:
-    """The byte at which the last of rows ends, or the bytes of the largest: as floats, which do not overflow."""
+    """Return the last byte after any of the rows, or the bytes of the largest, as a float, which cannot overflow."""
     offset, size, count, stride = (
         rows[name].astype(np.float64) for name in (f"{side}_offset", "bytes", "count", f"{side}_stride")
     )

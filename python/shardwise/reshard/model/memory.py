@@ -1,4 +1,4 @@
-"""The memory that runners read and write: what is written shares nothing with what is read, nor with itself."""
+"""The memory of runners: arrays that are written share no byte with arrays that are read, nor with each other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ...errors import LayoutError
 __all__ = ["Block", "Repeat", "array_name", "block_of", "check_apart", "check_disjoint", "repeats_in"]
 
 
-#: Up to how many steps numpy looks for a byte that two strided arrays share; beyond, they are taken to share one.
+#: The most steps of numpy's search for a byte that two strided arrays share; after that they count as sharing one.
 _MOST_WORK = 10**6
 
 
@@ -41,7 +41,7 @@ class Repeat(str):
     place: int
 
     def __new__(cls, tensor: str, place: int) -> Repeat:
-        """Make the name, which is a text that says both."""
+        """Return the name, a text with the tensor and the place."""
         made = super().__new__(cls, f"{tensor} in place {place}")
         made.tensor, made.place = tensor, place
         return made
@@ -154,5 +154,5 @@ def _shared(one: Block, other: Block) -> LayoutError:
 
 
 def array_name(what: str, name: str) -> str:
-    """Return what messages call an array of a mapping."""
+    """Return the name of an array of a mapping, for messages."""
     return f"{what}[{shown(str(name))}]"

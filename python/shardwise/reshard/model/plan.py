@@ -85,7 +85,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         "_used",
     )
 
-    #: The tilings of each tensor, and who sends, where there are replicas.
+    #: The tilings of each tensor, and the senders of its transfers if it has replicas.
     _ends: dict[str, tuple[Tiling, Tiling]]
     _senders: dict[str, npt.NDArray[np.int64] | None]
     #: The tensors of the destination and of the source.
@@ -93,7 +93,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
     _stored: dict[str, Described]
     #: The node of each holder, if links between nodes count.
     _nodes: dict[Any, Hashable] | None
-    #: The change, if tensors are rewritten.
+    #: The rewrites between source and destination, if tensors are rewritten.
     _given: ModelChange | None
     _devices: tuple[Any, ...]
     _made: dict[str, ReshardPlan]
@@ -101,11 +101,11 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
     _pairs: list[tuple[str, Tiling, Tiling]]
     _used: npt.NDArray[np.int64]
     _bits: npt.NDArray[np.int64]
-    #: For each pair where the pieces of its source are, if they are of rewritten tensors; for each tensor the names of
-    #: what it is made of, if it is one.
+    #: For each pair of rewritten tensors the places of its source's pieces; for each rewritten tensor the names of the
+    #: stored tensors that it is made of.
     _places: list[PieceRows | None]
     _sources: dict[str, tuple[str, ...]]
-    #: The tilings of these.
+    #: The tilings of these stored tensors.
     _before: dict[str, Tiling]
     #: The sources of descriptors: tensors that share a plan, and the names and dtypes of all tensors.
     _groups: list[TensorGroup] | None
@@ -238,7 +238,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         return sum(self._sent.tolist())
 
     def descriptors(self, holder: Any) -> Descriptors:
-        """Return what one holder sends, receives and copies, over all tensors, as arrays for a transport.
+        """Return the bytes that one holder sends, receives and copies, over all tensors, as arrays for a transport.
 
         They are made of the holder's own part only, and both sides of a transfer have equal rows: nobody has to send a
         plan to others. Tensors of equal shapes and layouts share their arithmetic.
@@ -290,7 +290,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         return explain_model(self, bits, senders, receivers, boxes, bool(self._sources))
 
     def program(self, holder: Any, memory: int | None = None) -> ModelProgram:
-        """Return what one holder has to do for all tensors: one list of messages to and from each of its peers.
+        """Return the messages of one holder for all tensors: one list for each of its peers, in an order to run.
 
         Args:
             holder: the label of the holder, in the source or in the destination.
@@ -316,7 +316,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         return program_of(holder, self._devices, self._names, self._dtypes, groups, memory)
 
     def _checked_groups(self, holder: Any) -> list[TensorGroup]:
-        """The tensors by the plans that they share, if there is such a holder."""
+        """Return the tensors grouped by shared plan; refuse a holder that does not exist."""
         if holder not in self._devices:
             raise LayoutError(
                 f"holder {shown(holder)} is not in src or dst of the plan; its devices are {shown(list(self._devices))}"
@@ -324,7 +324,7 @@ class ModelPlan(Drawn, Mapping[str, ReshardPlan]):
         return self._grouped()
 
     def _grouped(self) -> list[TensorGroup]:
-        """The tensors by the plans that they share."""
+        """Return the tensors grouped by shared plan."""
         if self._groups is None:
             numbers = {label: number for number, label in enumerate(self._devices)}
             names = list(self._tensors)
@@ -449,9 +449,9 @@ def plan_model(
     """Plan how to go from one layout of a model to another, with the load balanced over all tensors.
 
     Args:
-        src: who holds what now: a `LayoutMap`, a `Deployment`, or a mapping from names to layouts that have their mesh,
+        src: the layouts now: a `LayoutMap`, a `Deployment`, or a mapping from names to layouts that have their mesh,
             partitions or other tilings.
-        dst: who should hold what, given in the same way.
+        dst: the layouts afterwards, given in the same way.
         tensors: the shape and the dtype of each tensor, by name: a pair, or anything that has them as attributes, such
             as what a checkpoint has.
         uneven: how layouts cut dims that do not divide, unless a rule of the map says so; see

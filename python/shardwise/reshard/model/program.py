@@ -31,8 +31,8 @@ __all__ = ["MESSAGE", "ONE", "ModelProgram", "program_of", "program_of_one"]
 #: The name of the tensor of a plan that has only one.
 ONE = "tensor"
 
-#: The fields of a message: whether it is sent, or else received; the position of the other holder in the peers; its
-#: number among those that the sender sends to the receiver; its bytes; and the rows of `sends` or `receives` in it.
+#: The fields of a message: whether it is sent or received; the other holder's position in the peers; its number among
+#: the messages from the sender to the receiver; its size in bytes; and its rows of `sends` or `receives`.
 MESSAGE = np.dtype(
     [
         ("sends", np.bool_),
@@ -58,9 +58,8 @@ class ModelProgram:
         descriptors: The rows of the holder, cut where a message ends.
         messages: A structured array: `sends`, `peer`, `tag`, `bytes`, and `first` and `stop`, the message's rows in
             `descriptors.sends` or `descriptors.receives`.
-        sums: What is added then, if there are partial sums: their second addends, their third, …, in the order of the
-            addends' coordinates, each with rows and messages of its own. A runner adds none before it has written or
-            added all of the one before.
+        sums: The further addends of partial sums: the second ones, the third, …, in the order of their coordinates,
+            each with rows and messages of its own. A runner adds them one after the other, each as a whole.
     """
 
     descriptors: Descriptors
@@ -69,11 +68,11 @@ class ModelProgram:
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """The rows and messages that are written, and then `sums`."""
+        """The first phase, whose rows and messages are written, followed by `sums`."""
         return Phase(self.descriptors, self.messages), *self.sums
 
     def digest(self, peer: Any) -> bytes:
-        """Return 32 bytes that are equal on both sides if two holders agree on all that they send to each other.
+        """Return 32 bytes that are equal on both sides if two holders agree on all messages between them.
 
         Raises:
             LayoutError: if there is no such peer.
@@ -147,7 +146,7 @@ class ModelProgram:
 
 
 class _Functions(Transport):
-    """A transport of two functions that wait: see `ModelProgram.run`."""
+    """A transport made of two functions that wait until a message is done: see `ModelProgram.run`."""
 
     most = None
 
@@ -170,11 +169,11 @@ def _done() -> None:
 def program_of_one(
     plan: ReshardPlan, dtype: np.dtype[Any], holder: int, holders: tuple[Sequence[int], Sequence[int]], count: int
 ) -> ModelProgram:
-    """Make the program of a holder for one tensor, called `ONE`; holders are numbers.
+    """Return the program of a holder for one tensor, called `ONE`; holders are numbers.
 
     Args:
         plan: The plan of the tensor.
-        dtype: Its dtype.
+        dtype: The tensor's dtype.
         holder: The number of the holder.
         holders: The number of each holder of the source, and of each of the destination.
         count: The number of all holders.
@@ -228,7 +227,7 @@ def program_of(
 def _messages(
     descriptors: Descriptors, most: int | None, counts: Mapping[bool, npt.NDArray[np.int64]]
 ) -> tuple[Descriptors, Rows]:
-    """Cut rows where a message ends, and put the messages in order; `counts` is increased by them."""
+    """Cut rows at the ends of messages, and return the messages in order; `counts` is increased by their numbers."""
     own, count = descriptors.peers.index(descriptors.holder), len(descriptors.peers)
     found: list[Rows] = []
     cut: dict[bool, Rows] = {}
@@ -258,7 +257,7 @@ def _messages(
 
 
 def _cut(rows: Rows, most: int) -> tuple[Rows, npt.NDArray[np.int64]]:
-    """Rows cut where a message of `most` bytes to a peer ends, and the number of the message that each is in."""
+    """Return rows cut at the ends of messages of `most` bytes to a peer, and the number of each row's message."""
     sizes = rows["bytes"] * rows["count"]
     ends = np.cumsum(sizes)
     begins = ends - sizes
@@ -281,7 +280,7 @@ def _cut(rows: Rows, most: int) -> tuple[Rows, npt.NDArray[np.int64]]:
 
 
 def _parts(row: Any, begin: int, most: int) -> Iterator[tuple[tuple[int, ...], int]]:
-    """A row as the parts of it that are in one message each: parts of runs, and whole runs."""
+    """Yield the parts of a row that are in one message each: parts of runs, and whole runs."""
     *who, src, dst, size, count, src_stride, dst_stride = row.tolist()
     at, whole = 0, size * count
     while at < whole:

@@ -1,4 +1,4 @@
-"""The rows of a holder's descriptors, made of the transfers of plans: boxes as runs, the same for all tensors alike."""
+"""The rows of a holder's descriptors, made from the transfers of plans: boxes as runs, shared by equal tensors."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from .descriptors import DESCRIPTOR, ZEROS, Descriptors, RowTable
 
 __all__ = ["PieceRows", "TensorGroup", "descriptors_of"]
 
-#: The most transfers that are all worked out at once.
+#: The most transfers of a plan whose runs are worked out for all holders together.
 _FEW = 4096
 
 
 class PieceRows(NamedTuple):
-    """The pieces of the tiling of a rewritten tensor, each at its place before it moves.
+    """The pieces of a rewritten tensor's tiling, each with its place before it moves.
 
     Attributes:
         begins: For each holder its first row; one more entry for the end.
-        rows: For each piece the number of the tensor among those that the new one is made of, or `ZEROS`; the element
-            of the holder's array of it at which the piece begins; where the piece starts in the new tensor, per dim;
-            and the elements from one to the next in the array, per dim.
+        rows: For each piece the number of its stored tensor, or `ZEROS`; its first element in the holder's array of
+            that tensor; its start in the new tensor, per dim; and the elements from one to the next in the array, per
+            dim.
     """
 
     begins: Numbers
@@ -63,7 +63,7 @@ class TensorGroup(NamedTuple):
     lowered: dict[bool, _Looped]
 
     def only(self, wanted: npt.NDArray[np.bool_]) -> TensorGroup:
-        """Return the group with some of its tensors."""
+        """Return the group with only these of its tensors."""
         return self._replace(tensors=self.tensors[wanted], sources=self.sources[wanted], bits=self.bits[wanted])
 
 
@@ -134,7 +134,7 @@ def descriptors_of(
 
 
 def _of_addend(plan: ReshardPlan, addend: int) -> Callable[[RowTable, npt.NDArray[np.intp]], npt.NDArray[np.intp]]:
-    """A function that keeps those of some transfers that are of one addend."""
+    """Return a function that selects the transfers of one addend."""
     if plan.addends == 1:
         return lambda _, chosen: chosen if addend == 0 else chosen[:0]
     assert isinstance(plan.src, Partition)
@@ -143,7 +143,7 @@ def _of_addend(plan: ReshardPlan, addend: int) -> Callable[[RowTable, npt.NDArra
 
 
 def _among(devices: Numbers, wanted: Numbers) -> npt.NDArray[np.intp]:
-    """The positions of those that are wanted; mostly that is one, or none."""
+    """Return the positions of the wanted devices, which mostly are one or none."""
     if len(wanted) == 1:
         found: npt.NDArray[np.intp] = (devices == wanted[0]).nonzero()[0]
         return found
@@ -151,7 +151,7 @@ def _among(devices: Numbers, wanted: Numbers) -> npt.NDArray[np.intp]:
 
 
 def _templates(group: TensorGroup, kept: bool, chosen: npt.NDArray[np.intp], peer: Numbers) -> Iterator[_RowTemplate]:
-    """The rows of some transfers of a plan, for its tensors of each size of elements; `peer` is of all transfers."""
+    """Yield the rows of some transfers of a plan, for each size of elements; `peer` is given for all transfers."""
     one = _lowered(group, kept, chosen)
     for bits in sorted(set(group.bits.tolist())):
         same = group.bits == bits
@@ -230,7 +230,7 @@ def _located(plan: ReshardPlan, side: int, tiling: Tiling, holders: Numbers, pie
 
 
 class _Looped(NamedTuple):
-    """Rows of runs: which transfer and which of several tensors each is of; offsets, lengths, strides in elements."""
+    """Rows of runs: the transfer and the tensor of each; offsets, lengths and strides in elements."""
 
     transfer: Numbers
     src: Numbers
@@ -248,7 +248,7 @@ def _looped(extents: Numbers, src: _End, dst: _End) -> _Looped:
     run, count = np.ones(number, np.int64), np.ones(number, np.int64)
     steps = [np.zeros(number, np.int64), np.zeros(number, np.int64)]
     contiguous = np.ones(number, bool)
-    #: Dims that are left: their extents and strides.
+    #: The dims that still have to be looped over: their extents and strides.
     outer: list[tuple[Numbers, Numbers, Numbers]] = []
     for dim in range(rank - 1, -1, -1):
         extent, here = extents[:, dim], (src.strides[:, dim], dst.strides[:, dim])
@@ -275,7 +275,7 @@ def _looped(extents: Numbers, src: _End, dst: _End) -> _Looped:
 
 
 def _merged(rows: RowTable, leaf: Numbers) -> tuple[RowTable, Numbers]:
-    """The rows of one tensor in order, those joined that follow each other on both sides."""
+    """Return the rows of one tensor in order, with rows joined that are adjacent on both sides."""
     if len(rows) == 1:
         return rows, leaf
     order = np.lexsort((rows["src_offset"], rows["dst_offset"], rows["peer"]))
@@ -293,7 +293,7 @@ def _merged(rows: RowTable, leaf: Numbers) -> tuple[RowTable, Numbers]:
 
 
 def _expanded(templates: Sequence[_RowTemplate], count: int) -> RowTable:
-    """The rows of all tensors, sorted by peer, tensor and offset; of templates, each tensor being in one of them."""
+    """Return the rows of all tensors, made from templates, sorted by peer, tensor and offset."""
     if not templates:
         return frozen(np.zeros(0, DESCRIPTOR))
     which, member = [], []

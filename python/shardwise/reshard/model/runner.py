@@ -20,7 +20,7 @@ from .transport import Memory, MessagePart, Phase, RowNumbers, Transport
 __all__ = ["ALONE", "carry_out", "is_run", "message_parts", "runs_view"]
 
 _SRC, _DST, _SRC_OFFSET, _DST_OFFSET, _BYTES, _COUNT, _SRC_STRIDE, _DST_STRIDE = range(1, 9)
-#: From how many bytes on a run is sent on its own: a message costs about as much as copying these twice.
+#: The least bytes of a run that is sent on its own: a message costs about as much as copying this many bytes twice.
 ALONE = 2**18
 #: The most bytes of a part: MPI counts those of a message in 32 bits.
 _LONGEST = 2**30
@@ -71,13 +71,13 @@ def carry_out(phases: Sequence[Phase], transport: Transport, memory: Memory, dty
 
 
 class _UnderWay(NamedTuple):
-    """A part that is under way, and what is to be done when it is there.
+    """A part of a message that is under way, and the work to do when it has arrived.
 
     Attributes:
         transport: The transport.
         wait: A function that waits for the part.
         after: The arrays to receive into.
-        places: The rows to put the bytes of the buffer in; none if they are sent, or received in their place.
+        places: The rows that the buffer's bytes are copied to; empty if they are sent, or received directly.
         buffer: The buffer that the part is in, if any.
         adds: The dtypes of the tensors, if the part is added.
         free: The buffers that are free.
@@ -92,7 +92,7 @@ class _UnderWay(NamedTuple):
     free: deque[Any]
 
     def finish(self) -> None:
-        """Wait for the part, put its bytes in their places, and free the buffer."""
+        """Wait for the part, copy its bytes to their places, and free the buffer."""
         self.wait()
         used = 0
         for row in self.places:
@@ -109,7 +109,7 @@ class _UnderWay(NamedTuple):
 
 
 def _write_own(phase: Phase, transport: Transport, memory: Memory) -> None:
-    """Fill padding with zeros, and copy what the holder has itself."""
+    """Fill padding with zeros, and copy the elements that the holder itself has."""
     for row in phase.descriptors.zeros.tolist():
         runs_view(transport, memory.after, row, "dst")[...] = 0
     for row in phase.descriptors.copies.tolist():
@@ -117,7 +117,7 @@ def _write_own(phase: Phase, transport: Transport, memory: Memory) -> None:
 
 
 def _pack(transport: Transport, arrays: Mapping[int, Any], rows: Sequence[RowNumbers], data: Any) -> None:
-    """Put the bytes of rows one after the other into a buffer."""
+    """Copy the bytes of rows one after the other into a buffer."""
     used = 0
     for row in rows:
         size, count = row[_BYTES], row[_COUNT]
@@ -126,20 +126,20 @@ def _pack(transport: Transport, arrays: Mapping[int, Any], rows: Sequence[RowNum
 
 
 def runs_view(transport: Transport, arrays: Mapping[int, Any], row: RowNumbers, side: str) -> Any:
-    """Return the runs of a row on a side, as a view (count, bytes) of memory that is known to be large enough."""
+    """Return the runs of a row on a side, as a view (count, bytes) of memory; the memory must be large enough."""
     if side == "src":
         return transport.runs(arrays[row[_SRC]], row[_SRC_OFFSET], row[_COUNT], row[_BYTES], row[_SRC_STRIDE])
     return transport.runs(arrays[row[_DST]], row[_DST_OFFSET], row[_COUNT], row[_BYTES], row[_DST_STRIDE])
 
 
 def _flat(transport: Transport, arrays: Mapping[int, Any], row: RowNumbers, side: str) -> Any:
-    """The bytes of a row that are one run on a side."""
+    """Return the bytes of a row that is one run on a side."""
     tensor, start = (_SRC, _SRC_OFFSET) if side == "src" else (_DST, _DST_OFFSET)
     return arrays[row[tensor]][row[start] : row[start] + row[_BYTES] * row[_COUNT]]
 
 
 def is_run(row: RowNumbers, side: str) -> bool:
-    """Say if the bytes of a row are one run in the arrays of a side."""
+    """Return whether the bytes of a row are contiguous in the array of a side."""
     return row[_COUNT] == 1 or row[_BYTES] == row[_SRC_STRIDE if side == "src" else _DST_STRIDE]
 
 
@@ -177,7 +177,7 @@ def message_parts(rows: Sequence[RowNumbers], most: int | None, itemsize: int = 
 
 
 def _pieces(row: RowNumbers, most: int, itemsize: int) -> Iterator[RowNumbers]:
-    """A row as rows that a buffer has room for, or as single runs that need none."""
+    """Yield the parts of a row that fit in a buffer, or single runs that need no buffer."""
     *who, src, dst, size, count, src_stride, dst_stride = row
     if size <= most:
         times = most // size

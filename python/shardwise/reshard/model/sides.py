@@ -1,4 +1,4 @@
-"""The two sides of a plan for a model: the tiling that each gives a tensor, and its devices in order."""
+"""The two sides of a plan for a model: the tilings of tensors on each side, and the side's devices in order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["ModelChange", "TilingSide", "shape_and_dtype", "tilings_of_both", "w
 
 
 class ModelChange(NamedTuple):
-    """A model that is to go from one layout to another: what `plan_model` takes."""
+    """A change of a model's layouts: the arguments of `plan_model`."""
 
     src: Any
     dst: Any
@@ -38,12 +38,12 @@ class ModelChange(NamedTuple):
 
 
 def tilings_of_both(pairs: Sequence[tuple[str, Tiling, Tiling]]) -> tuple[list[Tiling], list[Tiling]]:
-    """The tilings of the source, and those of the destination."""
+    """Return the tilings of the source, and those of the destination."""
     return [src for _, src, _ in pairs], [dst for _, _, dst in pairs]
 
 
 def worlds(layouts: tuple[Any, Any], pairs: Sequence[tuple[str, Tiling, Tiling]]) -> Iterator[Any]:
-    """The devices of both sides, in order: those of a world, or those that hold the tensors."""
+    """Return the devices of both sides, in order: those of a world, or those that hold the tensors."""
     for given, tilings in zip(layouts, tilings_of_both(pairs), strict=True):
         placing = placing_of(given)
         if placing.world is not None and placing.names is None:
@@ -59,7 +59,7 @@ def worlds(layouts: tuple[Any, Any], pairs: Sequence[tuple[str, Tiling, Tiling]]
 
 
 def shape_and_dtype(name: str, tensor: Any) -> tuple[tuple[int, ...], Any]:
-    """The shape and the dtype of a tensor."""
+    """Return the shape and the dtype of a tensor that a caller gives."""
     try:
         shape, dtype = tensor if type(tensor) is tuple else (tensor.shape, tensor.dtype)
         return tuple(map(operator.index, shape)), dtype
@@ -73,7 +73,7 @@ def shape_and_dtype(name: str, tensor: Any) -> tuple[tuple[int, ...], Any]:
 
 
 class TilingSide:
-    """The tilings that one side has for tensors: one object for tensors that are cut alike."""
+    """The tilings of tensors on one side; tensors that are cut alike share one object."""
 
     def __init__(self, side: str, layouts: Any, uneven: UnevenRule) -> None:
         self._side, self._uneven = side, uneven
@@ -83,14 +83,11 @@ class TilingSide:
 
     @property
     def is_for_models(self) -> bool:
-        """True if the layouts are by the rules of a model, which are for weights that are not quantized."""
+        """True if the layouts come from rules for types of models, which are for weights that are not quantized."""
         return bool(self._layouts.models)
 
     def follow(self, tensors: Mapping[str, Described], weights: Components, config: Mapping[str, Any]) -> list[LeftOut]:
-        """Let the components of quantized weights have the layouts that follow from those of the weights.
-
-        What the rules of a model cut otherwise than it may be is refused, or given as what is said of it.
-        """
+        """Give the components of quantized weights the layouts that follow from their weights' layouts."""
         with importing:
             from ...quantized.follow import followed
             from ...quantized.forms import cast_weights, check_elements

@@ -1,4 +1,4 @@
-"""The transport that a program's messages go over, and the memory of a holder's arrays."""
+"""The transport of a program's messages, and the memory of a holder's arrays."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Memory(NamedTuple):
     repeats: list[tuple[Any, Any]]
 
     def repeat(self) -> None:
-        """Copy tensors to their further places, when everything has been received."""
+        """Copy tensors to their further places, after everything has been received."""
         for there, first in self.repeats:
             there[...] = first
 
@@ -61,12 +61,12 @@ class Phase(NamedTuple):
 
 
 class MessagePart(NamedTuple):
-    """A part of a message: what goes at once.
+    """A part of a message that is sent at once.
 
     Attributes:
         rows: Its rows, whose bytes follow one another.
-        size: Its bytes.
-        is_alone: Whether it is one row that may go straight from memory to memory, where it is one run.
+        size: Its size in bytes.
+        is_alone: Whether it is one row that may be sent from memory to memory without a buffer, if it is one run.
     """
 
     rows: list[RowNumbers]
@@ -104,7 +104,7 @@ class Transport:
         raise NotImplementedError
 
     def empty(self, size: int) -> Any:
-        """Make a buffer."""
+        """Return a new buffer."""
         return np.empty(size, np.uint8)
 
     def runs(self, memory: Any, start: int, count: int, size: int, stride: int) -> Any:
@@ -127,7 +127,7 @@ class Transport:
         check_addable(dtype)
 
     def bytes_of(self, what: str, name: str, array: Any, least: int) -> Any:
-        """Return the bytes of an array, which has as many as are needed.
+        """Return the bytes of an array, which must have at least `least`; `what` and `name` are for messages.
 
         Raises:
             ValueError: if it is not in C order, or is read-only and written.
@@ -142,7 +142,7 @@ class Transport:
         return array.reshape(-1).view(np.uint8)
 
     def block_of(self, name: str, memory: Any) -> Block:
-        """Return the place of bytes."""
+        """Return the place of bytes in memory, to find overlaps."""
         return block_of(name, memory)
 
 
@@ -207,7 +207,7 @@ def memory_of(
 
 
 def _needed(phases: Sequence[Phase], side: str) -> Iterator[tuple[int, int]]:
-    """The tensors that rows name on a side, each with the bytes that its array must have at least."""
+    """Return the tensors that rows name on a side, each with the least bytes that its array must have."""
     used = []
     for phase in phases:
         rows = phase.descriptors
@@ -223,7 +223,7 @@ def _needed(phases: Sequence[Phase], side: str) -> Iterator[tuple[int, int]]:
 def _dtypes(
     one: Phase, what: str, arrays: Mapping[str, Any], names: Sequence[str], transport: Transport
 ) -> dict[int, Any]:
-    """The dtypes of arrays that have partial sums, which are those of the plan."""
+    """Return the dtypes of arrays that have partial sums, after checking them against the plan."""
     found = {}
     for tensor, wanted in one.dtypes.items():
         array = arrays.get(names[tensor])
